@@ -1,0 +1,304 @@
+"""The Diagnosis: everything tracedoc has to say about a run, serialisable and versioned.
+
+Reports, comparisons and gates read this and nothing else. Names are those of the JSON, schema 1;
+fields are only ever added. Durations are float milliseconds, shares 0..1, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tracedoc.errors import InputError, Limit
+
+SCHEMA_VERSION = "1"
+
+SEVERITIES = ("critical", "warning", "note")
+"""From worst to mildest."""
+
+OUTCOMES = ("finding", "pass", "not_applicable", "unknown", "yielded", "error")
+
+Scalar = float | int | str | bool
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where a budget was measured: one rank, and one of its steps (``None``: the whole capture)."""
+
+    rank: int
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetParts:
+    """How a window of one GPU splits: compute + exposed_comm + exposed_copy + idle = step.
+
+    The second line splits exposed communication exactly: transfer + wait + pipeline_wait + unsplit.
+    ``overlap_frac`` is hidden / all communication, ``None`` without communication;
+    ``blocking_comm_ms`` is ``None`` where it cannot be told.
+    """
+
+    step_ms: float
+    compute_ms: float
+    exposed_comm_ms: float
+    exposed_copy_ms: float
+    idle_ms: float
+    comm_ms: float
+    overlap_frac: float | None
+    exposed_transfer_ms: float
+    exposed_wait_ms: float
+    pipeline_wait_ms: float
+    exposed_comm_unsplit_ms: float
+    blocking_comm_ms: float | None = None
+    idle_causes_ms: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget(BudgetParts):
+    """The budget that stands for a rank or for the run, and where it was measured."""
+
+    at: At | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureBudget(BudgetParts):
+    """The same split from the first to the last GPU event of the file; ``span_ms`` is its length."""
+
+    span_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepBudget(BudgetParts):
+    """One step of one rank."""
+
+    index: int = 0
+    complete: bool = False
+    start_ms: float = 0.0  # since the first event of the rank's trace
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """One rank: its whole capture, the budget of its median step, and every step."""
+
+    rank: int
+    source: str
+    host: str
+    device: str
+    capture: CaptureBudget | None
+    budget: Budget | None
+    steps: tuple[StepBudget, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How the job is parallelised; ``name`` is "unknown" where the trace does not tell."""
+
+    name: str
+    confidence: str  # "high" | "medium" | "low"
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What was looked at."""
+
+    world_size: int | None
+    ranks_seen: tuple[int, ...]
+    device: str
+    backend: str
+    strategy: Strategy
+    sources: tuple[str, ...]
+    steps_judged: int = 0
+    cycle: int | None = None
+    cycles: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A place in the traces, enough to find it again in Perfetto.
+
+    ``start_ns`` and ``end_ns`` count from the first event of the rank's trace.
+    """
+
+    rank: int
+    step: int | None
+    start_ns: int
+    end_ns: int
+    what: str
+    value: float | None = None
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a fix could give back, in milliseconds per step of the job.
+
+    ``high_ms`` is a bound that physics allows; ``low_ms`` is 0 unless the basis is a replay. Gains of
+    different findings may cover the same time and are never added.
+    """
+
+    low_ms: float
+    high_ms: float
+    basis: str  # "ceiling" | "replay"
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """A change that someone can paste, in the words of one framework."""
+
+    framework: str
+    title: str
+    change: str
+    risk: str
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A verdict worth reading. ``id`` is stable over runs of one job."""
+
+    id: str
+    rule_id: str
+    severity: str
+    confidence: str
+    title: str
+    message: str
+    why: str
+    topic: str
+    ranks: tuple[int, ...]
+    steps: tuple[int, ...]
+    evidence: tuple[Evidence, ...]
+    gain: Gain | None
+    fixes: tuple[Fix, ...]
+    status: str = "stable"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One comparison of a rule's condition with both sides; ``holds`` is ``None`` if one is unknown."""
+
+    text: str
+    left: Scalar | None
+    right: Scalar | None
+    holds: bool | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """What a rule said of one rank, group or unit."""
+
+    key: str
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one rule said, finding or not."""
+
+    rule_id: str
+    outcome: str
+    comparisons: tuple[Comparison, ...] = ()
+    reason: str = ""
+    instances: tuple[Instance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FactRecord:
+    """A fact as it is written to JSON: ``value`` or ``unknown``, and the values by key."""
+
+    unit: str
+    scope: str
+    value: Scalar | None = None
+    unknown: str | None = None
+    values: dict[str, Scalar | dict[str, str]] = field(default_factory=dict)
+    doc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow:
+    """One kind of collective in the judged step, over all its calls."""
+
+    op: str
+    group: str
+    group_size: int | None
+    dtype: str
+    calls_per_step: float
+    bytes_median: int | None
+    bytes_per_step: int | None
+    time_ms: float
+    exposed_ms: float
+    wait_ms: float | None
+    transfer_ms: float | None
+    busbw_gbps: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """The kernels of one name in the judged step."""
+
+    name: str
+    category: str
+    calls: int
+    time_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Intervals for a picture, in milliseconds from the start of the judged step; thinned."""
+
+    rank: int
+    name: str  # "compute" | "communication" | "copy" | "idle" | "input"
+    spans_ms: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Optional tables that pages and comparisons read."""
+
+    collectives: tuple[CollectiveRow, ...] = ()
+    kernels: tuple[KernelRow, ...] = ()
+    lanes: tuple[Lane, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Everything above. ``summary`` is the answer in one sentence."""
+
+    summary: str
+    run: RunInfo
+    budget: Budget | None
+    ranks: tuple[RankReport, ...]
+    findings: tuple[Finding, ...]
+    verdicts: tuple[Verdict, ...]
+    facts: dict[str, FactRecord]
+    limits: tuple[Limit, ...]
+    detail: Detail = Detail()
+    tool_version: str = ""
+    schema_version: str = SCHEMA_VERSION
+
+
+def to_json(diagnosis: Diagnosis) -> str:
+    """Return the diagnosis as indented JSON with a final newline; NaN cannot occur in it."""
+    return msgspec.json.format(msgspec.json.encode(diagnosis), indent=2).decode() + "\n"
+
+
+def from_json(text: str | bytes) -> Diagnosis:
+    """Return the diagnosis that :func:`to_json` wrote; unknown fields of later versions are ignored.
+
+    Raises :class:`InputError` if the text is not a diagnosis of schema 1.
+    """
+    try:
+        diagnosis = msgspec.json.decode(text, type=Diagnosis)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"not a tracedoc diagnosis: {error}", "write one with: tracedoc diagnose RUN -o diagnosis.json"
+        ) from error
+    if diagnosis.schema_version != SCHEMA_VERSION:
+        raise InputError(
+            f"diagnosis of schema {diagnosis.schema_version}; this version reads schema {SCHEMA_VERSION}",
+            "upgrade tracedoc",
+        )
+    return diagnosis

@@ -1,0 +1,1 @@
+"""Facts: what was measured, with units, scopes and definitions; no opinions."""

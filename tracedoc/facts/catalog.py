@@ -1,0 +1,93 @@
+"""The catalogue of facts: named measurements with a unit, a scope and a definition.
+
+Two kinds share one catalogue. A ``rank_fact`` is computed from a :class:`RankTimeline` inside the worker
+and travels in the digest; a ``run_fact`` is computed once, from the digests of all ranks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from tracedoc.units import UNITS
+
+Scope = Literal["run", "rank", "step", "group", "unit"]
+NEEDS = frozenset({"gpu", "kernels", "launches", "collectives", "multi_rank", "host_ops", "shapes", "memory"})
+"""What a fact or a rule may need of a capture."""
+
+Scalar = float | int | str | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A measurement that this capture does not allow, and why. Never 0, never NaN."""
+
+    reason: str
+
+
+Value = Scalar | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class FactDef:
+    """The definition of one fact. ``compute`` takes a ``RankTimeline`` or a ``RunView``."""
+
+    name: str
+    unit: str
+    scope: Scope
+    needs: frozenset[str]
+    doc: str
+    kind: Literal["rank", "run"]
+    compute: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A measured fact: the value for the run, and the values by key (rank, group, unit).
+
+    For a fact of scope ``rank``, ``value`` is that of the rank whose step stands for the run.
+    """
+
+    definition: FactDef
+    value: Value
+    values: Mapping[str, Value] = field(default_factory=dict)
+
+
+FactTable = Mapping[str, Measurement]
+
+CATALOG: dict[str, FactDef] = {}
+"""Every fact by name, in order of definition; filled when ``tracedoc.facts`` is imported."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def rank_fact(name: str, *, unit: str, needs: tuple[str, ...] = (), scope: Scope = "rank") -> Callable[[Function], Function]:
+    """Register ``function(RankTimeline) -> Value`` as a fact of each rank."""
+    return _register(name, unit, scope, needs, "rank")
+
+
+def run_fact(name: str, *, unit: str, needs: tuple[str, ...] = (), scope: Scope = "run") -> Callable[[Function], Function]:
+    """Register ``function(RunView) -> Value`` (scope run) or ``-> dict[str, Value]`` (other scopes)."""
+    return _register(name, unit, scope, needs, "run")
+
+
+def _register(
+    name: str, unit: str, scope: Scope, needs: tuple[str, ...], kind: Literal["rank", "run"]
+) -> Callable[[Function], Function]:
+    if unit not in UNITS:
+        raise ValueError(f"fact {name}: unknown unit {unit!r}")
+    if not set(needs) <= NEEDS:
+        raise ValueError(f"fact {name}: unknown need in {needs}")
+
+    def register(function: Function) -> Function:
+        if name in CATALOG:
+            raise ValueError(f"fact {name} is defined twice")
+        doc = inspect.getdoc(function)
+        if not doc:
+            raise ValueError(f"fact {name} has no definition (docstring)")
+        CATALOG[name] = FactDef(name, unit, scope, frozenset(needs), doc, kind, function)
+        return function
+
+    return register

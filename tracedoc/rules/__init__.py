@@ -1,0 +1,1 @@
+"""The rule engine: YAML conditions over facts become verdicts and findings."""

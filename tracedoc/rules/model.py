@@ -1,0 +1,50 @@
+"""A Rule as the YAML file states it, checked and ready to evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tracedoc.diagnosis import Fix, Scalar
+
+TOPICS = ("communication", "sharding", "straggler", "input", "host", "memory", "compute", "pipeline", "capture")
+STATUSES = ("stable", "preview")
+SCOPES = ("run", "rank")
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A threshold of a rule, with its unit and the reason for its value."""
+
+    value: Scalar
+    unit: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule. ``when`` is the source of the condition; ``gain`` and ``evidence`` name estimators.
+
+    ``severity`` is set only for rules without a gain (capture guards). ``yields_to`` lists the ids of
+    sharper rules. ``on_cpu`` is "capped" (a CPU trace makes it a note at most: its time shares say
+    little) or "as_usual" (counts, loader waits, arrival order).
+    """
+
+    id: str
+    title: str
+    topic: str
+    status: str
+    since: str
+    scope: str
+    needs: frozenset[str]
+    when: str
+    message: str
+    why: str
+    params: Mapping[str, Param] = field(default_factory=dict)
+    gain: str = ""
+    evidence: str = ""
+    severity: str = ""
+    on_cpu: str = "capped"
+    fixes: tuple[Fix, ...] = ()
+    yields_to: tuple[str, ...] = ()
+    source: str = ""

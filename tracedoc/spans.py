@@ -1,0 +1,150 @@
+"""Sets of disjoint half-open time intervals, in int64 nanoseconds.
+
+Every share of time in tracedoc is the length of such a set: unions, never sums of durations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+_EMPTY: Int64Array = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Disjoint intervals ``[start, end)``, sorted, with a gap between neighbours.
+
+    ``starts`` and ``ends`` are int64 arrays of one length. Build one with :meth:`of`, which merges;
+    the plain constructor trusts its arguments.
+    """
+
+    starts: Int64Array
+    ends: Int64Array
+
+    @classmethod
+    def empty(cls) -> Spans:
+        """Return the set that covers nothing."""
+        return cls(_EMPTY, _EMPTY)
+
+    @classmethod
+    def of(cls, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Spans:
+        """Return the union of ``[starts[i], ends[i])``; overlapping and touching intervals merge.
+
+        Intervals that end at or before their start cover nothing and are dropped.
+        """
+        first = np.asarray(starts, dtype=np.int64)
+        last = np.asarray(ends, dtype=np.int64)
+        keep = last > first
+        if not keep.all():
+            first, last = first[keep], last[keep]
+        if first.size == 0:
+            return cls.empty()
+        if first.size > 1 and not (first[1:] >= first[:-1]).all():
+            order = np.argsort(first, kind="stable")
+            first, last = first[order], last[order]
+        reach = np.maximum.accumulate(last)
+        opens = np.empty(first.size, dtype=bool)
+        opens[0] = True
+        np.greater(first[1:], reach[:-1], out=opens[1:])
+        begin = np.flatnonzero(opens)
+        return cls(first[begin], reach[np.append(begin[1:], first.size) - 1])
+
+    @classmethod
+    def from_pairs(cls, pairs: Iterable[tuple[int, int]]) -> Spans:
+        """Return the union of ``(start, end)`` pairs."""
+        listed = list(pairs)
+        return cls.of([p[0] for p in listed], [p[1] for p in listed])
+
+    def __len__(self) -> int:
+        return int(self.starts.size)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Spans):
+            return NotImplemented
+        return np.array_equal(self.starts, other.starts) and np.array_equal(self.ends, other.ends)
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Return the intervals as ``(start, end)`` tuples of int."""
+        return list(zip(self.starts.tolist(), self.ends.tolist(), strict=True))
+
+    @property
+    def total_ns(self) -> int:
+        """Length of the set in nanoseconds."""
+        return int((self.ends - self.starts).sum())
+
+    def __or__(self, other: Spans) -> Spans:
+        """Return the union."""
+        if len(self) == 0:
+            return other
+        if len(other) == 0:
+            return self
+        return Spans.of(np.concatenate((self.starts, other.starts)), np.concatenate((self.ends, other.ends)))
+
+    def __and__(self, other: Spans) -> Spans:
+        """Return the intersection."""
+        if len(self) == 0 or len(other) == 0:
+            return Spans.empty()
+        # Interval i of self meets the intervals first[i] .. last[i]-1 of other.
+        first = np.searchsorted(other.ends, self.starts, side="right")
+        last = np.searchsorted(other.starts, self.ends, side="left")
+        counts = np.maximum(last - first, 0)
+        mine = np.repeat(np.arange(len(self)), counts)
+        before = np.concatenate(([0], np.cumsum(counts)[:-1]))
+        theirs = np.arange(int(counts.sum())) - np.repeat(before, counts) + np.repeat(first, counts)
+        return Spans(
+            np.maximum(self.starts[mine], other.starts[theirs]),
+            np.minimum(self.ends[mine], other.ends[theirs]),
+        )
+
+    def __sub__(self, other: Spans) -> Spans:
+        """Return the part of this set that ``other`` does not cover."""
+        if len(self) == 0 or len(other) == 0:
+            return self
+        return self & other.complement(int(self.starts[0]), int(self.ends[-1]))
+
+    def complement(self, start_ns: int, end_ns: int) -> Spans:
+        """Return the part of ``[start_ns, end_ns)`` that this set does not cover."""
+        if end_ns <= start_ns:
+            return Spans.empty()
+        inside = self.clip(start_ns, end_ns)
+        starts = np.concatenate(([start_ns], inside.ends))
+        ends = np.concatenate((inside.starts, [end_ns]))
+        keep = ends > starts
+        return Spans(starts[keep], ends[keep])
+
+    def clip(self, start_ns: int, end_ns: int) -> Spans:
+        """Return the part of this set inside ``[start_ns, end_ns)``."""
+        if end_ns <= start_ns:
+            return Spans.empty()
+        first = int(np.searchsorted(self.ends, start_ns, side="right"))
+        last = int(np.searchsorted(self.starts, end_ns, side="left"))
+        if last <= first:
+            return Spans.empty()
+        return Spans(
+            np.maximum(self.starts[first:last], start_ns),
+            np.minimum(self.ends[first:last], end_ns),
+        )
+
+    def covered_ns(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int64Array:
+        """Return, for each window ``[starts[i], ends[i])``, how many nanoseconds of it are covered.
+
+        Windows may overlap and come in any order; an empty or reversed window counts 0.
+        """
+        first = np.asarray(starts, dtype=np.int64)
+        last = np.maximum(np.asarray(ends, dtype=np.int64), first)
+        if len(self) == 0:
+            return np.zeros(first.shape, dtype=np.int64)
+        return self._covered_before(last) - self._covered_before(first)
+
+    def _covered_before(self, times: Int64Array) -> Int64Array:
+        lengths = self.ends - self.starts
+        cumulative = np.concatenate(([0], np.cumsum(lengths)))
+        index = np.searchsorted(self.starts, times, side="right")
+        inside = np.where(index > 0, times - self.starts[index - 1], 0)
+        full = np.where(index > 0, lengths[index - 1], 0)
+        return np.asarray(cumulative[index] - full + np.minimum(inside, full), dtype=np.int64)

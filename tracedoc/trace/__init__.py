@@ -1,0 +1,1 @@
+"""One trace file -> one Trace: columns of events, and nothing judged."""

@@ -1,0 +1,169 @@
+"""A Trace: the events of one rank as numpy columns, sorted by start time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.errors import Limit
+
+NO_ID = -1
+"""Stands in integer columns where the event carries no such field."""
+
+
+class Kind(IntEnum):
+    """What an event is, whatever its vendor or torch version called the category."""
+
+    CPU_OP = 0
+    ANNOTATION = 1  # host ranges: record_function, ProfilerStep, nccl:*, gloo:*
+    RUNTIME = 2  # CUDA/HIP runtime and driver calls on the host
+    KERNEL = 3
+    MEMCPY = 4
+    MEMSET = 5
+    SYNC = 6  # cuda_sync, cuda_event: how streams wait, never work
+    GPU_ANNOTATION = 7
+    PYTHON = 8  # python_function: kept only where the reader was asked to
+    OVERHEAD = 9
+    INSTANT = 10
+    ACCELERATOR = 11  # device activity that tracedoc does not understand (MTIA, HPU, profiler ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One host thread (or one GPU row) that events name with ``pid``/``tid``."""
+
+    pid: str
+    tid: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One entry of ``deviceProperties``; every visible device is listed, not only those used."""
+
+    index: int
+    name: str
+    memory_bytes: int | None = None
+    compute_major: int | None = None
+    compute_minor: int | None = None
+    multiprocessors: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """One process group that this rank belongs to, from ``distributedInfo``."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveArgs:
+    """The arguments of one collective, as a kernel or a ``record_param_comms`` carries them.
+
+    ``name`` is c10d's (``allreduce``, ``_allgather_base``, ``broadcast``, ``wait``...). Element counts
+    are ``None`` where absent. ``group_ranks`` is empty where the list is missing or was shortened
+    ("[0, 1, ..., 511]"). ``seq`` is c10d's number within the group.
+    """
+
+    name: str
+    in_elements: int | None = None
+    out_elements: int | None = None
+    dtype: str = ""
+    group_name: str = ""
+    group_description: str = ""
+    group_ranks: tuple[int, ...] = ()
+    group_size: int | None = None
+    seq: int | None = None
+    comms_id: str = ""
+    src_rank: int | None = None
+    dst_rank: int | None = None
+    in_split: str = ""
+    out_split: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """``Input Dims`` and ``Input type`` of one operator: nested lists of int, and type names."""
+
+    dims: tuple[object, ...]
+    types: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceInfo:
+    """What the file says about itself, apart from its events."""
+
+    source: str
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str = ""
+    host: str = ""
+    devices: tuple[Device, ...] = ()
+    groups: tuple[ProcessGroup, ...] = ()
+    group_count: int | None = None
+    has_shapes: bool = False
+    has_stacks: bool = False
+    has_memory: bool = False
+    vendor: str = ""  # "nvidia", "amd", or "" where nothing in the file tells
+    nccl_version: str = ""
+    raw_bytes: int = 0  # decompressed size that was read
+    events_read: int = 0  # whole events in the file, of every phase
+    truncated: bool = False
+
+
+Int64Column = npt.NDArray[np.int64]
+Int32Column = npt.NDArray[np.int32]
+Uint8Column = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """The complete events ("ph": "X") of one rank, as columns of one length, sorted by ``ts_ns``.
+
+    ``ts_ns`` is exact: integer nanoseconds since the Unix epoch where the file allows it
+    (``baseTimeNanoseconds`` added, or absolute timestamps), else since the file's own origin.
+    ``dur_ns`` is never negative. ``name`` indexes ``names``; ``thread`` indexes ``threads``.
+    ``device`` and ``stream`` are ``NO_ID`` for host events. ``correlation`` links a launch to its GPU
+    events; ``external_id`` links GPU events to operators. ``nbytes`` is the size of a copy.
+    Flow events and counters are not kept; instants are kept as ``Kind.INSTANT`` with duration 0 only
+    where they carry a category. ``collectives`` and ``shapes`` are keyed by row.
+    """
+
+    info: TraceInfo
+    ts_ns: Int64Column
+    dur_ns: Int64Column
+    name: Int32Column
+    kind: Uint8Column
+    device: Int32Column
+    stream: Int64Column
+    thread: Int32Column
+    correlation: Int64Column
+    external_id: Int64Column
+    nbytes: Int64Column
+    names: tuple[str, ...]
+    threads: tuple[Thread, ...]
+    collectives: dict[int, CollectiveArgs] = field(default_factory=dict)
+    shapes: dict[int, Shapes] = field(default_factory=dict)
+    limits: tuple[Limit, ...] = ()
+
+    def __len__(self) -> int:
+        return int(self.ts_ns.size)
+
+    @property
+    def end_ns(self) -> Int64Column:
+        """Where each event ends."""
+        return self.ts_ns + self.dur_ns
+
+    def rows(self, *kinds: Kind) -> npt.NDArray[np.intp]:
+        """Return the rows of the given kinds, in time order."""
+        return np.flatnonzero(np.isin(self.kind, np.array(kinds, dtype=np.uint8)))
+
+    def row_name(self, row: int) -> str:
+        """Return the name of the event in ``row``."""
+        return self.names[int(self.name[row])]

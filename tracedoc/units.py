@@ -1,0 +1,91 @@
+"""Units of facts, and the only place where a quantity becomes text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit as powers of time, data and items; ``kind`` tells numbers from text and truth values."""
+
+    name: str
+    time: int = 0
+    data: int = 0
+    items: int = 0
+    kind: str = "number"  # "number" | "text" | "bool"
+
+
+UNITS: dict[str, Unit] = {
+    unit.name: unit
+    for unit in (
+        Unit("ms", time=1),
+        Unit("fraction"),
+        Unit("ratio"),
+        Unit("count", items=1),
+        Unit("bytes", data=1),
+        Unit("gbps", data=1, time=-1),
+        Unit("per_s", items=1, time=-1),
+        Unit("tflops", items=1, time=-1),
+        Unit("text", kind="text"),
+        Unit("bool", kind="bool"),
+    )
+}
+"""Every unit by name. ``gbps`` is 1e9 bytes a second; ``fraction`` is 0..1 and printed as percent."""
+
+
+def format_quantity(value: float | int | str | bool, unit: str) -> str:
+    """Return a value in the words of a report: ``31.2 ms``, ``38 %``, ``25 MiB``, ``52 GB/s``."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    if unit == "ms":
+        return format_ms(float(value))
+    if unit == "fraction":
+        return format_percent(float(value))
+    if unit == "bytes":
+        return format_bytes(float(value))
+    if unit == "gbps":
+        return f"{_significant(float(value))} GB/s"
+    if unit == "per_s":
+        return f"{_significant(float(value))}/s"
+    if unit == "tflops":
+        return f"{_significant(float(value))} TFLOP/s"
+    return _significant(float(value))
+
+
+def format_ms(value: float) -> str:
+    """Return milliseconds, rounded to what a trace supports: ``412 ms``, ``9.5 ms``, ``0.22 ms``."""
+    return f"{_significant(value)} ms"
+
+
+def format_percent(value: float) -> str:
+    """Return a fraction as percent: ``38 %``; below one percent one decimal is kept."""
+    percent = 100.0 * value
+    if 0 < abs(percent) < 0.95:
+        return f"{percent:.1f} %"
+    return f"{percent:.0f} %"
+
+
+def format_bytes(value: float) -> str:
+    """Return a size in B, KiB, MiB, GiB or TiB (powers of 1024)."""
+    size = float(value)
+    for name in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1023.5:
+            return f"{_significant(size)} {name}"
+        size /= 1024.0
+    return f"{_significant(size)} TiB"
+
+
+def _significant(value: float) -> str:
+    magnitude = abs(value)
+    if magnitude == 0 or magnitude >= 99.95:
+        return f"{value:.0f}"
+    if magnitude >= 9.95:
+        text = f"{value:.0f}" if value == int(value) else f"{value:.1f}"
+    elif magnitude >= 0.095:
+        text = f"{value:.2f}"
+    else:
+        text = f"{value:.2g}"
+    return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
