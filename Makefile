@@ -1,0 +1,58 @@
+# make demo    diagnose a shipped run: terminal answer and report.html (RUN=DIR for another one)
+# make test    run every test; installs what the tests need (a CPU build of torch among it)
+# make lint    ruff and mypy
+# make bench   measure speed and memory side by side with other tools (BENCH="--rounds 1" for options)
+# make clean   remove what the targets above made
+
+PYTHON ?= python3
+RUN ?= sample_traces/synthetic_ddp_tiny_batch
+BENCH ?=
+
+BIN := .venv/bin
+PIP := -m pip install -qq --disable-pip-version-check
+
+.PHONY: demo test lint bench clean
+
+demo: .venv/installed
+	$(BIN)/tracedoc diagnose $(RUN)
+	$(BIN)/tracedoc diagnose $(RUN) -o report.html
+
+test: .venv/test-installed peers
+	$(BIN)/python -m pytest
+
+lint: .venv/lint-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/installed peers
+	$(BIN)/python benchmarks/run.py $(BENCH)
+
+clean:
+	rm -rf .venv .venv-hta .venv-traceinsight build dist report.html *.egg-info
+
+.venv/python:
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/installed: pyproject.toml .venv/python
+	$(BIN)/python $(PIP) --editable .
+	touch $@
+
+.venv/test-installed: requirements/test.txt .venv/installed
+	$(BIN)/python $(PIP) --requirement $<
+	touch $@
+
+.venv/lint-installed: requirements/lint.txt .venv/installed
+	$(BIN)/python $(PIP) --requirement $<
+	touch $@
+
+# The tools that tracedoc is compared with live apart, each in an environment of its own. Where one of
+# them cannot be installed, the tests that need it skip and say so.
+.PHONY: peers
+peers: .venv-hta/ready .venv-traceinsight/ready
+
+.venv-%/ready: requirements/%.txt
+	$(PYTHON) -m venv .venv-$*
+	if .venv-$*/bin/python $(PIP) --requirement $<; then touch $@; \
+	else echo "$* could not be installed; the tests that compare with it will be skipped" >&2; fi
