@@ -1,0 +1,617 @@
+"""Translate the names that vendors, frameworks and torch versions write into one vocabulary.
+
+Everything here looks at a name alone and is meant to be called once per distinct name. The knowledge
+stands in tables; a new vendor is a new row.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+
+from tracedoc.trace.columns import Kind
+
+# --- Categories -------------------------------------------------------------------------------------
+
+KINDS: dict[str, Kind | None] = {
+    "cpu_op": Kind.CPU_OP,
+    "user_annotation": Kind.ANNOTATION,
+    "gpu_user_annotation": Kind.GPU_ANNOTATION,
+    "kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.MEMCPY,
+    "gpu_memset": Kind.MEMSET,
+    "cuda_runtime": Kind.RUNTIME,
+    "cuda_driver": Kind.RUNTIME,
+    "cuda_sync": Kind.SYNC,
+    "cuda_event": Kind.SYNC,
+    "python_function": Kind.PYTHON,
+    "overhead": Kind.OVERHEAD,
+    "cpu_instant_event": Kind.INSTANT,
+    "cuda_profiler_range": Kind.ACCELERATOR,
+    "xpu_runtime": Kind.RUNTIME,
+    "xpu_driver": Kind.RUNTIME,
+    "xpu_sync": Kind.SYNC,
+    "xpu_scope_profiler": Kind.ACCELERATOR,
+    "mtia_runtime": Kind.RUNTIME,
+    "mtia_ccp_events": Kind.ACCELERATOR,
+    "mtia_insight": Kind.ACCELERATOR,
+    "glow_runtime": Kind.ACCELERATOR,
+    "hpu_op": Kind.ACCELERATOR,
+    "collective_comm": Kind.ACCELERATOR,
+    "privateuse1_runtime": Kind.RUNTIME,
+    "privateuse1_driver": Kind.RUNTIME,
+    # Kineto of 2020 and 2021.
+    "Operator": Kind.CPU_OP,
+    "Runtime": Kind.RUNTIME,
+    "Kernel": Kind.KERNEL,
+    "Memcpy": Kind.MEMCPY,
+    "Memset": Kind.MEMSET,
+    # Known, and not kept: the record window, counters, flows, bookkeeping of the profiler.
+    "Trace": None,
+    "external_correlation": None,
+    "mtia_counters": None,
+    "hardware_counters": None,
+    "ac2g": None,
+    "fwdbwd": None,
+}
+"""Every category Kineto writes; ``None`` marks those that a :class:`Trace` does not keep."""
+
+
+def kind_of(category: str) -> Kind | None:
+    """Return what events of a Kineto category are, ``None`` for unknown ones and those not kept."""
+    return KINDS.get(category)
+
+
+def event_kind(category: str, name: str) -> Kind | None:
+    """Return the kind of an event by its category and name.
+
+    Until late 2021 host ranges (ProfilerStep, optimizer, DataLoader) had the category of operators.
+    """
+    kind = KINDS.get(category)
+    if kind is Kind.CPU_OP and _HOST_RANGE.match(name):
+        return Kind.ANNOTATION
+    return kind
+
+
+_HOST_RANGE = re.compile(
+    r"ProfilerStep\s?#\d+$|Optimizer\.(?:step|zero_grad)#|enumerate\(Data(?:Loader|Pipe)\)#|(?:nccl|gloo):"
+)
+
+# --- Kernels ----------------------------------------------------------------------------------------
+
+
+class KernelCategory(str, Enum):
+    """What a GPU kernel computes, told from its name."""
+
+    COMMUNICATION = "communication"
+    ATTENTION = "attention"
+    GEMM = "gemm"
+    CONVOLUTION = "convolution"
+    OPTIMIZER = "optimizer"
+    NORMALISATION = "normalisation"
+    SOFTMAX = "softmax"
+    EMBEDDING = "embedding"
+    REDUCTION = "reduction"
+    COPY = "copy"
+    QUANTISATION = "quantisation"
+    ELEMENTWISE = "elementwise"
+    OTHER = "other"
+
+
+# Compute libraries whose kernels carry words such as "gather" or "reduce" without communicating, and
+# kernels that Inductor names after the operators it fused ("triton_poi_fused_all_gather_into_tensor_3").
+_NEVER_COMMUNICATION = re.compile(
+    r"^(?:void )?(?:at::native::|at::cuda::|at_cuda_detail::|cub::|thrust::|cutlass|cudnn|"
+    r"fbgemm_gpu::permute|triton_[a-z]+_fused|deep_ep::layout::|aten::|FSDP::)"
+)
+
+COMMUNICATION_KERNELS: tuple[tuple[str, str], ...] = (
+    ("NCCL and RCCL", r"(?<![a-z])nccl(?:x|Symk?)?(?:Dev)?Kernel|(?<![a-z])rccl|^nccl[A-Z]"),
+    ("MSCCL and MSCCL++", r"(?i:msccl)"),
+    ("NVSHMEM and rocSHMEM", r"(?:nv|roc)shmem"),
+    ("DeepEP", r"deep_ep::"),
+    ("NCCLX ctran", r"(?i:ctran)(?:Kernel|::)"),
+    ("torch symmetric memory", r"multimem_|symmetric_memory::|(?:put|wait)_signal_kernel"),
+    ("torch intra-node", r"hybridCubeMeshAllReduce"),
+    ("vLLM, SGLang, aiter", r"cross_device_(?:reduce|store)|quickreduce::"),
+    ("Transformer Engine userbuffers", r"userbuffers_"),
+    ("oneCCL", r"(?i:oneccl|oneapi::ccl)|\bccl::|ccl_\w*(?:allreduce|allgather|reduce_scatter|alltoall)"),
+    (
+        "custom all-reduce (TRT-LLM, FlashInfer, FBGEMM, torch one-shot and two-shot) and its kin",
+        # Warp and block all-reduces stay inside one GPU.
+        r"(?i:(?<!warp)(?<!warp_)(?<!block)(?<!block_)(?<!quad)(?<!thread)"
+        r"(?:all_?reduce|all_?gather(?!ed)|all_?to_?all|reduce_scatter_(?:kernel|out|cross)))",
+    ),
+)
+"""Whose communication kernels are recognised, and by which regular expression."""
+
+_COMMUNICATION = re.compile("|".join(pattern for _, pattern in COMMUNICATION_KERNELS))
+
+# Inductor names its kernels triton_<shape>_fused_<operators>_<n>; the shape tells more than the operators.
+_INDUCTOR = re.compile(r"^triton_(poi|red|per|tem|for|mm|bmm|split)_")
+_INDUCTOR_NORM = re.compile(r"(?:layer|rms|batch|group)_norm")
+_INDUCTOR_SOFTMAX = re.compile(r"softmax|nll_loss|cross_entropy")
+_INDUCTOR_ADAM = re.compile(r"adam|sgd|lamb")
+
+_KERNEL_TABLE: tuple[tuple[KernelCategory, re.Pattern[str]], ...] = (
+    (
+        KernelCategory.ATTENTION,
+        re.compile(
+            r"(?i)flash_?(?:fwd|bwd|attn|attention|mla)|(?<![a-z])flash::|pytorch_flash|fmha|attention|"
+            r"(?<![a-z])attn_(?:fwd|bwd|kernel)|cudnn.*(?:sdpa|mha)|aiter.*mha|(?<![a-z])mha_|sdpa"
+        ),
+    ),
+    (
+        KernelCategory.OPTIMIZER,
+        re.compile(
+            r"(?i)multi_tensor_apply|fused_?adam|adamw?_(?!_)|(?<![a-z])lamb(?!da)|(?<![a-z])fused_?sgd|sgd_|"
+            r"FusedOptimizer|kOptimizer"
+        ),
+    ),
+    (
+        KernelCategory.NORMALISATION,
+        re.compile(
+            r"(?i)layer_?norm|rms_?norm|batch_?norm|(?<![a-z])bn_(?:fw|bw)|group_?norm|instance_?norm|GammaBeta|"
+            r"(?<![a-z])ln_(?:fwd|bwd)"
+        ),
+    ),
+    (
+        # "conv" also begins "convert"; xmma and cutlass convolutions say fprop, dgrad or wgrad.
+        KernelCategory.CONVOLUTION,
+        re.compile(
+            r"(?i)conv(?!ert|ers)|implicit_?gemm|winograd|[wd]grad|fprop|scudnn|hcudnn|igemm_(?:fwd|bwd|wrw)|"
+            r"cudnn::(?!bn)|im2col|col2im|miopen(?!.*norm)"
+        ),
+    ),
+    (
+        KernelCategory.GEMM,
+        re.compile(
+            r"(?i)(?<!fb)gemm|nvjet|cublas|cutlass|xmma|Cijk_|split_?K_?reduce|wgmma|gemv|dot_kernel|matmul|"
+            r"(?<![a-z])b?mm_(?!and)|wvSplitK|hipblas|rocblas"
+        ),
+    ),
+    (KernelCategory.SOFTMAX, re.compile(r"(?i)soft_?max|cross_?entropy|nll_?loss|NLLCriterion")),
+    (
+        KernelCategory.EMBEDDING,
+        re.compile(
+            r"(?i)(?<!rotary_)embedding|index_?(?:select|put|copy|add|fill|func|elementwise|kernel|backward)|indexing_backward|"
+            r"linearize_index|scatter|gather|bounds_check_indices|fbgemm_gpu::|pooled_embs"
+        ),
+    ),
+    (KernelCategory.REDUCTION, re.compile(r"(?i)reduce_kernel|Device(?:Segmented)?Reduce|ReduceByKey")),
+    (
+        KernelCategory.COPY,
+        re.compile(
+            r"(?i)CatArrayBatchedCopy|direct_copy|copy_?kernel|copyBuffer|split_with_sizes|chunk_cat|transpose|"
+            r"nchwTo|nhwcTo|tofloat32_copy|float8_copy"
+        ),
+    ),
+    (
+        KernelCategory.QUANTISATION,
+        re.compile(r"(?i)quantize|dequant|kgemm_4bit|quant_kernel|_quant_|cast_to_fp8"),
+    ),
+    (
+        KernelCategory.ELEMENTWISE,
+        re.compile(
+            r"(?i)elementwise|vectorized|unrolled|FillFunctor|fillBuffer|dropout|SubTensorOp|OpTensor|rotary|"
+            r"act_and_mul|activation|silu|gelu|relu|swiglu"
+        ),
+    ),
+)
+# Normalisation and optimizer stand before the library names because their kernels may live in cudnn::
+# or mention conv in a template argument, never the other way round.
+
+
+@lru_cache(maxsize=65536)
+def kernel_category(name: str) -> KernelCategory:
+    """Return what the kernel of this name computes; the first table that knows it decides."""
+    if _is_communication_kernel(name):
+        return KernelCategory.COMMUNICATION
+    inductor = _INDUCTOR.match(name)
+    if inductor:
+        return _inductor_category(inductor.group(1), name)
+    for category, pattern in _KERNEL_TABLE:
+        if pattern.search(name):
+            return category
+    return KernelCategory.OTHER
+
+
+def _inductor_category(shape: str, name: str) -> KernelCategory:
+    if shape == "tem":
+        return KernelCategory.ATTENTION if "attention" in name else KernelCategory.GEMM
+    if shape in ("mm", "bmm"):
+        return KernelCategory.GEMM
+    if shape in ("red", "per", "split"):
+        if _INDUCTOR_NORM.search(name):
+            return KernelCategory.NORMALISATION
+        return KernelCategory.SOFTMAX if _INDUCTOR_SOFTMAX.search(name) else KernelCategory.REDUCTION
+    if shape == "for" and _INDUCTOR_ADAM.search(name):
+        return KernelCategory.OPTIMIZER
+    return KernelCategory.ELEMENTWISE
+
+
+def _is_communication_kernel(name: str) -> bool:
+    return not _NEVER_COMMUNICATION.match(name) and _COMMUNICATION.search(name) is not None
+
+
+def is_rocm_copy_kernel(name: str) -> bool:
+    """Tell the kernels by which ROCm copies memory; its fill kernels are a memset and do not count."""
+    return name.startswith("__amd_rocclr_copy")
+
+
+# --- Collectives ------------------------------------------------------------------------------------
+
+SYMMETRIC_OPS = frozenset({"all_reduce", "reduce_scatter", "all_gather"})
+"""Collectives in which no rank can end before all have started."""
+
+P2P_OPS = frozenset({"send", "recv", "send_recv"})
+
+# Longest first: "reducescatter" holds both "reduce" and "scatter".
+_OP_WORDS: tuple[tuple[str, str], ...] = (
+    ("allreduce", "all_reduce"),
+    ("crossdevicereduce", "all_reduce"),
+    ("quickreduce", "all_reduce"),
+    ("reducescatter", "reduce_scatter"),
+    ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"),
+    ("sendrecv", "send_recv"),
+    ("broadcast", "broadcast"),
+    ("barrier", "barrier"),
+    ("gather", "gather"),
+    ("scatter", "scatter"),
+    ("reduce", "reduce"),
+    ("send", "send"),
+    ("recv", "recv"),
+)
+_OP_OF_WORD = dict(_OP_WORDS)
+
+_COLLECTIVE_NAME = re.compile(
+    r"(?:sparse|monitored)?(allreduce|reducescatter|allgather|alltoall|broadcast|barrier|gather|scatter|reduce|"
+    r"send|recv)(?:base|v|single|intotensor|tensor|coalesced|sparse|oop|out|anysource|barrier)*$"
+)
+_PEERS = re.compile(r" \d+(?:->|<-)\d+$")
+_ANNOTATION = re.compile(r"^(nccl|gloo|ucc|mpi|xccl|hccl|rccl):(.+)$")
+_C10D_OP = re.compile(r"^(?:c10d|_?c10d_functional(?:_autograd)?)::(\w+)$")
+_DEEP_EP_EXCHANGE = re.compile(r"deep_ep::\w+::(?:dispatch|combine)|AllToAllV", re.IGNORECASE)
+
+
+@lru_cache(maxsize=65536)
+def collective_op(name: str) -> str | None:
+    """Return the operation of a collective under one name, or ``None`` if ``name`` is no collective.
+
+    Takes a kernel name, c10d's ``Collective name`` (``_allgather_base``), a c10d operator
+    (``c10d::allreduce_``) or an annotation (``nccl:all_reduce``). "unknown" is communication whose
+    operation the name hides, as ``ncclDevKernel_Generic`` or ``nccl:coalesced`` do.
+    """
+    annotation = _ANNOTATION.match(name)
+    if annotation:
+        if "barrier" in annotation.group(2):
+            return "barrier"
+        return _op_of_name(annotation.group(2)) or "unknown"
+    operator = _C10D_OP.match(name)
+    if operator:
+        return _op_of_name(operator.group(1))
+    if _is_communication_kernel(name):
+        if _DEEP_EP_EXCHANGE.search(name):
+            return "all_to_all"
+        squeezed = name.replace("(anonymous namespace)", "").split("(", 1)[0].replace("_", "").lower()
+        return next((op for word, op in _OP_WORDS if word in squeezed), "unknown")
+    return _op_of_name(name)
+
+
+def _op_of_name(name: str) -> str | None:
+    squeezed = _PEERS.sub("", name).replace("_", "").lower()
+    match = _COLLECTIVE_NAME.match(squeezed)
+    return _OP_OF_WORD[match.group(1)] if match else None
+
+
+def is_p2p(op: str) -> bool:
+    """Tell whether an operation is between two ranks only."""
+    return op in P2P_OPS
+
+
+def gloo_op(name: str) -> str | None:
+    """Return the operation of a ``gloo:`` annotation, ``None`` for any other name."""
+    return collective_op(name) if name.startswith("gloo:") else None
+
+
+def nccl_annotation(name: str) -> str | None:
+    """Return the operation of an ``nccl:`` annotation, ``None`` for any other name."""
+    return collective_op(name) if name.startswith("nccl:") else None
+
+
+def busbw_factor(op: str, ranks: int) -> float:
+    """Return what turns ``bytes / time`` into bus bandwidth, as nccl-tests define it."""
+    if ranks <= 0:
+        return 0.0
+    if op == "all_reduce":
+        return 2.0 * (ranks - 1) / ranks
+    if op in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+DTYPE_BYTES: dict[str, int] = {
+    "bool": 1,
+    "byte": 1,
+    "char": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+    "uint8": 1,
+    "int8": 1,
+    "qint8": 1,
+    "quint8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "short": 2,
+    "short int": 2,
+    "uint16": 2,
+    "int16": 2,
+    "half": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int": 4,
+    "int32": 4,
+    "uint32": 4,
+    "unsigned int": 4,
+    "qint32": 4,
+    "float": 4,
+    "float32": 4,
+    "complexhalf": 4,
+    "complex<half>": 4,
+    "long": 8,
+    "long int": 8,
+    "long long": 8,
+    "int64": 8,
+    "uint64": 8,
+    "unsigned long": 8,
+    "double": 8,
+    "float64": 8,
+    "complexfloat": 8,
+    "complex<float>": 8,
+    "complexdouble": 16,
+    "complex<double>": 16,
+}
+"""Size of one element; names in lower case and without ``c10::``."""
+
+
+@lru_cache(maxsize=1024)
+def dtype_bytes(name: str) -> int | None:
+    """Return the size of one element of a c10 type (``BFloat16``) or ``Input type`` (``c10::Half``)."""
+    return DTYPE_BYTES.get(name.replace("c10::", "").strip().lower())
+
+
+def payload_bytes(op: str, in_elements: int | None, out_elements: int | None, dtype: str) -> int | None:
+    """Return the S of nccl-tests: the whole buffer, the output of a gather, the input of a scatter.
+
+    For all-to-all and the rest it is the larger of both sides that are known.
+    """
+    size = dtype_bytes(dtype)
+    if size is None:
+        return None
+    if op == "all_gather":
+        elements = out_elements
+    elif op == "reduce_scatter":
+        elements = in_elements
+    else:
+        known = [n for n in (in_elements, out_elements) if n is not None]
+        elements = max(known) if known else None
+    return None if elements is None else elements * size
+
+
+# --- Runtime calls and copies -----------------------------------------------------------------------
+
+
+class RuntimeRole(str, Enum):
+    """What a call into the CUDA, HIP or Level Zero runtime does."""
+
+    LAUNCH = "launch"
+    GRAPH_LAUNCH = "graph_launch"
+    COPY = "copy"
+    SYNC = "sync"  # blocks the host until the device is done
+    ALLOCATION = "allocation"  # may block; stream-ordered pool allocations do not and are not here
+    EVENT = "event"
+    MODULE_LOAD = "module_load"
+    OTHER = "other"
+
+
+_RUNTIME_TABLE: tuple[tuple[RuntimeRole, re.Pattern[str]], ...] = (
+    (RuntimeRole.GRAPH_LAUNCH, re.compile(r"(?:cuda|hip|cu)GraphLaunch")),
+    (RuntimeRole.OTHER, re.compile(r"(?:cuda|hip|cu)LaunchHostFunc")),
+    (
+        RuntimeRole.LAUNCH,
+        re.compile(r"(?:cuda|hip|cu)(?:Ext)?(?:Module)?Launch|.*AppendLaunch|.*EnqueueKernelLaunch"),
+    ),
+    (
+        RuntimeRole.COPY,
+        re.compile(r"(?:cuda|hip|cu)Mem(?:cpy|set|PrefetchAsync)|.*AppendMemory(?:Copy|Fill)"),
+    ),
+    (
+        RuntimeRole.SYNC,
+        re.compile(r"(?:cuda|hip|cu)(?:Device|Stream|Event|Ctx|Thread)Synchronize|ze\w+Synchronize"),
+    ),
+    (RuntimeRole.OTHER, re.compile(r"(?:cuda|hip|cu)(?:Malloc|Free|MemAlloc|MemFree)(?:FromPool)?Async")),
+    (
+        RuntimeRole.ALLOCATION,
+        re.compile(
+            r"(?:cuda|hip)(?:Ext)?(?:Malloc|Free)|(?:cuda|hip)Host(?:Alloc|Malloc|Free|Register|Unregister)|"
+            r"(?:cu|hip)Mem(?:Alloc|Free|Create|Release|Map|Unmap|SetAccess|HostAlloc|HostRegister|"
+            r"AddressReserve|AddressFree)"
+        ),
+    ),
+    (RuntimeRole.EVENT, re.compile(r"(?:cuda|hip|cu)(?:Event|StreamWaitEvent)")),
+    (RuntimeRole.MODULE_LOAD, re.compile(r"(?:cu|hip|cuda)(?:Module|Library)(?:Load|Unload)")),
+)
+
+
+@lru_cache(maxsize=4096)
+def runtime_role(name: str) -> RuntimeRole:
+    """Return what a runtime or driver call does; version suffixes (``_v11060``) do not matter."""
+    return next((role for role, pattern in _RUNTIME_TABLE if pattern.match(name)), RuntimeRole.OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyKind:
+    """Where a copy goes: direction HtoD, DtoH, DtoD, PtoP, HtoH or "unknown"; and both memories.
+
+    Memories are "Pageable", "Pinned", "Device"... on CUDA; ROCm says only "Host"; "" if not told.
+    """
+
+    direction: str
+    source_memory: str = ""
+    target_memory: str = ""
+
+
+_CUDA_COPY = re.compile(r"Memcpy (\w+)(?: \((.+?) -> (.+?)\))?")
+_SPELT_COPY = re.compile(r"(Host|Device|Peer)To(Host|Device|Peer)", re.IGNORECASE)
+_DIRECTIONS = frozenset({"HtoD", "DtoH", "DtoD", "PtoP", "HtoH"})
+
+
+@lru_cache(maxsize=1024)
+def copy_kind(name: str) -> CopyKind:
+    """Return the direction and memories of a copy (``Memcpy HtoD (Pageable -> Device)``)."""
+    match = _CUDA_COPY.match(name)
+    if match:
+        direction = match.group(1).replace("A", "D")  # CUDA arrays live on the device.
+        known = direction if direction in _DIRECTIONS else "unknown"
+        return CopyKind(known, match.group(2) or "", match.group(3) or "")
+    spelt = _SPELT_COPY.search(name)
+    if spelt:
+        source, target = spelt.group(1).capitalize(), spelt.group(2).capitalize()
+        return CopyKind(f"{source[0]}to{target[0]}", source, target)
+    return CopyKind("unknown")
+
+
+# --- Host ranges ------------------------------------------------------------------------------------
+
+_STEP = re.compile(r"ProfilerStep\s?#(\d+)$")
+_OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(\w+)\.step$")
+_DATA_LOADER = re.compile(r"enumerate\((DataLoader|DataPipe)\)#(\w*)")
+_OLD_BACKWARD = re.compile(
+    r"\w*Backward\d*$|torch::autograd::(?:AccumulateGrad|CopyBackwards|CopySlices|GraphRoot)$"
+)
+_COMPILE = re.compile(
+    r".*\(dynamo_timed\)$|_compile\.compile_inner|compile_fx|entire_frame_compile|backend_compile"
+)
+_GC = re.compile(r"Python GC|gc\.collect|Garbage [Cc]ollect|gc:")
+
+
+def step_number(name: str) -> int | None:
+    """Return the N of ``ProfilerStep#N``, ``None`` for any other name."""
+    match = _STEP.match(name)
+    return int(match.group(1)) if match else None
+
+
+def optimizer_step_class(name: str) -> str | None:
+    """Return the class in ``Optimizer.step#AdamW.step``, ``None`` for any other name."""
+    match = _OPTIMIZER_STEP.match(name)
+    return match.group(1) if match else None
+
+
+def is_zero_grad(name: str) -> bool:
+    """Tell whether a host range is ``Optimizer.zero_grad``."""
+    return name.startswith("Optimizer.zero_grad#")
+
+
+def data_loader(name: str) -> str | None:
+    """Return how a range fetches data: "single_process", "workers" or "pipe"; ``None`` for others."""
+    match = _DATA_LOADER.match(name)
+    if not match:
+        return None
+    if match.group(1) == "DataPipe":
+        return "pipe"
+    return "workers" if "MultiProcessing" in match.group(2) else "single_process"
+
+
+def is_backward_node(name: str) -> bool:
+    """Tell whether an operator is a node of the backward graph.
+
+    Traces before torch 1.9 have no ``evaluate_function`` ranges, only the nodes' own names.
+    """
+    return name.startswith("autograd::engine::evaluate_function") or _OLD_BACKWARD.match(name) is not None
+
+
+def is_compile_range(name: str) -> bool:
+    """Tell whether a host range is compilation (Dynamo, Inductor), not running compiled code."""
+    return _COMPILE.match(name) is not None
+
+
+def is_gc_range(name: str) -> bool:
+    """Tell whether a host range is Python's garbage collection."""
+    return _GC.match(name) is not None
+
+
+# --- Devices ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePeak:
+    """Dense peaks of one device as a trace lists it: TFLOP/s, and GB/s (1e9 bytes a second).
+
+    ``link_gbps`` is the one-way bandwidth of NVLink or xGMI, of PCIe where there is none. ``None`` is
+    unsupported or not known.
+    """
+
+    bf16_tflops: float | None
+    fp16_tflops: float | None
+    tf32_tflops: float | None
+    fp8_tflops: float | None
+    fp32_tflops: float | None
+    hbm_gbps: float | None
+    link_gbps: float | None
+
+
+def _tensor_peak(
+    half: float, tf32: float | None, fp8: float | None, hbm: float, link: float, fp32: float | None = None
+) -> DevicePeak:
+    return DevicePeak(half, half, tf32, fp8, fp32, hbm, link)
+
+
+DEVICE_PEAKS: dict[str, DevicePeak] = {
+    "a100": _tensor_peak(312, 156, None, 1555, 300, 19.5),
+    "a100 sxm4 80gb": _tensor_peak(312, 156, None, 2039, 300, 19.5),
+    "a100 pcie": _tensor_peak(312, 156, None, 1555, 31, 19.5),
+    "a100 pcie 80gb": _tensor_peak(312, 156, None, 1935, 31, 19.5),
+    "h100": _tensor_peak(989, 494, 1979, 3350, 450, 67),
+    "h100 pcie": _tensor_peak(756, 378, 1513, 2000, 63, 51),
+    "h100 nvl": _tensor_peak(835, 417, 1671, 3900, 300, 60),
+    "h200": _tensor_peak(989, 494, 1979, 4800, 450, 67),
+    "h800": _tensor_peak(989, 494, 1979, 3350, 200, 67),
+    "b200": _tensor_peak(2250, 1125, 4500, 8000, 900),
+    "gb200": _tensor_peak(2500, 1250, 5000, 8000, 900),
+    # Volta has no bf16 tensor cores.
+    "v100": DevicePeak(None, 125, None, None, 15.7, 900, 150),
+    "v100 pcie": DevicePeak(None, 112, None, None, 14.0, 900, 12),
+    "a10": _tensor_peak(125, 62, None, 600, 31),
+    "a40": _tensor_peak(150, 75, None, 696, 31),
+    "l40": _tensor_peak(181, 90, 362, 864, 31),
+    "l40s": _tensor_peak(362, 183, 733, 864, 31),
+    "l4": _tensor_peak(121, 60, 242, 300, 31),
+    "rtx 3090": _tensor_peak(71, 35.6, None, 936, 31),
+    "rtx 4090": _tensor_peak(165, 82.6, 330, 1008, 31),
+    # A device in a trace is one of the two dies of the card.
+    "mi250x": _tensor_peak(191.5, None, None, 1638, 350),
+    "mi250": _tensor_peak(181, None, None, 1638, 350),
+    "mi300x": _tensor_peak(1307, 654, 2615, 5300, 448, 163.4),
+    "mi325x": _tensor_peak(1300, 654, 2610, 6000, 448, 163.4),
+    "mi355x": _tensor_peak(2500, None, 5000, 8000, 535),
+}
+"""Peaks by the words that a device name must hold; the entry with most words wins."""
+
+_OTHER_MODELS = frozenset({"laptop", "d", "ti", "super"})
+
+
+@lru_cache(maxsize=256)
+def device_peak(name: str) -> DevicePeak | None:
+    """Return the peaks of a device by its name in ``deviceProperties``, ``None`` if it is not listed."""
+    words = frozenset(re.split(r"[\s/_-]+", name.lower()))
+    if words & _OTHER_MODELS:
+        return None
+    fitting = [key for key in DEVICE_PEAKS if words.issuperset(key.split())]
+    return DEVICE_PEAKS[max(fitting, key=lambda key: len(key.split()))] if fitting else None
