@@ -1,0 +1,203 @@
+"""Split the time of one device into compute, communication, copy and idle, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.spans import Spans
+from tracedoc.timeline.launches import NO_ROW, Launches, Rows, enclosing_rows
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.vocabulary import KernelCategory
+
+COMPUTE, COMMUNICATION, COPY = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The exact split of one window: compute + exposed_comm + exposed_copy + idle = window, in ns.
+
+    Compute is the union of compute kernels and memsets; exposed communication is communication minus
+    compute; exposed copy is copies minus both; idle is the rest. ``comm_ns`` is all communication.
+    """
+
+    window_ns: int
+    compute_ns: int
+    exposed_comm_ns: int
+    exposed_copy_ns: int
+    idle_ns: int
+    comm_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Activity:
+    """What one device did over the whole capture, as disjoint sets of time.
+
+    ``compute``, ``exposed_comm``, ``exposed_copy`` are pairwise disjoint; ``comm`` and ``copy`` overlap
+    them. ``start_ns`` and ``end_ns`` are those of the first and last event of the device.
+    """
+
+    compute: Spans
+    comm: Spans
+    copy: Spans
+    exposed_comm: Spans
+    exposed_copy: Spans
+    start_ns: int
+    end_ns: int
+
+    @property
+    def busy(self) -> Spans:
+        """Time with any activity."""
+        return self.compute | self.comm | self.copy
+
+    def budget(self, start_ns: int, end_ns: int) -> Budget:
+        """Return the split of ``[start_ns, end_ns)``: all activity in it, whoever launched it."""
+        window = ([start_ns], [end_ns])
+        compute, comm, exposed_comm, exposed_copy = (
+            int(spans.covered_ns(*window)[0])
+            for spans in (self.compute, self.comm, self.exposed_comm, self.exposed_copy)
+        )
+        length = max(end_ns - start_ns, 0)
+        return Budget(length, compute, exposed_comm, exposed_copy, length - compute - exposed_comm - exposed_copy, comm)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuEvents:
+    """The GPU events of one trace with their class (``COMPUTE``, ``COMMUNICATION``, ``COPY``)."""
+
+    rows: Rows
+    launch_rows: Rows
+    classes: npt.NDArray[np.int8]
+    categories: Mapping[int, KernelCategory] = field(default_factory=dict)  # by name id
+
+
+def classify_gpu_events(trace: Trace, launches: Launches) -> GpuEvents:
+    """Return the class of every GPU event.
+
+    Peer-to-peer copies, and copies launched inside the record of a collective (collectives on copy
+    engines), are communication; ROCm's copy kernels are copies; memsets are compute.
+    """
+    rows = launches.gpu_rows
+    kinds = trace.kind[rows]
+    names = trace.name[rows]
+    used = np.unique(names)
+    categories: dict[int, KernelCategory] = {}
+    kernel_class = np.zeros(len(trace.names), dtype=np.int8)
+    copy_class = np.full(len(trace.names), COPY, dtype=np.int8)
+    for name_id in used.tolist():
+        name = trace.names[name_id]
+        categories[name_id] = vocabulary.kernel_category(name)
+        if categories[name_id] is KernelCategory.COMMUNICATION:
+            kernel_class[name_id] = COMMUNICATION
+        elif vocabulary.is_rocm_copy_kernel(name):
+            kernel_class[name_id] = COPY
+        if vocabulary.copy_kind(name).direction == "PtoP":
+            copy_class[name_id] = COMMUNICATION
+    classes = np.where(kinds == int(Kind.MEMCPY), copy_class[names], kernel_class[names]).astype(np.int8)
+    classes[kinds == int(Kind.MEMSET)] = COMPUTE
+    copies = np.flatnonzero((classes == COPY) & (launches.launch_rows != NO_ROW))
+    if copies.size:
+        records = collective_records(trace)
+        inside = enclosing_rows(trace, records, launches.launch_rows[copies]) != NO_ROW
+        classes[copies[inside]] = COMMUNICATION
+    return GpuEvents(rows, launches.launch_rows, classes, categories)
+
+
+def collective_records(trace: Trace) -> Rows:
+    """Return the rows of ``record_param_comms``, the host's record of each collective."""
+    wanted = np.array([index for index, name in enumerate(trace.names) if name == "record_param_comms"])
+    if wanted.size == 0:
+        return np.empty(0, dtype=np.intp)
+    return np.flatnonzero(np.isin(trace.name, wanted) & (trace.kind == int(Kind.CPU_OP)))
+
+
+def device_activity(trace: Trace, events: GpuEvents, device: int) -> Activity:
+    """Return what ``device`` did, from all of its events."""
+    mine = trace.device[events.rows] == device
+    rows, classes = events.rows[mine], events.classes[mine]
+    starts, ends = trace.ts_ns[rows], trace.ts_ns[rows] + trace.dur_ns[rows]
+    by_class = [Spans.of(starts[classes == c], ends[classes == c]) for c in (COMPUTE, COMMUNICATION, COPY)]
+    return combine_activity(*by_class, start_ns=int(starts.min()), end_ns=int(ends.max()))
+
+
+def combine_activity(compute: Spans, comm: Spans, copy: Spans, *, start_ns: int, end_ns: int) -> Activity:
+    """Return the activity with its exposed parts."""
+    exposed_comm = comm - compute
+    exposed_copy = (copy - compute) - comm
+    return Activity(compute, comm, copy, exposed_comm, exposed_copy, start_ns, end_ns)
+
+
+def busiest_device(trace: Trace, events: GpuEvents) -> int:
+    """Return the device with most compute; with no compute at all, the one with most events."""
+    devices = np.unique(trace.device[events.rows])
+    compute = events.classes == COMPUTE
+    best = max(
+        devices.tolist(),
+        key=lambda device: (
+            int(trace.dur_ns[events.rows[compute & (trace.device[events.rows] == device)]].sum()),
+            int((trace.device[events.rows] == device).sum()),
+        ),
+    )
+    return int(best)
+
+
+def compute_stream(trace: Trace, events: GpuEvents, device: int) -> int | None:
+    """Return the stream of ``device`` with most compute-kernel time, ``None`` without compute kernels."""
+    mine = (
+        (trace.device[events.rows] == device)
+        & (events.classes == COMPUTE)
+        & (trace.kind[events.rows] == int(Kind.KERNEL))
+    )
+    rows = events.rows[mine]
+    if rows.size == 0:
+        return None
+    streams, inverse = np.unique(trace.stream[rows], return_inverse=True)
+    return int(streams[np.argmax(np.bincount(inverse, weights=trace.dur_ns[rows]))])
+
+
+def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activity:
+    """Return the activity of a CPU/gloo trace.
+
+    Compute is the union of leaf operators on the stepping threads (an operator without a child operator;
+    the c10d operators only enqueue); communication is the union of the ``gloo:*`` ranges on any thread.
+    """
+    rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & np.isin(trace.thread, stepping_threads))
+    leaves = leaf_rows(trace, rows)
+    enqueues = np.array([_only_enqueues(name) for name in trace.names], dtype=bool)
+    leaves = leaves[~enqueues[trace.name[leaves]]]
+    gloo = gloo_rows(trace)
+    starts, ends = trace.ts_ns, trace.end_ns
+    compute = Spans.of(starts[leaves], ends[leaves])
+    comm = Spans.of(starts[gloo], ends[gloo])
+    host = trace.rows(Kind.CPU_OP, Kind.ANNOTATION)
+    first = int(starts[host].min()) if host.size else 0
+    last = int(ends[host].max()) if host.size else 0
+    return combine_activity(compute, comm, Spans.empty(), start_ns=first, end_ns=last)
+
+
+def gloo_rows(trace: Trace) -> Rows:
+    """Return the rows of the ``gloo:*`` ranges, in which the transfers really happen."""
+    is_gloo = np.array([vocabulary.gloo_op(name) is not None for name in trace.names], dtype=bool)
+    if not is_gloo.any():
+        return np.empty(0, dtype=np.intp)
+    return np.flatnonzero(is_gloo[trace.name] & (trace.kind == int(Kind.ANNOTATION)))
+
+
+def leaf_rows(trace: Trace, rows: Rows) -> Rows:
+    """Return those of ``rows`` (in time order) in which no other of them on the same thread starts."""
+    order = np.lexsort((-trace.dur_ns[rows], trace.ts_ns[rows], trace.thread[rows]))
+    rows = rows[order]
+    if rows.size == 0:
+        return rows
+    leaf = np.ones(rows.size, dtype=bool)
+    same_thread = trace.thread[rows[1:]] == trace.thread[rows[:-1]]
+    leaf[:-1] = ~(same_thread & (trace.ts_ns[rows[1:]] < trace.ts_ns[rows[:-1]] + trace.dur_ns[rows[:-1]]))
+    return np.sort(rows[leaf])
+
+
+def _only_enqueues(name: str) -> bool:
+    return name.startswith(("c10d::", "_c10d_functional"))

@@ -1,0 +1,233 @@
+"""Build the timeline of one rank: steps, activity, idle causes and collectives of its trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tracedoc.errors import Limit
+from tracedoc.spans import Spans
+from tracedoc.timeline.activity import (
+    Activity,
+    GpuEvents,
+    busiest_device,
+    classify_gpu_events,
+    compute_stream,
+    cpu_activity,
+    device_activity,
+    gloo_rows,
+)
+from tracedoc.timeline.blocking import blocking_spans
+from tracedoc.timeline.collectives import CollectiveOp, gloo_collectives, gpu_collectives, with_exposure
+from tracedoc.timeline.idle import HostSpans, IdleCauses, cpu_idle_causes, host_spans, idle_causes
+from tracedoc.timeline.launches import Launches, link_launches
+from tracedoc.timeline.steps import (
+    HostSteps,
+    Window,
+    assign_steps,
+    find_host_steps,
+    gpu_windows,
+    host_windows,
+)
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.vocabulary import RuntimeRole
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankTimeline:
+    """What one rank's GPU (or CPU, in a CPU trace) did, and in which step.
+
+    ``device`` is the ordinal of the judged GPU, ``None`` for a CPU trace or where no device activity was
+    captured; then ``activity`` and ``idle`` are ``None`` unless ``is_cpu``. ``windows`` are in time order;
+    ``judged`` is the one that stands for the rank: the complete step of lower-median length, else the
+    longest one. ``step_position[i]`` is the position in ``host.steps`` of the GPU event
+    ``events.rows[i]``. ``blocking`` is ``None`` where launches are not linked.
+    """
+
+    trace: Trace
+    is_cpu: bool
+    host: HostSteps
+    host_delays: HostSpans
+    launches: Launches
+    events: GpuEvents
+    step_position: np.ndarray
+    device: int | None = None
+    stream: int | None = None
+    activity: Activity | None = None
+    idle: IdleCauses | None = None
+    blocking: Spans | None = None
+    windows: tuple[Window, ...] = ()
+    judged: Window | None = None
+    collectives: tuple[CollectiveOp, ...] = ()
+    limits: tuple[Limit, ...] = ()
+
+    @property
+    def complete_windows(self) -> tuple[Window, ...]:
+        """The steps that were captured whole."""
+        return tuple(window for window in self.windows if window.complete)
+
+    def position_of(self, window: Window) -> int | None:
+        """Return the position in ``host.steps`` of a window's step, ``None`` for the whole capture."""
+        return next((p for p, step in enumerate(self.host.steps) if step.index == window.index), None)
+
+
+def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> RankTimeline:
+    """Return the timeline of one rank; ``steps`` limits the judged steps to ``[first, last]``."""
+    host = find_host_steps(trace)
+    launches = link_launches(trace)
+    events = classify_gpu_events(trace, launches)
+    delays = host_spans(trace)
+    if events.rows.size:
+        timeline = _gpu_timeline(trace, host, launches, events, delays)
+    elif (reason := _missing_gpu_activity(trace)) is None:
+        timeline = _cpu_timeline(trace, host, launches, events, delays)
+    else:
+        position = np.empty(0, dtype=np.int64)
+        timeline = RankTimeline(
+            trace, False, host, delays, launches, events, position, limits=(*host.limits, reason)
+        )
+    return _judge(timeline, steps)
+
+
+def _gpu_timeline(
+    trace: Trace, host: HostSteps, launches: Launches, events: GpuEvents, delays: HostSpans
+) -> RankTimeline:
+    device = busiest_device(trace, events)
+    activity = device_activity(trace, events, device)
+    stream = compute_stream(trace, events, device)
+    position, limits = assign_steps(trace, launches, host)
+    on_device = trace.device[events.rows] == device
+    rows = events.rows[on_device]
+    boundary = (trace.kind[rows] == int(Kind.KERNEL)) & (trace.stream[rows] == stream)
+    windows = gpu_windows(trace, rows, position[on_device], boundary, host) if stream is not None else ()
+    if not any(window.complete for window in windows):
+        windows = _own_extents(trace, rows, position[on_device], host, activity)
+    numbers = np.array([step.index for step in host.steps] + [-1, -1], dtype=np.int64)[position]
+    collectives = with_exposure(gpu_collectives(trace, events, device, numbers), activity)
+    linked = bool(launches.linked.any())
+    return RankTimeline(
+        trace=trace,
+        is_cpu=False,
+        host=host,
+        host_delays=delays,
+        launches=launches,
+        events=events,
+        step_position=position,
+        device=device,
+        stream=stream,
+        activity=activity,
+        idle=idle_causes(trace, events, activity, device, delays),
+        blocking=blocking_spans(trace, events, activity, device, stream) if linked and stream is not None else None,
+        windows=windows,
+        collectives=collectives,
+        limits=(*host.limits, *limits),
+    )
+
+
+def _cpu_timeline(
+    trace: Trace, host: HostSteps, launches: Launches, events: GpuEvents, delays: HostSpans
+) -> RankTimeline:
+    activity = cpu_activity(trace, _stepping_threads(trace))
+    windows = host_windows(host)
+    if not windows:
+        windows = (Window(0, activity.start_ns, activity.end_ns, False),)
+    first = min(activity.start_ns, windows[0].start_ns)
+    last = max(activity.end_ns, windows[-1].end_ns)
+    rows = gloo_rows(trace)
+    starts = np.array([step.start_ns for step in host.steps], dtype=np.int64)
+    numbers = np.array([step.index for step in host.steps] + [-1], dtype=np.int64)
+    step = numbers[np.searchsorted(starts, trace.ts_ns[rows], side="right") - 1]
+    return RankTimeline(
+        trace=trace,
+        is_cpu=True,
+        host=host,
+        host_delays=delays,
+        launches=launches,
+        events=events,
+        step_position=np.empty(0, dtype=np.int64),
+        activity=activity,
+        idle=cpu_idle_causes(activity, first, last, delays),
+        windows=windows,
+        collectives=with_exposure(gloo_collectives(trace, step, rows), activity),
+        limits=(
+            *host.limits,
+            Limit(
+                "cpu-trace",
+                "there is no GPU activity in this run: operators and gloo transfers on the CPU are judged",
+                "shares of time say little about a GPU job; counts, loader waits and arrival order stand",
+            ),
+        ),
+    )
+
+
+def _stepping_threads(trace: Trace) -> np.ndarray:
+    """Return the threads that run the training loop: those with steps, backward nodes or an optimizer."""
+    named = np.array(
+        [
+            vocabulary.step_number(name) is not None
+            or vocabulary.optimizer_step_class(name) is not None
+            or vocabulary.is_backward_node(name)
+            for name in trace.names
+        ],
+        dtype=bool,
+    )
+    host = np.isin(trace.kind, np.array([Kind.CPU_OP, Kind.ANNOTATION], dtype=np.uint8))
+    rows = np.flatnonzero(host & named[trace.name]) if named.size else np.empty(0, dtype=np.intp)
+    if rows.size == 0:
+        rows = np.flatnonzero(trace.kind == int(Kind.CPU_OP))
+    return np.unique(trace.thread[rows])
+
+
+def _missing_gpu_activity(trace: Trace) -> Limit | None:
+    """Return the limit for a trace of a GPU job that holds no GPU event, ``None`` for a CPU job's trace."""
+    launched = any(
+        vocabulary.runtime_role(trace.names[name]) in (RuntimeRole.LAUNCH, RuntimeRole.GRAPH_LAUNCH)
+        for name in np.unique(trace.name[trace.kind == int(Kind.RUNTIME)]).tolist()
+    )
+    accelerator = bool((trace.kind == int(Kind.ACCELERATOR)).any())
+    if accelerator:
+        what = "its device activity is of a kind that tracedoc does not understand"
+    elif launched or trace.info.devices or trace.info.backend in ("nccl", "rccl"):
+        what = "it is of a GPU job, yet holds no GPU activity"
+    else:
+        return None
+    return Limit("no-gpu-activity", f"{trace.info.source}: {what}", "nothing is said about this rank's device time")
+
+
+def _own_extents(
+    trace: Trace, rows: np.ndarray, position: np.ndarray, host: HostSteps, activity: Activity
+) -> tuple[Window, ...]:
+    """Return incomplete windows from each step's first to its last own event; without steps, one window."""
+    ends = trace.ts_ns[rows] + trace.dur_ns[rows]
+    windows = []
+    for index, step in enumerate(host.steps):
+        own = position == index
+        if own.any():
+            windows.append(Window(step.index, int(trace.ts_ns[rows[own]].min()), int(ends[own].max()), False))
+    return tuple(windows) or (Window(0, activity.start_ns, activity.end_ns, False),)
+
+
+def _judge(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimeline:
+    """Choose the step that stands for the rank."""
+    windows = timeline.windows
+    if steps is not None:
+        windows = tuple(window for window in windows if steps[0] <= window.index <= steps[1])
+    complete = sorted((w for w in windows if w.complete), key=lambda w: (w.end_ns - w.start_ns, w.index))
+    limits = timeline.limits
+    if complete:
+        judged: Window | None = complete[(len(complete) - 1) // 2]
+    else:
+        judged = max(windows, key=lambda w: w.end_ns - w.start_ns, default=None)
+        if judged is not None:
+            what = "no training step was found" if timeline.host.source == "none" else "no step was captured whole"
+            limits = (
+                *limits,
+                Limit(
+                    "no-complete-step",
+                    f"{timeline.trace.info.source}: {what}",
+                    "the longest part is judged as a step, with low confidence",
+                ),
+            )
+    return replace(timeline, windows=windows, judged=judged, limits=limits)

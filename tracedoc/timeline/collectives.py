@@ -1,0 +1,210 @@
+"""The collectives of one rank: each communication kernel joined to its record on the host."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tracedoc.timeline.activity import COMMUNICATION, Activity, GpuEvents, collective_records, gloo_rows
+from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows, match_ids
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import CollectiveArgs, Kind, Shapes, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveOp:
+    """One collective as one rank saw it.
+
+    ``nbytes`` is the payload S of nccl-tests (the full buffer), ``None`` where sizes are not recorded.
+    ``group`` holds the ranks, empty where they are not recorded. ``start_ns`` and ``end_ns`` are those of
+    the kernel (of the ``gloo:*`` range on CPU): waiting for the peers is inside. ``step`` is the step's
+    number, ``None`` before the first one. ``exposed_ns`` is the part with no compute beside it.
+    """
+
+    op: str
+    group: tuple[int, ...]
+    group_name: str
+    group_size: int | None
+    nbytes: int | None
+    dtype: str
+    seq: int | None
+    stream: int
+    start_ns: int
+    end_ns: int
+    launch_ns: int | None
+    step: int | None
+    exposed_ns: int = 0
+
+
+def gpu_collectives(
+    trace: Trace, events: GpuEvents, device: int, step_numbers: np.ndarray
+) -> tuple[CollectiveOp, ...]:
+    """Return the communication kernels and copies of ``device`` in time order.
+
+    ``step_numbers[i]`` is the number of the step of ``events.rows[i]``, below 0 where it has none.
+    """
+    wanted = np.flatnonzero((events.classes == COMMUNICATION) & (trace.device[events.rows] == device))
+    rows, launch_rows, numbers = events.rows[wanted], events.launch_rows[wanted], step_numbers[wanted]
+    arguments = _join_records(trace, rows, launch_rows)
+    annotations = enclosing_rows(trace, _nccl_annotations(trace), launch_rows)
+    found = []
+    for position, row in enumerate(rows.tolist()):
+        annotation = int(annotations[position])
+        launch_row = int(launch_rows[position])
+        found.append(
+            _operation(
+                trace,
+                row,
+                arguments[position],
+                annotation if annotation != NO_ROW else None,
+                launch_ns=int(trace.ts_ns[launch_row]) if launch_row != NO_ROW else None,
+                step=int(numbers[position]) if numbers[position] >= 0 else None,
+            )
+        )
+    return tuple(found)
+
+
+def gloo_collectives(trace: Trace, step_of_time: np.ndarray, rows: Rows) -> tuple[CollectiveOp, ...]:
+    """Return the ``gloo:*`` ranges in ``rows`` as collectives; ``step_of_time`` holds their step numbers.
+
+    gloo runs reduce-scatter as an all-reduce: the c10d operator that asked tells which it was. It records
+    no group; a job with a single group has that one.
+    """
+    asked = _asked_operations(trace, rows)
+    single = trace.info.groups[0] if len(trace.info.groups) == 1 and trace.info.group_count in (None, 1) else None
+    found = []
+    for position, row in enumerate(rows.tolist()):
+        shown = vocabulary.gloo_op(trace.row_name(row)) or "unknown"
+        found.append(
+            CollectiveOp(
+                op=asked.get(row, shown),
+                group=single.ranks if single else (),
+                group_name=single.name if single else "",
+                group_size=single.size if single else None,
+                nbytes=_dims_bytes(trace.shapes.get(row)),
+                dtype=_dims_dtype(trace.shapes.get(row)),
+                seq=None,
+                stream=int(trace.thread[row]),
+                start_ns=int(trace.ts_ns[row]),
+                end_ns=int(trace.ts_ns[row] + trace.dur_ns[row]),
+                launch_ns=None,
+                step=int(step_of_time[position]) if step_of_time[position] >= 0 else None,
+            )
+        )
+    return tuple(found)
+
+
+def with_exposure(operations: tuple[CollectiveOp, ...], activity: Activity) -> tuple[CollectiveOp, ...]:
+    """Return the operations with their exposed time filled in."""
+    exposed = activity.exposed_comm.covered_ns([o.start_ns for o in operations], [o.end_ns for o in operations])
+    return tuple(replace(o, exposed_ns=int(ns)) for o, ns in zip(operations, exposed, strict=True))
+
+
+def _join_records(trace: Trace, rows: Rows, launch_rows: Rows) -> list[CollectiveArgs | None]:
+    """Return each kernel's arguments: its own, else those of the record that holds its launch.
+
+    The External id is the last resort: old traces write the kernel's own correlation id there.
+    """
+    records = collective_records(trace)
+    records = records[[row in trace.collectives for row in records.tolist()]] if records.size else records
+    holders = enclosing_rows(trace, records, launch_rows)
+    order = np.argsort(trace.external_id[records], kind="stable")
+    by_id = match_ids(trace.external_id[rows], trace.external_id[records][order], records[order])
+    by_id[trace.external_id[rows] == trace.correlation[rows]] = NO_ROW
+    joined: list[CollectiveArgs | None] = []
+    for position, row in enumerate(rows.tolist()):
+        own = trace.collectives.get(row)
+        holder = int(holders[position]) if holders[position] != NO_ROW else int(by_id[position])
+        joined.append(own or (trace.collectives.get(holder) if holder != NO_ROW else None))
+    return joined
+
+
+def _nccl_annotations(trace: Trace) -> Rows:
+    named = np.array([vocabulary.nccl_annotation(name) is not None for name in trace.names], dtype=bool)
+    if not named.any():
+        return np.empty(0, dtype=np.intp)
+    return np.flatnonzero(named[trace.name] & (trace.kind == int(Kind.ANNOTATION)))
+
+
+def _operation(
+    trace: Trace,
+    row: int,
+    arguments: CollectiveArgs | None,
+    annotation: int | None,
+    *,
+    launch_ns: int | None,
+    step: int | None,
+) -> CollectiveOp:
+    op = None
+    nbytes: int | None = None
+    dtype = ""
+    if arguments is not None:
+        op = vocabulary.collective_op(arguments.name)
+        dtype = arguments.dtype
+        nbytes = vocabulary.payload_bytes(op or "unknown", arguments.in_elements, arguments.out_elements, dtype)
+    if annotation is not None:
+        op = op or vocabulary.nccl_annotation(trace.row_name(annotation))
+        if nbytes is None:
+            nbytes = _dims_bytes(trace.shapes.get(annotation))
+            dtype = dtype or _dims_dtype(trace.shapes.get(annotation))
+    op = op or vocabulary.collective_op(trace.row_name(row)) or "unknown"
+    group = arguments.group_ranks if arguments is not None else ()
+    if arguments is not None and not group:
+        group = next((g.ranks for g in trace.info.groups if g.name == arguments.group_name and g.name), ())
+    return CollectiveOp(
+        op=op,
+        group=group,
+        group_name=arguments.group_name if arguments is not None else "",
+        group_size=arguments.group_size if arguments is not None else None,
+        nbytes=nbytes,
+        dtype=dtype,
+        seq=arguments.seq if arguments is not None else None,
+        stream=int(trace.stream[row]),
+        start_ns=int(trace.ts_ns[row]),
+        end_ns=int(trace.ts_ns[row] + trace.dur_ns[row]),
+        launch_ns=launch_ns,
+        step=step,
+    )
+
+
+def _asked_operations(trace: Trace, rows: Rows) -> dict[int, str]:
+    """Return, for each gloo range, the operation that c10d was asked for, where the counts agree."""
+    queues: dict[str, deque[str]] = defaultdict(deque)
+    c10d = np.array([name.startswith("c10d::") for name in trace.names], dtype=bool)
+    if not c10d.any():
+        return {}
+    for row in np.flatnonzero(c10d[trace.name] & (trace.kind == int(Kind.CPU_OP))).tolist():
+        op = vocabulary.collective_op(trace.row_name(row))
+        if op is not None:
+            queues["all_reduce" if op == "reduce_scatter" else op].append(op)
+    shown: dict[str, list[int]] = defaultdict(list)
+    for row in rows.tolist():
+        shown[vocabulary.gloo_op(trace.row_name(row)) or "unknown"].append(row)
+    return {
+        row: op
+        for name, listed in shown.items()
+        if len(queues[name]) == len(listed)
+        for row, op in zip(listed, queues[name], strict=True)
+    }
+
+
+def _dims_bytes(shapes: Shapes | None) -> int | None:
+    """Return the bytes of the first tensor, e.g. of ``[[394241]]`` and ``float``."""
+    if shapes is None or not shapes.dims or not shapes.types:
+        return None
+    dims = shapes.dims[0]
+    size = vocabulary.dtype_bytes(shapes.types[0])
+    if not isinstance(dims, (list, tuple)) or not dims or size is None:
+        return None
+    elements = 1
+    for extent in dims:
+        if not isinstance(extent, int) or extent < 0:
+            return None
+        elements *= extent
+    return elements * size
+
+
+def _dims_dtype(shapes: Shapes | None) -> str:
+    return shapes.types[0] if shapes is not None and shapes.types else ""

@@ -1,0 +1,126 @@
+"""Give every idle nanosecond of a GPU one cause: what the host was doing instead of launching."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracedoc.spans import Spans
+from tracedoc.timeline.activity import Activity, GpuEvents
+from tracedoc.timeline.launches import NO_ROW
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.vocabulary import RuntimeRole
+
+CAUSES = ("input", "allocator", "sync", "compile", "gc", "launch", "dependency", "unknown")
+"""In order of precedence: the first that holds at a nanosecond is its cause.
+
+input: a data loader is waited for; allocator: device memory is allocated or freed; sync: the host blocks on
+the GPU; compile: code is compiled or a module loaded; gc: Python collects garbage; launch: the next GPU
+event was not launched yet; dependency: it was launched, yet nothing runs; unknown: its launch was not seen.
+"""
+
+LAUNCH_LATENCY_NS = 50_000
+"""A kernel starts at most this long after its launch on an idle GPU (5-40 us are usual); a longer wait on an
+idle GPU is not the launch's own latency."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdleCauses:
+    """Disjoint spans of idle time by cause; together they are the idle time of the device."""
+
+    spans: dict[str, Spans]
+
+    def in_window(self, start_ns: int, end_ns: int) -> dict[str, int]:
+        """Return the idle nanoseconds of each cause in ``[start_ns, end_ns)``."""
+        return {cause: int(spans.covered_ns([start_ns], [end_ns])[0]) for cause, spans in self.spans.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostSpans:
+    """When the host waited for input, allocated, blocked, compiled or collected garbage."""
+
+    input: Spans
+    allocator: Spans
+    sync: Spans
+    compile: Spans
+    gc: Spans
+
+
+def host_spans(trace: Trace) -> HostSpans:
+    """Return the host's own delays, over all threads."""
+    roles = np.zeros(len(trace.names), dtype=np.int8)
+    for index, name in enumerate(trace.names):
+        if vocabulary.data_loader(name) is not None:
+            roles[index] = 1
+        elif vocabulary.is_compile_range(name):
+            roles[index] = 4
+        elif vocabulary.is_gc_range(name):
+            roles[index] = 5
+        else:
+            role = vocabulary.runtime_role(name)
+            if role is RuntimeRole.ALLOCATION:
+                roles[index] = 2
+            elif role is RuntimeRole.SYNC:
+                roles[index] = 3
+            elif role is RuntimeRole.MODULE_LOAD:
+                roles[index] = 4
+    kinds = np.array([Kind.CPU_OP, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON], dtype=np.uint8)
+    role_of = np.where(np.isin(trace.kind, kinds), roles[trace.name], 0) if roles.size else roles
+    starts, ends = trace.ts_ns, trace.end_ns
+    parts = [Spans.of(starts[role_of == role], ends[role_of == role]) for role in range(1, 6)]
+    return HostSpans(*parts)
+
+
+def idle_causes(trace: Trace, events: GpuEvents, activity: Activity, device: int, host: HostSpans) -> IdleCauses:
+    """Return the causes of the idle time between the first and the last event of ``device``."""
+    idle = activity.busy.complement(activity.start_ns, activity.end_ns)
+    launch, dependency, unknown = _by_next_launch(trace, events, idle, device)
+    found: dict[str, Spans] = {}
+    rest = idle
+    for cause, spans in (
+        ("input", host.input),
+        ("allocator", host.allocator),
+        ("sync", host.sync),
+        ("compile", host.compile),
+        ("gc", host.gc),
+        ("launch", launch),
+        ("dependency", dependency),
+        ("unknown", unknown),
+    ):
+        found[cause] = rest & spans
+        rest = rest - spans
+    return IdleCauses(found)
+
+
+def cpu_idle_causes(activity: Activity, start_ns: int, end_ns: int, host: HostSpans) -> IdleCauses:
+    """Return the causes of idle time in a CPU trace; what no range explains is unknown."""
+    idle = activity.busy.complement(start_ns, end_ns)
+    found = {cause: Spans.empty() for cause in CAUSES}
+    rest = idle
+    for cause, spans in (("input", host.input), ("compile", host.compile), ("gc", host.gc)):
+        found[cause] = rest & spans
+        rest = rest - spans
+    found["unknown"] = rest
+    return IdleCauses(found)
+
+
+def _by_next_launch(trace: Trace, events: GpuEvents, idle: Spans, device: int) -> tuple[Spans, Spans, Spans]:
+    """Split idle time by whether the event that ends each gap had been launched."""
+    if len(idle) == 0:
+        return Spans.empty(), Spans.empty(), Spans.empty()
+    mine = trace.device[events.rows] == device
+    rows, launch_rows = events.rows[mine], events.launch_rows[mine]
+    next_event = np.searchsorted(trace.ts_ns[rows], idle.ends, side="left")
+    next_event = np.minimum(next_event, rows.size - 1)
+    launch_row = launch_rows[next_event]
+    linked = launch_row != NO_ROW
+    launched = np.where(linked, trace.ts_ns[np.maximum(launch_row, 0)], idle.starts)
+    late = linked & (launched > idle.starts)
+    launch_end = np.where(late, np.minimum(idle.ends, launched + LAUNCH_LATENCY_NS), idle.starts)
+    return (
+        Spans.of(idle.starts, launch_end),
+        Spans.of(np.where(linked, launch_end, idle.ends), idle.ends),
+        Spans.of(idle.starts, np.where(linked, idle.starts, idle.ends)),
+    )

@@ -1,0 +1,82 @@
+"""Link GPU events to the host calls that launched them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.trace.columns import NO_ID, Int64Column, Kind, Trace
+
+Rows = npt.NDArray[np.intp]
+NO_ROW = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launches:
+    """For each GPU event, the runtime call with the same correlation id.
+
+    ``gpu_rows`` are the kernels, copies and memsets in time order; ``launch_rows[i]`` is the row of the
+    call that launched ``gpu_rows[i]``, or ``NO_ROW``: kernels launched before the capture, parts of CUDA
+    graphs beyond the launch that they share, and untracked driver calls have none.
+    """
+
+    gpu_rows: Rows
+    launch_rows: Rows
+
+    @property
+    def linked(self) -> npt.NDArray[np.bool_]:
+        """Which GPU events have a launch."""
+        return self.launch_rows != NO_ROW
+
+
+def link_launches(trace: Trace) -> Launches:
+    """Match GPU events with runtime calls by correlation id; of several calls the first one counts."""
+    gpu_rows = trace.rows(Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
+    runtime_rows = trace.rows(Kind.RUNTIME)
+    runtime_ids = trace.correlation[runtime_rows]
+    runtime_rows = runtime_rows[runtime_ids > 0]
+    order = np.argsort(trace.correlation[runtime_rows], kind="stable")
+    runtime_rows = runtime_rows[order]
+    launch_rows = match_ids(trace.correlation[gpu_rows], trace.correlation[runtime_rows], runtime_rows)
+    return Launches(gpu_rows, launch_rows)
+
+
+def match_ids(wanted: Int64Column, sorted_ids: Int64Column, rows: Rows) -> Rows:
+    """Return, for each wanted id, the first of ``rows`` whose id is equal, or ``NO_ROW``.
+
+    ``sorted_ids[i]`` is the id of ``rows[i]``, ascending. Ids of 0 and below match nothing.
+    """
+    found = np.full(wanted.size, NO_ROW, dtype=np.intp)
+    if rows.size == 0 or wanted.size == 0:
+        return found
+    index = np.minimum(np.searchsorted(sorted_ids, wanted, side="left"), rows.size - 1)
+    hit = (sorted_ids[index] == wanted) & (wanted > 0) & (wanted != NO_ID)
+    found[hit] = rows[index[hit]]
+    return found
+
+
+def enclosing_rows(trace: Trace, candidates: Rows, inner: Rows) -> Rows:
+    """Return, for each row of ``inner``, the candidate on its thread that contains its start.
+
+    Candidates are host ranges that do not nest in each other (records of collectives, nccl ranges). Rows
+    equal to ``NO_ROW``, and rows that no candidate contains, give ``NO_ROW``.
+    """
+    found = np.full(inner.size, NO_ROW, dtype=np.intp)
+    present = np.flatnonzero(inner != NO_ROW)
+    if candidates.size == 0 or present.size == 0:
+        return found
+    threads = trace.thread[inner[present]]
+    for thread in np.unique(threads):
+        outer = candidates[trace.thread[candidates] == thread]
+        if outer.size == 0:
+            continue
+        mine = present[threads == thread]
+        starts = trace.ts_ns[inner[mine]]
+        index = np.searchsorted(trace.ts_ns[outer], starts, side="right") - 1
+        valid = index >= 0
+        holder = outer[np.maximum(index, 0)]
+        inside = valid & (starts < trace.ts_ns[holder] + trace.dur_ns[holder])
+        found[mine[inside]] = holder[inside]
+    return found

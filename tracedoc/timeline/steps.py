@@ -1,0 +1,298 @@
+"""Find the training steps of one rank, and which step each GPU event belongs to.
+
+The host may run far ahead of the GPU, so a GPU event belongs to the step whose host range launched it, and
+a step begins on the GPU with the first kernel that it launched on the compute stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.errors import Limit
+from tracedoc.timeline.launches import Launches, Rows
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind, Trace
+
+BEFORE = -1
+"""Stands for "before capture": launched before the first host step, or before anything that is linked."""
+
+UNFINISHED_NS = 1_000_000
+"""The profiler closes what is still open when it stops: a range that ends this close to the last
+timestamp was cut, not finished."""
+
+LENGTH_RATIO = 10
+"""Finished ProfilerSteps that differ more than this are no clock of training steps."""
+
+LINKED_SHARE = 0.10
+"""With fewer linked kernels than this, host time has to decide about steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """One training step as the host saw it. ``finished``: its end was reached inside the capture."""
+
+    index: int
+    start_ns: int
+    end_ns: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostSteps:
+    """The host steps in time order, and which source gave them.
+
+    ``source`` is "profiler" (ProfilerStep), "optimizer", "inferred" (zero_grad, data loader) or "none".
+    """
+
+    steps: tuple[HostStep, ...]
+    source: str
+    limits: tuple[Limit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time of one step on the GPU (or on the CPU, in a CPU trace), ``[start_ns, end_ns)``.
+
+    ``complete``: the boundary of the next step was captured, so the window is the whole step.
+    """
+
+    index: int
+    start_ns: int
+    end_ns: int
+    complete: bool
+
+
+def find_host_steps(trace: Trace) -> HostSteps:
+    """Return the host steps from the best source that holds: ProfilerStep, optimizer, inferred, none."""
+    names = _named_rows(trace)
+    if not len(trace):
+        return HostSteps((), "none")
+    last_ns = int(_host_end_ns(trace))
+    backward = trace.ts_ns[names.backward]
+    limits: tuple[Limit, ...] = ()
+    profiler = _profiler_steps(trace, names.steps, last_ns)
+    if profiler:
+        reason = _why_no_clock(profiler, backward)
+        if not reason:
+            return HostSteps(profiler, "profiler")
+        limits = (
+            Limit(
+                "profiler-steps-rejected",
+                f"{trace.info.source}: {len(profiler)} ProfilerStep ranges are not training steps: {reason}",
+                "steps are taken from the optimizer or inferred instead",
+            ),
+        )
+    optimizer = _group_ends(trace, _outermost(trace, names.optimizer), backward)
+    if optimizer.size >= 2:
+        return HostSteps(_between(optimizer, last_ns), "optimizer", limits)
+    for rows in (names.zero_grad, names.loader):
+        starts = _group_starts(trace.ts_ns[rows], backward)
+        if starts.size >= 2:
+            return HostSteps(_between(starts, last_ns), "inferred", limits)
+    return HostSteps((), "none", limits)
+
+
+def assign_steps(
+    trace: Trace, launches: Launches, host: HostSteps
+) -> tuple[npt.NDArray[np.int64], tuple[Limit, ...]]:
+    """Return for each GPU event the position of its step in ``host.steps``; and the limits met.
+
+    ``BEFORE`` marks events before the first step; ``len(host.steps)`` those launched after the last one.
+    An unlinked event takes the step of the next linked event on its stream, with none after it that of
+    the previous one; unlinked events before the first linked one are ``BEFORE``.
+    """
+    rows = launches.gpu_rows
+    starts = np.array([step.start_ns for step in host.steps], dtype=np.int64)
+    last_end = host.steps[-1].end_ns if host.steps else 0
+    kernels = trace.kind[rows] == int(Kind.KERNEL)
+    linked = launches.linked
+    if kernels.any() and linked[kernels].mean() < LINKED_SHARE:
+        return _place(trace.ts_ns[rows], starts, last_end), (
+            Limit(
+                "steps-by-host-clock",
+                f"{trace.info.source}: {linked[kernels].mean():.0%} of the kernels can be linked to their launch",
+                "steps are cut by the host's clock; they are wrong where the GPU runs behind the host",
+            ),
+        )
+    step = np.full(rows.size, BEFORE, dtype=np.int64)
+    step[linked] = _place(trace.ts_ns[launches.launch_rows[linked]], starts, last_end)
+    if not linked.all():
+        lanes = trace.device[rows].astype(np.int64) << 32 | (trace.stream[rows] & 0xFFFFFFFF)
+        for lane in np.unique(lanes[~linked]):
+            mine = np.flatnonzero(lanes == lane)
+            step[mine] = _fill_unlinked(step[mine], linked[mine])
+    return step, ()
+
+
+def _fill_unlinked(
+    step: npt.NDArray[np.int64], linked: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    known = np.flatnonzero(linked)
+    filled = np.full(step.size, BEFORE, dtype=np.int64)
+    if known.size == 0:
+        return filled
+    position = np.arange(step.size)
+    following = np.searchsorted(known, position, side="left")
+    source = known[np.minimum(following, known.size - 1)]
+    filled[:] = step[source]
+    filled[: known[0]] = BEFORE
+    return filled
+
+
+def gpu_windows(
+    trace: Trace, rows: Rows, step: npt.NDArray[np.int64], boundary_rows: npt.NDArray[np.bool_], host: HostSteps
+) -> tuple[Window, ...]:
+    """Return the windows of the steps on one device.
+
+    ``rows`` are the GPU events of the device in time order with their ``step``; ``boundary_rows`` marks
+    the kernels on the compute stream, which alone can begin a step. A step without such a kernel has no
+    window, and the step before it is not complete.
+    """
+    candidates = np.flatnonzero(boundary_rows & (step >= 0) & (step < len(host.steps)))
+    positions, first = np.unique(step[candidates], return_index=True)
+    begins = {int(p): int(trace.ts_ns[rows[candidates[f]]]) for p, f in zip(positions, first, strict=True)}
+    ends = trace.ts_ns[rows] + trace.dur_ns[rows]
+    windows: list[Window] = []
+    for position in sorted(begins):
+        host_step = host.steps[position]
+        start = begins[position]
+        following = begins.get(position + 1)
+        if windows and start <= windows[-1].start_ns:
+            continue
+        if following is not None and following > start and host_step.finished:
+            windows.append(Window(host_step.index, start, following, True))
+            continue
+        own = step == position
+        end = int(ends[own].max()) if own.any() else start
+        if following is not None and following > start:
+            end = min(end, following)
+        windows.append(Window(host_step.index, start, max(end, start), False))
+    return tuple(windows)
+
+
+def host_windows(host: HostSteps) -> tuple[Window, ...]:
+    """Return the windows of a CPU trace: from one host step's start to the next one's."""
+    windows: list[Window] = []
+    for position, step in enumerate(host.steps):
+        following = host.steps[position + 1] if position + 1 < len(host.steps) else None
+        end = following.start_ns if following is not None else step.end_ns
+        windows.append(Window(step.index, step.start_ns, max(end, step.start_ns), step.finished))
+    return tuple(windows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _NamedRows:
+    steps: Rows
+    optimizer: Rows
+    zero_grad: Rows
+    loader: Rows
+    backward: Rows
+
+
+def _named_rows(trace: Trace) -> _NamedRows:
+    """Classify each distinct name once, then pick the host rows."""
+    roles = np.zeros(len(trace.names), dtype=np.int8)
+    for index, name in enumerate(trace.names):
+        if vocabulary.step_number(name) is not None:
+            roles[index] = 1
+        elif vocabulary.optimizer_step_class(name) is not None:
+            roles[index] = 2
+        elif vocabulary.is_zero_grad(name):
+            roles[index] = 3
+        elif vocabulary.data_loader(name) is not None:
+            roles[index] = 4
+        elif vocabulary.is_backward_node(name):
+            roles[index] = 5
+    host = np.isin(trace.kind, np.array([Kind.ANNOTATION, Kind.CPU_OP], dtype=np.uint8))
+    role = np.where(host, roles[trace.name], 0) if roles.size else np.zeros(len(trace), dtype=np.int8)
+    return _NamedRows(*(np.flatnonzero(role == wanted) for wanted in range(1, 6)))
+
+
+def _host_end_ns(trace: Trace) -> int:
+    host = ~np.isin(
+        trace.kind,
+        np.array([Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC, Kind.GPU_ANNOTATION], dtype=np.uint8),
+    )
+    ends = trace.end_ns
+    return int(ends[host].max()) if host.any() else int(ends.max())
+
+
+def _profiler_steps(trace: Trace, rows: Rows, last_ns: int) -> tuple[HostStep, ...]:
+    found: dict[int, HostStep] = {}
+    for row in rows.tolist():
+        index = vocabulary.step_number(trace.row_name(row))
+        if index is None or index in found:
+            continue
+        start, end = int(trace.ts_ns[row]), int(trace.ts_ns[row] + trace.dur_ns[row])
+        found[index] = HostStep(index, start, end, end < last_ns - UNFINISHED_NS)
+    return tuple(sorted(found.values(), key=lambda step: step.start_ns))
+
+
+def _why_no_clock(steps: tuple[HostStep, ...], backward: npt.NDArray[np.int64]) -> str:
+    """Return why ProfilerSteps cannot be the clock, or "". Traces without any backward pass are inference."""
+    finished = [step for step in steps if step.finished]
+    if backward.size and finished:
+        held = np.searchsorted(backward, [s.end_ns for s in finished]) - np.searchsorted(
+            backward, [s.start_ns for s in finished]
+        )
+        empty = int((held == 0).sum())
+        if empty:
+            return f"{empty} of {len(finished)} hold no backward pass"
+    lengths = [step.end_ns - step.start_ns for step in finished]
+    if lengths and max(lengths) > LENGTH_RATIO * max(min(lengths), 1):
+        return "their lengths differ more than tenfold"
+    return ""
+
+
+def _outermost(trace: Trace, rows: Rows) -> Rows:
+    """Drop ranges that lie inside an earlier one (a wrapped optimizer emits two)."""
+    kept: list[int] = []
+    reach = None
+    for row in rows.tolist():
+        end = int(trace.ts_ns[row] + trace.dur_ns[row])
+        if reach is None or int(trace.ts_ns[row]) >= reach:
+            kept.append(row)
+            reach = end
+    return np.array(kept, dtype=np.intp)
+
+
+def _group_ends(trace: Trace, rows: Rows, backward: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return where each group of optimizer calls ends; calls with no backward pass between them are one."""
+    if rows.size == 0:
+        return np.empty(0, dtype=np.int64)
+    starts, ends = trace.ts_ns[rows], trace.ts_ns[rows] + trace.dur_ns[rows]
+    if backward.size == 0:
+        return np.asarray(ends, dtype=np.int64)
+    between = np.searchsorted(backward, starts[1:]) > np.searchsorted(backward, ends[:-1])
+    return np.asarray(ends[np.append(between, True)], dtype=np.int64)
+
+
+def _group_starts(starts: npt.NDArray[np.int64], backward: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    if starts.size < 2 or backward.size == 0:
+        return starts
+    between = np.searchsorted(backward, starts[1:]) > np.searchsorted(backward, starts[:-1])
+    return np.asarray(starts[np.append(True, between)], dtype=np.int64)
+
+
+def _between(boundaries: npt.NDArray[np.int64], last_ns: int) -> tuple[HostStep, ...]:
+    """Return the steps between boundaries, and the cut one after the last."""
+    edges = boundaries.tolist()
+    steps = [
+        HostStep(index, start, end, True) for index, (start, end) in enumerate(zip(edges, edges[1:], strict=False))
+    ]
+    if last_ns > edges[-1]:
+        steps.append(HostStep(len(steps), edges[-1], last_ns, False))
+    return tuple(steps)
+
+
+def _place(times: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], last_end: int) -> npt.NDArray[np.int64]:
+    if starts.size == 0:
+        return np.full(times.size, BEFORE, dtype=np.int64)
+    position = np.searchsorted(starts, times, side="right") - 1
+    position[(position == starts.size - 1) & (times >= last_end)] = starts.size
+    return np.asarray(position, dtype=np.int64)
+
+
