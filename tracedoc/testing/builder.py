@@ -1,0 +1,672 @@
+"""Build the Kineto trace of one rank by hand, event by event, for tests of rules and of the reader.
+
+Times are milliseconds since an arbitrary instant that all builders share; negative ones are fine. What
+:meth:`TraceBuilder.to_json` returns has the shape that torch.profiler writes, and goes through the real
+reader: one microsecond with three decimals a timestamp, launches linked to kernels by correlation,
+collective arguments on NCCL kernels and on their ``record_param_comms``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+Layout = Literal["current", "absolute", "array"]
+"""How the file states time: relative to ``baseTimeNanoseconds``, as Unix time, or as Unix time in a
+bare JSON array without any metadata (early 2021 and before)."""
+
+GEMM_KERNEL: Final = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
+DEFAULT_LEAD_MS: Final = 0.01
+"""How long before its start a kernel is launched where nothing else is said."""
+
+_BASE_TIME_NS: Final = 1_767_225_600_000_000_000
+_ORIGIN_NS: Final = 1_000_000_000_000  # time 0 of the builder, after the base: leaves room for negative times
+_COMPUTE_STREAM: Final = 7
+_COPY_STREAM: Final = 16
+_COMM_STREAM: Final = 20
+_DEVICES_A_HOST: Final = 8
+
+_DTYPE_BYTES: Final = {
+    "Float": 4, "BFloat16": 2, "Half": 2, "Double": 8, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1,
+}  # fmt: skip
+_KERNEL_DTYPE: Final = {
+    "Float": "f32", "BFloat16": "bf16", "Half": "f16", "Double": "f64",
+    "Long": "i64", "Int": "i32", "Byte": "u8", "Char": "i8", "Bool": "u8",
+}  # fmt: skip
+_INPUT_TYPE: Final = {
+    "Float": "float", "BFloat16": "c10::BFloat16", "Half": "c10::Half", "Double": "double",
+    "Long": "long int", "Int": "int", "Byte": "unsigned char", "Char": "signed char", "Bool": "bool",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """The names that one collective has in each layer of the stack."""
+
+    collective: str  # c10d's internal name, in "Collective name"
+    operator: str  # the dispatcher's operator on the calling thread
+    annotation: str  # what follows "nccl:"
+    gloo: str  # what follows "gloo:"
+    kernel: str  # with {dtype}
+    scatter: Literal["", "in", "out"] = ""  # which side holds only this rank's share
+
+
+_KERNEL_ARGUMENT: Final = "(ncclDevKernelArgsStorage<4096ul>)"
+OPERATIONS: Final[dict[str, _Operation]] = {
+    "allreduce": _Operation(
+        "allreduce", "c10d::allreduce_", "all_reduce", "all_reduce",
+        "ncclDevKernel_AllReduce_Sum_{dtype}_RING_LL",
+    ),
+    "allgather": _Operation(
+        "_allgather_base", "c10d::_allgather_base_", "_all_gather_base", "all_gather",
+        "ncclDevKernel_AllGather_RING_LL", "in",
+    ),
+    "reducescatter": _Operation(
+        # gloo implements reduce-scatter on its all-reduce, and names it so.
+        "_reduce_scatter_base", "c10d::_reduce_scatter_base_", "_reduce_scatter_base", "all_reduce",
+        "ncclDevKernel_ReduceScatter_Sum_{dtype}_RING_LL", "out",
+    ),
+    "broadcast": _Operation(
+        "broadcast", "c10d::broadcast_", "broadcast", "broadcast", "ncclDevKernel_Broadcast_RING_LL"
+    ),
+    "reduce": _Operation(
+        "reduce", "c10d::reduce_", "reduce", "reduce", "ncclDevKernel_Reduce_Sum_{dtype}_RING_LL"
+    ),
+    "alltoall": _Operation(
+        "all_to_all", "c10d::alltoall_base_", "all_to_all", "all_to_all", "ncclDevKernel_SendRecv"
+    ),
+    "send": _Operation("send", "c10d::send", "send {rank}->{peer}", "send", "ncclDevKernel_SendRecv"),
+    "recv": _Operation("recv", "c10d::recv_", "recv {rank}<-{peer}", "recv", "ncclDevKernel_SendRecv"),
+    "barrier": _Operation(
+        "allreduce", "c10d::barrier", "all_reduce_barrier", "barrier",
+        "ncclDevKernel_AllReduce_Sum_{dtype}_RING_LL",
+    ),
+}  # fmt: skip
+"""Every collective that :meth:`TraceBuilder.collective` knows, by its short name."""
+
+_DEVICE_PROPERTIES: Final[dict[str, tuple[int, int, int, int]]] = {
+    # name contains: memory bytes, compute major, compute minor, multiprocessors
+    "V100": (16_945_512_448, 7, 0, 80),
+    "A100": (85_049_999_360, 8, 0, 108),
+    "H100": (84_929_347_584, 9, 0, 132),
+    "H200": (150_055_550_976, 9, 0, 132),
+    "B200": (191_500_000_000, 10, 0, 148),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    category: str
+    name: str
+    pid: int
+    tid: int
+    start_ns: int
+    duration_ns: int
+    args: dict[str, object]
+
+
+@dataclass(slots=True)
+class _Launch:
+    """Host events that all start where the launch does; ``start_ns`` is settled when the file is made."""
+
+    thread: str
+    requested_ns: int
+    latest_ns: int
+    slot_ns: int
+    events: list[tuple[str, str, int, dict[str, object]]] = field(default_factory=list)
+
+
+class TraceBuilder:
+    """Collect the events of one rank; every method that adds some returns the builder itself.
+
+    ``device=None`` makes a CPU trace: there are no GPU events, and :meth:`collective` writes gloo's.
+    Launches that would overlap on one thread follow each other, but never come after their kernel.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        host: str = "node0",
+        device: str | None = "NVIDIA H100 80GB HBM3",
+        backend: str | None = None,
+        layout: Layout = "current",
+        base_time_ns: int = _BASE_TIME_NS,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._host = host
+        self._device = device
+        self._backend = backend or ("nccl" if device else "gloo")
+        self._layout = layout
+        self._base_time_ns = base_time_ns
+        self._pid = 10_000 + 100 * rank
+        self._ordinal = rank % _DEVICES_A_HOST
+        self._threads: dict[str, int] = {"main": self._pid}
+        self._streams: set[int] = set()
+        self._events: list[_Event] = []
+        self._launches: list[_Launch] = []
+        self._groups: dict[str, tuple[int, ...]] = {"0": tuple(range(world_size))}
+        self._sequence: dict[str, int] = {}
+        self._external_id = 0
+        self._correlation = 100
+        self._has_shapes = False
+
+    # Host side ------------------------------------------------------------------------------------
+
+    def step(self, index: int, start_ms: float, end_ms: float) -> TraceBuilder:
+        """Add the host range ``ProfilerStep#index``."""
+        return self.host(f"ProfilerStep#{index}", start_ms, end_ms, category="user_annotation")
+
+    def host(
+        self,
+        name: str,
+        start_ms: float,
+        end_ms: float,
+        *,
+        thread: str = "main",
+        category: Literal["cpu_op", "user_annotation", "python_function"] = "cpu_op",
+        dims: Sequence[object] | None = None,
+        types: Sequence[str] | None = None,
+    ) -> TraceBuilder:
+        """Add an operator or a range on a host thread: "main", "autograd" or a name of its own."""
+        args: dict[str, object] = {"External id": self._next_external_id(), **self._shapes(dims, types)}
+        self._host_event(category, name, thread, _ns(start_ms), _ns(end_ms) - _ns(start_ms), args=args)
+        return self
+
+    def loader(self, start_ms: float, end_ms: float, *, workers: int = 0) -> TraceBuilder:
+        """Add the wait for the next batch of a DataLoader."""
+        iterator = "_MultiProcessingDataLoaderIter" if workers else "_SingleProcessDataLoaderIter"
+        return self.host(
+            f"enumerate(DataLoader)#{iterator}.__next__", start_ms, end_ms, category="user_annotation"
+        )
+
+    def optimizer(self, start_ms: float, end_ms: float, name: str = "AdamW") -> TraceBuilder:
+        """Add the host range of an optimizer's ``step``."""
+        return self.host(f"Optimizer.step#{name}.step", start_ms, end_ms, category="user_annotation")
+
+    def backward(
+        self, start_ms: float, end_ms: float, *, node: str = "MmBackward0", thread: str | None = None
+    ) -> TraceBuilder:
+        """Add an autograd node: on the autograd thread, or on the main thread of a CPU trace."""
+        on = thread or ("autograd" if self._device else "main")
+        start, duration = _ns(start_ms), _ns(end_ms) - _ns(start_ms)
+        for name in (f"autograd::engine::evaluate_function: {node}", node):
+            args: dict[str, object] = {
+                "External id": self._next_external_id(), "Sequence number": 1, "Fwd thread id": 1,
+            }  # fmt: skip
+            self._host_event("cpu_op", name, on, start, duration, args=args)
+        return self
+
+    def runtime(self, name: str, start_ms: float, end_ms: float, *, thread: str = "main") -> TraceBuilder:
+        """Add a runtime call that starts no GPU work: ``cudaMalloc``, ``cudaStreamSynchronize``..."""
+        args: dict[str, object] = {
+            "External id": self._external_id, "cbid": 0, "correlation": self._next_correlation(),
+        }  # fmt: skip
+        duration = _ns(end_ms) - _ns(start_ms)
+        self._host_event("cuda_runtime", name, thread, _ns(start_ms), duration, args=args)
+        return self
+
+    # GPU side -------------------------------------------------------------------------------------
+
+    def kernel(
+        self,
+        name: str,
+        start_ms: float,
+        end_ms: float,
+        *,
+        stream: int = _COMPUTE_STREAM,
+        launch_ms: float | None = None,
+        linked: bool = True,
+        thread: str = "main",
+        op: str = "aten::mm",
+        dims: Sequence[object] | None = None,
+        types: Sequence[str] | None = None,
+    ) -> TraceBuilder:
+        """Add a kernel, the call that launched it, and the operator ``op`` around that call.
+
+        ``launch_ms`` is when the call starts (10 us before the kernel unless given). An unlinked kernel
+        has no launch in the file, as one launched before the capture.
+        """
+        self._kernel(
+            name, start_ms, end_ms,
+            stream=stream, launch_ms=launch_ms, linked=linked, thread=thread, call="cudaLaunchKernel",
+            around=[(op, "cpu_op", self._shapes(dims, types))], extra={},
+        )  # fmt: skip
+        return self
+
+    def copy(
+        self,
+        direction: Literal["HtoD", "DtoH", "DtoD", "PtoP"],
+        start_ms: float,
+        end_ms: float,
+        nbytes: int = 1 << 20,
+        *,
+        pageable: bool = False,
+        stream: int | None = None,
+        launch_ms: float | None = None,
+        thread: str = "main",
+    ) -> TraceBuilder:
+        """Add a copy and its ``cudaMemcpyAsync``, which blocks to the end for pageable memory."""
+        host_side = "Pageable" if pageable else "Pinned"
+        ends = {"HtoD": (host_side, "Device"), "DtoH": ("Device", host_side)}
+        source, target = ends.get(direction, ("Device", "Device"))
+        self._transfer(
+            "gpu_memcpy", f"Memcpy {direction} ({source} -> {target})", "cudaMemcpyAsync", "aten::copy_",
+            start_ms, end_ms, nbytes,
+            stream=_COPY_STREAM if stream is None else stream, launch_ms=launch_ms, thread=thread,
+            blocks=pageable,
+        )  # fmt: skip
+        return self
+
+    def memset(
+        self,
+        start_ms: float,
+        end_ms: float,
+        nbytes: int = 1 << 20,
+        *,
+        stream: int = _COMPUTE_STREAM,
+        launch_ms: float | None = None,
+        thread: str = "main",
+    ) -> TraceBuilder:
+        """Add a memset and its ``cudaMemsetAsync``."""
+        self._transfer(
+            "gpu_memset", "Memset (Device)", "cudaMemsetAsync", "aten::zero_", start_ms, end_ms, nbytes,
+            stream=stream, launch_ms=launch_ms, thread=thread, blocks=False,
+        )  # fmt: skip
+        return self
+
+    def gpu_annotation(
+        self, name: str, start_ms: float, end_ms: float, *, stream: int = _COMPUTE_STREAM
+    ) -> TraceBuilder:
+        """Add the shadow of a host range on a stream, 1 ns wider on both sides as Kineto writes it."""
+        args: dict[str, object] = {"External id": self._external_id}
+        self._gpu_event("gpu_user_annotation", name, stream, _ns(start_ms) - 1, _ns(end_ms) + 1, args=args)
+        return self
+
+    def collective(
+        self,
+        op: str,
+        start_ms: float,
+        end_ms: float,
+        *,
+        nbytes: int = 16 << 20,
+        dtype: str = "BFloat16",
+        group: str = "0",
+        ranks: Sequence[int] | None = None,
+        stream: int = _COMM_STREAM,
+        launch_ms: float | None = None,
+        linked: bool = True,
+        thread: str = "main",
+        seq: int | None = None,
+        peer: int | None = None,
+    ) -> TraceBuilder:
+        """Add one rank's part of a collective: operator, ``record_param_comms``, annotation, kernel.
+
+        ``op`` is one of :data:`OPERATIONS`. ``nbytes`` is the whole message: what an all-gather puts out
+        and what a reduce-scatter takes in. ``ranks`` are the members of ``group`` (all ranks unless
+        given). ``seq`` counts up within the group unless given. ``peer`` is the other end of a send or
+        receive. In a CPU trace the interval is that of ``gloo:*`` on its own thread.
+        """
+        if op not in OPERATIONS:
+            raise ValueError(f"unknown collective {op!r}; known: {', '.join(OPERATIONS)}")
+        if dtype not in _DTYPE_BYTES:
+            raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(_DTYPE_BYTES)}")
+        members = self._members(group, ranks)
+        number = seq if seq is not None else self._sequence.get(group, 0) + 1
+        self._sequence[group] = number
+        operation = OPERATIONS[op]
+        elements = nbytes // _DTYPE_BYTES[dtype]
+        share = elements // len(members)
+        in_elements = share if operation.scatter == "in" else elements
+        out_elements = share if operation.scatter == "out" else elements
+        if self._device is None:
+            self._gloo(
+                operation, start_ms, end_ms, in_elements, out_elements, dtype=dtype, launch_ms=launch_ms
+            )
+            return self
+        listed: list[object] = list(members)
+        if len(members) > 30:  # Kineto shortens long lists
+            listed = [*members[:29], "...", members[-1]]
+        arguments: dict[str, object] = {
+            "Collective name": operation.collective,
+            "In msg nelems": in_elements, "Out msg nelems": out_elements, "Group size": len(members),
+            "dtype": dtype, "In split size": "[]", "Out split size": "[]",
+            "Process Group Name": group,
+            "Process Group Description": "default_pg" if group == "0" else group,
+            "Process Group Ranks": f"[{', '.join(map(str, listed))}]",
+            "Seq": number,
+        }  # fmt: skip
+        if op in ("send", "recv"):
+            other = peer if peer is not None else next((m for m in members if m != self.rank), self.rank)
+            arguments |= {"Src Rank": self.rank, "Dst Rank": other} if op == "send" else {
+                "Src Rank": other, "Dst Rank": self.rank,
+            }  # fmt: skip
+            annotation = "nccl:" + operation.annotation.format(rank=self.rank, peer=other)
+        else:
+            annotation = f"nccl:{operation.annotation}"
+        record = {
+            **arguments, "Rank": self.rank, "Global rank start": members[0],
+            "Global rank stride": members[1] - members[0] if len(members) > 1 else 1,
+        }  # fmt: skip
+        kernel = operation.kernel.format(dtype=_KERNEL_DTYPE[dtype]) + _KERNEL_ARGUMENT
+        self._kernel(
+            kernel, start_ms, end_ms,
+            stream=stream, launch_ms=launch_ms, linked=linked, thread=thread, call="cudaLaunchKernelExC",
+            around=[
+                (operation.operator, "cpu_op", {}),
+                ("record_param_comms", "cpu_op", record),
+                (annotation, "user_annotation", {}),
+            ],
+            extra=arguments,
+        )  # fmt: skip
+        if linked:
+            self.gpu_annotation(annotation, start_ms, end_ms, stream=stream)
+        return self
+
+    # The file -------------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """Return the trace as JSON text, one event a line."""
+        events = [*self._events, *self._settled_launches()]
+        offset = _ORIGIN_NS if self._layout == "current" else _ORIGIN_NS + self._base_time_ns
+        first = min((e.start_ns for e in events), default=0) + offset
+        last = max((e.start_ns + e.duration_ns for e in events), default=0) + offset
+        lines = [_complete(e, offset) for e in events]
+        lines.append(
+            f'{{"ph": "X", "cat": "Trace", "ts": {_us(first)}, "dur": {_us(last - first)}, "pid": "Spans",'
+            ' "tid": "PyTorch Profiler", "name": "PyTorch Profiler (0)", "args": {"Op count": 0}}'
+        )
+        lines.extend(self._metadata_events(first))
+        for name, pid, tid, at in (
+            ("Iteration Start: PyTorch Profiler", "Traces", "Trace PyTorch Profiler", first),
+            ("Record Window End", "", "", last),
+        ):
+            lines.append(
+                f'{{"ph": "i", "s": "g", "name": "{name}", "pid": "{pid}", "tid": "{tid}", "ts": {_us(at)}}}'
+            )
+        body = "[\n" + ",\n".join(lines) + "\n]"
+        if self._layout == "array":
+            return body + "\n"
+        header = self._header()
+        head = "".join(f"{json.dumps(key)}: {json.dumps(value)},\n" for key, value in header.items())
+        name = f"rank-{self.rank}.json"
+        return f'{{\n{head}"traceEvents": {body},\n"traceName": "{name}"\n}}\n'
+
+    def write(self, path: str | Path) -> Path:
+        """Write the trace to ``path`` (gzip if it ends in ``.gz``: equal builders give equal bytes)."""
+        target = Path(path)
+        text = self.to_json().encode()
+        target.write_bytes(gzip.compress(text, 9, mtime=0) if target.suffix == ".gz" else text)
+        return target
+
+    # Inside ---------------------------------------------------------------------------------------
+
+    def _kernel(
+        self,
+        name: str,
+        start_ms: float,
+        end_ms: float,
+        *,
+        stream: int,
+        launch_ms: float | None,
+        linked: bool,
+        thread: str,
+        call: str,
+        around: list[tuple[str, str, dict[str, object]]],
+        extra: dict[str, object],
+    ) -> None:
+        start, end = _ns(start_ms), _ns(end_ms)
+        correlation = self._next_correlation()
+        args: dict[str, object] = {
+            "queued": 0, "device": self._ordinal, "context": 1, "stream": stream, "correlation": correlation,
+            "registers per thread": 128, "shared memory": 0, "blocks per SM": 1.0, "warps per SM": 4.0,
+            "grid": [132, 1, 1], "block": [128, 1, 1], "est. achieved occupancy %": 6,
+        }  # fmt: skip
+        if linked:
+            # Kineto: the launch carries the id of the innermost cpu_op around it.
+            external_id = self._launch(
+                call, correlation, start, stream=stream, launch_ms=launch_ms, thread=thread, around=around
+            )
+            args = {"External id": external_id, **args}
+        self._gpu_event("kernel", name, stream, start, end, args=args | extra)
+
+    def _transfer(
+        self,
+        category: str,
+        name: str,
+        call: str,
+        op: str,
+        start_ms: float,
+        end_ms: float,
+        nbytes: int,
+        *,
+        stream: int,
+        launch_ms: float | None,
+        thread: str,
+        blocks: bool,
+    ) -> None:
+        start, end = _ns(start_ms), _ns(end_ms)
+        correlation = self._next_correlation()
+        external_id = self._launch(
+            call, correlation, start, stream=stream, launch_ms=launch_ms, thread=thread,
+            around=[(op, "cpu_op", {})], until_ns=end if blocks else None,
+        )  # fmt: skip
+        args: dict[str, object] = {
+            "External id": external_id, "device": self._ordinal, "context": 1, "stream": stream,
+            "correlation": correlation, "bytes": nbytes,
+            "memory bandwidth (GB/s)": round(nbytes / max(end - start, 1), 3),
+        }  # fmt: skip
+        self._gpu_event(category, name, stream, start, end, args=args)
+
+    def _launch(
+        self,
+        call: str,
+        correlation: int,
+        start_ns: int,
+        *,
+        stream: int,
+        launch_ms: float | None,
+        thread: str,
+        around: list[tuple[str, str, dict[str, object]]],
+        until_ns: int | None = None,
+    ) -> int:
+        """Remember the host side of one GPU event; return the external id of its innermost operator."""
+        self._streams.add(stream)
+        self._tid(thread)
+        requested = start_ns - _ns(DEFAULT_LEAD_MS) if launch_ms is None else _ns(launch_ms)
+        if requested > start_ns:
+            raise ValueError(f"launched at {requested / 1e6} ms, after its start at {start_ns / 1e6} ms")
+        call_ns = 2000 if until_ns is None else max(until_ns - requested, 2000)
+        launch = _Launch(thread, requested, start_ns, slot_ns=2000 + 500 * len(around))
+        operator_id = 0
+        for depth, (name, category, extra) in enumerate(around):
+            external_id = self._next_external_id()
+            if category == "cpu_op":
+                operator_id = external_id
+            width = call_ns + 500 * (len(around) - depth)
+            launch.events.append((category, name, width, {"External id": external_id, **extra}))
+        args: dict[str, object] = {"External id": operator_id, "cbid": 211, "correlation": correlation}
+        launch.events.append(("cuda_runtime", call, call_ns, args))
+        self._launches.append(launch)
+        return operator_id
+
+    def _settled_launches(self) -> list[_Event]:
+        free: dict[str, int] = {}
+        events: list[_Event] = []
+        for launch in sorted(self._launches, key=lambda one: one.requested_ns):
+            at = max(launch.requested_ns, free.get(launch.thread, launch.requested_ns))
+            at = min(at, launch.latest_ns)
+            free[launch.thread] = at + launch.slot_ns
+            tid = self._threads[launch.thread]
+            events.extend(
+                _Event(category, name, self._pid, tid, at, width, args)
+                for category, name, width, args in launch.events
+            )
+        return events
+
+    def _gloo(
+        self,
+        operation: _Operation,
+        start_ms: float,
+        end_ms: float,
+        in_elements: int,
+        out_elements: int,
+        *,
+        dtype: str,
+        launch_ms: float | None,
+    ) -> None:
+        kind = _INPUT_TYPE[dtype]
+        if operation.scatter:
+            dims: list[object] = [[out_elements], [in_elements], [], [], []]
+            types = [kind, kind, "", "Scalar", "Scalar"]
+        else:
+            dims = [[[in_elements]], [], [], [], [], []]
+            types = ["TensorList", "", "", "", "Scalar", "Scalar"]
+        called = start_ms if launch_ms is None else launch_ms
+        self.host(operation.operator, called, called + 0.001, dims=dims, types=types)
+        # Send and receive run on the thread that calls them; the rest alternates between two loops.
+        loop = "main" if operation.gloo in ("send", "recv") else f"gloo{sum(self._sequence.values()) % 2}"
+        self.host(
+            f"gloo:{operation.gloo}", start_ms, end_ms, thread=loop, category="user_annotation",
+            dims=[[in_elements]], types=[kind],
+        )  # fmt: skip
+
+    def _members(self, group: str, ranks: Sequence[int] | None) -> tuple[int, ...]:
+        known = self._groups.get(group)
+        if ranks is None:
+            if known is None:
+                raise ValueError(f"group {group!r} is new: say which ranks it has")
+            return known
+        members = tuple(ranks)
+        if known is not None and known != members:
+            raise ValueError(f"group {group!r} has the ranks {list(known)}, not {list(members)}")
+        self._groups[group] = members
+        return members
+
+    def _shapes(self, dims: Sequence[object] | None, types: Sequence[str] | None) -> dict[str, object]:
+        if dims is None:
+            return {}
+        self._has_shapes = True
+        return {"Input Dims": list(dims), "Input type": list(types or ["float"] * len(dims))}
+
+    def _host_event(
+        self,
+        category: str,
+        name: str,
+        thread: str,
+        start_ns: int,
+        duration_ns: int,
+        *,
+        args: dict[str, object],
+    ) -> None:
+        if duration_ns < 0:
+            raise ValueError(f"{name} ends before it starts")
+        self._events.append(_Event(category, name, self._pid, self._tid(thread), start_ns, duration_ns, args))
+
+    def _gpu_event(
+        self, category: str, name: str, stream: int, start_ns: int, end_ns: int, *, args: dict[str, object]
+    ) -> None:
+        if self._device is None:
+            raise ValueError(f"{name}: a trace without a device has no GPU events")
+        if end_ns < start_ns:
+            raise ValueError(f"{name} ends before it starts")
+        self._streams.add(stream)
+        self._events.append(_Event(category, name, self._ordinal, stream, start_ns, end_ns - start_ns, args))
+
+    def _tid(self, thread: str) -> int:
+        return self._threads.setdefault(thread, self._pid + len(self._threads))
+
+    def _next_external_id(self) -> int:
+        self._external_id += 1
+        return self._external_id
+
+    def _next_correlation(self) -> int:
+        self._correlation += 1
+        return self._correlation
+
+    def _header(self) -> dict[str, object]:
+        header: dict[str, object] = {"schemaVersion": 1, "deviceProperties": self._device_properties()}
+        if self._device is not None:
+            header["cuda_runtime_version"] = 12080
+        if self._has_shapes:
+            header["record_shapes"] = 1
+        if self.world_size > 1:
+            configuration = "cuda:nccl" if self._backend == "nccl" else "cpu:gloo,cuda:gloo"
+            distributed: dict[str, object] = {
+                "backend": self._backend, "rank": self.rank, "world_size": self.world_size,
+                "pg_count": len(self._groups),
+                "pg_config": [
+                    {
+                        "pg_name": name, "pg_desc": "default_pg" if name == "0" else name,
+                        "backend_config": configuration, "pg_size": len(ranks), "ranks": list(ranks),
+                    }
+                    for name, ranks in self._groups.items()
+                ],
+            }  # fmt: skip
+            if self._backend == "nccl":
+                distributed["nccl_version"] = "2.27.5"
+            header["distributedInfo"] = distributed
+        header["host_name"] = self._host
+        header["tracedoc_synthetic"] = True
+        header["displayTimeUnit"] = "ms"
+        if self._layout == "current":
+            header["baseTimeNanoseconds"] = self._base_time_ns
+        return header
+
+    def _device_properties(self) -> list[dict[str, object]]:
+        if self._device is None:
+            return []
+        known = (value for key, value in _DEVICE_PROPERTIES.items() if key in str(self._device))
+        memory, major, minor, multiprocessors = next(known, _DEVICE_PROPERTIES["H100"])
+        return [
+            {
+                "id": index, "name": self._device, "totalGlobalMem": memory, "computeMajor": major,
+                "computeMinor": minor, "maxThreadsPerBlock": 1024, "maxThreadsPerMultiprocessor": 2048,
+                "regsPerBlock": 65536, "warpSize": 32, "sharedMemPerBlock": 49152, "numSms": multiprocessors,
+            }
+            for index in range(min(self.world_size, _DEVICES_A_HOST))
+        ]  # fmt: skip
+
+    def _metadata_events(self, at_ns: int) -> list[str]:
+        named: list[tuple[str, int, int, str, str]] = [
+            ("process_name", self._pid, 0, "name", "python3"),
+            ("process_labels", self._pid, 0, "labels", "CPU"),
+        ]
+        if self._device is not None:
+            named.append(("process_name", self._ordinal, 0, "name", "python3"))
+            named.append(("process_labels", self._ordinal, 0, "labels", f"GPU {self._ordinal}"))
+        for stream in sorted(self._streams):
+            named.append(("thread_name", self._ordinal, stream, "name", f"stream {stream} "))
+        known = {"main": "python3", "autograd": f"pt_autograd_{self._ordinal}"}
+        known |= {"gloo0": "pt_gloo_runloop", "gloo1": "pt_gloo_runloop"}
+        for thread, tid in self._threads.items():
+            named.append(
+                ("thread_name", self._pid, tid, "name", f"thread {tid} ({known.get(thread, thread)})")
+            )
+        return [
+            f'{{"ph": "M", "name": "{name}", "ts": {_us(at_ns)}, "pid": {pid}, "tid": {tid},'
+            f' "args": {json.dumps({key: value})}}}'
+            for name, pid, tid, key, value in named
+        ]
+
+
+def _ns(ms: float) -> int:
+    return round(ms * 1e6)
+
+
+def _us(ns: int) -> str:
+    return f"{ns // 1000}.{ns % 1000:03d}"
+
+
+def _complete(event: _Event, offset_ns: int) -> str:
+    return (
+        f'{{"ph": "X", "cat": "{event.category}", "name": {json.dumps(event.name)}, "pid": {event.pid},'
+        f' "tid": {event.tid}, "ts": {_us(event.start_ns + offset_ns)}, "dur": {_us(event.duration_ns)},'
+        f' "args": {json.dumps(event.args)}}}'
+    )
