@@ -1,0 +1,183 @@
+"""Hold the import table: who may import whom inside tracedoc, and which room may use which package."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tracedoc
+
+BASE = {"errors", "units", "spans", "config"}
+STAGES = {
+    "pipeline",
+    "comparison",
+    "run",
+    "trace",
+    "timeline",
+    "facts",
+    "whatif",
+    "rules",
+    "diagnosis",
+    "planner",
+}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "units": set(),
+    "spans": set(),
+    "config": {"errors", "units"},
+    "run": BASE,
+    "trace": BASE | {"run"},
+    "timeline": BASE | {"trace", "run"},
+    "planner": BASE,
+    "diagnosis": BASE,
+    "facts": BASE | {"timeline", "planner", "diagnosis"},
+    "whatif": BASE | {"timeline", "facts.catalog", "planner", "diagnosis"},
+    "rules.model": BASE | {"facts.catalog", "diagnosis"},
+    "rules.load": BASE | {"facts.catalog", "diagnosis"},
+    "rules.expression": BASE | {"facts.catalog", "diagnosis"},
+    "rules": BASE | {"facts", "whatif", "diagnosis"},
+    "pipeline": BASE | STAGES - {"comparison"},
+    "comparison": BASE | STAGES - {"pipeline"},
+    "report": BASE | {"diagnosis"},
+    "export": BASE | {"trace", "timeline", "diagnosis"},
+    "collector": {"errors", "run.manifest"},
+    "cli": BASE | STAGES | {"report", "export", "collector", "testing"},
+    "interop": BASE | STAGES,
+    "testing": BASE | STAGES,
+    "__init__": BASE | STAGES | {"report", "export", "collector"},
+    "__main__": {"cli"},
+}
+"""Each room and the rooms it may import beside itself and the package; the longest name that fits counts."""
+
+STANDARD_LIBRARY_ONLY = ("run", "collector", "errors")
+PACKAGE_MAY_BE_IMPORTED_IN: dict[str, tuple[str, ...]] = {
+    "click": ("cli",),
+    "rich": ("cli", "report"),
+    "jinja2": ("report",),
+    "yaml": ("rules", "testing", "cli"),
+    "isal": ("trace",),
+    "msgspec": ("trace", "diagnosis", "rules"),
+    "torch": ("collector",),
+    "dask": ("pipeline",),
+    "hta": ("interop",),
+}
+ONLY_INSIDE_FUNCTIONS = {"torch", "pandas", "matplotlib", "hta", "dask", "mpi4py", "fsspec"}
+
+PACKAGE = Path(tracedoc.__file__).parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    """Return ``rules.engine`` for ``tracedoc/rules/engine.py``, ``rules`` for its ``__init__``."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, bool, int]]:
+    """Yield every imported module of a file, whether a function holds the import, and its line.
+
+    Imports for type checkers only count like any other: they tie rooms together just as well.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    local = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, id(node) in local, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write imports in full"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", id(node) in local, node.lineno
+
+
+def fits(room: str, allowed: set[str] | tuple[str, ...]) -> bool:
+    """Return whether a room or one of the rooms that hold it is in ``allowed``."""
+    parts = room.split(".")
+    return any(".".join(parts[:length]) in allowed for length in range(1, len(parts) + 1))
+
+
+def row_of(room: str) -> str:
+    """Return the row of the table that holds for a room: the longest name that fits."""
+    parts = room.split(".")
+    rows = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return next((row for row in rows if row in MAY_IMPORT), "")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=room_of)
+def test_imports_follow_the_table(path: Path) -> None:
+    room = room_of(path)
+    row = row_of(room)
+    assert row, f"{path} belongs to no room of the import table"
+    own = room.split(".")[0]
+    for module, _, line in imports_of(path):
+        if not module.startswith("tracedoc."):
+            continue
+        target = module.removeprefix("tracedoc.")
+        if target.startswith("__version__") or target.split(".")[0] == own:
+            continue
+        assert fits(target, MAY_IMPORT[row]), f"{path}:{line}: {room} may not import {target}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=room_of)
+def test_packages_are_imported_where_they_belong(path: Path) -> None:
+    room = room_of(path)
+    for module, inside_function, line in imports_of(path):
+        package = module.split(".")[0]
+        where = f"{path}:{line}: {room} imports {package}"
+        if package in ONLY_INSIDE_FUNCTIONS:
+            assert inside_function, f"{where} at the top; import it in the function that needs it"
+        if package in PACKAGE_MAY_BE_IMPORTED_IN:
+            assert fits(room, PACKAGE_MAY_BE_IMPORTED_IN[package]), where
+        if fits(room, STANDARD_LIBRARY_ONLY):
+            assert package in {"tracedoc", "torch"} or package in sys.stdlib_module_names, where
+            assert package != "torch" or room == "collector.hook", where
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=room_of)
+def test_a_file_has_one_sentence_and_at_most_500_lines(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 500
+    doc = ast.get_docstring(ast.parse(text))
+    assert doc, f"{path} does not say what it is"
+    assert doc.splitlines()[0].endswith((".", ":", ";")), f"{path}: the first line is not a sentence"
+
+
+def public_functions() -> Iterator[tuple[str, object]]:
+    for info in pkgutil.walk_packages([str(PACKAGE)], "tracedoc."):
+        if info.name.endswith("__main__") or ".builtin" in info.name:
+            continue
+        module = importlib.import_module(info.name)
+        for name, value in vars(module).items():
+            if name.startswith("_") or getattr(value, "__module__", None) != info.name:
+                continue
+            if inspect.isfunction(value) or inspect.isclass(value):
+                yield f"{info.name}.{name}", value
+
+
+def test_every_public_function_and_class_has_a_docstring() -> None:
+    silent = [name for name, value in public_functions() if not inspect.getdoc(value)]
+    assert silent == []
+
+
+def test_every_public_name_of_the_package_resolves() -> None:
+    missing = [name for name in getattr(tracedoc, "__all__", ()) if not hasattr(tracedoc, name)]
+    assert missing == []
+
+
+def test_no_public_function_shares_its_name_with_a_submodule() -> None:
+    submodules = {info.name for info in pkgutil.iter_modules([str(PACKAGE)])}
+    shared = [name for name in getattr(tracedoc, "__all__", ()) if name in submodules]
+    assert shared == []

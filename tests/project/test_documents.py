@@ -1,0 +1,73 @@
+"""Hold that the documents tell the truth: commands run, shown outputs are current, links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def _refresh() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("refresh", REPOSITORY / "docs" / "refresh.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+refresh = _refresh()
+DOCUMENTS = refresh.documents()
+
+
+def name_of(document: Path) -> str:
+    return str(document.relative_to(REPOSITORY))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_command_of_a_document_runs(document: Path, tmp_path: Path) -> None:
+    """Commands of one document run in order in one folder, so that later ones may use earlier results."""
+    text = document.read_text(encoding="utf-8")
+    commands = [
+        line.removeprefix("$ ")
+        for block in re.findall(r"```console\n(.*?)```", text, re.S)
+        for line in block.splitlines()
+        if line.startswith("$ tracedoc ")
+    ]
+    for folder in ("sample_traces", "rules", "tests"):
+        if (REPOSITORY / folder).is_dir():
+            (tmp_path / folder).symlink_to(REPOSITORY / folder)
+    for command in commands:
+        arguments = shlex.split(command, comments=True)[1:]
+        done = subprocess.run(
+            [sys.executable, "-m", "tracedoc", *arguments],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_shown_outputs_are_current(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    assert refresh.refreshed(text) == text, "run docs/refresh.py and read what changed"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_and_named_paths_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
+    missing = [link for link in links if not (document.parent / link).exists()]
+    assert missing == []

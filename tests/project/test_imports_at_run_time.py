@@ -1,0 +1,40 @@
+"""Hold that a diagnosis is made without the packages that take long to import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+HEAVY = {"torch", "pandas", "matplotlib", "hta", "dask"}
+DIAGNOSE = """
+import json, sys
+from tracedoc.cli import main
+try:
+    main(sys.argv[1:], standalone_mode=False)
+finally:
+    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+
+
+def modules_after(*arguments: str) -> set[str]:
+    """Return the top-level packages that are imported once the command is done."""
+    done = subprocess.run(
+        [sys.executable, "-c", DIAGNOSE, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return {name.split(".")[0] for name in json.loads(done.stderr.splitlines()[-1])}
+
+
+def test_diagnose_imports_nothing_heavy(sample_traces: Path, tmp_path: Path) -> None:
+    run = sample_traces / "synthetic_ddp_tiny_batch"
+    page = tmp_path / "report.html"
+    imported = modules_after("diagnose", str(run), "-o", str(page))
+    assert page.stat().st_size > 0
+    assert imported & HEAVY == set()
+
+
+def test_help_imports_neither_numpy_nor_anything_heavy() -> None:
+    imported = modules_after("--help")
+    assert imported & (HEAVY | {"numpy", "jinja2", "isal"}) == set()
