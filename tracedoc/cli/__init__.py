@@ -1,0 +1,111 @@
+"""The command line: one module a command, and how errors become words and exit codes."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from tracedoc import __version__
+from tracedoc.cli.completion import completion
+from tracedoc.cli.diagnose import diagnose
+from tracedoc.cli.explain import explain
+from tracedoc.cli.facts import facts
+from tracedoc.cli.report import report
+from tracedoc.cli.rules import rules
+from tracedoc.errors import TracedocError
+
+EXIT_CANNOT = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EXIT_PIPE = 141  # 128 + SIGPIPE: the reader went away, which is no condition that was asked for
+
+
+class Commands(click.Group):
+    """The group of commands; every error of ours ends as two lines on stderr and an exit code."""
+
+    def main(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        **extra: Any,
+    ) -> None:
+        """Run a command and exit; click's own handling would print other words and codes."""
+        extra.pop("standalone_mode", None)
+        try:
+            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            sys.stdout.flush()
+        except TracedocError as error:
+            logging.getLogger("tracedoc").debug("where this was raised", exc_info=True)
+            _say(error.message, error.hint)
+            code = EXIT_CANNOT
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            code = EXIT_CANNOT
+        except click.UsageError as error:
+            path = error.ctx.command_path if error.ctx else "tracedoc"
+            _say(_sentence(error.format_message()), f"see: {path} --help")
+            code = EXIT_CANNOT
+        except click.ClickException as error:
+            _say(_sentence(error.format_message()))
+            code = EXIT_CANNOT
+        except (click.Abort, KeyboardInterrupt):
+            code = EXIT_INTERRUPTED
+        except BrokenPipeError:
+            # Python flushes stdout once more at exit, and would complain then.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = EXIT_PIPE
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command; an unknown one is answered with the nearest name."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            hint = f"did you mean: tracedoc {near[0]}" if near else "see: tracedoc --help"
+            if os.path.exists(name):
+                hint = f"did you mean: tracedoc diagnose {name}"
+            raise TracedocError(f"no command {name!r}", hint)
+        return super().resolve_command(ctx, args)
+
+
+def _say(message: str, hint: str = "") -> None:
+    from tracedoc.report.view import plain  # names in messages come from files
+
+    click.echo(f"error: {plain(message)}", err=True)
+    if hint:
+        click.echo(f"hint: {plain(hint)}", err=True)
+
+
+def _sentence(message: str) -> str:
+    # click ends messages with a full stop and begins them with a capital; ours do neither.
+    message = message.strip().removesuffix(".")
+    return message[:1].lower() + message[1:]
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="tracedoc", message="%(prog)s %(version)s")
+def main() -> None:
+    """Say why multi-GPU training is slow, what to change, and how much it would give back.
+
+    \b
+    Examples:
+      tracedoc diagnose runs/a                  the answer for a folder of traces
+      tracedoc diagnose runs/a -o report.html   the same as a page
+      tracedoc explain exposed-communication    what a finding means, and its fixes
+
+    \b
+    Exit codes: 0 done, 1 a condition that you asked for holds (--fail-on,
+    rules check, rules test), 2 could not do it.
+    """
+
+
+for command in (diagnose, report, facts, explain, rules, completion):
+    main.add_command(command)

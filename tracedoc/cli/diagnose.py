@@ -1,0 +1,172 @@
+"""``tracedoc diagnose``: from traces to the answer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+import click
+
+from tracedoc.cli.output import progress_on_terminal, targets, write
+from tracedoc.errors import InputError, TracedocError
+
+if TYPE_CHECKING:
+    from tracedoc.diagnosis import Diagnosis
+    from tracedoc.pipeline import Options
+
+SEVERITIES = ("critical", "warning", "note")  # as tracedoc.diagnosis, which --help need not import
+_LARGEST_DIAGNOSIS = 256 << 20
+
+
+def step_range(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """Return the first and last step of ``3-10``, or of one step; an option's callback."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
+        raise click.BadParameter(f"{value!r} is no range of steps such as 3-10", ctx, param)
+    return int(match[1]), int(match[2] or match[1])
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option(
+    "-f",
+    "--format",
+    "report_format",
+    type=click.Choice(["text", "json", "html"]),
+    help="Format of stdout. [text]",
+)
+@click.option(
+    "-o",
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="FILE",
+    help="Write .html, .json or .txt; - is stdout.",
+)
+@click.option("--select", metavar="IDS", default="", help="Judge only these rules (comma-separated).")
+@click.option("--ignore", metavar="IDS", default="", help="Leave these rules out.")
+@click.option("--rules", "rule_directories", multiple=True, metavar="DIR", help="Add rules of your own.")
+@click.option("--steps", callback=step_range, metavar="A-B", help="Judge only these steps, as 3-10.")
+@click.option("--cycle", type=int, metavar="N", help="Profiler cycle to judge. [newest common to most ranks]")
+@click.option(
+    "--fail-on",
+    type=click.Choice(SEVERITIES),
+    help="Exit with 1 on a finding this severe; previews never count.",
+)
+@click.option("--verdicts", is_flag=True, help="List what every rule said, with its numbers.")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes. [one a core]")
+@click.option("--strict", is_flag=True, help="Fail where a limit would do.")
+@click.option("--redact/--no-redact", default=None, help="Hide host names and absolute paths. [only in html]")
+@click.option("--debug", is_flag=True, help="Show where errors come from.")
+def diagnose(
+    paths: tuple[str, ...],
+    report_format: str | None,
+    outputs: tuple[str, ...],
+    select: str,
+    ignore: str,
+    rule_directories: tuple[str, ...],
+    steps: tuple[int, int] | None,
+    cycle: int | None,
+    fail_on: str | None,
+    verdicts: bool,
+    jobs: int | None,
+    strict: bool,
+    redact: bool | None,
+    debug: bool,
+) -> None:
+    """Say why a training run is slow, and what would help.
+
+    PATH is a trace (.json, .json.gz), several of them, a folder with one
+    trace a rank, or - for stdin.
+
+    \b
+    Examples:
+      tracedoc diagnose runs/a
+      tracedoc diagnose rank0.json.gz rank1.json.gz --steps 3-10
+      tracedoc diagnose runs/a -o - -o report.html -o diagnosis.json
+      tracedoc diagnose runs/a -f json | jq .findings
+      tracedoc diagnose runs/a --fail-on warning       in a pipeline
+    """
+    show_debug(debug)
+    places = targets(report_format, outputs, paths)
+    from tracedoc.pipeline import Options
+
+    options = Options(
+        select=_names(select),
+        ignore=_names(ignore),
+        rule_directories=rule_directories,
+        steps=steps,
+        cycle=cycle,
+        jobs=jobs,
+        strict=strict,
+    )
+    result = run_pipeline(paths, options)
+    write(
+        result, places, command=shlex.join(["tracedoc", "diagnose", *paths]), verdicts=verdicts, redact=redact
+    )
+    if fail_on and (count := _gating(result, fail_on)):
+        are = "finding is" if count == 1 else "findings are"
+        click.echo(f"--fail-on {fail_on}: {count} {are} {fail_on} or worse", err=True)
+        raise click.exceptions.Exit(1)
+
+
+def run_pipeline(paths: tuple[str, ...], options: Options) -> Diagnosis:
+    """Diagnose with a progress bar on a terminal; raise :class:`InputError` for what is no trace path."""
+    from tracedoc.pipeline import diagnose as diagnose_paths
+
+    for path in paths:
+        _check_input(path)
+    with progress_on_terminal() as progress:
+        return diagnose_paths(paths, options, progress=progress)
+
+
+def show_debug(debug: bool) -> None:
+    """Send the log to stderr if asked."""
+    if debug:
+        logging.basicConfig(level=logging.DEBUG, format="%(levelname)s %(name)s: %(message)s")
+
+
+def _check_input(path: str) -> None:
+    if path == "-":
+        return
+    if not os.path.exists(path):
+        raise InputError(f"{path} does not exist", "give a trace file or the folder of a run")
+    if os.path.isfile(path) and _is_diagnosis(path):
+        shown = shlex.quote(path)
+        raise InputError(
+            f"{path} is a diagnosis, not a trace", f"to show it: tracedoc report {shown} -o report.html"
+        )
+
+
+def _is_diagnosis(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            if not re.match(rb'\s*\{\s*"(summary|schema_version|tool_version)"', file.read(200)):
+                return False
+            if os.fstat(file.fileno()).st_size > _LARGEST_DIAGNOSIS:
+                return False
+            file.seek(0)
+            text = file.read()
+    except OSError:
+        return False  # the reader will say what is wrong with it
+    from tracedoc.diagnosis import from_json
+
+    try:
+        from_json(text)
+    except TracedocError:
+        return False
+    return True
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _gating(diagnosis: Diagnosis, level: str) -> int:
+    worse = SEVERITIES[: SEVERITIES.index(level) + 1]
+    return sum(finding.severity in worse and finding.status == "stable" for finding in diagnosis.findings)

@@ -1,0 +1,116 @@
+"""``tracedoc explain``: what a rule, a fact or a limit means."""
+
+from __future__ import annotations
+
+import difflib
+from textwrap import fill, indent
+from typing import TYPE_CHECKING
+
+import click
+
+from tracedoc.cli.limits import LIMITS
+from tracedoc.cli.output import text_width, to_stdout
+from tracedoc.errors import TracedocError
+
+if TYPE_CHECKING:
+    from tracedoc.facts.catalog import FactDef
+    from tracedoc.rules.model import Rule
+
+
+@click.command()
+@click.argument("name")
+@click.option("--rules", "rule_directories", multiple=True, metavar="DIR", help="Add rules of your own.")
+def explain(name: str, rule_directories: tuple[str, ...]) -> None:
+    """Explain a rule, a fact or a limit by its name.
+
+    \b
+    Examples:
+      tracedoc explain exposed-communication    a rule: when, why, fixes
+      tracedoc explain exposed_comm_ms          a fact: its definition
+      tracedoc explain no-complete-step         a limit: what it takes away
+    """
+    import tracedoc.facts  # noqa: F401  (fills the catalogue)
+    from tracedoc.facts.catalog import CATALOG
+    from tracedoc.rules.load import load_rules
+
+    rules = {rule.id: rule for rule in load_rules(rule_directories)}
+    parts = []
+    # A guard may share its name with the limit that it speaks of; then both are told.
+    if name in rules:
+        parts.append(_rule(rules[name]))
+    if name in CATALOG:
+        parts.append(_fact(CATALOG[name]))
+    if name in LIMITS:
+        parts.append(f"{name}  (limit)\n\n{_paragraph(LIMITS[name])}\n")
+    if not parts:
+        raise _unknown(name, [*rules, *CATALOG, *LIMITS])
+    from tracedoc.report.view import plain
+
+    to_stdout(plain("\n".join(parts)))
+
+
+def _unknown(name: str, known: list[str]) -> TracedocError:
+    near = difflib.get_close_matches(name.replace("_", "-"), [word.replace("_", "-") for word in known], n=1)
+    if near:
+        word = next(word for word in known if word.replace("_", "-") == near[0])
+        return TracedocError(f"nothing is called {name!r}", f"did you mean: tracedoc explain {word}")
+    return TracedocError(f"nothing is called {name!r}", "names of rules: tracedoc rules list")
+
+
+def _rule(rule: Rule) -> str:
+    from tracedoc.report.view import framework_name
+    from tracedoc.units import format_quantity
+
+    status = f", {rule.status}" if rule.status != "stable" else ""
+    lines = [
+        f"{rule.id}  (rule, {rule.topic}{status}, since {rule.since})",
+        rule.title,
+        "",
+        _paragraph(rule.why),
+        "",
+        "Found when",
+        _paragraph(rule.when, 2),
+    ]
+    if rule.params:
+        lines += ["", "Thresholds"]
+    for name, param in rule.params.items():
+        lines.append(
+            _paragraph(f"{name} = {format_quantity(param.value, param.unit)}: {param.why}", 2, hang=4)
+        )
+    if rule.needs:
+        lines += ["", f"Needs: {', '.join(sorted(need.replace('_', ' ') for need in rule.needs))}"]
+    if rule.yields_to:
+        lines += ["", _paragraph(f"Gives way to: {', '.join(rule.yields_to)}", hang=2)]
+    if rule.fixes:
+        lines += ["", "Fixes"]
+    for fix in rule.fixes:
+        lines.append(_paragraph(f"{framework_name(fix.framework)}: {fix.title}", 2, hang=4))
+        lines.append(indent(fix.change.strip("\n"), "    "))
+        if fix.risk:
+            lines.append(_paragraph(f"risk: {fix.risk}", 4))
+        if fix.url:
+            lines.append(f"    {fix.url}")
+        lines.append("")
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _fact(fact: FactDef) -> str:
+    needs = f"Needs: {', '.join(sorted(fact.needs))}\n" if fact.needs else ""
+    return (
+        f"{fact.name}  (fact, unit {fact.unit}, one value a {fact.scope})\n\n{fact.doc}\n\n{needs}".rstrip(
+            "\n"
+        )
+        + "\n"
+    )
+
+
+def _paragraph(text: str, margin: int = 0, *, hang: int | None = None) -> str:
+    first, later = " " * margin, " " * (margin if hang is None else hang)
+    return fill(
+        " ".join(text.split()),
+        text_width(),
+        initial_indent=first,
+        subsequent_indent=later,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,89 @@
+"""``tracedoc facts``: the measurements, no opinions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tracedoc.cli.diagnose import run_pipeline, show_debug, step_range
+from tracedoc.cli.output import to_stdout
+
+if TYPE_CHECKING:
+    from tracedoc.diagnosis import FactRecord, Scalar
+
+
+@click.command(short_help="Print what was measured, without opinions.")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON, with the definitions.")
+@click.option("--ranks", is_flag=True, help="Show the values of every rank or group too.")
+@click.option("--steps", callback=step_range, metavar="A-B", help="Measure only these steps, as 3-10.")
+@click.option(
+    "--cycle", type=int, metavar="N", help="Profiler cycle to measure. [newest common to most ranks]"
+)
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes. [one a core]")
+@click.option("--debug", is_flag=True, help="Show where errors come from.")
+def facts(
+    paths: tuple[str, ...],
+    as_json: bool,
+    ranks: bool,
+    steps: tuple[int, int] | None,
+    cycle: int | None,
+    jobs: int | None,
+    debug: bool,
+) -> None:
+    """Print what was measured: name, value, unit, or why it is unknown.
+
+    \b
+    Examples:
+      tracedoc facts runs/a
+      tracedoc facts runs/a --ranks
+      tracedoc facts runs/a --json | jq .step_ms.value
+      tracedoc explain exposed_comm_ms                 the definition
+    """
+    show_debug(debug)
+    from tracedoc.pipeline import Options
+
+    found = run_pipeline(paths, Options(steps=steps, cycle=cycle, jobs=jobs)).facts
+    if as_json:
+        import msgspec
+
+        to_stdout(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n", "json")
+    else:
+        to_stdout(facts_table(found, ranks=ranks))
+
+
+def facts_table(records: dict[str, FactRecord], *, ranks: bool) -> str:
+    """Return the facts as aligned columns: name, value, unit, and the reason where one is unknown."""
+    from tracedoc.report.view import one_line, plain
+
+    rows = [("fact", "value", "unit", "")]
+    for name, record in records.items():
+        rows.append((name, *_cells(record.unknown, record.value, record.unit)))
+        if ranks:
+            key_name = "rank " if record.scope == "rank" else ""
+            for key, value in record.values.items():
+                unknown = value.get("unknown", "") if isinstance(value, dict) else None
+                plain_value = None if isinstance(value, dict) else value
+                rows.append((f"  {key_name}{key}", *_cells(unknown, plain_value, record.unit)))
+    safe = [
+        tuple(one_line(plain(cell)) if number else plain(cell) for number, cell in enumerate(row))
+        for row in rows
+    ]
+    widths = [max(len(row[column]) for row in safe) for column in range(3)]
+    lines = (
+        f"{row[0]:{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:{widths[2]}}  {row[3]}".rstrip()
+        for row in safe
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _cells(unknown: str | None, value: Scalar | None, unit: str) -> tuple[str, str, str]:
+    from tracedoc.units import format_quantity
+
+    if value is None:
+        return "unknown", unit, unknown or ""
+    # Long text would push every column out.
+    if isinstance(value, str) and len(value) > 24:
+        return "", unit, value
+    return format_quantity(value, unit), unit, ""

@@ -1,0 +1,149 @@
+"""Send results to the files and streams that the user named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from tracedoc.errors import InputError
+
+if TYPE_CHECKING:
+    from tracedoc.diagnosis import Diagnosis
+    from tracedoc.pipeline import ProgressEvent
+
+WIDEST = 110
+"""Columns beyond which text gets hard to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a report goes; ``-`` is stdout."""
+
+    path: str
+    format: str
+
+
+def targets(report_format: str | None, outputs: Sequence[str], inputs: Sequence[str]) -> tuple[Target, ...]:
+    """Return where to write what; without ``-o`` the report goes to stdout.
+
+    The suffix of a file decides its format; ``-f`` is for stdout and for other names. Raises
+    :class:`InputError` early, before the work, for a file that would replace an input.
+    """
+    from tracedoc.report.render import format_of
+
+    found = []
+    used = False
+    for path in outputs or ("-",):
+        implied = None if path == "-" else format_of(path)
+        used = used or implied is None
+        chosen = implied or report_format or ("text" if path == "-" else None)
+        if chosen is None:
+            raise InputError(
+                f"{path}: the name implies no format", "end the name in .html, .json or .txt, or add -f"
+            )
+        if path != "-":
+            _check_file(path, inputs)
+        found.append(Target(path, chosen))
+    if report_format and not used:
+        raise InputError(f"-f {report_format} has no effect: the names given to -o decide", "add: -o -")
+    return tuple(found)
+
+
+def write(
+    diagnosis: Diagnosis,
+    places: Sequence[Target],
+    *,
+    command: str,
+    verdicts: bool = False,
+    redact: bool | None = None,
+) -> None:
+    """Write every report; if none goes to stdout, the answer is said on stderr."""
+    from tracedoc.report.render import next_step, render, save
+    from tracedoc.report.view import one_line, plain
+
+    page_written = any(place.format == "html" for place in places)
+    step = next_step(diagnosis, command, page_written=page_written)
+    if verdicts and step.endswith(" --verdicts"):
+        step = "tracedoc rules list"
+    for place in places:
+        screen = place.path == "-" and sys.stdout.isatty()
+        text = render(
+            diagnosis,
+            place.format,
+            redact=redact,
+            next_command=step,
+            verdicts=verdicts,
+            width=text_width() if screen else 0,
+            color=screen and wants_color(),
+        )
+        if place.path == "-":
+            to_stdout(text, place.format)
+        else:
+            save(place.path, text)
+    if all(place.path != "-" for place in places):
+        click.echo(one_line(plain(diagnosis.summary)), err=True)
+    for place in places:
+        if place.path != "-":
+            click.echo(f"wrote {place.path}", err=True)
+
+
+def to_stdout(text: str, report_format: str = "text") -> None:
+    """Write a result to stdout: files in UTF-8, text in what the terminal can show."""
+    encoding = "utf-8" if report_format != "text" else (sys.stdout.encoding or "utf-8")
+    try:
+        data = text.encode(encoding)
+    except UnicodeEncodeError:
+        from tracedoc.report.terminal import to_ascii
+
+        data = to_ascii(text).encode("ascii")
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def wants_color() -> bool:
+    """Return whether stdout shows colours; https://no-color.org is honoured."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def text_width() -> int:
+    """Return the columns to use on the terminal."""
+    return max(40, min(WIDEST, shutil.get_terminal_size((100, 24)).columns))
+
+
+@contextmanager
+def progress_on_terminal() -> Iterator[Callable[[ProgressEvent], None] | None]:
+    """Yield a function that draws progress on stderr, or ``None`` where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def show(event: ProgressEvent) -> None:
+            ranks = f"{event.done_ranks} of {event.total_ranks} ranks"
+            bar.update(task, description=ranks, completed=event.done_bytes, total=event.total_bytes)
+
+        yield show
+
+
+def _check_file(path: str, inputs: Sequence[str]) -> None:
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise InputError(
+            f"{path} cannot be written: there is no folder {folder}", f"create it: mkdir -p {folder}"
+        )
+    for source in inputs:
+        if os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source):
+            raise InputError(f"{path} is an input and would be replaced", "give -o another name")

@@ -1,0 +1,70 @@
+"""``tracedoc report``: show a diagnosis again, without the traces."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from tracedoc.cli.output import targets, write
+from tracedoc.errors import InputError
+
+
+@click.command()
+@click.argument("diagnosis", metavar="DIAGNOSIS")
+@click.option(
+    "-f",
+    "--format",
+    "report_format",
+    type=click.Choice(["text", "json", "html"]),
+    help="Format of stdout. [text]",
+)
+@click.option(
+    "-o",
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="FILE",
+    help="Write .html, .json or .txt; - is stdout.",
+)
+@click.option("--verdicts", is_flag=True, help="List what every rule said, with its numbers.")
+@click.option("--redact/--no-redact", default=None, help="Hide host names and absolute paths. [only in html]")
+def report(
+    diagnosis: str, report_format: str | None, outputs: tuple[str, ...], verdicts: bool, redact: bool | None
+) -> None:
+    """Show a diagnosis that was saved as JSON; - is stdin.
+
+    \b
+    Examples:
+      tracedoc report diagnosis.json
+      tracedoc report diagnosis.json -o report.html
+      tracedoc report diagnosis.json -f json --redact > to-share.json
+    """
+    from tracedoc.diagnosis import from_json
+
+    places = targets(report_format, outputs, () if diagnosis == "-" else (diagnosis,))
+    result = from_json(_read(diagnosis))
+    write(
+        result,
+        places,
+        command=shlex.join(["tracedoc", "report", diagnosis]),
+        verdicts=verdicts,
+        redact=redact,
+    )
+
+
+def _read(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{path} does not exist", "write one with: tracedoc diagnose RUN -o diagnosis.json"
+        ) from error
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read: {error.strerror}", "give a file that you may read"
+        ) from error

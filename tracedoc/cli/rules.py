@@ -1,0 +1,138 @@
+"""``tracedoc rules``: list rules, and check and test packs of your own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tracedoc.cli.output import to_stdout
+from tracedoc.errors import InputError, RuleError, TracedocError
+
+
+@click.group()
+def rules() -> None:
+    """List the rules; check and test rules of your own.
+
+    \b
+    Examples:
+      tracedoc rules list
+      tracedoc rules check my-rules/
+      tracedoc rules test my-rules/
+    """
+
+
+@rules.command("list")
+@click.option("--rules", "rule_directories", multiple=True, metavar="DIR", help="Add rules of your own.")
+def list_rules(rule_directories: tuple[str, ...]) -> None:
+    """List every rule: id, topic, status, title.
+
+    \b
+    Examples:
+      tracedoc rules list
+      tracedoc rules list --rules my-rules/
+    """
+    from tracedoc.report.view import plain
+    from tracedoc.rules.load import load_rules
+
+    found = load_rules(rule_directories)
+    rows = [
+        ("rule", "topic", "status", "title"),
+        *((rule.id, rule.topic, rule.status, rule.title) for rule in found),
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = ("  ".join((*(f"{row[i]:{widths[i]}}" for i in range(3)), row[3])).rstrip() for row in rows)
+    to_stdout("".join(f"{plain(line)}\n" for line in lines))
+
+
+@rules.command()
+@click.argument("directory", metavar="DIR")
+def check(directory: str) -> None:
+    """Check rule files: keys, names, units, conditions. Exit with 1 if one is wrong.
+
+    A folder "tests" inside DIR is left out: it holds the cases for "rules test".
+
+    \b
+    Examples:
+      tracedoc rules check my-rules/
+    """
+    from tracedoc.report.view import plain
+    from tracedoc.rules.load import load_rule, load_rules
+
+    files = [path for path in _yaml_files(directory) if "tests" not in path.relative_to(directory).parts[:-1]]
+    if not files:
+        raise InputError(f"{directory} holds no rules (*.yaml)", "give the folder of a rule pack")
+    problems = []
+    for path in files:
+        try:
+            load_rule(path)
+        except RuleError as error:
+            problems.append(error)
+    if not problems:
+        try:
+            # What only shows in company: ids used twice, names in yields_to, cycles.
+            load_rules([directory])
+        except RuleError as error:
+            problems.append(error)
+    for problem in problems:
+        click.echo(plain(problem.message))
+        if problem.hint:
+            click.echo(f"  hint: {plain(problem.hint)}")
+    click.echo(f"{_count(len(files), 'rule file')} checked, {len(problems)} wrong")
+    if problems:
+        raise click.exceptions.Exit(1)
+
+
+@rules.command("test")
+@click.argument("directory", metavar="DIR")
+@click.option(
+    "--rules", "rule_directories", multiple=True, metavar="DIR", help="Add the rules of another folder."
+)
+def run_tests(directory: str, rule_directories: tuple[str, ...]) -> None:
+    """Run the cases of a rule pack. Exit with 1 if one fails.
+
+    The cases of a pack lie in DIR/tests. Without that folder, DIR itself
+    holds cases, for the rules of tracedoc and of --rules.
+
+    \b
+    Examples:
+      tracedoc rules test my-rules/
+      tracedoc rules test cases/ --rules my-rules/
+    """
+    from tracedoc.report.view import one_line, plain
+    from tracedoc.testing.cases import run_case_file
+
+    inner = Path(directory, "tests")
+    packs = (directory, *rule_directories) if inner.is_dir() else rule_directories
+    files = _yaml_files(str(inner) if inner.is_dir() else directory)
+    if not files:
+        raise InputError(f"{directory} holds no cases (*.yaml)", "put them into DIR/tests, one file a rule")
+    passed = failed = 0
+    for path in files:
+        try:
+            results = run_case_file(path, packs)
+        except TracedocError as error:
+            click.echo(f"FAILED  {plain(one_line(error.message))}")
+            failed += 1
+            continue
+        for result in results:
+            passed += result.passed
+            failed += not result.passed
+            if not result.passed:
+                click.echo(
+                    f"FAILED  {path}: {plain(one_line(result.name))}: {plain(one_line(result.reason))}"
+                )
+    click.echo(f"{_count(passed + failed, 'case')}: {passed} passed, {failed} failed")
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+def _yaml_files(directory: str) -> list[Path]:
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise InputError(f"{directory} is not a folder", "give the folder of a rule pack")
+    return sorted(folder.rglob("*.yaml"))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,84 @@
+"""Render a diagnosis in a format by its name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tracedoc.diagnosis import Diagnosis, to_json
+from tracedoc.errors import InputError
+from tracedoc.report.view import build_view, redacted
+
+FORMATS = ("text", "json", "html")
+_SUFFIXES = {".txt": "text", ".json": "json", ".html": "html", ".htm": "html"}
+_REDACTED_BY_DEFAULT = frozenset({"html"})
+# JSON leaves these as they are, and a terminal that shows the JSON would obey them.
+_OBEYED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def format_of(path: str) -> str | None:
+    """Return the format that a file name implies, or ``None``."""
+    return _SUFFIXES.get(Path(path).suffix.lower())
+
+
+def render(
+    diagnosis: Diagnosis,
+    report_format: str,
+    *,
+    redact: bool | None = None,
+    next_command: str = "",
+    verdicts: bool = False,
+    width: int = 0,
+    color: bool = False,
+) -> str:
+    """Return the report; ``redact`` defaults to yes for formats that are passed on (html).
+
+    ``verdicts``, ``width`` and ``color`` are for text: see :func:`tracedoc.report.terminal.render_text`.
+    """
+    hide = report_format in _REDACTED_BY_DEFAULT if redact is None else redact
+    if report_format == "json":
+        text = to_json(redacted(diagnosis) if hide else diagnosis)
+        return _OBEYED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    view = build_view(diagnosis, redact=hide)
+    if report_format == "html":
+        from tracedoc.report.html import render_html
+
+        return render_html(view)
+    from tracedoc.report.terminal import render_text
+
+    command = next_command or next_step(diagnosis, "")
+    return render_text(view, next_command=command, verdicts=verdicts, width=width, color=color)
+
+
+def next_step(diagnosis: Diagnosis, command: str, *, page_written: bool = False) -> str:
+    """Return the command to type after reading the answer; ``command`` is the one that gave it."""
+    if command and diagnosis.findings and not page_written:
+        return f"{command} -o report.html"
+    if diagnosis.findings:
+        return f"tracedoc explain {build_view(diagnosis).findings[0].finding.rule_id}"
+    return f"{command} --verdicts" if command else "tracedoc rules list"
+
+
+def write_report(
+    diagnosis: Diagnosis, path: str, report_format: str | None = None, *, redact: bool | None = None
+) -> None:
+    """Write a report to a file; the format is that of the name unless given.
+
+    Raises :class:`InputError` if the name implies no format or the file cannot be written.
+    """
+    chosen = report_format or format_of(path)
+    if chosen is None:
+        raise InputError(f"{path}: the name implies no format", "end the name in .html, .json or .txt")
+    text = render(diagnosis, chosen, redact=redact)
+    save(path, text)
+
+
+def save(path: str, text: str) -> None:
+    """Write text to a file as UTF-8; raise :class:`InputError` if that fails."""
+    try:
+        Path(path).write_text(text, encoding="utf-8", newline="\n")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InputError(
+            f"{path} cannot be written: {reason}", "name a file in a folder that exists"
+        ) from error

@@ -1,0 +1,218 @@
+"""Write a diagnosis for a terminal or a pipe: the answer first, the next command last."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tracedoc.diagnosis import Verdict
+from tracedoc.report.view import FindingView, Segment, View, framework_name, one_line, side_text
+from tracedoc.units import format_ms, format_percent
+
+PIPE_WIDTH = 100
+"""Columns where nothing tells the width."""
+
+_STYLES = {"critical": "bold red", "warning": "bold yellow", "note": "bold blue"}
+_GLYPHS = {
+    "compute": "█",
+    "transfer": "▓",
+    "wait": "▒",
+    "pipeline": "▒",
+    "unsplit": "▓",
+    "copy": "░",
+    "idle": "·",
+}
+_COLOURS = {
+    "compute": "green",
+    "transfer": "red",
+    "wait": "magenta",
+    "pipeline": "magenta",
+    "unsplit": "red",
+    "copy": "yellow",
+    "idle": "bright_black",
+}
+_ASCII = str.maketrans({"█": "#", "▓": "=", "▒": "~", "░": ":", "·": ".", "–": "-", "─": "-"})
+
+
+def render_text(
+    view: View, *, next_command: str, verdicts: bool = False, width: int = 0, color: bool = False
+) -> str:
+    """Return the report as text; without ``color`` it holds no escape sequence.
+
+    ``width`` 0 means a pipe: the answer then stays on one line, so that ``head -1`` is the whole answer.
+    ``verdicts`` adds what every rule said, with its comparisons.
+    """
+    out = StringIO()
+    console = Console(
+        file=out,
+        width=width or PIPE_WIDTH,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        no_color=not color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    console.print(Text(one_line(view.diagnosis.summary), "bold"), soft_wrap=not width)
+    console.print(Text(one_line(view.run), "dim"), soft_wrap=not width)
+    _budget(console, view)
+    if view.findings:
+        _heading(console, "Findings")
+        for finding in view.findings:
+            _finding(console, finding)
+    _limits(console, view)
+    if verdicts:
+        _verdicts(console, view)
+    else:
+        _not_judged(console, view)
+    console.print()
+    console.print(Text.assemble(("next: ", "dim"), (next_command, "bold")), soft_wrap=True)
+    lines = (line.rstrip() for line in out.getvalue().splitlines())
+    return "\n".join(lines) + "\n"
+
+
+def to_ascii(text: str) -> str:
+    """Return the text for a terminal without block characters; what is left over becomes ``?``."""
+    return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+
+
+def bar_cells(parts: tuple[Segment, ...], width: int) -> tuple[int, ...]:
+    """Return how many of ``width`` cells each part takes: largest remainders, at least one each."""
+    if not parts:
+        return ()
+    total = sum(part.share for part in parts)
+    exact = [part.share / total * width for part in parts]
+    cells = [max(1, int(value)) for value in exact]
+    while sum(cells) < width:
+        cells[max(range(len(cells)), key=lambda i: exact[i] - cells[i])] += 1
+    while sum(cells) > width and max(cells) > 1:
+        cells[max(range(len(cells)), key=lambda i: (cells[i] > 1, cells[i] - exact[i]))] -= 1
+    return tuple(cells)
+
+
+def _heading(console: Console, title: str, rest: str = "") -> None:
+    console.print()
+    console.print(Text.assemble((title, "bold"), (f"  {rest}" if rest else "", "dim")))
+
+
+def _budget(console: Console, view: View) -> None:
+    if not view.segments:
+        return
+    _heading(console, "Where the step goes", view.where)
+    bar = Text()
+    for part, count in zip(view.segments, bar_cells(view.segments, min(console.width, 80)), strict=True):
+        bar.append(_GLYPHS[part.key] * count, _COLOURS[part.key])
+    console.print(bar)
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(no_wrap=True)
+    rows.add_column(justify="right", no_wrap=True)
+    rows.add_column(justify="right", no_wrap=True)
+    rows.add_column(style="dim")
+    for part in view.segments:
+        label = Text.assemble((_GLYPHS[part.key], _COLOURS[part.key]), " ", part.label)
+        rows.add_row(label, format_ms(part.ms), format_percent(part.share), Text(one_line(part.note)))
+    console.print(rows)
+    if view.overlap:
+        console.print(Text(view.overlap, "dim"))
+
+
+def _finding(console: Console, view: FindingView) -> None:
+    finding = view.finding
+    style = _STYLES.get(finding.severity, "bold")
+    preview = " (preview)" if finding.status != "stable" else ""
+    console.print(
+        Text.assemble(
+            (f"{view.number}  ", "bold"),
+            (finding.severity, style),
+            (f"  {one_line(finding.title)}", "bold"),
+            (f"  [{finding.rule_id}]{preview}", "dim"),
+        )
+    )
+    _hanging(console, 3, "", Text(one_line(finding.message)))
+    _hanging(console, 3, "", Text(view.place, "dim"))
+    if view.gain:
+        assumes = f": assumes {one_line(view.assumptions)}" if view.assumptions else ""
+        _hanging(console, 9, "gain", Text.assemble((view.gain, "green"), assumes))
+    if view.fixes:
+        fix = view.fixes[0]
+        name = framework_name(one_line(fix.framework))
+        _hanging(console, 9, "fix", Text.assemble(one_line(fix.title), (f" ({name})" if name else "", "dim")))
+        for line in fix.change.strip("\n").expandtabs(4).split("\n"):
+            # Code is never wrapped: a wrapped line cannot be pasted.
+            console.print(Text(f"         {line}", "cyan"), soft_wrap=True)
+        if fix.risk:
+            _hanging(console, 9, "risk", Text(one_line(fix.risk)))
+        if len(view.fixes) > 1:
+            more = f"{len(view.fixes) - 1} more: tracedoc explain {finding.rule_id}"
+            _hanging(console, 9, "", Text(more, "dim"))
+    if finding.why:
+        _hanging(console, 9, "why", Text(one_line(finding.why)))
+    console.print()
+
+
+def _hanging(console: Console, indent: int, label: str, text: Text) -> None:
+    rows = Table.grid()
+    rows.add_column(width=indent)
+    rows.add_column(overflow="fold")
+    rows.add_row(Text(f"   {label}" if label else "", "dim"), text)
+    console.print(rows)
+
+
+def _limits(console: Console, view: View) -> None:
+    if not view.diagnosis.limits:
+        return
+    if not view.findings:
+        console.print()
+    console.print(Text("Limits", "bold"))
+    for limit in view.diagnosis.limits:
+        effect = f": {one_line(limit.effect)}" if limit.effect else ""
+        _bullet(console, Text.assemble(one_line(limit.message), effect, (f"  [{limit.code}]", "dim")))
+
+
+def _not_judged(console: Console, view: View) -> None:
+    if not view.outcomes:
+        return
+    if view.diagnosis.limits or not view.findings:
+        console.print()
+    console.print(Text.assemble((view.outcomes, "dim"), ("  (--verdicts lists them)", "dim")))
+    for reason, rules in view.not_judged:
+        _bullet(console, Text.assemble(f"not judged: {', '.join(rules)}: ", (reason, "dim")))
+
+
+def _bullet(console: Console, text: Text) -> None:
+    rows = Table.grid()
+    rows.add_row("-  ", text)
+    console.print(rows)
+
+
+def _verdicts(console: Console, view: View) -> None:
+    if view.diagnosis.limits or not view.findings:
+        console.print()
+    console.print(Text.assemble(("Verdicts", "bold"), (f"  {view.outcomes}", "dim")))
+    for verdict in view.diagnosis.verdicts:
+        _verdict(console, verdict)
+
+
+def _verdict(console: Console, verdict: Verdict) -> None:
+    reason = f"  {one_line(verdict.reason)}" if verdict.reason else ""
+    console.print(
+        Text.assemble(
+            (f"{verdict.outcome.replace('_', ' '):14}", "dim"), " ", (verdict.rule_id, "bold"), reason
+        )
+    )
+    for comparison in verdict.comparisons:
+        holds = {True: "holds", False: "does not hold", None: "unknown"}[comparison.holds]
+        sides = f"{side_text(comparison.left)} against {side_text(comparison.right)}"
+        why = f" ({one_line(comparison.reason)})" if comparison.reason else ""
+        text = Text.assemble((one_line(comparison.text), "cyan"), f"  {holds}: {one_line(sides)}{why}")
+        console.print(Padding(text, (0, 0, 0, 15)))
+    instances = ", ".join(
+        f"{one_line(item.key)} {item.outcome.replace('_', ' ')}" for item in verdict.instances
+    )
+    if instances:
+        console.print(Padding(Text(instances, "dim"), (0, 0, 0, 15)))

@@ -1,0 +1,387 @@
+"""Turn a Diagnosis into the small model that every report shares."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Any
+
+import msgspec
+
+from tracedoc.diagnosis import (
+    SEVERITIES,
+    BudgetParts,
+    Diagnosis,
+    Finding,
+    Fix,
+    Gain,
+    RunInfo,
+    Scalar,
+    Verdict,
+)
+from tracedoc.units import format_ms, format_percent, format_quantity
+
+PARTS = (
+    ("compute", "compute", "compute_ms"),
+    ("transfer", "exposed transfer", "exposed_transfer_ms"),
+    ("wait", "waiting for peers", "exposed_wait_ms"),
+    ("pipeline", "waiting in the pipeline", "pipeline_wait_ms"),
+    ("unsplit", "communication (transfer or waiting)", "exposed_comm_unsplit_ms"),
+    ("copy", "exposed copies", "exposed_copy_ms"),
+    ("idle", "idle", "idle_ms"),
+)
+"""The parts of a budget that add up to the step: key, label, field."""
+
+IDLE_CAUSES = {
+    "input": "waiting for input",
+    "allocator": "memory allocator",
+    "blocking_sync": "blocking sync",
+    "compile": "compilation",
+    "gc": "garbage collection",
+    "launch": "launched late",
+    "dependency": "dependency",
+    "unknown": "cause unknown",
+}
+
+FRAMEWORKS = {
+    "any": "any framework",
+    "pytorch": "PyTorch",
+    "ddp": "DDP",
+    "fsdp": "FSDP",
+    "fsdp1": "FSDP1",
+    "fsdp2": "FSDP2",
+    "deepspeed": "DeepSpeed",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "zero3": "ZeRO-3",
+    "accelerate": "Accelerate",
+    "trainer": "Trainer",
+    "lightning": "Lightning",
+    "megatron": "Megatron",
+    "unknown": "",
+}
+
+# Text that only names things: never redacted, or keys that reports look up would change.
+_IDENTIFIERS = frozenset(
+    {
+        "id",
+        "rule_id",
+        "severity",
+        "confidence",
+        "status",
+        "topic",
+        "outcome",
+        "code",
+        "unit",
+        "scope",
+        "basis",
+    }
+    | {"framework", "fixes", "op", "category", "schema_version", "tool_version"}
+)
+# Control characters could drive a terminal; direction marks could make a name read as another.
+_HIDDEN = {
+    code: f"\\u{code:04x}" if code > 0xFF else f"\\x{code:02x}"
+    for code in (
+        *(code for code in range(0x20) if chr(code) not in "\n\t"),
+        *range(0x7F, 0xA0),
+        *(0x061C, 0x200E, 0x200F, 0x2028, 0x2029, 0xFEFF),
+        *range(0x202A, 0x202F),
+        *range(0x2066, 0x206A),
+        *range(0xD800, 0xE000),
+    )
+}
+_POSIX_PATH = re.compile(
+    r"(?:file://)?(?<![\w/.~-])(?:~[\w.-]*)?/(?!/)(?:[^/\s\"'<>|:;,()]+/)*[^/\s\"'<>|:;,()]*"
+)
+_WINDOWS_PATH = re.compile(r"(?<!\w)(?:[A-Za-z]:|\\)\\(?:[^\\\s\"'<>|:;,()]+\\)*[^\\\s\"'<>|:;,()]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One part of a step: its share is of the whole step, ``note`` names the largest causes."""
+
+    key: str
+    label: str
+    ms: float
+    share: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FindingView:
+    """A finding as it is read: numbered, with its place and gain in words, the fitting fix first."""
+
+    number: int
+    finding: Finding
+    place: str
+    gain: str
+    assumptions: str
+    fixes: tuple[Fix, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What every report shows. All text in ``diagnosis`` is safe to show and, if asked, redacted."""
+
+    diagnosis: Diagnosis
+    run: str
+    where: str
+    segments: tuple[Segment, ...]
+    overlap: str
+    findings: tuple[FindingView, ...]
+    not_judged: tuple[tuple[str, tuple[str, ...]], ...]
+    outcomes: str
+
+
+def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
+    """Return what reports show of a diagnosis; ``redact`` hides host names and absolute paths."""
+    if redact:
+        diagnosis = redacted(diagnosis)
+    diagnosis = _map_text(diagnosis, plain)
+    budget = diagnosis.budget
+    ordered = sorted(diagnosis.findings, key=_rank)
+    findings = tuple(
+        FindingView(
+            number,
+            finding,
+            _place(finding, diagnosis.run),
+            gain_text(finding.gain),
+            "; ".join(finding.gain.assumptions) if finding.gain else "",
+            _fitting_first(finding.fixes, diagnosis.run.strategy.name),
+        )
+        for number, finding in enumerate(ordered, 1)
+    )
+    return View(
+        diagnosis=diagnosis,
+        run=_run_line(diagnosis.run),
+        where=_where(diagnosis),
+        segments=segments(budget) if budget else (),
+        overlap=_overlap(budget) if budget else "",
+        findings=findings,
+        not_judged=_not_judged(diagnosis.verdicts),
+        outcomes=_outcomes(diagnosis.verdicts),
+    )
+
+
+def segments(budget: BudgetParts) -> tuple[Segment, ...]:
+    """Return the parts of a budget that are not empty, in the order of the bar."""
+    whole = budget.step_ms
+    found = []
+    for key, label, field in PARTS:
+        ms = float(getattr(budget, field))
+        if ms <= 0 or whole <= 0:
+            continue
+        note = _causes(budget.idle_causes_ms) if key == "idle" else ""
+        found.append(Segment(key, label, ms, ms / whole, note))
+    return tuple(found)
+
+
+def gain_text(gain: Gain | None) -> str:
+    """Return the gain in words: ``up to 31 ms a step (ceiling)``; empty without one."""
+    if gain is None:
+        return ""
+    high = format_ms(gain.high_ms)
+    if gain.low_ms <= 0:
+        return f"up to {high} a step ({gain.basis})"
+    return f"{format_ms(gain.low_ms).removesuffix(' ms')} to {high} a step ({gain.basis})"
+
+
+def framework_name(name: str) -> str:
+    """Return a framework or strategy as its users write it."""
+    return FRAMEWORKS.get(_normal(name), name)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return numbers in words: ``0-2, 4-7``."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def side_text(value: Scalar | None) -> str:
+    """Return one side of a comparison; ``?`` if it is unknown."""
+    return "?" if value is None else format_quantity(value, "")
+
+
+def one_line(text: str) -> str:
+    """Return the text with every run of white space as one blank."""
+    return " ".join(text.split())
+
+
+def plain(text: str) -> str:
+    """Return the text with control characters and direction marks written out, as ``\\x1b``."""
+    return text.translate(_HIDDEN)
+
+
+def redacted(diagnosis: Diagnosis) -> Diagnosis:
+    """Return the diagnosis with hosts as ``host-1`` and absolute paths as their last part.
+
+    Relative paths stay: they say which file is meant, and nothing about the machine.
+    """
+    hosts = sorted({rank.host for rank in diagnosis.ranks if rank.host})
+    names = {host: f"host-{number}" for number, host in enumerate(hosts, 1)}
+    words = sorted(names, key=len, reverse=True)
+    host_pattern = re.compile("|".join(rf"(?<![\w-]){re.escape(word)}(?![\w-])" for word in words) or "(?!)")
+    # Whole sources first: they may hold blanks, where the pattern for paths in text must stop.
+    files = sorted(
+        {*diagnosis.run.sources, *(rank.source for rank in diagnosis.ranks)}, key=len, reverse=True
+    )
+    sources = {file: _last_part(file) for file in files if _last_part(file) != file}
+
+    def hide(text: str) -> str:
+        for file, last in sources.items():
+            text = text.replace(file, last)
+        text = _WINDOWS_PATH.sub(lambda match: _last_part(match[0]), text)
+        text = _POSIX_PATH.sub(lambda match: _last_part(match[0]), text)
+        return host_pattern.sub(lambda match: names[match[0]], text)
+
+    return _map_text(diagnosis, hide, keep=_IDENTIFIERS)
+
+
+def _last_part(path: str) -> str:
+    if re.match(r"[A-Za-z]:\\|\\\\", path):
+        return PureWindowsPath(path).name or "path"
+    path = path.removeprefix("file://")
+    if path.startswith(("/", "~")):
+        return PurePosixPath(path).name or "path"
+    return path
+
+
+def _map_text(
+    diagnosis: Diagnosis, change: Callable[[str], str], *, keep: frozenset[str] = frozenset()
+) -> Diagnosis:
+    # Names of fields pass through `change` too, and come out as they went in: only keys of
+    # free dictionaries (values of facts by host, say) can be altered by it.
+    def walk(value: Any, field: str) -> Any:
+        if field in keep:
+            return value
+        if isinstance(value, str):
+            return change(value)
+        if isinstance(value, list | tuple):
+            return [walk(item, field) for item in value]
+        if isinstance(value, dict):
+            free = field == "values"
+            return {
+                change(key) if free else key: walk(item, "" if free else key) for key, item in value.items()
+            }
+        return value
+
+    return msgspec.convert(walk(msgspec.to_builtins(diagnosis), ""), Diagnosis)
+
+
+def _rank(finding: Finding) -> tuple[int, int, float, str]:
+    severity = SEVERITIES.index(finding.severity) if finding.severity in SEVERITIES else len(SEVERITIES)
+    gain = finding.gain.high_ms if finding.gain else 0.0
+    return (severity, finding.status != "stable", -gain, finding.id)
+
+
+def _place(finding: Finding, run: RunInfo) -> str:
+    parts = []
+    if len(finding.ranks) > 1 and finding.ranks == run.ranks_seen:
+        parts.append("every rank")
+    elif finding.ranks:
+        parts.append(f"rank{'s' * (len(finding.ranks) > 1)} {ranges(finding.ranks)}")
+    if finding.steps:
+        parts.append(f"step{'s' * (len(finding.steps) > 1)} {ranges(finding.steps)}")
+    parts.append(f"confidence {finding.confidence}")
+    return ", ".join(parts)
+
+
+def _fitting_first(fixes: tuple[Fix, ...], strategy: str) -> tuple[Fix, ...]:
+    wanted = _normal(strategy)
+
+    def distance(fix: Fix) -> int:
+        framework = _normal(fix.framework)
+        if framework == wanted:
+            return 0
+        if framework and (wanted.startswith(framework) or (framework == "deepspeed" and "zero" in wanted)):
+            return 1
+        return 2 if framework in ("any", "pytorch") else 3
+
+    return tuple(sorted(fixes, key=distance))
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _run_line(run: RunInfo) -> str:
+    seen = len(run.ranks_seen)
+    parts = [run.device] if run.device else []
+    if run.world_size is None:
+        parts.append(f"{_count(seen, 'rank')} seen")
+    else:
+        parts.append(f"{seen} of {_count(run.world_size, 'rank')}")
+    if run.backend:
+        parts.append(run.backend)
+    if name := framework_name(run.strategy.name):
+        parts.append(f"{name} (confidence {run.strategy.confidence})")
+    parts.append(f"{_count(run.steps_judged, 'step')} judged")
+    if run.cycle is not None and len(run.cycles) > 1:
+        parts.append(f"cycle {run.cycle} of {ranges(run.cycles)}")
+    return ", ".join(parts)
+
+
+def _where(diagnosis: Diagnosis) -> str:
+    budget = diagnosis.budget
+    if budget is None:
+        return ""
+    place = ""
+    if budget.at is not None:
+        step = "whole capture" if budget.at.step is None else f"step {budget.at.step}"
+        place = f"rank {budget.at.rank}, {step}: "
+    return f"{place}{format_ms(budget.step_ms)}"
+
+
+def _overlap(budget: BudgetParts) -> str:
+    if budget.comm_ms <= 0 or budget.overlap_frac is None:
+        return ""
+    text = (
+        f"{format_ms(budget.comm_ms)} of communication in the step, "
+        f"{format_percent(budget.overlap_frac)} of it behind compute"
+    )
+    if budget.blocking_comm_ms is not None:
+        text += f"; {format_ms(budget.blocking_comm_ms)} holds compute up"
+    return text
+
+
+def _causes(causes: dict[str, float], most: int = 3) -> str:
+    largest = sorted(((ms, cause) for cause, ms in causes.items() if ms > 0), key=lambda pair: -pair[0])
+    words = [
+        f"{IDLE_CAUSES.get(cause, cause.replace('_', ' '))} {format_ms(ms)}" for ms, cause in largest[:most]
+    ]
+    return ", ".join(words)
+
+
+def _not_judged(verdicts: tuple[Verdict, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    by_reason: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        if verdict.outcome in ("unknown", "error"):
+            by_reason.setdefault(one_line(verdict.reason) or "no reason given", []).append(verdict.rule_id)
+    return tuple(
+        (reason, tuple(ids)) for reason, ids in sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    )
+
+
+def _outcomes(verdicts: tuple[Verdict, ...]) -> str:
+    words = {
+        "finding": "found",
+        "pass": "passed",
+        "yielded": "explained by another finding",
+        "not_applicable": "not applicable",
+        "unknown": "not judged",
+        "error": "failed",
+    }
+    counts = {outcome: sum(verdict.outcome == outcome for verdict in verdicts) for outcome in words}
+    said = [f"{count} {words[outcome]}" for outcome, count in counts.items() if count]
+    return f"{_count(len(verdicts), 'rule')}: {', '.join(said)}" if said else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
