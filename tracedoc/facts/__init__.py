@@ -1,1 +1,8 @@
-"""Facts: what was measured, with units, scopes and definitions; no opinions."""
+"""Facts: what was measured, with units, scopes and definitions; no opinions.
+
+Importing this package fills :data:`tracedoc.facts.catalog.CATALOG`.
+"""
+
+from tracedoc.facts import capture, communication, compute, host, input, memory, step
+
+__all__ = ["capture", "communication", "compute", "host", "input", "memory", "step"]

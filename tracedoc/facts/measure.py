@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tracedoc.facts.catalog import FactTable
+from tracedoc.facts.catalog import CATALOG, NEEDS, FactDef, FactTable, Measurement, Unknown, Value
+from tracedoc.facts.digest import RankDigest, digest_timeline
+from tracedoc.facts.view import RunView
+from tracedoc.timeline.build import RankTimeline
+
+ENOUGH_STEPS = 3
+"""Fewer complete steps than this cannot tell a habit from an accident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +40,107 @@ class Measurements:
     is_cpu: bool
     ranks: tuple[int, ...]
     steps: tuple[int, ...]
+    run: RunView
+
+
+def measure_rank(timeline: RankTimeline, *, rank: int) -> RankDigest:
+    """Compute all rank facts of a timeline, and return its digest with them."""
+    values = {
+        definition.name: _compute(definition, timeline)
+        for definition in CATALOG.values()
+        if definition.kind == "rank"
+    }
+    return digest_timeline(timeline, values, rank=rank)
+
+
+def measure_run(run: RunView) -> Measurements:
+    """Compute the run facts, and put them beside the rank facts of all digests."""
+    facts: dict[str, Measurement] = {}
+    for definition in CATALOG.values():
+        if definition.kind == "rank":
+            values = {str(d.rank): d.facts.get(definition.name, Unknown("not measured")) for d in run.digests}
+            facts[definition.name] = _keyed(definition, values, run)
+        else:
+            result = _compute(definition, run)
+            if definition.scope == "run":
+                facts[definition.name] = Measurement(definition, result)
+            elif isinstance(result, Unknown):
+                facts[definition.name] = Measurement(definition, result)
+            else:
+                facts[definition.name] = _keyed(definition, result, run)
+    judged = run.judged()
+    return Measurements(
+        facts=facts,
+        available=availability(run),
+        confidence=confidence(run),
+        is_cpu=bool(run.digests) and all(digest.is_cpu for digest in run.digests),
+        ranks=tuple(digest.rank for digest, _ in judged),
+        steps=tuple(sorted({step.index for digest in run.digests for step in digest.complete_steps})),
+        run=run,
+    )
+
+
+def confidence(run: RunView) -> str:
+    """Return how far findings can be trusted.
+
+    "high": every rank of the world, each with three or more complete steps; "medium": ranks missing or
+    fewer steps; "low": no complete step.
+    """
+    counts = [len(digest.complete_steps) for digest in run.digests]
+    if not counts or max(counts) == 0:
+        return "low"
+    everyone = run.world_size is None or len(run.digests) >= run.world_size
+    return "high" if everyone and min(counts) >= ENOUGH_STEPS else "medium"
+
+
+def availability(run: RunView) -> dict[str, Availability]:
+    """Return what the capture holds, for each need."""
+    digests = run.digests
+    present = {need for need in NEEDS if any(need in digest.present for digest in digests)}
+    if len(digests) > 1:
+        present.add("multi_rank")
+    cpu = bool(digests) and all(digest.is_cpu for digest in digests)
+    alone = run.world_size == 1 or (run.world_size is None and len(digests) == 1 and not _distributed(digests))
+    found = {}
+    for need in sorted(NEEDS):
+        if need in present:
+            found[need] = Availability("present")
+        elif need in ("gpu", "launches") and cpu:
+            found[need] = Availability("by_nature", "a CPU run has no GPU activity")
+        elif need in ("collectives", "multi_rank") and alone:
+            found[need] = Availability("by_nature", "one process has no peers")
+        else:
+            found[need] = Availability("not_captured", _MISSING[need])
+    return found
+
+
+_MISSING = {
+    "gpu": "no GPU activity was captured",
+    "kernels": "no kernels were captured",
+    "launches": "kernels cannot be linked to their launches (ProfilerActivity.CPU was off?)",
+    "collectives": "no collective was captured",
+    "multi_rank": "the trace of one rank only",
+    "host_ops": "no operators were captured (ProfilerActivity.CPU was off?)",
+    "shapes": "shapes were not recorded (record_shapes=True)",
+    "memory": "memory was not recorded (profile_memory=True)",
+}
+
+
+def _distributed(digests: Sequence[RankDigest]) -> bool:
+    return any(digest.collectives or digest.backend for digest in digests)
+
+
+def _keyed(definition: FactDef, values: Mapping[str, Value], run: RunView) -> Measurement:
+    standing = str(run.standing) if run.standing is not None else next(iter(values), "")
+    return Measurement(definition, values.get(standing, Unknown("no step can be judged")), values)
+
+
+def _compute(definition: FactDef, subject: object) -> Value:
+    """Compute one fact. A failure costs this fact only: it becomes Unknown, and its rules say error."""
+    try:
+        result: Value = definition.compute(subject)
+    except Exception as error:
+        return Unknown(f"error: {type(error).__name__}: {error}")
+    if isinstance(result, float) and result != result:
+        return Unknown("error: not a number")
+    return result

@@ -1,0 +1,183 @@
+"""Facts about communication: what is exposed, how much of it is waiting, and how large the messages are."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+from tracedoc.facts.catalog import Unknown, Value, rank_fact, run_fact
+from tracedoc.facts.digest import RankDigest, StepDigest
+from tracedoc.facts.step import NO_STEP
+from tracedoc.facts.view import RunView
+from tracedoc.spans import Spans
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.collectives import CollectiveOp
+from tracedoc.timeline.matching import ExposedSplit
+from tracedoc.trace.vocabulary import device_peak
+
+REFERENCE_HALF_BYTES = 20 * 2**20
+"""Message size at which 8x H200 reach half of their all-reduce bandwidth (measured busbw of 40, 220, 276,
+402, 482 GB/s at 1, 16, 32, 128 MiB and 16 GiB: ml-engineering, network)."""
+
+REFERENCE_LINK_GBPS = 450
+"""NVLink rate of one H200, one direction: a slower link reaches half of its rate at a smaller message."""
+
+LATENCY_BOUND_SHARE = 0.25
+"""Below this share of the half-rate size a message takes nearly as long as an empty one."""
+
+
+@rank_fact("collectives_per_step", unit="count", needs=("collectives",))
+def collectives_per_step(timeline: RankTimeline) -> Value:
+    """Communication kernels (gloo transfers in a CPU trace) that the median step launched."""
+    return len(_of_judged_step(timeline))
+
+
+@rank_fact("comm_bytes_per_step", unit="bytes", needs=("collectives",))
+def comm_bytes_per_step(timeline: RankTimeline) -> Value:
+    """Payload of the median step's collectives: full buffers, as nccl-tests count S."""
+    operations = _of_judged_step(timeline)
+    sizes = [o.nbytes for o in operations if o.nbytes is not None]
+    if len(sizes) < len(operations):
+        return Unknown(f"{len(operations) - len(sizes)} of {len(operations)} collectives carry no size")
+    return sum(sizes)
+
+
+@rank_fact("median_collective_bytes", unit="bytes", needs=("collectives",))
+def median_collective_bytes(timeline: RankTimeline) -> Value:
+    """Median payload of the collectives of the median step, over those that carry a size."""
+    sizes = [o.nbytes for o in _of_judged_step(timeline) if o.nbytes is not None]
+    return float(statistics.median(sizes)) if sizes else Unknown("no collective carries its size")
+
+
+@rank_fact("blocking_comm_ms", unit="ms", needs=("launches", "collectives"))
+def blocking_comm_ms(timeline: RankTimeline) -> Value:
+    """Exposed communication of the median step that held up compute already launched.
+
+    A gap of the compute stream counts when the kernel after it was launched before the gap and starts
+    within 20 us after a communication kernel ends. The rest of exposed communication is an upper bound.
+    """
+    if timeline.judged is None or timeline.blocking is None:
+        return Unknown("kernels cannot be linked to their launches")
+    return timeline.blocking.clip(timeline.judged.start_ns, timeline.judged.end_ns).total_ns / 1e6
+
+
+@run_fact("exposed_transfer_ms", unit="ms", scope="rank", needs=("collectives",))
+def exposed_transfer_ms(run: RunView) -> dict[str, Value]:
+    """Exposed communication of the median step in which data moves: after the last rank has come."""
+    return _split_part(run, lambda split: split.transfer_ns)
+
+
+@run_fact("exposed_wait_ms", unit="ms", scope="rank", needs=("collectives",))
+def exposed_wait_ms(run: RunView) -> dict[str, Value]:
+    """Exposed communication of the median step spent waiting for a later rank."""
+    return _split_part(run, lambda split: split.wait_ns)
+
+
+@run_fact("pipeline_wait_ms", unit="ms", scope="rank", needs=("collectives",))
+def pipeline_wait_ms(run: RunView) -> dict[str, Value]:
+    """Exposed communication of the median step spent waiting for a pipeline neighbour."""
+    return _split_part(run, lambda split: split.pipeline_wait_ns)
+
+
+@run_fact("exposed_comm_unsplit_ms", unit="ms", scope="rank", needs=("collectives",))
+def exposed_comm_unsplit_ms(run: RunView) -> dict[str, Value]:
+    """Exposed communication of the median step whose peers' arrival is unknown: transfer or waiting."""
+    return _split_part(run, lambda split: split.unsplit_ns)
+
+
+@run_fact("exposed_comm_less_wait_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
+def exposed_comm_less_wait_ms(run: RunView) -> dict[str, Value]:
+    """Exposed communication of the median step minus known waiting for other ranks.
+
+    With the traces of one rank nothing is known, so this is all exposed communication.
+    """
+    return _split_part(run, lambda split: split.transfer_ns + split.unsplit_ns)
+
+
+@run_fact("comm_split", unit="text")
+def comm_split(run: RunView) -> Value:
+    """Whether exposed communication could be told apart into transfer and waiting, in words."""
+    standing = run.standing_digest
+    step = standing.judged_step if standing is not None else None
+    if standing is None or step is None:
+        return NO_STEP
+    split = run.splits[standing.rank, step.index]
+    exposed = step.budget.exposed_comm_ns
+    if exposed == 0 or split.unsplit_ns <= 0.1 * exposed:
+        return "transfer; waiting for peers is not in it"
+    if len(run.digests) == 1:
+        return "transfer or waiting: one rank cannot tell"
+    return "transfer or waiting: arrivals of the peers are known in part only"
+
+
+@run_fact("latency_bound_frac", unit="fraction", scope="rank", needs=("collectives",))
+def latency_bound_frac(run: RunView) -> dict[str, Value]:
+    """Share of the median step's sized collectives that are too small to use the link.
+
+    Latency-bound is below a quarter of the size at which the link reaches half of its rate. That size is
+    taken in proportion to the link's rate from a measured machine (8x H200: 20 MiB), which errs towards
+    "not latency-bound" for groups over several hosts.
+    """
+    return _by_rank(run, _latency_bound_share)
+
+
+@run_fact("latency_bound_exposed_ms", unit="ms", scope="rank", needs=("collectives",))
+def latency_bound_exposed_ms(run: RunView) -> dict[str, Value]:
+    """Exposed time of the median step in latency-bound collectives, less known waiting."""
+
+    def exposed(digest: RankDigest, step: StepDigest) -> Value:
+        spans = latency_bound_exposed(run, digest, step)
+        return spans if isinstance(spans, Unknown) else spans.total_ns / 1e6
+
+    return _by_rank(run, exposed)
+
+
+def latency_bound_exposed(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
+    """Return the time that :func:`latency_bound_exposed_ms` measures."""
+    limit = _latency_bound_bytes(digest)
+    if isinstance(limit, Unknown):
+        return limit
+    known = run.latest_starts.get(digest.rank, {})
+    parts = []
+    for operation in _in_step(digest, step):
+        if operation.nbytes is not None and operation.nbytes < limit:
+            latest = known.get((operation.op, operation.start_ns, operation.stream), operation.start_ns)
+            parts.append((min(max(latest, operation.start_ns), operation.end_ns), operation.end_ns))
+    return step.exposed_comm & Spans.from_pairs(parts)
+
+
+def _latency_bound_share(digest: RankDigest, step: StepDigest) -> Value:
+    limit = _latency_bound_bytes(digest)
+    if isinstance(limit, Unknown):
+        return limit
+    sizes = [o.nbytes for o in _in_step(digest, step) if o.nbytes is not None and o.op != "barrier"]
+    if not sizes:
+        return Unknown("no collective carries its size")
+    return sum(size < limit for size in sizes) / len(sizes)
+
+
+def _latency_bound_bytes(digest: RankDigest) -> float | Unknown:
+    peak = device_peak(digest.device)
+    if peak is None or peak.link_gbps is None:
+        return Unknown(f"the link of {digest.device!r} is not in the device table")
+    return LATENCY_BOUND_SHARE * REFERENCE_HALF_BYTES * peak.link_gbps / REFERENCE_LINK_GBPS
+
+
+def _in_step(digest: RankDigest, step: StepDigest) -> list[CollectiveOp]:
+    return [o for o in digest.collectives if o.end_ns > step.start_ns and o.start_ns < step.end_ns]
+
+
+def _of_judged_step(timeline: RankTimeline) -> list[CollectiveOp]:
+    if timeline.judged is None:
+        return []
+    if timeline.host.source == "none":
+        return list(timeline.collectives)
+    return [o for o in timeline.collectives if o.step == timeline.judged.index]
+
+
+def _split_part(run: RunView, part: Callable[[ExposedSplit], int]) -> dict[str, Value]:
+    return _by_rank(run, lambda digest, step: part(run.splits[digest.rank, step.index]) / 1e6)
+
+
+def _by_rank(run: RunView, measure: Callable[[RankDigest, StepDigest], Value]) -> dict[str, Value]:
+    return {str(digest.rank): measure(digest, step) for digest, step in run.judged()}

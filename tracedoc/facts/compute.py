@@ -1,0 +1,261 @@
+"""Facts about the arithmetic of a step: floating-point operations, MFU, samples and tokens per second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from tracedoc.facts.catalog import Unknown, Value, rank_fact
+from tracedoc.facts.step import judged_budget, judged_host_step
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.launches import NO_ROW
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.vocabulary import KernelCategory, device_peak
+
+Dims = Sequence[object]
+
+EXPLAINED_SHARE = 0.80
+"""Counted operators must have launched at least this share of the matrix kernels' time."""
+
+MATRIX = (KernelCategory.GEMM, KernelCategory.CONVOLUTION, KernelCategory.ATTENTION)
+
+BATCH_OPERATORS: tuple[tuple[tuple[str, ...], int, int], ...] = (
+    (("aten::conv2d",), 0, 4),
+    (("aten::embedding",), 1, 2),
+    (("aten::linear",), 0, 3),
+)
+"""Operators whose first call in a step shows the batch: names, which argument, and its dimensions."""
+
+HALF_TYPES = ("c10::BFloat16", "c10::Half", "BFloat16", "Half")
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixWork:
+    """The matrix operations of one host step: FLOPs in all, and those on 16-bit inputs."""
+
+    flops: float
+    half_flops: float
+
+
+@rank_fact("model_tflops", unit="tflops", needs=("shapes", "kernels", "launches"))
+def model_tflops(timeline: RankTimeline) -> Value:
+    """Floating-point operations of the median step's matrix work per second, in 1e12.
+
+    Counted from the shapes of matrix products (2 M N K) and fused attention (4 B H S T D forward, 2.5 times
+    that backward), as they ran: recomputed activations count too, the causal mask does not. Unknown where
+    the counted operators launched less than 80 % of the matrix kernels' time (convolutions are not counted).
+    """
+    work, budget = _matrix_work(timeline), judged_budget(timeline)
+    if isinstance(work, Unknown) or budget is None or budget.window_ns == 0:
+        return work if isinstance(work, Unknown) else Unknown("no step can be judged")
+    return work.flops / budget.window_ns / 1e3
+
+
+@rank_fact("mfu_frac", unit="fraction", needs=("shapes", "kernels", "launches"))
+def mfu_frac(timeline: RankTimeline) -> Value:
+    """Model FLOP/s utilisation: :func:`model_tflops` over the dense 16-bit peak of the device.
+
+    Unknown for devices that are not in the table, and where half of the work or more is not 16-bit.
+    """
+    work, budget = _matrix_work(timeline), judged_budget(timeline)
+    if isinstance(work, Unknown):
+        return work
+    name = next((d.name for d in timeline.trace.info.devices if d.index == timeline.device), "")
+    peak = device_peak(name)
+    half_peak = (peak.bf16_tflops or peak.fp16_tflops) if peak is not None else None
+    if half_peak is None:
+        return Unknown(f"the peak of {name or 'the device'!r} is not in the device table")
+    if work.half_flops <= 0.5 * work.flops:
+        return Unknown("most matrix work is not in 16 bits; its peak depends on the TF32 setting")
+    if budget is None or budget.window_ns == 0:
+        return Unknown("no step can be judged")
+    return work.flops / budget.window_ns / 1e3 / half_peak
+
+
+@rank_fact("micro_batch_samples", unit="count", needs=("shapes", "host_ops"))
+def micro_batch_samples(timeline: RankTimeline) -> Value:
+    """Samples in one forward pass: the first extent of the step's first convolution or embedding input.
+
+    Where the step has neither, of its first linear layer with a batch and a sequence.
+    """
+    batch = _first_batch(timeline)
+    return batch if isinstance(batch, Unknown) else batch.samples
+
+
+@rank_fact("samples_per_s", unit="per_s", needs=("shapes", "host_ops"))
+def samples_per_s(timeline: RankTimeline) -> Value:
+    """Samples that one rank trains on per second: samples of all forward passes over the median step."""
+    return _rate(timeline, lambda batch: batch.samples)
+
+
+@rank_fact("tokens_per_s", unit="per_s", needs=("shapes", "host_ops"))
+def tokens_per_s(timeline: RankTimeline) -> Value:
+    """Tokens that one rank trains on per second: samples times sequence length over the median step."""
+    return _rate(timeline, lambda batch: batch.samples * batch.sequence if batch.sequence else None)
+
+
+def _rate(timeline: RankTimeline, amount: Callable[[Batch], int | None]) -> Value:
+    batch, budget = _first_batch(timeline), judged_budget(timeline)
+    if isinstance(batch, Unknown):
+        return batch
+    count = amount(batch)
+    if count is None:
+        return Unknown("the input has no sequence dimension")
+    if budget is None or budget.window_ns == 0:
+        return Unknown("no step can be judged")
+    return count * batch.passes / (budget.window_ns / 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The input of one forward pass, and how many passes the step makes."""
+
+    samples: int
+    sequence: int | None
+    passes: int
+
+
+def _first_batch(timeline: RankTimeline) -> Batch | Unknown:
+    step, trace = judged_host_step(timeline), timeline.trace
+    if step is None:
+        return Unknown("the host's steps are not known")
+    rows = sorted(row for row in trace.shapes if step.start_ns <= int(trace.ts_ns[row]) < step.end_ns)
+    for names, argument, length in BATCH_OPERATORS:
+        of_kind = [row for row in rows if trace.row_name(row) in names]
+        sized = [row for row in of_kind if _numbers(trace.shapes[row].dims, argument, length)]
+        if not sized:
+            continue
+        first = trace.shapes[sized[0]].dims
+        extents = _numbers(first, argument, length) or ()
+        alike = sum(trace.shapes[row].dims == first for row in of_kind)
+        passes = _forward_passes(timeline, step.start_ns, step.end_ns) or alike
+        return Batch(extents[0], None if "aten::conv2d" in names else extents[1], passes)
+    return Unknown("no operator with a batch dimension carries its shape")
+
+
+def _forward_passes(timeline: RankTimeline, start_ns: int, end_ns: int) -> int | None:
+    """Return the forward passes of a host step, from the wrapper's own range."""
+    trace = timeline.trace
+    for wrapper in ("DistributedDataParallel.forward", "FSDP::root_pre_forward"):
+        if wrapper in trace.names:
+            rows = np.flatnonzero(trace.name == trace.names.index(wrapper))
+            inside = (trace.ts_ns[rows] >= start_ns) & (trace.ts_ns[rows] < end_ns)
+            if inside.any():
+                return int(inside.sum())
+    return None
+
+
+def _matrix_work(timeline: RankTimeline) -> MatrixWork | Unknown:
+    step, trace = judged_host_step(timeline), timeline.trace
+    if step is None:
+        return Unknown("the host's steps are not known")
+    counted = []
+    flops = half = 0.0
+    for row, shapes in trace.shapes.items():
+        if not step.start_ns <= int(trace.ts_ns[row]) < step.end_ns:
+            continue
+        count = COUNTERS.get(trace.row_name(row))
+        amount = count(shapes.dims) if count is not None else None
+        if amount is None:
+            continue
+        counted.append(row)
+        flops += amount
+        if shapes.types and shapes.types[0] in HALF_TYPES:
+            half += amount
+    if not counted:
+        return Unknown("no matrix operation carries its shape")
+    share = _explained_share(timeline, np.sort(np.array(counted, dtype=np.intp)))
+    if share < EXPLAINED_SHARE:
+        return Unknown(f"operators with shapes launched {share:.0%} of the matrix kernels' time")
+    return MatrixWork(flops, half)
+
+
+def _explained_share(timeline: RankTimeline, operators: np.ndarray) -> float:
+    """Return the share of the judged step's matrix-kernel time that was launched inside ``operators``."""
+    trace, events = timeline.trace, timeline.events
+    position = timeline.position_of(timeline.judged) if timeline.judged is not None else None
+    matrix = np.zeros(len(trace.names), dtype=bool)
+    for name_id, category in events.categories.items():
+        matrix[name_id] = category in MATRIX
+    wanted = matrix[trace.name[events.rows]] & (trace.kind[events.rows] == int(Kind.KERNEL))
+    if position is not None:
+        wanted &= timeline.step_position == position
+    total = int(trace.dur_ns[events.rows[wanted]].sum())
+    if total == 0:
+        return 0.0
+    explained = 0
+    launches = events.launch_rows[wanted]
+    durations = trace.dur_ns[events.rows[wanted]]
+    linked = launches != NO_ROW
+    launches, durations = launches[linked], durations[linked]
+    for thread in np.unique(trace.thread[operators]):
+        outer = operators[trace.thread[operators] == thread]
+        mine = trace.thread[launches] == thread
+        starts = trace.ts_ns[launches[mine]]
+        index = np.searchsorted(trace.ts_ns[outer], starts, side="right") - 1
+        holder = outer[np.maximum(index, 0)]
+        inside = (index >= 0) & (starts < trace.end_ns[holder])
+        explained += int(durations[mine][inside].sum())
+    return explained / total
+
+
+def _extents(dims: Dims, position: int) -> Dims:
+    value = dims[position] if position < len(dims) else ()
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _numbers(dims: Dims, position: int, length: int) -> tuple[int, ...] | None:
+    extents = _extents(dims, position)
+    if len(extents) != length or not all(isinstance(extent, int) for extent in extents):
+        return None
+    return tuple(int(str(extent)) for extent in extents)
+
+
+def _product(left: int, right: int, rank: int) -> Callable[[Dims], float | None]:
+    """Return a counter for a matrix product of the arguments at ``left`` and ``right``: 2 B M N K."""
+
+    def count(dims: Dims) -> float | None:
+        a, b = _numbers(dims, left, rank), _numbers(dims, right, rank)
+        if a is None or b is None or a[-1] != b[-2]:
+            return None
+        return 2.0 * prod(a) * b[-1]
+
+    return count
+
+
+def _attention(factor: float, *, first: int = 0) -> Callable[[Dims], float | None]:
+    """Return a counter for attention over query and key of shape [B, H, S, D]: 4 B H S T D x factor.
+
+    ``first`` is the position of the query among the arguments; the key follows it.
+    """
+
+    def count(dims: Dims) -> float | None:
+        query, key = _numbers(dims, first, 4), _numbers(dims, first + 1, 4)
+        if query is None or key is None:
+            return None
+        return factor * 4.0 * query[0] * query[1] * query[2] * key[2] * query[3]
+
+    return count
+
+
+COUNTERS: dict[str, Callable[[Dims], float | None]] = {
+    "aten::mm": _product(0, 1, 2),
+    "aten::bmm": _product(0, 1, 3),
+    "aten::addmm": _product(1, 2, 2),
+    "aten::baddbmm": _product(1, 2, 3),
+    "aten::_scaled_mm": _product(0, 1, 2),
+    "aten::_scaled_dot_product_flash_attention": _attention(1.0),
+    "aten::_scaled_dot_product_efficient_attention": _attention(1.0),
+    "aten::_scaled_dot_product_cudnn_attention": _attention(1.0),
+    "aten::_scaled_dot_product_flash_attention_backward": _attention(2.5, first=1),
+    "aten::_scaled_dot_product_efficient_attention_backward": _attention(2.5, first=1),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _attention(2.5, first=1),
+}
+"""What one call of an operator costs in floating-point operations, from its input shapes.
+
+Only operators that launch the kernels themselves: ``aten::linear`` and ``aten::matmul`` contain these.
+"""
+

@@ -1,0 +1,231 @@
+"""What one rank sends on: budgets, collectives and facts of its steps, in kilobytes. Events stay behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tracedoc.errors import Limit
+from tracedoc.facts.catalog import Value
+from tracedoc.facts.host import short_kernel_idle
+from tracedoc.facts.memory import pageable_stall
+from tracedoc.spans import Spans
+from tracedoc.timeline.activity import Budget
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.collectives import CollectiveOp
+from tracedoc.timeline.steps import Window
+from tracedoc.timeline.strategies.recognise import strategy_signs
+from tracedoc.trace.columns import Kind, ProcessGroup
+from tracedoc.trace.vocabulary import KernelCategory
+
+MAX_SPANS = 400
+"""Pictures and evidence keep at most this many intervals of a kind, the longest ones."""
+
+MAX_KERNEL_NAMES = 60
+"""The kernel table keeps this many names, those with most time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepDigest:
+    """One step of one rank: its window on the rank's own clock, budget, idle causes and exposure."""
+
+    index: int
+    start_ns: int
+    end_ns: int
+    complete: bool
+    budget: Budget
+    idle_ns: Mapping[str, int]
+    blocking_ns: int | None
+    exposed_comm: Spans
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTotal:
+    """The kernels of one name in the judged step."""
+
+    name: str
+    category: KernelCategory
+    calls: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankDigest:
+    """One rank as the other stages see it.
+
+    ``rank`` is the one settled over all files, not only what the file says. ``judged`` is the position in
+    ``steps`` of the step that stands for the rank. ``spans`` are named sets inside the judged step, for
+    evidence and pictures; ``present`` are the needs that the trace meets. ``first_step`` identifies the
+    profiler's cycle.
+    """
+
+    rank: int
+    source: str
+    host: str
+    device: str
+    world_size: int | None
+    backend: str
+    is_cpu: bool
+    truncated: bool
+    start_ns: int
+    step_source: str
+    groups: tuple[ProcessGroup, ...]
+    first_step: int | None
+    capture: Budget | None
+    capture_idle_ns: Mapping[str, int]
+    steps: tuple[StepDigest, ...]
+    judged: int | None
+    collectives: tuple[CollectiveOp, ...]
+    kernels: tuple[KernelTotal, ...]
+    spans: Mapping[str, Spans]
+    signs: tuple[str, ...]
+    present: frozenset[str]
+    limits: tuple[Limit, ...]
+    facts: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def judged_step(self) -> StepDigest | None:
+        """The step that stands for the rank, ``None`` where nothing can be judged."""
+        return None if self.judged is None else self.steps[self.judged]
+
+    @property
+    def complete_steps(self) -> tuple[StepDigest, ...]:
+        """The steps that were captured whole."""
+        return tuple(step for step in self.steps if step.complete)
+
+
+def digest_timeline(timeline: RankTimeline, facts: Mapping[str, Value], *, rank: int) -> RankDigest:
+    """Return the digest of one rank's timeline with its measured ``facts``."""
+    trace, info = timeline.trace, timeline.trace.info
+    steps = tuple(_step_digest(timeline, window) for window in timeline.windows) if timeline.activity else ()
+    judged = timeline.judged
+    position = next((i for i, step in enumerate(steps) if judged is not None and step.index == judged.index), None)
+    activity = timeline.activity
+    return RankDigest(
+        rank=rank,
+        source=info.source,
+        host=info.host,
+        device=device_name(timeline),
+        world_size=info.world_size,
+        backend=info.backend,
+        is_cpu=timeline.is_cpu,
+        truncated=info.truncated,
+        start_ns=int(trace.ts_ns[0]) if len(trace) else 0,
+        step_source=timeline.host.source,
+        groups=info.groups,
+        first_step=timeline.host.steps[0].index if timeline.host.steps else None,
+        capture=activity.budget(activity.start_ns, activity.end_ns) if activity else None,
+        capture_idle_ns=(
+            timeline.idle.in_window(activity.start_ns, activity.end_ns) if activity and timeline.idle else {}
+        ),
+        steps=steps,
+        judged=position,
+        collectives=timeline.collectives,
+        kernels=_kernel_totals(timeline),
+        spans=judged_spans(timeline),
+        signs=strategy_signs(trace),
+        present=_present(timeline),
+        limits=(*trace.limits, *timeline.limits),
+        facts=facts,
+    )
+
+
+def device_name(timeline: RankTimeline) -> str:
+    """Return the name of the judged device: "CPU" in a CPU trace, "GPU" where the file names none."""
+    if timeline.is_cpu:
+        return "CPU"
+    named = {device.index: device.name for device in timeline.trace.info.devices}
+    if timeline.device in named:
+        return named[timeline.device]
+    return next(iter(named.values()), "GPU" if timeline.device is not None else "unknown device")
+
+
+def _step_digest(timeline: RankTimeline, window: Window) -> StepDigest:
+    assert timeline.activity is not None
+    start, end = window.start_ns, window.end_ns
+    blocking = timeline.blocking
+    return StepDigest(
+        window.index,
+        start,
+        end,
+        window.complete,
+        timeline.activity.budget(start, end),
+        timeline.idle.in_window(start, end) if timeline.idle else {},
+        None if blocking is None else blocking.clip(start, end).total_ns,
+        timeline.activity.exposed_comm.clip(start, end),
+    )
+
+
+def judged_spans(timeline: RankTimeline) -> dict[str, Spans]:
+    """Return the named sets of time inside the judged step: activity, idle by cause (``idle_*``), stalls."""
+    window, activity = timeline.judged, timeline.activity
+    if window is None or activity is None:
+        return {}
+    found = {
+        "compute": activity.compute,
+        "communication": activity.comm,
+        "copy": activity.copy,
+        "exposed_comm": activity.exposed_comm,
+        "exposed_copy": activity.exposed_copy,
+    }
+    if timeline.idle is not None:
+        found |= {f"idle_{cause}": spans for cause, spans in timeline.idle.spans.items()}
+    if not timeline.is_cpu:
+        found["idle_short_kernels"] = short_kernel_idle(timeline) or Spans.empty()
+        found["pageable_stall"] = pageable_stall(timeline)
+    found["non_compute"] = activity.compute.complement(window.start_ns, window.end_ns)
+    return {name: _longest(spans.clip(window.start_ns, window.end_ns)) for name, spans in found.items()}
+
+
+def _longest(spans: Spans) -> Spans:
+    if len(spans) <= MAX_SPANS:
+        return spans
+    kept = np.sort(np.argsort(spans.ends - spans.starts)[-MAX_SPANS:])
+    return Spans(spans.starts[kept], spans.ends[kept])
+
+
+def _kernel_totals(timeline: RankTimeline) -> tuple[KernelTotal, ...]:
+    window, trace, events = timeline.judged, timeline.trace, timeline.events
+    if window is None or timeline.device is None:
+        return ()
+    rows = events.rows
+    inside = (
+        (trace.device[rows] == timeline.device)
+        & (trace.kind[rows] == int(Kind.KERNEL))
+        & (trace.ts_ns[rows] >= window.start_ns)
+        & (trace.ts_ns[rows] < window.end_ns)
+    )
+    rows = rows[inside]
+    names, inverse, calls = np.unique(trace.name[rows], return_inverse=True, return_counts=True)
+    times = np.bincount(inverse, weights=trace.dur_ns[rows], minlength=names.size)
+    order = np.argsort(-times, kind="stable")[:MAX_KERNEL_NAMES]
+    return tuple(
+        KernelTotal(
+            trace.names[int(names[i])][:300], events.categories[int(names[i])], int(calls[i]), int(times[i])
+        )
+        for i in order.tolist()
+    )
+
+
+def _present(timeline: RankTimeline) -> frozenset[str]:
+    trace = timeline.trace
+    present = set()
+    if timeline.device is not None:
+        present.add("gpu")
+        if bool((trace.kind == int(Kind.KERNEL)).any()):
+            present.add("kernels")
+    if timeline.is_cpu:
+        present |= {"kernels"}
+    if bool(timeline.launches.linked.any()):
+        present.add("launches")
+    if timeline.collectives:
+        present.add("collectives")
+    if bool((trace.kind == int(Kind.CPU_OP)).any()):
+        present.add("host_ops")
+    if trace.info.has_shapes or trace.shapes:
+        present.add("shapes")
+    if trace.info.has_memory:
+        present.add("memory")
+    return frozenset(present)

@@ -1,0 +1,74 @@
+"""Places in the traces that findings point to, taken from the judged steps of the digests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tracedoc.diagnosis import Evidence
+from tracedoc.facts.catalog import Unknown
+from tracedoc.facts.communication import latency_bound_exposed
+from tracedoc.facts.digest import RankDigest
+from tracedoc.facts.measure import Measurements
+from tracedoc.spans import Spans
+
+MAX_PLACES = 40
+"""A finding lists at most this many intervals of one rank, the longest ones, in time order."""
+
+
+def _from_spans(name: str, what: str) -> Callable[[Measurements, str | None], tuple[Evidence, ...]]:
+    """Return a collector of the intervals of one named set in the judged step."""
+
+    def collect(measurements: Measurements, key: str | None) -> tuple[Evidence, ...]:
+        digest = _digest_of(measurements, key)
+        return () if digest is None else _places(digest, digest.spans.get(name, Spans.empty()), what)
+
+    return collect
+
+
+def _small_collectives(measurements: Measurements, key: str | None) -> tuple[Evidence, ...]:
+    digest = _digest_of(measurements, key)
+    if digest is None or digest.judged_step is None:
+        return ()
+    spans = latency_bound_exposed(measurements.run, digest, digest.judged_step)
+    return () if isinstance(spans, Unknown) else _places(digest, spans, "exposed latency-bound collective")
+
+
+def _places(digest: RankDigest, spans: Spans, what: str) -> tuple[Evidence, ...]:
+    step = digest.judged_step
+    if step is None:
+        return ()
+    longest = sorted(sorted(spans.pairs(), key=lambda pair: pair[0] - pair[1])[:MAX_PLACES])
+    return tuple(
+        Evidence(
+            rank=digest.rank,
+            step=step.index,
+            start_ns=start - digest.start_ns,
+            end_ns=end - digest.start_ns,
+            what=what,
+            value=(end - start) / 1e6,
+            unit="ms",
+        )
+        for start, end in longest
+    )
+
+
+def _digest_of(measurements: Measurements, key: str | None) -> RankDigest | None:
+    run = measurements.run
+    if key is None:
+        return run.standing_digest
+    return next((digest for digest in run.digests if str(digest.rank) == key), None)
+
+
+EvidenceCollector = Callable[[Measurements, str | None], tuple[Evidence, ...]]
+
+EVIDENCE: dict[str, EvidenceCollector] = {
+    "exposed-communication": _from_spans("exposed_comm", "communication with no compute beside it"),
+    "small-collectives": _small_collectives,
+    "late-launches": _from_spans("idle_launch", "GPU idle: the next kernel is not launched yet"),
+    "short-kernels": _from_spans("idle_short_kernels", "GPU idle after a kernel shorter than a launch"),
+    "input-idle": _from_spans("idle_input", "GPU idle while the data loader is waited for"),
+    "allocator-idle": _from_spans("idle_allocator", "GPU idle while device memory is allocated or freed"),
+    "pageable-stall": _from_spans("pageable_stall", "copy from pageable memory, or idle during its call"),
+    "non-compute": _from_spans("non_compute", "no compute runs"),
+}
+"""Collectors by the names that rules use. The key is a rank, ``None`` for the rank that stands for the run."""

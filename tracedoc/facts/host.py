@@ -1,0 +1,144 @@
+"""Facts about the host: how late it launches, and how short the kernels are that it launches."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.facts.catalog import Unknown, Value, rank_fact
+from tracedoc.facts.step import NO_STEP, judged_budget
+from tracedoc.spans import Spans
+from tracedoc.timeline.activity import COMPUTE
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.launches import NO_ROW
+from tracedoc.trace.columns import Kind
+
+CLEARLY_LOW, CLEARLY_HIGH = 0.10, 0.20
+"""The profiler itself slows the host by some 0.5 us an event. Idle shares below the first are a pass with it,
+above the second a finding without it; between them only an unprofiled step time can tell."""
+
+
+@rank_fact("late_launch_idle_ms", unit="ms", needs=("launches",))
+def late_launch_idle_ms(timeline: RankTimeline) -> Value:
+    """Time of the median step in which the GPU is idle because the next kernel is not launched yet.
+
+    Time that input, allocation, a blocking sync, compilation or garbage collection explains is not in it.
+    """
+    return _idle(timeline, "launch")
+
+
+@rank_fact("host_idle_ms", unit="ms", needs=("launches",))
+def host_idle_ms(timeline: RankTimeline) -> Value:
+    """GPU idle time of the median step that the host's own pace explains: late launches and blocking syncs.
+
+    Unknown between 10 % and 20 % of the step, where the profiler's own cost may be all of it and no
+    unprofiled step time is at hand.
+    """
+    late, blocked, budget = _idle(timeline, "launch"), _idle(timeline, "sync"), judged_budget(timeline)
+    if budget is None or isinstance(late, Unknown) or isinstance(blocked, Unknown):
+        return NO_STEP
+    total = float(late) + float(blocked)
+    share = total * 1e6 / budget.window_ns if budget.window_ns else 0.0
+    if CLEARLY_LOW <= share < CLEARLY_HIGH:
+        return Unknown("the profiler's own cost may explain this much idle time; no unprofiled step time is known")
+    return total
+
+
+@rank_fact("sync_idle_ms", unit="ms", needs=("launches",))
+def sync_idle_ms(timeline: RankTimeline) -> Value:
+    """Time of the median step in which the GPU is idle while the host is inside a blocking sync."""
+    return _idle(timeline, "sync")
+
+
+@rank_fact("unexplained_idle_ms", unit="ms", needs=("kernels",))
+def unexplained_idle_ms(timeline: RankTimeline) -> Value:
+    """Idle time of the median step without a cause: its next event has no launch in the trace."""
+    return _idle(timeline, "unknown")
+
+
+@rank_fact("kernels_per_step", unit="count", needs=("gpu", "kernels"))
+def kernels_per_step(timeline: RankTimeline) -> Value:
+    """Compute kernels that ran in the median step."""
+    return int(_kernels_of_judged_step(timeline).size)
+
+
+@rank_fact("mean_kernel_ms", unit="ms", needs=("gpu", "kernels"))
+def mean_kernel_ms(timeline: RankTimeline) -> Value:
+    """Compute time of the median step over its number of compute kernels."""
+    budget, count = judged_budget(timeline), _kernels_of_judged_step(timeline).size
+    if budget is None or count == 0:
+        return Unknown("the step holds no compute kernel")
+    return budget.compute_ns / count / 1e6
+
+
+@rank_fact("launch_interval_ms", unit="ms", needs=("launches",))
+def launch_interval_ms(timeline: RankTimeline) -> Value:
+    """Median time between two launches of the median step, on the thread that launches most."""
+    interval = _launch_interval_ns(timeline)
+    return Unknown("no launch belongs to the step") if interval is None else interval / 1e6
+
+
+@rank_fact("short_kernel_idle_ms", unit="ms", needs=("launches",))
+def short_kernel_idle_ms(timeline: RankTimeline) -> Value:
+    """Late-launch idle time of the median step around kernels shorter than this run's launch interval.
+
+    A gap counts when the kernel before it is shorter than the median time between two launches: such a
+    kernel cannot keep the GPU busy until the next one is launched, whatever its number.
+    """
+    spans = short_kernel_idle(timeline)
+    return Unknown("no launch belongs to the step") if spans is None else spans.total_ns / 1e6
+
+
+def short_kernel_idle(timeline: RankTimeline) -> Spans | None:
+    """Return the idle time that :func:`short_kernel_idle_ms` measures, ``None`` where it is unknown."""
+    interval = _launch_interval_ns(timeline)
+    if interval is None or timeline.idle is None or timeline.judged is None:
+        return None
+    late = timeline.idle.spans["launch"].clip(timeline.judged.start_ns, timeline.judged.end_ns)
+    trace, rows = timeline.trace, timeline.events.rows
+    rows = rows[trace.device[rows] == timeline.device]
+    order = np.argsort(trace.end_ns[rows], kind="stable")
+    ends = trace.end_ns[rows][order]
+    before = np.searchsorted(ends, late.starts, side="right") - 1
+    duration = trace.dur_ns[rows][order][np.maximum(before, 0)]
+    short = (before >= 0) & (duration < interval)
+    return Spans(late.starts[short], late.ends[short])
+
+
+def _idle(timeline: RankTimeline, cause: str) -> Value:
+    if timeline.judged is None or timeline.idle is None:
+        return NO_STEP
+    return timeline.idle.in_window(timeline.judged.start_ns, timeline.judged.end_ns)[cause] / 1e6
+
+
+def _kernels_of_judged_step(timeline: RankTimeline) -> npt.NDArray[np.intp]:
+    window, trace, events = timeline.judged, timeline.trace, timeline.events
+    if window is None:
+        return np.empty(0, dtype=np.intp)
+    rows = events.rows
+    inside = (
+        (trace.device[rows] == timeline.device)
+        & (events.classes == COMPUTE)
+        & (trace.kind[rows] == int(Kind.KERNEL))
+        & (trace.ts_ns[rows] >= window.start_ns)
+        & (trace.ts_ns[rows] < window.end_ns)
+    )
+    return rows[inside]
+
+
+def _launch_interval_ns(timeline: RankTimeline) -> float | None:
+    if timeline.judged is None:
+        return None
+    position = timeline.position_of(timeline.judged)
+    launches = timeline.launches.launch_rows
+    wanted = launches != NO_ROW
+    if position is not None:
+        wanted &= timeline.step_position == position
+    rows = np.unique(launches[wanted])
+    if rows.size < 2:
+        return None
+    threads, counts = np.unique(timeline.trace.thread[rows], return_counts=True)
+    rows = rows[timeline.trace.thread[rows] == threads[np.argmax(counts)]]
+    if rows.size < 2:
+        return None
+    return float(np.median(np.diff(np.sort(timeline.trace.ts_ns[rows]))))

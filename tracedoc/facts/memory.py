@@ -1,0 +1,108 @@
+"""Facts about device memory and copies between host and device."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.facts.catalog import Unknown, Value, rank_fact
+from tracedoc.facts.step import NO_STEP
+from tracedoc.spans import Spans
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.launches import NO_ROW
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.vocabulary import RuntimeRole
+
+
+@rank_fact("allocator_idle_ms", unit="ms", needs=("host_ops", "launches"))
+def allocator_idle_ms(timeline: RankTimeline) -> Value:
+    """Time of the median step in which the GPU is idle while the host allocates or frees device memory."""
+    if timeline.judged is None or timeline.idle is None:
+        return NO_STEP
+    return timeline.idle.in_window(timeline.judged.start_ns, timeline.judged.end_ns)["allocator"] / 1e6
+
+
+@rank_fact("allocator_calls_per_step", unit="count", needs=("host_ops", "launches"))
+def allocator_calls_per_step(timeline: RankTimeline) -> Value:
+    """Median number of cudaMalloc, cudaFree and their like in a host step; the first step is left out.
+
+    The first captured step may still be growing the allocator's pool.
+    """
+    steps = [step for step in timeline.host.steps[1:] if step.finished]
+    if not steps:
+        return Unknown("no finished step after the first one")
+    trace = timeline.trace
+    allocates = np.array([vocabulary.runtime_role(n) is RuntimeRole.ALLOCATION for n in trace.names], dtype=bool)
+    times = trace.ts_ns[(trace.kind == int(Kind.RUNTIME)) & allocates[trace.name]]
+    first = np.searchsorted(times, [step.start_ns for step in steps])
+    last = np.searchsorted(times, [step.end_ns for step in steps])
+    return float(np.median(last - first))
+
+
+@rank_fact("pageable_copies_per_step", unit="count", needs=("gpu", "kernels"))
+def pageable_copies_per_step(timeline: RankTimeline) -> Value:
+    """Copies from pageable host memory to the device in the median step. ROCm does not record the memory."""
+    if timeline.trace.info.vendor == "amd":
+        return Unknown("ROCm traces do not tell pinned from pageable memory")
+    return int(pageable_rows(timeline).size)
+
+
+@rank_fact("pageable_bytes_per_step", unit="bytes", needs=("gpu", "kernels"))
+def pageable_bytes_per_step(timeline: RankTimeline) -> Value:
+    """Bytes copied from pageable host memory to the device in the median step."""
+    if timeline.trace.info.vendor == "amd":
+        return Unknown("ROCm traces do not tell pinned from pageable memory")
+    sizes = timeline.trace.nbytes[pageable_rows(timeline)]
+    if (sizes < 0).any():
+        return Unknown("the copies carry no size")
+    return int(sizes.sum())
+
+
+@rank_fact("pageable_stall_ms", unit="ms", needs=("gpu", "kernels"))
+def pageable_stall_ms(timeline: RankTimeline) -> Value:
+    """Time of the median step that copies from pageable memory cost the GPU.
+
+    Exposed time of the copies themselves, and idle time while the host is inside the call that made one
+    (a copy from pageable memory blocks the host until it is staged).
+    """
+    if timeline.judged is None or timeline.activity is None:
+        return NO_STEP
+    if timeline.trace.info.vendor == "amd":
+        return Unknown("ROCm traces do not tell pinned from pageable memory")
+    return pageable_stall(timeline).total_ns / 1e6
+
+
+def pageable_stall(timeline: RankTimeline) -> Spans:
+    """Return the time that :func:`pageable_stall_ms` measures, inside the judged step."""
+    window, activity, trace = timeline.judged, timeline.activity, timeline.trace
+    if window is None or activity is None:
+        return Spans.empty()
+    rows = pageable_rows(timeline)
+    copies = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+    launches = timeline.launches.launch_rows[np.isin(timeline.launches.gpu_rows, rows)]
+    launches = launches[launches != NO_ROW]
+    calls = Spans.of(trace.ts_ns[launches], trace.end_ns[launches])
+    idle = activity.busy.complement(window.start_ns, window.end_ns)
+    return ((copies & activity.exposed_copy) | (calls & idle)).clip(window.start_ns, window.end_ns)
+
+
+def pageable_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
+    """Return the host-to-device copies from pageable memory that ran in the judged step."""
+    window, trace = timeline.judged, timeline.trace
+    if window is None or timeline.device is None:
+        return np.empty(0, dtype=np.intp)
+    pageable = np.array(
+        [
+            (kind := vocabulary.copy_kind(name)).direction == "HtoD" and kind.source_memory.lower() == "pageable"
+            for name in trace.names
+        ],
+        dtype=bool,
+    )
+    return np.flatnonzero(
+        (trace.kind == int(Kind.MEMCPY))
+        & pageable[trace.name]
+        & (trace.device == timeline.device)
+        & (trace.ts_ns >= window.start_ns)
+        & (trace.ts_ns < window.end_ns)
+    )

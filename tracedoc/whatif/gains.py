@@ -1,0 +1,115 @@
+"""Bound what a fix could give back per step, by what physics allows. All are ceilings: low is 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tracedoc.diagnosis import Gain
+from tracedoc.facts.catalog import Unknown
+from tracedoc.facts.measure import Measurements
+
+GainEstimator = Callable[[Measurements, str | None], Gain | Unknown]
+
+
+def hide_exposed_communication(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what hiding exposed communication behind compute gives.
+
+    At most the exposed communication less known waiting; at most the compute that runs with no communication
+    beside it, for nothing else can hide it; and at most the step minus the host's own work, which stays.
+    """
+    exposed = _number(measurements, "exposed_comm_less_wait_ms", key)
+    if isinstance(exposed, Unknown):
+        return exposed
+    return _hidden(measurements, key, exposed)
+
+
+def hide_small_collectives(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what merging latency-bound collectives gives: their exposed time."""
+    exposed = _number(measurements, "latency_bound_exposed_ms", key)
+    if isinstance(exposed, Unknown):
+        return exposed
+    high, assumptions = _host_bound(measurements, key, exposed)
+    return Gain(0.0, high, "ceiling", ("merged collectives take no time of their own", *assumptions))
+
+
+def _hidden(measurements: Measurements, key: str | None, exposed: float) -> Gain | Unknown:
+    compute = _number(measurements, "compute_ms", key)
+    comm = _number(measurements, "comm_ms", key)
+    all_exposed = _number(measurements, "exposed_comm_ms", key)
+    if isinstance(compute, Unknown) or isinstance(comm, Unknown) or isinstance(all_exposed, Unknown):
+        return Unknown("the budget of the step is not known")
+    room = max(compute - (comm - all_exposed), 0.0)
+    high, assumptions = _host_bound(measurements, key, min(exposed, room))
+    return Gain(0.0, high, "ceiling", ("the transfer hides behind compute completely", *assumptions))
+
+
+def _host_bound(measurements: Measurements, key: str | None, high: float) -> tuple[float, tuple[str, ...]]:
+    """Limit a gain that leaves the host's work as it is to step - host_floor."""
+    step, floor = _number(measurements, "step_ms", key), _number(measurements, "host_floor_ms", key)
+    if isinstance(step, Unknown) or isinstance(floor, Unknown):
+        return high, ("the host's own work is not known and may keep the step longer",)
+    return max(min(high, step - floor), 0.0), ()
+
+
+def launch_in_time(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what a faster host gives: the idle time of late launches and blocking syncs."""
+    return _idle_gain(measurements, key, "host_idle_ms", "the host launches every kernel in time")
+
+
+def fuse_short_kernels(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what fusing short kernels gives: the idle time after them."""
+    return _idle_gain(measurements, key, "short_kernel_idle_ms", "no gap is left after a short kernel")
+
+
+def feed_input(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what a faster loader gives: the idle time while it is waited for."""
+    return _idle_gain(measurements, key, "input_idle_ms", "a batch is always ready")
+
+
+def keep_allocations(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what a steady allocator gives: the idle time during its calls."""
+    return _idle_gain(measurements, key, "allocator_idle_ms", "device memory is never allocated or freed in a step")
+
+
+def pin_memory(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what pinned memory gives: the time that pageable copies cost the GPU."""
+    return _idle_gain(measurements, key, "pageable_stall_ms", "copies from pinned memory overlap with compute")
+
+
+def fill_the_step(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what a larger batch gives per unit of today's work: all time without compute."""
+    step, compute = _number(measurements, "step_ms", key), _number(measurements, "compute_ms", key)
+    if isinstance(step, Unknown) or isinstance(compute, Unknown):
+        return Unknown("the budget of the step is not known")
+    assumption = "counted per unit of today's work: the step itself grows with the batch"
+    return Gain(0.0, max(step - compute, 0.0), "ceiling", (assumption, "time without compute stays as it is"))
+
+
+def _idle_gain(measurements: Measurements, key: str | None, fact: str, assumption: str) -> Gain | Unknown:
+    high = _number(measurements, fact, key)
+    if isinstance(high, Unknown):
+        return high
+    return Gain(0.0, max(high, 0.0), "ceiling", (assumption,))
+
+
+def _number(measurements: Measurements, fact: str, key: str | None) -> float | Unknown:
+    measurement = measurements.facts.get(fact)
+    if measurement is None:
+        return Unknown(f"{fact} was not measured")
+    value = measurement.value if key is None else measurement.values.get(key, measurement.value)
+    if isinstance(value, Unknown):
+        return value
+    return float(value) if isinstance(value, (int, float)) else Unknown(f"{fact} is not a number")
+
+
+GAINS: dict[str, GainEstimator] = {
+    "hide-exposed-communication": hide_exposed_communication,
+    "hide-small-collectives": hide_small_collectives,
+    "launch-in-time": launch_in_time,
+    "fuse-short-kernels": fuse_short_kernels,
+    "feed-input": feed_input,
+    "keep-allocations": keep_allocations,
+    "pin-memory": pin_memory,
+    "fill-the-step": fill_the_step,
+}
+"""Estimators by the names that rules use. The key is a rank, ``None`` for the run."""
