@@ -1,0 +1,90 @@
+"""Make the large traces that the benchmark reads: grown from a real one, or synthetic without it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = "ddp_resnet_a100_2rank_r0/nccl_data.json.gz"
+STEPS = 12
+"""ProfilerStep annotations in a file; HTA's time grows with events times steps, so many would be unfair."""
+
+KERNELS_PER_STEP = 400
+
+
+def make_input(folder: Path, megabytes: int, shared: Path | None) -> tuple[Path, str]:
+    """Return a trace of about ``megabytes`` (1e6 bytes) of JSON, and where it comes from.
+
+    ``shared`` holds ``bench/make_bench_traces.py`` and ``traces``. Files that are there already are kept.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if shared is None:
+        path = folder / f"synthetic_{megabytes}.json"
+        if not path.exists():
+            write_synthetic(path, megabytes)
+        return path, "synthetic"
+    path = folder / f"ddp_{megabytes}_s{STEPS}.json"
+    if not path.exists():
+        script, source = shared / "bench" / "make_bench_traces.py", shared / "traces" / SOURCE
+        arguments = [str(source), str(path), "--mb", str(megabytes), "--steps", str(STEPS)]
+        subprocess.run([sys.executable, str(script), *arguments], check=True, capture_output=True)
+    return path, f"grown from {SOURCE.split('/')[0]}"
+
+
+def compress(path: Path) -> Path:
+    """Return the gzip twin of a file, made where it is missing."""
+    packed = path.with_name(path.name + ".gz")
+    if not packed.exists():
+        with path.open("rb") as source, gzip.open(packed, "wb", compresslevel=6) as target:
+            shutil.copyfileobj(source, target)
+    return packed
+
+
+def write_synthetic(path: Path, megabytes: int) -> None:
+    """Write steps of launches and kernels, in the layout of one event a line, until the size is reached."""
+    per_step = sum(len(_line(event)) for event in _step_events(0, KERNELS_PER_STEP))
+    kernels = max(1, round(KERNELS_PER_STEP * megabytes * 1e6 / STEPS / per_step))
+    head = {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}],
+        "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 2},
+    }
+    with path.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
+        for step in range(STEPS):
+            file.writelines(_line(event) for event in _step_events(step, kernels))
+        file.write(json.dumps({"ph": "M", "name": "process_name", "pid": 4242, "tid": 0, "ts": 0}) + "\n]}\n")
+
+
+def _line(event: dict[str, object]) -> str:
+    return json.dumps(event) + ",\n"
+
+
+def _step_events(step: int, kernels: int) -> list[dict[str, object]]:
+    begin = step * kernels * 30.0
+    events = [
+        _event("user_annotation", f"ProfilerStep#{step}", (4242, 4242), begin, kernels * 30.0 - 1, {}),
+        _event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", (4242, 4242), begin, 20.0, {}),
+    ]
+    for index in range(kernels):
+        ids = {"correlation": step * kernels + index + 1, "External id": step * kernels + index + 1}
+        start = begin + 30.0 * index
+        comm = index % 40 == 0
+        name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL" if comm else f"ampere_sgemm_{32 * (index % 9)}x64_tn"
+        gpu = (0, 20 if comm else 7)
+        args = ids | {"device": 0, "stream": gpu[1], "grid": [128, 1, 1], "block": [256, 1, 1]}
+        events.append(_event("cpu_op", "aten::mm", (4242, 4242), start, 12.125, ids))
+        events.append(_event("cuda_runtime", "cudaLaunchKernel", (4242, 4242), start + 2, 6.25, ids))
+        events.append(_event("kernel", name, gpu, start + 11.5, 16.375, args))
+    return events
+
+
+def _event(
+    category: str, name: str, row: tuple[int, int], start: float, length: float, args: dict[str, object]
+) -> dict[str, object]:
+    place = {"ph": "X", "cat": category, "name": name, "pid": row[0], "tid": row[1]}
+    return place | {"ts": start, "dur": length, "args": args}
