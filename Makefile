@@ -14,8 +14,7 @@ PIP := -m pip install -qq --disable-pip-version-check
 .PHONY: demo test lint bench clean
 
 demo: .venv/installed
-	$(BIN)/tracedoc diagnose $(RUN)
-	$(BIN)/tracedoc diagnose $(RUN) -o report.html
+	$(BIN)/tracedoc diagnose $(RUN) -o - -o report.html
 
 test: .venv/test-installed peers
 	$(BIN)/python -m pytest

@@ -56,7 +56,7 @@ def rules_in(interpreter: Path, elsewhere: Path) -> tuple[str, list[str]]:
     script = (
         "import tracedoc, tracedoc.rules.load as load\n"
         "print(tracedoc.__file__)\n"
-        "print(*[rule.id for rule in load.builtin_rules()])\n"
+        "print(*[rule.id for rule in load.load_rules()])\n"
     )
     done = subprocess.run(
         [str(interpreter), "-c", script], cwd=elsewhere, capture_output=True, text=True, check=False
