@@ -64,7 +64,6 @@ PACKAGE_MAY_BE_IMPORTED_IN: dict[str, tuple[str, ...]] = {
     "jinja2": ("report",),
     "yaml": ("rules", "testing", "cli"),
     "isal": ("trace",),
-    "msgspec": ("trace", "diagnosis", "rules"),
     "torch": ("collector",),
     "dask": ("pipeline",),
     "hta": ("interop",),
