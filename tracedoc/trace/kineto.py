@@ -1,0 +1,447 @@
+"""Read one Kineto trace into columns."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.errors import InputError, Limit
+from tracedoc.trace.chunks import NotJson, Outcome, cut
+from tracedoc.trace.columns import NO_ID, CollectiveArgs, Kind, Shapes, Thread, Trace, TraceInfo
+from tracedoc.trace.events import IMPOSSIBLE, Args, Event, EventDecoder, Int64Array, Metadata
+from tracedoc.trace.metadata import Header, as_int, as_text, rank_list, read_header, vendor_of_calls
+from tracedoc.trace.source import Source, open_stream
+from tracedoc.trace.vocabulary import KINDS, event_kind, kind_of
+
+_ABSOLUTE_NS = 1_000_000_000_000_000_000  # 1e15 us: no relative time is that large
+_GPU_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC, Kind.GPU_ANNOTATION, Kind.ACCELERATOR)
+_DROPPED = 255
+_TRAILING_NUMBER = re.compile(r"(-?\d{1,18})\s*$")
+
+# Shapes are kept where batch sizes, FLOPs or collective sizes are read from them; all of them would
+# double the memory of a trace.
+_SHAPED_OPS = re.compile(
+    r"aten::(?:mm|addmm|bmm|baddbmm|linear|matmul|_scaled_mm|_scaled_grouped_mm|_grouped_mm|embedding|"
+    r"_?convolution\w*|conv\w+|cudnn_convolution\w*|miopen_convolution\w*|\w*_attention\w*)$"
+    r"|flash_attn\w*::|aten::_flash_attention|(?:gloo|nccl):|c10d::|_c10d_functional::"
+)
+
+
+def read_trace(
+    path: str | os.PathLike[str],
+    *,
+    stream: BinaryIO | None = None,
+    python_functions: bool = False,
+    strict: bool = False,
+    on_bytes: Callable[[int], None] | None = None,
+) -> Trace:
+    """Return the trace in a file; ``-`` is standard input, ``stream`` is read instead of ``path``.
+
+    Damage is skipped and a truncated file is read up to its last whole event; both are limits of the
+    trace, and with ``strict`` errors. ``on_bytes`` is told how many stored bytes were read. Raises
+    :class:`InputError` where the file is no Kineto trace, saying what it is.
+    """
+    name = os.fspath(path)
+    opened = nullcontext(stream) if stream is not None else _closing(name)
+    collecting = gc.isenabled()
+    # Millions of small objects live for one chunk each; the cyclic collector would walk them in vain.
+    gc.disable()
+    try:
+        with opened as file:
+            return _read(Source(name, file, on_bytes), python_functions=python_functions, strict=strict)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _closing(name: str) -> Any:
+    file = open_stream(name)
+    return nullcontext(file) if name == "-" else closing(file)
+
+
+def _read(source: Source, *, python_functions: bool, strict: bool) -> Trace:
+    decoder = EventDecoder(python_functions=python_functions)
+    columns = _Columns()
+
+    def decode_chunk(buffer: bytearray, begin: int, end: int) -> None:
+        columns.add(*decoder.chunk(buffer, begin, end))
+
+    def decode_one(text: bytes) -> bool:
+        decoded = decoder.single(text)
+        if decoded is not None:
+            columns.add(*decoded)
+        return decoded is not None
+
+    try:
+        outcome = cut(source, decode_chunk, decode_one, stop_at=frozenset({"nodes"}))
+    except NotJson as problem:
+        raise _not_json(source, problem.head) from None
+    outcome.truncated = outcome.truncated or source.damaged
+    _check_it_is_a_trace(source.path, outcome, columns)
+    limits = _damage_limits(source.path, outcome, decoder.read, columns)
+    if strict and (outcome.truncated or outcome.skipped):
+        raise InputError(limits[0].message, "without the strict mode, what is whole in it is read")
+    return columns.trace(source.path, outcome, decoder, limits)
+
+
+class _Ids(dict[Any, int]):
+    """Gives each distinct key the next number, in order of appearance."""
+
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+class _Columns:
+    """The columns of a trace while it is read: one list of arrays per column, one array a chunk."""
+
+    def __init__(self) -> None:
+        self.categories = _Ids()
+        self._names = _Ids()
+        self._threads = _Ids()
+        self._parts: dict[str, list[npt.NDArray[Any]]] = {}
+        self._rows = 0
+        self._wants_shapes: list[bool] = []
+        self._collectives: dict[int, CollectiveArgs] = {}
+        self._shapes: dict[int, Shapes] = {}
+        self._shape_cache: dict[tuple[bytes, bytes], Shapes] = {}
+        self._process_names: dict[str, str] = {}
+        self._thread_names: dict[tuple[str, str], str] = {}
+
+    def add(
+        self, events: list[Event], metadata: list[Metadata], starts: Int64Array, durations: Int64Array
+    ) -> None:
+        """Append one decoded chunk."""
+        for item in metadata:
+            self._add_metadata(item)
+        if not events:
+            return
+        args = [event.args for event in events]
+        names = self._intern([event.name for event in events])
+        pids = [event.pid for event in events]
+        tids = [event.tid for event in events]
+        self._put("ts", starts)
+        self._put("dur", durations)
+        self._put("name", names)
+        self._put("category", self._small_ids(self.categories, [event.cat for event in events]))
+        self._put("thread", self._small_ids(self._threads, zip(pids, tids, strict=True)))
+        self._put("correlation", _numbers([a.correlation for a in args]))
+        self._put(
+            "device", _numbers([p if a.device is None else a.device for a, p in zip(args, pids, strict=True)])
+        )
+        self._put(
+            "stream", _numbers([t if a.stream is None else a.stream for a, t in zip(args, tids, strict=True)])
+        )
+        self._put(
+            "external_id",
+            _numbers([a.old_external_id if a.external_id is None else a.external_id for a in args]),
+        )
+        self._put("nbytes", _numbers([a.nbytes for a in args]))
+        self._add_collectives(args)
+        self._add_shapes(names, args)
+        self._rows += len(events)
+
+    def trace(self, path: str, outcome: Outcome, decoder: EventDecoder, limits: list[Limit]) -> Trace:
+        """Return the finished trace, sorted by start time."""
+        header = read_header(outcome.metadata)
+        names = tuple(_text(name) for name in self._names)
+        kind = self._kinds(names)
+        ts, dur = self._take("ts"), self._take("dur")
+        impossible = (ts == IMPOSSIBLE) | (dur == IMPOSSIBLE)
+        negative = (dur < 0) & ~impossible
+        keep = np.flatnonzero((kind != _DROPPED) & ~impossible)
+        broken = int((impossible & (kind != _DROPPED)).sum())
+        clamped = int((negative & (kind != _DROPPED)).sum())
+        if broken or clamped:
+            limits.append(
+                Limit(
+                    "impossible-times",
+                    f"{path}: {broken:,} events have no possible time and {clamped:,} a negative duration",
+                    "the former are left out, the latter count as instants",
+                )
+            )
+        if keep.size == 0:
+            raise InputError(f"{path} holds no event that can be used", "record it again with torch.profiler")
+        ts = ts[keep]
+        ts = np.where(np.abs(ts) >= _ABSOLUTE_NS, ts, ts + header.base_ns)
+        order = np.argsort(ts, kind="stable")
+        ts, keep = ts[order], keep[order]
+        del order
+        row_of = np.full(self._rows, NO_ID, dtype=np.int64)
+        row_of[keep] = np.arange(keep.size)
+        kind = kind[keep]
+        host = ~np.isin(kind, np.array(_GPU_KINDS, dtype=np.uint8))
+        device, stream = self._take("device")[keep], self._take("stream")[keep]
+        device[host | (np.abs(device) > 2**31 - 1)] = NO_ID
+        stream[host] = NO_ID
+        correlation = self._take("correlation")[keep]
+        correlation[correlation <= 0] = NO_ID  # 0 is how CUPTI and roctracer say "none"
+        limits.extend(self._device_limits(path, kind))
+        thread = self._take("thread")[keep].astype(np.int32)
+        shapes = {int(row_of[i]): value for i, value in self._shapes.items() if row_of[i] >= 0}
+        name = self._take("name")[keep].astype(np.int32)
+        return Trace(
+            info=self._info(path, header, outcome, decoder, names, kind, name),
+            ts_ns=ts,
+            dur_ns=np.maximum(dur[keep], 0),
+            name=name,
+            kind=kind,
+            device=device.astype(np.int32),
+            stream=stream,
+            thread=thread,
+            correlation=correlation,
+            external_id=self._take("external_id")[keep],
+            nbytes=self._take("nbytes")[keep],
+            names=names,
+            threads=self._thread_table(),
+            collectives={int(row_of[i]): value for i, value in self._collectives.items() if row_of[i] >= 0},
+            shapes=shapes,
+            limits=tuple(limits),
+        )
+
+    # Adding.
+
+    def _put(self, column: str, part: npt.NDArray[Any]) -> None:
+        self._parts.setdefault(column, []).append(part)
+
+    def _intern(self, names: list[Any]) -> npt.NDArray[np.int32]:
+        try:
+            ids = np.fromiter(map(self._names.__getitem__, names), np.int32, len(names))
+        except TypeError:  # a name that is a list or an object
+            ids = np.fromiter((self._names[_text(name)] for name in names), np.int32, len(names))
+        if len(self._names) > len(self._wants_shapes):
+            fresh = list(self._names)[len(self._wants_shapes) :]
+            self._wants_shapes.extend(_SHAPED_OPS.match(_text(name)) is not None for name in fresh)
+        return ids
+
+    @staticmethod
+    def _small_ids(table: _Ids, keys: Any) -> npt.NDArray[np.int32]:
+        listed = list(keys)
+        try:
+            return np.fromiter(map(table.__getitem__, listed), np.int32, len(listed))
+        except TypeError:
+            return np.fromiter((table[str(key)] for key in listed), np.int32, len(listed))
+
+    def _add_collectives(self, args: list[Args]) -> None:
+        for position, values in enumerate(args):
+            if values.collective is not None:
+                self._collectives[self._rows + position] = _collective(values)
+
+    def _add_shapes(self, names: npt.NDArray[np.int32], args: list[Args]) -> None:
+        wanted = np.array(self._wants_shapes, dtype=bool)[names]
+        for position in np.flatnonzero(wanted).tolist():
+            dims, types = bytes(args[position].input_dims), bytes(args[position].input_types)
+            if dims:
+                shapes = self._shape_cache.get((dims, types))
+                if shapes is None:
+                    shapes = self._shape_cache[dims, types] = _shapes(dims, types)
+                self._shapes[self._rows + position] = shapes
+
+    def _add_metadata(self, item: Metadata) -> None:
+        label = _text(item.args.name)
+        pid, tid = _text(item.pid), _text(item.tid)
+        if item.name == "process_name":
+            self._process_names[pid] = label
+        elif item.name == "thread_name":
+            known = self._thread_names.get((pid, tid))
+            process = self._process_names.get(pid, "")
+            # Kineto may name a thread twice, once after the process: "thread 7 (python3)".
+            if known is None or (process and f"({process})" in known):
+                self._thread_names[pid, tid] = label
+
+    # Finishing.
+
+    def _take(self, column: str) -> npt.NDArray[Any]:
+        return np.concatenate(self._parts.pop(column))
+
+    def _kinds(self, names: tuple[str, ...]) -> npt.NDArray[np.uint8]:
+        by_category = [kind_of(_text(category)) for category in self.categories]
+        table = np.array([_DROPPED if kind is None else kind for kind in by_category], dtype=np.uint8)
+        kind: npt.NDArray[np.uint8] = table[self._take("category")]
+        ranges = np.array([event_kind("cpu_op", name) is Kind.ANNOTATION for name in names], dtype=bool)
+        if ranges.any():
+            name = np.concatenate(self._parts["name"])
+            kind[(kind == Kind.CPU_OP) & ranges[name]] = Kind.ANNOTATION
+        return kind
+
+    def _thread_table(self) -> tuple[Thread, ...]:
+        threads = []
+        for key in self._threads:
+            pid, tid = (_text(key[0]), _text(key[1])) if isinstance(key, tuple) else ("", _text(key))
+            threads.append(Thread(pid, tid, self._thread_names.get((pid, tid), "").strip()))
+        return tuple(threads)
+
+    def _device_limits(self, path: str, kind: npt.NDArray[np.uint8]) -> list[Limit]:
+        counts = Counter(kind.tolist())
+        if not counts[Kind.ACCELERATOR] or counts[Kind.KERNEL]:
+            return []
+        present = sorted(_text(c) for c in self.categories if kind_of(_text(c)) is Kind.ACCELERATOR)
+        return [
+            Limit(
+                "unknown-device",
+                f"{path} records device activity only as {', '.join(present)}, which is not understood",
+                "nothing is said about how busy the device was",
+            )
+        ]
+
+    def _info(
+        self,
+        path: str,
+        header: Header,
+        outcome: Outcome,
+        decoder: EventDecoder,
+        names: tuple[str, ...],
+        kind: npt.NDArray[np.uint8],
+        name: npt.NDArray[np.int32],
+    ) -> TraceInfo:
+        vendor = header.vendor
+        if not vendor:
+            called = np.unique(name[kind == Kind.RUNTIME])
+            vendor = vendor_of_calls(names[i] for i in called.tolist())
+        return TraceInfo(
+            source=path,
+            rank=header.rank,
+            world_size=header.world_size,
+            backend=header.backend,
+            host=header.host,
+            devices=header.devices,
+            groups=header.groups,
+            group_count=header.group_count,
+            has_shapes=header.has_shapes or any(shape.dims for shape in self._shapes.values()),
+            has_stacks=header.has_stacks or decoder.python_functions > 0 or bool((kind == Kind.PYTHON).any()),
+            has_memory=header.has_memory or "[memory]" in self._names,
+            vendor=vendor,
+            nccl_version=header.nccl_version,
+            raw_bytes=outcome.raw_bytes,
+            events_read=decoder.read,
+            truncated=outcome.truncated,
+        )
+
+
+def _numbers(values: list[Any]) -> Int64Array:
+    try:
+        return np.fromiter(values, np.int64, len(values))
+    except (TypeError, ValueError, OverflowError):
+        return np.fromiter((_number(value) for value in values), np.int64, len(values))
+
+
+def _number(value: Any) -> int:
+    """Return an id as int64: "stream 7" is 7; what is no number, or too large, is ``NO_ID``."""
+    number = as_int(value)
+    if number is None and isinstance(value, str):
+        match = _TRAILING_NUMBER.search(value)
+        number = int(match.group(1)) if match else None
+    return NO_ID if number is None else number
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+def _collective(args: Args) -> CollectiveArgs:
+    group = args.group_name if args.group_name is not None else args.group_id
+    return CollectiveArgs(
+        name=as_text(args.collective),
+        in_elements=as_int(args.in_elements),
+        out_elements=as_int(args.out_elements),
+        dtype=as_text(args.dtype),
+        group_name=as_text(group),
+        group_description=as_text(args.group_description),
+        group_ranks=rank_list(args.group_ranks),
+        group_size=as_int(args.group_size),
+        seq=as_int(args.seq),
+        comms_id=as_text(args.comms_id),
+        src_rank=as_int(args.src_rank),
+        dst_rank=as_int(args.dst_rank),
+        in_split=as_text(args.in_split),
+        out_split=as_text(args.out_split),
+    )
+
+
+def _shapes(dims: bytes, types: bytes) -> Shapes:
+    try:
+        sizes = msgspec.json.decode(dims)
+        kinds = msgspec.json.decode(types) if types else []
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Shapes((), ())
+    return Shapes(
+        tuple(sizes) if isinstance(sizes, list) else (),
+        tuple(_text(kind) for kind in kinds) if isinstance(kinds, list) else (),
+    )
+
+
+# What is wrong with a file, in the user's words.
+
+
+def _not_json(source: Source, head: bytes) -> InputError:
+    path = source.path
+    if not head and source.damaged:
+        return InputError(f"{path} is a gzip file that is cut off before its first event", "copy it again")
+    if not head:
+        return InputError(
+            f"{path} is empty", "the job may have ended before it could export; record it again"
+        )
+    if head.startswith(b"version https://git-lfs"):
+        return InputError(
+            f"{path} is a Git LFS pointer, not the trace itself", "fetch the file: git lfs pull"
+        )
+    if head.startswith(b"<"):
+        return InputError(
+            f"{path} is an HTML or XML page, not a trace", "download the raw file, not its page"
+        )
+    return InputError(f"{path} is not JSON", "pass a trace that torch.profiler exported (.json or .json.gz)")
+
+
+def _check_it_is_a_trace(path: str, outcome: Outcome, columns: _Columns) -> None:
+    if "nodes" in outcome.metadata or ("schema" in outcome.metadata and not outcome.has_events):
+        raise InputError(
+            f"{path} is a PyTorch execution trace, not a Kineto trace",
+            "pass the file that torch.profiler's export_chrome_trace wrote",
+        )
+    record = "pass a trace that torch.profiler exported (export_chrome_trace or tensorboard_trace_handler)"
+    if not outcome.has_events:
+        if outcome.truncated:
+            raise InputError(f"{path} is cut off before its first event", "copy it again, or record it again")
+        raise InputError(f"{path} is JSON, but has no traceEvents", record)
+    if not columns.categories:
+        if outcome.truncated:
+            raise InputError(f"{path} is cut off before its first whole event", "copy or record it again")
+        raise InputError(f"{path} holds no events", "the profiler was never active; check its schedule")
+    if not any(_text(category) in KINDS for category in columns.categories):
+        seen = ", ".join(sorted(_text(category) for category in columns.categories)[:3])
+        raise InputError(
+            f"{path} is a Chrome trace, but not one of PyTorch's profiler (its categories: {seen or 'none'})",
+            record,
+        )
+
+
+def _damage_limits(path: str, outcome: Outcome, events: int, columns: _Columns) -> list[Limit]:
+    limits = []
+    if outcome.truncated:
+        limits.append(
+            Limit(
+                "truncated-trace",
+                f"{path} ends in the middle of an event or of its metadata "
+                f"(byte {outcome.raw_bytes:,}); {events:,} whole events were read",
+                "the last step is incomplete, and what stands at the end of the file is unknown",
+            )
+        )
+    if outcome.skipped:
+        limits.append(
+            Limit(
+                "damaged-events",
+                f"{path}: {outcome.skipped:,} pieces are not valid JSON and were skipped, "
+                f"the first at byte {outcome.first_skipped or 0:,}",
+                "what they recorded is missing",
+            )
+        )
+    return limits

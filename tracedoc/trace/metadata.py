@@ -1,0 +1,143 @@
+"""Read what a trace says about itself: rank, groups, devices, host, what was recorded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tracedoc.trace.columns import Device, ProcessGroup
+
+_VENDOR_KEYS = (
+    ("hip_", "amd"),
+    ("roctracer", "amd"),
+    ("rocprof", "amd"),
+    ("cuda_", "nvidia"),
+    ("cupti", "nvidia"),
+)
+_VENDOR_DEVICES = (
+    ("nvidia", re.compile(r"NVIDIA|Tesla|GeForce|Quadro|\b[ABHV]\d00\b")),
+    ("amd", re.compile(r"AMD|Instinct|Radeon|\bMI\d{2,3}")),
+)
+_VENDOR_CALLS = (("hip", "amd"), ("cuda", "nvidia"), ("cuL", "nvidia"))
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The top-level keys of a trace, typed; what is absent or malformed is ``None`` or empty."""
+
+    rank: int | None
+    world_size: int | None
+    backend: str
+    nccl_version: str
+    groups: tuple[ProcessGroup, ...]
+    group_count: int | None
+    devices: tuple[Device, ...]
+    host: str
+    base_ns: int
+    has_shapes: bool
+    has_stacks: bool
+    has_memory: bool
+    vendor: str
+
+
+def read_header(metadata: Mapping[str, object]) -> Header:
+    """Return the typed header of the top-level keys; unknown keys are ignored."""
+    job = metadata.get("distributedInfo")
+    job = job if isinstance(job, dict) else {}
+    devices = tuple(_devices(metadata.get("deviceProperties")))
+    base = as_int(metadata.get("baseTimeNanoseconds"))
+    return Header(
+        rank=as_int(job.get("rank")),
+        world_size=as_int(job.get("world_size")),
+        backend=as_text(job.get("backend")),
+        nccl_version=as_text(job.get("nccl_version")),
+        groups=tuple(_groups(job.get("pg_config"))),
+        group_count=as_int(job.get("pg_count")),
+        devices=devices,
+        host=as_text(metadata.get("host_name")),
+        # A base beyond int64 nanoseconds is damage; times then count from the file's own origin.
+        base_ns=base if base is not None and 0 <= base < 4_000_000_000_000_000_000 else 0,
+        has_shapes=bool(metadata.get("record_shapes")),
+        has_stacks=bool(metadata.get("with_stack")),
+        has_memory=bool(metadata.get("profile_memory")),
+        vendor=_vendor(metadata, devices),
+    )
+
+
+def vendor_of_calls(names: Iterable[str]) -> str:
+    """Return the vendor whose runtime is called ("amd", "nvidia"), "" if none is."""
+    for name in names:
+        for prefix, vendor in _VENDOR_CALLS:
+            if name.startswith(prefix):
+                return vendor
+    return ""
+
+
+def rank_list(value: object) -> tuple[int, ...]:
+    """Return the ranks of a list or of its text ("[0, 1]"); empty for lists shortened with "..."."""
+    if isinstance(value, str):
+        if "..." in value:
+            return ()
+        return tuple(int(number) for number in re.findall(r"\d+", value)[:65536])
+    if isinstance(value, list) and all(isinstance(rank, int) for rank in value):
+        return tuple(value)
+    return ()
+
+
+def as_int(value: object) -> int | None:
+    """Return an int, or decimal text as an int; ``None`` for anything else or beyond int64."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        value = int(value) if re.fullmatch(r"-?\d{1,19}", value) else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and -(2**63) <= value < 2**63 else None
+
+
+def as_text(value: object) -> str:
+    """Return text or a number as text, "" for anything else."""
+    if isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
+
+
+def _devices(listed: object) -> Iterable[Device]:
+    for position, entry in enumerate(listed if isinstance(listed, list) else []):
+        if isinstance(entry, dict):
+            index = as_int(entry.get("id"))
+            yield Device(
+                index=position if index is None else index,
+                name=as_text(entry.get("name")),
+                memory_bytes=as_int(entry.get("totalGlobalMem")),
+                compute_major=as_int(entry.get("computeMajor")),
+                compute_minor=as_int(entry.get("computeMinor")),
+                multiprocessors=as_int(entry.get("numSms")),
+            )
+
+
+def _groups(listed: object) -> Iterable[ProcessGroup]:
+    for entry in listed if isinstance(listed, list) else []:
+        if isinstance(entry, dict):
+            ranks = rank_list(entry.get("ranks"))
+            size = as_int(entry.get("pg_size"))
+            yield ProcessGroup(
+                # Until 2024 groups had a "uid" and no description.
+                name=as_text(entry.get("pg_name", entry.get("uid"))),
+                description=as_text(entry.get("pg_desc")),
+                ranks=ranks,
+                size=len(ranks) if size is None else size,
+            )
+
+
+def _vendor(metadata: Mapping[str, object], devices: tuple[Device, ...]) -> str:
+    for key in metadata:
+        for prefix, vendor in _VENDOR_KEYS:
+            if key.startswith(prefix):
+                return vendor
+    for device in devices:
+        for vendor, pattern in _VENDOR_DEVICES:
+            if pattern.search(device.name):
+                return vendor
+    return ""

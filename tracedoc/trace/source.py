@@ -1,0 +1,127 @@
+"""Open a trace file as a stream of JSON bytes, inflating gzip whatever the file is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from tracedoc.errors import InputError
+
+_inflate: Any
+try:
+    from isal import isal_zlib as _inflate
+except ImportError:  # the standard library does the same, several times slower
+    _inflate = zlib
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_WINDOW = 31
+_INPUT_BYTES = 64 * 1024  # what is inflated at a time: a cut file is salvaged up to its last block
+
+_OTHER_CONTAINERS = (
+    (b"PK\x03\x04", "a zip archive"),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive"),
+    (b"BZh", "a bzip2 archive"),
+    (b"\xfd7zXZ", "an xz archive"),
+)
+
+
+class Source:
+    """Decompressed bytes of one file or stream, read once from front to back.
+
+    ``damaged`` is true once a gzip stream ended early or was found corrupt: what came before is whole.
+    """
+
+    def __init__(self, path: str, stream: BinaryIO, on_bytes: Callable[[int], None] | None) -> None:
+        self.path = path
+        self.damaged = False
+        self._stream = stream
+        self._on_bytes = on_bytes
+        self._stored = self._read_stored(_INPUT_BYTES)
+        for magic, container in _OTHER_CONTAINERS:
+            if self._stored.startswith(magic):
+                raise InputError(f"{path} is {container}", "unpack it and pass the .json or .json.gz inside")
+        self._inflater: Any = None
+        if self._stored.startswith(_GZIP_MAGIC):
+            self._inflater = _inflate.decompressobj(_GZIP_WINDOW)
+
+    def readinto(self, target: memoryview) -> int:
+        """Fill the front of ``target``; return how many bytes came, 0 at the end."""
+        if self._inflater is not None:
+            return self._inflate_into(target)
+        if self._stored:
+            return self._take_stored(target)
+        count = self._stream.readinto(target) if hasattr(self._stream, "readinto") else 0
+        self._tell(count or 0)
+        return count or 0
+
+    def _take_stored(self, target: memoryview) -> int:
+        count = min(len(target), len(self._stored))
+        target[:count] = self._stored[:count]
+        self._stored = self._stored[count:]
+        return count
+
+    def _inflate_into(self, target: memoryview) -> int:
+        while True:
+            if self._inflater.eof and not self._next_member():
+                return 0
+            if not self._stored:
+                self._stored = self._read_stored(_INPUT_BYTES)
+                if not self._stored:
+                    self.damaged = True
+                    return 0
+            try:
+                data = self._inflater.decompress(self._stored, len(target))
+            except (_inflate.error, zlib.error):
+                self.damaged = True
+                self._stored = b""
+                return 0
+            self._stored = self._inflater.unconsumed_tail
+            if data:
+                target[: len(data)] = data
+                return len(data)
+
+    def _next_member(self) -> bool:
+        """Go on to the next gzip member; return false at the end of the file.
+
+        Zeros after a member are padding, anything else that is not gzip is ignored as gzip(1) does.
+        """
+        rest = bytes(self._inflater.unused_data).lstrip(b"\0")
+        while len(rest) < len(_GZIP_MAGIC):
+            more = self._read_stored(_INPUT_BYTES)
+            if not more:
+                return False
+            rest = (rest + more).lstrip(b"\0")
+        if not rest.startswith(_GZIP_MAGIC):
+            return False
+        self._stored = rest
+        self._inflater = _inflate.decompressobj(_GZIP_WINDOW)
+        return True
+
+    def _read_stored(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        self._tell(len(data))
+        return data
+
+    def _tell(self, count: int) -> None:
+        if self._on_bytes is not None and count:
+            self._on_bytes(count)
+
+
+def open_stream(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file for reading, or standard input for ``-``; the reasons for failure are the user's words."""
+    name = os.fspath(path)
+    if name == "-":
+        return sys.stdin.buffer
+    try:
+        return open(name, "rb", buffering=0)
+    except FileNotFoundError:
+        raise InputError(f"{name} does not exist", "check the path") from None
+    except IsADirectoryError:
+        raise InputError(
+            f"{name} is a directory, not a trace", "pass it to diagnose, which looks inside"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror}", "check its permissions") from None
