@@ -1,0 +1,242 @@
+"""Compose the Diagnosis from what was measured and judged; nothing is computed here that is not shown."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import tracedoc
+from tracedoc.diagnosis import (
+    At,
+    Budget,
+    CaptureBudget,
+    CollectiveRow,
+    Detail,
+    Diagnosis,
+    FactRecord,
+    KernelRow,
+    Lane,
+    RankReport,
+    RunInfo,
+    Scalar,
+    StepBudget,
+    Strategy,
+)
+from tracedoc.errors import Limit
+from tracedoc.facts.catalog import Measurement, Unknown, Value
+from tracedoc.facts.digest import RankDigest, StepDigest
+from tracedoc.facts.measure import Measurements
+from tracedoc.facts.view import RunView
+from tracedoc.rules.engine import Judgement
+from tracedoc.summary import summarise
+from tracedoc.timeline.activity import Budget as ExactBudget
+from tracedoc.timeline.collectives import CollectiveOp
+from tracedoc.timeline.matching import ExposedSplit
+from tracedoc.timeline.strategies.recognise import recognise
+from tracedoc.trace.vocabulary import busbw_factor
+
+LANE_RANKS = 16
+"""Pictures show the lanes of at most this many ranks."""
+
+
+def compose(
+    measurements: Measurements,
+    judgement: Judgement,
+    *,
+    limits: tuple[Limit, ...],
+    cycle: int | None,
+    cycles: tuple[int, ...],
+) -> Diagnosis:
+    """Return the diagnosis of one run."""
+    run = measurements.run
+    standing = run.standing_digest
+    info = _run_info(measurements, cycle, cycles)
+    budget = _rank_budget(run, standing) if standing is not None else None
+    return Diagnosis(
+        summary=summarise(measurements, judgement.findings, info),
+        run=info,
+        budget=budget,
+        ranks=tuple(_rank_report(run, digest) for digest in run.digests),
+        findings=judgement.findings,
+        verdicts=judgement.verdicts,
+        facts={name: _fact_record(measurement) for name, measurement in measurements.facts.items()},
+        limits=limits,
+        detail=Detail(
+            collectives=_collective_rows(run, standing) if standing is not None else (),
+            kernels=_kernel_rows(standing) if standing is not None else (),
+            lanes=tuple(lane for digest in run.digests[:LANE_RANKS] for lane in _lanes(digest)),
+        ),
+        tool_version=tracedoc.__version__,
+    )
+
+
+def _run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, ...]) -> RunInfo:
+    run = measurements.run
+    strategy = recognise(
+        (digest.signs for digest in run.digests),
+        world_size=run.world_size,
+        has_collectives=any(digest.collectives for digest in run.digests),
+    )
+    standing = run.standing_digest or run.digests[0]
+    return RunInfo(
+        world_size=run.world_size,
+        ranks_seen=tuple(digest.rank for digest in run.digests),
+        device=standing.device,
+        backend=standing.backend,
+        strategy=Strategy(strategy.name, strategy.confidence, strategy.evidence),
+        sources=tuple(digest.source for digest in run.digests),
+        steps_judged=min((len(d.complete_steps) for d in run.digests if d.steps), default=0),
+        cycle=cycle,
+        cycles=cycles,
+    )
+
+
+def _ms(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e6
+
+
+def _parts(
+    budget: ExactBudget, split: ExposedSplit | None, idle_ns: Mapping[str, int], blocking_ns: int | None
+) -> dict[str, float | dict[str, float] | None]:
+    shown = split or ExposedSplit(0, 0, 0, budget.exposed_comm_ns)
+    return {
+        "step_ms": budget.window_ns / 1e6,
+        "compute_ms": budget.compute_ns / 1e6,
+        "exposed_comm_ms": budget.exposed_comm_ns / 1e6,
+        "exposed_copy_ms": budget.exposed_copy_ns / 1e6,
+        "idle_ms": budget.idle_ns / 1e6,
+        "comm_ms": budget.comm_ns / 1e6,
+        "overlap_frac": 1.0 - budget.exposed_comm_ns / budget.comm_ns if budget.comm_ns else None,
+        "exposed_transfer_ms": shown.transfer_ns / 1e6,
+        "exposed_wait_ms": shown.wait_ns / 1e6,
+        "pipeline_wait_ms": shown.pipeline_wait_ns / 1e6,
+        "exposed_comm_unsplit_ms": shown.unsplit_ns / 1e6,
+        "blocking_comm_ms": _ms(blocking_ns),
+        "idle_causes_ms": {cause: ns / 1e6 for cause, ns in idle_ns.items() if ns},
+    }
+
+
+def _rank_budget(run: RunView, digest: RankDigest) -> Budget | None:
+    step = digest.judged_step
+    if step is None:
+        return None
+    split = run.splits[digest.rank, step.index]
+    at = At(digest.rank, step.index if digest.step_source != "none" else None)
+    return Budget(**_parts(step.budget, split, step.idle_ns, step.blocking_ns), at=at)  # type: ignore[arg-type]
+
+
+def _rank_report(run: RunView, digest: RankDigest) -> RankReport:
+    capture = None
+    if digest.capture is not None:
+        parts = _parts(digest.capture, None, digest.capture_idle_ns, None)
+        capture = CaptureBudget(**parts, span_ms=digest.capture.window_ns / 1e6)  # type: ignore[arg-type]
+    return RankReport(
+        rank=digest.rank,
+        source=digest.source,
+        host=digest.host,
+        device=digest.device,
+        capture=capture,
+        budget=_rank_budget(run, digest),
+        steps=tuple(_step_budget(run, digest, step) for step in digest.steps),
+    )
+
+
+def _step_budget(run: RunView, digest: RankDigest, step: StepDigest) -> StepBudget:
+    parts = _parts(step.budget, run.splits[digest.rank, step.index], step.idle_ns, step.blocking_ns)
+    return StepBudget(
+        **parts,  # type: ignore[arg-type]
+        index=step.index,
+        complete=step.complete,
+        start_ms=(step.start_ns - digest.start_ns) / 1e6,
+    )
+
+
+def _fact_record(measurement: Measurement) -> FactRecord:
+    definition, value = measurement.definition, measurement.value
+    values: dict[str, Scalar | dict[str, str]] = {key: _shown(v) for key, v in measurement.values.items()}
+    unknown = value.reason if isinstance(value, Unknown) else None
+    return FactRecord(
+        unit=definition.unit,
+        scope=definition.scope,
+        value=None if isinstance(value, Unknown) else value,
+        unknown=unknown,
+        values=values,
+        doc=definition.doc,
+    )
+
+
+def _shown(value: Value) -> Scalar | dict[str, str]:
+    return {"unknown": value.reason} if isinstance(value, Unknown) else value
+
+
+def _kernel_rows(digest: RankDigest) -> tuple[KernelRow, ...]:
+    return tuple(KernelRow(k.name, k.category.value, k.calls, k.time_ns / 1e6) for k in digest.kernels)
+
+
+def _collective_rows(run: RunView, digest: RankDigest) -> tuple[CollectiveRow, ...]:
+    """Return one row per kind of collective in the judged step of the rank that stands for the run."""
+    step = digest.judged_step
+    if step is None:
+        return ()
+    known = run.latest_starts.get(digest.rank, {})
+    kinds: dict[tuple[str, str, int | None, str], list[CollectiveOp]] = defaultdict(list)
+    for operation in digest.collectives:
+        if step.start_ns <= operation.start_ns < step.end_ns:
+            size = operation.group_size or len(operation.group) or None
+            kinds[operation.op, operation.group_name, size, operation.dtype].append(operation)
+    rows = [_collective_row(key, operations, known) for key, operations in kinds.items()]
+    return tuple(sorted(rows, key=lambda row: -row.time_ms))
+
+
+def _collective_row(
+    key: tuple[str, str, int | None, str],
+    operations: Sequence[CollectiveOp],
+    latest_starts: Mapping[tuple[str, int, int], int],
+) -> CollectiveRow:
+    op, group, group_size, dtype = key
+    sizes = sorted(o.nbytes for o in operations if o.nbytes is not None)
+    waits, transfers = [], []
+    for o in operations:
+        latest = latest_starts.get((o.op, o.start_ns, o.stream))
+        if latest is not None:
+            turn = min(max(latest, o.start_ns), o.end_ns)
+            waits.append(turn - o.start_ns)
+            transfers.append(o.end_ns - turn)
+    matched = len(transfers) == len(operations)
+    sized = len(sizes) == len(operations)
+    busbw = None
+    if matched and sized and group_size and sum(transfers) > 0 and sum(sizes) > 0:
+        busbw = sum(sizes) / sum(transfers) * busbw_factor(op, group_size)
+    return CollectiveRow(
+        op=op,
+        group=group,
+        group_size=group_size,
+        dtype=dtype,
+        calls_per_step=float(len(operations)),
+        bytes_median=sizes[len(sizes) // 2] if sizes else None,
+        bytes_per_step=sum(sizes) if sized else None,
+        time_ms=sum(o.end_ns - o.start_ns for o in operations) / 1e6,
+        exposed_ms=sum(o.exposed_ns for o in operations) / 1e6,
+        wait_ms=sum(waits) / 1e6 if matched else None,
+        transfer_ms=sum(transfers) / 1e6 if matched else None,
+        busbw_gbps=busbw,
+    )
+
+
+def _lanes(digest: RankDigest) -> list[Lane]:
+    step = digest.judged_step
+    if step is None:
+        return []
+    shown = {"compute": "compute", "communication": "communication", "copy": "copy", "idle_input": "input"}
+    return [
+        Lane(
+            digest.rank,
+            label,
+            tuple(
+                ((start - step.start_ns) / 1e6, (end - step.start_ns) / 1e6)
+                for start, end in digest.spans[name].pairs()
+            ),
+        )
+        for name, label in shown.items()
+        if len(digest.spans.get(name, ()))
+    ]
