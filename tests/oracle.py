@@ -37,11 +37,14 @@ class Window:
 
 @dataclass
 class Answer:
-    """What the oracle says of one file. ``capture`` is ``None`` where nothing ran on a GPU."""
+    """What the oracle says of one file.
+
+    ``capture`` is ``None`` where nothing ran on a GPU, ``steps`` where the file names no ``ProfilerStep``.
+    """
 
     device: int | None
     capture: dict[str, int] | None
-    steps: list[Window]
+    steps: list[Window] | None
 
 
 @dataclass
@@ -202,10 +205,10 @@ def host_steps(complete: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
     return sorted(steps, key=lambda step: step[1])
 
 
-def _gpu_steps(complete: list[dict[str, Any]], gpu: list[_GpuEvent]) -> list[Window]:
+def _gpu_steps(complete: list[dict[str, Any]], gpu: list[_GpuEvent]) -> list[Window] | None:
     steps = host_steps(complete)
     if not steps:
-        return []
+        return None
     launches = _launches(complete)
     by_stream = defaultdict(list)
     for event in gpu:
@@ -253,9 +256,14 @@ def _assign_steps(
             queue[position].step = queue[later[0] if later else earlier[-1]].step
 
 
-def _cpu_steps(complete: list[dict[str, Any]]) -> list[Window]:
-    """Return the steps of a CPU run: leaf operators on the stepping threads, and ``gloo:*`` ranges."""
+def _cpu_steps(complete: list[dict[str, Any]]) -> list[Window] | None:
+    """Return the steps of a CPU run, each up to the next one's start.
+
+    Compute is the leaf operators on the stepping threads, communication the ``gloo:*`` ranges.
+    """
     steps = host_steps(complete)
+    if not steps:
+        return None
     stepping = {
         str(event.get("tid")) for event in complete if str(event.get("name", "")).startswith("ProfilerStep#")
     }
@@ -271,9 +279,10 @@ def _cpu_steps(complete: list[dict[str, Any]]) -> list[Window]:
         if str(event.get("name", "")).startswith("gloo:"):
             intervals.append((_start(event), _end(event), "comm"))
     last_ns = max((_end(event) for event in complete if _category(event) != "trace"), default=0)
+    next_starts = [start for _, start, _ in steps[1:]]
     return [
-        Window(index, start, end, end + UNFINISHED_NS < last_ns, split(intervals, start, end))
-        for index, start, end in steps
+        Window(index, start, until, end + UNFINISHED_NS < last_ns, split(intervals, start, until))
+        for (index, start, end), until in zip(steps, [*next_starts, steps[-1][2]], strict=True)
     ]
 
 

@@ -31,7 +31,19 @@ GPU_TRACES = [
     "format_variants/sglang_Qwen3-8B_decode.json.gz",
 ]
 DLRM_RANKS = range(8)
-CPU_RUNS = ["ddp", "fsdp2", "fsdp1", "hsdp", "ds3", "tp", "patho_straggler", "patho_slowloader"]
+CPU_RUNS = [
+    "ddp",
+    "fsdp2",
+    "fsdp1",
+    "hsdp",
+    "ds3",
+    "tp",
+    "pp",
+    "comp",
+    "gan",
+    "patho_straggler",
+    "patho_slowloader",
+]
 
 
 def parts(budget: Budget) -> dict[str, int]:
@@ -59,6 +71,8 @@ def assert_same(timeline: RankTimeline, answer: oracle.Answer) -> None:
         assert timeline.device == answer.device
         assert capture == answer.capture
         assert_adds_up(capture)
+    if answer.steps is None:
+        return
     ours = {window.index: window for window in timeline.complete_windows}
     theirs = {window.index: window for window in answer.steps if window.complete}
     assert sorted(ours) == sorted(theirs)
@@ -126,5 +140,5 @@ def lanes(draw: st.DrawFn) -> str:
 @given(drawing=lanes())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_generated_traces(drawing: str, tmp_path: Path) -> None:
-    path = parse_lanes(drawing, ranks=1)[0].write(tmp_path / "trace.json")
+    path = parse_lanes(drawing, ranks=2)[0].write(tmp_path / "trace.json")
     assert_same(build_timeline(read_trace(path)), oracle.solve(path))

@@ -44,6 +44,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rules.load": BASE | {"facts.catalog", "diagnosis"},
     "rules.expression": BASE | {"facts.catalog", "diagnosis"},
     "rules": BASE | {"facts", "whatif", "diagnosis"},
+    "summary": BASE | {"diagnosis", "facts"},
+    "compose": BASE | STAGES - {"pipeline", "comparison"},
     "pipeline": BASE | STAGES - {"comparison"},
     "comparison": BASE | STAGES - {"pipeline"},
     "report": BASE | {"diagnosis"},
