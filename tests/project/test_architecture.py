@@ -17,6 +17,8 @@ import tracedoc
 BASE = {"errors", "units", "spans", "config"}
 STAGES = {
     "pipeline",
+    "compose",
+    "summary",
     "comparison",
     "run",
     "trace",
