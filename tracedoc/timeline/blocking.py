@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracedoc.spans import Spans
-from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, Activity, GpuEvents
+from tracedoc.timeline.activity import COMMUNICATION, Activity, GpuEvents
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace.columns import Trace
 
@@ -16,20 +16,19 @@ RELEASE_NS = 20_000
 def blocking_spans(trace: Trace, events: GpuEvents, activity: Activity, device: int, stream: int) -> Spans:
     """Return the exposed communication inside gaps of the compute stream that communication ended.
 
-    Such a gap is followed by a kernel that had been launched before the gap began and that starts within
-    20 us after a communication kernel ends, with no other event on another stream ending in between.
+    Such a gap is followed by a kernel or copy that had been launched before the gap began and that starts
+    within 20 us after a communication kernel ends, with no other event on another stream ending in between.
     """
     mine = trace.device[events.rows] == device
     rows, launch_rows, classes = events.rows[mine], events.launch_rows[mine], events.classes[mine]
     starts, ends = trace.ts_ns[rows], trace.ts_ns[rows] + trace.dur_ns[rows]
-    on_stream = (classes == COMPUTE) & (trace.stream[rows] == stream)
     comm_ends = np.sort(ends[classes == COMMUNICATION])
-    compute = np.flatnonzero(on_stream)
-    if compute.size < 2 or comm_ends.size == 0:
+    own = np.flatnonzero((classes != COMMUNICATION) & (trace.stream[rows] == stream))
+    if own.size < 2 or comm_ends.size == 0:
         return Spans.empty()
     other_ends = np.sort(ends[(classes != COMMUNICATION) & (trace.stream[rows] != stream)])
-    reach = np.maximum.accumulate(ends[compute])[:-1]
-    following = compute[1:]
+    reach = np.maximum.accumulate(ends[own])[:-1]
+    following = own[1:]
     start = starts[following]
     launch_row = launch_rows[following]
     queued = (launch_row != NO_ROW) & (trace.ts_ns[np.maximum(launch_row, 0)] < reach)

@@ -35,6 +35,10 @@ from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.vocabulary import RuntimeRole
 
 
+QUEUED_IDLE_SHARE = 0.10
+"""More idle time than this with work queued and nothing running: the trace lost kernels (CUDA graphs)."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RankTimeline:
     """What one rank's GPU (or CPU, in a CPU trace) did, and in which step.
@@ -230,4 +234,19 @@ def _judge(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimelin
                     "the longest part is judged as a step, with low confidence",
                 ),
             )
-    return replace(timeline, windows=windows, judged=judged, limits=limits)
+    return replace(timeline, windows=windows, judged=judged, limits=(*limits, *_unreliable_idle(timeline, judged)))
+
+
+def _unreliable_idle(timeline: RankTimeline, judged: Window | None) -> tuple[Limit, ...]:
+    if judged is None or timeline.idle is None or judged.end_ns <= judged.start_ns:
+        return ()
+    share = timeline.idle.in_window(judged.start_ns, judged.end_ns)["dependency"] / (judged.end_ns - judged.start_ns)
+    if share <= QUEUED_IDLE_SHARE:
+        return ()
+    return (
+        Limit(
+            "idle-with-work-queued",
+            f"{timeline.trace.info.source}: for {share:.0%} of the step work was queued and nothing ran",
+            "idle time is unreliable: kernels inside CUDA graphs may be missing, or another device was waited for",
+        ),
+    )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
 from tracedoc.timeline.activity import COMMUNICATION, Activity, GpuEvents, collective_records, gloo_rows
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows, match_ids
 from tracedoc.trace import vocabulary
-from tracedoc.trace.columns import CollectiveArgs, Kind, Shapes, Trace
+from tracedoc.trace.columns import CollectiveArgs, Kind, ProcessGroup, Shapes, Trace, TraceInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +71,20 @@ def gloo_collectives(trace: Trace, step_of_time: np.ndarray, rows: Rows) -> tupl
     """Return the ``gloo:*`` ranges in ``rows`` as collectives; ``step_of_time`` holds their step numbers.
 
     gloo runs reduce-scatter as an all-reduce: the c10d operator that asked tells which it was. It records
-    no group; a job with a single group has that one.
+    no group; a job whose groups all have the same ranks has that one.
     """
     asked = _asked_operations(trace, rows)
-    single = trace.info.groups[0] if len(trace.info.groups) == 1 and trace.info.group_count in (None, 1) else None
+    single = _only_group(trace.info)
     found = []
     for position, row in enumerate(rows.tolist()):
-        shown = vocabulary.gloo_op(trace.row_name(row)) or "unknown"
+        op = asked.get(row) or vocabulary.gloo_op(trace.row_name(row)) or "unknown"
         found.append(
             CollectiveOp(
-                op=asked.get(row, shown),
+                op=op,
                 group=single.ranks if single else (),
                 group_name=single.name if single else "",
                 group_size=single.size if single else None,
-                nbytes=_dims_bytes(trace.shapes.get(row)),
+                nbytes=_input_payload(op, trace.shapes.get(row), single.size if single else None),
                 dtype=_dims_dtype(trace.shapes.get(row)),
                 seq=None,
                 stream=int(trace.thread[row]),
@@ -147,7 +148,7 @@ def _operation(
     if annotation is not None:
         op = op or vocabulary.nccl_annotation(trace.row_name(annotation))
         if nbytes is None:
-            nbytes = _dims_bytes(trace.shapes.get(annotation))
+            nbytes = _input_payload(op or "unknown", trace.shapes.get(annotation), trace.info.world_size)
             dtype = dtype or _dims_dtype(trace.shapes.get(annotation))
     op = op or vocabulary.collective_op(trace.row_name(row)) or "unknown"
     group = arguments.group_ranks if arguments is not None else ()
@@ -190,20 +191,30 @@ def _asked_operations(trace: Trace, rows: Rows) -> dict[int, str]:
     }
 
 
-def _dims_bytes(shapes: Shapes | None) -> int | None:
-    """Return the bytes of the first tensor, e.g. of ``[[394241]]`` and ``float``."""
+def _only_group(info: TraceInfo) -> ProcessGroup | None:
+    """Return the group of a job that has one, or several with the same ranks; else ``None``."""
+    groups = info.groups
+    complete = info.group_count in (None, len(groups))
+    return groups[0] if groups and complete and len({group.ranks for group in groups}) == 1 else None
+
+
+def _input_payload(op: str, shapes: Shapes | None, group_size: int | None) -> int | None:
+    """Return the payload of an operation from its first input tensor, e.g. ``[[394241]]`` and ``float``.
+
+    The input of an all-gather is one rank's shard, its payload the full output.
+    """
     if shapes is None or not shapes.dims or not shapes.types:
         return None
-    dims = shapes.dims[0]
-    size = vocabulary.dtype_bytes(shapes.types[0])
-    if not isinstance(dims, (list, tuple)) or not dims or size is None:
+    dims, size = shapes.dims[0], vocabulary.dtype_bytes(shapes.types[0])
+    if not isinstance(dims, (list, tuple)) or size is None:
         return None
-    elements = 1
-    for extent in dims:
-        if not isinstance(extent, int) or extent < 0:
-            return None
-        elements *= extent
-    return elements * size
+    extents = [extent for extent in dims if isinstance(extent, int) and extent >= 0]
+    if len(extents) < len(dims):
+        return None
+    nbytes = prod(extents) * size
+    if op != "all_gather":
+        return nbytes
+    return None if group_size is None else nbytes * group_size
 
 
 def _dims_dtype(shapes: Shapes | None) -> str:

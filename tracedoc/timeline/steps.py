@@ -109,7 +109,7 @@ def assign_steps(
     last_end = host.steps[-1].end_ns if host.steps else 0
     kernels = trace.kind[rows] == int(Kind.KERNEL)
     linked = launches.linked
-    if kernels.any() and linked[kernels].mean() < LINKED_SHARE:
+    if host.steps and kernels.any() and linked[kernels].mean() < LINKED_SHARE:
         return _place(trace.ts_ns[rows], starts, last_end), (
             Limit(
                 "steps-by-host-clock",
