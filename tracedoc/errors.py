@@ -5,7 +5,16 @@ The third kind, ``Unknown``, belongs to a single fact and lives in :mod:`tracedo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `` (did you mean 'x'?)`` for the known word most like ``word``, or nothing if none is alike."""
+    import difflib
+
+    alike = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {alike[0]!r}?)" if alike else ""
 
 
 class TracedocError(Exception):

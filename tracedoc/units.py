@@ -7,26 +7,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit as powers of time, data and items; ``kind`` tells numbers from text and truth values."""
+    """A unit as powers of time, data and items; ``kind`` tells numbers from text and truth values.
+
+    ``exponent`` is the power of ten to seconds, bytes and items: bytes a millisecond are not GB/s.
+    """
 
     name: str
     time: int = 0
     data: int = 0
     items: int = 0
     kind: str = "number"  # "number" | "text" | "bool"
+    exponent: int = 0
 
 
 UNITS: dict[str, Unit] = {
     unit.name: unit
     for unit in (
-        Unit("ms", time=1),
+        Unit("ms", time=1, exponent=-3),
         Unit("fraction"),
         Unit("ratio"),
         Unit("count", items=1),
         Unit("bytes", data=1),
-        Unit("gbps", data=1, time=-1),
+        Unit("gbps", data=1, time=-1, exponent=9),
         Unit("per_s", items=1, time=-1),
-        Unit("tflops", items=1, time=-1),
+        Unit("tflops", items=1, time=-1, exponent=12),
         Unit("text", kind="text"),
         Unit("bool", kind="bool"),
     )

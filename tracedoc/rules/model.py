@@ -7,9 +7,32 @@ from dataclasses import dataclass, field
 
 from tracedoc.diagnosis import Fix, Scalar
 
-TOPICS = ("communication", "sharding", "straggler", "input", "host", "memory", "compute", "pipeline", "capture")
+TOPICS = (
+    "communication",
+    "sharding",
+    "straggler",
+    "input",
+    "host",
+    "memory",
+    "compute",
+    "pipeline",
+    "capture",
+)
 STATUSES = ("stable", "preview")
 SCOPES = ("run", "rank")
+ON_CPU = ("capped", "as_usual")
+FRAMEWORKS = (
+    "any",
+    "pytorch",
+    "ddp",
+    "fsdp1",
+    "fsdp2",
+    "deepspeed",
+    "accelerate",
+    "trainer",
+    "lightning",
+    "megatron",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +48,9 @@ class Param:
 class Rule:
     """One rule. ``when`` is the source of the condition; ``gain`` and ``evidence`` name estimators.
 
-    ``severity`` is set only for rules without a gain (capture guards). ``yields_to`` lists the ids of
-    sharper rules. ``on_cpu`` is "capped" (a CPU trace makes it a note at most: its time shares say
-    little) or "as_usual" (counts, loader waits, arrival order).
+    ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``yields_to`` lists
+    the ids of sharper rules. ``on_cpu`` is "capped" (a CPU trace makes it a note at most: its time shares
+    say little) or "as_usual" (counts, loader waits, arrival order).
     """
 
     id: str

@@ -1,0 +1,420 @@
+"""Judge a run by rules: measurements become verdicts, and verdicts worth reading become findings.
+
+First every rule is weighed on its own. Then rules yield to sharper findings over the same time, in the
+order in which they depend on each other. No rule can stop another: a missing fact, a division by zero or an
+estimator without an answer is a verdict.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
+
+from tracedoc.diagnosis import SEVERITIES, Comparison, Evidence, Finding, Fix, Gain, Instance, Verdict
+from tracedoc.facts.catalog import Unknown, Value
+from tracedoc.facts.measure import Measurements
+from tracedoc.rules.expression import Expression, parse
+from tracedoc.rules.expression import evaluate as evaluate_condition
+from tracedoc.rules.model import Rule
+from tracedoc.rules.template import fill
+from tracedoc.spans import Spans
+from tracedoc.units import format_ms
+
+GainEstimator = Callable[[Measurements, str | None], Gain | Unknown]
+"""Bounds what a fix gives back; the second argument is the instance (rank ``"3"``), ``None`` for the run."""
+
+EvidenceCollector = Callable[[Measurements, str | None], tuple[Evidence, ...]]
+"""Lists the places that show the problem; the second argument is as for :data:`GainEstimator`."""
+
+CRITICAL_SHARE = 0.15
+WARNING_SHARE = 0.05
+"""A finding is critical or a warning from this share of the step on."""
+
+SMALLEST_SHARE = 0.005
+"""Below this share of the step a gain rounds to nothing, and there is nothing to report."""
+
+COVERED_SHARE = 0.5
+"""A rule yields if sharper findings cover at least this share of its evidence."""
+
+_WORST_BY_CONFIDENCE = {"high": "critical", "medium": "warning", "low": "note"}
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What all rules said: findings from worst to mildest, and one verdict for each rule in its order."""
+
+    findings: tuple[Finding, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Opinion:
+    """What a rule says of one instance: a rank, or the run (``key`` is ``None``)."""
+
+    key: str | None
+    outcome: str  # "finding" | "pass" | "unknown" | "error"
+    reason: str
+    comparisons: tuple[Comparison, ...]
+    gain: Gain | Unknown | None = None  # None: the rule has no gain
+
+
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """What a rule says before it has looked at other rules; ``held`` is worst first."""
+
+    rule: Rule
+    verdict: Verdict
+    held: tuple[_Opinion, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+
+
+def evaluate(
+    rules: Sequence[Rule],
+    measurements: Measurements,
+    *,
+    gains: Mapping[str, GainEstimator],
+    evidence: Mapping[str, EvidenceCollector],
+) -> Judgement:
+    """Return what ``rules`` say of ``measurements``.
+
+    ``rules`` come from :func:`tracedoc.rules.load.load_rules`, which has checked them. A rule in
+    ``yields_to`` that is not among them plays no part.
+    """
+    weighed = {rule.id: _weigh(rule, measurements, gains, evidence) for rule in rules}
+    sharper = {
+        rule.id: [one for one in rule.yields_to if _may_silence(weighed.get(one), rule)] for rule in rules
+    }
+    verdicts: dict[str, Verdict] = {}
+    findings: list[Finding] = []
+    for rule_id in TopologicalSorter(sharper).static_order():
+        own = weighed[rule_id]
+        told = [weighed[one] for one in sharper[rule_id] if verdicts[one].outcome == "finding"]
+        doubts = [verdicts[one] for one in sharper[rule_id] if verdicts[one].outcome in ("unknown", "error")]
+        verdicts[rule_id] = _yield(own, told)
+        if verdicts[rule_id].outcome == "finding":
+            findings.append(_finding(own, doubts, measurements))
+    findings.sort(key=_worst_first)
+    return Judgement(tuple(findings), tuple(verdicts[rule.id] for rule in rules))
+
+
+def _worst_first(finding: Finding) -> tuple[int, float, str]:
+    return SEVERITIES.index(finding.severity), -finding.gain.high_ms if finding.gain else 0.0, finding.id
+
+
+# -- one rule on its own
+
+
+def _weigh(
+    rule: Rule,
+    measurements: Measurements,
+    gains: Mapping[str, GainEstimator],
+    evidence: Mapping[str, EvidenceCollector],
+) -> _Weighed:
+    absent = _absent(rule, measurements)
+    if absent is not None:
+        return _Weighed(rule, absent)
+    condition = parse(rule.when)
+    if rule.scope == "run":
+        keys: tuple[str | None, ...] = (None,)
+    else:
+        keys = _rank_keys(condition.names, measurements)
+        if not keys:
+            return _Weighed(rule, _no_ranks(rule, condition.names, measurements))
+    opinions = [_judge(rule, condition, key, measurements, gains.get(rule.gain)) for key in keys]
+    verdict = _verdict(rule, opinions)
+    if verdict.outcome != "finding":
+        return _Weighed(rule, verdict)
+    held = sorted((one for one in opinions if one.outcome == "finding"), key=_largest_gain_first)
+    collect = evidence.get(rule.evidence)
+    places = tuple(place for one in held for place in collect(measurements, one.key)) if collect else ()
+    return _Weighed(rule, verdict, tuple(held), tuple(dict.fromkeys(places)))
+
+
+def _absent(rule: Rule, measurements: Measurements) -> Verdict | None:
+    """Return the verdict of a rule whose needs this run or capture does not meet."""
+    reasons: dict[str, list[str]] = {"by_nature": [], "not_captured": []}
+    for need in sorted(rule.needs):
+        found = measurements.available.get(need)
+        if found is None:
+            reasons["not_captured"].append(f"{need} were not looked for")
+        elif found.state != "present":
+            reasons[found.state].append(found.reason or f"no {need.replace('_', ' ')}")
+    for state, outcome in (("by_nature", "not_applicable"), ("not_captured", "unknown")):
+        if reasons[state]:
+            return Verdict(rule.id, outcome, reason=_together(reasons[state]))
+    return None
+
+
+def _rank_keys(names: Iterable[str], measurements: Measurements) -> tuple[str, ...]:
+    found = [measurements.facts[name] for name in names if name in measurements.facts]
+    keys = {key for fact in found if fact.definition.scope == "rank" for key in fact.values}
+    return tuple(sorted(keys, key=lambda key: (int(key) if key.isdecimal() else math.inf, key)))
+
+
+def _no_ranks(rule: Rule, names: Iterable[str], measurements: Measurements) -> Verdict:
+    values = _values(rule, names, None, measurements)
+    reasons = [value.reason for value in values.values() if isinstance(value, Unknown)]
+    outcome = "error" if any(map(_is_error, values.values())) else "unknown"
+    return Verdict(rule.id, outcome, reason=_together(reasons) or "no rank was measured")
+
+
+def _values(
+    rule: Rule, names: Iterable[str], key: str | None, measurements: Measurements
+) -> dict[str, Value]:
+    """Return params and facts by name, for one rank; facts that are not measured by rank hold for all."""
+    values: dict[str, Value] = {name: param.value for name, param in rule.params.items()}
+    for name in names:
+        if name in values:
+            continue
+        fact = measurements.facts.get(name)
+        value: Value
+        if fact is None:
+            value = Unknown(f"{name} was not measured")
+        elif key is not None and fact.definition.scope == "rank":
+            value = fact.values.get(key, Unknown(f"{name} was not measured on rank {key}"))
+        else:
+            value = fact.value
+        if isinstance(value, float) and not math.isfinite(value):
+            value = Unknown(f"{name} is not finite")
+        values[name] = value
+    return values
+
+
+def _judge(
+    rule: Rule,
+    condition: Expression,
+    key: str | None,
+    measurements: Measurements,
+    estimate: GainEstimator | None,
+) -> _Opinion:
+    values = _values(rule, condition.names, key, measurements)
+    result = evaluate_condition(condition, values)
+    if isinstance(result.value, Unknown) or not isinstance(result.value, bool):
+        reason = (
+            result.value.reason if isinstance(result.value, Unknown) else "the condition is not a truth value"
+        )
+        read = [values.get(name) for name in condition.names]
+        return _Opinion(
+            key, "error" if any(map(_is_error, read)) else "unknown", reason, result.comparisons, values
+        )
+    if not result.value:
+        return _Opinion(key, "pass", "", result.comparisons)
+    if not rule.gain:
+        return _Opinion(key, "finding", "", result.comparisons)
+    gain = estimate(measurements, key) if estimate else Unknown(f"there is no estimator {rule.gain}")
+    if isinstance(gain, Gain) and not math.isfinite(gain.high_ms):
+        gain = Unknown("the bound is not finite")
+    share = _share_of_step(gain, measurements)
+    if isinstance(gain, Gain) and (gain.high_ms <= 0 or (share is not None and share < SMALLEST_SHARE)):
+        reason = f"a fix would give back at most {format_ms(max(gain.high_ms, 0.0))} a step"
+        if share is not None:
+            reason += f", under {100 * SMALLEST_SHARE:.1f} % of it"
+        return _Opinion(key, "pass", reason, result.comparisons, gain)
+    return _Opinion(key, "finding", "", result.comparisons, gain)
+
+
+def _verdict(rule: Rule, opinions: Sequence[_Opinion]) -> Verdict:
+    """Return what a rule says of all its instances: it holds if it holds for one."""
+    outcomes = {one.outcome for one in opinions}
+    outcome = next(name for name in ("finding", "error", "unknown", "pass") if name in outcomes)
+    speaking = [one for one in opinions if one.outcome == outcome]
+    if outcome == "finding":
+        speaking.sort(key=_largest_gain_first)
+    instances = tuple(Instance(one.key, one.outcome) for one in opinions if one.key is not None)
+    reason = _reason(speaking)
+    if outcome == "finding" and isinstance(gain := speaking[0].gain, Unknown):
+        reason = f"the gain is unknown: {gain.reason}"
+    return Verdict(rule.id, outcome, speaking[0].comparisons, reason, instances)
+
+
+def _reason(opinions: Sequence[_Opinion]) -> str:
+    """Return the reasons, each once, with the ranks it holds for where they differ."""
+    keys_by_reason: dict[str, list[str]] = {}
+    for one in opinions:
+        if one.reason:
+            keys_by_reason.setdefault(one.reason, []).append(one.key or "")
+    if len(keys_by_reason) < 2:
+        return next(iter(keys_by_reason), "")
+    return "; ".join(f"{_ranks_text(keys)}: {reason}" for reason, keys in keys_by_reason.items())
+
+
+def _largest_gain_first(opinion: _Opinion) -> float:
+    return -opinion.gain.high_ms if isinstance(opinion.gain, Gain) else 0.0
+
+
+def _is_error(value: Value | None) -> bool:
+    return isinstance(value, Unknown) and value.reason.startswith("error: ")
+
+
+def _together(reasons: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(reasons))
+
+
+# -- rules beside each other
+
+
+def _may_silence(other: _Weighed | None, rule: Rule) -> bool:
+    """Return whether ``other`` takes part; a preview never gates, so it cannot silence a rule that does."""
+    return other is not None and (other.rule.status == "stable" or rule.status == "preview")
+
+
+def _yield(own: _Weighed, told: Sequence[_Weighed]) -> Verdict:
+    """Return the verdict of a rule beside the sharper findings over the same time."""
+    if own.verdict.outcome != "finding" or not told:
+        return own.verdict
+    total_ns, covered_ns = _overlap(own.evidence, [place for other in told for place in other.evidence])
+    if covered_ns == 0 or covered_ns < COVERED_SHARE * total_ns:
+        return own.verdict
+    explaining = [other.rule.id for other in told if _overlap(own.evidence, other.evidence)[1] > 0]
+    verb = "explains" if len(explaining) == 1 else "explain"
+    reason = (
+        f"{' and '.join(explaining)} {verb} {format_ms(covered_ns / 1e6)} "
+        f"of the {format_ms(total_ns / 1e6)} that this rule points at"
+    )
+    instances = tuple(
+        replace(one, outcome="yielded") if one.outcome == "finding" else one for one in own.verdict.instances
+    )
+    return replace(own.verdict, outcome="yielded", reason=reason, instances=instances)
+
+
+def _overlap(own: Iterable[Evidence], other: Iterable[Evidence]) -> tuple[int, int]:
+    """Return the length of ``own`` evidence and how much of it ``other`` covers, in nanoseconds.
+
+    Both are unions of intervals for each rank and step. Evidence without a step covers its interval in all.
+    """
+    theirs = _spans_by_place(other)
+    total_ns = covered_ns = 0
+    for (rank, step), spans in _spans_by_place(own).items():
+        cover = Spans.empty()
+        for (their_rank, their_step), their_spans in theirs.items():
+            if their_rank == rank and (step is None or their_step is None or their_step == step):
+                cover = cover | their_spans
+        total_ns += spans.total_ns
+        covered_ns += (spans & cover).total_ns
+    return total_ns, covered_ns
+
+
+def _spans_by_place(evidence: Iterable[Evidence]) -> dict[tuple[int, int | None], Spans]:
+    pairs: dict[tuple[int, int | None], list[tuple[int, int]]] = {}
+    for place in evidence:
+        pairs.setdefault((place.rank, place.step), []).append((place.start_ns, place.end_ns))
+    return {key: Spans.from_pairs(intervals) for key, intervals in pairs.items()}
+
+
+# -- findings
+
+
+def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurements) -> Finding:
+    rule, worst = own.rule, own.held[0]
+    units = {name: fact.definition.unit for name, fact in measurements.facts.items()}
+    units |= {name: param.unit for name, param in rule.params.items()}
+    values = _values(rule, measurements.facts, worst.key, measurements)
+    message = fill(rule.message, values, units)
+    keys = sorted((one.key for one in own.held if one.key is not None), key=lambda key: (len(key), key))
+    if keys:
+        message = _before_full_stop(message, f" ({_ranks_text(keys)})")
+    gain = worst.gain if isinstance(worst.gain, Gain) else None
+    if isinstance(worst.gain, Unknown):
+        message += f" What a fix would give back is unknown: {worst.gain.reason}."
+    confidence = measurements.confidence
+    for doubt in doubts:
+        confidence = "medium" if confidence == "high" else confidence
+        note = f"{doubt.rule_id} could not be judged and may explain part of it"
+        note += f": {doubt.reason}" if doubt.reason else ""
+        if gain is not None:
+            gain = replace(gain, assumptions=(*gain.assumptions, note))
+        else:
+            message += f" {note[0].upper()}{note[1:]}."
+    if gain is not None and _share_of_step(gain, measurements) is None:
+        gain = replace(
+            gain, assumptions=(*gain.assumptions, "the length of a step is unknown: severity is note")
+        )
+    return Finding(
+        id=_finding_id(rule, keys, own.verdict),
+        rule_id=rule.id,
+        severity=_severity(rule, gain, confidence, measurements),
+        confidence=confidence,
+        title=rule.title,
+        message=message,
+        why=rule.why,
+        topic=rule.topic,
+        ranks=_ranks(keys, own.evidence, measurements),
+        steps=_steps(own.evidence, measurements),
+        evidence=own.evidence,
+        gain=gain,
+        fixes=tuple(_filled(fix, values, units) for fix in rule.fixes),
+        status=rule.status,
+    )
+
+
+def _severity(rule: Rule, gain: Gain | None, confidence: str, measurements: Measurements) -> str:
+    if rule.severity:
+        severity = rule.severity
+    else:
+        share = _share_of_step(gain, measurements) or 0.0
+        by_share = "critical" if share >= CRITICAL_SHARE else "warning" if share >= WARNING_SHARE else "note"
+        severity = max(by_share, _WORST_BY_CONFIDENCE[confidence], key=SEVERITIES.index)
+    return "note" if measurements.is_cpu and rule.on_cpu == "capped" else severity
+
+
+def _share_of_step(gain: Gain | Unknown | None, measurements: Measurements) -> float | None:
+    """Return the share of the run's step that ``high_ms`` gives back; ``None`` if either is unknown."""
+    fact = measurements.facts.get("step_ms")
+    step_ms = fact.value if fact else None
+    if not isinstance(gain, Gain) or isinstance(step_ms, str | Unknown | None) or not step_ms > 0:
+        return None
+    return gain.high_ms / step_ms
+
+
+def _finding_id(rule: Rule, keys: Sequence[str], verdict: Verdict) -> str:
+    """Return the rule's id, followed by the ranks where it holds unless it holds on all of them."""
+    if not keys or len(keys) == len(verdict.instances):
+        return rule.id
+    places = _compressed(keys)
+    if len(places) > 40:
+        places = hashlib.sha256(places.encode()).hexdigest()[:12]
+    return f"{rule.id}/ranks-{places}"
+
+
+def _ranks_text(keys: Sequence[str]) -> str:
+    return f"rank {keys[0]}" if len(keys) == 1 else f"ranks {_compressed(keys, ', ')}"
+
+
+def _compressed(keys: Sequence[str], comma: str = ",") -> str:
+    """Return ranks in order with runs of three or more shortened: ``0-3,7``."""
+    if not all(key.isdecimal() for key in keys):
+        return comma.join(keys)
+    runs: list[list[int]] = []
+    for rank in sorted(int(key) for key in keys):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else comma.join(map(str, run)) for run in runs]
+    return comma.join(parts)
+
+
+def _before_full_stop(message: str, words: str) -> str:
+    return f"{message[:-1]}{words}." if message.endswith(".") else message + words
+
+
+def _ranks(keys: Sequence[str], evidence: Iterable[Evidence], measurements: Measurements) -> tuple[int, ...]:
+    if keys:
+        return tuple(sorted(int(key) for key in keys if key.isdecimal()))
+    return tuple(sorted({place.rank for place in evidence})) or measurements.ranks
+
+
+def _steps(evidence: Iterable[Evidence], measurements: Measurements) -> tuple[int, ...]:
+    return tuple(sorted({place.step for place in evidence if place.step is not None})) or measurements.steps
+
+
+def _filled(fix: Fix, values: Mapping[str, Value], units: Mapping[str, str]) -> Fix:
+    return replace(
+        fix,
+        title=fill(fix.title, values, units),
+        change=fill(fix.change, values, units),
+        risk=fill(fix.risk, values, units),
+    )

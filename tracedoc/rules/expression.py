@@ -1,0 +1,445 @@
+"""Parse, check and evaluate the conditions of rules: a closed, three-valued subset of Python expressions.
+
+The text is parsed with :mod:`ast` and every node must be on an allow-list, so a condition can read facts
+and parameters, compare and do arithmetic, and nothing else. Nothing is ever compiled or executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import add, eq, ge, gt, le, lt, mul, ne, sub, truediv
+
+from tracedoc.diagnosis import Comparison
+from tracedoc.errors import TracedocError, did_you_mean
+from tracedoc.facts.catalog import Scalar, Unknown, Value
+from tracedoc.units import UNITS, Unit
+
+MAX_LENGTH = 1000
+"""Characters of one condition."""
+
+MAX_DEPTH = 30
+"""Nesting of one condition."""
+
+FUNCTIONS = ("min", "max", "abs")
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: add,
+    ast.Sub: sub,
+    ast.Mult: mul,
+    ast.Div: truediv,
+}
+_ORDER: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
+    ast.Lt: lt,
+    ast.LtE: le,
+    ast.Gt: gt,
+    ast.GtE: ge,
+}
+_EQUALITY: dict[type[ast.cmpop], Callable[[object, object], bool]] = {ast.Eq: eq, ast.NotEq: ne}
+
+# A bare number has no unit of its own; 0 is the same in every unit.
+_NUMBER = Unit("number")
+_ZERO = Unit("zero")
+_BOOL = UNITS["bool"]
+
+
+class ExpressionError(TracedocError):
+    """A condition is outside the language or its units disagree; ``column`` counts from 0."""
+
+    def __init__(self, message: str, column: int = 0) -> None:
+        super().__init__(message)
+        self.column = column
+
+    def __reduce__(self) -> tuple[type[ExpressionError], tuple[str, int]]:  # type: ignore[override]
+        return type(self), (self.message, self.column)
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A parsed condition; ``names`` are the facts and parameters it reads, in order of appearance."""
+
+    source: str
+    names: tuple[str, ...]
+    tree: ast.expr = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a condition came to, and every comparison in it, whether or not it decided."""
+
+    value: Value
+    comparisons: tuple[Comparison, ...]
+
+
+def parse(text: str) -> Expression:
+    """Return the expression that ``text`` states; raise :class:`ExpressionError` for anything else.
+
+    Line breaks count as spaces. ``#`` is refused: comments belong to the YAML around the condition.
+    """
+    source = text.replace("\r", " ").replace("\n", " ").strip()
+    if not source:
+        raise ExpressionError("the condition is empty")
+    if len(source) > MAX_LENGTH:
+        raise ExpressionError(f"the condition has {len(source)} characters; at most {MAX_LENGTH} are allowed")
+    if "#" in source:
+        raise ExpressionError("comments stand outside the condition", source.index("#"))
+    try:
+        with warnings.catch_warnings():
+            # Python only warns about text such as "1if" or "\d"; here it is wrong.
+            warnings.simplefilter("error")
+            tree = ast.parse(source, mode="eval").body
+    except SyntaxError as error:
+        raise ExpressionError(f"not an expression: {error.msg}", max((error.offset or 1) - 1, 0)) from error
+    except (ValueError, RecursionError, MemoryError, Warning) as error:
+        raise ExpressionError("not an expression") from error
+    _limit_depth(tree)
+    names: dict[str, None] = {}
+    _admit(tree, names)
+    return Expression(source, tuple(names), tree)
+
+
+def check(expression: Expression, units: Mapping[str, str]) -> Unit:
+    """Return the unit of the whole expression; raise :class:`ExpressionError` where kinds or units disagree.
+
+    ``units`` names the unit of each fact and parameter. Both sides of a comparison, of ``+`` and ``-``, and
+    all arguments of ``min`` and ``max`` must have one unit. A bare number may meet only fractions, ratios
+    and counts, except 0, which may meet any unit; it may multiply and divide anything.
+    """
+    return _unit_of(expression.tree, units)
+
+
+def evaluate(expression: Expression, values: Mapping[str, Value]) -> Result:
+    """Return the value of the expression and each of its comparisons, by Kleene's three-valued logic.
+
+    It never raises: a missing name, a division by zero or a value of the wrong kind is :class:`Unknown`.
+    """
+    comparisons: list[Comparison] = []
+    value = _value_of(expression.tree, values, comparisons)
+    if isinstance(expression.tree, ast.Name) and isinstance(value, bool | Unknown):
+        comparisons.append(_stated(expression.tree, value))
+    return Result(value, tuple(comparisons))
+
+
+# -- the language
+
+
+def _limit_depth(tree: ast.expr) -> None:
+    level: list[ast.AST] = [tree]
+    depth = 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise ExpressionError(f"the condition is nested deeper than {MAX_DEPTH} levels")
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+
+
+def _admit(node: ast.expr, names: dict[str, None]) -> None:
+    children: Iterable[ast.expr]
+    match node:
+        case ast.BoolOp(values=values):
+            children = values
+        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+            children = (operand,)
+        case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _ARITHMETIC:
+            children = (left, right)
+        case ast.Compare(left=left, ops=operators, comparators=rights) if all(
+            type(operator) in _ORDER or type(operator) in _EQUALITY for operator in operators
+        ):
+            children = (left, *rights)
+        case ast.Call(func=ast.Name(id=function), args=arguments, keywords=[]) if function in FUNCTIONS:
+            _admit_arguments(node, function, len(arguments))
+            children = arguments
+        case ast.Name(id=name):
+            if name in FUNCTIONS:
+                raise ExpressionError(f"{name} is a function: write {name}(...)", node.col_offset)
+            names[name] = None
+            return
+        case ast.Constant(value=value):
+            _admit_constant(node, value)
+            return
+        case _:
+            raise ExpressionError(f"{_text(node)!r} is not part of the rule language", node.col_offset)
+    for child in children:
+        _admit(child, names)
+
+
+def _admit_arguments(node: ast.expr, function: str, count: int) -> None:
+    if function == "abs" and count != 1:
+        raise ExpressionError("abs takes one argument", node.col_offset)
+    if function != "abs" and count < 2:
+        raise ExpressionError(f"{function} takes two or more arguments", node.col_offset)
+
+
+def _admit_constant(node: ast.expr, value: object) -> None:
+    if isinstance(value, bool | str):
+        return
+    if not isinstance(value, int | float):
+        raise ExpressionError(f"{_text(node)!r} is not part of the rule language", node.col_offset)
+    # Beyond 2**53 an integer has no exact float; 1e999 is infinite.
+    if abs(value) > 2**53:
+        raise ExpressionError("the number is too large", node.col_offset)
+
+
+def _text(node: ast.expr) -> str:
+    return ast.unparse(node)
+
+
+# -- units
+
+
+def _unit_of(node: ast.expr, units: Mapping[str, str]) -> Unit:
+    # Each node is visited once: a second visit at every level would take 2**depth.
+    match node:
+        case ast.BoolOp(values=operands):
+            for operand in operands:
+                _require_truth(operand, units)
+            return _BOOL
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            _require_truth(operand, units)
+            return _BOOL
+        case ast.UnaryOp(operand=operand):
+            return _number_unit(operand, units)
+        case ast.BinOp(left=left, op=operator, right=right):
+            one, other = _number_unit(left, units), _number_unit(right, units)
+            if isinstance(operator, ast.Add | ast.Sub):
+                purpose = "added" if isinstance(operator, ast.Add) else "subtracted"
+                return _common_unit([(left, one), (right, other)], purpose)
+            return _product(one, other, 1 if isinstance(operator, ast.Mult) else -1)
+        case ast.Compare(left=left, ops=operators, comparators=rights):
+            sides = [(side, _unit_of(side, units)) for side in (left, *rights)]
+            for position, relation in enumerate(operators):
+                unit = _common_unit(sides[position : position + 2], "compared")
+                if unit.kind != "number" and type(relation) in _ORDER:
+                    word = "text" if unit.kind == "text" else "a truth value"
+                    raise ExpressionError(f"{word} has no order: use == or !=", node.col_offset)
+            return _BOOL
+        case ast.Call(func=ast.Name(id=function), args=arguments):
+            measured = [(argument, _number_unit(argument, units)) for argument in arguments]
+            return _common_unit(measured, f"arguments of one {function}")
+        case ast.Name(id=name):
+            if name not in units:
+                raise ExpressionError(f"unknown name {name!r}{did_you_mean(name, units)}", node.col_offset)
+            return UNITS[units[name]]
+        case ast.Constant(value=bool()):
+            return _BOOL
+        case ast.Constant(value=str()):
+            return UNITS["text"]
+        case ast.Constant(value=value):
+            return _ZERO if value == 0 else _NUMBER
+        case _:
+            raise AssertionError(f"parse admitted {type(node).__name__}")
+
+
+def _require_truth(node: ast.expr, units: Mapping[str, str]) -> None:
+    unit = _unit_of(node, units)
+    if unit.kind != "bool":
+        message = f"{_text(node)!r} is {_describe(unit)}, not a truth value: compare it with something"
+        raise ExpressionError(message, node.col_offset)
+
+
+def _number_unit(node: ast.expr, units: Mapping[str, str]) -> Unit:
+    unit = _unit_of(node, units)
+    if unit.kind != "number":
+        raise ExpressionError(f"{_text(node)!r} is {_describe(unit)}, not a number", node.col_offset)
+    return unit
+
+
+def _common_unit(operands: list[tuple[ast.expr, Unit]], purpose: str) -> Unit:
+    first, common = operands[0]
+    for node, unit in operands[1:]:
+        agreed = _agree(common, unit)
+        if agreed is None:
+            message = f"{_text(first)!r} is {_describe(common)} and {_text(node)!r} is {_describe(unit)}: "
+            if _NUMBER in (common, unit) and common.kind == unit.kind:
+                message += "give the number a unit by making it a param"
+            else:
+                message += f"they cannot be {purpose}"
+            raise ExpressionError(message, node.col_offset)
+        common = agreed
+    return common
+
+
+def _agree(one: Unit, other: Unit) -> Unit | None:
+    """Return the unit of ``one + other``, or ``None`` if they cannot be added."""
+    if one == other or (one.kind == other.kind and other == _ZERO):
+        return one
+    if one.kind != other.kind:
+        return None
+    if one == _ZERO:
+        return other
+    if _NUMBER in (one, other):
+        named = other if one == _NUMBER else one
+        return named if _powers(named) in (_powers(UNITS["ratio"]), _powers(UNITS["count"])) else None
+    if _powers(one) != _powers(other):
+        return None
+    return one if _powers(one) != _powers(UNITS["ratio"]) else UNITS["ratio"]
+
+
+def _powers(unit: Unit) -> tuple[int, int, int, int]:
+    return unit.time, unit.data, unit.items, unit.exponent
+
+
+def _product(one: Unit, other: Unit, sign: int) -> Unit:
+    bare = (_NUMBER, _ZERO)
+    if one in bare and other in bare:
+        return _NUMBER
+    if other in bare:
+        return one
+    if one in bare and sign > 0:
+        return other
+    time, data, items, exponent = (a + sign * b for a, b in zip(_powers(one), _powers(other), strict=True))
+    for unit in UNITS.values():
+        if (
+            unit.kind == "number"
+            and unit.name != "fraction"
+            and _powers(unit) == (time, data, items, exponent)
+        ):
+            return unit
+    return Unit(_compound_name(time, data, items, exponent), time, data, items, exponent=exponent)
+
+
+def _compound_name(time: int, data: int, items: int, exponent: int) -> str:
+    powers = {"ms": time, "bytes": data, "count": items}
+    above = [name if power == 1 else f"{name}^{power}" for name, power in powers.items() if power > 0]
+    below = [name if power == -1 else f"{name}^{-power}" for name, power in powers.items() if power < 0]
+    name = "/".join(["*".join(above) or "1", *below])
+    factor = exponent - UNITS["ms"].exponent * time
+    return f"1e{factor} {name}" if factor else name
+
+
+def _describe(unit: Unit) -> str:
+    if unit.kind == "text":
+        return "text"
+    if unit.kind == "bool":
+        return "a truth value"
+    if unit in (_NUMBER, _ZERO):
+        return "a bare number"
+    return f"in {unit.name}"
+
+
+# -- values
+
+
+def _value_of(node: ast.expr, values: Mapping[str, Value], comparisons: list[Comparison]) -> Value:
+    match node:
+        case ast.BoolOp(op=operator, values=operands):
+            decisive = isinstance(operator, ast.Or)
+            return _kleene([_truth_of(operand, values, comparisons) for operand in operands], decisive)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            truth = _truth_of(operand, values, comparisons)
+            return truth if isinstance(truth, Unknown) else not truth
+        case ast.UnaryOp(operand=operand):
+            number = _number(operand, _value_of(operand, values, comparisons))
+            return number if isinstance(number, Unknown) else -number
+        case ast.BinOp(left=left, op=operator, right=right):
+            one = _number(left, _value_of(left, values, comparisons))
+            other = _number(right, _value_of(right, values, comparisons))
+            return _calculate(node, type(operator), one, other)
+        case ast.Compare():
+            return _compare(node, values, comparisons)
+        case ast.Call(func=ast.Name(id=function), args=arguments):
+            numbers = [_number(argument, _value_of(argument, values, comparisons)) for argument in arguments]
+            known = [number for number in numbers if not isinstance(number, Unknown)]
+            if len(known) < len(numbers):
+                return _join_unknown(numbers)
+            return abs(known[0]) if function == "abs" else min(known) if function == "min" else max(known)
+        case ast.Name(id=name):
+            value = values.get(name, Unknown(f"{name} was not measured"))
+            if isinstance(value, float) and not math.isfinite(value):
+                return Unknown(f"{name} is not finite")
+            return value
+        case ast.Constant(value=bool() | int() | float() | str() as value):
+            return value
+        case _:
+            raise AssertionError(f"parse admitted {type(node).__name__}")
+
+
+def _truth_of(node: ast.expr, values: Mapping[str, Value], comparisons: list[Comparison]) -> bool | Unknown:
+    value = _value_of(node, values, comparisons)
+    if not isinstance(value, bool | Unknown):
+        value = Unknown(f"{_text(node)} is not a truth value")
+    if isinstance(node, ast.Name):
+        comparisons.append(_stated(node, value))
+    return value
+
+
+def _stated(node: ast.Name, value: bool | Unknown) -> Comparison:
+    """Return a fact that is itself a truth value as the comparison with True that it stands for."""
+    if isinstance(value, Unknown):
+        return Comparison(node.id, None, True, None, value.reason)
+    return Comparison(node.id, value, True, value)
+
+
+def _kleene(truths: list[bool | Unknown], decisive: bool) -> bool | Unknown:
+    """Return ``decisive`` if one operand has it, else the unknown ones if there are any."""
+    if any(truth is decisive for truth in truths):
+        return decisive
+    if any(isinstance(truth, Unknown) for truth in truths):
+        return _join_unknown(truths)
+    return not decisive
+
+
+def _number(node: ast.expr, value: Value) -> float | Unknown:
+    if isinstance(value, Unknown):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return Unknown(f"{_text(node)} is {type(value).__name__}, not a number")
+    return value
+
+
+def _calculate(
+    node: ast.expr, operator: type[ast.operator], one: float | Unknown, other: float | Unknown
+) -> float | Unknown:
+    if isinstance(one, Unknown) or isinstance(other, Unknown):
+        return _join_unknown((one, other))
+    if operator is ast.Div and other == 0:
+        return Unknown(f"division by zero: {_text(node)}")
+    try:
+        result = _ARITHMETIC[operator](float(one), float(other))
+    except OverflowError:
+        result = math.inf
+    return result if math.isfinite(result) else Unknown(f"too large: {_text(node)}")
+
+
+def _join_unknown(values: Iterable[Value]) -> Unknown:
+    """Return all that is unknown among ``values`` as one, each reason once."""
+    return Unknown("; ".join(dict.fromkeys(value.reason for value in values if isinstance(value, Unknown))))
+
+
+def _compare(node: ast.Compare, values: Mapping[str, Value], comparisons: list[Comparison]) -> bool | Unknown:
+    sides = [node.left, *node.comparators]
+    # Each side of a chain is evaluated once, so its own comparisons are listed once.
+    measured = [_value_of(side, values, comparisons) for side in sides]
+    links: list[bool | Unknown] = []
+    for position, operator in enumerate(node.ops):
+        pair = ast.Compare(sides[position], [operator], [sides[position + 1]])
+        text = _text(pair)
+        left, right = measured[position], measured[position + 1]
+        holds = _relate(text, operator, left, right)
+        sure, reason = (None, holds.reason) if isinstance(holds, Unknown) else (holds, "")
+        comparisons.append(Comparison(text, _known(left), _known(right), sure, reason))
+        links.append(holds)
+    return _kleene(links, decisive=False)
+
+
+def _relate(text: str, operator: ast.cmpop, left: Value, right: Value) -> bool | Unknown:
+    if isinstance(left, Unknown) or isinstance(right, Unknown):
+        return _join_unknown((left, right))
+    if _kind(left) != _kind(right):
+        return Unknown(f"{text}: the two sides are not of one kind")
+    if type(operator) in _EQUALITY:
+        return _EQUALITY[type(operator)](left, right)
+    if isinstance(left, str | bool) or isinstance(right, str | bool):
+        return Unknown(f"{text}: only numbers have an order")
+    return _ORDER[type(operator)](left, right)
+
+
+def _kind(value: Scalar) -> str:
+    return "bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
+
+
+def _known(value: Value) -> Scalar | None:
+    return None if isinstance(value, Unknown) else value

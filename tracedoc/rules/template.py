@@ -1,0 +1,43 @@
+"""Fill the ``{name}`` placeholders in the words of a rule.
+
+``str.format`` would let a rule pack read attributes of our objects; here a placeholder is a name and
+nothing else. ``{{name}}`` writes ``{name}``; every other brace stands for itself, so a fix may hold JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tracedoc.facts.catalog import Unknown, Value
+from tracedoc.units import format_quantity
+
+_PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}", re.ASCII)
+
+
+def placeholders(template: str) -> tuple[str, ...]:
+    """Return the names that ``template`` asks for, in order, each once."""
+    return tuple(dict.fromkeys(match[2] for match in _PLACEHOLDER.finditer(template) if match[2]))
+
+
+def stray_brace(template: str) -> int | None:
+    """Return where the first brace stands that belongs to no placeholder, or ``None``."""
+    blanked = _PLACEHOLDER.sub(lambda match: " " * len(match[0]), template)
+    found = re.search(r"[{}]", blanked)
+    return found.start() if found else None
+
+
+def fill(template: str, values: Mapping[str, Value], units: Mapping[str, str]) -> str:
+    """Return ``template`` with each placeholder replaced by its value in the words of its unit.
+
+    A value that is missing or :class:`Unknown` reads ``unknown``. Values are not searched for placeholders.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        name = match[2]
+        if name is None:
+            return "{" + match[1] + "}"
+        value = values.get(name, Unknown(""))
+        return "unknown" if isinstance(value, Unknown) else format_quantity(value, units.get(name, "text"))
+
+    return _PLACEHOLDER.sub(replace, template)
