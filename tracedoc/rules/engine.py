@@ -192,14 +192,12 @@ def _judge(
 ) -> _Opinion:
     values = _values(rule, condition.names, key, measurements)
     result = evaluate_condition(condition, values)
-    if isinstance(result.value, Unknown) or not isinstance(result.value, bool):
+    if not isinstance(result.value, bool):
         reason = (
             result.value.reason if isinstance(result.value, Unknown) else "the condition is not a truth value"
         )
-        read = [values.get(name) for name in condition.names]
-        return _Opinion(
-            key, "error" if any(map(_is_error, read)) else "unknown", reason, result.comparisons, values
-        )
+        failed = any(_is_error(values[name]) for name in condition.names)
+        return _Opinion(key, "error" if failed else "unknown", reason, result.comparisons)
     if not result.value:
         return _Opinion(key, "pass", "", result.comparisons)
     if not rule.gain:
@@ -245,7 +243,7 @@ def _largest_gain_first(opinion: _Opinion) -> float:
     return -opinion.gain.high_ms if isinstance(opinion.gain, Gain) else 0.0
 
 
-def _is_error(value: Value | None) -> bool:
+def _is_error(value: Value) -> bool:
     return isinstance(value, Unknown) and value.reason.startswith("error: ")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NoReturn
@@ -18,10 +17,11 @@ import yaml
 
 from tracedoc.diagnosis import SEVERITIES, Fix, Scalar
 from tracedoc.errors import RuleError, did_you_mean
-from tracedoc.facts.catalog import NEEDS, FactDef
+from tracedoc.facts.catalog import NEEDS
 from tracedoc.rules.expression import FUNCTIONS, ExpressionError, check, parse
 from tracedoc.rules.model import FRAMEWORKS, ON_CPU, SCOPES, STATUSES, TOPICS, Param, Rule
 from tracedoc.rules.template import placeholders, stray_brace
+from tracedoc.rules.vocabulary import Vocabulary, installed_vocabulary
 from tracedoc.units import UNITS
 
 MAX_FILE_BYTES = 64 * 1024
@@ -35,24 +35,6 @@ _OPTIONAL = ("params", "gain", "evidence", "severity", "on_cpu", "fixes", "yield
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Fields = dict[str, yaml.Node]
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """The names that rules may use: facts, gain estimators and evidence collectors."""
-
-    facts: Mapping[str, FactDef]
-    gains: Collection[str]
-    evidence: Collection[str]
-
-
-def installed_vocabulary() -> Vocabulary:
-    """Return every fact, gain estimator and evidence collector of this installation."""
-    from tracedoc.facts.catalog import CATALOG
-    from tracedoc.facts.evidence import EVIDENCE  # type: ignore[import-not-found,unused-ignore]
-    from tracedoc.whatif.gains import GAINS  # type: ignore[import-not-found,unused-ignore]
-
-    return Vocabulary(CATALOG, GAINS, EVIDENCE)
 
 
 def builtin_directory() -> Path:

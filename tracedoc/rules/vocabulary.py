@@ -1,0 +1,27 @@
+"""The names that rules may use: facts, gain estimators and evidence collectors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from tracedoc.facts.catalog import FactDef
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Facts with their units and scopes, and the names of what can be called for a gain or evidence."""
+
+    facts: Mapping[str, FactDef]
+    gains: Collection[str]
+    evidence: Collection[str]
+
+
+def installed_vocabulary() -> Vocabulary:
+    """Return every fact, gain estimator and evidence collector of this installation."""
+    # Late, because a caller with a vocabulary of its own needs none of the measuring code.
+    from tracedoc.facts.catalog import CATALOG
+    from tracedoc.facts.evidence import EVIDENCE  # type: ignore[import-not-found,unused-ignore]
+    from tracedoc.whatif.gains import GAINS  # type: ignore[import-not-found,unused-ignore]
+
+    return Vocabulary(CATALOG, GAINS, EVIDENCE)
