@@ -236,7 +236,8 @@ def _scalar(file: str, node: yaml.Node, unit: str) -> Scalar:
     kind = UNITS[unit].kind
     if kind == "text":
         return _text(file, node, "value")
-    plain = isinstance(node, yaml.ScalarNode) and node.style is None
+    # libyaml calls the plain style "", the Python loader None.
+    plain = isinstance(node, yaml.ScalarNode) and not node.style
     text = str(node.value) if plain else ""
     if kind == "bool":
         if text not in ("true", "false"):
@@ -347,9 +348,9 @@ def _condition(file: str, node: yaml.Node, units: Mapping[str, str]) -> tuple[st
         expression = parse(text)
         unit = check(expression, units)
     except ExpressionError as error:
-        style = getattr(node, "style", None)
-        one_line = node.start_mark.line == node.end_mark.line and style in (None, "'", '"')
-        column = error.column + (style is not None) if one_line else 0
+        quoted = bool(getattr(node, "style", None))
+        one_line = node.start_mark.line == node.end_mark.line
+        column = error.column + quoted if one_line else 0
         _fail(file, node, f"when: {error.message}", column)
     if unit.kind != "bool":
         _fail(file, node, f"when must come to true or false; this comes to {unit.name}")

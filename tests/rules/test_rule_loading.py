@@ -1,0 +1,291 @@
+"""Rule files: what is read, and how every mistake is told with file, line and column."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracedoc.errors import RuleError
+from tracedoc.facts.catalog import FactDef, Scope
+from tracedoc.rules import load
+from tracedoc.rules.load import MAX_FILE_BYTES, load_rule, load_rules
+from tracedoc.rules.model import Param
+from tracedoc.rules.vocabulary import Vocabulary
+
+
+def _fact(name: str, unit: str, scope: Scope = "run") -> FactDef:
+    return FactDef(name, unit, scope, frozenset(), "A fact.", "run", lambda view: 0)
+
+
+VOCABULARY = Vocabulary(
+    {
+        fact.name: fact
+        for fact in (
+            _fact("step_ms", "ms"),
+            _fact("exposed_comm_ms", "ms"),
+            _fact("arrival_ms", "ms", "rank"),
+            _fact("strategy", "text"),
+        )
+    },
+    {"hide-exposed-communication"},
+    {"exposed-communication"},
+)
+
+RULE = dedent(
+    """\
+    id: exposed-communication
+    title: Communication that nothing hides
+    topic: communication
+    status: stable
+    since: "0.1"
+    scope: run
+    needs: [kernels, collectives]
+    params:
+      min_share: {value: 0.10, unit: fraction, why: "below this the win is within step-to-step noise"}
+    when: exposed_comm_ms / step_ms > min_share   # waiting is told elsewhere
+    gain: hide-exposed-communication
+    evidence: exposed-communication
+    message: "{exposed_comm_ms} of each {step_ms} step is communication with no compute beside it."
+    why: >
+      GPUs that only communicate do no arithmetic.
+      Overlap exists to hide this time.
+    fixes:
+      - framework: deepspeed
+        title: Overlap the reduction
+        change: '{"zero_optimization": {"overlap_comm": true}}'
+        risk: none for numerics
+        url: https://www.deepspeed.ai/docs/config-json/
+    """
+)
+
+
+def _write(folder: Path, text: str, name: str = "exposed-communication") -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _error(folder: Path, old: str, new: str) -> str:
+    assert old in RULE
+    path = _write(folder, RULE.replace(old, new, 1))
+    with pytest.raises(RuleError) as caught:
+        load_rule(path, vocabulary=VOCABULARY)
+    assert caught.value.message.startswith(f"{path}:")
+    return caught.value.message.removeprefix(f"{path}:")
+
+
+def test_a_rule_is_read_as_written(tmp_path: Path) -> None:
+    rule = load_rule(_write(tmp_path, RULE), vocabulary=VOCABULARY)
+    assert rule.id == "exposed-communication"
+    assert rule.needs == {"kernels", "collectives"}
+    assert rule.params == {
+        "min_share": Param(0.10, "fraction", "below this the win is within step-to-step noise")
+    }
+    assert rule.when == "exposed_comm_ms / step_ms > min_share"
+    assert rule.why == "GPUs that only communicate do no arithmetic. Overlap exists to hide this time."
+    assert rule.fixes[0].change == '{"zero_optimization": {"overlap_comm": true}}'
+    assert (rule.gain, rule.severity, rule.on_cpu) == ("hide-exposed-communication", "", "capped")
+    assert rule.source.endswith("exposed-communication.yaml")
+
+
+def test_a_guard_states_its_severity_and_is_judged_on_a_cpu_as_usual(tmp_path: Path) -> None:
+    text = RULE.replace("gain: hide-exposed-communication\n", "severity: note\n")
+    rule = load_rule(_write(tmp_path, text), vocabulary=VOCABULARY)
+    assert (rule.gain, rule.severity, rule.on_cpu) == ("", "note", "as_usual")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("title: C", "titel: C", "2:1: a rule has no field 'titel' (did you mean 'title'?)"),
+        ("title: Communication that nothing hides\n", "", "1:1: a rule has no title"),
+        ("scope: run", "scope: run\nscope: run", "7:1: 'scope' stands here twice"),
+        ("id: exposed", "id: Exposed", "1:5: id 'Exposed-communication' must be lower-case words"),
+        ("id: exposed-c", "id: c", "1:5: id 'communication' must be the file's name, 'exposed-communication'"),
+        ('since: "0.1"', "since: 0.1", '5:8: since must be text; write "0.1" in quotes'),
+        ('since: "0.1"', "since: soon", "5:8: since 'soon' must be a version"),
+        ("topic: comm", "topic: com", "3:8: unknown topic 'comunication' (did you mean 'communication'?)"),
+        ("status: stable", "status: new", "4:9: unknown status 'new' (one of: preview, stable)"),
+        ("scope: run", "scope: step", "6:8: unknown scope 'step' (one of: rank, run)"),
+        ("scope: run", "scope: rank", "10:7: scope is rank, but no fact here is measured for each rank"),
+        ("[kernels, coll", "[kernel, coll", "7:8: unknown need 'kernel' (did you mean 'kernels'?)"),
+        ("[kernels, collectives]", "[kernels, kernels]", "7:18: 'kernels' stands twice in needs"),
+        ("[kernels, collectives]", "kernels", "7:8: needs must be a list"),
+        ("value: 0.10", "value: ten", "9:22: value must be a number"),
+        ("value: 0.10", "value: .nan", "9:22: value must be a number"),
+        ("value: 0.10", "value: 0x10", "9:22: value must be a number"),
+        ("value: 0.10", "value: 1e300", "9:22: value is too large"),
+        ("value: 0.10", "value: 10", "9:22: a fraction lies between 0 and 1"),
+        ("unit: fraction", "unit: percent", "9:34: unknown unit 'percent'"),
+        (', why: "below this the win is within step-to-step noise"', "", "9:14: param 'min_share' has no why"),
+        ("> min_share", "> 0.1", "9:3: param 'min_share' is used nowhere"),
+        ("  min_share:", "  step_ms:", "9:3: param 'step_ms' has the name of a fact or function"),
+        ("exposed_comm_ms / step", "exposed_com_ms / step", "(did you mean 'exposed_comm_ms'?)"),
+        ("/ step_ms > min", "+ min_share > min", "10:25: when: 'exposed_comm_ms' is in ms and 'min_share'"),
+        ("> min_share", "+ min_share", "10:7: when must come to true or false; this comes to ratio"),
+        ("> min_share", "> min_share.real", "10:35: when: 'min_share.real' is not part of the rule language"),
+        ("gain: hide-exp", "gain: hid-exp", "unknown gain 'hid-exposed-communication' (did you mean 'hide-exp"),
+        ("gain: hide", "severity: note\ngain: hide", "11:1: a rule with a gain has no severity"),
+        ("gain: hide-exposed-communication\n", "", "1:1: a rule needs a gain, or a severity if it has none"),
+        ("evidence: exposed-c", "evidence: exp-c", "12:11: unknown evidence 'exp-communication'"),
+        ("{exposed_comm_ms} of", "{exposed_comm} of", "message: {exposed_comm} is neither a fact nor a param"),
+        ("{exposed_comm_ms} of", "{step_ms:.1f} of", "message: a placeholder is {name} and nothing else"),
+        ("{exposed_comm_ms} of", "{step_ms.__class__} of", "message: a placeholder is {name} and nothing"),
+        ('"{exposed_comm_ms} of', "{exposed_comm_ms: of", "not YAML"),
+        ("framework: deepspeed", "framework: deepspeeed", "(did you mean 'deepspeed'?)"),
+        ("    risk: none for numerics\n", "", "18:5: a fix has no risk"),
+        ("url: https:", "url: javascript:", "22:10: url must start with https://"),
+        ("why: >", "on_cpu: never\nwhy: >", "unknown on_cpu 'never' (one of: as_usual, capped)"),
+        ("why: >", "yields_to: [exposed-communication]\nwhy: >", "a rule cannot yield to itself"),
+        ("evidence: exposed-communication\n", "yields_to: [other]\n", "must name its evidence"),
+        ("title: Communication that nothing hides", 'title: "\\e[2J"', "2:8: title holds a control character"),
+        ("title: Communication that nothing hides", "title:", "2:7: title is empty"),
+        ("title: Communication that nothing hides", "title: [a]", "2:8: title must be text"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
+    told = _error(tmp_path, old, new)
+    assert re.match(r"\d+:\d+: ", told)
+    assert message in told
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("title: C", "title: &a C", "2:8: anchors and aliases (& and *) are not allowed"),
+        ("title: Communication that nothing hides", "title: *a", "2:8: anchors and aliases"),
+        ("title: C", "title: !!python/object/apply:os.system C", "2:8: tags (!) are not allowed"),
+        ("needs: [kernels, collectives]", "needs: " + "[" * 9 + "]" * 9, "nested deeper than 8 levels"),
+        ("needs: [kernels, collectives]", "needs: " + "[" * 20000, "nested deeper than 8 levels"),
+        ("why: >", "---\nid: x\nwhy: >", "a rule file holds one document"),
+        ("params:\n", "<<: {id: x}\nparams:\n", '8:1: a field name must be text; write "<<" in quotes'),
+    ],
+)
+def test_tricks_of_yaml_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert message in _error(tmp_path, old, new)
+
+
+def test_an_alias_bomb_is_refused_at_once(tmp_path: Path) -> None:
+    bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+        f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    start = time.perf_counter()
+    with pytest.raises(RuleError, match=r"bomb\.yaml:1:4: anchors and aliases"):
+        load_rule(_write(tmp_path, bomb, "bomb"), vocabulary=VOCABULARY)
+    assert time.perf_counter() - start < 1.0
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "1:1: the file is empty"),
+        (b"- a\n", "1:1: a rule must be a mapping"),
+        (b"id: \xff\n", "1:1: not UTF-8 text"),
+        (b"id: a\x00b\n", "not YAML"),
+        (b"id: 'open\n", "not YAML"),
+        (b"a: " + b"x" * MAX_FILE_BYTES, "1:1: larger than 64 KiB"),
+    ],
+)
+def test_files_that_are_no_rules(tmp_path: Path, raw: bytes, message: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(raw)
+    with pytest.raises(RuleError) as caught:
+        load_rule(path, vocabulary=VOCABULARY)
+    assert caught.value.message.startswith(f"{path}:")
+    assert message in caught.value.message
+
+
+def test_a_path_that_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(RuleError, match="not a file"):
+        load_rule(tmp_path / "none.yaml", vocabulary=VOCABULARY)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, len(RULE)))
+def test_damage_anywhere_is_an_error_or_a_rule(
+    tmp_path_factory: pytest.TempPathFactory, damage: bytes, at: int
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "exposed-communication.yaml"
+    path.write_bytes(RULE.encode()[:at] + damage + RULE.encode()[at:])
+    try:
+        load_rule(path, vocabulary=VOCABULARY)
+    except RuleError:
+        pass
+
+
+# -- packs
+
+
+def _pack(folder: Path, **rules: str) -> Path:
+    for name, topic in rules.items():
+        rule_id = name.replace("_", "-")
+        (folder / topic).mkdir(parents=True, exist_ok=True)
+        text = RULE.replace("id: exposed-communication", f"id: {rule_id}", 1)
+        _write(folder / topic, text.replace("topic: communication", f"topic: {topic}"), rule_id)
+    return folder
+
+
+def _yield(path: Path, *targets: str) -> None:
+    path.write_text(path.read_text() + f"yields_to: [{', '.join(targets)}]\n")
+
+
+@pytest.fixture
+def builtin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = _pack(tmp_path / "builtin", slow_link="communication", input_stall="input", a_first="input")
+    monkeypatch.setattr(load, "builtin_directory", lambda: folder)
+    return folder
+
+
+def test_rules_come_by_topic_and_id_and_packs_after_the_builtin_ones(builtin: Path, tmp_path: Path) -> None:
+    pack = _pack(tmp_path / "pack", ours="communication")
+    (pack / "tests").mkdir()
+    (pack / "tests" / "ours.yaml").write_text("rule: ours\n")
+    rules = load_rules([pack], vocabulary=VOCABULARY)
+    assert [rule.id for rule in rules] == ["slow-link", "a-first", "input-stall", "ours"]
+
+
+def test_one_id_in_two_packs_is_an_error(builtin: Path, tmp_path: Path) -> None:
+    pack = _pack(tmp_path / "pack", slow_link="communication")
+    with pytest.raises(RuleError, match=r"pack.*slow-link\.yaml:1:5: id 'slow-link' is already used by .*builtin"):
+        load_rules([pack], vocabulary=VOCABULARY)
+
+
+def test_a_builtin_rule_in_the_wrong_folder_is_an_error(builtin: Path) -> None:
+    (builtin / "input" / "a-first.yaml").rename(builtin / "communication" / "a-first.yaml")
+    with pytest.raises(RuleError, match=r"a-first\.yaml:3:8: topic 'input' lies in the folder 'communication'"):
+        load_rules(vocabulary=VOCABULARY)
+
+
+def test_yielding_to_no_rule_is_an_error(builtin: Path) -> None:
+    _yield(builtin / "input" / "a-first.yaml", "slow-lnk")
+    with pytest.raises(RuleError, match=r"no rule is named 'slow-lnk' \(did you mean 'slow-link'\?\)"):
+        load_rules(vocabulary=VOCABULARY)
+
+
+def test_yielding_in_a_circle_is_an_error(builtin: Path) -> None:
+    _yield(builtin / "input" / "a-first.yaml", "input-stall")
+    _yield(builtin / "input" / "input-stall.yaml", "slow-link")
+    _yield(builtin / "communication" / "slow-link.yaml", "a-first")
+    with pytest.raises(RuleError, match="rules yield in a circle: ") as caught:
+        load_rules(vocabulary=VOCABULARY)
+    circle = caught.value.message.split(": ")[-1].split(" -> ")
+    assert circle[0] == circle[-1]
+    links = {("a-first", "input-stall"), ("input-stall", "slow-link"), ("slow-link", "a-first")}
+    assert set(zip(circle, circle[1:], strict=False)) == links
+
+
+def test_a_pack_without_rules_or_with_yml_is_an_error(builtin: Path, tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    with pytest.raises(RuleError, match="no rule files"):
+        load_rules([tmp_path / "pack"], vocabulary=VOCABULARY)
+    (tmp_path / "pack" / "a.yml").write_text("id: a\n")
+    with pytest.raises(RuleError, match=r"a\.yml: rule files end in \.yaml"):
+        load_rules([tmp_path / "pack"], vocabulary=VOCABULARY)
+    with pytest.raises(RuleError, match="not a folder"):
+        load_rules([tmp_path / "none"], vocabulary=VOCABULARY)
