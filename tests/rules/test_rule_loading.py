@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 import time
 from pathlib import Path
@@ -107,7 +109,11 @@ def test_a_guard_states_its_severity_and_is_judged_on_a_cpu_as_usual(tmp_path: P
         ("title: Communication that nothing hides\n", "", "1:1: a rule has no title"),
         ("scope: run", "scope: run\nscope: run", "7:1: 'scope' stands here twice"),
         ("id: exposed", "id: Exposed", "1:5: id 'Exposed-communication' must be lower-case words"),
-        ("id: exposed-c", "id: c", "1:5: id 'communication' must be the file's name, 'exposed-communication'"),
+        (
+            "id: exposed-c",
+            "id: c",
+            "1:5: id 'communication' must be the file's name, 'exposed-communication'",
+        ),
         ('since: "0.1"', "since: 0.1", '5:8: since must be text; write "0.1" in quotes'),
         ('since: "0.1"', "since: soon", "5:8: since 'soon' must be a version"),
         ("topic: comm", "topic: com", "3:8: unknown topic 'comunication' (did you mean 'communication'?)"),
@@ -123,18 +129,30 @@ def test_a_guard_states_its_severity_and_is_judged_on_a_cpu_as_usual(tmp_path: P
         ("value: 0.10", "value: 1e300", "9:22: value is too large"),
         ("value: 0.10", "value: 10", "9:22: a fraction lies between 0 and 1"),
         ("unit: fraction", "unit: percent", "9:34: unknown unit 'percent'"),
-        (', why: "below this the win is within step-to-step noise"', "", "9:14: param 'min_share' has no why"),
+        (
+            ', why: "below this the win is within step-to-step noise"',
+            "",
+            "9:14: param 'min_share' has no why",
+        ),
         ("> min_share", "> 0.1", "9:3: param 'min_share' is used nowhere"),
         ("  min_share:", "  step_ms:", "9:3: param 'step_ms' has the name of a fact or function"),
         ("exposed_comm_ms / step", "exposed_com_ms / step", "(did you mean 'exposed_comm_ms'?)"),
         ("/ step_ms > min", "+ min_share > min", "10:25: when: 'exposed_comm_ms' is in ms and 'min_share'"),
         ("> min_share", "+ min_share", "10:7: when must come to true or false; this comes to ratio"),
         ("> min_share", "> min_share.real", "10:35: when: 'min_share.real' is not part of the rule language"),
-        ("gain: hide-exp", "gain: hid-exp", "unknown gain 'hid-exposed-communication' (did you mean 'hide-exp"),
+        (
+            "gain: hide-exp",
+            "gain: hid-exp",
+            "unknown gain 'hid-exposed-communication' (did you mean 'hide-exp",
+        ),
         ("gain: hide", "severity: note\ngain: hide", "11:1: a rule with a gain has no severity"),
         ("gain: hide-exposed-communication\n", "", "1:1: a rule needs a gain, or a severity if it has none"),
         ("evidence: exposed-c", "evidence: exp-c", "12:11: unknown evidence 'exp-communication'"),
-        ("{exposed_comm_ms} of", "{exposed_comm} of", "message: {exposed_comm} is neither a fact nor a param"),
+        (
+            "{exposed_comm_ms} of",
+            "{exposed_comm} of",
+            "message: {exposed_comm} is neither a fact nor a param",
+        ),
         ("{exposed_comm_ms} of", "{step_ms:.1f} of", "message: a placeholder is {name} and nothing else"),
         ("{exposed_comm_ms} of", "{step_ms.__class__} of", "message: a placeholder is {name} and nothing"),
         ('"{exposed_comm_ms} of', "{exposed_comm_ms: of", "not YAML"),
@@ -144,7 +162,11 @@ def test_a_guard_states_its_severity_and_is_judged_on_a_cpu_as_usual(tmp_path: P
         ("why: >", "on_cpu: never\nwhy: >", "unknown on_cpu 'never' (one of: as_usual, capped)"),
         ("why: >", "yields_to: [exposed-communication]\nwhy: >", "a rule cannot yield to itself"),
         ("evidence: exposed-communication\n", "yields_to: [other]\n", "must name its evidence"),
-        ("title: Communication that nothing hides", 'title: "\\e[2J"', "2:8: title holds a control character"),
+        (
+            "title: Communication that nothing hides",
+            'title: "\\e[2J"',
+            "2:8: title holds a control character",
+        ),
         ("title: Communication that nothing hides", "title:", "2:7: title is empty"),
         ("title: Communication that nothing hides", "title: [a]", "2:8: title must be text"),
     ],
@@ -173,7 +195,8 @@ def test_tricks_of_yaml_are_refused(tmp_path: Path, old: str, new: str, message:
 
 def test_an_alias_bomb_is_refused_at_once(tmp_path: Path) -> None:
     bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-        f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+        f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n"
+        for old, new in zip("abcdefgh", "bcdefghi", strict=True)
     )
     start = time.perf_counter()
     with pytest.raises(RuleError, match=r"bomb\.yaml:1:4: anchors and aliases"):
@@ -213,10 +236,8 @@ def test_damage_anywhere_is_an_error_or_a_rule(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "exposed-communication.yaml"
     path.write_bytes(RULE.encode()[:at] + damage + RULE.encode()[at:])
-    try:
+    with contextlib.suppress(RuleError):
         load_rule(path, vocabulary=VOCABULARY)
-    except RuleError:
-        pass
 
 
 # -- packs
@@ -252,13 +273,17 @@ def test_rules_come_by_topic_and_id_and_packs_after_the_builtin_ones(builtin: Pa
 
 def test_one_id_in_two_packs_is_an_error(builtin: Path, tmp_path: Path) -> None:
     pack = _pack(tmp_path / "pack", slow_link="communication")
-    with pytest.raises(RuleError, match=r"pack.*slow-link\.yaml:1:5: id 'slow-link' is already used by .*builtin"):
+    with pytest.raises(
+        RuleError, match=r"pack.*slow-link\.yaml:1:5: id 'slow-link' is already used by .*builtin"
+    ):
         load_rules([pack], vocabulary=VOCABULARY)
 
 
 def test_a_builtin_rule_in_the_wrong_folder_is_an_error(builtin: Path) -> None:
     (builtin / "input" / "a-first.yaml").rename(builtin / "communication" / "a-first.yaml")
-    with pytest.raises(RuleError, match=r"a-first\.yaml:3:8: topic 'input' lies in the folder 'communication'"):
+    with pytest.raises(
+        RuleError, match=r"a-first\.yaml:3:8: topic 'input' lies in the folder 'communication'"
+    ):
         load_rules(vocabulary=VOCABULARY)
 
 
@@ -277,7 +302,7 @@ def test_yielding_in_a_circle_is_an_error(builtin: Path) -> None:
     circle = caught.value.message.split(": ")[-1].split(" -> ")
     assert circle[0] == circle[-1]
     links = {("a-first", "input-stall"), ("input-stall", "slow-link"), ("slow-link", "a-first")}
-    assert set(zip(circle, circle[1:], strict=False)) == links
+    assert set(itertools.pairwise(circle)) == links
 
 
 def test_a_pack_without_rules_or_with_yml_is_an_error(builtin: Path, tmp_path: Path) -> None:

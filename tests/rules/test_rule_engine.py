@@ -1,0 +1,407 @@
+"""The engine: outcomes, severity and confidence, ranks, and rules that yield to sharper ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tracedoc.diagnosis import Evidence, Finding, Fix, Gain, Verdict
+from tracedoc.facts.catalog import NEEDS, FactDef, Measurement, Scope, Unknown, Value
+from tracedoc.facts.measure import Availability, Measurements
+from tracedoc.rules.engine import Judgement, evaluate
+from tracedoc.rules.model import Param, Rule
+
+MS = 1_000_000
+
+
+def fact(name: str, unit: str, value: Value, scope: Scope = "run", **by_rank: Value) -> Measurement:
+    definition = FactDef(name, unit, scope, frozenset(), "A fact.", "run", lambda view: value)
+    return Measurement(definition, value, {key.removeprefix("r"): one for key, one in by_rank.items()})
+
+
+def measured(
+    *facts: Measurement,
+    step_ms: Value = 100.0,
+    confidence: str = "high",
+    is_cpu: bool = False,
+    absent: Mapping[str, Availability] | None = None,
+    ranks: tuple[int, ...] = (0, 1),
+) -> Measurements:
+    table = {one.definition.name: one for one in (fact("step_ms", "ms", step_ms), *facts)}
+    available = {need: Availability("present") for need in NEEDS} | dict(absent or {})
+    return Measurements(table, available, confidence, is_cpu, ranks, (3, 4))
+
+
+def rule(rule_id: str = "exposed", **changes: object) -> Rule:
+    fields: dict[str, object] = {
+        "id": rule_id,
+        "title": "Exposed communication",
+        "topic": "communication",
+        "status": "stable",
+        "since": "0.1",
+        "scope": "run",
+        "needs": frozenset(),
+        "when": "comm_ms / step_ms > min_share",
+        "message": "{comm_ms} of each {step_ms} step is exposed.",
+        "why": "Overlap exists to hide it.",
+        "params": {"min_share": Param(0.1, "fraction", "noise")},
+        "gain": "hide",
+        "evidence": "",
+    }
+    return Rule(**(fields | changes))  # type: ignore[arg-type]
+
+
+def judge(*rules: Rule, of: Measurements, gain: Gain | Unknown | None = None, **places: object) -> Judgement:
+    """Judge with an estimator ``hide``, and one evidence collector for each named tuple of places."""
+    answer = gain if gain is not None else Gain(0.0, 40.0, "ceiling")
+    collectors = {name: (lambda m, key, found=found: found) for name, found in places.items()}
+    return evaluate(rules, of, gains={"hide": lambda m, key: answer}, evidence=collectors)
+
+
+def only(judgement: Judgement) -> tuple[Verdict, Finding | None]:
+    (verdict,) = judgement.verdicts
+    return verdict, judgement.findings[0] if judgement.findings else None
+
+
+COMM_40 = fact("comm_ms", "ms", 40.0)
+
+
+# -- outcomes
+
+
+def test_a_condition_that_holds_is_a_finding_with_its_comparison() -> None:
+    fix = Fix("ddp", "Hide {comm_ms}", "x = {'a': {comm_ms}}", "none")
+    verdict, finding = only(judge(rule(fixes=(fix,)), of=measured(COMM_40)))
+    assert verdict.outcome == "finding"
+    (comparison,) = verdict.comparisons
+    assert (comparison.text, comparison.left, comparison.right, comparison.holds) == (
+        "comm_ms / step_ms > min_share",
+        0.4,
+        0.1,
+        True,
+    )
+    assert finding is not None
+    assert finding.id == finding.rule_id == "exposed"
+    assert finding.message == "40 ms of each 100 ms step is exposed."
+    assert (finding.ranks, finding.steps) == ((0, 1), (3, 4))
+    assert finding.gain == Gain(0.0, 40.0, "ceiling")
+    assert (finding.fixes[0].title, finding.fixes[0].change) == ("Hide 40 ms", "x = {'a': 40 ms}")
+
+
+def test_a_condition_that_does_not_hold_passes() -> None:
+    verdict, finding = only(judge(rule(), of=measured(fact("comm_ms", "ms", 5.0))))
+    assert (verdict.outcome, verdict.comparisons[0].holds, finding) == ("pass", False, None)
+
+
+def test_a_missing_measurement_is_unknown_with_its_reason() -> None:
+    verdict, finding = only(judge(rule(), of=measured(fact("comm_ms", "ms", Unknown("no kernels")))))
+    assert (verdict.outcome, verdict.reason, finding) == ("unknown", "no kernels", None)
+    verdict, _ = only(judge(rule(), of=measured()))
+    assert (verdict.outcome, verdict.reason) == ("unknown", "comm_ms was not measured")
+
+
+def test_a_fact_that_failed_is_an_error_unless_it_does_not_matter() -> None:
+    failed = fact("comm_ms", "ms", Unknown("error: ZeroDivisionError in comm_ms"))
+    verdict, _ = only(judge(rule(), of=measured(failed)))
+    assert (verdict.outcome, verdict.reason) == ("error", "error: ZeroDivisionError in comm_ms")
+    verdict, _ = only(judge(rule(when="comm_ms > 0 and step_ms < 0"), of=measured(failed)))
+    assert verdict.outcome == "pass"
+
+
+def test_division_by_zero_is_unknown() -> None:
+    verdict, _ = only(judge(rule(), of=measured(COMM_40, step_ms=0.0)))
+    assert (verdict.outcome, verdict.reason) == ("unknown", "division by zero: comm_ms / step_ms")
+
+
+def test_needs_absent_by_nature_and_not_captured_are_told_apart() -> None:
+    one_gpu = {"multi_rank": Availability("by_nature", "one GPU")}
+    no_shapes = {"shapes": Availability("not_captured", "record_shapes was off")}
+    needy = rule(needs=frozenset({"multi_rank", "shapes"}))
+    verdict, _ = only(judge(needy, of=measured(COMM_40, absent=no_shapes)))
+    assert (verdict.outcome, verdict.reason) == ("unknown", "record_shapes was off")
+    verdict, _ = only(judge(needy, of=measured(COMM_40, absent=one_gpu | no_shapes)))
+    assert (verdict.outcome, verdict.reason) == ("not_applicable", "one GPU")
+
+
+def test_a_gain_that_rounds_to_nothing_is_a_pass_with_the_reason() -> None:
+    verdict, finding = only(judge(rule(), of=measured(COMM_40), gain=Gain(0.0, 0.4, "ceiling")))
+    assert (verdict.outcome, finding) == ("pass", None)
+    assert verdict.reason == "a fix would give back at most 0.4 ms a step, under 0.5 % of it"
+    verdict, finding = only(judge(rule(), of=measured(COMM_40), gain=Gain(0.0, 0.5, "ceiling")))
+    assert verdict.outcome == "finding"
+
+
+def test_one_rule_never_stops_another() -> None:
+    judgement = judge(
+        rule("broken", when="lost > 0"),
+        rule("unnamed", gain="nowhere"),
+        rule("whole"),
+        of=measured(COMM_40),
+    )
+    assert [verdict.outcome for verdict in judgement.verdicts] == ["unknown", "finding", "finding"]
+
+
+# -- severity and confidence
+
+
+@pytest.mark.parametrize(
+    ("high_ms", "confidence", "severity"),
+    [
+        (15.0, "high", "critical"),
+        (14.9, "high", "warning"),
+        (5.0, "high", "warning"),
+        (4.9, "high", "note"),
+        (40.0, "medium", "warning"),
+        (4.0, "medium", "note"),
+        (40.0, "low", "note"),
+    ],
+)
+def test_severity_is_the_share_given_back_capped_by_confidence(
+    high_ms: float, confidence: str, severity: str
+) -> None:
+    of = measured(COMM_40, confidence=confidence)
+    _, finding = only(judge(rule(), of=of, gain=Gain(0.0, high_ms, "ceiling")))
+    assert finding is not None
+    assert (finding.severity, finding.confidence) == (severity, confidence)
+
+
+def test_a_cpu_trace_caps_time_shares_at_note_but_not_counts() -> None:
+    of = measured(COMM_40, is_cpu=True)
+    judgement = judge(rule("share"), rule("counted", on_cpu="as_usual"), of=of)
+    assert {one.id: one.severity for one in judgement.findings} == {"share": "note", "counted": "critical"}
+
+
+def test_a_guard_keeps_its_severity() -> None:
+    of = measured(COMM_40, confidence="low")
+    _, finding = only(judge(rule(gain="", severity="warning"), of=of))
+    assert finding is not None
+    assert (finding.severity, finding.gain) == ("warning", None)
+
+
+def test_an_unknown_gain_is_a_note_that_says_so() -> None:
+    gain = Unknown("the host was not captured")
+    verdict, finding = only(judge(rule(), of=measured(COMM_40), gain=gain))
+    assert finding is not None
+    assert (finding.severity, finding.gain) == ("note", None)
+    assert finding.message.endswith(" What a fix would give back is unknown: the host was not captured.")
+    assert verdict.reason == "the gain is unknown: the host was not captured"
+
+
+def test_without_a_step_time_a_gain_is_a_note() -> None:
+    of = measured(COMM_40, step_ms=Unknown("no step was captured whole"))
+    _, finding = only(judge(rule(when="comm_ms > 0", params={}), of=of))
+    assert finding is not None
+    assert finding.severity == "note"
+    assert finding.gain is not None
+    assert finding.gain.assumptions == ("the length of a step is unknown: severity is note",)
+    assert finding.message == "40 ms of each unknown step is exposed."
+
+
+def test_a_gain_that_is_not_finite_is_unknown() -> None:
+    _, finding = only(judge(rule(), of=measured(COMM_40), gain=Gain(0.0, float("nan"), "ceiling")))
+    assert finding is not None
+    assert finding.gain is None
+
+
+def test_findings_come_from_worst_to_mildest() -> None:
+    of = measured(COMM_40)
+    bounds = {"a": 6.0, "b": 40.0, "c": 40.0, "d": 7.0}
+    judgement = evaluate(
+        [rule(name, gain=name) for name in bounds] + [rule("g", gain="", severity="warning")],
+        of,
+        gains={name: (lambda m, key, high=high: Gain(0.0, high, "ceiling")) for name, high in bounds.items()},  # type: ignore[misc]
+        evidence={},
+    )
+    assert [one.id for one in judgement.findings] == ["b", "c", "d", "a", "g"]
+    assert [one.rule_id for one in judgement.verdicts] == ["a", "b", "c", "d", "g"]
+
+
+# -- ranks
+
+
+def _late(**by_rank: Value) -> Measurement:
+    return fact("late_ms", "ms", Unknown("by rank only"), "rank", **by_rank)
+
+
+def _straggler(**changes: object) -> Rule:
+    by_rank: dict[str, object] = {
+        "scope": "rank",
+        "when": "late_ms / step_ms > min_share",
+        "message": "A rank is {late_ms} late.",
+    }
+    return rule("straggler-rank", **(by_rank | changes))
+
+
+def _by_lateness(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    late = measurements.facts["late_ms"].values[key or ""]
+    return late if isinstance(late, Unknown) else Gain(0.0, float(late), "ceiling")
+
+
+def test_a_rank_rule_is_judged_for_each_rank_and_told_once() -> None:
+    of = measured(_late(r0=1.0, r1=20.0, r2=30.0, r3=15.0, r10=2.0))
+    places = (Evidence(2, 3, 0, 5 * MS, "late"),)
+    judgement = evaluate(
+        [_straggler(evidence="late")],
+        of,
+        gains={"hide": _by_lateness},
+        evidence={"late": lambda m, key: places if key == "2" else ()},
+    )
+    verdict, finding = only(judgement)
+    assert [(one.key, one.outcome) for one in verdict.instances] == [
+        ("0", "pass"),
+        ("1", "finding"),
+        ("2", "finding"),
+        ("3", "finding"),
+        ("10", "pass"),
+    ]
+    assert finding is not None
+    assert finding.id == "straggler-rank/ranks-1-3"
+    assert finding.message == "A rank is 30 ms late (ranks 1-3)."
+    assert (finding.ranks, finding.steps) == ((1, 2, 3), (3,))
+    assert finding.gain == Gain(0.0, 30.0, "ceiling")
+    assert finding.evidence == places
+    assert verdict.comparisons[0].left == 0.3
+
+
+def test_a_finding_on_every_rank_has_the_rules_id() -> None:
+    judgement = judge(_straggler(), of=measured(_late(r0=20.0, r1=20.0)))
+    assert [one.id for one in judgement.findings] == ["straggler-rank"]
+    assert judgement.findings[0].message == "A rank is 20 ms late (ranks 0, 1)."
+
+
+def test_a_rank_that_cannot_be_judged_keeps_the_others_from_passing() -> None:
+    verdict, _ = only(judge(_straggler(), of=measured(_late(r0=1.0, r1=Unknown("rank 1 is cut off")))))
+    assert (verdict.outcome, verdict.reason) == ("unknown", "rank 1 is cut off")
+    verdict, finding = only(judge(_straggler(), of=measured(_late(r0=30.0, r1=Unknown("cut off")))))
+    assert verdict.outcome == "finding"
+    assert finding is not None
+    assert finding.ranks == (0,)
+
+
+def test_different_reasons_name_their_ranks() -> None:
+    of = measured(_late(r0=Unknown("cut off"), r1=Unknown("no steps"), r2=Unknown("cut off")))
+    verdict, _ = only(judge(_straggler(), of=of))
+    assert verdict.reason == "ranks 0, 2: cut off; rank 1: no steps"
+
+
+def test_a_rank_rule_without_ranks_is_unknown() -> None:
+    verdict, _ = only(judge(_straggler(), of=measured(_late())))
+    assert (verdict.outcome, verdict.reason) == ("unknown", "by rank only")
+
+
+def test_the_id_of_many_scattered_ranks_stays_short() -> None:
+    by_rank = {f"r{rank}": 30.0 if rank % 2 else 0.0 for rank in range(200)}
+    (finding,) = judge(_straggler(), of=measured(_late(**by_rank))).findings
+    assert len(finding.id) < 60
+    assert finding.id.startswith("straggler-rank/ranks-")
+
+
+# -- yielding
+
+
+def _places(*intervals: tuple[int, int], rank: int = 0, step: int | None = 3) -> tuple[Evidence, ...]:
+    return tuple(Evidence(rank, step, start * MS, end * MS, "seen") for start, end in intervals)
+
+
+def _outcomes(judgement: Judgement) -> dict[str, str]:
+    return {verdict.rule_id: verdict.outcome for verdict in judgement.verdicts}
+
+
+BROAD = rule("broad", evidence="broad", yields_to=("sharp",))
+SHARP = rule("sharp", evidence="sharp")
+
+
+def test_a_rule_yields_to_a_sharper_finding_that_covers_half_of_it() -> None:
+    judgement = judge(BROAD, SHARP, of=measured(COMM_40), broad=_places((0, 40)), sharp=_places((20, 90)))
+    assert _outcomes(judgement) == {"broad": "yielded", "sharp": "finding"}
+    assert judgement.verdicts[0].reason == "sharp explains 20 ms of the 40 ms that this rule points at"
+    assert [one.id for one in judgement.findings] == ["sharp"]
+
+
+def test_a_rule_does_not_yield_to_less_than_half() -> None:
+    judgement = judge(BROAD, SHARP, of=measured(COMM_40), broad=_places((0, 40)), sharp=_places((21, 90)))
+    assert _outcomes(judgement) == {"broad": "finding", "sharp": "finding"}
+
+
+@pytest.mark.parametrize("elsewhere", [_places((0, 40), rank=1), _places((0, 40), step=4), ()])
+def test_evidence_elsewhere_explains_nothing(elsewhere: tuple[Evidence, ...]) -> None:
+    judgement = judge(BROAD, SHARP, of=measured(COMM_40), broad=_places((0, 40)), sharp=elsewhere)
+    assert _outcomes(judgement)["broad"] == "finding"
+
+
+def test_evidence_without_a_step_covers_its_interval_in_any_step() -> None:
+    sharp = _places((0, 40), step=None)
+    judgement = judge(BROAD, SHARP, of=measured(COMM_40), broad=_places((0, 40)), sharp=sharp)
+    assert _outcomes(judgement)["broad"] == "yielded"
+
+
+def test_overlapping_evidence_counts_once_and_several_rules_may_explain_together() -> None:
+    broad = rule("broad", evidence="broad", yields_to=("one", "two"))
+    judgement = judge(
+        broad,
+        rule("one", evidence="one"),
+        rule("two", evidence="two"),
+        of=measured(COMM_40),
+        broad=_places((0, 40), (0, 40)),
+        one=_places((0, 15)),
+        two=_places((10, 25)),
+    )
+    assert judgement.verdicts[0].reason == "one and two explain 25 ms of the 40 ms that this rule points at"
+
+
+def test_a_rule_does_not_yield_to_a_pass_or_to_a_rule_that_yielded() -> None:
+    never = rule("sharp", evidence="sharp", when="comm_ms < 0", params={})
+    judgement = judge(BROAD, never, of=measured(COMM_40), broad=_places((0, 40)), sharp=_places((0, 40)))
+    assert _outcomes(judgement) == {"broad": "finding", "sharp": "pass"}
+    middle = rule("sharp", evidence="sharp", yields_to=("sharpest",))
+    judgement = judge(
+        BROAD,
+        middle,
+        rule("sharpest", evidence="sharpest"),
+        of=measured(COMM_40),
+        broad=_places((0, 100)),
+        sharp=_places((0, 60)),
+        sharpest=_places((0, 40)),
+    )
+    assert _outcomes(judgement) == {"broad": "finding", "sharp": "yielded", "sharpest": "finding"}
+    assert judgement.findings[0].confidence == "high"
+
+
+def test_an_unknown_target_never_suppresses_but_caps_confidence_and_is_named() -> None:
+    lost = rule("sharp", evidence="sharp", when="lost > 0", params={})
+    judgement = judge(BROAD, lost, of=measured(COMM_40), broad=_places((0, 40)), sharp=_places((0, 40)))
+    (finding,) = judgement.findings
+    assert (finding.id, finding.confidence, finding.severity) == ("broad", "medium", "warning")
+    assert finding.gain is not None
+    assert finding.gain.assumptions == (
+        "sharp could not be judged and may explain part of it: lost was not measured",
+    )
+
+
+def test_an_unknown_target_is_named_in_the_message_where_there_is_no_gain() -> None:
+    lost = rule("sharp", evidence="sharp", when="lost > 0", params={})
+    broad = rule("broad", evidence="broad", yields_to=("sharp",), gain="", severity="note")
+    (finding,) = judge(broad, lost, of=measured(COMM_40), broad=_places((0, 40))).findings
+    assert finding.message.endswith(
+        "Sharp could not be judged and may explain part of it: lost was not measured."
+    )
+
+
+def test_a_target_that_was_not_chosen_plays_no_part() -> None:
+    (finding,) = judge(BROAD, of=measured(COMM_40), broad=_places((0, 40))).findings
+    assert finding.confidence == "high"
+
+
+def test_a_preview_never_silences_a_stable_rule() -> None:
+    preview = rule("sharp", evidence="sharp", status="preview")
+    judgement = judge(BROAD, preview, of=measured(COMM_40), broad=_places((0, 40)), sharp=_places((0, 40)))
+    assert _outcomes(judgement) == {"broad": "finding", "sharp": "finding"}
+    assert {one.id: one.status for one in judgement.findings} == {"broad": "stable", "sharp": "preview"}
+
+
+def test_a_rank_rule_that_yields_says_so_for_its_ranks() -> None:
+    straggler = _straggler(evidence="late", yields_to=("sharp",))
+    of = measured(COMM_40, _late(r0=1.0, r1=30.0))
+    judgement = judge(straggler, SHARP, of=of, late=_places((0, 40)), sharp=_places((0, 40)))
+    assert [one.outcome for one in judgement.verdicts[0].instances] == ["pass", "yielded"]

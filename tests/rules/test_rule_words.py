@@ -1,0 +1,78 @@
+"""Placeholders in a rule's words, and choosing rules by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracedoc.errors import RuleError
+from tracedoc.facts.catalog import Unknown, Value
+from tracedoc.rules.model import Rule
+from tracedoc.rules.selection import choose
+from tracedoc.rules.template import fill, placeholders, stray_brace
+
+
+def test_placeholders_read_in_the_words_of_their_unit() -> None:
+    values: dict[str, Value] = {
+        "a_ms": 31.24,
+        "share_frac": 0.384,
+        "size_bytes": 25 * 2**20,
+        "lost_ms": Unknown("cut off"),
+    }
+    units = {"a_ms": "ms", "share_frac": "fraction", "size_bytes": "bytes", "lost_ms": "ms"}
+    text = "{a_ms}, {share_frac}, {size_bytes}, {lost_ms}, {nowhere}"
+    assert fill(text, values, units) == "31.2 ms, 38 %, 25 MiB, unknown, unknown"
+
+
+def test_other_braces_stand_for_themselves() -> None:
+    change = '{"zero": {"bucket": {n}}} f"{{rank}}" {a.__class__} {a[0]} {a!r} {}'
+    assert placeholders(change) == ("n",)
+    assert fill(change, {"n": 7, "a": 1}, {"n": "count"}) == (
+        '{"zero": {"bucket": 7}} f"{rank}" {a.__class__} {a[0]} {a!r} {}'
+    )
+
+
+def test_a_value_is_not_searched_for_placeholders() -> None:
+    assert fill("{name}", {"name": "{step_ms}", "step_ms": 3}, {"name": "text"}) == "{step_ms}"
+
+
+def test_a_stray_brace_is_found() -> None:
+    assert stray_brace("{a} of {{b}}") is None
+    assert stray_brace("{a} of {b.c}") == 7
+
+
+def _rule(rule_id: str, topic: str) -> Rule:
+    return Rule(rule_id, "T", topic, "stable", "0.1", "run", frozenset(), "1 < 2", "M", "W")
+
+
+RULES = (
+    _rule("slow-link", "communication"),
+    _rule("slow-gpu", "straggler"),
+    _rule("input-stall", "input"),
+)
+
+
+@pytest.mark.parametrize(
+    ("select", "ignore", "chosen"),
+    [
+        ((), (), ["slow-link", "slow-gpu", "input-stall"]),
+        (("input-stall",), (), ["input-stall"]),
+        (("input", "slow-link"), (), ["slow-link", "input-stall"]),
+        (("slow-*",), ("communication",), ["slow-gpu"]),
+        ((), ("slow-*",), ["input-stall"]),
+        ((), ("memory",), ["slow-link", "slow-gpu", "input-stall"]),
+        (("memory",), (), []),
+    ],
+)
+def test_rules_are_chosen_by_id_topic_or_pattern(
+    select: tuple[str, ...], ignore: tuple[str, ...], chosen: list[str]
+) -> None:
+    assert [rule.id for rule in choose(RULES, select, ignore)] == chosen
+
+
+def test_a_name_that_fits_nothing_is_an_error_with_a_suggestion() -> None:
+    with pytest.raises(
+        RuleError, match=r"no rule or topic is named 'slow-lnk' \(did you mean 'slow-link'\?\)"
+    ):
+        choose(RULES, ["slow-lnk"])
+    with pytest.raises(RuleError, match=r"named 'fast-\*'"):
+        choose(RULES, ignore=["fast-*"])
