@@ -17,8 +17,9 @@ from tracedoc.errors import InputError, Limit
 from tracedoc.facts.digest import RankDigest
 from tracedoc.facts.measure import Measurements, measure_rank, measure_run
 from tracedoc.facts.view import build_view
-from tracedoc.rules.engine import choose, evaluate
+from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
+from tracedoc.rules.selection import choose
 from tracedoc.run.discover import Run, TraceFile, discover
 from tracedoc.run.settle import Candidate, settle
 from tracedoc.compose import compose

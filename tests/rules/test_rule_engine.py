@@ -9,6 +9,7 @@ import pytest
 from tracedoc.diagnosis import Evidence, Finding, Fix, Gain, Verdict
 from tracedoc.facts.catalog import NEEDS, FactDef, Measurement, Scope, Unknown, Value
 from tracedoc.facts.measure import Availability, Measurements
+from tracedoc.facts.view import build_view
 from tracedoc.rules.engine import Judgement, evaluate
 from tracedoc.rules.model import Param, Rule
 
@@ -30,7 +31,7 @@ def measured(
 ) -> Measurements:
     table = {one.definition.name: one for one in (fact("step_ms", "ms", step_ms), *facts)}
     available = {need: Availability("present") for need in NEEDS} | dict(absent or {})
-    return Measurements(table, available, confidence, is_cpu, ranks, (3, 4))
+    return Measurements(table, available, confidence, is_cpu, ranks, (3, 4), build_view((), None))
 
 
 def rule(rule_id: str = "exposed", **changes: object) -> Rule:

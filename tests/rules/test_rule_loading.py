@@ -271,6 +271,10 @@ def test_rules_come_by_topic_and_id_and_packs_after_the_builtin_ones(builtin: Pa
     assert [rule.id for rule in rules] == ["slow-link", "a-first", "input-stall", "ours"]
 
 
+def test_the_builtin_folder_as_a_pack_is_read_once(builtin: Path) -> None:
+    assert len(load_rules([builtin], vocabulary=VOCABULARY)) == 3
+
+
 def test_one_id_in_two_packs_is_an_error(builtin: Path, tmp_path: Path) -> None:
     pack = _pack(tmp_path / "pack", slow_link="communication")
     with pytest.raises(

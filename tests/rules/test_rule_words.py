@@ -24,10 +24,10 @@ def test_placeholders_read_in_the_words_of_their_unit() -> None:
 
 
 def test_other_braces_stand_for_themselves() -> None:
-    change = '{"zero": {"bucket": {n}}} f"{{rank}}" {a.__class__} {a[0]} {a!r} {}'
+    change = '{"zero": {"bucket": {n}}} f"{{rank}}" {a.__class__} {a[0]} {a!r} {Block} {}'
     assert placeholders(change) == ("n",)
     assert fill(change, {"n": 7, "a": 1}, {"n": "count"}) == (
-        '{"zero": {"bucket": 7}} f"{rank}" {a.__class__} {a[0]} {a!r} {}'
+        '{"zero": {"bucket": 7}} f"{rank}" {a.__class__} {a[0]} {a!r} {Block} {}'
     )
 
 

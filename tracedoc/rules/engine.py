@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 
 from tracedoc.diagnosis import SEVERITIES, Comparison, Evidence, Finding, Fix, Gain, Instance, Verdict
 from tracedoc.facts.catalog import Unknown, Value
+from tracedoc.facts.evidence import EVIDENCE, EvidenceCollector
 from tracedoc.facts.measure import Measurements
 from tracedoc.rules.expression import Expression, parse
 from tracedoc.rules.expression import evaluate as evaluate_condition
@@ -22,12 +23,7 @@ from tracedoc.rules.model import Rule
 from tracedoc.rules.template import fill
 from tracedoc.spans import Spans
 from tracedoc.units import format_ms
-
-GainEstimator = Callable[[Measurements, str | None], Gain | Unknown]
-"""Bounds what a fix gives back; the second argument is the instance (rank ``"3"``), ``None`` for the run."""
-
-EvidenceCollector = Callable[[Measurements, str | None], tuple[Evidence, ...]]
-"""Lists the places that show the problem; the second argument is as for :data:`GainEstimator`."""
+from tracedoc.whatif.gains import GAINS, GainEstimator
 
 CRITICAL_SHARE = 0.15
 WARNING_SHARE = 0.05
@@ -75,13 +71,14 @@ def evaluate(
     rules: Sequence[Rule],
     measurements: Measurements,
     *,
-    gains: Mapping[str, GainEstimator],
-    evidence: Mapping[str, EvidenceCollector],
+    gains: Mapping[str, GainEstimator] = GAINS,
+    evidence: Mapping[str, EvidenceCollector] = EVIDENCE,
 ) -> Judgement:
     """Return what ``rules`` say of ``measurements``.
 
     ``rules`` come from :func:`tracedoc.rules.load.load_rules`, which has checked them. A rule in
-    ``yields_to`` that is not among them plays no part.
+    ``yields_to`` that is not among them plays no part. Estimators and collectors get the instance that is
+    judged: a rank such as ``"3"``, or ``None`` for the run.
     """
     weighed = {rule.id: _weigh(rule, measurements, gains, evidence) for rule in rules}
     sharper = {

@@ -47,25 +47,27 @@ def builtin_directory() -> Path:
 
 
 def load_rules(
-    directories: Iterable[str | Path] = (), *, vocabulary: Vocabulary | None = None, builtin: bool = True
+    directories: Iterable[str | Path] = (), *, vocabulary: Vocabulary | None = None
 ) -> tuple[Rule, ...]:
     """Return the built-in rules, then those of each pack, each by topic and id.
 
     A pack is a folder: its ``*.yaml`` files and those of its sub-folders are rules; a sub-folder ``tests``
     is left out. Ids must differ over all packs, and ``yields_to`` must name rules that are loaded, without
-    a cycle. ``builtin=False`` leaves the built-in rules out, to check a pack that replaces them.
+    a circle. The folder of the built-in rules may be named as a pack and is not read twice.
     """
     known = vocabulary or installed_vocabulary()
+    builtin = builtin_directory().resolve()
     rules: list[Rule] = []
-    if builtin:
-        for path in _rule_files(builtin_directory()):
-            rule = load_rule(path, vocabulary=known)
-            if path.parent.name != rule.topic:
-                _fail_at(rule, "topic", f"topic {rule.topic!r} lies in the folder {path.parent.name!r}")
-            rules.append(rule)
-        rules.sort(key=_by_topic)
-    for directory in directories:
-        pack = [load_rule(path, vocabulary=known) for path in _rule_files(Path(directory))]
+    for path in _rule_files(builtin):
+        rule = load_rule(path, vocabulary=known)
+        if path.parent.name != rule.topic:
+            _fail_at(rule, "topic", f"topic {rule.topic!r} lies in the folder {path.parent.name!r}")
+        rules.append(rule)
+    rules.sort(key=_by_topic)
+    for directory in map(Path, directories):
+        if directory.resolve() == builtin:
+            continue
+        pack = [load_rule(path, vocabulary=known) for path in _rule_files(directory)]
         if not pack:
             raise RuleError(f"{directory}: no rule files (*.yaml)", "name the folder that holds them")
         rules.extend(sorted(pack, key=_by_topic))

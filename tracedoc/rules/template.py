@@ -1,7 +1,8 @@
 """Fill the ``{name}`` placeholders in the words of a rule.
 
-``str.format`` would let a rule pack read attributes of our objects; here a placeholder is a name and
-nothing else. ``{{name}}`` writes ``{name}``; every other brace stands for itself, so a fix may hold JSON.
+``str.format`` would let a rule pack read attributes of our objects; here a placeholder is a name, in lower
+case as all facts and params are, and nothing else. ``{{name}}`` writes ``{name}``; every other brace stands
+for itself, so a fix may hold JSON or a Python set.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from tracedoc.facts.catalog import Unknown, Value
 from tracedoc.units import format_quantity
 
-_PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}", re.ASCII)
+_PLACEHOLDER = re.compile(r"\{\{([a-z_][a-z0-9_]*)\}\}|\{([a-z_][a-z0-9_]*)\}")
 
 
 def placeholders(template: str) -> tuple[str, ...]:
