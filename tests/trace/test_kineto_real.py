@@ -6,8 +6,8 @@ import gzip
 from pathlib import Path
 
 import pytest
-from reference import reference_rows, rows_of
 
+from tests.trace.reference import reference_rows, rows_of
 from tracedoc.errors import InputError
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.kineto import read_trace
