@@ -302,3 +302,13 @@ def from_json(text: str | bytes) -> Diagnosis:
             "upgrade tracedoc",
         )
     return diagnosis
+
+
+def json_schema() -> str:
+    """Return the JSON Schema of a diagnosis, as the package ships it in ``schema/diagnosis-1.json``."""
+    schema = msgspec.json.schema(Diagnosis)
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"tracedoc diagnosis, schema {SCHEMA_VERSION}",
+    }
+    return msgspec.json.format(msgspec.json.encode({**head, **schema}, order="sorted"), indent=2).decode() + "\n"

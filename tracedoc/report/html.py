@@ -1,0 +1,250 @@
+"""Write a diagnosis as one HTML page that needs neither network nor scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from tracedoc.diagnosis import FactRecord, Lane, RankReport, Scalar, StepBudget
+from tracedoc.report.view import (
+    PARTS,
+    Segment,
+    View,
+    framework_name,
+    one_line,
+    ranges,
+    segments,
+    side_text,
+)
+from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity
+
+TIMELINE_RANKS = 8
+"""Ranks whose timeline is open; the others are folded."""
+
+MOST_STEPS = 48
+"""Steps drawn for a rank; a picture of more says less."""
+
+_LANE_KEYS = {
+    "compute": "compute",
+    "communication": "transfer",
+    "copy": "copy",
+    "idle": "idle",
+    "input": "pipeline",
+}
+_LANE_ORDER = tuple(_LANE_KEYS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """A part of a bar; x and width in thousandths of the longest bar."""
+
+    key: str
+    x: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    label: str
+    length: str
+    boxes: tuple[_Box, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _RankRow:
+    report: RankReport
+    place: str
+    cells: tuple[str, ...]
+    bar: _Bar
+
+
+@dataclass(frozen=True, slots=True)
+class _RankSteps:
+    rank: int
+    bars: tuple[_Bar, ...]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class _LaneRow:
+    name: str
+    key: str
+    path: str
+    busy: str
+
+
+@dataclass(frozen=True, slots=True)
+class _RankLanes:
+    rank: int
+    rows: tuple[_LaneRow, ...]
+
+
+def render_html(view: View) -> str:
+    """Return the page. All text is escaped; links lead only to https addresses."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(
+        ms=format_ms,
+        percent=format_percent,
+        size=format_bytes,
+        quantity=format_quantity,
+        side=side_text,
+        ranges=ranges,
+        framework=framework_name,
+        line=one_line,
+    )
+    diagnosis = view.diagnosis
+    answer, rest = _sentences(one_line(diagnosis.summary))
+    columns = _columns(diagnosis.ranks)
+    devices = {report.device for report in diagnosis.ranks}
+    lanes = _timeline(diagnosis.detail.lanes)
+    return environment.get_template("report.html.j2").render(
+        view=view,
+        diagnosis=diagnosis,
+        answer=answer,
+        rest=rest,
+        bar=_bar("", view.segments, diagnosis.budget.step_ms) if diagnosis.budget else None,
+        columns=[label for _, label, _ in columns],
+        has_hosts=any(report.host for report in diagnosis.ranks),
+        one_device=next(iter(devices)) if len(devices) == 1 else "",
+        rank_rows=_rank_rows(diagnosis.ranks, columns),
+        steps=_steps(view),
+        lanes=lanes[:TIMELINE_RANKS],
+        more_lanes=lanes[TIMELINE_RANKS:],
+        ticks=_ticks(_lane_end(diagnosis.detail.lanes)),
+        facts=[(name, record, _fact_text(record)) for name, record in diagnosis.facts.items()],
+        is_link=_is_link,
+        outcome_words={
+            outcome: outcome.replace("_", " ") for outcome in {v.outcome for v in diagnosis.verdicts}
+        },
+        value_text=_value_text,
+    )
+
+
+def _sentences(summary: str) -> tuple[str, str]:
+    """Return the first sentence and the rest; a decimal point ends none."""
+    first, dot, rest = summary.partition(". ")
+    return (f"{first}.", rest) if dot else (summary, "")
+
+
+def _is_link(url: str) -> bool:
+    return url.startswith("https://") and not any(character.isspace() for character in url)
+
+
+def _bar(label: str, parts: Iterable[Segment], longest_ms: float) -> _Bar:
+    boxes, x, total, words = [], 0.0, 0.0, []
+    for part in parts:
+        width = 1000.0 * part.ms / longest_ms if longest_ms > 0 else 0.0
+        boxes.append(_Box(part.key, round(x, 2), round(width, 2)))
+        x += width
+        total += part.ms
+        words.append(f"{part.label} {format_ms(part.ms)} ({format_percent(part.share)})")
+    return _Bar(label, format_ms(total), tuple(boxes), ", ".join(words))
+
+
+def _columns(reports: tuple[RankReport, ...]) -> tuple[tuple[str, str, str], ...]:
+    budgets = [report.budget for report in reports if report.budget]
+    return tuple(part for part in PARTS if any(getattr(budget, part[2]) > 0 for budget in budgets))
+
+
+def _rank_rows(
+    reports: tuple[RankReport, ...], columns: tuple[tuple[str, str, str], ...]
+) -> tuple[_RankRow, ...]:
+    longest = max((report.budget.step_ms for report in reports if report.budget), default=0.0)
+    rows = []
+    for report in reports:
+        budget = report.budget
+        if budget is None:
+            rows.append(_RankRow(report, "", (), _Bar("", "", (), "")))
+            continue
+        step = budget.at.step if budget.at else None
+        cells = tuple(format_ms(getattr(budget, field)).removesuffix(" ms") for _, _, field in columns)
+        bar = _bar(f"rank {report.rank}", segments(budget), longest)
+        rows.append(_RankRow(report, "capture" if step is None else str(step), cells, bar))
+    return tuple(rows)
+
+
+def _steps(view: View) -> tuple[_RankSteps, ...]:
+    reports = [report for report in view.diagnosis.ranks if report.steps]
+    at = view.diagnosis.budget.at if view.diagnosis.budget else None
+    judged = at.rank if at else -1
+    reports.sort(key=lambda report: (report.rank != judged, report.rank))
+    longest = max((step.step_ms for report in reports for step in report.steps[:MOST_STEPS]), default=0.0)
+    return tuple(
+        _RankSteps(
+            report.rank,
+            tuple(_bar(_step_label(step), segments(step), longest) for step in report.steps[:MOST_STEPS]),
+            max(0, len(report.steps) - MOST_STEPS),
+        )
+        for report in reports
+    )
+
+
+def _step_label(step: StepBudget) -> str:
+    return f"step {step.index}" if step.complete else f"step {step.index} (cut off)"
+
+
+def _timeline(lanes: tuple[Lane, ...]) -> tuple[_RankLanes, ...]:
+    end = _lane_end(lanes)
+    by_rank: dict[int, list[Lane]] = {}
+    for lane in lanes:
+        by_rank.setdefault(lane.rank, []).append(lane)
+    return tuple(
+        _RankLanes(rank, tuple(_lane_row(lane, end) for lane in sorted(found, key=_lane_place)))
+        for rank, found in sorted(by_rank.items())
+    )
+
+
+def _lane_place(lane: Lane) -> int:
+    return _LANE_ORDER.index(lane.name) if lane.name in _LANE_ORDER else len(_LANE_ORDER)
+
+
+def _lane_row(lane: Lane, end: float) -> _LaneRow:
+    scale = 1000.0 / end if end > 0 else 0.0
+    path = "".join(
+        f"M{start * scale:.2f} 0H{max(stop * scale, start * scale + 0.4):.2f}V10H{start * scale:.2f}Z"
+        for start, stop in lane.spans_ms
+    )
+    busy = sum(stop - start for start, stop in lane.spans_ms)
+    return _LaneRow(lane.name, _LANE_KEYS.get(lane.name, "other"), path, format_ms(busy))
+
+
+def _lane_end(lanes: tuple[Lane, ...]) -> float:
+    return max((stop for lane in lanes for _, stop in lane.spans_ms), default=0.0)
+
+
+def _ticks(end: float) -> tuple[tuple[float, str], ...]:
+    """Return places (percent) and labels of at most seven round numbers of milliseconds."""
+    if end <= 0:
+        return ()
+    step = 10.0**-3
+    for factor in (2.0, 2.5, 2.0) * 12:
+        if end / step <= 6:
+            break
+        step *= factor
+    count = int(end / step + 1e-9)
+    return tuple(
+        (round(100.0 * number * step / end, 3), format_ms(number * step)) for number in range(count + 1)
+    )
+
+
+def _fact_text(record: FactRecord) -> str:
+    if record.value is None:
+        return f"unknown: {record.unknown}" if record.unknown else "unknown"
+    return format_quantity(record.value, record.unit)
+
+
+def _value_text(value: Scalar | dict[str, str], unit: str) -> str:
+    if isinstance(value, dict):
+        return f"unknown: {value.get('unknown', '')}"
+    return format_quantity(value, unit)
