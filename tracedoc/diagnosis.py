@@ -311,4 +311,6 @@ def json_schema() -> str:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"tracedoc diagnosis, schema {SCHEMA_VERSION}",
     }
-    return msgspec.json.format(msgspec.json.encode({**head, **schema}, order="sorted"), indent=2).decode() + "\n"
+    return (
+        msgspec.json.format(msgspec.json.encode({**head, **schema}, order="sorted"), indent=2).decode() + "\n"
+    )

@@ -39,7 +39,6 @@ class Commands(click.Group):
         extra.pop("standalone_mode", None)
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
-            sys.stdout.flush()
         except TracedocError as error:
             logging.getLogger("tracedoc").debug("where this was raised", exc_info=True)
             _say(error.message, error.hint)
@@ -56,11 +55,18 @@ class Commands(click.Group):
             code = EXIT_CANNOT
         except (click.Abort, KeyboardInterrupt):
             code = EXIT_INTERRUPTED
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was named; a reader of stdout that went away ends it quietly."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
         except BrokenPipeError:
             # Python flushes stdout once more at exit, and would complain then.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = EXIT_PIPE
-        sys.exit(code if isinstance(code, int) else 0)
+            ctx.exit(EXIT_PIPE)
+        return result
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -90,7 +96,11 @@ def _sentence(message: str) -> str:
     return message[:1].lower() + message[1:]
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    "tracedoc",
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="tracedoc", message="%(prog)s %(version)s")
 def main() -> None:
     """Say why multi-GPU training is slow, what to change, and how much it would give back.

@@ -78,7 +78,7 @@ _IDENTIFIERS = frozenset(
         "scope",
         "basis",
     }
-    | {"framework", "fixes", "op", "category", "schema_version", "tool_version"}
+    | {"framework", "fixes", "op", "category", "schema_version", "tool_version", "text", "doc", "why"}
 )
 # Control characters could drive a terminal; direction marks could make a name read as another.
 _HIDDEN = {
@@ -93,7 +93,8 @@ _HIDDEN = {
     )
 }
 _POSIX_PATH = re.compile(
-    r"(?:file://)?(?<![\w/.~-])(?:~[\w.-]*)?/(?!/)(?:[^/\s\"'<>|:;,()]+/)*[^/\s\"'<>|:;,()]*"
+    # Not the slash of `</b>`, `ms/step`, `a / b`, `../x` or `https://x`.
+    r"(?:file://|(?<![\w/.~<-])(?:~[\w.-]*)?)/(?=[\w.@+-])(?:[^/\s\"'<>|:;,()]+/)*[^/\s\"'<>|:;,()]*"
 )
 _WINDOWS_PATH = re.compile(r"(?<!\w)(?:[A-Za-z]:|\\)\\(?:[^\\\s\"'<>|:;,()]+\\)*[^\\\s\"'<>|:;,()]*")
 

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.example_diagnoses import DIAGNOSES, sharded
+from tracedoc.diagnosis import from_json, json_schema, to_json
+from tracedoc.errors import InputError
+from tracedoc.report.render import render
+
+
+def test_schema_in_the_package_is_that_of_the_types(repository: Path):
+    file = repository / "tracedoc" / "schema" / "diagnosis-1.json"
+    assert file.read_text(encoding="utf-8") == json_schema(), "write json_schema() to the file again"
+
+
+@pytest.mark.parametrize("name", sorted(DIAGNOSES))
+def test_diagnosis_fits_the_schema(name: str):
+    schema = json.loads(json_schema())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(json.loads(to_json(DIAGNOSES[name]())), schema)
+
+
+@pytest.mark.parametrize("name", sorted(DIAGNOSES))
+def test_diagnosis_survives_the_way_through_json(name: str):
+    assert from_json(to_json(DIAGNOSES[name]())) == DIAGNOSES[name]()
+
+
+@pytest.mark.parametrize("name", sorted(DIAGNOSES))
+def test_json_shown_on_a_terminal_means_the_same(name: str):
+    text = render(DIAGNOSES[name](), "json")
+    assert from_json(text) == DIAGNOSES[name]()
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_fields_of_later_versions_are_ignored():
+    data = json.loads(to_json(sharded()))
+    data["tomorrow"] = {"x": 1}
+    data["findings"][0]["tomorrow"] = []
+    assert from_json(json.dumps(data)) == sharded()
+
+
+def test_file_without_later_fields_still_loads():
+    data = json.loads(to_json(sharded()))
+    del data["detail"], data["tool_version"], data["run"]["cycles"]
+    del data["budget"]["idle_causes_ms"]
+    assert from_json(json.dumps(data)).summary == sharded().summary
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"traceEvents": []}', "<html>"])
+def test_other_files_are_named_as_no_diagnosis(text: str):
+    with pytest.raises(InputError, match="not a tracedoc diagnosis"):
+        from_json(text)
+
+
+def test_other_schema_is_refused_by_its_number():
+    data = json.loads(to_json(sharded())) | {"schema_version": "9"}
+    with pytest.raises(InputError, match="schema 9"):
+        from_json(json.dumps(data))

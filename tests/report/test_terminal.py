@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.example_diagnoses import DIAGNOSES, sharded
+from tracedoc.report.terminal import bar_cells, render_text, to_ascii
+from tracedoc.report.view import Segment, build_view
+
+NEXT = "tracedoc diagnose runs/a -o report.html"
+
+
+def shown(name: str, **options: object) -> str:
+    return render_text(build_view(DIAGNOSES[name]()), next_command=NEXT, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sorted(DIAGNOSES))
+def test_answer_is_the_first_line_and_next_command_the_last(name: str):
+    lines = shown(name).splitlines()
+    assert lines[0] == build_view(DIAGNOSES[name]()).diagnosis.summary
+    assert lines[-1] == f"next: {NEXT}"
+
+
+@pytest.mark.parametrize("name", sorted(DIAGNOSES))
+@pytest.mark.parametrize("verdicts", [False, True])
+def test_text_without_colour_holds_no_control_character(name: str, verdicts: bool):
+    assert all(character == "\n" or character.isprintable() for character in shown(name, verdicts=verdicts))
+
+
+@pytest.mark.parametrize("name", sorted(DIAGNOSES))
+@pytest.mark.parametrize("width", [40, 60, 110])
+def test_lines_fit_the_terminal_but_for_code_and_the_command(name: str, width: int):
+    code = [
+        line
+        for finding in DIAGNOSES[name]().findings
+        for fix in finding.fixes
+        for line in fix.change.split("\n")
+    ]
+    lines = shown(name, width=width).splitlines()[:-1]
+    too_wide = [
+        line for line in lines if len(line) > width and line.strip() not in {part.strip() for part in code}
+    ]
+    assert not [line for line in too_wide if "script" not in line]
+
+
+def test_colour_is_only_there_when_asked_for():
+    assert "\x1b[" in shown("sharded", width=100, color=True)
+    assert "\x1b[" not in shown("sharded", width=100)
+
+
+def test_trace_cannot_colour_the_terminal():
+    assert "\x1b[31m" not in shown("hostile", width=100, color=True).replace("\x1b[31m\x1b", "")
+    assert "[bold red]" in shown("hostile", width=100)
+
+
+def test_verdicts_name_each_rule_with_its_comparison():
+    text = shown("sharded", verdicts=True)
+    assert all(verdict.rule_id in text for verdict in sharded().verdicts)
+    assert "late_ms / step_ms > min_share  holds: 0.23 against 0.05" in text
+    assert "mfu < min_mfu  unknown: ? against 0.3 (shapes were not recorded)" in text
+
+
+def test_bar_gives_every_part_a_cell_and_fills_the_width():
+    parts = tuple(Segment(str(share), "", share, share) for share in (0.9, 0.097, 0.003))
+    assert bar_cells(parts, 10) == (8, 1, 1)
+    assert sum(bar_cells(parts, 80)) == 80
+    assert bar_cells((), 80) == ()
+
+
+def test_bar_stays_readable_in_ascii():
+    text = to_ascii(shown("sharded"))
+    assert text.isascii()
+    assert "# compute" in text
+    assert "~ waiting for peers" in text
+
+
+@pytest.mark.parametrize("name", ["sharded", "healthy", "cpu"])
+def test_report_reads_like_its_golden_file(name: str):
+    golden = Path(__file__).parent / "golden" / f"{name}.txt"
+    assert shown(name) == golden.read_text(encoding="utf-8")

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.example_diagnoses import cpu, healthy, hostile, sharded
+from tracedoc.diagnosis import Fix, Gain
+from tracedoc.errors import Limit
+from tracedoc.report.view import build_view, gain_text, ranges, redacted
+
+
+def test_segments_add_up_to_the_step():
+    view = build_view(sharded())
+    assert [(part.key, part.ms) for part in view.segments] == [
+        ("compute", 250.0),
+        ("transfer", 40.0),
+        ("wait", 90.0),
+        ("copy", 2.0),
+        ("idle", 18.0),
+    ]
+    assert sum(part.share for part in view.segments) == pytest.approx(1.0)
+
+
+def test_unsplit_communication_names_both_readings():
+    assert build_view(cpu()).segments[1].label == "communication (transfer or waiting)"
+
+
+def test_worst_finding_comes_first_whatever_the_order():
+    found = build_view(sharded()).findings
+    assert [(item.number, item.finding.rule_id) for item in found] == [
+        (1, "straggler-rank"),
+        (2, "exposed-communication"),
+    ]
+
+
+def test_preview_stands_behind_stable_findings_of_its_severity():
+    diagnosis = sharded()
+    transfer, straggler = diagnosis.findings
+    preview = replace(straggler, severity="warning", status="preview")
+    found = build_view(replace(diagnosis, findings=(preview, transfer))).findings
+    assert [item.finding.status for item in found] == ["stable", "preview"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "best"),
+    [
+        ("fsdp2", "fsdp2"),
+        ("FSDP2", "fsdp2"),
+        ("ddp", "ddp"),
+        ("deepspeed-zero3", "deepspeed"),
+        ("unknown", "any"),
+    ],
+)
+def test_fix_for_the_framework_of_the_run_comes_first(strategy: str, best: str):
+    fixes = tuple(Fix(name, "", "", "") for name in ("megatron", "any", "deepspeed", "ddp", "fsdp2"))
+    diagnosis = sharded()
+    run = replace(diagnosis.run, strategy=replace(diagnosis.run.strategy, name=strategy))
+    finding = replace(diagnosis.findings[0], fixes=fixes)
+    view = build_view(replace(diagnosis, run=run, findings=(finding,)))
+    assert view.findings[0].fixes[0].framework == best
+
+
+def test_gain_is_a_bound_unless_a_low_end_is_known():
+    assert gain_text(Gain(0.0, 31.0, "ceiling")) == "up to 31 ms a step (ceiling)"
+    assert gain_text(Gain(10.0, 90.0, "replay")) == "10 to 90 ms a step (replay)"
+    assert gain_text(None) == ""
+
+
+def test_ranges_join_neighbours():
+    assert ranges((0, 1, 2, 4, 6, 7)) == "0-2, 4, 6-7"
+    assert ranges(()) == ""
+
+
+def test_unknown_verdicts_are_grouped_by_reason():
+    assert build_view(sharded()).not_judged == (
+        ("shapes were not recorded", ("low-mfu",)),
+        ("memory was not recorded", ("memory-headroom",)),
+    )
+
+
+def test_control_characters_and_direction_marks_are_written_out():
+    summary = build_view(hostile()).diagnosis.summary
+    assert "\\x1b[31m\\x00\\u202egnp.exe" in summary
+    assert not {"\x1b", "\x00", "\u202e"} & set(summary)
+
+
+def test_redaction_numbers_hosts_and_shortens_absolute_paths():
+    diagnosis = redacted(sharded())
+    assert [rank.host for rank in diagnosis.ranks] == ["host-1"] * 3 + ["host-2"] * 4
+    assert diagnosis.run.sources[0] == "rank-0.json.gz"
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("/home/anna/runs/a.json ends early", "a.json ends early"),
+        ("(see /srv/x/b.json)", "(see b.json)"),
+        ("file:///home/anna/a.json", "a.json"),
+        ("~/runs/a.json", "a.json"),
+        (r"C:\Users\anna\a.json ends", "a.json ends"),
+        (r"\\server\share\a.json", "a.json"),
+        ("runs/a.json stays", "runs/a.json stays"),
+        ("../runs/a.json stays", "../runs/a.json stays"),
+        ("400 ms/step at 52 GB/s, a / b", "400 ms/step at 52 GB/s, a / b"),
+        ("https://docs.pytorch.org/docs/stable", "https://docs.pytorch.org/docs/stable"),
+        ("<b>bold</b>", "<b>bold</b>"),
+        ("gpu-node-a is late", "host-1 is late"),
+        ("gpu-node-a2 is another", "gpu-node-a2 is another"),
+    ],
+)
+def test_redaction_of_text(text: str, hidden: str):
+    diagnosis = replace(sharded(), limits=(Limit("code", text),))
+    assert redacted(diagnosis).limits[0].message == hidden
+
+
+def test_sources_with_blanks_are_shortened_in_text_too():
+    diagnosis = healthy()
+    file = "/data/my runs/rank 0.json"
+    run = replace(diagnosis.run, sources=(file,))
+    shown = redacted(replace(diagnosis, run=run, summary=f"{file}: 100 ms/step."))
+    assert shown.summary == "rank 0.json: 100 ms/step."
+
+
+def test_redaction_leaves_rules_and_conditions_alone():
+    before, after = sharded(), redacted(sharded())
+    assert after.verdicts == before.verdicts
+    assert after.findings == before.findings
+    assert list(after.facts) == list(before.facts)
