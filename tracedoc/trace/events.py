@@ -137,8 +137,6 @@ _Other = Metadata | FlowStart | FlowEnd | FlowStep | Counter | OldInstant
 _DECODE_FLOAT: Any = msgspec.json.Decoder(list[Complete | Instant | _Other]).decode
 _DECODE_EXACT: Any = msgspec.json.Decoder(list[ExactComplete | ExactInstant | _Other]).decode
 
-_TIMED = (Complete, Instant, ExactComplete, ExactInstant)
-
 
 class EventDecoder:
     """Turns event text into events with times; counts what is in the file and what could not be.
@@ -151,6 +149,7 @@ class EventDecoder:
         self.python_functions = 0
         self._keep_python = python_functions
         self._exact = False
+        self._last_count = 0
 
     def chunk(
         self, buffer: bytearray, begin: int, end: int
@@ -162,14 +161,14 @@ class EventDecoder:
         view = memoryview(buffer)[begin:end]
         try:
             if not self._exact:
-                events, metadata = self._sort(_DECODE_FLOAT(view))
+                events, metadata = self._sort(_DECODE_FLOAT(view), Complete, Instant)
                 starts_us = np.array([event.ts for event in events], dtype=np.float64)
                 # NaN and infinities fail the comparison too, and are sorted out below.
                 if not (starts_us >= _EXACT_BELOW_US).any() or not _LARGE_FRACTION.search(buffer, begin, end):
                     self.read += self._last_count
                     return events, metadata, _float_ns(starts_us), _durations(events)
                 self._exact = True
-            events, metadata = self._sort(_DECODE_EXACT(view))
+            events, metadata = self._sort(_DECODE_EXACT(view), ExactComplete, ExactInstant)
             starts = _text_ns([bytes(event.ts) for event in events])
             self.read += self._last_count
             return events, metadata, starts, _durations(events)
@@ -193,9 +192,11 @@ class EventDecoder:
         except MalformedJson:
             return None
 
-    def _sort(self, decoded: list[Any]) -> tuple[list[Any], list[Metadata]]:
+    def _sort(
+        self, decoded: list[Any], complete: type[Event], instant: type[Event]
+    ) -> tuple[list[Any], list[Metadata]]:
         self._last_count = len(decoded)
-        events = [e for e in decoded if e.__class__ in _TIMED]
+        events = [e for e in decoded if e.__class__ is complete or e.__class__ is instant]
         if not self._keep_python:
             timed = len(events)
             events = [e for e in events if e.cat != "python_function"]

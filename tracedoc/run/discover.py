@@ -1,0 +1,213 @@
+"""Find the trace files that paths stand for, and what their names hint. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracedoc.errors import InputError, Limit
+from tracedoc.run.manifest import MANIFEST_NAME, Manifest, read_manifest
+
+_TRACE_NAME = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
+# A crash during export leaves the file that would have been renamed at the end.
+_LEFTOVER_NAME = re.compile(r"\.json(?:\.gz)?\.(?:tmp|part)$", re.IGNORECASE)
+_OWN_FILES = frozenset({MANIFEST_NAME, "diagnosis.json"})
+_SNIFFED_BYTES = 64 * 1024
+
+_RANK_IN_NAME = (
+    re.compile(r"(?<![a-z])rank[-_ .]?(\d{1,6})(?!\d)", re.IGNORECASE),
+    re.compile(r"(?<![a-z])worker[-_ .]?(\d{1,6})(?!\d)", re.IGNORECASE),
+    re.compile(r"(?:^|[-_.])r(\d{1,6})(?=[-_.])", re.IGNORECASE),
+)
+# tensorboard_trace_handler writes <host>_<pid>.<time>.pt.trace.json, a new time for each cycle.
+_TIME_IN_NAME = re.compile(r"\.(\d{10,20})(?=\.(?:pt\.trace\.)?json)")
+_STEP_IN_NAME = re.compile(r"(?<![a-z])(?:step|iter(?:ation)?|cycle)[-_ ]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_SUFFIX = re.compile(r"(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?(?:\.(?:tmp|part))?$", re.IGNORECASE)
+_TRACE_KEYS = re.compile(
+    rb'"(?:traceEvents|schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds|ph)"\s*:'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFile:
+    """A file that may be a trace, and what its manifest and name say about it.
+
+    ``order_hint`` grows with the cycles of one process (a time or a step); ``group_hint`` is the rest of
+    the name, equal for the cycles of one process. ``named`` is true if the user gave this very path:
+    then it must be a trace, while a file found in a directory may turn out to be none.
+    """
+
+    path: str
+    size_bytes: int
+    rank_hint: int | None
+    group_hint: str
+    order_hint: int | None
+    named: bool = True
+    manifest_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The files of one run, in natural order of their names."""
+
+    files: tuple[TraceFile, ...]
+    manifest: Manifest | None
+    limits: tuple[Limit, ...]
+
+
+def discover(paths: Sequence[str]) -> Run:
+    """Return the trace files that paths stand for: files of any name, directories, ``-`` for stdin.
+
+    In a directory the names decide (``*.json``, ``*.json.gz``); if it holds none, its subfolders are
+    looked into, also those of TensorBoard. Raises :class:`InputError` for a path that does not exist and
+    for a directory without traces.
+    """
+    files: list[TraceFile] = []
+    limits: list[Limit] = []
+    manifest: Manifest | None = None
+    for path in dict.fromkeys(paths):
+        if path == "-":
+            files.append(TraceFile("-", 0, None, "", None))
+        elif os.path.isdir(path):
+            found, manifest_here = _directory(Path(path), limits)
+            manifest = manifest or manifest_here
+            files.extend(found)
+        elif os.path.exists(path):
+            files.append(_trace_file(Path(path), named=True, manifest=None))
+        else:
+            raise InputError(f"{path} does not exist", "pass a trace file or a directory of traces")
+    if not files:
+        raise InputError(
+            "no path was given", "pass a trace file, a directory of traces, or - for standard input"
+        )
+    unique = {os.path.realpath(file.path) if file.path != "-" else "-": file for file in reversed(files)}
+    ordered = sorted(unique.values(), key=lambda file: natural_key(file.path))
+    return Run(tuple(ordered), manifest, tuple(limits))
+
+
+def natural_key(text: str) -> tuple[tuple[int, str], ...]:
+    """Return a sort key that puts rank-2 before rank-10."""
+    return tuple(
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text) if part
+    )
+
+
+def _directory(directory: Path, limits: list[Limit]) -> tuple[list[TraceFile], Manifest | None]:
+    try:
+        manifest = read_manifest(directory)
+    except InputError as error:
+        manifest = None
+        limits.append(Limit("bad-manifest", error.message, "ranks are told by the files and their names"))
+    listed = {(directory / entry.file).resolve(): entry.rank for entry in manifest.ranks} if manifest else {}
+    files = _files_in(directory, listed, limits)
+    if not files:
+        for folder in _subfolders(directory):
+            files.extend(_files_in(folder, listed, limits))
+    if not files:
+        raise InputError(
+            f"{directory} holds no traces",
+            "pass the directory that torch.profiler exported to; traces end in .json or .json.gz",
+        )
+    return files, manifest
+
+
+def _subfolders(directory: Path) -> Iterable[Path]:
+    """Yield the folders one level down, and those in TensorBoard's plugins/profile."""
+    for folder in sorted(directory.iterdir(), key=lambda p: natural_key(p.name)):
+        if folder.is_dir() and not folder.name.startswith("."):
+            yield folder
+            profiles = folder / "profile"
+            if folder.name == "plugins" and profiles.is_dir():
+                yield from sorted(p for p in profiles.iterdir() if p.is_dir())
+
+
+def _files_in(directory: Path, manifest: dict[Path, int], limits: list[Limit]) -> list[TraceFile]:
+    whole: list[TraceFile] = []
+    leftovers: list[TraceFile] = []
+    for path in sorted(directory.iterdir(), key=lambda p: natural_key(p.name)):
+        leftover = _LEFTOVER_NAME.search(path.name) is not None
+        if not leftover and not _TRACE_NAME.search(path.name):
+            continue
+        if path.name in _OWN_FILES or path.name.startswith(".") or not path.is_file():
+            continue
+        reason = _why_no_trace(path)
+        if reason:
+            limits.append(Limit("not-a-trace", f"{path} {reason}", "it was left out"))
+            continue
+        file = _trace_file(path, named=False, manifest=manifest.get(path.resolve()))
+        (leftovers if leftover else whole).append(file)
+    have = {_owner(file) for file in whole}
+    for file in leftovers:
+        if _owner(file) not in have:
+            whole.append(file)
+            limits.append(
+                Limit(
+                    "unfinished-export",
+                    f"{file.path} is what an export left that did not finish",
+                    "what is whole in it is read",
+                )
+            )
+    return whole
+
+
+def _owner(file: TraceFile) -> int | str:
+    rank = file.rank_hint if file.manifest_rank is None else file.manifest_rank
+    return file.group_hint if rank is None else rank
+
+
+def _trace_file(path: Path, *, named: bool, manifest: int | None) -> TraceFile:
+    name = path.name
+    order = _TIME_IN_NAME.search(name) or _STEP_IN_NAME.search(name)
+    rest = name if order is None else name[: order.start()] + name[order.end() :]
+    return TraceFile(
+        path=str(path),
+        size_bytes=path.stat().st_size,
+        rank_hint=_rank_in(_SUFFIX.sub(".", name), path.parent.name),
+        group_hint=f"{path.parent}/{_SUFFIX.sub('', rest)}",
+        order_hint=None if order is None else int(order.group(1)),
+        named=named,
+        manifest_rank=manifest,
+    )
+
+
+def _rank_in(*names: str) -> int | None:
+    """Return the rank in the first name that has one: the file's, else that of its folder (rank3/)."""
+    for name in names:
+        for pattern in _RANK_IN_NAME:
+            match = pattern.search(name)
+            if match:
+                return int(match.group(1))
+    return None
+
+
+def _why_no_trace(path: Path) -> str:
+    """Return why a file cannot be a trace, "" if it may be one; only the reader can tell for sure."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_SNIFFED_BYTES)
+            complete = len(head) < _SNIFFED_BYTES
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if head.startswith(b"\x1f\x8b"):
+        try:
+            inflater = zlib.decompressobj(31)
+            head = inflater.decompress(head, _SNIFFED_BYTES)
+            complete = inflater.eof
+        except zlib.error:
+            return "is a damaged gzip file"
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not text:
+        return "is empty"
+    if text.startswith(b"version https://git-lfs"):
+        return "is a Git LFS pointer, not the trace itself"
+    if text[:1] not in b"{[":
+        return "is not JSON"
+    if re.match(rb'\{\s*"schema"\s*:', text) and b'"nodes"' in text:
+        return "is an execution trace, not a profiler trace"
+    if complete and not _TRACE_KEYS.search(text):
+        return "is JSON, but not a trace"
+    return ""
