@@ -6,6 +6,7 @@ This is the file to read first. Per-rank work is a pure function of one file; on
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -90,14 +91,13 @@ def measure(
     candidates = [_candidate(file, digest) for file, digest in digests]
     settled = settle(candidates, chosen.cycle)
     by_path = {file.path: digest for file, digest in digests}
-    ranked = [replace(by_path[path], rank=rank) for path, rank in settled.ranks.items()]
-    world_size = max((d.world_size for d in ranked if d.world_size is not None), default=None)
+    ranked = [replace(by_path[file.path], rank=file.rank) for file in settled.files]
     if chosen.steps is not None and not any(digest.steps for digest in ranked):
         raise InputError(
             f"no step of {chosen.steps[0]}-{chosen.steps[1]} is in these traces",
             "leave --steps out to see which steps were captured",
         )
-    view = build_view(ranked, world_size)
+    view = build_view(ranked, settled.world_size)
     limits = (
         *run.limits,
         *settled.limits,
@@ -110,7 +110,7 @@ def measure(
 
 def digest_file(path: str, steps: tuple[int, int] | None, strict: bool) -> RankDigest:
     """Read one trace and return its digest: the whole work of one worker."""
-    trace = read_trace(path, strict=strict)
+    trace = read_trace(path, stream=sys.stdin.buffer if path == "-" else None, strict=strict)
     return measure_rank(build_timeline(trace, steps=steps), rank=-1 if trace.info.rank is None else trace.info.rank)
 
 
@@ -178,6 +178,7 @@ def _candidate(file: TraceFile, digest: RankDigest) -> Candidate:
         first_step=digest.first_step,
         order_hint=file.order_hint,
         group_hint=file.group_hint,
+        backend=digest.backend,
     )
 
 

@@ -11,7 +11,7 @@ from tracedoc.facts.digest import RankDigest
 from tracedoc.facts.measure import Measurements
 from tracedoc.spans import Spans
 
-MAX_PLACES = 40
+MAX_PLACES = 200
 """A finding lists at most this many intervals of one rank, the longest ones, in time order."""
 
 

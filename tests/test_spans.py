@@ -1,0 +1,56 @@
+"""Interval sets against a set of integers."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracedoc.spans import Spans
+
+PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
+
+
+def points(pairs: list[tuple[int, int]]) -> set[int]:
+    return {t for start, end in pairs for t in range(start, end)}
+
+
+def covered(spans: Spans) -> set[int]:
+    return points(spans.pairs())
+
+
+@given(PAIRS)
+def test_a_union_of_pairs_is_disjoint_sorted_and_covers_the_same_points(pairs: list[tuple[int, int]]) -> None:
+    spans = Spans.from_pairs(pairs)
+    assert covered(spans) == points(pairs)
+    assert spans.total_ns == len(points(pairs))
+    assert all(start < end for start, end in spans.pairs())
+    assert all(a[1] < b[0] for a, b in zip(spans.pairs(), spans.pairs()[1:], strict=False))
+
+
+@given(PAIRS, PAIRS)
+def test_set_operations_are_those_of_the_points(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    a, b = Spans.from_pairs(one), Spans.from_pairs(other)
+    assert covered(a | b) == covered(a) | covered(b)
+    assert covered(a & b) == covered(a) & covered(b)
+    assert covered(a - b) == covered(a) - covered(b)
+    assert (a | b).total_ns == a.total_ns + b.total_ns - (a & b).total_ns
+
+
+@given(PAIRS, st.integers(0, 60), st.integers(0, 60))
+def test_windows_clip_complement_and_count_alike(pairs: list[tuple[int, int]], start: int, end: int) -> None:
+    spans, window = Spans.from_pairs(pairs), set(range(start, end))
+    assert covered(spans.clip(start, end)) == covered(spans) & window
+    assert covered(spans.complement(start, end)) == window - covered(spans)
+    assert spans.covered_ns([start], [end]).tolist() == [len(covered(spans) & window)]
+
+
+def test_touching_intervals_are_one_and_empty_ones_are_none() -> None:
+    assert Spans.from_pairs([(0, 5), (5, 9), (20, 20), (30, 25)]).pairs() == [(0, 9)]
+
+
+def test_epoch_nanoseconds_stay_exact() -> None:
+    start = 1_712_195_495_519_689_047
+    spans = Spans.of(np.array([start, start + 1]), np.array([start + 1, start + 3]))
+    assert spans.pairs() == [(start, start + 3)]
+    assert spans.covered_ns([start + 1], [start + 2]).tolist() == [1]

@@ -1,0 +1,99 @@
+"""Collectives of several ranks, matched by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tracedoc.spans import Spans
+from tracedoc.timeline.collectives import CollectiveOp
+from tracedoc.timeline.matching import (
+    RankCollectives,
+    latest_starts_by_rank,
+    match_collectives,
+    split_exposed,
+)
+
+MS = 1_000_000
+REDUCE = CollectiveOp("all_reduce", (0, 1), "0", 2, 1024, "Float", None, 20, 0, 0, None, 1)
+
+
+def operation(start: int, end: int, **changes: object) -> CollectiveOp:
+    return replace(REDUCE, start_ns=start * MS, end_ns=end * MS, **changes)  # type: ignore[arg-type]
+
+
+def ranks(first: list[CollectiveOp], second: list[CollectiveOp], hosts: tuple[str, str] = ("a", "a")) -> list[RankCollectives]:
+    return [RankCollectives(0, hosts[0], tuple(first)), RankCollectives(1, hosts[1], tuple(second))]
+
+
+def test_the_early_rank_waits_and_both_transfer() -> None:
+    matching = match_collectives(ranks([operation(0, 10)], [operation(8, 10)]), 2)
+    (found,) = matching.collectives
+    assert found.wait_ns == (8 * MS, 0)
+    assert found.transfer_ns == 2 * MS
+    assert found.last_rank == 1
+
+
+def test_a_step_with_unequal_sequences_stays_unmatched_and_the_next_one_matches() -> None:
+    first = [operation(0, 2), operation(3, 5), operation(10, 12, step=2)]
+    second = [operation(0, 2), operation(11, 12, step=2)]
+    matching = match_collectives(ranks(first, second), 2)
+    assert [(c.step, c.start_ns) for c in matching.collectives] == [(2, (10 * MS, 11 * MS))]
+
+
+def test_sequence_numbers_survive_a_lost_event() -> None:
+    first = [operation(0, 2, seq=7), operation(3, 5, seq=8)]
+    second = [operation(4, 5, seq=8)]
+    (found,) = match_collectives(ranks(first, second), 2).collectives
+    assert found.start_ns == (3 * MS, 4 * MS)
+
+
+def test_a_group_with_a_missing_rank_is_not_matched() -> None:
+    wide = [operation(0, 10, group=(0, 1, 2))]
+    assert match_collectives(ranks(wide, wide), 3).collectives == ()
+
+
+def test_operations_that_end_before_their_peer_starts_are_no_match() -> None:
+    first = [operation(start, start + 2) for start in (0, 10, 20)]
+    second = [operation(start + 5, start + 7) for start in (0, 10, 20)]
+    matching = match_collectives(ranks(first, second), 2)
+    assert matching.collectives == ()
+    assert [limit.code for limit in matching.limits] == ["collectives-not-matched"]
+
+
+def test_clocks_of_two_hosts_are_brought_together_by_the_ends() -> None:
+    skew = 3_000  # ms: the second host's clock is three seconds ahead
+    first = [operation(0, 10), operation(20, 30), operation(40, 50)]
+    second = [operation(skew + 6, skew + 10), operation(skew + 28, skew + 30), operation(skew + 41, skew + 50)]
+    everyone = ranks(first, second, ("a", "b"))
+    matching = match_collectives(everyone, 2)
+    assert [c.wait_ns for c in matching.collectives] == [(6 * MS, 0), (8 * MS, 0), (1 * MS, 0)]
+    starts = latest_starts_by_rank(matching, everyone)
+    assert starts[0][("all_reduce", 0, 20)] == 6 * MS
+    assert starts[1][("all_reduce", (skew + 6) * MS, 20)] == (skew + 6) * MS
+
+
+def test_hosts_whose_ends_scatter_are_not_aligned() -> None:
+    first = [operation(start, start + 10) for start in (0, 100, 200, 300)]
+    second = [operation(start, start + 10) for start in (5, 150, 280, 302)]
+    matching = match_collectives(ranks(first, second, ("a", "b")), 2)
+    assert not matching.clock.aligned
+    assert [limit.code for limit in matching.limits] == ["clocks-not-aligned"]
+
+
+def test_exposed_time_splits_exactly_and_transfer_comes_first() -> None:
+    waiting = operation(0, 10)  # the peer came at 6
+    unknown = operation(4, 8, op="broadcast", stream=21)
+    split = split_exposed(
+        Spans.from_pairs([(0, 12 * MS)]), [waiting, unknown], {("all_reduce", 0, 20): 6 * MS}
+    )
+    # 0-4 wait, 4-6 the broadcast runs beside the wait, 6-10 transfer, 10-12 belongs to no operation.
+    assert (split.wait_ns, split.transfer_ns, split.unsplit_ns) == (4 * MS, 4 * MS, 4 * MS)
+
+
+@pytest.mark.parametrize("world_size", [4, 8])
+def test_without_groups_a_part_of_the_world_is_not_taken_for_all(world_size: int) -> None:
+    bare = [operation(0, 10, group=(), group_name="", group_size=None)]
+    assert match_collectives(ranks(bare, bare), world_size).collectives == ()
+    assert len(match_collectives(ranks(bare, bare), 2).collectives) == 1
