@@ -127,3 +127,15 @@ def test_redaction_leaves_rules_and_conditions_alone():
     assert after.verdicts == before.verdicts
     assert after.findings == before.findings
     assert list(after.facts) == list(before.facts)
+
+
+def test_limits_that_many_ranks_share_are_counted():
+    limits = tuple(Limit("truncated-trace", f"rank {rank} ends early", "x") for rank in range(64))
+    view = build_view(replace(sharded(), limits=(*limits, Limit("cpu-trace", "no GPU"))))
+    assert [limit.message for limit in view.limits] == [
+        "rank 0 ends early",
+        "rank 1 ends early",
+        "rank 2 ends early",
+        "61 more of this kind",
+        "no GPU",
+    ]

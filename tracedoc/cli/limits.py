@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 LIMITS: dict[str, str] = {
+    "bad-manifest": (
+        "manifest.json in the run's folder cannot be used. The run is read as if there were none: ranks "
+        "come from the traces and from file names."
+    ),
     "clocks-not-aligned": (
         "The clocks of the hosts differ by an amount that the matched collectives do not settle: the "
         "residual is more than 10 % of the median wait. Ranks on different hosts are then not compared in "
@@ -10,14 +14,41 @@ LIMITS: dict[str, str] = {
         "the hosts helps."
     ),
     "collectives-not-matched": (
-        "Some collectives of one rank have no partner in the traces of the others: ranks are missing, "
-        "captured different steps, or the sequence numbers disagree. For these, waiting and transfer "
-        "cannot be told apart. Capture the same steps on every rank of a group."
+        "Some collectives of one rank have no partner in the traces of the others, or would end before "
+        "all their ranks have started: ranks are missing, captured different steps, or the sequence "
+        "numbers disagree. For these, waiting and transfer cannot be told apart. Capture the same steps "
+        "on every rank of a group."
     ),
     "cpu-trace": (
-        "The trace holds no GPU: compute is the time in operators on the stepping threads, communication "
-        "is gloo. A healthy small CPU job is exposed for more than half of its step, so rules on shares of "
-        "time are notes at most. Counts, loader waits and arrival order are judged as usual."
+        "The run holds no GPU activity: compute is the time in operators on the stepping threads, "
+        "communication is gloo. A healthy small CPU job is exposed for more than half of its step, so "
+        "rules on shares of time are notes at most. Counts, loader waits and arrival order are judged as "
+        "usual."
+    ),
+    "damaged-events": (
+        "Pieces of the file are not valid JSON and were skipped; the events around them were read. What "
+        "the pieces recorded is missing, so idle time near them may be no idle time. Copies that broke "
+        "off or files written by two processes look like this."
+    ),
+    "different-steps": (
+        "The ranks were recorded from different steps on. Collectives are matched only where the "
+        "recordings overlap. Give every rank the same schedule(wait, warmup, active), and call "
+        "profiler.step() equally often on all of them."
+    ),
+    "idle-with-work-queued": (
+        "For a large part of the step, work was queued and nothing seemed to run. Kernels inside CUDA "
+        "graphs may be missing from the trace, or the GPU waited for another device. Idle time is then "
+        "unreliable, and so are the findings that rest on it."
+    ),
+    "impossible-times": (
+        "Some events have a time or a duration that cannot be: not a number, beyond any clock, or "
+        "negative. Events without a possible time are left out; those with a negative duration count as "
+        "instants."
+    ),
+    "missing-ranks": (
+        "The run has more ranks than traces. What is said about waiting and stragglers covers the ranks "
+        "that are there: a missing one may be the one that the others wait for, and rank 0 is often not "
+        "like the rest. Profile every rank, in the same steps."
     ),
     "no-complete-step": (
         "No step lies whole within the capture. The longest one is judged from its first to its last GPU "
@@ -29,15 +60,45 @@ LIMITS: dict[str, str] = {
         "device time; in particular not that the device is idle. Pass ProfilerActivity.CUDA to the "
         "profiler, and check that no other tool held the GPU's counters (CUPTI allows one)."
     ),
+    "not-a-trace": (
+        "A file that was found beside the traces is not one, and was left out. Name the trace files "
+        "themselves to choose other ones."
+    ),
+    "other-cycles": (
+        "The folder holds several profiler cycles of each rank, as tensorboard_trace_handler writes them. "
+        "Only one is judged: the newest that most ranks have. Choose another with --cycle."
+    ),
     "profiler-steps-rejected": (
-        "The ProfilerStep ranges hold no backward pass, or their lengths differ more than tenfold, so they "
-        "do not mark training steps. Steps come from the optimizer or are inferred. Call profiler.step() "
-        "once at the end of each iteration."
+        "The ProfilerStep ranges hold no backward pass, or their lengths differ more than tenfold, so "
+        "they do not mark training steps. Steps come from the optimizer or are inferred. Call "
+        "profiler.step() once at the end of each iteration."
+    ),
+    "rank-assumed": (
+        "Traces do not tell their rank, or all tell the same one, so ranks were told by file names or in "
+        "their order. Ranks in the report may not be those of the job. Initialise torch.distributed "
+        "before the profiler starts, or put the rank into the file name: rank-3.json.gz."
     ),
     "steps-by-host-clock": (
         "Under 10 % of the kernels have a launch in the trace, so GPU events were given to steps by the "
         "host's clock. The host may run ahead by more than 100 ms; budgets of single steps are then "
         "shifted, while the budget of the whole capture is exact. Record CPU activity as well."
+    ),
+    "truncated-trace": (
+        "The file ends in the middle: the job was stopped while it wrote, or a copy broke off. What is "
+        "whole in it is used; the last step is incomplete. Events are not in order of time in a file, so "
+        "earlier steps can lack events too. Copy it again, or capture fewer steps."
+    ),
+    "unfinished-export": (
+        "A file is what an export left that did not finish. What is whole in it is read. Let the process "
+        "live until the profiler has written its trace."
+    ),
+    "unknown-device": (
+        "The trace records device activity of a kind that is not understood, such as a new accelerator. "
+        "Nothing is said about how busy that device was."
+    ),
+    "unread-file": (
+        "A file could not be read at all and is left out; the others stand. Its rank counts as missing. "
+        "The message says what is wrong with it."
     ),
 }
 """Explanation by code; ``tracedoc explain CODE`` prints it."""

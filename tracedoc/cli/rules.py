@@ -99,14 +99,14 @@ def run_tests(directory: str, rule_directories: tuple[str, ...]) -> None:
       tracedoc rules test my-rules/
       tracedoc rules test cases/ --rules my-rules/
     """
-    from tracedoc.report.view import one_line, plain
-    from tracedoc.testing.cases import run_case_file
-
     inner = Path(directory, "tests")
     packs = (directory, *rule_directories) if inner.is_dir() else rule_directories
     files = _yaml_files(str(inner) if inner.is_dir() else directory)
     if not files:
         raise InputError(f"{directory} holds no cases (*.yaml)", "put them into DIR/tests, one file a rule")
+    from tracedoc.report.view import one_line, plain
+    from tracedoc.testing.cases import run_case_file
+
     passed = failed = 0
     for path in files:
         try:

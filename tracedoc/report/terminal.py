@@ -169,7 +169,7 @@ def _limits(console: Console, view: View) -> None:
     if not view.findings:
         console.print()
     console.print(Text("Limits", "bold"))
-    for limit in view.diagnosis.limits:
+    for limit in view.limits:
         effect = f": {one_line(limit.effect)}" if limit.effect else ""
         _bullet(console, Text.assemble(one_line(limit.message), effect, (f"  [{limit.code}]", "dim")))
 

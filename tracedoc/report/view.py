@@ -21,6 +21,7 @@ from tracedoc.diagnosis import (
     Scalar,
     Verdict,
 )
+from tracedoc.errors import Limit
 from tracedoc.units import format_ms, format_percent, format_quantity
 
 PARTS = (
@@ -62,6 +63,9 @@ FRAMEWORKS = {
     "megatron": "Megatron",
     "unknown": "",
 }
+
+LIMITS_OF_A_KIND = 3
+"""Limits with one code that are told in full; hundreds of ranks often share one."""
 
 # Text that only names things: never redacted, or keys that reports look up would change.
 _IDENTIFIERS = frozenset(
@@ -132,6 +136,7 @@ class View:
     segments: tuple[Segment, ...]
     overlap: str
     findings: tuple[FindingView, ...]
+    limits: tuple[Limit, ...]
     not_judged: tuple[tuple[str, tuple[str, ...]], ...]
     outcomes: str
 
@@ -161,6 +166,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
         segments=segments(budget) if budget else (),
         overlap=_overlap(budget) if budget else "",
         findings=findings,
+        limits=_few_of_each(diagnosis.limits),
         not_judged=_not_judged(diagnosis.verdicts),
         outcomes=_outcomes(diagnosis.verdicts),
     )
@@ -358,6 +364,18 @@ def _causes(causes: dict[str, float], most: int = 3) -> str:
         f"{IDLE_CAUSES.get(cause, cause.replace('_', ' '))} {format_ms(ms)}" for ms, cause in largest[:most]
     ]
     return ", ".join(words)
+
+
+def _few_of_each(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
+    by_code: dict[str, list[Limit]] = {}
+    for limit in limits:
+        by_code.setdefault(limit.code, []).append(limit)
+    told: list[Limit] = []
+    for code, alike in by_code.items():
+        told += alike[:LIMITS_OF_A_KIND]
+        if len(alike) > LIMITS_OF_A_KIND:
+            told.append(Limit(code, f"{len(alike) - LIMITS_OF_A_KIND} more of this kind"))
+    return tuple(told)
 
 
 def _not_judged(verdicts: tuple[Verdict, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tracedoc.cli import main
+from tracedoc.cli.limits import LIMITS
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(main, list(args))
+
+
+def codes_in(package: Path) -> set[str]:
+    """Return the first argument of every ``Limit(...)`` that the package makes."""
+    return {
+        node.args[0].value
+        for file in package.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Limit"
+        if node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
+    }
+
+
+def test_every_limit_that_is_made_has_an_explanation(repository: Path):
+    assert codes_in(repository / "tracedoc") <= set(LIMITS)
+
+
+@pytest.mark.parametrize("code", sorted(LIMITS))
+def test_limit_is_explained_in_sentences(code: str):
+    result = run("explain", code)
+    assert result.exit_code == 0
+    assert f"{code}  (limit)" in result.stdout
+    assert LIMITS[code].endswith(".")
+
+
+def test_rule_is_explained_with_condition_thresholds_and_fixes():
+    text = run("explain", "exposed-communication").stdout
+    for part in ("(rule, communication", "Found when\n", "min_share = 10 %", "Fixes\n", "FSDP2: ", "risk: "):
+        assert part in text
+
+
+def test_fact_is_explained_with_its_unit_and_definition():
+    text = run("explain", "exposed_comm_ms").stdout
+    assert text.startswith("exposed_comm_ms  (fact, unit ms, one value a rank)\n\n")
+
+
+def test_name_of_a_rule_and_a_limit_explains_both():
+    text = run("explain", "missing-ranks").stdout
+    assert "missing-ranks  (rule, capture" in text
+    assert "missing-ranks  (limit)" in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("exposed-comunication", "exposed-communication"),
+        ("exposed-comm-ms", "exposed_comm_ms"),
+        ("cpu-traces", "cpu-trace"),
+    ],
+)
+def test_unknown_name_is_answered_with_the_nearest(typed: str, meant: str):
+    result = run("explain", typed)
+    assert result.exit_code == 2
+    assert (
+        result.stderr == f"error: nothing is called {typed!r}\nhint: did you mean: tracedoc explain {meant}\n"
+    )
+
+
+def test_name_like_no_other_points_to_the_list():
+    assert run("explain", "xyzzy").stderr.endswith("hint: names of rules: tracedoc rules list\n")
+
+
+def test_rules_are_listed_with_their_titles():
+    lines = run("rules", "list").stdout.splitlines()
+    assert lines[0].split() == ["rule", "topic", "status", "title"]
+    assert any(line.startswith("exposed-communication ") for line in lines)
+
+
+def test_own_rules_are_checked(repository: Path):
+    result = run("rules", "check", str(repository / "rules"))
+    assert result.exit_code == 0
+    assert result.stdout.endswith(" checked, 0 wrong\n")
+
+
+def test_every_wrong_rule_is_told_with_its_place(repository: Path, tmp_path: Path):
+    good = (repository / "rules" / "capture" / "few-steps.yaml").read_text(encoding="utf-8")
+    (tmp_path / "few-steps.yaml").write_text(good.replace("title:", "titel:"), encoding="utf-8")
+    (tmp_path / "empty.yaml").write_text("", encoding="utf-8")
+    result = run("rules", "check", str(tmp_path))
+    assert result.exit_code == 1
+    assert f"{tmp_path / 'few-steps.yaml'}:" in result.stdout
+    assert f"{tmp_path / 'empty.yaml'}:1:1: the file is empty" in result.stdout
+    assert result.stdout.endswith("2 rule files checked, 2 wrong\n")
+
+
+def test_folder_without_rules_is_an_error(tmp_path: Path):
+    result = run("rules", "check", str(tmp_path))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {tmp_path} holds no rules")
+    assert run("rules", "test", str(tmp_path / "absent")).exit_code == 2
