@@ -123,7 +123,7 @@ def _kernels_of_judged_step(timeline: RankTimeline) -> npt.NDArray[np.intp]:
         & (trace.ts_ns[rows] >= window.start_ns)
         & (trace.ts_ns[rows] < window.end_ns)
     )
-    return rows[inside]
+    return np.asarray(rows[inside], dtype=np.intp)
 
 
 def _launch_interval_ns(timeline: RankTimeline) -> float | None:

@@ -46,9 +46,9 @@ class Measurements:
 def measure_rank(timeline: RankTimeline, *, rank: int) -> RankDigest:
     """Compute all rank facts of a timeline, and return its digest with them."""
     values = {
-        definition.name: _compute(definition, timeline)
+        definition.name: value
         for definition in CATALOG.values()
-        if definition.kind == "rank"
+        if definition.kind == "rank" and not isinstance(value := _compute(definition, timeline), dict)
     }
     return digest_timeline(timeline, values, rank=rank)
 
@@ -62,12 +62,10 @@ def measure_run(run: RunView) -> Measurements:
             facts[definition.name] = _keyed(definition, values, run)
         else:
             result = _compute(definition, run)
-            if definition.scope == "run":
-                facts[definition.name] = Measurement(definition, result)
-            elif isinstance(result, Unknown):
-                facts[definition.name] = Measurement(definition, result)
-            else:
+            if isinstance(result, dict):
                 facts[definition.name] = _keyed(definition, result, run)
+            else:
+                facts[definition.name] = Measurement(definition, result)
     judged = run.judged()
     return Measurements(
         facts=facts,
@@ -135,10 +133,10 @@ def _keyed(definition: FactDef, values: Mapping[str, Value], run: RunView) -> Me
     return Measurement(definition, values.get(standing, Unknown("no step can be judged")), values)
 
 
-def _compute(definition: FactDef, subject: object) -> Value:
+def _compute(definition: FactDef, subject: object) -> Value | dict[str, Value]:
     """Compute one fact. A failure costs this fact only: it becomes Unknown, and its rules say error."""
     try:
-        result: Value = definition.compute(subject)
+        result: Value | dict[str, Value] = definition.compute(subject)
     except Exception as error:
         return Unknown(f"error: {type(error).__name__}: {error}")
     if isinstance(result, float) and result != result:

@@ -28,7 +28,7 @@ class Launches:
     @property
     def linked(self) -> npt.NDArray[np.bool_]:
         """Which GPU events have a launch."""
-        return self.launch_rows != NO_ROW
+        return np.asarray(self.launch_rows != NO_ROW, dtype=np.bool_)
 
 
 def link_launches(trace: Trace) -> Launches:
