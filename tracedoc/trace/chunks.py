@@ -72,7 +72,7 @@ def cut(
     decode_one: Callable[[bytes], bool],
     *,
     stop_at: frozenset[str] = frozenset(),
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
 ) -> Outcome:
     """Pass every event of a trace to a decoder; return the metadata and what was wrong.
 
@@ -81,7 +81,7 @@ def cut(
     event that may need mending, and says whether it could use it. A top-level key in ``stop_at`` ends the
     reading, for then the file is something else.
     """
-    return _Cutter(source, decode_chunk, decode_one, stop_at, chunk_bytes).run()
+    return _Cutter(source, decode_chunk, decode_one, stop_at, chunk_bytes or CHUNK_BYTES).run()
 
 
 class _Cutter:

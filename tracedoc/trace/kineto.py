@@ -439,7 +439,8 @@ def _damage_limits(path: str, outcome: Outcome, events: int, columns: _Columns) 
         limits.append(
             Limit(
                 "damaged-events",
-                f"{path}: {outcome.skipped:,} pieces are not valid JSON and were skipped, "
+                f"{path}: what is not valid JSON was skipped in {outcome.skipped:,} "
+                f"{'place' if outcome.skipped == 1 else 'places'}, "
                 f"the first at byte {outcome.first_skipped or 0:,}",
                 "what they recorded is missing",
             )

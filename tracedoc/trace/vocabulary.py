@@ -1,7 +1,8 @@
 """Translate the names that vendors, frameworks and torch versions write into one vocabulary.
 
 Everything here looks at a name alone and is meant to be called once per distinct name. The knowledge
-stands in tables; a new vendor is a new row.
+stands in tables; a new vendor is a new row. Kernels and devices have files of their own, reached
+from here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,14 @@ from enum import Enum
 from functools import lru_cache
 
 from tracedoc.trace.columns import Kind
+from tracedoc.trace.devices import DEVICE_PEAKS as DEVICE_PEAKS
+from tracedoc.trace.devices import DevicePeak as DevicePeak
+from tracedoc.trace.devices import device_peak as device_peak
+from tracedoc.trace.kernels import COMMUNICATION_KERNELS as COMMUNICATION_KERNELS
+from tracedoc.trace.kernels import KernelCategory as KernelCategory
+from tracedoc.trace.kernels import is_communication_kernel
+from tracedoc.trace.kernels import is_rocm_copy_kernel as is_rocm_copy_kernel
+from tracedoc.trace.kernels import kernel_category as kernel_category
 
 # --- Categories -------------------------------------------------------------------------------------
 
@@ -79,168 +88,6 @@ _HOST_RANGE = re.compile(
     r"ProfilerStep\s?#\d+$|Optimizer\.(?:step|zero_grad)#|enumerate\(Data(?:Loader|Pipe)\)#|(?:nccl|gloo):"
 )
 
-# --- Kernels ----------------------------------------------------------------------------------------
-
-
-class KernelCategory(str, Enum):
-    """What a GPU kernel computes, told from its name."""
-
-    COMMUNICATION = "communication"
-    ATTENTION = "attention"
-    GEMM = "gemm"
-    CONVOLUTION = "convolution"
-    OPTIMIZER = "optimizer"
-    NORMALISATION = "normalisation"
-    SOFTMAX = "softmax"
-    EMBEDDING = "embedding"
-    REDUCTION = "reduction"
-    COPY = "copy"
-    QUANTISATION = "quantisation"
-    ELEMENTWISE = "elementwise"
-    OTHER = "other"
-
-
-# Compute libraries whose kernels carry words such as "gather" or "reduce" without communicating, and
-# kernels that Inductor names after the operators it fused ("triton_poi_fused_all_gather_into_tensor_3").
-_NEVER_COMMUNICATION = re.compile(
-    r"^(?:void )?(?:at::native::|at::cuda::|at_cuda_detail::|cub::|thrust::|cutlass|cudnn|"
-    r"fbgemm_gpu::permute|triton_[a-z]+_fused|deep_ep::layout::|aten::|FSDP::)"
-)
-
-COMMUNICATION_KERNELS: tuple[tuple[str, str], ...] = (
-    ("NCCL and RCCL", r"(?<![a-z])nccl(?:x|Symk?)?(?:Dev)?Kernel|(?<![a-z])rccl|^nccl[A-Z]"),
-    ("MSCCL and MSCCL++", r"(?i:msccl)"),
-    ("NVSHMEM and rocSHMEM", r"(?:nv|roc)shmem"),
-    ("DeepEP", r"deep_ep::"),
-    ("NCCLX ctran", r"(?i:ctran)(?:Kernel|::)"),
-    ("torch symmetric memory", r"multimem_|symmetric_memory::|(?:put|wait)_signal_kernel"),
-    ("torch intra-node", r"hybridCubeMeshAllReduce"),
-    ("vLLM, SGLang, aiter", r"cross_device_(?:reduce|store)|quickreduce::"),
-    ("Transformer Engine userbuffers", r"userbuffers_"),
-    ("oneCCL", r"(?i:oneccl|oneapi::ccl)|\bccl::|ccl_\w*(?:allreduce|allgather|reduce_scatter|alltoall)"),
-    (
-        "custom all-reduce (TRT-LLM, FlashInfer, FBGEMM, torch one-shot and two-shot) and its kin",
-        # Warp and block all-reduces stay inside one GPU.
-        r"(?i:(?<!warp)(?<!warp_)(?<!block)(?<!block_)(?<!quad)(?<!thread)"
-        r"(?:all_?reduce|all_?gather(?!ed)|all_?to_?all|reduce_scatter_(?:kernel|out|cross)))",
-    ),
-)
-"""Whose communication kernels are recognised, and by which regular expression."""
-
-_COMMUNICATION = re.compile("|".join(pattern for _, pattern in COMMUNICATION_KERNELS))
-
-# Inductor names its kernels triton_<shape>_fused_<operators>_<n>; the shape tells more than the operators.
-_INDUCTOR = re.compile(r"^triton_(poi|red|per|tem|for|mm|bmm|split)_")
-_INDUCTOR_NORM = re.compile(r"(?:layer|rms|batch|group)_norm")
-_INDUCTOR_SOFTMAX = re.compile(r"softmax|nll_loss|cross_entropy")
-_INDUCTOR_ADAM = re.compile(r"adam|sgd|lamb")
-
-_KERNEL_TABLE: tuple[tuple[KernelCategory, re.Pattern[str]], ...] = (
-    (
-        KernelCategory.ATTENTION,
-        re.compile(
-            r"(?i)flash_?(?:fwd|bwd|attn|attention|mla)|(?<![a-z])flash::|pytorch_flash|fmha|attention|"
-            r"(?<![a-z])attn_(?:fwd|bwd|kernel)|cudnn.*(?:sdpa|mha)|aiter.*mha|(?<![a-z])mha_|sdpa"
-        ),
-    ),
-    (
-        KernelCategory.OPTIMIZER,
-        re.compile(
-            r"(?i)multi_tensor_apply|fused_?adam|adamw?_(?!_)|(?<![a-z])lamb(?!da)|(?<![a-z])fused_?sgd|sgd_|"
-            r"FusedOptimizer|kOptimizer"
-        ),
-    ),
-    (
-        KernelCategory.NORMALISATION,
-        re.compile(
-            r"(?i)layer_?norm|rms_?norm|batch_?norm|(?<![a-z])bn_(?:fw|bw)|group_?norm|instance_?norm|GammaBeta|"
-            r"(?<![a-z])ln_(?:fwd|bwd)"
-        ),
-    ),
-    (
-        # "conv" also begins "convert"; xmma and cutlass convolutions say fprop, dgrad or wgrad.
-        KernelCategory.CONVOLUTION,
-        re.compile(
-            r"(?i)conv(?!ert|ers)|implicit_?gemm|winograd|[wd]grad|fprop|scudnn|hcudnn|igemm_(?:fwd|bwd|wrw)|"
-            r"cudnn::(?!bn)|im2col|col2im|miopen(?!.*norm)"
-        ),
-    ),
-    (
-        KernelCategory.GEMM,
-        re.compile(
-            r"(?i)(?<!fb)gemm|nvjet|cublas|cutlass|xmma|Cijk_|split_?K_?reduce|wgmma|gemv|dot_kernel|matmul|"
-            r"(?<![a-z])b?mm_(?!and)|wvSplitK|hipblas|rocblas"
-        ),
-    ),
-    (KernelCategory.SOFTMAX, re.compile(r"(?i)soft_?max|cross_?entropy|nll_?loss|NLLCriterion")),
-    (
-        KernelCategory.EMBEDDING,
-        re.compile(
-            r"(?i)(?<!rotary_)embedding|index_?(?:select|put|copy|add|fill|func|elementwise|kernel|backward)|indexing_backward|"
-            r"linearize_index|scatter|gather|bounds_check_indices|fbgemm_gpu::|pooled_embs"
-        ),
-    ),
-    (KernelCategory.REDUCTION, re.compile(r"(?i)reduce_kernel|Device(?:Segmented)?Reduce|ReduceByKey")),
-    (
-        KernelCategory.COPY,
-        re.compile(
-            r"(?i)CatArrayBatchedCopy|direct_copy|copy_?kernel|copyBuffer|split_with_sizes|chunk_cat|transpose|"
-            r"nchwTo|nhwcTo|tofloat32_copy|float8_copy"
-        ),
-    ),
-    (
-        KernelCategory.QUANTISATION,
-        re.compile(r"(?i)quantize|dequant|kgemm_4bit|quant_kernel|_quant_|cast_to_fp8"),
-    ),
-    (
-        KernelCategory.ELEMENTWISE,
-        re.compile(
-            r"(?i)elementwise|vectorized|unrolled|FillFunctor|fillBuffer|dropout|SubTensorOp|OpTensor|rotary|"
-            r"act_and_mul|activation|silu|gelu|relu|swiglu"
-        ),
-    ),
-)
-# Normalisation and optimizer stand before the library names because their kernels may live in cudnn::
-# or mention conv in a template argument, never the other way round.
-
-
-@lru_cache(maxsize=65536)
-def kernel_category(name: str) -> KernelCategory:
-    """Return what the kernel of this name computes; the first table that knows it decides."""
-    if _is_communication_kernel(name):
-        return KernelCategory.COMMUNICATION
-    inductor = _INDUCTOR.match(name)
-    if inductor:
-        return _inductor_category(inductor.group(1), name)
-    for category, pattern in _KERNEL_TABLE:
-        if pattern.search(name):
-            return category
-    return KernelCategory.OTHER
-
-
-def _inductor_category(shape: str, name: str) -> KernelCategory:
-    if shape == "tem":
-        return KernelCategory.ATTENTION if "attention" in name else KernelCategory.GEMM
-    if shape in ("mm", "bmm"):
-        return KernelCategory.GEMM
-    if shape in ("red", "per", "split"):
-        if _INDUCTOR_NORM.search(name):
-            return KernelCategory.NORMALISATION
-        return KernelCategory.SOFTMAX if _INDUCTOR_SOFTMAX.search(name) else KernelCategory.REDUCTION
-    if shape == "for" and _INDUCTOR_ADAM.search(name):
-        return KernelCategory.OPTIMIZER
-    return KernelCategory.ELEMENTWISE
-
-
-def _is_communication_kernel(name: str) -> bool:
-    return not _NEVER_COMMUNICATION.match(name) and _COMMUNICATION.search(name) is not None
-
-
-def is_rocm_copy_kernel(name: str) -> bool:
-    """Tell the kernels by which ROCm copies memory; its fill kernels are a memset and do not count."""
-    return name.startswith("__amd_rocclr_copy")
-
-
 # --- Collectives ------------------------------------------------------------------------------------
 
 SYMMETRIC_OPS = frozenset({"all_reduce", "reduce_scatter", "all_gather"})
@@ -293,7 +140,7 @@ def collective_op(name: str) -> str | None:
     operator = _C10D_OP.match(name)
     if operator:
         return _op_of_name(operator.group(1))
-    if _is_communication_kernel(name):
+    if is_communication_kernel(name):
         if _DEEP_EP_EXCHANGE.search(name):
             return "all_to_all"
         squeezed = name.replace("(anonymous namespace)", "").split("(", 1)[0].replace("_", "").lower()
@@ -545,73 +392,3 @@ def is_compile_range(name: str) -> bool:
 def is_gc_range(name: str) -> bool:
     """Tell whether a host range is Python's garbage collection."""
     return _GC.match(name) is not None
-
-
-# --- Devices ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePeak:
-    """Dense peaks of one device as a trace lists it: TFLOP/s, and GB/s (1e9 bytes a second).
-
-    ``link_gbps`` is the one-way bandwidth of NVLink or xGMI, of PCIe where there is none. ``None`` is
-    unsupported or not known.
-    """
-
-    bf16_tflops: float | None
-    fp16_tflops: float | None
-    tf32_tflops: float | None
-    fp8_tflops: float | None
-    fp32_tflops: float | None
-    hbm_gbps: float | None
-    link_gbps: float | None
-
-
-def _tensor_peak(
-    half: float, tf32: float | None, fp8: float | None, hbm: float, link: float, fp32: float | None = None
-) -> DevicePeak:
-    return DevicePeak(half, half, tf32, fp8, fp32, hbm, link)
-
-
-DEVICE_PEAKS: dict[str, DevicePeak] = {
-    "a100": _tensor_peak(312, 156, None, 1555, 300, 19.5),
-    "a100 sxm4 80gb": _tensor_peak(312, 156, None, 2039, 300, 19.5),
-    "a100 pcie": _tensor_peak(312, 156, None, 1555, 31, 19.5),
-    "a100 pcie 80gb": _tensor_peak(312, 156, None, 1935, 31, 19.5),
-    "h100": _tensor_peak(989, 494, 1979, 3350, 450, 67),
-    "h100 pcie": _tensor_peak(756, 378, 1513, 2000, 63, 51),
-    "h100 nvl": _tensor_peak(835, 417, 1671, 3900, 300, 60),
-    "h200": _tensor_peak(989, 494, 1979, 4800, 450, 67),
-    "h800": _tensor_peak(989, 494, 1979, 3350, 200, 67),
-    "b200": _tensor_peak(2250, 1125, 4500, 8000, 900),
-    "gb200": _tensor_peak(2500, 1250, 5000, 8000, 900),
-    # Volta has no bf16 tensor cores.
-    "v100": DevicePeak(None, 125, None, None, 15.7, 900, 150),
-    "v100 pcie": DevicePeak(None, 112, None, None, 14.0, 900, 12),
-    "a10": _tensor_peak(125, 62, None, 600, 31),
-    "a40": _tensor_peak(150, 75, None, 696, 31),
-    "l40": _tensor_peak(181, 90, 362, 864, 31),
-    "l40s": _tensor_peak(362, 183, 733, 864, 31),
-    "l4": _tensor_peak(121, 60, 242, 300, 31),
-    "rtx 3090": _tensor_peak(71, 35.6, None, 936, 31),
-    "rtx 4090": _tensor_peak(165, 82.6, 330, 1008, 31),
-    # A device in a trace is one of the two dies of the card.
-    "mi250x": _tensor_peak(191.5, None, None, 1638, 350),
-    "mi250": _tensor_peak(181, None, None, 1638, 350),
-    "mi300x": _tensor_peak(1307, 654, 2615, 5300, 448, 163.4),
-    "mi325x": _tensor_peak(1300, 654, 2610, 6000, 448, 163.4),
-    "mi355x": _tensor_peak(2500, None, 5000, 8000, 535),
-}
-"""Peaks by the words that a device name must hold; the entry with most words wins."""
-
-_OTHER_MODELS = frozenset({"laptop", "d", "ti", "super"})
-
-
-@lru_cache(maxsize=256)
-def device_peak(name: str) -> DevicePeak | None:
-    """Return the peaks of a device by its name in ``deviceProperties``, ``None`` if it is not listed."""
-    words = frozenset(re.split(r"[\s/_-]+", name.lower()))
-    if words & _OTHER_MODELS:
-        return None
-    fitting = [key for key in DEVICE_PEAKS if words.issuperset(key.split())]
-    return DEVICE_PEAKS[max(fitting, key=lambda key: len(key.split()))] if fitting else None

@@ -1,0 +1,241 @@
+"""Bad input is a clear error or a limit, and what is whole in it is read."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trace.reference import reference_rows, rows_of
+from tracedoc.errors import InputError
+from tracedoc.trace.columns import Trace
+from tracedoc.trace.kineto import read_trace
+
+
+def event(name: str, ts: Any, dur: Any = 10, cat: str = "cpu_op", **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 2, "ts": ts, "dur": dur, "args": args}
+
+
+def read(text: str | bytes, **options: Any) -> Trace:
+    data = text.encode() if isinstance(text, str) else text
+    return read_trace("t.json", stream=io.BytesIO(data), **options)
+
+
+def names(trace: Trace) -> list[str]:
+    return [trace.names[i] for i in trace.name.tolist()]
+
+
+def codes(trace: Trace) -> list[str]:
+    return [limit.code for limit in trace.limits]
+
+
+EVENTS = [event(f"op{i}", 100 * i) for i in range(5)]
+WHOLE = json.dumps({"distributedInfo": {"rank": 3, "world_size": 8}, "traceEvents": EVENTS}, indent=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", "is empty"),
+        (b" \n\n ", "is empty"),
+        (b"<!DOCTYPE html><html>", "HTML"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "Git LFS pointer"),
+        (b"hello", "not JSON"),
+        (b"\x00\x01\x02", "not JSON"),
+        (b"PK\x03\x04rest", "zip archive"),
+        (b"{}", "no traceEvents"),
+        (b'{"a": 1}', "no traceEvents"),
+        (b'{"traceEvents": []}', "no events"),
+        (b"[]", "no events"),
+        (b"[1, 2]", "no events"),
+        (b'{"schema": "1.1", "pid": 1, "nodes": [1]}', "execution trace"),
+        (b'{"traceEv', "cut off before its first"),
+        (b'{"traceEvents": [{"ph": "X", ', "cut off before its first whole event"),
+        (b'[{"ph": "X", "cat": "forward", "name": "f", "ts": 1, "dur": 2}]', "not one of PyTorch's profiler"),
+    ],
+)
+def test_what_is_no_trace_is_called_by_its_name(text: bytes, words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        read(text)
+    assert caught.value.hint
+
+
+def test_every_prefix_gives_its_whole_events_or_an_error() -> None:
+    ends = [WHOLE.index(f'"op{i}"') for i in range(5)]
+    refused = 0
+    for length in range(len(WHOLE) - 1):
+        try:
+            trace = read(WHOLE[:length])
+        except InputError:
+            refused = length
+            continue
+        assert trace.info.truncated or length >= len(WHOLE) - 2
+        assert names(trace) == [f"op{i}" for i in range(len(trace))]
+        assert len(trace) >= sum(end < length for end in ends) - 1
+    assert refused < ends[1]
+
+
+def test_prefixes_of_a_real_trace_keep_all_whole_events(shared_traces: Path) -> None:
+    path = shared_traces / "format_variants" / "torch_compile_triton.json.gz"
+    text = gzip.decompress(path.read_bytes())
+    rows = reference_rows(text.decode())
+    sizes = []
+    for length in range(len(text) // 3, len(text), len(text) // 60):
+        trace = read(text[:length])
+        assert codes(trace) == ["truncated-trace"]
+        assert set(rows_of(trace)) <= set(rows)
+        sizes.append(len(trace))
+    assert sizes == sorted(sizes)
+    assert sizes[-1] >= 0.9 * len(rows)
+
+
+def test_a_truncated_trace_is_a_limit_and_with_strict_an_error() -> None:
+    cut = WHOLE[: WHOLE.index('"op3"')]
+    trace = read(cut)
+    assert names(trace) == ["op0", "op1", "op2"]
+    assert trace.info.truncated
+    assert trace.info.rank == 3
+    assert f"byte {len(cut)}" in trace.limits[0].message
+    assert "3 whole events" in trace.limits[0].message
+    with pytest.raises(InputError, match="ends in the middle"):
+        read(cut, strict=True)
+
+
+def test_truncated_gzip_is_read_as_far_as_it_goes() -> None:
+    events = [event(f"op{i}", i, random=str(i * 7919 % 104729)) for i in range(20000)]
+    packed = gzip.compress(json.dumps({"traceEvents": events}).encode())
+    trace = read(packed[: len(packed) // 2])
+    assert codes(trace) == ["truncated-trace"]
+    assert 5000 < len(trace) < 20000
+    assert names(trace) == [f"op{i}" for i in range(len(trace))]
+    with pytest.raises(InputError, match="cut off before its first"):
+        read(packed[:12])
+
+
+def test_gzip_of_several_members_and_padding_is_one_file() -> None:
+    data = WHOLE.encode()
+    packed = gzip.compress(data[:100]) + gzip.compress(data[100:]) + b"\0" * 512
+    assert names(read(packed)) == ["op0", "op1", "op2", "op3", "op4"]
+    assert codes(read(packed)) == []
+
+
+@pytest.mark.parametrize("token", ["NaN", "inf", "-inf", "Infinity", "N/A"])
+def test_bare_tokens_in_arguments_lose_no_event(token: str) -> None:
+    trace = read(WHOLE.replace('"args": {}', f'"args": {{"blocks per SM": {token}, "correlation": 7}}'))
+    assert names(trace) == ["op0", "op1", "op2", "op3", "op4"]
+    assert trace.correlation.tolist() == [7] * 5
+    assert codes(trace) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ['"op2": "x', '"a "quoted" name"', '"back\\slash"', '"op2", "args": {"x": }, "y": "'],
+)
+def test_a_damaged_event_is_skipped_and_counted(damage: str) -> None:
+    trace = read(WHOLE.replace('"op2"', damage))
+    assert names(trace) == ["op0", "op1", "op3", "op4"]
+    assert codes(trace) == ["damaged-events"]
+    assert f"byte {WHOLE.rindex('{', 0, WHOLE.index('op2')):,}" in trace.limits[0].message
+
+
+def test_damage_in_the_last_event_does_not_hide_the_metadata_behind_it() -> None:
+    text = json.dumps({"traceEvents": EVENTS, "distributedInfo": {"rank": 5}}).replace('"op4"', '"o"p4"')
+    trace = read(text)
+    assert names(trace) == ["op0", "op1", "op2", "op3"]
+    assert trace.info.rank == 5
+    assert not trace.info.truncated
+
+
+def test_bytes_that_are_not_utf8_cost_nothing_but_their_character() -> None:
+    trace = read(WHOLE.encode().replace(b'"op2"', b'"op\xff2"'))
+    assert names(trace) == ["op0", "op1", "op\ufffd2", "op3", "op4"]
+
+
+@pytest.mark.parametrize("bad", ["1e300", "-1e300", "NaN", '"soon"', "null", "9223372036854775807", "[]"])
+def test_events_at_impossible_times_are_left_out(bad: str) -> None:
+    trace = read(WHOLE.replace('"ts": 200,', f'"ts": {bad},'))
+    assert names(trace) == ["op0", "op1", "op3", "op4"]
+    assert codes(trace) == ["impossible-times"]
+
+
+def test_negative_durations_count_as_instants() -> None:
+    trace = read(json.dumps({"traceEvents": [event("a", 1, -5), event("b", 2, 3)]}))
+    assert trace.dur_ns.tolist() == [0, 3000]
+    assert codes(trace) == ["impossible-times"]
+
+
+def test_hostile_names_are_just_names() -> None:
+    hostile = ['"},{"', "\u0000", "<script>alert(1)</script>", "🔥", "},\n  {", '"traceEvents": [', "]", ""]
+    trace = read(json.dumps([event(name, i) for i, name in enumerate(hostile)]))
+    assert names(trace) == hostile
+
+
+def test_deep_nesting_and_huge_integers_break_nothing() -> None:
+    deep: Any = {"x": 1}
+    for _ in range(100):
+        deep = [{"d": deep}]
+    odd = event("odd", 2, deep=deep, big=10**30, correlation=10**25, stream=2**70, device="GPU 1", bytes="64")
+    trace = read(json.dumps({"traceEvents": [event("a", 1), odd, event("b", 3)]}))
+    assert names(trace) == ["a", "odd", "b"]
+    assert trace.correlation.tolist() == [-1, -1, -1]
+    assert trace.nbytes.tolist() == [-1, 64, -1]
+    assert (
+        len(
+            read(
+                "[" * 5 + "]" * 5 + "," + json.dumps(event("a", 1)) if False else json.dumps([event("a", 1)])
+            )
+        )
+        == 1
+    )
+
+
+def test_nesting_beyond_the_parser_is_damage() -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    text = json.dumps([event("a", 1), event("b", 2, x="@"), event("c", 3)]).replace('"@"', deep)
+    trace = read(text)
+    assert names(trace) == ["a", "c"]
+    assert codes(trace) == ["damaged-events"]
+
+
+def test_values_of_unexpected_types_are_read_loosely() -> None:
+    events = [
+        {**event("a", "1.5", "2.25"), "pid": "Spans", "tid": "stream 7"},
+        {**event("k", 3, 1, "kernel"), "pid": "0", "tid": "stream 7", "args": []},
+        {**event("b", 4), "args": None},
+    ]
+    trace = read(json.dumps(events))
+    assert trace.ts_ns.tolist() == [1500, 3000, 4000]
+    assert trace.dur_ns.tolist() == [2250, 1000, 10000]
+    assert (trace.device.tolist(), trace.stream.tolist()) == ([-1, 0, -1], [-1, 7, -1])
+
+
+def test_the_garbage_collector_is_left_as_it_was() -> None:
+    assert gc.isenabled()
+    with pytest.raises(InputError):
+        read(b"nonsense")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        read(WHOLE)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_progress_counts_the_stored_bytes() -> None:
+    seen: list[int] = []
+    packed = gzip.compress(WHOLE.encode())
+    read(packed, on_bytes=seen.append)
+    assert sum(seen) == len(packed)
+
+
+def test_a_path_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        read_trace(tmp_path / "absent.json")
+    with pytest.raises(InputError, match="directory"):
+        read_trace(tmp_path)

@@ -1,0 +1,74 @@
+"""What a device can do at best, by its name in ``deviceProperties``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePeak:
+    """Dense peaks of one device as a trace lists it: TFLOP/s, and GB/s (1e9 bytes a second).
+
+    ``link_gbps`` is the one-way bandwidth of NVLink or xGMI, of PCIe where there is none. ``None`` is
+    unsupported or not known.
+    """
+
+    bf16_tflops: float | None
+    fp16_tflops: float | None
+    tf32_tflops: float | None
+    fp8_tflops: float | None
+    fp32_tflops: float | None
+    hbm_gbps: float | None
+    link_gbps: float | None
+
+
+def _tensor_peak(
+    half: float, tf32: float | None, fp8: float | None, hbm: float, link: float, fp32: float | None = None
+) -> DevicePeak:
+    return DevicePeak(half, half, tf32, fp8, fp32, hbm, link)
+
+
+DEVICE_PEAKS: dict[str, DevicePeak] = {
+    "a100": _tensor_peak(312, 156, None, 1555, 300, 19.5),
+    "a100 sxm4 80gb": _tensor_peak(312, 156, None, 2039, 300, 19.5),
+    "a100 pcie": _tensor_peak(312, 156, None, 1555, 31, 19.5),
+    "a100 pcie 80gb": _tensor_peak(312, 156, None, 1935, 31, 19.5),
+    "h100": _tensor_peak(989, 494, 1979, 3350, 450, 67),
+    "h100 pcie": _tensor_peak(756, 378, 1513, 2000, 63, 51),
+    "h100 nvl": _tensor_peak(835, 417, 1671, 3900, 300, 60),
+    "h200": _tensor_peak(989, 494, 1979, 4800, 450, 67),
+    "h800": _tensor_peak(989, 494, 1979, 3350, 200, 67),
+    "b200": _tensor_peak(2250, 1125, 4500, 8000, 900),
+    "gb200": _tensor_peak(2500, 1250, 5000, 8000, 900),
+    # Volta has no bf16 tensor cores.
+    "v100": DevicePeak(None, 125, None, None, 15.7, 900, 150),
+    "v100 pcie": DevicePeak(None, 112, None, None, 14.0, 900, 12),
+    "a10": _tensor_peak(125, 62, None, 600, 31),
+    "a40": _tensor_peak(150, 75, None, 696, 31),
+    "l40": _tensor_peak(181, 90, 362, 864, 31),
+    "l40s": _tensor_peak(362, 183, 733, 864, 31),
+    "l4": _tensor_peak(121, 60, 242, 300, 31),
+    "rtx 3090": _tensor_peak(71, 35.6, None, 936, 31),
+    "rtx 4090": _tensor_peak(165, 82.6, 330, 1008, 31),
+    # A device in a trace is one of the two dies of the card.
+    "mi250x": _tensor_peak(191.5, None, None, 1638, 350),
+    "mi250": _tensor_peak(181, None, None, 1638, 350),
+    "mi300x": _tensor_peak(1307, 654, 2615, 5300, 448, 163.4),
+    "mi325x": _tensor_peak(1300, 654, 2610, 6000, 448, 163.4),
+    "mi355x": _tensor_peak(2500, None, 5000, 8000, 535),
+}
+"""Peaks by the words that a device name must hold; the entry with most words wins."""
+
+_OTHER_MODELS = frozenset({"laptop", "d", "ti", "super"})
+
+
+@lru_cache(maxsize=256)
+def device_peak(name: str) -> DevicePeak | None:
+    """Return the peaks of a device by its name in ``deviceProperties``, ``None`` if it is not listed."""
+    words = frozenset(re.split(r"[\s/_-]+", name.lower()))
+    if words & _OTHER_MODELS:
+        return None
+    fitting = [key for key in DEVICE_PEAKS if words.issuperset(key.split())]
+    return DEVICE_PEAKS[max(fitting, key=lambda key: len(key.split()))] if fitting else None

@@ -1,0 +1,167 @@
+"""Tell from the name of a GPU kernel what it computes, or that it communicates."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from functools import lru_cache
+
+
+class KernelCategory(str, Enum):
+    """What a GPU kernel computes, told from its name."""
+
+    COMMUNICATION = "communication"
+    ATTENTION = "attention"
+    GEMM = "gemm"
+    CONVOLUTION = "convolution"
+    OPTIMIZER = "optimizer"
+    NORMALISATION = "normalisation"
+    SOFTMAX = "softmax"
+    EMBEDDING = "embedding"
+    REDUCTION = "reduction"
+    COPY = "copy"
+    QUANTISATION = "quantisation"
+    ELEMENTWISE = "elementwise"
+    OTHER = "other"
+
+
+# Compute libraries whose kernels carry words such as "gather" or "reduce" without communicating, and
+# kernels that Inductor names after the operators it fused ("triton_poi_fused_all_gather_into_tensor_3").
+_NEVER_COMMUNICATION = re.compile(
+    r"^(?:void )?(?:at::native::|at::cuda::|at_cuda_detail::|cub::|thrust::|cutlass|cudnn|"
+    r"fbgemm_gpu::permute|triton_[a-z]+_fused|deep_ep::layout::|aten::|FSDP::)"
+)
+
+COMMUNICATION_KERNELS: tuple[tuple[str, str], ...] = (
+    ("NCCL and RCCL", r"(?<![a-z])nccl(?:x|Symk?)?(?:Dev)?Kernel|(?<![a-z])rccl|^nccl[A-Z]"),
+    ("MSCCL and MSCCL++", r"(?i:msccl)"),
+    ("NVSHMEM and rocSHMEM", r"(?:nv|roc)shmem"),
+    ("DeepEP", r"deep_ep::"),
+    ("NCCLX ctran", r"(?i:ctran)(?:Kernel|::)"),
+    ("torch symmetric memory", r"multimem_|symmetric_memory::|(?:put|wait)_signal_kernel"),
+    ("torch intra-node", r"hybridCubeMeshAllReduce"),
+    ("vLLM, SGLang, aiter", r"cross_device_(?:reduce|store)|quickreduce::"),
+    ("Transformer Engine userbuffers", r"userbuffers_"),
+    ("oneCCL", r"(?i:oneccl|oneapi::ccl)|\bccl::|ccl_\w*(?:allreduce|allgather|reduce_scatter|alltoall)"),
+    (
+        "custom all-reduce (TRT-LLM, FlashInfer, FBGEMM, torch one-shot and two-shot) and its kin",
+        # Warp and block all-reduces stay inside one GPU.
+        r"(?i:(?<!warp)(?<!warp_)(?<!block)(?<!block_)(?<!quad)(?<!thread)"
+        r"(?:all_?reduce|all_?gather(?!ed)|all_?to_?all|reduce_scatter_(?:kernel|out|cross)))",
+    ),
+)
+"""Whose communication kernels are recognised, and by which regular expression."""
+
+_COMMUNICATION = re.compile("|".join(pattern for _, pattern in COMMUNICATION_KERNELS))
+
+# Inductor names its kernels triton_<shape>_fused_<operators>_<n>; the shape tells more than the operators.
+_INDUCTOR = re.compile(r"^triton_(poi|red|per|tem|for|mm|bmm|split)_")
+_INDUCTOR_NORM = re.compile(r"(?:layer|rms|batch|group)_norm")
+_INDUCTOR_SOFTMAX = re.compile(r"softmax|nll_loss|cross_entropy")
+_INDUCTOR_ADAM = re.compile(r"adam|sgd|lamb")
+
+_KERNEL_TABLE: tuple[tuple[KernelCategory, re.Pattern[str]], ...] = (
+    (
+        KernelCategory.ATTENTION,
+        re.compile(
+            r"(?i)flash_?(?:fwd|bwd|attn|attention|mla)|(?<![a-z])flash::|pytorch_flash|fmha|attention|"
+            r"(?<![a-z])attn_(?:fwd|bwd|kernel)|cudnn.*(?:sdpa|mha)|aiter.*mha|(?<![a-z])mha_|sdpa"
+        ),
+    ),
+    (
+        KernelCategory.OPTIMIZER,
+        re.compile(
+            r"(?i)multi_tensor_apply|fused_?adam|adamw?_(?!_)|(?<![a-z])lamb(?!da)|(?<![a-z])fused_?sgd|sgd_|"
+            r"FusedOptimizer|kOptimizer"
+        ),
+    ),
+    (
+        KernelCategory.NORMALISATION,
+        re.compile(
+            r"(?i)layer_?norm|rms_?norm|batch_?norm|(?<![a-z])bn_(?:fw|bw)|group_?norm|instance_?norm|GammaBeta|"
+            r"(?<![a-z])ln_(?:fwd|bwd)"
+        ),
+    ),
+    (
+        # "conv" also begins "convert"; xmma and cutlass convolutions say fprop, dgrad or wgrad.
+        KernelCategory.CONVOLUTION,
+        re.compile(
+            r"(?i)conv(?!ert|ers)|implicit_?gemm|winograd|[wd]grad|fprop|scudnn|hcudnn|igemm_(?:fwd|bwd|wrw)|"
+            r"cudnn::(?!bn)|im2col|col2im|miopen(?!.*norm)"
+        ),
+    ),
+    (
+        KernelCategory.GEMM,
+        re.compile(
+            r"(?i)(?<!fb)gemm|nvjet|cublas|cutlass|xmma|Cijk_|split_?K_?reduce|wgmma|gemv|dot_kernel|matmul|"
+            r"(?<![a-z])b?mm_(?!and)|wvSplitK|hipblas|rocblas"
+        ),
+    ),
+    (KernelCategory.SOFTMAX, re.compile(r"(?i)soft_?max|cross_?entropy|nll_?loss|NLLCriterion")),
+    (
+        KernelCategory.EMBEDDING,
+        re.compile(
+            r"(?i)(?<!rotary_)embedding|index_?(?:select|put|copy|add|fill|func|elementwise|kernel|backward)|indexing_backward|"
+            r"linearize_index|scatter|gather|bounds_check_indices|fbgemm_gpu::|pooled_embs"
+        ),
+    ),
+    (KernelCategory.REDUCTION, re.compile(r"(?i)reduce_kernel|Device(?:Segmented)?Reduce|ReduceByKey")),
+    (
+        KernelCategory.COPY,
+        re.compile(
+            r"(?i)CatArrayBatchedCopy|direct_copy|copy_?kernel|copyBuffer|split_with_sizes|chunk_cat|transpose|"
+            r"nchwTo|nhwcTo|tofloat32_copy|float8_copy"
+        ),
+    ),
+    (
+        KernelCategory.QUANTISATION,
+        re.compile(r"(?i)quantize|dequant|kgemm_4bit|quant_kernel|_quant_|cast_to_fp8"),
+    ),
+    (
+        KernelCategory.ELEMENTWISE,
+        re.compile(
+            r"(?i)elementwise|vectorized|unrolled|FillFunctor|fillBuffer|dropout|SubTensorOp|OpTensor|rotary|"
+            r"act_and_mul|activation|silu|gelu|relu|swiglu"
+        ),
+    ),
+)
+# Normalisation and optimizer stand before the library names because their kernels may live in cudnn::
+# or mention conv in a template argument, never the other way round.
+
+
+@lru_cache(maxsize=65536)
+def kernel_category(name: str) -> KernelCategory:
+    """Return what the kernel of this name computes; the first table that knows it decides."""
+    if is_communication_kernel(name):
+        return KernelCategory.COMMUNICATION
+    inductor = _INDUCTOR.match(name)
+    if inductor:
+        return _inductor_category(inductor.group(1), name)
+    for category, pattern in _KERNEL_TABLE:
+        if pattern.search(name):
+            return category
+    return KernelCategory.OTHER
+
+
+def _inductor_category(shape: str, name: str) -> KernelCategory:
+    if shape == "tem":
+        return KernelCategory.ATTENTION if "attention" in name else KernelCategory.GEMM
+    if shape in ("mm", "bmm"):
+        return KernelCategory.GEMM
+    if shape in ("red", "per", "split"):
+        if _INDUCTOR_NORM.search(name):
+            return KernelCategory.NORMALISATION
+        return KernelCategory.SOFTMAX if _INDUCTOR_SOFTMAX.search(name) else KernelCategory.REDUCTION
+    if shape == "for" and _INDUCTOR_ADAM.search(name):
+        return KernelCategory.OPTIMIZER
+    return KernelCategory.ELEMENTWISE
+
+
+def is_communication_kernel(name: str) -> bool:
+    """Tell whether a kernel moves data between GPUs, whoever wrote it."""
+    return not _NEVER_COMMUNICATION.match(name) and _COMMUNICATION.search(name) is not None
+
+
+def is_rocm_copy_kernel(name: str) -> bool:
+    """Tell the kernels by which ROCm copies memory; its fill kernels are a memset and do not count."""
+    return name.startswith("__amd_rocclr_copy")
