@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,16 @@ def test_verdicts_name_each_rule_with_its_comparison():
     assert all(verdict.rule_id in text for verdict in sharded().verdicts)
     assert "late_ms / step_ms > min_share  holds: 0.23 against 0.05" in text
     assert "mfu < min_mfu  unknown: ? against 0.3 (shapes were not recorded)" in text
+
+
+def test_guard_of_the_capture_is_brief():
+    diagnosis = sharded()
+    guard = replace(diagnosis.findings[1], topic="capture", rule_id="few-steps", gain=None)
+    text = render_text(build_view(replace(diagnosis, findings=(guard,))), next_command=NEXT)
+    assert guard.message in text
+    assert "   fix   " in text
+    assert "   why   " not in text
+    assert "   risk  " not in text
 
 
 def test_bar_gives_every_part_a_cell_and_fills_the_width():

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.example_diagnoses import cpu, healthy, hostile, sharded
-from tracedoc.diagnosis import Fix, Gain
+from tracedoc.diagnosis import Evidence, Fix, Gain
 from tracedoc.errors import Limit
-from tracedoc.report.view import build_view, gain_text, ranges, redacted
+from tracedoc.report.view import EVIDENCE_SHOWN, build_view, gain_text, ranges, redacted
 
 
 def test_segments_add_up_to_the_step():
@@ -139,3 +139,18 @@ def test_limits_that_many_ranks_share_are_counted():
         "61 more of this kind",
         "no GPU",
     ]
+
+
+def test_longest_places_are_shown_in_order_of_time():
+    places = tuple(Evidence(0, 1, 100 * i, 100 * i + i, "gap") for i in range(20))
+    diagnosis = sharded()
+    finding = replace(diagnosis.findings[0], evidence=places)
+    shown = build_view(replace(diagnosis, findings=(finding,))).findings[0].evidence
+    assert shown == places[-EVIDENCE_SHOWN:]
+
+
+def test_idle_causes_below_two_percent_are_left_out():
+    diagnosis = cpu()
+    assert diagnosis.budget is not None
+    budget = replace(diagnosis.budget, idle_ms=10.0, idle_causes_ms={"sync": 9.9, "input": 0.1})
+    assert build_view(replace(diagnosis, budget=budget)).segments[-1].note == "blocking sync 9.9 ms"

@@ -134,7 +134,10 @@ def _finding(console: Console, view: FindingView) -> None:
         )
     )
     _hanging(console, 3, "", Text(one_line(finding.message)))
-    _hanging(console, 3, "", Text(view.place, "dim"))
+    # A guard speaks of the capture as a whole: its place and reasons would outgrow what it says.
+    guard = finding.topic == "capture"
+    if not guard:
+        _hanging(console, 3, "", Text(view.place, "dim"))
     if view.gain:
         assumes = f": assumes {one_line(view.assumptions)}" if view.assumptions else ""
         _hanging(console, 9, "gain", Text.assemble((view.gain, "green"), assumes))
@@ -145,12 +148,12 @@ def _finding(console: Console, view: FindingView) -> None:
         for line in fix.change.strip("\n").expandtabs(4).split("\n"):
             # Code is never wrapped: a wrapped line cannot be pasted.
             console.print(Text(f"         {line}", "cyan"), soft_wrap=True)
-        if fix.risk:
+        if fix.risk and not guard:
             _hanging(console, 9, "risk", Text(one_line(fix.risk)))
         if len(view.fixes) > 1:
             more = f"{len(view.fixes) - 1} more: tracedoc explain {finding.rule_id}"
             _hanging(console, 9, "", Text(more, "dim"))
-    if finding.why:
+    if finding.why and not guard:
         _hanging(console, 9, "why", Text(one_line(finding.why)))
     console.print()
 
@@ -170,7 +173,7 @@ def _limits(console: Console, view: View) -> None:
         console.print()
     console.print(Text("Limits", "bold"))
     for limit in view.limits:
-        effect = f": {one_line(limit.effect)}" if limit.effect else ""
+        effect = f"; {one_line(limit.effect)}" if limit.effect else ""
         _bullet(console, Text.assemble(one_line(limit.message), effect, (f"  [{limit.code}]", "dim")))
 
 

@@ -14,6 +14,7 @@ from tracedoc.diagnosis import (
     SEVERITIES,
     BudgetParts,
     Diagnosis,
+    Evidence,
     Finding,
     Fix,
     Gain,
@@ -38,7 +39,7 @@ PARTS = (
 IDLE_CAUSES = {
     "input": "waiting for input",
     "allocator": "memory allocator",
-    "blocking_sync": "blocking sync",
+    "sync": "blocking sync",
     "compile": "compilation",
     "gc": "garbage collection",
     "launch": "launched late",
@@ -63,6 +64,9 @@ FRAMEWORKS = {
     "megatron": "Megatron",
     "unknown": "",
 }
+
+EVIDENCE_SHOWN = 8
+"""Places told for a finding; the JSON holds them all."""
 
 LIMITS_OF_A_KIND = 3
 """Limits with one code that are told in full; hundreds of ranks often share one."""
@@ -116,7 +120,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class FindingView:
-    """A finding as it is read: numbered, with its place and gain in words, the fitting fix first."""
+    """A finding as it is read: numbered, with its place and gain in words, the fitting fix first.
+
+    ``evidence`` holds the longest places only, in order of time.
+    """
 
     number: int
     finding: Finding
@@ -124,6 +131,7 @@ class FindingView:
     gain: str
     assumptions: str
     fixes: tuple[Fix, ...]
+    evidence: tuple[Evidence, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +164,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
             gain_text(finding.gain),
             "; ".join(finding.gain.assumptions) if finding.gain else "",
             _fitting_first(finding.fixes, diagnosis.run.strategy.name),
+            _longest(finding.evidence),
         )
         for number, finding in enumerate(ordered, 1)
     )
@@ -314,6 +323,11 @@ def _fitting_first(fixes: tuple[Fix, ...], strategy: str) -> tuple[Fix, ...]:
     return tuple(sorted(fixes, key=distance))
 
 
+def _longest(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    longest = sorted(evidence, key=lambda place: place.start_ns - place.end_ns)[:EVIDENCE_SHOWN]
+    return tuple(sorted(longest, key=lambda place: (place.rank, place.start_ns)))
+
+
 def _normal(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
@@ -359,7 +373,8 @@ def _overlap(budget: BudgetParts) -> str:
 
 
 def _causes(causes: dict[str, float], most: int = 3) -> str:
-    largest = sorted(((ms, cause) for cause, ms in causes.items() if ms > 0), key=lambda pair: -pair[0])
+    noise = 0.02 * sum(causes.values())
+    largest = sorted(((ms, cause) for cause, ms in causes.items() if ms > noise), key=lambda pair: -pair[0])
     words = [
         f"{IDLE_CAUSES.get(cause, cause.replace('_', ' '))} {format_ms(ms)}" for ms, cause in largest[:most]
     ]
