@@ -29,7 +29,9 @@ def test_a_union_of_pairs_is_disjoint_sorted_and_covers_the_same_points(pairs: l
 
 
 @given(PAIRS, PAIRS)
-def test_set_operations_are_those_of_the_points(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+def test_set_operations_are_those_of_the_points(
+    one: list[tuple[int, int]], other: list[tuple[int, int]]
+) -> None:
     a, b = Spans.from_pairs(one), Spans.from_pairs(other)
     assert covered(a | b) == covered(a) | covered(b)
     assert covered(a & b) == covered(a) & covered(b)

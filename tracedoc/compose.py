@@ -53,7 +53,7 @@ def compose(
     info = _run_info(measurements, cycle, cycles)
     budget = _rank_budget(run, standing) if standing is not None else None
     return Diagnosis(
-        summary=summarise(measurements, judgement.findings, info),
+        summary=summarise(measurements, judgement.findings, info, limits),
         run=info,
         budget=budget,
         ranks=tuple(_rank_report(run, digest) for digest in run.digests),

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import tracedoc.facts  # noqa: F401  fills the catalogue
+from tracedoc.compose import compose
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError, Limit
 from tracedoc.facts.digest import RankDigest
@@ -22,8 +23,7 @@ from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
 from tracedoc.rules.selection import choose
 from tracedoc.run.discover import Run, TraceFile, discover
-from tracedoc.run.settle import Candidate, settle
-from tracedoc.compose import compose
+from tracedoc.run.settle import Candidate, format_ranks, settle
 from tracedoc.timeline.build import build_timeline
 from tracedoc.trace.kineto import read_trace
 
@@ -58,7 +58,10 @@ Progress = Callable[[ProgressEvent], None]
 
 
 def diagnose(
-    paths: Sequence[str | os.PathLike[str]], options: Options | None = None, *, progress: Progress | None = None
+    paths: Sequence[str | os.PathLike[str]],
+    options: Options | None = None,
+    *,
+    progress: Progress | None = None,
 ) -> Diagnosis:
     """Return the diagnosis of the run in ``paths`` (files, directories, or ``-`` for standard input).
 
@@ -80,14 +83,21 @@ class Cycles:
 
 
 def measure(
-    paths: Sequence[str | os.PathLike[str]], options: Options | None = None, *, progress: Progress | None = None
+    paths: Sequence[str | os.PathLike[str]],
+    options: Options | None = None,
+    *,
+    progress: Progress | None = None,
 ) -> tuple[Measurements, tuple[Limit, ...], Cycles]:
     """Return the facts of the run in ``paths``, the limits of the capture, and its cycles."""
     chosen = options or Options()
     run = discover([os.fspath(path) for path in paths])
     digests, failures = _read_all(run, chosen, progress)
     if not digests:
-        raise failures[0] if failures else InputError("no trace could be read", "name a trace or a folder of traces")
+        raise (
+            failures[0]
+            if failures
+            else InputError("no trace could be read", "name a trace or a folder of traces")
+        )
     candidates = [_candidate(file, digest) for file, digest in digests]
     settled = settle(candidates, chosen.cycle)
     by_path = {file.path: digest for file, digest in digests}
@@ -102,7 +112,7 @@ def measure(
         *run.limits,
         *settled.limits,
         *(_unread(failure) for failure in failures),
-        *(limit for digest in view.digests for limit in digest.limits),
+        *_limits_of_ranks(view.digests),
         *view.matching.limits,
     )
     return measure_run(view), _merged(limits), Cycles(settled.cycle, settled.cycles)
@@ -111,7 +121,9 @@ def measure(
 def digest_file(path: str, steps: tuple[int, int] | None, strict: bool) -> RankDigest:
     """Read one trace and return its digest: the whole work of one worker."""
     trace = read_trace(path, stream=sys.stdin.buffer if path == "-" else None, strict=strict)
-    return measure_rank(build_timeline(trace, steps=steps), rank=-1 if trace.info.rank is None else trace.info.rank)
+    return measure_rank(
+        build_timeline(trace, steps=steps), rank=-1 if trace.info.rank is None else trace.info.rank
+    )
 
 
 def _read_all(
@@ -124,7 +136,9 @@ def _read_all(
     failures: list[InputError] = []
     with _workers(len(run.files), options.jobs) as submit:
         largest_first = sorted(run.files, key=lambda file: -file.size_bytes)
-        futures = {submit(digest_file, file.path, options.steps, options.strict): file for file in largest_first}
+        futures = {
+            submit(digest_file, file.path, options.steps, options.strict): file for file in largest_first
+        }
         for future in as_completed(futures):
             file = futures[future]
             try:
@@ -159,7 +173,9 @@ def _workers(files: int, jobs: int | None) -> Iterator[Submit]:
     executor.shutdown()
 
 
-def _submit_here(work: Callable[..., RankDigest], path: str, steps: tuple[int, int] | None, strict: bool) -> Future[RankDigest]:
+def _submit_here(
+    work: Callable[..., RankDigest], path: str, steps: tuple[int, int] | None, strict: bool
+) -> Future[RankDigest]:
     future: Future[RankDigest] = Future()
     try:
         future.set_result(work(path, steps, strict))
@@ -184,6 +200,24 @@ def _candidate(file: TraceFile, digest: RankDigest) -> Candidate:
 
 def _unread(error: InputError) -> Limit:
     return Limit("unread-file", error.message, "this file is left out; the others stand")
+
+
+def _limits_of_ranks(digests: Sequence[RankDigest]) -> Iterator[Limit]:
+    """Yield the limits of all ranks; one that several ranks share is told once, with their numbers."""
+    shared: dict[tuple[str, str, str], list[int]] = {}
+    for digest in digests:
+        for limit in digest.limits:
+            words = limit.message.removeprefix(f"{digest.source}: ")
+            if words == limit.message:
+                yield limit
+            else:
+                shared.setdefault((limit.code, words, limit.effect), []).append(digest.rank)
+    for (code, words, effect), ranks in shared.items():
+        if len(ranks) == len(digests) > 1:
+            where = "every rank"
+        else:
+            where = f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
+        yield Limit(code, f"{where}: {words}", effect)
 
 
 def _merged(limits: Sequence[Limit]) -> tuple[Limit, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
-from tracedoc.facts.catalog import Unknown
+from tracedoc.errors import Limit
 from tracedoc.facts.measure import Measurements
 from tracedoc.spans import Spans
 from tracedoc.units import format_ms, format_percent
@@ -13,21 +13,41 @@ from tracedoc.units import format_ms, format_percent
 NAMED_FINDINGS = 2
 """The sentence names this many findings; the report has the rest."""
 
+IDLE_WORDS = {
+    "input": "waiting for the data loader",
+    "allocator": "memory is allocated or freed",
+    "sync": "the host blocks on the GPU",
+    "compile": "code is compiled",
+    "gc": "garbage collection",
+    "launch": "kernels launched late",
+    "dependency": "work queued, nothing running",
+    "unknown": "cause unknown",
+}
+
+WORTH_NAMING = 0.05
+"""A finding that only low confidence makes a note is named from this share of the step."""
+
 COMPUTE_BOUND = 0.80
 """With this share of compute in the step and no finding, compute is what the step is made of."""
 
 
-def summarise(measurements: Measurements, findings: Sequence[Finding], run: RunInfo) -> str:
+def summarise(
+    measurements: Measurements, findings: Sequence[Finding], run: RunInfo, limits: Sequence[Limit]
+) -> str:
     """Return the first line of every report."""
     step = _number(measurements, "step_ms")
     if step is None:
-        return f"No step can be judged: {_why_no_step(measurements)}."
-    worth = [f for f in findings if f.gain is not None and f.severity != "note"]
+        return f"No answer: {why_nothing(limits)}."
     head = _head(measurements, run, step)
+    gainful = [f for f in findings if f.gain is not None and f.status == "stable"]
+    worth = [f for f in gainful if f.severity != "note"]
     if worth:
         return f"{head} {_causes(measurements, worth)}"
-    noted = [f for f in findings if f.gain is not None]
-    return f"{head} {_healthy(measurements, noted, run, step)}"
+    large = [f for f in gainful if f.gain is not None and f.gain.high_ms >= WORTH_NAMING * step]
+    caution = "With low confidence: " if measurements.confidence == "low" else ""
+    if large and caution and not measurements.is_cpu:
+        return f"{head} {caution}{_causes(measurements, large)}"
+    return f"{head} {caution}{_healthy(measurements, gainful, run, step)}"
 
 
 def _head(measurements: Measurements, run: RunInfo, step: float) -> str:
@@ -37,8 +57,14 @@ def _head(measurements: Measurements, run: RunInfo, step: float) -> str:
     strategy = f" ({run.strategy.name})" if known else ""
     mfu = _number(measurements, "mfu_frac")
     utilisation = f", {format_percent(mfu)} MFU" if mfu is not None else ""
-    unit = "step" if measurements.steps else "captured part of a step"
-    return f"{format_ms(step)}/{unit} on {where}{strategy}{utilisation}."
+    standing = measurements.run.standing_digest
+    if measurements.steps:
+        length = f"{format_ms(step)}/step"
+    elif standing is not None and standing.step_source == "none":
+        length = f"{format_ms(step)} without visible steps"
+    else:
+        length = f"{format_ms(step)} of an incomplete step"
+    return f"{length} on {where}{strategy}{utilisation}."
 
 
 def _causes(measurements: Measurements, findings: Sequence[Finding]) -> str:
@@ -46,7 +72,9 @@ def _causes(measurements: Measurements, findings: Sequence[Finding]) -> str:
     parts = []
     for finding in named:
         assert finding.gain is not None
-        title = finding.title[0].lower() + finding.title[1:] if finding.title[1:2].islower() else finding.title
+        title = (
+            finding.title[0].lower() + finding.title[1:] if finding.title[1:2].islower() else finding.title
+        )
         parts.append(f"{format_ms(finding.gain.high_ms)}: {title}{_place(measurements, finding)}.")
     together = format_ms(combined_gain_ms(measurements, named))
     what = "it" if len(named) == 1 else "both"
@@ -91,19 +119,38 @@ def _healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo,
         return "No cause of lost time stands out in this CPU trace."
     if compute is None:
         return "How its time splits cannot be told from this capture."
-    small = f" Small things: up to {format_ms(max(f.gain.high_ms for f in noted if f.gain))} a step." if noted else ""
+    largest = max((f.gain.high_ms for f in noted if f.gain is not None), default=0.0)
+    small = f" The largest note is worth up to {format_ms(largest)} a step." if noted else ""
     if compute < COMPUTE_BOUND * step:
-        rest = f"Compute fills {format_percent(compute / step)} of the step, and no rule names what takes the rest."
-        return rest + small
+        what, length = _largest_rest(measurements)
+        filled = f"Compute fills {format_percent(compute / step)} of the step; of the rest, {what} takes most"
+        return f"{filled} ({format_ms(length)}), and no rule finds fault with it.{small}"
     if (run.world_size or 1) > 1 and exposed is not None:
         share = format_percent(exposed / step)
         return f"Compute-bound: free communication would give at most {share}. More GPUs are not your problem.{small}"
     return f"Compute-bound: {format_percent(compute / step)} of the step is compute.{small}"
 
 
-def _why_no_step(measurements: Measurements) -> str:
-    value = measurements.facts["step_ms"].value
-    return value.reason if isinstance(value, Unknown) else "no rank was measured"
+def _largest_rest(measurements: Measurements) -> tuple[str, float]:
+    """Return the largest part of the step that is not compute, in words and ms."""
+    digest = measurements.run.standing_digest
+    step = digest.judged_step if digest is not None else None
+    if step is None:
+        return "idle time", 0.0
+    parts = {f"idle time ({IDLE_WORDS[cause]})": ns for cause, ns in step.idle_ns.items()}
+    parts["communication with no compute beside it"] = step.budget.exposed_comm_ns
+    parts["copies with no compute beside them"] = step.budget.exposed_copy_ns
+    what = max(parts, key=lambda name: parts[name])
+    return what, parts[what] / 1e6
+
+
+def why_nothing(limits: Sequence[Limit]) -> str:
+    """Return why there is no device time to judge, from the limits of the capture."""
+    for code in ("no-gpu-activity", "unknown-device"):
+        for limit in limits:
+            if limit.code == code:
+                return limit.message
+    return "no step and no device activity is in these traces"
 
 
 def _number(measurements: Measurements, fact: str) -> float | None:

@@ -23,7 +23,9 @@ def operation(start: int, end: int, **changes: object) -> CollectiveOp:
     return replace(REDUCE, start_ns=start * MS, end_ns=end * MS, **changes)  # type: ignore[arg-type]
 
 
-def ranks(first: list[CollectiveOp], second: list[CollectiveOp], hosts: tuple[str, str] = ("a", "a")) -> list[RankCollectives]:
+def ranks(
+    first: list[CollectiveOp], second: list[CollectiveOp], hosts: tuple[str, str] = ("a", "a")
+) -> list[RankCollectives]:
     return [RankCollectives(0, hosts[0], tuple(first)), RankCollectives(1, hosts[1], tuple(second))]
 
 
@@ -65,7 +67,11 @@ def test_operations_that_end_before_their_peer_starts_are_no_match() -> None:
 def test_clocks_of_two_hosts_are_brought_together_by_the_ends() -> None:
     skew = 3_000  # ms: the second host's clock is three seconds ahead
     first = [operation(0, 10), operation(20, 30), operation(40, 50)]
-    second = [operation(skew + 6, skew + 10), operation(skew + 28, skew + 30), operation(skew + 41, skew + 50)]
+    second = [
+        operation(skew + 6, skew + 10),
+        operation(skew + 28, skew + 30),
+        operation(skew + 41, skew + 50),
+    ]
     everyone = ranks(first, second, ("a", "b"))
     matching = match_collectives(everyone, 2)
     assert [c.wait_ns for c in matching.collectives] == [(6 * MS, 0), (8 * MS, 0), (1 * MS, 0)]

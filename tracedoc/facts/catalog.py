@@ -63,12 +63,16 @@ CATALOG: dict[str, FactDef] = {}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def rank_fact(name: str, *, unit: str, needs: tuple[str, ...] = (), scope: Scope = "rank") -> Callable[[Function], Function]:
+def rank_fact(
+    name: str, *, unit: str, needs: tuple[str, ...] = (), scope: Scope = "rank"
+) -> Callable[[Function], Function]:
     """Register ``function(RankTimeline) -> Value`` as a fact of each rank."""
     return _register(name, unit, scope, needs, "rank")
 
 
-def run_fact(name: str, *, unit: str, needs: tuple[str, ...] = (), scope: Scope = "run") -> Callable[[Function], Function]:
+def run_fact(
+    name: str, *, unit: str, needs: tuple[str, ...] = (), scope: Scope = "run"
+) -> Callable[[Function], Function]:
     """Register ``function(RunView) -> Value`` (scope run) or ``-> dict[str, Value]`` (other scopes)."""
     return _register(name, unit, scope, needs, "run")
 

@@ -258,4 +258,3 @@ COUNTERS: dict[str, Callable[[Dims], float | None]] = {
 
 Only operators that launch the kernels themselves: ``aten::linear`` and ``aten::matmul`` contain these.
 """
-

@@ -101,7 +101,9 @@ def digest_timeline(timeline: RankTimeline, facts: Mapping[str, Value], *, rank:
     trace, info = timeline.trace, timeline.trace.info
     steps = tuple(_step_digest(timeline, window) for window in timeline.windows) if timeline.activity else ()
     judged = timeline.judged
-    position = next((i for i, step in enumerate(steps) if judged is not None and step.index == judged.index), None)
+    position = next(
+        (i for i, step in enumerate(steps) if judged is not None and step.index == judged.index), None
+    )
     activity = timeline.activity
     return RankDigest(
         rank=rank,

@@ -40,7 +40,9 @@ def host_idle_ms(timeline: RankTimeline) -> Value:
     total = float(late) + float(blocked)
     share = total * 1e6 / budget.window_ns if budget.window_ns else 0.0
     if CLEARLY_LOW <= share < CLEARLY_HIGH:
-        return Unknown("the profiler's own cost may explain this much idle time; no unprofiled step time is known")
+        return Unknown(
+            "the profiler's own cost may explain this much idle time; no unprofiled step time is known"
+        )
     return total
 
 

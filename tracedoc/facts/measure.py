@@ -98,7 +98,9 @@ def availability(run: RunView) -> dict[str, Availability]:
     if len(digests) > 1:
         present.add("multi_rank")
     cpu = bool(digests) and all(digest.is_cpu for digest in digests)
-    alone = run.world_size == 1 or (run.world_size is None and len(digests) == 1 and not _distributed(digests))
+    alone = run.world_size == 1 or (
+        run.world_size is None and len(digests) == 1 and not _distributed(digests)
+    )
     found = {}
     for need in sorted(NEEDS):
         if need in present:

@@ -33,7 +33,9 @@ def allocator_calls_per_step(timeline: RankTimeline) -> Value:
     if not steps:
         return Unknown("no finished step after the first one")
     trace = timeline.trace
-    allocates = np.array([vocabulary.runtime_role(n) is RuntimeRole.ALLOCATION for n in trace.names], dtype=bool)
+    allocates = np.array(
+        [vocabulary.runtime_role(n) is RuntimeRole.ALLOCATION for n in trace.names], dtype=bool
+    )
     times = trace.ts_ns[(trace.kind == int(Kind.RUNTIME)) & allocates[trace.name]]
     first = np.searchsorted(times, [step.start_ns for step in steps])
     last = np.searchsorted(times, [step.end_ns for step in steps])
@@ -94,7 +96,8 @@ def pageable_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
         return np.empty(0, dtype=np.intp)
     pageable = np.array(
         [
-            (kind := vocabulary.copy_kind(name)).direction == "HtoD" and kind.source_memory.lower() == "pageable"
+            (kind := vocabulary.copy_kind(name)).direction == "HtoD"
+            and kind.source_memory.lower() == "pageable"
             for name in trace.names
         ],
         dtype=bool,

@@ -29,9 +29,6 @@ CRITICAL_SHARE = 0.15
 WARNING_SHARE = 0.05
 """A finding is critical or a warning from this share of the step on."""
 
-SMALLEST_SHARE = 0.005
-"""Below this share of the step a gain rounds to nothing, and there is nothing to report."""
-
 COVERED_SHARE = 0.5
 """A rule yields if sharper findings cover at least this share of its evidence."""
 
@@ -202,12 +199,6 @@ def _judge(
     gain = estimate(measurements, key) if estimate else Unknown(f"there is no estimator {rule.gain}")
     if isinstance(gain, Gain) and not math.isfinite(gain.high_ms):
         gain = Unknown("the bound is not finite")
-    share = _share_of_step(gain, measurements)
-    if isinstance(gain, Gain) and (gain.high_ms <= 0 or (share is not None and share < SMALLEST_SHARE)):
-        reason = f"a fix would give back at most {format_ms(max(gain.high_ms, 0.0))} a step"
-        if share is not None:
-            reason += f", under {100 * SMALLEST_SHARE:.1f} % of it"
-        return _Opinion(key, "pass", reason, result.comparisons, gain)
     return _Opinion(key, "finding", "", result.comparisons, gain)
 
 

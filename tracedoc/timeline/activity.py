@@ -62,7 +62,9 @@ class Activity:
             for spans in (self.compute, self.comm, self.exposed_comm, self.exposed_copy)
         )
         length = max(end_ns - start_ns, 0)
-        return Budget(length, compute, exposed_comm, exposed_copy, length - compute - exposed_comm - exposed_copy, comm)
+        return Budget(
+            length, compute, exposed_comm, exposed_copy, length - compute - exposed_comm - exposed_copy, comm
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,7 +33,11 @@ def blocking_spans(trace: Trace, events: GpuEvents, activity: Activity, device: 
     launch_row = launch_rows[following]
     queued = (launch_row != NO_ROW) & (trace.ts_ns[np.maximum(launch_row, 0)] < reach)
     last_comm = _latest_before(comm_ends, start)
-    released = (start - last_comm <= RELEASE_NS) & (last_comm > reach) & (_latest_before(other_ends, start) <= last_comm)
+    released = (
+        (start - last_comm <= RELEASE_NS)
+        & (last_comm > reach)
+        & (_latest_before(other_ends, start) <= last_comm)
+    )
     held = queued & released & (start > reach)
     return Spans.of(reach[held], start[held]) & activity.exposed_comm
 

@@ -34,7 +34,6 @@ from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.vocabulary import RuntimeRole
 
-
 QUEUED_IDLE_SHARE = 0.10
 """More idle time than this with work queued and nothing running: the trace lost kernels (CUDA graphs)."""
 
@@ -123,7 +122,9 @@ def _gpu_timeline(
         stream=stream,
         activity=activity,
         idle=idle_causes(trace, events, activity, device, delays),
-        blocking=blocking_spans(trace, events, activity, device, stream) if linked and stream is not None else None,
+        blocking=blocking_spans(trace, events, activity, device, stream)
+        if linked and stream is not None
+        else None,
         windows=windows,
         collectives=collectives,
         limits=(*host.limits, *limits),
@@ -159,7 +160,7 @@ def _cpu_timeline(
             *host.limits,
             Limit(
                 "cpu-trace",
-                "there is no GPU activity in this run: operators and gloo transfers on the CPU are judged",
+                f"{trace.info.source}: there is no GPU activity: operators and gloo transfers on the CPU are judged",
                 "shares of time say little about a GPU job; counts, loader waits and arrival order stand",
             ),
         ),
@@ -197,7 +198,9 @@ def _missing_gpu_activity(trace: Trace) -> Limit | None:
         what = "it is of a GPU job, yet holds no GPU activity"
     else:
         return None
-    return Limit("no-gpu-activity", f"{trace.info.source}: {what}", "nothing is said about this rank's device time")
+    return Limit(
+        "no-gpu-activity", f"{trace.info.source}: {what}", "nothing is said about this rank's device time"
+    )
 
 
 def _own_extents(
@@ -225,7 +228,11 @@ def _judge(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimelin
     else:
         judged = max(windows, key=lambda w: w.end_ns - w.start_ns, default=None)
         if judged is not None:
-            what = "no training step was found" if timeline.host.source == "none" else "no step was captured whole"
+            what = (
+                "no training step was found"
+                if timeline.host.source == "none"
+                else "no step was captured whole"
+            )
             limits = (
                 *limits,
                 Limit(
@@ -234,13 +241,17 @@ def _judge(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimelin
                     "the longest part is judged as a step, with low confidence",
                 ),
             )
-    return replace(timeline, windows=windows, judged=judged, limits=(*limits, *_unreliable_idle(timeline, judged)))
+    return replace(
+        timeline, windows=windows, judged=judged, limits=(*limits, *_unreliable_idle(timeline, judged))
+    )
 
 
 def _unreliable_idle(timeline: RankTimeline, judged: Window | None) -> tuple[Limit, ...]:
     if judged is None or timeline.idle is None or judged.end_ns <= judged.start_ns:
         return ()
-    share = timeline.idle.in_window(judged.start_ns, judged.end_ns)["dependency"] / (judged.end_ns - judged.start_ns)
+    share = timeline.idle.in_window(judged.start_ns, judged.end_ns)["dependency"] / (
+        judged.end_ns - judged.start_ns
+    )
     if share <= QUEUED_IDLE_SHARE:
         return ()
     return (

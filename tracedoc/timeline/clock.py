@@ -50,7 +50,9 @@ def align_clocks(hosts: Mapping[int, str], operations: Sequence[Operation]) -> C
     if not operations:
         if len(named) < 2:
             return Clock()
-        return Clock(aligned=False, limits=(_not_aligned("there is no symmetric collective to align them by"),))
+        return Clock(
+            aligned=False, limits=(_not_aligned("there is no symmetric collective to align them by"),)
+        )
     offsets = _offsets(hosts, operations)
     residuals, waits = [], []
     for ranks, starts, ends in operations:

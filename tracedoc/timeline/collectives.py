@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from tracedoc.timeline.activity import COMMUNICATION, Activity, GpuEvents, collective_records, gloo_rows
+from tracedoc.timeline.activity import COMMUNICATION, Activity, GpuEvents, collective_records
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows, match_ids
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import CollectiveArgs, Kind, ProcessGroup, Shapes, Trace, TraceInfo
@@ -99,7 +99,9 @@ def gloo_collectives(trace: Trace, step_of_time: np.ndarray, rows: Rows) -> tupl
 
 def with_exposure(operations: tuple[CollectiveOp, ...], activity: Activity) -> tuple[CollectiveOp, ...]:
     """Return the operations with their exposed time filled in."""
-    exposed = activity.exposed_comm.covered_ns([o.start_ns for o in operations], [o.end_ns for o in operations])
+    exposed = activity.exposed_comm.covered_ns(
+        [o.start_ns for o in operations], [o.end_ns for o in operations]
+    )
     return tuple(replace(o, exposed_ns=int(ns)) for o, ns in zip(operations, exposed, strict=True))
 
 
@@ -144,7 +146,9 @@ def _operation(
     if arguments is not None:
         op = vocabulary.collective_op(arguments.name)
         dtype = arguments.dtype
-        nbytes = vocabulary.payload_bytes(op or "unknown", arguments.in_elements, arguments.out_elements, dtype)
+        nbytes = vocabulary.payload_bytes(
+            op or "unknown", arguments.in_elements, arguments.out_elements, dtype
+        )
     if annotation is not None:
         op = op or vocabulary.nccl_annotation(trace.row_name(annotation))
         if nbytes is None:

@@ -73,7 +73,9 @@ def host_spans(trace: Trace) -> HostSpans:
     return HostSpans(*parts)
 
 
-def idle_causes(trace: Trace, events: GpuEvents, activity: Activity, device: int, host: HostSpans) -> IdleCauses:
+def idle_causes(
+    trace: Trace, events: GpuEvents, activity: Activity, device: int, host: HostSpans
+) -> IdleCauses:
     """Return the causes of the idle time between the first and the last event of ``device``."""
     idle = activity.busy.complement(activity.start_ns, activity.end_ns)
     launch, dependency, unknown = _by_next_launch(trace, events, idle, device)

@@ -154,11 +154,11 @@ def split_exposed(
     )
 
 
-def latest_starts_by_rank(matching: Matching, ranks: Sequence[RankCollectives]) -> dict[int, dict[tuple[str, int, int], int]]:
+def latest_starts_by_rank(
+    matching: Matching, ranks: Sequence[RankCollectives]
+) -> dict[int, dict[tuple[str, int, int], int]]:
     """Return for each rank the latest start of each of its matched operations, on the rank's own clock."""
-    streams = {
-        (rank.rank, o.op, o.start_ns): o.stream for rank in ranks for o in rank.operations
-    }
+    streams = {(rank.rank, o.op, o.start_ns): o.stream for rank in ranks for o in rank.operations}
     found: dict[int, dict[tuple[str, int, int], int]] = defaultdict(dict)
     for collective in matching.collectives:
         if collective.op not in LATEST_START_OPS:
@@ -175,7 +175,9 @@ def _candidates(ranks: Sequence[RankCollectives], world_size: int | None) -> lis
     if len(ranks) < 2:
         return []
     everyone = tuple(sorted(rank.rank for rank in ranks))
-    sequences: dict[tuple[tuple[int, ...], str, int | None], dict[int, list[CollectiveOp]]] = defaultdict(dict)
+    sequences: dict[tuple[tuple[int, ...], str, int | None], dict[int, list[CollectiveOp]]] = defaultdict(
+        dict
+    )
     for rank in ranks:
         for operation in rank.operations:
             members = _members(operation, everyone, world_size)

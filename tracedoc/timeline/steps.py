@@ -127,9 +127,7 @@ def assign_steps(
     return step, ()
 
 
-def _fill_unlinked(
-    step: npt.NDArray[np.int64], linked: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.int64]:
+def _fill_unlinked(step: npt.NDArray[np.int64], linked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     known = np.flatnonzero(linked)
     filled = np.full(step.size, BEFORE, dtype=np.int64)
     if known.size == 0:
@@ -143,7 +141,11 @@ def _fill_unlinked(
 
 
 def gpu_windows(
-    trace: Trace, rows: Rows, step: npt.NDArray[np.int64], boundary_rows: npt.NDArray[np.bool_], host: HostSteps
+    trace: Trace,
+    rows: Rows,
+    step: npt.NDArray[np.int64],
+    boundary_rows: npt.NDArray[np.bool_],
+    host: HostSteps,
 ) -> tuple[Window, ...]:
     """Return the windows of the steps on one device.
 
@@ -281,18 +283,19 @@ def _between(boundaries: npt.NDArray[np.int64], last_ns: int) -> tuple[HostStep,
     """Return the steps between boundaries, and the cut one after the last."""
     edges = boundaries.tolist()
     steps = [
-        HostStep(index, start, end, True) for index, (start, end) in enumerate(zip(edges, edges[1:], strict=False))
+        HostStep(index, start, end, True)
+        for index, (start, end) in enumerate(zip(edges, edges[1:], strict=False))
     ]
     if last_ns > edges[-1]:
         steps.append(HostStep(len(steps), edges[-1], last_ns, False))
     return tuple(steps)
 
 
-def _place(times: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], last_end: int) -> npt.NDArray[np.int64]:
+def _place(
+    times: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], last_end: int
+) -> npt.NDArray[np.int64]:
     if starts.size == 0:
         return np.full(times.size, BEFORE, dtype=np.int64)
     position = np.searchsorted(starts, times, side="right") - 1
     position[(position == starts.size - 1) & (times >= last_end)] = starts.size
     return np.asarray(position, dtype=np.int64)
-
-

@@ -68,21 +68,31 @@ def feed_input(measurements: Measurements, key: str | None) -> Gain | Unknown:
 
 def keep_allocations(measurements: Measurements, key: str | None) -> Gain | Unknown:
     """Bound what a steady allocator gives: the idle time during its calls."""
-    return _idle_gain(measurements, key, "allocator_idle_ms", "device memory is never allocated or freed in a step")
+    return _idle_gain(
+        measurements, key, "allocator_idle_ms", "device memory is never allocated or freed in a step"
+    )
 
 
 def pin_memory(measurements: Measurements, key: str | None) -> Gain | Unknown:
     """Bound what pinned memory gives: the time that pageable copies cost the GPU."""
-    return _idle_gain(measurements, key, "pageable_stall_ms", "copies from pinned memory overlap with compute")
+    return _idle_gain(
+        measurements, key, "pageable_stall_ms", "copies from pinned memory overlap with compute"
+    )
 
 
 def fill_the_step(measurements: Measurements, key: str | None) -> Gain | Unknown:
-    """Bound what a larger batch gives per unit of today's work: all time without compute."""
+    """Bound what twice the batch gives per unit of today's work: half of the time without compute.
+
+    That time (launches, latency, waiting) is paid once a step, so twice the work pays it half as often.
+    """
     step, compute = _number(measurements, "step_ms", key), _number(measurements, "compute_ms", key)
     if isinstance(step, Unknown) or isinstance(compute, Unknown):
         return Unknown("the budget of the step is not known")
-    assumption = "counted per unit of today's work: the step itself grows with the batch"
-    return Gain(0.0, max(step - compute, 0.0), "ceiling", (assumption, "time without compute stays as it is"))
+    assumptions = (
+        "the batch doubles and the time without compute stays as it is",
+        "counted per unit of today's work",
+    )
+    return Gain(0.0, max(step - compute, 0.0) / 2, "ceiling", assumptions)
 
 
 def _idle_gain(measurements: Measurements, key: str | None, fact: str, assumption: str) -> Gain | Unknown:

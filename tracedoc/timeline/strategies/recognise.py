@@ -56,7 +56,9 @@ def strategy_signs(trace: Trace) -> tuple[str, ...]:
     return (*found, *(["Megatron"] if megatron else []))
 
 
-def recognise(signs: Iterable[tuple[str, ...]], *, world_size: int | None, has_collectives: bool) -> Recognised:
+def recognise(
+    signs: Iterable[tuple[str, ...]], *, world_size: int | None, has_collectives: bool
+) -> Recognised:
     """Return the strategy of a run from the signs of its ranks.
 
     "single process" needs a world of one; collectives without a known wrapper are "not recognised".
