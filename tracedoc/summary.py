@@ -127,7 +127,8 @@ def _healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo,
         return f"{filled} ({format_ms(length)}), and no rule finds fault with it.{small}"
     if (run.world_size or 1) > 1 and exposed is not None:
         share = format_percent(exposed / step)
-        return f"Compute-bound: free communication would give at most {share}. More GPUs are not your problem.{small}"
+        free = f"Compute-bound: free communication would give at most {share}."
+        return f"{free} More GPUs are not your problem.{small}"
     return f"Compute-bound: {format_percent(compute / step)} of the step is compute.{small}"
 
 

@@ -71,4 +71,4 @@ EVIDENCE: dict[str, EvidenceCollector] = {
     "pageable-stall": _from_spans("pageable_stall", "copy from pageable memory, or idle during its call"),
     "non-compute": _from_spans("non_compute", "no compute runs"),
 }
-"""Collectors by the names that rules use. The key is a rank, ``None`` for the rank that stands for the run."""
+"""Collectors by the names that rules use. The key is a rank; ``None`` is the one that stands for the run."""

@@ -160,7 +160,7 @@ def _cpu_timeline(
             *host.limits,
             Limit(
                 "cpu-trace",
-                f"{trace.info.source}: there is no GPU activity: operators and gloo transfers on the CPU are judged",
+                f"{trace.info.source}: no GPU activity; operators and gloo transfers on the CPU are judged",
                 "shares of time say little about a GPU job; counts, loader waits and arrival order stand",
             ),
         ),
@@ -258,6 +258,6 @@ def _unreliable_idle(timeline: RankTimeline, judged: Window | None) -> tuple[Lim
         Limit(
             "idle-with-work-queued",
             f"{timeline.trace.info.source}: for {share:.0%} of the step work was queued and nothing ran",
-            "idle time is unreliable: kernels inside CUDA graphs may be missing, or another device was waited for",
+            "idle time is unreliable: kernels of CUDA graphs may be missing, or another device is waited for",
         ),
     )

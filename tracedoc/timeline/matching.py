@@ -115,7 +115,7 @@ def match_collectives(ranks: Sequence[RankCollectives], world_size: int | None) 
         limits.append(
             Limit(
                 "collectives-not-matched",
-                f"{sum(c.group in wrong for c in aligned)} collectives seem to end before all ranks have started",
+                f"{sum(c.group in wrong for c in aligned)} collectives seem to end before all ranks started",
                 "waiting is not told from transfer for them",
             )
         )

@@ -7,6 +7,7 @@ a step begins on the GPU with the first kernel that it launched on the compute s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -113,7 +114,7 @@ def assign_steps(
         return _place(trace.ts_ns[rows], starts, last_end), (
             Limit(
                 "steps-by-host-clock",
-                f"{trace.info.source}: {linked[kernels].mean():.0%} of the kernels can be linked to their launch",
+                f"{trace.info.source}: {linked[kernels].mean():.0%} of the kernels are linked to a launch",
                 "steps are cut by the host's clock; they are wrong where the GPU runs behind the host",
             ),
         )
@@ -282,10 +283,7 @@ def _group_starts(starts: npt.NDArray[np.int64], backward: npt.NDArray[np.int64]
 def _between(boundaries: npt.NDArray[np.int64], last_ns: int) -> tuple[HostStep, ...]:
     """Return the steps between boundaries, and the cut one after the last."""
     edges = boundaries.tolist()
-    steps = [
-        HostStep(index, start, end, True)
-        for index, (start, end) in enumerate(zip(edges, edges[1:], strict=False))
-    ]
+    steps = [HostStep(index, start, end, True) for index, (start, end) in enumerate(pairwise(edges))]
     if last_ns > edges[-1]:
         steps.append(HostStep(len(steps), edges[-1], last_ns, False))
     return tuple(steps)
