@@ -1,13 +1,24 @@
 from __future__ import annotations
 
 import ast
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from click.testing import CliRunner, Result
 
 from tracedoc.cli import main
 from tracedoc.cli.limits import LIMITS
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    name: str
+    passed: bool
+    reason: str = ""
 
 
 def run(*args: str) -> Result:
@@ -102,3 +113,27 @@ def test_folder_without_rules_is_an_error(tmp_path: Path):
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {tmp_path} holds no rules")
     assert run("rules", "test", str(tmp_path / "absent")).exit_code == 2
+
+
+def test_cases_of_a_pack_are_run_with_its_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    seen: list[tuple[str, tuple[str, ...]]] = []
+
+    def run_case_file(path: Path, rule_directories: Sequence[str]) -> list[CaseResult]:
+        seen.append((path.name, tuple(rule_directories)))
+        return [CaseResult("fires", True), CaseResult("stays quiet", False, "finding, not pass")]
+
+    module = ModuleType("tracedoc.testing.cases")
+    module.run_case_file = run_case_file  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tracedoc.testing.cases", module)
+    cases = tmp_path / "tests"
+    cases.mkdir()
+    (cases / "a.yaml").touch()
+    result = run("rules", "test", str(tmp_path), "--rules", "more/")
+    assert seen == [("a.yaml", (str(tmp_path), "more/"))]
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [
+        f"FAILED  {cases / 'a.yaml'}: stays quiet: finding, not pass",
+        "2 cases: 1 passed, 1 failed",
+    ]
+    run("rules", "test", str(cases))
+    assert seen[-1] == ("a.yaml", ())

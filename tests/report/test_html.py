@@ -116,3 +116,10 @@ def test_long_captures_draw_a_bounded_number_of_steps():
 
 def test_healthy_page_says_that_nothing_was_found():
     assert "No rule found anything to change." in page("healthy").text
+
+
+def test_timeline_spans_the_whole_step():
+    diagnosis = sharded()
+    lanes = tuple(replace(lane, spans_ms=((0.0, 100.0),)) for lane in diagnosis.detail.lanes[:1])
+    text = render_html(build_view(replace(diagnosis, detail=replace(diagnosis.detail, lanes=lanes))))
+    assert 'd="M0.00 0H250.00V10H0.00Z"' in text

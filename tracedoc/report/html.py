@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tracedoc.diagnosis import FactRecord, Lane, RankReport, Scalar, StepBudget
+from tracedoc.diagnosis import Diagnosis, FactRecord, Lane, RankReport, Scalar, StepBudget
 from tracedoc.report.view import (
     PARTS,
     Segment,
@@ -74,7 +74,6 @@ class _LaneRow:
     name: str
     key: str
     path: str
-    busy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,8 @@ def render_html(view: View) -> str:
     answer, rest = _sentences(one_line(diagnosis.summary))
     columns = _columns(diagnosis.ranks)
     devices = {report.device for report in diagnosis.ranks}
-    lanes = _timeline(diagnosis.detail.lanes)
+    end = _timeline_end(diagnosis)
+    lanes = _timeline(diagnosis.detail.lanes, end)
     return environment.get_template("report.html.j2").render(
         view=view,
         diagnosis=diagnosis,
@@ -121,7 +121,7 @@ def render_html(view: View) -> str:
         steps=_steps(view),
         lanes=lanes[:TIMELINE_RANKS],
         more_lanes=lanes[TIMELINE_RANKS:],
-        ticks=_ticks(_lane_end(diagnosis.detail.lanes)),
+        ticks=_ticks(end),
         facts=[(name, record, _fact_text(record)) for name, record in diagnosis.facts.items()],
         is_link=_is_link,
         outcome_words={
@@ -194,8 +194,7 @@ def _step_label(step: StepBudget) -> str:
     return f"step {step.index}" if step.complete else f"step {step.index} (cut off)"
 
 
-def _timeline(lanes: tuple[Lane, ...]) -> tuple[_RankLanes, ...]:
-    end = _lane_end(lanes)
+def _timeline(lanes: tuple[Lane, ...], end: float) -> tuple[_RankLanes, ...]:
     by_rank: dict[int, list[Lane]] = {}
     for lane in lanes:
         by_rank.setdefault(lane.rank, []).append(lane)
@@ -215,12 +214,14 @@ def _lane_row(lane: Lane, end: float) -> _LaneRow:
         f"M{start * scale:.2f} 0H{max(stop * scale, start * scale + 0.4):.2f}V10H{start * scale:.2f}Z"
         for start, stop in lane.spans_ms
     )
-    busy = sum(stop - start for start, stop in lane.spans_ms)
-    return _LaneRow(lane.name, _LANE_KEYS.get(lane.name, "other"), path, format_ms(busy))
+    return _LaneRow(lane.name, _LANE_KEYS.get(lane.name, "other"), path)
 
 
-def _lane_end(lanes: tuple[Lane, ...]) -> float:
-    return max((stop for lane in lanes for _, stop in lane.spans_ms), default=0.0)
+def _timeline_end(diagnosis: Diagnosis) -> float:
+    if not diagnosis.detail.lanes:
+        return 0.0
+    step_ms = diagnosis.budget.step_ms if diagnosis.budget else 0.0
+    return max(step_ms, *(stop for lane in diagnosis.detail.lanes for _, stop in lane.spans_ms), 0.0)
 
 
 def _ticks(end: float) -> tuple[tuple[float, str], ...]:
