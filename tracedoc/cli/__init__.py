@@ -24,6 +24,11 @@ EXIT_CANNOT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_PIPE = 141  # 128 + SIGPIPE: the reader went away, which is no condition that was asked for
 
+# What click 8.2 raises for a group without a command; 8.1 prints the help itself.
+_HELP_INSTEAD: tuple[type[click.ClickException], ...] = tuple(
+    getattr(click.exceptions, name) for name in ("NoArgsIsHelpError",) if hasattr(click.exceptions, name)
+)
+
 
 class Commands(click.Group):
     """The group of commands; every error of ours ends as two lines on stderr and an exit code."""
@@ -43,7 +48,7 @@ class Commands(click.Group):
             logging.getLogger("tracedoc").debug("where this was raised", exc_info=True)
             _say(error.message, error.hint)
             code = EXIT_CANNOT
-        except click.exceptions.NoArgsIsHelpError as error:
+        except _HELP_INSTEAD as error:
             click.echo(error.format_message(), err=True)
             code = EXIT_CANNOT
         except click.UsageError as error:
