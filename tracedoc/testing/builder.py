@@ -372,8 +372,8 @@ class TraceBuilder:
     # The file -------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """Return the trace as JSON text, one event a line."""
-        events = [*self._events, *self._settled_launches()]
+        """Return the trace as JSON text, one event a line, in order of start."""
+        events = sorted([*self._events, *self._settled_launches()], key=lambda event: event.start_ns)
         offset = _ORIGIN_NS if self._layout == "current" else _ORIGIN_NS + self._base_time_ns
         first = min((e.start_ns for e in events), default=0) + offset
         last = max((e.start_ns + e.duration_ns for e in events), default=0) + offset

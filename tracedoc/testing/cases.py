@@ -1,0 +1,336 @@
+"""Run the cases of a rule: draw each one's traces, diagnose them, and compare the verdict.
+
+A case file is YAML::
+
+    rule: exposed-communication
+    cases:
+      - name: all-reduce starts when backward has ended
+        ranks: 2
+        lanes: |
+          compute    0-60
+          allreduce  60-100   64MiB
+        expect: {outcome: finding, gain_ms: [0, 40], message: "40 ms of each 100 ms step"}
+
+Keys of a case: ``name``; ``lanes`` (:mod:`tracedoc.testing.lanes`; one compute lane unless given);
+``ranks`` (2), ``steps`` (5), ``lead`` (1 ms), ``device``, ``world_size`` (as many as ranks);
+``missing_ranks: [1]`` leaves files out; ``cpu: true`` makes CPU traces; ``truncate: 0.5`` keeps that share
+of every file. Keys of ``expect``: ``outcome``; ``severity``; ``gain_ms: [low, high]``, within 2 %;
+``message`` and ``reason``, text that the finding's message or the verdict's reason must hold.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import yaml
+
+from tracedoc.diagnosis import OUTCOMES, SEVERITIES
+from tracedoc.errors import RuleError, TracedocError
+from tracedoc.testing.lanes import DEFAULT_LEAD_MS, DEFAULT_STEPS, LanesError, parse_lanes
+
+if TYPE_CHECKING:
+    from tracedoc.diagnosis import Diagnosis, Finding, Verdict
+
+GAIN_TOLERANCE: Final = 0.02
+_GAIN_ZERO_MS: Final = 0.01  # an expected 0 is met by what would print as 0
+_DEFAULT_LANES: Final = "compute 0-100"
+_DEFAULT_DEVICE: Final = "NVIDIA H100 80GB HBM3"
+_CASE_KEYS: Final = (
+    "name", "lanes", "ranks", "steps", "lead", "device", "world_size", "missing_ranks", "cpu", "truncate",
+    "expect",
+)  # fmt: skip
+_EXPECT_KEYS: Final = ("outcome", "severity", "gain_ms", "message", "reason")
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What the verdict of the rule must be; ``None`` leaves a part open."""
+
+    outcome: str
+    severity: str | None = None
+    gain_ms: tuple[float, float] | None = None
+    message: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One case of a rule. ``source`` and ``lanes_line`` say where its lanes begin, for error messages."""
+
+    name: str
+    expect: Expectation
+    source: str
+    lanes_line: int
+    lanes: str = _DEFAULT_LANES
+    ranks: int = 2
+    steps: int = DEFAULT_STEPS
+    lead: float = DEFAULT_LEAD_MS
+    device: str | None = _DEFAULT_DEVICE
+    world_size: int | None = None
+    missing_ranks: tuple[int, ...] = ()
+    truncate: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CaseFile:
+    """The cases of one rule."""
+
+    rule: str
+    cases: tuple[Case, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """Whether a case came out as expected, and if not, what came instead."""
+
+    name: str
+    passed: bool
+    reason: str = ""
+
+
+def run_case_file(path: str | Path, rule_directories: Sequence[str | Path] = ()) -> list[CaseResult]:
+    """Run every case in ``path``, with the built-in rules and those in ``rule_directories``.
+
+    Raises :class:`RuleError` with file, line and column where the file itself is wrong.
+    """
+    loaded = load_cases(path)
+    return [run_case(loaded.rule, case, rule_directories) for case in loaded.cases]
+
+
+def run_case(rule: str, case: Case, rule_directories: Sequence[str | Path] = ()) -> CaseResult:
+    """Run one case of ``rule``."""
+    from tracedoc.pipeline import (
+        Options,
+        diagnose,
+    )  # the pipeline pulls in everything; reading cases need not
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = write_traces(case, Path(folder))
+        options = Options(rule_directories=tuple(map(str, rule_directories)), jobs=1)
+        try:
+            diagnosis = diagnose(paths, options)
+        except TracedocError as error:
+            return CaseResult(case.name, False, f"the diagnosis failed: {error.message}")
+    complaints = compare(diagnosis, rule, case.expect)
+    return CaseResult(case.name, not complaints, "; ".join(complaints))
+
+
+def write_traces(case: Case, folder: Path) -> list[Path]:
+    """Write the traces of ``case`` into ``folder``, as ``rank-N.json``."""
+    try:
+        builders = parse_lanes(
+            case.lanes, ranks=case.ranks, steps=case.steps, lead=case.lead,
+            world_size=case.world_size, device=case.device,
+        )  # fmt: skip
+    except LanesError as error:
+        raise RuleError(f"{case.source}:{case.lanes_line + error.line}:1: {error.message}") from error
+    paths = []
+    for builder in builders:
+        if builder.rank in case.missing_ranks:
+            continue
+        path = builder.write(folder / f"rank-{builder.rank}.json")
+        if case.truncate < 1:
+            whole = path.read_bytes()
+            path.write_bytes(whole[: int(len(whole) * case.truncate)])
+        paths.append(path)
+    return paths
+
+
+def compare(diagnosis: Diagnosis, rule: str, expect: Expectation) -> list[str]:
+    """Return what differs between the diagnosis and what was expected of ``rule``."""
+    verdict = next((one for one in diagnosis.verdicts if one.rule_id == rule), None)
+    if verdict is None:
+        return [f"no rule {rule!r} was evaluated"]
+    complaints: list[str] = []
+    if verdict.outcome != expect.outcome:
+        complaints.append(f"expected {expect.outcome}, got {verdict.outcome}{_why(verdict)}")
+    if expect.reason is not None and expect.reason not in verdict.reason:
+        complaints.append(f"expected a reason with {expect.reason!r}, got {verdict.reason!r}")
+    about_finding = (expect.severity, expect.gain_ms, expect.message)
+    if complaints or about_finding == (None, None, None):
+        return complaints
+    findings = [one for one in diagnosis.findings if one.rule_id == rule]
+    if not findings:
+        return [f"expected a finding, there is none{_why(verdict)}"]
+    # A rule may speak of several ranks; one finding must meet the whole expectation.
+    differences = [_compare_finding(one, expect) for one in findings]
+    return min(differences, key=len)
+
+
+def _compare_finding(finding: Finding, expect: Expectation) -> list[str]:
+    complaints: list[str] = []
+    if expect.severity is not None and finding.severity != expect.severity:
+        complaints.append(f"expected severity {expect.severity}, got {finding.severity}")
+    if expect.message is not None and expect.message not in finding.message:
+        complaints.append(f"expected a message with {expect.message!r}, got {finding.message!r}")
+    if expect.gain_ms is not None:
+        low, high = expect.gain_ms
+        if finding.gain is None:
+            complaints.append(f"expected a gain of {low:g} to {high:g} ms, got none")
+        elif not (_near(finding.gain.low_ms, low) and _near(finding.gain.high_ms, high)):
+            got = f"{finding.gain.low_ms:.4g} to {finding.gain.high_ms:.4g} ms"
+            complaints.append(f"expected a gain of {low:g} to {high:g} ms, got {got}")
+    return complaints
+
+
+def _near(value: float, expected: float) -> bool:
+    return abs(value - expected) <= max(GAIN_TOLERANCE * abs(expected), _GAIN_ZERO_MS)
+
+
+def _why(verdict: Verdict) -> str:
+    parts = [f"{one.text}: {one.left} against {one.right}" for one in verdict.comparisons]
+    if verdict.reason:
+        parts.append(verdict.reason)
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def load_cases(path: str | Path) -> CaseFile:
+    """Read a case file strictly: unknown and duplicate keys are errors, as are values of a wrong type."""
+    source = str(path)
+    try:
+        with open(path, encoding="utf-8") as stream:
+            root = yaml.compose(stream, Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise RuleError(f"{source}:1:1: cannot be read: {error.strerror}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
+        raise RuleError(f"{source}:{place}: not YAML: {error.problem}") from error
+    if root is None:
+        raise RuleError(f"{source}:1:1: the file is empty")
+    fields = _mapping(root, ("rule", "cases"), source)
+    rule = _required(fields, "rule", str, root, source)
+    cases = fields.get("cases")
+    if not isinstance(cases, yaml.SequenceNode) or not cases.value:
+        raise _wrong(cases or root, source, "expected a list of cases under `cases`")
+    return CaseFile(rule, tuple(_case(node, source) for node in cases.value))
+
+
+def _case(node: yaml.Node, source: str) -> Case:
+    fields = _mapping(node, _CASE_KEYS, source)
+    name = _required(fields, "name", str, node, source)
+    if "expect" not in fields:
+        raise _wrong(node, source, f"case {name!r} expects nothing: add `expect`")
+    cpu = _value(fields, "cpu", bool, source, False)
+    if cpu and "device" in fields:
+        raise _wrong(fields["device"], source, "a CPU trace has no device")
+    ranks = _value(fields, "ranks", int, source, 2)
+    missing = _value(fields, "missing_ranks", list, source, [])
+    missing_ranks = tuple(rank for rank in missing if type(rank) is int and 0 <= rank < ranks)
+    if len(missing_ranks) != len(missing):
+        raise _wrong(fields["missing_ranks"], source, f"missing_ranks are of 0 to {ranks - 1}")
+    truncate = _value(fields, "truncate", float, source, 1.0)
+    if not 0 < truncate <= 1:
+        raise _wrong(fields["truncate"], source, "truncate is the share that is kept: above 0, at most 1")
+    lanes = fields.get("lanes")
+    return Case(
+        name=name,
+        expect=_expectation(fields["expect"], source),
+        source=source,
+        lanes_line=_line_before(lanes) if lanes is not None else node.start_mark.line,
+        lanes=_value(fields, "lanes", str, source, _DEFAULT_LANES),
+        ranks=ranks,
+        steps=_value(fields, "steps", int, source, DEFAULT_STEPS),
+        lead=_value(fields, "lead", float, source, DEFAULT_LEAD_MS),
+        device=None if cpu else _value(fields, "device", str, source, _DEFAULT_DEVICE),
+        world_size=_value(fields, "world_size", int, source, 0) or None,
+        missing_ranks=missing_ranks,
+        truncate=truncate,
+    )
+
+
+def _expectation(node: yaml.Node, source: str) -> Expectation:
+    fields = _mapping(node, _EXPECT_KEYS, source)
+    outcome = _required(fields, "outcome", str, node, source)
+    if outcome not in OUTCOMES:
+        raise _wrong(fields["outcome"], source, f"unknown outcome {outcome!r}{_suggest(outcome, OUTCOMES)}")
+    severity = _value(fields, "severity", str, source, "") or None
+    if severity is not None and severity not in SEVERITIES:
+        raise _wrong(
+            fields["severity"], source, f"unknown severity {severity!r}{_suggest(severity, SEVERITIES)}"
+        )
+    about_finding = [key for key in ("severity", "gain_ms", "message") if key in fields]
+    if about_finding and outcome != "finding":
+        raise _wrong(fields[about_finding[0]], source, f"only a finding has {about_finding[0]}")
+    gain: tuple[float, float] | None = None
+    if "gain_ms" in fields:
+        pair = _value(fields, "gain_ms", list, source, [])
+        bounds = [float(one) for one in pair if isinstance(one, int | float)]
+        if len(pair) != 2 or len(bounds) != 2 or bounds[0] > bounds[1]:
+            raise _wrong(fields["gain_ms"], source, "gain_ms is [low, high], in ms a step")
+        gain = (bounds[0], bounds[1])
+    return Expectation(
+        outcome=outcome,
+        severity=severity,
+        gain_ms=gain,
+        message=_value(fields, "message", str, source, "") or None,
+        reason=_value(fields, "reason", str, source, "") or None,
+    )
+
+
+def _mapping(node: yaml.Node, allowed: Sequence[str], source: str) -> dict[str, yaml.Node]:
+    if not isinstance(node, yaml.MappingNode):
+        raise _wrong(node, source, f"expected keys of {', '.join(allowed)}")
+    fields: dict[str, yaml.Node] = {}
+    for key, value in node.value:
+        name = str(key.value)
+        if name not in allowed:
+            raise _wrong(key, source, f"unknown key {name!r}{_suggest(name, allowed)}")
+        if name in fields:
+            raise _wrong(key, source, f"key {name!r} stands twice")
+        fields[name] = value
+    return fields
+
+
+Kind = TypeVar("Kind", str, int, float, bool, list[object])
+_KIND_NAMES: Final = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+}
+
+
+def _required(
+    fields: Mapping[str, yaml.Node], key: str, kind: type[Kind], parent: yaml.Node, source: str
+) -> Kind:
+    if key not in fields:
+        raise _wrong(parent, source, f"key {key!r} is missing")
+    return _value(fields, key, kind, source, kind())
+
+
+def _value(fields: Mapping[str, yaml.Node], key: str, kind: type[Kind], source: str, default: Kind) -> Kind:
+    node = fields.get(key)
+    if node is None:
+        return default
+    value: object = yaml.SafeLoader("").construct_document(node)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise _wrong(node, source, f"{key} is {_KIND_NAMES[kind]}, not {value!r}")
+    return value
+
+
+def _line_before(node: yaml.Node) -> int:
+    """Return the line (from 1) before the first line of a text; that of ``lanes: |`` itself."""
+    block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
+    return int(node.start_mark.line) + (1 if block else 0)
+
+
+def _suggest(name: str, known: Sequence[str]) -> str:
+    close = get_close_matches(name, known, 1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+
+
+def _wrong(node: yaml.Node, source: str, message: str) -> RuleError:
+    mark = node.start_mark
+    return RuleError(f"{source}:{mark.line + 1}:{mark.column + 1}: {message}")
