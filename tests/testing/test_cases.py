@@ -42,9 +42,7 @@ def _diagnosis(outcome: str, *findings: Finding, reason: str = "") -> Diagnosis:
 
 
 def _finding(**changes: Any) -> Finding:
-    values: dict[str, Any] = {
-        name: () for name in ("ranks", "steps", "evidence", "fixes")
-    } | {
+    values: dict[str, Any] = dict.fromkeys(("ranks", "steps", "evidence", "fixes"), ()) | {
         "id": "r-1", "rule_id": "r", "severity": "warning", "confidence": "high", "title": "",
         "message": "40 ms of each 100 ms step", "why": "", "topic": "host", "gain": Gain(0, 40, "ceiling"),
     } | changes  # fmt: skip
@@ -69,9 +67,21 @@ def test_case_takes_its_defaults(tmp_path: Path) -> None:
         ("cases:\n  - name: a\n", "1:1", "'rule' is missing"),
         ("rule: r\ncases:\n  - name: a\n", "3:5", "expects nothing"),
         ("rule: r\ncases:\n  - name: a\n    expect: {outcome: find}\n", "4:23", "did you mean 'finding'"),
-        ("rule: r\ncases:\n  - name: a\n    ranks: two\n    expect: {outcome: pass}\n", "4:12", "a whole number"),
-        ("rule: r\ncases:\n  - name: a\n    expect: {outcome: pass, gain_ms: [0, 1]}\n", "4:38", "only a finding"),
-        ("rule: r\ncases:\n  - name: a\n    expect: {outcome: finding, gain_ms: [5]}\n", "4:41", "[low, high]"),
+        (
+            "rule: r\ncases:\n  - name: a\n    ranks: two\n    expect: {outcome: pass}\n",
+            "4:12",
+            "a whole number",
+        ),
+        (
+            "rule: r\ncases:\n  - name: a\n    expect: {outcome: pass, gain_ms: [0, 1]}\n",
+            "4:38",
+            "only a finding",
+        ),
+        (
+            "rule: r\ncases:\n  - name: a\n    expect: {outcome: finding, gain_ms: [5]}\n",
+            "4:41",
+            "[low, high]",
+        ),
         ("rule: [r\n", "2:1", "not YAML"),
         ("", "1:1", "empty"),
     ],
@@ -85,7 +95,8 @@ def test_wrong_file_says_where(tmp_path: Path, text: str, place: str, message: s
 
 
 def test_wrong_lane_says_its_line_in_the_file(tmp_path: Path) -> None:
-    text = "rule: r\ncases:\n  - name: a\n    lanes: |\n      compute 0-1\n      compte 0-1\n    expect: {outcome: pass}\n"
+    lanes = "lanes: |\n      compute 0-1\n      compte 0-1\n"
+    text = f"rule: r\ncases:\n  - name: a\n    {lanes}    expect: {{outcome: pass}}\n"
     path = _file(tmp_path, text)
     with pytest.raises(RuleError, match=r":6:1: unknown lane 'compte'"):
         write_traces(load_cases(path).cases[0], tmp_path)
