@@ -37,6 +37,23 @@ def test_host_steps_are_the_gpu_steps_a_lead_earlier() -> None:
     assert [start for start, _ in _spans(one, "cuda_runtime", "cudaLaunch")] == [-20, 40, 80]
 
 
+def test_host_that_is_ahead_waits_while_the_gpu_is_busy() -> None:
+    (one,) = parse_lanes("step: 100\ncompute 0-20 40-60", ranks=1, steps=1)
+    # Launches at -1 and 39; the GPU idles from 20 to 40 and from 60 to 100.
+    assert _spans(one, "cuda_runtime", "cudaEventSynchronize") == [(0, 20), (40, 60)]
+
+
+def test_host_that_is_not_ahead_does_not_wait() -> None:
+    (one,) = parse_lanes("lead: 0.01\ncompute 0-20 40-60", ranks=1, steps=1)
+    assert _spans(one, "cuda_runtime", "cudaEventSynchronize") == []
+
+
+def test_wait_leaves_room_for_launches() -> None:
+    (one,) = parse_lanes("compute 0-60 60-100", ranks=1, steps=1)
+    waits = _spans(one, "cuda_runtime", "cudaEventSynchronize")
+    assert waits == [(0, 59), (59.02, 98.999), (99.02, 100.001)]
+
+
 def test_every_host_step_holds_a_backward_node() -> None:
     (one,) = parse_lanes("compute 0-60", ranks=1, steps=3)
     nodes = _spans(one, "cpu_op", "autograd::engine::evaluate_function")

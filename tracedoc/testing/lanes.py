@@ -38,8 +38,10 @@ before its start a kernel is launched, in ms). ``rank 1:`` opens a section: a la
 that rank's lane of that name, and ``-`` as the only interval leaves it empty. ``#`` starts a comment.
 
 What follows on the host: the host range of a step is the step shifted ``lead`` earlier, and a launch that
-would fall into a loader wait, a sync, a malloc or a free comes when that returns. In a CPU trace nothing
-is shifted. The closing step holds everything that begins before the first compute kernel does.
+would fall into a loader wait, a sync, a malloc or a free comes when that returns. With a lead of 0.2 ms or
+more the host is ahead: between launches it waits for the GPU while that is busy, so that its own work is
+what leaves the GPU idle. With less it has no time to wait. In a CPU trace nothing is shifted. The closing
+step holds everything that begins before the first compute kernel does.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from tracedoc.spans import Spans
 from tracedoc.testing.builder import GEMM_KERNEL, OPERATIONS, TraceBuilder
 
 Direction = Literal["HtoD", "DtoH", "DtoD", "PtoP"]
@@ -75,6 +78,9 @@ _LENGTH: Final = re.compile(rf"({_NUMBER})(us|ms)")
 _SETTING: Final = re.compile(rf"(step|steps|lead)\s*:\s*({_NUMBER})")
 _SECTION: Final = re.compile(r"rank\s+(\d+)\s*:")
 _SIZES: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_AHEAD_MS: Final = 0.2  # with this lead the host has time to wait for the GPU
+_LAUNCHING_MS: Final = 0.02  # what launches at one moment may take together
+_SHORTEST_WAIT_MS: Final = 0.05
 _OPERATOR_MS: Final = 0.001  # how long a collective's operator takes on the calling thread of a CPU trace
 
 
@@ -160,6 +166,8 @@ def parse_lanes(
         for index in range(drawing.steps):
             draw(builder, lanes, index, shape=shape)
         draw(builder, closing, drawing.steps, shape=shape)
+        if device is not None and drawing.lead_ms >= _AHEAD_MS:
+            _draw_waits(builder, [*([lanes] * drawing.steps), closing], shape)
     return builders
 
 
@@ -219,6 +227,33 @@ def _draw_gpu(builder: TraceBuilder, one: Segment, start: float, end: float, lau
             stream=20 + 2 * list(OPERATIONS).index(one.lane) + (1 if one.ranks else 0),
             launch_ms=launch, linked=one.linked, peer=one.peer,
         )  # fmt: skip
+
+
+def _draw_waits(builder: TraceBuilder, steps: list[list[Segment]], shape: _Shape) -> None:
+    """Let the host wait in cudaEventSynchronize where the GPU is busy and nothing is to be launched."""
+    busy: list[tuple[float, float]] = []
+    occupied: list[tuple[float, float]] = []
+    for index, lanes in enumerate(steps):
+        origin = index * shape.step_ms
+        boundary = origin + shape.host_start_ms
+        occupied.append((boundary - 0.001, boundary + 0.001))
+        for one in lanes:
+            if one.lane in (*_BLOCKING, "loader", "host"):
+                occupied.append((origin + one.start_ms, origin + one.end_ms))
+            elif one.lane != "backward":
+                for start, end in one.parts():
+                    launch = shape.launch_ms(one, origin + start, index)
+                    busy.append((origin + start, origin + end))
+                    returns = origin + end if one.pageable else launch + _LAUNCHING_MS
+                    occupied.append((launch, returns))
+    waits = _spans(busy) - _spans(occupied)
+    for start_ns, end_ns in waits.pairs():
+        if end_ns - start_ns >= _SHORTEST_WAIT_MS * 1e6:
+            builder.runtime("cudaEventSynchronize", start_ns / 1e6, end_ns / 1e6)
+
+
+def _spans(intervals: list[tuple[float, float]]) -> Spans:
+    return Spans.from_pairs((round(start * 1e6), round(end * 1e6)) for start, end in intervals)
 
 
 def _draw_cpu_step(builder: TraceBuilder, lanes: list[Segment], index: int, *, shape: _Shape) -> None:
