@@ -9,104 +9,31 @@ collective arguments on NCCL kernels and on their ``record_param_comms``.
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-Layout = Literal["current", "absolute", "array"]
-"""How the file states time: relative to ``baseTimeNanoseconds``, as Unix time, or as Unix time in a
-bare JSON array without any metadata (early 2021 and before)."""
+from tracedoc.testing.document import DEVICES_A_HOST, Document, Event, Layout, render
+from tracedoc.testing.names import (
+    DTYPE_BYTES,
+    INPUT_TYPE,
+    KERNEL_ARGUMENT,
+    KERNEL_DTYPE,
+    OPERATIONS,
+    Operation,
+    collective_arguments,
+    gloo_shapes,
+)
 
 GEMM_KERNEL: Final = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
 DEFAULT_LEAD_MS: Final = 0.01
 """How long before its start a kernel is launched where nothing else is said."""
 
 _BASE_TIME_NS: Final = 1_767_225_600_000_000_000
-_ORIGIN_NS: Final = 1_000_000_000_000  # time 0 of the builder, after the base: leaves room for negative times
 _COMPUTE_STREAM: Final = 7
 _COPY_STREAM: Final = 16
 _COMM_STREAM: Final = 20
-_DEVICES_A_HOST: Final = 8
-
-_DTYPE_BYTES: Final = {
-    "Float": 4, "BFloat16": 2, "Half": 2, "Double": 8, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1,
-}  # fmt: skip
-_KERNEL_DTYPE: Final = {
-    "Float": "f32", "BFloat16": "bf16", "Half": "f16", "Double": "f64",
-    "Long": "i64", "Int": "i32", "Byte": "u8", "Char": "i8", "Bool": "u8",
-}  # fmt: skip
-_INPUT_TYPE: Final = {
-    "Float": "float", "BFloat16": "c10::BFloat16", "Half": "c10::Half", "Double": "double",
-    "Long": "long int", "Int": "int", "Byte": "unsigned char", "Char": "signed char", "Bool": "bool",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Operation:
-    """The names that one collective has in each layer of the stack."""
-
-    collective: str  # c10d's internal name, in "Collective name"
-    operator: str  # the dispatcher's operator on the calling thread
-    annotation: str  # what follows "nccl:"
-    gloo: str  # what follows "gloo:"
-    kernel: str  # with {dtype}
-    scatter: Literal["", "in", "out"] = ""  # which side holds only this rank's share
-
-
-_KERNEL_ARGUMENT: Final = "(ncclDevKernelArgsStorage<4096ul>)"
-OPERATIONS: Final[dict[str, _Operation]] = {
-    "allreduce": _Operation(
-        "allreduce", "c10d::allreduce_", "all_reduce", "all_reduce",
-        "ncclDevKernel_AllReduce_Sum_{dtype}_RING_LL",
-    ),
-    "allgather": _Operation(
-        "_allgather_base", "c10d::_allgather_base_", "_all_gather_base", "all_gather",
-        "ncclDevKernel_AllGather_RING_LL", "in",
-    ),
-    "reducescatter": _Operation(
-        # gloo implements reduce-scatter on its all-reduce, and names it so.
-        "_reduce_scatter_base", "c10d::_reduce_scatter_base_", "_reduce_scatter_base", "all_reduce",
-        "ncclDevKernel_ReduceScatter_Sum_{dtype}_RING_LL", "out",
-    ),
-    "broadcast": _Operation(
-        "broadcast", "c10d::broadcast_", "broadcast", "broadcast", "ncclDevKernel_Broadcast_RING_LL"
-    ),
-    "reduce": _Operation(
-        "reduce", "c10d::reduce_", "reduce", "reduce", "ncclDevKernel_Reduce_Sum_{dtype}_RING_LL"
-    ),
-    "alltoall": _Operation(
-        "all_to_all", "c10d::alltoall_base_", "all_to_all", "all_to_all", "ncclDevKernel_SendRecv"
-    ),
-    "send": _Operation("send", "c10d::send", "send {rank}->{peer}", "send", "ncclDevKernel_SendRecv"),
-    "recv": _Operation("recv", "c10d::recv_", "recv {rank}<-{peer}", "recv", "ncclDevKernel_SendRecv"),
-    "barrier": _Operation(
-        "allreduce", "c10d::barrier", "all_reduce_barrier", "barrier",
-        "ncclDevKernel_AllReduce_Sum_{dtype}_RING_LL",
-    ),
-}  # fmt: skip
-"""Every collective that :meth:`TraceBuilder.collective` knows, by its short name."""
-
-_DEVICE_PROPERTIES: Final[dict[str, tuple[int, int, int, int]]] = {
-    # name contains: memory bytes, compute major, compute minor, multiprocessors
-    "V100": (16_945_512_448, 7, 0, 80),
-    "A100": (85_049_999_360, 8, 0, 108),
-    "H100": (84_929_347_584, 9, 0, 132),
-    "H200": (150_055_550_976, 9, 0, 132),
-    "B200": (191_500_000_000, 10, 0, 148),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Event:
-    category: str
-    name: str
-    pid: int
-    tid: int
-    start_ns: int
-    duration_ns: int
-    args: dict[str, object]
 
 
 @dataclass(slots=True)
@@ -146,10 +73,10 @@ class TraceBuilder:
         self._layout = layout
         self._base_time_ns = base_time_ns
         self._pid = 10_000 + 100 * rank
-        self._ordinal = rank % _DEVICES_A_HOST
+        self._ordinal = rank % DEVICES_A_HOST
         self._threads: dict[str, int] = {"main": self._pid}
         self._streams: set[int] = set()
-        self._events: list[_Event] = []
+        self._events: list[Event] = []
         self._launches: list[_Launch] = []
         self._groups: dict[str, tuple[int, ...]] = {"0": tuple(range(world_size))}
         self._sequence: dict[str, int] = {}
@@ -315,13 +242,13 @@ class TraceBuilder:
         """
         if op not in OPERATIONS:
             raise ValueError(f"unknown collective {op!r}; known: {', '.join(OPERATIONS)}")
-        if dtype not in _DTYPE_BYTES:
-            raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(_DTYPE_BYTES)}")
+        if dtype not in DTYPE_BYTES:
+            raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPE_BYTES)}")
         members = self._members(group, ranks)
         number = seq if seq is not None else self._sequence.get(group, 0) + 1
         self._sequence[group] = number
         operation = OPERATIONS[op]
-        elements = nbytes // _DTYPE_BYTES[dtype]
+        elements = nbytes // DTYPE_BYTES[dtype]
         share = elements // len(members)
         in_elements = share if operation.scatter == "in" else elements
         out_elements = share if operation.scatter == "out" else elements
@@ -330,18 +257,9 @@ class TraceBuilder:
                 operation, start_ms, end_ms, in_elements, out_elements, dtype=dtype, launch_ms=launch_ms
             )
             return self
-        listed: list[object] = list(members)
-        if len(members) > 30:  # Kineto shortens long lists
-            listed = [*members[:29], "...", members[-1]]
-        arguments: dict[str, object] = {
-            "Collective name": operation.collective,
-            "In msg nelems": in_elements, "Out msg nelems": out_elements, "Group size": len(members),
-            "dtype": dtype, "In split size": "[]", "Out split size": "[]",
-            "Process Group Name": group,
-            "Process Group Description": "default_pg" if group == "0" else group,
-            "Process Group Ranks": f"[{', '.join(map(str, listed))}]",
-            "Seq": number,
-        }  # fmt: skip
+        arguments = collective_arguments(
+            operation, in_elements, out_elements, dtype=dtype, group=group, members=members, seq=number
+        )
         if op in ("send", "recv"):
             other = peer if peer is not None else next((m for m in members if m != self.rank), self.rank)
             arguments |= {"Src Rank": self.rank, "Dst Rank": other} if op == "send" else {
@@ -354,7 +272,7 @@ class TraceBuilder:
             **arguments, "Rank": self.rank, "Global rank start": members[0],
             "Global rank stride": members[1] - members[0] if len(members) > 1 else 1,
         }  # fmt: skip
-        kernel = operation.kernel.format(dtype=_KERNEL_DTYPE[dtype]) + _KERNEL_ARGUMENT
+        kernel = operation.kernel.format(dtype=KERNEL_DTYPE[dtype]) + KERNEL_ARGUMENT
         self._kernel(
             kernel, start_ms, end_ms,
             stream=stream, launch_ms=launch_ms, linked=linked, thread=thread, call="cudaLaunchKernelExC",
@@ -373,30 +291,14 @@ class TraceBuilder:
 
     def to_json(self) -> str:
         """Return the trace as JSON text, one event a line, in order of start."""
-        events = sorted([*self._events, *self._settled_launches()], key=lambda event: event.start_ns)
-        offset = _ORIGIN_NS if self._layout == "current" else _ORIGIN_NS + self._base_time_ns
-        first = min((e.start_ns for e in events), default=0) + offset
-        last = max((e.start_ns + e.duration_ns for e in events), default=0) + offset
-        lines = [_complete(e, offset) for e in events]
-        lines.append(
-            f'{{"ph": "X", "cat": "Trace", "ts": {_us(first)}, "dur": {_us(last - first)}, "pid": "Spans",'
-            ' "tid": "PyTorch Profiler", "name": "PyTorch Profiler (0)", "args": {"Op count": 0}}'
-        )
-        lines.extend(self._metadata_events(first))
-        for name, pid, tid, at in (
-            ("Iteration Start: PyTorch Profiler", "Traces", "Trace PyTorch Profiler", first),
-            ("Record Window End", "", "", last),
-        ):
-            lines.append(
-                f'{{"ph": "i", "s": "g", "name": "{name}", "pid": "{pid}", "tid": "{tid}", "ts": {_us(at)}}}'
-            )
-        body = "[\n" + ",\n".join(lines) + "\n]"
-        if self._layout == "array":
-            return body + "\n"
-        header = self._header()
-        head = "".join(f"{json.dumps(key)}: {json.dumps(value)},\n" for key, value in header.items())
-        name = f"rank-{self.rank}.json"
-        return f'{{\n{head}"traceEvents": {body},\n"traceName": "{name}"\n}}\n'
+        document = Document(
+            self._layout, self._base_time_ns,
+            rank=self.rank, world_size=self.world_size, host=self._host, device=self._device,
+            backend=self._backend, pid=self._pid, ordinal=self._ordinal, has_shapes=self._has_shapes,
+            groups=self._groups, streams=tuple(sorted(self._streams)), threads=self._threads,
+            events=[*self._events, *self._settled_launches()],
+        )  # fmt: skip
+        return render(document)
 
     def write(self, path: str | Path) -> Path:
         """Write the trace to ``path`` (gzip if it ends in ``.gz``: equal builders give equal bytes)."""
@@ -496,23 +398,23 @@ class TraceBuilder:
         self._launches.append(launch)
         return operator_id
 
-    def _settled_launches(self) -> list[_Event]:
+    def _settled_launches(self) -> list[Event]:
         free: dict[str, int] = {}
-        events: list[_Event] = []
+        events: list[Event] = []
         for launch in sorted(self._launches, key=lambda one: one.requested_ns):
             at = max(launch.requested_ns, free.get(launch.thread, launch.requested_ns))
             at = min(at, launch.latest_ns)
             free[launch.thread] = at + launch.slot_ns
             tid = self._threads[launch.thread]
             events.extend(
-                _Event(category, name, self._pid, tid, at, width, args)
+                Event(category, name, self._pid, tid, at, width, args)
                 for category, name, width, args in launch.events
             )
         return events
 
     def _gloo(
         self,
-        operation: _Operation,
+        operation: Operation,
         start_ms: float,
         end_ms: float,
         in_elements: int,
@@ -521,20 +423,14 @@ class TraceBuilder:
         dtype: str,
         launch_ms: float | None,
     ) -> None:
-        kind = _INPUT_TYPE[dtype]
-        if operation.scatter:
-            dims: list[object] = [[out_elements], [in_elements], [], [], []]
-            types = [kind, kind, "", "Scalar", "Scalar"]
-        else:
-            dims = [[[in_elements]], [], [], [], [], []]
-            types = ["TensorList", "", "", "", "Scalar", "Scalar"]
+        dims, types = gloo_shapes(operation, in_elements, out_elements, dtype=dtype)
         called = start_ms if launch_ms is None else launch_ms
         self.host(operation.operator, called, called + 0.001, dims=dims, types=types)
         # Send and receive run on the thread that calls them; the rest alternates between two loops.
         loop = "main" if operation.gloo in ("send", "recv") else f"gloo{sum(self._sequence.values()) % 2}"
         self.host(
             f"gloo:{operation.gloo}", start_ms, end_ms, thread=loop, category="user_annotation",
-            dims=[[in_elements]], types=[kind],
+            dims=[[in_elements]], types=[INPUT_TYPE[dtype]],
         )  # fmt: skip
 
     def _members(self, group: str, ranks: Sequence[int] | None) -> tuple[int, ...]:
@@ -567,7 +463,7 @@ class TraceBuilder:
     ) -> None:
         if duration_ns < 0:
             raise ValueError(f"{name} ends before it starts")
-        self._events.append(_Event(category, name, self._pid, self._tid(thread), start_ns, duration_ns, args))
+        self._events.append(Event(category, name, self._pid, self._tid(thread), start_ns, duration_ns, args))
 
     def _gpu_event(
         self, category: str, name: str, stream: int, start_ns: int, end_ns: int, *, args: dict[str, object]
@@ -577,7 +473,7 @@ class TraceBuilder:
         if end_ns < start_ns:
             raise ValueError(f"{name} ends before it starts")
         self._streams.add(stream)
-        self._events.append(_Event(category, name, self._ordinal, stream, start_ns, end_ns - start_ns, args))
+        self._events.append(Event(category, name, self._ordinal, stream, start_ns, end_ns - start_ns, args))
 
     def _tid(self, thread: str) -> int:
         return self._threads.setdefault(thread, self._pid + len(self._threads))
@@ -590,83 +486,6 @@ class TraceBuilder:
         self._correlation += 1
         return self._correlation
 
-    def _header(self) -> dict[str, object]:
-        header: dict[str, object] = {"schemaVersion": 1, "deviceProperties": self._device_properties()}
-        if self._device is not None:
-            header["cuda_runtime_version"] = 12080
-        if self._has_shapes:
-            header["record_shapes"] = 1
-        if self.world_size > 1:
-            configuration = "cuda:nccl" if self._backend == "nccl" else "cpu:gloo,cuda:gloo"
-            distributed: dict[str, object] = {
-                "backend": self._backend, "rank": self.rank, "world_size": self.world_size,
-                "pg_count": len(self._groups),
-                "pg_config": [
-                    {
-                        "pg_name": name, "pg_desc": "default_pg" if name == "0" else name,
-                        "backend_config": configuration, "pg_size": len(ranks), "ranks": list(ranks),
-                    }
-                    for name, ranks in self._groups.items()
-                ],
-            }  # fmt: skip
-            if self._backend == "nccl":
-                distributed["nccl_version"] = "2.27.5"
-            header["distributedInfo"] = distributed
-        header["host_name"] = self._host
-        header["tracedoc_synthetic"] = True
-        header["displayTimeUnit"] = "ms"
-        if self._layout == "current":
-            header["baseTimeNanoseconds"] = self._base_time_ns
-        return header
-
-    def _device_properties(self) -> list[dict[str, object]]:
-        if self._device is None:
-            return []
-        known = (value for key, value in _DEVICE_PROPERTIES.items() if key in str(self._device))
-        memory, major, minor, multiprocessors = next(known, _DEVICE_PROPERTIES["H100"])
-        return [
-            {
-                "id": index, "name": self._device, "totalGlobalMem": memory, "computeMajor": major,
-                "computeMinor": minor, "maxThreadsPerBlock": 1024, "maxThreadsPerMultiprocessor": 2048,
-                "regsPerBlock": 65536, "warpSize": 32, "sharedMemPerBlock": 49152, "numSms": multiprocessors,
-            }
-            for index in range(min(self.world_size, _DEVICES_A_HOST))
-        ]  # fmt: skip
-
-    def _metadata_events(self, at_ns: int) -> list[str]:
-        named: list[tuple[str, int, int, str, str]] = [
-            ("process_name", self._pid, 0, "name", "python3"),
-            ("process_labels", self._pid, 0, "labels", "CPU"),
-        ]
-        if self._device is not None:
-            named.append(("process_name", self._ordinal, 0, "name", "python3"))
-            named.append(("process_labels", self._ordinal, 0, "labels", f"GPU {self._ordinal}"))
-        for stream in sorted(self._streams):
-            named.append(("thread_name", self._ordinal, stream, "name", f"stream {stream} "))
-        known = {"main": "python3", "autograd": f"pt_autograd_{self._ordinal}"}
-        known |= {"gloo0": "pt_gloo_runloop", "gloo1": "pt_gloo_runloop"}
-        for thread, tid in self._threads.items():
-            named.append(
-                ("thread_name", self._pid, tid, "name", f"thread {tid} ({known.get(thread, thread)})")
-            )
-        return [
-            f'{{"ph": "M", "name": "{name}", "ts": {_us(at_ns)}, "pid": {pid}, "tid": {tid},'
-            f' "args": {json.dumps({key: value})}}}'
-            for name, pid, tid, key, value in named
-        ]
-
 
 def _ns(ms: float) -> int:
     return round(ms * 1e6)
-
-
-def _us(ns: int) -> str:
-    return f"{ns // 1000}.{ns % 1000:03d}"
-
-
-def _complete(event: _Event, offset_ns: int) -> str:
-    return (
-        f'{{"ph": "X", "cat": "{event.category}", "name": {json.dumps(event.name)}, "pid": {event.pid},'
-        f' "tid": {event.tid}, "ts": {_us(event.start_ns + offset_ns)}, "dur": {_us(event.duration_ns)},'
-        f' "args": {json.dumps(event.args)}}}'
-    )

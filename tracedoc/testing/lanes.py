@@ -52,7 +52,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from tracedoc.spans import Spans
-from tracedoc.testing.builder import GEMM_KERNEL, OPERATIONS, TraceBuilder
+from tracedoc.testing.builder import GEMM_KERNEL, TraceBuilder
+from tracedoc.testing.names import OPERATIONS
 
 Direction = Literal["HtoD", "DtoH", "DtoD", "PtoP"]
 
