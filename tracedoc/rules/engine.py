@@ -390,7 +390,7 @@ def _before_full_stop(message: str, words: str) -> str:
 def _ranks(keys: Sequence[str], evidence: Iterable[Evidence], measurements: Measurements) -> tuple[int, ...]:
     if keys:
         return tuple(sorted(int(key) for key in keys if key.isdecimal()))
-    return tuple(sorted({place.rank for place in evidence})) or measurements.ranks
+    return measurements.ranks or tuple(sorted({place.rank for place in evidence}))
 
 
 def _steps(evidence: Iterable[Evidence], measurements: Measurements) -> tuple[int, ...]:
