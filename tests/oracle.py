@@ -259,7 +259,8 @@ def _assign_steps(
 def _cpu_steps(complete: list[dict[str, Any]]) -> list[Window] | None:
     """Return the steps of a CPU run, each up to the next one's start.
 
-    Compute is the leaf operators on the stepping threads, communication the ``gloo:*`` ranges.
+    Compute is the leaf operators and the whole of the library operators (``aten::mm``) on the stepping
+    threads, communication the ``gloo:*`` ranges.
     """
     steps = host_steps(complete)
     if not steps:
@@ -272,8 +273,9 @@ def _cpu_steps(complete: list[dict[str, Any]]) -> list[Window] | None:
         ops = [
             event for event in complete if _category(event) == "cpu_op" and str(event.get("tid")) == thread
         ]
-        for begin, end, name in _leaves(ops):
-            if not name.startswith(("c10d::", "_c10d_functional::")):
+        whole = [(_start(op), _end(op), name) for op in ops if _of_a_library(name := str(op.get("name", "")))]
+        for begin, end, name in _leaves(ops) + whole:
+            if not name.startswith(("c10d::", "_c10d_functional")):
                 intervals.append((begin, end, "compute"))
     for event in complete:
         if str(event.get("name", "")).startswith("gloo:"):
@@ -284,6 +286,11 @@ def _cpu_steps(complete: list[dict[str, Any]]) -> list[Window] | None:
         Window(index, start, until, end + UNFINISHED_NS < last_ns, split(intervals, start, until))
         for (index, start, end), until in zip(steps, [*next_starts, steps[-1][2]], strict=True)
     ]
+
+
+def _of_a_library(name: str) -> bool:
+    found = re.match(r"([A-Za-z_]\w*)::", name)
+    return found is not None and found[1] not in ("autograd", "torch", "c10d")
 
 
 def _leaves(ops: list[dict[str, Any]]) -> list[tuple[int, int, str]]:

@@ -32,7 +32,16 @@ _HOMES = {
     "write_report": ("tracedoc.report.render", "write_report"),
 }
 
-__all__ = ["Options", "__version__", "build_timeline", "diagnose", "evaluate", "load", "measure", "write_report"]
+__all__ = [
+    "Options",
+    "__version__",
+    "build_timeline",
+    "diagnose",
+    "evaluate",
+    "load",
+    "measure",
+    "write_report",
+]
 
 
 def __getattr__(name: str) -> Any:

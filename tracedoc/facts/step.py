@@ -53,7 +53,7 @@ def step_ms(timeline: RankTimeline) -> Value:
 def compute_ms(timeline: RankTimeline) -> Value:
     """Time of the median step in which a compute kernel or a memset runs (union over streams).
 
-    In a CPU trace: in which a leaf operator runs on the stepping threads.
+    In a CPU trace: in which an operator works on the stepping threads.
     """
     return _part(timeline, "compute_ns")
 

@@ -16,6 +16,9 @@ from tracedoc.trace.vocabulary import KernelCategory
 
 COMPUTE, COMMUNICATION, COPY = 0, 1, 2
 
+WRAPPER_NAMESPACES = frozenset({"autograd", "torch", "c10d", "_c10d_functional", "_c10d_functional_autograd"})
+"""Namespaces of operators that hold others or enqueue: their own time is not arithmetic."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -164,16 +167,19 @@ def compute_stream(trace: Trace, events: GpuEvents, device: int) -> int | None:
 def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activity:
     """Return the activity of a CPU/gloo trace.
 
-    Compute is the union of leaf operators on the stepping threads (an operator without a child operator;
-    the c10d operators only enqueue); communication is the union of the ``gloo:*`` ranges on any thread.
+    Compute is the union of the operators that work on the stepping threads: library operators
+    (``aten::addmm``) as a whole, and every other operator that holds no operator. Nodes of the backward
+    graph and wrappers only hold others, and the c10d operators only enqueue. Communication is the union of
+    the ``gloo:*`` ranges on any thread.
     """
     rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & np.isin(trace.thread, stepping_threads))
-    leaves = leaf_rows(trace, rows)
     enqueues = np.array([_only_enqueues(name) for name in trace.names], dtype=bool)
-    leaves = leaves[~enqueues[trace.name[leaves]]]
+    library = np.array([_is_library_operator(name) for name in trace.names], dtype=bool)
+    working = np.union1d(leaf_rows(trace, rows), rows[library[trace.name[rows]]])
+    working = working[~enqueues[trace.name[working]]]
     gloo = gloo_rows(trace)
     starts, ends = trace.ts_ns, trace.end_ns
-    compute = Spans.of(starts[leaves], ends[leaves])
+    compute = Spans.of(starts[working], ends[working])
     comm = Spans.of(starts[gloo], ends[gloo])
     host = trace.rows(Kind.CPU_OP, Kind.ANNOTATION)
     first = int(starts[host].min()) if host.size else 0
@@ -199,6 +205,12 @@ def leaf_rows(trace: Trace, rows: Rows) -> Rows:
     same_thread = trace.thread[rows[1:]] == trace.thread[rows[:-1]]
     leaf[:-1] = ~(same_thread & (trace.ts_ns[rows[1:]] < trace.ts_ns[rows[:-1]] + trace.dur_ns[rows[:-1]]))
     return np.sort(rows[leaf])
+
+
+def _is_library_operator(name: str) -> bool:
+    """Tell whether an operator came through the dispatcher (``namespace::name``) and is no wrapper."""
+    namespace, separator, _ = name.partition("::")
+    return bool(separator) and namespace.isidentifier() and namespace not in WRAPPER_NAMESPACES
 
 
 def _only_enqueues(name: str) -> bool:
