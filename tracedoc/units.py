@@ -60,7 +60,7 @@ def format_quantity(value: float | int | str | bool, unit: str) -> str:
 
 
 def format_ms(value: float) -> str:
-    """Return milliseconds, rounded to what a trace supports: ``412 ms``, ``9.5 ms``, ``0.22 ms``, ``8.9 us``."""
+    """Return milliseconds, rounded to what a trace supports: ``412 ms``, ``9.5 ms``, ``8.9 us``."""
     if 0 < abs(value) < 0.0995:
         return f"{_significant(1000 * value)} us"
     return f"{_significant(value)} ms"
