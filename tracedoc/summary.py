@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
 from tracedoc.errors import Limit
@@ -76,7 +76,7 @@ def _causes(measurements: Measurements, findings: Sequence[Finding]) -> str:
             finding.title[0].lower() + finding.title[1:] if finding.title[1:2].islower() else finding.title
         )
         parts.append(f"{format_ms(finding.gain.high_ms)}: {title}{_place(measurements, finding)}.")
-    together = format_ms(combined_gain_ms(measurements, named))
+    together = format_ms(combined_gain_ms(named))
     what = "it" if len(named) == 1 else "both"
     return f"{' '.join(parts)} Fixing {what}: up to {together} a step."
 
@@ -90,26 +90,28 @@ def _place(measurements: Measurements, finding: Finding) -> str:
     return f" (rank {listed}{more})" if len(ranks) == 1 else f" (ranks {listed}{more})"
 
 
-def combined_gain_ms(measurements: Measurements, findings: Sequence[Finding]) -> float:
-    """Return a bound in ms for several fixes together.
+def combined_gain_ms(findings: Sequence[Finding]) -> float:
+    """Return a bound in ms for several fixes together: gains over the same time are not added.
 
-    Gains over the same time are not added: the bound is the sum of the gains, but at most the union of
-    their evidence on any one rank, and at least the largest single gain.
+    A finding claims its gain evenly from the time of its evidence. Where several claim the same time the
+    largest claim counts. Computed on each rank, the largest of them stands; never less than the largest gain.
     """
-    gains = [finding.gain.high_ms for finding in findings if finding.gain is not None]
-    largest, total = max(gains, default=0.0), sum(gains)
+    gains = {finding.id: finding.gain.high_ms for finding in findings if finding.gain is not None}
     ranks = {evidence.rank for finding in findings for evidence in finding.evidence}
-    covered = max(
-        (
-            Spans.from_pairs(
-                (e.start_ns, e.end_ns) for finding in findings for e in finding.evidence if e.rank == rank
-            ).total_ns
-            / 1e6
-            for rank in ranks
-        ),
-        default=total,
-    )
-    return max(largest, min(total, covered))
+    return max([*gains.values(), *(_claimed_ms(findings, gains, rank) for rank in ranks)], default=0.0)
+
+
+def _claimed_ms(findings: Sequence[Finding], gains: Mapping[str, float], rank: int) -> float:
+    claims = []
+    for finding in findings:
+        places = Spans.from_pairs((e.start_ns, e.end_ns) for e in finding.evidence if e.rank == rank)
+        if finding.id in gains and len(places):
+            claims.append((min(gains[finding.id] * 1e6 / places.total_ns, 1.0), places))
+    total, taken = 0.0, Spans.empty()
+    for share, places in sorted(claims, key=lambda claim: -claim[0]):
+        total += share * (places - taken).total_ns
+        taken = taken | places
+    return total / 1e6
 
 
 def _healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo, step: float) -> str:

@@ -1,0 +1,83 @@
+"""The answer in one sentence, and several gains together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tracedoc.diagnosis import Diagnosis, Evidence, Finding, Gain
+from tracedoc.pipeline import diagnose
+from tracedoc.summary import combined_gain_ms
+from tracedoc.testing import parse_lanes
+
+MS = 1_000_000
+
+
+def finding(name: str, gain: float, *places: tuple[int, int], rank: int = 0) -> Finding:
+    evidence = tuple(Evidence(rank, 1, start * MS, end * MS, "idle") for start, end in places)
+    worth = Gain(0.0, gain, "ceiling")
+    return Finding(name, name, "warning", "high", "", "", "", "host", (rank,), (1,), evidence, worth, ())
+
+
+@pytest.mark.parametrize(
+    ("findings", "together"),
+    [
+        ([finding("a", 10, (0, 10))], 10),
+        ([finding("a", 10, (0, 10)), finding("b", 5, (20, 25))], 15),
+        ([finding("a", 10, (0, 10)), finding("b", 10, (0, 10))], 10),
+        # a claims half of 0-20, b all of 0-10: 10 there and half of the other 10.
+        ([finding("a", 10, (0, 20)), finding("b", 10, (0, 10))], 15),
+        ([finding("a", 10, (0, 10)), finding("b", 8, (0, 8), rank=1)], 10),
+    ],
+)
+def test_gains_over_the_same_time_are_not_added(findings: list[Finding], together: float) -> None:
+    assert combined_gain_ms(findings) == pytest.approx(together)
+
+
+def lanes(tmp_path: Path, text: str, *, ranks: int, keep: int | None = None, steps: int = 5) -> Diagnosis:
+    for builder in parse_lanes(text, ranks=ranks, steps=steps)[:keep]:
+        builder.write(tmp_path / f"rank-{builder.rank}.json")
+    return diagnose([tmp_path])
+
+
+def test_a_healthy_run_is_told_that_more_gpus_are_not_its_problem(tmp_path: Path) -> None:
+    found = lanes(tmp_path, "compute 0-97\nallreduce 40-100 64MiB\nstep: 100", ranks=2)
+    assert found.summary == (
+        "100 ms/step on 2x NVIDIA H100 80GB HBM3. Compute-bound: free communication would give at most 3 %. "
+        "More GPUs are not your problem."
+    )
+    assert found.findings == ()
+
+
+def test_the_largest_cause_comes_first_with_its_bound(tmp_path: Path) -> None:
+    found = lanes(tmp_path, "compute 0-60\nallreduce 60-100 64MiB", ranks=2)
+    assert found.summary == (
+        "100 ms/step on 2x NVIDIA H100 80GB HBM3. 40 ms: communication that nothing hides. "
+        "Fixing it: up to 40 ms a step."
+    )
+
+
+def test_a_step_that_was_cut_is_said_to_be_incomplete(tmp_path: Path) -> None:
+    builder = parse_lanes("compute 0-60\nallreduce 60-100 64MiB", ranks=2, steps=1)[0]
+    path = tmp_path / "rank-0.json"
+    builder.write(path)
+    only_step = path.read_text().replace("ProfilerStep#", "Step ")
+    path.write_text(only_step)
+    summary = diagnose([path]).summary
+    assert "without visible steps" in summary
+    assert "With low confidence" in summary
+
+
+def test_nothing_to_judge_is_no_idle_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "mtia.json"
+    path.write_text(
+        '{"deviceProperties": [], "traceEvents": ['
+        '{"ph": "X", "cat": "mtia_ccp_events", "name": "matmul", "pid": 0, "tid": 1, "ts": 10, "dur": 5},'
+        '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 9, "tid": 9, "ts": 1, "dur": 50}]}'
+    )
+    found = diagnose([path])
+    assert found.budget is None
+    assert found.summary.startswith("No answer: ")
+    assert "idle" not in found.summary
+    assert found.findings == ()
