@@ -1,0 +1,145 @@
+"""What tracedoc says of real traces, against what an expert reads from them.
+
+The figures are those of the README beside the traces, and sums of the raw events done by hand.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tracedoc.diagnosis import Diagnosis, Finding
+from tracedoc.errors import InputError
+from tracedoc.pipeline import diagnose
+
+# Shares of the whole capture in percent: compute, exposed communication, exposed copies, idle, communication.
+CAPTURES = {
+    "ddp_resnet_a100_2rank_r0": {"compute": 17, "exposed_comm": 6, "idle": 76, "comm": 7},
+    "ddp_resnet_mi300_8rank_r0": {"compute": 30, "exposed_comm": 64, "idle": 3, "comm": 83},
+    "ddp_resnet_v100_ws1_healthy": {"idle": 1.6, "exposed_comm": 0},
+    "dlrm_v100_2rank_r1": {"idle": 3.7, "exposed_comm": 9.8, "comm": 34},
+    "resnet50_v100_dataloader_bound_2021": {"idle": 39},
+    "resnet50_v100_workers4_2021": {"idle": 23},
+    "resnet50_2020_array_toplevel": {"idle": 50},
+}
+
+
+def found_in(diagnosis: Diagnosis) -> dict[str, Finding]:
+    return {finding.rule_id: finding for finding in diagnosis.findings}
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_capture_budgets_agree_with_the_readings(shared_traces: Path, name: str) -> None:
+    (rank,) = diagnose([shared_traces / name]).ranks
+    assert rank.capture is not None
+    for part, percent in CAPTURES[name].items():
+        share = 100 * getattr(rank.capture, f"{part}_ms") / rank.capture.span_ms
+        assert share == pytest.approx(percent, abs=2), part
+
+
+@pytest.mark.parametrize(
+    ("name", "shortest", "longest", "steps"),
+    [
+        ("ddp_resnet_mi300_8rank_r0", 18.975, 18.985, 2),
+        ("dlrm_v100_2rank_r1", 116, 122, 5),
+        ("ddp_resnet_v100_ws1_healthy", 95.5, 97.7, 4),
+        ("resnet50_v100_dataloader_bound_2021", 168, 181, 5),
+    ],
+)
+def test_gpu_steps_have_the_lengths_of_the_work_not_of_the_host(
+    shared_traces: Path, name: str, shortest: float, longest: float, steps: int
+) -> None:
+    (rank,) = diagnose([shared_traces / name]).ranks
+    lengths = [step.step_ms for step in rank.steps if step.complete]
+    assert len(lengths) == steps
+    assert shortest <= min(lengths) <= max(lengths) <= longest
+
+
+def test_the_launch_bound_run_is_host_bound_and_not_communication_bound(shared_traces: Path) -> None:
+    found = found_in(diagnose([shared_traces / "ddp_resnet_a100_2rank_r0"]))
+    assert found["host-bound-launches"].severity == "warning"
+    assert "exposed-communication" not in found
+    assert "tiny-batch" not in found
+
+
+def test_the_healthy_run_gets_a_clean_bill(shared_traces: Path) -> None:
+    diagnosis = diagnose([shared_traces / "ddp_resnet_v100_ws1_healthy"])
+    assert diagnosis.findings == ()
+    assert "Compute-bound" in diagnosis.summary
+
+
+def test_one_rank_of_a_communication_bound_run_cannot_tell_transfer_from_waiting(shared_traces: Path) -> None:
+    diagnosis = diagnose([shared_traces / "ddp_resnet_mi300_8rank_r0"])
+    found = found_in(diagnosis)
+    exposed = found["exposed-communication"]
+    assert "one rank cannot tell" in exposed.message
+    assert "host-bound-launches" not in found
+    # Hiding 11.8 ms is promised by no one: the host itself needs 16.8 of the 19.0 ms.
+    assert exposed.gain is not None
+    assert exposed.gain.high_ms == pytest.approx(2.2, abs=0.3)
+    assert diagnosis.budget is not None
+    assert diagnosis.budget.blocking_comm_ms == pytest.approx(11.1, abs=0.2)
+
+
+def test_the_overlapped_run_has_mild_exposed_communication_at_most(shared_traces: Path) -> None:
+    found = found_in(diagnose([shared_traces / "dlrm_v100_2rank_r1"]))
+    assert all(finding.severity != "critical" for finding in found.values())
+    assert set(found) <= {"exposed-communication", "missing-ranks"}
+
+
+def test_the_starved_run_stalls_on_input_and_its_twin_with_workers_does_not(shared_traces: Path) -> None:
+    starved = diagnose([shared_traces / "resnet50_v100_dataloader_bound_2021"])
+    twin = diagnose([shared_traces / "resnet50_v100_workers4_2021"])
+    stall = found_in(starved)["input-stall"]
+    assert stall.gain is not None
+    assert starved.budget is not None
+    assert twin.budget is not None
+    # With four workers the step became 47 ms shorter: the bound holds, and is not far off.
+    gave_back = starved.budget.step_ms - twin.budget.step_ms
+    assert gave_back == pytest.approx(47, abs=2)
+    assert gave_back <= stall.gain.high_ms <= 1.25 * gave_back
+    assert "input-stall" not in found_in(twin)
+
+
+def test_eight_launch_bound_ranks_wait_for_each_other_and_not_for_the_network(shared_traces: Path) -> None:
+    diagnosis = diagnose([shared_traces / "dlrm_8rank_v100"])
+    found = found_in(diagnosis)
+    assert {"host-bound-launches", "tiny-batch"} <= set(found)
+    assert not {"exposed-communication", "small-collectives"} & set(found)
+    transfers = diagnosis.facts["exposed_transfer_ms"].values
+    waits = diagnosis.facts["exposed_wait_ms"].values
+    # 0.22 ms of transfer in all; the kernels took 1.7 to 11.3 ms.
+    assert all(isinstance(value, float) and value <= 0.24 for value in transfers.values())
+    assert min(float(str(value)) for value in waits.values()) == waits["7"]
+    assert [limit.code for limit in diagnosis.limits] == ["no-complete-step"]
+
+
+def test_healthy_cpu_jobs_get_notes_at_most_and_a_slow_loader_a_warning(shared_traces: Path) -> None:
+    for name in ("ddp", "fsdp2", "fsdp1", "tp", "pp", "ds3", "patho_none", "comp", "ac"):
+        findings = diagnose([shared_traces / "cpu_gloo" / name]).findings
+        assert {finding.severity for finding in findings} <= {"note"}, name
+    stall = found_in(diagnose([shared_traces / "cpu_gloo" / "patho_slowloader"]))["input-stall"]
+    assert stall.severity == "warning"
+    assert stall.ranks == (0, 1)
+
+
+def test_every_format_opens_with_an_answer_a_limit_or_an_error(shared_traces: Path) -> None:
+    answers: dict[str, str] = {}
+    for path in sorted((shared_traces / "format_variants").iterdir()):
+        try:
+            diagnosis = diagnose([path])
+        except InputError as error:
+            assert error.hint
+            answers[path.name.split(".")[0]] = f"error: {error.message.split('/')[-1]}"
+            continue
+        codes = ", ".join(dict.fromkeys(limit.code for limit in diagnosis.limits))
+        answers[path.name.split(".")[0]] = codes or "answer"
+        if diagnosis.budget is None:
+            assert diagnosis.summary.startswith("No answer: ")
+    assert answers["bytedance_timeline-ST"].startswith("error: ")
+    assert "execution trace" in answers["eg"]
+    for unread in ("mtia_inference_rank_0", "benchmark_result_924719_1679055439_trace", "rank_not_found"):
+        assert "no-gpu-activity" in answers[unread]
+    assert "idle-with-work-queued" in answers["sglang_Qwen3-8B_decode"]
+    assert answers["step_based_trace_2543932"] == "answer"
