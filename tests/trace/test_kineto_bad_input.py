@@ -194,6 +194,18 @@ def test_deep_nesting_and_huge_integers_break_nothing() -> None:
     )
 
 
+def test_numbers_with_huge_exponents_are_no_ids() -> None:
+    text = json.dumps([event("a", 1, stream="@", correlation="@"), event("b", "2")])
+    trace = read(text.replace('"@"', "3.1E+999999999"))
+    assert names(trace) == ["a", "b"]
+    assert trace.correlation.tolist() == [-1, -1]
+
+
+def test_keys_that_are_not_text_are_damage(tmp_path: Path) -> None:
+    trace = read('{"traceEvents": ' + json.dumps(EVENTS) + ', {"a": 1}: 2}')
+    assert len(trace) == 5
+
+
 def test_nesting_beyond_the_parser_is_damage() -> None:
     deep = "[" * 100_000 + "]" * 100_000
     text = json.dumps([event("a", 1), event("b", 2, x="@"), event("c", 3)]).replace('"@"', deep)

@@ -198,17 +198,19 @@ class _Cutter:
                     self._start = position + at + 1
                     return False
                 key, at = _SCANNER.raw_decode(text, at)
+                if not isinstance(key, str):
+                    raise ValueError("a key is text")
                 while text[at] in " \t\r\n:":
                     at += 1
                 if key in self._stop_at:
-                    self._outcome.metadata.update(metadata, **{str(key): None})
+                    self._outcome.metadata.update(metadata, **{key: None})
                     return False
                 if key == "traceEvents" and text[at] == "[":
                     self._outcome.metadata.update(metadata)
                     self._start = position + at
                     return True
                 _, stop = _SCANNER.raw_decode(text, at)
-                metadata[str(key)] = json.loads(
+                metadata[key] = json.loads(
                     text[at:stop].encode("latin-1").decode("utf-8", "replace"), strict=False
                 )
                 at = stop

@@ -238,8 +238,8 @@ class EventDecoder:
                 kind(
                     item.get("cat", ""),
                     item.get("name", ""),
-                    item.get("pid", -1),
-                    item.get("tid", -1),
+                    _plain(item.get("pid", -1)),
+                    _plain(item.get("tid", -1)),
                     0.0,
                     _loose_args(item.get("args")),
                 )
@@ -253,11 +253,16 @@ class EventDecoder:
 def _loose_args(args: object) -> Args:
     if not isinstance(args, dict):
         return NO_ARGS
-    known: dict[str, Any] = {_ARG_KEYS[key]: value for key, value in args.items() if key in _ARG_KEYS}
+    known: dict[str, Any] = {_ARG_KEYS[key]: _plain(value) for key, value in args.items() if key in _ARG_KEYS}
     for key in _RAW_ARGS:
         if key in known:
             known[key] = msgspec.Raw(json.dumps(known[key], default=float).encode())
     return Args(**known)
+
+
+def _plain(value: Any) -> Any:
+    # The int of Decimal("1E+999999999") would have a billion digits; the float is infinity.
+    return float(value) if isinstance(value, Decimal) else value
 
 
 def _float_ns(microseconds: npt.NDArray[np.float64]) -> Int64Array:
