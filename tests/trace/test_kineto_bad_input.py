@@ -251,3 +251,27 @@ def test_a_path_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
         read_trace(tmp_path / "absent.json")
     with pytest.raises(InputError, match="directory"):
         read_trace(tmp_path)
+
+
+def test_a_file_of_blanks_is_empty_and_quickly_so(tmp_path: Path) -> None:
+    path = tmp_path / "blank.json.gz"
+    path.write_bytes(gzip.compress(b" \n" * 20_000_000, 1))
+    with pytest.raises(InputError, match="is empty"):
+        read_trace(path)
+
+
+def test_blanks_between_events_are_skipped_quickly(tmp_path: Path) -> None:
+    one = json.dumps(event("a", 1)).encode()
+    path = tmp_path / "blank.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + one + b"," + b" \n" * 20_000_000 + one + b"]}", 1))
+    assert len(read_trace(path)) == 2
+
+
+def test_ranks_that_cannot_be_are_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(
+        '{"distributedInfo": {"rank": -1, "world_size": -5}, "traceEvents": ['
+        '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 2}]}'
+    )
+    info = read_trace(path).info
+    assert (info.rank, info.world_size) == (None, None)

@@ -23,7 +23,8 @@ _BOUNDARY = re.compile(rb"\}\s*,\s*\{")
 _EVENT_BEGINS = re.compile(rb'\}\s*(,)\s*\{\s*"(?:ph|name|cat|pid|tid|ts|id|s|args)"\s*:')
 _ARRAY_CLOSES = re.compile(rb"\}\s*\]")
 _TRACE_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_SPACE = b" \t\r\n"
+_NO_SPACE = re.compile(rb"[^ \t\r\n]")
+_ELEMENT = re.compile(rb"[^ \t\r\n,]")
 _ERROR_OFFSET = re.compile(r"\(byte (\d+)\)")
 _SCANNER = json.JSONDecoder(strict=False)
 
@@ -140,9 +141,8 @@ class _Cutter:
         return self._end > left
 
     def _skip_space(self, position: int) -> int:
-        while position < self._end and self._buffer[position] in _SPACE:
-            position += 1
-        return position
+        found = _NO_SPACE.search(self._buffer, position, self._end)
+        return found.start() if found else self._end
 
     # What stands before and after the array.
 
@@ -152,7 +152,10 @@ class _Cutter:
         if self._buffer.startswith(b"\xef\xbb\xbf"):
             self._start = 3
         position = self._skip_space(self._start)
-        while position == self._end and self._fill():
+        while position == self._end:
+            self._start = position
+            if not self._fill():
+                break
             position = self._skip_space(self._start)
         if position == self._end:
             raise NotJson(b"")
@@ -299,13 +302,13 @@ class _Cutter:
 
     def _decode_single(self) -> str:
         """Take the next element alone; return "taken", "closed" at the array's end, or "more"."""
-        position = self._start + 1
-        while position < self._end and (
-            self._buffer[position] in _SPACE or self._buffer[position] == ord(",")
-        ):
-            position += 1
-        if position == self._end:
+        found = _ELEMENT.search(self._buffer, self._start + 1, self._end)
+        if found is None:
+            # Nothing but separators: keep one, so that a file full of them needs no memory.
+            self._start = max(self._start, self._end - 1)
+            self._buffer[self._start] = ord(",")
             return "more"
+        position = found.start()
         if self._buffer[position] == ord("]"):
             self._start = position + 1
             self._outcome.end_of_events = self._offset + self._start

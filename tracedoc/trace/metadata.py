@@ -22,6 +22,10 @@ _VENDOR_DEVICES = (
 _VENDOR_CALLS = (("hip", "amd"), ("cuda", "nvidia"), ("cuL", "nvidia"))
 
 
+_MOST_RANKS = 2**24
+"""More ranks than any job has; a larger number is damage."""
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """The top-level keys of a trace, typed; what is absent or malformed is ``None`` or empty."""
@@ -48,8 +52,8 @@ def read_header(metadata: Mapping[str, object]) -> Header:
     devices = tuple(_devices(metadata.get("deviceProperties")))
     base = as_int(metadata.get("baseTimeNanoseconds"))
     return Header(
-        rank=as_int(job.get("rank")),
-        world_size=as_int(job.get("world_size")),
+        rank=_count(job.get("rank"), least=0),
+        world_size=_count(job.get("world_size"), least=1),
         backend=as_text(job.get("backend")),
         nccl_version=as_text(job.get("nccl_version")),
         groups=tuple(_groups(job.get("pg_config"))),
@@ -63,6 +67,12 @@ def read_header(metadata: Mapping[str, object]) -> Header:
         has_memory=bool(metadata.get("profile_memory")),
         vendor=_vendor(metadata, devices),
     )
+
+
+def _count(value: object, *, least: int) -> int | None:
+    """Return a number of ranks, ``None`` for what cannot be one."""
+    number = as_int(value)
+    return number if number is not None and least <= number < _MOST_RANKS else None
 
 
 def vendor_of_calls(names: Iterable[str]) -> str:
