@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
@@ -23,6 +24,9 @@ IDLE_WORDS = {
     "dependency": "work queued, nothing running",
     "unknown": "cause unknown",
 }
+
+WAIT_WORTH_NAMING = 0.10
+"""Waiting for peers is named from this share of the step on."""
 
 WORTH_NAMING = 0.05
 """A finding that only low confidence makes a note is named from this share of the step."""
@@ -117,8 +121,9 @@ def _claimed_ms(findings: Sequence[Finding], gains: Mapping[str, float], rank: i
 def _healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo, step: float) -> str:
     compute = _number(measurements, "compute_ms")
     exposed = _number(measurements, "exposed_comm_ms")
+    waiting = _waiting(measurements, step)
     if measurements.is_cpu:
-        return "No cause of lost time stands out in this CPU trace."
+        return f"No rule finds a cause of lost time in this CPU trace.{waiting}"
     if compute is None:
         return "How its time splits cannot be told from this capture."
     largest = max((f.gain.high_ms for f in noted if f.gain is not None), default=0.0)
@@ -126,7 +131,7 @@ def _healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo,
     if compute < COMPUTE_BOUND * step:
         what, length = _largest_rest(measurements)
         filled = f"Compute fills {format_percent(compute / step)} of the step; of the rest, {what} takes most"
-        return f"{filled} ({format_ms(length)}), and no rule finds fault with it.{small}"
+        return f"{filled} ({format_ms(length)}), and no rule finds fault with it.{waiting}{small}"
     if (run.world_size or 1) > 1 and exposed is not None:
         share = format_percent(exposed / step)
         free = f"Compute-bound: free communication would give at most {share}."
@@ -138,13 +143,32 @@ def _largest_rest(measurements: Measurements) -> tuple[str, float]:
     """Return the largest part of the step that is not compute, in words and ms."""
     digest = measurements.run.standing_digest
     step = digest.judged_step if digest is not None else None
-    if step is None:
+    if digest is None or step is None:
         return "idle time", 0.0
+    split = measurements.run.splits[digest.rank, step.index]
     parts = {f"idle time ({IDLE_WORDS[cause]})": ns for cause, ns in step.idle_ns.items()}
-    parts["communication with no compute beside it"] = step.budget.exposed_comm_ns
+    parts["waiting for peers"] = split.wait_ns
+    parts["communication with no compute beside it"] = split.transfer_ns + split.unsplit_ns
     parts["copies with no compute beside them"] = step.budget.exposed_copy_ns
     what = max(parts, key=lambda name: parts[name])
     return what, parts[what] / 1e6
+
+
+def _waiting(measurements: Measurements, step: float) -> str:
+    """Say whom the other ranks wait for, where that is a part of the step worth a sentence; else ""."""
+    waits = {
+        rank: float(value)
+        for rank, value in measurements.facts["exposed_wait_ms"].values.items()
+        if isinstance(value, (int, float))
+    }
+    longest = max(waits, key=lambda rank: waits[rank], default="")
+    if not longest or waits[longest] < WAIT_WORTH_NAMING * step:
+        return ""
+    blamed: Counter[int] = Counter()
+    for collective in measurements.run.matching.collectives:
+        blamed[collective.last_rank] += sum(collective.wait_ns)
+    late = blamed.most_common(1)[0][0]
+    return f" Rank {longest} waits for peers {format_ms(waits[longest])} a step, most of it for rank {late}."
 
 
 def why_nothing(limits: Sequence[Limit]) -> str:
