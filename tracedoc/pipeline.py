@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import tracedoc.facts  # noqa: F401  fills the catalogue
 from tracedoc.compose import compose
@@ -32,7 +33,8 @@ from tracedoc.trace.kineto import read_trace
 class Options:
     """What a caller may choose. ``steps`` is an inclusive range of step numbers; ``jobs`` worker processes.
 
-    ``select`` and ``ignore`` hold rule ids or topics; ``strict`` turns damaged files into errors.
+    ``select`` and ``ignore`` hold rule ids or topics; ``strict`` turns damaged files into errors;
+    ``max_bytes`` bounds the decompressed text of one file.
     """
 
     select: tuple[str, ...] = ()
@@ -42,6 +44,7 @@ class Options:
     cycle: int | None = None
     jobs: int | None = None
     strict: bool = False
+    max_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +121,12 @@ def measure(
     return measure_run(view), _merged(limits), Cycles(settled.cycle, settled.cycles)
 
 
-def digest_file(path: str, steps: tuple[int, int] | None, strict: bool) -> RankDigest:
+def digest_file(
+    path: str, steps: tuple[int, int] | None, strict: bool, max_bytes: int | None = None
+) -> RankDigest:
     """Read one trace and return its digest: the whole work of one worker."""
-    trace = read_trace(path, stream=sys.stdin.buffer if path == "-" else None, strict=strict)
+    stream = sys.stdin.buffer if path == "-" else None
+    trace = read_trace(path, stream=stream, strict=strict, max_bytes=max_bytes)
     return measure_rank(
         build_timeline(trace, steps=steps), rank=-1 if trace.info.rank is None else trace.info.rank
     )
@@ -137,7 +143,10 @@ def _read_all(
     with _workers(len(run.files), options.jobs) as submit:
         largest_first = sorted(run.files, key=lambda file: -file.size_bytes)
         futures = {
-            submit(digest_file, file.path, options.steps, options.strict): file for file in largest_first
+            submit(
+                partial(digest_file, max_bytes=options.max_bytes), file.path, options.steps, options.strict
+            ): file
+            for file in largest_first
         }
         for future in as_completed(futures):
             file = futures[future]

@@ -29,6 +29,7 @@ class Options:
     cycle: int | None = None
     jobs: int | None = None
     strict: bool = False
+    max_bytes: int | None = None
 
 
 class Pipeline:
@@ -104,6 +105,18 @@ def test_options_reach_the_pipeline(pipeline: Pipeline, trace: str):
     assert pipeline.options == Options(select=("a", "b"), ignore=("c",), steps=(3, 10), cycle=2, strict=True)
     run("diagnose", trace, "--steps", "4", "--rules", "packs/", "--jobs", "3")
     assert pipeline.options == Options(rule_directories=("packs/",), steps=(4, 4), jobs=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("1000", 1000), ("500MB", 500_000_000), ("1.5 GB", 1_500_000_000), ("2GiB", 2**31)]
+)
+def test_sizes_are_numbers_with_a_unit(pipeline: Pipeline, trace: str, text: str, count: int):
+    run("diagnose", trace, "--max-bytes", text)
+    assert pipeline.options == Options(max_bytes=count)
+
+
+def test_what_is_no_size_is_refused(pipeline: Pipeline, trace: str):
+    assert "'much' is no size such as 500MB" in error_of(run("diagnose", trace, "--max-bytes", "much"))[0]
 
 
 def test_steps_must_be_a_range(pipeline: Pipeline, trace: str):

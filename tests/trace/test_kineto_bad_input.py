@@ -253,6 +253,23 @@ def test_a_path_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
         read_trace(tmp_path)
 
 
+def test_a_gzip_bomb_is_refused_and_the_limit_can_be_raised(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.gz"
+    one = json.dumps(event("a", 1)).encode()
+    path.write_bytes(gzip.compress(b"[" + one + b"," + b" " * 150_000_000 + one + b"]", 6))
+    with pytest.raises(InputError, match="more than 100 times its size") as caught:
+        read_trace(path)
+    assert "--max-bytes" in caught.value.hint
+    assert len(read_trace(path, max_bytes=200_000_000)) == 2
+
+
+def test_max_bytes_bounds_plain_files_too() -> None:
+    assert len(read(WHOLE, max_bytes=len(WHOLE))) == 5
+    with pytest.raises(InputError, match=f"more than {len(WHOLE) - 1:,} bytes of JSON") as caught:
+        read(WHOLE, max_bytes=len(WHOLE) - 1)
+    assert caught.value.hint == "raise --max-bytes to read it"
+
+
 def test_a_file_of_blanks_is_empty_and_quickly_so(tmp_path: Path) -> None:
     path = tmp_path / "blank.json.gz"
     path.write_bytes(gzip.compress(b" \n" * 20_000_000, 1))

@@ -31,6 +31,17 @@ def step_range(ctx: click.Context, param: click.Parameter, value: str | None) ->
     return int(match[1]), int(match[2] or match[1])
 
 
+def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Return the bytes of ``500MB`` or ``2GiB``, or of a plain number; an option's callback."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([kMGT])(i?)B)?", value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no size such as 500MB or 2GiB", ctx, param)
+    power = "kMGT".index(match[2]) + 1 if match[2] else 0
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+
+
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option(
@@ -61,6 +72,12 @@ def step_range(ctx: click.Context, param: click.Parameter, value: str | None) ->
 @click.option("--verdicts", is_flag=True, help="List what every rule said, with its numbers.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes. [one a core]")
 @click.option("--strict", is_flag=True, help="Fail where a limit would do.")
+@click.option(
+    "--max-bytes",
+    callback=byte_count,
+    metavar="SIZE",
+    help="Refuse a file with more JSON, as 2GB. [gzip: 100 times its size]",
+)
 @click.option("--redact/--no-redact", default=None, help="Hide host names and absolute paths. [only in html]")
 @click.option("--debug", is_flag=True, help="Show where errors come from.")
 def diagnose(
@@ -76,6 +93,7 @@ def diagnose(
     verdicts: bool,
     jobs: int | None,
     strict: bool,
+    max_bytes: int | None,
     redact: bool | None,
     debug: bool,
 ) -> None:
@@ -104,6 +122,7 @@ def diagnose(
         cycle=cycle,
         jobs=jobs,
         strict=strict,
+        max_bytes=max_bytes,
     )
     result = run_pipeline(paths, options)
     write(

@@ -43,11 +43,13 @@ def read_trace(
     python_functions: bool = False,
     strict: bool = False,
     on_bytes: Callable[[int], None] | None = None,
+    max_bytes: int | None = None,
 ) -> Trace:
     """Return the trace in a file; ``-`` is standard input, ``stream`` is read instead of ``path``.
 
     Damage is skipped and a truncated file is read up to its last whole event; both are limits of the
-    trace, and with ``strict`` errors. ``on_bytes`` is told how many stored bytes were read. Raises
+    trace, and with ``strict`` errors. ``on_bytes`` is told how many stored bytes were read. ``max_bytes``
+    bounds the decompressed text; by default only a gzip file that inflates implausibly is refused. Raises
     :class:`InputError` where the file is no Kineto trace, saying what it is.
     """
     name = os.fspath(path)
@@ -57,7 +59,8 @@ def read_trace(
     gc.disable()
     try:
         with opened as file:
-            return _read(Source(name, file, on_bytes), python_functions=python_functions, strict=strict)
+            source = Source(name, file, on_bytes, max_bytes)
+            return _read(source, python_functions=python_functions, strict=strict)
     finally:
         if collecting:
             gc.enable()

@@ -20,6 +20,10 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31
 _INPUT_BYTES = 64 * 1024  # what is inflated at a time: a cut file is salvaged up to its last block
 
+# Traces inflate 10 to 30 times, synthetic ones up to 60; deflate can do 1,032.
+_BOMB_RATIO = 100
+_BOMB_BYTES = 128 << 20
+
 _OTHER_CONTAINERS = (
     (b"PK\x03\x04", "a zip archive"),
     (b"\x28\xb5\x2f\xfd", "a zstd archive"),
@@ -32,13 +36,24 @@ class Source:
     """Decompressed bytes of one file or stream, read once from front to back.
 
     ``damaged`` is true once a gzip stream ended early or was found corrupt: what came before is whole.
+    Raises :class:`InputError` beyond ``max_bytes`` of text; where that is ``None``, beyond what a trace
+    can plausibly inflate to.
     """
 
-    def __init__(self, path: str, stream: BinaryIO, on_bytes: Callable[[int], None] | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        stream: BinaryIO,
+        on_bytes: Callable[[int], None] | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
         self.path = path
         self.damaged = False
         self._stream = stream
         self._on_bytes = on_bytes
+        self._max_bytes = max_bytes
+        self._stored_bytes = 0
+        self._text_bytes = 0
         self._stored = self._read_stored(_INPUT_BYTES)
         for magic, container in _OTHER_CONTAINERS:
             if self._stored.startswith(magic):
@@ -50,12 +65,28 @@ class Source:
     def readinto(self, target: memoryview) -> int:
         """Fill the front of ``target``; return how many bytes came, 0 at the end."""
         if self._inflater is not None:
-            return self._inflate_into(target)
-        if self._stored:
-            return self._take_stored(target)
-        count = self._stream.readinto(target) if hasattr(self._stream, "readinto") else 0
-        self._tell(count or 0)
-        return count or 0
+            count = self._inflate_into(target)
+        elif self._stored:
+            count = self._take_stored(target)
+        else:
+            count = (self._stream.readinto(target) if hasattr(self._stream, "readinto") else 0) or 0
+            self._tell(count)
+        self._text_bytes += count
+        self._check_size()
+        return count
+
+    def _check_size(self) -> None:
+        if self._max_bytes is not None:
+            if self._text_bytes > self._max_bytes:
+                raise InputError(
+                    f"{self.path} holds more than {self._max_bytes:,} bytes of JSON, the limit that was set",
+                    "raise --max-bytes to read it",
+                )
+        elif self._text_bytes > max(_BOMB_BYTES, _BOMB_RATIO * self._stored_bytes):
+            raise InputError(
+                f"{self.path} inflates to more than {_BOMB_RATIO} times its size, which no trace does",
+                "if you trust the file, allow its size: --max-bytes 2GB",
+            )
 
     def _take_stored(self, target: memoryview) -> int:
         count = min(len(target), len(self._stored))
@@ -106,6 +137,7 @@ class Source:
         return data
 
     def _tell(self, count: int) -> None:
+        self._stored_bytes += count
         if self._on_bytes is not None and count:
             self._on_bytes(count)
 
