@@ -176,7 +176,8 @@ def why_nothing(limits: Sequence[Limit]) -> str:
     for code in ("no-gpu-activity", "unknown-device"):
         for limit in limits:
             if limit.code == code:
-                return limit.message
+                place, colon, rest = limit.message.partition(": ")
+                return rest if colon and place.startswith(("rank", "every rank")) else limit.message
     return "no step and no device activity is in these traces"
 
 

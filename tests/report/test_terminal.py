@@ -62,14 +62,21 @@ def test_verdicts_name_each_rule_with_its_comparison():
     assert "mfu < min_mfu  unknown: ? against 0.3 (shapes were not recorded)" in text
 
 
-def test_guard_of_the_capture_is_brief():
+def test_guard_of_the_capture_is_a_limit_with_its_fix():
     diagnosis = sharded()
     guard = replace(diagnosis.findings[1], topic="capture", rule_id="few-steps", gain=None)
     text = render_text(build_view(replace(diagnosis, findings=(guard,))), next_command=NEXT)
-    assert guard.message in text
+    assert f"{guard.message.removesuffix('.')} [few-steps]" in " ".join(text.split())
     assert "   fix   " in text
-    assert "   why   " not in text
-    assert "   risk  " not in text
+    assert not any(word in text for word in ("Findings", "   why   ", "   risk  "))
+
+
+def test_only_the_first_finding_gives_its_reasons():
+    first, second = (item.finding for item in build_view(sharded()).findings)
+    text = " ".join(shown("sharded").split())
+    assert f"why {first.why}" in text
+    assert second.why not in text
+    assert "more why, 1 other fix: tracedoc explain exposed-communication" in text
 
 
 def test_bar_gives_every_part_a_cell_and_fills_the_width():

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.example_diagnoses import cpu, healthy, hostile, sharded
-from tracedoc.diagnosis import Evidence, Fix, Gain
+from tracedoc.diagnosis import Evidence, Fix, Gain, Instance, Verdict
 from tracedoc.errors import Limit
-from tracedoc.report.view import EVIDENCE_SHOWN, build_view, gain_text, ranges, redacted
+from tracedoc.report.view import EVIDENCE_SHOWN, build_view, gain_text, instances_text, ranges, redacted
 
 
 def test_segments_add_up_to_the_step():
@@ -62,8 +62,8 @@ def test_fix_for_the_framework_of_the_run_comes_first(strategy: str, best: str):
 
 
 def test_gain_is_a_bound_unless_a_low_end_is_known():
-    assert gain_text(Gain(0.0, 31.0, "ceiling")) == "up to 31 ms a step (ceiling)"
-    assert gain_text(Gain(10.0, 90.0, "replay")) == "10 to 90 ms a step (replay)"
+    assert gain_text(Gain(0.0, 31.0, "ceiling")) == "up to 31 ms a step"
+    assert gain_text(Gain(10.0, 90.0, "replay")) == "10 to 90 ms a step, by replay"
     assert gain_text(None) == ""
 
 
@@ -132,13 +132,42 @@ def test_redaction_leaves_rules_and_conditions_alone():
 def test_limits_that_many_ranks_share_are_counted():
     limits = tuple(Limit("truncated-trace", f"rank {rank} ends early", "x") for rank in range(64))
     view = build_view(replace(sharded(), limits=(*limits, Limit("cpu-trace", "no GPU"))))
-    assert [limit.message for limit in view.limits] == [
-        "rank 0 ends early",
-        "rank 1 ends early",
-        "rank 2 ends early",
+    assert [limit.text for limit in view.limits] == [
+        "rank 0 ends early; x",
+        "rank 1 ends early; x",
+        "rank 2 ends early; x",
         "61 more of this kind",
         "no GPU",
     ]
+
+
+def test_guard_and_limit_of_one_name_are_told_once():
+    diagnosis = sharded()
+    guard = replace(
+        diagnosis.findings[0], rule_id="missing-ranks", topic="capture", severity="note", gain=None
+    )
+    view = build_view(replace(diagnosis, findings=(guard,), limits=(Limit("missing-ranks", "rank 3", "x"),)))
+    assert view.findings == ()
+    (limit,) = view.limits
+    assert (limit.code, limit.text, limit.severity) == ("missing-ranks", "rank 3; x", "")
+    assert limit.fix in guard.fixes
+
+
+def test_guard_without_a_limit_stands_among_the_limits_with_its_severity():
+    diagnosis = sharded()
+    guard = replace(diagnosis.findings[0], rule_id="few-steps", topic="capture", gain=None)
+    view = build_view(replace(diagnosis, findings=(guard,), limits=()))
+    (limit,) = view.limits
+    assert (limit.code, limit.severity) == ("few-steps", "warning")
+    assert limit.text == guard.message.removesuffix(".")
+
+
+def test_instances_are_grouped_by_outcome():
+    verdict = Verdict(
+        "x", "finding", instances=tuple(Instance(str(n), "pass" if n == 3 else "finding") for n in range(5))
+    )
+    assert instances_text(verdict) == "finding: ranks 0-2, 4; pass: rank 3"
+    assert instances_text(Verdict("x", "pass")) == ""
 
 
 def test_longest_places_are_shown_in_order_of_time():

@@ -257,7 +257,7 @@ def test_a_rank_rule_is_judged_for_each_rank_and_told_once() -> None:
     ]
     assert finding is not None
     assert finding.id == "straggler-rank/ranks-1-3"
-    assert finding.message == "A rank is 30 ms late (ranks 1-3)."
+    assert finding.message == "A rank is 30 ms late (rank 2, the worst of ranks 1-3)."
     assert (finding.ranks, finding.steps) == ((1, 2, 3), (3,))
     assert finding.gain == Gain(0.0, 30.0, "ceiling")
     assert finding.evidence == places
@@ -267,7 +267,7 @@ def test_a_rank_rule_is_judged_for_each_rank_and_told_once() -> None:
 def test_a_finding_on_every_rank_has_the_rules_id() -> None:
     judgement = judge(_straggler(), of=measured(_late(r0=20.0, r1=20.0)))
     assert [one.id for one in judgement.findings] == ["straggler-rank"]
-    assert judgement.findings[0].message == "A rank is 20 ms late (ranks 0, 1)."
+    assert judgement.findings[0].message == "A rank is 20 ms late (rank 0, the worst of ranks 0, 1)."
 
 
 def test_a_rank_that_cannot_be_judged_keeps_the_others_from_passing() -> None:

@@ -125,9 +125,8 @@ def diagnose(
         max_bytes=max_bytes,
     )
     result = run_pipeline(paths, options)
-    write(
-        result, places, command=shlex.join(["tracedoc", "diagnose", *paths]), verdicts=verdicts, redact=redact
-    )
+    command = "" if "-" in paths else shlex.join(["tracedoc", "diagnose", *paths])
+    write(result, places, command=command, verdicts=verdicts, redact=redact)
     if fail_on and (count := _gating(result, fail_on)):
         are = "finding is" if count == 1 else "findings are"
         click.echo(f"--fail-on {fail_on}: {count} {are} {fail_on} or worse", err=True)
@@ -154,7 +153,7 @@ def _check_input(path: str) -> None:
     if path == "-":
         return
     if not os.path.exists(path):
-        raise InputError(f"{path} does not exist", "give a trace file or the folder of a run")
+        raise InputError(f"{path or repr(path)} does not exist", "give a trace file or the folder of a run")
     if os.path.isfile(path) and _is_diagnosis(path):
         shown = shlex.quote(path)
         raise InputError(

@@ -32,7 +32,7 @@ def facts(
     jobs: int | None,
     debug: bool,
 ) -> None:
-    """Print what was measured: name, value, unit, or why it is unknown.
+    """Print what was measured: name and value, or why it is unknown.
 
     \b
     Examples:
@@ -54,10 +54,10 @@ def facts(
 
 
 def facts_table(records: dict[str, FactRecord], *, ranks: bool) -> str:
-    """Return the facts as aligned columns: name, value, unit, and the reason where one is unknown."""
+    """Return the facts as aligned columns: name, value with unit, and the reason where one is unknown."""
     from tracedoc.report.view import one_line, plain
 
-    rows = [("fact", "value", "unit", "")]
+    rows = [("fact", "value", "")]
     for name, record in records.items():
         rows.append((name, *_cells(record.unknown, record.value, record.unit)))
         if ranks:
@@ -70,20 +70,17 @@ def facts_table(records: dict[str, FactRecord], *, ranks: bool) -> str:
         tuple(one_line(plain(cell)) if number else plain(cell) for number, cell in enumerate(row))
         for row in rows
     ]
-    widths = [max(len(row[column]) for row in safe) for column in range(3)]
-    lines = (
-        f"{row[0]:{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:{widths[2]}}  {row[3]}".rstrip()
-        for row in safe
-    )
+    widths = [max(len(row[column]) for row in safe) for column in range(2)]
+    lines = (f"{row[0]:{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]}".rstrip() for row in safe)
     return "\n".join(lines) + "\n"
 
 
-def _cells(unknown: str | None, value: Scalar | None, unit: str) -> tuple[str, str, str]:
+def _cells(unknown: str | None, value: Scalar | None, unit: str) -> tuple[str, str]:
     from tracedoc.units import format_quantity
 
     if value is None:
-        return "unknown", unit, unknown or ""
+        return "unknown", unknown or ""
     # Long text would push every column out.
     if isinstance(value, str) and len(value) > 24:
-        return "", unit, value
-    return format_quantity(value, unit), unit, ""
+        return "", value
+    return format_quantity(value, unit), ""

@@ -49,7 +49,7 @@ def report(
     write(
         result,
         places,
-        command=shlex.join(["tracedoc", "report", diagnosis]),
+        command="" if diagnosis == "-" else shlex.join(["tracedoc", "report", diagnosis]),
         verdicts=verdicts,
         redact=redact,
     )

@@ -14,6 +14,7 @@ from tracedoc.report.view import (
     Segment,
     View,
     framework_name,
+    instances_text,
     one_line,
     ranges,
     segments,
@@ -100,11 +101,13 @@ def render_html(view: View) -> str:
         side=side_text,
         ranges=ranges,
         framework=framework_name,
+        instances=instances_text,
         line=one_line,
     )
     diagnosis = view.diagnosis
     answer, rest = _sentences(one_line(diagnosis.summary))
     columns = _columns(diagnosis.ranks)
+    hosts = {report.host for report in diagnosis.ranks}
     devices = {report.device for report in diagnosis.ranks}
     end = _timeline_end(diagnosis)
     lanes = _timeline(diagnosis.detail.lanes, end)
@@ -114,9 +117,10 @@ def render_html(view: View) -> str:
         answer=answer,
         rest=rest,
         bar=_bar("", view.segments, diagnosis.budget.step_ms) if diagnosis.budget else None,
-        columns=[label for _, label, _ in columns],
-        has_hosts=any(report.host for report in diagnosis.ranks),
-        one_device=next(iter(devices)) if len(devices) == 1 else "",
+        columns=columns,
+        several_hosts=len(hosts) > 1,
+        several_devices=len(devices) > 1,
+        alike=", ".join(next(iter(same)) for same in (devices, hosts) if len(same) == 1 and "" not in same),
         rank_rows=_rank_rows(diagnosis.ranks, columns),
         steps=_steps(view),
         lanes=lanes[:TIMELINE_RANKS],
@@ -161,6 +165,7 @@ def _rank_rows(
     reports: tuple[RankReport, ...], columns: tuple[tuple[str, str, str], ...]
 ) -> tuple[_RankRow, ...]:
     longest = max((report.budget.step_ms for report in reports if report.budget), default=0.0)
+    decimals = 0 if longest >= 1000 else 1 if longest >= 100 else 2
     rows = []
     for report in reports:
         budget = report.budget
@@ -168,7 +173,8 @@ def _rank_rows(
             rows.append(_RankRow(report, "", (), _Bar("", "", (), "")))
             continue
         step = budget.at.step if budget.at else None
-        cells = tuple(format_ms(getattr(budget, field)).removesuffix(" ms") for _, _, field in columns)
+        times = (budget.step_ms, *(getattr(budget, field) for _, _, field in columns))
+        cells = tuple(f"{ms:.{decimals}f}" for ms in times)
         bar = _bar(f"rank {report.rank}", segments(budget), longest)
         rows.append(_RankRow(report, "capture" if step is None else str(step), cells, bar))
     return tuple(rows)

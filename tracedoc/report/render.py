@@ -51,11 +51,17 @@ def render(
 
 
 def next_step(diagnosis: Diagnosis, command: str, *, page_written: bool = False) -> str:
-    """Return the command to type after reading the answer; ``command`` is the one that gave it."""
-    if command and diagnosis.findings and not page_written:
+    """Return the command to type after reading the answer.
+
+    ``command`` is the one that gave it, empty where it cannot be repeated.
+    """
+    view = build_view(diagnosis)
+    if command and view.findings and not page_written:
         return f"{command} -o report.html"
-    if diagnosis.findings:
-        return f"tracedoc explain {build_view(diagnosis).findings[0].finding.rule_id}"
+    if view.findings:
+        return f"tracedoc explain {view.findings[0].finding.rule_id}"
+    if diagnosis.budget is None and view.limits:
+        return f"tracedoc explain {view.limits[0].code}"
     return f"{command} --verdicts" if command else "tracedoc rules list"
 
 

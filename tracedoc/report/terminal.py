@@ -10,7 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from tracedoc.diagnosis import Verdict
-from tracedoc.report.view import FindingView, Segment, View, framework_name, one_line, side_text
+from tracedoc.report.view import (
+    FindingView,
+    Segment,
+    View,
+    framework_name,
+    instances_text,
+    one_line,
+    side_text,
+)
 from tracedoc.units import format_ms, format_percent
 
 PIPE_WIDTH = 100
@@ -134,28 +142,34 @@ def _finding(console: Console, view: FindingView) -> None:
         )
     )
     _hanging(console, 3, "", Text(one_line(finding.message)))
-    # A guard speaks of the capture as a whole: its place and reasons would outgrow what it says.
-    guard = finding.topic == "capture"
-    if not guard:
-        _hanging(console, 3, "", Text(view.place, "dim"))
+    _hanging(console, 3, "", Text(view.place, "dim"))
+    # The whole reasoning once: with every finding it would bury the next one.
+    first = view.number == 1
+    if finding.why and first:
+        _hanging(console, 9, "why", Text(one_line(finding.why)))
     if view.gain:
-        assumes = f": assumes {one_line(view.assumptions)}" if view.assumptions else ""
-        _hanging(console, 9, "gain", Text.assemble((view.gain, "green"), assumes))
+        provided = f", if {one_line(view.assumptions)}" if view.assumptions else ""
+        _hanging(console, 9, "gain", Text.assemble((view.gain, "green"), provided))
     if view.fixes:
         fix = view.fixes[0]
         name = framework_name(one_line(fix.framework))
         _hanging(console, 9, "fix", Text.assemble(one_line(fix.title), (f" ({name})" if name else "", "dim")))
-        for line in fix.change.strip("\n").expandtabs(4).split("\n"):
-            # Code is never wrapped: a wrapped line cannot be pasted.
-            console.print(Text(f"         {line}", "cyan"), soft_wrap=True)
-        if fix.risk and not guard:
+        _code(console, fix.change)
+        if fix.risk:
             _hanging(console, 9, "risk", Text(one_line(fix.risk)))
-        if len(view.fixes) > 1:
-            more = f"{len(view.fixes) - 1} more: tracedoc explain {finding.rule_id}"
-            _hanging(console, 9, "", Text(more, "dim"))
-    if finding.why and not guard:
-        _hanging(console, 9, "why", Text(one_line(finding.why)))
+    others = len(view.fixes) - 1
+    more = ["why"] if finding.why and not first else []
+    if others > 0:
+        more.append(f"{others} other fix{'es' * (others > 1)}")
+    if more:
+        _hanging(console, 9, "more", Text(f"{', '.join(more)}: tracedoc explain {finding.rule_id}", "dim"))
     console.print()
+
+
+def _code(console: Console, change: str) -> None:
+    for line in change.strip("\n").expandtabs(4).split("\n"):
+        # Code is never wrapped: a wrapped line cannot be pasted.
+        console.print(Text(f"         {line}", "cyan"), soft_wrap=True)
 
 
 def _hanging(console: Console, indent: int, label: str, text: Text) -> None:
@@ -167,20 +181,23 @@ def _hanging(console: Console, indent: int, label: str, text: Text) -> None:
 
 
 def _limits(console: Console, view: View) -> None:
-    if not view.diagnosis.limits:
+    if not view.limits:
         return
     if not view.findings:
         console.print()
-    console.print(Text("Limits", "bold"))
+    console.print(Text.assemble(("Limits", "bold"), ("  what this capture cannot tell", "dim")))
     for limit in view.limits:
-        effect = f"; {one_line(limit.effect)}" if limit.effect else ""
-        _bullet(console, Text.assemble(one_line(limit.message), effect, (f"  [{limit.code}]", "dim")))
+        severity = (f"{limit.severity}  ", _STYLES.get(limit.severity, "bold")) if limit.severity else ""
+        _bullet(console, Text.assemble(severity, limit.text, (f"  [{limit.code}]", "dim")))
+        if limit.fix is not None:
+            _hanging(console, 9, "fix", Text(one_line(limit.fix.title)))
+            _code(console, limit.fix.change)
 
 
 def _not_judged(console: Console, view: View) -> None:
     if not view.outcomes:
         return
-    if view.diagnosis.limits or not view.findings:
+    if view.limits or not view.findings:
         console.print()
     console.print(Text.assemble((view.outcomes, "dim"), ("  (--verdicts lists them)", "dim")))
     for reason, rules in view.not_judged:
@@ -194,7 +211,7 @@ def _bullet(console: Console, text: Text) -> None:
 
 
 def _verdicts(console: Console, view: View) -> None:
-    if view.diagnosis.limits or not view.findings:
+    if view.limits or not view.findings:
         console.print()
     console.print(Text.assemble(("Verdicts", "bold"), (f"  {view.outcomes}", "dim")))
     for verdict in view.diagnosis.verdicts:
@@ -214,8 +231,5 @@ def _verdict(console: Console, verdict: Verdict) -> None:
         why = f" ({one_line(comparison.reason)})" if comparison.reason else ""
         text = Text.assemble((one_line(comparison.text), "cyan"), f"  {holds}: {one_line(sides)}{why}")
         console.print(Padding(text, (0, 0, 0, 15)))
-    instances = ", ".join(
-        f"{one_line(item.key)} {item.outcome.replace('_', ' ')}" for item in verdict.instances
-    )
-    if instances:
+    if instances := instances_text(verdict):
         console.print(Padding(Text(instances, "dim"), (0, 0, 0, 15)))

@@ -71,6 +71,9 @@ EVIDENCE_SHOWN = 8
 LIMITS_OF_A_KIND = 3
 """Limits with one code that are told in full; hundreds of ranks often share one."""
 
+# A guard that says in other words what a limit says: the limit is told, with the guard's fix.
+_GUARD_OF_LIMIT = {"no-complete-step": "few-steps"}
+
 # Text that only names things: never redacted, or keys that reports look up would change.
 _IDENTIFIERS = frozenset(
     {
@@ -135,8 +138,24 @@ class FindingView:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitView:
+    """Something the capture cannot tell, once: a limit, a guard of the capture, or both in one.
+
+    ``severity`` is the guard's where that is more than a note; ``fix`` says how to capture better.
+    """
+
+    code: str
+    text: str
+    severity: str = ""
+    fix: Fix | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class View:
-    """What every report shows. All text in ``diagnosis`` is safe to show and, if asked, redacted."""
+    """What every report shows. All text in ``diagnosis`` is safe to show and, if asked, redacted.
+
+    ``findings`` are about the job; those about the capture stand among the ``limits``.
+    """
 
     diagnosis: Diagnosis
     run: str
@@ -144,7 +163,7 @@ class View:
     segments: tuple[Segment, ...]
     overlap: str
     findings: tuple[FindingView, ...]
-    limits: tuple[Limit, ...]
+    limits: tuple[LimitView, ...]
     not_judged: tuple[tuple[str, tuple[str, ...]], ...]
     outcomes: str
 
@@ -166,7 +185,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
             _fitting_first(finding.fixes, diagnosis.run.strategy.name),
             _longest(finding.evidence),
         )
-        for number, finding in enumerate(ordered, 1)
+        for number, finding in enumerate((one for one in ordered if not is_guard(one)), 1)
     )
     return View(
         diagnosis=diagnosis,
@@ -175,7 +194,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
         segments=segments(budget) if budget else (),
         overlap=_overlap(budget) if budget else "",
         findings=findings,
-        limits=_few_of_each(diagnosis.limits),
+        limits=_limits(diagnosis.limits, [one for one in ordered if is_guard(one)]),
         not_judged=_not_judged(diagnosis.verdicts),
         outcomes=_outcomes(diagnosis.verdicts),
     )
@@ -194,14 +213,34 @@ def segments(budget: BudgetParts) -> tuple[Segment, ...]:
     return tuple(found)
 
 
+def is_guard(finding: Finding) -> bool:
+    """Return whether a finding is about the capture and not about the job."""
+    return finding.topic == "capture" and finding.gain is None
+
+
 def gain_text(gain: Gain | None) -> str:
-    """Return the gain in words: ``up to 31 ms a step (ceiling)``; empty without one."""
+    """Return the gain in words: ``up to 31 ms a step``; empty without one."""
     if gain is None:
         return ""
     high = format_ms(gain.high_ms)
     if gain.low_ms <= 0:
-        return f"up to {high} a step ({gain.basis})"
-    return f"{format_ms(gain.low_ms).removesuffix(' ms')} to {high} a step ({gain.basis})"
+        return f"up to {high} a step"
+    how = ", by replay" if gain.basis == "replay" else ""
+    return f"{format_ms(gain.low_ms).removesuffix(' ms')} to {high} a step{how}"
+
+
+def instances_text(verdict: Verdict) -> str:
+    """Return which ranks or groups came out how: ``finding: 0-2; pass: 3``; empty without any."""
+    keys: dict[str, list[str]] = {}
+    for instance in verdict.instances:
+        keys.setdefault(instance.outcome.replace("_", " "), []).append(instance.key)
+    return "; ".join(f"{outcome}: {_keys_text(found)}" for outcome, found in keys.items())
+
+
+def _keys_text(keys: list[str]) -> str:
+    if all(key.isdecimal() for key in keys):
+        return f"rank{'s' * (len(keys) > 1)} {ranges(int(key) for key in keys)}"
+    return ", ".join(one_line(key) for key in keys)
 
 
 def framework_name(name: str) -> str:
@@ -343,7 +382,7 @@ def _run_line(run: RunInfo) -> str:
         parts.append(run.backend)
     if name := framework_name(run.strategy.name):
         parts.append(f"{name} (confidence {run.strategy.confidence})")
-    parts.append(f"{_count(run.steps_judged, 'step')} judged")
+    parts.append(f"{_count(run.steps_judged, 'step')} judged" if run.steps_judged else "no whole step")
     if run.cycle is not None and len(run.cycles) > 1:
         parts.append(f"cycle {run.cycle} of {ranges(run.cycles)}")
     return ", ".join(parts)
@@ -368,7 +407,8 @@ def _overlap(budget: BudgetParts) -> str:
         f"{format_percent(budget.overlap_frac)} of it behind compute"
     )
     if budget.blocking_comm_ms is not None:
-        text += f"; {format_ms(budget.blocking_comm_ms)} holds compute up"
+        held = format_ms(budget.blocking_comm_ms) if budget.blocking_comm_ms > 0 else "none of it"
+        text += f"; {held} holds compute up"
     return text
 
 
@@ -379,6 +419,27 @@ def _causes(causes: dict[str, float], most: int = 3) -> str:
         f"{IDLE_CAUSES.get(cause, cause.replace('_', ' '))} {format_ms(ms)}" for ms, cause in largest[:most]
     ]
     return ", ".join(words)
+
+
+def _limits(limits: tuple[Limit, ...], guards: list[Finding]) -> tuple[LimitView, ...]:
+    """Return limits and guards, each thing once; a guard's fix stands with the last limit it belongs to."""
+    left = {guard.rule_id: guard for guard in guards}
+    told: list[LimitView] = []
+    for limit in reversed(_few_of_each(limits)):
+        guard = left.pop(limit.code, None) or left.pop(_GUARD_OF_LIMIT.get(limit.code, ""), None)
+        text = f"{limit.message}; {limit.effect}" if limit.effect else limit.message
+        told.append(_with_guard(limit.code, one_line(text), guard))
+    told.reverse()
+    for guard in left.values():
+        told.append(_with_guard(guard.rule_id, one_line(guard.message).removesuffix("."), guard))
+    return tuple(told)
+
+
+def _with_guard(code: str, text: str, guard: Finding | None) -> LimitView:
+    if guard is None:
+        return LimitView(code, text)
+    severity = guard.severity if guard.severity != "note" else ""
+    return LimitView(code, text, severity, guard.fixes[0] if guard.fixes else None)
 
 
 def _few_of_each(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:

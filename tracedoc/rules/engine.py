@@ -300,8 +300,9 @@ def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurement
     values = _values(rule, measurements.facts, worst.key, measurements)
     message = fill(rule.message, values, units)
     keys = sorted((one.key for one in own.held if one.key is not None), key=lambda key: (len(key), key))
-    if keys:
-        message = _before_full_stop(message, f" ({_ranks_text(keys)})")
+    if keys and len(measurements.ranks) > 1:
+        where = f"rank {worst.key}" + (f", the worst of {_ranks_text(keys)}" if len(keys) > 1 else "")
+        message = _before_full_stop(message, f" ({where})")
     gain = worst.gain if isinstance(worst.gain, Gain) else None
     if isinstance(worst.gain, Unknown):
         message += f" What a fix would give back is unknown: {worst.gain.reason}."

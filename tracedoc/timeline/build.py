@@ -193,9 +193,9 @@ def _missing_gpu_activity(trace: Trace) -> Limit | None:
     )
     accelerator = bool((trace.kind == int(Kind.ACCELERATOR)).any())
     if accelerator:
-        what = "its device activity is of a kind that tracedoc does not understand"
+        what = "the device activity is of a kind that tracedoc does not understand"
     elif launched or trace.info.devices or trace.info.backend in ("nccl", "rccl"):
-        what = "it is of a GPU job, yet holds no GPU activity"
+        what = "the trace is of a GPU job, yet holds no GPU activity"
     else:
         return None
     return Limit(
