@@ -1,0 +1,53 @@
+"""Follow the worked example of CONTRIBUTING.md: its fact, the fact's test, its rule and the rule's cases."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tracedoc.facts import communication
+from tracedoc.facts.catalog import CATALOG
+from tracedoc.testing import run_case_file
+
+TEXT = (Path(__file__).resolve().parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def block(language: str, start: str) -> str:
+    """Return the one code block that begins with ``start``."""
+    (found,) = (
+        text for text in re.findall(rf"```{language}\n(.*?)```", TEXT, re.S) if text.startswith(start)
+    )
+    return str(found)
+
+
+@pytest.fixture
+def fact() -> Iterator[str]:
+    """Define the fact in its module for one test."""
+    known = set(CATALOG)
+    exec(compile(block("python", "@rank_fact"), "CONTRIBUTING.md", "exec"), vars(communication))
+    (name,) = set(CATALOG) - known
+    yield name
+    del CATALOG[name]
+    delattr(communication, name)
+
+
+def test_fact_passes_its_own_test(fact: str, tmp_path: Path) -> None:
+    defined: dict[str, Callable[[Path], None]] = {}
+    exec(compile(block("python", "import tracedoc"), "CONTRIBUTING.md", "exec"), defined)
+    (test,) = (function for name, function in defined.items() if name.startswith("test_"))
+    test(tmp_path)
+
+
+def test_rule_passes_its_cases(fact: str, tmp_path: Path) -> None:
+    rule = block("yaml", "id:")
+    name = re.findall(r"^id: (.+)$", rule, re.M)[0]
+    (tmp_path / f"{name}.yaml").write_text(rule, encoding="utf-8")
+    cases = tmp_path / "tests" / f"{name}.yaml"
+    cases.parent.mkdir()
+    cases.write_text(block("yaml", "rule:"), encoding="utf-8")
+    results = run_case_file(cases, [tmp_path])
+    assert len(results) == 3
+    assert [result.reason for result in results if not result.passed] == []
