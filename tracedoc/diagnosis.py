@@ -6,7 +6,8 @@ fields are only ever added. Durations are float milliseconds, shares 0..1, sizes
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import msgspec
 
@@ -278,6 +279,25 @@ class Diagnosis:
     detail: Detail = Detail()
     tool_version: str = ""
     schema_version: str = SCHEMA_VERSION
+
+    def to_frame(self) -> Any:
+        """Return the steps of all ranks as a pandas ``DataFrame``, one row for each rank and step.
+
+        Columns are ``rank``, ``step``, ``complete``, ``start_ms`` and the parts of the budget; idle time by
+        cause is ``idle_<cause>_ms``, 0 in steps without that cause.
+        """
+        import pandas
+
+        names = [f.name for f in fields(StepBudget) if f.name not in ("index", "idle_causes_ms")]
+        causes = sorted({c for report in self.ranks for step in report.steps for c in step.idle_causes_ms})
+        rows = [
+            {"rank": report.rank, "step": step.index}
+            | {name: getattr(step, name) for name in names}
+            | {f"idle_{cause}_ms": step.idle_causes_ms.get(cause, 0.0) for cause in causes}
+            for report in self.ranks
+            for step in report.steps
+        ]
+        return pandas.DataFrame(rows, columns=None if rows else ["rank", "step", *names])
 
 
 def to_json(diagnosis: Diagnosis) -> str:

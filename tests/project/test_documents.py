@@ -59,6 +59,17 @@ def test_every_command_of_a_document_runs(document: Path, tmp_path: Path) -> Non
         assert done.returncode == 0, f"{command}\n{done.stderr}"
 
 
+def test_python_of_the_library_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks are one program: later ones use what earlier ones made."""
+    text = (REPOSITORY / "docs" / "library.md").read_text(encoding="utf-8")
+    (tmp_path / "sample_traces").symlink_to(REPOSITORY / "sample_traces")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(compile(block, "docs/library.md", "exec"), names)
+    assert {path.name for path in tmp_path.iterdir()} == {"sample_traces", "report.html", "diagnosis.json"}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_shown_outputs_are_current(document: Path) -> None:
     text = document.read_text(encoding="utf-8")

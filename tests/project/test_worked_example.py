@@ -26,9 +26,11 @@ def block(language: str, start: str) -> str:
 @pytest.fixture
 def fact() -> Iterator[str]:
     """Define the fact in its module for one test."""
-    known = set(CATALOG)
-    exec(compile(block("python", "@rank_fact"), "CONTRIBUTING.md", "exec"), vars(communication))
-    (name,) = set(CATALOG) - known
+    text = block("python", "@rank_fact")
+    name = re.findall(r'"(\w+)"', text)[0]
+    if name in CATALOG:
+        pytest.skip("the example stands in the code")
+    exec(compile(text, "CONTRIBUTING.md", "exec"), vars(communication))
     yield name
     del CATALOG[name]
     delattr(communication, name)
