@@ -6,18 +6,19 @@ import logging
 import os
 import re
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from tracedoc.cli.output import progress_on_terminal, targets, write
+from tracedoc.config import LEVELS, find_config
 from tracedoc.errors import InputError, TracedocError
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
     from tracedoc.pipeline import Options
 
-SEVERITIES = ("critical", "warning", "note")  # as tracedoc.diagnosis, which --help need not import
 _LARGEST_DIAGNOSIS = 256 << 20
 
 
@@ -59,14 +60,14 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) ->
     metavar="FILE",
     help="Write .html, .json or .txt; - is stdout.",
 )
-@click.option("--select", metavar="IDS", default="", help="Judge only these rules (comma-separated).")
-@click.option("--ignore", metavar="IDS", default="", help="Leave these rules out.")
+@click.option("--select", metavar="IDS", help="Judge only these rules (comma-separated).")
+@click.option("--ignore", metavar="IDS", help="Leave these rules out.")
 @click.option("--rules", "rule_directories", multiple=True, metavar="DIR", help="Add rules of your own.")
 @click.option("--steps", callback=step_range, metavar="A-B", help="Judge only these steps, as 3-10.")
 @click.option("--cycle", type=int, metavar="N", help="Profiler cycle to judge. [newest common to most ranks]")
 @click.option(
     "--fail-on",
-    type=click.Choice(SEVERITIES),
+    type=click.Choice(LEVELS),
     help="Exit with 1 on a finding this severe; previews never count.",
 )
 @click.option("--verdicts", is_flag=True, help="List what every rule said, with its numbers.")
@@ -84,8 +85,8 @@ def diagnose(
     paths: tuple[str, ...],
     report_format: str | None,
     outputs: tuple[str, ...],
-    select: str,
-    ignore: str,
+    select: str | None,
+    ignore: str | None,
     rule_directories: tuple[str, ...],
     steps: tuple[int, int] | None,
     cycle: int | None,
@@ -109,14 +110,20 @@ def diagnose(
       tracedoc diagnose runs/a -o - -o report.html -o diagnosis.json
       tracedoc diagnose runs/a -f json | jq .findings
       tracedoc diagnose runs/a --fail-on warning       in a pipeline
+
+    A project may keep select, ignore and fail-on in tracedoc.toml, or in
+    pyproject.toml under [tool.tracedoc]; options given here go before them.
     """
     show_debug(debug)
     places = targets(report_format, outputs, paths)
+    config = find_config(Path.cwd())
+    if config.source:
+        click.echo(f"settings: {config.source}", err=True)
     from tracedoc.pipeline import Options
 
     options = Options(
-        select=_names(select),
-        ignore=_names(ignore),
+        select=config.select if select is None else _names(select),
+        ignore=config.ignore if ignore is None else _names(ignore),
         rule_directories=rule_directories,
         steps=steps,
         cycle=cycle,
@@ -127,9 +134,10 @@ def diagnose(
     result = run_pipeline(paths, options)
     command = "" if "-" in paths else shlex.join(["tracedoc", "diagnose", *paths])
     write(result, places, command=command, verdicts=verdicts, redact=redact)
-    if fail_on and (count := _gating(result, fail_on)):
+    level = fail_on or config.fail_on
+    if level and (count := _gating(result, level)):
         are = "finding is" if count == 1 else "findings are"
-        click.echo(f"--fail-on {fail_on}: {count} {are} {fail_on} or worse", err=True)
+        click.echo(f"--fail-on {level}: {count} {are} {level} or worse", err=True)
         raise click.exceptions.Exit(1)
 
 
@@ -186,5 +194,5 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _gating(diagnosis: Diagnosis, level: str) -> int:
-    worse = SEVERITIES[: SEVERITIES.index(level) + 1]
+    worse = LEVELS[: LEVELS.index(level) + 1]
     return sum(finding.severity in worse and finding.status == "stable" for finding in diagnosis.findings)
