@@ -44,19 +44,32 @@ def compress(path: Path) -> Path:
     return packed
 
 
-def write_synthetic(path: Path, megabytes: int) -> None:
+def make_ranks(folder: Path, ranks: int, megabytes: int) -> Path:
+    """Return a folder with one synthetic trace of ``megabytes`` a rank, all of one job."""
+    run = folder / f"ranks_{ranks}x{megabytes}"
+    run.mkdir(parents=True, exist_ok=True)
+    for rank in range(ranks):
+        path = run / f"rank-{rank}.json"
+        if not path.exists():
+            unfinished = path.with_suffix(".unfinished")
+            write_synthetic(unfinished, megabytes, rank=rank, world_size=ranks)
+            unfinished.rename(path)
+    return run
+
+
+def write_synthetic(path: Path, megabytes: int, *, rank: int = 0, world_size: int = 2) -> None:
     """Write steps of launches and kernels, in the layout of one event a line, until the size is reached."""
     per_step = sum(len(_line(event)) for event in _step_events(0, KERNELS_PER_STEP))
     kernels = max(1, round(KERNELS_PER_STEP * megabytes * 1e6 / STEPS / per_step))
     head = {
         "schemaVersion": 1,
         "deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}],
-        "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 2},
+        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world_size},
     }
     with path.open("w", encoding="utf-8") as file:
         file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
         for step in range(STEPS):
-            file.writelines(_line(event) for event in _step_events(step, kernels))
+            file.writelines(_line(event) for event in _step_events(step, kernels, late_us=rank % 8))
         file.write(json.dumps({"ph": "M", "name": "process_name", "pid": 4242, "tid": 0, "ts": 0}) + "\n]}\n")
 
 
@@ -64,7 +77,7 @@ def _line(event: dict[str, object]) -> str:
     return json.dumps(event) + ",\n"
 
 
-def _step_events(step: int, kernels: int) -> list[dict[str, object]]:
+def _step_events(step: int, kernels: int, *, late_us: int = 0) -> list[dict[str, object]]:
     begin = step * kernels * 30.0
     events = [
         _event("user_annotation", f"ProfilerStep#{step}", (4242, 4242), begin, kernels * 30.0 - 1, {}),
@@ -76,10 +89,13 @@ def _step_events(step: int, kernels: int) -> list[dict[str, object]]:
         comm = index % 40 == 0
         name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL" if comm else f"ampere_sgemm_{32 * (index % 9)}x64_tn"
         gpu = (0, 20 if comm else 7)
+        late = late_us if comm else 0
         args = ids | {"device": 0, "stream": gpu[1], "grid": [128, 1, 1], "block": [256, 1, 1]}
         events.append(_event("cpu_op", "aten::mm", (4242, 4242), start, 12.125, ids))
         events.append(_event("cuda_runtime", "cudaLaunchKernel", (4242, 4242), start + 2, 6.25, ids))
-        events.append(_event("kernel", name, gpu, start + 11.5, 16.375, args))
+        if comm:
+            args |= {"Collective name": "allreduce", "In msg nelems": 262144, "dtype": "Float"}
+        events.append(_event("kernel", name, gpu, start + 11.5 + late, 16.375 - late, args))
     return events
 
 

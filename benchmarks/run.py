@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from inputs import compress, make_input
+from ranks import ranks_lines
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
@@ -199,6 +200,7 @@ def main() -> None:
     lines = machine_lines(plain, origin, options.rounds)
     lines += reading_table(plain, compress(plain), options.rounds)
     lines += start_up_lines(max(options.rounds, 5))
+    lines += ["", *ranks_lines(options.folder, options.mb, options.rounds)]
     print("\n".join(lines))
     if not options.dry:
         write_results(lines)

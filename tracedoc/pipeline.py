@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,6 +16,7 @@ import tracedoc.facts  # noqa: F401  fills the catalogue
 from tracedoc.compose import compose
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError, Limit
+from tracedoc.executors import Lost, OnBytes, run_each
 from tracedoc.facts.digest import RankDigest
 from tracedoc.facts.measure import Measurements, measure_rank, measure_run
 from tracedoc.facts.view import build_view
@@ -24,6 +24,7 @@ from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
 from tracedoc.rules.selection import choose
 from tracedoc.run.discover import Run, TraceFile, discover
+from tracedoc.run.remote import is_remote, open_remote, public_name
 from tracedoc.run.settle import Candidate, format_ranks, settle
 from tracedoc.timeline.build import build_timeline
 from tracedoc.trace.kineto import read_trace
@@ -31,10 +32,11 @@ from tracedoc.trace.kineto import read_trace
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a caller may choose. ``steps`` is an inclusive range of step numbers; ``jobs`` worker processes.
+    """What a caller may choose. ``steps`` is an inclusive range of step numbers.
 
-    ``select`` and ``ignore`` hold rule ids or topics; ``strict`` turns damaged files into errors;
-    ``max_bytes`` bounds the decompressed text of one file.
+    ``jobs`` is how many processes read; ``executor`` reads on other machines instead, as
+    :data:`tracedoc.executors.WAYS` says. ``select`` and ``ignore`` hold rule ids or topics; ``strict``
+    turns damaged files into errors; ``max_bytes`` bounds the decompressed text of one file.
     """
 
     select: tuple[str, ...] = ()
@@ -43,6 +45,7 @@ class Options:
     steps: tuple[int, int] | None = None
     cycle: int | None = None
     jobs: int | None = None
+    executor: str | None = None
     strict: bool = False
     max_bytes: int | None = None
 
@@ -94,13 +97,7 @@ def measure(
     """Return the facts of the run in ``paths``, the limits of the capture, and its cycles."""
     chosen = options or Options()
     run = discover([os.fspath(path) for path in paths])
-    digests, failures = _read_all(run, chosen, progress)
-    if not digests:
-        raise (
-            failures[0]
-            if failures
-            else InputError("no trace could be read", "name a trace or a folder of traces")
-        )
+    digests, unread = _read_all(run, chosen, progress)
     candidates = [_candidate(file, digest) for file, digest in digests]
     settled = settle(candidates, chosen.cycle)
     by_path = {file.path: digest for file, digest in digests}
@@ -114,7 +111,7 @@ def measure(
     limits = (
         *run.limits,
         *settled.limits,
-        *(_unread(failure) for failure in failures),
+        *unread,
         *_limits_of_ranks(view.digests),
         *view.matching.limits,
     )
@@ -122,11 +119,20 @@ def measure(
 
 
 def digest_file(
-    path: str, steps: tuple[int, int] | None, strict: bool, max_bytes: int | None = None
+    path: str,
+    on_bytes: OnBytes | None = None,
+    *,
+    steps: tuple[int, int] | None = None,
+    strict: bool = False,
+    max_bytes: int | None = None,
 ) -> RankDigest:
     """Read one trace and return its digest: the whole work of one worker."""
-    stream = sys.stdin.buffer if path == "-" else None
-    trace = read_trace(path, stream=stream, strict=strict, max_bytes=max_bytes)
+    read = partial(read_trace, strict=strict, max_bytes=max_bytes, on_bytes=on_bytes)
+    if is_remote(path):
+        with open_remote(path) as stream:
+            trace = read(public_name(path), stream=stream)
+    else:
+        trace = read(path, stream=sys.stdin.buffer if path == "-" else None)
     return measure_rank(
         build_timeline(trace, steps=steps), rank=-1 if trace.info.rank is None else trace.info.rank
     )
@@ -134,63 +140,51 @@ def digest_file(
 
 def _read_all(
     run: Run, options: Options, progress: Progress | None
-) -> tuple[list[tuple[TraceFile, RankDigest]], list[InputError]]:
-    """Digest every file; a file that cannot be read costs that file only, unless it is the only one."""
-    total = sum(file.size_bytes for file in run.files)
-    done_bytes = done_ranks = 0
-    digests: dict[str, RankDigest] = {}
-    failures: list[InputError] = []
-    with _workers(len(run.files), options.jobs) as submit:
-        largest_first = sorted(run.files, key=lambda file: -file.size_bytes)
-        futures = {
-            submit(
-                partial(digest_file, max_bytes=options.max_bytes), file.path, options.steps, options.strict
-            ): file
-            for file in largest_first
-        }
-        for future in as_completed(futures):
-            file = futures[future]
-            try:
-                digests[file.path] = future.result()
-            except InputError as error:
-                if options.strict or len(run.files) == 1:
-                    raise
-                failures.append(error)
-            done_bytes += file.size_bytes
-            done_ranks += 1
-            if progress is not None:
-                progress(ProgressEvent(done_bytes, total, done_ranks, len(run.files)))
-    return [(file, digests[file.path]) for file in run.files if file.path in digests], failures
+) -> tuple[list[tuple[TraceFile, RankDigest]], list[Limit]]:
+    """Digest every file; one that cannot be read costs that file only, unless it is the only one."""
+    sizes = {file.path: file.size_bytes for file in run.files}
+    display = _Display(progress, sum(sizes.values()), len(sizes))
+    outcomes: dict[str, RankDigest | InputError | Lost] = {}
+    work = partial(digest_file, steps=options.steps, strict=options.strict, max_bytes=options.max_bytes)
+    on_bytes = display.bytes if progress is not None else None
+    results = run_each(work, sizes, jobs=options.jobs, executor=options.executor, on_bytes=on_bytes)
+    with closing(results):
+        for path, outcome in results:
+            if not isinstance(outcome, RankDigest) and (options.strict or len(sizes) == 1):
+                raise _error(path, outcome)
+            outcomes[path] = outcome
+            display.rank()
+    digests, failed = [], []
+    for file in run.files:
+        outcome = outcomes[file.path]
+        if isinstance(outcome, RankDigest):
+            digests.append((file, outcome))
+        else:
+            failed.append((file.path, outcome))
+    if not digests:
+        raise _error(*failed[0])
+    return digests, [_unread(path, outcome) for path, outcome in failed]
 
 
-Submit = Callable[[Callable[..., RankDigest], str, "tuple[int, int] | None", bool], "Future[RankDigest]"]
+class _Display:
+    """Turns what workers say into progress events."""
 
+    def __init__(self, progress: Progress | None, total_bytes: int, total_ranks: int) -> None:
+        self._progress = progress
+        self._now = ProgressEvent(0, total_bytes, 0, total_ranks)
 
-@contextmanager
-def _workers(files: int, jobs: int | None) -> Iterator[Submit]:
-    """Yield a submit function: in this process for one file or one job, else a pool of processes."""
-    workers = min(jobs or os.cpu_count() or 1, files)
-    if workers <= 1:
-        yield _submit_here
-        return
-    executor: Executor = ProcessPoolExecutor(max_workers=workers)
-    try:
-        yield executor.submit
-    except BaseException:
-        executor.shutdown(wait=False, cancel_futures=True)
-        raise
-    executor.shutdown()
+    def bytes(self, done: int) -> None:
+        # A bar need not move more often than once a thousandth.
+        if done - self._now.done_bytes > self._now.total_bytes / 1000:
+            self._tell(replace(self._now, done_bytes=done))
 
+    def rank(self) -> None:
+        self._tell(replace(self._now, done_ranks=self._now.done_ranks + 1))
 
-def _submit_here(
-    work: Callable[..., RankDigest], path: str, steps: tuple[int, int] | None, strict: bool
-) -> Future[RankDigest]:
-    future: Future[RankDigest] = Future()
-    try:
-        future.set_result(work(path, steps, strict))
-    except InputError as error:
-        future.set_exception(error)
-    return future
+    def _tell(self, event: ProgressEvent) -> None:
+        self._now = event
+        if self._progress is not None:
+            self._progress(event)
 
 
 def _candidate(file: TraceFile, digest: RankDigest) -> Candidate:
@@ -207,8 +201,20 @@ def _candidate(file: TraceFile, digest: RankDigest) -> Candidate:
     )
 
 
-def _unread(error: InputError) -> Limit:
-    return Limit("unread-file", error.message, "this file is left out; the others stand")
+def _error(path: str, outcome: InputError | Lost) -> InputError:
+    if isinstance(outcome, InputError):
+        return outcome
+    return InputError(
+        f"{public_name(path)} was lost: {outcome.reason}", "read fewer files at once with --jobs"
+    )
+
+
+def _unread(path: str, outcome: InputError | Lost) -> Limit:
+    if isinstance(outcome, InputError):
+        return Limit("unread-file", outcome.message, "this file is left out; the others stand")
+    return Limit(
+        "lost-rank", f"{public_name(path)}: {outcome.reason}", "this file is left out; the others stand"
+    )
 
 
 def _limits_of_ranks(digests: Sequence[RankDigest]) -> Iterator[Limit]:

@@ -28,6 +28,7 @@ class Options:
     steps: tuple[int, int] | None = None
     cycle: int | None = None
     jobs: int | None = None
+    executor: str | None = None
     strict: bool = False
     max_bytes: int | None = None
 

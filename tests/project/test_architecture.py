@@ -48,7 +48,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rules": BASE | {"facts", "whatif", "diagnosis"},
     "summary": BASE | {"diagnosis", "facts"},
     "compose": BASE | STAGES - {"pipeline", "comparison"},
-    "pipeline": BASE | STAGES - {"comparison"},
+    "executors": {"errors"},
+    "pipeline": BASE | STAGES - {"comparison"} | {"executors"},
     "comparison": BASE | STAGES - {"pipeline"},
     "report": BASE | {"diagnosis"},
     "export": BASE | {"trace", "timeline", "diagnosis"},
@@ -69,10 +70,13 @@ PACKAGE_MAY_BE_IMPORTED_IN: dict[str, tuple[str, ...]] = {
     "yaml": ("rules", "testing", "cli"),
     "isal": ("trace",),
     "torch": ("collector",),
-    "dask": ("pipeline",),
+    "dask": (),
+    "distributed": ("executors",),
+    "mpi4py": ("executors",),
+    "fsspec": ("run.remote",),
     "hta": ("interop",),
 }
-ONLY_INSIDE_FUNCTIONS = {"torch", "pandas", "matplotlib", "hta", "dask", "mpi4py", "fsspec"}
+ONLY_INSIDE_FUNCTIONS = {"torch", "pandas", "matplotlib", "hta", "distributed", "mpi4py", "fsspec"}
 
 PACKAGE = Path(tracedoc.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -145,7 +149,8 @@ def test_packages_are_imported_where_they_belong(path: Path) -> None:
         if package in PACKAGE_MAY_BE_IMPORTED_IN:
             assert fits(room, PACKAGE_MAY_BE_IMPORTED_IN[package]), where
         if fits(room, STANDARD_LIBRARY_ONLY):
-            assert package in {"tracedoc", "torch"} or package in sys.stdlib_module_names, where
+            allowed = {"tracedoc", "torch"} | ({"fsspec"} if room == "run.remote" else set())
+            assert package in allowed or package in sys.stdlib_module_names, where
             assert package != "torch" or room == "collector.hook", where
 
 

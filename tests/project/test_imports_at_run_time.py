@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-HEAVY = {"torch", "pandas", "matplotlib", "hta", "dask"}
+HEAVY = {"torch", "pandas", "matplotlib", "hta", "dask", "distributed", "mpi4py", "fsspec"}
 DIAGNOSE = """
 import json, sys
 from tracedoc.cli import main

@@ -14,6 +14,7 @@ import click
 from tracedoc.cli.output import progress_on_terminal, targets, write
 from tracedoc.config import LEVELS, find_config
 from tracedoc.errors import InputError, TracedocError
+from tracedoc.run.remote import is_remote
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
@@ -72,6 +73,9 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) ->
 )
 @click.option("--verdicts", is_flag=True, help="List what every rule said, with its numbers.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes. [one a core]")
+@click.option(
+    "--executor", metavar="WHERE", help="Read on other machines: dask://HOST:PORT, dask://local, mpi."
+)
 @click.option("--strict", is_flag=True, help="Fail where a limit would do.")
 @click.option(
     "--max-bytes",
@@ -93,6 +97,7 @@ def diagnose(
     fail_on: str | None,
     verdicts: bool,
     jobs: int | None,
+    executor: str | None,
     strict: bool,
     max_bytes: int | None,
     redact: bool | None,
@@ -101,7 +106,8 @@ def diagnose(
     """Say why a training run is slow, and what would help.
 
     PATH is a trace (.json, .json.gz), several of them, a folder with one
-    trace a rank, or - for stdin.
+    trace a rank, a URL of either (s3://, gs://, hf://, https://), or -
+    for stdin.
 
     \b
     Examples:
@@ -128,6 +134,7 @@ def diagnose(
         steps=steps,
         cycle=cycle,
         jobs=jobs,
+        executor=executor,
         strict=strict,
         max_bytes=max_bytes,
     )
@@ -158,7 +165,7 @@ def show_debug(debug: bool) -> None:
 
 
 def _check_input(path: str) -> None:
-    if path == "-":
+    if path == "-" or is_remote(path):
         return
     if not os.path.exists(path):
         raise InputError(f"{path or repr(path)} does not exist", "give a trace file or the folder of a run")

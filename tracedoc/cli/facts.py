@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     "--cycle", type=int, metavar="N", help="Profiler cycle to measure. [newest common to most ranks]"
 )
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes. [one a core]")
+@click.option(
+    "--executor", metavar="WHERE", help="Read on other machines: dask://HOST:PORT, dask://local, mpi."
+)
 @click.option("--debug", is_flag=True, help="Show where errors come from.")
 def facts(
     paths: tuple[str, ...],
@@ -30,6 +33,7 @@ def facts(
     steps: tuple[int, int] | None,
     cycle: int | None,
     jobs: int | None,
+    executor: str | None,
     debug: bool,
 ) -> None:
     """Print what was measured: name and value, or why it is unknown.
@@ -44,7 +48,7 @@ def facts(
     show_debug(debug)
     from tracedoc.pipeline import Options
 
-    found = run_pipeline(paths, Options(steps=steps, cycle=cycle, jobs=jobs)).facts
+    found = run_pipeline(paths, Options(steps=steps, cycle=cycle, jobs=jobs, executor=executor)).facts
     if as_json:
         import msgspec
 

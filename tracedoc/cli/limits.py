@@ -45,6 +45,12 @@ LIMITS: dict[str, str] = {
         "negative. Events without a possible time are left out; those with a negative duration count as "
         "instants."
     ),
+    "lost-rank": (
+        "The process that read a trace was killed, or ran out of memory, also when it read that trace "
+        "alone. The file is left out, and its rank counts as missing; the others stand. Systems end the "
+        "largest process when memory gets short: read the file on a machine with more of it, or capture "
+        "fewer steps."
+    ),
     "missing-ranks": (
         "The run has more ranks than traces. What is said about waiting and stragglers covers the ranks "
         "that are there: a missing one may be the one that the others wait for, and rank 0 is often not "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,10 +35,10 @@ class RunView:
 
     def digest(self, rank: int) -> RankDigest:
         """Return the digest of ``rank``; raises KeyError where it was not captured."""
-        for digest in self.digests:
-            if digest.rank == rank:
-                return digest
-        raise KeyError(rank)
+        place = bisect_left(self.digests, rank, key=lambda digest: digest.rank)
+        if place == len(self.digests) or self.digests[place].rank != rank:
+            raise KeyError(rank)
+        return self.digests[place]
 
     @property
     def standing_digest(self) -> RankDigest | None:
@@ -66,13 +67,10 @@ def build_view(digests: Sequence[RankDigest], world_size: int | None) -> RunView
 
 def _standing_rank(digests: Sequence[RankDigest]) -> int | None:
     lengths = sorted(
-        (step.budget.window_ns, digest.rank) for digest in digests if (step := digest.judged_step) is not None
+        (step.budget.window_ns, digest.rank, step.complete)
+        for digest in digests
+        if (step := digest.judged_step) is not None
     )
-    whole = [entry for entry in lengths if _is_complete(digests, entry[1])]
+    whole = [entry for entry in lengths if entry[2]]
     chosen = whole or lengths
     return chosen[(len(chosen) - 1) // 2][1] if chosen else None
-
-
-def _is_complete(digests: Sequence[RankDigest], rank: int) -> bool:
-    step = next(digest.judged_step for digest in digests if digest.rank == rank)
-    return step is not None and step.complete

@@ -1,16 +1,25 @@
-"""Find the trace files that paths stand for, and what their names hint. Standard library only."""
+"""Find the trace files that paths stand for, and what their names hint."""
 
 from __future__ import annotations
 
 import os
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tracedoc.errors import InputError, Limit
-from tracedoc.run.manifest import MANIFEST_NAME, Manifest, read_manifest
+from tracedoc.run.manifest import MANIFEST_NAME, Manifest, parse_manifest, read_manifest
+from tracedoc.run.remote import (
+    RemoteEntry,
+    is_remote,
+    is_remote_folder,
+    list_remote,
+    public_name,
+    read_remote,
+    remote_size,
+)
 
 _TRACE_NAME = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
 # A crash during export leaves the file that would have been renamed at the end.
@@ -60,7 +69,7 @@ class Run:
 
 
 def discover(paths: Sequence[str]) -> Run:
-    """Return the trace files that paths stand for: files of any name, directories, ``-`` for stdin.
+    """Return the trace files that paths stand for: files of any name, directories, URLs, ``-`` for stdin.
 
     In a directory the names decide (``*.json``, ``*.json.gz``); if it holds none, its subfolders are
     looked into, also those of TensorBoard. Raises :class:`InputError` for a path that does not exist and
@@ -72,21 +81,29 @@ def discover(paths: Sequence[str]) -> Run:
     for path in dict.fromkeys(paths):
         if path == "-":
             files.append(TraceFile("-", 0, None, "", None))
+        elif is_remote(path):
+            found, manifest_here = _remote(path, limits)
+            manifest = manifest or manifest_here
+            files.extend(found)
         elif os.path.isdir(path):
             found, manifest_here = _directory(Path(path), limits)
             manifest = manifest or manifest_here
             files.extend(found)
         elif os.path.exists(path):
-            files.append(_trace_file(Path(path), named=True, manifest=None))
+            files.append(_local_file(Path(path), named=True, manifest=None))
         else:
             raise InputError(f"{path} does not exist", "pass a trace file or a directory of traces")
     if not files:
         raise InputError(
             "no path was given", "pass a trace file, a directory of traces, or - for standard input"
         )
-    unique = {os.path.realpath(file.path) if file.path != "-" else "-": file for file in reversed(files)}
+    unique = {_identity(file.path): file for file in reversed(files)}
     ordered = sorted(unique.values(), key=lambda file: natural_key(file.path))
     return Run(tuple(ordered), manifest, tuple(limits))
+
+
+def _identity(path: str) -> str:
+    return path if path == "-" or is_remote(path) else os.path.realpath(path)
 
 
 def natural_key(text: str) -> tuple[tuple[int, str], ...]:
@@ -138,8 +155,15 @@ def _files_in(directory: Path, manifest: dict[Path, int], limits: list[Limit]) -
         if reason:
             limits.append(Limit("not-a-trace", f"{path} {reason}", "it was left out"))
             continue
-        file = _trace_file(path, named=False, manifest=manifest.get(path.resolve()))
+        file = _local_file(path, named=False, manifest=manifest.get(path.resolve()))
         (leftovers if leftover else whole).append(file)
+    return _with_leftovers(whole, leftovers, limits)
+
+
+def _with_leftovers(
+    whole: list[TraceFile], leftovers: list[TraceFile], limits: list[Limit]
+) -> list[TraceFile]:
+    """Return the whole files, and of ranks that have none what a crash left."""
     have = {_owner(file) for file in whole}
     for file in leftovers:
         if _owner(file) not in have:
@@ -147,7 +171,7 @@ def _files_in(directory: Path, manifest: dict[Path, int], limits: list[Limit]) -
             limits.append(
                 Limit(
                     "unfinished-export",
-                    f"{file.path} is what an export left that did not finish",
+                    f"{public_name(file.path)} is what an export left that did not finish",
                     "what is whole in it is read",
                 )
             )
@@ -159,19 +183,81 @@ def _owner(file: TraceFile) -> int | str:
     return file.group_hint if rank is None else rank
 
 
-def _trace_file(path: Path, *, named: bool, manifest: int | None) -> TraceFile:
-    name = path.name
+def _local_file(path: Path, *, named: bool, manifest: int | None) -> TraceFile:
+    folder = (str(path.parent), path.parent.name)
+    return _trace_file(str(path), path.name, folder, path.stat().st_size, named=named, manifest=manifest)
+
+
+def _trace_file(
+    path: str, name: str, folder: tuple[str, str], size_bytes: int, *, named: bool, manifest: int | None
+) -> TraceFile:
+    """Return the file with what its name hints; ``folder`` is its folder's path and name."""
     order = _TIME_IN_NAME.search(name) or _STEP_IN_NAME.search(name)
     rest = name if order is None else name[: order.start()] + name[order.end() :]
     return TraceFile(
-        path=str(path),
-        size_bytes=path.stat().st_size,
-        rank_hint=_rank_in(_SUFFIX.sub(".", name), path.parent.name),
-        group_hint=f"{path.parent}/{_SUFFIX.sub('', rest)}",
+        path=path,
+        size_bytes=size_bytes,
+        rank_hint=_rank_in(_SUFFIX.sub(".", name), folder[1]),
+        group_hint=f"{folder[0]}/{_SUFFIX.sub('', rest)}",
         order_hint=None if order is None else int(order.group(1)),
         named=named,
         manifest_rank=manifest,
     )
+
+
+# Remote files: the names decide alone, for looking into each would cost a request.
+
+
+def _remote(url: str, limits: list[Limit]) -> tuple[list[TraceFile], Manifest | None]:
+    if _TRACE_NAME.search(public_name(url)) or not is_remote_folder(url):
+        return [_remote_file(url, remote_size(url), named=True, manifest=None)], None
+    entries = list_remote(url)
+    manifest = _remote_manifest(entries, limits)
+    ranks = {entry.file: entry.rank for entry in manifest.ranks} if manifest else {}
+    files = _remote_files(entries, ranks, limits)
+    if not files:
+        for folder in sorted(entries, key=lambda entry: natural_key(entry.name)):
+            if folder.is_folder and not folder.name.startswith("."):
+                files.extend(_remote_files(list_remote(folder.path), {}, limits))
+    if not files:
+        raise InputError(
+            f"{public_name(url)} holds no traces",
+            "pass the folder that torch.profiler exported to; traces end in .json or .json.gz",
+        )
+    return files, manifest
+
+
+def _remote_manifest(entries: Sequence[RemoteEntry], limits: list[Limit]) -> Manifest | None:
+    found = next((entry for entry in entries if entry.name == MANIFEST_NAME), None)
+    if found is None:
+        return None
+    try:
+        return parse_manifest(read_remote(found.path), public_name(found.path))
+    except InputError as error:
+        limits.append(Limit("bad-manifest", error.message, "ranks are told by the files and their names"))
+        return None
+
+
+def _remote_files(
+    entries: Sequence[RemoteEntry], ranks: Mapping[str, int], limits: list[Limit]
+) -> list[TraceFile]:
+    whole: list[TraceFile] = []
+    leftovers: list[TraceFile] = []
+    for entry in sorted(entries, key=lambda entry: natural_key(entry.name)):
+        leftover = _LEFTOVER_NAME.search(entry.name) is not None
+        if not leftover and not _TRACE_NAME.search(entry.name):
+            continue
+        if entry.is_folder or entry.name in _OWN_FILES or entry.name.startswith("."):
+            continue
+        file = _remote_file(entry.path, entry.size_bytes, named=False, manifest=ranks.get(entry.name))
+        (leftovers if leftover else whole).append(file)
+    return _with_leftovers(whole, leftovers, limits)
+
+
+def _remote_file(url: str, size_bytes: int, *, named: bool, manifest: int | None) -> TraceFile:
+    folder, _, name = public_name(url).rpartition("/")
+    names = (folder, folder.rpartition("/")[2])
+    return _trace_file(url, name, names, size_bytes, named=named, manifest=manifest)
 
 
 def _rank_in(*names: str) -> int | None:

@@ -41,8 +41,19 @@ def read_manifest(directory: Path) -> Manifest | None:
     if not path.is_file():
         return None
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        text = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read: {error}", "remove it; ranks are then told by file name"
+        ) from None
+    return parse_manifest(text, str(path))
+
+
+def parse_manifest(text: bytes, path: str) -> Manifest:
+    """Return the manifest that was read from ``path``, which the messages name."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"{path} cannot be read: {error}", "remove it; ranks are then told by file name"
         ) from None
@@ -57,4 +68,4 @@ def read_manifest(directory: Path) -> Manifest | None:
         if rank.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("file"), str):
             host = entry.get("host")
             listed.append(ManifestRank(int(rank), entry["file"], host if isinstance(host, str) else ""))
-    return Manifest(str(path), tuple(sorted(listed, key=lambda r: r.rank)))
+    return Manifest(path, tuple(sorted(listed, key=lambda r: r.rank)))

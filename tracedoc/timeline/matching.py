@@ -163,48 +163,66 @@ def latest_starts_by_rank(
     for collective in matching.collectives:
         if collective.op not in LATEST_START_OPS:
             continue
+        latest = collective.latest_start_ns
         for rank, start in zip(collective.ranks, collective.start_ns, strict=True):
             offset = matching.clock.offset_ns.get(rank, 0)
             own = start + offset
             stream = streams[(rank, collective.op, own)]
-            found[rank][(collective.op, own, stream)] = collective.latest_start_ns + offset
+            found[rank][(collective.op, own, stream)] = latest + offset
     return found
 
 
 def _candidates(ranks: Sequence[RankCollectives], world_size: int | None) -> list[Collective]:
     if len(ranks) < 2:
         return []
-    everyone = tuple(sorted(rank.rank for rank in ranks))
-    sequences: dict[tuple[tuple[int, ...], str, int | None], dict[int, list[CollectiveOp]]] = defaultdict(
-        dict
-    )
+    groups = _Groups(tuple(sorted(rank.rank for rank in ranks)), world_size)
+    sequences: dict[tuple[int, str, int | None], dict[int, list[CollectiveOp]]] = defaultdict(dict)
     for rank in ranks:
         for operation in rank.operations:
-            members = _members(operation, everyone, world_size)
-            if members is None or rank.rank not in members:
+            number = groups.number(operation)
+            if number is None or rank.rank not in groups.members[number]:
                 continue
-            key = (members, operation.group_name, operation.step)
+            key = (number, operation.group_name, operation.step)
             sequences[key].setdefault(rank.rank, []).append(operation)
     steps_of = [{o.step for o in rank.operations if o.step is not None} for rank in ranks]
     has_steps = any(steps_of)
     found = []
-    for (members, _, step), by_rank in sequences.items():
-        if (has_steps and step is None) or set(by_rank) != set(members):
+    for (number, _, step), by_rank in sequences.items():
+        if (has_steps and step is None) or len(by_rank) != len(groups.members[number]):
             continue
-        found.extend(_match_sequences(members, step, by_rank))
+        found.extend(_match_sequences(tuple(groups.members[number]), step, by_rank))
     return found
 
 
-def _members(
-    operation: CollectiveOp, everyone: tuple[int, ...], world_size: int | None
-) -> tuple[int, ...] | None:
-    """Return the ranks of an operation if all of them were captured, else ``None``."""
-    if operation.group:
-        members = tuple(sorted(operation.group))
-        return members if set(members) <= set(everyone) else None
-    if operation.group_size not in (None, len(everyone)) or world_size not in (None, len(everyone)):
-        return None
-    return everyone
+class _Groups:
+    """Numbers the sets of ranks that operate together, so that a large group is looked through once a rank.
+
+    ``members`` holds the ranks of each number, in order.
+    """
+
+    def __init__(self, everyone: tuple[int, ...], world_size: int | None) -> None:
+        self.members: list[dict[int, None]] = []
+        self._captured = frozenset(everyone)
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._everyone = self._number(everyone) if world_size in (None, len(everyone)) else None
+        # The operations of a rank share one tuple for a group; hashing it each time would be slow.
+        self._number_of_id: dict[int, int | None] = {}
+
+    def number(self, operation: CollectiveOp) -> int | None:
+        """Return the group of an operation if all of its ranks were captured, else ``None``."""
+        if not operation.group:
+            return self._everyone if operation.group_size in (None, len(self._captured)) else None
+        key = id(operation.group)
+        if key not in self._number_of_id:
+            captured = self._captured.issuperset(operation.group)
+            self._number_of_id[key] = self._number(tuple(sorted(operation.group))) if captured else None
+        return self._number_of_id[key]
+
+    def _number(self, members: tuple[int, ...]) -> int:
+        if members not in self._numbers:
+            self._numbers[members] = len(self.members)
+            self.members.append(dict.fromkeys(members))
+        return self._numbers[members]
 
 
 def _match_sequences(

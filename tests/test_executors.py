@@ -1,0 +1,237 @@
+"""The same answer wherever ranks are read; what is lost with a worker; and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+import tracedoc.pipeline
+from tracedoc.diagnosis import Diagnosis, to_json
+from tracedoc.errors import InputError
+from tracedoc.executors import Lost, OnBytes, run_each
+from tracedoc.pipeline import Options, ProgressEvent, diagnose
+
+RUN = "synthetic_ddp_tiny_batch"
+COMMAND = [sys.executable, "-m", "tracedoc", "diagnose"]
+
+
+def length(path: str, on_bytes: OnBytes | None) -> int:
+    """Stands for the work of a rank; some paths are fatal."""
+    if path.startswith("killed"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if path.startswith("hungry"):
+        raise MemoryError
+    if path.startswith("damaged"):
+        raise InputError("damaged is damaged")
+    if on_bytes is not None:
+        on_bytes(len(path))
+    return len(path)
+
+
+def in_order(path: str, on_bytes: OnBytes | None) -> float:
+    return float(path)
+
+
+@pytest.fixture(scope="module")
+def here(sample_traces: Path) -> Diagnosis:
+    return diagnose([sample_traces / RUN], Options(jobs=1))
+
+
+# -- the same answer
+
+
+def test_a_pool_says_what_one_process_says(here: Diagnosis, sample_traces: Path):
+    assert to_json(diagnose([sample_traces / RUN], Options(jobs=2))) == to_json(here)
+
+
+def test_dask_says_what_one_process_says(here: Diagnosis, sample_traces: Path):
+    pytest.importorskip("distributed", reason="Dask is not installed")
+    found = diagnose([sample_traces / RUN], Options(jobs=2, executor="dask://local"))
+    assert to_json(found) == to_json(here)
+
+
+def test_mpi_says_what_one_process_says(here: Diagnosis, sample_traces: Path, repository: Path):
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if mpiexec is None:
+        pytest.skip("no MPI is installed: there is no mpiexec")
+    command = [mpiexec, "-n", "2", *COMMAND, str(sample_traces / RUN), "--executor", "mpi", "-f", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=repository, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == to_json(here).strip()
+
+
+def test_a_plain_script_may_diagnose_with_workers(sample_traces: Path, repository: Path, tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import tracedoc\n"
+        f"found = tracedoc.diagnose([{str(sample_traces / RUN)!r}], tracedoc.Options(jobs=2))\n"
+        "print(len(found.ranks))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(repository)},
+        check=False,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("4\n", "")
+
+
+# -- what is lost
+
+
+def test_a_killed_worker_costs_its_own_path_only():
+    sizes = {"killed": 90, "a": 50, "bb": 40, "ccc": 30, "killed too": 20, "dddd": 10}
+    found = dict(run_each(length, sizes, jobs=2))
+    assert {path: found[path] for path in ("a", "bb", "ccc", "dddd")} == {
+        "a": 1,
+        "bb": 2,
+        "ccc": 3,
+        "dddd": 4,
+    }
+    assert isinstance(found["killed"], Lost)
+    assert isinstance(found["killed too"], Lost)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_too_little_memory_and_damage_cost_their_own_path_only(jobs: int):
+    found = dict(run_each(length, {"hungry": 3, "damaged": 2, "a": 1}, jobs=jobs))
+    assert found["a"] == 1
+    assert isinstance(found["hungry"], Lost)
+    assert isinstance(found["damaged"], InputError)
+
+
+def test_a_lost_rank_is_a_limit_and_the_others_stand(sample_traces: Path, monkeypatch: pytest.MonkeyPatch):
+    run = sample_traces / "synthetic_fsdp2_healthy"
+    lost = str(run / "rank-2.json.gz")
+
+    def lose_one(work, sizes, **options):
+        for path in sizes:
+            yield path, Lost("killed") if path == lost else work(path, None)
+
+    monkeypatch.setattr(tracedoc.pipeline, "run_each", lose_one)
+    found = diagnose([run])
+    assert found.run.ranks_seen == (0, 1, 3)
+    assert {limit.code for limit in found.limits} >= {"lost-rank", "missing-ranks"}
+    with pytest.raises(InputError, match="rank-2"):
+        diagnose([run], Options(strict=True))
+
+
+def test_a_damaged_file_costs_its_rank_in_a_pool_too(sample_traces: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    shutil.copytree(sample_traces / RUN, run)
+    (run / "rank-1.json.gz").unlink()
+    (run / "rank-1.json").write_text('{"traceEvents": []}')
+    found = diagnose([run], Options(jobs=2))
+    assert found.run.ranks_seen == (0, 2, 3)
+    assert "unread-file" in {limit.code for limit in found.limits}
+
+
+def test_the_largest_file_comes_first():
+    found = list(run_each(in_order, {"1": 1, "3": 3, "2": 2}, jobs=1))
+    assert [value for _, value in found] == [3, 2, 1]
+
+
+# -- what is missing
+
+
+@pytest.mark.parametrize(
+    ("executor", "module", "extra"),
+    [("dask://local", "distributed", "tracedoc[dask]"), ("mpi", "mpi4py", "tracedoc[mpi]")],
+)
+def test_an_executor_that_is_not_installed_says_what_to_install(
+    executor: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InputError) as caught:
+        list(run_each(length, {"a": 1, "b": 1}, executor=executor))
+    assert caught.value.hint == f"pip install '{extra}'"
+
+
+@pytest.mark.parametrize("executor", ["ray", "dask://", "", "mpi://node"])
+def test_an_unknown_executor_is_an_error_that_names_the_known_ones(executor: str):
+    with pytest.raises(InputError) as caught:
+        run_each(length, {"a": 1}, executor=executor)
+    assert "dask://HOST:PORT" in caught.value.hint
+
+
+def test_standard_input_stays_in_this_process():
+    assert dict(run_each(length, {"-": 0, "abc": 1}, jobs=2)) == {"-": 1, "abc": 3}
+    with pytest.raises(InputError, match="standard input"):
+        run_each(length, {"-": 0}, executor="mpi")
+
+
+# -- progress
+
+
+def test_progress_moves_while_one_file_is_read(tmp_path: Path):
+    event = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": %d, "dur": 1, "args": {}},\n'
+    path = tmp_path / "rank-0.json"
+    path.write_text('{"traceEvents": [\n' + "".join(event % (2 * i) for i in range(20_000)) + "{}]}")
+    events: list[ProgressEvent] = []
+    diagnose([path], progress=events.append)
+    size = path.stat().st_size
+    assert any(0 < event.done_bytes < size and event.done_ranks == 0 for event in events)
+    assert (events[-1].done_ranks, events[-1].total_ranks) == (1, 1)
+    assert (events[-1].done_bytes, events[-1].total_bytes) == (size, size)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_bytes_of_all_paths_are_told_together(jobs: int):
+    told: list[int] = []
+    assert len(list(run_each(length, {"abc": 3, "de": 2}, jobs=jobs, on_bytes=told.append))) == 2
+    assert told == sorted(told)
+    assert told[-1] == 5
+
+
+# -- stopping
+
+
+@contextmanager
+def reading(folder: Path, jobs: int, repository: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start ``tracedoc diagnose`` in a session of its own on endless files; yield once they are read."""
+    paths = [folder / f"rank-{number}.json" for number in range(jobs)]
+    for path in paths:
+        os.mkfifo(path)
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, paths), "--jobs", str(jobs)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=repository,
+        start_new_session=True,
+    )
+    with ExitStack() as files:
+        for path in paths:
+            # Opening waits for the reader.
+            file = files.enter_context(path.open("w", buffering=1))
+            file.write('{"traceEvents": [\n')
+        yield process
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_stops_at_once_and_leaves_no_process(jobs: int, tmp_path: Path, repository: Path):
+    with reading(tmp_path, jobs, repository) as process:
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=5) == 130
+        # The pipes reach their end when the last process that was started has gone.
+        assert "".join(process.communicate(timeout=5)).strip() == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path, repository: Path):
+    with reading(tmp_path, 2, repository) as process:
+        process.kill()
+        process.communicate(timeout=5)
+    assert process.returncode == -signal.SIGKILL

@@ -1,0 +1,132 @@
+"""Reach traces in object stores and on web servers through fsspec, only where a path names one."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+from urllib.parse import urlsplit
+
+from tracedoc.errors import InputError
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+# Enough for a good rate over one connection; this much of a file is in memory at a time.
+_BLOCK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEntry:
+    """A file or folder of a remote directory; ``path`` is a full URL."""
+
+    path: str
+    name: str
+    size_bytes: int
+    is_folder: bool
+
+
+def is_remote(path: str) -> bool:
+    """Return whether a path is a URL such as ``s3://bucket/run`` and not a file of this machine."""
+    return _SCHEME.match(path) is not None
+
+
+def _is_web(path: str) -> bool:
+    return path.partition(":")[0].lower() in ("http", "https")
+
+
+def public_name(path: str) -> str:
+    """Return a path as reports may show it: a URL loses what may hold a password or a signature."""
+    if not is_remote(path):
+        return path
+    parts = urlsplit(path)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def remote_size(path: str) -> int:
+    """Return the stored size of a remote file, 0 where the server does not tell."""
+    with _told(path):
+        filesystem, inner = _open_filesystem(path)
+        return int(filesystem.info(inner).get("size") or 0)
+    raise AssertionError
+
+
+def is_remote_folder(path: str) -> bool:
+    """Return whether a URL is a folder. A web page is asked only where the URL ends with a slash."""
+    if _is_web(path):
+        # Others would be downloaded whole, in search of links.
+        return urlsplit(path).path.endswith("/")
+    with _told(path):
+        filesystem, inner = _open_filesystem(path)
+        return bool(filesystem.isdir(inner))
+    raise AssertionError
+
+
+def list_remote(path: str) -> list[RemoteEntry]:
+    """Return what a remote folder holds, one level deep."""
+    with _told(path):
+        filesystem, inner = _open_filesystem(path)
+        entries = []
+        for found in filesystem.ls(inner, detail=True):
+            name = urlsplit(found["name"]).path.rstrip("/").rpartition("/")[2]
+            is_folder = found["type"] == "directory"
+            url = filesystem.unstrip_protocol(found["name"])
+            entries.append(RemoteEntry(url, name, int(found.get("size") or 0), is_folder))
+        return entries
+    raise AssertionError
+
+
+def read_remote(path: str) -> bytes:
+    """Return a small remote file whole."""
+    with _told(path):
+        filesystem, inner = _open_filesystem(path)
+        return bytes(filesystem.cat_file(inner))
+    raise AssertionError
+
+
+@contextmanager
+def open_remote(path: str) -> Iterator[BinaryIO]:
+    """Open a remote file to be read once from front to back; blocks of it are fetched as they are needed."""
+    with _told(path):
+        filesystem, inner = _open_filesystem(path)
+        # Not every web server gives parts of a file; one answer is read as it comes.
+        block = 0 if _is_web(path) else _BLOCK_BYTES
+        with filesystem.open(inner, "rb", block_size=block, cache_type="readahead") as stream:
+            yield cast(BinaryIO, stream)
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    """Turn what networks raise into words about the path."""
+    name = public_name(path)
+    # Web servers' answers come as exceptions of aiohttp, which only some of these filesystems import.
+    web_error = getattr(sys.modules.get("aiohttp"), "ClientError", OSError)
+    try:
+        yield
+    except FileNotFoundError:
+        raise InputError(
+            f"{name} was not found", "check the address; its server may be out of reach"
+        ) from None
+    except (OSError, web_error) as error:
+        reason = getattr(error, "strerror", "") or getattr(error, "message", "") or type(error).__name__
+        raise InputError(
+            f"{name} cannot be read: {reason}", "check the address, and that your login may read it"
+        ) from None
+
+
+def _open_filesystem(path: str) -> tuple[Any, str]:
+    scheme = path.partition(":")[0].lower()
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise InputError(f"{scheme}:// needs fsspec", "pip install 'tracedoc[remote]'") from None
+    try:
+        filesystem, inner = url_to_fs(path)
+    except ImportError as error:
+        raise InputError(f"{scheme}:// cannot be opened: {error}", "pip install 'tracedoc[remote]'") from None
+    except ValueError as error:
+        raise InputError(
+            f"{scheme}:// is no kind of path that is known: {error}", "use s3://, gs://, hf:// or https://"
+        ) from None
+    return filesystem, str(inner)
