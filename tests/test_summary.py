@@ -81,3 +81,9 @@ def test_nothing_to_judge_is_no_idle_gpu(tmp_path: Path) -> None:
     assert found.summary.startswith("No answer: ")
     assert "idle" not in found.summary
     assert found.findings == ()
+
+
+def test_no_rank_waits_for_itself(sample_traces: Path) -> None:
+    # Rank 1 comes last in most gathers and still waits longest, in the few where rank 0 is last.
+    summary = diagnose([sample_traces / "cpu_fsdp2"]).summary
+    assert summary.endswith("Rank 1 waits for peers 39.6 ms a step, most of it for rank 0.")

@@ -166,7 +166,8 @@ def _waiting(measurements: Measurements, step: float) -> str:
         return ""
     blamed: Counter[int] = Counter()
     for collective in measurements.run.matching.collectives:
-        blamed[collective.last_rank] += sum(collective.wait_ns)
+        if int(longest) in collective.ranks:
+            blamed[collective.last_rank] += collective.wait_ns[collective.ranks.index(int(longest))]
     late = blamed.most_common(1)[0][0]
     return f" Rank {longest} waits for peers {format_ms(waits[longest])} a step, most of it for rank {late}."
 
