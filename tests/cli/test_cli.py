@@ -341,3 +341,27 @@ def test_text_survives_a_terminal_without_utf8(saved: str, repository: Path):
     done = subprocess.run(command, cwd=repository, env=env, capture_output=True, check=False)
     assert done.returncode == 0
     assert b"# compute" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (["rules", "lst"], "error: no such command 'lst'", "hint: did you mean: list"),
+        (["facts", "--rank", "x"], "error: no such option '--rank'", "hint: did you mean: --ranks"),
+        (
+            ["diagnose", "--zzzzz", "x"],
+            "error: no such option '--zzzzz'",
+            "hint: see: tracedoc diagnose --help",
+        ),
+    ],
+)
+def test_guess_stands_in_the_hint(arguments: list[str], error: str, hint: str):
+    # Older versions of click guess less, and quote otherwise.
+    lines = error_of(run(*arguments))
+    assert len(lines) == 2
+    assert lines[0].replace("'", "") == error.replace("'", "")
+    assert lines[1] == hint or "--help" in lines[1]
+
+
+def test_stdin_is_not_asked_for_twice(pipeline: Pipeline):
+    assert run("diagnose", "-").stdout.splitlines()[-1] == "next: tracedoc explain straggler-rank"

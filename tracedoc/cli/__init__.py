@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -53,7 +54,8 @@ class Commands(click.Group):
             code = EXIT_CANNOT
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else "tracedoc"
-            _say(_sentence(error.format_message()), f"see: {path} --help")
+            message, nearest = _without_guess(error.format_message())
+            _say(_sentence(message), f"did you mean: {nearest}" if nearest else f"see: {path} --help")
             code = EXIT_CANNOT
         except click.ClickException as error:
             _say(_sentence(error.format_message()))
@@ -93,6 +95,14 @@ def _say(message: str, hint: str = "") -> None:
     click.echo(f"error: {plain(message)}", err=True)
     if hint:
         click.echo(f"hint: {plain(hint)}", err=True)
+
+
+def _without_guess(message: str) -> tuple[str, str]:
+    # click adds its guess to the message, in words that differ from version to version.
+    match = re.fullmatch(
+        r"(.+?)\.? \(?(?:Did you mean(?: one of)?|Possible options):? (.+?)\??\)?", message.strip()
+    )
+    return (match[1], match[2].replace("'", "")) if match else (message, "")
 
 
 def _sentence(message: str) -> str:
