@@ -67,8 +67,10 @@ def format_ms(value: float) -> str:
 
 
 def format_percent(value: float) -> str:
-    """Return a fraction as percent: ``38 %``; below one percent one decimal is kept."""
+    """Return a fraction as percent: ``38 %``; below one percent one decimal is kept, then ``<0.1 %``."""
     percent = 100.0 * value
+    if 0 < percent < 0.05:
+        return "<0.1 %"
     if 0 < abs(percent) < 0.95:
         return f"{percent:.1f} %"
     return f"{percent:.0f} %"

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0 %"), (0.0003, "<0.1 %"), (0.004, "0.4 %"), (0.0099, "1 %"), (0.375, "38 %"), (1.0, "100 %")],
+)
+def test_shares_keep_a_decimal_only_below_one_percent(value: float, text: str) -> None:
+    assert format_percent(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0 ms"),
+        (0.0089, "8.9 us"),
+        (0.25, "0.25 ms"),
+        (9.44, "9.44 ms"),
+        (31.0, "31 ms"),
+        (412.4, "412 ms"),
+    ],
+)
+def test_times_are_rounded_to_what_a_trace_supports(value: float, text: str) -> None:
+    assert format_ms(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(160, "160 B"), (25 * 2**20, "25 MiB"), (1.5 * 2**30, "1.5 GiB"), (2**50, "1024 TiB")]
+)
+def test_sizes_are_powers_of_1024(value: float, text: str) -> None:
+    assert format_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [(52.3, "gbps", "52.3 GB/s"), (True, "bool", "yes"), ("nccl", "text", "nccl"), (377, "count", "377")],
+)
+def test_quantities_speak_in_their_unit(value: float | str | bool, unit: str, text: str) -> None:
+    assert format_quantity(value, unit) == text
