@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
@@ -101,20 +101,24 @@ def combined_gain_ms(findings: Sequence[Finding]) -> float:
     largest claim counts. Computed on each rank, the largest of them stands; never less than the largest gain.
     """
     gains = {finding.id: finding.gain.high_ms for finding in findings if finding.gain is not None}
-    ranks = {evidence.rank for finding in findings for evidence in finding.evidence}
-    return max([*gains.values(), *(_claimed_ms(findings, gains, rank) for rank in ranks)], default=0.0)
-
-
-def _claimed_ms(findings: Sequence[Finding], gains: Mapping[str, float], rank: int) -> float:
-    claims = []
+    places: dict[int, dict[str, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     for finding in findings:
-        places = Spans.from_pairs((e.start_ns, e.end_ns) for e in finding.evidence if e.rank == rank)
-        if finding.id in gains and len(places):
-            claims.append((min(gains[finding.id] * 1e6 / places.total_ns, 1.0), places))
+        for evidence in finding.evidence if finding.id in gains else ():
+            places[evidence.rank][finding.id].append((evidence.start_ns, evidence.end_ns))
+    return max([*gains.values(), *(_claimed_ms(found, gains) for found in places.values())], default=0.0)
+
+
+def _claimed_ms(places: Mapping[str, Sequence[tuple[int, int]]], gains: Mapping[str, float]) -> float:
+    """Return the bound for one rank; ``places`` holds the evidence on it by finding."""
+    claims = []
+    for finding, pairs in places.items():
+        spans = Spans.from_pairs(pairs)
+        if len(spans):
+            claims.append((min(gains[finding] * 1e6 / spans.total_ns, 1.0), spans))
     total, taken = 0.0, Spans.empty()
-    for share, places in sorted(claims, key=lambda claim: -claim[0]):
-        total += share * (places - taken).total_ns
-        taken = taken | places
+    for share, spans in sorted(claims, key=lambda claim: -claim[0]):
+        total += share * (spans - taken).total_ns
+        taken = taken | spans
     return total / 1e6
 
 

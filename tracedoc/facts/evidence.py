@@ -56,7 +56,10 @@ def _digest_of(measurements: Measurements, key: str | None) -> RankDigest | None
     run = measurements.run
     if key is None:
         return run.standing_digest
-    return next((digest for digest in run.digests if str(digest.rank) == key), None)
+    try:
+        return run.digest(int(key))
+    except (KeyError, ValueError):
+        return None  # a key that is no rank, or none that was captured
 
 
 EvidenceCollector = Callable[[Measurements, str | None], tuple[Evidence, ...]]

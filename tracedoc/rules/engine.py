@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
@@ -271,12 +272,14 @@ def _overlap(own: Iterable[Evidence], other: Iterable[Evidence]) -> tuple[int, i
 
     Both are unions of intervals for each rank and step. Evidence without a step covers its interval in all.
     """
-    theirs = _spans_by_place(other)
+    theirs: dict[int, list[tuple[int | None, Spans]]] = defaultdict(list)
+    for (rank, step), spans in _spans_by_place(other).items():
+        theirs[rank].append((step, spans))
     total_ns = covered_ns = 0
     for (rank, step), spans in _spans_by_place(own).items():
         cover = Spans.empty()
-        for (their_rank, their_step), their_spans in theirs.items():
-            if their_rank == rank and (step is None or their_step is None or their_step == step):
+        for their_step, their_spans in theirs.get(rank, ()):
+            if step is None or their_step is None or their_step == step:
                 cover = cover | their_spans
         total_ns += spans.total_ns
         covered_ns += (spans & cover).total_ns
