@@ -29,9 +29,7 @@ def make_input(folder: Path, megabytes: int, shared: Path | None) -> tuple[Path,
         return path, "synthetic"
     path = folder / f"ddp_{megabytes}_s{STEPS}.json"
     if not path.exists():
-        script, source = shared / "bench" / "make_bench_traces.py", shared / "traces" / SOURCE
-        arguments = [str(source), str(path), "--mb", str(megabytes), "--steps", str(STEPS)]
-        subprocess.run([sys.executable, str(script), *arguments], check=True, capture_output=True)
+        grow(shared, path, megabytes)
     return path, f"grown from {SOURCE.split('/')[0]}"
 
 
@@ -44,17 +42,30 @@ def compress(path: Path) -> Path:
     return packed
 
 
-def make_ranks(folder: Path, ranks: int, megabytes: int) -> Path:
-    """Return a folder with one synthetic trace of ``megabytes`` a rank, all of one job."""
-    run = folder / f"ranks_{ranks}x{megabytes}"
+def make_ranks(folder: Path, ranks: int, megabytes: int, shared: Path | None = None) -> Path:
+    """Return a folder with one trace of ``megabytes`` a rank, of one job; synthetic without ``shared``."""
+    run = folder / f"{'synthetic' if shared is None else 'ddp'}_{ranks}x{megabytes}"
     run.mkdir(parents=True, exist_ok=True)
     for rank in range(ranks):
         path = run / f"rank-{rank}.json"
-        if not path.exists():
-            unfinished = path.with_suffix(".unfinished")
+        if path.exists():
+            continue
+        unfinished = path.with_suffix(".unfinished")
+        if shared is None:
             write_synthetic(unfinished, megabytes, rank=rank, world_size=ranks)
-            unfinished.rename(path)
+        else:
+            grow(shared, unfinished, megabytes, "--rank", str(rank), "--world", str(ranks))
+        unfinished.rename(path)
     return run
+
+
+def grow(shared: Path, path: Path, megabytes: int, *arguments: str) -> None:
+    """Write a trace that repeats a real one until it has ``megabytes``."""
+    script, source = shared / "bench" / "make_bench_traces.py", shared / "traces" / SOURCE
+    options = ["--mb", str(megabytes), "--steps", str(STEPS), *arguments]
+    subprocess.run(
+        [sys.executable, str(script), str(source), str(path), *options], check=True, capture_output=True
+    )
 
 
 def write_synthetic(path: Path, megabytes: int, *, rank: int = 0, world_size: int = 2) -> None:

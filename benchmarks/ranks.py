@@ -78,11 +78,12 @@ def median_cost(run: Path, jobs: int, rounds: int) -> TreeCost:
     )
 
 
-def ranks_lines(folder: Path, megabytes: int, rounds: int) -> list[str]:
+def ranks_lines(folder: Path, megabytes: int, rounds: int, shared: Path | None) -> list[str]:
     """Return the table of runs of many ranks, as Markdown; ``megabytes`` is the size of a large rank."""
     if not Path("/proc/self/smaps_rollup").exists():
         return ["Runs of many ranks are measured on Linux only.", ""]
     small = max(1, megabytes // 25)
+    large = make_ranks(folder, 8, megabytes, shared)
     plan = [
         (8, megabytes, 1),
         (8, megabytes, 2),
@@ -92,14 +93,15 @@ def ranks_lines(folder: Path, megabytes: int, rounds: int) -> list[str]:
         (256, small, 2),
     ]
     rows = [
-        "`tracedoc diagnose`, whole processes:",
+        f"`tracedoc diagnose`, whole processes; ranks of {small} MB are synthetic:",
         "",
         "| ranks | processes | wall | memory of the process tree | of the driver |",
         "|---|---|---|---|---|",
     ]
     costs = {}
     for ranks, size, jobs in plan:
-        cost = costs[ranks, jobs] = median_cost(make_ranks(folder, ranks, size), jobs, rounds)
+        run = large if size == megabytes else make_ranks(folder, ranks, size)
+        cost = costs[ranks, jobs] = median_cost(run, jobs, rounds)
         rows.append(
             f"| {ranks} x {size} MB | {jobs} | {cost.wall_s:.2f} s | {cost.tree_mb:.0f} MB "
             f"| {cost.driver_mb:.0f} MB |"

@@ -196,11 +196,12 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="print the table, leave README.md as it is")
     options = parser.parse_args()
     shared = options.shared.resolve()
-    plain, origin = make_input(options.folder, options.mb, shared if (shared / "bench").is_dir() else None)
+    real = shared if (shared / "bench").is_dir() else None
+    plain, origin = make_input(options.folder, options.mb, real)
     lines = machine_lines(plain, origin, options.rounds)
     lines += reading_table(plain, compress(plain), options.rounds)
     lines += start_up_lines(max(options.rounds, 5))
-    lines += ["", *ranks_lines(options.folder, options.mb, options.rounds)]
+    lines += ["", *ranks_lines(options.folder, options.mb, options.rounds, real)]
     print("\n".join(lines))
     if not options.dry:
         write_results(lines)

@@ -11,7 +11,8 @@ import pytest
 import tracedoc.pipeline
 from tracedoc.compose import MAX_PLACES
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.pipeline import diagnose, digest_file
+from tracedoc.pipeline import diagnose
+from tracedoc.worker import digest_file
 
 RANKS = 300
 

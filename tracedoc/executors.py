@@ -114,7 +114,7 @@ def _in_pools(
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
-        context.set_forkserver_preload(["tracedoc.pipeline"])
+        context.set_forkserver_preload(["tracedoc.worker"])
     # One slot a path and one writer a slot: no lock that a killed worker could leave taken.
     counts = context.RawArray("q", len(paths))
     slots = {path: slot for slot, path in enumerate(paths)}

@@ -6,28 +6,25 @@ This is the file to read first. Per-rank work is a pure function of one file; on
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
-import tracedoc.facts  # noqa: F401  fills the catalogue
 from tracedoc.compose import compose
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError, Limit
-from tracedoc.executors import Lost, OnBytes, run_each
+from tracedoc.executors import Lost, run_each
 from tracedoc.facts.digest import RankDigest
-from tracedoc.facts.measure import Measurements, measure_rank, measure_run
+from tracedoc.facts.measure import Measurements, measure_run
 from tracedoc.facts.view import build_view
 from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
 from tracedoc.rules.selection import choose
 from tracedoc.run.discover import Run, TraceFile, discover
-from tracedoc.run.remote import is_remote, open_remote, public_name
+from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, format_ranks, settle
-from tracedoc.timeline.build import build_timeline
-from tracedoc.trace.kineto import read_trace
+from tracedoc.worker import digest_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,26 +113,6 @@ def measure(
         *view.matching.limits,
     )
     return measure_run(view), _merged(limits), Cycles(settled.cycle, settled.cycles)
-
-
-def digest_file(
-    path: str,
-    on_bytes: OnBytes | None = None,
-    *,
-    steps: tuple[int, int] | None = None,
-    strict: bool = False,
-    max_bytes: int | None = None,
-) -> RankDigest:
-    """Read one trace and return its digest: the whole work of one worker."""
-    read = partial(read_trace, strict=strict, max_bytes=max_bytes, on_bytes=on_bytes)
-    if is_remote(path):
-        with open_remote(path) as stream:
-            trace = read(public_name(path), stream=stream)
-    else:
-        trace = read(path, stream=sys.stdin.buffer if path == "-" else None)
-    return measure_rank(
-        build_timeline(trace, steps=steps), rank=-1 if trace.info.rank is None else trace.info.rank
-    )
 
 
 def _read_all(

@@ -1,0 +1,34 @@
+"""Read one trace and measure it: the whole work of one worker, which imports nothing beyond that."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import tracedoc.facts  # noqa: F401  fills the catalogue
+from tracedoc.facts.digest import RankDigest
+from tracedoc.facts.measure import measure_rank
+from tracedoc.run.remote import is_remote, open_remote, public_name
+from tracedoc.timeline.build import build_timeline
+from tracedoc.trace.kineto import read_trace
+
+
+def digest_file(
+    path: str,
+    on_bytes: Callable[[int], None] | None = None,
+    *,
+    steps: tuple[int, int] | None = None,
+    strict: bool = False,
+    max_bytes: int | None = None,
+) -> RankDigest:
+    """Return the digest of the trace in a file, behind a URL, or on standard input (``-``)."""
+    read = partial(read_trace, strict=strict, max_bytes=max_bytes, on_bytes=on_bytes)
+    if is_remote(path):
+        with open_remote(path) as stream:
+            trace = read(public_name(path), stream=stream)
+    else:
+        trace = read(path, stream=sys.stdin.buffer if path == "-" else None)
+    return measure_rank(
+        build_timeline(trace, steps=steps), rank=-1 if trace.info.rank is None else trace.info.rank
+    )
