@@ -198,13 +198,13 @@ def test_bytes_of_all_paths_are_told_together(jobs: int):
 
 
 @contextmanager
-def reading(folder: Path, jobs: int, repository: Path) -> Iterator[subprocess.Popen[str]]:
+def reading(folder: Path, jobs: int, repository: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Start ``tracedoc diagnose`` in a session of its own on endless files; yield once they are read."""
     paths = [folder / f"rank-{number}.json" for number in range(jobs)]
     for path in paths:
         os.mkfifo(path)
     process = subprocess.Popen(
-        [*COMMAND, *map(str, paths), "--jobs", str(jobs)],
+        [*COMMAND, *map(str, paths), "--jobs", str(jobs), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -226,6 +226,15 @@ def test_an_interrupt_stops_at_once_and_leaves_no_process(jobs: int, tmp_path: P
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(timeout=5) == 130
         # The pipes reach their end when the last process that was started has gone.
+        assert "".join(process.communicate(timeout=5)).strip() == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_an_interrupt_ends_a_local_dask_cluster(tmp_path: Path, repository: Path):
+    pytest.importorskip("distributed", reason="Dask is not installed")
+    with reading(tmp_path, 2, repository, "--executor", "dask://local") as process:
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=5) == 130
         assert "".join(process.communicate(timeout=5)).strip() == ""
 
 

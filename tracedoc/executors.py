@@ -30,6 +30,7 @@ starting workers takes 0.3 s, in which one process reads more than this."""
 
 _POLL_S = 0.1
 _CONNECT_S = 10
+_KILL_S = 0.2
 _WINDOWS_MAX_WORKERS = 61
 
 
@@ -293,12 +294,28 @@ def _dask(address: str, workers: int) -> Iterator[_Workers]:
     except (OSError, ValueError) as error:
         raise InputError(f"dask://{address} does not answer: {error}", "check the address") from None
     try:
-        with client:
-            # A pure task of the same name may be answered by what another client of the cluster asked before.
-            yield _Workers(client.get_executor(pure=False), losses)
+        # A pure task of the same name may be answered by what another client of the cluster asked before.
+        yield _Workers(client.get_executor(pure=False), losses)
+    except BaseException:
+        if cluster is not None:
+            _end_cluster_now(cluster)
+        client.close(timeout=_KILL_S)
+        raise
+    else:
+        client.close()
     finally:
         if cluster is not None:
             cluster.close()
+
+
+def _end_cluster_now(cluster: Any) -> None:
+    import asyncio
+
+    # Closing the cluster would first let workers end what they are at.
+    async def kill() -> None:
+        await asyncio.gather(*(nanny.close(timeout=_KILL_S) for nanny in list(cluster.workers.values())))
+
+    cluster.sync(kill)
 
 
 @contextmanager
