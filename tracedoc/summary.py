@@ -31,6 +31,9 @@ WAIT_WORTH_NAMING = 0.10
 WORTH_NAMING = 0.05
 """A finding that only low confidence makes a note is named from this share of the step."""
 
+LITTLE_EXPOSED = 0.10
+"""With more exposed communication than this a run is not called compute-bound."""
+
 COMPUTE_BOUND = 0.80
 """With this share of compute in the step and no finding, compute is what the step is made of."""
 
@@ -132,7 +135,7 @@ def _healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo,
         return "How its time splits cannot be told from this capture."
     largest = max((f.gain.high_ms for f in noted if f.gain is not None), default=0.0)
     small = f" The largest note is worth up to {format_ms(largest)} a step." if noted else ""
-    if compute < COMPUTE_BOUND * step:
+    if compute < COMPUTE_BOUND * step or (exposed or 0.0) > LITTLE_EXPOSED * step:
         what, length = _largest_rest(measurements)
         filled = f"Compute fills {format_percent(compute / step)} of the step; of the rest, {what} takes most"
         return f"{filled} ({format_ms(length)}), and no rule finds fault with it.{waiting}{small}"
