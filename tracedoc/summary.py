@@ -138,7 +138,8 @@ def _healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo,
     if compute < COMPUTE_BOUND * step or (exposed or 0.0) > LITTLE_EXPOSED * step:
         what, length = _largest_rest(measurements)
         filled = f"Compute fills {format_percent(compute / step)} of the step; of the rest, {what} takes most"
-        return f"{filled} ({format_ms(length)}), and no rule finds fault with it.{waiting}{small}"
+        verdict = "" if noted else ", and no rule finds fault with it"
+        return f"{filled} ({format_ms(length)}){verdict}.{waiting}{small}"
     if (run.world_size or 1) > 1 and exposed is not None:
         share = format_percent(exposed / step)
         free = f"Compute-bound: free communication would give at most {share}."
