@@ -13,6 +13,10 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace.columns import Kind
 
+AWAY_LAUNCHES = 20
+"""A gap as long as this many launches is no launch that came late: the host was away. In real host-bound
+traces gaps of up to some ten intervals hold the lost time; what lies beyond are single gaps."""
+
 CLEARLY_LOW, CLEARLY_HIGH = 0.10, 0.20
 """The profiler itself slows the host by some 0.5 us an event. Idle shares below the first are a pass with it,
 above the second a finding without it; between them only an unprofiled step time can tell."""
@@ -27,23 +31,45 @@ def late_launch_idle_ms(timeline: RankTimeline) -> Value:
     return _idle(timeline, "launch")
 
 
-@rank_fact("host_idle_ms", unit="ms", needs=("launches",))
-def host_idle_ms(timeline: RankTimeline) -> Value:
-    """GPU idle time of the median step that the host's own pace explains: late launches and blocking syncs.
+@rank_fact("launch_pace_idle_ms", unit="ms", needs=("launches",))
+def launch_pace_idle_ms(timeline: RankTimeline) -> Value:
+    """GPU idle time of the median step that the pace of the host's launches explains.
 
-    Unknown between 10 % and 20 % of the step, where the profiler's own cost may be all of it and no
-    unprofiled step time is at hand.
+    Late-launch gaps up to twenty times the median time between two launches; in a longer gap the host does
+    not launch slowly, it does something else (:func:`host_away_idle_ms`). Unknown between 10 % and 20 % of
+    the step, where the profiler's own cost may be all of it and no unprofiled step time is at hand.
     """
-    late, blocked, budget = _idle(timeline, "launch"), _idle(timeline, "sync"), judged_budget(timeline)
-    if budget is None or isinstance(late, Unknown) or isinstance(blocked, Unknown):
+    spans, budget = launch_pace_idle(timeline), judged_budget(timeline)
+    if budget is None:
         return NO_STEP
-    total = float(late) + float(blocked)
-    share = total * 1e6 / budget.window_ns if budget.window_ns else 0.0
+    if spans is None:
+        return Unknown("no launch belongs to the step")
+    share = spans.total_ns / budget.window_ns if budget.window_ns else 0.0
     if CLEARLY_LOW <= share < CLEARLY_HIGH:
         return Unknown(
             "the profiler's own cost may explain this much idle time; no unprofiled step time is known"
         )
-    return total
+    return spans.total_ns / 1e6
+
+
+@rank_fact("host_away_idle_ms", unit="ms", needs=("launches",))
+def host_away_idle_ms(timeline: RankTimeline) -> Value:
+    """Late-launch idle time of the median step in gaps too long for the pace of launches to explain."""
+    late, paced = _late_idle(timeline), launch_pace_idle(timeline)
+    if late is None or paced is None:
+        return Unknown("no launch belongs to the step")
+    return (late - paced).total_ns / 1e6
+
+
+def launch_pace_idle(timeline: RankTimeline) -> Spans | None:
+    """Return the idle time that :func:`launch_pace_idle_ms` measures, ``None`` where it is unknown."""
+    interval, late = _launch_interval_ns(timeline), _late_idle(timeline)
+    if late is None or not timeline.launches.linked.any():
+        return None
+    if interval is None:
+        return Spans.empty()
+    paced = late.ends - late.starts <= AWAY_LAUNCHES * interval
+    return Spans(late.starts[paced], late.ends[paced])
 
 
 @rank_fact("sync_idle_ms", unit="ms", needs=("launches",))
@@ -93,10 +119,9 @@ def short_kernel_idle_ms(timeline: RankTimeline) -> Value:
 
 def short_kernel_idle(timeline: RankTimeline) -> Spans | None:
     """Return the idle time that :func:`short_kernel_idle_ms` measures, ``None`` where it is unknown."""
-    interval = _launch_interval_ns(timeline)
-    if interval is None or timeline.idle is None or timeline.judged is None:
+    interval, late = _launch_interval_ns(timeline), launch_pace_idle(timeline)
+    if interval is None or late is None:
         return None
-    late = timeline.idle.spans["launch"].clip(timeline.judged.start_ns, timeline.judged.end_ns)
     trace, rows = timeline.trace, timeline.events.rows
     rows = rows[trace.device[rows] == timeline.device]
     order = np.argsort(trace.end_ns[rows], kind="stable")
@@ -105,6 +130,12 @@ def short_kernel_idle(timeline: RankTimeline) -> Spans | None:
     duration = trace.dur_ns[rows][order][np.maximum(before, 0)]
     short = (before >= 0) & (duration < interval)
     return Spans(late.starts[short], late.ends[short])
+
+
+def _late_idle(timeline: RankTimeline) -> Spans | None:
+    if timeline.judged is None or timeline.idle is None:
+        return None
+    return timeline.idle.spans["launch"].clip(timeline.judged.start_ns, timeline.judged.end_ns)
 
 
 def _idle(timeline: RankTimeline, cause: str) -> Value:

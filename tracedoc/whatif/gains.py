@@ -52,8 +52,8 @@ def _host_bound(measurements: Measurements, key: str | None, high: float) -> tup
 
 
 def launch_in_time(measurements: Measurements, key: str | None) -> Gain | Unknown:
-    """Bound what a faster host gives: the idle time of late launches and blocking syncs."""
-    return _idle_gain(measurements, key, "host_idle_ms", "the host launches every kernel in time")
+    """Bound what a faster host gives: the idle time that the pace of its launches explains."""
+    return _idle_gain(measurements, key, "launch_pace_idle_ms", "the host launches every kernel in time")
 
 
 def fuse_short_kernels(measurements: Measurements, key: str | None) -> Gain | Unknown:
