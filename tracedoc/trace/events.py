@@ -38,7 +38,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     old_external_id: Any = msgspec.field(name="external id", default=-1)
     device: Any = None
     stream: Any = None
-    nbytes: Any = msgspec.field(name="bytes", default=-1)
+    nbytes: Any = msgspec.field(name="bytes", default=None)
     collective: Any = msgspec.field(name="Collective name", default=None)
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=NOTHING)
     input_types: msgspec.Raw = msgspec.field(name="Input type", default=NOTHING)
@@ -63,13 +63,20 @@ _ARG_KEYS = {field.encode_name: field.name for field in msgspec.structs.fields(A
 _RAW_ARGS = ("input_dims", "input_types")
 
 
-class Event(msgspec.Struct, gc=False):
-    """What complete events and instants have in common; times are in microseconds."""
+# The fields stand in the order in which Kineto writes them: msgspec looks for a key behind the last one.
 
+
+class _Head(msgspec.Struct, gc=False):
     cat: Any = ""
     name: Any = ""
     pid: Any = -1
     tid: Any = -1
+
+
+class Event(_Head, gc=False):
+    """What complete events and instants have in common; times are in microseconds."""
+
+    ts: float = float("nan")
     dur: float = 0.0
     args: Args = NO_ARGS
 
@@ -77,25 +84,25 @@ class Event(msgspec.Struct, gc=False):
 class Complete(Event, gc=False, tag_field="ph", tag="X"):
     """``"ph": "X"``."""
 
-    ts: float = float("nan")
-
 
 class Instant(Event, gc=False, tag_field="ph", tag="i"):
     """``"ph": "i"``."""
 
-    ts: float = float("nan")
 
-
-class ExactComplete(Event, gc=False, tag_field="ph", tag="X"):
-    """``"ph": "X"`` whose start is kept as text, because a float would round it."""
+class ExactEvent(_Head, gc=False):
+    """An event whose start is kept as text, because a float would round it."""
 
     ts: msgspec.Raw = NOTHING
+    dur: float = 0.0
+    args: Args = NO_ARGS
 
 
-class ExactInstant(Event, gc=False, tag_field="ph", tag="i"):
-    """``"ph": "i"`` whose start is kept as text."""
+class ExactComplete(ExactEvent, gc=False, tag_field="ph", tag="X"):
+    """``"ph": "X"``."""
 
-    ts: msgspec.Raw = NOTHING
+
+class ExactInstant(ExactEvent, gc=False, tag_field="ph", tag="i"):
+    """``"ph": "i"``."""
 
 
 class MetadataArgs(msgspec.Struct, gc=False, frozen=True):
@@ -133,6 +140,7 @@ class OldInstant(msgspec.Struct, gc=False, tag_field="ph", tag="I"):
     """``"ph": "I"``: the deprecated spelling, which Kineto does not use."""
 
 
+AnyEvent = Event | ExactEvent
 _Other = Metadata | FlowStart | FlowEnd | FlowStep | Counter | OldInstant
 _DECODE_FLOAT: Any = msgspec.json.Decoder(list[Complete | Instant | _Other]).decode
 _DECODE_EXACT: Any = msgspec.json.Decoder(list[ExactComplete | ExactInstant | _Other]).decode
@@ -153,7 +161,7 @@ class EventDecoder:
 
     def chunk(
         self, buffer: bytearray, begin: int, end: int
-    ) -> tuple[list[Event], list[Metadata], Int64Array, Int64Array]:
+    ) -> tuple[list[AnyEvent], list[Metadata], Int64Array, Int64Array]:
         """Decode a JSON array in ``buffer[begin:end]``: events kept, metadata, starts and durations in ns.
 
         Raises :class:`MalformedJson` where the bytes are not a JSON array.
@@ -184,7 +192,7 @@ class EventDecoder:
                 return self.chunk(bytearray(mended), 0, len(mended))
             raise MalformedJson(str(error)) from None
 
-    def single(self, text: bytes) -> tuple[list[Event], list[Metadata], Int64Array, Int64Array] | None:
+    def single(self, text: bytes) -> tuple[list[AnyEvent], list[Metadata], Int64Array, Int64Array] | None:
         """Decode one event, mending Kineto's own invalid JSON; ``None`` if it cannot be mended."""
         mended = _BARE_TOKEN.sub(rb"\1null", text).decode("utf-8", "replace")
         try:
@@ -193,7 +201,7 @@ class EventDecoder:
             return None
 
     def _sort(
-        self, decoded: list[Any], complete: type[Event], instant: type[Event]
+        self, decoded: list[Any], complete: type[AnyEvent], instant: type[AnyEvent]
     ) -> tuple[list[Any], list[Metadata]]:
         self._last_count = len(decoded)
         events = [e for e in decoded if e.__class__ is complete or e.__class__ is instant]
@@ -206,7 +214,7 @@ class EventDecoder:
             metadata = [e for e in decoded if e.__class__ is Metadata]
         return events, metadata
 
-    def _loose(self, text: str) -> tuple[list[Event], list[Metadata], Int64Array, Int64Array]:
+    def _loose(self, text: str) -> tuple[list[AnyEvent], list[Metadata], Int64Array, Int64Array]:
         """Decode a chunk whose values have unexpected types, slowly and exactly."""
         try:
             decoded = json.loads(text, parse_float=Decimal, strict=False)
@@ -240,8 +248,7 @@ class EventDecoder:
                     item.get("name", ""),
                     _plain(item.get("pid", -1)),
                     _plain(item.get("tid", -1)),
-                    0.0,
-                    _loose_args(item.get("args")),
+                    args=_loose_args(item.get("args")),
                 )
             )
             starts.append(_decimal_ns(item.get("ts")))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from typing import Any, BinaryIO
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from tracedoc.errors import InputError, Limit
 from tracedoc.trace.chunks import NotJson, Outcome, cut
 from tracedoc.trace.columns import NO_ID, CollectiveArgs, Kind, Shapes, Thread, Trace, TraceInfo
-from tracedoc.trace.events import IMPOSSIBLE, Args, Event, EventDecoder, Int64Array, Metadata
+from tracedoc.trace.events import IMPOSSIBLE, AnyEvent, Args, EventDecoder, Int64Array, Metadata
 from tracedoc.trace.metadata import Header, as_int, as_text, rank_list, read_header, vendor_of_calls
 from tracedoc.trace.source import Source, open_stream
 from tracedoc.trace.vocabulary import KINDS, event_kind, kind_of
@@ -104,16 +103,75 @@ class _Ids(dict[Any, int]):
         return number
 
 
-class _Columns:
-    """The columns of a trace while it is read: one list of arrays per column, one array a chunk."""
+class _Names(_Ids):
+    """Numbers names; ``shaped[number]`` is 1 where the shapes of such events are kept."""
 
     def __init__(self) -> None:
-        self.categories = _Ids()
-        self._names = _Ids()
+        self.shaped = bytearray()
+
+    def __missing__(self, key: Any) -> int:
+        number = super().__missing__(key)
+        self.shaped.append(_SHAPED_OPS.match(_text(key)) is not None)
+        return number
+
+
+class _Categories(_Ids):
+    """Numbers categories; ``on_gpu[number]`` is 1 where such events belong to a device and a stream."""
+
+    def __init__(self) -> None:
+        self.on_gpu = bytearray()
+
+    def __missing__(self, key: Any) -> int:
+        number = super().__missing__(key)
+        self.on_gpu.append(kind_of(_text(key)) in _GPU_KINDS)
+        return number
+
+
+class _Growing:
+    """A column that doubles its room when it is full; what is not written yet takes no memory."""
+
+    def __init__(self, dtype: type[np.generic]) -> None:
+        self._values = np.empty(1 << 14, dtype=dtype)
+        self._size = 0
+
+    def extend(self, part: npt.NDArray[Any]) -> None:
+        """Append an array."""
+        end = self._size + part.size
+        if end > self._values.size:
+            larger = np.empty(max(end, 2 * self._values.size), dtype=self._values.dtype)
+            larger[: self._size] = self._values[: self._size]
+            self._values = larger
+        self._values[self._size : end] = part
+        self._size = end
+
+    def values(self) -> npt.NDArray[Any]:
+        """Return what was appended, without a copy."""
+        return self._values[: self._size]
+
+
+_COLUMNS: dict[str, type[np.generic]] = {
+    "ts": np.int64,
+    "dur": np.int64,
+    "name": np.int32,
+    "category": np.int32,
+    "thread": np.int32,
+    "device": np.int32,
+    "stream": np.int64,
+    "correlation": np.int64,
+    "external_id": np.int64,
+    "nbytes": np.int64,
+}
+
+
+class _Columns:
+    """The columns of a trace while it is read."""
+
+    def __init__(self) -> None:
+        self.categories = _Categories()
+        self._names = _Names()
         self._threads = _Ids()
-        self._parts: dict[str, list[npt.NDArray[Any]]] = {}
+        self._columns = {name: _Growing(dtype) for name, dtype in _COLUMNS.items()}
         self._rows = 0
-        self._wants_shapes: list[bool] = []
         self._collectives: dict[int, CollectiveArgs] = {}
         self._shapes: dict[int, Shapes] = {}
         self._shape_cache: dict[tuple[bytes, bytes], Shapes] = {}
@@ -121,7 +179,7 @@ class _Columns:
         self._thread_names: dict[tuple[str, str], str] = {}
 
     def add(
-        self, events: list[Event], metadata: list[Metadata], starts: Int64Array, durations: Int64Array
+        self, events: list[AnyEvent], metadata: list[Metadata], starts: Int64Array, durations: Int64Array
     ) -> None:
         """Append one decoded chunk."""
         for item in metadata:
@@ -129,26 +187,27 @@ class _Columns:
         if not events:
             return
         args = [event.args for event in events]
-        names = self._intern([event.name for event in events])
+        names = _interned(self._names, [event.name for event in events])
+        categories = _interned(self.categories, [event.cat for event in events])
         pids = [event.pid for event in events]
         tids = [event.tid for event in events]
         self._put("ts", starts)
         self._put("dur", durations)
         self._put("name", names)
-        self._put("category", self._small_ids(self.categories, [event.cat for event in events]))
-        self._put("thread", self._small_ids(self._threads, zip(pids, tids, strict=True)))
+        self._put("category", categories)
+        self._put("thread", _interned(self._threads, list(zip(pids, tids, strict=True))))
         self._put("correlation", _numbers([a.correlation for a in args]))
-        self._put(
-            "device", _numbers([p if a.device is None else a.device for a, p in zip(args, pids, strict=True)])
-        )
-        self._put(
-            "stream", _numbers([t if a.stream is None else a.stream for a, t in zip(args, tids, strict=True)])
-        )
         self._put(
             "external_id",
             _numbers([a.old_external_id if a.external_id is None else a.external_id for a in args]),
         )
-        self._put("nbytes", _numbers([a.nbytes for a in args]))
+        sized = [i for i, a in enumerate(args) if a.nbytes is not None]
+        self._put_some("nbytes", sized, [args[i].nbytes for i in sized], len(events))
+        on_gpu = np.flatnonzero(_flags(self.categories.on_gpu)[categories]).tolist()
+        devices = [pids[i] if args[i].device is None else args[i].device for i in on_gpu]
+        self._put_some("device", on_gpu, devices, len(events))
+        streams = [tids[i] if args[i].stream is None else args[i].stream for i in on_gpu]
+        self._put_some("stream", on_gpu, streams, len(events))
         self._add_collectives(args)
         self._add_shapes(names, args)
         self._rows += len(events)
@@ -178,35 +237,35 @@ class _Columns:
         ts = np.where(np.abs(ts) >= _ABSOLUTE_NS, ts, ts + header.base_ns)
         order = np.argsort(ts, kind="stable")
         ts, keep = ts[order], keep[order]
-        del order
-        row_of = np.full(self._rows, NO_ID, dtype=np.int64)
-        row_of[keep] = np.arange(keep.size)
+        del order, impossible, negative
+        row_of = np.full(self._rows, NO_ID, dtype=np.int32)
+        row_of[keep] = np.arange(keep.size, dtype=np.int32)
+        collectives = {int(row_of[i]): value for i, value in self._collectives.items() if row_of[i] >= 0}
+        shapes = {int(row_of[i]): value for i, value in self._shapes.items() if row_of[i] >= 0}
+        del row_of
+        # One column after the other, so that only one exists twice.
+        dur = dur[keep]
+        np.maximum(dur, 0, out=dur)
         kind = kind[keep]
-        host = ~np.isin(kind, np.array(_GPU_KINDS, dtype=np.uint8))
-        device, stream = self._take("device")[keep], self._take("stream")[keep]
-        device[host | (np.abs(device) > 2**31 - 1)] = NO_ID
-        stream[host] = NO_ID
         correlation = self._take("correlation")[keep]
         correlation[correlation <= 0] = NO_ID  # 0 is how CUPTI and roctracer say "none"
         limits.extend(self._device_limits(path, kind))
-        thread = self._take("thread")[keep].astype(np.int32)
-        shapes = {int(row_of[i]): value for i, value in self._shapes.items() if row_of[i] >= 0}
-        name = self._take("name")[keep].astype(np.int32)
+        name = self._take("name")[keep]
         return Trace(
             info=self._info(path, header, outcome, decoder, names, kind, name),
             ts_ns=ts,
-            dur_ns=np.maximum(dur[keep], 0),
+            dur_ns=dur,
             name=name,
             kind=kind,
-            device=device.astype(np.int32),
-            stream=stream,
-            thread=thread,
+            device=self._take("device")[keep],
+            stream=self._take("stream")[keep],
+            thread=self._take("thread")[keep],
             correlation=correlation,
             external_id=self._take("external_id")[keep],
             nbytes=self._take("nbytes")[keep],
             names=names,
             threads=self._thread_table(),
-            collectives={int(row_of[i]): value for i, value in self._collectives.items() if row_of[i] >= 0},
+            collectives=collectives,
             shapes=shapes,
             limits=tuple(limits),
         )
@@ -214,25 +273,15 @@ class _Columns:
     # Adding.
 
     def _put(self, column: str, part: npt.NDArray[Any]) -> None:
-        self._parts.setdefault(column, []).append(part)
+        self._columns[column].extend(part)
 
-    def _intern(self, names: list[Any]) -> npt.NDArray[np.int32]:
-        try:
-            ids = np.fromiter(map(self._names.__getitem__, names), np.int32, len(names))
-        except TypeError:  # a name that is a list or an object
-            ids = np.fromiter((self._names[_text(name)] for name in names), np.int32, len(names))
-        if len(self._names) > len(self._wants_shapes):
-            fresh = list(self._names)[len(self._wants_shapes) :]
-            self._wants_shapes.extend(_SHAPED_OPS.match(_text(name)) is not None for name in fresh)
-        return ids
-
-    @staticmethod
-    def _small_ids(table: _Ids, keys: Any) -> npt.NDArray[np.int32]:
-        listed = list(keys)
-        try:
-            return np.fromiter(map(table.__getitem__, listed), np.int32, len(listed))
-        except TypeError:
-            return np.fromiter((table[str(key)] for key in listed), np.int32, len(listed))
+    def _put_some(self, column: str, positions: list[int], values: list[Any], rows: int) -> None:
+        """Append one chunk of a column that only some of its events carry."""
+        part = np.full(rows, NO_ID, dtype=np.int64)
+        part[positions] = _numbers(values)
+        if _COLUMNS[column] is np.int32:
+            part[np.abs(part) > 2**31 - 1] = NO_ID
+        self._put(column, part)
 
     def _add_collectives(self, args: list[Args]) -> None:
         for position, values in enumerate(args):
@@ -240,8 +289,7 @@ class _Columns:
                 self._collectives[self._rows + position] = _collective(values)
 
     def _add_shapes(self, names: npt.NDArray[np.int32], args: list[Args]) -> None:
-        wanted = np.array(self._wants_shapes, dtype=bool)[names]
-        for position in np.flatnonzero(wanted).tolist():
+        for position in np.flatnonzero(_flags(self._names.shaped)[names]).tolist():
             dims, types = bytes(args[position].input_dims), bytes(args[position].input_types)
             if dims:
                 shapes = self._shape_cache.get((dims, types))
@@ -264,7 +312,7 @@ class _Columns:
     # Finishing.
 
     def _take(self, column: str) -> npt.NDArray[Any]:
-        return np.concatenate(self._parts.pop(column))
+        return self._columns.pop(column).values()
 
     def _kinds(self, names: tuple[str, ...]) -> npt.NDArray[np.uint8]:
         by_category = [kind_of(_text(category)) for category in self.categories]
@@ -272,8 +320,7 @@ class _Columns:
         kind: npt.NDArray[np.uint8] = table[self._take("category")]
         ranges = np.array([event_kind("cpu_op", name) is Kind.ANNOTATION for name in names], dtype=bool)
         if ranges.any():
-            name = np.concatenate(self._parts["name"])
-            kind[(kind == Kind.CPU_OP) & ranges[name]] = Kind.ANNOTATION
+            kind[(kind == Kind.CPU_OP) & ranges[self._columns["name"].values()]] = Kind.ANNOTATION
         return kind
 
     def _thread_table(self) -> tuple[Thread, ...]:
@@ -284,7 +331,7 @@ class _Columns:
         return tuple(threads)
 
     def _device_limits(self, path: str, kind: npt.NDArray[np.uint8]) -> list[Limit]:
-        counts = Counter(kind.tolist())
+        counts = np.bincount(kind, minlength=len(Kind))
         if not counts[Kind.ACCELERATOR] or counts[Kind.KERNEL]:
             return []
         present = sorted(_text(c) for c in self.categories if kind_of(_text(c)) is Kind.ACCELERATOR)
@@ -328,6 +375,17 @@ class _Columns:
             events_read=decoder.read,
             truncated=outcome.truncated,
         )
+
+
+def _interned(table: _Ids, keys: list[Any]) -> npt.NDArray[np.int32]:
+    try:
+        return np.fromiter(map(table.__getitem__, keys), np.int32, len(keys))
+    except TypeError:  # a key that is a list or an object
+        return np.fromiter((table[_text(key)] for key in keys), np.int32, len(keys))
+
+
+def _flags(table: bytearray) -> npt.NDArray[np.bool_]:
+    return np.frombuffer(table, dtype=np.bool_)
 
 
 def _numbers(values: list[Any]) -> Int64Array:
