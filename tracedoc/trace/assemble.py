@@ -1,0 +1,382 @@
+"""Assemble decoded events into the columns of a Trace."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.errors import InputError, Limit
+from tracedoc.trace.chunks import Outcome
+from tracedoc.trace.columns import NO_ID, CollectiveArgs, Kind, Shapes, Thread, Trace, TraceInfo
+from tracedoc.trace.events import IMPOSSIBLE, AnyEvent, Args, EventDecoder, Int64Array, Metadata
+from tracedoc.trace.metadata import Header, as_int, as_text, rank_list, read_header, vendor_of_calls
+from tracedoc.trace.vocabulary import event_kind, kind_of
+
+_ABSOLUTE_NS = 1_000_000_000_000_000_000  # 1e15 us: no relative time is that large
+_GPU_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC, Kind.GPU_ANNOTATION, Kind.ACCELERATOR)
+_DROPPED = 255
+_TRAILING_NUMBER = re.compile(r"(-?\d{1,18})\s*$")
+
+# Shapes are kept where batch sizes, FLOPs or collective sizes are read from them; all of them would
+# double the memory of a trace.
+_SHAPED_OPS = re.compile(
+    r"aten::(?:mm|addmm|bmm|baddbmm|linear|matmul|_scaled_mm|_scaled_grouped_mm|_grouped_mm|embedding|"
+    r"_?convolution\w*|conv\w+|cudnn_convolution\w*|miopen_convolution\w*|\w*_attention\w*)$"
+    r"|flash_attn\w*::|aten::_flash_attention|(?:gloo|nccl):|c10d::|_c10d_functional::"
+)
+
+
+class _Ids(dict[Any, int]):
+    """Gives each distinct key the next number, in order of appearance."""
+
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+class _Names(_Ids):
+    """Numbers names; ``shaped[number]`` is 1 where the shapes of such events are kept."""
+
+    def __init__(self) -> None:
+        self.shaped = bytearray()
+
+    def __missing__(self, key: Any) -> int:
+        number = super().__missing__(key)
+        self.shaped.append(_SHAPED_OPS.match(category_text(key)) is not None)
+        return number
+
+
+class _Categories(_Ids):
+    """Numbers categories; ``on_gpu[number]`` is 1 where such events belong to a device and a stream."""
+
+    def __init__(self) -> None:
+        self.on_gpu = bytearray()
+
+    def __missing__(self, key: Any) -> int:
+        number = super().__missing__(key)
+        self.on_gpu.append(kind_of(category_text(key)) in _GPU_KINDS)
+        return number
+
+
+class _Growing:
+    """A column that doubles its room when it is full; what is not written yet takes no memory."""
+
+    def __init__(self, dtype: type[np.generic]) -> None:
+        self._values = np.empty(1 << 14, dtype=dtype)
+        self._size = 0
+
+    def extend(self, part: npt.NDArray[Any]) -> None:
+        """Append an array."""
+        end = self._size + part.size
+        if end > self._values.size:
+            larger = np.empty(max(end, 2 * self._values.size), dtype=self._values.dtype)
+            larger[: self._size] = self._values[: self._size]
+            self._values = larger
+        self._values[self._size : end] = part
+        self._size = end
+
+    def values(self) -> npt.NDArray[Any]:
+        """Return what was appended, without a copy."""
+        return self._values[: self._size]
+
+
+_COLUMNS: dict[str, type[np.generic]] = {
+    "ts": np.int64,
+    "dur": np.int64,
+    "name": np.int32,
+    "category": np.int32,
+    "thread": np.int32,
+    "device": np.int32,
+    "stream": np.int64,
+    "correlation": np.int64,
+    "external_id": np.int64,
+    "nbytes": np.int64,
+}
+
+
+class Columns:
+    """The columns of a trace while it is read."""
+
+    def __init__(self) -> None:
+        self.categories = _Categories()
+        self._names = _Names()
+        self._threads = _Ids()
+        self._columns = {name: _Growing(dtype) for name, dtype in _COLUMNS.items()}
+        self._rows = 0
+        self._collectives: dict[int, CollectiveArgs] = {}
+        self._shapes: dict[int, Shapes] = {}
+        self._shape_cache: dict[tuple[bytes, bytes], Shapes] = {}
+        self._process_names: dict[str, str] = {}
+        self._thread_names: dict[tuple[str, str], str] = {}
+
+    def add(
+        self, events: list[AnyEvent], metadata: list[Metadata], starts: Int64Array, durations: Int64Array
+    ) -> None:
+        """Append one decoded chunk."""
+        for item in metadata:
+            self._add_metadata(item)
+        if not events:
+            return
+        args = [event.args for event in events]
+        names = _interned(self._names, [event.name for event in events])
+        categories = _interned(self.categories, [event.cat for event in events])
+        pids = [event.pid for event in events]
+        tids = [event.tid for event in events]
+        self._put("ts", starts)
+        self._put("dur", durations)
+        self._put("name", names)
+        self._put("category", categories)
+        self._put("thread", _interned(self._threads, list(zip(pids, tids, strict=True))))
+        self._put("correlation", _numbers([a.correlation for a in args]))
+        self._put(
+            "external_id",
+            _numbers([a.old_external_id if a.external_id is None else a.external_id for a in args]),
+        )
+        sized = [i for i, a in enumerate(args) if a.nbytes is not None]
+        self._put_some("nbytes", sized, [args[i].nbytes for i in sized], len(events))
+        on_gpu = np.flatnonzero(_flags(self.categories.on_gpu)[categories]).tolist()
+        devices = [pids[i] if args[i].device is None else args[i].device for i in on_gpu]
+        self._put_some("device", on_gpu, devices, len(events))
+        streams = [tids[i] if args[i].stream is None else args[i].stream for i in on_gpu]
+        self._put_some("stream", on_gpu, streams, len(events))
+        self._add_collectives(args)
+        self._add_shapes(names, args)
+        self._rows += len(events)
+
+    def trace(self, path: str, outcome: Outcome, decoder: EventDecoder, limits: list[Limit]) -> Trace:
+        """Return the finished trace, sorted by start time."""
+        header = read_header(outcome.metadata)
+        names = tuple(category_text(name) for name in self._names)
+        kind = self._kinds(names)
+        ts, dur = self._take("ts"), self._take("dur")
+        impossible = (ts == IMPOSSIBLE) | (dur == IMPOSSIBLE)
+        negative = (dur < 0) & ~impossible
+        keep = np.flatnonzero((kind != _DROPPED) & ~impossible)
+        broken = int((impossible & (kind != _DROPPED)).sum())
+        clamped = int((negative & (kind != _DROPPED)).sum())
+        if broken or clamped:
+            limits.append(
+                Limit(
+                    "impossible-times",
+                    f"{path}: {broken:,} events have no possible time and {clamped:,} a negative duration",
+                    "the former are left out, the latter count as instants",
+                )
+            )
+        if keep.size == 0:
+            raise InputError(f"{path} holds no event that can be used", "record it again with torch.profiler")
+        ts = ts[keep]
+        ts = np.where(np.abs(ts) >= _ABSOLUTE_NS, ts, ts + header.base_ns)
+        order = np.argsort(ts, kind="stable")
+        ts, keep = ts[order], keep[order]
+        del order, impossible, negative
+        row_of = np.full(self._rows, NO_ID, dtype=np.int32)
+        row_of[keep] = np.arange(keep.size, dtype=np.int32)
+        collectives = {int(row_of[i]): value for i, value in self._collectives.items() if row_of[i] >= 0}
+        shapes = {int(row_of[i]): value for i, value in self._shapes.items() if row_of[i] >= 0}
+        del row_of
+        # One column after the other, so that only one exists twice.
+        dur = dur[keep]
+        np.maximum(dur, 0, out=dur)
+        kind = kind[keep]
+        correlation = self._take("correlation")[keep]
+        correlation[correlation <= 0] = NO_ID  # 0 is how CUPTI and roctracer say "none"
+        limits.extend(self._device_limits(path, kind))
+        name = self._take("name")[keep]
+        return Trace(
+            info=self._info(path, header, outcome, decoder, names, kind, name),
+            ts_ns=ts,
+            dur_ns=dur,
+            name=name,
+            kind=kind,
+            device=self._take("device")[keep],
+            stream=self._take("stream")[keep],
+            thread=self._take("thread")[keep],
+            correlation=correlation,
+            external_id=self._take("external_id")[keep],
+            nbytes=self._take("nbytes")[keep],
+            names=names,
+            threads=self._thread_table(),
+            collectives=collectives,
+            shapes=shapes,
+            limits=tuple(limits),
+        )
+
+    # Adding.
+
+    def _put(self, column: str, part: npt.NDArray[Any]) -> None:
+        self._columns[column].extend(part)
+
+    def _put_some(self, column: str, positions: list[int], values: list[Any], rows: int) -> None:
+        """Append one chunk of a column that only some of its events carry."""
+        part = np.full(rows, NO_ID, dtype=np.int64)
+        part[positions] = _numbers(values)
+        if _COLUMNS[column] is np.int32:
+            part[np.abs(part) > 2**31 - 1] = NO_ID
+        self._put(column, part)
+
+    def _add_collectives(self, args: list[Args]) -> None:
+        for position, values in enumerate(args):
+            if values.collective is not None:
+                self._collectives[self._rows + position] = _collective(values)
+
+    def _add_shapes(self, names: npt.NDArray[np.int32], args: list[Args]) -> None:
+        for position in np.flatnonzero(_flags(self._names.shaped)[names]).tolist():
+            dims, types = bytes(args[position].input_dims), bytes(args[position].input_types)
+            if dims:
+                shapes = self._shape_cache.get((dims, types))
+                if shapes is None:
+                    shapes = self._shape_cache[dims, types] = _shapes(dims, types)
+                self._shapes[self._rows + position] = shapes
+
+    def _add_metadata(self, item: Metadata) -> None:
+        label = category_text(item.args.name)
+        pid, tid = category_text(item.pid), category_text(item.tid)
+        if item.name == "process_name":
+            self._process_names[pid] = label
+        elif item.name == "thread_name":
+            known = self._thread_names.get((pid, tid))
+            process = self._process_names.get(pid, "")
+            # Kineto may name a thread twice, once after the process: "thread 7 (python3)".
+            if known is None or (process and f"({process})" in known):
+                self._thread_names[pid, tid] = label
+
+    # Finishing.
+
+    def _take(self, column: str) -> npt.NDArray[Any]:
+        return self._columns.pop(column).values()
+
+    def _kinds(self, names: tuple[str, ...]) -> npt.NDArray[np.uint8]:
+        by_category = [kind_of(category_text(category)) for category in self.categories]
+        table = np.array([_DROPPED if kind is None else kind for kind in by_category], dtype=np.uint8)
+        kind: npt.NDArray[np.uint8] = table[self._take("category")]
+        ranges = np.array([event_kind("cpu_op", name) is Kind.ANNOTATION for name in names], dtype=bool)
+        if ranges.any():
+            kind[(kind == Kind.CPU_OP) & ranges[self._columns["name"].values()]] = Kind.ANNOTATION
+        return kind
+
+    def _thread_table(self) -> tuple[Thread, ...]:
+        threads = []
+        for key in self._threads:
+            pid, tid = (
+                (category_text(key[0]), category_text(key[1]))
+                if isinstance(key, tuple)
+                else ("", category_text(key))
+            )
+            threads.append(Thread(pid, tid, self._thread_names.get((pid, tid), "").strip()))
+        return tuple(threads)
+
+    def _device_limits(self, path: str, kind: npt.NDArray[np.uint8]) -> list[Limit]:
+        counts = np.bincount(kind, minlength=len(Kind))
+        if not counts[Kind.ACCELERATOR] or counts[Kind.KERNEL]:
+            return []
+        present = sorted(
+            category_text(c) for c in self.categories if kind_of(category_text(c)) is Kind.ACCELERATOR
+        )
+        return [
+            Limit(
+                "unknown-device",
+                f"{path} records device activity only as {', '.join(present)}, which is not understood",
+                "nothing is said about how busy the device was",
+            )
+        ]
+
+    def _info(
+        self,
+        path: str,
+        header: Header,
+        outcome: Outcome,
+        decoder: EventDecoder,
+        names: tuple[str, ...],
+        kind: npt.NDArray[np.uint8],
+        name: npt.NDArray[np.int32],
+    ) -> TraceInfo:
+        vendor = header.vendor
+        if not vendor:
+            called = np.unique(name[kind == Kind.RUNTIME])
+            vendor = vendor_of_calls(names[i] for i in called.tolist())
+        return TraceInfo(
+            source=path,
+            rank=header.rank,
+            world_size=header.world_size,
+            backend=header.backend,
+            host=header.host,
+            devices=header.devices,
+            groups=header.groups,
+            group_count=header.group_count,
+            has_shapes=header.has_shapes or any(shape.dims for shape in self._shapes.values()),
+            has_stacks=header.has_stacks or decoder.python_functions > 0 or bool((kind == Kind.PYTHON).any()),
+            has_memory=header.has_memory or "[memory]" in self._names,
+            vendor=vendor,
+            nccl_version=header.nccl_version,
+            raw_bytes=outcome.raw_bytes,
+            events_read=decoder.read,
+            truncated=outcome.truncated,
+        )
+
+
+def _interned(table: _Ids, keys: list[Any]) -> npt.NDArray[np.int32]:
+    try:
+        return np.fromiter(map(table.__getitem__, keys), np.int32, len(keys))
+    except TypeError:  # a key that is a list or an object
+        return np.fromiter((table[category_text(key)] for key in keys), np.int32, len(keys))
+
+
+def _flags(table: bytearray) -> npt.NDArray[np.bool_]:
+    return np.frombuffer(table, dtype=np.bool_)
+
+
+def _numbers(values: list[Any]) -> Int64Array:
+    try:
+        return np.fromiter(values, np.int64, len(values))
+    except (TypeError, ValueError, OverflowError):
+        return np.fromiter((_number(value) for value in values), np.int64, len(values))
+
+
+def _number(value: Any) -> int:
+    """Return an id as int64: "stream 7" is 7; what is no number, or too large, is ``NO_ID``."""
+    number = as_int(value)
+    if number is None and isinstance(value, str):
+        match = _TRAILING_NUMBER.search(value)
+        number = int(match.group(1)) if match else None
+    return NO_ID if number is None else number
+
+
+def category_text(value: Any) -> str:
+    """Return a category or name as text, whatever the file holds in its place."""
+    return value if isinstance(value, str) else str(value)
+
+
+def _collective(args: Args) -> CollectiveArgs:
+    group = args.group_name if args.group_name is not None else args.group_id
+    return CollectiveArgs(
+        name=as_text(args.collective),
+        in_elements=as_int(args.in_elements),
+        out_elements=as_int(args.out_elements),
+        dtype=as_text(args.dtype),
+        group_name=as_text(group),
+        group_description=as_text(args.group_description),
+        group_ranks=rank_list(args.group_ranks),
+        group_size=as_int(args.group_size),
+        seq=as_int(args.seq),
+        comms_id=as_text(args.comms_id),
+        src_rank=as_int(args.src_rank),
+        dst_rank=as_int(args.dst_rank),
+        in_split=as_text(args.in_split),
+        out_split=as_text(args.out_split),
+    )
+
+
+def _shapes(dims: bytes, types: bytes) -> Shapes:
+    try:
+        sizes = msgspec.json.decode(dims)
+        kinds = msgspec.json.decode(types) if types else []
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Shapes((), ())
+    return Shapes(
+        tuple(sizes) if isinstance(sizes, list) else (),
+        tuple(category_text(kind) for kind in kinds) if isinstance(kinds, list) else (),
+    )
