@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 CHUNK_BYTES = 768 * 1024  # decodes from the cache of one core
-_HEADER_LIMIT = 32 * 1024 * 1024
 _WINDOW = 64 * 1024
+
+# What hostile text may cost. Real metadata takes kilobytes, as does the largest event.
+_HEADER_LIMIT = 8 * 1024 * 1024
+_MOST_KEYS = 10_000
+_ELEMENT_LIMIT = 8 * 1024 * 1024
+_MOST_FRUITLESS = 100_000  # elements in a row that give no event
+_SMALL_REACH = 4 * 1024
+_LONGEST_PATIENCE = 64
 
 _BOUNDARY = re.compile(rb"\}\s*,\s*\{")
 # Inside damaged text a boundary counts only where an event seems to begin.
@@ -25,7 +33,7 @@ _ARRAY_CLOSES = re.compile(rb"\}\s*\]")
 _TRACE_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NO_SPACE = re.compile(rb"[^ \t\r\n]")
 _ELEMENT = re.compile(rb"[^ \t\r\n,]")
-_ERROR_OFFSET = re.compile(r"\(byte (\d+)\)")
+_ERROR_OFFSET = re.compile(r"\((?:byte|char) (\d+)\)")  # never more bytes than characters before it
 _SCANNER = json.JSONDecoder(strict=False)
 
 
@@ -65,6 +73,7 @@ class Outcome:
     end_of_events: int = 0
     skipped: int = 0
     first_skipped: int | None = None
+    gave_up_at: int | None = None
 
 
 def cut(
@@ -107,6 +116,11 @@ class _Cutter:
         self._eof = False
         self._bare = False
         self._separator = b""
+        self._barren = 0  # how far the stream is known to hold no boundary
+        self._reach = sys.maxsize  # how much of the window may be decoded at once
+        self._patience = 0  # elements to take alone before bulk is tried again
+        self._setback = 1
+        self._fruitless = 0
         self._outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -190,7 +204,7 @@ class _Cutter:
         """
         # One byte is one character in Latin-1, so offsets in the text are offsets in the buffer.
         text = self._buffer[position : self._end].decode("latin-1")
-        at = 0
+        at = keys = 0
         metadata: dict[str, object] = {}
         try:
             while True:
@@ -201,8 +215,9 @@ class _Cutter:
                     self._start = position + at + 1
                     return False
                 key, at = _SCANNER.raw_decode(text, at)
-                if not isinstance(key, str):
-                    raise ValueError("a key is text")
+                keys += 1
+                if not isinstance(key, str) or keys > _MOST_KEYS:
+                    raise ValueError("a key is text, and there are few")
                 while text[at] in " \t\r\n:":
                     at += 1
                 if key in self._stop_at:
@@ -212,7 +227,7 @@ class _Cutter:
                     self._outcome.metadata.update(metadata)
                     self._start = position + at
                     return True
-                _, stop = _SCANNER.raw_decode(text, at)
+                stop = _SCANNER.raw_decode(text, at)[1]
                 metadata[key] = json.loads(
                     text[at:stop].encode("latin-1").decode("utf-8", "replace"), strict=False
                 )
@@ -249,22 +264,35 @@ class _Cutter:
                     self._fill()
                 continue
             step = self._decode_single()
+            if self._fruitless > _MOST_FRUITLESS:
+                self._outcome.gave_up_at = self._offset + self._start
+                return
             if step == "closed":
                 if not self._bare:
                     self._read_tail()
                 return
-            if step == "more" and not self._fill():
-                self._outcome.truncated = True
-                return
+            if step == "more":
+                giant = self._end - self._start > _ELEMENT_LIMIT
+                if not (self._step_over_giant() if giant else self._fill()):
+                    self._outcome.truncated = True
+                    return
 
     def _decode_bulk(self) -> bool:
         """Decode up to the last boundary in the window that proves right; return whether any did."""
+        if self._patience:
+            self._patience -= 1
+            return False
         buffer, start = self._buffer, self._start
-        limit = self._end
+        limit = min(self._end, start + self._reach)
         failures = 0
         while True:
             comma = self._last_boundary(start + 1, limit)
             if comma < 0:
+                if failures:
+                    self._patience = self._setback
+                    self._setback = min(2 * self._setback, _LONGEST_PATIENCE)
+                else:
+                    self._reach = min(2 * self._reach, sys.maxsize)
                 return False
             buffer[start] = ord("[")
             buffer[comma] = ord("]")
@@ -273,6 +301,9 @@ class _Cutter:
             except MalformedJson as problem:
                 buffer[comma] = ord(",")
                 failures += 1
+                if problem.offset is not None or failures > 3:
+                    # Else each of many damaged events would cost a whole window.
+                    self._reach = _SMALL_REACH
                 if problem.offset is not None and problem.offset < comma - start:
                     limit = start + problem.offset
                 elif failures > 3:
@@ -282,16 +313,23 @@ class _Cutter:
                 continue
             self._start = comma
             self._outcome.end_of_events = self._offset + comma
+            if not failures:
+                self._reach = min(2 * self._reach, sys.maxsize)
+            self._setback = 1
+            self._fruitless = 0
             return True
 
     def _last_boundary(self, begin: int, end: int) -> int:
         """Return where the comma of the last likely boundary stands, -1 if there is none."""
+        if self._offset + end <= self._barren:
+            return -1
         if self._separator:
             at = self._buffer.rfind(self._separator, begin, end)
             if at >= 0:
                 return at + self._separator.index(b",")
         match = self._last_match(max(begin, end - _WINDOW), end) or self._last_match(begin, end)
         if match is None:
+            self._barren = self._offset + end
             return -1
         self._separator = match.group()
         return match.start() + self._separator.index(b",")
@@ -318,20 +356,45 @@ class _Cutter:
             after = self._skip_space(stop)
             if after == self._end and not self._eof:
                 return "more"
-            if not self._decode_one(bytes(self._buffer[position:stop])):
-                self._note_skipped(position)
-            self._go_behind(stop)
+            self._take(position, stop)
             return "taken"
         return self._step_over_damage(position)
 
     def _element_end(self, position: int) -> int | None:
-        for size in (_WINDOW, self._end - position):
+        for size in (_SMALL_REACH, _WINDOW, _ELEMENT_LIMIT):
             text = self._buffer[position : min(self._end, position + size)].decode("latin-1")
             try:
                 return position + int(_SCANNER.raw_decode(text)[1])
-            except (ValueError, RecursionError):
-                continue
+            except RecursionError:
+                return None
+            except json.JSONDecodeError as error:
+                # Only an error at the end, or text without one, may go away with more text.
+                if error.pos < len(text) - 16 and not error.msg.startswith("Unterminated"):
+                    return None
+            except ValueError:  # more digits than Python converts
+                return None
         return None
+
+    def _take(self, position: int, stop: int) -> None:
+        """Decode one element, or note that it cannot be, and go behind it."""
+        fruitful = self._buffer[position] == ord("{")
+        if fruitful and not self._decode_one(bytes(self._buffer[position:stop])):
+            self._note_skipped(position)
+            fruitful = False
+        self._fruitless = 0 if fruitful else self._fruitless + 1
+        self._go_behind(stop)
+
+    def _step_over_giant(self) -> bool:
+        """Skip an element that no event can be, without keeping it; return false if the text ends first."""
+        self._note_skipped(self._start)
+        while True:
+            begins = _EVENT_BEGINS.search(self._buffer, self._start + 1, self._end)
+            if begins is not None:
+                self._start = begins.start(1)
+                return True
+            self._start = max(self._start, self._end - 256)  # the boundary may be cut in two
+            if not self._fill():
+                return False
 
     def _step_over_damage(self, position: int) -> str:
         """Mend or skip an element that is no JSON, up to where the next event begins."""
@@ -345,9 +408,7 @@ class _Cutter:
             if closes is None:
                 return "more"
             stop = closes.start() + 1
-        if not self._decode_one(bytes(self._buffer[position:stop])):
-            self._note_skipped(position)
-        self._go_behind(stop)
+        self._take(position, stop)
         return "taken"
 
     def _go_behind(self, stop: int) -> None:

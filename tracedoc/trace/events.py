@@ -25,6 +25,7 @@ _LARGE_FRACTION = re.compile(rb'"ts"\s*:\s*"?\d{13,}\.')
 _THREE_DECIMALS = re.compile(rb"(?:\d{1,16}\.\d{3}\n)*\d{1,16}\.\d{3}")
 _WHOLE = re.compile(rb"(?:\d{1,16}\n)*\d{1,16}")
 # Kineto prints C++ floats as they come ("blocks per SM": inf), which JSON does not know.
+_WORD = 64
 _BARE_TOKEN = re.compile(rb'("\s*:\s*)-?(?:inf|nan|NaN|Infinity|N/A)(?=\s*[,}\]])')
 
 NOTHING = msgspec.Raw(b"")
@@ -187,10 +188,13 @@ class EventDecoder:
         except RecursionError:
             raise MalformedJson("nested too deeply") from None
         except msgspec.DecodeError as error:
-            mended, count = _BARE_TOKEN.subn(rb"\1null", bytes(view))
-            if count:
+            problem = MalformedJson(str(error))
+            near = begin + (problem.offset or 0)
+            # Only where a bare token is to blame: to look for others in vain costs more than the decoding.
+            if _BARE_TOKEN.search(buffer, max(begin, near - _WORD), min(end, near + _WORD)):
+                mended = _BARE_TOKEN.sub(rb"\1null", bytes(view))
                 return self.chunk(bytearray(mended), 0, len(mended))
-            raise MalformedJson(str(error)) from None
+            raise problem from None
 
     def single(self, text: bytes) -> tuple[list[AnyEvent], list[Metadata], Int64Array, Int64Array] | None:
         """Decode one event, mending Kineto's own invalid JSON; ``None`` if it cannot be mended."""
@@ -253,7 +257,7 @@ class EventDecoder:
             )
             starts.append(_decimal_ns(item.get("ts")))
             durations.append(_decimal_ns(item.get("dur", 0)))
-        self.read += len(decoded)
+        self.read += sum(isinstance(item, dict) for item in decoded)
         return made, metadata, np.array(starts, dtype=np.int64), np.array(durations, dtype=np.int64)
 
 

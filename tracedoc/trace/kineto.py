@@ -72,7 +72,7 @@ def _read(source: Source, *, python_functions: bool, strict: bool) -> Trace:
     outcome.truncated = outcome.truncated or source.damaged
     _check_it_is_a_trace(source.path, outcome, columns)
     limits = _damage_limits(source.path, outcome, decoder.read, columns)
-    if strict and (outcome.truncated or outcome.skipped):
+    if strict and limits:
         raise InputError(limits[0].message, "without the strict mode, what is whole in it is read")
     return columns.trace(source.path, outcome, decoder, limits)
 
@@ -113,6 +113,8 @@ def _check_it_is_a_trace(path: str, outcome: Outcome, columns: Columns) -> None:
     if not columns.categories:
         if outcome.truncated:
             raise InputError(f"{path} is cut off before its first whole event", "copy or record it again")
+        if outcome.skipped or outcome.gave_up_at is not None:
+            raise InputError(f"{path} holds no event that is whole", "copy it again, or record it again")
         raise InputError(f"{path} holds no events", "the profiler was never active; check its schedule")
     if not any(category_text(category) in KINDS for category in columns.categories):
         seen = ", ".join(sorted(category_text(category) for category in columns.categories)[:3])
@@ -139,8 +141,16 @@ def _damage_limits(path: str, outcome: Outcome, events: int, columns: Columns) -
                 "damaged-events",
                 f"{path}: what is not valid JSON was skipped in {outcome.skipped:,} "
                 f"{'place' if outcome.skipped == 1 else 'places'}, "
-                f"the first at byte {outcome.first_skipped or 0:,}",
+                f"the first at byte {outcome.first_skipped or 0:,}; {events:,} whole events were read",
                 "what they recorded is missing",
+            )
+        )
+    if outcome.gave_up_at is not None:
+        limits.append(
+            Limit(
+                "damaged-events",
+                f"{path}: a long stretch holds no event; nothing was read behind byte {outcome.gave_up_at:,}",
+                "what stands at the end of the file is unknown",
             )
         )
     return limits

@@ -1,0 +1,135 @@
+"""A small hostile file costs seconds and a few hundred megabytes at most.
+
+The bounds are about ten times what such a file costs; without them it would take hours or all memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+resource = pytest.importorskip("resource", reason="resource limits are Unix's")
+
+MB = 1_000_000
+EVENT = json.dumps(
+    {"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 2, "ts": 1, "dur": 2, "args": {}}
+).encode()
+BROKEN = b'{"ph": "X" "a"}'
+LAST = b"," + EVENT + b"]"
+
+# Plain files of about 1 MB, and how many events must be read from each; None is an error.
+PLAIN: dict[str, tuple[Callable[[], bytes], int | None]] = {
+    "nesting": (lambda: b"[" * MB, None),
+    "nested objects": (lambda: b'{"a":' * (MB // 5), None),
+    "nesting in an event": (lambda: b"[" + EVENT + b',{"ph":"X","args":' + b"[" * MB, 1),
+    "numbers": (lambda: b"[" + b"1," * (MB // 2) + EVENT + b"]", None),
+    "empty objects": (lambda: b"[" + b"{}," * (MB // 3) + EVENT + b"]", 1),
+    "damage only": (lambda: b"[" + b'{"ph":x},' * (MB // 9) + EVENT + b"]", None),
+    "damage in every second": (lambda: b"[" + (EVENT + b"," + BROKEN + b",") * 7000 + EVENT + b"]", 7001),
+    "damage and bare tokens": (
+        lambda: b"[" + (EVENT.replace(b"{}", b'{"x": inf}') + b"," + BROKEN + b",") * 7000 + EVENT + b"]",
+        7001,
+    ),
+    "damage and odd types": (
+        lambda: b"[" + (EVENT.replace(b'"ts": 1', b'"ts": "1"') + b"," + BROKEN + b",") * 7000 + EVENT + b"]",
+        7001,
+    ),
+    "boundaries in text": (lambda: b"[" + EVENT + b"," + b'"},\n  {",' * (MB // 9) + EVENT + b"]", 1),
+    "quotes": (lambda: b"[" + EVENT + b"," + b'"' * MB, 1),
+    "commas": (lambda: b"[" + EVENT + b"," * MB + EVENT + b"]", 2),
+    "digits": (lambda: b"[" + EVENT.replace(b'"ts": 1', b'"ts": ' + b"9" * MB) + LAST, 1),
+    "keys before": (
+        lambda: b"{" + b",".join(b'"%x":1' % i for i in range(MB // 9)) + b',"traceEvents":[' + EVENT + b"]}",
+        1,
+    ),
+    "keys behind": (
+        lambda: b'{"traceEvents":[' + EVENT + b"]," + b",".join(b'"%x":1' % i for i in range(MB // 9)) + b"}",
+        1,
+    ),
+    "names": (
+        lambda: (
+            b"["
+            + b",".join(b'{"ph":"X","cat":"cpu_op","ts":1,"name":"%x"}' % i for i in range(20_000))
+            + b"]"
+        ),
+        20_000,
+    ),
+}
+
+# What gzip makes small: (begin, repeated, how often, end), and the events that must be read.
+PACKED: dict[str, tuple[tuple[bytes, bytes, int, bytes], int | None]] = {
+    "tiny events": ((b"[", b'{"ph":"X","cat":"cpu_op","ts":1},' * 30_000, 100, EVENT + b"]"), 3_000_001),
+    "one text": ((b"[" + EVENT + b',{"ph":"X","name":"', b"x" * MB, 120, b'"}' + LAST), 2),
+    "one list": (
+        (b"[" + EVENT + b',{"ph":"X","args":{"a":[', b"[]," * (MB // 3), 100, b"1]}}" + LAST),
+        2,
+    ),
+    "metadata": ((b'{"a":[', b"[]," * (MB // 3), 100, b'1],"traceEvents":[' + EVENT + b"]}"), None),
+    "metadata behind": (
+        (b'{"traceEvents":[' + EVENT + b'],"a":[', b"[]," * (MB // 3), 100, b"1]}"),
+        1,
+    ),
+    "keys": ((b"{", b'"":1,' * (MB // 5), 100, b'"traceEvents":[' + EVENT + b"]}"), None),
+    "numbers": ((b"[", b"1," * (MB // 2), 100, EVENT + b"]"), None),
+    "bomb": ((b"[" + EVENT + b",", b" " * MB, 1000, EVENT + b"]"), None),
+}
+
+READ = """
+import sys
+from tracedoc.errors import InputError
+from tracedoc.trace.kineto import read_trace
+try:
+    print(len(read_trace(sys.argv[1])))
+except InputError as error:
+    assert error.hint
+    print(None)
+"""
+
+
+def check(path: Path, expected: int | None, repository: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (40, 40))
+        resource.setrlimit(resource.RLIMIT_AS, (2_500 * MB, 2_500 * MB))
+
+    child = subprocess.Popen(
+        [sys.executable, "-c", READ, str(path)],
+        cwd=repository,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=limit,
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert child.stdout is not None
+    said = child.stdout.read()
+    child.stdout.close()
+    assert child.wait() == 0, said or "it took more than 40 s of processor time"
+    assert said.strip() == str(expected)
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_a_small_hostile_file_costs_seconds(case: str, tmp_path: Path, repository: Path) -> None:
+    text, expected = PLAIN[case]
+    path = tmp_path / "trace.json"
+    path.write_bytes(text())
+    check(path, expected, repository)
+
+
+@pytest.mark.parametrize("case", PACKED)
+def test_a_small_hostile_archive_costs_seconds(case: str, tmp_path: Path, repository: Path) -> None:
+    (begin, repeated, times, end), expected = PACKED[case]
+    path = tmp_path / "trace.json.gz"
+    with gzip.open(path, "wb", 6) as file:
+        file.write(begin)
+        for _ in range(times):
+            file.write(repeated)
+        file.write(end)
+    assert path.stat().st_size < 1.1 * MB
+    check(path, expected, repository)
