@@ -20,6 +20,7 @@ IDLE_WORDS = {
     "sync": "the host blocks on the GPU",
     "compile": "code is compiled",
     "gc": "garbage collection",
+    "profiler": "the profiler itself",
     "launch": "kernels launched late",
     "dependency": "work queued, nothing running",
     "unknown": "cause unknown",

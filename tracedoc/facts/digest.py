@@ -10,6 +10,7 @@ import numpy as np
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import Value
 from tracedoc.facts.host import launch_pace_idle, short_kernel_idle
+from tracedoc.facts.hostwork import HostDigest, host_digest
 from tracedoc.facts.memory import pageable_stall
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import Budget
@@ -84,6 +85,7 @@ class RankDigest:
     present: frozenset[str]
     limits: tuple[Limit, ...]
     facts: Mapping[str, Value] = field(default_factory=dict)
+    host_work: HostDigest | None = None
 
     @property
     def judged_step(self) -> StepDigest | None:
@@ -131,6 +133,7 @@ def digest_timeline(timeline: RankTimeline, facts: Mapping[str, Value], *, rank:
         present=_present(timeline),
         limits=(*trace.limits, *timeline.limits),
         facts=facts,
+        host_work=host_digest(timeline),
     )
 
 

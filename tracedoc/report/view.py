@@ -42,6 +42,7 @@ IDLE_CAUSES = {
     "sync": "blocking sync",
     "compile": "compilation",
     "gc": "garbage collection",
+    "profiler": "the profiler itself",
     "launch": "launched late",
     "dependency": "dependency",
     "unknown": "cause unknown",

@@ -30,6 +30,7 @@ from tracedoc.timeline.steps import (
     gpu_windows,
     host_windows,
 )
+from tracedoc.timeline.syncs import Syncs
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.vocabulary import RuntimeRole
@@ -46,7 +47,7 @@ class RankTimeline:
     captured; then ``activity`` and ``idle`` are ``None`` unless ``is_cpu``. ``windows`` are in time order;
     ``judged`` is the one that stands for the rank: the complete step of lower-median length, else the
     longest one. ``step_position[i]`` is the position in ``host.steps`` of the GPU event
-    ``events.rows[i]``. ``blocking`` is ``None`` where launches are not linked.
+    ``events.rows[i]``. ``blocking`` is ``None`` where launches are not linked; ``syncs`` in a CPU trace.
     """
 
     trace: Trace
@@ -65,6 +66,7 @@ class RankTimeline:
     judged: Window | None = None
     collectives: tuple[CollectiveOp, ...] = ()
     limits: tuple[Limit, ...] = ()
+    syncs: Syncs | None = None
 
     @property
     def complete_windows(self) -> tuple[Window, ...]:
@@ -110,6 +112,7 @@ def _gpu_timeline(
     numbers = np.array([step.index for step in host.steps] + [-1, -1], dtype=np.int64)[position]
     collectives = with_exposure(gpu_collectives(trace, events, device, numbers), activity)
     linked = bool(launches.linked.any())
+    idle, syncs = idle_causes(trace, events, activity, device, delays)
     return RankTimeline(
         trace=trace,
         is_cpu=False,
@@ -121,7 +124,8 @@ def _gpu_timeline(
         device=device,
         stream=stream,
         activity=activity,
-        idle=idle_causes(trace, events, activity, device, delays),
+        idle=idle,
+        syncs=syncs,
         blocking=blocking_spans(trace, events, activity, device, stream)
         if linked and stream is not None
         else None,

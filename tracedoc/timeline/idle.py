@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,21 +10,30 @@ import numpy as np
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import Activity, GpuEvents
 from tracedoc.timeline.launches import NO_ROW
+from tracedoc.timeline.syncs import Syncs, find_syncs
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.vocabulary import RuntimeRole
 
-CAUSES = ("input", "allocator", "sync", "compile", "gc", "launch", "dependency", "unknown")
+CAUSES = (
+    "input", "allocator", "sync", "compile", "gc", "profiler", "launch", "dependency", "unknown"
+)  # fmt: skip
 """In order of precedence: the first that holds at a nanosecond is its cause.
 
-input: a data loader is waited for; allocator: device memory is allocated or freed; sync: the host blocks on
-the GPU; compile: code is compiled or a module loaded; gc: Python collects garbage; launch: the next GPU
-event was not launched yet; dependency: it was launched, yet nothing runs; unknown: its launch was not seen.
+input: a data loader is waited for; allocator: device memory is allocated or freed; sync: the host waited for
+the GPU, which ran dry for it (:mod:`tracedoc.timeline.syncs`); compile: code is compiled, a module loaded or
+a graph captured; gc: Python collects garbage; profiler: the profiler's own work; launch: the next GPU event
+was not launched yet; dependency: it was launched, yet nothing runs (gaps inside a CUDA graph among them);
+unknown: its launch was not seen.
 """
 
 LAUNCH_LATENCY_NS = 50_000
 """A kernel starts at most this long after its launch on an idle GPU (5-40 us are usual); a longer wait on an
 idle GPU is not the launch's own latency."""
+
+_GRAPH_BUILDING = re.compile(r"(?:cuda|hip|cu)Graph(?:Instantiate|ExecUpdate|Upload)")
+_CAPTURE_BEGINS = re.compile(r"(?:cuda|hip|cu)StreamBeginCapture")
+_CAPTURE_ENDS = re.compile(r"(?:cuda|hip|cu)StreamEndCapture")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,13 +49,14 @@ class IdleCauses:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostSpans:
-    """When the host waited for input, allocated, blocked, compiled or collected garbage."""
+    """When the host waited for input, allocated, blocked, compiled, collected garbage or profiled."""
 
     input: Spans
     allocator: Spans
     sync: Spans
     compile: Spans
     gc: Spans
+    profiler: Spans
 
 
 def host_spans(trace: Trace) -> HostSpans:
@@ -64,36 +75,61 @@ def host_spans(trace: Trace) -> HostSpans:
                 roles[index] = 2
             elif role is RuntimeRole.SYNC:
                 roles[index] = 3
-            elif role is RuntimeRole.MODULE_LOAD:
+            elif role is RuntimeRole.MODULE_LOAD or _GRAPH_BUILDING.match(name):
                 roles[index] = 4
     kinds = np.array([Kind.CPU_OP, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON], dtype=np.uint8)
     role_of = np.where(np.isin(trace.kind, kinds), roles[trace.name], 0) if roles.size else roles
     starts, ends = trace.ts_ns, trace.end_ns
-    parts = [Spans.of(starts[role_of == role], ends[role_of == role]) for role in range(1, 6)]
-    return HostSpans(*parts)
+    loader, allocator, sync, compiling, collecting = (
+        Spans.of(starts[role_of == role], ends[role_of == role]) for role in range(1, 6)
+    )
+    overhead = trace.rows(Kind.OVERHEAD)
+    loads = np.array(["Loading" in name or "Compiler" in name for name in trace.names], dtype=bool)
+    loading = overhead[loads[trace.name[overhead]]] if overhead.size else overhead
+    profiling = np.setdiff1d(overhead, loading)
+    compiling |= Spans.of(starts[loading], ends[loading]) | _graph_captures(trace)
+    profiler = Spans.of(starts[profiling], ends[profiling])
+    return HostSpans(loader, allocator, sync, compiling, collecting, profiler)
+
+
+def _graph_captures(trace: Trace) -> Spans:
+    """Return the time between the calls that begin and end the capture of a CUDA graph, on one thread."""
+    marks = np.array(
+        [1 if _CAPTURE_BEGINS.match(n) else -1 if _CAPTURE_ENDS.match(n) else 0 for n in trace.names],
+        dtype=np.int8,
+    )
+    if not marks.any():
+        return Spans.empty()
+    rows = np.flatnonzero((trace.kind == int(Kind.RUNTIME)) & (marks[trace.name] != 0))
+    rows = rows[np.argsort(trace.thread[rows], kind="stable")]
+    mark = marks[trace.name[rows]]
+    pairs = np.flatnonzero((mark[:-1] == 1) & (mark[1:] == -1) & (np.diff(trace.thread[rows]) == 0))
+    return Spans.of(trace.ts_ns[rows[pairs]], trace.end_ns[rows[pairs + 1]])
 
 
 def idle_causes(
     trace: Trace, events: GpuEvents, activity: Activity, device: int, host: HostSpans
-) -> IdleCauses:
-    """Return the causes of the idle time between the first and the last event of ``device``."""
+) -> tuple[IdleCauses, Syncs]:
+    """Return the causes of the idle time of ``device`` from its first to its last event, and the waits."""
     idle = activity.busy.complement(activity.start_ns, activity.end_ns)
+    syncs = find_syncs(trace, events, device, idle, host.input | host.allocator)
     launch, dependency, unknown = _by_next_launch(trace, events, idle, device)
     found: dict[str, Spans] = {}
     rest = idle
     for cause, spans in (
         ("input", host.input),
         ("allocator", host.allocator),
-        ("sync", host.sync),
+        ("sync", syncs.idle),
         ("compile", host.compile),
         ("gc", host.gc),
+        ("profiler", host.profiler),
         ("launch", launch),
         ("dependency", dependency),
         ("unknown", unknown),
     ):
         found[cause] = rest & spans
         rest = rest - spans
-    return IdleCauses(found)
+    return IdleCauses(found), syncs
 
 
 def cpu_idle_causes(activity: Activity, start_ns: int, end_ns: int, host: HostSpans) -> IdleCauses:

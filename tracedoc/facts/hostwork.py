@@ -1,0 +1,97 @@
+"""What a rank's digest says of its host: causes, waits for the GPU, and work before each collective."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.host import (
+    PHASES,
+    WORK,
+    WorkBefore,
+    phases_at,
+    rank_work,
+    work_before_collectives,
+)
+from tracedoc.timeline.syncs import Syncs, askers
+
+MAX_SYNCS = 12
+"""The table of waits keeps this many askers, those that cost most."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncTotal:
+    """The waits for the GPU in the judged step that one operator asked for, in one place.
+
+    ``operator`` is ``aten::item`` and its like, or the call itself where no operator is around it. ``where``
+    is the range that a person or framework named, else the phase of the step. ``draining`` are those after
+    which the GPU was idle; ``blocked_ns`` is the host's time in all of them.
+    """
+
+    operator: str
+    call: str
+    where: str
+    count: int
+    draining: int
+    blocked_ns: int
+    idle_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostDigest:
+    """What the host did, of one rank.
+
+    ``work_ns[j]`` is the time of cause ``WORK[j]`` in the judged step; ``before`` follows the order of the
+    digest's collectives.
+    """
+
+    work_ns: tuple[int, ...]
+    before: WorkBefore
+    syncs: tuple[SyncTotal, ...] = ()
+
+    def of(self, cause: str) -> int:
+        """Return the nanoseconds of one cause in the judged step."""
+        return self.work_ns[WORK.index(cause)]
+
+
+def host_digest(timeline: RankTimeline) -> HostDigest | None:
+    """Return what a rank's digest says of its host, ``None`` where nothing can be judged."""
+    work, window = rank_work(timeline), timeline.judged
+    if work is None or window is None:
+        return None
+    totals = work.within([window.start_ns], [window.end_ns])[0]
+    return HostDigest(
+        work_ns=tuple(int(total) for total in totals),
+        before=work_before_collectives(timeline, work),
+        syncs=sync_totals(timeline)[:MAX_SYNCS],
+    )
+
+
+def sync_totals(timeline: RankTimeline) -> tuple[SyncTotal, ...]:
+    """Return the waits of the judged step by who asked and where, the most costly first."""
+    syncs, chosen = judged_syncs(timeline)
+    if chosen.size == 0:
+        return ()
+    phases = phases_at(timeline, syncs.start_ns[chosen])
+    totals: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for place, asker in enumerate(askers(timeline.trace, syncs.rows[chosen])):
+        idle = int(syncs.idle_ns[chosen[place]])
+        total = totals[asker.operator, asker.call, asker.where or PHASES[phases[place]]]
+        total[0] += 1
+        total[1] += idle > 0
+        total[2] += int(syncs.blocked_ns[chosen[place]])
+        total[3] += idle
+    rows = [SyncTotal(*key, *total) for key, total in totals.items()]
+    return tuple(sorted(rows, key=lambda r: (-r.idle_ns, -r.blocked_ns, r.operator, r.where)))
+
+
+def judged_syncs(timeline: RankTimeline) -> tuple[Syncs, np.ndarray]:
+    """Return the rank's waits, and the positions of those that belong to the judged step."""
+    window, syncs = timeline.judged, timeline.syncs
+    if window is None or syncs is None:
+        return Syncs.none(), np.empty(0, dtype=np.intp)
+    inside = (syncs.at_ns >= window.start_ns) & (syncs.at_ns < window.end_ns)
+    return syncs, np.flatnonzero(inside)

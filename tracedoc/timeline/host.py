@@ -1,0 +1,275 @@
+"""Say what a rank did in an interval, as nanoseconds by cause: its arithmetic, its copies, its host."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.spans import Int64Array, Spans
+from tracedoc.timeline.activity import COMPUTE
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.launches import Rows
+from tracedoc.timeline.syncs import launching_threads
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.vocabulary import KernelCategory
+
+WORK = (
+    "matrix", "compute", "communication", "copy",
+    "input", "allocator", "sync", "compile", "gc", "profiler",
+    "optimizer", "dispatch", "python", "dependency", "unknown",
+)  # fmt: skip
+"""What a nanosecond of a rank's device goes to; exactly one of these.
+
+matrix: matrix products, convolutions and attention; compute: other kernels and memsets; communication and
+copy: their exposed time. The rest is idle time: input to profiler as in
+:data:`tracedoc.timeline.idle.CAUSES`, and late launches by what the launching threads did: optimizer: inside
+``Optimizer.step``; dispatch: inside an operator or a runtime call; python: in neither, so in Python or in
+somebody else's code. dependency: launched, yet nothing runs; unknown: no launch was seen.
+
+In a CPU trace compute is that of operators, but time in the data loader is input even where operators make
+the samples; idle time that no range explains is "unknown": the threads sleep, wait, or run code that the
+profiler does not see.
+"""
+
+IDLE_WORK = WORK[4:]
+"""Those that are idle time."""
+
+MATRIX = (KernelCategory.GEMM, KernelCategory.CONVOLUTION, KernelCategory.ATTENTION)
+
+_MATRIX_OPERATOR = re.compile(
+    r"(?:aten|mkldnn|onednn|mkl|quantized|_C)::_?(?:mkldnn_|mkl_|scaled_|grouped_)*"
+    r"(?:add|badd)?b?mm\b|aten::(?:addmv|mv|linear|matmul|dot)$|aten::\w*conv|\w+::\w*attention\w*$|"
+    r"(?:mkldnn|mkl)::_?(?:mkldnn_|mkl_)?linear"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """What a rank did, as disjoint spans by the names in :data:`WORK`; kernels of compute by their starts."""
+
+    spans: tuple[Spans, ...]
+    compute_starts: Int64Array
+
+    def within(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int64Array:
+        """Return the nanoseconds of each interval ``[starts[i], ends[i])`` by cause: a row an interval.
+
+        A row sums to the length of its interval where that lies inside the device's activity. An empty or
+        reversed interval gives zeros.
+        """
+        return np.stack([spans.covered_ns(starts, ends) for spans in self.spans], axis=-1)
+
+
+def rank_work(timeline: RankTimeline) -> Work | None:
+    """Return what the rank's device did and, where it was idle, its host; ``None`` without activity."""
+    activity, idle, trace = timeline.activity, timeline.idle, timeline.trace
+    if activity is None or idle is None:
+        return None
+    matrix, compute_starts = _matrix(timeline)
+    found = {
+        "matrix": matrix & activity.compute,
+        "compute": activity.compute - matrix,
+        "communication": activity.exposed_comm,
+        "copy": activity.exposed_copy,
+    } | {cause: spans for cause, spans in idle.spans.items() if cause != "launch"}
+    late = idle.spans["launch"]
+    if timeline.is_cpu:
+        loading = timeline.host_delays.input - activity.comm
+        found |= {name: found[name] - loading for name in ("matrix", "compute")} | {"input": loading}
+    elif len(late):
+        threads = launching_threads(trace, timeline.events)
+        optimizer = _optimizer_spans(timeline)
+        found["optimizer"] = late & optimizer
+        late = late - optimizer
+        rows = trace.rows(Kind.CPU_OP, Kind.RUNTIME)
+        rows = rows[np.isin(trace.thread[rows], threads)]
+        busy = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+        found["dispatch"] = late & busy
+        found["python"] = late - busy
+    return Work(tuple(found.get(name, Spans.empty()) for name in WORK), compute_starts)
+
+
+def _matrix(timeline: RankTimeline) -> tuple[Spans, Int64Array]:
+    """Return when matrix work runs, and when each compute kernel (in a CPU trace: operator of it) starts."""
+    trace, events = timeline.trace, timeline.events
+    named = np.zeros(len(trace.names), dtype=bool)
+    if timeline.is_cpu:
+        for index, name in enumerate(trace.names):
+            named[index] = _MATRIX_OPERATOR.match(name) is not None
+        rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & named[trace.name])
+        spans = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+        return spans, spans.starts
+    for index, category in events.categories.items():
+        named[index] = category in MATRIX
+    rows = events.rows[(events.classes == COMPUTE) & (trace.device[events.rows] == timeline.device)]
+    starts = trace.ts_ns[rows[trace.kind[rows] == int(Kind.KERNEL)]]
+    rows = rows[named[trace.name[rows]]]
+    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows]), starts
+
+
+def _optimizer_spans(timeline: RankTimeline) -> Spans:
+    trace = timeline.trace
+    named = np.array([vocabulary.optimizer_step_class(n) is not None for n in trace.names], dtype=bool)
+    rows = np.flatnonzero((trace.kind == int(Kind.ANNOTATION)) & named[trace.name])
+    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+
+
+# Before a collective ----------------------------------------------------------------------------
+
+PHASES = (
+    "an unknown phase",
+    "the forward pass",
+    "between forward and backward",
+    "the backward pass",
+    "between backward and optimizer",
+    "the optimizer",
+    "between two steps",
+)
+"""Where in a step the host is, by the operators before and after."""
+
+_FORWARD, _BACKWARD, _OPTIMIZER, _LOADER = 0, 1, 2, 3
+_PHASE_OF = np.array(
+    [  # by the class of the operator before, then of the one after
+        [1, 2, 4, 6],
+        [6, 3, 4, 6],
+        [6, 6, 5, 6],
+        [6, 6, 6, 6],
+    ],
+    dtype=np.uint8,
+)
+
+SEED_NS = 1_000_000
+"""The gradient of the loss (``aten::ones_like``) made this short before the backward pass is part of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkBefore:
+    """What a rank did before each of its collectives, in the order of ``RankTimeline.collectives``.
+
+    The interval runs from the end of the collectives that started earlier on this rank (of any group; for
+    the first one from the start of its step) to this one's start. Compared with the other ranks of the same
+    collective it says why this rank came late. All zero where a collective started before those had ended
+    (queued behind them), and outside the complete and the judged steps.
+
+    ``us[i, j]`` are microseconds of cause ``WORK[j]``. ``kernels`` counts compute kernels started in the
+    interval: longer kernels keep the number, extra work raises it. ``away_us`` is the longest single piece
+    of idle time that is the host's (every cause but "dependency"), ``away_phase`` where in the step the
+    host was then (an index of :data:`PHASES`).
+    """
+
+    us: npt.NDArray[np.uint32]
+    kernels: npt.NDArray[np.uint32]
+    away_us: npt.NDArray[np.uint32]
+    away_phase: npt.NDArray[np.uint8]
+
+
+def work_before_collectives(timeline: RankTimeline, work: Work) -> WorkBefore:
+    """Return what the rank did before each of its collectives."""
+    starts, ends = intervals_before(timeline)
+    nanoseconds = work.within(starts, ends)
+    kernels = np.searchsorted(work.compute_starts, ends) - np.searchsorted(work.compute_starts, starts)
+    away, middle = _longest_away(work, starts, ends)
+    return WorkBefore(
+        us=_microseconds(nanoseconds),
+        kernels=np.maximum(kernels, 0).astype(np.uint32),
+        away_us=_microseconds(away),
+        away_phase=np.where(away > 0, phases_at(timeline, middle), 0).astype(np.uint8),
+    )
+
+
+def intervals_before(timeline: RankTimeline) -> tuple[Int64Array, Int64Array]:
+    """Return the interval before each collective, as :class:`WorkBefore` defines it."""
+    operations = timeline.collectives
+    start = np.array([o.start_ns for o in operations], dtype=np.int64)
+    end = np.array([o.end_ns for o in operations], dtype=np.int64)
+    windows = [w for w in timeline.windows if w.complete or w == timeline.judged]
+    judged = np.zeros(start.size, dtype=bool)
+    opened = start.copy()
+    for window in windows:
+        inside = (start >= window.start_ns) & (start < window.end_ns)
+        judged |= inside
+        opened[inside] = window.start_ns
+    before = opened
+    if start.size > 1:  # in time order of their starts
+        before[1:] = np.where(judged[1:], np.maximum.accumulate(end)[:-1], start[1:])
+    return np.where(judged, np.minimum(before, start), start), start
+
+
+def _longest_away(work: Work, starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the longest piece of the host's idle time in each interval, and its middle."""
+    longest = np.zeros(starts.size, dtype=np.int64)
+    middle = starts.copy()
+    idle = Spans.empty()
+    for name, spans in zip(WORK, work.spans, strict=True):
+        if name in IDLE_WORK and name != "dependency":
+            idle = idle | spans
+    kept = np.flatnonzero(ends > starts)
+    if kept.size == 0 or len(idle) == 0:
+        return longest, middle
+    pieces = idle & Spans(starts[kept], ends[kept])
+    owner = kept[np.searchsorted(starts[kept], pieces.starts, side="right") - 1]
+    length = pieces.ends - pieces.starts
+    order = np.lexsort((length, owner))
+    last = np.append(np.flatnonzero(np.diff(owner[order])), order.size - 1)
+    chosen = order[last] if order.size else order
+    longest[owner[chosen]] = length[chosen]
+    middle[owner[chosen]] = pieces.starts[chosen] + length[chosen] // 2
+    return longest, middle
+
+
+def phases_at(timeline: RankTimeline, times: Int64Array) -> npt.NDArray[np.uint8]:
+    """Return where in the step the host is at each time, as indices of :data:`PHASES`."""
+    trace = timeline.trace
+    rows = _stepping_rows(timeline)
+    if rows.size == 0:
+        return np.zeros(times.size, dtype=np.uint8)
+    after = np.searchsorted(trace.ts_ns[rows], times, side="right")
+    known = (after > 0) & (after < rows.size)
+    classes = _phase_spans(timeline)
+    before = _class_of(classes, trace.ts_ns[rows[np.maximum(after - 1, 0)]])
+    behind = _class_of(classes, trace.ts_ns[rows[np.minimum(after, rows.size - 1)]])
+    return np.where(known, _PHASE_OF[before, behind], 0).astype(np.uint8)
+
+
+def _stepping_rows(timeline: RankTimeline) -> Rows:
+    """Return the operators and loader ranges of the threads that step the model, in time order."""
+    trace = timeline.trace
+    threads = (
+        np.unique(trace.thread[trace.rows(Kind.CPU_OP)])
+        if timeline.is_cpu
+        else launching_threads(trace, timeline.events)
+    )
+    loads = np.array([vocabulary.data_loader(name) is not None for name in trace.names], dtype=bool)
+    kinds = (trace.kind == int(Kind.CPU_OP)) | ((trace.kind == int(Kind.ANNOTATION)) & loads[trace.name])
+    return np.flatnonzero(kinds & np.isin(trace.thread, threads))
+
+
+def _phase_spans(timeline: RankTimeline) -> tuple[Spans, Spans, Spans]:
+    """Return when the host is in the backward pass, in the optimizer, and in the loader."""
+    trace = timeline.trace
+    nodes = np.array([vocabulary.is_backward_node(name) for name in trace.names], dtype=bool)
+    rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & nodes[trace.name])
+    starts, ends = trace.ts_ns[rows], trace.end_ns[rows]
+    seeds = np.array([name == "aten::ones_like" for name in trace.names], dtype=bool)
+    made = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & seeds[trace.name])
+    if rows.size and made.size:
+        following = np.searchsorted(starts, trace.end_ns[made])
+        near = following < starts.size
+        near &= starts[np.minimum(following, starts.size - 1)] - trace.end_ns[made] < SEED_NS
+        starts = np.concatenate((starts, trace.ts_ns[made[near]]))
+        ends = np.concatenate((ends, trace.end_ns[made[near]]))
+    return Spans.of(starts, ends), _optimizer_spans(timeline), timeline.host_delays.input
+
+
+def _class_of(classes: tuple[Spans, Spans, Spans], times: Int64Array) -> npt.NDArray[np.intp]:
+    found = np.full(times.size, _FORWARD, dtype=np.intp)
+    for number, spans in zip((_BACKWARD, _OPTIMIZER, _LOADER), classes, strict=True):
+        found[spans.covered_ns(times, times + 1) > 0] = number
+    return found
+
+
+def _microseconds(nanoseconds: Int64Array) -> npt.NDArray[np.uint32]:
+    return np.minimum((nanoseconds + 500) // 1000, np.iinfo(np.uint32).max).astype(np.uint32)

@@ -1,0 +1,243 @@
+"""Find the calls in which the host waits for the GPU, who asked for them, and what each costs the GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.spans import Int64Array, Spans
+from tracedoc.timeline.activity import GpuEvents
+from tracedoc.timeline.launches import NO_ROW, Rows
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.vocabulary import RuntimeRole
+
+CLOCKS_NS = 20_000
+"""The clocks of host and GPU agree this well: a call that returns this much before the GPU's last event ends
+has waited for it."""
+
+LOOKBACK = 48
+"""An operator that asks for a sync began at most this many events before it on its thread: such operators
+hold a copy and a few views, not work of their own."""
+
+NEVER = np.iinfo(np.int64).max
+
+SPELLINGS: dict[str, str] = {
+    "aten::item": ".item()",
+    "aten::_local_scalar_dense": ".item()",
+    "aten::is_nonzero": "if tensor:",
+    "aten::equal": "torch.equal()",
+    "aten::nonzero": "nonzero() or indexing with a mask",
+    "aten::masked_select": "masked_select() or indexing with a mask",
+    "aten::index": "indexing with a mask",
+    "aten::index_put_": "assignment with a mask",
+    "aten::_unique2": "torch.unique()",
+    "aten::unique_dim": "torch.unique()",
+    "aten::unique_consecutive": "torch.unique_consecutive()",
+    "aten::repeat_interleave": "repeat_interleave() without output_size",
+    "aten::bincount": "torch.bincount()",
+    "aten::to": ".cpu() or .to('cpu')",
+    "aten::_to_copy": ".cpu() or .to('cpu')",
+    "aten::copy_": "a copy to the host",
+    "cudaDeviceSynchronize": "torch.cuda.synchronize()",
+    "hipDeviceSynchronize": "torch.cuda.synchronize()",
+    "cudaStreamSynchronize": "stream.synchronize()",
+    "hipStreamSynchronize": "stream.synchronize()",
+    "cudaEventSynchronize": "event.synchronize()",
+    "hipEventSynchronize": "event.synchronize()",
+}
+"""How the operator, or with no operator around it the call, is usually written in Python."""
+
+WRAPPERS = frozenset({"autograd", "torch", "c10d", "_c10d_functional"})
+"""Namespaces of operators that hold others: the one that asks stands inside them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Syncs:
+    """The waits of the launching threads, in time order within each thread.
+
+    One entry is a wait with no kernel launched inside it: ``.item()`` copies and then synchronises, and both
+    calls are one wait. ``rows`` are the longest calls; ``blocked_ns`` is the time inside calls. ``at_ns`` is
+    when the GPU ran dry, or where it did not, when the wait ended. ``idle_ns`` is what the wait cost the GPU:
+    idle time after everything launched before had ended, until the next kernel launched after the wait
+    starts, and no more of it than the host was blocked (without the wait, that kernel is launched so much
+    earlier). Time in which the loader is waited for or memory allocated is neither's. ``idle`` is the union.
+    """
+
+    rows: Rows
+    start_ns: Int64Array
+    end_ns: Int64Array
+    blocked_ns: Int64Array
+    at_ns: Int64Array
+    idle_ns: Int64Array
+    idle: Spans
+
+    @classmethod
+    def none(cls) -> Syncs:
+        """Return the waits of a trace without any."""
+        empty = np.empty(0, dtype=np.int64)
+        return cls(np.empty(0, dtype=np.intp), empty, empty, empty, empty, empty, Spans.empty())
+
+
+def find_syncs(trace: Trace, events: GpuEvents, device: int, idle: Spans, other: Spans) -> Syncs:
+    """Return the waits for ``device`` with their cost; time in ``other`` has another cause before them."""
+    rows = _blocking_rows(trace, events)
+    if rows.size == 0:
+        return Syncs.none()
+    order, opens = _waits(trace, events, rows)
+    rows = order
+    first = np.flatnonzero(opens)
+    starts = trace.ts_ns[rows]
+    ends = starts + trace.dur_ns[rows]
+    start = starts[first]
+    end = np.maximum.reduceat(ends, first)
+    blocked = np.add.reduceat(ends - starts - other.covered_ns(starts, ends), first)
+    drained, following = _around(trace, events, device, end)
+    dry = np.maximum(drained, start)
+    costs = (drained <= end + CLOCKS_NS) & (following > dry) & (following != NEVER)
+    free = idle - other
+    available = free.covered_ns(dry, np.where(costs, following, dry))
+    cost = np.minimum(available, blocked)
+    until = _time_of_share(free, dry, cost)
+    return Syncs(
+        rows=_longest(trace, rows, first),
+        start_ns=start,
+        end_ns=end,
+        blocked_ns=blocked,
+        at_ns=np.where(costs, dry, end),
+        idle_ns=cost,
+        idle=Spans.of(dry[cost > 0], until[cost > 0]) & free,
+    )
+
+
+def launching_threads(trace: Trace, events: GpuEvents) -> npt.NDArray[np.int32]:
+    """Return the host threads that launch kernels."""
+    kernels = (trace.kind[events.rows] == int(Kind.KERNEL)) & (events.launch_rows != NO_ROW)
+    return np.unique(trace.thread[events.launch_rows[kernels]])
+
+
+def _blocking_rows(trace: Trace, events: GpuEvents) -> Rows:
+    """Return the calls of launching threads in which the host waits for the GPU, in no order.
+
+    A copy to the host blocks where its call returns only when the copy has ended: always in ``cudaMemcpy``,
+    and in ``cudaMemcpyAsync`` to pageable memory. Copies from the host are the input's business.
+    """
+    synchronises = np.array(
+        [vocabulary.runtime_role(name) is RuntimeRole.SYNC for name in trace.names], dtype=bool
+    )
+    rows = np.flatnonzero((trace.kind == int(Kind.RUNTIME)) & synchronises[trace.name])
+    to_host = np.array([vocabulary.copy_kind(name).direction == "DtoH" for name in trace.names], dtype=bool)
+    copies = (
+        (trace.kind[events.rows] == int(Kind.MEMCPY))
+        & to_host[trace.name[events.rows]]
+        & (events.launch_rows != NO_ROW)
+    )
+    calls, copied = events.launch_rows[copies], events.rows[copies]
+    waited = trace.end_ns[calls] >= trace.end_ns[copied]
+    rows = np.union1d(rows, calls[waited])
+    return np.asarray(rows[np.isin(trace.thread[rows], launching_threads(trace, events))], dtype=np.intp)
+
+
+def _waits(trace: Trace, events: GpuEvents, rows: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    """Return the blocking calls by thread and time, and which of them begin a wait."""
+    rows = rows[np.lexsort((trace.ts_ns[rows], trace.thread[rows]))]
+    kernels = np.isin(trace.kind[events.rows], np.array([Kind.KERNEL, Kind.MEMSET], dtype=np.uint8))
+    launches = events.launch_rows[kernels & (events.launch_rows != NO_ROW)]
+    opens = np.ones(rows.size, dtype=bool)
+    for thread in np.unique(trace.thread[rows]):
+        mine = np.flatnonzero(trace.thread[rows] == thread)
+        launched = np.sort(trace.ts_ns[launches[trace.thread[launches] == thread]])
+        before = np.searchsorted(launched, trace.ts_ns[rows[mine]])
+        opens[mine[1:]] = before[1:] != before[:-1]
+    return rows, opens
+
+
+def _around(trace: Trace, events: GpuEvents, device: int, end: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return when all that was launched before each wait's end has ended, and when the next kernel starts.
+
+    An event without a launch counts as launched when it starts; ``NEVER`` where no kernel follows.
+    """
+    mine = trace.device[events.rows] == device
+    rows, launch_rows = events.rows[mine], events.launch_rows[mine]
+    starts = trace.ts_ns[rows]
+    launched = np.where(launch_rows != NO_ROW, trace.ts_ns[np.maximum(launch_rows, 0)], starts)
+    order = np.argsort(launched, kind="stable")
+    launched = launched[order]
+    reach = np.maximum.accumulate(starts[order] + trace.dur_ns[rows][order])
+    works = np.isin(trace.kind[rows][order], np.array([Kind.KERNEL, Kind.MEMSET], dtype=np.uint8))
+    ahead = np.minimum.accumulate(np.where(works, starts[order], NEVER)[::-1])[::-1]
+    place = np.searchsorted(launched, end, side="left")
+    drained = np.where(place > 0, reach[np.maximum(place - 1, 0)], np.iinfo(np.int64).min // 2)
+    following = np.where(place < launched.size, ahead[np.minimum(place, launched.size - 1)], NEVER)
+    return drained, following
+
+
+def _time_of_share(spans: Spans, start: Int64Array, amount: Int64Array) -> Int64Array:
+    """Return when ``amount`` nanoseconds of ``spans`` have passed since ``start``."""
+    if len(spans) == 0:
+        return start
+    lengths = spans.ends - spans.starts
+    passed = np.concatenate(([0], np.cumsum(lengths)))
+    wanted = spans.covered_ns(np.full(start.size, int(spans.starts[0])), start) + amount
+    index = np.clip(np.searchsorted(passed, wanted, side="left") - 1, 0, len(spans) - 1)
+    return np.asarray(spans.starts[index] + wanted - passed[index], dtype=np.int64)
+
+
+def _longest(trace: Trace, rows: Rows, first: npt.NDArray[np.intp]) -> Rows:
+    """Return the longest call of each wait."""
+    group = np.repeat(np.arange(first.size), np.diff(np.append(first, rows.size)))
+    order = np.lexsort((trace.dur_ns[rows], group))
+    return np.asarray(rows[order[np.append(first[1:], rows.size) - 1]], dtype=np.intp)
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """What asked for a wait: an operator (else the call itself), the call, and the range around it."""
+
+    operator: str
+    call: str
+    where: str
+
+
+def askers(trace: Trace, rows: Rows) -> list[Asker]:
+    """Return who asked for each wait whose call stands in ``rows``.
+
+    The operator is the outermost one of a library around the call; the range the innermost annotation
+    that a person or a framework set (not the step itself).
+    """
+    around = _enclosing(trace, rows, trace.rows(Kind.CPU_OP), LOOKBACK)
+    ranges = _enclosing(trace, rows, trace.rows(Kind.ANNOTATION), LOOKBACK)
+    found = []
+    for row, operators, named in zip(rows.tolist(), around, ranges, strict=True):
+        call = trace.row_name(row)
+        names = [trace.row_name(op) for op in operators]
+        library = [n for n in names if "::" in n and n.partition("::")[0] not in WRAPPERS]
+        shown = [
+            name
+            for name in (trace.row_name(a) for a in named)
+            if vocabulary.step_number(name) is None and not name.startswith(("nccl:", "##"))
+        ]
+        operator = library[0] if library else (names[-1] if names else call)
+        found.append(Asker(operator, call, shown[-1] if shown else ""))
+    return found
+
+
+def _enclosing(trace: Trace, inner: Rows, candidates: Rows, lookback: int) -> list[list[int]]:
+    """Return, for each row of ``inner``, those of the last candidates of its thread that hold its start."""
+    found: list[list[int]] = [[] for _ in range(inner.size)]
+    ends = trace.end_ns
+    for thread in np.unique(trace.thread[inner]):
+        outer = candidates[trace.thread[candidates] == thread]
+        if outer.size == 0:
+            continue
+        mine = np.flatnonzero(trace.thread[inner] == thread)
+        starts = trace.ts_ns[inner[mine]]
+        last = np.searchsorted(trace.ts_ns[outer], starts, side="right")
+        reach = last[:, None] - np.arange(lookback, 0, -1)[None, :]
+        holder = outer[np.maximum(reach, 0)]
+        holds = (reach >= 0) & (ends[holder] > starts[:, None])
+        for position, row, held in zip(mine.tolist(), holder, holds, strict=True):
+            found[position] = row[held].tolist()
+    return found
