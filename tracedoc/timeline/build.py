@@ -22,6 +22,7 @@ from tracedoc.timeline.blocking import blocking_spans
 from tracedoc.timeline.collectives import CollectiveOp, gloo_collectives, gpu_collectives, with_exposure
 from tracedoc.timeline.idle import HostSpans, IdleCauses, cpu_idle_causes, host_spans, idle_causes
 from tracedoc.timeline.launches import Launches, link_launches
+from tracedoc.timeline.phases import Phases, find_phases
 from tracedoc.timeline.steps import (
     HostSteps,
     Window,
@@ -47,7 +48,8 @@ class RankTimeline:
     captured; then ``activity`` and ``idle`` are ``None`` unless ``is_cpu``. ``windows`` are in time order;
     ``judged`` is the one that stands for the rank: the complete step of lower-median length, else the
     longest one. ``step_position[i]`` is the position in ``host.steps`` of the GPU event
-    ``events.rows[i]``. ``blocking`` is ``None`` where launches are not linked; ``syncs`` in a CPU trace.
+    ``events.rows[i]``. ``blocking`` is ``None`` where launches are not linked; ``syncs`` in a CPU trace;
+    ``phases`` without a backward pass.
     """
 
     trace: Trace
@@ -67,6 +69,7 @@ class RankTimeline:
     collectives: tuple[CollectiveOp, ...] = ()
     limits: tuple[Limit, ...] = ()
     syncs: Syncs | None = None
+    phases: Phases | None = None
 
     @property
     def complete_windows(self) -> tuple[Window, ...]:
@@ -93,7 +96,8 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
         timeline = RankTimeline(
             trace, False, host, delays, launches, events, position, limits=(*host.limits, reason)
         )
-    return _judge(timeline, steps)
+    phases = find_phases(trace, host, events, timeline.device)
+    return _judge(replace(timeline, phases=phases), steps)
 
 
 def _gpu_timeline(

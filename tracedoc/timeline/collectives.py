@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
 from tracedoc.timeline.activity import COMMUNICATION, Activity, GpuEvents, collective_records
+from tracedoc.timeline.gloo_calls import gloo_calls
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows, match_ids
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import CollectiveArgs, Kind, ProcessGroup, Shapes, Trace, TraceInfo
@@ -73,11 +73,11 @@ def gloo_collectives(trace: Trace, step_of_time: np.ndarray, rows: Rows) -> tupl
     gloo runs reduce-scatter as an all-reduce: the c10d operator that asked tells which it was. It records
     no group; a job whose groups all have the same ranks has that one.
     """
-    asked = _asked_operations(trace, rows)
+    asked = gloo_calls(trace, rows)
     single = _only_group(trace.info)
     found = []
     for position, row in enumerate(rows.tolist()):
-        op = asked.get(row) or vocabulary.gloo_op(trace.row_name(row)) or "unknown"
+        op = vocabulary.collective_op(trace.row_name(asked.get(row, row))) or "unknown"
         found.append(
             CollectiveOp(
                 op=op,
@@ -172,27 +172,6 @@ def _operation(
         launch_ns=launch_ns,
         step=step,
     )
-
-
-def _asked_operations(trace: Trace, rows: Rows) -> dict[int, str]:
-    """Return, for each gloo range, the operation that c10d was asked for, where the counts agree."""
-    queues: dict[str, deque[str]] = defaultdict(deque)
-    c10d = np.array([name.startswith("c10d::") for name in trace.names], dtype=bool)
-    if not c10d.any():
-        return {}
-    for row in np.flatnonzero(c10d[trace.name] & (trace.kind == int(Kind.CPU_OP))).tolist():
-        op = vocabulary.collective_op(trace.row_name(row))
-        if op is not None:
-            queues["all_reduce" if op == "reduce_scatter" else op].append(op)
-    shown: dict[str, list[int]] = defaultdict(list)
-    for row in rows.tolist():
-        shown[vocabulary.gloo_op(trace.row_name(row)) or "unknown"].append(row)
-    return {
-        row: op
-        for name, listed in shown.items()
-        if len(queues[name]) == len(listed)
-        for row, op in zip(listed, queues[name], strict=True)
-    }
 
 
 def _only_group(info: TraceInfo) -> ProcessGroup | None:

@@ -86,7 +86,7 @@ def find_host_steps(trace: Trace) -> HostSteps:
                 "steps are taken from the optimizer or inferred instead",
             ),
         )
-    optimizer = _group_ends(trace, _outermost(trace, names.optimizer), backward)
+    optimizer = _group_ends(trace, outermost_rows(trace, names.optimizer), backward)
     if optimizer.size >= 2:
         return HostSteps(_between(optimizer, last_ns), "optimizer", limits)
     for rows in (names.zero_grad, names.loader):
@@ -120,15 +120,26 @@ def assign_steps(
         )
     step = np.full(rows.size, BEFORE, dtype=np.int64)
     step[linked] = _place(trace.ts_ns[launches.launch_rows[linked]], starts, last_end)
+    return fill_unlinked(trace, rows, step, linked), ()
+
+
+def fill_unlinked(
+    trace: Trace, rows: Rows, values: npt.NDArray[np.int64], linked: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """Return ``values`` of the GPU events in ``rows`` with those of unlinked events taken from their stream.
+
+    An unlinked event takes the value of the next linked event, with none after it that of the previous
+    one; before the first linked event it is ``BEFORE``.
+    """
     if not linked.all():
         lanes = trace.device[rows].astype(np.int64) << 32 | (trace.stream[rows] & 0xFFFFFFFF)
         for lane in np.unique(lanes[~linked]):
             mine = np.flatnonzero(lanes == lane)
-            step[mine] = _fill_unlinked(step[mine], linked[mine])
-    return step, ()
+            values[mine] = _fill_lane(values[mine], linked[mine])
+    return values
 
 
-def _fill_unlinked(step: npt.NDArray[np.int64], linked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+def _fill_lane(step: npt.NDArray[np.int64], linked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     known = np.flatnonzero(linked)
     filled = np.full(step.size, BEFORE, dtype=np.int64)
     if known.size == 0:
@@ -250,7 +261,7 @@ def _why_no_clock(steps: tuple[HostStep, ...], backward: npt.NDArray[np.int64]) 
     return ""
 
 
-def _outermost(trace: Trace, rows: Rows) -> Rows:
+def outermost_rows(trace: Trace, rows: Rows) -> Rows:
     """Drop ranges that lie inside an earlier one (a wrapped optimizer emits two)."""
     kept: list[int] = []
     reach = None

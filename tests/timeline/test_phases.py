@@ -1,0 +1,203 @@
+"""Phases come from the host's ranges; GPU events have the phase in which they were launched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tracedoc.testing.builder import TraceBuilder
+from tracedoc.timeline.build import RankTimeline, build_timeline
+from tracedoc.timeline.phases import Phase
+from tracedoc.trace.kineto import read_trace
+
+GEMM = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
+
+
+def timeline_of(builder: TraceBuilder, folder: Path) -> RankTimeline:
+    path = folder / "rank-0.json"
+    path.write_text(builder.to_json(), encoding="utf-8")
+    return build_timeline(read_trace(str(path)))
+
+
+def two_steps(device: str | None = "NVIDIA H100 80GB HBM3") -> TraceBuilder:
+    """Two steps of 100 ms: loader 0-10, forward 10-40, backward 40-80, optimizer 80-95, zero_grad 95-99."""
+    trace = TraceBuilder(device=device)
+    for index in range(2):
+        at = 100.0 * index
+        trace.step(index, at, at + 100)
+        trace.loader(at, at + 10)
+        trace.host("aten::linear", at + 12, at + 20)
+        trace.backward(at + 40, at + 55)
+        trace.backward(at + 60, at + 80)
+        trace.optimizer(at + 80, at + 95)
+        trace.host("Optimizer.zero_grad#AdamW.zero_grad", at + 95, at + 99, category="user_annotation")
+    return trace
+
+
+def host_ms(timeline: RankTimeline, phase: Phase) -> list[tuple[float, float]]:
+    assert timeline.phases is not None
+    origin = int(timeline.trace.ts_ns[0])
+    spans = timeline.phases.host_spans(phase)
+    return [((start - origin) / 1e6, (end - origin) / 1e6) for start, end in spans.pairs()]
+
+
+def test_a_step_is_forward_then_backward_then_optimizer(tmp_path: Path) -> None:
+    timeline = timeline_of(two_steps(), tmp_path)
+    assert host_ms(timeline, Phase.FORWARD) == [(10, 40), (110, 140)]
+    # Between two nodes of one pass the engine does its bookkeeping.
+    assert host_ms(timeline, Phase.BACKWARD) == [(40, 80), (140, 180)]
+    assert host_ms(timeline, Phase.OPTIMIZER) == [(80, 95), (180, 195)]
+    assert host_ms(timeline, Phase.RECOMPUTE) == []
+
+
+def test_time_between_backward_and_optimizer_is_neither(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(0, 0, 100).host("aten::linear", 5, 10).backward(20, 50)
+    trace.host("aten::linalg_vector_norm", 52, 60).optimizer(70, 90)
+    timeline = timeline_of(trace, tmp_path)
+    assert timeline.phases is not None
+    origin = int(timeline.trace.ts_ns[0])
+    labels = timeline.phases.at([origin + ms * 1_000_000 for ms in (8, 30, 55, 80, 95)])
+    assert [Phase(label) for label in labels.tolist()] == [
+        Phase.FORWARD,
+        Phase.BACKWARD,
+        Phase.OTHER,
+        Phase.OPTIMIZER,
+        Phase.OTHER,
+    ]
+
+
+def test_a_forward_operator_between_nodes_begins_another_micro_batch(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(0, 0, 100)
+    trace.host("aten::linear", 5, 10).backward(20, 40).host("aten::linear", 45, 50).backward(60, 80)
+    trace.optimizer(85, 95)
+    timeline = timeline_of(trace, tmp_path)
+    assert timeline.phases is not None
+    assert len(timeline.phases.passes) == 2
+    assert host_ms(timeline, Phase.FORWARD) == [(0, 20), (40, 60)]
+
+
+def test_forward_operators_inside_a_backward_node_are_recomputation(tmp_path: Path) -> None:
+    trace = TraceBuilder(device=None).step(0, 0, 100).host("aten::linear", 5, 10)
+    trace.backward(20, 60).host("aten::linear", 22, 30).host("aten::layer_norm", 30, 38)
+    trace.host("aten::mm", 40, 58).optimizer(70, 90)
+    timeline = timeline_of(trace, tmp_path)
+    assert host_ms(timeline, Phase.RECOMPUTE) == [(22, 38)]
+    assert host_ms(timeline, Phase.BACKWARD) == [(20, 22), (38, 60)]
+
+
+def test_a_closure_inside_the_optimizer_keeps_its_own_phases(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(0, 0, 100).optimizer(10, 95)
+    trace.host("aten::linear", 15, 20).backward(30, 60)
+    timeline = timeline_of(trace, tmp_path)
+    assert host_ms(timeline, Phase.FORWARD) == [(0, 30)]
+    assert host_ms(timeline, Phase.OPTIMIZER) == [(60, 95)]
+
+
+def test_parameters_gathered_after_the_optimizer_belong_to_it(tmp_path: Path) -> None:
+    trace = TraceBuilder(device=None, world_size=2)
+    for index in range(2):
+        at = 100.0 * index
+        trace.step(index, at, at + 100).host("aten::linear", at + 30, at + 40)
+        trace.backward(at + 40, at + 60).optimizer(at + 60, at + 80)
+    trace.host("c10d::_allgather_base_", 105, 110)
+    timeline = timeline_of(trace, tmp_path)
+    assert host_ms(timeline, Phase.OPTIMIZER) == [(60, 110), (160, 180)]
+    assert host_ms(timeline, Phase.FORWARD) == [(0, 40), (110, 140)]
+
+
+def test_a_kernel_has_the_phase_of_its_launch_and_not_of_its_time(tmp_path: Path) -> None:
+    trace = two_steps()
+    trace.kernel(GEMM, 45, 50, launch_ms=15)  # runs while the host is in backward
+    trace.kernel(GEMM, 90, 120, launch_ms=65, thread="autograd")
+    trace.kernel(GEMM, 120, 130, launch_ms=85)
+    trace.kernel(GEMM, 130, 140, linked=False)
+    trace.kernel(GEMM, 141, 150, launch_ms=115)
+    timeline = timeline_of(trace, tmp_path)
+    assert timeline.phases is not None
+    assert [Phase(p) for p in timeline.phases.of_events.tolist()] == [
+        Phase.FORWARD,
+        Phase.BACKWARD,
+        Phase.OPTIMIZER,
+        Phase.FORWARD,  # unlinked: as the next one on its stream
+        Phase.FORWARD,
+    ]
+
+
+def test_without_a_backward_pass_there_are_no_phases(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(0, 0, 100).host("aten::linear", 5, 10).kernel(GEMM, 10, 20)
+    assert timeline_of(trace, tmp_path).phases is None
+
+
+COLLECTIVES = {
+    "ddp": {("all_reduce", Phase.BACKWARD): 9},
+    "fsdp2": {
+        ("all_gather", Phase.FORWARD): 5,
+        ("all_gather", Phase.BACKWARD): 4,
+        ("reduce_scatter", Phase.BACKWARD): 5,
+    },
+    "fsdp2_norsh": {("all_gather", Phase.FORWARD): 5, ("reduce_scatter", Phase.BACKWARD): 5},
+    "fsdp2_mp": {
+        ("all_gather", Phase.FORWARD): 10,
+        ("all_gather", Phase.BACKWARD): 8,
+        ("reduce_scatter", Phase.BACKWARD): 5,
+        ("all_reduce", Phase.OTHER): 1,  # the gradient norm
+    },
+    "fsdp1": {
+        ("all_gather", Phase.FORWARD): 5,
+        ("all_gather", Phase.BACKWARD): 4,
+        ("reduce_scatter", Phase.BACKWARD): 5,
+    },
+    "fsdp1_sgo": {("all_gather", Phase.FORWARD): 5, ("reduce_scatter", Phase.BACKWARD): 5},
+    "tp": {("all_reduce", Phase.FORWARD): 4, ("all_reduce", Phase.BACKWARD): 4},
+    # Bucket, overflow flag and norm; the updated parameters come back after the optimizer.
+    "ds1": {
+        ("all_reduce", Phase.BACKWARD): 1,
+        ("all_reduce", Phase.OTHER): 2,
+        ("all_gather", Phase.OPTIMIZER): 1,
+    },
+    "ds2": {
+        ("all_reduce", Phase.BACKWARD): 2,
+        ("all_reduce", Phase.OTHER): 2,
+        ("all_gather", Phase.OPTIMIZER): 1,
+    },
+}
+PASSES = {"ddp": 1, "nw_acc": 4, "fsdp2_mp": 2, "acc": 2, "pp": 4, "ds1": 2, "ds3": 2, "tp": 1, "comp": 1}
+
+
+def real(shared_traces: Path, name: str) -> RankTimeline:
+    return build_timeline(read_trace(str(shared_traces / "cpu_gloo" / name / "rank0.json.gz")))
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_of_a_real_step_by_phase(shared_traces: Path, name: str) -> None:
+    timeline = real(shared_traces, name)
+    assert timeline.phases is not None
+    assert timeline.judged is not None
+    found = Counter(
+        (operation.op, Phase(phase))
+        for operation, phase in zip(
+            timeline.collectives, timeline.phases.of_collectives.tolist(), strict=True
+        )
+        if operation.step == timeline.judged.index
+    )
+    assert found == COLLECTIVES[name]
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_backward_passes_of_a_real_step(shared_traces: Path, name: str) -> None:
+    timeline = real(shared_traces, name)
+    assert timeline.phases is not None
+    step = timeline.host.steps[0]
+    inside = [start for start, _ in timeline.phases.passes if step.start_ns <= start < step.end_ns]
+    assert len(inside) == PASSES[name]
+
+
+def test_recomputation_of_a_real_run_lies_inside_backward(shared_traces: Path) -> None:
+    phases = real(shared_traces, "ac").phases
+    assert phases is not None
+    recomputed = phases.host_spans(Phase.RECOMPUTE)
+    assert len(recomputed) == 9  # 3 blocks in each of 3 steps
+    assert (recomputed & phases.nodes) == recomputed
+    assert len(real(shared_traces, "ddp").phases.host_spans(Phase.RECOMPUTE)) == 0  # type: ignore[union-attr]

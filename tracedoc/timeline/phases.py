@@ -1,0 +1,327 @@
+"""Find the phases of training on the host, and which phase launched each GPU event.
+
+Forward, backward, recomputation and optimizer are read from the host's own ranges, never from GPU time:
+the GPU may run two steps behind. A GPU event has the phase in which it was launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.spans import Spans
+from tracedoc.timeline.activity import COMMUNICATION, GpuEvents, gloo_rows
+from tracedoc.timeline.gloo_calls import gloo_calls
+from tracedoc.timeline.launches import NO_ROW, Rows
+from tracedoc.timeline.steps import HostSteps, fill_unlinked, outermost_rows
+from tracedoc.trace import frameworks, vocabulary
+from tracedoc.trace.columns import Kind, Trace
+
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class Phase(IntEnum):
+    """What the host was doing. ``OTHER`` is the rest: data, gradient clipping, zeroing, logging."""
+
+    OTHER = 0
+    FORWARD = 1
+    BACKWARD = 2
+    RECOMPUTE = 3  # forward operators inside a node of the backward graph: activation checkpointing
+    OPTIMIZER = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Phases:
+    """The phases of one rank on the host, and of its GPU events.
+
+    From ``edges_ns[i]`` until the next edge the phase is ``labels[i]``; before the first edge it is OTHER.
+    ``passes`` are the backward passes as ``(start_ns, end_ns)``, in time order; ``nodes`` the time inside
+    nodes of the backward graph. ``of_events[i]`` is the phase of the GPU event ``events.rows[i]``,
+    ``of_collectives[i]`` that of the timeline's ``collectives[i]`` (gloo: when c10d was called).
+    """
+
+    edges_ns: Int64Array
+    labels: npt.NDArray[np.uint8]
+    passes: tuple[tuple[int, int], ...]
+    nodes: Spans
+    of_events: npt.NDArray[np.uint8]
+    of_collectives: npt.NDArray[np.uint8]
+
+    def at(self, times_ns: npt.ArrayLike) -> npt.NDArray[np.uint8]:
+        """Return the phase at each host time."""
+        position = np.searchsorted(self.edges_ns, np.asarray(times_ns, dtype=np.int64), side="right")
+        return np.asarray(np.concatenate(([np.uint8(Phase.OTHER)], self.labels))[position], dtype=np.uint8)
+
+    def host_spans(self, phase: Phase) -> Spans:
+        """Return the host time of one phase. OTHER has no end, so it ends with the last edge."""
+        mine = np.flatnonzero(self.labels[:-1] == phase)
+        return Spans.of(self.edges_ns[mine], self.edges_ns[mine + 1])
+
+
+GRADIENT_ELEMENTS = 65_536
+"""An all-reduce of fewer elements after the last node may carry a norm or a flag instead of gradients."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Marks:
+    """The host rows that tell phases apart."""
+
+    backward: Rows
+    tails: Rows
+    optimizer: Rows
+    busy: Rows  # loader and zero_grad: neither forward nor anything else
+    begins: Int64Array  # where a forward pass has surely begun
+    gathers: Rows
+    stepping: Rows  # every operator and range on the threads that run the training loop
+
+
+def find_phases(trace: Trace, host: HostSteps, events: GpuEvents, device: int | None) -> Phases | None:
+    """Return the phases, ``None`` where the trace holds no backward pass (inference, GPU-only traces).
+
+    ``device`` is the judged GPU, ``None`` in a CPU trace. An unlinked GPU event takes the phase of the
+    next linked one on its stream, as with steps.
+    """
+    marks = _marks(trace)
+    nodes = Spans.of(trace.ts_ns[marks.backward], trace.end_ns[marks.backward])
+    if len(nodes) == 0:
+        return None
+    boundaries = np.array([s.start_ns for s in host.steps] if host.source == "profiler" else [], np.int64)
+    passes = _passes(trace, marks, nodes, boundaries)
+    backward = Spans.from_pairs(passes)
+    optimizer = _optimizer_spans(trace, marks, passes)
+    forward, updating = _forward_spans(trace, marks, passes, optimizer, boundaries)
+    recompute = _recompute_spans(trace, marks.backward) & backward
+    optimizer = (optimizer | updating) - backward
+    parts = (
+        (Phase.FORWARD, forward - optimizer - backward),
+        (Phase.BACKWARD, backward - recompute),
+        (Phase.RECOMPUTE, recompute),
+        (Phase.OPTIMIZER, optimizer),
+    )
+    edges, labels = _edges(parts)
+    unlabelled = np.empty(0, dtype=np.uint8)
+    phases = Phases(edges, labels, passes, nodes, unlabelled, unlabelled)
+    of_events = _of_events(trace, phases, events)
+    if device is None:
+        return replace(phases, of_events=of_events, of_collectives=_of_gloo(trace, phases))
+    mine = (events.classes == COMMUNICATION) & (trace.device[events.rows] == device)
+    return replace(phases, of_events=of_events, of_collectives=of_events[mine])
+
+
+def _marks(trace: Trace) -> _Marks:
+    names = trace.names
+    evaluation = _named(names, frameworks.is_evaluation)
+    backward = evaluation if evaluation.any() else _named(names, vocabulary.is_backward_node)
+    optimizer = _named(names, lambda name: vocabulary.optimizer_step_class(name) is not None)
+    host = (trace.kind == int(Kind.CPU_OP)) | (trace.kind == int(Kind.ANNOTATION))
+    if not (host & optimizer[trace.name]).any():
+        optimizer = _named(names, frameworks.is_optimizer_label)
+    busy = _named(
+        names, lambda name: vocabulary.data_loader(name) is not None or vocabulary.is_zero_grad(name)
+    )
+    begins = _named(
+        names, lambda name: frameworks.is_forward_wrapper(name) or frameworks.is_forward_operator(name)
+    )
+    rows = np.flatnonzero(host)
+    name = trace.name[rows]
+    step = _named(names, lambda name: vocabulary.step_number(name) is not None)
+    # Before torch 1.9 the engine's own sums of gradients stand bare between the nodes.
+    loud = ~step if evaluation.any() else begins | optimizer | busy
+    loop = np.unique(trace.thread[rows[(backward | optimizer | step)[name]]])
+    stepping = rows[np.isin(trace.thread[rows], loop) & loud[name]]
+    # Hooks of ZeRO-3 gather the first module's parameters before any sign of the forward pass.
+    hooked = any(frameworks.is_zero3_hook(name) for name in names)
+    begin_rows = rows[begins[name] & ~backward[name]]
+    return _Marks(
+        backward=rows[backward[name] & (trace.kind[rows] == int(Kind.CPU_OP))],
+        tails=np.union1d(rows[_named(names, frameworks.is_backward_tail)[name]], _reductions(trace, rows)),
+        optimizer=outermost_rows(trace, rows[optimizer[name]]),
+        busy=rows[busy[name] & np.isin(trace.thread[rows], loop)],
+        begins=trace.ts_ns[begin_rows],
+        gathers=rows[_named(names, frameworks.is_parameter_gather)[name]] if not hooked else rows[:0],
+        stepping=stepping,
+    )
+
+
+def _reductions(trace: Trace, rows: Rows) -> Rows:
+    """Return the host calls that reduce gradients, as far as their kind or size tells."""
+    ops = [vocabulary.collective_op(name) if name.startswith("c10d::") else None for name in trace.names]
+    surely = np.array([op in ("reduce_scatter", "reduce") for op in ops], dtype=bool)
+    perhaps = np.array([op == "all_reduce" for op in ops], dtype=bool)
+    found = rows[surely[trace.name[rows]]].tolist()
+    for row in rows[perhaps[trace.name[rows]]].tolist():
+        shapes = trace.shapes.get(row)
+        if shapes is not None and shapes.dims and frameworks.elements(shapes.dims[0]) >= GRADIENT_ELEMENTS:
+            found.append(row)
+    for row, arguments in trace.collectives.items():
+        if trace.kind[row] == int(Kind.CPU_OP):
+            op = vocabulary.collective_op(arguments.name)
+            large = (arguments.in_elements or 0) >= GRADIENT_ELEMENTS
+            if op in ("reduce_scatter", "reduce") or (op == "all_reduce" and large):
+                found.append(row)
+    return np.unique(np.array(found, dtype=np.intp))
+
+
+def _named(names: tuple[str, ...], matches: Callable[[str], bool]) -> BoolArray:
+    return np.array([matches(name) for name in names], dtype=bool)
+
+
+def _passes(trace: Trace, marks: _Marks, nodes: Spans, boundaries: Int64Array) -> tuple[tuple[int, int], ...]:
+    """Join nodes into backward passes: between the nodes of one pass the training loop starts nothing."""
+    gap_starts, gap_ends = nodes.ends[:-1], nodes.starts[1:]
+    starts = trace.ts_ns[marks.stepping]
+    held = np.searchsorted(starts, gap_ends, side="left") - np.searchsorted(starts, gap_starts, side="left")
+    cut = np.flatnonzero(
+        (held > 0) | (np.searchsorted(boundaries, gap_ends) > np.searchsorted(boundaries, gap_starts))
+    )
+    first = nodes.starts[np.concatenate(([0], cut + 1))]
+    last = nodes.ends[np.concatenate((cut, [len(nodes) - 1]))]
+    # What follows the last node (buckets copied back) belongs to the pass until the loop goes on.
+    limits = np.concatenate((first[1:], [np.iinfo(np.int64).max]))
+    stops = np.sort(np.concatenate((trace.ts_ns[marks.optimizer], marks.begins, boundaries)))
+    tails = trace.ts_ns[marks.tails]
+    ends = []
+    for end, limit in zip(last.tolist(), limits.tolist(), strict=True):
+        after = np.searchsorted(stops, end, side="left")
+        until = min(limit, int(stops[after]) if after < stops.size else limit)
+        mine = marks.tails[
+            np.searchsorted(tails, end, side="left") : np.searchsorted(tails, until, side="left")
+        ]
+        ends.append(int(max(end, trace.end_ns[mine].max())) if mine.size else end)
+    return tuple(zip(first.tolist(), ends, strict=True))
+
+
+def _optimizer_spans(trace: Trace, marks: _Marks, passes: tuple[tuple[int, int], ...]) -> Spans:
+    """Return the optimizer's time. A closure runs the passes inside ``step``: what follows them counts."""
+    starts, ends = trace.ts_ns[marks.optimizer], trace.end_ns[marks.optimizer]
+    pass_starts = np.array([start for start, _ in passes], dtype=np.int64)
+    pass_ends = np.array([end for _, end in passes], dtype=np.int64)
+    last = np.searchsorted(pass_starts, ends, side="left") - 1
+    inside = (last >= 0) & (pass_starts[np.maximum(last, 0)] >= starts)
+    return Spans.of(np.where(inside, pass_ends[np.maximum(last, 0)], starts), ends)
+
+
+def _forward_spans(
+    trace: Trace,
+    marks: _Marks,
+    passes: tuple[tuple[int, int], ...],
+    optimizer: Spans,
+    boundaries: Int64Array,
+) -> tuple[Spans, Spans]:
+    """Return the forward time, and the time after an optimizer that hands parameters back.
+
+    Forward is what leads to a backward pass: since the pass, optimizer or step boundary before it, without
+    waiting for data and zeroing gradients. After the last block it counts from a sure sign only.
+    """
+    blocks = [(start, end, False) for start, end in passes]
+    blocks += [(start, end, True) for start, end in optimizer.pairs()]
+    blocks.sort()
+    begins = np.sort(marks.begins)
+    times = np.concatenate((trace.ts_ns[marks.stepping], boundaries[:1], [blocks[0][0]]))
+    first = int(times.min())
+    last = int(max(trace.end_ns[marks.stepping].max(initial=0), blocks[-1][1]))
+    forward, updating = [], []
+    edges = [(first, False), *((end, is_optimizer) for _, end, is_optimizer in blocks)]
+    targets = [(start, not is_optimizer) for start, _, is_optimizer in blocks]
+    targets.append((last, False))
+    reach = edges[0][0]
+    for number, ((end, after_optimizer), (start, leads_to_backward)) in enumerate(
+        zip(edges, targets, strict=True)
+    ):
+        reach = max(reach, end)
+        if start <= reach:
+            continue
+        sign = int(np.searchsorted(begins, reach, side="left"))
+        begun = int(begins[sign]) if sign < begins.size else start
+        gathered = _gathered_until(trace, marks, reach, min(begun, start))
+        if gathered > reach and (after_optimizer or number == 0):
+            updating.append((reach, gathered))
+        if leads_to_backward:
+            crossed = boundaries[(boundaries > reach) & (boundaries <= start)]
+            forward.append((int(crossed[-1]) if crossed.size else reach, start))
+        elif start == last and begun < start:
+            forward.append((begun, start))
+    if updating and len(optimizer) and updating[0][0] < int(optimizer.starts[0]) and len(updating) == 1:
+        updating = []  # The capture begins with a gather that no captured optimizer step is followed by.
+    busy = Spans.of(trace.ts_ns[marks.busy], trace.end_ns[marks.busy])
+    return Spans.from_pairs(forward) - busy, Spans.from_pairs(updating)
+
+
+def _gathered_until(trace: Trace, marks: _Marks, start: int, end: int) -> int:
+    times = trace.ts_ns[marks.gathers]
+    inside = marks.gathers[
+        np.searchsorted(times, start, side="left") : np.searchsorted(times, end, side="left")
+    ]
+    return int(trace.end_ns[inside].max()) if inside.size else start
+
+
+def _recompute_spans(trace: Trace, backward: Rows) -> Spans:
+    """Return the time of forward operators inside backward nodes, from the first child to the last of them.
+
+    The nodes of a nested pass (reentrant checkpointing) are backward again.
+    """
+    composite = _named(trace.names, frameworks.is_forward_operator)
+    wrapper = _named(trace.names, vocabulary.is_backward_node)
+    operators = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & composite[trace.name])
+    pairs: list[tuple[int, int]] = []
+    nested: list[Spans] = []
+    for thread in np.unique(trace.thread[operators]).tolist():
+        nodes = backward[trace.thread[backward] == thread]
+        outer = outermost_rows(trace, nodes)
+        if outer.size == 0:
+            continue
+        mine = operators[trace.thread[operators] == thread]
+        holder = np.searchsorted(trace.ts_ns[outer], trace.ts_ns[mine], side="right") - 1
+        inside = (holder >= 0) & (trace.ts_ns[mine] < trace.end_ns[outer[np.maximum(holder, 0)]])
+        inner = np.setdiff1d(nodes, outer)
+        within = Spans.of(trace.ts_ns[inner], trace.end_ns[inner])
+        mine, holder = mine[inside], holder[inside]
+        own = within.covered_ns(trace.ts_ns[mine], trace.ts_ns[mine] + 1) == 0
+        mine, holder = mine[own], holder[own]
+        if mine.size == 0:
+            continue
+        nested.append(within)
+        children = np.flatnonzero(
+            (trace.kind == int(Kind.CPU_OP)) & (trace.thread == thread) & ~wrapper[trace.name]
+        )
+        for index in np.unique(holder).tolist():
+            row = int(outer[index])
+            child = children[np.searchsorted(trace.ts_ns[children], trace.ts_ns[row], side="left")]
+            pairs.append((int(trace.ts_ns[child]), int(trace.end_ns[mine[holder == index]].max())))
+    spans = Spans.from_pairs(pairs)
+    for within in nested:
+        spans = spans - within
+    return spans
+
+
+def _edges(parts: tuple[tuple[Phase, Spans], ...]) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
+    """Return the steps of the function of time that the disjoint parts describe."""
+    starts = np.concatenate([spans.starts for _, spans in parts])
+    ends = np.concatenate([spans.ends for _, spans in parts])
+    labels = np.concatenate([np.full(len(spans), int(phase), dtype=np.uint8) for phase, spans in parts])
+    order = np.argsort(starts, kind="stable")
+    starts, ends, labels = starts[order], ends[order], labels[order]
+    opens = np.append(starts[1:] > ends[:-1], True)
+    edges = np.concatenate((starts, ends[opens]))
+    values = np.concatenate((labels, np.full(int(opens.sum()), int(Phase.OTHER), dtype=np.uint8)))
+    order = np.argsort(edges, kind="stable")
+    return edges[order], values[order]
+
+
+def _of_events(trace: Trace, phases: Phases, events: GpuEvents) -> npt.NDArray[np.uint8]:
+    linked = events.launch_rows != NO_ROW
+    found = np.full(events.rows.size, -1, dtype=np.int64)
+    found[linked] = phases.at(trace.ts_ns[events.launch_rows[linked]])
+    found = fill_unlinked(trace, events.rows, found, linked)
+    return np.where(found < 0, int(Phase.OTHER), found).astype(np.uint8)
+
+
+def _of_gloo(trace: Trace, phases: Phases) -> npt.NDArray[np.uint8]:
+    rows = gloo_rows(trace)
+    calls = gloo_calls(trace, rows)
+    return phases.at(trace.ts_ns[[calls.get(row, row) for row in rows.tolist()]])

@@ -1,0 +1,81 @@
+"""Translate the host ranges of training frameworks into what they mean for a step.
+
+Like :mod:`tracedoc.trace.vocabulary`, everything here looks at a name alone and is meant to be called once
+per distinct name. Names are those of torch 2.0 to 2.13, DeepSpeed and Megatron; each pattern is anchored.
+"""
+
+from __future__ import annotations
+
+import re
+from math import prod
+
+_EVALUATION = "autograd::engine::evaluate_function"
+
+_FORWARD_WRAPPER = re.compile(
+    r"(?:DistributedDataParallel|DataParallel|CustomFSDP)\.forward$"
+    r"|FullyShardedDataParallel\.(?:forward|_root_pre_forward|_pre_forward)$"
+    r"|FSDP::(?:root_pre_forward|pre_forward)\b"
+    r"|(?:Pre|Post)BackwardFunction(?:ForModule|Module)?$"
+    r"|Torch-Compiled Region|CompiledFunction$|## Call CompiledFxGraph"
+)
+_FORWARD_OPERATOR = re.compile(
+    r"aten::(?:linear|conv[123]d|batch_norm|layer_norm|rms_norm|group_norm|instance_norm|dropout|embedding"
+    r"|embedding_bag|scaled_dot_product_attention|cross_entropy_loss|multi_head_attention_forward|lstm|gru)$"
+    r"|LinearFunctionForZeroStage3$"
+)
+_ZERO3_HOOK = re.compile(
+    r"(?:(?:Pre|Post)BackwardFunction(?:ForModule|Module)?|LinearFunctionForZeroStage3)$"
+)
+_BACKWARD_TAIL = re.compile(
+    r"torch\.distributed\.ddp\.reducer::|torch::distributed::reducer::"
+    r"|FSDP::(?:post_backward|root_post_backward)"
+    r"|FullyShardedDataParallel\._post_backward"
+)
+_OPTIMIZER_LABEL = re.compile(r"[#\s]*(?:optimizer|optim)(?:[ _.]step)?[#\s]*$", re.IGNORECASE)
+
+
+def is_evaluation(name: str) -> bool:
+    """Tell whether an operator is the engine's range around one node of the backward graph (torch 1.9+)."""
+    return name.startswith(_EVALUATION)
+
+
+def is_forward_wrapper(name: str) -> bool:
+    """Tell whether a range belongs to a wrapper's forward pass: the pass has begun where one starts."""
+    return _FORWARD_WRAPPER.match(name) is not None
+
+
+def is_forward_operator(name: str) -> bool:
+    """Tell whether an operator is composite and of the forward pass.
+
+    The backward graph never calls these itself: inside one of its nodes they are recomputation.
+    """
+    return _FORWARD_OPERATOR.match(name) is not None
+
+
+def is_zero3_hook(name: str) -> bool:
+    """Tell whether an operator is a module hook of DeepSpeed's ZeRO-3."""
+    return _ZERO3_HOOK.match(name) is not None
+
+
+def is_backward_tail(name: str) -> bool:
+    """Tell whether a range ends a backward pass after its last node: buckets copied back, shards freed."""
+    return _BACKWARD_TAIL.match(name) is not None
+
+
+def is_optimizer_label(name: str) -> bool:
+    """Tell whether a range is a user's own label of the optimizer's step: ``## optimizer ##``."""
+    return _OPTIMIZER_LABEL.match(name) is not None
+
+
+def is_parameter_gather(name: str) -> bool:
+    """Tell whether a c10d operator hands updated parameters back to all ranks after the optimizer."""
+    return name.startswith(("c10d::_allgather_base", "c10d::allgather", "c10d::broadcast"))
+
+
+def elements(dims: object) -> int:
+    """Return the number of elements of a tensor, or of all tensors of a list, from its ``Input Dims``."""
+    if not isinstance(dims, (list, tuple)):
+        return 0
+    if all(isinstance(extent, int) for extent in dims):
+        return prod(dims)
+    return sum(elements(part) for part in dims)
