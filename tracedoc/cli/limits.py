@@ -89,6 +89,12 @@ LIMITS: dict[str, str] = {
         "host's clock. The host may run ahead by more than 100 ms; budgets of single steps are then "
         "shifted, while the budget of the whole capture is exact. Record CPU activity as well."
     ),
+    "steps-inferred": (
+        "Neither ProfilerStep, nor an optimizer, nor a data loader marks the steps, so they were told from "
+        "the kernels of the compute stream: what repeats from one end of the capture to the other is taken "
+        "as a step. Lengths and shares hold; where a step begins may differ from the training loop. Give "
+        "the profiler a schedule, and call profiler.step() once at the end of each iteration."
+    ),
     "truncated-trace": (
         "The file ends in the middle: the job was stopped while it wrote, or a copy broke off. What is "
         "whole in it is used; the last step is incomplete. Events are not in order of time in a file, so "

@@ -1,1 +1,1 @@
-"""The collector: a hook in each rank of an unmodified job writes a trace and facts about it; it never analyses."""
+"""The collector: a hook in each rank of an unmodified job writes a trace and facts; it never analyses."""

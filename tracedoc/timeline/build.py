@@ -21,7 +21,8 @@ from tracedoc.timeline.activity import (
 from tracedoc.timeline.blocking import blocking_spans
 from tracedoc.timeline.collectives import CollectiveOp, gloo_collectives, gpu_collectives, with_exposure
 from tracedoc.timeline.idle import HostSpans, IdleCauses, cpu_idle_causes, host_spans, idle_causes
-from tracedoc.timeline.launches import Launches, link_launches
+from tracedoc.timeline.launches import Launches, Rows, link_launches
+from tracedoc.timeline.periods import repeated_steps
 from tracedoc.timeline.phases import Phases, find_phases
 from tracedoc.timeline.steps import (
     HostSteps,
@@ -106,6 +107,8 @@ def _gpu_timeline(
     device = busiest_device(trace, events)
     activity = device_activity(trace, events, device)
     stream = compute_stream(trace, events, device)
+    if host.source == "none" and stream is not None:
+        host = repeated_steps(trace, launches, _kernels(trace, events, device, stream)) or host
     position, limits = assign_steps(trace, launches, host)
     on_device = trace.device[events.rows] == device
     rows = events.rows[on_device]
@@ -137,6 +140,13 @@ def _gpu_timeline(
         collectives=collectives,
         limits=(*host.limits, *limits),
     )
+
+
+def _kernels(trace: Trace, events: GpuEvents, device: int, stream: int) -> Rows:
+    """Return the rows of the kernels of one stream in order of start."""
+    rows = events.rows
+    own = (trace.kind[rows] == int(Kind.KERNEL)) & (trace.device[rows] == device)
+    return np.asarray(rows[own & (trace.stream[rows] == stream)], dtype=np.intp)
 
 
 def _cpu_timeline(

@@ -45,7 +45,8 @@ class HostStep:
 class HostSteps:
     """The host steps in time order, and which source gave them.
 
-    ``source`` is "profiler" (ProfilerStep), "optimizer", "inferred" (zero_grad, data loader) or "none".
+    ``source`` is "profiler" (ProfilerStep), "optimizer", "inferred" (zero_grad, data loader,
+    repetition) or "none".
     """
 
     steps: tuple[HostStep, ...]
