@@ -29,6 +29,7 @@ from tracedoc.errors import Limit
 from tracedoc.facts.catalog import Measurement, Unknown, Value
 from tracedoc.facts.digest import RankDigest, StepDigest
 from tracedoc.facts.measure import Measurements
+from tracedoc.facts.shard_table import unit_rows
 from tracedoc.facts.view import RunView
 from tracedoc.rules.engine import Judgement
 from tracedoc.summary import summarise
@@ -73,6 +74,7 @@ def compose(
             collectives=_collective_rows(run, standing) if standing is not None else (),
             kernels=_kernel_rows(standing) if standing is not None else (),
             lanes=tuple(lane for digest in run.digests[:LANE_RANKS] for lane in _lanes(digest)),
+            units=unit_rows(run),
         ),
         tool_version=tracedoc.__version__,
     )

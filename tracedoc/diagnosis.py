@@ -237,6 +237,32 @@ class CollectiveRow:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitRow:
+    """One sharded unit in one pass ("forward", "backward", "recompute"): medians over the steps.
+
+    ``nbytes`` is the gathered size. ``launch_lag_ms`` is how long after the end of the compute before it
+    the gather was launched, negative if in time; ``compute_beside_ms`` the compute that its transfer could
+    hide behind; ``stall_ms`` the compute stream's idle time that its end ended; ``units_ahead`` how many
+    units ahead it started. ``None`` where the capture does not tell.
+    """
+
+    name: str
+    phase: str
+    nbytes: int | None
+    gathers_per_step: float
+    gather_ms: float | None
+    wait_ms: float | None
+    transfer_ms: float | None
+    launch_lag_ms: float | None
+    compute_beside_ms: float | None
+    stall_ms: float | None
+    units_ahead: int | None
+    reductions_per_step: float
+    reduction_ms: float | None
+    reduction_stall_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class KernelRow:
     """The kernels of one name in the judged step."""
 
@@ -262,6 +288,7 @@ class Detail:
     collectives: tuple[CollectiveRow, ...] = ()
     kernels: tuple[KernelRow, ...] = ()
     lanes: tuple[Lane, ...] = ()
+    units: tuple[UnitRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

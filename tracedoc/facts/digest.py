@@ -18,6 +18,7 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collectives import CollectiveOp
 from tracedoc.timeline.steps import Window
 from tracedoc.timeline.strategies.recognise import strategy_signs
+from tracedoc.timeline.unit_times import UnitTable, small_table
 from tracedoc.trace.columns import Kind, ProcessGroup
 from tracedoc.trace.vocabulary import KernelCategory
 
@@ -86,6 +87,7 @@ class RankDigest:
     limits: tuple[Limit, ...]
     facts: Mapping[str, Value] = field(default_factory=dict)
     host_work: HostDigest | None = None
+    units: UnitTable | None = None
 
     @property
     def judged_step(self) -> StepDigest | None:
@@ -134,6 +136,7 @@ def digest_timeline(timeline: RankTimeline, facts: Mapping[str, Value], *, rank:
         limits=(*trace.limits, *timeline.limits),
         facts=facts,
         host_work=host_digest(timeline),
+        units=small_table(timeline.units, judged.index if judged is not None else None),
     )
 
 

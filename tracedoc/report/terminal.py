@@ -19,10 +19,13 @@ from tracedoc.report.view import (
     one_line,
     side_text,
 )
-from tracedoc.units import format_ms, format_percent
+from tracedoc.units import format_bytes, format_ms, format_percent
 
 PIPE_WIDTH = 100
 """Columns where nothing tells the width."""
+
+SHOWN_UNITS = 6
+"""The page has the table of all units; the terminal shows the worst."""
 
 _STYLES = {"critical": "bold red", "warning": "bold yellow", "note": "bold blue"}
 _GLYPHS = {
@@ -73,6 +76,7 @@ def render_text(
         _heading(console, "Findings")
         for finding in view.findings:
             _finding(console, finding)
+    _units(console, view)
     _limits(console, view)
     if verdicts:
         _verdicts(console, view)
@@ -163,6 +167,35 @@ def _finding(console: Console, view: FindingView) -> None:
         more.append(f"{others} other fix{'es' * (others > 1)}")
     if more:
         _hanging(console, 9, "more", Text(f"{', '.join(more)}: tracedoc explain {finding.rule_id}", "dim"))
+    console.print()
+
+
+def _units(console: Console, view: View) -> None:
+    """Show the units that stall most, where a finding is about sharding."""
+    listed = view.diagnosis.detail.units
+    about = any(one.finding.topic == "sharding" for one in view.findings)
+    stalled = [row for row in listed if row.stall_ms]
+    if not about or not stalled:
+        return
+    stalled = sorted(stalled, key=lambda row: -(row.stall_ms or 0.0))[:SHOWN_UNITS]
+    console.print(
+        Text.assemble(("Sharded units", "bold"), ("  those that stall most; medians a step", "dim"))
+    )
+    rows = Table.grid(padding=(0, 2))
+    heads = ("unit", "pass", "size", "launch lag", "transfer", "compute beside", "stall")
+    for position in range(len(heads)):
+        rows.add_column(justify="left" if position < 2 else "right", no_wrap=position > 0)
+    rows.add_row(*(Text(head, "dim") for head in heads))
+    for row in stalled:
+        transfer = row.transfer_ms if row.transfer_ms is not None else row.gather_ms
+        times = (row.launch_lag_ms, transfer, row.compute_beside_ms, row.stall_ms)
+        rows.add_row(
+            Text(one_line(row.name)),
+            row.phase,
+            format_bytes(row.nbytes) if row.nbytes is not None else "",
+            *(format_ms(ms) if ms is not None else "" for ms in times),
+        )
+    console.print(Padding(rows, (0, 0, 0, 3)))
     console.print()
 
 

@@ -33,6 +33,7 @@ from tracedoc.timeline.steps import (
     host_windows,
 )
 from tracedoc.timeline.syncs import Syncs
+from tracedoc.timeline.unit_times import UnitTable, unit_table
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.vocabulary import RuntimeRole
@@ -71,6 +72,7 @@ class RankTimeline:
     limits: tuple[Limit, ...] = ()
     syncs: Syncs | None = None
     phases: Phases | None = None
+    units: UnitTable | None = None
 
     @property
     def complete_windows(self) -> tuple[Window, ...]:
@@ -98,7 +100,18 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
             trace, False, host, delays, launches, events, position, limits=(*host.limits, reason)
         )
     phases = find_phases(trace, host, events, timeline.device)
-    return _judge(replace(timeline, phases=phases), steps)
+    return _judge(replace(timeline, phases=phases, units=_units(timeline)), steps)
+
+
+def _units(timeline: RankTimeline) -> UnitTable | None:
+    return unit_table(
+        timeline.trace,
+        timeline.events,
+        timeline.collectives,
+        device=timeline.device,
+        stream=timeline.stream,
+        activity=timeline.activity,
+    )
 
 
 def _gpu_timeline(

@@ -1,0 +1,393 @@
+"""Facts about sharded parameters (FSDP, ZeRO-3): the units, how they are gathered, and what they stall."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.facts.catalog import Unknown, Value, rank_fact, run_fact
+from tracedoc.facts.digest import RankDigest, StepDigest
+from tracedoc.facts.shard_table import StallParts, stall_parts, unit_bytes, unit_elements
+from tracedoc.facts.step import NO_STEP
+from tracedoc.facts.view import RunView
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.unit_times import UNKNOWN_DEPTH, picked
+from tracedoc.timeline.units import BACKWARD, FORWARD, ROOT, ShardCalls, Units, block_of
+
+NOT_SHARDED = Unknown("no parameters are gathered by FSDP or ZeRO-3 in this trace")
+NOT_TIMED = Unknown("a CPU trace has no compute stream that stalls")
+NO_SIZES = Unknown("the gathers carry no sizes")
+
+SAME_SHARE = 0.9
+"""A pattern of sizes repeats if this share of the units agrees with it."""
+
+
+@rank_fact("sharding_framework", unit="text")
+def sharding_framework(timeline: RankTimeline) -> Value:
+    """What shards the parameters: "FSDP1", "FSDP2" or "ZeRO-3", read from the ranges that it writes."""
+    return NOT_SHARDED if timeline.units is None else timeline.units.units.framework
+
+
+@rank_fact("fsdp_units", unit="count", needs=("collectives",))
+def fsdp_units(timeline: RankTimeline) -> Value:
+    """Distinct units of parameters that are gathered together.
+
+    FSDP2 names them. For FSDP1 and ZeRO-3 a unit is a place in the order of the forward pass; ZeRO-3 may
+    gather several modules at once, which then are one unit, and never gathers small persistent parameters.
+    """
+    return _of_units(timeline, lambda units: len(units.names))
+
+
+@rank_fact("unit_bytes_median", unit="bytes", needs=("collectives",))
+def unit_bytes_median(timeline: RankTimeline) -> Value:
+    """Median gathered size of the units, the root's own parameters left out where the root has a name."""
+
+    def median(units: Units) -> Value:
+        sizes = _inner_sizes(units)
+        return float(np.median(sizes)) if sizes.size else NO_SIZES
+
+    return _of_units(timeline, median)
+
+
+@rank_fact("largest_unit_frac", unit="fraction", needs=("collectives",))
+def largest_unit_frac(timeline: RankTimeline) -> Value:
+    """Share of all gathered bytes (each unit counted once) that the largest unit holds."""
+
+    def largest(units: Units) -> Value:
+        sizes = unit_bytes(units)
+        return NO_SIZES if np.isnan(sizes).any() else float(sizes.max() / max(sizes.sum(), 1.0))
+
+    return _of_units(timeline, largest)
+
+
+@rank_fact("fsdp_blocks", unit="count", needs=("collectives",))
+def fsdp_blocks(timeline: RankTimeline) -> Value:
+    """Repeated blocks of the model (transformer layers) that the units belong to, the root left out.
+
+    With names: distinct names up to the first number (``layers.3``). Without: the units over the shortest
+    pattern of sizes that repeats through the forward pass. Where nothing repeats, every unit is a block.
+    """
+    return _of_units(timeline, _blocks)
+
+
+@rank_fact("block_bytes", unit="bytes", needs=("collectives",))
+def block_bytes(timeline: RankTimeline) -> Value:
+    """Median gathered size of a block: what a unit would hold if each block were one unit.
+
+    Without names it is the mean.
+    """
+
+    def median(units: Units) -> Value:
+        sizes = _inner_sizes(units)
+        if not sizes.size:
+            return NO_SIZES
+        if not units.named:
+            return float(sizes.sum() / _blocks(units))
+        totals: Counter[str] = Counter()
+        inner = [name for name in units.names if name != ROOT] or list(units.names)
+        for name, size in zip(inner, sizes.tolist(), strict=True):
+            totals[block_of(name)] += size
+        return float(np.median(list(totals.values())))
+
+    return _of_units(timeline, median)
+
+
+@rank_fact("block_name", unit="text", needs=("collectives",))
+def block_name(timeline: RankTimeline) -> Value:
+    """Where the repeated blocks are, as the module list that holds most of them: ``model.layers``."""
+
+    def name(units: Units) -> Value:
+        numbered = [block_of(one) for one in units.names if one != ROOT] if units.named else []
+        lists = Counter(one.rpartition(".")[0] for one in dict.fromkeys(numbered) if one[-1:].isdecimal())
+        return next((one for one, _ in lists.most_common(1) if one), Unknown("the units have no names"))
+
+    return _of_units(timeline, name)
+
+
+@rank_fact("estimated_parameters", unit="count", needs=("collectives",))
+def estimated_parameters(timeline: RankTimeline) -> Value:
+    """Elements of all units, each counted once: the parameters that are sharded, padding included.
+
+    Parameters that ZeRO-3 keeps on every rank are not in it. Unknown where units of mixed types travel as
+    bytes.
+    """
+
+    def total(units: Units) -> Value:
+        elements = unit_elements(units)
+        return (
+            Unknown("some gathers carry no element count")
+            if np.isnan(elements).any()
+            else int(elements.sum())
+        )
+
+    return _of_units(timeline, total)
+
+
+@rank_fact("gathers_per_unit", unit="ratio", needs=("collectives",))
+def gathers_per_unit(timeline: RankTimeline) -> Value:
+    """All-gathers of the median step for each unit and micro-batch: 1 gathered once, 2 again in backward."""
+
+    def ratio(calls: ShardCalls, units: Units) -> Value:
+        return len(calls) / len(units.names) / _micro_batches(calls, units)
+
+    return _of_step(timeline, ratio)
+
+
+@rank_fact("regather_frac", unit="fraction", needs=("collectives",))
+def regather_frac(timeline: RankTimeline) -> Value:
+    """Share of the units that the median step gathers again in its backward pass."""
+
+    def share(calls: ShardCalls, units: Units) -> Value:
+        return float(np.unique(calls.unit[calls.phase != FORWARD]).size / len(units.names))
+
+    return _of_step(timeline, share)
+
+
+@rank_fact("prefetch_depth", unit="count", needs=("collectives", "launches"))
+def prefetch_depth(timeline: RankTimeline) -> Value:
+    """How many units ahead the gathers of the median step start, as their median; 0: not ahead at all."""
+    return _depth(timeline, None)
+
+
+@rank_fact("forward_prefetch_depth", unit="count", needs=("collectives", "launches"))
+def forward_prefetch_depth(timeline: RankTimeline) -> Value:
+    """How many units ahead the gathers of the forward pass start (:func:`prefetch_depth`)."""
+    return _depth(timeline, FORWARD)
+
+
+@rank_fact("backward_prefetch_depth", unit="count", needs=("collectives", "launches"))
+def backward_prefetch_depth(timeline: RankTimeline) -> Value:
+    """How many units ahead the gathers of the backward pass start (:func:`prefetch_depth`)."""
+    return _depth(timeline, BACKWARD)
+
+
+@rank_fact("backward_prefetch_frac", unit="fraction", needs=("collectives", "host_ops"))
+def backward_prefetch_frac(timeline: RankTimeline) -> Value:
+    """Share of the backward pass's gathers that FSDP launches ahead, from a range named prefetch.
+
+    Unknown for ZeRO-3, which writes no ranges, and where the backward pass gathers nothing.
+    """
+
+    def share(calls: ShardCalls, units: Units) -> Value:
+        if not units.framework.startswith("FSDP"):
+            return Unknown(f"{units.framework} does not say what it fetches ahead")
+        again = calls.phase != FORWARD
+        return float(calls.prefetched[again].mean()) if again.any() else Unknown("nothing is gathered again")
+
+    return _of_step(timeline, share)
+
+
+@run_fact("gather_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def gather_stall_ms(run: RunView) -> dict[str, Value]:
+    """Idle time of the compute stream in the median step that the end of a parameter gather ends.
+
+    A gap counts from where the stream has nothing to run and the kernel after it is launched, and if that
+    kernel starts within 20 us after the gather (or its copy-out) ends. Time in which the host was late with
+    that kernel is not in it, nor is compute on other streams.
+    """
+    return _stall(run, lambda parts: parts.stall)
+
+
+@run_fact("forward_gather_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def forward_gather_stall_ms(run: RunView) -> dict[str, Value]:
+    """The stalls of :func:`gather_stall_ms` in the forward pass."""
+    return _stall(run, lambda parts: np.where(parts.phase == FORWARD, parts.stall, 0))
+
+
+@run_fact("backward_gather_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def backward_gather_stall_ms(run: RunView) -> dict[str, Value]:
+    """The stalls of :func:`gather_stall_ms` in the backward pass, recomputation included."""
+    return _stall(run, lambda parts: np.where(parts.phase != FORWARD, parts.stall, 0))
+
+
+@run_fact("hideable_gather_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def hideable_gather_stall_ms(run: RunView) -> dict[str, Value]:
+    """What earlier gathers would hide of the stalls: less waiting for peers, and less what the transfer takes
+    longer than the compute between the gather before and it. The first gather of a step has none.
+    """
+    return _stall(run, lambda parts: parts.hideable)
+
+
+@run_fact("hideable_backward_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def hideable_backward_stall_ms(run: RunView) -> dict[str, Value]:
+    """The part of :func:`hideable_gather_stall_ms` in the backward pass."""
+    return _stall(run, lambda parts: np.where(parts.phase != FORWARD, parts.hideable, 0))
+
+
+@run_fact("gather_stall_wait_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def gather_stall_wait_ms(run: RunView) -> dict[str, Value]:
+    """The part of the stalls that waits for the last rank; 0 where the arrivals of the peers are unknown."""
+    return _stall(run, lambda parts: parts.wait)
+
+
+@run_fact("gather_stall_bandwidth_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def gather_stall_bandwidth_ms(run: RunView) -> dict[str, Value]:
+    """The part of the stalls by which transfers take longer than the compute they could hide behind."""
+    return _stall(run, lambda parts: parts.bandwidth)
+
+
+@run_fact("gather_stall_late_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def gather_stall_late_ms(run: RunView) -> dict[str, Value]:
+    """The part of the stalls that is there because the host launched the gather too late to hide it."""
+    return _stall(run, lambda parts: parts.late)
+
+
+@run_fact("gather_stall_held_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def gather_stall_held_ms(run: RunView) -> dict[str, Value]:
+    """The part of the stalls whose gather was launched in time and yet started late: not fetched ahead."""
+    return _stall(run, lambda parts: parts.held)
+
+
+CAUSES: dict[str, str] = {
+    "not prefetched": "they were launched in time, but start only when the compute before them has ended",
+    "launched late": "the host launches them too late to hide them behind the compute before",
+    "peers late": "most of the stall is waiting for the last rank to come",
+    "bandwidth": "the transfer takes longer than the compute before it, so fetching ahead cannot hide it",
+    "first": "they are the first of the step and have no compute to hide behind",
+}
+"""Why gathers stall, and the words for it."""
+
+
+@run_fact("gather_stall_cause", unit="text", scope="rank", needs=("kernels", "collectives", "launches"))
+def gather_stall_cause(run: RunView) -> dict[str, Value]:
+    """The largest cause of the stalls.
+
+    One of "not prefetched", "launched late", "peers late", "bandwidth" and "first" (of the step). Without the
+    arrivals of the peers "bandwidth" includes waiting for them.
+    """
+    return _by_rank(run, lambda digest, step: _cause(run, digest, step))
+
+
+@run_fact("gather_stall_reason", unit="text", scope="rank", needs=("kernels", "collectives", "launches"))
+def gather_stall_reason(run: RunView) -> dict[str, Value]:
+    """The cause of :func:`gather_stall_cause` in words, with a caution where one rank cannot tell."""
+
+    def reason(digest: RankDigest, step: StepDigest) -> Value:
+        cause = _cause(run, digest, step)
+        if isinstance(cause, Unknown):
+            return cause
+        parts = stall_parts(run, digest, step)
+        words = CAUSES[str(cause)]
+        if cause == "bandwidth" and parts is not None and not parts.known.all():
+            return f"{words}; transfer or waiting, for the arrivals of the peers are unknown"
+        return words
+
+    return _by_rank(run, reason)
+
+
+@run_fact("reduction_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def reduction_stall_ms(run: RunView) -> dict[str, Value]:
+    """Idle time of the compute stream in the median step that the end of a gradient reduce-scatter ends."""
+
+    def total(digest: RankDigest, step: StepDigest) -> Value:
+        if digest.units is None:
+            return NOT_SHARDED
+        times = digest.units.reduction_times
+        if times is None:
+            return NOT_TIMED
+        inside = (times.stall_start_ns >= step.start_ns) & (times.stall_start_ns < step.end_ns)
+        return int(times.stall_ns[inside].sum()) / 1e6
+
+    return _by_rank(run, total)
+
+
+def _cause(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    parts = _parts(run, digest, step)
+    if isinstance(parts, Unknown):
+        return parts
+    totals = {
+        "not prefetched": int(parts.held.sum()),
+        "launched late": int(parts.late.sum()),
+        "peers late": int(parts.wait.sum()),
+        "bandwidth": int(parts.bandwidth.sum()),
+        "first": int(parts.first.sum()),
+    }
+    largest = max(totals, key=lambda cause: totals[cause])
+    return largest if totals[largest] > 0 else Unknown("no gather stalls the compute stream")
+
+
+def _stall(run: RunView, part: Callable[[StallParts], npt.NDArray[np.int64]]) -> dict[str, Value]:
+    def total(digest: RankDigest, step: StepDigest) -> Value:
+        parts = _parts(run, digest, step)
+        return parts if isinstance(parts, Unknown) else int(part(parts).sum()) / 1e6
+
+    return _by_rank(run, total)
+
+
+def _parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallParts | Unknown:
+    if digest.units is None:
+        return NOT_SHARDED
+    return stall_parts(run, digest, step) or NOT_TIMED
+
+
+def _by_rank(run: RunView, measure: Callable[[RankDigest, StepDigest], Value]) -> dict[str, Value]:
+    return {str(digest.rank): measure(digest, step) for digest, step in run.judged()}
+
+
+def _of_units(timeline: RankTimeline, measure: Callable[[Units], Value]) -> Value:
+    return NOT_SHARDED if timeline.units is None else measure(timeline.units.units)
+
+
+def _of_step(timeline: RankTimeline, measure: Callable[[ShardCalls, Units], Value]) -> Value:
+    """Measure the gathers that the judged step launched."""
+    if timeline.units is None:
+        return NOT_SHARDED
+    units, mine = timeline.units.units, _judged_gathers(timeline)
+    if mine is None or not mine.any():
+        return NO_STEP
+    return measure(picked(units.gathers, mine), units)
+
+
+def _judged_gathers(timeline: RankTimeline) -> npt.NDArray[np.bool_] | None:
+    if timeline.units is None or timeline.judged is None:
+        return None
+    steps = timeline.units.units.gathers.step
+    if timeline.host.source == "none":
+        return np.ones(steps.size, dtype=bool)
+    return np.asarray(steps == timeline.judged.index)
+
+
+def _micro_batches(calls: ShardCalls, units: Units) -> float:
+    """Return how often the step runs forward: the median number of forward gathers of a unit, 1 at least."""
+    forward = np.bincount(calls.unit[calls.phase == FORWARD], minlength=len(units.names))
+    return max(float(np.median(forward)), 1.0)
+
+
+def _inner_sizes(units: Units) -> npt.NDArray[np.float64]:
+    """Return the sizes of the units without the root; empty where one is not recorded."""
+    sizes = unit_bytes(units)
+    inner = np.array([name != ROOT for name in units.names], dtype=bool)
+    if units.named and inner.any():
+        sizes = sizes[inner]
+    return np.empty(0) if np.isnan(sizes).any() else sizes
+
+
+def _blocks(units: Units) -> int:
+    if units.named:
+        return len({block_of(name) for name in units.names if name != ROOT}) or 1
+    sizes = unit_bytes(units)
+    for root in (0, 1):  # FSDP1 gathers the root's own parameters first
+        body = sizes[root:]
+        for period in range(1, body.size // 2 + 1):
+            if float(np.mean(body[period:] == body[:-period])) >= SAME_SHARE:
+                return max(round(body.size / period), 1)
+    return len(units.names)
+
+
+def _depth(timeline: RankTimeline, phase: int | None) -> Value:
+    if timeline.units is None:
+        return NOT_SHARDED
+    times, calls, mine = timeline.units.gather_times, timeline.units.units.gathers, _judged_gathers(timeline)
+    if times is None:
+        return NOT_TIMED
+    if mine is None:
+        return NO_STEP
+    mine = mine & (times.depth != UNKNOWN_DEPTH)
+    if phase is not None:
+        mine = mine & ((calls.phase == FORWARD) == (phase == FORWARD))
+    return (
+        int(np.median(times.depth[mine])) if mine.any() else Unknown("nothing tells when the units are used")
+    )
