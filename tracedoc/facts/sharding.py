@@ -41,8 +41,8 @@ def fsdp_units(timeline: RankTimeline) -> Value:
     return _of_units(timeline, lambda units: len(units.names))
 
 
-@rank_fact("unit_bytes_median", unit="bytes", needs=("collectives",))
-def unit_bytes_median(timeline: RankTimeline) -> Value:
+@rank_fact("median_unit_bytes", unit="bytes", needs=("collectives",))
+def median_unit_bytes(timeline: RankTimeline) -> Value:
     """Median gathered size of the units, the root's own parameters left out where the root has a name."""
 
     def median(units: Units) -> Value:
