@@ -22,7 +22,8 @@ def many(sample_traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Diagnose a run in which every rank did what one rank of a sample did."""
     digest = digest_file(str(sample_traces / "synthetic_ddp_tiny_batch" / "rank-0.json.gz"))
     everyone = tuple(range(RANKS))
-    operations = tuple(replace(o, group=everyone, group_size=RANKS) for o in digest.collectives)
+    kinds = tuple(replace(k, group=everyone, group_size=RANKS) for k in digest.collectives.kinds)
+    operations = replace(digest.collectives, kinds=kinds)
     paths = [tmp_path / f"rank-{rank}.json" for rank in everyone]
     for path in paths:
         path.touch()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+
+import numpy as np
 
 import tracedoc
 from tracedoc.diagnosis import (
@@ -32,10 +34,11 @@ from tracedoc.facts.measure import Measurements
 from tracedoc.facts.shard_table import unit_rows
 from tracedoc.facts.view import RunView
 from tracedoc.rules.engine import Judgement
+from tracedoc.spans import Int64Array
 from tracedoc.summary import summarise
 from tracedoc.timeline.activity import Budget as ExactBudget
-from tracedoc.timeline.collectives import CollectiveOp
-from tracedoc.timeline.matching import ExposedSplit
+from tracedoc.timeline.collective_table import NONE, CollectiveTable
+from tracedoc.timeline.exposure import ExposedSplit
 from tracedoc.timeline.strategies.recognise import recognise
 from tracedoc.trace.vocabulary import busbw_factor
 
@@ -204,47 +207,44 @@ def _collective_rows(run: RunView, digest: RankDigest) -> tuple[CollectiveRow, .
     step = digest.judged_step
     if step is None:
         return ()
-    known = run.latest_starts.get(digest.rank, {})
-    kinds: dict[tuple[str, str, int | None, str], list[CollectiveOp]] = defaultdict(list)
-    for operation in digest.collectives:
-        if step.start_ns <= operation.start_ns < step.end_ns:
-            size = operation.group_size or len(operation.group) or None
-            kinds[operation.op, operation.group_name, size, operation.dtype].append(operation)
-    rows = [_collective_row(key, operations, known) for key, operations in kinds.items()]
+    table, turn = digest.collectives, run.arrivals[digest.rank].turn_ns(digest.collectives)
+    matched = run.arrivals[digest.rank].complete
+    kinds: dict[tuple[str, str, int | None, str], list[int]] = defaultdict(list)
+    inside = (table.start_ns >= step.start_ns) & (table.start_ns < step.end_ns)
+    for row in np.flatnonzero(inside).tolist():
+        kind = table.kinds[int(table.kind[row])]
+        kinds[kind.op, kind.group_name, kind.group_size or len(kind.group) or None, kind.dtype].append(row)
+    rows = [_collective_row(key, table, turn, matched, np.array(listed)) for key, listed in kinds.items()]
     return tuple(sorted(rows, key=lambda row: -row.time_ms))
 
 
 def _collective_row(
     key: tuple[str, str, int | None, str],
-    operations: Sequence[CollectiveOp],
-    latest_starts: Mapping[tuple[str, int, int], int],
+    table: CollectiveTable,
+    turn_ns: Int64Array,
+    matched: np.ndarray,
+    rows: np.ndarray,
 ) -> CollectiveRow:
     op, group, group_size, dtype = key
-    sizes = sorted(o.nbytes for o in operations if o.nbytes is not None)
-    waits, transfers = [], []
-    for o in operations:
-        latest = latest_starts.get((o.op, o.start_ns, o.stream))
-        if latest is not None:
-            turn = min(max(latest, o.start_ns), o.end_ns)
-            waits.append(turn - o.start_ns)
-            transfers.append(o.end_ns - turn)
-    matched = len(transfers) == len(operations)
-    sized = len(sizes) == len(operations)
+    sizes = np.sort(table.nbytes[rows][table.nbytes[rows] != NONE])
+    all_matched, all_sized = bool(matched[rows].all()), sizes.size == rows.size
+    transfer = int((table.end_ns[rows] - turn_ns[rows]).sum())
+    total = int(sizes.sum())
     busbw = None
-    if matched and sized and group_size and sum(transfers) > 0 and sum(sizes) > 0:
-        busbw = sum(sizes) / sum(transfers) * busbw_factor(op, group_size)
+    if all_matched and all_sized and group_size and transfer > 0 and total > 0:
+        busbw = total / transfer * busbw_factor(op, group_size)
     return CollectiveRow(
         op=op,
         group=group,
         group_size=group_size,
         dtype=dtype,
-        calls_per_step=float(len(operations)),
-        bytes_median=sizes[len(sizes) // 2] if sizes else None,
-        bytes_per_step=sum(sizes) if sized else None,
-        time_ms=sum(o.end_ns - o.start_ns for o in operations) / 1e6,
-        exposed_ms=sum(o.exposed_ns for o in operations) / 1e6,
-        wait_ms=sum(waits) / 1e6 if matched else None,
-        transfer_ms=sum(transfers) / 1e6 if matched else None,
+        calls_per_step=float(rows.size),
+        bytes_median=int(sizes[sizes.size // 2]) if sizes.size else None,
+        bytes_per_step=total if all_sized else None,
+        time_ms=int((table.end_ns[rows] - table.start_ns[rows]).sum()) / 1e6,
+        exposed_ms=int(table.exposed_ns[rows].sum()) / 1e6,
+        wait_ms=int((turn_ns[rows] - table.start_ns[rows]).sum()) / 1e6 if all_matched else None,
+        transfer_ms=transfer / 1e6 if all_matched else None,
         busbw_gbps=busbw,
     )
 

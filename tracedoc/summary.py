@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
@@ -173,11 +173,9 @@ def _waiting(measurements: Measurements, step: float) -> str:
     longest = max(waits, key=lambda rank: waits[rank], default="")
     if not longest or waits[longest] < WAIT_WORTH_NAMING * step:
         return ""
-    blamed: Counter[int] = Counter()
-    for collective in measurements.run.matching.collectives:
-        if int(longest) in collective.ranks:
-            blamed[collective.last_rank] += collective.wait_ns[collective.ranks.index(int(longest))]
-    late = blamed.most_common(1)[0][0]
+    late = measurements.run.matching.waited_for(int(longest))
+    if late is None:
+        return ""
     return f" Rank {longest} waits for peers {format_ms(waits[longest])} a step, most of it for rank {late}."
 
 

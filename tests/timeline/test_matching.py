@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tracedoc.spans import Spans
-from tracedoc.timeline.collectives import CollectiveOp
-from tracedoc.timeline.matching import (
-    RankCollectives,
-    latest_starts_by_rank,
-    match_collectives,
-    split_exposed,
-)
+from tracedoc.timeline.collective_table import NO_TIME, CollectiveOp, CollectiveTable
+from tracedoc.timeline.exposure import Arrivals, arrivals_by_rank, split_exposed
+from tracedoc.timeline.matching import RankCollectives, match_collectives
 
 MS = 1_000_000
 REDUCE = CollectiveOp("all_reduce", (0, 1), "0", 2, 1024, "Float", None, 20, 0, 0, None, 1)
@@ -26,7 +23,8 @@ def operation(start: int, end: int, **changes: object) -> CollectiveOp:
 def ranks(
     first: list[CollectiveOp], second: list[CollectiveOp], hosts: tuple[str, str] = ("a", "a")
 ) -> list[RankCollectives]:
-    return [RankCollectives(0, hosts[0], tuple(first)), RankCollectives(1, hosts[1], tuple(second))]
+    tables = [CollectiveTable.of(listed) for listed in (first, second)]
+    return [RankCollectives(0, hosts[0], tables[0]), RankCollectives(1, hosts[1], tables[1])]
 
 
 def test_the_early_rank_waits_and_both_transfer() -> None:
@@ -37,11 +35,22 @@ def test_the_early_rank_waits_and_both_transfer() -> None:
     assert found.last_rank == 1
 
 
-def test_a_step_with_unequal_sequences_stays_unmatched_and_the_next_one_matches() -> None:
-    first = [operation(0, 2), operation(3, 5), operation(10, 12, step=2)]
-    second = [operation(0, 2), operation(11, 12, step=2)]
+def test_one_lost_event_does_not_shift_the_rest() -> None:
+    first = [operation(0, 2), operation(3, 5), operation(6, 9), operation(10, 12, step=2)]
+    second = [operation(0, 2), operation(7, 9), operation(11, 12, step=2)]
     matching = match_collectives(ranks(first, second), 2)
-    assert [(c.step, c.start_ns) for c in matching.collectives] == [(2, (10 * MS, 11 * MS))]
+    assert [(c.step, c.start_ns) for c in matching.collectives] == [
+        (1, (0, 0)),
+        (1, (6 * MS, 7 * MS)),
+        (2, (10 * MS, 11 * MS)),
+    ]
+
+
+def test_a_different_lost_event_on_each_rank_is_seen_by_the_ends() -> None:
+    first = [operation(0, 2), operation(3, 5)]
+    second = [operation(4, 5), operation(7, 9)]
+    (found,) = match_collectives(ranks(first, second), 2).collectives
+    assert found.start_ns == (3 * MS, 4 * MS)
 
 
 def test_sequence_numbers_survive_a_lost_event() -> None:
@@ -51,9 +60,10 @@ def test_sequence_numbers_survive_a_lost_event() -> None:
     assert found.start_ns == (3 * MS, 4 * MS)
 
 
-def test_a_group_with_a_missing_rank_is_not_matched() -> None:
-    wide = [operation(0, 10, group=(0, 1, 2))]
-    assert match_collectives(ranks(wide, wide), 3).collectives == ()
+def test_a_group_with_a_missing_rank_is_matched_in_part() -> None:
+    first, second = [operation(0, 10, group=(0, 1, 2))], [operation(4, 10, group=(0, 1, 2))]
+    (found,) = match_collectives(ranks(first, second), 3).collectives
+    assert (found.complete, found.wait_ns) == (False, (4 * MS, 0))
 
 
 def test_operations_that_end_before_their_peer_starts_are_no_match() -> None:
@@ -75,9 +85,9 @@ def test_clocks_of_two_hosts_are_brought_together_by_the_ends() -> None:
     everyone = ranks(first, second, ("a", "b"))
     matching = match_collectives(everyone, 2)
     assert [c.wait_ns for c in matching.collectives] == [(6 * MS, 0), (8 * MS, 0), (1 * MS, 0)]
-    starts = latest_starts_by_rank(matching, everyone)
-    assert starts[0][("all_reduce", 0, 20)] == 6 * MS
-    assert starts[1][("all_reduce", (skew + 6) * MS, 20)] == (skew + 6) * MS
+    arrivals = arrivals_by_rank(matching, everyone)
+    assert arrivals[0].latest_ns[0] == 6 * MS
+    assert arrivals[1].latest_ns[0] == (skew + 6) * MS
 
 
 def test_hosts_whose_ends_scatter_are_not_aligned() -> None:
@@ -91,9 +101,9 @@ def test_hosts_whose_ends_scatter_are_not_aligned() -> None:
 def test_exposed_time_splits_exactly_and_transfer_comes_first() -> None:
     waiting = operation(0, 10)  # the peer came at 6
     unknown = operation(4, 8, op="broadcast", stream=21)
-    split = split_exposed(
-        Spans.from_pairs([(0, 12 * MS)]), [waiting, unknown], {("all_reduce", 0, 20): 6 * MS}
-    )
+    arrivals = Arrivals(np.array([6 * MS, NO_TIME]), np.array([True, False]), np.array([False, False]))
+    spans = split_exposed(Spans.from_pairs([(0, 12 * MS)]), CollectiveTable.of([waiting, unknown]), arrivals)
+    (split,) = spans.in_windows([0], [12 * MS])
     # 0-4 wait, 4-6 the broadcast runs beside the wait, 6-10 transfer, 10-12 belongs to no operation.
     assert (split.wait_ns, split.transfer_ns, split.unsplit_ns) == (4 * MS, 4 * MS, 4 * MS)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
+
+import numpy as np
 
 from tracedoc.facts.catalog import Unknown, Value, rank_fact, run_fact
 from tracedoc.facts.digest import RankDigest, StepDigest
@@ -11,8 +12,8 @@ from tracedoc.facts.step import NO_STEP
 from tracedoc.facts.view import RunView
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.collectives import CollectiveOp
-from tracedoc.timeline.matching import ExposedSplit
+from tracedoc.timeline.collective_table import NONE, CollectiveTable
+from tracedoc.timeline.exposure import ExposedSplit
 from tracedoc.trace.vocabulary import device_peak
 
 REFERENCE_HALF_BYTES = 20 * 2**20
@@ -35,18 +36,19 @@ def collectives_per_step(timeline: RankTimeline) -> Value:
 @rank_fact("comm_bytes_per_step", unit="bytes", needs=("collectives",))
 def comm_bytes_per_step(timeline: RankTimeline) -> Value:
     """Payload of the median step's collectives: full buffers, as nccl-tests count S."""
-    operations = _of_judged_step(timeline)
-    sizes = [o.nbytes for o in operations if o.nbytes is not None]
-    if len(sizes) < len(operations):
-        return Unknown(f"{len(operations) - len(sizes)} of {len(operations)} collectives carry no size")
-    return sum(sizes)
+    sizes = _of_judged_step(timeline).nbytes
+    unsized = int((sizes == NONE).sum())
+    if unsized:
+        return Unknown(f"{unsized} of {sizes.size} collectives carry no size")
+    return int(sizes.sum())
 
 
 @rank_fact("median_collective_bytes", unit="bytes", needs=("collectives",))
 def median_collective_bytes(timeline: RankTimeline) -> Value:
     """Median payload of the collectives of the median step, over those that carry a size."""
-    sizes = [o.nbytes for o in _of_judged_step(timeline) if o.nbytes is not None]
-    return float(statistics.median(sizes)) if sizes else Unknown("no collective carries its size")
+    sizes = _of_judged_step(timeline).nbytes
+    sized = sizes[sizes != NONE]
+    return float(np.median(sized)) if sized.size else Unknown("no collective carries its size")
 
 
 @rank_fact("blocking_comm_ms", unit="ms", needs=("launches", "collectives"))
@@ -137,23 +139,23 @@ def latency_bound_exposed(run: RunView, digest: RankDigest, step: StepDigest) ->
     limit = _latency_bound_bytes(digest)
     if isinstance(limit, Unknown):
         return limit
-    known = run.latest_starts.get(digest.rank, {})
-    parts = []
-    for operation in _in_step(digest, step):
-        if operation.nbytes is not None and operation.nbytes < limit:
-            latest = known.get((operation.op, operation.start_ns, operation.stream), operation.start_ns)
-            parts.append((min(max(latest, operation.start_ns), operation.end_ns), operation.end_ns))
-    return step.exposed_comm & Spans.from_pairs(parts)
+    table = digest.collectives
+    turn = run.arrivals[digest.rank].turn_ns(table)
+    small = table.in_window(step.start_ns, step.end_ns) & (table.nbytes != NONE) & (table.nbytes < limit)
+    inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
+    return inside & Spans.of(turn[small], table.end_ns[small])
 
 
 def _latency_bound_share(digest: RankDigest, step: StepDigest) -> Value:
     limit = _latency_bound_bytes(digest)
     if isinstance(limit, Unknown):
         return limit
-    sizes = [o.nbytes for o in _in_step(digest, step) if o.nbytes is not None and o.op != "barrier"]
-    if not sizes:
+    table = digest.collectives
+    inside = table.in_window(step.start_ns, step.end_ns)
+    sizes = table.nbytes[inside & (table.nbytes != NONE) & ~table.is_op("barrier")]
+    if sizes.size == 0:
         return Unknown("no collective carries its size")
-    return sum(size < limit for size in sizes) / len(sizes)
+    return float((sizes < limit).mean())
 
 
 def _latency_bound_bytes(digest: RankDigest) -> float | Unknown:
@@ -163,16 +165,11 @@ def _latency_bound_bytes(digest: RankDigest) -> float | Unknown:
     return LATENCY_BOUND_SHARE * REFERENCE_HALF_BYTES * peak.link_gbps / REFERENCE_LINK_GBPS
 
 
-def _in_step(digest: RankDigest, step: StepDigest) -> list[CollectiveOp]:
-    return [o for o in digest.collectives if o.end_ns > step.start_ns and o.start_ns < step.end_ns]
-
-
-def _of_judged_step(timeline: RankTimeline) -> list[CollectiveOp]:
+def _of_judged_step(timeline: RankTimeline) -> CollectiveTable:
+    table = timeline.collectives
     if timeline.judged is None:
-        return []
-    if timeline.host.source == "none":
-        return list(timeline.collectives)
-    return [o for o in timeline.collectives if o.step == timeline.judged.index]
+        return CollectiveTable.empty()
+    return table if timeline.host.source == "none" else table.take(table.step == timeline.judged.index)
 
 
 def _split_part(run: RunView, part: Callable[[ExposedSplit], int]) -> dict[str, Value]:

@@ -15,7 +15,7 @@ from tracedoc.facts.memory import pageable_stall
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import Budget
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.collectives import CollectiveOp
+from tracedoc.timeline.collective_table import CollectiveTable
 from tracedoc.timeline.steps import Window
 from tracedoc.timeline.strategies.recognise import strategy_signs
 from tracedoc.timeline.unit_times import UnitTable, small_table
@@ -40,7 +40,6 @@ class StepDigest:
     budget: Budget
     idle_ns: Mapping[str, int]
     blocking_ns: int | None
-    exposed_comm: Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,8 @@ class RankDigest:
     """One rank as the other stages see it.
 
     ``rank`` is the one settled over all files, not only what the file says. ``judged`` is the position in
-    ``steps`` of the step that stands for the rank. ``spans`` are named sets inside the judged step, for
+    ``steps`` of the step that stands for the rank. ``exposed_comm`` is the exposed communication
+    of all steps. ``spans`` are named sets inside the judged step, for
     evidence and pictures; ``present`` are the needs that the trace meets. ``first_step`` identifies the
     profiler's cycle.
     """
@@ -79,7 +79,8 @@ class RankDigest:
     capture_idle_ns: Mapping[str, int]
     steps: tuple[StepDigest, ...]
     judged: int | None
-    collectives: tuple[CollectiveOp, ...]
+    collectives: CollectiveTable
+    exposed_comm: Spans
     kernels: tuple[KernelTotal, ...]
     spans: Mapping[str, Spans]
     signs: tuple[str, ...]
@@ -129,6 +130,7 @@ def digest_timeline(timeline: RankTimeline, facts: Mapping[str, Value], *, rank:
         steps=steps,
         judged=position,
         collectives=timeline.collectives,
+        exposed_comm=_exposed_comm(timeline),
         kernels=_kernel_totals(timeline),
         spans=judged_spans(timeline),
         signs=strategy_signs(trace),
@@ -162,7 +164,6 @@ def _step_digest(timeline: RankTimeline, window: Window) -> StepDigest:
         timeline.activity.budget(start, end),
         timeline.idle.in_window(start, end) if timeline.idle else {},
         None if blocking is None else blocking.clip(start, end).total_ns,
-        timeline.activity.exposed_comm.clip(start, end),
     )
 
 
@@ -186,6 +187,13 @@ def judged_spans(timeline: RankTimeline) -> dict[str, Spans]:
         found["pageable_stall"] = pageable_stall(timeline)
     found["non_compute"] = activity.compute.complement(window.start_ns, window.end_ns)
     return {name: _longest(spans.clip(window.start_ns, window.end_ns)) for name, spans in found.items()}
+
+
+def _exposed_comm(timeline: RankTimeline) -> Spans:
+    """Return the exposed communication in the steps."""
+    if timeline.activity is None or not timeline.windows:
+        return Spans.empty()
+    return timeline.activity.exposed_comm.clip(timeline.windows[0].start_ns, timeline.windows[-1].end_ns)
 
 
 def _longest(spans: Spans) -> Spans:

@@ -84,9 +84,8 @@ def stall_parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallPart
 
 def latest_arrivals(run: RunView, digest: RankDigest, rows: npt.NDArray[np.int32]) -> Int64Array:
     """Return when the last rank came to each of some collectives of a rank, on its clock, or ``NO_TIME``."""
-    known = run.latest_starts.get(digest.rank, {})
-    operations = [digest.collectives[row] for row in rows.tolist()]
-    return np.array([known.get((o.op, o.start_ns, o.stream), NO_TIME) for o in operations], dtype=np.int64)
+    arrivals = run.arrivals[digest.rank]
+    return np.where(arrivals.complete[rows], arrivals.latest_ns[rows], NO_TIME)
 
 
 def stall_spans(parts: StallParts, wanted: Int64Array) -> Spans:

@@ -7,14 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tracedoc.facts.digest import RankDigest, StepDigest
-from tracedoc.timeline.matching import (
-    ExposedSplit,
-    Matching,
-    RankCollectives,
-    latest_starts_by_rank,
-    match_collectives,
-    split_exposed,
-)
+from tracedoc.timeline.blame import Blame, assign_blame
+from tracedoc.timeline.exposure import Arrivals, ExposedSplit, arrivals_by_rank, split_exposed
+from tracedoc.timeline.matching import Matching, RankCollectives, match_collectives
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,14 +18,16 @@ class RunView:
 
     ``digests`` are in rank order. ``standing`` is the rank whose judged step is the lower median, which
     stands for the run; ``None`` where no rank has one. ``splits`` holds the exposed communication of every
-    step, by ``(rank, step number)``; ``latest_starts`` those of matched operations on each rank's clock.
+    step, by ``(rank, step number)``; ``arrivals`` say for each row of a rank's collectives when the last peer
+    came, ``blame`` who came last to each matched operation, and what kept that rank.
     """
 
     digests: tuple[RankDigest, ...]
     world_size: int | None
     matching: Matching
     splits: Mapping[tuple[int, int], ExposedSplit]
-    latest_starts: Mapping[int, Mapping[tuple[str, int, int], int]]
+    arrivals: Mapping[int, Arrivals]
+    blame: Blame
     standing: int | None
 
     def digest(self, rank: int) -> RankDigest:
@@ -55,14 +52,15 @@ def build_view(digests: Sequence[RankDigest], world_size: int | None) -> RunView
     ordered = tuple(sorted(digests, key=lambda digest: digest.rank))
     ranks = [RankCollectives(digest.rank, digest.host, digest.collectives) for digest in ordered]
     matching = match_collectives(ranks, world_size)
-    latest_starts = latest_starts_by_rank(matching, ranks)
+    arrivals = arrivals_by_rank(matching, ranks)
     splits = {}
     for digest in ordered:
-        known = latest_starts.get(digest.rank, {})
-        for step in digest.steps:
-            inside = [o for o in digest.collectives if o.end_ns > step.start_ns and o.start_ns < step.end_ns]
-            splits[digest.rank, step.index] = split_exposed(step.exposed_comm, inside, known)
-    return RunView(ordered, world_size, matching, splits, latest_starts, _standing_rank(ordered))
+        spans = split_exposed(digest.exposed_comm, digest.collectives, arrivals[digest.rank])
+        found = spans.in_windows([s.start_ns for s in digest.steps], [s.end_ns for s in digest.steps])
+        for step, split in zip(digest.steps, found, strict=True):
+            splits[digest.rank, step.index] = split
+    blame = assign_blame(matching, ranks, arrivals, [digest.exposed_comm for digest in ordered])
+    return RunView(ordered, world_size, matching, splits, arrivals, blame, _standing_rank(ordered))
 
 
 def _standing_rank(digests: Sequence[RankDigest]) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from tracedoc.timeline.activity import (
     gloo_rows,
 )
 from tracedoc.timeline.blocking import blocking_spans
-from tracedoc.timeline.collectives import CollectiveOp, gloo_collectives, gpu_collectives, with_exposure
+from tracedoc.timeline.collective_table import CollectiveTable
+from tracedoc.timeline.collectives import gloo_collectives, gpu_collectives
 from tracedoc.timeline.idle import HostSpans, IdleCauses, cpu_idle_causes, host_spans, idle_causes
 from tracedoc.timeline.launches import Launches, Rows, link_launches
 from tracedoc.timeline.periods import repeated_steps
@@ -68,7 +69,7 @@ class RankTimeline:
     blocking: Spans | None = None
     windows: tuple[Window, ...] = ()
     judged: Window | None = None
-    collectives: tuple[CollectiveOp, ...] = ()
+    collectives: CollectiveTable = field(default_factory=CollectiveTable.empty)
     limits: tuple[Limit, ...] = ()
     syncs: Syncs | None = None
     phases: Phases | None = None
@@ -130,7 +131,7 @@ def _gpu_timeline(
     if not any(window.complete for window in windows):
         windows = _own_extents(trace, rows, position[on_device], host, activity)
     numbers = np.array([step.index for step in host.steps] + [-1, -1], dtype=np.int64)[position]
-    collectives = with_exposure(gpu_collectives(trace, events, device, numbers), activity)
+    collectives = gpu_collectives(trace, events, device, numbers).with_exposure(activity.exposed_comm)
     linked = bool(launches.linked.any())
     idle, syncs = idle_causes(trace, events, activity, device, delays)
     return RankTimeline(
@@ -186,7 +187,7 @@ def _cpu_timeline(
         activity=activity,
         idle=cpu_idle_causes(activity, first, last, delays),
         windows=windows,
-        collectives=with_exposure(gloo_collectives(trace, step, rows), activity),
+        collectives=gloo_collectives(trace, step, rows).with_exposure(activity.exposed_comm),
         limits=(
             *host.limits,
             Limit(

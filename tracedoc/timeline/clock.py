@@ -11,8 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.errors import Limit
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.collective_table import boundaries
 
 RESIDUAL_SHARE = 0.10
 """Ends that still differ by more than this share of the median wait make waits meaningless."""
@@ -20,62 +23,221 @@ RESIDUAL_SHARE = 0.10
 SETTLED_NS = 50_000
 """Ends this close are as good as simultaneous, whatever the waits are."""
 
+DRIFT_OPERATIONS = 12
+"""Fewer operations than this between two clocks tell an offset, not a drift."""
+
+DRIFT_PAYS = 0.75
+"""A drift is believed where it lowers the residual below this share of what a fixed offset leaves."""
+
+IntArray = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class ClockError:
+    """How far a clock is ahead of the common one: ``offset_ns`` at ``origin_ns``, ``rate`` more a second.
+
+    ``rate`` has no unit (seconds a second); ``origin_ns`` is an instant of the clock itself.
+    """
+
+    offset_ns: int
+    rate: float = 0.0
+    origin_ns: int = 0
+
+    def to_common(self, times: Int64Array) -> Int64Array:
+        """Return instants of this clock as the common clock would have stamped them."""
+        if self.rate == 0.0:
+            return times - self.offset_ns
+        drift = np.rint(self.rate * (times - self.origin_ns)).astype(np.int64)
+        return np.asarray(times - self.offset_ns - drift)
+
+    def to_own(self, times: Int64Array) -> Int64Array:
+        """Return instants of the common clock as this clock would have stamped them."""
+        if self.rate == 0.0:
+            return times + self.offset_ns
+        since = times + self.offset_ns - self.origin_ns
+        return np.asarray(
+            times + self.offset_ns + np.rint(self.rate / (1 - self.rate) * since).astype(np.int64)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Offsets to subtract from each rank's timestamps.
+    """How the clocks of the ranks differ from the common one; a rank that is not listed keeps it.
 
-    ``residual_ns`` is the median distance that remains between the ends of one operation; ``aligned`` is
-    False where times of different ranks cannot be compared.
+    ``residual_ns`` is the median distance that remains between the ends of one operation on two clocks,
+    ``None`` where nothing had to be compared; ``aligned`` is False where times of different ranks cannot be
+    compared.
     """
 
-    offset_ns: Mapping[int, int] = field(default_factory=dict)
+    errors: Mapping[int, ClockError] = field(default_factory=dict)
     residual_ns: int | None = None
     aligned: bool = True
     limits: tuple[Limit, ...] = ()
 
+    def to_common(self, rank: int, times: Int64Array) -> Int64Array:
+        """Return instants stamped by ``rank`` on the common clock."""
+        error = self.errors.get(rank)
+        return times if error is None else error.to_common(times)
 
-Operation = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    def to_own(self, rank: int, times: Int64Array) -> Int64Array:
+        """Return instants of the common clock as ``rank`` would have stamped them."""
+        error = self.errors.get(rank)
+        return times if error is None else error.to_own(times)
 
 
-def align_clocks(hosts: Mapping[int, str], operations: Sequence[Operation]) -> Clock:
-    """Return one offset per host (per rank where hosts are unknown), from ``(ranks, starts, ends)``.
+@dataclass(frozen=True, slots=True, eq=False)
+class Ends:
+    """Symmetric operations over their ranks, one entry for each rank that took part.
 
-    Ranks of one named host share a clock and are not shifted. With nothing to align by, ranks of one host
-    or of unknown hosts are taken as they are; different named hosts are then not comparable.
+    ``operation`` numbers the operations and is sorted; ``rank`` is a position in the list of ranks.
     """
-    named = {host for host in hosts.values() if host}
-    if len(hosts) < 2 or (len(named) == 1 and all(hosts.values())):
+
+    operation: IntArray
+    rank: IntArray
+    start_ns: Int64Array
+    end_ns: Int64Array
+
+
+def align_clocks(ranks: Sequence[int], hosts: Sequence[str], ends: Ends) -> Clock:
+    """Return one clock error per host (per rank where hosts are unknown), from the ends of operations.
+
+    Ranks of one named host share a clock and are not shifted. Unnamed ranks are shifted only where their
+    ends demand it. With nothing to align by, ranks of one host or of unknown hosts are taken as they are;
+    different named hosts are then not comparable.
+    """
+    named = {host for host in hosts if host}
+    if len(ranks) < 2 or (len(named) == 1 and all(hosts)):
         return Clock()
-    if not operations:
+    if ends.operation.size == 0:
         if len(named) < 2:
             return Clock()
         return Clock(
             aligned=False, limits=(_not_aligned("there is no symmetric collective to align them by"),)
         )
-    offsets = _offsets(hosts, operations)
-    residuals, waits = [], []
-    for ranks, starts, ends in operations:
-        shifts = np.array([offsets.get(rank, 0) for rank in ranks], dtype=np.int64)
-        start, end = np.array(starts, dtype=np.int64) - shifts, np.array(ends, dtype=np.int64) - shifts
-        residuals.append(int(end.max() - end.min()))
-        waits.extend((start.max() - start).tolist())
-    residual, wait = int(np.median(residuals)), float(np.median(waits))
+    clocks = _numbered([host or f" rank {rank}" for rank, host in zip(ranks, hosts, strict=True)])
+    if len(named) < 2:
+        residual, wait = _quality(ends, clocks, {})
+        if residual <= max(RESIDUAL_SHARE * wait, SETTLED_NS):
+            return Clock(residual_ns=residual)
+    errors = _errors(ends, clocks)
+    residual, wait = _quality(ends, clocks, errors)
     if residual > max(RESIDUAL_SHARE * wait, SETTLED_NS):
         reason = f"ends of one collective still differ by {residual / 1e6:.2f} ms"
         return Clock({}, residual, False, (_not_aligned(reason),))
-    return Clock(offsets, residual)
+    return Clock(
+        {rank: errors[clock] for rank, clock in zip(ranks, clocks.tolist(), strict=True) if clock in errors},
+        residual,
+    )
 
 
-def _offsets(hosts: Mapping[int, str], operations: Sequence[Operation]) -> dict[int, int]:
-    distances: dict[str, list[int]] = defaultdict(list)
-    clock_of = {rank: host or f"rank {rank}" for rank, host in hosts.items()}
-    for ranks, _, ends in operations:
-        middle = int(np.median(np.array(ends, dtype=np.int64) - ends[0])) + ends[0]
-        for rank, end in zip(ranks, ends, strict=True):
-            distances[clock_of[rank]].append(end - middle)
-    per_clock = {clock: int(np.median(found)) for clock, found in distances.items()}
-    return {rank: per_clock.get(clock, 0) for rank, clock in clock_of.items()}
+def _numbered(names: Sequence[str]) -> IntArray:
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.intp)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Distances:
+    """How much later an operation ended on clock ``other`` than on clock ``first``, at ``time_ns`` of it."""
+
+    first: IntArray
+    other: IntArray
+    time_ns: Int64Array
+    distance_ns: Int64Array
+
+
+def _distances(operation: IntArray, clock: IntArray, end_ns: Int64Array) -> _Distances:
+    """Return, for each operation, the distance of each clock's median end from that of its first clock."""
+    order = np.lexsort((end_ns, clock, operation))
+    operation, clock, end_ns = operation[order], clock[order], end_ns[order]
+    edges = boundaries(operation, clock)
+    middle = (edges[:-1] + edges[1:] - 1) // 2
+    operation, clock, end_ns = operation[middle], clock[middle], end_ns[middle]
+    starts = boundaries(operation)
+    first = np.repeat(starts[:-1], np.diff(starts))
+    others = np.flatnonzero(first != np.arange(first.size))
+    first = first[others]
+    return _Distances(clock[first], clock[others], end_ns[others], end_ns[others] - end_ns[first])
+
+
+def _errors(ends: Ends, clocks: IntArray) -> dict[int, ClockError]:
+    """Return the error of each clock against the first one of those it is connected with."""
+    found = _distances(ends.operation, clocks[ends.rank], ends.end_ns)
+    order = np.lexsort((found.time_ns, found.other, found.first))
+    first, other = found.first[order], found.other[order]
+    time_ns, distance_ns = found.time_ns[order], found.distance_ns[order]
+    edges = boundaries(first, other)
+    fits: dict[int, list[tuple[int, int, ClockError]]] = defaultdict(list)
+    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        a, b = int(first[begin]), int(other[begin])
+        fit = _fit(time_ns[begin:end], distance_ns[begin:end])
+        fits[a].append((end - begin, b, fit))
+        fits[b].append((end - begin, a, _reversed(fit)))
+    errors: dict[int, ClockError] = {}
+    for root in sorted(fits):
+        if root in errors:
+            continue
+        errors[root] = ClockError(0)
+        front = [root]
+        while front:
+            near = front.pop(0)
+            for _, far, fit in sorted(fits[near], key=lambda entry: (-entry[0], entry[1])):
+                if far not in errors:
+                    errors[far] = _after(errors[near], fit)
+                    front.append(far)
+    return errors
+
+
+def _fit(time_ns: Int64Array, distance_ns: Int64Array) -> ClockError:
+    """Return the median distance; with a steady drift where that explains the distances much better.
+
+    The drift is the median slope between operations half the capture apart, which bears outliers.
+    """
+    offset = int(np.median(distance_ns - distance_ns[0])) + int(distance_ns[0])
+    fixed = ClockError(offset)
+    half = time_ns.size // 2
+    if time_ns.size < DRIFT_OPERATIONS:
+        return fixed
+    spans = time_ns[-half:] - time_ns[:half]
+    apart = spans > 0
+    if not apart.any():
+        return fixed
+    rise = (distance_ns[-half:] - distance_ns[:half])[apart]
+    rate = float(np.median(rise / spans[apart]))
+    origin = int(time_ns[half])
+    level = distance_ns - offset - rate * (time_ns - origin)
+    drifting = ClockError(offset + round(float(np.median(level))), rate, origin)
+    left = np.median(np.abs(level - np.median(level)))
+    before = np.median(np.abs(distance_ns - offset))
+    return drifting if left < DRIFT_PAYS * before else fixed
+
+
+def _reversed(fit: ClockError) -> ClockError:
+    """Return the error of the first clock against the other one."""
+    origin = fit.origin_ns - fit.offset_ns if fit.rate else 0
+    return ClockError(-fit.offset_ns, -fit.rate, origin)
+
+
+def _after(near: ClockError, fit: ClockError) -> ClockError:
+    """Return the error of a clock that is ``fit`` ahead of one that itself is ``near`` ahead."""
+    if near.rate == 0.0 and fit.rate == 0.0:
+        return ClockError(near.offset_ns + fit.offset_ns)
+    origin = fit.origin_ns or near.origin_ns + fit.offset_ns
+    there = origin - fit.offset_ns
+    ahead = near.offset_ns + round(near.rate * (there - near.origin_ns)) if near.rate else near.offset_ns
+    return ClockError(ahead + fit.offset_ns, near.rate + fit.rate, origin)
+
+
+def _quality(ends: Ends, clocks: IntArray, errors: Mapping[int, ClockError]) -> tuple[int, float]:
+    """Return the median distance of ends between clocks, and the median wait, once ``errors`` are removed."""
+    start_ns, end_ns, clock = ends.start_ns.copy(), ends.end_ns.copy(), clocks[ends.rank]
+    for number, error in errors.items():
+        mine = clock == number
+        start_ns[mine], end_ns[mine] = error.to_common(start_ns[mine]), error.to_common(end_ns[mine])
+    distance = _distances(ends.operation, clock, end_ns).distance_ns
+    residual = int(np.median(np.abs(distance))) if distance.size else 0
+    edges = boundaries(ends.operation)
+    latest = np.repeat(np.maximum.reduceat(start_ns, edges[:-1]), np.diff(edges))
+    return residual, float(np.median(latest - start_ns))
 
 
 def _not_aligned(reason: str) -> Limit:

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import prod
+from typing import Final
 
 import numpy as np
 
-from tracedoc.timeline.activity import COMMUNICATION, Activity, GpuEvents, collective_records
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, GpuEvents, collective_records
+from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable, Held
 from tracedoc.timeline.gloo_calls import gloo_calls
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows, match_ids
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import CollectiveArgs, Kind, ProcessGroup, Shapes, Trace, TraceInfo
 
+NEVER: Final = 1 << 60
+"""Longer than any trace, in nanoseconds."""
 
-@dataclass(frozen=True, slots=True)
-class CollectiveOp:
-    """One collective as one rank saw it.
-
-    ``nbytes`` is the payload S of nccl-tests (the full buffer), ``None`` where sizes are not recorded.
-    ``group`` holds the ranks, empty where they are not recorded. ``start_ns`` and ``end_ns`` are those of
-    the kernel (of the ``gloo:*`` range on CPU): waiting for the peers is inside. ``step`` is the step's
-    number, ``None`` before the first one. ``exposed_ns`` is the part with no compute beside it.
-    """
-
-    op: str
-    group: tuple[int, ...]
-    group_name: str
-    group_size: int | None
-    nbytes: int | None
-    dtype: str
-    seq: int | None
-    stream: int
-    start_ns: int
-    end_ns: int
-    launch_ns: int | None
-    step: int | None
-    exposed_ns: int = 0
+JUST_BEFORE_NS = 20_000
+"""A kernel that starts within this time of an event was waiting for it; launches take half of it."""
 
 
 def gpu_collectives(
     trace: Trace, events: GpuEvents, device: int, step_numbers: np.ndarray
-) -> tuple[CollectiveOp, ...]:
+) -> CollectiveTable:
     """Return the communication kernels and copies of ``device`` in time order.
 
     ``step_numbers[i]`` is the number of the step of ``events.rows[i]``, below 0 where it has none.
@@ -50,6 +33,7 @@ def gpu_collectives(
     rows, launch_rows, numbers = events.rows[wanted], events.launch_rows[wanted], step_numbers[wanted]
     arguments = _join_records(trace, rows, launch_rows)
     annotations = enclosing_rows(trace, _nccl_annotations(trace), launch_rows)
+    held = _held(trace, events, device, rows, launch_rows)
     found = []
     for position, row in enumerate(rows.tolist()):
         annotation = int(annotations[position])
@@ -62,12 +46,13 @@ def gpu_collectives(
                 annotation if annotation != NO_ROW else None,
                 launch_ns=int(trace.ts_ns[launch_row]) if launch_row != NO_ROW else None,
                 step=int(numbers[position]) if numbers[position] >= 0 else None,
+                held=held[position],
             )
         )
-    return tuple(found)
+    return CollectiveTable.of(found)
 
 
-def gloo_collectives(trace: Trace, step_of_time: np.ndarray, rows: Rows) -> tuple[CollectiveOp, ...]:
+def gloo_collectives(trace: Trace, step_of_time: np.ndarray, rows: Rows) -> CollectiveTable:
     """Return the ``gloo:*`` ranges in ``rows`` as collectives; ``step_of_time`` holds their step numbers.
 
     gloo runs reduce-scatter as an all-reduce: the c10d operator that asked tells which it was. It records
@@ -92,17 +77,35 @@ def gloo_collectives(trace: Trace, step_of_time: np.ndarray, rows: Rows) -> tupl
                 end_ns=int(trace.ts_ns[row] + trace.dur_ns[row]),
                 launch_ns=None,
                 step=int(step_of_time[position]) if step_of_time[position] >= 0 else None,
+                held=Held.LAUNCH,
             )
         )
-    return tuple(found)
+    return CollectiveTable.of(found)
 
 
-def with_exposure(operations: tuple[CollectiveOp, ...], activity: Activity) -> tuple[CollectiveOp, ...]:
-    """Return the operations with their exposed time filled in."""
-    exposed = activity.exposed_comm.covered_ns(
-        [o.start_ns for o in operations], [o.end_ns for o in operations]
-    )
-    return tuple(replace(o, exposed_ns=int(ns)) for o, ns in zip(operations, exposed, strict=True))
+def _held(trace: Trace, events: GpuEvents, device: int, rows: Rows, launch_rows: Rows) -> list[Held]:
+    """Return what kept each communication kernel of ``rows`` from starting earlier."""
+    starts = trace.ts_ns[rows]
+    compute = events.rows[(events.classes == COMPUTE) & (trace.device[events.rows] == device)]
+    after_compute = _since(np.sort(trace.ts_ns[compute] + trace.dur_ns[compute]), starts)
+    after_comm = np.full(rows.size, NEVER, dtype=np.int64)
+    for stream in np.unique(trace.stream[rows]).tolist():
+        mine = trace.stream[rows] == stream
+        ends = np.sort(trace.ts_ns[rows[mine]] + trace.dur_ns[rows[mine]])
+        after_comm[mine] = _since(ends, starts[mine])
+    launched = np.where(launch_rows != NO_ROW, starts - trace.ts_ns[launch_rows], NEVER)
+    held = np.full(rows.size, Held.UNKNOWN, dtype=np.uint8)
+    held[after_compute <= JUST_BEFORE_NS] = Held.COMPUTE
+    held[(after_comm <= JUST_BEFORE_NS) & (after_comm <= after_compute)] = Held.COMMUNICATION
+    held[launched <= JUST_BEFORE_NS] = Held.LAUNCH
+    return [Held(code) for code in held.tolist()]
+
+
+def _since(ends: Int64Array, times: Int64Array) -> Int64Array:
+    """Return the time since the last of the sorted ``ends`` at or before each of ``times``."""
+    place = np.searchsorted(ends, times, side="right")
+    padded = np.concatenate(([times.min(initial=0) - NEVER], ends))
+    return np.asarray(times - padded[place], dtype=np.int64)
 
 
 def _join_records(trace: Trace, rows: Rows, launch_rows: Rows) -> list[CollectiveArgs | None]:
@@ -139,6 +142,7 @@ def _operation(
     *,
     launch_ns: int | None,
     step: int | None,
+    held: Held,
 ) -> CollectiveOp:
     op = None
     nbytes: int | None = None
@@ -154,7 +158,9 @@ def _operation(
         if nbytes is None:
             nbytes = _input_payload(op or "unknown", trace.shapes.get(annotation), trace.info.world_size)
             dtype = dtype or _dims_dtype(trace.shapes.get(annotation))
-    op = op or vocabulary.collective_op(trace.row_name(row)) or "unknown"
+    if op in (None, "unknown"):
+        # A coalesced group is recorded without its operation; its kernel has a name.
+        op = vocabulary.collective_op(trace.row_name(row)) or "unknown"
     group = arguments.group_ranks if arguments is not None else ()
     if arguments is not None and not group:
         group = next((g.ranks for g in trace.info.groups if g.name == arguments.group_name and g.name), ())
@@ -171,7 +177,17 @@ def _operation(
         end_ns=int(trace.ts_ns[row] + trace.dur_ns[row]),
         launch_ns=launch_ns,
         step=step,
+        peer=_peer(op, arguments),
+        held=held,
     )
+
+
+def _peer(op: str, arguments: CollectiveArgs | None) -> int | None:
+    """Return the other end of a send or receive, the root of a broadcast, where it is recorded."""
+    if arguments is None:
+        return None
+    peer = arguments.dst_rank if op == "send" else arguments.src_rank
+    return peer if peer is not None and peer >= 0 and op in ("send", "recv", "broadcast") else None
 
 
 def _only_group(info: TraceInfo) -> ProcessGroup | None:

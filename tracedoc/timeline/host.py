@@ -182,9 +182,7 @@ def work_before_collectives(timeline: RankTimeline, work: Work) -> WorkBefore:
 
 def intervals_before(timeline: RankTimeline) -> tuple[Int64Array, Int64Array]:
     """Return the interval before each collective, as :class:`WorkBefore` defines it."""
-    operations = timeline.collectives
-    start = np.array([o.start_ns for o in operations], dtype=np.int64)
-    end = np.array([o.end_ns for o in operations], dtype=np.int64)
+    start, end = timeline.collectives.start_ns, timeline.collectives.end_ns
     windows = [w for w in timeline.windows if w.complete or w == timeline.judged]
     judged = np.zeros(start.size, dtype=bool)
     opened = start.copy()

@@ -1,30 +1,43 @@
-"""Match the collectives of all ranks into logical operations, and tell waiting from transfer.
+"""Match the collectives of all ranks into logical operations on one clock.
 
-The simple way: within one process group and one step, equal sequences are matched by order (by c10d's
-sequence number where it is recorded). A step in which the sequences differ is left unmatched.
+Within a process group operations are matched by c10d's sequence number where it is recorded, else by their
+order in each step. Where the orders differ (an event was lost, a file is cut off) the ends decide: all ranks
+leave a symmetric operation together. What fits no partner stays unmatched rather than wrong.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.errors import Limit
-from tracedoc.spans import Spans
-from tracedoc.timeline.clock import Clock, align_clocks
-from tracedoc.timeline.collectives import CollectiveOp
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.clock import Clock, Ends, align_clocks
+from tracedoc.timeline.collective_table import NONE, CollectiveTable, boundaries
+from tracedoc.timeline.groups import NO_GROUP, Group, GroupNumbers
+from tracedoc.timeline.pairing import (
+    NOT_PAIRED,
+    Entries,
+    IntArray,
+    pair_by_number,
+    pair_by_order,
+    pair_by_time,
+)
 from tracedoc.trace.vocabulary import SYMMETRIC_OPS
 
-LATEST_START_OPS = SYMMETRIC_OPS | {"all_to_all", "barrier"}
+LATEST_START_OPS = SYMMETRIC_OPS | {"all_to_all", "barrier", "send_recv"}
 """Operations in which nobody can finish before everybody has come, so the latest start splits wait from
-transfer. Broadcast, reduce, send and receive have no such rule."""
+transfer. ``send_recv`` is a send and its receive. Broadcast, reduce, gather and scatter have no such rule."""
 
 VIOLATION_SHARE = 0.10
-"""If more operations than this "end" on a rank before all ranks have started, the group was guessed wrong or
+"""If more operations than this "end" on a rank before all ranks have started, they were matched wrongly or
 the clocks disagree."""
+
+SKEW_NS = 20_000
+"""Timestamps of the devices of one host may differ by so much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,29 +46,30 @@ class RankCollectives:
 
     rank: int
     host: str
-    operations: tuple[CollectiveOp, ...]
+    table: CollectiveTable
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One logical operation over its ranks; times are on the common clock, aligned with ``ranks``.
+    """One logical operation over its captured ranks; times are on the common clock, aligned with ``ranks``.
 
-    ``wait_ns`` is the time from a rank's own start to the latest start; ``transfer_ns`` that from the
-    latest start to the latest end.
+    ``complete`` tells that every rank of the group was captured; else the last to come may be another one.
+    ``rows`` are the positions in the tables of the ranks.
     """
 
     op: str
-    group: tuple[int, ...]
+    group: Group
     nbytes: int | None
-    dtype: str
     step: int | None
+    complete: bool
     ranks: tuple[int, ...]
+    rows: tuple[int, ...]
     start_ns: tuple[int, ...]
     end_ns: tuple[int, ...]
 
     @property
     def latest_start_ns(self) -> int:
-        """When the last rank came."""
+        """When the last captured rank came."""
         return max(self.start_ns)
 
     @property
@@ -71,209 +85,367 @@ class Collective:
 
     @property
     def last_rank(self) -> int:
-        """The rank that came last."""
-        return self.ranks[int(np.argmax(self.start_ns))]
+        """The captured rank that came last."""
+        return self.ranks[self.start_ns.index(max(self.start_ns))]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Matching:
-    """The matched operations, the clocks that they were compared on, and what could not be matched."""
+    """The matched operations, the clocks that they were compared on, and what could not be matched.
 
-    collectives: tuple[Collective, ...]
-    clock: Clock
-    limits: tuple[Limit, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ExposedSplit:
-    """Exposed communication of one window, split exactly: the four parts sum to it (ns).
-
-    ``pipeline_wait_ns`` is waiting for a pipeline neighbour; ``unsplit_ns`` is time of operations whose
-    peers' arrivals are unknown.
+    One entry for each operation, in order of its latest start: ``op`` indexes ``ops``, ``group`` indexes
+    ``groups``, ``step`` and ``nbytes`` (the largest over the ranks) are ``NONE`` where unknown,
+    ``complete`` tells that no rank of the group is missing. ``first`` has one entry more: the parts of
+    operation ``i`` are ``first[i]`` to ``first[i + 1]`` of the columns with one entry for each rank's part:
+    ``part_rank`` (a position in ``ranks``), ``part_row`` (in that rank's table), ``start_ns`` and
+    ``end_ns`` on the common clock.
     """
 
-    transfer_ns: int
-    wait_ns: int
-    pipeline_wait_ns: int
-    unsplit_ns: int
+    ranks: tuple[int, ...] = ()
+    groups: tuple[Group, ...] = ()
+    ops: tuple[str, ...] = ()
+    op: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.intp))
+    group: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.intp))
+    step: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    nbytes: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    complete: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
+    first: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.intp))
+    part_rank: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    part_row: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    start_ns: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    end_ns: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    clock: Clock = field(default_factory=Clock)
+    limits: tuple[Limit, ...] = ()
+
+    def __len__(self) -> int:
+        return int(self.op.size)
+
+    @property
+    def latest_start_ns(self) -> Int64Array:
+        """When the last captured rank of each operation came, on the common clock."""
+        return _over_parts(np.maximum, self.start_ns, self.first)
+
+    @property
+    def latest_end_ns(self) -> Int64Array:
+        """When the last captured rank of each operation left, on the common clock."""
+        return _over_parts(np.maximum, self.end_ns, self.first)
+
+    @property
+    def operation(self) -> IntArray:
+        """The operation of each part."""
+        return np.repeat(np.arange(len(self)), np.diff(self.first))
+
+    @property
+    def last_part(self) -> IntArray:
+        """The part of each operation that came last (of the lowest rank, where several did)."""
+        latest = np.flatnonzero(self.start_ns == self.latest_start_ns[self.operation])
+        return latest[boundaries(self.operation[latest])[:-1]]
+
+    @property
+    def wait_ns(self) -> Int64Array:
+        """Each part's time from its own start to the latest start, at most until its own end."""
+        latest = self.latest_start_ns[self.operation]
+        return np.asarray(np.maximum(np.minimum(latest, self.end_ns) - self.start_ns, 0))
+
+    @property
+    def has_latest_start(self) -> npt.NDArray[np.bool_]:
+        """Whether the latest start splits waiting from transfer, for each operation."""
+        known = np.array([op in LATEST_START_OPS for op in self.ops], dtype=bool)
+        return known[self.op] if known.size else np.zeros(len(self), dtype=bool)
+
+    @property
+    def transfer_ns(self) -> Int64Array:
+        """Each operation's time from the latest start to the latest end, not negative."""
+        return np.asarray(np.maximum(self.latest_end_ns - self.latest_start_ns, 0))
+
+    def waited_for(self, rank: int) -> int | None:
+        """Return the rank that a rank waited for longest, over all operations; ``None`` if for none."""
+        if rank not in self.ranks:
+            return None
+        mine = np.flatnonzero(self.part_rank == self.ranks.index(rank))
+        mine = mine[self.has_latest_start[self.operation[mine]]]
+        late = self.part_rank[self.last_part[self.operation[mine]]]
+        waits = np.bincount(late, weights=self.wait_ns[mine], minlength=len(self.ranks))
+        return self.ranks[int(waits.argmax())] if waits.max(initial=0.0) > 0 else None
+
+    def collective(self, index: int) -> Collective:
+        """Return one operation as a row."""
+        parts = slice(int(self.first[index]), int(self.first[index + 1]))
+        nbytes, step = int(self.nbytes[index]), int(self.step[index])
+        return Collective(
+            op=self.ops[int(self.op[index])],
+            group=self.groups[int(self.group[index])],
+            nbytes=None if nbytes == NONE else nbytes,
+            step=None if step == NONE else step,
+            complete=bool(self.complete[index]),
+            ranks=tuple(self.ranks[rank] for rank in self.part_rank[parts].tolist()),
+            rows=tuple(self.part_row[parts].tolist()),
+            start_ns=tuple(self.start_ns[parts].tolist()),
+            end_ns=tuple(self.end_ns[parts].tolist()),
+        )
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """All operations as rows: convenient, and slow for many."""
+        return tuple(self.collective(index) for index in range(len(self)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """For each entry its row in the table of its rank, and its bytes (``NONE`` where unknown)."""
+
+    row: npt.NDArray[np.int32]
+    nbytes: Int64Array
 
 
 def match_collectives(ranks: Sequence[RankCollectives], world_size: int | None) -> Matching:
-    """Return the logical operations of all ranks. With one rank there is nothing to match."""
-    candidates = _candidates(ranks, world_size)
-    clock = align_clocks(
-        {rank.rank: rank.host for rank in ranks},
-        [(c.ranks, c.start_ns, c.end_ns) for c in candidates if c.op in SYMMETRIC_OPS],
-    )
-    if not clock.aligned:
-        return Matching((), clock, clock.limits)
-    aligned = [_shift(candidate, clock.offset_ns) for candidate in candidates]
-    wrong = _impossible_groups(aligned)
-    kept = tuple(c for c in aligned if c.group not in wrong)
+    """Return the logical operations of all ranks. With one rank there is nothing to match.
+
+    An operation some of whose ranks were not captured is matched over the others, and not ``complete``.
+    """
+    everyone = tuple(rank.rank for rank in ranks)
+    if len(ranks) < 2:
+        return Matching(everyone)
+    numbers = GroupNumbers(everyone, [rank.table.kinds for rank in ranks], world_size)
+    ops, parts, entries = _entries(ranks, numbers)
+    paired, disagreeing = _candidates(entries)
+    clock = align_clocks(everyone, [rank.host for rank in ranks], _ends(entries, paired, ops))
     limits = list(clock.limits)
-    if wrong:
+    if disagreeing:
         limits.append(
             Limit(
-                "collectives-not-matched",
-                f"{sum(c.group in wrong for c in aligned)} collectives seem to end before all ranks started",
-                "waiting is not told from transfer for them",
+                "collectives-disagree",
+                f"in {disagreeing} collectives the ranks disagree on what the operation is",
+                "they are not matched; a job that runs so may hang",
             )
         )
-    return Matching(kept, clock, tuple(limits))
-
-
-def split_exposed(
-    exposed: Spans, operations: Sequence[CollectiveOp], latest_starts: Mapping[tuple[str, int, int], int]
-) -> ExposedSplit:
-    """Split exposed communication of one rank by what its operations did at that time.
-
-    ``latest_starts`` maps ``(op, start_ns, stream)`` of a matched operation to its latest start on this
-    rank's clock. Where several operations run at once, transfer comes before unsplit before waiting.
-    """
-    transfer, waiting = [], []
-    for operation in operations:
-        latest = latest_starts.get((operation.op, operation.start_ns, operation.stream))
-        if latest is None:
-            continue
-        turn = min(max(latest, operation.start_ns), operation.end_ns)
-        waiting.append((operation.start_ns, turn))
-        transfer.append((turn, operation.end_ns))
-    unsplit = [
-        (o.start_ns, o.end_ns) for o in operations if (o.op, o.start_ns, o.stream) not in latest_starts
-    ]
-    in_transfer = exposed & Spans.from_pairs(transfer)
-    rest = exposed - in_transfer
-    in_unsplit = rest & Spans.from_pairs(unsplit)
-    rest = rest - in_unsplit
-    in_wait = rest & Spans.from_pairs(waiting)
-    return ExposedSplit(
-        transfer_ns=in_transfer.total_ns,
-        wait_ns=in_wait.total_ns,
-        pipeline_wait_ns=0,
-        unsplit_ns=exposed.total_ns - in_transfer.total_ns - in_wait.total_ns,
+    if not clock.aligned:
+        return Matching(everyone, clock=clock, limits=tuple(limits))
+    start_ns, end_ns = entries.start_ns.copy(), entries.end_ns.copy()
+    for position, rank in enumerate(everyone):
+        mine = entries.rank == position
+        start_ns[mine] = clock.to_common(rank, entries.start_ns[mine])
+        end_ns[mine] = clock.to_common(rank, entries.end_ns[mine])
+    entries = Entries(
+        entries.group, entries.rank, entries.op, entries.size, entries.seq, entries.step, start_ns, end_ns
     )
+    slack = SKEW_NS + 2 * (clock.residual_ns or 0)
+    paired = _by_time_where_order_fails(entries, paired, ops, slack)
+    paired = _without_impossible(entries, paired, ops, slack)
+    limits.extend(_unmatched(entries, paired))
+    return _assembled(everyone, numbers.groups, ops, entries, parts, paired, clock, tuple(limits))
 
 
-def latest_starts_by_rank(
-    matching: Matching, ranks: Sequence[RankCollectives]
-) -> dict[int, dict[tuple[str, int, int], int]]:
-    """Return for each rank the latest start of each of its matched operations, on the rank's own clock."""
-    streams = {(rank.rank, o.op, o.start_ns): o.stream for rank in ranks for o in rank.operations}
-    found: dict[int, dict[tuple[str, int, int], int]] = defaultdict(dict)
-    for collective in matching.collectives:
-        if collective.op not in LATEST_START_OPS:
-            continue
-        latest = collective.latest_start_ns
-        for rank, start in zip(collective.ranks, collective.start_ns, strict=True):
-            offset = matching.clock.offset_ns.get(rank, 0)
-            own = start + offset
-            stream = streams[(rank, collective.op, own)]
-            found[rank][(collective.op, own, stream)] = latest + offset
-    return found
+def _entries(
+    ranks: Sequence[RankCollectives], numbers: GroupNumbers
+) -> tuple[tuple[str, ...], _Parts, Entries]:
+    """Return the operations of known groups of all ranks, their names, and where they come from.
 
-
-def _candidates(ranks: Sequence[RankCollectives], world_size: int | None) -> list[Collective]:
-    if len(ranks) < 2:
-        return []
-    groups = _Groups(tuple(sorted(rank.rank for rank in ranks)), world_size)
-    sequences: dict[tuple[int, str, int | None], dict[int, list[CollectiveOp]]] = defaultdict(dict)
-    for rank in ranks:
-        for operation in rank.operations:
-            number = groups.number(operation)
-            if number is None or rank.rank not in groups.members[number]:
-                continue
-            key = (number, operation.group_name, operation.step)
-            sequences[key].setdefault(rank.rank, []).append(operation)
-    steps_of = [{o.step for o in rank.operations if o.step is not None} for rank in ranks]
-    has_steps = any(steps_of)
-    found = []
-    for (number, _, step), by_rank in sequences.items():
-        if (has_steps and step is None) or len(by_rank) != len(groups.members[number]):
-            continue
-        found.extend(_match_sequences(tuple(groups.members[number]), step, by_rank))
-    return found
-
-
-class _Groups:
-    """Numbers the sets of ranks that operate together, so that a large group is looked through once a rank.
-
-    ``members`` holds the ranks of each number, in order.
+    A send and a receive are two parts of one operation of their pair.
     """
+    codes: dict[str, int] = {}
+    columns: list[tuple[npt.NDArray[np.generic], ...]] = []
+    for position, rank in enumerate(ranks):
+        table = rank.table
+        group = np.array([numbers.number(rank.rank, kind) for kind in table.kinds] or [NO_GROUP])
+        names = ["send_recv" if kind.op in ("send", "recv") else kind.op for kind in table.kinds]
+        op = np.array([codes.setdefault(name, len(codes)) for name in names] or [0])
+        row = np.flatnonzero(group[table.kind] != NO_GROUP)
+        row = row[np.argsort(group[table.kind[row]], kind="stable")]
+        kind = table.kind[row]
+        # What one rank gives to an all-to-all need not be what another one gives.
+        free = np.array([name == "all_to_all" for name in names] or [False])
+        columns.append(
+            (
+                group[kind],
+                np.full(row.size, position),
+                op[kind],
+                np.where(free[kind], NONE, table.nbytes[row]),
+                table.seq[row],
+                table.step[row].astype(np.int64),
+                table.start_ns[row],
+                table.end_ns[row],
+                row.astype(np.int32),
+                table.nbytes[row],
+            )
+        )
+    joined = [np.concatenate(parts) for parts in zip(*columns, strict=True)]
+    order = np.argsort(joined[0], kind="stable")
+    *entries, rows, nbytes = (column[order] for column in joined)
+    return tuple(codes), _Parts(rows, nbytes), Entries(*entries)
 
-    def __init__(self, everyone: tuple[int, ...], world_size: int | None) -> None:
-        self.members: list[dict[int, None]] = []
-        self._captured = frozenset(everyone)
-        self._numbers: dict[tuple[int, ...], int] = {}
-        self._everyone = self._number(everyone) if world_size in (None, len(everyone)) else None
-        # The operations of a rank share one tuple for a group; hashing it each time would be slow.
-        self._number_of_id: dict[int, int | None] = {}
 
-    def number(self, operation: CollectiveOp) -> int | None:
-        """Return the group of an operation if all of its ranks were captured, else ``None``."""
-        if not operation.group:
-            return self._everyone if operation.group_size in (None, len(self._captured)) else None
-        key = id(operation.group)
-        if key not in self._number_of_id:
-            captured = self._captured.issuperset(operation.group)
-            self._number_of_id[key] = self._number(tuple(sorted(operation.group))) if captured else None
-        return self._number_of_id[key]
-
-    def _number(self, members: tuple[int, ...]) -> int:
-        if members not in self._numbers:
-            self._numbers[members] = len(self.members)
-            self.members.append(dict.fromkeys(members))
-        return self._numbers[members]
+def _candidates(entries: Entries) -> tuple[IntArray, int]:
+    """Return operation numbers by sequence number or order, and how many numbers the ranks disagree on."""
+    paired = np.full(len(entries), NOT_PAIRED, dtype=np.intp)
+    numbered = _in_numbered_groups(entries)
+    rows = np.flatnonzero(numbered)
+    found, disagreeing = pair_by_number(entries, rows)
+    paired[rows] = found
+    total = int(paired.max(initial=-1)) + 1
+    # Before the first step nothing tells where the sequences of two ranks begin.
+    ordered = ~numbered & ((entries.step != NONE) | bool((entries.step == NONE).all()))
+    rows = np.flatnonzero(ordered)
+    found = pair_by_order(entries, rows)
+    paired[rows] = np.where(found == NOT_PAIRED, NOT_PAIRED, found + total)
+    wrong = boundaries(entries.group[disagreeing], entries.seq[disagreeing]).size - 1
+    return _without_lone(paired), wrong
 
 
-def _match_sequences(
-    members: tuple[int, ...], step: int | None, by_rank: Mapping[int, list[CollectiveOp]]
-) -> list[Collective]:
-    lists = [by_rank[rank] for rank in members]
-    if all(o.seq is not None for listed in lists for o in listed):
-        numbered = [{(o.op, o.seq): o for o in listed} for listed in lists]
-        shared = [key for key in numbered[0] if all(key in other for other in numbered[1:])]
-        rows = [[table[key] for table in numbered] for key in shared]
-    elif all(_shape(listed) == _shape(lists[0]) for listed in lists[1:]):
-        rows = [list(row) for row in zip(*lists, strict=True)]
-    else:
+def _in_numbered_groups(entries: Entries) -> npt.NDArray[np.bool_]:
+    """Return a mask of the entries of groups in which every operation has its sequence number.
+
+    The two ranks of a send count in different groups, so its number says nothing.
+    """
+    missing = np.zeros(int(entries.group.max(initial=-1)) + 1, dtype=bool)
+    missing[entries.group[entries.seq == NONE]] = True
+    return ~missing[entries.group]
+
+
+def _without_lone(paired: IntArray) -> IntArray:
+    """Return the numbers without those that a single entry has."""
+    counts = np.bincount(paired[paired != NOT_PAIRED], minlength=1)
+    return np.where((paired != NOT_PAIRED) & (counts[paired] > 1), paired, NOT_PAIRED)
+
+
+def _mask(ops: Sequence[str], wanted: frozenset[str], codes: IntArray) -> npt.NDArray[np.bool_]:
+    table = np.array([op in wanted for op in ops] or [False], dtype=bool)
+    return table[codes]
+
+
+def _ends(entries: Entries, paired: IntArray, ops: Sequence[str]) -> Ends:
+    chosen = np.flatnonzero((paired != NOT_PAIRED) & _mask(ops, SYMMETRIC_OPS, entries.op))
+    order = chosen[np.lexsort((entries.rank[chosen], paired[chosen]))]
+    return Ends(paired[order], entries.rank[order], entries.start_ns[order], entries.end_ns[order])
+
+
+def _impossible(
+    entries: Entries, order: IntArray, edges: IntArray, ops: Sequence[str], slack_ns: int
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Return for each operation whether somebody ended before the last came, and whether that can be told."""
+    heads = order[edges[:-1]]
+    told = _mask(ops, SYMMETRIC_OPS, entries.op[heads])
+    latest = np.maximum.reduceat(entries.start_ns[order], edges[:-1])
+    earliest = np.minimum.reduceat(entries.end_ns[order], edges[:-1])
+    return told & (earliest + slack_ns < latest), told
+
+
+def _by_time_where_order_fails(
+    entries: Entries, paired: IntArray, ops: Sequence[str], slack_ns: int
+) -> IntArray:
+    """Return the numbers with those steps matched by their ends whose order differs or is impossible."""
+    numbered = _in_numbered_groups(entries)
+    failing = ~numbered & (paired == NOT_PAIRED)
+    order, edges = _by_operation(paired)
+    if order.size:
+        wrong, told = _impossible(entries, order, edges, ops, slack_ns)
+        heads = order[edges[:-1]]
+        by_step = np.lexsort((entries.step[heads], entries.group[heads]))
+        segments = boundaries(entries.group[heads[by_step]], entries.step[heads[by_step]])
+        share = np.add.reduceat(wrong[by_step].astype(np.int64), segments[:-1])
+        count = np.add.reduceat(told[by_step].astype(np.int64), segments[:-1])
+        bad = np.empty(heads.size, dtype=bool)
+        bad[by_step] = np.repeat(share > VIOLATION_SHARE * count, np.diff(segments))
+        failing[order[np.repeat(bad, np.diff(edges))]] = True
+        failing &= ~numbered
+    rows = np.flatnonzero(failing)
+    if rows.size == 0:
+        return paired
+    paired = np.where(failing, NOT_PAIRED, paired)
+    rows = rows[np.lexsort((rows, entries.rank[rows], entries.step[rows], entries.group[rows]))]
+    segments = boundaries(entries.group[rows], entries.step[rows])
+    total = int(paired.max(initial=-1)) + 1
+    for begin, end in zip(segments[:-1].tolist(), segments[1:].tolist(), strict=True):
+        part = rows[begin:end]
+        found = pair_by_time(entries, part, slack_ns)
+        paired[part] = found + total
+        total += int(found.max()) + 1
+    return _without_lone(paired)
+
+
+def _by_operation(paired: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the paired entries ordered by operation (and as they were within it), and where each begins."""
+    chosen = np.flatnonzero(paired != NOT_PAIRED)
+    order = chosen[np.argsort(paired[chosen], kind="stable")]
+    return order, boundaries(paired[order])
+
+
+def _without_impossible(entries: Entries, paired: IntArray, ops: Sequence[str], slack_ns: int) -> IntArray:
+    """Return the numbers without the groups in which too many operations cannot have happened so."""
+    order, edges = _by_operation(paired)
+    if order.size == 0:
+        return paired
+    wrong, told = _impossible(entries, order, edges, ops, slack_ns)
+    group = entries.group[order[edges[:-1]]]
+    size = int(group.max()) + 1
+    bad = np.bincount(group, weights=wrong, minlength=size) > VIOLATION_SHARE * np.bincount(
+        group, weights=told, minlength=size
+    )
+    paired = paired.copy()
+    paired[order[np.repeat(bad[group], np.diff(edges))]] = NOT_PAIRED
+    return paired
+
+
+def _unmatched(entries: Entries, paired: IntArray) -> list[Limit]:
+    """Return the limit where many operations of steps that several ranks show found no partner."""
+    order = np.lexsort((entries.rank, entries.step, entries.group))
+    edges = boundaries(entries.group[order], entries.step[order])
+    several = entries.rank[order[edges[:-1]]] != entries.rank[order[edges[1:] - 1]]
+    if not (entries.step == NONE).all():
+        several &= entries.step[order[edges[:-1]]] != NONE
+    told = np.repeat(several, np.diff(edges))
+    missing = int((told & (paired[order] == NOT_PAIRED)).sum())
+    if missing <= VIOLATION_SHARE * told.sum():
         return []
     return [
-        Collective(
-            op=row[0].op,
-            group=members,
-            nbytes=max((o.nbytes for o in row if o.nbytes is not None), default=None),
-            dtype=row[0].dtype,
-            step=step,
-            ranks=members,
-            start_ns=tuple(o.start_ns for o in row),
-            end_ns=tuple(o.end_ns for o in row),
+        Limit(
+            "collectives-not-matched",
+            f"{missing} of {int(told.sum())} collectives of several ranks have no partner elsewhere",
+            "waiting is not told from transfer for them",
         )
-        for row in rows
     ]
 
 
-def _shape(operations: Sequence[CollectiveOp]) -> list[tuple[str, int | None]]:
-    return [(o.op, None if o.op == "all_to_all" else o.nbytes) for o in operations]
-
-
-def _shift(collective: Collective, offset_ns: Mapping[int, int]) -> Collective:
-    shifts = [offset_ns.get(rank, 0) for rank in collective.ranks]
-    return Collective(
-        collective.op,
-        collective.group,
-        collective.nbytes,
-        collective.dtype,
-        collective.step,
-        collective.ranks,
-        tuple(t - s for t, s in zip(collective.start_ns, shifts, strict=True)),
-        tuple(t - s for t, s in zip(collective.end_ns, shifts, strict=True)),
+def _assembled(
+    ranks: tuple[int, ...],
+    groups: Sequence[Group],
+    ops: tuple[str, ...],
+    entries: Entries,
+    parts: _Parts,
+    paired: IntArray,
+    clock: Clock,
+    limits: tuple[Limit, ...],
+) -> Matching:
+    order, edges = _by_operation(paired)
+    if order.size == 0:
+        return Matching(ranks, tuple(groups), ops, clock=clock, limits=limits)
+    latest = np.maximum.reduceat(entries.start_ns[order], edges[:-1])
+    # Operations in order of their latest start; their parts stay in order of rank.
+    sequence = np.lexsort((entries.group[order[edges[:-1]]], latest))
+    counts = np.diff(edges)[sequence]
+    first = np.concatenate(([0], np.cumsum(counts))).astype(np.intp)
+    within = np.arange(int(first[-1])) - np.repeat(first[:-1], counts)
+    order = order[np.repeat(edges[:-1][sequence], counts) + within]
+    heads = order[first[:-1]]
+    sizes = np.array([group.size for group in groups], dtype=np.intp)
+    return Matching(
+        ranks=ranks,
+        groups=tuple(groups),
+        ops=ops,
+        op=entries.op[heads],
+        group=entries.group[heads],
+        step=np.maximum.reduceat(entries.step[order], first[:-1]),
+        nbytes=np.maximum.reduceat(parts.nbytes[order], first[:-1]),
+        complete=counts == sizes[entries.group[heads]],
+        first=first,
+        part_rank=entries.rank[order].astype(np.int32),
+        part_row=parts.row[order],
+        start_ns=entries.start_ns[order],
+        end_ns=entries.end_ns[order],
+        clock=clock,
+        limits=limits,
     )
 
 
-def _impossible_groups(collectives: Sequence[Collective]) -> set[tuple[int, ...]]:
-    totals: dict[tuple[int, ...], list[int]] = defaultdict(lambda: [0, 0])
-    for collective in collectives:
-        if collective.op in SYMMETRIC_OPS:
-            totals[collective.group][0] += 1
-            totals[collective.group][1] += min(collective.end_ns) < collective.latest_start_ns
-    return {group for group, (count, wrong) in totals.items() if wrong > VIOLATION_SHARE * count}
+def _over_parts(fold: np.ufunc, values: Int64Array, first: IntArray) -> Int64Array:
+    return np.asarray(fold.reduceat(values, first[:-1])) if first.size > 1 else values[:0]

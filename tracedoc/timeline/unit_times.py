@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMMUNICATION, Activity, GpuEvents
 from tracedoc.timeline.blocking import RELEASE_NS
-from tracedoc.timeline.collectives import CollectiveOp
+from tracedoc.timeline.collective_table import CollectiveOp
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.units import NO_TIME, Int64, ShardCalls, Units, find_units
 from tracedoc.trace.columns import Trace

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMMUNICATION, GpuEvents
-from tracedoc.timeline.collectives import CollectiveOp
+from tracedoc.timeline.collective_table import CollectiveOp
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Shapes, Trace

@@ -1,0 +1,200 @@
+"""The collectives of one rank as columns: what travels between processes, and what is matched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.spans import Int64Array, Spans
+
+NONE = -1
+"""Stands in integer columns for what is not recorded."""
+
+NO_TIME = int(np.iinfo(np.int64).min)
+"""Stands in columns of times for an instant that is not known."""
+
+
+class Held(IntEnum):
+    """What kept a kernel on the device from starting earlier."""
+
+    UNKNOWN = 0
+    """It was launched long before it started, and nothing ended right before it."""
+    LAUNCH = 1
+    """It started as soon as it was launched."""
+    COMPUTE = 2
+    """It started when a compute kernel had ended."""
+    COMMUNICATION = 3
+    """It started when the operation before it on its stream had ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveOp:
+    """One collective as one rank saw it: a row of a :class:`CollectiveTable`.
+
+    ``nbytes`` is the payload S of nccl-tests (the full buffer), ``None`` where sizes are not recorded.
+    ``group`` holds the ranks, empty where they are not recorded. ``start_ns`` and ``end_ns`` are those of
+    the kernel (of the ``gloo:*`` range on CPU): waiting for the peers is inside. ``step`` is the step's
+    number, ``None`` before the first one. ``exposed_ns`` is the part with no compute beside it. ``peer`` is
+    the other end of a send or receive, the root of a broadcast or reduce, where it is recorded.
+    """
+
+    op: str
+    group: tuple[int, ...]
+    group_name: str
+    group_size: int | None
+    nbytes: int | None
+    dtype: str
+    seq: int | None
+    stream: int
+    start_ns: int
+    end_ns: int
+    launch_ns: int | None
+    step: int | None
+    exposed_ns: int = 0
+    peer: int | None = None
+    held: Held = Held.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveKind:
+    """What many collectives of a rank have in common; the fields are those of :class:`CollectiveOp`."""
+
+    op: str
+    group: tuple[int, ...]
+    group_name: str
+    group_size: int | None
+    dtype: str
+    stream: int
+    peer: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CollectiveTable:
+    """The collectives of one rank in order of start, as columns of one length.
+
+    ``kind`` indexes ``kinds``. ``launch_ns`` is ``NO_TIME`` where the launch was not captured; ``step``,
+    ``seq`` and ``nbytes`` are ``NONE`` where unknown. ``held`` holds :class:`Held`. Iterating and indexing
+    give :class:`CollectiveOp` rows.
+    """
+
+    kinds: tuple[CollectiveKind, ...]
+    kind: npt.NDArray[np.int32]
+    step: npt.NDArray[np.int32]
+    start_ns: Int64Array
+    end_ns: Int64Array
+    launch_ns: Int64Array
+    exposed_ns: Int64Array
+    nbytes: Int64Array
+    seq: Int64Array
+    held: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, operations: Sequence[CollectiveOp]) -> CollectiveTable:
+        """Return the table of ``operations``, ordered by start."""
+        listed = sorted(operations, key=lambda o: o.start_ns)
+        kinds: dict[CollectiveKind, int] = {}
+        kind = [
+            kinds.setdefault(
+                CollectiveKind(o.op, o.group, o.group_name, o.group_size, o.dtype, o.stream, o.peer),
+                len(kinds),
+            )
+            for o in listed
+        ]
+        return cls(
+            kinds=tuple(kinds),
+            kind=np.array(kind, dtype=np.int32),
+            step=np.array([NONE if o.step is None else o.step for o in listed], dtype=np.int32),
+            start_ns=_int64(o.start_ns for o in listed),
+            end_ns=_int64(o.end_ns for o in listed),
+            launch_ns=_int64(NO_TIME if o.launch_ns is None else o.launch_ns for o in listed),
+            exposed_ns=_int64(o.exposed_ns for o in listed),
+            nbytes=_int64(NONE if o.nbytes is None else o.nbytes for o in listed),
+            seq=_int64(NONE if o.seq is None else o.seq for o in listed),
+            held=np.array([o.held for o in listed], dtype=np.uint8),
+        )
+
+    @classmethod
+    def empty(cls) -> CollectiveTable:
+        """Return the table without rows."""
+        return cls.of(())
+
+    def __len__(self) -> int:
+        return int(self.start_ns.size)
+
+    def __getitem__(self, row: int) -> CollectiveOp:
+        kind = self.kinds[int(self.kind[row])]
+        launch, step = int(self.launch_ns[row]), int(self.step[row])
+        nbytes, seq = int(self.nbytes[row]), int(self.seq[row])
+        return CollectiveOp(
+            op=kind.op,
+            group=kind.group,
+            group_name=kind.group_name,
+            group_size=kind.group_size,
+            nbytes=None if nbytes == NONE else nbytes,
+            dtype=kind.dtype,
+            seq=None if seq == NONE else seq,
+            stream=kind.stream,
+            start_ns=int(self.start_ns[row]),
+            end_ns=int(self.end_ns[row]),
+            launch_ns=None if launch == NO_TIME else launch,
+            step=None if step == NONE else step,
+            exposed_ns=int(self.exposed_ns[row]),
+            peer=kind.peer,
+            held=Held(int(self.held[row])),
+        )
+
+    def __iter__(self) -> Iterator[CollectiveOp]:
+        return (self[row] for row in range(len(self)))
+
+    @property
+    def stream(self) -> Int64Array:
+        """The stream (the thread on CPU) of each row."""
+        return np.array([kind.stream for kind in self.kinds] or [0], dtype=np.int64)[self.kind]
+
+    def take(self, rows: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> CollectiveTable:
+        """Return the table of some rows (positions in order, or a mask)."""
+        return CollectiveTable(
+            self.kinds,
+            self.kind[rows],
+            self.step[rows],
+            self.start_ns[rows],
+            self.end_ns[rows],
+            self.launch_ns[rows],
+            self.exposed_ns[rows],
+            self.nbytes[rows],
+            self.seq[rows],
+            self.held[rows],
+        )
+
+    def in_window(self, start_ns: int, end_ns: int) -> npt.NDArray[np.bool_]:
+        """Return a mask of the rows that run at some time in ``[start_ns, end_ns)``."""
+        return np.asarray((self.end_ns > start_ns) & (self.start_ns < end_ns))
+
+    def is_op(self, *ops: str) -> npt.NDArray[np.bool_]:
+        """Return a mask of the rows whose operation is one of ``ops``."""
+        wanted = np.array([kind.op in ops for kind in self.kinds], dtype=bool)
+        return wanted[self.kind] if wanted.size else np.zeros(len(self), dtype=bool)
+
+    def with_exposure(self, exposed: Spans) -> CollectiveTable:
+        """Return the table with ``exposed_ns`` filled in from the rank's exposed communication."""
+        return replace(self, exposed_ns=exposed.covered_ns(self.start_ns, self.end_ns))
+
+
+def boundaries(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.intp]:
+    """Return where runs of equal rows begin in sorted columns of one length, and that length at the end."""
+    size = columns[0].size
+    if size == 0:
+        return np.zeros(1, dtype=np.intp)
+    change = np.zeros(size, dtype=bool)
+    change[0] = True
+    for column in columns:
+        change[1:] |= column[1:] != column[:-1]
+    return np.append(np.flatnonzero(change), size)
+
+
+def _int64(values: Iterable[int]) -> Int64Array:
+    return np.fromiter(values, dtype=np.int64)

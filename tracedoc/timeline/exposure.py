@@ -1,0 +1,113 @@
+"""Split the exposed communication of one rank into transfer, waiting, and what cannot be told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.spans import Int64Array, Spans
+from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable
+from tracedoc.timeline.groups import pipeline_pairs
+from tracedoc.timeline.matching import Matching, RankCollectives
+
+
+@dataclass(frozen=True, slots=True)
+class ExposedSplit:
+    """Exposed communication of one window, split exactly: the four parts sum to it (ns).
+
+    ``pipeline_wait_ns`` is waiting for a pipeline neighbour; ``unsplit_ns`` is time of operations whose
+    peers' arrivals are unknown.
+    """
+
+    transfer_ns: int
+    wait_ns: int
+    pipeline_wait_ns: int
+    unsplit_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrivals:
+    """When the last peer came to each row of a rank's table, on that rank's clock.
+
+    ``latest_ns`` is ``NO_TIME`` where that is unknown or says nothing; ``complete`` is False where a rank
+    that was not captured may have come later still; ``pipeline`` marks waiting for a pipeline neighbour.
+    """
+
+    latest_ns: Int64Array
+    complete: npt.NDArray[np.bool_]
+    pipeline: npt.NDArray[np.bool_]
+
+    @classmethod
+    def unknown(cls, rows: int) -> Arrivals:
+        """Return the arrivals of a rank about whose peers nothing is known."""
+        return cls(np.full(rows, NO_TIME), np.zeros(rows, dtype=bool), np.zeros(rows, dtype=bool))
+
+    @property
+    def known(self) -> npt.NDArray[np.bool_]:
+        """Which rows have a latest arrival."""
+        return np.asarray(self.latest_ns != NO_TIME)
+
+    def turn_ns(self, table: CollectiveTable) -> Int64Array:
+        """Return when waiting ends and transfer may begin: the row's own start where nothing is known."""
+        return np.clip(self.latest_ns, table.start_ns, np.maximum(table.end_ns, table.start_ns))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitSpans:
+    """The exposed communication of one rank as disjoint sets of time."""
+
+    transfer: Spans
+    wait: Spans
+    pipeline_wait: Spans
+    unsplit: Spans
+
+    def in_windows(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> list[ExposedSplit]:
+        """Return the split of each window ``[starts[i], ends[i])``."""
+        parts = (self.transfer, self.wait, self.pipeline_wait, self.unsplit)
+        columns = [part.covered_ns(starts, ends).tolist() for part in parts]
+        return [ExposedSplit(*values) for values in zip(*columns, strict=True)]
+
+
+def arrivals_by_rank(matching: Matching, ranks: Sequence[RankCollectives]) -> dict[int, Arrivals]:
+    """Return for each rank when the last peer came to each of its operations, on the rank's own clock."""
+    pipeline = np.array(pipeline_pairs(matching.groups), dtype=bool)
+    operation = matching.operation
+    latest = matching.latest_start_ns
+    order = np.argsort(matching.part_rank, kind="stable")
+    order = order[matching.has_latest_start[operation[order]]]
+    edges = np.searchsorted(matching.part_rank[order], np.arange(len(ranks) + 1))
+    found = {}
+    for position, rank in enumerate(ranks):
+        mine = order[edges[position] : edges[position + 1]]
+        arrivals = Arrivals.unknown(len(rank.table))
+        if mine.size:
+            rows, operations = matching.part_row[mine], operation[mine]
+            arrivals.latest_ns[rows] = matching.clock.to_own(rank.rank, latest[operations])
+            arrivals.complete[rows] = matching.complete[operations]
+            arrivals.pipeline[rows] = pipeline[matching.group[operations]]
+        found[rank.rank] = arrivals
+    return found
+
+
+def split_exposed(exposed: Spans, table: CollectiveTable, arrivals: Arrivals) -> SplitSpans:
+    """Split exposed communication of one rank by what its operations did at that time.
+
+    Where several operations run at once, transfer comes before unsplit before waiting. An operation that
+    misses a captured rank waits until the last known arrival at least; the rest of it is unsplit.
+    """
+    known, turn = arrivals.known, arrivals.turn_ns(table)
+    certain = known & arrivals.complete
+    starts, ends = table.start_ns, table.end_ns
+    transfer = exposed & Spans.of(turn[certain], ends[certain])
+    rest = exposed - transfer
+    unsplit = rest & Spans.of(turn[~certain], ends[~certain])
+    rest = rest - unsplit
+    waiting = known & ~arrivals.pipeline
+    wait = rest & Spans.of(starts[waiting], turn[waiting])
+    rest = rest - wait
+    pipeline = known & arrivals.pipeline
+    pipeline_wait = rest & Spans.of(starts[pipeline], turn[pipeline])
+    return SplitSpans(transfer, wait, pipeline_wait, unsplit | (rest - pipeline_wait))

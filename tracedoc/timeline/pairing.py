@@ -1,0 +1,158 @@
+"""Find which entries of several ranks' sequences are one operation, by number, by order or by time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.collective_table import NONE, boundaries
+
+IntArray = npt.NDArray[np.intp]
+
+NOT_PAIRED = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entries:
+    """Operations of several ranks within groups, one entry for each rank's part, as columns.
+
+    They are sorted by ``group``, ``rank`` (a position in the list of ranks) and time. ``op`` tells
+    operations apart, ``size`` is their bytes (``NONE`` where unknown or free to differ), ``seq`` and
+    ``step`` are ``NONE`` where unknown.
+    """
+
+    group: IntArray
+    rank: IntArray
+    op: IntArray
+    size: Int64Array
+    seq: Int64Array
+    step: Int64Array
+    start_ns: Int64Array
+    end_ns: Int64Array
+
+    def __len__(self) -> int:
+        return int(self.group.size)
+
+
+def pair_by_number(entries: Entries, rows: IntArray) -> tuple[IntArray, IntArray]:
+    """Return an operation number for each of ``rows`` by its sequence number within the group.
+
+    Operations that share a number (coalesced ones) are told apart by their order. The second result are the
+    rows whose ranks disagree on what the operation is: they stay unpaired.
+    """
+    order = np.lexsort((rows, entries.rank[rows], entries.seq[rows], entries.group[rows]))
+    place = rows[order]
+    occurrence = _position_in_run(entries.group[place], entries.seq[place], entries.rank[place])
+    again = np.lexsort((entries.rank[place], occurrence, entries.seq[place], entries.group[place]))
+    order, place, occurrence = order[again], place[again], occurrence[again]
+    edges = boundaries(entries.group[place], entries.seq[place], occurrence)
+    number = np.repeat(np.arange(edges.size - 1), np.diff(edges))
+    disagree = _differs(entries.op[place], edges)[number]
+    paired = np.full(rows.size, NOT_PAIRED, dtype=np.intp)
+    paired[order[~disagree]] = number[~disagree]
+    return paired, place[disagree]
+
+
+def pair_by_order(entries: Entries, rows: IntArray) -> IntArray:
+    """Return an operation number for each of ``rows`` by its place within the group and step.
+
+    Only steps in which all ranks that show any show the same operations of the same sizes are paired; the
+    other rows get ``NOT_PAIRED``.
+    """
+    group, step, rank = entries.group[rows], entries.step[rows], entries.rank[rows]
+    order = np.lexsort((rows, rank, step, group))
+    place = rows[order]
+    group, step, rank = group[order], step[order], rank[order]
+    position = _position_in_run(group, step, rank)
+    again = np.lexsort((rank, position, step, group))
+    order, place, group, step, position = (
+        order[again], place[again], group[again], step[again], position[again],
+    )  # fmt: skip
+    edges = boundaries(group, step, position)
+    counts = np.diff(edges)
+    segments = boundaries(group[edges[:-1]], step[edges[:-1]])
+    # At its first place a step shows every rank that takes part in it.
+    good = counts == np.repeat(counts[segments[:-1]], np.diff(segments))
+    good &= ~_differs(entries.op[place], edges) & ~_differs(entries.size[place], edges)
+    whole = np.minimum.reduceat(good, segments[:-1]) if good.size else good
+    kept = np.repeat(np.repeat(whole, np.diff(segments)), counts)
+    number = np.repeat(np.arange(counts.size), counts)
+    paired = np.full(rows.size, NOT_PAIRED, dtype=np.intp)
+    paired[order[kept]] = number[kept]
+    return paired
+
+
+def pair_by_time(entries: Entries, rows: IntArray, slack_ns: int) -> IntArray:
+    """Return an operation number for each of ``rows`` of one group by when it ended; times are comparable.
+
+    Nobody leaves an operation before the last has come and all leave together, so that of two ranks those
+    operations belong together that end nearest to each other, are alike and overlap in time. What has no
+    such partner becomes an operation of its own. ``rows`` is sorted by rank and time.
+    """
+    paired = np.full(rows.size, NOT_PAIRED, dtype=np.intp)
+    edges = boundaries(entries.rank[rows])
+    parts = sorted(
+        (np.arange(a, b) for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)),
+        key=lambda part: -part.size,
+    )
+    if not parts:
+        return paired
+    # What was found so far: the place of one entry of each operation, in order of its end.
+    known = parts[0][np.argsort(entries.end_ns[rows[parts[0]]], kind="stable")]
+    paired[known] = np.arange(known.size)
+    total = known.size
+    for part in parts[1:]:
+        partner = _nearest_partners(entries, rows[part], rows[known], slack_ns)
+        found = partner != NOT_PAIRED
+        paired[part[found]] = paired[known[partner[found]]]
+        lone = part[~found]
+        paired[lone] = np.arange(total, total + lone.size)
+        total += lone.size
+        known = np.concatenate((known, lone))
+        known = known[np.argsort(entries.end_ns[rows[known]], kind="stable")]
+    return paired
+
+
+def _nearest_partners(entries: Entries, mine: IntArray, known: IntArray, slack_ns: int) -> IntArray:
+    """Return for each of ``mine`` the position in ``known`` of its partner, ``NOT_PAIRED`` without one."""
+    ends, theirs = entries.end_ns[mine], entries.end_ns[known]
+    forward = _nearest(theirs, ends)
+    ordered = np.argsort(ends, kind="stable")
+    backward = ordered[_nearest(ends[ordered], theirs)]
+    partner = known[forward]
+    sizes_agree = (
+        (entries.size[mine] == entries.size[partner])
+        | (entries.size[mine] == NONE)
+        | (entries.size[partner] == NONE)
+    )
+    fits = (
+        (backward[forward] == np.arange(mine.size))
+        & (entries.op[mine] == entries.op[partner])
+        & sizes_agree
+        & (entries.start_ns[mine] <= entries.end_ns[partner] + slack_ns)
+        & (entries.start_ns[partner] <= entries.end_ns[mine] + slack_ns)
+    )
+    return np.where(fits, forward, NOT_PAIRED)
+
+
+def _nearest(ordered: Int64Array, wanted: Int64Array) -> IntArray:
+    """Return the position in ``ordered`` of the value nearest to each of ``wanted``."""
+    after = np.clip(np.searchsorted(ordered, wanted), 0, ordered.size - 1)
+    before = np.maximum(after - 1, 0)
+    nearer = np.abs(ordered[before] - wanted) <= np.abs(ordered[after] - wanted)
+    return np.where(nearer, before, after)
+
+
+def _position_in_run(*columns: npt.NDArray[np.generic]) -> IntArray:
+    edges = boundaries(*columns)
+    return np.asarray(np.arange(columns[0].size) - np.repeat(edges[:-1], np.diff(edges)), dtype=np.intp)
+
+
+def _differs(values: npt.NDArray[np.generic], edges: IntArray) -> npt.NDArray[np.bool_]:
+    """Return for each run whether its values differ."""
+    if edges.size < 2:
+        return np.zeros(0, dtype=bool)
+    return np.asarray(np.minimum.reduceat(values, edges[:-1]) != np.maximum.reduceat(values, edges[:-1]))
