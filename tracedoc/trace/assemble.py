@@ -90,10 +90,13 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "name": np.int32,
     "category": np.int32,
     "thread": np.int32,
-    "device": np.int32,
-    "stream": np.int64,
     "correlation": np.int64,
     "external_id": np.int64,
+    # What few events carry: the rows of the events, and what they say.
+    "gpu_row": np.int64,
+    "device": np.int64,
+    "stream": np.int64,
+    "sized_row": np.int64,
     "nbytes": np.int64,
 }
 
@@ -130,20 +133,17 @@ class Columns:
         self._put("dur", durations)
         self._put("name", names)
         self._put("category", categories)
-        self._put("thread", _interned(self._threads, list(zip(pids, tids, strict=True))))
+        self._put("thread", _interned_pairs(self._threads, pids, tids))
         self._put("correlation", _numbers([a.correlation for a in args]))
-        self._put(
-            "external_id",
-            _numbers([a.old_external_id if a.external_id is None else a.external_id for a in args]),
+        self._put("external_id", _external_ids(args))
+        on_gpu = np.flatnonzero(_flags(self.categories.on_gpu)[categories])
+        rows = on_gpu.tolist()
+        self._put("gpu_row", on_gpu + self._rows)
+        self._put("device", _numbers([pids[i] if args[i].device is None else args[i].device for i in rows]))
+        self._put("stream", _numbers([tids[i] if args[i].stream is None else args[i].stream for i in rows]))
+        self._add_rare(
+            [i for i, a in enumerate(args) if a.nbytes is not None or a.collective is not None], args
         )
-        sized = [i for i, a in enumerate(args) if a.nbytes is not None]
-        self._put_some("nbytes", sized, [args[i].nbytes for i in sized], len(events))
-        on_gpu = np.flatnonzero(_flags(self.categories.on_gpu)[categories]).tolist()
-        devices = [pids[i] if args[i].device is None else args[i].device for i in on_gpu]
-        self._put_some("device", on_gpu, devices, len(events))
-        streams = [tids[i] if args[i].stream is None else args[i].stream for i in on_gpu]
-        self._put_some("stream", on_gpu, streams, len(events))
-        self._add_collectives(args)
         self._add_shapes(names, args)
         self._rows += len(events)
 
@@ -185,19 +185,19 @@ class Columns:
         correlation = self._take("correlation")[keep]
         correlation[correlation <= 0] = NO_ID  # 0 is how CUPTI and roctracer say "none"
         limits.extend(self._device_limits(path, kind))
-        name = self._take("name")[keep]
+        name, gpu_rows = self._take("name")[keep], self._take("gpu_row")
         return Trace(
             info=self._info(path, header, outcome, decoder, names, kind, name),
             ts_ns=ts,
             dur_ns=dur,
             name=name,
             kind=kind,
-            device=self._take("device")[keep],
-            stream=self._take("stream")[keep],
+            device=self._spread("device", gpu_rows, np.int32)[keep],
+            stream=self._spread("stream", gpu_rows, np.int64)[keep],
             thread=self._take("thread")[keep],
             correlation=correlation,
             external_id=self._take("external_id")[keep],
-            nbytes=self._take("nbytes")[keep],
+            nbytes=self._spread("nbytes", self._take("sized_row"), np.int64)[keep],
             names=names,
             threads=self._thread_table(),
             collectives=collectives,
@@ -210,18 +210,14 @@ class Columns:
     def _put(self, column: str, part: npt.NDArray[Any]) -> None:
         self._columns[column].extend(part)
 
-    def _put_some(self, column: str, positions: list[int], values: list[Any], rows: int) -> None:
-        """Append one chunk of a column that only some of its events carry."""
-        part = np.full(rows, NO_ID, dtype=np.int64)
-        part[positions] = _numbers(values)
-        if _COLUMNS[column] is np.int32:
-            part[np.abs(part) > 2**31 - 1] = NO_ID
-        self._put(column, part)
-
-    def _add_collectives(self, args: list[Args]) -> None:
-        for position, values in enumerate(args):
-            if values.collective is not None:
-                self._collectives[self._rows + position] = _collective(values)
+    def _add_rare(self, positions: list[int], args: list[Args]) -> None:
+        """Keep what few events say: how many bytes they move, or that they are a collective."""
+        sized = [i for i in positions if args[i].nbytes is not None]
+        self._put("sized_row", np.array(sized, dtype=np.int64) + self._rows)
+        self._put("nbytes", _numbers([args[i].nbytes for i in sized]))
+        for position in positions:
+            if args[position].collective is not None:
+                self._collectives[self._rows + position] = _collective(args[position])
 
     def _add_shapes(self, names: npt.NDArray[np.int32], args: list[Args]) -> None:
         for position in np.flatnonzero(_flags(self._names.shaped)[names]).tolist():
@@ -248,6 +244,15 @@ class Columns:
 
     def _take(self, column: str) -> npt.NDArray[Any]:
         return self._columns.pop(column).values()
+
+    def _spread(
+        self, column: str, rows: npt.NDArray[Any], dtype: type[np.signedinteger[Any]]
+    ) -> npt.NDArray[Any]:
+        """Return a column that only ``rows`` carry; the others, and what ``dtype`` cannot hold, have no id."""
+        values = self._take(column)
+        spread = np.full(self._rows, NO_ID, dtype=dtype)
+        spread[rows] = np.where(np.abs(values) <= np.iinfo(dtype).max, values, NO_ID)
+        return spread
 
     def _kinds(self, names: tuple[str, ...]) -> npt.NDArray[np.uint8]:
         by_category = [kind_of(category_text(category)) for category in self.categories]
@@ -323,6 +328,22 @@ def _interned(table: _Ids, keys: list[Any]) -> npt.NDArray[np.int32]:
         return np.fromiter(map(table.__getitem__, keys), np.int32, len(keys))
     except TypeError:  # a key that is a list or an object
         return np.fromiter((table[category_text(key)] for key in keys), np.int32, len(keys))
+
+
+def _interned_pairs(table: _Ids, first: list[Any], second: list[Any]) -> npt.NDArray[np.int32]:
+    try:
+        return np.fromiter(map(table.__getitem__, zip(first, second, strict=True)), np.int32, len(first))
+    except TypeError:  # a key that is a list or an object
+        return _interned(table, list(zip(first, second, strict=True)))
+
+
+def _external_ids(args: list[Args]) -> Int64Array:
+    """Return the ids that link launches to operators; old traces spell their key in lower case."""
+    ids = _numbers([a.external_id for a in args])
+    for position in np.flatnonzero(ids == NO_ID).tolist():
+        if args[position].old_external_id != NO_ID:
+            ids[position] = _number(args[position].old_external_id)
+    return ids
 
 
 def _flags(table: bytearray) -> npt.NDArray[np.bool_]:

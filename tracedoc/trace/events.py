@@ -35,7 +35,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     """The arguments that columns and collectives need; values are whatever the file holds."""
 
     correlation: Any = -1
-    external_id: Any = msgspec.field(name="External id", default=None)
+    external_id: Any = msgspec.field(name="External id", default=-1)
     old_external_id: Any = msgspec.field(name="external id", default=-1)
     device: Any = None
     stream: Any = None
@@ -171,7 +171,7 @@ class EventDecoder:
         try:
             if not self._exact:
                 events, metadata = self._sort(_DECODE_FLOAT(view), Complete, Instant)
-                starts_us = np.array([event.ts for event in events], dtype=np.float64)
+                starts_us = np.fromiter([event.ts for event in events], np.float64, len(events))
                 # NaN and infinities fail the comparison too, and are sorted out below.
                 if not (starts_us >= _EXACT_BELOW_US).any() or not _LARGE_FRACTION.search(buffer, begin, end):
                     self.read += self._last_count
@@ -213,10 +213,9 @@ class EventDecoder:
             timed = len(events)
             events = [e for e in events if e.cat != "python_function"]
             self.python_functions += timed - len(events)
-        metadata: list[Metadata] = []
-        if len(events) != len(decoded):
-            metadata = [e for e in decoded if e.__class__ is Metadata]
-        return events, metadata
+        # Only a few chunks hold metadata, and to look at the types alone is twice as fast.
+        named = Metadata in map(type, decoded)
+        return events, [e for e in decoded if e.__class__ is Metadata] if named else []
 
     def _loose(self, text: str) -> tuple[list[AnyEvent], list[Metadata], Int64Array, Int64Array]:
         """Decode a chunk whose values have unexpected types, slowly and exactly."""
@@ -287,7 +286,7 @@ def _float_ns(microseconds: npt.NDArray[np.float64]) -> Int64Array:
 
 
 def _durations(events: list[Any]) -> Int64Array:
-    return _float_ns(np.array([event.dur for event in events], dtype=np.float64))
+    return _float_ns(np.fromiter([event.dur for event in events], np.float64, len(events)))
 
 
 def _text_ns(texts: list[bytes]) -> Int64Array:
