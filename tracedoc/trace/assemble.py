@@ -141,9 +141,8 @@ class Columns:
         self._put("gpu_row", on_gpu + self._rows)
         self._put("device", _numbers([pids[i] if args[i].device is None else args[i].device for i in rows]))
         self._put("stream", _numbers([tids[i] if args[i].stream is None else args[i].stream for i in rows]))
-        self._add_rare(
-            [i for i, a in enumerate(args) if a.nbytes is not None or a.collective is not None], args
-        )
+        rare = [i for i, a in enumerate(args) if a.nbytes is not None or a.collective is not None]
+        self._add_rare(rare, args)
         self._add_shapes(names, args)
         self._rows += len(events)
 
@@ -248,10 +247,10 @@ class Columns:
     def _spread(
         self, column: str, rows: npt.NDArray[Any], dtype: type[np.signedinteger[Any]]
     ) -> npt.NDArray[Any]:
-        """Return a column that only ``rows`` carry; the others, and what ``dtype`` cannot hold, have no id."""
+        """Return a column that only ``rows`` carry; the rest, and what ``dtype`` cannot hold, is no id."""
         values = self._take(column)
         spread = np.full(self._rows, NO_ID, dtype=dtype)
-        spread[rows] = np.where(np.abs(values) <= np.iinfo(dtype).max, values, NO_ID)
+        spread[rows] = np.where(values.astype(dtype) == values, values, NO_ID)
         return spread
 
     def _kinds(self, names: tuple[str, ...]) -> npt.NDArray[np.uint8]:
