@@ -59,14 +59,26 @@ def test_dask_says_what_one_process_says(here: Diagnosis, sample_traces: Path):
 
 
 def test_mpi_says_what_one_process_says(here: Diagnosis, sample_traces: Path, repository: Path):
+    done = over_mpi(repository, str(sample_traces / RUN), "-f", "json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == to_json(here).strip()
+
+
+@pytest.mark.parametrize("wrong", [["nowhere.json"], ["."], ["nowhere.json", "--steps", "x"]])
+def test_an_error_is_told_by_one_process_of_an_mpi_job(wrong: list[str], repository: Path, tmp_path: Path):
+    done = over_mpi(repository, *(str(tmp_path) if word == "." else word for word in wrong))
+    assert done.returncode == 2
+    assert done.stderr.count("error:") == 1
+
+
+def over_mpi(repository: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Diagnose in two processes of an MPI job."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if mpiexec is None:
         pytest.skip("no MPI is installed: there is no mpiexec")
-    command = [mpiexec, "-n", "2", *COMMAND, str(sample_traces / RUN), "--executor", "mpi", "-f", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=repository, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == to_json(here).strip()
+    command = [mpiexec, "-n", "2", *COMMAND, *words, "--executor", "mpi"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=repository, check=False, timeout=120)
 
 
 def test_a_plain_script_may_diagnose_with_workers(sample_traces: Path, repository: Path, tmp_path: Path):

@@ -108,6 +108,15 @@ def test_options_reach_the_pipeline(pipeline: Pipeline, trace: str):
     assert pipeline.options == Options(rule_directories=("packs/",), steps=(4, 4), jobs=3)
 
 
+def test_facts_reads_with_the_options_that_diagnose_has(pipeline: Pipeline, trace: str):
+    both = ["--steps", "3-10", "--cycle", "2", "--jobs", "3", "--strict", "--max-bytes", "2GB"]
+    expected = Options(steps=(3, 10), cycle=2, jobs=3, strict=True, max_bytes=2_000_000_000)
+    for command in ("diagnose", "facts"):
+        pipeline.options = None
+        run(command, trace, *both)
+        assert pipeline.options == expected, command
+
+
 @pytest.mark.parametrize(
     ("text", "count"), [("1000", 1000), ("500MB", 500_000_000), ("1.5 GB", 1_500_000_000), ("2GiB", 2**31)]
 )

@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": BASE | {"diagnosis"},
     "export": BASE | {"trace", "timeline", "diagnosis"},
     "collector": {"errors", "run.manifest"},
-    "cli": BASE | STAGES | {"report", "export", "collector", "testing"},
+    "cli": BASE | STAGES | {"executors", "report", "export", "collector", "testing"},
     "interop": BASE | STAGES,
     "testing": BASE | STAGES,
     "__init__": BASE | STAGES | {"report", "export", "collector"},

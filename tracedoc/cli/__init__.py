@@ -8,6 +8,8 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -44,7 +46,8 @@ class Commands(click.Group):
         """Run a command and exit; click's own handling would print other words and codes."""
         extra.pop("standalone_mode", None)
         try:
-            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            with _one_process_of(sys.argv[1:] if args is None else args):
+                code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except TracedocError as error:
             logging.getLogger("tracedoc").debug("where this was raised", exc_info=True)
             _say(error.message, error.hint)
@@ -87,6 +90,15 @@ class Commands(click.Group):
                 hint = f"did you mean: tracedoc diagnose {name}"
             raise TracedocError(f"no command {name!r}", hint)
         return super().resolve_command(ctx, args)
+
+
+def _one_process_of(args: Sequence[str]) -> AbstractContextManager[None]:
+    """Return what keeps a command for the first process of an MPI job; each would answer for itself."""
+    if "--executor=mpi" not in args and ("--executor", "mpi") not in pairwise(args):
+        return nullcontext()
+    from tracedoc.executors import mpi_job
+
+    return mpi_job()
 
 
 def _say(message: str, hint: str = "") -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,6 +126,7 @@ def diagnose(
     config = find_config(Path.cwd())
     if config.source:
         click.echo(f"settings: {config.source}", err=True)
+    begin_early(paths, jobs, executor)
     from tracedoc.pipeline import Options
 
     options = Options(
@@ -146,6 +148,18 @@ def diagnose(
         are = "finding is" if count == 1 else "findings are"
         click.echo(f"--fail-on {level}: {count} {are} {level} or worse", err=True)
         raise click.exceptions.Exit(1)
+
+
+def begin_early(paths: tuple[str, ...], jobs: int | None, executor: str | None) -> None:
+    """Start workers, where several will be used, while this process still imports what it needs itself."""
+    # numpy would start a thread a core for linear algebra, of which there is none here.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if executor is None and jobs != 1 and not any(is_remote(path) for path in paths):
+        from tracedoc.executors import begin_workers
+        from tracedoc.run.discover import discover
+
+        with suppress(TracedocError):  # told when it matters
+            begin_workers({file.path: file.size_bytes for file in discover(paths).files}, jobs)
 
 
 def run_pipeline(paths: tuple[str, ...], options: Options) -> Diagnosis:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracedoc.cli.diagnose import run_pipeline, show_debug, step_range
+from tracedoc.cli.diagnose import begin_early, byte_count, run_pipeline, show_debug, step_range
 from tracedoc.cli.output import to_stdout
 
 if TYPE_CHECKING:
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 @click.option(
     "--executor", metavar="WHERE", help="Read on other machines: dask://HOST:PORT, dask://local, mpi."
 )
+@click.option("--strict", is_flag=True, help="Fail where a limit would do.")
+@click.option(
+    "--max-bytes",
+    callback=byte_count,
+    metavar="SIZE",
+    help="Refuse a file with more JSON, as 2GB. [gzip: 100 times its size]",
+)
 @click.option("--debug", is_flag=True, help="Show where errors come from.")
 def facts(
     paths: tuple[str, ...],
@@ -34,6 +41,8 @@ def facts(
     cycle: int | None,
     jobs: int | None,
     executor: str | None,
+    strict: bool,
+    max_bytes: int | None,
     debug: bool,
 ) -> None:
     """Print what was measured: name and value, or why it is unknown.
@@ -46,9 +55,13 @@ def facts(
       tracedoc explain exposed_comm_ms                 the definition
     """
     show_debug(debug)
+    begin_early(paths, jobs, executor)
     from tracedoc.pipeline import Options
 
-    found = run_pipeline(paths, Options(steps=steps, cycle=cycle, jobs=jobs, executor=executor)).facts
+    options = Options(
+        steps=steps, cycle=cycle, jobs=jobs, executor=executor, strict=strict, max_bytes=max_bytes
+    )
+    found = run_pipeline(paths, options).facts
     if as_json:
         import msgspec
 
