@@ -11,14 +11,17 @@ import numpy as np
 import tracedoc
 from tracedoc.diagnosis import (
     At,
+    AwayRow,
     Budget,
     CaptureBudget,
+    CauseRow,
     CollectiveRow,
     Detail,
     Diagnosis,
     Evidence,
     FactRecord,
     Finding,
+    HostDetail,
     KernelRow,
     Lane,
     RankReport,
@@ -26,6 +29,7 @@ from tracedoc.diagnosis import (
     Scalar,
     StepBudget,
     Strategy,
+    SyncRow,
 )
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import Measurement, Unknown, Value
@@ -39,6 +43,7 @@ from tracedoc.summary import summarise
 from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.exposure import ExposedSplit
+from tracedoc.timeline.host import IDLE_WORK
 from tracedoc.timeline.strategies.recognise import recognise
 from tracedoc.trace.vocabulary import busbw_factor
 
@@ -78,6 +83,7 @@ def compose(
             kernels=_kernel_rows(standing) if standing is not None else (),
             lanes=tuple(lane for digest in run.digests[:LANE_RANKS] for lane in _lanes(digest)),
             units=unit_rows(run),
+            host=_host_detail(standing) if standing is not None else None,
         ),
         tool_version=tracedoc.__version__,
     )
@@ -196,6 +202,23 @@ def _fact_record(measurement: Measurement) -> FactRecord:
 
 def _shown(value: Value) -> Scalar | dict[str, str]:
     return {"unknown": value.reason} if isinstance(value, Unknown) else value
+
+
+def _host_detail(digest: RankDigest) -> HostDetail | None:
+    host = digest.host_work
+    if host is None:
+        return None
+    idle = sorted(((ns, cause) for cause in IDLE_WORK if (ns := host.of(cause))), reverse=True)
+    return HostDetail(
+        causes=tuple(CauseRow(cause, ns / 1e6) for ns, cause in idle),
+        syncs=tuple(
+            SyncRow(s.operator, s.call, s.where, s.count, s.draining, s.blocked_ns / 1e6, s.idle_ns / 1e6)
+            for s in host.syncs
+        ),
+        away=tuple(
+            AwayRow(a.doing, a.where, a.count, a.longest_ns / 1e6, a.idle_ns / 1e6) for a in host.away
+        ),
+    )
 
 
 def _kernel_rows(digest: RankDigest) -> tuple[KernelRow, ...]:

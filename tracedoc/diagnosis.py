@@ -282,6 +282,50 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
+class CauseRow:
+    """Idle time of the judged step by what the host did meanwhile; the rows add up to the idle time."""
+
+    cause: str
+    idle_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRow:
+    """The host's waits for the GPU in the judged step that one operator asked for in one place.
+
+    ``draining`` of the ``count`` waits left the GPU idle, for ``idle_ms`` in all.
+    """
+
+    operator: str
+    call: str
+    where: str
+    count: int
+    draining: int
+    blocked_ms: float
+    idle_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class AwayRow:
+    """Long gaps of the judged step in which the host launched nothing, by what it did instead and where."""
+
+    doing: str
+    where: str
+    count: int
+    longest_ms: float
+    idle_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostDetail:
+    """What the host of the rank that stands for the run did while its device was idle."""
+
+    causes: tuple[CauseRow, ...] = ()
+    syncs: tuple[SyncRow, ...] = ()
+    away: tuple[AwayRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Detail:
     """Optional tables that pages and comparisons read."""
 
@@ -289,6 +333,7 @@ class Detail:
     kernels: tuple[KernelRow, ...] = ()
     lanes: tuple[Lane, ...] = ()
     units: tuple[UnitRow, ...] = ()
+    host: HostDetail | None = None
 
 
 @dataclass(frozen=True, slots=True)

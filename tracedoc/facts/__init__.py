@@ -3,6 +3,26 @@
 Importing this package fills :data:`tracedoc.facts.catalog.CATALOG`.
 """
 
-from tracedoc.facts import capture, communication, compute, host, input, memory, sharding, step
+from tracedoc.facts import (
+    capture,
+    communication,
+    compute,
+    host,
+    idle,
+    input,
+    memory,
+    sharding,
+    step,
+)
 
-__all__ = ["capture", "communication", "compute", "host", "input", "memory", "sharding", "step"]
+__all__ = [
+    "capture",
+    "communication",
+    "compute",
+    "host",
+    "idle",
+    "input",
+    "memory",
+    "sharding",
+    "step",
+]

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import Value
-from tracedoc.facts.host import launch_pace_idle, short_kernel_idle
+from tracedoc.facts.host import host_away_idle, launch_pace_idle, short_kernel_idle
 from tracedoc.facts.hostwork import HostDigest, host_digest
 from tracedoc.facts.memory import pageable_stall
 from tracedoc.spans import Spans
@@ -183,6 +183,7 @@ def judged_spans(timeline: RankTimeline) -> dict[str, Spans]:
         found |= {f"idle_{cause}": spans for cause, spans in timeline.idle.spans.items()}
     if not timeline.is_cpu:
         found["idle_launch_pace"] = launch_pace_idle(timeline) or Spans.empty()
+        found["idle_host_away"] = host_away_idle(timeline) or Spans.empty()
         found["idle_short_kernels"] = short_kernel_idle(timeline) or Spans.empty()
         found["pageable_stall"] = pageable_stall(timeline)
     found["non_compute"] = activity.compute.complement(window.start_ns, window.end_ns)

@@ -68,6 +68,8 @@ EVIDENCE: dict[str, EvidenceCollector] = {
     "exposed-communication": _from_spans("exposed_comm", "communication with no compute beside it"),
     "small-collectives": _small_collectives,
     "late-launches": _from_spans("idle_launch_pace", "GPU idle: the next kernel is not launched yet"),
+    "blocking-syncs": _from_spans("idle_sync", "GPU idle after the host waited for it"),
+    "host-away": _from_spans("idle_host_away", "GPU idle: the host launches nothing for long"),
     "short-kernels": _from_spans("idle_short_kernels", "GPU idle after a kernel shorter than a launch"),
     "input-idle": _from_spans("idle_input", "GPU idle while the data loader is waited for"),
     "allocator-idle": _from_spans("idle_allocator", "GPU idle while device memory is allocated or freed"),

@@ -55,10 +55,21 @@ def launch_pace_idle_ms(timeline: RankTimeline) -> Value:
 @rank_fact("host_away_idle_ms", unit="ms", needs=("launches",))
 def host_away_idle_ms(timeline: RankTimeline) -> Value:
     """Late-launch idle time of the median step in gaps too long for the pace of launches to explain."""
+    spans = host_away_idle(timeline)
+    return Unknown("no launch belongs to the step") if spans is None else spans.total_ns / 1e6
+
+
+@rank_fact("host_away_gaps", unit="count", needs=("launches",))
+def host_away_gaps(timeline: RankTimeline) -> Value:
+    """Number of gaps that :func:`host_away_idle_ms` adds up."""
+    spans = host_away_idle(timeline)
+    return Unknown("no launch belongs to the step") if spans is None else len(spans)
+
+
+def host_away_idle(timeline: RankTimeline) -> Spans | None:
+    """Return the idle time that :func:`host_away_idle_ms` measures, ``None`` where it is unknown."""
     late, paced = _late_idle(timeline), launch_pace_idle(timeline)
-    if late is None or paced is None:
-        return Unknown("no launch belongs to the step")
-    return (late - paced).total_ns / 1e6
+    return None if late is None or paced is None else late - paced
 
 
 def launch_pace_idle(timeline: RankTimeline) -> Spans | None:
@@ -74,7 +85,12 @@ def launch_pace_idle(timeline: RankTimeline) -> Spans | None:
 
 @rank_fact("sync_idle_ms", unit="ms", needs=("launches",))
 def sync_idle_ms(timeline: RankTimeline) -> Value:
-    """Time of the median step in which the GPU is idle while the host is inside a blocking sync."""
+    """Idle time of the median step that the host's waits for the GPU cost (``.item()``, ``.cpu()``...).
+
+    After a wait in which everything launched had ended: the idle time until the next kernel starts, at most
+    as long as the host was blocked. A wait beside queued work costs nothing. Waiting for input and memory
+    allocation come first.
+    """
     return _idle(timeline, "sync")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracedoc.facts.host import host_away_idle
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import (
     PHASES,
@@ -16,10 +17,15 @@ from tracedoc.timeline.host import (
     rank_work,
     work_before_collectives,
 )
-from tracedoc.timeline.syncs import Syncs, askers
+from tracedoc.timeline.syncs import Syncs, askers, is_library, launching_threads
+from tracedoc.trace.columns import Kind
 
-MAX_SYNCS = 12
+MAX_SYNCS = 40
 """The table of waits keeps this many askers, those that cost most."""
+
+
+MAX_GAPS = 50
+"""So many gaps are looked into, the longest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,20 @@ class SyncTotal:
     idle_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class AwayTotal:
+    """Late-launch gaps of the judged step too long for the pace of launches, by what the host did in them.
+
+    ``doing`` is the outermost operator that fills half of a gap or more, "Python" where none does.
+    """
+
+    doing: str
+    where: str
+    count: int
+    longest_ns: int
+    idle_ns: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class HostDigest:
     """What the host did, of one rank.
@@ -51,6 +71,7 @@ class HostDigest:
     work_ns: tuple[int, ...]
     before: WorkBefore
     syncs: tuple[SyncTotal, ...] = ()
+    away: tuple[AwayTotal, ...] = ()
 
     def of(self, cause: str) -> int:
         """Return the nanoseconds of one cause in the judged step."""
@@ -67,6 +88,7 @@ def host_digest(timeline: RankTimeline) -> HostDigest | None:
         work_ns=tuple(int(total) for total in totals),
         before=work_before_collectives(timeline, work),
         syncs=sync_totals(timeline)[:MAX_SYNCS],
+        away=away_totals(timeline)[:MAX_SYNCS],
     )
 
 
@@ -86,6 +108,40 @@ def sync_totals(timeline: RankTimeline) -> tuple[SyncTotal, ...]:
         total[3] += idle
     rows = [SyncTotal(*key, *total) for key, total in totals.items()]
     return tuple(sorted(rows, key=lambda r: (-r.idle_ns, -r.blocked_ns, r.operator, r.where)))
+
+
+def away_totals(timeline: RankTimeline) -> tuple[AwayTotal, ...]:
+    """Return the gaps in which the host was away, by what it did and where, the longest time first."""
+    spans = host_away_idle(timeline)
+    if spans is None or len(spans) == 0:
+        return ()
+    kept = np.argsort(spans.starts - spans.ends, kind="stable")[:MAX_GAPS]
+    starts, ends = spans.starts[kept], spans.ends[kept]
+    phases = phases_at(timeline, (starts + ends) // 2)
+    totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        total = totals[operator_filling(timeline, start, end) or "Python", PHASES[phases[place]]]
+        total[0] += 1
+        total[1] = max(total[1], end - start)
+        total[2] += end - start
+    rows = [AwayTotal(*key, *total) for key, total in totals.items()]
+    return tuple(sorted(rows, key=lambda r: (-r.idle_ns, r.doing, r.where)))
+
+
+def operator_filling(timeline: RankTimeline, start_ns: int, end_ns: int) -> str | None:
+    """Return the outermost library operator of a launching thread that fills half of an interval or more."""
+    trace = timeline.trace
+    last = int(np.searchsorted(trace.ts_ns, end_ns))
+    rows = np.flatnonzero(
+        (trace.kind[:last] == int(Kind.CPU_OP))
+        & (
+            np.minimum(trace.end_ns[:last], end_ns) - np.maximum(trace.ts_ns[:last], start_ns)
+            >= (end_ns - start_ns) // 2
+        )
+    )
+    rows = rows[np.isin(trace.thread[rows], launching_threads(trace, timeline.events))]
+    names = [trace.row_name(row) for row in rows.tolist()]  # in time order: the outermost first
+    return next((name for name in names if is_library(name)), names[-1] if names else None)
 
 
 def judged_syncs(timeline: RankTimeline) -> tuple[Syncs, np.ndarray]:

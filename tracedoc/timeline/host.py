@@ -141,6 +141,11 @@ _PHASE_OF = np.array(
     dtype=np.uint8,
 )
 
+HOOK_NS = 100_000
+"""What follows a node of the backward pass this closely is one of its hooks."""
+
+_BACKWARD_HOOKS = ("torch.distributed.ddp.reducer::", "FSDP::post_backward", "FSDP::pre_backward")
+
 SEED_NS = 1_000_000
 """The gradient of the loss (``aten::ones_like``) made this short before the backward pass is part of it."""
 
@@ -248,7 +253,9 @@ def _stepping_rows(timeline: RankTimeline) -> Rows:
 def _phase_spans(timeline: RankTimeline) -> tuple[Spans, Spans, Spans]:
     """Return when the host is in the backward pass, in the optimizer, and in the loader."""
     trace = timeline.trace
-    nodes = np.array([vocabulary.is_backward_node(name) for name in trace.names], dtype=bool)
+    nodes = np.array(
+        [vocabulary.is_backward_node(n) or n.startswith(_BACKWARD_HOOKS) for n in trace.names], dtype=bool
+    )
     rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & nodes[trace.name])
     starts, ends = trace.ts_ns[rows], trace.end_ns[rows]
     seeds = np.array([name == "aten::ones_like" for name in trace.names], dtype=bool)
@@ -259,7 +266,8 @@ def _phase_spans(timeline: RankTimeline) -> tuple[Spans, Spans, Spans]:
         near &= starts[np.minimum(following, starts.size - 1)] - trace.end_ns[made] < SEED_NS
         starts = np.concatenate((starts, trace.ts_ns[made[near]]))
         ends = np.concatenate((ends, trace.end_ns[made[near]]))
-    return Spans.of(starts, ends), _optimizer_spans(timeline), timeline.host_delays.input
+    # Hooks run between nodes.
+    return Spans.of(starts, ends + HOOK_NS), _optimizer_spans(timeline), timeline.host_delays.input
 
 
 def _class_of(classes: tuple[Spans, Spans, Spans], times: Int64Array) -> npt.NDArray[np.intp]:

@@ -213,7 +213,7 @@ def askers(trace: Trace, rows: Rows) -> list[Asker]:
     for row, operators, named in zip(rows.tolist(), around, ranges, strict=True):
         call = trace.row_name(row)
         names = [trace.row_name(op) for op in operators]
-        library = [n for n in names if "::" in n and n.partition("::")[0] not in WRAPPERS]
+        library = [name for name in names if is_library(name)]
         shown = [
             name
             for name in (trace.row_name(a) for a in named)
@@ -222,6 +222,12 @@ def askers(trace: Trace, rows: Rows) -> list[Asker]:
         operator = library[0] if library else (names[-1] if names else call)
         found.append(Asker(operator, call, shown[-1] if shown else ""))
     return found
+
+
+def is_library(name: str) -> bool:
+    """Tell whether an operator is one of a library (``aten::item``), not one that only holds others."""
+    namespace, separator, _ = name.partition("::")
+    return bool(separator) and namespace not in WRAPPERS
 
 
 def _enclosing(trace: Trace, inner: Rows, candidates: Rows, lookback: int) -> list[list[int]]:

@@ -56,6 +56,28 @@ def launch_in_time(measurements: Measurements, key: str | None) -> Gain | Unknow
     return _idle_gain(measurements, key, "launch_pace_idle_ms", "the host launches every kernel in time")
 
 
+def avoid_syncs(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what a host that never waits for the GPU gives.
+
+    It is ahead by the time it was blocked for, and what it is ahead can fill the idle time after the waits
+    and late launches behind them, no more.
+    """
+    idle, blocked = _number(measurements, "sync_idle_ms", key), _number(measurements, "sync_blocked_ms", key)
+    late = _number(measurements, "late_launch_idle_ms", key)
+    if isinstance(idle, Unknown):
+        return idle
+    if isinstance(blocked, Unknown) or isinstance(late, Unknown):
+        high = idle
+    else:
+        high = max(min(blocked, idle + late), idle)
+    return Gain(0.0, high, "ceiling", ("the host never waits, and stays ahead of the GPU",))
+
+
+def return_sooner(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what a host that is never away for long gives: the idle time in those gaps."""
+    return _idle_gain(measurements, key, "host_away_idle_ms", "the host does this beside a busy GPU")
+
+
 def fuse_short_kernels(measurements: Measurements, key: str | None) -> Gain | Unknown:
     """Bound what fusing short kernels gives: the idle time after them."""
     return _idle_gain(measurements, key, "short_kernel_idle_ms", "no gap is left after a short kernel")
@@ -116,6 +138,8 @@ GAINS: dict[str, GainEstimator] = {
     "hide-exposed-communication": hide_exposed_communication,
     "hide-small-collectives": hide_small_collectives,
     "launch-in-time": launch_in_time,
+    "avoid-syncs": avoid_syncs,
+    "return-sooner": return_sooner,
     "fuse-short-kernels": fuse_short_kernels,
     "feed-input": feed_input,
     "keep-allocations": keep_allocations,
