@@ -9,9 +9,62 @@ windows that costs more than a few microseconds a step.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tracedoc.collector.batches import BatchWatch
+from tracedoc.collector.counters import Counters, difference, link_rates, read_counters
+from tracedoc.collector.devices import (
+    COMMANDS,
+    DeviceSampler,
+    HostCommands,
+    describe_device,
+    open_device,
+)
+from tracedoc.collector.environment import describe_environment, describe_memory
+from tracedoc.collector.flight import dump_flight_record
+from tracedoc.collector.frameworks import describe, describe_compile, find_live
+from tracedoc.collector.gcwatch import CollectionWatch
+from tracedoc.collector.nccl import read_nccl_log
+from tracedoc.collector.probe import known, probe
+from tracedoc.collector.steplog import StepLogWriter
 
 Facts = dict[str, object]
+
+
+class _Watch:
+    """What one rank keeps between the calls of the hook."""
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        self.folder = Path(str(config.get("folder", ".")))
+        self.stem = str(config.get("stem", "rank-0"))
+        self.thread = threading.get_ident()
+        self.log: StepLogWriter | None = probe(
+            StepLogWriter, self.folder / f"{self.stem}.steps", config.get("rank", 0)
+        )
+        self.collections = CollectionWatch(self.log.collection if self.log else _ignore)
+        # One rank of each host asks for all.
+        self.host = HostCommands(COMMANDS if config.get("local_rank", 0) == 0 else {})
+        self.batches = BatchWatch()
+        self.device: tuple[Any, Any] | None = None
+        self.sampler: DeviceSampler | None = None
+        self.counters: Counters = {}
+        self.memory: Facts = {}
+
+
+def _ignore(generation: int, end_ns: int, length_ns: int) -> None:
+    """Take the place of a log that could not be opened."""
+
+
+_watches: dict[int, _Watch] = {}
+"""The watch of this process, by its id: a fork has none."""
+
+
+def _watch() -> _Watch | None:
+    return _watches.get(os.getpid())
 
 
 def on_start(config: Mapping[str, object]) -> Facts:
@@ -21,7 +74,15 @@ def on_start(config: Mapping[str, object]) -> Facts:
     ``local_rank``, ``world_size``, ``restart``, ``folder`` (the run directory) and ``stem`` (the name that
     its files begin with, as ``rank-3``).
     """
-    return {}
+    watch = _Watch(config)
+    _watches[os.getpid()] = watch
+    watch.collections.begin()
+    watch.host.begin()
+    return known(
+        environment=describe_environment(),
+        infiniband=probe(link_rates),
+        step_log=f"{watch.stem}.steps" if watch.log is not None else None,
+    )
 
 
 def on_first_step(live: object) -> Facts:
@@ -29,11 +90,27 @@ def on_first_step(live: object) -> Facts:
 
     That is a ``torch.optim.Optimizer`` or a ``DeepSpeedEngine``. Modules and loaders are found with ``gc``.
     """
-    return {}
+    watch = _watch()
+    if watch is None:
+        return {}
+    watch.batches.begin()
+    watch.device = probe(open_device)
+    return known(
+        framework=describe(find_live()),
+        device=probe(describe_device, *watch.device) if watch.device else None,
+    )
 
 
 def on_window_start() -> Facts:
     """Begin what is watched during the captured steps; called just before the profiler starts."""
+    watch = _watch()
+    if watch is None:
+        return {}
+    watch.memory = describe_memory()
+    watch.counters = read_counters()
+    if watch.device is not None:
+        watch.sampler = DeviceSampler(*watch.device)
+        watch.sampler.begin()
     return {}
 
 
@@ -42,13 +119,44 @@ def on_window_end() -> Facts:
 
     It may run on another thread than the one that trains, after a signal or in a job that hangs.
     """
-    return {}
+    watch = _watch()
+    if watch is None:
+        return {}
+    window = known(
+        counters=difference(watch.counters, read_counters()),
+        clocks=probe(watch.sampler.end) if watch.sampler is not None else None,
+        memory_before=watch.memory,
+        flight_record=probe(dump_flight_record, watch.folder / f"{watch.stem}.flight.gz"),
+    )
+    return {"window": window, **_so_far(watch)}
 
 
 def on_step(end_ns: int) -> None:
     """Note the end of an optimizer step, in nanoseconds of ``time.time_ns``; called after every one."""
+    watch = _watch()
+    if watch is not None and watch.log is not None:
+        watch.log.step(end_ns)
 
 
 def on_exit() -> Facts:
     """Return what is known when the process ends in order; not called on a signal or a crash."""
-    return {}
+    watch = _watch()
+    if watch is None:
+        return {}
+    watch.collections.end()
+    if watch.log is not None:
+        watch.log.close()
+    return _so_far(watch)
+
+
+def _so_far(watch: _Watch) -> Facts:
+    # Another thread than the training's runs only where the job hangs or is told to end: CUDA may not answer.
+    training = threading.get_ident() == watch.thread
+    return known(
+        memory=describe_memory() if training else None,
+        compile=probe(describe_compile, {}),
+        collections=watch.collections.describe(),
+        batch=watch.batches.tensors,
+        nccl=probe(read_nccl_log, os.environ, os.getpid()),
+        host_tools=watch.host.answers(),
+    )

@@ -1,0 +1,235 @@
+"""Describe where a rank runs: versions, processors, memory, limits, and its GPU."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from tracedoc.collector.probe import Plain, known, loaded, plain, probe
+from tracedoc.collector.variables import kept_variables
+
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "triton",
+    "numpy",
+    "deepspeed",
+    "accelerate",
+    "transformers",
+    "peft",
+    "lightning",
+    "pytorch_lightning",
+    "bitsandbytes",
+    "flash_attn",
+    "transformer_engine",
+    "torchao",
+    "torchtitan",
+    "apex",
+)
+"""Their versions are told where the process has imported them."""
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_NODES = Path("/sys/devices/system/node")
+
+
+def describe_environment() -> Plain:
+    """Return what a rank can tell about its surroundings without asking another process."""
+    return known(
+        variables=kept_variables(os.environ),
+        versions=versions(),
+        host=describe_host(),
+        threads=describe_threads(),
+        gpu=probe(describe_gpu),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, of the libraries in use, and of those that torch was built with."""
+    torch = loaded("torch")
+    found: dict[str, Any] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        found[package] = probe(lambda name: str(sys.modules[name].__version__), package)
+    found["cuda"] = probe(lambda: torch.version.cuda)
+    found["hip"] = probe(lambda: torch.version.hip)
+    if probe(lambda: torch.cuda.is_initialized()):
+        found["nccl"] = probe(lambda: ".".join(map(str, torch.cuda.nccl.version())))
+        found["cudnn"] = probe(lambda: str(torch.backends.cudnn.version()))
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def describe_host() -> Plain:
+    """Return the processors and the memory that this process may use."""
+    allowed = probe(os.sched_getaffinity, 0) or set()
+    return known(
+        system=platform.system(),
+        machine=platform.machine(),
+        kernel=platform.release(),
+        cpu_model=probe(_cpu_model),
+        cpus=os.cpu_count(),
+        cpus_allowed=len(allowed) or None,
+        affinity=ranges(allowed),
+        numa_nodes=probe(_numa_nodes, allowed),
+        memory_bytes=probe(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        shared_memory_bytes=probe(lambda: _total("/dev/shm")),
+        cgroup_cpus=probe(_cgroup_cpus),
+        cgroup_memory_bytes=probe(_cgroup_memory),
+        open_files=probe(_open_files),
+        in_container=probe(lambda: Path("/.dockerenv").exists() or "KUBERNETES_SERVICE_HOST" in os.environ),
+    )
+
+
+def ranges(numbers: set[int]) -> str:
+    """Return sorted numbers as ``0-7,16-23``."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def numbers(text: str) -> set[int]:
+    """Return the numbers that :func:`ranges` wrote."""
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _cpu_model() -> str | None:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return None
+
+
+def _numa_nodes(allowed: set[int]) -> Plain:
+    """Return how many NUMA nodes the host has, and those that the process may run on."""
+    cpus = {
+        int(node.name.removeprefix("node")): numbers((node / "cpulist").read_text())
+        for node in _NODES.glob("node[0-9]*")
+    }
+    return {"count": len(cpus), "allowed": sorted(node for node, own in cpus.items() if own & allowed)}
+
+
+def _total(path: str) -> int:
+    found = os.statvfs(path)
+    return found.f_frsize * found.f_blocks
+
+
+def cgroup_file(name: str, controller: str) -> Path | None:
+    """Return a file of this process's control group: of version 2, else of ``controller`` in version 1."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            places = [_CGROUPS / path.lstrip("/") / name, _CGROUPS / name]
+        elif controller in controllers.split(","):
+            places = [_CGROUPS / controller / path.lstrip("/") / name, _CGROUPS / controller / name]
+        else:
+            continue
+        for place in places:
+            if place.is_file():
+                return place
+    return None
+
+
+def _cgroup_cpus() -> float | None:
+    file = cgroup_file("cpu.max", "cpu")
+    if file is not None:
+        quota, period = file.read_text().split()
+        return None if quota == "max" else round(int(quota) / int(period), 3)
+    file = cgroup_file("cpu.cfs_quota_us", "cpu")
+    if file is None:
+        return None
+    limit = int(file.read_text())
+    return round(limit / int((file.parent / "cpu.cfs_period_us").read_text()), 3) if limit > 0 else None
+
+
+def _cgroup_memory() -> int | None:
+    file = cgroup_file("memory.max", "memory") or cgroup_file("memory.limit_in_bytes", "memory")
+    text = file.read_text().strip() if file is not None else "max"
+    # Version 1 writes a number near 2**63 where there is no limit.
+    return None if text == "max" or int(text) > 1 << 60 else int(text)
+
+
+def _open_files() -> int:
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def describe_threads() -> Plain:
+    """Return how many threads the libraries use for one operation."""
+    torch = loaded("torch")
+    return known(
+        torch=probe(lambda: torch.get_num_threads()),
+        torch_interop=probe(lambda: torch.get_num_interop_threads()),
+        python=probe(lambda: len(sys._current_frames())),
+    )
+
+
+def describe_gpu() -> Plain:
+    """Return the properties of the current GPU; a process that does not use CUDA is not made to."""
+    torch = loaded("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    index = torch.cuda.current_device()
+    properties = torch.cuda.get_device_properties(index)
+    names = (
+        "name",
+        "total_memory",
+        "multi_processor_count",
+        "major",
+        "minor",
+        "gcnArchName",
+        "L2_cache_size",
+        "warp_size",
+    )
+    found = {name: plain(getattr(properties, name)) for name in names if hasattr(properties, name)}
+    bus = probe(
+        lambda: f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    )
+    return known(
+        **found,
+        index=index,
+        visible=probe(lambda: torch.cuda.device_count()),
+        pci_bus=bus,
+        numa_node=probe(lambda: int(Path(f"/sys/bus/pci/devices/{bus}/numa_node").read_text())),
+    )
+
+
+def describe_memory() -> Plain:
+    """Return the memory in use and its peaks, in bytes; of the GPU only where the process uses one."""
+    torch = loaded("torch")
+    found: Plain = known(host_peak_bytes=probe(_host_peak))
+    if torch is None or not probe(lambda: torch.cuda.is_initialized()):
+        return found
+    statistics = probe(torch.cuda.memory_stats) or {}
+    free, total = probe(torch.cuda.mem_get_info) or (None, None)
+    return known(
+        **found,
+        total_bytes=total,
+        free_bytes=free,
+        peak_allocated_bytes=statistics.get("allocated_bytes.all.peak"),
+        peak_reserved_bytes=statistics.get("reserved_bytes.all.peak"),
+        allocated_bytes=statistics.get("allocated_bytes.all.current"),
+        reserved_bytes=statistics.get("reserved_bytes.all.current"),
+        inactive_split_bytes=statistics.get("inactive_split_bytes.all.current"),
+        allocation_retries=statistics.get("num_alloc_retries"),
+        out_of_memory=statistics.get("num_ooms"),
+        device_allocations=statistics.get("num_device_alloc"),
+        device_frees=statistics.get("num_device_free"),
+    )
+
+
+def _host_peak() -> int:
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
