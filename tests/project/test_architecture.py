@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "comparison": BASE | STAGES - {"pipeline"},
     "report": BASE | {"diagnosis"},
     "export": BASE | {"trace", "timeline", "diagnosis"},
-    "collector": {"errors", "run.manifest"},
+    "collector": {"errors", "run.manifest", "run.steplog"},
     "cli": BASE | STAGES | {"executors", "report", "export", "collector", "testing"},
     "interop": BASE | STAGES,
     "testing": BASE | STAGES,

@@ -91,7 +91,7 @@ def describe(live: Live) -> Plain:
         "optimizers": lambda: [describe_optimizer(one) for one in live["optimizer"][:MAX_OBJECTS]],
         "precision": lambda: describe_precision(live),
         "compile": lambda: describe_compile(live),
-        "meshes": lambda: [describe_mesh(one) for one in live["mesh"][:MAX_OBJECTS]],
+        "meshes": lambda: describe_meshes(live["mesh"]),
         "groups": process_groups,
         "accelerate": lambda: describe_accelerator(live["accelerator"]),
         "trainer": lambda: describe_trainer_arguments(live["trainer_arguments"]),
@@ -106,8 +106,7 @@ def describe(live: Live) -> Plain:
 def describe_model(live: Live) -> Plain:
     """Return the sizes of the model and the class of its repeated blocks.
 
-    ``parameters`` counts elements as the optimizer's rank holds them whole; sharded parameters count with
-    their full size where the framework tells it.
+    Elements are counted whole, also where a rank holds a part of them.
     """
     roots = _roots(live)
     if not roots:
@@ -120,9 +119,12 @@ def describe_model(live: Live) -> Plain:
     for parameter in parameters:
         dtypes[str(plain(parameter.dtype))] += numel(parameter)
     modules = list(root.modules())
+    whole = sum(map(numel, parameters))
+    if live.get("fsdp1"):  # its flat parameters are the rank's own parts
+        whole = sum(unit["parameters"] for unit in describe_fsdp1(live["fsdp1"])["units"]) or whole
     return known(
         name=original_class(root),
-        parameters=sum(map(numel, parameters)),
+        parameters=whole,
         trained_parameters=sum(map(numel, trained)),
         parameter_tensors=len(parameters),
         trained_tensors=len(trained),
@@ -256,13 +258,18 @@ def describe_compile(live: Live) -> Plain:
 # -- process groups, meshes, trainers
 
 
-def describe_mesh(mesh: Any) -> Plain:
-    """Return the shape of a device mesh and the names of its dimensions."""
-    return known(
-        shape=probe(lambda: [int(length) for length in mesh.shape]),
-        names=plain(getattr(mesh, "mesh_dim_names", None)),
-        device=plain(getattr(mesh, "device_type", None)),
-    )
+def describe_meshes(meshes: list[Any]) -> list[Plain]:
+    """Return the shapes of the device meshes and the names of their dimensions, each once."""
+    found: list[Plain] = []
+    for mesh in meshes:
+        told = known(
+            shape=probe(lambda mesh: [int(length) for length in mesh.shape], mesh),
+            names=plain(getattr(mesh, "mesh_dim_names", None)),
+            device=plain(getattr(mesh, "device_type", None)),
+        )
+        if told not in found and len(found) < MAX_OBJECTS:
+            found.append(told)
+    return found
 
 
 def process_groups() -> list[Plain]:

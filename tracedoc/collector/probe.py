@@ -37,9 +37,8 @@ def plain(value: Any) -> Any:
     name = getattr(value, "name", None)
     if isinstance(name, str):  # an enum
         return name[:MAX_TEXT]
-    text = str(value)
-    if text.startswith("torch."):  # a dtype or a device
-        return text.removeprefix("torch.")[:MAX_TEXT]
+    if type(value).__module__ == "torch":  # a dtype, a device, a layout
+        return str(value).removeprefix("torch.")[:MAX_TEXT]
     return type(value).__name__
 
 

@@ -1,0 +1,119 @@
+"""The cheap watches of a whole run: the step log, the garbage collector, counters, clocks."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+from tracedoc.collector.counters import difference, read_counters
+from tracedoc.collector.devices import HostCommands, summarise_samples
+from tracedoc.collector.environment import numbers, ranges
+from tracedoc.collector.gcwatch import CollectionWatch
+from tracedoc.collector.steplog import StepLogWriter
+from tracedoc.run import steplog
+from tracedoc.run.steplog import parse_step_log, read_step_log
+
+
+def test_a_log_keeps_steps_and_pauses(tmp_path: Path) -> None:
+    writer = StepLogWriter(tmp_path / "rank-3.steps", 3)
+    writer.step(1_000)
+    writer.step(1_250)
+    writer.collection(2, 1_240, 100)
+    writer.close()
+    writer.step(9_999)
+    log = read_step_log(tmp_path / "rank-3.steps")
+    assert log is not None
+    assert log.rank == 3
+    assert [(s.index, s.end_ns, s.length_ns) for s in log.steps] == [(0, 1_000, 0), (1, 1_250, 250)]
+    assert [(p.generation, p.end_ns, p.length_ns) for p in log.pauses] == [(2, 1_240, 100)]
+
+
+def test_a_full_log_keeps_the_newest_steps(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.steps"
+    writer = StepLogWriter(path, 0)
+    for end in range(1, steplog.CAPACITY + 11):
+        writer.step(end)
+    writer.close()
+    log = read_step_log(path)
+    assert log is not None
+    assert len(log.steps) == steplog.CAPACITY
+    assert (log.steps[0].index, log.steps[-1].index) == (10, steplog.CAPACITY + 9)
+    assert path.stat().st_size == steplog.HEADER.size + steplog.CAPACITY * steplog.RECORD.size
+
+
+def test_a_cut_record_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.steps"
+    writer = StepLogWriter(path, 0)
+    writer.step(5)
+    writer.step(7)
+    writer.close()
+    log = parse_step_log(path.read_bytes()[:-3])
+    assert log is not None
+    assert [step.end_ns for step in log.steps] == [5]
+
+
+def test_other_bytes_are_no_log(tmp_path: Path) -> None:
+    assert parse_step_log(b"") is None
+    assert parse_step_log(b"x" * 100) is None
+    assert read_step_log(tmp_path / "none") is None
+
+
+def test_collections_are_counted_and_long_ones_told() -> None:
+    pauses: list[tuple[int, int, int]] = []
+    watch = CollectionWatch(lambda *pause: pauses.append(pause))
+    callbacks = list(gc.callbacks)
+    watch.begin()
+    # Enough containers in a cycle that looking at them takes more than a millisecond.
+    cycle: list[object] = [[index] for index in range(300_000)]
+    gc.collect()
+    watch.end()
+    told = watch.describe()
+    assert told["collections"][2] >= 1
+    assert any(generation == 2 and length >= 1_000_000 for generation, _, length in pauses)
+    assert told["longest_ms"][2] * 1e6 == max(length for g, _, length in pauses if g == 2)
+    assert gc.callbacks == callbacks
+    assert len(cycle) == 300_000
+
+
+def test_counters_tell_what_was_added() -> None:
+    assert difference({"a": 5, "b": 7, "c": 9}, {"a": 8, "b": 7, "c": 2}) == {"a": 3}
+    before = read_counters()
+    assert before["process.user_us"] > 0
+
+
+def test_throttling_is_a_share_of_the_samples() -> None:
+    samples: list[tuple[int | None, int | None, int | None, int | None]] = [
+        (1980, 500_000, 60, 0),
+        (1980, 690_000, 71, 0x4),
+        (1410, 700_000, 70, 0x4 | 0x40),
+        (1980, 500_000, None, None),
+    ]
+    assert summarise_samples(samples) == {
+        "samples": 4,
+        "sm_clock_mhz_min": 1410,
+        "sm_clock_mhz_median": 1980,
+        "sm_clock_mhz_max": 1980,
+        "power_w_median": 690.0,
+        "power_w_max": 700.0,
+        "temperature_c_max": 71,
+        "throttled_frac": {"power cap": 0.6667, "hardware thermal slowdown": 0.3333},
+    }
+    assert summarise_samples([]) == {}
+
+
+def test_a_program_that_fails_or_is_missing_answers_nothing() -> None:
+    commands = HostCommands({"good": ("echo", "two GPUs"), "bad": ("false",), "absent": ("no-such-program",)})
+    commands.begin()
+    assert commands.answers(wait_seconds=30.0) == {"good": "two GPUs\n"}
+
+
+def test_processors_are_told_as_ranges() -> None:
+    assert ranges({0, 1, 2, 3, 8, 10, 11}) == "0-3,8,10-11"
+    assert numbers("0-3,8,10-11\n") == {0, 1, 2, 3, 8, 10, 11}
+    assert ranges(set()) == ""
+
+
+def test_a_disk_that_fails_ends_the_log_and_nothing_else(tmp_path: Path) -> None:
+    writer = StepLogWriter(Path("/dev/full"), 0)
+    writer.step(1)
+    writer.close()
