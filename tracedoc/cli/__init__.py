@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from tracedoc import __version__
+from tracedoc.cli.collect import collect
 from tracedoc.cli.completion import completion
 from tracedoc.cli.diagnose import diagnose
 from tracedoc.cli.explain import explain
@@ -134,6 +135,7 @@ def main() -> None:
 
     \b
     Examples:
+      tracedoc collect -- torchrun train.py     capture a few steps of a job
       tracedoc diagnose runs/a                  the answer for a folder of traces
       tracedoc diagnose runs/a -o report.html   the same as a page
       tracedoc explain exposed-communication    what a finding means, and its fixes
@@ -144,5 +146,5 @@ def main() -> None:
     """
 
 
-for command in (diagnose, report, facts, explain, rules, completion):
+for command in (collect, diagnose, report, facts, explain, rules, completion):
     main.add_command(command)

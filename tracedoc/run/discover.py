@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracedoc.errors import InputError, Limit
-from tracedoc.run.manifest import MANIFEST_NAME, Manifest, parse_manifest, read_manifest
+from tracedoc.run.manifest import MANIFEST_NAME, PART_SUFFIX, Manifest, parse_manifest, read_manifest
 from tracedoc.run.remote import (
     RemoteEntry,
     is_remote,
@@ -149,7 +149,7 @@ def _files_in(directory: Path, manifest: dict[Path, int], limits: list[Limit]) -
         leftover = _LEFTOVER_NAME.search(path.name) is not None
         if not leftover and not _TRACE_NAME.search(path.name):
             continue
-        if path.name in _OWN_FILES or path.name.startswith(".") or not path.is_file():
+        if _is_ours(path.name) or path.name.startswith(".") or not path.is_file():
             continue
         reason = _why_no_trace(path)
         if reason:
@@ -158,6 +158,10 @@ def _files_in(directory: Path, manifest: dict[Path, int], limits: list[Limit]) -
         file = _local_file(path, named=False, manifest=manifest.get(path.resolve()))
         (leftovers if leftover else whole).append(file)
     return _with_leftovers(whole, leftovers, limits)
+
+
+def _is_ours(name: str) -> bool:
+    return name in _OWN_FILES or name.endswith(PART_SUFFIX)
 
 
 def _with_leftovers(
@@ -247,7 +251,7 @@ def _remote_files(
         leftover = _LEFTOVER_NAME.search(entry.name) is not None
         if not leftover and not _TRACE_NAME.search(entry.name):
             continue
-        if entry.is_folder or entry.name in _OWN_FILES or entry.name.startswith("."):
+        if entry.is_folder or _is_ours(entry.name) or entry.name.startswith("."):
             continue
         file = _remote_file(entry.path, entry.size_bytes, named=False, manifest=ranks.get(entry.name))
         (leftovers if leftover else whole).append(file)

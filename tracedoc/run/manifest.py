@@ -1,45 +1,91 @@
-"""Read the manifest of a run directory: which file is which rank's.
+"""The manifest of a run: which file is which rank's, what state its capture is in, and how it was made.
 
-Standard library only: the hook in the user's process imports this module too.
+Each rank and each launcher writes a part of its own as things happen; the launcher merges the parts into
+``manifest.json``. Nobody gathers over the network: it would disturb the job. Standard library only: the hook
+in the user's process imports this module too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tracedoc.errors import InputError
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_SCHEMA = 1
+PART_SUFFIX = ".manifest.json"
+
+COMPLETE, PARTIAL, NOTHING = "complete", "partial", "nothing"
+"""The states that last: all steps asked for, some of them, no trace; each with its reason."""
+WAITING, RECORDING, WRITING = "waiting", "recording", "writing"
+"""The states on the way there; a part left in one is that of a process still at it, or of one that died."""
+
+Part = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The median time of some steps in milliseconds, and how many there were."""
+
+    median_ms: float
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestRank:
-    """One rank of a run: its trace, relative to the manifest, and the host it ran on ("" if unknown)."""
+    """One rank of a run: its trace, relative to the manifest, and the host it ran on ("" if unknown).
+
+    ``state`` and ``reason`` say whether the capture holds what was asked for ("" where the manifest does
+    not say). ``level`` is ``full``, ``light`` or "" for a rank that was not asked for. ``before`` and
+    ``after`` are times of steps without the profiler, ``during`` of the recorded ones, which begin with
+    number ``steps_first``. ``part`` is everything the rank wrote about itself.
+    """
 
     rank: int
     file: str
     host: str = ""
+    state: str = ""
+    reason: str = ""
+    level: str = ""
+    before: StepTime | None = None
+    during: StepTime | None = None
+    after: StepTime | None = None
+    steps_first: int = 0
+    steps_recorded: int = 0
+    steps_total: int = 0
+    part: Part | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The manifest of one run directory."""
+    """The manifest of one run directory; ``silent`` are ranks without a trace, ``nodes`` the launchers."""
 
     path: str
     ranks: tuple[ManifestRank, ...]
+    run: str = ""
+    state: str = ""
+    silent: tuple[ManifestRank, ...] = ()
+    nodes: tuple[Part, ...] = ()
+
+
+# Reading.
 
 
 def read_manifest(directory: Path) -> Manifest | None:
     """Return the manifest of a directory, ``None`` where it has none.
 
-    Raises :class:`InputError` if the file is there and is not a manifest of schema 1.
+    Parts that a launcher did not live to merge are merged here. Raises :class:`InputError` if the file is
+    there and is not a manifest of schema 1.
     """
     path = directory / MANIFEST_NAME
     if not path.is_file():
-        return None
+        parts = read_parts(directory)
+        return _manifest(merge_parts(parts), str(path)) if parts else None
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -63,9 +109,203 @@ def parse_manifest(text: bytes, path: str) -> Manifest:
             f"{path} is not a manifest of schema {MANIFEST_SCHEMA}",
             "remove it; ranks are then told by file name",
         )
-    listed = []
-    for rank, entry in ranks.items():
-        if rank.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("file"), str):
-            host = entry.get("host")
-            listed.append(ManifestRank(int(rank), entry["file"], host if isinstance(host, str) else ""))
-    return Manifest(path, tuple(sorted(listed, key=lambda r: r.rank)))
+    return _manifest(content, path)
+
+
+def join_manifests(manifests: Sequence[Manifest]) -> Manifest | None:
+    """Return one manifest for several directories of one job: without a shared disk each node writes one.
+
+    File names stay relative to the directory each came from; a rank that two directories have is the first's.
+    """
+    if not manifests:
+        return None
+    ranks: dict[int, ManifestRank] = {}
+    silent: dict[int, ManifestRank] = {}
+    for manifest in manifests:
+        for entry in manifest.ranks:
+            ranks.setdefault(entry.rank, entry)
+        for entry in manifest.silent:
+            silent.setdefault(entry.rank, entry)
+    return replace(
+        manifests[0],
+        ranks=tuple(ranks[rank] for rank in sorted(ranks)),
+        silent=tuple(silent[rank] for rank in sorted(silent) if rank not in ranks),
+        nodes=tuple(node for manifest in manifests for node in manifest.nodes),
+        state=COMPLETE if all(manifest.state == COMPLETE for manifest in manifests) else PARTIAL,
+    )
+
+
+def _manifest(content: Part, path: str) -> Manifest:
+    listed: list[ManifestRank] = []
+    silent: list[ManifestRank] = []
+    ranks = content.get("ranks")
+    for rank, entry in ranks.items() if isinstance(ranks, dict) else ():
+        if not rank.isdecimal() or not isinstance(entry, dict):
+            continue
+        if isinstance(entry.get("file"), str) and entry["file"]:
+            listed.append(_rank(int(rank), entry))
+        elif "file" in entry or "state" in entry:
+            silent.append(_rank(int(rank), entry))
+    nodes = content.get("nodes")
+    return Manifest(
+        path=path,
+        ranks=tuple(sorted(listed, key=lambda entry: entry.rank)),
+        run=_text(content, "run"),
+        state=_text(content, "state"),
+        silent=tuple(sorted(silent, key=lambda entry: entry.rank)),
+        nodes=tuple(node for node in nodes if isinstance(node, dict)) if isinstance(nodes, list) else (),
+    )
+
+
+def _rank(rank: int, entry: Part) -> ManifestRank:
+    times = entry.get("step_ms")
+    times = times if isinstance(times, dict) else {}
+    steps = entry.get("steps")
+    steps = steps if isinstance(steps, dict) else {}
+    return ManifestRank(
+        rank=rank,
+        file=_text(entry, "file"),
+        host=_text(entry, "host"),
+        state=_text(entry, "state"),
+        reason=_text(entry, "reason"),
+        level=_text(entry, "level"),
+        before=_step_time(times.get("before")),
+        during=_step_time(times.get("during")),
+        after=_step_time(times.get("after")),
+        steps_first=_count(steps, "first"),
+        steps_recorded=_count(steps, "recorded"),
+        steps_total=_count(steps, "total"),
+        part=entry,
+    )
+
+
+def _step_time(entry: object) -> StepTime | None:
+    if not isinstance(entry, dict):
+        return None
+    median, steps = entry.get("median_ms"), entry.get("steps")
+    if not isinstance(median, int | float) or not isinstance(steps, int) or steps < 1:
+        return None
+    return StepTime(float(median), steps)
+
+
+def _count(entry: Part, key: str) -> int:
+    value = entry.get(key)
+    return value if isinstance(value, int) else 0
+
+
+def _text(entry: Part, key: str) -> str:
+    value = entry.get(key)
+    return value if isinstance(value, str) else ""
+
+
+# Writing.
+
+
+def write_json(path: Path, content: Part) -> None:
+    """Write a JSON file so that a reader sees the old one or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def rank_stem(rank: int, restart: int) -> str:
+    """Return what the files of a rank begin with; a restarted job keeps those of each attempt."""
+    return f"rank-{rank}" if restart == 0 else f"rank-{rank}.restart-{restart}"
+
+
+def read_parts(directory: Path) -> list[Part]:
+    """Return the parts in a directory, of ranks and of launchers; one that cannot be read is left out."""
+    parts: list[Part] = []
+    try:
+        paths = sorted(directory.glob(f"*{PART_SUFFIX}"))
+    except OSError:
+        return []
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            content = json.loads(path.read_bytes())
+            if isinstance(content, dict) and content.get("schema") == MANIFEST_SCHEMA:
+                parts.append(content)
+    return parts
+
+
+def merge_parts(parts: Iterable[Part]) -> dict[str, object]:
+    """Return the manifest that the parts of one run make together.
+
+    Of a job that was restarted, one attempt counts for all ranks, since other attempts recorded other
+    steps: the one with most complete ranks, of equals the latest.
+    """
+    ranks = [part for part in parts if part.get("part") == "rank" and isinstance(part.get("rank"), int)]
+    nodes = [part for part in parts if part.get("part") == "node"]
+    attempt = best_attempt(ranks)
+    chosen = {str(part["rank"]): part for part in ranks if _attempt(part) == attempt}
+    ended = bool(nodes) and all(node.get("ended") for node in nodes)
+    entries = {rank: _settled(chosen[rank], ended) for rank in sorted(chosen, key=int)}
+    first: Part = nodes[0] if nodes else {}
+    return {
+        "schema": MANIFEST_SCHEMA,
+        "run": first.get("run", ""),
+        "state": _state(entries.values()),
+        "attempt": attempt,
+        "nodes": nodes,
+        "ranks": entries,
+    }
+
+
+def best_attempt(ranks: Sequence[Part]) -> int:
+    """Return the restart whose captures count: most complete ranks, then most traces, then the latest."""
+
+    def worth(attempt: int) -> tuple[int, int, int]:
+        own = [part for part in ranks if _attempt(part) == attempt]
+        complete = sum(part.get("state") == COMPLETE for part in own)
+        return complete, sum(bool(part.get("file")) for part in own), attempt
+
+    return max({_attempt(part) for part in ranks}, key=worth, default=0)
+
+
+def _attempt(part: Part) -> int:
+    restart = part.get("restart", 0)
+    return restart if isinstance(restart, int) else 0
+
+
+def _settled(part: Part, ended: bool) -> dict[str, object]:
+    """Return a rank's part with the state it will keep, once nothing of the job runs any more."""
+    entry = {key: value for key, value in part.items() if key not in ("schema", "part")}
+    state = entry.get("state")
+    if ended and state in (WAITING, RECORDING, WRITING):
+        entry["state"] = NOTHING
+        entry["reason"] = f"the process ended without a word while its capture was {state}"
+    return entry
+
+
+def _state(entries: Iterable[Part]) -> str:
+    states = {entry.get("state") for entry in entries if entry.get("level") != ""}
+    if not states or states == {NOTHING}:
+        return NOTHING
+    return COMPLETE if states == {COMPLETE} else PARTIAL
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Let launchers of several nodes merge one after the other, where the file system has locks."""
+    path = directory / ".lock"
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            file = stack.enter_context(path.open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def write_manifest(directory: Path) -> Manifest:
+    """Merge the parts in a directory into its ``manifest.json``, and return it."""
+    path = directory / MANIFEST_NAME
+    with _locked(directory):
+        content = merge_parts(read_parts(directory))
+        write_json(path, content)
+    return _manifest(content, str(path))

@@ -1,0 +1,87 @@
+"""Run small real jobs under ``tracedoc collect``, as a person would."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+JOBS = Path(__file__).resolve().parent / "jobs"
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A job that ended under the collector."""
+
+    code: int
+    stdout: str
+    stderr: str
+    folder: Path
+
+    def manifest(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "manifest.json").read_text()))
+
+    def rank(self, rank: int) -> dict[str, Any]:
+        return dict(self.manifest()["ranks"][str(rank)])
+
+    def steps(self, rank: int) -> list[int]:
+        """Return the numbers of the ProfilerStep ranges in a rank's trace."""
+        with gzip.open(self.folder / self.rank(rank)["file"]) as file:
+            events = json.load(file)["traceEvents"]
+        names = [event["name"] for event in events if event.get("name", "").startswith("ProfilerStep#")]
+        return sorted({int(name.partition("#")[2]) for name in names})
+
+
+class Collect(Protocol):
+    def __call__(self, *command: str, options: str = "", folder: Path | None = None) -> Collected: ...
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def start(options: list[str], command: list[str]) -> subprocess.Popen[str]:
+    """Start a command under the collector, from a folder where only the launcher finds tracedoc."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tracedoc", "collect", *options, "--", *command],
+        cwd=REPOSITORY,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def collect(tmp_path: Path) -> Collect:
+    """Return a function that runs a command under the collector to its end."""
+
+    def run(*command: str, options: str = "", folder: Path | None = None) -> Collected:
+        folder = folder or tmp_path / "run"
+        process = start(["-o", str(folder), *options.split()], list(command))
+        try:
+            stdout, stderr = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        return Collected(process.returncode, stdout, stderr, folder)
+
+    return run
+
+
+def job(name: str, *arguments: str, ranks: int = 1) -> list[str]:
+    """Return the command of a job in tests/collector/jobs."""
+    script = [str(JOBS / f"{name}.py"), *arguments]
+    return (
+        [sys.executable, *script]
+        if ranks == 1
+        else [sys.executable, str(JOBS / "ranks.py"), str(ranks), *script]
+    )

@@ -1,0 +1,201 @@
+"""Real jobs under the collector end as they would without it, and give the capture that their case allows."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.collector.conftest import Collect, environment, job
+
+pytest.importorskip("torch", reason="torch is not installed: there is nothing to collect")
+
+SHORT = "--wait 2 --warmup 1 --active 3"
+
+
+def without_us(command: list[str]) -> tuple[int, str]:
+    """Return how a job ends on its own: its exit code and what it prints."""
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=False, timeout=120
+    )
+    return done.returncode, done.stdout
+
+
+def test_every_rank_records_the_steps_asked_for_and_the_job_computes_the_same(collect: Collect) -> None:
+    command = job("plain", "30", ranks=2)
+    ran = collect(*command)
+    assert (ran.code, sorted(ran.stdout.split("\n"))) == (0, sorted(without_us(command)[1].split("\n")))
+    for rank in (0, 1):
+        entry = ran.rank(rank)
+        assert (entry["state"], entry["reason"], entry["level"]) == ("complete", "", "full")
+        # 5 steps pass, 1 warms up, 5 are recorded and one more for the end of the fifth.
+        assert ran.steps(rank) == [6, 7, 8, 9, 10, 11]
+        assert entry["steps"] == {"first": 6, "recorded": 6, "asked": 6, "total": 30}
+        assert entry["optimizers"] == {"AdamW": 30}
+        assert [entry["step_ms"][kind]["steps"] for kind in ("before", "during")] == [4, 6]
+    assert ran.manifest()["state"] == "complete"
+    assert "captured 2 of 2 ranks, steps 6-11" in ran.stderr
+    assert f"next: tracedoc diagnose {ran.folder}" in ran.stderr
+    assert sum(path.stat().st_size for path in ran.folder.iterdir()) < 2_000_000
+
+
+def test_spawned_ranks_are_captured_and_their_loader_workers_and_forks_are_not(
+    collect: Collect, tmp_path: Path
+) -> None:
+    ran = collect(*job("spawned", str(tmp_path / "store")))
+    assert ran.code == 0, ran.stderr
+    assert ran.stdout.endswith("all done\n")
+    assert [ran.rank(rank)["state"] for rank in (0, 1)] == ["complete", "complete"]
+    assert ran.rank(0)["optimizers"] == {"AdamW": 24}
+    assert sorted(path.name for path in ran.folder.glob("rank*")) == [
+        "rank-0.json.gz",
+        "rank-0.manifest.json",
+        "rank-1.json.gz",
+        "rank-1.manifest.json",
+    ]
+
+
+def test_a_job_that_profiles_itself_from_the_start_keeps_its_trace_and_is_captured_later(
+    collect: Collect, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.json"
+    ran = collect(*job("profiles_itself", "0", str(own)), options=SHORT)
+    assert ran.code == 0, ran.stderr
+    assert len(json.loads(own.read_text())["traceEvents"]) > 100
+    # Held up at step 2, so tried again 2 + 1 + 3 + 1 steps later: at 9, recording from 10.
+    assert ran.rank(0)["state"] == "complete"
+    assert ran.steps(0) == [10, 11, 12, 13]
+    assert ran.rank(0)["foreign_profilers"] == 1
+
+
+def test_a_job_that_starts_a_profiler_meanwhile_keeps_its_trace_and_ours_is_partial(
+    collect: Collect, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.json"
+    ran = collect(*job("profiles_itself", "5", str(own)), options=SHORT)
+    assert ran.code == 0, ran.stderr
+    assert len(json.loads(own.read_text())["traceEvents"]) > 100
+    assert (ran.rank(0)["state"], ran.rank(0)["reason"]) == (
+        "partial",
+        "the job started a profiler of its own",
+    )
+    assert ran.rank(0)["steps"]["recorded"] == 2
+
+
+def test_a_rank_that_raises_leaves_its_last_steps(collect: Collect) -> None:
+    ran = collect(*job("raises", ranks=2))
+    assert ran.code == 1
+    assert "this rank has had enough" in ran.stderr
+    assert ran.rank(1)["reason"] == "the job ended by RuntimeError after 9 steps"
+    for rank in (0, 1):
+        assert ran.rank(rank)["state"] == "partial"
+        assert ran.rank(rank)["steps"]["recorded"] == 3
+    assert ran.manifest()["nodes"][0]["exit_code"] == 1
+
+
+def test_ranks_that_hang_until_sigterm_leave_their_last_steps_and_die_by_it(collect: Collect) -> None:
+    ran = collect(*job("hangs", ranks=2))
+    assert ran.code == 128 + signal.SIGTERM
+    for rank in (0, 1):
+        assert ran.rank(rank)["state"] == "partial"
+        assert "SIGTERM" in ran.rank(rank)["reason"]
+        assert ran.steps(rank)[:3] == [6, 7, 8]
+
+
+def test_the_jobs_own_sigterm_handler_still_decides_how_it_ends(collect: Collect) -> None:
+    command = job("handles_sigterm")
+    ran = collect(*command)
+    assert (ran.code, ran.stdout) == without_us(command) == (7, "saving a checkpoint 9\n")
+    assert ran.rank(0)["state"] == "partial"
+    assert ran.rank(0)["steps"]["recorded"] >= 2
+
+
+def test_a_job_that_ends_before_recording_begins_says_how_to_record_earlier(collect: Collect) -> None:
+    ran = collect(*job("plain", "4"))
+    assert ran.code == 0
+    assert ran.rank(0)["state"] == "nothing"
+    assert "the job made 4 optimizer steps" in ran.stderr
+    assert "hint: record earlier: --wait 1" in ran.stderr
+
+
+def test_of_two_optimizers_the_first_to_step_is_the_clock_and_both_are_counted(collect: Collect) -> None:
+    ran = collect(*job("gan"), options=SHORT)
+    assert (ran.code, ran.stdout) == (0, "done\n")
+    assert ran.rank(0)["state"] == "complete"
+    assert ran.rank(0)["clock"] == "RMSprop"
+    assert ran.rank(0)["optimizers"] == {"RMSprop": 24, "Adam": 12}
+    assert ran.steps(0) == [3, 4, 5, 6]
+
+
+def test_exit_after_capture_ends_every_rank_with_0(collect: Collect) -> None:
+    ran = collect(*job("plain", "1000000", ranks=2), options="--exit-after-capture " + SHORT)
+    assert ran.code == 0, ran.stderr
+    for rank in (0, 1):
+        assert ran.rank(rank)["state"] == "complete"
+        # 2 + 1 + 3 + 1 steps, and ten that are timed without the profiler.
+        assert ran.rank(rank)["steps"]["total"] == 17
+        assert ran.rank(rank)["step_ms"]["after"]["steps"] == 10
+
+
+def test_only_the_ranks_asked_for_are_recorded(collect: Collect) -> None:
+    ran = collect(*job("plain", "20", ranks=2), options="--ranks 1 " + SHORT)
+    assert ran.code == 0, ran.stderr
+    assert [path.name for path in ran.folder.glob("*.json.gz")] == ["rank-1.json.gz"]
+    assert ran.manifest()["state"] == "complete"
+    assert "captured 1 of 1 ranks" in ran.stderr
+
+
+def test_recording_stops_when_its_time_is_up(collect: Collect) -> None:
+    ran = collect(*job("plain", "40", "0.05"), options="--wait 2 --active 35 --max-seconds 1")
+    assert ran.code == 0, ran.stderr
+    assert ran.rank(0)["state"] == "partial"
+    assert "--max-seconds" in ran.rank(0)["reason"]
+    assert ran.rank(0)["steps"]["total"] == 40
+    assert 1 <= ran.rank(0)["steps"]["recorded"] < 36
+
+
+def test_a_disk_without_room_is_told_and_the_job_goes_on(collect: Collect) -> None:
+    ran = collect(*job("small_disk"), options=SHORT)
+    assert ran.code == 0, ran.stderr
+    assert ran.stdout.startswith("done 21 ")
+    assert ran.rank(0)["state"] == "nothing"
+    assert "the trace could not be saved" in ran.rank(0)["reason"]
+    assert list(ran.folder.glob("*.gz*")) == []
+
+
+def test_a_failure_of_the_collector_is_told_and_the_job_goes_on(collect: Collect) -> None:
+    ran = collect(*job("breaks_the_collector"), options=SHORT)
+    assert ran.code == 0, ran.stderr
+    assert ran.stdout.startswith("done 21 ")
+    assert ran.rank(0)["reason"] == "the collector failed: KeyError: 'broken on purpose'"
+
+
+@pytest.mark.parametrize(
+    ("script", "environ", "words"),
+    [
+        ("pathologies.py", {"PATHO": "none"}, "No rule finds"),
+        ("pathologies.py", {"PATHO": "slowloader"}, "input"),
+        ("train_fsdp2.py", {"STEPS": "14"}, "FSDP"),
+    ],
+)
+def test_diagnose_reads_what_torchrun_jobs_leave(
+    collect: Collect,
+    shared_traces: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    environ: dict[str, str],
+    words: str,
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    scripts = shared_traces / "cpu_gloo" / "scripts"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    ran = collect(*torchrun, str(scripts / script), options="--wait 2 --warmup 1 --active 4 --diagnose")
+    assert ran.code == 0, ran.stderr
+    assert ran.manifest()["state"] == "complete"
+    assert words in ran.stdout
+    assert "manifest" not in ran.stdout

@@ -1,0 +1,291 @@
+"""``tracedoc collect``: run a training command and capture a few steps of every rank."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from tracedoc.collector.launcher import Outcome
+    from tracedoc.collector.options import Options
+    from tracedoc.run.manifest import ManifestRank
+
+
+def _ranks(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    from tracedoc.collector.options import listed_ranks
+
+    try:
+        listed_ranks(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no list of ranks such as 0,4-7", ctx, param) from None
+    return value
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a training command and capture a few steps of every rank.",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.option("-o", "--output", metavar="DIR", help="The run directory. [tracedoc-runs/<time>-<script>]")
+@click.option(
+    "--wait",
+    type=click.IntRange(min=0),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="Optimizer steps to let pass first; 50 where loader workers read ahead.",
+)
+@click.option(
+    "--warmup",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Steps with the profiler armed, not recording.",
+)
+@click.option(
+    "--active",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="Steps to record; one more is, to see where the last one ends.",
+)
+@click.option(
+    "--ranks",
+    callback=_ranks,
+    default="auto",
+    show_default=True,
+    metavar="LIST",
+    help="0,4-7 or all; auto is all up to 16, beyond that device activity only on most.",
+)
+@click.option(
+    "--max-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    metavar="S",
+    help="Longest time to record, and to write.",
+)
+@click.option(
+    "--max-mb",
+    type=click.FloatRange(min=0, min_open=True),
+    default=500.0,
+    show_default=True,
+    metavar="MB",
+    help="Stop recording when a rank's trace is about this large, before compression.",
+)
+@click.option(
+    "--record-shapes/--no-record-shapes",
+    default=True,
+    show_default=True,
+    help="Shapes of operators' inputs; off by itself where less than 10 % of device memory is free.",
+)
+@click.option("--with-stack", is_flag=True, help="Python stacks too: larger files, slower steps.")
+@click.option("--profile-memory", is_flag=True, help="Allocations too.")
+@click.option(
+    "--nccl-log", is_flag=True, help="Let NCCL log its rings and transports into the run directory."
+)
+@click.option("--exit-after-capture", is_flag=True, help="End the job when it is captured, with exit code 0.")
+@click.option("--diagnose", "then_diagnose", is_flag=True, help="Diagnose the run straight after.")
+@click.option(
+    "--baseline", is_flag=True, help="First capture the same command on one process, in DIR/baseline."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.pass_context
+def collect(
+    ctx: click.Context,
+    command: tuple[str, ...],
+    output: str | None,
+    wait: int,
+    warmup: int,
+    active: int,
+    ranks: str,
+    max_seconds: float,
+    max_mb: float,
+    record_shapes: bool,
+    with_stack: bool,
+    profile_memory: bool,
+    nccl_log: bool,
+    exit_after_capture: bool,
+    then_diagnose: bool,
+    baseline: bool,
+    dry_run: bool,
+) -> None:
+    """Run a training command and capture a few steps of every rank.
+
+    The command runs as it is: torchrun, accelerate launch, deepspeed, python,
+    srun. Its script needs no change. A hook in each of its Python processes
+    waits for the optimizer, lets steps pass, records some with torch's
+    profiler, and writes one small trace a rank.
+
+    \b
+    Examples:
+      tracedoc collect -- torchrun --nproc_per_node 8 train.py
+      tracedoc collect -o runs/a --exit-after-capture -- torchrun train.py
+      tracedoc collect --wait 50 --active 8 -- accelerate launch train.py
+      tracedoc collect --diagnose -- python train.py
+      tracedoc collect --dry-run -- torchrun train.py
+
+    The exit code is the command's own: 128+n if signal n ended it, 127 if it
+    is not found; 2 if collecting cannot begin.
+    """
+    from tracedoc.collector import launcher
+    from tracedoc.collector.options import Options
+
+    options = Options(
+        folder=str(launcher.run_folder(command, output, datetime.now())),
+        wait=wait,
+        warmup=warmup,
+        active=active,
+        ranks=ranks,
+        max_seconds=max_seconds,
+        max_mb=max_mb,
+        record_shapes=record_shapes,
+        with_stack=with_stack,
+        profile_memory=profile_memory,
+        nccl_log=nccl_log,
+        exit_after_capture=exit_after_capture,
+    )
+    single = launcher.single_process(command) if baseline else None
+    if dry_run:
+        _tell_plan(command, options, single)
+        return
+    try:
+        if single is not None:
+            launcher.check_command(single)
+            first = replace(
+                options, folder=str(Path(options.folder) / "baseline"), ranks="all", exit_after_capture=True
+            )
+            click.echo(
+                f"tracedoc: one process first: {shlex.join(launcher.public_command(single))}", err=True
+            )
+            _tell_outcome(launcher.collect(single, first), first)
+        outcome = launcher.collect(command, options)
+    except launcher.CommandError as error:
+        click.echo(f"error: {error.message}\nhint: {error.hint}", err=True)
+        ctx.exit(error.code)
+    _tell_outcome(outcome, options)
+    if outcome.manifest.ranks and then_diagnose:
+        sys.stdout.flush()
+        subprocess.run([sys.executable, "-m", "tracedoc", "diagnose", str(outcome.folder)], check=False)
+    elif outcome.manifest.ranks:
+        click.echo(f"next: tracedoc diagnose {shlex.quote(_shown(outcome.folder))}", err=True)
+    ctx.exit(outcome.code)
+
+
+def _tell_plan(command: tuple[str, ...], options: Options, single: list[str] | None) -> None:
+    import os
+
+    from tracedoc.collector import launcher
+
+    last = options.start + options.warmup + options.active
+    hook = Path(options.folder) / ".hook-HOST-PID"
+    lines = [
+        f"run directory  {_shown(Path(options.folder))}",
+        f"records        steps {options.start + options.warmup}-{last} (from 0), ranks: {options.ranks}",
+    ]
+    if single is not None:
+        lines.append(f"first          {shlex.join(launcher.public_command(single))}")
+    lines.append(f"command        {shlex.join(launcher.public_command(command))}")
+    lines += [
+        f"environment    {name}={value}"
+        for name, value in launcher.environment(hook, options, os.environ).items()
+    ]
+    click.echo("\n".join(lines))
+
+
+def _tell_outcome(outcome: Outcome, options: Options) -> None:
+    """Say on stderr what was captured, or why nothing was."""
+    manifest = outcome.manifest
+    for entry in (*manifest.ranks, *manifest.silent):
+        if entry.reason and entry.level:
+            click.echo(f"tracedoc: rank {entry.rank}: {entry.state}: {entry.reason}", err=True)
+    if manifest.ranks:
+        count = len(manifest.ranks)
+        asked = count + sum(entry.level != "" for entry in manifest.silent)
+        world = max(_whole(entry, "world_size") for entry in (*manifest.ranks, *manifest.silent))
+        if options.ranks in ("auto", "all"):
+            asked = max(asked, world)
+        click.echo(
+            f"tracedoc: captured {count} of {asked} ranks, "
+            f"{_steps(manifest.ranks)}, {_size(manifest.ranks)} in {_shown(outcome.folder)}",
+            err=True,
+        )
+        if times := _times(manifest.ranks):
+            click.echo(f"tracedoc: {times}", err=True)
+        return
+    message, hint = _why_nothing(outcome)
+    click.echo(f"error: {message}\nhint: {hint}", err=True)
+
+
+def _steps(ranks: tuple[ManifestRank, ...]) -> str:
+    spans = {(entry.steps_first, entry.steps_recorded) for entry in ranks}
+    first, recorded = max(spans, key=lambda span: span[1])
+    words = f"steps {first}-{first + recorded - 1}" if recorded else "no whole step"
+    return words if len(spans) == 1 else f"{words} (not the same on every rank)"
+
+
+def _size(ranks: tuple[ManifestRank, ...]) -> str:
+    from tracedoc.units import format_bytes
+
+    return format_bytes(sum(_whole(entry, "bytes") for entry in ranks))
+
+
+def _times(ranks: tuple[ManifestRank, ...]) -> str:
+    """Return what a step of the slowest rank took before, in and after the capture."""
+    from tracedoc.units import format_ms
+
+    timed = [entry for entry in ranks if entry.during is not None]
+    if not timed:
+        return ""
+    slowest = max(timed, key=lambda entry: entry.during.median_ms if entry.during else 0.0)
+    words = [
+        f"{format_ms(time.median_ms)} {where}"
+        for where, time in (
+            ("before it", slowest.before),
+            ("in it", slowest.during),
+            ("after it", slowest.after),
+        )
+        if time is not None
+    ]
+    return f"a step around the capture (median): {', '.join(words)}"
+
+
+def _why_nothing(outcome: Outcome) -> tuple[str, str]:
+    silent = [entry for entry in outcome.manifest.silent if entry.level]
+    if silent:
+        total = max(entry.steps_total for entry in silent)
+        return (
+            f"nothing was captured: the job made {total} optimizer steps",
+            "record earlier: --wait 1 --warmup 1 --active 3",
+        )
+    if outcome.torch_processes:
+        return (
+            "no rank reached an optimizer step",
+            "the job ended before its first step, or its optimizer is none of torch.optim's or DeepSpeed's",
+        )
+    return (
+        "no rank reached an optimizer step: no Python process of the command imported torch.optim",
+        "torch may be missing; python -E, -I and -S, containers and remote shells drop PYTHONPATH, "
+        "which carries the hook",
+    )
+
+
+def _whole(entry: ManifestRank, name: str) -> int:
+    value = (entry.part or {}).get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _shown(folder: Path) -> str:
+    try:
+        return str(folder.relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder)

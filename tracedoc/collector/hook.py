@@ -1,0 +1,214 @@
+"""The border with the user's process: watch torch's optimizers, and never let an error of ours out."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tracedoc.collector.guard import ForeignProfilers
+from tracedoc.collector.options import CONFIG_NAME, Options, level_of, read_options
+from tracedoc.collector.session import Session
+from tracedoc.collector.steps import StepClock, count_outermost
+from tracedoc.run.manifest import PART_SUFFIX, rank_stem
+
+_RANK_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+
+
+class Hook:
+    """What one process does about being collected: nothing, until an optimizer of it steps."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._clock = StepClock()
+        self._session: Session | None = None
+        self._foreign: ForeignProfilers | None = None
+        self._off = False
+
+    def watch_optimizers(self, module: ModuleType) -> None:
+        """Count the steps of every optimizer class that will be used, where ``Optimizer`` patches it."""
+        optimizer = module.Optimizer
+        patch = getattr(optimizer, "profile_hook_step", None)
+        if patch is None:
+            # Without that point the count runs inside the step's own record, which is good enough.
+            module.register_optimizer_step_post_hook(lambda stepped, args, kwargs: self.stepped(stepped))
+        else:
+            optimizer.profile_hook_step = staticmethod(
+                lambda step: count_outermost(patch(step), self.stepped)
+            )
+        self._foreign = ForeignProfilers(sys.modules["torch"], self._give_way)
+        self._foreign.watch()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+
+    def watch_engine(self, module: ModuleType) -> None:
+        """Count the steps of DeepSpeed's engine; the optimizers inside it then count as part of it."""
+        if hasattr(module, "DeepSpeedEngine"):
+            engine = module.DeepSpeedEngine
+            engine.step = count_outermost(engine.step, self.stepped, _is_boundary)
+        if hasattr(module, "PipelineEngine"):
+            engine = module.PipelineEngine
+            engine.train_batch = count_outermost(engine.train_batch, self.stepped)
+
+    def stepped(self, stepped: Any) -> None:
+        """Take note of a step that just ended; ends the process if that was asked for."""
+        if self._off:
+            return
+        leave = False
+        try:
+            if self._clock.is_tick(stepped):
+                if self._session is None:
+                    self._become_rank(stepped)
+                else:
+                    leave = self._session.step()
+        except Exception as error:
+            self._give_up(error)
+        if leave:
+            self._off = True
+            raise SystemExit(0)
+
+    def _become_rank(self, stepped: Any) -> None:
+        torch = sys.modules["torch"]
+        identity = _identity(torch, self._options)
+        if self._foreign is None or not _claim(Path(self._options.folder), identity):
+            self._off = True
+            return
+        session = Session(torch, self._options, identity, self._foreign, self._clock)
+        self._session = session
+        atexit.register(self._at_exit)
+        multiprocessing = sys.modules.get("multiprocessing.process")
+        if multiprocessing is not None and multiprocessing.parent_process() is not None:
+            # Children that multiprocessing forks leave by os._exit, past atexit.
+            from multiprocessing.util import Finalize
+
+            Finalize(None, self._at_exit, exitpriority=100)
+        session.first_step(stepped)
+
+    def _at_exit(self) -> None:
+        session, self._session = self._session, None
+        if session is None:
+            return
+        self._off = True
+        try:
+            error = getattr(sys, "last_type", None)
+            session.end("the job ended" if error is None else f"the job ended by {error.__name__}")
+        except Exception as trouble:
+            with contextlib.suppress(Exception):
+                session.fail(trouble)
+
+    def _give_way(self) -> None:
+        if self._session is not None and not self._off:
+            try:
+                self._session.give_way()
+            except Exception as error:
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._off = True
+        session, self._session = self._session, None
+        if session is not None:
+            with contextlib.suppress(Exception):
+                session.fail(error)
+
+    def _forked(self) -> None:
+        if self._session is not None:
+            self._off = True
+            with contextlib.suppress(Exception):
+                self._session.forked()
+            self._session = None
+
+
+_hooks: dict[str, Hook] = {}
+
+
+def imported(module: ModuleType, folder: str) -> None:
+    """Take note that a watched module was imported; ``folder`` holds the options of the capture."""
+    hook = _hooks.get(folder)
+    if hook is None:
+        hook = _hooks[folder] = Hook(read_options(Path(folder, CONFIG_NAME)))
+        with contextlib.suppress(OSError):
+            Path(folder, f"torch-{socket.gethostname()}-{os.getpid()}").touch()
+    if module.__name__ == "torch.optim.optimizer":
+        hook.watch_optimizers(module)
+    else:
+        hook.watch_engine(module)
+
+
+def _is_boundary(engine: Any) -> bool:
+    try:
+        return bool(engine.is_gradient_accumulation_boundary())
+    except Exception:
+        return True
+
+
+def _identity(torch: ModuleType, options: Options) -> dict[str, Any]:
+    """Return who this process is in its job: its process group knows best, then the launcher's variables."""
+    rank, world_size = 0, 1
+    for rank_name, size_name in _RANK_VARIABLES:
+        if os.environ.get(rank_name, "").isdecimal():
+            rank, world_size = int(os.environ[rank_name]), _number(size_name, 1)
+            break
+    distributed = getattr(torch, "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    restart = _number("TORCHELASTIC_RESTART_COUNT", 0)
+    level = level_of(options, rank, world_size, _number("ROLE_RANK", rank))
+    return {
+        "run": options.run,
+        "rank": rank,
+        "local_rank": _number("LOCAL_RANK", rank),
+        "world_size": world_size,
+        "restart": restart,
+        "stem": rank_stem(rank, restart),
+        "level": level,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else default
+
+
+def _claim(folder: Path, identity: dict[str, Any]) -> bool:
+    """Return whether this process is the one to write a rank's files.
+
+    A job may train in several processes one after the other, each a rank 0: the first has it, unless it
+    is gone and left nothing.
+    """
+    import json
+
+    path = folder / f"{identity['stem']}{PART_SUFFIX}"
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    except FileExistsError:
+        try:
+            other = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            return False
+        if other.get("file") or other.get("host") != identity["host"]:
+            return False
+        return not _is_running(int(other.get("pid", 0)))
+    except OSError:
+        # The folder cannot be written; the session says so once, where a person sees it.
+        return True
+    return True
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True

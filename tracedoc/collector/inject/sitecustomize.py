@@ -1,0 +1,92 @@
+"""Wait, in every Python process of a collected job, for torch's optimizers to be imported.
+
+Python imports this file at start because its folder comes first on PYTHONPATH. It imports nothing of torch
+itself, hands over to the sitecustomize that it hides, and never raises on its own account.
+"""
+
+from __future__ import annotations
+
+# Every Python process of the job pays for what is imported here.
+# ruff: noqa: SIM105
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def _shadowed() -> None:
+    """Run the sitecustomize that would have been found without this one, as Python would have."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is None or spec.loader is None:
+        return
+    module = module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+class _Watch:
+    """A finder that finds nothing itself, and calls the hook when a watched module has been executed."""
+
+    watched = ("torch.optim.optimizer", "deepspeed.runtime.engine", "deepspeed.runtime.pipe.engine")
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self.watched:
+            return None
+        try:
+            for finder in sys.meta_path:
+                find = None if finder is self else getattr(finder, "find_spec", None)
+                spec = find(name, path, target) if find else None
+                if spec is not None:
+                    _call_after(spec)
+                    return spec
+        except Exception:
+            pass
+        return None
+
+
+def _call_after(spec: Any) -> None:
+    execute = spec.loader.exec_module
+
+    def exec_module(module: Any) -> None:
+        execute(module)
+        try:
+            _hook().imported(module, os.path.dirname(os.path.abspath(__file__)))
+        except Exception:
+            pass
+
+    spec.loader.exec_module = exec_module
+
+
+def _hook() -> Any:
+    """Return tracedoc's hook, from where the launcher has it; the job's own Python need not have it."""
+    import importlib
+    import importlib.util
+
+    if "tracedoc" not in sys.modules:
+        with open(
+            os.path.join(os.path.dirname(os.path.abspath(__file__)), "package"), encoding="utf-8"
+        ) as file:
+            package = file.read()
+        init = os.path.join(package, "__init__.py")
+        if os.path.exists(init):
+            spec = importlib.util.spec_from_file_location(
+                "tracedoc", init, submodule_search_locations=[package]
+            )
+            module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+            sys.modules["tracedoc"] = module
+            spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return importlib.import_module("tracedoc.collector.hook")
+
+
+try:
+    sys.meta_path.insert(0, _Watch())
+except Exception:
+    pass
+_shadowed()

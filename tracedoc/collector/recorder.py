@@ -1,0 +1,182 @@
+"""One session of torch's profiler: armed, recording step after step, stopped, saved."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tracedoc.collector.guard import ForeignProfilers
+from tracedoc.collector.options import Options
+
+_LEAST_FREE_DEVICE_FRAC = 0.10
+"""With less device memory free, shapes are not recorded: the profiler would hold on to tensors for them."""
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+class Recorder:
+    """A profiler session of ours.
+
+    Not :class:`torch.profiler.profile` with a schedule: its bookkeeping would run at every step of the job.
+    ``settings`` tells the manifest what was recorded; ``any_thread`` is whether a thread other than the one
+    that trains can stop it with its data.
+    """
+
+    def __init__(self, torch: ModuleType, options: Options, level: str, foreign: ForeignProfilers) -> None:
+        self._torch, self._foreign = torch, foreign
+        device = _device(torch)
+        light = level == "light" and device != ""
+        shapes = options.record_shapes and not light and not _device_is_nearly_full(torch, device)
+        stack = options.with_stack and not light
+        memory = options.profile_memory and not light
+        experimental, self.any_thread = _experimental(torch, stack=stack)
+        profiler = torch.profiler
+        activities = set() if light else {profiler.ProfilerActivity.CPU}
+        if device:
+            activities.add(getattr(profiler.ProfilerActivity, device.upper()))
+            _set_teardown(torch)
+        self._profile = profiler._KinetoProfile(
+            activities=activities,
+            record_shapes=shapes,
+            with_stack=stack,
+            profile_memory=memory,
+            experimental_config=experimental,
+        )
+        self._range: Any = None
+        self._rss = 0
+        self.recording = False
+        self.settings: dict[str, object] = {
+            "device": device or "cpu",
+            "record_shapes": shapes,
+            "with_stack": stack,
+            "profile_memory": memory,
+        }
+
+    def arm(self) -> None:
+        """Prepare the session, so that starting it later costs little."""
+        with self._foreign.ours():
+            self._profile.prepare_trace()
+
+    def begin(self, step: int) -> None:
+        """Start to record, with this step."""
+        self._rss = _resident_bytes()
+        with self._foreign.ours():
+            self._profile.start_trace()
+        self.recording = True
+        self._open_range(step)
+
+    def mark(self, step: int) -> None:
+        """End the range of the step before, and begin this one's."""
+        self._close_range()
+        self._open_range(step)
+
+    def grown_bytes(self) -> int:
+        """Return how far the process grew since recording began: about the size of the trace as JSON."""
+        return max(0, _resident_bytes() - self._rss)
+
+    def stop(self, *, hurried: bool = False) -> None:
+        """Stop recording; ``hurried`` neither waits for a device that may hang, nor ends a step's range."""
+        if not hurried:
+            self._close_range()
+        with self._foreign.ours():
+            if not self.recording:
+                # Armed only: the way out of that state leads through an empty session.
+                self._profile.start_trace()
+            if hurried and self._profile.profiler is not None:
+                self._profile.profiler.use_device = None
+            self._profile.stop_trace()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the stopped session holds nothing; exporting it then would crash the process."""
+        results = getattr(self._profile.profiler, "kineto_results", None)
+        return not self.recording or results is None or results.trace_start_ns() == 0
+
+    def save(self, path: Path) -> None:
+        """Write the trace as JSON; raises ``OSError`` where it did not get there whole."""
+        try:
+            self._profile.export_chrome_trace(str(path))
+        except RuntimeError as error:
+            raise OSError(str(error)) from error
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 64))
+            # Kineto writes through a stream that does not complain about a full disk.
+            if not file.read().rstrip().endswith(b"}"):
+                raise OSError(f"{path} was cut off at {size} bytes")
+
+    def _open_range(self, step: int) -> None:
+        self._range = self._torch.profiler.record_function(f"ProfilerStep#{step}")
+        self._range.__enter__()
+
+    def _close_range(self) -> None:
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+
+
+def _device(torch: ModuleType) -> str:
+    """Return the kind of accelerator that the profiler can watch here, "" for none.
+
+    A device that the job has not touched yet is not initialised for the sake of a trace.
+    """
+    for name in ("cuda", "xpu", "mtia"):
+        module = getattr(torch, name, None)
+        activity = getattr(torch.profiler.ProfilerActivity, name.upper(), None)
+        if module is None or activity is None or activity not in torch.profiler.supported_activities():
+            continue
+        if module.is_available() and getattr(module, "is_initialized", lambda: True)():
+            return name
+    return ""
+
+
+def _device_is_nearly_full(torch: ModuleType, device: str) -> bool:
+    if device != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info()
+    return bool(free < _LEAST_FREE_DEVICE_FRAC * total)
+
+
+def _experimental(torch: ModuleType, *, stack: bool) -> tuple[Any, bool]:
+    """Return the experimental settings that this torch knows, and whether all threads are profiled."""
+    wanted = {"profile_all_threads": True, "enable_cuda_sync_events": True, "trace_only": not stack}
+    while True:
+        try:
+            config = torch._C._profiler._ExperimentalConfig(**wanted)
+        except TypeError:
+            # Older versions know fewer of them; the newest goes first.
+            wanted.popitem()
+            if not wanted:
+                return None, False
+        else:
+            return config, "profile_all_threads" in wanted
+
+
+def _set_teardown(torch: ModuleType) -> None:
+    """Have CUPTI removed after profiling, or the job stays slower.
+
+    CUDA graphs do not survive that before CUDA 12.6.
+    """
+    version = tuple(int(part) for part in (torch.version.cuda or "0").split(".")[:2])
+    if version >= (12, 6) or not _uses_cuda_graphs(torch):
+        os.environ.setdefault("TEARDOWN_CUPTI", "1")
+
+
+def _uses_cuda_graphs(torch: ModuleType) -> bool:
+    import gc
+
+    inductor = sys.modules.get("torch._inductor.config")
+    if inductor is not None and inductor.triton.cudagraphs:
+        return True
+    return any(isinstance(thing, torch.cuda.CUDAGraph) for thing in gc.get_objects())
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0

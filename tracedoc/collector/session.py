@@ -1,0 +1,367 @@
+"""The capture of one rank: when it records, how it ends, and what its part of the manifest says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tracedoc.collector import evidence
+from tracedoc.collector.guard import ForeignProfilers
+from tracedoc.collector.options import Options
+from tracedoc.collector.recorder import Recorder
+from tracedoc.collector.signals import LONGEST_LAST_WORDS_S, SIGTERM, EndWatch
+from tracedoc.collector.steps import SAMPLED_STEPS, StepClock, StepTimes
+from tracedoc.collector.writing import compress, local_path
+from tracedoc.run.manifest import (
+    COMPLETE,
+    NOTHING,
+    PART_SUFFIX,
+    PARTIAL,
+    RECORDING,
+    WAITING,
+    WRITING,
+    write_json,
+)
+
+_BEFORE, _OPEN, _CLOSING, _AFTER, _DONE = range(5)
+"""Where a capture stands: not begun, armed or recording, trace on its way, steps still timed, all done."""
+
+
+class Session:
+    """The capture of this rank, driven by :meth:`step`.
+
+    ``part`` is what the rank says of itself. Every public method runs under one lock, since a signal or the
+    time limit may end the capture from another thread.
+    """
+
+    def __init__(
+        self,
+        torch: ModuleType,
+        options: Options,
+        identity: dict[str, Any],
+        foreign: ForeignProfilers,
+        clock: StepClock,
+    ) -> None:
+        self.part: dict[str, Any] = {"schema": 1, "part": "rank", **identity, "state": WAITING, "reason": ""}
+        self._torch, self._options = torch, options
+        self._level = identity["level"]
+        self._folder = Path(options.folder)
+        self._stem = str(identity["stem"])
+        self._foreign, self._clock = foreign, clock
+        self._times = StepTimes()
+        self._lock = threading.RLock()
+        self._phase = _BEFORE if self._level else _DONE
+        self._start = options.start
+        self._leave_at = options.start + options.warmup + options.active + 1 + SAMPLED_STEPS
+        self._recorder: Recorder | None = None
+        self._watch: EndWatch | None = None
+        self._writer: threading.Thread | None = None
+        self._owner = threading.get_ident()
+        self._first = self._recorded = 0
+        self._stop_asked = ""
+        self._told = False
+        self._tells_steps = True
+        self.count = 0
+        self._last_ns = 0
+
+    # The life of a rank.
+
+    def first_step(self, stepped: object) -> None:
+        """Begin: the process has shown itself to be a rank by the step that just ended."""
+        self.count = 1
+        self.part["clock"] = self._clock.name
+        self.part["started"] = _now()
+        if not self._level:
+            self.part.update(state=NOTHING, reason="not among the ranks that were asked for (--ranks)")
+        config = {name: getattr(self._options, name) for name in self._options.__slots__}
+        for name in ("rank", "local_rank", "world_size", "restart", "stem"):
+            config[name] = self.part[name]
+        self._ask(evidence.on_start, config)
+        self._ask(evidence.on_first_step, stepped)
+        self.write_part()
+        self._advance(0)
+        self._last_ns = time.perf_counter_ns()
+
+    def step(self) -> bool:
+        """Count a step that just ended; return whether the job is to end here (``--exit-after-capture``)."""
+        now_ns = time.perf_counter_ns()
+        elapsed_ns = now_ns - self._last_ns
+        self.count += 1
+        phase = self._phase
+        if phase == _BEFORE:
+            if not self._foreign.active:
+                self._times.before.append(elapsed_ns)
+            if self.count == self._start:
+                self._advance(elapsed_ns)
+        elif phase == _OPEN:
+            self._advance(elapsed_ns)
+        elif phase == _AFTER:
+            self._times.after.append(elapsed_ns)
+            if self._times.enough:
+                self._phase = _DONE
+                self.write_part()
+        elif phase == _CLOSING and not self._is_writing():
+            # From the next step on: this one still had the writer beside it.
+            self._phase = _AFTER
+            self._end_watch()
+        if self._tells_steps:
+            self._tell_step()
+        self._last_ns = now_ns if self._phase == phase == _BEFORE else time.perf_counter_ns()
+        return self._options.exit_after_capture and self.count >= self._leave_at
+
+    def end(self, reason: str) -> None:
+        """Finish in an orderly end of the process; ``reason`` says what ended it, as ``the job ended``."""
+        with self._lock:
+            ended = f"{reason} after {self.count} steps"
+            if self._phase == _OPEN:
+                self._finish(PARTIAL, ended, wait=True)
+            elif self._phase == _BEFORE:
+                begin = self._start + self._options.warmup
+                self.part.update(
+                    state=NOTHING, reason=f"{ended}; recording was to begin after {begin} (--wait, --warmup)"
+                )
+        if self._writer is not None:
+            self._writer.join(self._options.max_seconds)
+        self._end_watch()
+        self._ask(evidence.on_exit)
+        self.part.update(ended=_now(), end=reason)
+        self.write_part()
+
+    def interrupt(self, reason: str) -> None:
+        """End the capture with what it holds, from any thread: a signal came, or time is up."""
+        # The other thread that may hold the lock could hang with the device.
+        if not self._lock.acquire(timeout=LONGEST_LAST_WORDS_S):
+            return
+        try:
+            recorder = self._recorder
+            told = "the process was told to end (SIGTERM)" if reason == SIGTERM else reason
+            if self._phase == _OPEN and recorder is not None:
+                if recorder.any_thread or threading.get_ident() == self._owner:
+                    self._finish(PARTIAL, told, hurried=True, wait=True)
+                else:
+                    # This torch would stop nothing from here, and an empty session must not be exported.
+                    self._stop_asked = told
+        finally:
+            self._lock.release()
+        if self._writer is not None and reason == SIGTERM:
+            self._writer.join(LONGEST_LAST_WORDS_S)
+
+    def give_way(self) -> None:
+        """Stop at once, because the job is about to open a profiler of its own."""
+        with self._lock:
+            if self._phase == _OPEN:
+                self._finish(PARTIAL, "the job started a profiler of its own", again=True)
+
+    def fail(self, error: BaseException) -> None:
+        """Give up after an error of ours: stop the profiler if that can be done, and say what happened."""
+        with self._lock:
+            phase, self._phase = self._phase, _DONE
+            if phase == _OPEN and self._recorder is not None:
+                with contextlib.suppress(Exception):
+                    self._recorder.stop(hurried=True)
+            self._recorder = None
+            self._end_watch()
+            self.part.update(state=NOTHING, reason=f"the collector failed: {type(error).__name__}: {error}")
+            self.write_part()
+
+    def forked(self) -> None:
+        """Drop in a forked child what belongs to the parent."""
+        self._phase = _DONE
+        if self._watch is not None:
+            self._watch.forked()
+
+    def write_part(self) -> None:
+        """Write what is known by now; where that cannot be done, the job goes on all the same."""
+        self.part["steps"] = {
+            "first": self._first,
+            "recorded": self._recorded,
+            "asked": self._options.active + 1,
+            "total": self.count,
+        }
+        self.part["step_ms"] = self._times.medians()
+        self.part["optimizers"] = dict(self._clock.calls)
+        self.part["foreign_profilers"] = self._foreign.seen
+        try:
+            write_json(self._folder / f"{self._stem}{PART_SUFFIX}", dict(self.part))
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                sys.stderr.write(f"tracedoc: {self._stem} cannot write to {self._folder}: {error.strerror}\n")
+
+    # The captured steps.
+
+    def _advance(self, elapsed_ns: int) -> None:
+        with self._lock:
+            if self._phase == _BEFORE and self.count == self._start:
+                self._open()
+            elif self._phase == _OPEN and self._recorder is not None:
+                with self._held_back():
+                    self._next(self._recorder, elapsed_ns)
+
+    def _open(self) -> None:
+        if "NSYS_PROFILING_SESSION_ID" in os.environ:
+            self._phase = _DONE
+            self.part.update(
+                state=NOTHING, reason="Nsight Systems profiles this job; the GPU has room for one"
+            )
+            self.write_part()
+            return
+        if self._foreign.one_is_open():
+            self._postpone("a profiler of the job was open when recording was to begin")
+            return
+        recorder = Recorder(self._torch, self._options, self._level, self._foreign)
+        self._recorder, self._owner = recorder, threading.get_ident()
+        self._ask(evidence.on_window_start)
+        recorder.arm()
+        if self._options.warmup == 0:
+            self._begin(recorder)
+        self.part.update(state=RECORDING, reason="", profiler=recorder.settings)
+        self.write_part()
+        self._times.during.clear()
+        self._recorded = 0
+        self._phase = _OPEN
+        self._watch = EndWatch(self.interrupt, self._options.max_seconds)
+        self._watch.begin()
+
+    def _begin(self, recorder: Recorder) -> None:
+        self._first = self.count
+        recorder.begin(self.count)
+
+    def _next(self, recorder: Recorder, elapsed_ns: int) -> None:
+        if not recorder.recording:
+            if self.count >= self._start + self._options.warmup:
+                self._begin(recorder)
+            return
+        self._recorded += 1
+        self._times.during.append(elapsed_ns)
+        if self._recorded > self._options.active:
+            self._finish(COMPLETE, "", wait=self._options.exit_after_capture)
+        elif self._stop_asked:
+            self._finish(PARTIAL, self._stop_asked)
+        elif recorder.grown_bytes() > self._options.max_mb * 1e6:
+            self._finish(PARTIAL, f"the trace reached {self._options.max_mb:g} MB (--max-mb)")
+        else:
+            recorder.mark(self.count)
+
+    def _postpone(self, reason: str) -> None:
+        """Try again a cycle later; not where every rank is to end at the same step."""
+        self.part.update(state=NOTHING, reason=reason)
+        if self._options.exit_after_capture:
+            self._phase = _DONE
+        else:
+            self._phase = _BEFORE
+            while self._start <= self.count:
+                self._start += self._options.cycle
+            self.part["state"] = WAITING
+        self.write_part()
+
+    # The end of a capture.
+
+    def _finish(
+        self, state: str, reason: str, *, hurried: bool = False, wait: bool = False, again: bool = False
+    ) -> None:
+        """Stop the profiler and write what it has; ``again`` allows another try if that is not one step."""
+        recorder = self._recorder
+        if recorder is None:
+            return
+        with self._held_back():
+            self._phase, self._recorder = _CLOSING, None
+            grown = recorder.grown_bytes() if recorder.recording else 0
+            recorder.stop(hurried=hurried)
+            self._ask(evidence.on_window_end)
+            if again and self._recorded == 0:
+                self._end_watch()
+                self._postpone(reason)
+            elif recorder.is_empty:
+                self._settle(NOTHING, f"{reason} before a step was recorded")
+            else:
+                self.part.update(state=WRITING, reason=reason)
+                self.write_part()
+                self._save(recorder, grown, state, reason)
+                if wait and self._writer is not None:
+                    self._writer.join(self._options.max_seconds)
+            if self._phase == _CLOSING and wait and not self._is_writing():
+                self._phase = _AFTER
+                self._end_watch()
+
+    def _save(self, recorder: Recorder, grown: int, state: str, reason: str) -> None:
+        name = f"{self._stem}.json.gz"
+        try:
+            raw = local_path(self._stem, 2 * grown, self._folder)
+            try:
+                recorder.save(raw)
+                self.part["json_bytes"] = raw.stat().st_size
+            except OSError:
+                with contextlib.suppress(OSError):
+                    raw.unlink()
+                raise
+        except OSError as error:
+            self._settle(NOTHING, _because(reason, f"the trace could not be saved: {error}"))
+            return
+        deadline = time.monotonic() + self._options.max_seconds
+
+        def write() -> None:
+            try:
+                size = compress(raw, self._folder / name, deadline)
+            except OSError as error:
+                self._settle(NOTHING, _because(reason, f"the trace could not be written: {error}"))
+            else:
+                self.part.update(file=name, bytes=size)
+                self._settle(state, reason)
+
+        self._writer = threading.Thread(target=write, name="tracedoc-writer", daemon=True)
+        self._writer.start()
+
+    def _is_writing(self) -> bool:
+        return self._writer is not None and self._writer.is_alive()
+
+    def _settle(self, state: str, reason: str) -> None:
+        self.part.update(state=state, reason=reason)
+        self.write_part()
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
+
+    @contextlib.contextmanager
+    def _held_back(self) -> Iterator[None]:
+        watch = self._watch
+        if watch is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        with watch.held_back():
+            yield
+
+    def _tell_step(self) -> None:
+        try:
+            evidence.on_step(time.time_ns())
+        except Exception as error:
+            self._tells_steps = False
+            self._miss("on_step", error)
+
+    def _ask(self, question: Callable[..., dict[str, object]], *given: object) -> None:
+        try:
+            self.part.update(question(*given))
+        except Exception as error:
+            self._miss(question.__name__, error)
+
+    def _miss(self, question: str, error: Exception) -> None:
+        missing = self.part.setdefault("evidence_errors", {})
+        missing[question] = f"{type(error).__name__}: {error}"
+
+
+def _because(reason: str, trouble: str) -> str:
+    return f"{reason}; {trouble}" if reason else trouble
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
