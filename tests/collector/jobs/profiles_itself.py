@@ -1,4 +1,4 @@
-"""Profile four steps of its own, from a given one on, and export at the end: ``profiles_itself.py FROM FILE``."""
+"""Profile four steps of its own, from one on, and export at the end: ``profiles_itself.py FROM FILE``."""
 
 import sys
 
