@@ -90,6 +90,14 @@ def test_a_condition_that_holds_is_a_finding_with_its_comparison() -> None:
     assert (finding.fixes[0].title, finding.fixes[0].change) == ("Hide 40 ms", "x = {'a': 40 ms}")
 
 
+def test_a_fix_with_a_condition_is_shown_only_where_it_holds() -> None:
+    fixes = tuple(Fix("any", title, "", "") for title in ("always", "much", "little", "untold"))
+    conditions = ("", "comm_ms > 20", "comm_ms <= 20", "lost_ms > 0")
+    _, finding = only(judge(rule(fixes=fixes, fix_when=conditions), of=measured(COMM_40)))
+    assert finding is not None
+    assert [fix.title for fix in finding.fixes] == ["always", "much"]
+
+
 def test_a_condition_that_does_not_hold_passes() -> None:
     verdict, finding = only(judge(rule(), of=measured(fact("comm_ms", "ms", 5.0))))
     assert (verdict.outcome, verdict.comparisons[0].holds, finding) == ("pass", False, None)

@@ -96,6 +96,13 @@ def test_a_rule_is_read_as_written(tmp_path: Path) -> None:
     assert rule.source.endswith("exposed-communication.yaml")
 
 
+def test_a_fix_may_have_a_condition_of_its_own(tmp_path: Path) -> None:
+    text = RULE.replace("risk: none for numerics", "risk: none\n    when: exposed_comm_ms > 0")
+    assert load_rule(_write(tmp_path, text), vocabulary=VOCABULARY).fix_when == ("exposed_comm_ms > 0",)
+    said = _error(tmp_path, "risk: none for numerics", "risk: none\n    when: exposed_com_ms > 0")
+    assert "exposed_comm_ms" in said
+
+
 def test_a_guard_states_its_severity_and_is_judged_on_a_cpu_as_usual(tmp_path: Path) -> None:
     text = RULE.replace("gain: hide-exposed-communication\n", "severity: note\n")
     rule = load_rule(_write(tmp_path, text), vocabulary=VOCABULARY)

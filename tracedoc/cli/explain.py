@@ -83,8 +83,11 @@ def _rule(rule: Rule) -> str:
         lines += ["", _paragraph(f"Gives way to: {', '.join(rule.yields_to)}", hang=2)]
     if rule.fixes:
         lines += ["", "Fixes"]
-    for fix in rule.fixes:
+    for place, fix in enumerate(rule.fixes):
+        when = rule.fix_when[place] if rule.fix_when else ""
         lines.append(_paragraph(f"{framework_name(fix.framework)}: {fix.title}", 2, hang=4))
+        if when:
+            lines.append(_paragraph(f"only where {when}", 4))
         lines.append(indent(fix.change.strip("\n"), "    "))
         if fix.risk:
             lines.append(_paragraph(f"risk: {fix.risk}", 4))

@@ -335,7 +335,7 @@ def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurement
         steps=_steps(own.evidence, measurements),
         evidence=own.evidence,
         gain=gain,
-        fixes=tuple(_filled(fix, values, units) for fix in rule.fixes),
+        fixes=tuple(_filled(fix, values, units) for fix in _helpful(rule, values)),
         status=rule.status,
     )
 
@@ -399,6 +399,16 @@ def _ranks(keys: Sequence[str], evidence: Iterable[Evidence], measurements: Meas
 
 def _steps(evidence: Iterable[Evidence], measurements: Measurements) -> tuple[int, ...]:
     return tuple(sorted({place.step for place in evidence if place.step is not None})) or measurements.steps
+
+
+def _helpful(rule: Rule, values: Mapping[str, Value]) -> tuple[Fix, ...]:
+    """Return the fixes whose condition holds; where one cannot be judged, its fix is left out."""
+    conditions = rule.fix_when or ("",) * len(rule.fixes)
+    return tuple(
+        fix
+        for fix, when in zip(rule.fixes, conditions, strict=True)
+        if not when or evaluate_condition(parse(when), values).value is True
+    )
 
 
 def _filled(fix: Fix, values: Mapping[str, Value], units: Mapping[str, str]) -> Fix:

@@ -278,9 +278,15 @@ def _rule(file: str, stem: str, root: yaml.Node, known: Vocabulary) -> Rule:
     ):
         _fail(file, fields["when"], "scope is rank, but no fact here is measured for each rank")
     message = _template(file, fields["message"], "message", units, braces=False)
-    fixes = tuple(_fix(file, node, units) for node in _items(file, fields, "fixes"))
+    nodes = _items(file, fields, "fixes")
+    fixes = tuple(_fix(file, node, units) for node in nodes)
+    conditions = [_fix_condition(file, node, units) for node in nodes]
     said = [message, *(text for fix in fixes for text in (fix.title, fix.change, fix.risk))]
-    used = {*read, *(name for text in said for name in placeholders(text))}
+    used = {
+        *read,
+        *(name for _, names in conditions for name in names),
+        *(name for text in said for name in placeholders(text)),
+    }
     for name in params:
         if name not in used:
             _fail(file, _key_node(fields["params"], name), f"param {name!r} is used nowhere")
@@ -313,6 +319,7 @@ def _rule(file: str, stem: str, root: yaml.Node, known: Vocabulary) -> Rule:
         if gain
         else "as_usual",
         fixes=fixes,
+        fix_when=tuple(when for when, _ in conditions),
         yields_to=yields_to,
         source=file,
     )
@@ -374,7 +381,7 @@ def _template(file: str, node: yaml.Node, what: str, units: Mapping[str, str], *
 
 def _fix(file: str, node: yaml.Node, units: Mapping[str, str]) -> Fix:
     fields = _mapping(
-        file, node, "a fix", required=("framework", "title", "change", "risk"), optional=("url",)
+        file, node, "a fix", required=("framework", "title", "change", "risk"), optional=("url", "when")
     )
     url = _text(file, fields["url"], "url") if "url" in fields else ""
     if url and not re.fullmatch(r"https://[^\s\"'<>]+", url):
@@ -386,6 +393,12 @@ def _fix(file: str, node: yaml.Node, units: Mapping[str, str]) -> Fix:
         risk=_template(file, fields["risk"], "risk", units, braces=False),
         url=url,
     )
+
+
+def _fix_condition(file: str, node: yaml.Node, units: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Return the source of a fix's condition and the names that it reads; both empty without one."""
+    fields = _open_mapping(file, node, "a fix")
+    return _condition(file, fields["when"], units) if "when" in fields else ("", ())
 
 
 def _worth(file: str, root: yaml.Node, fields: _Fields, known: Vocabulary) -> tuple[str, str]:

@@ -50,7 +50,8 @@ class Rule:
 
     ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``yields_to`` lists
     the ids of sharper rules. ``on_cpu`` is "capped" (a CPU trace makes it a note at most: its time shares
-    say little) or "as_usual" (counts, loader waits, arrival order).
+    say little) or "as_usual" (counts, loader waits, arrival order). ``fix_when`` has a condition for each
+    of ``fixes``, empty for one that always helps; it is empty itself where all do.
     """
 
     id: str
@@ -69,5 +70,6 @@ class Rule:
     severity: str = ""
     on_cpu: str = "capped"
     fixes: tuple[Fix, ...] = ()
+    fix_when: tuple[str, ...] = ()
     yields_to: tuple[str, ...] = ()
     source: str = ""
