@@ -1,0 +1,108 @@
+"""Hold the model states to the figures that papers and guides publish."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracedoc.planner.memory import model_states
+from tracedoc.planner.setup import Question, Training
+from tracedoc.planner.shape import shape_from_parameters
+from tracedoc.planner.strategies import STRATEGIES
+
+GB = 1e9
+
+
+def states(parameters: float, gpus: int, strategy: str, nodes: int = 1, **training: object):
+    question = Question(shape_from_parameters(int(parameters)), Training(**training), gpus, nodes, 80e9)
+    return model_states(question, STRATEGIES[strategy])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gigabytes"), [("ddp", 120), ("zero-1", 31.4), ("zero-2", 16.6), ("zero-3", 1.875)]
+)
+def test_zero_paper_figure_1(strategy: str, gigabytes: float) -> None:
+    assert states(7.5e9, 64, strategy).states / GB == pytest.approx(gigabytes, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gigabytes"),
+    [("ddp", 112), ("zero-1", 70), ("zero-2", 49), ("zero-3", 28), ("full-shard", 28)],
+)
+def test_7b_in_fp32_on_4_gpus(strategy: str, gigabytes: float) -> None:
+    assert states(7e9, 4, strategy, precision="fp32").states / GB == pytest.approx(gigabytes)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parameters", "optimizer", "gradients"),
+    [
+        ("ddp", 700, 1400, 700),
+        ("zero-1", 700, 175, 700),
+        ("zero-2", 700, 175, 87.5),
+        ("zero-3", 87.5, 175, 87.5),
+    ],
+)
+def test_175b_in_fp32_on_8_gpus(strategy: str, parameters: float, optimizer: float, gradients: float) -> None:
+    found = states(175e9, 8, strategy, precision="fp32")
+    assert found.parameters / GB == pytest.approx(parameters)
+    assert found.optimizer / GB == pytest.approx(optimizer)
+    assert found.gradients / GB == pytest.approx(gradients)
+
+
+def test_63m_on_4_gpus_under_fsdp() -> None:
+    found = states(63e6, 4, "full-shard", precision="fp32")
+    assert found.parameters / 4 == 15.75e6
+    assert found.gradients / 4 == 15.75e6
+    assert found.optimizer / 4 == 2 * 15.75e6
+
+
+@pytest.mark.parametrize(
+    ("parameters", "gpus", "strategy", "gigabytes"),
+    [
+        (7e9, 4, "zero-2", 38.5),
+        (7e9, 4, "full-shard", 28),
+        (13e9, 4, "full-shard", 52),
+        (13e9, 8, "full-shard", 26),
+        (70e9, 8, "full-shard", 140),
+        (70e9, 32, "full-shard", 35),
+    ],
+)
+def test_worked_cases_in_mixed_precision(
+    parameters: float, gpus: int, strategy: str, gigabytes: float
+) -> None:
+    assert states(parameters, gpus, strategy).states / GB == pytest.approx(gigabytes)
+
+
+def test_shard_grad_op_holds_16_bit_parameters_beside_its_shards() -> None:
+    found = states(7e9, 4, "shard-grad-op")
+    assert (found.states + found.copies) / GB == pytest.approx(42)
+
+
+def test_8_bit_adam_takes_10_bytes_a_parameter() -> None:
+    assert states(13e9, 4, "full-shard", optimizer="adamw-8bit").states / GB == pytest.approx(32.5)
+
+
+def test_pure_bf16_adamw_takes_8_bytes_a_parameter() -> None:
+    assert states(1e9, 2, "ddp", precision="bf16").states / GB == pytest.approx(8)
+
+
+def test_hybrid_sharding_splits_inside_the_node_only() -> None:
+    assert states(8e9, 16, "hsdp", nodes=2).states / GB == pytest.approx(16)
+
+
+def test_lora_on_7b_is_the_frozen_weights_and_little_more() -> None:
+    found = states(7e9, 2, "ddp", lora_rank=16)
+    assert found.states / GB == pytest.approx(14, abs=0.2)
+
+
+def test_qlora_weights_take_4_127_bits() -> None:
+    """65e9 at 4.127 bits are 33.5 GB; embeddings and head stay in 16 bits."""
+    found = states(65e9, 1, "single", lora_rank=16, base_bits=4)
+    assert 33.5 <= found.parameters / GB <= 36
+
+
+def test_offload_moves_states_to_the_host() -> None:
+    moved = states(7e9, 4, "zero-2", offload="optimizer")
+    assert moved.parameters / GB == pytest.approx(14)
+    assert moved.gradients == moved.optimizer == 0
+    assert moved.host / GB == pytest.approx(24.5)
+    assert states(7e9, 4, "full-shard", offload="all").host / GB == pytest.approx(28)

@@ -1,0 +1,1 @@
+"""Memory, traffic and time of training strategies: what fits, what it costs, which to choose."""

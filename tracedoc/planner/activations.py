@@ -1,0 +1,178 @@
+"""Compute what a training step allocates and frees again: activations, logits, gathered units, buckets.
+
+Activations are counted tensor by tensor, as Korthikanti et al. 2022 (arXiv 2205.05198, section 4) count them
+for GPT; for their model in 16 bits the sum is theirs, ``s b h (34 + 5 a s / h)`` bytes a block. Other norms,
+gated MLPs, grouped attention and autocast change the terms; the tests hold them against what PyTorch saves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracedoc.planner.memory import ModelStates, frozen_bytes, model_states
+from tracedoc.planner.setup import PRECISIONS, Question
+from tracedoc.planner.shape import ModelShape
+from tracedoc.planner.strategies import Strategy
+
+BUCKET_ELEMENTS = 50_000_000
+"""Elements of a DeepSpeed bucket in the configuration that is printed (DeepSpeed's own default is 5e8)."""
+
+FRAGMENTATION = 0.10
+"""Reserve on what is allocated and freed in each step: an estimate, as the allocator rounds and splits."""
+
+CONTEXT_BYTES = 0.6e9
+"""CUDA context, libraries and their workspaces on each GPU: an estimate, drivers differ by some 0.2 GB."""
+
+NCCL_BYTES = 0.3e9
+"""Buffers of the communicators, where there are peers: an estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The peak of one GPU in bytes, by what takes it.
+
+    ``activations`` is what forward keeps for backward; ``working`` what the moment of the peak adds: the loss
+    with its logits, or one block's backward. ``units`` is gathered parameters, their gradients and buffers.
+    ``absent`` is of the states and copies what does not exist at that moment, to subtract.
+    """
+
+    states: ModelStates
+    activations: float
+    working: float
+    units: float
+    absent: float
+    reserve: float
+    context: float
+
+    @property
+    def total(self) -> float:
+        """Everything on the GPU at its peak."""
+        kept = self.states.states + self.states.copies - self.absent
+        return kept + self.activations + self.working + self.units + self.reserve + self.context
+
+
+def peak_memory(question: Question, strategy: Strategy, *, checkpointing: bool) -> Memory:
+    """Return the peak of one GPU: the largest of the loss, the first and the last block of backward.
+
+    At the loss all activations are there, at the end of backward all gradients. On one GPU ``zero_grad``
+    frees the gradients between; the buckets of DDP and shards of the others are counted as always there.
+    The copies that autocast makes are gone at the end.
+    """
+    states = model_states(question, strategy)
+    training, model = question.training, question.model
+    block = block_activations(question, strategy)
+    kept = training.tokens * model.hidden * residual_bytes(question, strategy)
+    stored = model.blocks * (kept if checkpointing else block) + _outside(question, strategy)
+    logits = float(training.tokens * model.vocabulary * LOGIT_BYTES) if model.has_logits else 0.0
+    at_loss, in_backward = unit_bytes(question, strategy)
+    backward = _block_backward(question, strategy) + (block if checkpointing else 0.0)
+    before = states.gradients if strategy.id == "single" else 0.0
+    after = states.copies if strategy.family == "ddp" else 0.0
+    moments = (
+        (stored, logits, at_loss, before),
+        (stored, backward, in_backward, before),
+        (0.0 if checkpointing else block, backward, in_backward, after),
+    )
+    activations, working, units, absent = max(moments, key=lambda m: m[0] + m[1] + m[2] - m[3])
+    reserve = FRAGMENTATION * (activations + working + units)
+    context = CONTEXT_BYTES + (NCCL_BYTES if question.gpus > 1 else 0.0)
+    return Memory(states, activations, working, units, absent, reserve, context)
+
+
+LOGIT_BYTES = 12
+"""Bytes of one logit at the peak: as computed and its gradient (2 + 2), log-softmax and its gradient in fp32.
+
+That is what Transformers' causal-language loss holds, which computes in fp32; a fused loss needs less.
+"""
+
+
+def residual_bytes(question: Question, strategy: Strategy) -> int:
+    """Return the bytes of a number of the residual stream; autocast over fp32 parameters keeps it fp32."""
+    precision = PRECISIONS[question.training.precision]
+    wide = strategy.family == "ddp" and precision.autocast and not question.frozen
+    return precision.master if wide else precision.compute
+
+
+def block_activations(question: Question, strategy: Strategy) -> float:
+    """Return the bytes that the forward pass of one block keeps for backward, without checkpointing."""
+    training, model = question.training, question.model
+    c = PRECISIONS[training.precision].compute
+    residual = residual_bytes(question, strategy)
+    wide = residual > c  # autocast: each matrix casts its input anew
+    hidden, width = model.hidden, model.mlp_width
+    into_attention = 3 if wide and not model.fused_qkv else 1
+    into_mlp = 2 if wide and model.gated else 1
+    frozen = bool(question.frozen)
+    targets = question.training.lora_targets or model.lora_targets
+    adapted = targets == ("all-linear",) or any(t in targets for t in ("down_proj", "wo"))
+
+    # The norms keep their input; an RMS norm in Transformers computes in fp32 and keeps the normalised too.
+    norm = (4 + (0 if frozen else residual)) if model.rms_norm else residual
+    per_token: float = norm * hidden + c * into_attention * hidden  # norm, and input of q, k, v
+    per_token += c * (2 * model.q_width + 2 * model.kv_width)  # q, k, v and the output
+    if training.fused_attention:
+        per_token += 4 * model.heads  # log-sum-exp
+    else:
+        # With dropout: softmax, mask and result, 5 bytes in 16 bits. Without: softmax in fp32, and its cast.
+        scores = (2 * c + 1) if model.dropout else (4 + c if c < 4 else 4)
+        per_token += scores * model.heads * training.sequence
+    per_token *= model.attentions
+    mlp: float = norm * hidden + (0 if frozen and not adapted else c * into_mlp * hidden)
+    # The last of them is the input of a matrix, and not kept if that is frozen.
+    tensors = model.mlp_tensors - (1 if frozen and not adapted and model.mlp_tensors > 1 else 0)
+    mlp += tensors * c * width
+    masks = (1 + model.attentions) * hidden if model.dropout else 0.0
+    return training.tokens * (per_token + mlp + masks)
+
+
+def unit_bytes(question: Question, strategy: Strategy) -> tuple[float, float]:
+    """Return the bytes that a framework holds beside the shards: at the loss, and in a block's backward.
+
+    FSDP keeps the root's unit (embeddings, head) gathered from forward to backward; in backward also two
+    blocks (one is prefetched), the gradients of a block and of the head, and a buffer to reduce a block.
+    """
+    model, training = question.model, question.training
+    c = PRECISIONS[training.precision].compute
+    trained = 0 if question.frozen else 1
+    if strategy.family == "deepspeed":
+        # "4.5 x" for overlap_comm, two buckets of two bytes: Transformers' DeepSpeed guide.
+        buckets = 2 * 4.5 * min(BUCKET_ELEMENTS, question.trainable) * c
+        if not strategy.gathers:
+            return buckets, buckets
+        live = frozen_share(question) * (model.outside_parameters + 2 * model.block_parameters)
+        return buckets + live, buckets + live
+    if not strategy.gathers:
+        return 0.0, 0.0
+    per_weight = frozen_share(question)
+    root, block = model.outside_parameters, model.block_parameters
+    gathered = root * per_weight + 2 * block * per_weight
+    reduce = block * (4 if c < 4 else c)
+    gradients = trained * (root * c + block * c + reduce)
+    if strategy.gathers == "whole":
+        return 0.0, gradients
+    return root * per_weight, gathered + gradients
+
+
+def frozen_share(question: Question) -> float:
+    """Return the bytes of one gathered weight: those of the compute dtype, fewer if the base has 4 bits."""
+    if question.frozen:
+        return frozen_bytes(question) / question.frozen
+    return float(PRECISIONS[question.training.precision].compute)
+
+
+def _outside(question: Question, strategy: Strategy) -> float:
+    # The last norm with its output, and the embedding's output.
+    c = PRECISIONS[question.training.precision].compute
+    model: ModelShape = question.model
+    residual = residual_bytes(question, strategy)
+    norm = (4 + residual) if model.rms_norm else residual
+    return question.training.tokens * model.hidden * (norm + c)
+
+
+def _block_backward(question: Question, strategy: Strategy) -> float:
+    # Gradients that live at once inside a block: three of the MLP's width, three of the residual stream.
+    c = PRECISIONS[question.training.precision].compute
+    model = question.model
+    return question.training.tokens * (
+        3 * c * model.mlp_width + 3 * residual_bytes(question, strategy) * model.hidden
+    )

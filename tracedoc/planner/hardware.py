@@ -1,0 +1,155 @@
+"""Read the tables of GPUs and links, and find rows by the names that people use."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+
+import msgspec
+
+from tracedoc.errors import InputError, did_you_mean
+
+
+class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One GPU: memory as sold in GB (1e9 bytes), dense peaks in TFLOP/s, GB/s of memory, its own link."""
+
+    name: str
+    memory_gb: float
+    half_tflops: float
+    hbm_gbps: float
+    link: str
+    source: str
+    fp32_tflops: float | None = None
+    bf16: bool = True
+    link_gbps: float | None = None
+
+
+class LinkKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One way to connect GPUs or nodes.
+
+    ``gbps`` is one-way, of a GPU inside a node, of a node's all adapters across nodes. ``efficiency`` is the
+    share that large collectives reach, ``latency_us`` what each call costs beside its bytes.
+    """
+
+    name: str
+    title: str
+    across: bool
+    gbps: float
+    efficiency: float
+    latency_us: float
+    source: str
+    measured: bool = False
+    """Whether the bandwidth is that of collectives, of the run or from the user, and not a link's peak."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What the GPUs are and how they are connected; ``None`` where nothing was said."""
+
+    gpu: Gpu | None
+    inside: LinkKind | None
+    across: LinkKind | None
+
+
+class _Tables(msgspec.Struct, forbid_unknown_fields=True):
+    gpu: list[Gpu]
+    link: list[LinkKind]
+
+
+@lru_cache(maxsize=1)
+def _tables() -> _Tables:
+    text = files("tracedoc.planner").joinpath("data/hardware.toml").read_bytes()
+    return msgspec.toml.decode(text, type=_Tables)
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """Return every GPU of the table."""
+    return tuple(_tables().gpu)
+
+
+def links() -> tuple[LinkKind, ...]:
+    """Return every link of the table."""
+    return tuple(_tables().link)
+
+
+def find_gpu(name: str) -> Gpu:
+    """Return the GPU that is meant by a name such as ``NVIDIA L4``, ``a100 80gb`` or ``H100``.
+
+    The row whose words are all in the name and that has most words wins. Raises :class:`InputError`
+    naming the nearest GPU.
+    """
+    found = gpu_of_device(name)
+    if found is not None:
+        return found
+    names = [gpu.name for gpu in gpus()]
+    near = did_you_mean(_tidy(name), [n.lower() for n in names])
+    raise InputError(
+        f"no GPU is known as {name!r}{near}",
+        f"known: {', '.join(names)}; or describe it: --gpu-memory 24GB",
+    )
+
+
+def gpu_of_device(name: str) -> Gpu | None:
+    """Return the GPU of a device name, ``None`` where the table has none like it."""
+    words = set(_tidy(name).split())
+    if not words or words & {"laptop", "ti", "super", "d"}:
+        return None
+    fitting = [gpu for gpu in gpus() if set(_tidy(gpu.name).split()) <= words]
+    if fitting:
+        return max(fitting, key=lambda gpu: len(_tidy(gpu.name).split()))
+    # "A100 80GB" fits "A100 SXM 80GB": one row with all the words; the first of several is the usual one.
+    holding = [gpu for gpu in gpus() if words <= set(_tidy(gpu.name).split())]
+    return holding[0] if holding else None
+
+
+def find_link(name: str, *, across: bool) -> LinkKind:
+    """Return a link by its name or bandwidth: ``nvlink4``, ``100Gbit/s``, ``20GB/s``.
+
+    A bandwidth is taken for what large collectives reach inside a node, and across nodes for what all
+    adapters of a node carry. Raises :class:`InputError` naming the nearest.
+    """
+    own = [link for link in links() if link.across == across]
+    key = re.sub(r"[\s_-]+", "", name.lower())
+    for link in own:
+        if key == link.name.replace("-", ""):
+            return link
+    rate = _rate(name)
+    if rate is not None:
+        like = next(link for link in own if link.name == ("roce-100g" if across else "pcie4"))
+        title = f"{'a network' if across else 'a link'} of {name.strip()}"
+        efficiency = like.efficiency if across else 1.0
+        return LinkKind(name, title, across, rate, efficiency, like.latency_us, "given", measured=not across)
+    option = "network" if across else "link"
+    names = [link.name for link in own]
+    raise InputError(
+        f"no {option} is called {name!r}{did_you_mean(name.lower(), names)}",
+        f"known: {', '.join(names)}; or its bandwidth: --{option} {'100Gbit/s' if across else '20GB/s'}",
+    )
+
+
+def link_of(gpu: Gpu) -> LinkKind:
+    """Return the link that a GPU has inside a node, with its own bandwidth."""
+    link = next(link for link in links() if link.name == gpu.link)
+    return replace_gbps(link, gpu.link_gbps) if gpu.link_gbps else link
+
+
+def replace_gbps(link: LinkKind, gbps: float, *, measured: bool = False) -> LinkKind:
+    """Return the link with another bandwidth; a measured one is what collectives reached."""
+    efficiency = 1.0 if measured else link.efficiency
+    return msgspec.structs.replace(link, gbps=gbps, efficiency=efficiency, measured=measured or link.measured)
+
+
+def _rate(text: str) -> float | None:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(GB|Gb|Gbit|MB|TB)(?:/s|ps)?\s*", text)
+    if match is None or float(match[1]) <= 0:
+        return None
+    return float(match[1]) * {"GB": 1.0, "Gb": 1 / 8, "Gbit": 1 / 8, "MB": 1e-3, "TB": 1e3}[match[2]]
+
+
+def _tidy(name: str) -> str:
+    text = name.lower().replace("nvidia", " ").replace("amd", " ").replace("geforce", " ")
+    text = re.sub(r"(\d+) ?gi?b\b", r"\1gb", text)
+    text = re.sub(r"\b(tesla|instinct|hbm\w*|tensor|core|gpu)\b", " ", text)
+    return " ".join(re.sub(r"sxm\d?", "sxm", w) for w in re.split(r"[\s/_-]+", text) if w)

@@ -1,0 +1,187 @@
+"""Compute the model states of one GPU under a strategy: parameters, gradients, optimizer.
+
+Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054, section 5 and figure 1, is where the formulas come from.
+Bytes are plain numbers; GB in the words of the planner is 1e9 of them, as GPUs are sold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracedoc.errors import InputError, did_you_mean
+from tracedoc.planner.setup import (
+    NF4_BYTES,
+    NF4_DOUBLE_BYTES,
+    OPTIMIZERS,
+    PRECISIONS,
+    Question,
+    Training,
+)
+from tracedoc.planner.shape import shape_from_parameters
+from tracedoc.planner.strategies import STRATEGIES, Strategy, shards
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStates:
+    """Bytes on one GPU, and on the host (memory or NVMe) for each GPU.
+
+    ``copies`` is what is held beside the states from forward to backward: the 16-bit parameters that
+    SHARD_GRAD_OP gathered, or those that autocast makes of fp32 parameters.
+    """
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    copies: float = 0.0
+    host: float = 0.0
+
+    @property
+    def states(self) -> float:
+        """Parameters, gradients and optimizer states, as the published tables count them."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+def model_states(question: Question, strategy: Strategy) -> ModelStates:
+    """Return the model states of one GPU.
+
+    In mixed precision DeepSpeed keeps parameters and gradients in 16 bits and the fp32 copy with the
+    optimizer; plain PyTorch keeps fp32 parameters and gradients. Both are 16 bytes a parameter with Adam, but
+    what ZeRO-1 leaves whole differs: 4 bytes there, 8 here. LoRA adapters are fp32 beside 16-bit weights.
+    """
+    training = question.training
+    precision = PRECISIONS[training.precision]
+    share = shards(strategy, question.gpus, question.nodes)
+    part = {what: share if what in strategy.split else 1 for what in ("parameters", "gradients", "optimizer")}
+    states = optimizer_bytes(training, question.model.hidden)
+    if strategy.family == "deepspeed" and not question.frozen:
+        weight, gradient = precision.compute, precision.gradient
+        states += precision.master
+    elif precision.autocast:
+        weight = gradient = precision.master
+    else:
+        weight, gradient = precision.compute, precision.gradient
+    trained = question.trainable
+    base = frozen_bytes(question)
+    parameters = (trained * weight + base) / part["parameters"]
+    gradients = trained * gradient / part["gradients"]
+    optimizer = trained * states / part["optimizer"]
+    copies = 0.0
+    if strategy.gathers == "whole":
+        copies = trained * precision.compute + base
+    elif strategy.family == "ddp" and precision.autocast:
+        copies = float(trained * precision.compute)
+    return _offloaded(ModelStates(parameters, gradients, optimizer, copies), training.offload, strategy)
+
+
+def optimizer_bytes(training: Training, hidden: int) -> float:
+    """Return the bytes of optimizer state for each trained parameter, without a master copy.
+
+    Adafactor keeps a row and a column of fp32 for each matrix, counted as square (Shazeer and Stern 2018,
+    arXiv 1804.04235).
+    """
+    optimizer = OPTIMIZERS[training.optimizer]
+    factored = 4 * 2 / hidden if optimizer.factored else 0.0
+    return optimizer.full * PRECISIONS[training.precision].state + optimizer.one_byte + factored
+
+
+def frozen_bytes(question: Question) -> float:
+    """Return the bytes of the weights that LoRA leaves alone; 4 bits shrink only the matrices of blocks."""
+    if not question.frozen:
+        return 0.0
+    wide = PRECISIONS[question.training.precision].compute
+    if question.training.base_bits == 16:
+        return float(question.frozen * wide)
+    model = question.model
+    matrices = model.blocks * sum(m.inputs * m.outputs * m.count for m in model.linears)
+    quantised = min(matrices, model.blocks * model.block_parameters)
+    bytes_each = NF4_DOUBLE_BYTES if question.training.double_quantisation else NF4_BYTES
+    return quantised * bytes_each + (question.frozen - quantised) * wide
+
+
+def can_offload(strategy: Strategy, offload: str) -> bool:
+    """Return whether a strategy's framework can move this to the host.
+
+    DeepSpeed moves the optimizer from stage 1 on, everything in stage 3, and it alone uses NVMe; FSDP moves
+    everything or nothing (``CPUOffloadPolicy``).
+    """
+    if offload == "none":
+        return True
+    if offload == "optimizer":
+        return strategy.family == "deepspeed"
+    if offload == "all":
+        return strategy.family == "fsdp" or strategy.id == "zero-3"
+    return strategy.id == "zero-3"
+
+
+def _offloaded(states: ModelStates, offload: str, strategy: Strategy) -> ModelStates:
+    if offload == "none" or not can_offload(strategy, offload):
+        return states
+    if offload == "optimizer":
+        # ZeRO-Offload keeps the gradients beside the optimizer, where they are split at all.
+        moved = states.optimizer + (states.gradients if "gradients" in strategy.split else 0.0)
+        kept = 0.0 if "gradients" in strategy.split else states.gradients
+        return ModelStates(states.parameters, kept, 0.0, states.copies, moved)
+    return ModelStates(0.0, 0.0, 0.0, states.copies, states.states)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Whether something fits: bytes needed and bytes there."""
+
+    fits: bool
+    needed_bytes: float
+    memory_bytes: float
+
+
+def fits_without_sharding(
+    parameters: int,
+    memory_bytes: float,
+    *,
+    precision: str = "bf16-mixed",
+    optimizer: str = "adamw",
+    other_bytes: float = 0.0,
+) -> Room:
+    """Return whether every GPU can hold all model states: whether DDP is possible.
+
+    ``other_bytes`` is what else lives on the GPU (activations, context), if that was measured; 0 makes the
+    answer a necessary condition only. This is for rules that want to say "do not shard".
+    """
+    states = _states(parameters, 2, 1, "ddp", precision, optimizer)
+    needed = states.states + states.copies + other_bytes
+    return Room(needed <= memory_bytes, needed, memory_bytes)
+
+
+def fits_instead(
+    parameters: int,
+    memory_bytes: float,
+    *,
+    peak_bytes: float,
+    gpus: int,
+    now: str,
+    then: str,
+    nodes: int = 1,
+    precision: str = "bf16-mixed",
+    optimizer: str = "adamw",
+) -> Room:
+    """Return whether a run that peaks at ``peak_bytes`` under strategy ``now`` would fit under ``then``.
+
+    The difference of the model states of the two is added to the measured peak; strategies are named as in
+    :data:`tracedoc.planner.strategies.STRATEGIES`. This is for rules that want to say "shard less".
+    """
+    before = _states(parameters, gpus, nodes, now, precision, optimizer)
+    after = _states(parameters, gpus, nodes, then, precision, optimizer)
+    needed = peak_bytes + (after.states + after.copies) - (before.states + before.copies)
+    return Room(needed <= memory_bytes, needed, memory_bytes)
+
+
+def _states(
+    parameters: int, gpus: int, nodes: int, strategy: str, precision: str, optimizer: str
+) -> ModelStates:
+    if strategy not in STRATEGIES:
+        raise InputError(
+            f"no strategy is called {strategy!r}{did_you_mean(strategy, STRATEGIES)}",
+            f"known: {', '.join(STRATEGIES)}",
+        )
+    training = Training(precision=precision, optimizer=optimizer)
+    question = Question(shape_from_parameters(parameters), training, gpus, nodes, 1.0)
+    return model_states(question, STRATEGIES[strategy])

@@ -1,0 +1,196 @@
+"""What a plan is asked about: how the model is trained, and on what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tracedoc.errors import InputError, did_you_mean
+from tracedoc.planner.shape import ModelShape, lora_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes a number of the model takes in each place.
+
+    ``compute`` is what matrices are multiplied in, ``master`` the precise copy that the optimizer updates
+    (0: there is none), ``gradient`` what a framework that keeps 16-bit parameters keeps, ``state`` one number
+    of the optimizer.
+    """
+
+    name: str
+    title: str
+    compute: int
+    master: int
+    gradient: int
+    state: int
+
+    @property
+    def autocast(self) -> bool:
+        """Whether parameters and gradients stay fp32 in plain PyTorch, and autocast casts on the way."""
+        return self.master > 0
+
+
+PRECISIONS = {
+    p.name: p
+    for p in (
+        Precision("fp32", "fp32", compute=4, master=0, gradient=4, state=4),
+        # Parameter 2, gradient 2, fp32 master 4, Adam 4 + 4: Rajbhandari et al. 2020, arXiv 1910.02054, 3.1.
+        Precision("bf16-mixed", "bf16 mixed precision", compute=2, master=4, gradient=2, state=4),
+        Precision("fp16-mixed", "fp16 mixed precision", compute=2, master=4, gradient=2, state=4),
+        # The optimizer's states follow the dtype of the parameters that it holds.
+        Precision("bf16", "pure bf16", compute=2, master=0, gradient=2, state=2),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """States for each parameter: full numbers, single bytes, and rows plus columns (Adafactor)."""
+
+    name: str
+    title: str
+    full: int = 0
+    one_byte: int = 0
+    factored: bool = False
+
+
+OPTIMIZERS = {
+    o.name: o
+    for o in (
+        Optimizer("adamw", "AdamW", full=2),
+        Optimizer("adam", "Adam", full=2),
+        Optimizer("sgd", "SGD"),
+        Optimizer("sgd-momentum", "SGD with momentum", full=1),
+        Optimizer("adafactor", "Adafactor", factored=True),
+        # Dettmers et al. 2022, arXiv 2110.02861; a quantisation constant for 2048 numbers is left out.
+        Optimizer("adamw-8bit", "8-bit AdamW", one_byte=2),
+    )
+}
+
+OFFLOADS = ("none", "optimizer", "all", "nvme")
+CHECKPOINTING = ("auto", "on", "off")
+
+NF4_BYTES = 0.5 + 4 / 64
+"""Bytes of a 4-bit weight with one fp32 constant for 64 weights (Dettmers et al. 2023, arXiv 2305.14314)."""
+NF4_DOUBLE_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""The same with the constants quantised to 8 bits in blocks of 256: 4.127 bits a weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How the model is trained. Sizes are per GPU and micro-step; ``sequence`` is in tokens.
+
+    ``lora_rank`` 0 means that all parameters are trained. ``base_bits`` 4 is QLoRA with double quantisation
+    unless ``double_quantisation`` is off. ``fused_attention`` keeps no attention scores (flash attention,
+    PyTorch's SDPA). ``offload`` moves to host memory the optimizer (and its gradients), or all model states,
+    or these to NVMe.
+    """
+
+    precision: str = "bf16-mixed"
+    optimizer: str = "adamw"
+    sequence: int = 2048
+    micro_batch: int = 1
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
+    base_bits: int = 16
+    double_quantisation: bool = True
+    checkpointing: str = "auto"
+    fused_attention: bool = True
+    offload: str = "none"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one GPU and step."""
+        return self.sequence * self.micro_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One model, trained in one way, on equal GPUs of ``memory_bytes`` in ``nodes`` equal machines."""
+
+    model: ModelShape
+    training: Training
+    gpus: int
+    nodes: int
+    memory_bytes: float
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of one machine."""
+        return self.gpus // self.nodes
+
+    @property
+    def trainable(self) -> int:
+        """Parameters that get gradients and optimizer states."""
+        training = self.training
+        if not training.lora_rank:
+            return self.model.parameters
+        return lora_parameters(
+            self.model, training.lora_rank, training.lora_targets or self.model.lora_targets
+        )
+
+    @property
+    def frozen(self) -> int:
+        """Parameters that are only read: with adapters, those of the model."""
+        return self.model.parameters if self.training.lora_rank else 0
+
+    def changed(self, **changes: object) -> Question:
+        """Return the question with other values of the training or of itself."""
+        own = {k: v for k, v in changes.items() if k in ("gpus", "nodes", "memory_bytes", "model")}
+        rest = {k: v for k, v in changes.items() if k not in own}
+        return replace(self, training=replace(self.training, **rest), **own)  # type: ignore[arg-type]
+
+
+def check(question: Question) -> None:
+    """Raise :class:`InputError` for what cannot be, with the nearest value that can."""
+    training, model = question.training, question.model
+    _known("precision", training.precision, PRECISIONS)
+    _known("optimizer", training.optimizer, OPTIMIZERS)
+    _known("offload", training.offload, OFFLOADS)
+    _known("checkpointing", training.checkpointing, CHECKPOINTING)
+    for name, value in (
+        ("gpus", question.gpus),
+        ("nodes", question.nodes),
+        ("seq", training.sequence),
+        ("micro-batch", training.micro_batch),
+    ):
+        if value < 1:
+            raise InputError(f"--{name} is {value}, and must be 1 or more", f"the least is: --{name} 1")
+    if question.memory_bytes <= 0:
+        raise InputError("a GPU has no memory here", "give it as --gpu-memory 24GB")
+    if question.gpus % question.nodes:
+        near = max(1, round(question.gpus / question.nodes)) * question.nodes
+        raise InputError(
+            f"{question.gpus} GPUs do not divide evenly over {question.nodes} nodes",
+            f"nearest: --gpus {near}",
+        )
+    if training.lora_rank < 0 or training.lora_rank > model.hidden:
+        most = 16 if training.lora_rank < 0 else model.hidden
+        raise InputError(
+            f"--lora-rank is {training.lora_rank}; the hidden size of {model.name} is {model.hidden}",
+            f"a rank is 1 to {model.hidden}, commonly 8 to 64: --lora-rank {min(most, 64)}",
+        )
+    if training.base_bits not in (4, 16):
+        raise InputError(f"a base of {training.base_bits} bits is not known", "use 4 (QLoRA) or 16")
+    if training.base_bits == 4 and not training.lora_rank:
+        raise InputError("4-bit weights cannot be trained themselves", "add adapters: --lora-rank 16")
+    names = [linear.name for linear in model.linears]
+    for target in training.lora_targets:
+        if target != "all-linear" and target not in names:
+            raise InputError(
+                f"{model.name} has no matrix called {target!r}{did_you_mean(target, names)}",
+                f"known: all-linear, {', '.join(names)}",
+            )
+    if model.context is not None and training.sequence > model.context:
+        raise InputError(
+            f"--seq {training.sequence} is longer than the {model.context} positions of {model.name}",
+            f"the longest is: --seq {model.context}",
+        )
+
+
+def _known(what: str, word: str, words: object) -> None:
+    names = list(words)  # type: ignore[call-overload]
+    if word not in names:
+        raise InputError(
+            f"no {what} is called {word!r}{did_you_mean(word, names)}", f"known: {', '.join(names)}"
+        )

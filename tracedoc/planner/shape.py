@@ -1,0 +1,119 @@
+"""The shape of a transformer: what memory, traffic and arithmetic are computed from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracedoc.errors import InputError
+
+VOCABULARY_ASSUMED = 32_000
+"""Entries of the vocabulary where only the number of parameters is known (that of Llama 1 and 2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One matrix of a block: ``inputs`` x ``outputs`` weights, ``count`` of them (experts)."""
+
+    name: str
+    inputs: int
+    outputs: int
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A stack of equal transformer blocks, with embeddings and head outside of them.
+
+    ``parameters`` is all of them; ``active_parameters`` those that one token meets (fewer with experts).
+    ``block_parameters`` is the largest block, ``outside_parameters`` what belongs to no block. ``q_width``
+    and ``kv_width`` are heads times head size. ``mlp_width`` is what one token meets, over all its experts.
+    ``attentions`` is the attention layers of a mean block (1.5 in an encoder-decoder), ``mlp_tensors`` how
+    many tensors of the MLP's width its forward pass keeps.
+    """
+
+    name: str
+    parameters: int
+    active_parameters: int
+    blocks: int
+    block_parameters: int
+    outside_parameters: int
+    hidden: int
+    heads: int
+    q_width: int
+    kv_width: int
+    mlp_width: int
+    vocabulary: int
+    linears: tuple[Linear, ...]
+    gated: bool = True
+    rms_norm: bool = True
+    dropout: bool = False
+    fused_qkv: bool = False
+    mlp_tensors: float = 4
+    has_logits: bool = True
+    attentions: float = 1.0
+    context: int | None = None
+    wrap_classes: tuple[str, ...] = ()
+    layers_path: str = "model.model.layers"
+    lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
+    assumed: bool = False
+
+
+def shape_from_parameters(parameters: int) -> ModelShape:
+    """Return a Llama-like shape of exactly so many parameters, for when nothing else is known.
+
+    A block holds 12 hidden^2 weights; depth is hidden / 128, of small models hidden / 64. 7e9 gives 33 blocks
+    of 4096 (Llama-2-7B has 32). What the blocks leave is embeddings and head. Raises
+    :class:`InputError` below 100 000 parameters.
+    """
+    if parameters < 100_000:
+        raise InputError(
+            f"{parameters} parameters are too few for a transformer", "give the count, as 350e6 or 7B"
+        )
+    head = 128 if parameters >= 500e6 else 64
+    vocabulary = min(VOCABULARY_ASSUMED, max(16, parameters // 2048))
+
+    def distance(hidden: int) -> float:
+        return abs(12 * hidden**3 / head + 2 * vocabulary * hidden - parameters)
+
+    largest = int((head * parameters / 12) ** (1 / 3) / head) + 2
+    hidden = min((n * head for n in range(1, largest)), key=distance)
+    block = 12 * hidden * hidden
+    blocks = max(1, (parameters - 2 * vocabulary * hidden) // block)
+    if parameters <= blocks * block:  # one block is already too large
+        block = parameters * 9 // 10
+    outside = parameters - blocks * block
+    # Gated: gate, up and down of 8/3 hidden each hold as much as 8 hidden^2.
+    mlp = 8 * hidden // 3
+    linears = (
+        *(Linear(name, hidden, hidden) for name in ("q_proj", "k_proj", "v_proj", "o_proj")),
+        Linear("gate_proj", hidden, mlp),
+        Linear("up_proj", hidden, mlp),
+        Linear("down_proj", mlp, hidden),
+    )
+    return ModelShape(
+        name="a model of the Llama shape",
+        parameters=parameters,
+        active_parameters=parameters,
+        blocks=blocks,
+        block_parameters=block,
+        outside_parameters=outside,
+        hidden=hidden,
+        heads=hidden // head,
+        q_width=hidden,
+        kv_width=hidden,
+        mlp_width=mlp,
+        vocabulary=vocabulary,
+        linears=linears,
+        assumed=True,
+    )
+
+
+def lora_parameters(shape: ModelShape, rank: int, targets: tuple[str, ...]) -> int:
+    """Return the trainable parameters of LoRA adapters: rank x (inputs + outputs) of every target matrix.
+
+    ``targets`` names matrices of a block, or is ``("all-linear",)``; embeddings and head get none, as in
+    PEFT. Hu et al. 2021, arXiv 2106.09685, section 4.1.
+    """
+    every = targets == ("all-linear",)
+    chosen = [linear for linear in shape.linears if every or linear.name in targets]
+    return shape.blocks * rank * sum((m.inputs + m.outputs) * m.count for m in chosen)
