@@ -10,7 +10,9 @@ import pytest
 from tracedoc.spans import Spans
 from tracedoc.timeline.collective_table import NO_TIME, CollectiveOp, CollectiveTable
 from tracedoc.timeline.exposure import Arrivals, arrivals_by_rank, split_exposed
+from tracedoc.timeline.group_guesses import with_guessed_groups
 from tracedoc.timeline.matching import RankCollectives, match_collectives
+from tracedoc.trace.columns import ProcessGroup
 
 MS = 1_000_000
 REDUCE = CollectiveOp("all_reduce", (0, 1), "0", 2, 1024, "Float", None, 20, 0, 0, None, 1)
@@ -113,3 +115,72 @@ def test_without_groups_a_part_of_the_world_is_not_taken_for_all(world_size: int
     bare = [operation(0, 10, group=(), group_name="", group_size=None)]
     assert match_collectives(ranks(bare, bare), world_size).collectives == ()
     assert len(match_collectives(ranks(bare, bare), 2).collectives) == 1
+
+
+def test_a_group_that_gloo_does_not_name_is_the_one_in_which_nobody_leaves_too_early() -> None:
+    # Four ranks: pairs (0, 1) and (2, 3) gather at different times; the world reduces at 100.
+    shard = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
+    everyone = []
+    for rank, members in shard.items():
+        late = 0 if rank < 2 else 20
+        listed = [
+            operation(
+                start + late, start + late + 5, op="all_gather", group=(), group_name="", group_size=None
+            )
+            for start in (0, 40, 80)
+        ]
+        groups = (ProcessGroup("0", "default_pg", (0, 1, 2, 3), 4), ProcessGroup("1", "shard", members, 2))
+        everyone.append(RankCollectives(rank, "a", CollectiveTable.of(listed), groups))
+    filled = with_guessed_groups(everyone)
+    assert [rank.table.kinds[0].group for rank in filled] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    assert len(match_collectives(filled, 4)) == 6
+    assert len(match_collectives(everyone, 4)) == 0
+
+
+def p2p(op: str, peer: int, start: int, end: int) -> CollectiveOp:
+    return operation(start, end, op=op, group=(0, 1), peer=peer)
+
+
+def test_a_receive_waits_for_its_send_and_the_pair_forms_a_pipeline() -> None:
+    first = [p2p("send", 1, 10, 12), p2p("recv", 1, 13, 30)]
+    second = [p2p("recv", 0, 0, 12), p2p("send", 0, 28, 30)]
+    everyone = ranks(first, second)
+    matching = match_collectives(everyone, 2)
+    assert [(c.op, c.ranks, c.wait_ns) for c in matching.collectives] == [
+        ("send_recv", (0, 1), (0, 10 * MS)),
+        ("send_recv", (0, 1), (15 * MS, 0)),
+    ]
+    arrivals = arrivals_by_rank(matching, everyone)
+    spans = split_exposed(Spans.from_pairs([(0, 12 * MS)]), everyone[1].table, arrivals[1])
+    (split,) = spans.in_windows([0], [12 * MS])
+    assert (split.pipeline_wait_ns, split.wait_ns, split.transfer_ns) == (10 * MS, 0, 2 * MS)
+
+
+def test_a_ring_that_passes_data_one_way_is_no_pipeline() -> None:
+    everyone = []
+    for rank in range(3):
+        after, before = (rank + 1) % 3, (rank - 1) % 3
+        listed = [
+            replace(p2p("send", after, 10 + rank, 20), group=(0, 1, 2), stream=20),
+            replace(p2p("recv", before, 10 + rank, 20), group=(0, 1, 2), stream=21),
+        ]
+        everyone.append(RankCollectives(rank, "a", CollectiveTable.of(listed)))
+    matching = match_collectives(everyone, 3)
+    assert len(matching) == 3
+    assert not any(arrivals.pipeline.any() for arrivals in arrivals_by_rank(matching, everyone).values())
+
+
+def test_ranks_that_disagree_on_an_operation_are_a_limit() -> None:
+    first = [operation(0, 10, seq=1), operation(20, 30, seq=2)]
+    second = [operation(0, 10, seq=1), operation(20, 30, seq=2, op="broadcast")]
+    matching = match_collectives(ranks(first, second), 2)
+    assert len(matching) == 1
+    assert "collectives-disagree" in [limit.code for limit in matching.limits]
+
+
+def test_a_broadcast_has_no_latest_start() -> None:
+    first, second = [operation(0, 10, op="broadcast")], [operation(8, 10, op="broadcast")]
+    everyone = ranks(first, second)
+    matching = match_collectives(everyone, 2)
+    assert len(matching) == 1
+    assert not arrivals_by_rank(matching, everyone)[0].known.any()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tracedoc.facts.digest import RankDigest, StepDigest
 from tracedoc.timeline.blame import Blame, assign_blame
 from tracedoc.timeline.exposure import Arrivals, ExposedSplit, arrivals_by_rank, split_exposed
+from tracedoc.timeline.group_guesses import with_guessed_groups
 from tracedoc.timeline.matching import Matching, RankCollectives, match_collectives
 
 
@@ -50,7 +51,7 @@ class RunView:
 def build_view(digests: Sequence[RankDigest], world_size: int | None) -> RunView:
     """Match the collectives of all ranks and choose the rank that stands for the run."""
     ordered = tuple(sorted(digests, key=lambda digest: digest.rank))
-    ranks = [RankCollectives(digest.rank, digest.host, digest.collectives) for digest in ordered]
+    ranks = with_guessed_groups([RankCollectives(d.rank, d.host, d.collectives, d.groups) for d in ordered])
     matching = match_collectives(ranks, world_size)
     arrivals = arrivals_by_rank(matching, ranks)
     splits = {}

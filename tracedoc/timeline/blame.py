@@ -16,7 +16,8 @@ import numpy.typing as npt
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.collective_table import NO_TIME, Held, boundaries
 from tracedoc.timeline.exposure import Arrivals
-from tracedoc.timeline.matching import SKEW_NS, Collective, Matching, RankCollectives
+from tracedoc.timeline.matching import Collective, Matching, RankCollectives
+from tracedoc.timeline.mending import SKEW_NS
 from tracedoc.timeline.pairing import IntArray
 
 MAIN_SHARE = 0.5

@@ -17,7 +17,7 @@ class Group:
 
     ``ranks`` are its members in order, as far as they are known; ``size`` is how many there are.
     ``one_way`` tells that the first of two ranks sends and the second receives; ``listed`` that the
-    trace names the members.
+    trace tells the members, which else are a guess.
     """
 
     ranks: tuple[int, ...]
@@ -61,7 +61,7 @@ class GroupNumbers:
         size = kind.group_size
         everyone = len(self._ranks)
         if self._world in (None, everyone) and size in (None, everyone):
-            return Group(self._ranks, everyone, kind.group_name)
+            return Group(self._ranks, everyone, kind.group_name, listed=size is not None)
         if size is not None and size == self._world:
             return Group(tuple(range(size)), size, kind.group_name)
         members = self._unlisted.get((kind.group_name, size), ())

@@ -18,35 +18,32 @@ from tracedoc.spans import Int64Array
 from tracedoc.timeline.clock import Clock, Ends, align_clocks
 from tracedoc.timeline.collective_table import NONE, CollectiveTable, boundaries
 from tracedoc.timeline.groups import NO_GROUP, Group, GroupNumbers
-from tracedoc.timeline.pairing import (
-    NOT_PAIRED,
-    Entries,
-    IntArray,
-    pair_by_number,
-    pair_by_order,
-    pair_by_time,
+from tracedoc.timeline.mending import (
+    SKEW_NS,
+    VIOLATION_SHARE,
+    Pairs,
+    by_operation,
+    in_numbered_groups,
+    mend,
+    without_lone,
 )
+from tracedoc.timeline.pairing import NOT_PAIRED, Entries, IntArray, pair_by_number, pair_by_order
+from tracedoc.trace.columns import ProcessGroup
 from tracedoc.trace.vocabulary import SYMMETRIC_OPS
 
 LATEST_START_OPS = SYMMETRIC_OPS | {"all_to_all", "barrier", "send_recv"}
 """Operations in which nobody can finish before everybody has come, so the latest start splits wait from
 transfer. ``send_recv`` is a send and its receive. Broadcast, reduce, gather and scatter have no such rule."""
 
-VIOLATION_SHARE = 0.10
-"""If more operations than this "end" on a rank before all ranks have started, they were matched wrongly or
-the clocks disagree."""
-
-SKEW_NS = 20_000
-"""Timestamps of the devices of one host may differ by so much."""
-
 
 @dataclass(frozen=True, slots=True)
 class RankCollectives:
-    """The collectives of one rank, and the host whose clock stamped them ("" if unknown)."""
+    """The collectives of one rank, the host whose clock stamped them ("" if unknown), and its groups."""
 
     rank: int
     host: str
     table: CollectiveTable
+    groups: tuple[ProcessGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +227,8 @@ def match_collectives(ranks: Sequence[RankCollectives], world_size: int | None) 
         entries.group, entries.rank, entries.op, entries.size, entries.seq, entries.step, start_ns, end_ns
     )
     slack = SKEW_NS + 2 * (clock.residual_ns or 0)
-    paired = _by_time_where_order_fails(entries, paired, ops, slack)
-    paired = _without_impossible(entries, paired, ops, slack)
+    listed = np.array([group.listed for group in numbers.groups] or [True], dtype=bool)
+    paired = mend(Pairs(entries, _mask(ops, SYMMETRIC_OPS, entries.op), slack), paired, listed)
     limits.extend(_unmatched(entries, paired))
     return _assembled(everyone, numbers.groups, ops, entries, parts, paired, clock, tuple(limits))
 
@@ -278,7 +275,7 @@ def _entries(
 def _candidates(entries: Entries) -> tuple[IntArray, int]:
     """Return operation numbers by sequence number or order, and how many numbers the ranks disagree on."""
     paired = np.full(len(entries), NOT_PAIRED, dtype=np.intp)
-    numbered = _in_numbered_groups(entries)
+    numbered = in_numbered_groups(entries)
     rows = np.flatnonzero(numbered)
     found, disagreeing = pair_by_number(entries, rows)
     paired[rows] = found
@@ -289,23 +286,7 @@ def _candidates(entries: Entries) -> tuple[IntArray, int]:
     found = pair_by_order(entries, rows)
     paired[rows] = np.where(found == NOT_PAIRED, NOT_PAIRED, found + total)
     wrong = boundaries(entries.group[disagreeing], entries.seq[disagreeing]).size - 1
-    return _without_lone(paired), wrong
-
-
-def _in_numbered_groups(entries: Entries) -> npt.NDArray[np.bool_]:
-    """Return a mask of the entries of groups in which every operation has its sequence number.
-
-    The two ranks of a send count in different groups, so its number says nothing.
-    """
-    missing = np.zeros(int(entries.group.max(initial=-1)) + 1, dtype=bool)
-    missing[entries.group[entries.seq == NONE]] = True
-    return ~missing[entries.group]
-
-
-def _without_lone(paired: IntArray) -> IntArray:
-    """Return the numbers without those that a single entry has."""
-    counts = np.bincount(paired[paired != NOT_PAIRED], minlength=1)
-    return np.where((paired != NOT_PAIRED) & (counts[paired] > 1), paired, NOT_PAIRED)
+    return without_lone(paired), wrong
 
 
 def _mask(ops: Sequence[str], wanted: frozenset[str], codes: IntArray) -> npt.NDArray[np.bool_]:
@@ -317,73 +298,6 @@ def _ends(entries: Entries, paired: IntArray, ops: Sequence[str]) -> Ends:
     chosen = np.flatnonzero((paired != NOT_PAIRED) & _mask(ops, SYMMETRIC_OPS, entries.op))
     order = chosen[np.lexsort((entries.rank[chosen], paired[chosen]))]
     return Ends(paired[order], entries.rank[order], entries.start_ns[order], entries.end_ns[order])
-
-
-def _impossible(
-    entries: Entries, order: IntArray, edges: IntArray, ops: Sequence[str], slack_ns: int
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return for each operation whether somebody ended before the last came, and whether that can be told."""
-    heads = order[edges[:-1]]
-    told = _mask(ops, SYMMETRIC_OPS, entries.op[heads])
-    latest = np.maximum.reduceat(entries.start_ns[order], edges[:-1])
-    earliest = np.minimum.reduceat(entries.end_ns[order], edges[:-1])
-    return told & (earliest + slack_ns < latest), told
-
-
-def _by_time_where_order_fails(
-    entries: Entries, paired: IntArray, ops: Sequence[str], slack_ns: int
-) -> IntArray:
-    """Return the numbers with those steps matched by their ends whose order differs or is impossible."""
-    numbered = _in_numbered_groups(entries)
-    failing = ~numbered & (paired == NOT_PAIRED)
-    order, edges = _by_operation(paired)
-    if order.size:
-        wrong, told = _impossible(entries, order, edges, ops, slack_ns)
-        heads = order[edges[:-1]]
-        by_step = np.lexsort((entries.step[heads], entries.group[heads]))
-        segments = boundaries(entries.group[heads[by_step]], entries.step[heads[by_step]])
-        share = np.add.reduceat(wrong[by_step].astype(np.int64), segments[:-1])
-        count = np.add.reduceat(told[by_step].astype(np.int64), segments[:-1])
-        bad = np.empty(heads.size, dtype=bool)
-        bad[by_step] = np.repeat(share > VIOLATION_SHARE * count, np.diff(segments))
-        failing[order[np.repeat(bad, np.diff(edges))]] = True
-        failing &= ~numbered
-    rows = np.flatnonzero(failing)
-    if rows.size == 0:
-        return paired
-    paired = np.where(failing, NOT_PAIRED, paired)
-    rows = rows[np.lexsort((rows, entries.rank[rows], entries.step[rows], entries.group[rows]))]
-    segments = boundaries(entries.group[rows], entries.step[rows])
-    total = int(paired.max(initial=-1)) + 1
-    for begin, end in zip(segments[:-1].tolist(), segments[1:].tolist(), strict=True):
-        part = rows[begin:end]
-        found = pair_by_time(entries, part, slack_ns)
-        paired[part] = found + total
-        total += int(found.max()) + 1
-    return _without_lone(paired)
-
-
-def _by_operation(paired: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the paired entries ordered by operation (and as they were within it), and where each begins."""
-    chosen = np.flatnonzero(paired != NOT_PAIRED)
-    order = chosen[np.argsort(paired[chosen], kind="stable")]
-    return order, boundaries(paired[order])
-
-
-def _without_impossible(entries: Entries, paired: IntArray, ops: Sequence[str], slack_ns: int) -> IntArray:
-    """Return the numbers without the groups in which too many operations cannot have happened so."""
-    order, edges = _by_operation(paired)
-    if order.size == 0:
-        return paired
-    wrong, told = _impossible(entries, order, edges, ops, slack_ns)
-    group = entries.group[order[edges[:-1]]]
-    size = int(group.max()) + 1
-    bad = np.bincount(group, weights=wrong, minlength=size) > VIOLATION_SHARE * np.bincount(
-        group, weights=told, minlength=size
-    )
-    paired = paired.copy()
-    paired[order[np.repeat(bad[group], np.diff(edges))]] = NOT_PAIRED
-    return paired
 
 
 def _unmatched(entries: Entries, paired: IntArray) -> list[Limit]:
@@ -416,7 +330,7 @@ def _assembled(
     clock: Clock,
     limits: tuple[Limit, ...],
 ) -> Matching:
-    order, edges = _by_operation(paired)
+    order, edges = by_operation(paired)
     if order.size == 0:
         return Matching(ranks, tuple(groups), ops, clock=clock, limits=limits)
     latest = np.maximum.reduceat(entries.start_ns[order], edges[:-1])
