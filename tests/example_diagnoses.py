@@ -20,6 +20,7 @@ from tracedoc.diagnosis import (
     Instance,
     KernelRow,
     Lane,
+    PhaseRow,
     RankReport,
     RunInfo,
     StepBudget,
@@ -236,6 +237,11 @@ def sharded(hosts: tuple[str, str] = ("gpu-node-a", "gpu-node-b")) -> Diagnosis:
                 KernelRow("void at::native::vectorized_elementwise_kernel<4>", "elementwise", 900, 30.0),
             ),
             lanes=lanes,
+            phases=(
+                PhaseRow("forward", 120.0, 90.0, 60.0, 20.0),
+                PhaseRow("backward", 260.0, 150.0, 140.0, 110.0),
+                PhaseRow("optimizer", 20.0, 10.0, 0.0, 0.0),
+            ),
         ),
         tool_version="0.1.0",
     )
@@ -307,6 +313,7 @@ def hostile() -> Diagnosis:
             (CollectiveRow(HOSTILE, HOSTILE, None, HOSTILE, 1.0, None, None, 1.0, 1.0, None, None, None),),
             (KernelRow(HOSTILE, HOSTILE, 1, 1.0),),
             (Lane(0, HOSTILE, ((0.0, 10.0),)),),
+            (PhaseRow(HOSTILE, 10.0, 5.0, 1.0, 1.0),),
         ),
         tool_version="0.1.0",
     )

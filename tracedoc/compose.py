@@ -24,6 +24,7 @@ from tracedoc.diagnosis import (
     HostDetail,
     KernelRow,
     Lane,
+    PhaseRow,
     RankReport,
     RunInfo,
     Scalar,
@@ -84,6 +85,7 @@ def compose(
             lanes=tuple(lane for digest in run.digests[:LANE_RANKS] for lane in _lanes(digest)),
             units=unit_rows(run),
             host=_host_detail(standing) if standing is not None else None,
+            phases=_phase_rows(standing) if standing is not None else (),
         ),
         tool_version=tracedoc.__version__,
     )
@@ -223,6 +225,19 @@ def _host_detail(digest: RankDigest) -> HostDetail | None:
 
 def _kernel_rows(digest: RankDigest) -> tuple[KernelRow, ...]:
     return tuple(KernelRow(k.name, k.category.value, k.calls, k.time_ns / 1e6) for k in digest.kernels)
+
+
+def _phase_rows(digest: RankDigest) -> tuple[PhaseRow, ...]:
+    return tuple(
+        PhaseRow(
+            p.phase.name.lower(),
+            p.span_ns / 1e6,
+            p.compute_ns / 1e6,
+            p.comm_ns / 1e6,
+            p.exposed_comm_ns / 1e6,
+        )
+        for p in digest.phases
+    )
 
 
 def _collective_rows(run: RunView, digest: RankDigest) -> tuple[CollectiveRow, ...]:

@@ -273,6 +273,21 @@ class KernelRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PhaseRow:
+    """One phase of the judged step: what it computed, communicated, and left exposed.
+
+    ``span_ms`` is how much of the step it takes; over all phases that is the step. Work counts for the
+    phase that launched it, whenever it runs.
+    """
+
+    phase: str  # "forward" | "recompute" | "backward" | "optimizer" | "other"
+    span_ms: float
+    compute_ms: float
+    comm_ms: float
+    exposed_comm_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Lane:
     """Intervals for a picture, in milliseconds from the start of the judged step; thinned."""
 
@@ -334,6 +349,7 @@ class Detail:
     lanes: tuple[Lane, ...] = ()
     units: tuple[UnitRow, ...] = ()
     host: HostDetail | None = None
+    phases: tuple[PhaseRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

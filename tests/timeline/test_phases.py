@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import tracedoc.facts  # noqa: F401  fills the catalogue
+from tracedoc.facts.catalog import CATALOG, Unknown
 from tracedoc.testing.builder import TraceBuilder
 from tracedoc.timeline.build import RankTimeline, build_timeline
 from tracedoc.timeline.phases import Phase
@@ -128,6 +130,60 @@ def test_a_kernel_has_the_phase_of_its_launch_and_not_of_its_time(tmp_path: Path
 def test_without_a_backward_pass_there_are_no_phases(tmp_path: Path) -> None:
     trace = TraceBuilder().step(0, 0, 100).host("aten::linear", 5, 10).kernel(GEMM, 10, 20)
     assert timeline_of(trace, tmp_path).phases is None
+
+
+def overlapped_step() -> TraceBuilder:
+    """Three GPU steps: forward 0-30, backward 30-70, reduction 50-90 (20 ms of it alone), optimizer 90-100."""
+    trace = TraceBuilder(world_size=2)
+    for index in range(3):
+        at = 100.0 * index
+        trace.step(index, at - 20, at + 80).host("aten::linear", at - 15, at - 10)
+        trace.backward(at + 20, at + 60).optimizer(at + 65, at + 75)
+        trace.kernel(GEMM, at, at + 30, launch_ms=at - 12)
+        trace.kernel(GEMM, at + 30, at + 70, launch_ms=at + 25, thread="autograd")
+        trace.collective("all_reduce", at + 50, at + 90, launch_ms=at + 45, thread="autograd")
+        trace.kernel(GEMM, at + 90, at + 100, launch_ms=at + 70)
+    return trace
+
+
+def test_a_step_splits_by_phase_and_adds_up(tmp_path: Path) -> None:
+    budgets = timeline_of(overlapped_step(), tmp_path).phase_budgets
+    shown = [
+        (b.phase, b.span_ns / 1e6, b.compute_ns / 1e6, b.comm_ns / 1e6, b.exposed_comm_ns / 1e6)
+        for b in budgets
+    ]
+    assert shown == [
+        (Phase.FORWARD, 30, 30, 0, 0),
+        (Phase.BACKWARD, 60, 40, 40, 20),
+        (Phase.OPTIMIZER, 10, 10, 0, 0),
+    ]
+
+
+PHASE_FACTS = {
+    "forward_compute_ms": 30,
+    "backward_compute_ms": 40,
+    "optimizer_compute_ms": 10,
+    "recompute_frac": 0,
+    "forward_exposed_comm_ms": 0,
+    "backward_exposed_comm_ms": 20,
+    "optimizer_exposed_comm_ms": 0,
+    "comm_after_backward_ms": 20,
+    "micro_batches": 1,
+    "reducing_micro_batches": 1,
+    "reductions_per_micro_batch": 1,
+    "gathers_per_micro_batch": 0,
+}
+
+
+def test_facts_of_phases(tmp_path: Path) -> None:
+    timeline = timeline_of(overlapped_step(), tmp_path)
+    assert {name: CATALOG[name].compute(timeline) for name in PHASE_FACTS} == PHASE_FACTS
+
+
+def test_phase_facts_are_unknown_without_a_backward_pass(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(0, 0, 100).host("aten::linear", 5, 10).kernel(GEMM, 10, 20)
+    timeline = timeline_of(trace, tmp_path)
+    assert all(isinstance(CATALOG[name].compute(timeline), Unknown) for name in PHASE_FACTS)
 
 
 COLLECTIVES = {

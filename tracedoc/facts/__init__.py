@@ -11,6 +11,7 @@ from tracedoc.facts import (
     idle,
     input,
     memory,
+    phases,
     sharding,
     step,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "idle",
     "input",
     "memory",
+    "phases",
     "sharding",
     "step",
 ]

@@ -16,6 +16,7 @@ from tracedoc.spans import Spans
 from tracedoc.timeline.activity import Budget
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import CollectiveTable
+from tracedoc.timeline.phase_budgets import PhaseBudget
 from tracedoc.timeline.steps import Window
 from tracedoc.timeline.strategies.recognise import strategy_signs
 from tracedoc.timeline.unit_times import UnitTable, small_table
@@ -60,7 +61,7 @@ class RankDigest:
     ``steps`` of the step that stands for the rank. ``exposed_comm`` is the exposed communication
     of all steps. ``spans`` are named sets inside the judged step, for
     evidence and pictures; ``present`` are the needs that the trace meets. ``first_step`` identifies the
-    profiler's cycle.
+    profiler's cycle. ``phases`` are those of the judged step, in order.
     """
 
     rank: int
@@ -89,6 +90,7 @@ class RankDigest:
     facts: Mapping[str, Value] = field(default_factory=dict)
     host_work: HostDigest | None = None
     units: UnitTable | None = None
+    phases: tuple[PhaseBudget, ...] = ()
 
     @property
     def judged_step(self) -> StepDigest | None:
@@ -139,6 +141,7 @@ def digest_timeline(timeline: RankTimeline, facts: Mapping[str, Value], *, rank:
         facts=facts,
         host_work=host_digest(timeline),
         units=small_table(timeline.units, judged.index if judged is not None else None),
+        phases=timeline.phase_budgets,
     )
 
 

@@ -16,6 +16,7 @@ from tracedoc.report.view import (
     framework_name,
     instances_text,
     one_line,
+    phase_name,
     ranges,
     segments,
     side_text,
@@ -101,6 +102,7 @@ def render_html(view: View) -> str:
         side=side_text,
         ranges=ranges,
         framework=framework_name,
+        phase=phase_name,
         instances=instances_text,
         line=one_line,
     )

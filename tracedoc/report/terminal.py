@@ -17,6 +17,7 @@ from tracedoc.report.view import (
     framework_name,
     instances_text,
     one_line,
+    phase_name,
     side_text,
 )
 from tracedoc.units import format_bytes, format_ms, format_percent
@@ -131,6 +132,24 @@ def _budget(console: Console, view: View) -> None:
     console.print(rows)
     if view.overlap:
         console.print(Text(view.overlap, "dim"))
+    _phases(console, view)
+
+
+def _phases(console: Console, view: View) -> None:
+    phases = view.diagnosis.detail.phases
+    if not phases:
+        return
+    console.print()
+    rows = Table.grid(padding=(0, 3))
+    rows.add_column(no_wrap=True)
+    titles = ["lasts", "compute"] + (["communication", "exposed"] if any(p.comm_ms for p in phases) else [])
+    for _ in titles:
+        rows.add_column(justify="right", no_wrap=True)
+    rows.add_row(Text("Phases", "bold"), *(Text(title, "dim") for title in titles))
+    for phase in phases:
+        times = (phase.span_ms, phase.compute_ms, phase.comm_ms, phase.exposed_comm_ms)[: len(titles)]
+        rows.add_row(one_line(phase_name(phase.phase)), *(format_ms(time) for time in times))
+    console.print(rows)
 
 
 def _finding(console: Console, view: FindingView) -> None:

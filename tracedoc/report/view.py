@@ -48,6 +48,15 @@ IDLE_CAUSES = {
     "unknown": "cause unknown",
 }
 
+PHASES = {
+    "forward": "forward",
+    "recompute": "recomputation",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "other": "other",
+}
+"""The phases of a step in words; "other" is data, clipping, zeroing gradients."""
+
 FRAMEWORKS = {
     "any": "any framework",
     "pytorch": "PyTorch",
@@ -242,6 +251,11 @@ def _keys_text(keys: list[str]) -> str:
     if all(key.isdecimal() for key in keys):
         return f"rank{'s' * (len(keys) > 1)} {ranges(int(key) for key in keys)}"
     return ", ".join(one_line(key) for key in keys)
+
+
+def phase_name(phase: str) -> str:
+    """Return a phase of the step in words."""
+    return PHASES.get(phase, phase)
 
 
 def framework_name(name: str) -> str:

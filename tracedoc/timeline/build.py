@@ -24,6 +24,7 @@ from tracedoc.timeline.collectives import gloo_collectives, gpu_collectives
 from tracedoc.timeline.idle import HostSpans, IdleCauses, cpu_idle_causes, host_spans, idle_causes
 from tracedoc.timeline.launches import Launches, Rows, link_launches
 from tracedoc.timeline.periods import repeated_steps
+from tracedoc.timeline.phase_budgets import PhaseBudget, cpu_phase_budgets, gpu_phase_budgets
 from tracedoc.timeline.phases import Phases, find_phases
 from tracedoc.timeline.steps import (
     HostSteps,
@@ -52,7 +53,7 @@ class RankTimeline:
     ``judged`` is the one that stands for the rank: the complete step of lower-median length, else the
     longest one. ``step_position[i]`` is the position in ``host.steps`` of the GPU event
     ``events.rows[i]``. ``blocking`` is ``None`` where launches are not linked; ``syncs`` in a CPU trace;
-    ``phases`` without a backward pass.
+    ``phases`` without a backward pass. ``phase_budgets`` are those of the judged step.
     """
 
     trace: Trace
@@ -74,6 +75,7 @@ class RankTimeline:
     syncs: Syncs | None = None
     phases: Phases | None = None
     units: UnitTable | None = None
+    phase_budgets: tuple[PhaseBudget, ...] = ()
 
     @property
     def complete_windows(self) -> tuple[Window, ...]:
@@ -100,8 +102,9 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
         timeline = RankTimeline(
             trace, False, host, delays, launches, events, position, limits=(*host.limits, reason)
         )
-    phases = find_phases(trace, host, events, timeline.device)
-    return _judge(replace(timeline, phases=phases, units=_units(timeline)), steps)
+    phases = find_phases(trace, timeline.host, events, timeline.device)
+    judged = _judge(replace(timeline, phases=phases, units=_units(timeline)), steps)
+    return replace(judged, phase_budgets=_phase_budgets(judged))
 
 
 def _units(timeline: RankTimeline) -> UnitTable | None:
@@ -276,6 +279,16 @@ def _judge(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimelin
     return replace(
         timeline, windows=windows, judged=judged, limits=(*limits, *_unreliable_idle(timeline, judged))
     )
+
+
+def _phase_budgets(timeline: RankTimeline) -> tuple[PhaseBudget, ...]:
+    phases, window, activity = timeline.phases, timeline.judged, timeline.activity
+    if phases is None or window is None or activity is None:
+        return ()
+    if timeline.device is None:
+        return cpu_phase_budgets(timeline.trace, phases, activity, window)
+    lane = (timeline.device, timeline.stream)
+    return gpu_phase_budgets(timeline.trace, timeline.events, phases, window, lane=lane)
 
 
 def _unreliable_idle(timeline: RankTimeline, judged: Window | None) -> tuple[Limit, ...]:

@@ -42,7 +42,8 @@ class Phases:
     From ``edges_ns[i]`` until the next edge the phase is ``labels[i]``; before the first edge it is OTHER.
     ``passes`` are the backward passes as ``(start_ns, end_ns)``, in time order; ``nodes`` the time inside
     nodes of the backward graph. ``of_events[i]`` is the phase of the GPU event ``events.rows[i]``,
-    ``of_collectives[i]`` that of the timeline's ``collectives[i]`` (gloo: when c10d was called).
+    ``of_collectives[i]`` that of the timeline's ``collectives[i]``, which the host asked for at
+    ``asked_ns[i]`` (its own start where the call is not known).
     """
 
     edges_ns: Int64Array
@@ -51,6 +52,7 @@ class Phases:
     nodes: Spans
     of_events: npt.NDArray[np.uint8]
     of_collectives: npt.NDArray[np.uint8]
+    asked_ns: Int64Array
 
     def at(self, times_ns: npt.ArrayLike) -> npt.NDArray[np.uint8]:
         """Return the phase at each host time."""
@@ -104,13 +106,18 @@ def find_phases(trace: Trace, host: HostSteps, events: GpuEvents, device: int | 
         (Phase.OPTIMIZER, optimizer),
     )
     edges, labels = _edges(parts)
-    unlabelled = np.empty(0, dtype=np.uint8)
-    phases = Phases(edges, labels, passes, nodes, unlabelled, unlabelled)
+    none = np.empty(0, dtype=np.uint8)
+    phases = Phases(edges, labels, passes, nodes, none, none, none.astype(np.int64))
     of_events = _of_events(trace, phases, events)
     if device is None:
-        return replace(phases, of_events=of_events, of_collectives=_of_gloo(trace, phases))
+        rows = gloo_rows(trace)
+        calls = gloo_calls(trace, rows)
+        asked = trace.ts_ns[[calls.get(row, row) for row in rows.tolist()]]
+        return replace(phases, of_events=of_events, of_collectives=phases.at(asked), asked_ns=asked)
     mine = (events.classes == COMMUNICATION) & (trace.device[events.rows] == device)
-    return replace(phases, of_events=of_events, of_collectives=of_events[mine])
+    launches = events.launch_rows[mine]
+    asked = trace.ts_ns[np.where(launches == NO_ROW, events.rows[mine], launches)]
+    return replace(phases, of_events=of_events, of_collectives=of_events[mine], asked_ns=asked)
 
 
 def _marks(trace: Trace) -> _Marks:
@@ -319,9 +326,3 @@ def _of_events(trace: Trace, phases: Phases, events: GpuEvents) -> npt.NDArray[n
     found[linked] = phases.at(trace.ts_ns[events.launch_rows[linked]])
     found = fill_unlinked(trace, events.rows, found, linked)
     return np.where(found < 0, int(Phase.OTHER), found).astype(np.uint8)
-
-
-def _of_gloo(trace: Trace, phases: Phases) -> npt.NDArray[np.uint8]:
-    rows = gloo_rows(trace)
-    calls = gloo_calls(trace, rows)
-    return phases.at(trace.ts_ns[[calls.get(row, row) for row in rows.tolist()]])
