@@ -133,7 +133,7 @@ def test_without_a_backward_pass_there_are_no_phases(tmp_path: Path) -> None:
 
 
 def overlapped_step() -> TraceBuilder:
-    """Three GPU steps: forward 0-30, backward 30-70, reduction 50-90 (20 ms of it alone), optimizer 90-100."""
+    """Three steps: forward 0-30, backward 30-70, reduction 50-90 (20 ms alone), optimizer 90-100."""
     trace = TraceBuilder(world_size=2)
     for index in range(3):
         at = 100.0 * index
@@ -141,7 +141,7 @@ def overlapped_step() -> TraceBuilder:
         trace.backward(at + 20, at + 60).optimizer(at + 65, at + 75)
         trace.kernel(GEMM, at, at + 30, launch_ms=at - 12)
         trace.kernel(GEMM, at + 30, at + 70, launch_ms=at + 25, thread="autograd")
-        trace.collective("all_reduce", at + 50, at + 90, launch_ms=at + 45, thread="autograd")
+        trace.collective("allreduce", at + 50, at + 90, launch_ms=at + 45, thread="autograd")
         trace.kernel(GEMM, at + 90, at + 100, launch_ms=at + 70)
     return trace
 
