@@ -313,7 +313,7 @@ def hostile() -> Diagnosis:
             (CollectiveRow(HOSTILE, HOSTILE, None, HOSTILE, 1.0, None, None, 1.0, 1.0, None, None, None),),
             (KernelRow(HOSTILE, HOSTILE, 1, 1.0),),
             (Lane(0, HOSTILE, ((0.0, 10.0),)),),
-            (PhaseRow(HOSTILE, 10.0, 5.0, 1.0, 1.0),),
+            phases=(PhaseRow(HOSTILE, 10.0, 5.0, 1.0, 1.0),),
         ),
         tool_version="0.1.0",
     )
