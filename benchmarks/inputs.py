@@ -10,35 +10,41 @@ import sys
 from pathlib import Path
 
 SOURCE = "ddp_resnet_a100_2rank_r0/nccl_data.json.gz"
+STACKS_SOURCE = "ddp_resnet_mi300_8rank_r0/resnet_act_checkpoint.json.gz"
+"""A trace with Python stacks: most of its events are frames."""
+
 STEPS = 12
 """ProfilerStep annotations in a file; HTA's time grows with events times steps, so many would be unfair."""
 
 KERNELS_PER_STEP = 400
 
 
-def make_input(folder: Path, megabytes: int, shared: Path | None) -> tuple[Path, str]:
-    """Return a trace of about ``megabytes`` (1e6 bytes) of JSON, and where it comes from.
+def make_input(folder: Path, megabytes: int, shared: Path | None, *, stacks: bool = False) -> Path:
+    """Return a trace of about ``megabytes`` (1e6 bytes) of JSON; synthetic without ``shared``.
 
     ``shared`` holds ``bench/make_bench_traces.py`` and ``traces``. Files that are there already are kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if shared is None:
-        path = folder / f"synthetic_{megabytes}.json"
-        if not path.exists():
-            write_synthetic(path, megabytes)
-        return path, "synthetic"
-    path = folder / f"ddp_{megabytes}_s{STEPS}.json"
+    kind = "stacks" if stacks else "ddp"
+    path = folder / (f"synthetic_{kind}_{megabytes}.json" if shared is None else f"{kind}_{megabytes}.json")
     if not path.exists():
-        grow(shared, path, megabytes)
-    return path, f"grown from {SOURCE.split('/')[0]}"
+        unfinished = path.with_suffix(".unfinished")
+        if shared is None:
+            write_synthetic(unfinished, megabytes, stacks=stacks)
+        else:
+            grow(shared, STACKS_SOURCE if stacks else SOURCE, unfinished, megabytes)
+        unfinished.rename(path)
+    return path
 
 
 def compress(path: Path) -> Path:
     """Return the gzip twin of a file, made where it is missing."""
     packed = path.with_name(path.name + ".gz")
     if not packed.exists():
-        with path.open("rb") as source, gzip.open(packed, "wb", compresslevel=6) as target:
-            shutil.copyfileobj(source, target)
+        unfinished = packed.with_suffix(".unfinished")
+        with path.open("rb") as source, gzip.open(unfinished, "wb", compresslevel=6) as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        unfinished.rename(packed)
     return packed
 
 
@@ -54,23 +60,25 @@ def make_ranks(folder: Path, ranks: int, megabytes: int, shared: Path | None = N
         if shared is None:
             write_synthetic(unfinished, megabytes, rank=rank, world_size=ranks)
         else:
-            grow(shared, unfinished, megabytes, "--rank", str(rank), "--world", str(ranks))
+            grow(shared, SOURCE, unfinished, megabytes, "--rank", str(rank), "--world", str(ranks))
         unfinished.rename(path)
     return run
 
 
-def grow(shared: Path, path: Path, megabytes: int, *arguments: str) -> None:
+def grow(shared: Path, source: str, path: Path, megabytes: int, *arguments: str) -> None:
     """Write a trace that repeats a real one until it has ``megabytes``."""
-    script, source = shared / "bench" / "make_bench_traces.py", shared / "traces" / SOURCE
+    script, real = shared / "bench" / "make_bench_traces.py", shared / "traces" / source
     options = ["--mb", str(megabytes), "--steps", str(STEPS), *arguments]
     subprocess.run(
-        [sys.executable, str(script), str(source), str(path), *options], check=True, capture_output=True
+        [sys.executable, str(script), str(real), str(path), *options], check=True, capture_output=True
     )
 
 
-def write_synthetic(path: Path, megabytes: int, *, rank: int = 0, world_size: int = 2) -> None:
+def write_synthetic(
+    path: Path, megabytes: int, *, rank: int = 0, world_size: int = 2, stacks: bool = False
+) -> None:
     """Write steps of launches and kernels, in the layout of one event a line, until the size is reached."""
-    per_step = sum(len(_line(event)) for event in _step_events(0, KERNELS_PER_STEP))
+    per_step = sum(len(_line(event)) for event in _step_events(0, KERNELS_PER_STEP, stacks=stacks))
     kernels = max(1, round(KERNELS_PER_STEP * megabytes * 1e6 / STEPS / per_step))
     head = {
         "schemaVersion": 1,
@@ -80,7 +88,9 @@ def write_synthetic(path: Path, megabytes: int, *, rank: int = 0, world_size: in
     with path.open("w", encoding="utf-8") as file:
         file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
         for step in range(STEPS):
-            file.writelines(_line(event) for event in _step_events(step, kernels, late_us=rank % 8))
+            file.writelines(
+                _line(event) for event in _step_events(step, kernels, late_us=rank % 8, stacks=stacks)
+            )
         file.write(json.dumps({"ph": "M", "name": "process_name", "pid": 4242, "tid": 0, "ts": 0}) + "\n]}\n")
 
 
@@ -88,7 +98,9 @@ def _line(event: dict[str, object]) -> str:
     return json.dumps(event) + ",\n"
 
 
-def _step_events(step: int, kernels: int, *, late_us: int = 0) -> list[dict[str, object]]:
+def _step_events(
+    step: int, kernels: int, *, late_us: int = 0, stacks: bool = False
+) -> list[dict[str, object]]:
     begin = step * kernels * 30.0
     events = [
         _event("user_annotation", f"ProfilerStep#{step}", (4242, 4242), begin, kernels * 30.0 - 1, {}),
@@ -102,6 +114,9 @@ def _step_events(step: int, kernels: int, *, late_us: int = 0) -> list[dict[str,
         gpu = (0, 20 if comm else 7)
         late = late_us if comm else 0
         args = ids | {"device": 0, "stream": gpu[1], "grid": [128, 1, 1], "block": [256, 1, 1]}
+        for depth in range(5 if stacks else 0):
+            frame, where = f"model.py({40 + depth}): forward", {"Python id": index * 5 + depth + 1}
+            events.append(_event("python_function", frame, (4242, 4242), start, 12.5, where))
         events.append(_event("cpu_op", "aten::mm", (4242, 4242), start, 12.125, ids))
         events.append(_event("cuda_runtime", "cudaLaunchKernel", (4242, 4242), start + 2, 6.25, ids))
         if comm:

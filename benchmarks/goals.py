@@ -1,0 +1,106 @@
+"""Hold what was measured against the goals that were set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from measure import Costs
+from readers import wall_ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """All that one benchmark measured; ``small`` is a fifth of ``large``, both plain files."""
+
+    small: Costs
+    large: Costs
+    stacks: Costs
+    several: Costs
+    workers: Costs
+    growth: Costs
+    large_file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What was to be reached, and what was; ``value`` is ``None`` where that could not be measured."""
+
+    words: str
+    bound: float
+    value: float | None
+    at_least: bool
+    unit: str = "x"
+
+
+def goals(measured: Measurements, megabytes: int) -> list[Goal]:
+    """Return every goal with its measurement; ``megabytes`` is the size of the small input."""
+    small, large, growth = measured.small, measured.large, measured.growth
+    mb, big = f"{megabytes} MB", f"{5 * megabytes} MB"
+    raw_mb = measured.large_file.stat().st_size / 1e6
+    diagnosed = _peak(measured.workers, "2")
+    share = wall_ratio(large, "msgspec")
+    return [
+        Goal(f"HolisticTraceAnalysis against tracedoc, {mb}", 13, wall_ratio(small, "hta"), True),
+        Goal(f"the same, {big}", 18, wall_ratio(large, "hta"), True),
+        Goal(f"the same, 8 x {mb}", 18, wall_ratio(measured.several, "hta"), True),
+        Goal(f"gpu-idle against tracedoc, {mb}", 3.5, wall_ratio(small, "gpu-idle"), True),
+        Goal(f"the same, {big}", 5, wall_ratio(large, "gpu-idle"), True),
+        Goal(f"bare `json.loads` against tracedoc, {big}", 4, wall_ratio(large, "json"), True),
+        Goal(
+            f"share of the rate of a bare typed msgspec decode, {big}",
+            65,
+            None if share is None else 100 * share,
+            True,
+            "%",
+        ),
+        Goal(f".gz against plain, {big}", 1.15, wall_ratio(large, "gz"), False),
+        Goal(f"whole `diagnose` against load + breakdown, {big}", 1.5, wall_ratio(large, "diagnose"), False),
+        Goal(
+            f"peak memory of one rank, {big} (60 MB + 0.4 x raw)",
+            60 + 0.4 * raw_mb,
+            _peak(large, "tracedoc"),
+            False,
+            "MB",
+        ),
+        Goal(f"memory of the tree, 8 x {mb} on 2 workers", 200, diagnosed, False, "MB"),
+        Goal("memory of the tree, 32 ranks against 8", 1.25, _growth(growth, "32", "8", "peak_mb"), False),
+        Goal(
+            "memory of the driver, 256 ranks against 64",
+            1.25,
+            _growth(growth, "256", "64", "driver_mb"),
+            False,
+        ),
+        Goal("time of 32 ranks against 16", 2.05, _growth(growth, "32", "16", "wall_s"), False),
+        Goal(f"speed of a second worker, 8 x {mb}", 1.6, _growth(measured.workers, "1", "2", "wall_s"), True),
+    ]
+
+
+def table(found: list[Goal]) -> list[str]:
+    """Return the goals as a Markdown table."""
+    rows = ["| goal | | measured | |", "|---|---|---|---|"]
+    for goal in found:
+        bound = f"{'at least' if goal.at_least else 'at most'} {_text(goal.bound, goal.unit)}"
+        if goal.value is None:
+            rows.append(f"| {goal.words} | {bound} | not measured | |")
+        else:
+            reached = goal.value >= goal.bound if goal.at_least else goal.value <= goal.bound
+            verdict = "reached" if reached else "missed"
+            rows.append(f"| {goal.words} | {bound} | {_text(goal.value, goal.unit)} | {verdict} |")
+    return [*rows, ""]
+
+
+def _text(value: float, unit: str) -> str:
+    return f"{value:.2f} x" if unit == "x" else f"{value:.0f} {unit}"
+
+
+def _peak(costs: Costs, name: str) -> float | None:
+    cost = costs.get(name)
+    return None if cost is None else cost.peak_mb
+
+
+def _growth(costs: Costs, larger: str, smaller: str, what: str) -> float | None:
+    one, other = costs.get(larger), costs.get(smaller)
+    if one is None or other is None:
+        return None
+    return float(getattr(one, what)) / float(getattr(other, what))
