@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracedoc.spans import Spans
 from tracedoc.timeline.blame import Blame, Lateness, Link, assign_blame
 from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable, Held
-from tracedoc.timeline.exposure import arrivals_by_rank
+from tracedoc.timeline.exposure import arrivals_by_rank, exposed_waits
 from tracedoc.timeline.matching import RankCollectives, match_collectives
 
 MS = 1_000_000
@@ -24,8 +24,12 @@ def blame(*by_rank: list[CollectiveOp]) -> Blame:
     """Return the blame among ranks of one host, all of whose communication is exposed."""
     ranks = [RankCollectives(i, "a", CollectiveTable.of(listed)) for i, listed in enumerate(by_rank)]
     matching = match_collectives(ranks, len(ranks))
+    arrivals = arrivals_by_rank(matching, ranks)
     exposed = [Spans.of(rank.table.start_ns, rank.table.end_ns) for rank in ranks]
-    return assign_blame(matching, ranks, arrivals_by_rank(matching, ranks), exposed)
+    waits = [
+        exposed_waits(e, rank.table, arrivals[rank.rank]) for e, rank in zip(exposed, ranks, strict=True)
+    ]
+    return assign_blame(matching, ranks, waits)
 
 
 def test_a_rank_that_computed_longer_is_compute_late() -> None:

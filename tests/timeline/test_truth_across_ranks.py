@@ -12,7 +12,7 @@ from tests.timeline.simulator import Part, Simulated, balanced_program, delayed,
 from tracedoc.spans import Spans
 from tracedoc.timeline.blame import Blame, Lateness, assign_blame
 from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable, Held
-from tracedoc.timeline.exposure import ExposedSplit, arrivals_by_rank, split_exposed
+from tracedoc.timeline.exposure import ExposedSplit, arrivals_by_rank, exposed_waits, split_exposed
 from tracedoc.timeline.matching import Matching, RankCollectives, match_collectives
 
 MS = 1_000_000
@@ -82,11 +82,12 @@ def seen(
         exposed.append(Spans.from_pairs((o.start_ns, o.end_ns) for o in kept) - computing)
     matching = match_collectives(ranks, len(run.parts))
     arrivals = arrivals_by_rank(matching, ranks)
-    splits = {}
+    splits, waits = {}, []
     for rank, spans in zip(ranks, exposed, strict=True):
+        waits.append(exposed_waits(spans, rank.table, arrivals[rank.rank]))
         split = split_exposed(spans, rank.table, arrivals[rank.rank])
         (splits[rank.rank],) = split.in_windows([-(1 << 62)], [1 << 62])
-    return Seen(matching, assign_blame(matching, ranks, arrivals, exposed), splits)
+    return Seen(matching, assign_blame(matching, ranks, waits), splits)
 
 
 def true_split(run: Simulated, rank: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from tracedoc.facts.catalog import Value
 from tracedoc.facts.host import host_away_idle, launch_pace_idle, short_kernel_idle
 from tracedoc.facts.hostwork import HostDigest, host_digest
 from tracedoc.facts.memory import pageable_stall
+from tracedoc.facts.packed_spans import PackedSet, PackedSpans
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import Budget
 from tracedoc.timeline.build import RankTimeline
@@ -58,8 +59,7 @@ class RankDigest:
     """One rank as the other stages see it.
 
     ``rank`` is the one settled over all files, not only what the file says. ``judged`` is the position in
-    ``steps`` of the step that stands for the rank. ``exposed_comm`` is the exposed communication
-    of all steps. ``spans`` are named sets inside the judged step, for
+    ``steps`` of the step that stands for the rank. ``spans`` are named sets inside the judged step, for
     evidence and pictures; ``present`` are the needs that the trace meets. ``first_step`` identifies the
     profiler's cycle. ``phases`` are those of the judged step, in order.
     """
@@ -81,7 +81,7 @@ class RankDigest:
     steps: tuple[StepDigest, ...]
     judged: int | None
     collectives: CollectiveTable
-    exposed_comm: Spans
+    packed_exposed_comm: PackedSet
     kernels: tuple[KernelTotal, ...]
     spans: Mapping[str, Spans]
     signs: tuple[str, ...]
@@ -91,6 +91,11 @@ class RankDigest:
     host_work: HostDigest | None = None
     units: UnitTable | None = None
     phases: tuple[PhaseBudget, ...] = ()
+
+    @property
+    def exposed_comm(self) -> Spans:
+        """The exposed communication of all steps."""
+        return self.packed_exposed_comm.unpack()
 
     @property
     def judged_step(self) -> StepDigest | None:
@@ -132,9 +137,9 @@ def digest_timeline(timeline: RankTimeline, facts: Mapping[str, Value], *, rank:
         steps=steps,
         judged=position,
         collectives=timeline.collectives,
-        exposed_comm=_exposed_comm(timeline),
+        packed_exposed_comm=PackedSet.of(_exposed_comm(timeline)),
         kernels=_kernel_totals(timeline),
-        spans=judged_spans(timeline),
+        spans=PackedSpans(judged_spans(timeline)),
         signs=strategy_signs(trace),
         present=_present(timeline),
         limits=(*trace.limits, *timeline.limits),

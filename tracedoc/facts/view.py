@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tracedoc.facts.digest import RankDigest, StepDigest
 from tracedoc.timeline.blame import Blame, assign_blame
-from tracedoc.timeline.exposure import Arrivals, ExposedSplit, arrivals_by_rank, split_exposed
+from tracedoc.timeline.exposure import Arrivals, ExposedSplit, arrivals_by_rank, exposed_waits, split_exposed
 from tracedoc.timeline.group_guesses import with_guessed_groups
 from tracedoc.timeline.matching import Matching, RankCollectives, match_collectives
 
@@ -54,13 +54,15 @@ def build_view(digests: Sequence[RankDigest], world_size: int | None) -> RunView
     ranks = with_guessed_groups([RankCollectives(d.rank, d.host, d.collectives, d.groups) for d in ordered])
     matching = match_collectives(ranks, world_size)
     arrivals = arrivals_by_rank(matching, ranks)
-    splits = {}
+    splits, waits = {}, []
     for digest in ordered:
-        spans = split_exposed(digest.exposed_comm, digest.collectives, arrivals[digest.rank])
+        exposed = digest.exposed_comm
+        waits.append(exposed_waits(exposed, digest.collectives, arrivals[digest.rank]))
+        spans = split_exposed(exposed, digest.collectives, arrivals[digest.rank])
         found = spans.in_windows([s.start_ns for s in digest.steps], [s.end_ns for s in digest.steps])
         for step, split in zip(digest.steps, found, strict=True):
             splits[digest.rank, step.index] = split
-    blame = assign_blame(matching, ranks, arrivals, [digest.exposed_comm for digest in ordered])
+    blame = assign_blame(matching, ranks, waits)
     return RunView(ordered, world_size, matching, splits, arrivals, blame, _standing_rank(ordered))
 
 

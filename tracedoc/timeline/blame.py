@@ -13,9 +13,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.spans import Int64Array, Spans
-from tracedoc.timeline.collective_table import NO_TIME, Held, boundaries
-from tracedoc.timeline.exposure import Arrivals
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.collective_table import NO_TIME, Held, boundaries, by_rank
 from tracedoc.timeline.matching import Collective, Matching, RankCollectives
 from tracedoc.timeline.mending import SKEW_NS
 from tracedoc.timeline.pairing import IntArray
@@ -132,21 +131,12 @@ class Blame:
         return totals
 
 
-def assign_blame(
-    matching: Matching,
-    ranks: Sequence[RankCollectives],
-    arrivals: Mapping[int, Arrivals],
-    exposed: Sequence[Spans],
-) -> Blame:
-    """Return who is to blame for each operation; ``exposed`` is each rank's exposed communication.
+def assign_blame(matching: Matching, ranks: Sequence[RankCollectives], waits: Sequence[Int64Array]) -> Blame:
+    """Return who is to blame for each operation; ``waits`` is the exposed waiting of each rank's rows.
 
     Among the captured ranks of an operation only: one that was not captured may have come later still.
     """
     count = len(matching)
-    waits = [
-        spans.covered_ns(rank.table.start_ns, arrivals[rank.rank].turn_ns(rank.table))
-        for rank, spans in zip(ranks, exposed, strict=True)
-    ]
     exposed_wait = _gathered(matching, waits)
     last_part, late_ns, due = _lateness(matching)
     told = matching.has_latest_start & (late_ns >= SKEW_NS)
@@ -185,10 +175,7 @@ def _on_common_clock(matching: Matching, rank: RankCollectives) -> Int64Array:
 def _gathered(matching: Matching, columns: Sequence[Int64Array]) -> Int64Array:
     """Return a column of the ranks' tables with one entry for each part."""
     result = np.zeros(matching.part_rank.size, dtype=np.int64)
-    order = np.argsort(matching.part_rank, kind="stable")
-    edges = np.searchsorted(matching.part_rank[order], np.arange(len(columns) + 1))
-    for position, column in enumerate(columns):
-        mine = order[edges[position] : edges[position + 1]]
+    for column, mine in zip(columns, by_rank(matching.part_rank, len(columns)), strict=True):
         result[mine] = column[matching.part_row[mine]]
     return result
 
@@ -211,7 +198,7 @@ def _follows(
     window_start = _previous_end(matching)
     waited = _waited_since(matching, ranks, waits, window_start)
     excess = _excess_of_last(matching, waited, last_part)
-    operation_of = [_operation_of_rows(matching, p, len(rank.table)) for p, rank in enumerate(ranks)]
+    operation_of = _operations_of_rows(matching, ranks)
     streams = [rank.table.stream for rank in ranks]
     waiting = (late_ns > 0) & (excess >= MAIN_SHARE * late_ns)
     queued = (late_ns > 0) & (lateness == Lateness.QUEUED)
@@ -234,10 +221,14 @@ def _follows(
     return follows
 
 
-def _operation_of_rows(matching: Matching, position: int, rows: int) -> IntArray:
-    found = np.full(rows, NO_OPERATION, dtype=np.intp)
-    mine = np.flatnonzero(matching.part_rank == position)
-    found[matching.part_row[mine]] = matching.operation[mine]
+def _operations_of_rows(matching: Matching, ranks: Sequence[RankCollectives]) -> list[IntArray]:
+    """Return the operation of each row of each rank's table, ``NO_OPERATION`` where it is not matched."""
+    operation = matching.operation
+    found = []
+    for rank, mine in zip(ranks, by_rank(matching.part_rank, len(ranks)), strict=True):
+        column = np.full(len(rank.table), NO_OPERATION, dtype=np.intp)
+        column[matching.part_row[mine]] = operation[mine]
+        found.append(column)
     return found
 
 
@@ -259,9 +250,8 @@ def _previous_end(matching: Matching) -> Int64Array:
     common = np.empty(order.size, dtype=np.int64)
     common[order] = before
     own: Int64Array = common.copy()
-    for position, rank in enumerate(matching.ranks):
+    for rank, mine in zip(matching.ranks, by_rank(matching.part_rank, len(matching.ranks)), strict=True):
         if rank in matching.clock.errors:
-            mine = matching.part_rank == position
             own[mine] = matching.clock.to_own(rank, common[mine])
     return own
 
@@ -274,10 +264,8 @@ def _waited_since(
 ) -> Int64Array:
     """Return for each part how long its rank waited in operations that began since ``window_start``."""
     result = np.zeros(matching.part_rank.size, dtype=np.int64)
-    order = np.argsort(matching.part_rank, kind="stable")
-    edges = np.searchsorted(matching.part_rank[order], np.arange(len(ranks) + 1))
-    for position, (rank, wait) in enumerate(zip(ranks, waits, strict=True)):
-        mine = order[edges[position] : edges[position + 1]]
+    parts = by_rank(matching.part_rank, len(ranks))
+    for rank, wait, mine in zip(ranks, waits, parts, strict=True):
         total = np.concatenate(([0], np.cumsum(wait)))
         row = matching.part_row[mine]
         begin = np.minimum(np.searchsorted(rank.table.start_ns, window_start[mine]), row)

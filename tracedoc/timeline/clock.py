@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tracedoc.errors import Limit
 from tracedoc.spans import Int64Array
-from tracedoc.timeline.collective_table import boundaries
+from tracedoc.timeline.collective_table import boundaries, by_rank
 
 RESIDUAL_SHARE = 0.10
 """Ends that still differ by more than this share of the median wait make waits meaningless."""
@@ -230,8 +230,9 @@ def _after(near: ClockError, fit: ClockError) -> ClockError:
 def _quality(ends: Ends, clocks: IntArray, errors: Mapping[int, ClockError]) -> tuple[int, float]:
     """Return the median distance of ends between clocks, and the median wait, once ``errors`` are removed."""
     start_ns, end_ns, clock = ends.start_ns.copy(), ends.end_ns.copy(), clocks[ends.rank]
+    parts = by_rank(clock, int(clocks.max()) + 1)
     for number, error in errors.items():
-        mine = clock == number
+        mine = parts[number]
         start_ns[mine], end_ns[mine] = error.to_common(start_ns[mine]), error.to_common(end_ns[mine])
     distance = _distances(ends.operation, clock, end_ns).distance_ns
     residual = int(np.median(np.abs(distance))) if distance.size else 0

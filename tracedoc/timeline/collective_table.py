@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -194,6 +195,13 @@ def boundaries(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.intp]:
     for column in columns:
         change[1:] |= column[1:] != column[:-1]
     return np.append(np.flatnonzero(change), size)
+
+
+def by_rank(positions: npt.NDArray[np.integer], ranks: int) -> list[npt.NDArray[np.intp]]:
+    """Return for each of ``ranks`` positions the places at which it stands, in order."""
+    order = np.argsort(positions, kind="stable")
+    edges = np.searchsorted(positions[order], np.arange(ranks + 1)).tolist()
+    return [order[begin:end] for begin, end in pairwise(edges)]
 
 
 def _int64(values: Iterable[int]) -> Int64Array:

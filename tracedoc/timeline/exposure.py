@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.spans import Int64Array, Spans
-from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable
+from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable, by_rank
 from tracedoc.timeline.groups import pipeline_pairs
 from tracedoc.timeline.matching import Matching, RankCollectives
 
@@ -76,12 +76,10 @@ def arrivals_by_rank(matching: Matching, ranks: Sequence[RankCollectives]) -> di
     pipeline = np.array(pipeline_pairs(matching.groups), dtype=bool)
     operation = matching.operation
     latest = matching.latest_start_ns
-    order = np.argsort(matching.part_rank, kind="stable")
-    order = order[matching.has_latest_start[operation[order]]]
-    edges = np.searchsorted(matching.part_rank[order], np.arange(len(ranks) + 1))
+    split = matching.has_latest_start
     found = {}
-    for position, rank in enumerate(ranks):
-        mine = order[edges[position] : edges[position + 1]]
+    for rank, parts in zip(ranks, by_rank(matching.part_rank, len(ranks)), strict=True):
+        mine = parts[split[operation[parts]]]
         arrivals = Arrivals.unknown(len(rank.table))
         if mine.size:
             rows, operations = matching.part_row[mine], operation[mine]
@@ -90,6 +88,11 @@ def arrivals_by_rank(matching: Matching, ranks: Sequence[RankCollectives]) -> di
             arrivals.pipeline[rows] = pipeline[matching.group[operations]]
         found[rank.rank] = arrivals
     return found
+
+
+def exposed_waits(exposed: Spans, table: CollectiveTable, arrivals: Arrivals) -> Int64Array:
+    """Return for each row how long it waited for its peers with no compute beside it."""
+    return exposed.covered_ns(table.start_ns, arrivals.turn_ns(table))
 
 
 def split_exposed(exposed: Spans, table: CollectiveTable, arrivals: Arrivals) -> SplitSpans:

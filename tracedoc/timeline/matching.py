@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tracedoc.errors import Limit
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.clock import Clock, Ends, align_clocks
-from tracedoc.timeline.collective_table import NONE, CollectiveTable, boundaries
+from tracedoc.timeline.collective_table import NONE, CollectiveTable, boundaries, by_rank
 from tracedoc.timeline.groups import NO_GROUP, Group, GroupNumbers
 from tracedoc.timeline.mending import (
     SKEW_NS,
@@ -219,8 +219,7 @@ def match_collectives(ranks: Sequence[RankCollectives], world_size: int | None) 
     if not clock.aligned:
         return Matching(everyone, clock=clock, limits=tuple(limits))
     start_ns, end_ns = entries.start_ns.copy(), entries.end_ns.copy()
-    for position, rank in enumerate(everyone):
-        mine = entries.rank == position
+    for rank, mine in zip(everyone, by_rank(entries.rank, len(everyone)), strict=True):
         start_ns[mine] = clock.to_common(rank, entries.start_ns[mine])
         end_ns[mine] = clock.to_common(rank, entries.end_ns[mine])
     entries = Entries(
