@@ -11,7 +11,16 @@ import numpy.typing as npt
 
 from tracedoc.errors import InputError, Limit
 from tracedoc.trace.chunks import Outcome
-from tracedoc.trace.columns import NO_ID, CollectiveArgs, Kind, Shapes, Thread, Trace, TraceInfo
+from tracedoc.trace.columns import (
+    NO_ID,
+    CollectiveArgs,
+    Kind,
+    MemoryCounters,
+    Shapes,
+    Thread,
+    Trace,
+    TraceInfo,
+)
 from tracedoc.trace.events import IMPOSSIBLE, AnyEvent, Args, EventDecoder, Int64Array, Metadata
 from tracedoc.trace.metadata import Header, as_int, as_text, rank_list, read_header, vendor_of_calls
 from tracedoc.trace.vocabulary import event_kind, kind_of
@@ -19,6 +28,8 @@ from tracedoc.trace.vocabulary import event_kind, kind_of
 _ABSOLUTE_NS = 1_000_000_000_000_000_000  # 1e15 us: no relative time is that large
 _GPU_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC, Kind.GPU_ANNOTATION, Kind.ACCELERATOR)
 _DROPPED = 255
+_MEMORY = "[memory]"
+_HOST_MEMORY = 0  # c10::DeviceType::CPU
 _TRAILING_NUMBER = re.compile(r"(-?\d{1,18})\s*$")
 
 # Shapes are kept where batch sizes, FLOPs or collective sizes are read from them; all of them would
@@ -98,6 +109,12 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "stream": np.int64,
     "sized_row": np.int64,
     "nbytes": np.int64,
+    "grid": np.int32,
+    "memory_row": np.int64,
+    "memory_type": np.int64,
+    "memory_device": np.int64,
+    "allocated": np.int64,
+    "reserved": np.int64,
 }
 
 
@@ -112,6 +129,7 @@ class Columns:
         self._rows = 0
         self._collectives: dict[int, CollectiveArgs] = {}
         self._shapes: dict[int, Shapes] = {}
+        self._grids = _Ids()
         self._shape_cache: dict[tuple[bytes, bytes], Shapes] = {}
         self._process_names: dict[str, str] = {}
         self._thread_names: dict[tuple[str, str], str] = {}
@@ -141,9 +159,12 @@ class Columns:
         self._put("gpu_row", on_gpu + self._rows)
         self._put("device", _numbers([pids[i] if args[i].device is None else args[i].device for i in rows]))
         self._put("stream", _numbers([tids[i] if args[i].stream is None else args[i].stream for i in rows]))
+        self._put("grid", _interned(self._grids, [bytes(args[i].grid) for i in rows]))
         rare = [i for i, a in enumerate(args) if a.nbytes is not None or a.collective is not None]
         self._add_rare(rare, args)
         self._add_shapes(names, args)
+        if _MEMORY in self._names:
+            self._add_memory(np.flatnonzero(names == self._names[_MEMORY]), args)
         self._rows += len(events)
 
     def trace(self, path: str, outcome: Outcome, decoder: EventDecoder, limits: list[Limit]) -> Trace:
@@ -176,6 +197,7 @@ class Columns:
         row_of[keep] = np.arange(keep.size, dtype=np.int32)
         collectives = {int(row_of[i]): value for i, value in self._collectives.items() if row_of[i] >= 0}
         shapes = {int(row_of[i]): value for i, value in self._shapes.items() if row_of[i] >= 0}
+        memory = self._memory(row_of)
         del row_of
         # One column after the other, so that only one exists twice.
         dur = dur[keep]
@@ -185,6 +207,7 @@ class Columns:
         correlation[correlation <= 0] = NO_ID  # 0 is how CUPTI and roctracer say "none"
         limits.extend(self._device_limits(path, kind))
         name, gpu_rows = self._take("name")[keep], self._take("gpu_row")
+        grid, grids = self._launch_grids(gpu_rows, keep)
         return Trace(
             info=self._info(path, header, outcome, decoder, names, kind, name),
             ts_ns=ts,
@@ -202,6 +225,9 @@ class Columns:
             collectives=collectives,
             shapes=shapes,
             limits=tuple(limits),
+            grid=grid,
+            grids=grids,
+            memory=memory,
         )
 
     # Adding.
@@ -217,6 +243,15 @@ class Columns:
         for position in positions:
             if args[position].collective is not None:
                 self._collectives[self._rows + position] = _collective(args[position])
+
+    def _add_memory(self, positions: npt.NDArray[np.intp], args: list[Args]) -> None:
+        """Keep the allocator's counters of the instants at ``positions``."""
+        rows = positions.tolist()
+        self._put("memory_row", positions + self._rows)
+        self._put("memory_type", _numbers([args[i].device_type for i in rows]))
+        self._put("memory_device", _numbers([args[i].device_id for i in rows]))
+        self._put("allocated", _numbers([args[i].allocated for i in rows]))
+        self._put("reserved", _numbers([args[i].reserved for i in rows]))
 
     def _add_shapes(self, names: npt.NDArray[np.int32], args: list[Args]) -> None:
         for position in np.flatnonzero(_flags(self._names.shaped)[names]).tolist():
@@ -240,6 +275,28 @@ class Columns:
                 self._thread_names[pid, tid] = label
 
     # Finishing.
+
+    def _launch_grids(
+        self, gpu_rows: npt.NDArray[np.int64], keep: npt.NDArray[np.intp]
+    ) -> tuple[npt.NDArray[np.int32], tuple[tuple[int, ...], ...]]:
+        grids = tuple(_grid(raw) for raw in self._grids)
+        if not any(grids):
+            return np.empty(0, dtype=np.int32), ()
+        numbers = np.array([index if grid else NO_ID for index, grid in enumerate(grids)], dtype=np.int32)
+        spread = np.full(self._rows, NO_ID, dtype=np.int32)
+        spread[gpu_rows] = numbers[self._take("grid")]
+        return spread[keep], grids
+
+    def _memory(self, row_of: npt.NDArray[np.int32]) -> MemoryCounters | None:
+        rows = row_of[self._take("memory_row")]
+        types, device, allocated, reserved = (
+            self._take(name) for name in ("memory_type", "memory_device", "allocated", "reserved")
+        )
+        kept = np.flatnonzero((rows >= 0) & (types != _HOST_MEMORY))
+        if kept.size == 0:
+            return None
+        kept = kept[np.argsort(rows[kept], kind="stable")]
+        return MemoryCounters(rows[kept].astype(np.intp), device[kept], allocated[kept], reserved[kept])
 
     def _take(self, column: str) -> npt.NDArray[Any]:
         return self._columns.pop(column).values()
@@ -388,6 +445,14 @@ def _collective(args: Args) -> CollectiveArgs:
         in_split=as_text(args.in_split),
         out_split=as_text(args.out_split),
     )
+
+
+def _grid(raw: bytes) -> tuple[int, ...]:
+    """Return a launch grid as three numbers, ``()`` for anything else."""
+    try:
+        return tuple(msgspec.json.decode(raw, type=tuple[int, int, int])) if raw else ()
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ()
 
 
 def _shapes(dims: bytes, types: bytes) -> Shapes:

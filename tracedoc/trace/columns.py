@@ -117,6 +117,20 @@ class TraceInfo:
     truncated: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryCounters:
+    """The allocator's counters of device memory, where memory was recorded, in time order.
+
+    After the event in row ``rows[i]``, on device ``device[i]``, ``allocated[i]`` bytes are in tensors and
+    ``reserved[i]`` bytes are held by the allocator; ``NO_ID`` where the event does not say.
+    """
+
+    rows: npt.NDArray[np.intp]
+    device: npt.NDArray[np.int64]
+    allocated: npt.NDArray[np.int64]
+    reserved: npt.NDArray[np.int64]
+
+
 Int64Column = npt.NDArray[np.int64]
 Int32Column = npt.NDArray[np.int32]
 Uint8Column = npt.NDArray[np.uint8]
@@ -132,7 +146,8 @@ class Trace:
     ``device`` and ``stream`` are ``NO_ID`` for host events. ``correlation`` links a launch to its GPU
     events; ``external_id`` links GPU events to operators. ``nbytes`` is the size of a copy.
     Flow events and counters are not kept; instants are kept as ``Kind.INSTANT`` with duration 0 only
-    where they carry a category. ``collectives`` and ``shapes`` are keyed by row.
+    where they carry a category. ``collectives`` and ``shapes`` are keyed by row. ``grid`` indexes ``grids``,
+    the launch grids of kernels; ``NO_ID`` where a kernel does not say, and an empty column where none does.
     """
 
     info: TraceInfo
@@ -151,6 +166,9 @@ class Trace:
     collectives: dict[int, CollectiveArgs] = field(default_factory=dict)
     shapes: dict[int, Shapes] = field(default_factory=dict)
     limits: tuple[Limit, ...] = ()
+    grid: Int32Column = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    grids: tuple[tuple[int, ...], ...] = ()
+    memory: MemoryCounters | None = None
 
     def __len__(self) -> int:
         return int(self.ts_ns.size)

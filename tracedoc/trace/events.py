@@ -40,6 +40,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     device: Any = None
     stream: Any = None
     nbytes: Any = msgspec.field(name="bytes", default=None)
+    grid: msgspec.Raw = NOTHING
     collective: Any = msgspec.field(name="Collective name", default=None)
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=NOTHING)
     input_types: msgspec.Raw = msgspec.field(name="Input type", default=NOTHING)
@@ -57,11 +58,15 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     comms_id: Any = msgspec.field(name="Comms Id", default=None)
     src_rank: Any = msgspec.field(name="Src Rank", default=None)
     dst_rank: Any = msgspec.field(name="Dst Rank", default=None)
+    reserved: Any = msgspec.field(name="Total Reserved", default=None)
+    allocated: Any = msgspec.field(name="Total Allocated", default=None)
+    device_id: Any = msgspec.field(name="Device Id", default=None)
+    device_type: Any = msgspec.field(name="Device Type", default=None)
 
 
 NO_ARGS = Args()
 _ARG_KEYS = {field.encode_name: field.name for field in msgspec.structs.fields(Args)}
-_RAW_ARGS = ("input_dims", "input_types")
+_RAW_ARGS = ("input_dims", "input_types", "grid")
 
 
 # The fields stand in the order in which Kineto writes them: msgspec looks for a key behind the last one.
