@@ -1,4 +1,4 @@
-"""Rewrite the command outputs that the documents show.
+"""Rewrite the command outputs that the documents show, and docs/facts.md.
 
 A document shows one between ``<!-- output: tracedoc ... -->`` and ``<!-- end of output -->``. Run from the
 root of the repository: ``.venv/bin/python docs/refresh.py``.
@@ -45,5 +45,6 @@ def refreshed(text: str) -> str:
 
 
 if __name__ == "__main__":
+    subprocess.run([sys.executable, "docs/facts_page.py"], cwd=REPOSITORY, check=True)
     for document in documents():
         document.write_text(refreshed(document.read_text(encoding="utf-8")), encoding="utf-8")

@@ -16,8 +16,8 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def _refresh() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("refresh", REPOSITORY / "docs" / "refresh.py")
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -25,7 +25,7 @@ def _refresh() -> ModuleType:
     return module
 
 
-refresh = _refresh()
+refresh = _script("refresh")
 DOCUMENTS = refresh.documents()
 
 
@@ -68,6 +68,11 @@ def test_python_of_the_library_guide_runs(tmp_path: Path, monkeypatch: pytest.Mo
     for block in re.findall(r"```python\n(.*?)```", text, re.S):
         exec(compile(block, "docs/library.md", "exec"), names)
     assert {path.name for path in tmp_path.iterdir()} == {"sample_traces", "report.html", "diagnosis.json"}
+
+
+def test_the_page_of_facts_holds_every_definition() -> None:
+    page = (REPOSITORY / "docs" / "facts.md").read_text(encoding="utf-8")
+    assert page == _script("facts_page").facts_page(), "run docs/refresh.py"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)

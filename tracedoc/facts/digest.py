@@ -9,6 +9,7 @@ import numpy as np
 
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import Value
+from tracedoc.facts.gemms import GemmTable, gemm_table
 from tracedoc.facts.host import host_away_idle, launch_pace_idle, short_kernel_idle
 from tracedoc.facts.hostwork import HostDigest, host_digest
 from tracedoc.facts.memory import pageable_stall
@@ -89,6 +90,7 @@ class RankDigest:
     limits: tuple[Limit, ...]
     facts: Mapping[str, Value] = field(default_factory=dict)
     host_work: HostDigest | None = None
+    gemms: GemmTable | None = None
     units: UnitTable | None = None
     phases: tuple[PhaseBudget, ...] = ()
 
@@ -145,6 +147,7 @@ def digest_timeline(timeline: RankTimeline, facts: Mapping[str, Value], *, rank:
         limits=(*trace.limits, *timeline.limits),
         facts=facts,
         host_work=host_digest(timeline),
+        gemms=gemm_table(timeline),
         units=small_table(timeline.units, judged.index if judged is not None else None),
         phases=timeline.phase_budgets,
     )

@@ -109,3 +109,56 @@ def pageable_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
         & (trace.ts_ns >= window.start_ns)
         & (trace.ts_ns < window.end_ns)
     )
+
+
+@rank_fact("peak_allocated_bytes", unit="bytes", needs=("gpu", "memory"))
+def peak_allocated_bytes(timeline: RankTimeline) -> Value:
+    """Most device memory in tensors at any time of the capture, by the allocator's counters.
+
+    Of the judged device. What other libraries hold (NCCL's buffers, the CUDA context) is not counted.
+    """
+    return _peak_counter(timeline, "allocated")
+
+
+@rank_fact("peak_reserved_bytes", unit="bytes", needs=("gpu", "memory"))
+def peak_reserved_bytes(timeline: RankTimeline) -> Value:
+    """Most device memory held by PyTorch's allocator at any time of the capture."""
+    return _peak_counter(timeline, "reserved")
+
+
+@rank_fact("device_memory_bytes", unit="bytes", needs=("gpu",))
+def device_memory_bytes(timeline: RankTimeline) -> Value:
+    """Memory of the judged device, as ``deviceProperties`` says."""
+    sizes = {device.index: device.memory_bytes for device in timeline.trace.info.devices}
+    size = sizes.get(-1 if timeline.device is None else timeline.device)
+    return size if size else Unknown("the file does not say how much memory the device has")
+
+
+@rank_fact("memory_used_frac", unit="fraction", needs=("gpu", "memory"))
+def memory_used_frac(timeline: RankTimeline) -> Value:
+    """Peak of the allocator's memory over the device's: :func:`peak_reserved_bytes` over the whole."""
+    return _share(peak_reserved_bytes(timeline), device_memory_bytes(timeline))
+
+
+@rank_fact("memory_in_tensors_frac", unit="fraction", needs=("gpu", "memory"))
+def memory_in_tensors_frac(timeline: RankTimeline) -> Value:
+    """Peak of the memory in tensors over the device's: :func:`peak_allocated_bytes` over the whole.
+
+    What is reserved beyond it is a cache, and can serve a larger batch.
+    """
+    return _share(peak_allocated_bytes(timeline), device_memory_bytes(timeline))
+
+
+def _share(part: Value, whole: Value) -> Value:
+    if isinstance(part, Unknown):
+        return part
+    return whole if isinstance(whole, Unknown) else float(part) / float(whole)
+
+
+def _peak_counter(timeline: RankTimeline, counter: str) -> Value:
+    memory = timeline.trace.memory
+    if memory is None:
+        return Unknown("device memory was not recorded (profile_memory=True)")
+    values = getattr(memory, counter)[memory.device == timeline.device]
+    largest = int(values.max(initial=-1))
+    return largest if largest >= 0 else Unknown("the allocator's counters are not those of the judged device")

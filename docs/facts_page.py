@@ -1,0 +1,50 @@
+"""Write docs/facts.md, the definitions of all facts, from their docstrings.
+
+Run from the root of the repository: ``.venv/bin/python docs/facts_page.py``; ``docs/refresh.py`` does it too.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PAGE = REPOSITORY / "docs" / "facts.md"
+
+HEAD = """# Facts
+
+What `tracedoc facts` prints, and what rules are written over. A fact is a number with a unit and a
+definition, or unknown with a reason. This page is made from the definitions in the code;
+`tracedoc explain NAME` shows one of them.
+
+The median step is the complete step of lower-median length: one real step that can be opened in Perfetto.
+Scope says whether there is one value for the run, or one for each rank, step, group or unit. What a fact
+needs of a capture: `gpu` activity, `kernels`, `launches` linked to them, `collectives`, `multi_rank`,
+`host_ops`, `shapes` (record_shapes=True), `memory` (profile_memory=True).
+"""
+
+
+def facts_page() -> str:
+    """Return the text of the page."""
+    if str(REPOSITORY) not in sys.path:
+        sys.path.insert(0, str(REPOSITORY))
+    import tracedoc.facts  # noqa: F401  fills the catalogue
+    from tracedoc.facts.catalog import CATALOG
+
+    topics: dict[str, list[str]] = {}
+    for fact in CATALOG.values():
+        module = sys.modules[fact.compute.__module__]
+        title = (module.__doc__ or "").splitlines()[0].removeprefix("Facts about ").rstrip(".")
+        needs = ", ".join(f"`{need}`" for need in sorted(fact.needs))
+        traits = f"{fact.unit}, one for the run" if fact.scope == "run" else f"{fact.unit}, by {fact.scope}"
+        body = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", fact.doc).replace("``", "`")
+        topics.setdefault(title[0].upper() + title[1:], []).append(
+            f"### `{fact.name}`\n\n*{traits}{f'; needs {needs}' if needs else ''}*\n\n{body}\n"
+        )
+    sections = (f"## {title}\n\n" + "\n".join(entries) for title, entries in sorted(topics.items()))
+    return HEAD + "\n" + "\n".join(sections)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(facts_page(), encoding="utf-8")
