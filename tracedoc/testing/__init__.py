@@ -2,7 +2,8 @@
 
 from tracedoc.testing.builder import TraceBuilder
 from tracedoc.testing.cases import CaseResult, load_cases, run_case, run_case_file
-from tracedoc.testing.lanes import LanesError, parse_lanes
+from tracedoc.testing.lane_words import LanesError
+from tracedoc.testing.lanes import parse_lanes
 
 __all__ = [
     "CaseResult",

@@ -154,16 +154,18 @@ class TraceBuilder:
         op: str = "aten::mm",
         dims: Sequence[object] | None = None,
         types: Sequence[str] | None = None,
+        within: Sequence[str] = (),
     ) -> TraceBuilder:
         """Add a kernel, the call that launched it, and the operator ``op`` around that call.
 
         ``launch_ms`` is when the call starts (10 us before the kernel unless given). An unlinked kernel
-        has no launch in the file, as one launched before the capture.
+        has no launch in the file, as one launched earlier. ``within`` names ranges around it, outermost first.
         """
         self._kernel(
             name, start_ms, end_ms,
             stream=stream, launch_ms=launch_ms, linked=linked, thread=thread, call="cudaLaunchKernel",
-            around=[(op, "cpu_op", self._shapes(dims, types))], extra={},
+            around=[*((n, "user_annotation", {}) for n in within), (op, "cpu_op", self._shapes(dims, types))],
+            extra={},
         )  # fmt: skip
         return self
 
@@ -232,13 +234,15 @@ class TraceBuilder:
         thread: str = "main",
         seq: int | None = None,
         peer: int | None = None,
+        within: Sequence[str] = (),
     ) -> TraceBuilder:
         """Add one rank's part of a collective: operator, ``record_param_comms``, annotation, kernel.
 
         ``op`` is one of :data:`OPERATIONS`. ``nbytes`` is the whole message: what an all-gather puts out
         and what a reduce-scatter takes in. ``ranks`` are the members of ``group`` (all ranks unless
         given). ``seq`` counts up within the group unless given. ``peer`` is the other end of a send or
-        receive. In a CPU trace the interval is that of ``gloo:*`` on its own thread.
+        receive. ``within`` are names of ranges around the operator. In a CPU trace the interval is that of
+        ``gloo:*`` on its own thread.
         """
         if op not in OPERATIONS:
             raise ValueError(f"unknown collective {op!r}; known: {', '.join(OPERATIONS)}")
@@ -254,8 +258,9 @@ class TraceBuilder:
         out_elements = share if operation.scatter == "out" else elements
         if self._device is None:
             self._gloo(
-                operation, start_ms, end_ms, in_elements, out_elements, dtype=dtype, launch_ms=launch_ms
-            )
+                operation, start_ms, end_ms, in_elements, out_elements,
+                dtype=dtype, launch_ms=launch_ms, within=within,
+            )  # fmt: skip
             return self
         arguments = collective_arguments(
             operation, in_elements, out_elements, dtype=dtype, group=group, members=members, seq=number
@@ -277,6 +282,7 @@ class TraceBuilder:
             kernel, start_ms, end_ms,
             stream=stream, launch_ms=launch_ms, linked=linked, thread=thread, call="cudaLaunchKernelExC",
             around=[
+                *((name, "user_annotation", {}) for name in within),
                 (operation.operator, "cpu_op", {}),
                 ("record_param_comms", "cpu_op", record),
                 (annotation, "user_annotation", {}),
@@ -422,9 +428,12 @@ class TraceBuilder:
         *,
         dtype: str,
         launch_ms: float | None,
+        within: Sequence[str],
     ) -> None:
         dims, types = gloo_shapes(operation, in_elements, out_elements, dtype=dtype)
         called = start_ms if launch_ms is None else launch_ms
+        for name in within:
+            self.host(name, called, called + 0.001, category="user_annotation")
         self.host(operation.operator, called, called + 0.001, dims=dims, types=types)
         # Send and receive run on the thread that calls them; the rest alternates between two loops.
         loop = "main" if operation.gloo in ("send", "recv") else f"gloo{sum(self._sequence.values()) % 2}"

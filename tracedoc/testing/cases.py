@@ -31,7 +31,8 @@ import yaml
 
 from tracedoc.diagnosis import OUTCOMES, SEVERITIES
 from tracedoc.errors import RuleError, TracedocError
-from tracedoc.testing.lanes import DEFAULT_LEAD_MS, DEFAULT_STEPS, LanesError, parse_lanes
+from tracedoc.testing.lane_words import DEFAULT_LEAD_MS, DEFAULT_STEPS, LanesError
+from tracedoc.testing.lanes import parse_lanes
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis, Finding, Verdict

@@ -32,10 +32,15 @@ Words
     ``ranks=0,1``          the members of a collective's group; other ranks do not take part
     ``peer=1``             the other end of a send or receive
     ``workers``            the loader has worker processes
+    ``unit=layers.0``      the sharded unit of an allgather, reducescatter, compute or host interval; with
+                           ``x4`` the ``*`` of ``layers.*`` counts up in forward and down in backward
+    ``prefetch``           the allgather is launched ahead, from the hook of the unit before
 
 Settings, one a line: ``step: 100`` (length; else the largest end), ``steps: 5``, ``lead: 1`` (how long
-before its start a kernel is launched, in ms). ``rank 1:`` opens a section: a lane named in it replaces
-that rank's lane of that name, and ``-`` as the only interval leaves it empty. ``#`` starts a comment.
+before its start a kernel is launched, in ms), ``strategy: fsdp2`` (``fsdp1``, ``fsdp2`` or ``zero3``: what
+writes ranges around the launches of units; what begins inside ``backward`` belongs to the backward pass).
+``rank 1:`` opens a section: a lane named in it replaces that rank's lane of that name, and ``-`` as the only
+interval leaves it empty. ``#`` starts a comment.
 
 What follows on the host: the host range of a step is the step shifted ``lead`` earlier, and a launch that
 would fall into a loader wait, a sync, a malloc or a free comes when that returns. With a lead of 0.2 ms or
@@ -46,92 +51,34 @@ step holds everything that begins before the first compute kernel does.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from dataclasses import dataclass, replace
+from typing import Final
 
 from tracedoc.spans import Spans
 from tracedoc.testing.builder import GEMM_KERNEL, TraceBuilder
+from tracedoc.testing.lane_words import (
+    BLOCKING,
+    COMPUTE,
+    DEFAULT_LEAD_MS,
+    DEFAULT_STEPS,
+    Drawing,
+    LanesError,
+    Segment,
+    read_lanes,
+)
 from tracedoc.testing.names import OPERATIONS
+from tracedoc.testing.shard_lanes import ZERO3_OPERATOR, UnitUse, ranges_around, unit_of_part
 
-Direction = Literal["HtoD", "DtoH", "DtoD", "PtoP"]
-
-DEFAULT_STEPS: Final = 5
-DEFAULT_LEAD_MS: Final = 1.0
-
-_DIRECTIONS: Final[dict[str, Direction]] = {"HtoD": "HtoD", "DtoH": "DtoH", "DtoD": "DtoD", "PtoP": "PtoP"}
-_BLOCKING: Final = {"sync": "cudaStreamSynchronize", "malloc": "cudaMalloc", "free": "cudaFree"}
-_COMPUTE: Final = ("compute", "optimizer")
-_GPU_ONLY: Final = ("copy", "memset", *_BLOCKING)
-LANES: Final = (*_COMPUTE, "copy", "memset", *OPERATIONS, "loader", *_BLOCKING, "host", "backward")
-"""Every lane's name."""
-
+_GPU_ONLY: Final = ("copy", "memset", *BLOCKING)
 _OPTIMIZER: Final = (
     "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::FusedAdamMathFunctor>",
     "aten::_fused_adamw_",
 )
-_NUMBER: Final = r"\d+(?:\.\d+)?"
-_INTERVAL: Final = re.compile(rf"({_NUMBER})-({_NUMBER})")
-_SIZE: Final = re.compile(rf"({_NUMBER})(B|KiB|MiB|GiB)")
-_TIMES: Final = re.compile(r"x(\d+)")
-_LENGTH: Final = re.compile(rf"({_NUMBER})(us|ms)")
-_SETTING: Final = re.compile(rf"(step|steps|lead)\s*:\s*({_NUMBER})")
-_SECTION: Final = re.compile(r"rank\s+(\d+)\s*:")
-_SIZES: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _AHEAD_MS: Final = 0.2  # with this lead the host has time to wait for the GPU
 _LAUNCHING_MS: Final = 0.02  # what launches at one moment may take together
 _SHORTEST_WAIT_MS: Final = 0.05
 _OPERATOR_MS: Final = 0.001  # how long a collective's operator takes on the calling thread of a CPU trace
-
-
-class LanesError(ValueError):
-    """Lanes that cannot be read; ``line`` counts from 1 within the text."""
-
-    def __init__(self, line: int, message: str) -> None:
-        super().__init__(f"line {line}: {message}")
-        self.line = line
-        self.message = message
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One interval of a lane, in milliseconds since the step began, and the words about it."""
-
-    lane: str
-    start_ms: float
-    end_ms: float
-    line: int
-    nbytes: int | None = None
-    count: int = 1
-    each_ms: float | None = None
-    direction: Direction = "HtoD"
-    pageable: bool = False
-    lead_ms: float | None = None
-    linked: bool = True
-    name: str = ""
-    dtype: str = "BFloat16"
-    ranks: tuple[int, ...] = ()
-    peer: int | None = None
-    workers: bool = False
-
-    def parts(self) -> list[tuple[float, float]]:
-        """Return the intervals of the ``count`` kernels, copies or collectives that it stands for."""
-        stride = (self.end_ms - self.start_ms) / self.count
-        length = stride if self.each_ms is None else self.each_ms
-        starts = [self.start_ms + i * stride for i in range(self.count)]
-        if self.each_ms is None:  # neighbours share their ends exactly, whatever the division gave
-            return list(zip(starts, [*starts[1:], self.end_ms], strict=True))
-        return [(start, start + length) for start in starts]
-
-
-@dataclass(slots=True)
-class _Drawing:
-    step_ms: float | None = None
-    steps: int = DEFAULT_STEPS
-    lead_ms: float = DEFAULT_LEAD_MS
-    common: dict[str, list[Segment]] = field(default_factory=dict)
-    by_rank: dict[int, dict[str, list[Segment]]] = field(default_factory=dict)
 
 
 def parse_lanes(
@@ -148,7 +95,7 @@ def parse_lanes(
     ``device=None`` makes CPU traces. Settings within the text win over the arguments. Raises
     :class:`LanesError` with the line that is wrong.
     """
-    drawing = _read(text, _Drawing(steps=steps, lead_ms=0.0 if device is None else lead))
+    drawing = read_lanes(text, Drawing(steps=steps, lead_ms=0.0 if device is None else lead))
     if device is None:
         drawing.lead_ms = 0.0
     size = ranks if world_size is None else world_size
@@ -161,7 +108,12 @@ def parse_lanes(
     builders = [TraceBuilder(rank, size, device=device) for rank in range(ranks)]
     for builder, lanes, closing in zip(builders, lanes_by_rank, _closing_steps(lanes_by_rank), strict=True):
         shape = _Shape(
-            step_ms, _host_start(lanes, step_ms, drawing.lead_ms), drawing.lead_ms, _blocked(lanes)
+            step_ms,
+            _host_start(lanes, step_ms, drawing.lead_ms),
+            drawing.lead_ms,
+            _blocked(lanes),
+            drawing.strategy,
+            _backward(lanes, step_ms),
         )
         draw = _draw_cpu_step if device is None else _draw_gpu_step
         for index in range(drawing.steps):
@@ -180,6 +132,17 @@ class _Shape:
     host_start_ms: float
     lead_ms: float
     blocked: list[tuple[float, float]]
+    strategy: str
+    backward: list[tuple[float, float]]
+
+    def use(self, one: Segment, part: int, start_ms: float) -> UnitUse | None:
+        """Return the unit that an interval starting at ``start_ms`` of the step belongs to."""
+        if not self.strategy or not one.unit:
+            return None
+        inside = any(begin <= start_ms < end for begin, end in self.backward)
+        backward = inside or one.lane == "reducescatter"
+        unit = unit_of_part(one.unit, part, one.count, backward=backward)
+        return UnitUse(one.lane, unit, backward, one.prefetch)
 
     def launch_ms(self, segment: Segment, start_ms: float, index: int) -> float:
         """Return when the host launches what starts at ``start_ms``, both since the first step began."""
@@ -202,20 +165,35 @@ def _draw_gpu_step(builder: TraceBuilder, lanes: list[Segment], index: int, *, s
         builder.backward(host_start + shape.step_ms / 3, host_start + shape.step_ms * 2 / 3)
     for one in lanes:
         start, end = origin + one.start_ms, origin + one.end_ms
-        if _draw_host(builder, one, start, end):
+        if _draw_host(builder, one, start, end, shape):
             continue
         parts = [(origin + first, origin + last) for first, last in one.parts()]
         launches = [shape.launch_ms(one, first, index) for first, _ in parts]
         if one.lane == "optimizer":
             builder.optimizer(launches[0], launches[-1] + 0.01)
-        for (first, last), launch in zip(parts, launches, strict=True):
-            _draw_gpu(builder, one, first, last, launch)
+        for number, ((first, last), launch) in enumerate(zip(parts, launches, strict=True)):
+            _draw_gpu(builder, one, first, last, launch, shape, shape.use(one, number, first - origin))
+    if shape.strategy == "zero3":
+        builder.host(ZERO3_OPERATOR, host_start, host_start + 0.002)
 
 
-def _draw_gpu(builder: TraceBuilder, one: Segment, start: float, end: float, launch: float) -> None:
-    if one.lane in _COMPUTE:
+def _draw_gpu(
+    builder: TraceBuilder,
+    one: Segment,
+    start: float,
+    end: float,
+    launch: float,
+    shape: _Shape,
+    use: UnitUse | None,
+) -> None:
+    within = ranges_around(shape.strategy, use) if use else ()
+    thread = use.thread if use else "main"
+    if one.lane in COMPUTE:
         kernel, op = (GEMM_KERNEL, "aten::mm") if one.lane == "compute" else _OPTIMIZER
-        builder.kernel(one.name or kernel, start, end, launch_ms=launch, linked=one.linked, op=op)
+        builder.kernel(
+            one.name or kernel, start, end,
+            launch_ms=launch, linked=one.linked, op=op, thread=thread, within=within,
+        )  # fmt: skip
     elif one.lane == "copy":
         size = one.nbytes if one.nbytes is not None else 1 << 20
         builder.copy(one.direction, start, end, size, pageable=one.pageable, launch_ms=launch)
@@ -226,7 +204,7 @@ def _draw_gpu(builder: TraceBuilder, one: Segment, start: float, end: float, lau
             one.lane, start, end,
             nbytes=_message_bytes(one), dtype=one.dtype, group=_group(one), ranks=one.ranks or None,
             stream=20 + 2 * list(OPERATIONS).index(one.lane) + (1 if one.ranks else 0),
-            launch_ms=launch, linked=one.linked, peer=one.peer,
+            launch_ms=launch, linked=one.linked, peer=one.peer, thread=thread, within=within,
         )  # fmt: skip
 
 
@@ -239,7 +217,7 @@ def _draw_waits(builder: TraceBuilder, steps: list[list[Segment]], shape: _Shape
         boundary = origin + shape.host_start_ms
         occupied.append((boundary - 0.001, boundary + 0.001))
         for one in lanes:
-            if one.lane in (*_BLOCKING, "loader", "host"):
+            if one.lane in (*BLOCKING, "loader", "host"):
                 occupied.append((origin + one.start_ms, origin + one.end_ms))
             elif one.lane != "backward":
                 for start, end in one.parts():
@@ -271,14 +249,15 @@ def _draw_cpu_step(builder: TraceBuilder, lanes: list[Segment], index: int, *, s
             builder.optimizer(start, end)
         if one.lane == "compute" and one.start_ms == last_compute and not drawn:
             builder.backward(start, end)
-        if _draw_host(builder, one, start, end):
+        if _draw_host(builder, one, start, end, shape):
             continue
-        for first, last in one.parts():
+        for number, (first, last) in enumerate(one.parts()):
             if one.lane in OPERATIONS:
+                use = shape.use(one, number, first)
                 builder.collective(
                     one.lane, origin + first, origin + last,
                     nbytes=_message_bytes(one), dtype=one.dtype, group=_group(one), ranks=one.ranks or None,
-                    peer=one.peer,
+                    peer=one.peer, within=ranges_around(shape.strategy, use) if use else (),
                 )  # fmt: skip
             else:
                 # The operator of a collective must stand beside this one, not in it: only leaves compute.
@@ -286,16 +265,20 @@ def _draw_cpu_step(builder: TraceBuilder, lanes: list[Segment], index: int, *, s
                     builder.host(one.name or "aten::mm", origin + begin, origin + stop)
 
 
-def _draw_host(builder: TraceBuilder, one: Segment, start: float, end: float) -> bool:
+def _draw_host(builder: TraceBuilder, one: Segment, start: float, end: float, shape: _Shape) -> bool:
     """Draw a lane of the host; return whether it was one."""
-    if one.lane == "host":
+    use = shape.use(one, 0, one.start_ms)
+    if one.lane == "host" and use is not None:
+        for name in ranges_around(shape.strategy, use):
+            builder.host(name, start, end, thread=use.thread, category="user_annotation")
+    elif one.lane == "host":
         builder.host(one.name or "aten::to", start, end)
     elif one.lane == "backward":
         builder.backward(start, end)
     elif one.lane == "loader":
         builder.loader(start, end, workers=int(one.workers))
-    elif one.lane in _BLOCKING:
-        builder.runtime(_BLOCKING[one.lane], start, end)
+    elif one.lane in BLOCKING:
+        builder.runtime(BLOCKING[one.lane], start, end)
     else:
         return False
     return True
@@ -318,7 +301,7 @@ def _closing_steps(lanes_by_rank: list[list[Segment]]) -> list[list[Segment]]:
 
     Every rank closes with the same number of collectives, else they could not be matched.
     """
-    firsts = [[one for one in lanes if one.lane in _COMPUTE][:1] for lanes in lanes_by_rank]
+    firsts = [[one for one in lanes if one.lane in COMPUTE][:1] for lanes in lanes_by_rank]
     horizons = [first[0].start_ms if first else 0.0 for first in firsts]
     calls = max(
         sum(one.lane in OPERATIONS and one.start_ms < max(horizons) for one in lanes)
@@ -342,10 +325,13 @@ def _host_start(lanes: list[Segment], step_ms: float, lead_ms: float) -> float:
     return start
 
 
+def _backward(lanes: list[Segment], step_ms: float) -> list[tuple[float, float]]:
+    drawn = [(one.start_ms, one.end_ms) for one in lanes if one.lane == "backward"]
+    return drawn or [(step_ms / 3, step_ms * 2 / 3)]
+
+
 def _blocked(lanes: list[Segment]) -> list[tuple[float, float]]:
-    return sorted(
-        (one.start_ms, one.end_ms) for one in lanes if one.lane == "loader" or one.lane in _BLOCKING
-    )
+    return sorted((one.start_ms, one.end_ms) for one in lanes if one.lane == "loader" or one.lane in BLOCKING)
 
 
 def _message_bytes(one: Segment) -> int:
@@ -356,14 +342,14 @@ def _group(one: Segment) -> str:
     return "ranks_" + "_".join(map(str, one.ranks)) if one.ranks else "0"
 
 
-def _lanes_of(drawing: _Drawing, rank: int) -> list[Segment]:
+def _lanes_of(drawing: Drawing, rank: int) -> list[Segment]:
     own: Mapping[str, list[Segment]] = {**drawing.common, **drawing.by_rank.get(rank, {})}
     segments = (one for lane in own.values() for one in lane if not one.ranks or rank in one.ranks)
     return sorted(segments, key=lambda one: (one.start_ms, one.line))
 
 
 def _check(
-    drawing: _Drawing, lanes_by_rank: list[list[Segment]], *, device: str | None, world_size: int
+    drawing: Drawing, lanes_by_rank: list[list[Segment]], *, device: str | None, world_size: int
 ) -> None:
     for rank, lanes in drawing.by_rank.items():
         if rank >= len(lanes_by_rank):
@@ -372,92 +358,9 @@ def _check(
     for one in (one for lanes in lanes_by_rank for one in lanes):
         if device is None and one.lane in _GPU_ONLY:
             raise LanesError(one.line, f"a CPU trace has no lane {one.lane!r}")
+        if one.unit and not drawing.strategy:
+            raise LanesError(one.line, "a unit belongs to a strategy: say which, as `strategy: fsdp2`")
         if one.lane in OPERATIONS and world_size < 2:
             raise LanesError(one.line, f"{one.lane} with one rank: there is nobody to talk to")
         if one.lane in ("send", "recv") and one.peer is None and world_size != 2:
             raise LanesError(one.line, f"{one.lane} needs peer= when there are more than two ranks")
-
-
-# Reading ------------------------------------------------------------------------------------------
-
-
-def _read(text: str, drawing: _Drawing) -> _Drawing:
-    lanes = drawing.common
-    for number, raw in enumerate(text.splitlines(), start=1):
-        line = raw.split("#", 1)[0].strip()
-        if not line:
-            continue
-        if section := _SECTION.fullmatch(line):
-            lanes = drawing.by_rank.setdefault(int(section[1]), {})
-        elif setting := _SETTING.fullmatch(line):
-            _set(drawing, setting[1], setting[2], number)
-        else:
-            name, *words = line.split()
-            if name not in LANES:
-                raise LanesError(number, f"unknown lane {name!r}; lanes are {', '.join(LANES)}")
-            lanes.setdefault(name, []).extend(_segments(name, words, number))
-    return drawing
-
-
-def _set(drawing: _Drawing, name: str, value: str, line: int) -> None:
-    if name == "steps":
-        if not value.isdigit() or int(value) < 1:
-            raise LanesError(line, f"steps: {value} is not a whole number from 1 on")
-        drawing.steps = int(value)
-    elif name == "step":
-        drawing.step_ms = float(value)
-    else:
-        drawing.lead_ms = float(value)
-
-
-def _segments(lane: str, words: list[str], line: int) -> list[Segment]:
-    if words == ["-"]:
-        return []
-    segments: list[Segment] = []
-    for word in words:
-        if interval := _INTERVAL.fullmatch(word):
-            start, end = float(interval[1]), float(interval[2])
-            if end <= start:
-                raise LanesError(line, f"{word} ends before it starts")
-            segments.append(Segment(lane, start, end, line))
-        elif not segments:
-            raise LanesError(line, f"expected an interval such as 0-60 after {lane}, not {word!r}")
-        else:
-            segments[-1] = _described(segments[-1], word)
-    if not segments:
-        raise LanesError(line, f"expected an interval such as 0-60 after {lane}")
-    for one in segments:
-        if one.each_ms is not None and one.each_ms * one.count > (one.end_ms - one.start_ms) * 1.000001:
-            raise LanesError(line, f"{one.count} of {one.each_ms:g} ms do not fit into the interval")
-    return segments
-
-
-def _described(one: Segment, word: str) -> Segment:
-    """Return the segment with what ``word`` says about it."""
-    if (size := _SIZE.fullmatch(word)) and (one.lane in OPERATIONS or one.lane in ("copy", "memset")):
-        return replace(one, nbytes=int(float(size[1]) * _SIZES[size[2]]))
-    if one.lane in OPERATIONS or one.lane in (*_COMPUTE, "copy", "memset"):
-        if (times := _TIMES.fullmatch(word)) and int(times[1]) > 0:
-            return replace(one, count=int(times[1]))
-        if length := _LENGTH.fullmatch(word):
-            return replace(one, each_ms=float(length[1]) / (1000 if length[2] == "us" else 1))
-        if re.fullmatch(rf"lead={_NUMBER}", word):
-            return replace(one, lead_ms=float(word[5:]))
-    if one.lane in OPERATIONS or one.lane in _COMPUTE:
-        if word == "unlinked":
-            return replace(one, linked=False)
-        if one.lane in OPERATIONS and word.startswith("dtype="):
-            return replace(one, dtype=word[6:])
-    if one.lane in OPERATIONS and re.fullmatch(r"ranks=\d+(,\d+)+", word):
-        return replace(one, ranks=tuple(sorted(int(rank) for rank in word[6:].split(","))))
-    if one.lane in ("send", "recv") and re.fullmatch(r"peer=\d+", word):
-        return replace(one, peer=int(word[5:]))
-    if one.lane == "copy" and word in _DIRECTIONS:
-        return replace(one, direction=_DIRECTIONS[word])
-    if one.lane == "copy" and word == "pageable":
-        return replace(one, pageable=True)
-    if one.lane in ("compute", "optimizer", "host") and word.startswith("name="):
-        return replace(one, name=word[5:])
-    if one.lane == "loader" and word == "workers":
-        return replace(one, workers=True)
-    raise LanesError(one.line, f"{word!r} says nothing about {one.lane}")

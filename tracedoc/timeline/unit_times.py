@@ -31,7 +31,8 @@ class CallTimes:
 
     ``[stall_start_ns, stall_end_ns)`` is the gap of the compute stream that the call ended, empty without
     one: it begins when the stream has nothing left to run and the kernel after the gap is launched, so time
-    in which the host was late is not in it. ``stall_ns`` is its idle part, without compute on other streams.
+    in which the host was late is not in it; that of the first call of a step begins with the call itself.
+    ``stall_ns`` is its idle part, without compute on other streams.
     ``beside_ns`` is the compute between the use of the gather before and this one's: what its transfer can
     hide behind, 0 for the first of a step. ``lag_ns`` is its launch after the end of the compute before it,
     negative if in time. ``depth`` is how many units ahead it started: 0 when the unit before had already
@@ -200,12 +201,14 @@ def _times(calls: ShardCalls, own: _ComputeStream, gaps: _Gaps, compute: Spans) 
     used[stalled] = gaps.end_ns[gap[stalled]]
     stall_start[stalled] = gaps.start_ns[gap[stalled]]
     stall_end[stalled] = gaps.end_ns[gap[stalled]]
+    first = np.ones(count, dtype=bool)
+    first[1:] = calls.step[1:] != calls.step[:-1]
+    # Before the first gather of a step starts, the stream waits for the step before, not for the gather.
+    stall_start = np.where(first & stalled, np.maximum(stall_start, calls.start_ns), stall_start)
     length = stall_end - stall_start
     in_use = np.where(used == NO_TIME, calls.end_ns, used)
     previous = np.concatenate((in_use[:1], in_use[:-1]))
     until = np.where(stalled, stall_start, in_use)
-    first = np.ones(count, dtype=bool)
-    first[1:] = calls.step[1:] != calls.step[:-1]
     return CallTimes(
         stall_start_ns=stall_start,
         stall_end_ns=stall_end,

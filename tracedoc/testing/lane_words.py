@@ -1,0 +1,178 @@
+"""Read lanes drawn as text into segments: what stands where in a step, in milliseconds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+from tracedoc.testing.names import OPERATIONS
+from tracedoc.testing.shard_lanes import SHARDED_LANES, STRATEGIES
+
+Direction = Literal["HtoD", "DtoH", "DtoD", "PtoP"]
+
+DEFAULT_STEPS: Final = 5
+DEFAULT_LEAD_MS: Final = 1.0
+
+BLOCKING: Final = {"sync": "cudaStreamSynchronize", "malloc": "cudaMalloc", "free": "cudaFree"}
+"""Lanes in which the host is inside a runtime call, and the call."""
+
+COMPUTE: Final = ("compute", "optimizer")
+LANES: Final = (*COMPUTE, "copy", "memset", *OPERATIONS, "loader", *BLOCKING, "host", "backward")
+"""Every lane's name."""
+
+_DIRECTIONS: Final[dict[str, Direction]] = {"HtoD": "HtoD", "DtoH": "DtoH", "DtoD": "DtoD", "PtoP": "PtoP"}
+_NUMBER: Final = r"\d+(?:\.\d+)?"
+_INTERVAL: Final = re.compile(rf"({_NUMBER})-({_NUMBER})")
+_SIZE: Final = re.compile(rf"({_NUMBER})(B|KiB|MiB|GiB)")
+_TIMES: Final = re.compile(r"x(\d+)")
+_LENGTH: Final = re.compile(rf"({_NUMBER})(us|ms)")
+_SETTING: Final = re.compile(rf"(step|steps|lead)\s*:\s*({_NUMBER})")
+_STRATEGY: Final = re.compile(r"strategy\s*:\s*(\w+)")
+_SECTION: Final = re.compile(r"rank\s+(\d+)\s*:")
+_SIZES: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+class LanesError(ValueError):
+    """Lanes that cannot be read; ``line`` counts from 1 within the text."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__(f"line {line}: {message}")
+        self.line = line
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One interval of a lane, in milliseconds since the step began, and the words about it."""
+
+    lane: str
+    start_ms: float
+    end_ms: float
+    line: int
+    nbytes: int | None = None
+    count: int = 1
+    each_ms: float | None = None
+    direction: Direction = "HtoD"
+    pageable: bool = False
+    lead_ms: float | None = None
+    linked: bool = True
+    name: str = ""
+    dtype: str = "BFloat16"
+    ranks: tuple[int, ...] = ()
+    peer: int | None = None
+    workers: bool = False
+    unit: str = ""
+    prefetch: bool = False
+
+    def parts(self) -> list[tuple[float, float]]:
+        """Return the intervals of the ``count`` kernels, copies or collectives that it stands for."""
+        stride = (self.end_ms - self.start_ms) / self.count
+        length = stride if self.each_ms is None else self.each_ms
+        starts = [self.start_ms + i * stride for i in range(self.count)]
+        if self.each_ms is None:  # neighbours share their ends exactly, whatever the division gave
+            return list(zip(starts, [*starts[1:], self.end_ms], strict=True))
+        return [(start, start + length) for start in starts]
+
+
+@dataclass(slots=True)
+class Drawing:
+    """What a text draws: its settings, and the lanes of all ranks and of single ones."""
+
+    step_ms: float | None = None
+    steps: int = DEFAULT_STEPS
+    lead_ms: float = DEFAULT_LEAD_MS
+    strategy: str = ""
+    common: dict[str, list[Segment]] = field(default_factory=dict)
+    by_rank: dict[int, dict[str, list[Segment]]] = field(default_factory=dict)
+
+
+def read_lanes(text: str, drawing: Drawing) -> Drawing:
+    """Return ``drawing`` with what ``text`` says; raises :class:`LanesError` with the line that is wrong."""
+    lanes = drawing.common
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.split("#", 1)[0].strip()
+        if not line:
+            continue
+        if section := _SECTION.fullmatch(line):
+            lanes = drawing.by_rank.setdefault(int(section[1]), {})
+        elif strategy := _STRATEGY.fullmatch(line):
+            if strategy[1] not in STRATEGIES:
+                raise LanesError(number, f"unknown strategy {strategy[1]!r}; known: {', '.join(STRATEGIES)}")
+            drawing.strategy = strategy[1]
+        elif setting := _SETTING.fullmatch(line):
+            _set(drawing, setting[1], setting[2], number)
+        else:
+            name, *words = line.split()
+            if name not in LANES:
+                raise LanesError(number, f"unknown lane {name!r}; lanes are {', '.join(LANES)}")
+            lanes.setdefault(name, []).extend(_segments(name, words, number))
+    return drawing
+
+
+def _set(drawing: Drawing, name: str, value: str, line: int) -> None:
+    if name == "steps":
+        if not value.isdigit() or int(value) < 1:
+            raise LanesError(line, f"steps: {value} is not a whole number from 1 on")
+        drawing.steps = int(value)
+    elif name == "step":
+        drawing.step_ms = float(value)
+    else:
+        drawing.lead_ms = float(value)
+
+
+def _segments(lane: str, words: list[str], line: int) -> list[Segment]:
+    if words == ["-"]:
+        return []
+    segments: list[Segment] = []
+    for word in words:
+        if interval := _INTERVAL.fullmatch(word):
+            start, end = float(interval[1]), float(interval[2])
+            if end <= start:
+                raise LanesError(line, f"{word} ends before it starts")
+            segments.append(Segment(lane, start, end, line))
+        elif not segments:
+            raise LanesError(line, f"expected an interval such as 0-60 after {lane}, not {word!r}")
+        else:
+            segments[-1] = _described(segments[-1], word)
+    if not segments:
+        raise LanesError(line, f"expected an interval such as 0-60 after {lane}")
+    for one in segments:
+        if one.each_ms is not None and one.each_ms * one.count > (one.end_ms - one.start_ms) * 1.000001:
+            raise LanesError(line, f"{one.count} of {one.each_ms:g} ms do not fit into the interval")
+    return segments
+
+
+def _described(one: Segment, word: str) -> Segment:
+    """Return the segment with what ``word`` says about it."""
+    if (size := _SIZE.fullmatch(word)) and (one.lane in OPERATIONS or one.lane in ("copy", "memset")):
+        return replace(one, nbytes=int(float(size[1]) * _SIZES[size[2]]))
+    if one.lane in OPERATIONS or one.lane in (*COMPUTE, "copy", "memset"):
+        if (times := _TIMES.fullmatch(word)) and int(times[1]) > 0:
+            return replace(one, count=int(times[1]))
+        if length := _LENGTH.fullmatch(word):
+            return replace(one, each_ms=float(length[1]) / (1000 if length[2] == "us" else 1))
+        if re.fullmatch(rf"lead={_NUMBER}", word):
+            return replace(one, lead_ms=float(word[5:]))
+    if one.lane in OPERATIONS or one.lane in COMPUTE:
+        if word == "unlinked":
+            return replace(one, linked=False)
+        if one.lane in OPERATIONS and word.startswith("dtype="):
+            return replace(one, dtype=word[6:])
+    if one.lane in OPERATIONS and re.fullmatch(r"ranks=\d+(,\d+)+", word):
+        return replace(one, ranks=tuple(sorted(int(rank) for rank in word[6:].split(","))))
+    if one.lane in ("send", "recv") and re.fullmatch(r"peer=\d+", word):
+        return replace(one, peer=int(word[5:]))
+    if one.lane == "copy" and word in _DIRECTIONS:
+        return replace(one, direction=_DIRECTIONS[word])
+    if one.lane == "copy" and word == "pageable":
+        return replace(one, pageable=True)
+    if one.lane in ("compute", "optimizer", "host") and word.startswith("name="):
+        return replace(one, name=word[5:])
+    if one.lane in SHARDED_LANES and (unit := re.fullmatch(r"unit=(\S+)", word)):
+        return replace(one, unit=unit[1])
+    if one.lane == "allgather" and word == "prefetch":
+        return replace(one, prefetch=True)
+    if one.lane == "loader" and word == "workers":
+        return replace(one, workers=True)
+    raise LanesError(one.line, f"{word!r} says nothing about {one.lane}")
