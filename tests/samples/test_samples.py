@@ -176,16 +176,56 @@ def test_tiny_batch_is_found() -> None:
     assert "input-stall" not in _found("synthetic_ddp_tiny_batch")
 
 
-def test_gather_stall_is_exposed_communication_and_not_a_late_host() -> None:
-    found = _found("synthetic_zero3_gather_stall")
-    assert "exposed-communication" in found
-    assert not found & {
-        "host-bound-launches",
-        "tiny-kernels",
-        "small-collectives",
-        "tiny-batch",
-        "input-stall",
-    }
+def test_gather_stall_is_named_first_with_cause_place_and_gain() -> None:
+    diagnosis = _diagnosis("synthetic_zero3_gather_stall")
+    (finding,) = diagnosis.findings
+    assert (finding.rule_id, finding.severity, finding.confidence) == (
+        "sharded-gather-stall",
+        "critical",
+        "high",
+    )
+    assert "16 units of 416 MiB" in finding.message
+    assert "Cause: not prefetched" in finding.message
+    # 32 gathers of 0.95 ms, of which the first of the step has nothing to hide behind.
+    assert finding.gain is not None
+    assert finding.gain.high_ms == pytest.approx(31 * 0.95, abs=0.3)
+    assert len(finding.evidence) == 31
+    assert any('"stage3_prefetch_bucket_size": 436224000' in fix.change for fix in finding.fixes)
+    (yielded,) = (one for one in diagnosis.verdicts if one.outcome == "yielded")
+    assert yielded.rule_id == "exposed-communication"
+
+
+def test_fine_wrapping_is_named_first_and_explains_its_symptoms() -> None:
+    diagnosis = _diagnosis("synthetic_fsdp2_fine_wrapping")
+    finding = diagnosis.findings[0]
+    assert (finding.rule_id, finding.severity) == ("fine-fsdp-wrapping", "critical")
+    assert "71 sharded units of 2 MiB (median) for 10 blocks" in finding.message
+    assert "10 gathers of 17 MiB" in finding.message
+    assert finding.gain is not None
+    assert 10 < finding.gain.high_ms < 33.6 - 10.4  # less than all that is not compute
+    yielded = {one.rule_id for one in diagnosis.verdicts if one.outcome == "yielded"}
+    assert {"exposed-communication", "small-collectives", "host-bound-launches"} <= yielded
+
+
+@pytest.mark.parametrize(
+    ("name", "framework", "units", "parameters"),
+    [
+        ("synthetic_fsdp2_healthy", "FSDP2", 17, 3_751_940_096),
+        ("synthetic_fsdp2_fine_wrapping", "FSDP2", 71, 154_665_984),
+        ("synthetic_zero3_gather_stall", "ZeRO-3", 16, 16 * 218_112_000),
+        ("cpu_fsdp2", "FSDP2", 5, None),
+    ],
+)
+def test_units_are_those_that_the_run_was_made_with(
+    name: str, framework: str, units: int, parameters: int | None
+) -> None:
+    diagnosis = _diagnosis(name)
+    assert diagnosis.facts["sharding_framework"].value == framework
+    assert diagnosis.facts["fsdp_units"].value == units
+    if parameters is not None:
+        assert diagnosis.facts["estimated_parameters"].value == parameters
+    forward = [row for row in diagnosis.detail.units if row.phase == "forward"]
+    assert len(forward) == units
 
 
 def test_slow_loader_is_an_input_stall() -> None:
@@ -200,12 +240,6 @@ def test_other_runs_do_not_wait_for_input(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        pytest.param(
-            "synthetic_fsdp2_fine_wrapping", "fine-fsdp-wrapping", marks=pytest.mark.xfail(reason=LATER)
-        ),
-        pytest.param(
-            "synthetic_zero3_gather_stall", "sharded-gather-stall", marks=pytest.mark.xfail(reason=LATER)
-        ),
         pytest.param("cpu_ddp_straggler", "straggler-rank", marks=pytest.mark.xfail(reason=LATER)),
         pytest.param(
             "cpu_ddp_small_buckets", "small-gradient-buckets", marks=pytest.mark.xfail(reason=LATER)

@@ -12,9 +12,12 @@ from tracedoc.facts import (
     input,
     kernels,
     memory,
+    offload,
     phases,
+    shard_hooks,
     sharding,
     step,
+    wrapping,
 )
 
 __all__ = [
@@ -26,7 +29,10 @@ __all__ = [
     "input",
     "kernels",
     "memory",
+    "offload",
     "phases",
+    "shard_hooks",
     "sharding",
     "step",
+    "wrapping",
 ]

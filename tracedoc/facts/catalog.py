@@ -14,7 +14,19 @@ from typing import Any, Literal, TypeVar
 from tracedoc.units import UNITS
 
 Scope = Literal["run", "rank", "step", "group", "unit"]
-NEEDS = frozenset({"gpu", "kernels", "launches", "collectives", "multi_rank", "host_ops", "shapes", "memory"})
+NEEDS = frozenset(
+    {
+        "gpu",
+        "kernels",
+        "launches",
+        "collectives",
+        "multi_rank",
+        "host_ops",
+        "shapes",
+        "memory",
+        "sharding",
+    }
+)
 """What a fact or a rule may need of a capture."""
 
 Scalar = float | int | str | bool

@@ -136,7 +136,7 @@ def latency_bound_exposed_ms(run: RunView) -> dict[str, Value]:
 
 def latency_bound_exposed(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
     """Return the time that :func:`latency_bound_exposed_ms` measures."""
-    limit = _latency_bound_bytes(digest)
+    limit = latency_bound_bytes(digest)
     if isinstance(limit, Unknown):
         return limit
     table = digest.collectives
@@ -147,7 +147,7 @@ def latency_bound_exposed(run: RunView, digest: RankDigest, step: StepDigest) ->
 
 
 def _latency_bound_share(digest: RankDigest, step: StepDigest) -> Value:
-    limit = _latency_bound_bytes(digest)
+    limit = latency_bound_bytes(digest)
     if isinstance(limit, Unknown):
         return limit
     table = digest.collectives
@@ -158,7 +158,8 @@ def _latency_bound_share(digest: RankDigest, step: StepDigest) -> Value:
     return float((sizes < limit).mean())
 
 
-def _latency_bound_bytes(digest: RankDigest) -> float | Unknown:
+def latency_bound_bytes(digest: RankDigest) -> float | Unknown:
+    """Return the size below which a message of this rank is latency-bound."""
     peak = device_peak(digest.device)
     if peak is None or peak.link_gbps is None:
         return Unknown(f"the link of {digest.device!r} is not in the device table")

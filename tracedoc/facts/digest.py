@@ -13,7 +13,9 @@ from tracedoc.facts.gemms import GemmTable, gemm_table
 from tracedoc.facts.host import host_away_idle, launch_pace_idle, short_kernel_idle
 from tracedoc.facts.hostwork import HostDigest, host_digest
 from tracedoc.facts.memory import pageable_stall
+from tracedoc.facts.offload import offload_stall
 from tracedoc.facts.packed_spans import PackedSet, PackedSpans
+from tracedoc.facts.shard_hooks import hook_idle
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import Budget
 from tracedoc.timeline.build import RankTimeline
@@ -197,6 +199,8 @@ def judged_spans(timeline: RankTimeline) -> dict[str, Spans]:
         found["idle_host_away"] = host_away_idle(timeline) or Spans.empty()
         found["idle_short_kernels"] = short_kernel_idle(timeline) or Spans.empty()
         found["pageable_stall"] = pageable_stall(timeline)
+        found["idle_sharding_hooks"] = hook_idle(timeline) or Spans.empty()
+        found["offload_stall"] = offload_stall(timeline)
     found["non_compute"] = activity.compute.complement(window.start_ns, window.end_ns)
     return {name: _longest(spans.clip(window.start_ns, window.end_ns)) for name, spans in found.items()}
 
@@ -257,4 +261,6 @@ def _present(timeline: RankTimeline) -> frozenset[str]:
         present.add("shapes")
     if trace.info.has_memory:
         present.add("memory")
+    if timeline.units is not None:
+        present.add("sharding")
     return frozenset(present)

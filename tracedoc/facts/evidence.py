@@ -7,8 +7,11 @@ from collections.abc import Callable
 from tracedoc.diagnosis import Evidence
 from tracedoc.facts.catalog import Unknown
 from tracedoc.facts.communication import latency_bound_exposed
-from tracedoc.facts.digest import RankDigest
+from tracedoc.facts.digest import RankDigest, StepDigest
 from tracedoc.facts.measure import Measurements
+from tracedoc.facts.shard_table import hideable_backward_stalls, hideable_stalls
+from tracedoc.facts.view import RunView
+from tracedoc.facts.wrapping import fine_wrapping_spans, sharded_exposed_spans
 from tracedoc.spans import Spans
 
 MAX_PLACES = 200
@@ -31,6 +34,24 @@ def _small_collectives(measurements: Measurements, key: str | None) -> tuple[Evi
         return ()
     spans = latency_bound_exposed(measurements.run, digest, digest.judged_step)
     return () if isinstance(spans, Unknown) else _places(digest, spans, "exposed latency-bound collective")
+
+
+def _from_run(
+    spans_of: Callable[[RunView, RankDigest, StepDigest], Spans], what: str, *, every_rank: bool = False
+) -> Callable[[Measurements, str | None], tuple[Evidence, ...]]:
+    """Return a collector of intervals of the judged step that take the whole run to find."""
+
+    def collect(measurements: Measurements, key: str | None) -> tuple[Evidence, ...]:
+        run, chosen = measurements.run, _digest_of(measurements, key)
+        digests = run.digests if every_rank and key is None else (chosen,) if chosen is not None else ()
+        return tuple(
+            place
+            for digest in digests
+            if (step := digest.judged_step) is not None
+            for place in _places(digest, spans_of(run, digest, step), what)
+        )
+
+    return collect
 
 
 def _places(digest: RankDigest, spans: Spans, what: str) -> tuple[Evidence, ...]:
@@ -74,6 +95,20 @@ EVIDENCE: dict[str, EvidenceCollector] = {
     "input-idle": _from_spans("idle_input", "GPU idle while the data loader is waited for"),
     "allocator-idle": _from_spans("idle_allocator", "GPU idle while device memory is allocated or freed"),
     "pageable-stall": _from_spans("pageable_stall", "copy from pageable memory, or idle during its call"),
+    "gather-stalls": _from_run(hideable_stalls, "compute waits for a gather that could have come earlier"),
+    "backward-gather-stalls": _from_run(
+        hideable_backward_stalls,
+        "compute of the backward pass waits for a gather that could have come earlier",
+    ),
+    "fine-wrapping": _from_run(
+        fine_wrapping_spans, "latency of a small unit, or GPU idle under its hooks", every_rank=True
+    ),
+    "sharded-communication": _from_run(
+        sharded_exposed_spans, "gather or reduce-scatter with no compute beside it"
+    ),
+    "offload": _from_spans(
+        "offload_stall", "offload copy with nothing beside it, or GPU idle under the optimizer"
+    ),
     "non-compute": _from_spans("non_compute", "no compute runs"),
 }
 """Collectors by the names that rules use. The key is a rank; ``None`` is the one that stands for the run."""

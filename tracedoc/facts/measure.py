@@ -109,6 +109,8 @@ def availability(run: RunView) -> dict[str, Availability]:
             found[need] = Availability("by_nature", "a CPU run has no GPU activity")
         elif need in ("collectives", "multi_rank") and alone:
             found[need] = Availability("by_nature", "one process has no peers")
+        elif need == "sharding" and not _sharded_by_name(digests):
+            found[need] = Availability("by_nature", "no parameters are sharded by FSDP or ZeRO-3")
         else:
             found[need] = Availability("not_captured", _MISSING[need])
     return found
@@ -123,7 +125,12 @@ _MISSING = {
     "host_ops": "no operators were captured (ProfilerActivity.CPU was off?)",
     "shapes": "shapes were not recorded (record_shapes=True)",
     "memory": "memory was not recorded (profile_memory=True)",
+    "sharding": "FSDP or ZeRO-3 is named, but no gather of theirs could be linked to its launch",
 }
+
+
+def _sharded_by_name(digests: Sequence[RankDigest]) -> bool:
+    return any(sign.startswith(("FSDP", "DeepSpeed ZeRO-3")) for d in digests for sign in d.signs)
 
 
 def _distributed(digests: Sequence[RankDigest]) -> bool:

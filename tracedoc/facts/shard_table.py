@@ -13,7 +13,7 @@ from tracedoc.facts.digest import RankDigest, StepDigest
 from tracedoc.facts.view import RunView
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.unit_times import UNKNOWN_DEPTH, CallTimes
-from tracedoc.timeline.units import BACKWARD, NO_TIME, PHASES, UNKNOWN_SIZE, ShardCalls, Units
+from tracedoc.timeline.units import BACKWARD, FORWARD, NO_TIME, PHASES, UNKNOWN_SIZE, ShardCalls, Units
 
 MAX_ROWS = 400
 """The table keeps this many rows, those with most stall."""
@@ -88,9 +88,21 @@ def latest_arrivals(run: RunView, digest: RankDigest, rows: npt.NDArray[np.int32
     return np.where(arrivals.complete[rows], arrivals.latest_ns[rows], NO_TIME)
 
 
-def stall_spans(parts: StallParts, wanted: Int64Array) -> Spans:
-    """Return the beginning of each stall, as long as its ``wanted`` part is."""
-    return Spans.of(parts.start_ns, np.minimum(parts.start_ns + wanted, parts.end_ns))
+def hideable_stalls(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
+    """Return the part of each stall that an earlier gather would hide, as the end of the stall."""
+    parts = stall_parts(run, digest, step)
+    return Spans.empty() if parts is None else _hideable(parts, np.ones(parts.stall.size, dtype=bool))
+
+
+def hideable_backward_stalls(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
+    """Return the same of the backward pass, recomputation included."""
+    parts = stall_parts(run, digest, step)
+    return Spans.empty() if parts is None else _hideable(parts, parts.phase != FORWARD)
+
+
+def _hideable(parts: StallParts, wanted: npt.NDArray[np.bool_]) -> Spans:
+    starts = np.maximum(parts.start_ns, parts.end_ns - parts.hideable)
+    return Spans.of(starts[wanted], parts.end_ns[wanted])
 
 
 def unit_rows(run: RunView) -> tuple[UnitRow, ...]:

@@ -99,12 +99,31 @@ def block_bytes(timeline: RankTimeline) -> Value:
 def block_name(timeline: RankTimeline) -> Value:
     """Where the repeated blocks are, as the module list that holds most of them: ``model.layers``."""
 
-    def name(units: Units) -> Value:
-        numbered = [block_of(one) for one in units.names if one != ROOT] if units.named else []
-        lists = Counter(one.rpartition(".")[0] for one in dict.fromkeys(numbered) if one[-1:].isdecimal())
-        return next((one for one, _ in lists.most_common(1) if one), Unknown("the units have no names"))
+    return _of_units(timeline, lambda units: _block_list(units) or Unknown("the units have no names"))
 
-    return _of_units(timeline, name)
+
+@rank_fact("blocks_in_code", unit="text", needs=("collectives",))
+def blocks_in_code(timeline: RankTimeline) -> Value:
+    """How the list of blocks is reached from the model: by its name, else as most models call it."""
+
+    def path(units: Units) -> Value:
+        name = _block_list(units)
+        return f"model.{name}" if name else "model.layers"
+
+    return _of_units(timeline, path)
+
+
+@rank_fact("prefetch_elements", unit="count", needs=("collectives",))
+def prefetch_elements(timeline: RankTimeline) -> Value:
+    """Elements of two blocks of median size: what DeepSpeed's prefetch bucket needs to hold."""
+
+    def two_blocks(units: Units) -> Value:
+        elements = unit_elements(units)
+        if np.isnan(elements).any():
+            return NO_SIZES
+        return int(2 * float(np.median(elements)) * max(len(units.names) / max(_blocks(units), 1), 1.0))
+
+    return _of_units(timeline, two_blocks)
 
 
 @rank_fact("estimated_parameters", unit="count", needs=("collectives",))
@@ -363,6 +382,12 @@ def _inner_sizes(units: Units) -> npt.NDArray[np.float64]:
     if units.named and inner.any():
         sizes = sizes[inner]
     return np.empty(0) if np.isnan(sizes).any() else sizes
+
+
+def _block_list(units: Units) -> str:
+    numbered = [block_of(one) for one in units.names if one != ROOT] if units.named else []
+    lists = Counter(one.rpartition(".")[0] for one in dict.fromkeys(numbered) if one[-1:].isdecimal())
+    return next((one for one, _ in lists.most_common(1) if one), "")
 
 
 def _blocks(units: Units) -> int:

@@ -159,7 +159,7 @@ class TraceBuilder:
         """Add a kernel, the call that launched it, and the operator ``op`` around that call.
 
         ``launch_ms`` is when the call starts (10 us before the kernel unless given). An unlinked kernel
-        has no launch in the file, as one launched earlier. ``within`` names ranges around it, outermost first.
+        has no launch in the file, like an early one. ``within`` are ranges around it, outermost first.
         """
         self._kernel(
             name, start_ms, end_ms,

@@ -18,6 +18,9 @@ BLOCKING: Final = {"sync": "cudaStreamSynchronize", "malloc": "cudaMalloc", "fre
 """Lanes in which the host is inside a runtime call, and the call."""
 
 COMPUTE: Final = ("compute", "optimizer")
+CPU_OPTIMIZER: Final = "Optimizer.step"
+"""What a host interval is called in which an optimizer runs that launches nothing."""
+
 LANES: Final = (*COMPUTE, "copy", "memset", *OPERATIONS, "loader", *BLOCKING, "host", "backward")
 """Every lane's name."""
 
@@ -167,6 +170,8 @@ def _described(one: Segment, word: str) -> Segment:
         return replace(one, direction=_DIRECTIONS[word])
     if one.lane == "copy" and word == "pageable":
         return replace(one, pageable=True)
+    if one.lane == "host" and word == "optimizer":
+        return replace(one, name=CPU_OPTIMIZER)
     if one.lane in ("compute", "optimizer", "host") and word.startswith("name="):
         return replace(one, name=word[5:])
     if one.lane in SHARDED_LANES and (unit := re.fullmatch(r"unit=(\S+)", word)):

@@ -34,6 +34,7 @@ Words
     ``workers``            the loader has worker processes
     ``unit=layers.0``      the sharded unit of an allgather, reducescatter, compute or host interval; with
                            ``x4`` the ``*`` of ``layers.*`` counts up in forward and down in backward
+    ``optimizer``          the host interval is an optimizer that launches nothing
     ``prefetch``           the allgather is launched ahead, from the hook of the unit before
 
 Settings, one a line: ``step: 100`` (length; else the largest end), ``steps: 5``, ``lead: 1`` (how long
@@ -60,6 +61,7 @@ from tracedoc.testing.builder import GEMM_KERNEL, TraceBuilder
 from tracedoc.testing.lane_words import (
     BLOCKING,
     COMPUTE,
+    CPU_OPTIMIZER,
     DEFAULT_LEAD_MS,
     DEFAULT_STEPS,
     Drawing,
@@ -271,6 +273,8 @@ def _draw_host(builder: TraceBuilder, one: Segment, start: float, end: float, sh
     if one.lane == "host" and use is not None:
         for name in ranges_around(shape.strategy, use):
             builder.host(name, start, end, thread=use.thread, category="user_annotation")
+    elif one.name == CPU_OPTIMIZER:
+        builder.optimizer(start, end)
     elif one.lane == "host":
         builder.host(one.name or "aten::to", start, end)
     elif one.lane == "backward":

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.catalog import Unknown
 from tracedoc.facts.measure import Measurements
+from tracedoc.whatif.bounds import measured, within_host_work
+from tracedoc.whatif.sharding import SHARDING_GAINS
 
 GainEstimator = Callable[[Measurements, str | None], Gain | Unknown]
 
@@ -45,10 +47,7 @@ def _hidden(measurements: Measurements, key: str | None, exposed: float) -> Gain
 
 def _host_bound(measurements: Measurements, key: str | None, high: float) -> tuple[float, tuple[str, ...]]:
     """Limit a gain that leaves the host's work as it is to step - host_floor."""
-    step, floor = _number(measurements, "step_ms", key), _number(measurements, "host_floor_ms", key)
-    if isinstance(step, Unknown) or isinstance(floor, Unknown):
-        return high, ("the host's own work is not known and may keep the step longer",)
-    return max(min(high, step - floor), 0.0), ()
+    return within_host_work(measurements, key, high)
 
 
 def launch_in_time(measurements: Measurements, key: str | None) -> Gain | Unknown:
@@ -125,13 +124,7 @@ def _idle_gain(measurements: Measurements, key: str | None, fact: str, assumptio
 
 
 def _number(measurements: Measurements, fact: str, key: str | None) -> float | Unknown:
-    measurement = measurements.facts.get(fact)
-    if measurement is None:
-        return Unknown(f"{fact} was not measured")
-    value = measurement.value if key is None else measurement.values.get(key, measurement.value)
-    if isinstance(value, Unknown):
-        return value
-    return float(value) if isinstance(value, (int, float)) else Unknown(f"{fact} is not a number")
+    return measured(measurements, fact, key)
 
 
 GAINS: dict[str, GainEstimator] = {
@@ -145,5 +138,6 @@ GAINS: dict[str, GainEstimator] = {
     "keep-allocations": keep_allocations,
     "pin-memory": pin_memory,
     "fill-the-step": fill_the_step,
+    **SHARDING_GAINS,
 }
 """Estimators by the names that rules use. The key is a rank, ``None`` for the run."""

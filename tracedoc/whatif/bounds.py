@@ -1,0 +1,27 @@
+"""What every bound on a gain stands on: measured numbers, and the host's own work."""
+
+from __future__ import annotations
+
+from tracedoc.facts.catalog import Unknown
+from tracedoc.facts.measure import Measurements
+
+
+def measured(measurements: Measurements, fact: str, key: str | None) -> float | Unknown:
+    """Return a fact as a number, for one rank or for the run."""
+    measurement = measurements.facts.get(fact)
+    if measurement is None:
+        return Unknown(f"{fact} was not measured")
+    value = measurement.value if key is None else measurement.values.get(key, measurement.value)
+    if isinstance(value, Unknown):
+        return value
+    return float(value) if isinstance(value, (int, float)) else Unknown(f"{fact} is not a number")
+
+
+def within_host_work(
+    measurements: Measurements, key: str | None, high: float, *, saved_host_ms: float = 0.0
+) -> tuple[float, tuple[str, ...]]:
+    """Limit a gain to the step minus the host's own work, to which the fix gives back ``saved_host_ms``."""
+    step, floor = measured(measurements, "step_ms", key), measured(measurements, "host_floor_ms", key)
+    if isinstance(step, Unknown) or isinstance(floor, Unknown):
+        return high, ("the host's own work is not known and may keep the step longer",)
+    return max(min(high, step - floor + saved_host_ms), 0.0), ()

@@ -1,0 +1,92 @@
+"""Bound what better sharding gives: larger units, earlier gathers, no offloading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tracedoc.diagnosis import Gain
+from tracedoc.facts.catalog import Unknown
+from tracedoc.facts.measure import Measurements
+from tracedoc.whatif.bounds import measured, within_host_work
+
+
+def merge_units(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what one unit a block gives: the latency of calls that disappear, idle time under their hooks.
+
+    The bytes still travel at the link's rate, and the hooks of the blocks stay; at most the step minus the
+    host's other work and minus compute.
+    """
+    cost = measured(measurements, "fine_wrapping_cost_ms", key)
+    if isinstance(cost, Unknown):
+        return cost
+    units = measured(measurements, "fsdp_units", key)
+    blocks = measured(measurements, "fsdp_blocks", key)
+    hooks = measured(measurements, "sharding_hook_host_ms", key)
+    saved = 0.0
+    if not (isinstance(hooks, Unknown) or isinstance(units, Unknown) or isinstance(blocks, Unknown)):
+        saved = hooks * max(1.0 - blocks / max(units, 1.0), 0.0)
+    high, assumptions = within_host_work(measurements, key, cost, saved_host_ms=saved)
+    return Gain(
+        0.0,
+        high,
+        "ceiling",
+        ("each block is one unit, whose bytes travel at the link's full rate", *assumptions),
+    )
+
+
+def gather_ahead(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what earlier gathers give: stalls less waiting, less what no compute before them could hide."""
+    return _ahead(measurements, key, "hideable_gather_stall_ms", "every gather starts one unit ahead")
+
+
+def gather_backward_ahead(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what fetching ahead in backward gives: its stalls that compute before them could hide."""
+    return _ahead(
+        measurements,
+        key,
+        "hideable_backward_stall_ms",
+        "each backward gather starts one unit ahead",
+    )
+
+
+def split_units(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what smaller units give: exposed gathers and reductions, at most the compute to hide them."""
+    exposed = measured(measurements, "sharded_exposed_ms", key)
+    compute = measured(measurements, "compute_ms", key)
+    comm = measured(measurements, "comm_ms", key)
+    all_exposed = measured(measurements, "exposed_comm_ms", key)
+    if isinstance(exposed, Unknown):
+        return exposed
+    if isinstance(compute, Unknown) or isinstance(comm, Unknown) or isinstance(all_exposed, Unknown):
+        return Unknown("the budget of the step is not known")
+    room = max(compute - (comm - all_exposed), 0.0)
+    high, assumptions = within_host_work(measurements, key, min(exposed, room))
+    return Gain(0.0, high, "ceiling", ("all but the first and last unit hides behind compute", *assumptions))
+
+
+def keep_on_gpu(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what keeping everything on the GPU gives: exposed copies, and idle time under a CPU optimizer."""
+    stall = measured(measurements, "offload_stall_ms", key)
+    if isinstance(stall, Unknown):
+        return stall
+    return Gain(
+        0.0, stall, "ceiling", ("parameters and optimizer stay on the GPU, whose own update takes no time",)
+    )
+
+
+def _ahead(measurements: Measurements, key: str | None, fact: str, assumption: str) -> Gain | Unknown:
+    hideable = measured(measurements, fact, key)
+    if isinstance(hideable, Unknown):
+        return hideable
+    high, assumptions = within_host_work(measurements, key, hideable)
+    return Gain(0.0, high, "ceiling", (assumption, *assumptions))
+
+
+SHARDING_GAINS: dict[str, Callable[[Measurements, str | None], Gain | Unknown]] = {
+    "merge-units": merge_units,
+    "gather-ahead": gather_ahead,
+    "gather-backward-ahead": gather_backward_ahead,
+    "split-units": split_units,
+    "keep-on-gpu": keep_on_gpu,
+}
+"""Estimators of the sharding rules, by name."""
