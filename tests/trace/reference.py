@@ -26,7 +26,7 @@ def number(value: Any) -> int:
 
 
 def reference_rows(text: str, *, python_functions: bool = False) -> list[tuple[Any, ...]]:
-    """Return (ts, dur, name, kind, device, stream, pid, tid, correlation, external id), sorted by ts."""
+    """Return (ts, dur, name, kind, device, stream, pid, tid, correlation, external id, bytes), by ts."""
     document = json.loads(text, parse_float=Decimal)
     events = document if isinstance(document, list) else document["traceEvents"]
     base = 0 if isinstance(document, list) else document.get("baseTimeNanoseconds", 0)
@@ -52,6 +52,7 @@ def reference_rows(text: str, *, python_functions: bool = False) -> list[tuple[A
                 str(event["tid"]),
                 correlation if correlation > 0 else -1,
                 number(args.get("External id", args.get("external id", -1))),
+                number(args.get("bytes", -1)),
             )
         )
     return sorted(rows, key=lambda row: row[0])
@@ -73,6 +74,7 @@ def rows_of(trace: Trace) -> list[tuple[Any, ...]]:
             [thread.tid for thread in threads],
             trace.correlation.tolist(),
             trace.external_id.tolist(),
+            trace.nbytes.tolist(),
             strict=True,
         )
     )

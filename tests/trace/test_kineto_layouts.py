@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from typing import Any
@@ -50,7 +51,9 @@ def events(draw: st.DrawFn, largest: int) -> str:
     phase = draw(st.sampled_from(["X", "X", "X", "s", "f", "M", "i"]))
     args = draw(
         st.dictionaries(
-            st.sampled_from(["correlation", "External id", "stream", "device", "note", "nested"]),
+            st.sampled_from(
+                ["correlation", "External id", "external id", "stream", "device", "bytes", "note", "nested"]
+            ),
             st.integers(0, 2**31 - 1),
             max_size=4,
         )
@@ -58,8 +61,8 @@ def events(draw: st.DrawFn, largest: int) -> str:
     fields: dict[str, Any] = {
         "ph": phase,
         "name": draw(NAMES),
-        "pid": 0,
-        "tid": draw(st.integers(0, 9)),
+        "pid": draw(st.sampled_from([0, 4711, "7", "Spans"])),
+        "tid": draw(st.sampled_from([1, 2, 4711, "stream 7", "PyTorch Profiler"])),
         "args": args,
     }
     if "nested" in args:
@@ -68,7 +71,11 @@ def events(draw: st.DrawFn, largest: int) -> str:
         fields["cat"] = draw(st.sampled_from(KINDS))
         fields["dur"] = "@dur"
     fields["ts"] = "@ts"
-    text = json.dumps(fields, ensure_ascii=draw(st.booleans()))
+    keys = draw(st.sampled_from([list(fields), sorted(fields), sorted(fields, reverse=True)]))
+    ascii_only, indent = draw(st.booleans()), draw(st.sampled_from([None, None, 0, 4]))
+    separators = draw(st.sampled_from([None, (",", ":"), (" , ", " :\t")]))
+    ordered = {key: fields[key] for key in keys}
+    text = json.dumps(ordered, ensure_ascii=ascii_only, indent=indent, separators=separators)
     return text.replace('"@ts"', draw(microseconds(largest))).replace('"@dur"', draw(microseconds(10**6)))
 
 
@@ -93,23 +100,29 @@ def documents(draw: st.DrawFn) -> tuple[str, int]:
     if not absolute:
         meta += f', "baseTimeNanoseconds": {BASE}'
     parts = [meta, f'"traceEvents": {body}', '"other": {"traceEvents": [1, {}, {}]}']
-    return draw(st.sampled_from(["{", "\n {\n"])) + ", ".join(draw(st.permutations(parts))) + "}", len(listed)
+    return draw(st.sampled_from(["{", "\n {\n", "\ufeff{", "\r\n{\r\n"])) + ", ".join(
+        draw(st.permutations(parts))
+    ) + "}", len(listed)
 
 
-def read(text: str, chunk_bytes: int) -> Trace:
+def read(text: str, chunk_bytes: int, *, packed: bool = False) -> Trace:
+    data = gzip.compress(text.encode(), 1) if packed else text.encode()
     before = chunks.CHUNK_BYTES
     chunks.CHUNK_BYTES = chunk_bytes
     try:
-        return read_trace("t.json", stream=io.BytesIO(text.encode()))
+        return read_trace("t.json", stream=io.BytesIO(data))
     finally:
         chunks.CHUNK_BYTES = before
 
 
 @settings(max_examples=300, deadline=None)
-@given(documents(), st.sampled_from([64, 200, 1000, chunks.CHUNK_BYTES]))
-def test_columns_do_not_depend_on_layout_or_chunk_size(document: tuple[str, int], chunk_bytes: int) -> None:
+@given(documents(), st.sampled_from([64, 200, 1000, chunks.CHUNK_BYTES]), st.booleans())
+def test_columns_do_not_depend_on_layout_or_chunk_size(
+    document: tuple[str, int], chunk_bytes: int, packed: bool
+) -> None:
     text, count = document
-    trace = read(text, chunk_bytes)
+    trace = read(text, chunk_bytes, packed=packed)
+    text = text.removeprefix("\ufeff")
     assert rows_of(trace) == reference_rows(text)
     assert trace.info.events_read == count
     assert trace.limits == ()

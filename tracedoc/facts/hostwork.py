@@ -118,9 +118,10 @@ def away_totals(timeline: RankTimeline) -> tuple[AwayTotal, ...]:
     kept = np.argsort(spans.starts - spans.ends, kind="stable")[:MAX_GAPS]
     starts, ends = spans.starts[kept], spans.ends[kept]
     phases = phases_at(timeline, (starts + ends) // 2)
+    operators = long_operators(timeline, int((ends - starts).min()) // 2)
     totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-        total = totals[operator_filling(timeline, start, end) or "Python", PHASES[phases[place]]]
+        total = totals[operator_filling(timeline, operators, start, end) or "Python", PHASES[phases[place]]]
         total[0] += 1
         total[1] = max(total[1], end - start)
         total[2] += end - start
@@ -128,18 +129,18 @@ def away_totals(timeline: RankTimeline) -> tuple[AwayTotal, ...]:
     return tuple(sorted(rows, key=lambda r: (-r.idle_ns, r.doing, r.where)))
 
 
-def operator_filling(timeline: RankTimeline, start_ns: int, end_ns: int) -> str | None:
-    """Return the outermost library operator of a launching thread that fills half of an interval or more."""
+def long_operators(timeline: RankTimeline, least_ns: int) -> np.ndarray:
+    """Return the rows of operators of launching threads that take so long or longer."""
     trace = timeline.trace
-    last = int(np.searchsorted(trace.ts_ns, end_ns))
-    rows = np.flatnonzero(
-        (trace.kind[:last] == int(Kind.CPU_OP))
-        & (
-            np.minimum(trace.end_ns[:last], end_ns) - np.maximum(trace.ts_ns[:last], start_ns)
-            >= (end_ns - start_ns) // 2
-        )
-    )
-    rows = rows[np.isin(trace.thread[rows], launching_threads(trace, timeline.events))]
+    rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & (trace.dur_ns >= least_ns))
+    return rows[np.isin(trace.thread[rows], launching_threads(trace, timeline.events))]
+
+
+def operator_filling(timeline: RankTimeline, operators: np.ndarray, start_ns: int, end_ns: int) -> str | None:
+    """Return the outermost library operator, of these rows, that fills half of an interval or more."""
+    trace = timeline.trace
+    shared = np.minimum(trace.end_ns[operators], end_ns) - np.maximum(trace.ts_ns[operators], start_ns)
+    rows = operators[shared >= (end_ns - start_ns) // 2]
     names = [trace.row_name(row) for row in rows.tolist()]  # in time order: the outermost first
     return next((name for name in names if is_library(name)), names[-1] if names else None)
 

@@ -213,7 +213,7 @@ def _stepping_threads(trace: Trace) -> np.ndarray:
         ],
         dtype=bool,
     )
-    host = np.isin(trace.kind, np.array([Kind.CPU_OP, Kind.ANNOTATION], dtype=np.uint8))
+    host = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION)
     rows = np.flatnonzero(host & named[trace.name]) if named.size else np.empty(0, dtype=np.intp)
     if rows.size == 0:
         rows = np.flatnonzero(trace.kind == int(Kind.CPU_OP))

@@ -77,8 +77,8 @@ def host_spans(trace: Trace) -> HostSpans:
                 roles[index] = 3
             elif role is RuntimeRole.MODULE_LOAD or _GRAPH_BUILDING.match(name):
                 roles[index] = 4
-    kinds = np.array([Kind.CPU_OP, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON], dtype=np.uint8)
-    role_of = np.where(np.isin(trace.kind, kinds), roles[trace.name], 0) if roles.size else roles
+    host = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
+    role_of = np.where(host, roles[trace.name], 0) if roles.size else roles
     starts, ends = trace.ts_ns, trace.end_ns
     loader, allocator, sync, compiling, collecting = (
         Spans.of(starts[role_of == role], ends[role_of == role]) for role in range(1, 6)

@@ -221,16 +221,13 @@ def _named_rows(trace: Trace) -> _NamedRows:
             roles[index] = 4
         elif vocabulary.is_backward_node(name):
             roles[index] = 5
-    host = np.isin(trace.kind, np.array([Kind.ANNOTATION, Kind.CPU_OP], dtype=np.uint8))
+    host = trace.is_kind(Kind.ANNOTATION, Kind.CPU_OP)
     role = np.where(host, roles[trace.name], 0) if roles.size else np.zeros(len(trace), dtype=np.int8)
     return _NamedRows(*(np.flatnonzero(role == wanted) for wanted in range(1, 6)))
 
 
 def _host_end_ns(trace: Trace) -> int:
-    host = ~np.isin(
-        trace.kind,
-        np.array([Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC, Kind.GPU_ANNOTATION], dtype=np.uint8),
-    )
+    host = ~trace.is_kind(Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC, Kind.GPU_ANNOTATION)
     ends = trace.end_ns
     return int(ends[host].max()) if host.any() else int(ends.max())
 

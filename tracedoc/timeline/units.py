@@ -168,7 +168,7 @@ def _hook_ranges(trace: Trace) -> _Ranges | None:
         training[index] = (
             vocabulary.step_number(name) is not None or vocabulary.optimizer_step_class(name) is not None
         )
-    host = np.isin(trace.kind, np.array([Kind.CPU_OP, Kind.ANNOTATION], dtype=np.uint8))
+    host = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION)
     backward = np.flatnonzero(host & nodes[trace.name]) if nodes.size else np.empty(0, dtype=np.intp)
     own = np.unique(trace.thread[host & training[trace.name]]) if training.size else backward
     threads = np.setdiff1d(trace.thread[backward], own)

@@ -169,18 +169,31 @@ class Trace:
     grid: Int32Column = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     grids: tuple[tuple[int, ...], ...] = ()
     memory: MemoryCounters | None = None
+    _end_ns: Int64Column | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         return int(self.ts_ns.size)
 
     @property
     def end_ns(self) -> Int64Column:
-        """Where each event ends."""
-        return self.ts_ns + self.dur_ns
+        """Where each event ends; not to be written to."""
+        if self._end_ns is None:  # asked for hundreds of times
+            ends = self.ts_ns + self.dur_ns
+            ends.flags.writeable = False
+            object.__setattr__(self, "_end_ns", ends)
+            return ends
+        return self._end_ns
 
     def rows(self, *kinds: Kind) -> npt.NDArray[np.intp]:
         """Return the rows of the given kinds, in time order."""
-        return np.flatnonzero(np.isin(self.kind, np.array(kinds, dtype=np.uint8)))
+        return np.flatnonzero(self.is_kind(*kinds))
+
+    def is_kind(self, *kinds: Kind) -> npt.NDArray[np.bool_]:
+        """Tell of each event whether it is of one of the kinds; several times as fast as ``np.isin``."""
+        found = np.zeros(len(self), dtype=bool)
+        for kind in kinds:
+            found |= self.kind == int(kind)
+        return found
 
     def row_name(self, row: int) -> str:
         """Return the name of the event in ``row``."""

@@ -49,7 +49,7 @@ SIGNS: tuple[_Sign, ...] = (
 
 def strategy_signs(trace: Trace) -> tuple[str, ...]:
     """Return the strategies whose signs occur among a trace's host events, in the order of ``SIGNS``."""
-    host = np.isin(trace.kind, np.array([Kind.CPU_OP, Kind.ANNOTATION], dtype=np.uint8))
+    host = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION)
     names = [trace.names[index] for index in np.unique(trace.name[host]).tolist()]
     found = [sign.strategy for sign in SIGNS if any(sign.matches(name) for name in names)]
     megatron = any(group.description.endswith("_PARALLEL_GROUP") for group in trace.info.groups)
