@@ -77,4 +77,4 @@ def test_command_line_goes_before_the_settings(
     assert chosen.stderr.startswith(f"settings: {source}\n--fail-on critical: 1 finding is critical")
     other = CliRunner().invoke(main, [*run, "--select", "capture"])
     assert other.exit_code == 0
-    assert "3 rules: 3 passed" in other.stdout
+    assert "5 rules: 3 passed" in other.stdout

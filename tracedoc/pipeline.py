@@ -16,12 +16,14 @@ from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError, Limit
 from tracedoc.executors import Lost, run_each
 from tracedoc.facts.digest import RankDigest
+from tracedoc.facts.job import job_limits
 from tracedoc.facts.measure import Measurements, measure_run
 from tracedoc.facts.view import build_view
 from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
 from tracedoc.rules.selection import choose
 from tracedoc.run.discover import Run, TraceFile, discover
+from tracedoc.run.job import read_job
 from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, format_ranks, settle
 from tracedoc.worker import digest_file
@@ -104,13 +106,14 @@ def measure(
             f"no step of {chosen.steps[0]}-{chosen.steps[1]} is in these traces",
             "leave --steps out to see which steps were captured",
         )
-    view = build_view(ranked, settled.world_size)
+    view = build_view(ranked, settled.world_size, read_job(run.manifest))
     limits = (
         *run.limits,
         *settled.limits,
         *unread,
         *_limits_of_ranks(view.digests),
         *view.matching.limits,
+        *job_limits(view),
     )
     return measure_run(view), _merged(limits), Cycles(settled.cycle, settled.cycles)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tracedoc.run.steplog import read_step_log
+from tracedoc.run.steplog import STEP, WINDOW, read_step_log
 
 pytest.importorskip("torch", reason="the collector meets live torch objects: needs the extra 'collect'")
 
@@ -104,9 +104,11 @@ def test_every_step_is_in_the_log(ddp: Path) -> None:
     log = read_step_log(ddp / "rank-1.steps")
     assert log is not None
     assert log.rank == 1
-    assert [step.index for step in log.steps] == list(range(STEPS))
-    ends = [step.end_ns for step in log.steps]
-    assert [step.length_ns for step in log.steps[1:]] == [b - a for a, b in itertools.pairwise(ends)]
+    steps = log.of_kind(STEP)
+    assert [number for number, _, _ in steps] == list(range(1, STEPS + 1))
+    ends = [end for _, end, _ in steps]
+    assert [length for _, _, length in steps[1:]] == [b - a for a, b in itertools.pairwise(ends)]
+    assert [number for number, _, _ in log.of_kind(WINDOW)] == [0, 1]
 
 
 def test_counters_grow_over_the_window(ddp: Path) -> None:
@@ -164,4 +166,4 @@ def test_a_killed_rank_leaves_its_steps(tmp_path: Path) -> None:
     assert run_job("killed", tmp_path, 1) == [-9]
     log = read_step_log(tmp_path / "rank-0.steps")
     assert log is not None
-    assert [step.index for step in log.steps] == list(range(STEPS - 1))
+    assert [number for number, _, _ in log.of_kind(STEP)] == list(range(1, STEPS))

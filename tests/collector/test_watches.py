@@ -24,8 +24,8 @@ def test_a_log_keeps_steps_and_pauses(tmp_path: Path) -> None:
     log = read_step_log(tmp_path / "rank-3.steps")
     assert log is not None
     assert log.rank == 3
-    assert [(s.index, s.end_ns, s.length_ns) for s in log.steps] == [(0, 1_000, 0), (1, 1_250, 250)]
-    assert [(p.generation, p.end_ns, p.length_ns) for p in log.pauses] == [(2, 1_240, 100)]
+    assert log.of_kind(steplog.STEP) == [(1, 1_000, 0), (2, 1_250, 250)]
+    assert log.of_kind(steplog.COLLECTION) == [(2, 1_240, 100)]
 
 
 def test_a_full_log_keeps_the_newest_steps(tmp_path: Path) -> None:
@@ -36,8 +36,9 @@ def test_a_full_log_keeps_the_newest_steps(tmp_path: Path) -> None:
     writer.close()
     log = read_step_log(path)
     assert log is not None
-    assert len(log.steps) == steplog.CAPACITY
-    assert (log.steps[0].index, log.steps[-1].index) == (10, steplog.CAPACITY + 9)
+    steps = log.of_kind(steplog.STEP)
+    assert len(steps) == steplog.CAPACITY
+    assert (steps[0][0], steps[-1][0]) == (11, steplog.CAPACITY + 10)
     assert path.stat().st_size == steplog.HEADER.size + steplog.CAPACITY * steplog.RECORD.size
 
 
@@ -49,7 +50,7 @@ def test_a_cut_record_is_left_out(tmp_path: Path) -> None:
     writer.close()
     log = parse_step_log(path.read_bytes()[:-3])
     assert log is not None
-    assert [step.end_ns for step in log.steps] == [5]
+    assert log.of_kind(steplog.STEP) == [(1, 5, 0)]
 
 
 def test_other_bytes_are_no_log(tmp_path: Path) -> None:

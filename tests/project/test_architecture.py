@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "timeline": BASE | {"trace", "run"},
     "planner": BASE,
     "diagnosis": BASE,
-    "facts": BASE | {"trace", "timeline", "planner", "diagnosis"},
+    "facts": BASE | {"trace", "timeline", "planner", "diagnosis", "run.job", "run.manifest", "run.steplog"},
     "whatif": BASE | {"trace", "timeline", "facts", "planner", "diagnosis"},
     "rules.model": BASE | {"facts.catalog", "diagnosis"},
     "rules.load": BASE | {"facts.catalog", "diagnosis"},

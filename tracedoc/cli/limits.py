@@ -89,6 +89,11 @@ LIMITS: dict[str, str] = {
         "their order. Ranks in the report may not be those of the job. Initialise torch.distributed "
         "before the profiler starts, or put the rank into the file name: rank-3.json.gz."
     ),
+    "slower-after-capture": (
+        "On every rank the median of ten steps after the capture is more than 2 % above that of ten steps "
+        "before it. On a GPU the profiler can leave CUPTI attached: the collector sets TEARDOWN_CUPTI=1 "
+        "against that. Later steps may also be other ones (longer sequences, a second phase of training)."
+    ),
     "steps-by-host-clock": (
         "Under 10 % of the kernels have a launch in the trace, so GPU events were given to steps by the "
         "host's clock. The host may run ahead by more than 100 ms; budgets of single steps are then "

@@ -106,6 +106,8 @@ def on_window_start() -> Facts:
     watch = _watch()
     if watch is None:
         return {}
+    if watch.log is not None:
+        watch.log.window(ends=False)
     watch.memory = describe_memory()
     watch.counters = read_counters()
     if watch.device is not None:
@@ -128,6 +130,8 @@ def on_window_end() -> Facts:
         memory_before=watch.memory,
         flight_record=probe(dump_flight_record, watch.folder / f"{watch.stem}.flight.gz"),
     )
+    if watch.log is not None:
+        watch.log.window(ends=True)
     return {"window": window, **_so_far(watch)}
 
 

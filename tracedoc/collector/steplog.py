@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from tracedoc.run.steplog import CAPACITY, COLLECTION, HEADER, MAGIC, RECORD, STEP
+from tracedoc.run.steplog import CAPACITY, COLLECTION, HEADER, MAGIC, RECORD, STEP, WINDOW
 
 SLOW_WRITE_NS = 2_000_000
 REST = 100
@@ -26,7 +26,7 @@ class StepLogWriter:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
         self._file = os.open(path, flags, 0o644)
         self._places = itertools.count()
-        self._steps = 0
+        self._steps = 1  # the log begins when a process shows itself to be a rank, by its first step
         self._last_ns = 0
         self._waiting: list[tuple[bytes, int]] = []
         self._rests_until_ns = 0
@@ -44,6 +44,10 @@ class StepLogWriter:
         """Note a garbage collection that took long."""
         self._append(COLLECTION, generation, end_ns, length_ns)
 
+    def window(self, *, ends: bool) -> None:
+        """Note that the captured window begins or ends."""
+        self._append(WINDOW, int(ends), time.time_ns(), 0)
+
     def close(self) -> None:
         """Write no more."""
         if self._file >= 0 and self._owner == os.getpid():
@@ -54,7 +58,7 @@ class StepLogWriter:
         if self._file < 0 or self._owner != os.getpid():
             return
         place = next(self._places) % CAPACITY
-        record = RECORD.pack(kind, number & 0xFFFFFFFF, end_ns, length_ns)
+        record = RECORD.pack(number & 0xFFFFFFFF, kind, end_ns, length_ns)
         self._write(record, HEADER.size + place * RECORD.size)
 
     def _write(self, data: bytes, offset: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tracedoc.facts.digest import RankDigest, StepDigest
+from tracedoc.run.job import Job
 from tracedoc.timeline.blame import Blame, assign_blame
 from tracedoc.timeline.exposure import Arrivals, ExposedSplit, arrivals_by_rank, exposed_waits, split_exposed
 from tracedoc.timeline.group_guesses import with_guessed_groups
@@ -21,6 +22,7 @@ class RunView:
     stands for the run; ``None`` where no rank has one. ``splits`` holds the exposed communication of every
     step, by ``(rank, step number)``; ``arrivals`` say for each row of a rank's collectives when the last peer
     came, ``blame`` who came last to each matched operation, and what kept that rank.
+    ``job`` is what the manifest tells, ``None`` without one.
     """
 
     digests: tuple[RankDigest, ...]
@@ -30,6 +32,7 @@ class RunView:
     arrivals: Mapping[int, Arrivals]
     blame: Blame
     standing: int | None
+    job: Job | None = None
 
     def digest(self, rank: int) -> RankDigest:
         """Return the digest of ``rank``; raises KeyError where it was not captured."""
@@ -48,7 +51,7 @@ class RunView:
         return [(digest, step) for digest in self.digests if (step := digest.judged_step) is not None]
 
 
-def build_view(digests: Sequence[RankDigest], world_size: int | None) -> RunView:
+def build_view(digests: Sequence[RankDigest], world_size: int | None, job: Job | None = None) -> RunView:
     """Match the collectives of all ranks and choose the rank that stands for the run."""
     ordered = tuple(sorted(digests, key=lambda digest: digest.rank))
     ranks = with_guessed_groups([RankCollectives(d.rank, d.host, d.collectives, d.groups) for d in ordered])
@@ -63,7 +66,7 @@ def build_view(digests: Sequence[RankDigest], world_size: int | None) -> RunView
         for step, split in zip(digest.steps, found, strict=True):
             splits[digest.rank, step.index] = split
     blame = assign_blame(matching, ranks, waits)
-    return RunView(ordered, world_size, matching, splits, arrivals, blame, _standing_rank(ordered))
+    return RunView(ordered, world_size, matching, splits, arrivals, blame, _standing_rank(ordered), job)
 
 
 def _standing_rank(digests: Sequence[RankDigest]) -> int | None:

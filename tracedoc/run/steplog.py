@@ -7,6 +7,8 @@ file is a ring, so that a long training keeps its newest records. Standard libra
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,44 +17,39 @@ HEADER = struct.Struct("<8sIIq")
 """Magic, rank, records in a full ring, and the nanoseconds since 1970 when the log began."""
 
 RECORD = struct.Struct("<IIqq")
-"""Kind, number, end in nanoseconds since 1970, length in nanoseconds."""
+"""Number, kind, end in nanoseconds since 1970, length in nanoseconds."""
 
 STEP = 1
-"""Kind of a step: its number counts from 0; its length is that since the step before, 0 for the first."""
+"""Kind of a step: its number counts from 0 over all steps of the job; its length is that since the end of the
+step before, 0 for the first that was logged."""
 
 COLLECTION = 2
 """Kind of a pause: Python collected garbage; the number is the generation."""
+
+WINDOW = 3
+"""Kind of the captured window's begin (number 0) and end (number 1); its length is 0."""
 
 CAPACITY = 65_536
 """A log never grows beyond this many records: 1.5 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedStep:
-    """One optimizer step: its number from 0, its end since 1970, and the time since the step before."""
-
-    index: int
-    end_ns: int
-    length_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """A garbage collection that took long, by generation."""
-
-    generation: int
-    end_ns: int
-    length_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class StepLog:
-    """What a rank logged, in order of time. ``rank`` is the one that the process had when it began."""
+    """What a rank logged. ``rank`` is the one that the process had when it began.
+
+    ``words`` holds three numbers for each record, in the order of the file, which is a ring: kind and number
+    (``kind << 32 | number``), end, length.
+    """
 
     rank: int
     began_ns: int
-    steps: tuple[LoggedStep, ...]
-    pauses: tuple[Pause, ...]
+    words: array[int]
+
+    def of_kind(self, kind: int) -> list[tuple[int, int, int]]:
+        """Return number, end and length of the records of one kind, in order of their ends."""
+        records = zip(self.words[0::3], self.words[1::3], self.words[2::3], strict=True)
+        found = [(word & 0xFFFFFFFF, end, length) for word, end, length in records if word >> 32 == kind]
+        return sorted(found, key=lambda record: record[1])
 
 
 def read_step_log(path: Path) -> StepLog | None:
@@ -75,12 +72,7 @@ def parse_step_log(content: bytes) -> StepLog | None:
     if magic != MAGIC:
         return None
     whole = (len(content) - HEADER.size) // RECORD.size * RECORD.size
-    steps, pauses = [], []
-    for kind, number, end_ns, length_ns in RECORD.iter_unpack(content[HEADER.size : HEADER.size + whole]):
-        if kind == STEP:
-            steps.append(LoggedStep(number, end_ns, length_ns))
-        elif kind == COLLECTION:
-            pauses.append(Pause(number, end_ns, length_ns))
-    steps.sort(key=lambda step: step.index)
-    pauses.sort(key=lambda pause: pause.end_ns)
-    return StepLog(rank, began_ns, tuple(steps), tuple(pauses))
+    words = array("q", content[HEADER.size : HEADER.size + whole])
+    if sys.byteorder == "big":
+        words.byteswap()
+    return StepLog(rank, began_ns, words)

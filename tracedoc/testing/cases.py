@@ -14,8 +14,10 @@ A case file is YAML::
 Keys of a case: ``name``; ``lanes`` (:mod:`tracedoc.testing.lanes`; one compute lane unless given);
 ``ranks`` (2), ``steps`` (5), ``lead`` (1 ms), ``device``, ``world_size`` (as many as ranks);
 ``missing_ranks: [1]`` leaves files out; ``cpu: true`` makes CPU traces; ``truncate: 0.5`` keeps that share
-of every file. Keys of ``expect``: ``outcome``; ``severity``; ``gain_ms: [low, high]``, within 2 %;
-``message`` and ``reason``, text that the finding's message or the verdict's reason must hold.
+of every file. ``manifest: {...}`` and ``step_log: 100 x50  400 gc 300`` draw what ``tracedoc collect``
+leaves beside the traces (:mod:`tracedoc.testing.jobs`). Keys of ``expect``: ``outcome``; ``severity``;
+``gain_ms: [low, high]``, within 2 %; ``message`` and ``reason``, text that the finding's message or the
+verdict's reason must hold.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import yaml
 
 from tracedoc.diagnosis import OUTCOMES, SEVERITIES
 from tracedoc.errors import RuleError, TracedocError
+from tracedoc.testing.jobs import draw_log, write_job
 from tracedoc.testing.lane_words import DEFAULT_LEAD_MS, DEFAULT_STEPS, LanesError
 from tracedoc.testing.lanes import parse_lanes
 
@@ -43,7 +46,7 @@ _DEFAULT_LANES: Final = "compute 0-100"
 _DEFAULT_DEVICE: Final = "NVIDIA H100 80GB HBM3"
 _CASE_KEYS: Final = (
     "name", "lanes", "ranks", "steps", "lead", "device", "world_size", "missing_ranks", "cpu", "truncate",
-    "expect",
+    "manifest", "step_log", "expect",
 )  # fmt: skip
 _EXPECT_KEYS: Final = ("outcome", "severity", "gain_ms", "message", "reason")
 
@@ -75,6 +78,8 @@ class Case:
     world_size: int | None = None
     missing_ranks: tuple[int, ...] = ()
     truncate: float = 1.0
+    manifest: Mapping[str, object] | None = None
+    step_log: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +127,7 @@ def run_case(rule: str, case: Case, rule_directories: Sequence[str | Path] = ())
 
 
 def write_traces(case: Case, folder: Path) -> list[Path]:
-    """Write the traces of ``case`` into ``folder``, as ``rank-N.json``."""
+    """Write the traces of ``case`` into ``folder``, as ``rank-N.json``, and return the paths to diagnose."""
     try:
         builders = parse_lanes(
             case.lanes, ranks=case.ranks, steps=case.steps, lead=case.lead,
@@ -139,7 +144,11 @@ def write_traces(case: Case, folder: Path) -> list[Path]:
             whole = path.read_bytes()
             path.write_bytes(whole[: int(len(whole) * case.truncate)])
         paths.append(path)
-    return paths
+    if case.manifest is None and not case.step_log:
+        return paths
+    ranks = [builder.rank for builder in builders]
+    write_job(folder, ranks, case.manifest or {}, case.step_log)
+    return [folder]
 
 
 def compare(diagnosis: Diagnosis, rule: str, expect: Expectation) -> list[str]:
@@ -245,7 +254,27 @@ def _case(node: yaml.Node, source: str) -> Case:
         world_size=_value(fields, "world_size", int, source, 0) or None,
         missing_ranks=missing_ranks,
         truncate=truncate,
+        manifest=_manifest(fields["manifest"], source) if "manifest" in fields else None,
+        step_log=_step_log(fields, source),
     )
+
+
+def _manifest(node: yaml.Node, source: str) -> Mapping[str, object]:
+    value: object = yaml.SafeLoader("").construct_document(node)
+    if not isinstance(value, dict):
+        raise _wrong(node, source, "manifest is what each rank says: keys and values")
+    return value
+
+
+def _step_log(fields: Mapping[str, yaml.Node], source: str) -> str:
+    words = _value(fields, "step_log", str, source, "")
+    try:
+        draw_log(words)
+    except ValueError:
+        raise _wrong(
+            fields["step_log"], source, "step_log is lengths in ms, as: 100 x50  400 gc 300"
+        ) from None
+    return words
 
 
 def _expectation(node: yaml.Node, source: str) -> Expectation:

@@ -116,6 +116,16 @@ def fill_the_step(measurements: Measurements, key: str | None) -> Gain | Unknown
     return Gain(0.0, max(step - compute, 0.0) / 2, "ceiling", assumptions)
 
 
+def stop_collections(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what collecting garbage elsewhere gives: what collections cost the logged steps on average."""
+    return _idle_gain(measurements, key, "gc_cost_ms", "no garbage is collected within a step")
+
+
+def even_steps(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what steps of one length give: the excess of the long ones, spread over all."""
+    return _idle_gain(measurements, key, "step_outlier_cost_ms", "every step takes as long as the median one")
+
+
 def _idle_gain(measurements: Measurements, key: str | None, fact: str, assumption: str) -> Gain | Unknown:
     high = _number(measurements, fact, key)
     if isinstance(high, Unknown):
@@ -139,5 +149,7 @@ GAINS: dict[str, GainEstimator] = {
     "pin-memory": pin_memory,
     "fill-the-step": fill_the_step,
     **SHARDING_GAINS,
+    "stop-collections": stop_collections,
+    "even-steps": even_steps,
 }
 """Estimators by the names that rules use. The key is a rank, ``None`` for the run."""

@@ -1,0 +1,218 @@
+"""Facts over the whole run, from the log of every optimizer step: outliers and garbage collection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracedoc.facts.catalog import Unknown, Value, run_fact
+from tracedoc.facts.job import NO_MANIFEST, by_rank
+from tracedoc.facts.view import RunView
+from tracedoc.run.job import RankJob
+from tracedoc.run.steplog import COLLECTION, STEP, WINDOW
+
+ENOUGH_STEPS = 20
+"""With fewer logged steps nothing is said of outliers or of pauses."""
+
+WARMUP_STEPS = 5
+"""The first steps of a job allocate, compile and measure; they are left out."""
+
+OUTLIER_RATIO = 1.5
+"""A step this many times as long as the median is an outlier."""
+
+_QUIET_NS = 2_000_000_000
+_WRITTEN_BYTES_PER_NS = 0.02
+"""After the capture its trace is compressed beside the job: 2 s, and 1 s for each 20 MB, are left out."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """The steps of a rank that count: its warm-up and all that the capture touched are left out.
+
+    ``paused_ns`` is the time that garbage collections took in each.
+    """
+
+    number: Ints
+    length_ns: Ints
+    paused_ns: Ints
+
+
+def counted_steps(told: RankJob) -> Steps | Unknown:
+    """Return the steps of a rank's log that tell how the job runs when nobody looks."""
+    if told.log is None:
+        return Unknown("no log of all steps: it lies beside the manifest of `tracedoc collect`")
+    words = np.frombuffer(told.log.words, dtype=np.int64).reshape(-1, 3)
+    kind, number = words[:, 0] >> 32, words[:, 0] & 0xFFFFFFFF
+    order = np.argsort(words[:, 1], kind="stable")
+    steps = order[kind[order] == STEP]
+    kept = (number[steps] > WARMUP_STEPS) & (words[steps, 2] > 0) & ~_touched(told, words[steps])
+    pauses = order[kind[order] == COLLECTION]
+    steps_end = words[steps, 1]
+    paused = np.zeros(steps.size, dtype=np.int64)
+    home = np.searchsorted(steps_end, words[pauses, 1])
+    inside = home < steps.size
+    np.add.at(paused, home[inside], words[pauses[inside], 2])
+    found = Steps(number[steps[kept]], words[steps[kept], 2], paused[kept])
+    if found.number.size < ENOUGH_STEPS:
+        return Unknown(f"{found.number.size} steps beside the capture were logged, fewer than {ENOUGH_STEPS}")
+    return found
+
+
+def _touched(told: RankJob, steps: Ints) -> NDArray[np.bool_]:
+    """Return which steps the capture touched: from its beginning until its trace is written."""
+    assert told.log is not None
+    ends, begins = steps[:, 1], steps[:, 1] - steps[:, 2]
+    touched = np.zeros(len(steps), dtype=np.bool_)
+    windows = told.log.of_kind(WINDOW)
+    writing_ns = _QUIET_NS + int(told.json_bytes / _WRITTEN_BYTES_PER_NS)
+    for place, (which, start, _) in enumerate(windows):
+        if which == 0:
+            closing = next((end for number, end, _ in windows[place + 1 :] if number == 1), None)
+            # A capture that never ended touches all that follows.
+            until = np.iinfo(np.int64).max if closing is None else closing + writing_ns
+            touched |= (ends >= start) & (begins <= until)
+    return touched
+
+
+def _logged(run: RunView) -> list[Steps] | Unknown:
+    if run.job is None:
+        return NO_MANIFEST
+    found = [counted_steps(told) for told in run.job.ranks]
+    known = [steps for steps in found if isinstance(steps, Steps)]
+    reasons = [steps for steps in found if isinstance(steps, Unknown)]
+    return known or reasons[0]
+
+
+@run_fact("logged_steps", unit="count", scope="rank")
+def logged_steps(run: RunView) -> dict[str, Value]:
+    """Steps of the whole run that were timed, less the first five and those that the capture touched."""
+    return by_rank(run, lambda told: _of(told, lambda steps: int(steps.number.size)))
+
+
+@run_fact("logged_step_ms", unit="ms", scope="rank")
+def logged_step_ms(run: RunView) -> dict[str, Value]:
+    """Median time of these steps, from the end of one optimizer step to the end of the next, on the host."""
+    return by_rank(run, lambda told: _of(told, lambda steps: float(np.median(steps.length_ns)) / 1e6))
+
+
+@run_fact("gc_pause_ms", unit="ms", scope="rank")
+def gc_pause_ms(run: RunView) -> dict[str, Value]:
+    """Time a step that Python's garbage collector took, as the mean over these steps.
+
+    Collections shorter than 1 ms are not counted.
+    """
+    return by_rank(run, lambda told: _of(told, lambda steps: float(steps.paused_ns.mean()) / 1e6))
+
+
+@run_fact("longest_gc_pause_ms", unit="ms", scope="rank")
+def longest_gc_pause_ms(run: RunView) -> dict[str, Value]:
+    """Most time that garbage collections took in one of these steps."""
+    return by_rank(run, lambda told: _of(told, lambda steps: float(steps.paused_ns.max()) / 1e6))
+
+
+def _of(told: RankJob, measure: Callable[[Steps], Value]) -> Value:
+    steps = counted_steps(told)
+    return steps if isinstance(steps, Unknown) else measure(steps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobSteps:
+    """The steps that every logged rank has, for the job as a whole: ranks step together.
+
+    ``length_ns`` is the median over ranks; ``paused_ns`` the sum over ranks, since who waits for one
+    pause waits for the next.
+    """
+
+    number: Ints
+    length_ns: Ints
+    paused_ns: Ints
+
+    @property
+    def median_ns(self) -> float:
+        """The usual length of a step."""
+        return float(np.median(self.length_ns))
+
+    @property
+    def excess_ns(self) -> NDArray[np.float64]:
+        """How much longer than usual each step took; 0 for those that were not."""
+        return np.asarray(np.maximum(self.length_ns - self.median_ns, 0.0), dtype=np.float64)
+
+    @property
+    def gc_cost_ns(self) -> NDArray[np.float64]:
+        """How much of that its collections explain."""
+        return np.asarray(np.minimum(self.paused_ns, self.excess_ns), dtype=np.float64)
+
+
+def job_steps(run: RunView) -> JobSteps | Unknown:
+    """Return the steps of the job; Unknown without logs, or where ranks share too few steps."""
+    ranks = _logged(run)
+    if isinstance(ranks, Unknown):
+        return ranks
+    numbers = ranks[0].number
+    for other in ranks[1:]:
+        numbers = np.intersect1d(numbers, other.number)
+    if numbers.size < ENOUGH_STEPS:
+        return Unknown(f"the logs of the ranks share {numbers.size} steps, fewer than {ENOUGH_STEPS}")
+    places = [np.searchsorted(steps.number, numbers) for steps in ranks]
+    lengths = np.stack([steps.length_ns[place] for steps, place in zip(ranks, places, strict=True)])
+    paused = np.stack([steps.paused_ns[place] for steps, place in zip(ranks, places, strict=True)])
+    return JobSteps(numbers, np.median(lengths, axis=0).astype(np.int64), paused.sum(axis=0))
+
+
+@run_fact("gc_cost_ms", unit="ms")
+def gc_cost_ms(run: RunView) -> Value:
+    """Time a step that garbage collection costs the job, as the mean over all logged steps.
+
+    A collection counts only as far as its step was longer than the median step: one that the GPU's queue
+    hides costs nothing. Collections of all ranks count, since the others wait.
+    """
+    steps = job_steps(run)
+    return steps if isinstance(steps, Unknown) else float(steps.gc_cost_ns.mean()) / 1e6
+
+
+@run_fact("step_outlier_frac", unit="fraction")
+def step_outlier_frac(run: RunView) -> Value:
+    """Share of the logged steps that took more than 1.5 times the median."""
+    steps = job_steps(run)
+    return steps if isinstance(steps, Unknown) else float(_outliers(steps).mean())
+
+
+@run_fact("step_outlier_cost_ms", unit="ms")
+def step_outlier_cost_ms(run: RunView) -> Value:
+    """Time a step that such outliers cost, as the mean over all logged steps.
+
+    Their excess over the median step, less what garbage collection explains.
+    """
+    steps = job_steps(run)
+    if isinstance(steps, Unknown):
+        return steps
+    unexplained = np.where(_outliers(steps), steps.excess_ns - steps.gc_cost_ns, 0.0)
+    return float(unexplained.mean()) / 1e6
+
+
+@run_fact("step_outlier_period", unit="count")
+def step_outlier_period(run: RunView) -> Value:
+    """Every how many steps an outlier comes, where it comes regularly; Unknown otherwise.
+
+    Regular: four or more outliers, and three of four gaps between them are equal.
+    """
+    steps = job_steps(run)
+    if isinstance(steps, Unknown):
+        return steps
+    gaps = np.diff(steps.number[_outliers(steps)])
+    if gaps.size < 3:
+        return Unknown("fewer than four outliers")
+    values, counts = np.unique(gaps, return_counts=True)
+    best = int(np.argmax(counts))
+    if counts[best] < 0.75 * gaps.size or values[best] == 1:
+        return Unknown("outliers come irregularly")
+    return int(values[best])
+
+
+def _outliers(steps: JobSteps) -> NDArray[np.bool_]:
+    return np.asarray(steps.length_ns > OUTLIER_RATIO * steps.median_ns)

@@ -1,0 +1,207 @@
+"""What the manifest of a run tells about the job beside its traces: settings, memory, times of other steps.
+
+A manifest is written by many versions on many machines: what is missing or of another type is unknown.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from tracedoc.run.manifest import Manifest, ManifestRank, StepTime
+from tracedoc.run.steplog import StepLog, read_step_log
+
+MAX_LOGS = 64
+"""The step logs of at most this many ranks are read: all ranks step together."""
+
+Plain = TypeVar("Plain", str, int, float, bool)
+Entry = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """The settings of a DataLoader; ``None`` where they are not known."""
+
+    batch_size: int | None = None
+    workers: int | None = None
+    prefetch_factor: int | None = None
+    pin_memory: bool | None = None
+    persistent_workers: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """The settings of DistributedDataParallel; ``None`` where they are not known."""
+
+    cap_bytes: int | None = None
+    find_unused_parameters: bool | None = None
+    static_graph: bool | None = None
+    as_view: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of a rank's GPU at the end of the capture, in bytes; ``None`` where it is not known."""
+
+    total: int | None = None
+    peak_reserved: int | None = None
+    peak_allocated: int | None = None
+    retries: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankJob:
+    """What one rank told about itself.
+
+    ``before``, ``during`` and ``after`` are times of steps by the host's clock: without, with, and again
+    without the profiler. ``frameworks`` are the wrappers in use; ``links`` are NCCL's channels by transport.
+    """
+
+    rank: int
+    host: str = ""
+    world_size: int | None = None
+    gpu: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    before: StepTime | None = None
+    during: StepTime | None = None
+    after: StepTime | None = None
+    memory: Memory = Memory()
+    loader: Loader = Loader()
+    buckets: Buckets = Buckets()
+    frameworks: tuple[str, ...] = ()
+    links: Mapping[str, int] = field(default_factory=dict)
+    network: str = ""
+    throttled: Mapping[str, float] = field(default_factory=dict)
+    json_bytes: int = 0
+    log: StepLog | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the ranks of a run told, in rank order."""
+
+    ranks: tuple[RankJob, ...]
+
+    def rank(self, rank: int) -> RankJob | None:
+        """Return what one rank told, ``None`` where it told nothing."""
+        return next((one for one in self.ranks if one.rank == rank), None)
+
+
+def read_job(manifest: Manifest | None) -> Job | None:
+    """Return what a manifest tells about its job, ``None`` where no rank told anything.
+
+    Step logs are read from beside the manifest; behind a URL they are not.
+    """
+    if manifest is None:
+        return None
+    folder = Path(manifest.path).parent
+    ranks = [
+        _rank(entry, folder if number < MAX_LOGS else None) for number, entry in enumerate(manifest.ranks)
+    ]
+    told = tuple(rank for rank in ranks if rank is not None)
+    return Job(told) if told else None
+
+
+def _rank(entry: ManifestRank, folder: Path | None) -> RankJob | None:
+    part = entry.part
+    if part is None or "environment" not in part:
+        return None
+    environment, framework = _entry(part, "environment"), _entry(part, "framework")
+    nccl, window = _entry(part, "nccl"), _entry(part, "window")
+    return RankJob(
+        rank=entry.rank,
+        host=entry.host,
+        world_size=_value(part, "world_size", int),
+        gpu=_value(_entry(environment, "gpu"), "name", str) or "",
+        variables=_values(_entry(environment, "variables"), str),
+        before=entry.before,
+        during=entry.during,
+        after=entry.after,
+        memory=_memory(_entry(part, "memory")),
+        loader=_loader(_entries(framework, "loaders")),
+        buckets=_buckets(_entries(framework, "ddp")),
+        frameworks=_frameworks(framework),
+        links=_values(_entry(nccl, "transports"), int),
+        network=_value(nccl, "network", str) or "",
+        throttled=_values(_entry(_entry(window, "clocks"), "throttled_frac"), float),
+        json_bytes=_value(part, "json_bytes", int) or 0,
+        log=_log(part, folder),
+    )
+
+
+def _log(part: Entry, folder: Path | None) -> StepLog | None:
+    name = _value(part, "step_log", str)
+    # A name only: a manifest from elsewhere shall not choose among other files.
+    if folder is None or not name or Path(name).name != name:
+        return None
+    return read_step_log(folder / name)
+
+
+def _memory(entry: Entry) -> Memory:
+    return Memory(
+        total=_value(entry, "total_bytes", int),
+        peak_reserved=_value(entry, "peak_reserved_bytes", int),
+        peak_allocated=_value(entry, "peak_allocated_bytes", int),
+        retries=_value(entry, "allocation_retries", int),
+    )
+
+
+def _loader(entries: Sequence[Entry]) -> Loader:
+    """Return the loader that feeds the training: of several, the one with most workers."""
+    loaders = [
+        Loader(
+            batch_size=_value(entry, "batch_size", int),
+            workers=_value(entry, "num_workers", int),
+            prefetch_factor=_value(entry, "prefetch_factor", int),
+            pin_memory=_value(entry, "pin_memory", bool),
+            persistent_workers=_value(entry, "persistent_workers", bool),
+        )
+        for entry in entries
+    ]
+    return max(loaders, key=lambda loader: loader.workers or 0, default=Loader())
+
+
+def _buckets(entries: Sequence[Entry]) -> Buckets:
+    for entry in entries:
+        return Buckets(
+            cap_bytes=_value(entry, "bucket_bytes_cap", int),
+            find_unused_parameters=_value(entry, "find_unused_parameters", bool),
+            static_graph=_value(entry, "static_graph", bool),
+            as_view=_value(entry, "gradient_as_bucket_view", bool),
+        )
+    return Buckets()
+
+
+def _frameworks(framework: Entry) -> tuple[str, ...]:
+    found = []
+    for entry in _entries(framework, "deepspeed"):
+        stage = _value(entry, "zero_optimization_stage", int)
+        found.append(f"DeepSpeed ZeRO-{stage}" if stage else "DeepSpeed")
+    found += [
+        name for key, name in (("fsdp2", "FSDP2"), ("fsdp1", "FSDP1"), ("ddp", "DDP")) if framework.get(key)
+    ]
+    return tuple(found)
+
+
+def _entry(entry: Entry, key: str) -> Entry:
+    found = entry.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _entries(entry: Entry, key: str) -> list[Entry]:
+    found = entry.get(key)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _value(entry: Entry, key: str, kind: type[Plain]) -> Plain | None:
+    found = entry.get(key)
+    if kind is not bool and isinstance(found, bool):
+        return None
+    return found if isinstance(found, kind) else None
+
+
+def _values(entry: Entry, kind: type[Plain]) -> dict[str, Plain]:
+    return {key: value for key in entry if (value := _value(entry, key, kind)) is not None}
