@@ -48,12 +48,15 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def start(options: list[str], command: list[str]) -> subprocess.Popen[str]:
+def start(
+    options: list[str], command: list[str], environ: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
     """Start a command under the collector, from a folder where only the launcher finds tracedoc."""
     return subprocess.Popen(
         [sys.executable, "-m", "tracedoc", "collect", *options, "--", *command],
         cwd=REPOSITORY,
-        env=environment(),
+        env={**environment(), **(environ or {})},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -51,7 +51,7 @@ def test_spawned_ranks_are_captured_and_their_loader_workers_and_forks_are_not(
     assert ran.stdout.endswith("all done\n")
     assert [ran.rank(rank)["state"] for rank in (0, 1)] == ["complete", "complete"]
     assert ran.rank(0)["optimizers"] == {"AdamW": 24}
-    assert sorted(path.name for path in ran.folder.glob("rank*")) == [
+    assert sorted(path.name for path in ran.folder.glob("rank*.json*")) == [
         "rank-0.json.gz",
         "rank-0.manifest.json",
         "rank-1.json.gz",
@@ -129,6 +129,15 @@ def test_of_two_optimizers_the_first_to_step_is_the_clock_and_both_are_counted(c
     assert ran.rank(0)["clock"] == "RMSprop"
     assert ran.rank(0)["optimizers"] == {"RMSprop": 24, "Adam": 12}
     assert ran.steps(0) == [3, 4, 5, 6]
+
+
+def test_a_compiled_optimizer_is_counted_and_the_hook_is_not_compiled_with_it(collect: Collect) -> None:
+    ran = collect(*job("compiles"), options=SHORT)
+    assert ran.code == 0, ran.stderr
+    assert ran.rank(0)["state"] == "complete"
+    assert ran.rank(0)["steps"]["total"] == 20
+    # About a dozen: the hook's own functions would make it ten for every step.
+    assert int(ran.stdout) < 30
 
 
 def test_exit_after_capture_ends_every_rank_with_0(collect: Collect) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from tracedoc.collector.guard import ForeignProfilers
 from tracedoc.collector.options import CONFIG_NAME, Options, level_of, read_options
 from tracedoc.collector.session import Session
-from tracedoc.collector.steps import StepClock, count_outermost
+from tracedoc.collector.steps import Listener, StepClock, count_outermost
 from tracedoc.run.manifest import PART_SUFFIX, rank_stem
 
 _RANK_VARIABLES = (
@@ -31,6 +31,7 @@ class Hook:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._clock = StepClock()
+        self._listener = Listener(self.stepped)
         self._session: Session | None = None
         self._foreign: ForeignProfilers | None = None
         self._off = False
@@ -44,7 +45,7 @@ class Hook:
             module.register_optimizer_step_post_hook(lambda stepped, args, kwargs: self.stepped(stepped))
         else:
             optimizer.profile_hook_step = staticmethod(
-                lambda step: count_outermost(patch(step), self.stepped)
+                lambda step: count_outermost(patch(step), self._listener)
             )
         self._foreign = ForeignProfilers(sys.modules["torch"], self._give_way)
         self._foreign.watch()
@@ -55,10 +56,14 @@ class Hook:
         """Count the steps of DeepSpeed's engine; the optimizers inside it then count as part of it."""
         if hasattr(module, "DeepSpeedEngine"):
             engine = module.DeepSpeedEngine
-            engine.step = count_outermost(engine.step, self.stepped, _is_boundary)
+            engine.step = count_outermost(engine.step, self._listener, _is_boundary)
         if hasattr(module, "PipelineEngine"):
             engine = module.PipelineEngine
-            engine.train_batch = count_outermost(engine.train_batch, self.stepped)
+            engine.train_batch = count_outermost(engine.train_batch, self._listener)
+
+    def hide_from_dynamo(self, module: ModuleType) -> None:
+        """Keep ``torch.compile`` from tracing into the hook where an optimizer's step is compiled."""
+        self._listener.tell = module.disable(self.stepped)
 
     def stepped(self, stepped: Any) -> None:
         """Take note of a step that just ended; ends the process if that was asked for."""
@@ -140,6 +145,8 @@ def imported(module: ModuleType, folder: str) -> None:
             Path(folder, f"torch-{socket.gethostname()}-{os.getpid()}").touch()
     if module.__name__ == "torch.optim.optimizer":
         hook.watch_optimizers(module)
+    elif module.__name__ == "torch._dynamo.decorators":
+        hook.hide_from_dynamo(module)
     else:
         hook.watch_engine(module)
 

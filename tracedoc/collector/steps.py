@@ -14,7 +14,10 @@ SAMPLED_STEPS = 10
 """Steps timed without the profiler, before the captured ones and after them."""
 
 _SILENCE_OF_THE_CLOCK = 50
-"""Steps of other optimizers after which the clock counts as out of use, as in a job that trains in phases."""
+"""Steps of one other object since the clock's last, after which it becomes the clock: jobs train in phases.
+
+Not steps of others in all: an optimizer for each parameter makes hundreds of them an iteration.
+"""
 
 
 class _Nesting(threading.local):
@@ -26,12 +29,19 @@ class _Nesting(threading.local):
 _nesting = _Nesting()
 
 
+class Listener:
+    """Whom to tell of steps; ``tell`` can be exchanged once steps are being counted."""
+
+    def __init__(self, tell: Callable[[Any], None]) -> None:
+        self.tell = tell
+
+
 def count_outermost(
     step: Callable[..., Any],
-    ended: Callable[[Any], None],
+    listener: Listener,
     is_whole: Callable[[Any], bool] = lambda stepped: True,
 ) -> Callable[..., Any]:
-    """Return a step function that calls ``ended(self)`` after every outermost call that returned.
+    """Return a step function that calls ``listener.tell(self)`` after every outermost call that returned.
 
     ``is_whole(self)`` is asked before the call, whether it is a step or one of several accumulated.
     """
@@ -45,7 +55,7 @@ def count_outermost(
         finally:
             _nesting.depth -= 1
         if whole and _nesting.depth == 0:
-            ended(args[0])
+            listener.tell(args[0])
         return result
 
     return counted
@@ -61,7 +71,7 @@ class StepClock:
     def __init__(self) -> None:
         self.calls: dict[str, int] = {}
         self._chosen: weakref.ref[object] | None = None
-        self._others = 0
+        self._others: dict[int, int] = {}
 
     @property
     def name(self) -> str:
@@ -75,12 +85,16 @@ class StepClock:
         self.calls[name] = self.calls.get(name, 0) + 1
         chosen = self._chosen() if self._chosen is not None else None
         if chosen is stepped:
-            self._others = 0
+            if self._others:
+                self._others.clear()
             return True
-        self._others += 1
-        if chosen is not None and self._others < _SILENCE_OF_THE_CLOCK:
-            return False
-        self._chosen, self._others = weakref.ref(stepped), 0
+        if chosen is not None:
+            since = self._others.get(id(stepped), 0) + 1
+            self._others[id(stepped)] = since
+            if since < _SILENCE_OF_THE_CLOCK:
+                return False
+        self._chosen = weakref.ref(stepped)
+        self._others.clear()
         return True
 
 

@@ -34,7 +34,12 @@ def _shadowed() -> None:
 class _Watch:
     """A finder that finds nothing itself, and calls the hook when a watched module has been executed."""
 
-    watched = ("torch.optim.optimizer", "deepspeed.runtime.engine", "deepspeed.runtime.pipe.engine")
+    watched = (
+        "torch.optim.optimizer",
+        "torch._dynamo.decorators",
+        "deepspeed.runtime.engine",
+        "deepspeed.runtime.pipe.engine",
+    )
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self.watched:
