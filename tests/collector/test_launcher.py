@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +15,6 @@ from tests.collector.conftest import JOBS, REPOSITORY, Collect, environment, job
 from tracedoc.collector.launcher import check_command, public_command, run_folder, single_process
 from tracedoc.collector.options import Options, level_of, listed_ranks, read_options, write_options
 from tracedoc.errors import InputError
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def python(code: str) -> list[str]:
@@ -115,7 +108,7 @@ def test_the_environment_that_the_user_set_is_kept(monkeypatch: pytest.MonkeyPat
 
 def test_launchers_of_two_nodes_without_a_shared_disk_make_one_run(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed: there is nothing to collect")
-    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    rendezvous = {"STORE": str(tmp_path / "store"), "WORLD_SIZE": "2"}
     nodes = [tmp_path / "a", tmp_path / "b"]
     launchers = [
         start(

@@ -11,7 +11,8 @@ class Training:
         torch.set_num_threads(1)
         torch.manual_seed(0)
         if rank is None and "RANK" in os.environ:
-            distributed.init_process_group("gloo")
+            store, ranks = f"file://{os.environ['STORE']}", int(os.environ["WORLD_SIZE"])
+            distributed.init_process_group("gloo", store, rank=int(os.environ["RANK"]), world_size=ranks)
         self.width = width
         self.model: nn.Module = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
         if distributed.is_initialized():
