@@ -1,0 +1,194 @@
+"""What each late rank costs the others in every step, and what it did while they waited."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from tracedoc.facts.digest import RankDigest
+from tracedoc.facts.view import RunView
+from tracedoc.spans import Int64Array, Spans
+from tracedoc.timeline.blame import Lateness
+from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.host import IDLE_WORK, PHASES, WORK
+
+MAX_SUSPECTS = 8
+"""Ranks that are looked at closely: those in whose name the others wait longest."""
+
+STRAGGLING = (Lateness.HOST, Lateness.COMPUTE)
+"""What makes a straggler; a rank that stood behind another operation is none."""
+
+CAUSE_SHARE = 0.5
+"""What explains at least this share of a lateness is called its cause."""
+
+MORE_KERNELS = 1.02
+"""A rank that starts this many times the kernels of its peers does more work, not slower work."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LateRank:
+    """One rank for which others wait.
+
+    ``cost_ns[s, p]`` is how long peer ``peers[p]`` waits for it in step ``steps[s]`` with no compute beside
+    it: the union of its waits in operations whose chain of blame ends at this rank. ``operations`` are those
+    (indices of the matching) to which it came last itself. ``excess_us`` is, by :data:`WORK`, what it did
+    before them beyond the median of its peers, summed over all steps; ``more_kernels`` the ratio of kernels
+    it started, ``away_phase`` where in the step its host was longest away.
+    """
+
+    rank: int
+    steps: tuple[int, ...]
+    peers: tuple[int, ...]
+    cost_ns: Int64Array
+    operations: tuple[int, ...]
+    excess_us: Int64Array
+    more_kernels: float
+    away_phase: int
+
+    @property
+    def high_ns(self) -> Int64Array:
+        """What the median peer waits in each step: the others could be so much earlier without this rank."""
+        return np.asarray(np.median(self.cost_ns, axis=1), dtype=np.int64)
+
+    @property
+    def low_ns(self) -> Int64Array:
+        """What the peer that waits least waits in each step: the second-latest rank is as late as that."""
+        return np.asarray(self.cost_ns.min(axis=1), dtype=np.int64)
+
+    @property
+    def cause(self) -> str:
+        """What it did in the gap, by :data:`WORK`, or "" if nothing explains half of it."""
+        gained = np.maximum(self.excess_us, 0)
+        total = int(self.excess_us.sum())
+        best = int(gained.argmax())
+        return WORK[best] if total > 0 and gained[best] >= CAUSE_SHARE * total else ""
+
+
+@lru_cache(maxsize=1)
+def late_ranks(run: RunView) -> tuple[LateRank, ...]:
+    """Return the ranks for which others wait, the most costly first. With one rank there are none."""
+    steps = _steps(run)
+    costs = run.blame.exposed_cost_ns()
+    suspects = np.argsort(-costs, kind="stable")[:MAX_SUSPECTS]
+    found = [_late_rank(run, int(position), steps) for position in suspects if costs[position] > 0]
+    return tuple(one for one in found if one.cost_ns.any())
+
+
+def _steps(run: RunView) -> tuple[int, ...]:
+    """Return the steps that every rank captured whole; without any, all steps that operations name."""
+    sets = [{step.index for step in digest.complete_steps} for digest in run.digests]
+    common = set.intersection(*sets) if sets else set()
+    if common:
+        return tuple(sorted(common))
+    return tuple(sorted(set(run.matching.step.tolist()))) or (NONE,)
+
+
+def _late_rank(run: RunView, position: int, steps: Sequence[int]) -> LateRank:
+    matching, blame = run.matching, run.blame
+    blamed = (blame.root == position) & np.isin(blame.root_lateness, STRAGGLING)
+    blamed &= np.isin(matching.step, steps)
+    peers = tuple(place for place in range(len(matching.ranks)) if place != position)
+    cost = np.zeros((len(steps), len(peers)), dtype=np.int64)
+    for column, place in enumerate(peers):
+        mine = np.flatnonzero(blamed[matching.operation] & (matching.part_rank == place))
+        cost[:, column] = _waited(run, place, mine, steps)
+    own = np.flatnonzero(blamed & (blame.last == position))
+    excess, more_kernels, phase = _what_it_did(run, position, own)
+    return LateRank(
+        rank=matching.ranks[position],
+        steps=tuple(steps),
+        peers=tuple(matching.ranks[place] for place in peers),
+        cost_ns=cost,
+        operations=tuple(own.tolist()),
+        excess_us=excess,
+        more_kernels=more_kernels,
+        away_phase=phase,
+    )
+
+
+def waits_for(run: RunView, late: LateRank, peer: int) -> Spans:
+    """Return when a peer waited for a late rank with no compute beside it, on the peer's own clock."""
+    position = run.matching.ranks.index(late.rank)
+    place = run.matching.ranks.index(peer)
+    blamed = (run.blame.root == position) & np.isin(run.blame.root_lateness, STRAGGLING)
+    mine = np.flatnonzero(blamed[run.matching.operation] & (run.matching.part_rank == place))
+    return _wait_spans(run, place, run.matching.part_row[mine])
+
+
+def _waited(run: RunView, place: int, parts: np.ndarray, steps: Sequence[int]) -> list[int]:
+    rows = run.matching.part_row[parts]
+    step_of = run.matching.step[run.matching.operation[parts]]
+    return [_wait_spans(run, place, rows[step_of == step]).total_ns for step in steps]
+
+
+def _wait_spans(run: RunView, place: int, rows: np.ndarray) -> Spans:
+    digest = run.digests[place]
+    turn = run.arrivals[digest.rank].turn_ns(digest.collectives)
+    return Spans.of(digest.collectives.start_ns[rows], turn[rows]) & digest.exposed_comm
+
+
+def _what_it_did(run: RunView, position: int, operations: np.ndarray) -> tuple[Int64Array, float, int]:
+    """Compare what a rank did before the operations to which it came last with what its peers did."""
+    matching = run.matching
+    excess = np.zeros(len(WORK), dtype=np.int64)
+    kernels = peer_kernels = longest = 0
+    phase = 0
+    for operation in operations.tolist():
+        own: tuple[np.ndarray, int] | None = None
+        others: list[tuple[np.ndarray, int]] = []
+        for part in range(int(matching.first[operation]), int(matching.first[operation + 1])):
+            place, row = int(matching.part_rank[part]), int(matching.part_row[part])
+            work = run.digests[place].host_work
+            if work is None:
+                continue
+            did = (work.before.us[row].astype(np.int64), int(work.before.kernels[row]))
+            if place != position:
+                others.append(did)
+                continue
+            own = did
+            if int(work.before.away_us[row]) > longest:
+                longest, phase = int(work.before.away_us[row]), int(work.before.away_phase[row])
+        if own is None or not others:
+            continue
+        excess += own[0] - np.median([us for us, _ in others], axis=0).astype(np.int64)
+        kernels += own[1]
+        peer_kernels += int(np.median([count for _, count in others]))
+    return excess, kernels / peer_kernels if peer_kernels else 1.0, phase
+
+
+def story(late: LateRank, run: RunView) -> str:
+    """Say in words what a late rank did while the others waited: one clause, or "" where nothing is known."""
+    cause = late.cause
+    steps = max(len(late.steps), 1)
+    if not cause:
+        return "no single cause explains it"
+    spent = int(max(late.excess_us[WORK.index(cause)], 0)) / 1e3 / steps
+    digest = run.digest(late.rank)
+    what = _WORDS[cause]
+    if cause in ("matrix", "compute"):
+        pace = "more kernels" if late.more_kernels >= MORE_KERNELS else "longer kernels, no more of them"
+        what = "operators" if digest.is_cpu else pace
+    where = f", {PHASES[late.away_phase]}" if cause in IDLE_WORK and late.away_phase else ""
+    return f"{spent:.3g} ms more than its peers in {what}{where}"
+
+
+_WORDS = {
+    "matrix": "matrix products",
+    "compute": "kernels",
+    "communication": "other communication",
+    "copy": "copies",
+    "input": "its data loader",
+    "allocator": "device memory calls (cudaMalloc, cudaFree)",
+    "sync": "waits of the host for the GPU",
+    "compile": "compilation",
+    "gc": "garbage collection",
+    "profiler": "the profiler itself",
+    "optimizer": "the optimizer's host code",
+    "dispatch": "the launching of operators",
+    "python": "Python between operators",
+    "dependency": "work that was launched and did not start",
+    "unknown": "code that no operator covers (sleep, I/O, or Python)",
+}

@@ -1,0 +1,121 @@
+"""Facts about stragglers: who comes late, what that costs the others, and what it did meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tracedoc.facts.catalog import Unknown, Value, run_fact
+from tracedoc.facts.late import LateRank, late_ranks, story
+from tracedoc.facts.view import RunView
+
+NOTICED = 0.02
+"""A rank counts as late in a step from this share of the step on; less is within the jitter of launches."""
+
+
+@run_fact("late_cost_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def late_cost_ms(run: RunView) -> dict[str, Value]:
+    """What the median other rank waits for this rank per step, with no compute beside it.
+
+    A wait belongs to the rank that the chain of blame ends at: one that came late from work of its own, not
+    from waiting for somebody else, nor from standing behind another operation. The median over the steps
+    that all ranks captured whole; 0 for a rank that nobody waits for.
+    """
+    return _of_late(run, lambda late: float(np.median(late.high_ns)) / 1e6, 0.0)
+
+
+@run_fact("late_least_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def late_least_ms(run: RunView) -> dict[str, Value]:
+    """What every other rank waits for this rank per step at least: it is so much later than the second-latest."""
+    return _of_late(run, lambda late: float(np.median(late.low_ns)) / 1e6, 0.0)
+
+
+@run_fact("late_steps_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+def late_steps_frac(run: RunView) -> dict[str, Value]:
+    """Share of the steps in which this rank is the one that costs the others most, and 2 % of the step or more."""
+    worst = _worst_by_step(run)
+    return _of_late(run, lambda late: worst.count(late.rank) / max(len(worst), 1), 0.0)
+
+
+@run_fact("late_share_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+def late_share_frac(run: RunView) -> dict[str, Value]:
+    """This rank's share of all waiting for late ranks, over all steps."""
+    total = sum(int(late.high_ns.sum()) for late in late_ranks(run))
+    return _of_late(run, lambda late: int(late.high_ns.sum()) / total if total else 0.0, 0.0)
+
+
+@run_fact("late_collectives_per_step", unit="count", scope="rank", needs=("collectives", "multi_rank"))
+def late_collectives_per_step(run: RunView) -> dict[str, Value]:
+    """Collectives of a step to which this rank comes last from work of its own, on average."""
+    return _of_late(run, lambda late: len(late.operations) / max(len(late.steps), 1), 0.0)
+
+
+@run_fact("late_story", unit="text", scope="rank", needs=("collectives", "multi_rank"))
+def late_story(run: RunView) -> dict[str, Value]:
+    """What this rank did, beyond the median of its peers, before the collectives to which it came last.
+
+    Each of its nanoseconds between two collectives has one cause, as ``tracedoc.timeline.host.WORK`` lists
+    them; the cause that explains half of the difference or more is named.
+    """
+    return _of_late(run, lambda late: story(late, run), "it is not late")
+
+
+@run_fact("late_rank_changes_frac", unit="fraction", needs=("collectives", "multi_rank"))
+def late_rank_changes_frac(run: RunView) -> Value:
+    """Share of the steps with a late rank in which that is not the rank most often late: 0 for a stable one."""
+    worst = [rank for rank in _worst_by_step(run) if rank is not None]
+    if not worst:
+        return Unknown("no rank is late") if _matched(run) else _NOT_MATCHED
+    return 1.0 - max(map(worst.count, worst)) / len(worst)
+
+
+@run_fact("late_any_cost_ms", unit="ms", needs=("collectives", "multi_rank"))
+def late_any_cost_ms(run: RunView) -> Value:
+    """What the median rank waits per step for whichever rank costs most in that step; the median over steps."""
+    late = late_ranks(run)
+    if not late:
+        return 0.0 if _matched(run) else _NOT_MATCHED
+    return float(np.median(np.max([one.high_ns for one in late], axis=0))) / 1e6
+
+
+@run_fact("late_steps_judged", unit="count", needs=("collectives", "multi_rank"))
+def late_steps_judged(run: RunView) -> Value:
+    """Steps over which late ranks are compared: those that all ranks captured whole."""
+    late = late_ranks(run)
+    if late:
+        return len(late[0].steps)
+    return 0 if _matched(run) else _NOT_MATCHED
+
+
+_NOT_MATCHED = Unknown("no collective could be matched over the ranks")
+
+
+def _matched(run: RunView) -> bool:
+    return bool(run.matching.has_latest_start.any())
+
+
+def _of_late(run: RunView, measure: Callable[[LateRank], Value], otherwise: Value) -> dict[str, Value]:
+    if not _matched(run):
+        return {str(digest.rank): _NOT_MATCHED for digest in run.digests}
+    late = {one.rank: one for one in late_ranks(run)}
+    return {
+        str(digest.rank): measure(late[digest.rank]) if digest.rank in late else otherwise
+        for digest in run.digests
+    }
+
+
+def _worst_by_step(run: RunView) -> list[int | None]:
+    """Return for each step the rank that costs the others most, ``None`` where nobody is late."""
+    late = late_ranks(run)
+    if not late:
+        return []
+    standing = run.standing_digest
+    step = standing.judged_step if standing is not None else None
+    least = NOTICED * step.budget.window_ns if step is not None else 0.0
+    costs = np.stack([one.high_ns for one in late])
+    worst = costs.argmax(axis=0)
+    return [
+        late[place].rank if costs[place, column] >= max(least, 1.0) else None
+        for column, place in enumerate(worst.tolist())
+    ]
