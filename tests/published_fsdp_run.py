@@ -9,6 +9,7 @@ and reduces.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tracedoc.testing import TraceBuilder
@@ -52,12 +53,14 @@ def write_run(
     hosts: bool = False,
     lost: tuple[int, int] | None = None,
     without: tuple[int, ...] = (),
+    numbered: bool = True,
 ) -> None:
     """Write ``rank-<r>.json`` for each rank.
 
     ``skew_ms`` shifts the clock of a rank and ``drift`` lets it gain that share of the time; ``hosts`` gives
     every rank a host of its own. ``lost`` is a rank and the number of a reduce-scatter that its file lacks;
-    ``without`` are ranks that were not captured.
+    ``without`` are ranks that were not captured; without ``numbered`` the files hold no
+    sequence numbers, as those of older versions.
     """
     for rank in REDUCE_SCATTER_MEAN_MS:
         if rank in without:
@@ -79,7 +82,7 @@ def write_run(
             for _ in range(LAYERS):
                 builder.collective(
                     "allgather", clock(now), clock(now + ALL_GATHER_MS), nbytes=ALL_GATHER_BYTES,
-                    launch_ms=clock(now - AHEAD_MS), stream=20,
+                    launch_ms=clock(now - AHEAD_MS), stream=20, seq=2 * number + 1,
                 )  # fmt: skip
                 begin = now + ALL_GATHER_MS
                 for part in range(4):
@@ -94,6 +97,7 @@ def write_run(
                     builder.collective(
                         "reducescatter", clock(arrive), clock(end), nbytes=REDUCE_SCATTER_BYTES,
                         dtype="Float", launch_ms=clock(now - AHEAD_MS + 0.5), stream=24,
+                        seq=2 * number,
                     )  # fmt: skip
                 now = end
         end = STEPS * step_ms()
@@ -104,4 +108,7 @@ def write_run(
             clock(end + 1.0),
             launch_ms=clock(end - AHEAD_MS),
         )
-        builder.write(directory / f"rank-{rank}.json")
+        text = builder.to_json()
+        if not numbered:
+            text = re.sub(r'"Seq": ?\d+', '"Is asynchronized op": true', text)
+        (directory / f"rank-{rank}.json").write_text(text)

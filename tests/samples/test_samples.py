@@ -240,7 +240,7 @@ def test_other_runs_do_not_wait_for_input(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        pytest.param("cpu_ddp_straggler", "straggler-rank", marks=pytest.mark.xfail(reason=LATER)),
+        ("cpu_ddp_straggler", "straggler-rank"),
         pytest.param(
             "cpu_ddp_small_buckets", "small-gradient-buckets", marks=pytest.mark.xfail(reason=LATER)
         ),

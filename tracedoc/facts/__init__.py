@@ -19,6 +19,7 @@ from tracedoc.facts import (
     shard_hooks,
     sharding,
     step,
+    straggler,
     wrapping,
 )
 
@@ -38,5 +39,6 @@ __all__ = [
     "shard_hooks",
     "sharding",
     "step",
+    "straggler",
     "wrapping",
 ]

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from tracedoc.diagnosis import Evidence
 from tracedoc.facts.catalog import Unknown
 from tracedoc.facts.communication import latency_bound_exposed
 from tracedoc.facts.digest import RankDigest, StepDigest
+from tracedoc.facts.late import gaps_of, late_ranks, waits_for
 from tracedoc.facts.measure import Measurements
 from tracedoc.facts.shard_table import hideable_backward_stalls, hideable_stalls
 from tracedoc.facts.view import RunView
 from tracedoc.facts.wrapping import fine_wrapping_spans, sharded_exposed_spans
 from tracedoc.spans import Spans
+
+MAX_PEERS = 4
+"""Of the ranks that wait for a late one, these many are shown: those that wait longest."""
 
 MAX_PLACES = 200
 """A finding lists at most this many intervals of one rank, the longest ones, in time order."""
@@ -54,6 +60,30 @@ def _from_run(
     return collect
 
 
+def _waits_for_late_rank(measurements: Measurements, key: str | None) -> tuple[Evidence, ...]:
+    """List where the late rank ``key`` came from in its judged step, and where those waited that waited most.
+
+    ``None`` stands for every late rank.
+    """
+    run = measurements.run
+    found: list[Evidence] = []
+    for late in late_ranks(run):
+        if key is not None and key != str(late.rank):
+            continue
+        own = run.digest(late.rank)
+        if own.judged_step is not None:
+            gaps = gaps_of(run, late).clip(own.judged_step.start_ns, own.judged_step.end_ns)
+            found += _places(own, gaps, "the others wait for what happens here")
+        waited = late.cost_ns.sum(axis=0)
+        for place in np.argsort(-waited, kind="stable")[:MAX_PEERS].tolist():
+            peer = run.digest(late.peers[place])
+            if peer.judged_step is not None and waited[place] > 0:
+                waits = waits_for(run, late, peer.rank)
+                waits = waits.clip(peer.judged_step.start_ns, peer.judged_step.end_ns)
+                found += _places(peer, waits, f"waiting for rank {late.rank}")
+    return tuple(found)
+
+
 def _places(digest: RankDigest, spans: Spans, what: str) -> tuple[Evidence, ...]:
     step = digest.judged_step
     if step is None:
@@ -88,6 +118,8 @@ EvidenceCollector = Callable[[Measurements, str | None], tuple[Evidence, ...]]
 EVIDENCE: dict[str, EvidenceCollector] = {
     "exposed-communication": _from_spans("exposed_comm", "communication with no compute beside it"),
     "small-collectives": _small_collectives,
+    "waits-for-late-rank": _waits_for_late_rank,
+    "waits-for-any-rank": _waits_for_late_rank,
     "late-launches": _from_spans("idle_launch_pace", "GPU idle: the next kernel is not launched yet"),
     "blocking-syncs": _from_spans("idle_sync", "GPU idle after the host waited for it"),
     "host-away": _from_spans("idle_host_away", "GPU idle: the host launches nothing for long"),

@@ -8,18 +8,21 @@ from functools import lru_cache
 
 import numpy as np
 
-from tracedoc.facts.digest import RankDigest
 from tracedoc.facts.view import RunView
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.blame import Lateness
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.host import IDLE_WORK, PHASES, WORK
+from tracedoc.units import format_ms
 
 MAX_SUSPECTS = 8
 """Ranks that are looked at closely: those in whose name the others wait longest."""
 
 STRAGGLING = (Lateness.HOST, Lateness.COMPUTE)
 """What makes a straggler; a rank that stood behind another operation is none."""
+
+CAUSES = ("kernels", *WORK[2:])
+"""What can make a rank late: :data:`WORK`, with all kernels as one."""
 
 CAUSE_SHARE = 0.5
 """What explains at least this share of a lateness is called its cause."""
@@ -34,9 +37,9 @@ class LateRank:
 
     ``cost_ns[s, p]`` is how long peer ``peers[p]`` waits for it in step ``steps[s]`` with no compute beside
     it: the union of its waits in operations whose chain of blame ends at this rank. ``operations`` are those
-    (indices of the matching) to which it came last itself. ``excess_us`` is, by :data:`WORK`, what it did
-    before them beyond the median of its peers, summed over all steps; ``more_kernels`` the ratio of kernels
-    it started, ``away_phase`` where in the step its host was longest away.
+    (indices of the matching) to which it came last itself. ``excess_us[s, c]`` is what it did before them
+    beyond the median of its peers, by :data:`CAUSES`; ``more_kernels`` the ratio of kernels that it started,
+    ``away_phase`` where in the step its host was longest away.
     """
 
     rank: int
@@ -60,11 +63,17 @@ class LateRank:
 
     @property
     def cause(self) -> str:
-        """What it did in the gap, by :data:`WORK`, or "" if nothing explains half of it."""
-        gained = np.maximum(self.excess_us, 0)
-        total = int(self.excess_us.sum())
-        best = int(gained.argmax())
-        return WORK[best] if total > 0 and gained[best] >= CAUSE_SHARE * total else ""
+        """What it did in the gap, of :data:`CAUSES`, or "" if nothing explains half of it."""
+        excess = self.excess_us.sum(axis=0)
+        best = int(excess.argmax())
+        return CAUSES[best] if excess[best] > 0 and excess[best] >= CAUSE_SHARE * excess.sum() else ""
+
+    @property
+    def cause_ns(self) -> Int64Array:
+        """How much longer than its peers it was at its cause in each step; zeros without a cause."""
+        cause = self.cause
+        column = self.excess_us[:, CAUSES.index(cause)] if cause else np.zeros(len(self.steps), np.int64)
+        return np.asarray(np.maximum(column, 0) * 1000)
 
 
 @lru_cache(maxsize=1)
@@ -96,7 +105,7 @@ def _late_rank(run: RunView, position: int, steps: Sequence[int]) -> LateRank:
         mine = np.flatnonzero(blamed[matching.operation] & (matching.part_rank == place))
         cost[:, column] = _waited(run, place, mine, steps)
     own = np.flatnonzero(blamed & (blame.last == position))
-    excess, more_kernels, phase = _what_it_did(run, position, own)
+    excess, more_kernels, phase = _what_it_did(run, position, own, steps)
     return LateRank(
         rank=matching.ranks[position],
         steps=tuple(steps),
@@ -118,6 +127,24 @@ def waits_for(run: RunView, late: LateRank, peer: int) -> Spans:
     return _wait_spans(run, place, run.matching.part_row[mine])
 
 
+def gaps_of(run: RunView, late: LateRank) -> Spans:
+    """Return when a late rank was at what made it late, on its own clock.
+
+    From the end of what it had communicated before to its start of each collective to which it came last.
+    """
+    position = run.matching.ranks.index(late.rank)
+    table = run.digest(late.rank).collectives
+    own = np.flatnonzero(
+        np.isin(run.matching.operation, late.operations) & (run.matching.part_rank == position)
+    )
+    rows = run.matching.part_row[own]
+    ended = np.maximum.accumulate(table.end_ns) if len(table) else table.end_ns
+    before = np.where(
+        rows > 0, ended[rows - 1], table.start_ns[rows] - run.blame.late_ns[run.matching.operation[own]]
+    )
+    return Spans.of(np.minimum(before, table.start_ns[rows]), table.start_ns[rows])
+
+
 def _waited(run: RunView, place: int, parts: np.ndarray, steps: Sequence[int]) -> list[int]:
     rows = run.matching.part_row[parts]
     step_of = run.matching.step[run.matching.operation[parts]]
@@ -130,21 +157,23 @@ def _wait_spans(run: RunView, place: int, rows: np.ndarray) -> Spans:
     return Spans.of(digest.collectives.start_ns[rows], turn[rows]) & digest.exposed_comm
 
 
-def _what_it_did(run: RunView, position: int, operations: np.ndarray) -> tuple[Int64Array, float, int]:
+def _what_it_did(
+    run: RunView, position: int, operations: np.ndarray, steps: Sequence[int]
+) -> tuple[Int64Array, float, int]:
     """Compare what a rank did before the operations to which it came last with what its peers did."""
     matching = run.matching
-    excess = np.zeros(len(WORK), dtype=np.int64)
-    kernels = peer_kernels = longest = 0
-    phase = 0
+    excess = np.zeros((len(steps), len(CAUSES)), dtype=np.int64)
+    kernels = peer_kernels = longest = phase = 0
     for operation in operations.tolist():
-        own: tuple[np.ndarray, int] | None = None
-        others: list[tuple[np.ndarray, int]] = []
+        own: tuple[Int64Array, int] | None = None
+        others: list[tuple[Int64Array, int]] = []
         for part in range(int(matching.first[operation]), int(matching.first[operation + 1])):
             place, row = int(matching.part_rank[part]), int(matching.part_row[part])
             work = run.digests[place].host_work
             if work is None:
                 continue
-            did = (work.before.us[row].astype(np.int64), int(work.before.kernels[row]))
+            us = work.before.us[row].astype(np.int64)
+            did = (np.append(us[:2].sum(), us[2:]), int(work.before.kernels[row]))
             if place != position:
                 others.append(did)
                 continue
@@ -153,31 +182,30 @@ def _what_it_did(run: RunView, position: int, operations: np.ndarray) -> tuple[I
                 longest, phase = int(work.before.away_us[row]), int(work.before.away_phase[row])
         if own is None or not others:
             continue
-        excess += own[0] - np.median([us for us, _ in others], axis=0).astype(np.int64)
+        step = steps.index(int(matching.step[operation]))
+        excess[step] += own[0] - np.median([us for us, _ in others], axis=0).astype(np.int64)
         kernels += own[1]
         peer_kernels += int(np.median([count for _, count in others]))
     return excess, kernels / peer_kernels if peer_kernels else 1.0, phase
 
 
 def story(late: LateRank, run: RunView) -> str:
-    """Say in words what a late rank did while the others waited: one clause, or "" where nothing is known."""
+    """Say in words what a late rank did while the others waited."""
     cause = late.cause
-    steps = max(len(late.steps), 1)
     if not cause:
-        return "no single cause explains it"
-    spent = int(max(late.excess_us[WORK.index(cause)], 0)) / 1e3 / steps
-    digest = run.digest(late.rank)
-    what = _WORDS[cause]
-    if cause in ("matrix", "compute"):
-        pace = "more kernels" if late.more_kernels >= MORE_KERNELS else "longer kernels, no more of them"
-        what = "operators" if digest.is_cpu else pace
+        return "its time on nothing in particular: no single cause explains the delay"
+    if cause == "kernels":
+        if run.digest(late.rank).is_cpu:
+            what = "operators"
+        else:
+            what = "more kernels" if late.more_kernels >= MORE_KERNELS else "kernels, as many as theirs"
+    else:
+        what = _WORDS[cause]
     where = f", {PHASES[late.away_phase]}" if cause in IDLE_WORK and late.away_phase else ""
-    return f"{spent:.3g} ms more than its peers in {what}{where}"
+    return f"{format_ms(float(late.cause_ns.mean()) / 1e6)} more than its peers in {what}{where}"
 
 
 _WORDS = {
-    "matrix": "matrix products",
-    "compute": "kernels",
     "communication": "other communication",
     "copy": "copies",
     "input": "its data loader",
@@ -187,7 +215,7 @@ _WORDS = {
     "gc": "garbage collection",
     "profiler": "the profiler itself",
     "optimizer": "the optimizer's host code",
-    "dispatch": "the launching of operators",
+    "dispatch": "launching operators",
     "python": "Python between operators",
     "dependency": "work that was launched and did not start",
     "unknown": "code that no operator covers (sleep, I/O, or Python)",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tracedoc.facts.catalog import Unknown, Value, run_fact
-from tracedoc.facts.late import LateRank, late_ranks, story
+from tracedoc.facts.late import MORE_KERNELS, LateRank, late_ranks, story
 from tracedoc.facts.view import RunView
 
 NOTICED = 0.02
@@ -27,13 +27,13 @@ def late_cost_ms(run: RunView) -> dict[str, Value]:
 
 @run_fact("late_least_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def late_least_ms(run: RunView) -> dict[str, Value]:
-    """What every other rank waits for this rank per step at least: it is so much later than the second-latest."""
+    """What every other rank waits for this rank per step at least: how late it is after the second-latest."""
     return _of_late(run, lambda late: float(np.median(late.low_ns)) / 1e6, 0.0)
 
 
 @run_fact("late_steps_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
 def late_steps_frac(run: RunView) -> dict[str, Value]:
-    """Share of the steps in which this rank is the one that costs the others most, and 2 % of the step or more."""
+    """Share of the steps in which this rank costs the others most, and 2 % of the step or more."""
     worst = _worst_by_step(run)
     return _of_late(run, lambda late: worst.count(late.rank) / max(len(worst), 1), 0.0)
 
@@ -61,9 +61,40 @@ def late_story(run: RunView) -> dict[str, Value]:
     return _of_late(run, lambda late: story(late, run), "it is not late")
 
 
+@run_fact("late_cause", unit="text", scope="rank", needs=("collectives", "multi_rank"))
+def late_cause(run: RunView) -> dict[str, Value]:
+    """The cause in :func:`late_story` as a word: "longer kernels", "more kernels", or one of ``CAUSES``.
+
+    It is "none" where no cause explains half of the difference.
+    """
+
+    def word(late: LateRank) -> Value:
+        if late.cause == "kernels":
+            return "more kernels" if late.more_kernels >= MORE_KERNELS else "longer kernels"
+        return late.cause or "none"
+
+    return _of_late(run, word, "none")
+
+
+@run_fact("late_explained_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+def late_explained_frac(run: RunView) -> dict[str, Value]:
+    """How much of the waiting the cause explains in at least three quarters of the steps.
+
+    A cause that is there in every step explains it; where processes share cores, a rank can come last
+    several times by chance, and then it did nothing else than its peers.
+    """
+
+    def explained(late: LateRank) -> Value:
+        waited = float(np.median(late.high_ns))
+        usual = float(np.quantile(late.cause_ns, 0.25, method="lower"))
+        return min(usual / waited, 1.0) if waited > 0 else 0.0
+
+    return _of_late(run, explained, 0.0)
+
+
 @run_fact("late_rank_changes_frac", unit="fraction", needs=("collectives", "multi_rank"))
 def late_rank_changes_frac(run: RunView) -> Value:
-    """Share of the steps with a late rank in which that is not the rank most often late: 0 for a stable one."""
+    """Share of the steps with a late rank in which it is another than the one most often late."""
     worst = [rank for rank in _worst_by_step(run) if rank is not None]
     if not worst:
         return Unknown("no rank is late") if _matched(run) else _NOT_MATCHED
@@ -72,7 +103,7 @@ def late_rank_changes_frac(run: RunView) -> Value:
 
 @run_fact("late_any_cost_ms", unit="ms", needs=("collectives", "multi_rank"))
 def late_any_cost_ms(run: RunView) -> Value:
-    """What the median rank waits per step for whichever rank costs most in that step; the median over steps."""
+    """What the median rank waits for whichever rank costs most in a step; the median over the steps."""
     late = late_ranks(run)
     if not late:
         return 0.0 if _matched(run) else _NOT_MATCHED

@@ -9,6 +9,7 @@ from tracedoc.facts.catalog import Unknown
 from tracedoc.facts.measure import Measurements
 from tracedoc.whatif.bounds import measured, within_host_work
 from tracedoc.whatif.sharding import SHARDING_GAINS
+from tracedoc.whatif.straggler import not_wait_for_any_rank, not_wait_for_rank
 
 GainEstimator = Callable[[Measurements, str | None], Gain | Unknown]
 
@@ -19,7 +20,7 @@ def hide_exposed_communication(measurements: Measurements, key: str | None) -> G
     At most the exposed communication less known waiting; at most the compute that runs with no communication
     beside it, for nothing else can hide it; and at most the step minus the host's own work, which stays.
     """
-    exposed = _number(measurements, "exposed_comm_less_wait_ms", key)
+    exposed = measured(measurements, "exposed_comm_less_wait_ms", key)
     if isinstance(exposed, Unknown):
         return exposed
     return _hidden(measurements, key, exposed)
@@ -27,27 +28,22 @@ def hide_exposed_communication(measurements: Measurements, key: str | None) -> G
 
 def hide_small_collectives(measurements: Measurements, key: str | None) -> Gain | Unknown:
     """Bound what merging latency-bound collectives gives: their exposed time."""
-    exposed = _number(measurements, "latency_bound_exposed_ms", key)
+    exposed = measured(measurements, "latency_bound_exposed_ms", key)
     if isinstance(exposed, Unknown):
         return exposed
-    high, assumptions = _host_bound(measurements, key, exposed)
+    high, assumptions = within_host_work(measurements, key, exposed)
     return Gain(0.0, high, "ceiling", ("merged collectives take no time of their own", *assumptions))
 
 
 def _hidden(measurements: Measurements, key: str | None, exposed: float) -> Gain | Unknown:
-    compute = _number(measurements, "compute_ms", key)
-    comm = _number(measurements, "comm_ms", key)
-    all_exposed = _number(measurements, "exposed_comm_ms", key)
+    compute = measured(measurements, "compute_ms", key)
+    comm = measured(measurements, "comm_ms", key)
+    all_exposed = measured(measurements, "exposed_comm_ms", key)
     if isinstance(compute, Unknown) or isinstance(comm, Unknown) or isinstance(all_exposed, Unknown):
         return Unknown("the budget of the step is not known")
     room = max(compute - (comm - all_exposed), 0.0)
-    high, assumptions = _host_bound(measurements, key, min(exposed, room))
+    high, assumptions = within_host_work(measurements, key, min(exposed, room))
     return Gain(0.0, high, "ceiling", ("the transfer hides behind compute completely", *assumptions))
-
-
-def _host_bound(measurements: Measurements, key: str | None, high: float) -> tuple[float, tuple[str, ...]]:
-    """Limit a gain that leaves the host's work as it is to step - host_floor."""
-    return within_host_work(measurements, key, high)
 
 
 def launch_in_time(measurements: Measurements, key: str | None) -> Gain | Unknown:
@@ -61,8 +57,9 @@ def avoid_syncs(measurements: Measurements, key: str | None) -> Gain | Unknown:
     It is ahead by the time it was blocked for, and what it is ahead can fill the idle time after the waits
     and late launches behind them, no more.
     """
-    idle, blocked = _number(measurements, "sync_idle_ms", key), _number(measurements, "sync_blocked_ms", key)
-    late = _number(measurements, "late_launch_idle_ms", key)
+    idle = measured(measurements, "sync_idle_ms", key)
+    blocked = measured(measurements, "sync_blocked_ms", key)
+    late = measured(measurements, "late_launch_idle_ms", key)
     if isinstance(idle, Unknown):
         return idle
     if isinstance(blocked, Unknown) or isinstance(late, Unknown):
@@ -106,7 +103,7 @@ def fill_the_step(measurements: Measurements, key: str | None) -> Gain | Unknown
 
     That time (launches, latency, waiting) is paid once a step, so twice the work pays it half as often.
     """
-    step, compute = _number(measurements, "step_ms", key), _number(measurements, "compute_ms", key)
+    step, compute = measured(measurements, "step_ms", key), measured(measurements, "compute_ms", key)
     if isinstance(step, Unknown) or isinstance(compute, Unknown):
         return Unknown("the budget of the step is not known")
     assumptions = (
@@ -127,14 +124,10 @@ def even_steps(measurements: Measurements, key: str | None) -> Gain | Unknown:
 
 
 def _idle_gain(measurements: Measurements, key: str | None, fact: str, assumption: str) -> Gain | Unknown:
-    high = _number(measurements, fact, key)
+    high = measured(measurements, fact, key)
     if isinstance(high, Unknown):
         return high
     return Gain(0.0, max(high, 0.0), "ceiling", (assumption,))
-
-
-def _number(measurements: Measurements, fact: str, key: str | None) -> float | Unknown:
-    return measured(measurements, fact, key)
 
 
 GAINS: dict[str, GainEstimator] = {
@@ -151,5 +144,7 @@ GAINS: dict[str, GainEstimator] = {
     **SHARDING_GAINS,
     "stop-collections": stop_collections,
     "even-steps": even_steps,
+    "not-wait-for-rank": not_wait_for_rank,
+    "not-wait-for-any-rank": not_wait_for_any_rank,
 }
 """Estimators by the names that rules use. The key is a rank, ``None`` for the run."""

@@ -1,0 +1,123 @@
+"""Stragglers of whole runs: a published one under skewed clocks and lost events, and one that changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.published_fsdp_run import LAYERS, REDUCE_SCATTER_MEAN_MS, waiting_share, write_run
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.pipeline import Options, diagnose
+from tracedoc.testing import TraceBuilder
+
+
+def judged(directory: Path) -> Diagnosis:
+    return diagnose([directory], Options(jobs=1))
+
+
+def straggler(diagnosis: Diagnosis) -> tuple[int, ...]:
+    return next((f.ranks for f in diagnosis.findings if f.rule_id == "straggler-rank"), ())
+
+
+def waits(diagnosis: Diagnosis) -> dict[int, float]:
+    """Return the exposed waiting of each rank in its median step, in ms."""
+    return {
+        rank.rank: rank.budget.exposed_wait_ms
+        for rank in diagnosis.ranks
+        if rank.budget is not None and rank.budget.exposed_wait_ms is not None
+    }
+
+
+def expected_waits() -> dict[int, float]:
+    return {r: LAYERS * mean * waiting_share(r) for r, mean in REDUCE_SCATTER_MEAN_MS.items()}
+
+
+def test_the_published_run_waits_for_rank_4(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    diagnosis = judged(tmp_path)
+    assert straggler(diagnosis) == (4,)
+    assert diagnosis.findings[0].rule_id == "straggler-rank"
+    assert waits(diagnosis) == pytest.approx(expected_waits(), rel=1e-3, abs=0.01)
+    shares = [waiting_share(rank) for rank in REDUCE_SCATTER_MEAN_MS if rank != 4]
+    assert (round(min(shares), 2), round(max(shares), 2)) == (0.55, 0.84)
+    # The median of the other seven waits as rank 1 does, the least as rank 5.
+    gain = diagnosis.findings[0].gain
+    assert gain is not None
+    assert (gain.low_ms, gain.high_ms) == pytest.approx((expected_waits()[5], expected_waits()[1]), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("damage", "limit"),
+    [
+        ({"skew_ms": {0: 3_000.0, 3: -7_000.0, 6: 12.0}, "hosts": True}, None),
+        ({"skew_ms": {1: 5.0}, "drift": {1: 1e-4, 5: -5e-5}, "hosts": True}, None),
+        ({"lost": (1, 4)}, None),
+        ({"lost": (1, 4), "numbered": False}, None),
+        ({"numbered": False, "skew_ms": {2: 900.0}, "hosts": True}, None),
+        ({"without": (6,)}, "missing-ranks"),
+    ],
+    ids=[
+        "clocks apart by seconds",
+        "a drifting clock",
+        "one event lost",
+        "one event lost, no numbers",
+        "no numbers, a clock apart",
+        "one rank missing",
+    ],
+)
+def test_the_same_straggler_and_the_same_waits(
+    tmp_path: Path, damage: dict[str, object], limit: str | None
+) -> None:
+    write_run(tmp_path, **damage)  # type: ignore[arg-type]
+    diagnosis = judged(tmp_path)
+    assert straggler(diagnosis) == (4,)
+    expected = {rank: expected_waits()[rank] for rank in waits(diagnosis)}
+    assert len(expected) >= 7
+    if "lost" in damage:  # rank 1 lost one of the waits of its judged step; nothing else moves
+        expected[1] *= (LAYERS - 1) / LAYERS
+    assert waits(diagnosis) == pytest.approx(expected, rel=0.02, abs=0.5)
+    if limit is not None:
+        assert limit in {one.code for one in diagnosis.limits}
+
+
+def test_a_truncated_rank_leaves_the_straggler_and_the_waits_of_the_others(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    path = tmp_path / "rank-2.json"
+    text = path.read_bytes()
+    path.write_bytes(text[: int(len(text) * 0.7)])
+    diagnosis = judged(tmp_path)
+    assert straggler(diagnosis) == (4,)
+    found = waits(diagnosis)
+    others = [rank for rank in found if rank != 2]
+    assert [found[rank] for rank in others] == pytest.approx(
+        [expected_waits()[rank] for rank in others], rel=0.02, abs=0.5
+    )
+    assert "truncated-trace" in {one.code for one in diagnosis.limits}
+
+
+def write_changing(directory: Path, late: list[int]) -> None:
+    """Draw steps of 100 ms on three ranks: 60 ms of compute, 85 ms on the rank that ``late`` names."""
+    for rank in range(3):
+        builder = TraceBuilder(rank, 3)
+        for step, slow in enumerate([*late, -1]):
+            now = 100.0 * step
+            end = now + (85.0 if slow == rank else 60.0)
+            builder.step(step, now - 20.0, now + 79.9)
+            builder.kernel("gemm", now, end, launch_ms=now - 15.0)
+            builder.collective("allreduce", end, now + 100.0, launch_ms=now - 10.0)
+        builder.write(directory / f"rank-{rank}.json")
+
+
+def test_a_rank_that_changes_every_step_is_jitter(tmp_path: Path) -> None:
+    write_changing(tmp_path, [0, 1, 2] * 4)
+    diagnosis = judged(tmp_path)
+    (finding,) = [f for f in diagnosis.findings if f.topic == "straggler"]
+    assert finding.rule_id == "rotating-straggler"
+    assert finding.gain is not None
+    assert finding.gain.high_ms == pytest.approx(25.0)
+
+
+def test_five_steps_cannot_tell_jitter(tmp_path: Path) -> None:
+    write_changing(tmp_path, [0, 1, 2, 0, 1])
+    assert [f for f in judged(tmp_path).findings if f.topic == "straggler"] == []

@@ -1,0 +1,29 @@
+"""Bound what a rank that comes in time would give back: what the others wait for it."""
+
+from __future__ import annotations
+
+from tracedoc.diagnosis import Gain
+from tracedoc.facts.catalog import Unknown
+from tracedoc.facts.measure import Measurements
+from tracedoc.whatif.bounds import measured
+
+
+def not_wait_for_rank(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what a late rank costs: the waiting of the rank that waits least, and that of the median rank.
+
+    With the late rank in time the next-latest one is waited for still; what all wait is surely gained, what
+    the median rank waits at most.
+    """
+    high, low = measured(measurements, "late_cost_ms", key), measured(measurements, "late_least_ms", key)
+    if isinstance(high, Unknown):
+        return high
+    least = 0.0 if isinstance(low, Unknown) else min(low, high)
+    return Gain(least, high, "ceiling", ("this rank comes as early as the median of the others",))
+
+
+def not_wait_for_any_rank(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what equal arrivals give: what the median rank waits for whichever rank is last."""
+    high = measured(measurements, "late_any_cost_ms", key)
+    if isinstance(high, Unknown):
+        return high
+    return Gain(0.0, high, "ceiling", ("all ranks come at the same time",))
