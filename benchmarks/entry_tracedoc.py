@@ -10,15 +10,25 @@ from tracedoc.executors import begin_workers, run_each
 
 
 def breakdown(path: str, on_bytes: Callable[[int], None] | None = None) -> str:
-    """Return the budget of the capture in ms, and the length of every step."""
-    from tracedoc.timeline.build import build_timeline
+    """Return the budget of a GPU's capture and of each of its steps, in ns."""
+    from tracedoc.timeline import activity, launches, steps
+    from tracedoc.trace.columns import Kind
     from tracedoc.trace.kineto import read_trace
 
-    timeline = build_timeline(read_trace(path, on_bytes=on_bytes))
-    activity = timeline.activity
-    assert activity is not None
-    budget = activity.budget(activity.start_ns, activity.end_ns)
-    return f"{budget} {[round((window.end_ns - window.start_ns) / 1e6, 3) for window in timeline.windows]}"
+    trace = read_trace(path, on_bytes=on_bytes)
+    host = steps.find_host_steps(trace)
+    linked = launches.link_launches(trace)
+    events = activity.classify_gpu_events(trace, linked)
+    device = activity.busiest_device(trace, events)
+    stream = activity.compute_stream(trace, events, device)
+    position, _ = steps.assign_steps(trace, linked, host)
+    mine = trace.device[events.rows] == device
+    rows = events.rows[mine]
+    boundary = (trace.kind[rows] == int(Kind.KERNEL)) & (trace.stream[rows] == stream)
+    windows = steps.gpu_windows(trace, rows, position[mine], boundary, host)
+    busy = activity.device_activity(trace, events, device)
+    extents = [(busy.start_ns, busy.end_ns), *((window.start_ns, window.end_ns) for window in windows)]
+    return "\n".join(str(busy.budget(start, end)) for start, end in extents)
 
 
 if __name__ == "__main__":
