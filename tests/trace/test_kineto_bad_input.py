@@ -184,6 +184,9 @@ def test_events_at_impossible_times_are_left_out(bad: str) -> None:
     trace = read(WHOLE.replace('"ts": 200,', f'"ts": {bad},'))
     assert names(trace) == ["op0", "op1", "op3", "op4"]
     assert codes(trace) == ["impossible-times"]
+    assert "without a possible time: 1;" in trace.limits[0].message
+    with pytest.raises(InputError, match="without a possible time"):
+        read(WHOLE.replace('"ts": 200,', f'"ts": {bad},'), strict=True)
 
 
 def test_negative_durations_count_as_instants() -> None:

@@ -182,7 +182,7 @@ class Columns:
             limits.append(
                 Limit(
                     "impossible-times",
-                    f"{path}: {broken:,} events have no possible time and {clamped:,} a negative duration",
+                    f"{path}: events without a possible time: {broken:,}; of negative length: {clamped:,}",
                     "the former are left out, the latter count as instants",
                 )
             )

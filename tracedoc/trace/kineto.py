@@ -16,6 +16,8 @@ from tracedoc.trace.events import EventDecoder
 from tracedoc.trace.source import Source, open_stream
 from tracedoc.trace.vocabulary import KINDS
 
+_DAMAGE = ("truncated-trace", "damaged-events", "impossible-times")
+
 
 def read_trace(
     path: str | os.PathLike[str],
@@ -72,9 +74,11 @@ def _read(source: Source, *, python_functions: bool, strict: bool) -> Trace:
     outcome.truncated = outcome.truncated or source.damaged
     _check_it_is_a_trace(source.path, outcome, columns)
     limits = _damage_limits(source.path, outcome, decoder.read, columns)
-    if strict and limits:
-        raise InputError(limits[0].message, "without the strict mode, what is whole in it is read")
-    return columns.trace(source.path, outcome, decoder, limits)
+    trace = columns.trace(source.path, outcome, decoder, limits)
+    lost = [limit for limit in trace.limits if limit.code in _DAMAGE]
+    if strict and lost:
+        raise InputError(lost[0].message, "without the strict mode, what is whole in it is read")
+    return trace
 
 
 # What is wrong with a file, in the user's words.
