@@ -35,6 +35,7 @@ from tracedoc.diagnosis import (
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import Measurement, Unknown, Value
 from tracedoc.facts.digest import RankDigest, StepDigest
+from tracedoc.facts.links import operation_class
 from tracedoc.facts.measure import Measurements
 from tracedoc.facts.shard_table import unit_rows
 from tracedoc.facts.view import RunView
@@ -252,8 +253,27 @@ def _collective_rows(run: RunView, digest: RankDigest) -> tuple[CollectiveRow, .
     for row in np.flatnonzero(inside).tolist():
         kind = table.kinds[int(table.kind[row])]
         kinds[kind.op, kind.group_name, kind.group_size or len(kind.group) or None, kind.dtype].append(row)
-    rows = [_collective_row(key, table, turn, matched, np.array(listed)) for key, listed in kinds.items()]
+    rows = []
+    for key, listed in kinds.items():
+        places = np.array(listed)
+        rows.append(_across_ranks(_collective_row(key, table, turn, matched, places), run, digest, places))
     return tuple(sorted(rows, key=lambda row: -row.time_ms))
+
+
+def _across_ranks(row: CollectiveRow, run: RunView, digest: RankDigest, rows: np.ndarray) -> CollectiveRow:
+    """Return the row with what the matching over ranks says of such operations."""
+    found = operation_class(run, digest, rows)
+    if found is None:
+        return row
+    return replace(
+        row,
+        expected_gbps=found.expected_gbps if row.busbw_gbps is not None else None,
+        median_transfer_ms=found.transfer_ms,
+        arrival_spread_ms=found.spread_ms,
+        matched_calls=found.calls,
+        partial_calls=found.partial_calls,
+        last_arrivals=found.last_arrivals,
+    )
 
 
 def _collective_row(

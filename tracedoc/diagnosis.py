@@ -234,6 +234,12 @@ class CollectiveRow:
     wait_ms: float | None
     transfer_ms: float | None
     busbw_gbps: float | None
+    expected_gbps: float | None = None  # what the median size should reach on this link
+    median_transfer_ms: float | None = None  # of one operation, over all steps
+    arrival_spread_ms: float | None = None  # first to last rank, median over all steps
+    matched_calls: int = 0  # operations matched with other ranks, in all steps
+    partial_calls: int = 0  # of these, those of which a rank was not captured
+    last_arrivals: dict[str, int] = field(default_factory=dict)  # how often each rank came last
 
 
 @dataclass(frozen=True, slots=True)

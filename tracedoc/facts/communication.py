@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.facts.catalog import Unknown, Value, rank_fact, run_fact
 from tracedoc.facts.digest import RankDigest, StepDigest
+from tracedoc.facts.links import half_rate_bytes
 from tracedoc.facts.step import NO_STEP
 from tracedoc.facts.view import RunView
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.exposure import ExposedSplit
-from tracedoc.trace.vocabulary import device_peak
-
-REFERENCE_HALF_BYTES = 20 * 2**20
-"""Message size at which 8x H200 reach half of their all-reduce bandwidth (measured busbw of 40, 220, 276,
-402, 482 GB/s at 1, 16, 32, 128 MiB and 16 GiB: ml-engineering, network)."""
-
-REFERENCE_LINK_GBPS = 450
-"""NVLink rate of one H200, one direction: a slower link reaches half of its rate at a smaller message."""
 
 LATENCY_BOUND_SHARE = 0.25
 """Below this share of the half-rate size a message takes nearly as long as an empty one."""
@@ -117,10 +111,10 @@ def latency_bound_frac(run: RunView) -> dict[str, Value]:
     """Share of the median step's sized collectives that are too small to use the link.
 
     Latency-bound is below a quarter of the size at which the link reaches half of its rate. That size is
-    taken in proportion to the link's rate from a measured machine (8x H200: 20 MiB), which errs towards
-    "not latency-bound" for groups over several hosts.
+    fitted to the transfers of this run where a group has three or more sizes, else taken from measured
+    machines, in proportion to the link's rate and the number of ranks (8x H200: 20 MiB).
     """
-    return _by_rank(run, _latency_bound_share)
+    return _by_rank(run, lambda digest, step: _latency_bound_share(run, digest, step))
 
 
 @run_fact("latency_bound_exposed_ms", unit="ms", scope="rank", needs=("collectives",))
@@ -136,34 +130,37 @@ def latency_bound_exposed_ms(run: RunView) -> dict[str, Value]:
 
 def latency_bound_exposed(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
     """Return the time that :func:`latency_bound_exposed_ms` measures."""
-    limit = latency_bound_bytes(digest)
-    if isinstance(limit, Unknown):
-        return limit
+    latency_bound = _latency_bound(run, digest)
+    if isinstance(latency_bound, Unknown):
+        return latency_bound
     table = digest.collectives
     turn = run.arrivals[digest.rank].turn_ns(table)
-    small = table.in_window(step.start_ns, step.end_ns) & (table.nbytes != NONE) & (table.nbytes < limit)
+    small = table.in_window(step.start_ns, step.end_ns) & latency_bound
     inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
     return inside & Spans.of(turn[small], table.end_ns[small])
 
 
-def _latency_bound_share(digest: RankDigest, step: StepDigest) -> Value:
-    limit = latency_bound_bytes(digest)
-    if isinstance(limit, Unknown):
-        return limit
+def _latency_bound_share(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    latency_bound = _latency_bound(run, digest)
+    if isinstance(latency_bound, Unknown):
+        return latency_bound
     table = digest.collectives
-    inside = table.in_window(step.start_ns, step.end_ns)
-    sizes = table.nbytes[inside & (table.nbytes != NONE) & ~table.is_op("barrier")]
-    if sizes.size == 0:
+    sized = table.in_window(step.start_ns, step.end_ns) & (table.nbytes != NONE) & ~table.is_op("barrier")
+    if not sized.any():
         return Unknown("no collective carries its size")
-    return float((sizes < limit).mean())
+    return float(latency_bound[sized].mean())
 
 
-def latency_bound_bytes(digest: RankDigest) -> float | Unknown:
-    """Return the size below which a message of this rank is latency-bound."""
-    peak = device_peak(digest.device)
-    if peak is None or peak.link_gbps is None:
-        return Unknown(f"the link of {digest.device!r} is not in the device table")
-    return LATENCY_BOUND_SHARE * REFERENCE_HALF_BYTES * peak.link_gbps / REFERENCE_LINK_GBPS
+def latency_bound_bytes(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64] | Unknown:
+    """Return for each of a rank's collectives the size below which its group is latency-bound."""
+    halves = half_rate_bytes(run, digest)
+    return halves if isinstance(halves, Unknown) else LATENCY_BOUND_SHARE * halves
+
+
+def _latency_bound(run: RunView, digest: RankDigest) -> npt.NDArray[np.bool_] | Unknown:
+    """Return a mask of the rank's sized collectives that are too small to use the link."""
+    limits, sizes = latency_bound_bytes(run, digest), digest.collectives.nbytes
+    return limits if isinstance(limits, Unknown) else np.asarray((sizes != NONE) & (sizes < limits))
 
 
 def _of_judged_step(timeline: RankTimeline) -> CollectiveTable:

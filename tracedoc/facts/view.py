@@ -6,12 +6,16 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from tracedoc.facts.digest import RankDigest, StepDigest
 from tracedoc.run.job import Job
+from tracedoc.timeline.bandwidth import SizeCurve, group_curves
 from tracedoc.timeline.blame import Blame, assign_blame
 from tracedoc.timeline.exposure import Arrivals, ExposedSplit, arrivals_by_rank, exposed_waits, split_exposed
 from tracedoc.timeline.group_guesses import with_guessed_groups
-from tracedoc.timeline.matching import Matching, RankCollectives, match_collectives
+from tracedoc.timeline.matching import Matching, RankCollectives, match_collectives, operations_of_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +25,9 @@ class RunView:
     ``digests`` are in rank order. ``standing`` is the rank whose judged step is the lower median, which
     stands for the run; ``None`` where no rank has one. ``splits`` holds the exposed communication of every
     step, by ``(rank, step number)``; ``arrivals`` say for each row of a rank's collectives when the last peer
-    came, ``blame`` who came last to each matched operation, and what kept that rank.
+    came, ``blame`` who came last to each matched operation, and what kept that rank;
+    ``operations`` the operation of the matching (``NO_OPERATION`` where there is none). ``curves`` hold what
+    each group of the matching should reach on its link, ``None`` where that is not known.
     ``job`` is what the manifest tells, ``None`` without one.
     """
 
@@ -31,6 +37,8 @@ class RunView:
     splits: Mapping[tuple[int, int], ExposedSplit]
     arrivals: Mapping[int, Arrivals]
     blame: Blame
+    operations: Mapping[int, npt.NDArray[np.int32]]
+    curves: tuple[SizeCurve | None, ...]
     standing: int | None
     job: Job | None = None
 
@@ -65,8 +73,19 @@ def build_view(digests: Sequence[RankDigest], world_size: int | None, job: Job |
         found = spans.in_windows([s.start_ns for s in digest.steps], [s.end_ns for s in digest.steps])
         for step, split in zip(digest.steps, found, strict=True):
             splits[digest.rank, step.index] = split
-    blame = assign_blame(matching, ranks, waits)
-    return RunView(ordered, world_size, matching, splits, arrivals, blame, _standing_rank(ordered), job)
+    operations = operations_of_rows(matching, ranks)
+    return RunView(
+        digests=ordered,
+        world_size=world_size,
+        matching=matching,
+        splits=splits,
+        arrivals=arrivals,
+        blame=assign_blame(matching, ranks, waits),
+        operations={rank.rank: rows for rank, rows in zip(ranks, operations, strict=True)},
+        curves=group_curves(matching, {d.rank: d.device for d in ordered}, {d.rank: d.host for d in ordered}),
+        standing=_standing_rank(ordered),
+        job=job,
+    )
 
 
 def _standing_rank(digests: Sequence[RankDigest]) -> int | None:

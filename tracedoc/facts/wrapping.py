@@ -8,12 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import Unknown, Value, run_fact
-from tracedoc.facts.communication import (
-    REFERENCE_HALF_BYTES,
-    REFERENCE_LINK_GBPS,
-    latency_bound_bytes,
-)
+from tracedoc.facts.communication import latency_bound_bytes
 from tracedoc.facts.digest import RankDigest, StepDigest
+from tracedoc.facts.links import half_rate_bytes
 from tracedoc.facts.view import RunView
 from tracedoc.spans import Spans
 from tracedoc.trace.vocabulary import device_peak
@@ -32,14 +29,15 @@ def latency_bound_gathers_frac(run: RunView) -> dict[str, Value]:
     """
 
     def share(digest: RankDigest, step: StepDigest) -> Value:
-        limit = latency_bound_bytes(digest)
+        limit = latency_bound_bytes(run, digest)
         if digest.units is None:
             return NOT_SHARDED
         if isinstance(limit, Unknown):
             return limit
         calls = digest.units.units.gathers
-        sizes = calls.nbytes[(calls.step == step.index) & (calls.nbytes > 0)]
-        return float((sizes < limit).mean()) if sizes.size else Unknown("the gathers carry no sizes")
+        mine = (calls.step == step.index) & (calls.nbytes > 0)
+        small = calls.nbytes[mine] < limit[calls.row[mine]]
+        return float(small.mean()) if small.size else Unknown("the gathers carry no sizes")
 
     return _by_rank(run, share)
 
@@ -65,7 +63,7 @@ def mergeable_exposed_ms(run: RunView) -> dict[str, Value]:
     """
 
     def saved(digest: RankDigest, step: StepDigest) -> Value:
-        limit, gbps = latency_bound_bytes(digest), _ring_gbps(digest)
+        limit, gbps = latency_bound_bytes(run, digest), _ring_gbps(digest)
         share = _merged_share(digest)
         if isinstance(share, Unknown):
             return share
@@ -118,7 +116,10 @@ def block_gather_estimate_ms(run: RunView) -> dict[str, Value]:
             return size if isinstance(size, Unknown) else NOT_SHARDED
         if gbps is None or peak is None or peak.link_gbps is None:
             return Unknown(f"the link of {digest.device!r} is not in the device table")
-        half = REFERENCE_HALF_BYTES * peak.link_gbps / REFERENCE_LINK_GBPS
+        halves = half_rate_bytes(run, digest)
+        if isinstance(halves, Unknown):
+            return halves
+        half = float(np.median(halves[_rows(digest)]))
         return _ring_factor(run, digest) * (size + half) / gbps / 1e6
 
     return _by_rank(run, estimate)
@@ -126,7 +127,7 @@ def block_gather_estimate_ms(run: RunView) -> dict[str, Value]:
 
 def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
     """Return where the cost of fine wrapping lies: exposed latency-bound calls, and idle time under hooks."""
-    limit = latency_bound_bytes(digest)
+    limit = latency_bound_bytes(run, digest)
     hooks = digest.spans.get("idle_sharding_hooks", Spans.empty())
     if digest.units is None or isinstance(limit, Unknown):
         return hooks

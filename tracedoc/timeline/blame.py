@@ -15,14 +15,18 @@ import numpy.typing as npt
 
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NO_TIME, Held, boundaries, by_rank
-from tracedoc.timeline.matching import Collective, Matching, RankCollectives
+from tracedoc.timeline.matching import (
+    NO_OPERATION,
+    Collective,
+    Matching,
+    RankCollectives,
+    operations_of_rows,
+)
 from tracedoc.timeline.mending import SKEW_NS
 from tracedoc.timeline.pairing import IntArray
 
 MAIN_SHARE = 0.5
 """What explains at least this share of a lateness is its reason."""
-
-NO_OPERATION = -1
 
 
 class Lateness(IntEnum):
@@ -198,7 +202,7 @@ def _follows(
     window_start = _previous_end(matching)
     waited = _waited_since(matching, ranks, waits, window_start)
     excess = _excess_of_last(matching, waited, last_part)
-    operation_of = _operations_of_rows(matching, ranks)
+    operation_of = operations_of_rows(matching, ranks)
     streams = [rank.table.stream for rank in ranks]
     waiting = (late_ns > 0) & (excess >= MAIN_SHARE * late_ns)
     queued = (late_ns > 0) & (lateness == Lateness.QUEUED)
@@ -219,17 +223,6 @@ def _follows(
         if kept != row and 0 <= earlier < index and lateness[earlier] != Lateness.NONE:
             follows[index] = earlier
     return follows
-
-
-def _operations_of_rows(matching: Matching, ranks: Sequence[RankCollectives]) -> list[IntArray]:
-    """Return the operation of each row of each rank's table, ``NO_OPERATION`` where it is not matched."""
-    operation = matching.operation
-    found = []
-    for rank, mine in zip(ranks, by_rank(matching.part_rank, len(ranks)), strict=True):
-        column = np.full(len(rank.table), NO_OPERATION, dtype=np.intp)
-        column[matching.part_row[mine]] = operation[mine]
-        found.append(column)
-    return found
 
 
 def _previous_end(matching: Matching) -> Int64Array:

@@ -36,6 +36,10 @@ LATEST_START_OPS = SYMMETRIC_OPS | {"all_to_all", "barrier", "send_recv"}
 transfer. ``send_recv`` is a send and its receive. Broadcast, reduce, gather and scatter have no such rule."""
 
 
+NO_OPERATION = -1
+"""Stands for the operation of a collective that was not matched."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankCollectives:
     """The collectives of one rank, the host whose clock stamped them ("" if unknown), and its groups."""
@@ -358,6 +362,17 @@ def _assembled(
         clock=clock,
         limits=limits,
     )
+
+
+def operations_of_rows(matching: Matching, ranks: Sequence[RankCollectives]) -> list[npt.NDArray[np.int32]]:
+    """Return the operation of each row of each rank's table, ``NO_OPERATION`` where it is not matched."""
+    operation = matching.operation
+    found = []
+    for rank, mine in zip(ranks, by_rank(matching.part_rank, len(ranks)), strict=True):
+        column = np.full(len(rank.table), NO_OPERATION, dtype=np.int32)
+        column[matching.part_row[mine]] = operation[mine]
+        found.append(column)
+    return found
 
 
 def _over_parts(fold: np.ufunc, values: Int64Array, first: IntArray) -> Int64Array:

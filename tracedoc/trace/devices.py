@@ -11,8 +11,9 @@ from functools import lru_cache
 class DevicePeak:
     """Dense peaks of one device as a trace lists it: TFLOP/s, and GB/s (1e9 bytes a second).
 
-    ``link_gbps`` is the one-way bandwidth of NVLink or xGMI, of PCIe where there is none. ``None`` is
-    unsupported or not known.
+    ``link_gbps`` is the one-way bandwidth of NVLink or xGMI, of PCIe where there is none. ``peer_gbps`` is
+    the part of it that leads to one peer, where the devices are wired pair by pair: a small group then has
+    only some of the links. ``None`` is unsupported or not known.
     """
 
     bf16_tflops: float | None
@@ -22,12 +23,20 @@ class DevicePeak:
     fp32_tflops: float | None
     hbm_gbps: float | None
     link_gbps: float | None
+    peer_gbps: float | None = None
 
 
 def _tensor_peak(
-    half: float, tf32: float | None, fp8: float | None, hbm: float, link: float, fp32: float | None = None
+    half: float,
+    tf32: float | None,
+    fp8: float | None,
+    hbm: float,
+    link: float,
+    fp32: float | None = None,
+    *,
+    peer: float | None = None,
 ) -> DevicePeak:
-    return DevicePeak(half, half, tf32, fp8, fp32, hbm, link)
+    return DevicePeak(half, half, tf32, fp8, fp32, hbm, link, peer)
 
 
 DEVICE_PEAKS: dict[str, DevicePeak] = {
@@ -43,7 +52,7 @@ DEVICE_PEAKS: dict[str, DevicePeak] = {
     "b200": _tensor_peak(2250, 1125, 4500, 8000, 900),
     "gb200": _tensor_peak(2500, 1250, 5000, 8000, 900),
     # Volta has no bf16 tensor cores.
-    "v100": DevicePeak(None, 125, None, None, 15.7, 900, 150),
+    "v100": DevicePeak(None, 125, None, None, 15.7, 900, 150, 25),
     "v100 pcie": DevicePeak(None, 112, None, None, 14.0, 900, 12),
     "a10": _tensor_peak(125, 62, None, 600, 31),
     "a40": _tensor_peak(150, 75, None, 696, 31),
@@ -53,11 +62,11 @@ DEVICE_PEAKS: dict[str, DevicePeak] = {
     "rtx 3090": _tensor_peak(71, 35.6, None, 936, 31),
     "rtx 4090": _tensor_peak(165, 82.6, 330, 1008, 31),
     # A device in a trace is one of the two dies of the card.
-    "mi250x": _tensor_peak(191.5, None, None, 1638, 350),
-    "mi250": _tensor_peak(181, None, None, 1638, 350),
-    "mi300x": _tensor_peak(1307, 654, 2615, 5300, 448, 163.4),
-    "mi325x": _tensor_peak(1300, 654, 2610, 6000, 448, 163.4),
-    "mi355x": _tensor_peak(2500, None, 5000, 8000, 535),
+    "mi250x": _tensor_peak(191.5, None, None, 1638, 350, peer=50),
+    "mi250": _tensor_peak(181, None, None, 1638, 350, peer=50),
+    "mi300x": _tensor_peak(1307, 654, 2615, 5300, 448, 163.4, peer=64),
+    "mi325x": _tensor_peak(1300, 654, 2610, 6000, 448, 163.4, peer=64),
+    "mi355x": _tensor_peak(2500, None, 5000, 8000, 535, peer=76),
 }
 """Peaks by the words that a device name must hold; the entry with most words wins."""
 
