@@ -112,7 +112,7 @@ def latency_bound_frac(run: RunView) -> dict[str, Value]:
 
     Latency-bound is below a quarter of the size at which the link reaches half of its rate. That size is
     fitted to the transfers of this run where a group has three or more sizes, else taken from measured
-    machines, in proportion to the link's rate and the number of ranks (8x H200: 20 MiB).
+    machines, in proportion to the link's rate (8x H200: 20 MiB; 32 ranks on several hosts: 120 MiB).
     """
     return _by_rank(run, lambda digest, step: _latency_bound_share(run, digest, step))
 

@@ -78,14 +78,14 @@ class SizeCurve:
 def size_curve(device: str, ranks: int, hosts: int = 1) -> SizeCurve | None:
     """Return the curve of a group on ``device`` from the table, ``None`` for an unlisted device.
 
-    ``hosts`` is how many the group spans; over several the trace does not tell the network's rate. With
-    fewer ranks a message passes fewer hops, and half of the rate is reached by smaller ones.
+    ``hosts`` is how many the group spans; over several the trace does not tell the network's rate, and the
+    half-rate size grows with the ranks. On one host that of 8 ranks stands for all.
     """
     peak = device_peak(device)
     if peak is None or peak.link_gbps is None or ranks < 2:
         return None
     rates, sizes = zip(*HALF_RATE_MIB, strict=True)
-    half = float(np.interp(peak.link_gbps, rates, sizes)) * (ranks - 1) / (REFERENCE_RANKS - 1)
+    half = float(np.interp(peak.link_gbps, rates, sizes))
     if hosts > 1:
         apart = HOSTS_HALF_RATE_MIB * (ranks - 1) / (HOSTS_REFERENCE_RANKS - 1)
         return SizeCurve(None, max(half, apart) * 2**20)
