@@ -38,6 +38,7 @@ from tracedoc.facts.digest import RankDigest, StepDigest
 from tracedoc.facts.links import operation_class
 from tracedoc.facts.measure import Measurements
 from tracedoc.facts.shard_table import unit_rows
+from tracedoc.facts.strategy import strategy_of
 from tracedoc.facts.view import RunView
 from tracedoc.rules.engine import Judgement
 from tracedoc.spans import Int64Array
@@ -46,7 +47,6 @@ from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.exposure import ExposedSplit
 from tracedoc.timeline.host import IDLE_WORK
-from tracedoc.timeline.strategies.recognise import recognise
 from tracedoc.trace.vocabulary import busbw_factor
 
 LANE_RANKS = 16
@@ -110,18 +110,16 @@ def _with_fewer_places(finding: Finding) -> Finding:
 
 def _run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, ...]) -> RunInfo:
     run = measurements.run
-    strategy = recognise(
-        (digest.signs for digest in run.digests),
-        world_size=run.world_size,
-        has_collectives=any(digest.collectives for digest in run.digests),
-    )
+    strategy = strategy_of(run)
     standing = run.standing_digest or run.digests[0]
     return RunInfo(
         world_size=run.world_size,
         ranks_seen=tuple(digest.rank for digest in run.digests),
         device=standing.device,
         backend=standing.backend,
-        strategy=Strategy(strategy.name, strategy.confidence, strategy.evidence),
+        strategy=Strategy(
+            strategy.name, strategy.confidence, strategy.evidence, strategy.family, strategy.sharding
+        ),
         sources=tuple(digest.source for digest in run.digests),
         steps_judged=min((len(d.complete_steps) for d in run.digests if d.steps), default=0),
         cycle=cycle,

@@ -93,11 +93,17 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How the job is parallelised; ``name`` is "unknown" where the trace does not tell."""
+    """How the job is parallelised; ``name`` is "not recognised" where the trace does not tell.
+
+    ``family`` is a short name for programs ("fsdp2", "zero-1", "unknown"...), ``sharding`` what the ranks
+    split: "none", "optimizer", "gradients" (and optimizer), "full", with "hybrid-" before it, or "unknown".
+    """
 
     name: str
     confidence: str  # "high" | "medium" | "low"
     evidence: tuple[str, ...] = ()
+    family: str = "unknown"
+    sharding: str = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

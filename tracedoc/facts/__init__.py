@@ -21,6 +21,7 @@ from tracedoc.facts import (
     sharding,
     step,
     straggler,
+    strategy,
     wrapping,
 )
 
@@ -42,5 +43,6 @@ __all__ = [
     "sharding",
     "step",
     "straggler",
+    "strategy",
     "wrapping",
 ]

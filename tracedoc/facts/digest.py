@@ -22,7 +22,7 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import CollectiveTable
 from tracedoc.timeline.phase_budgets import PhaseBudget
 from tracedoc.timeline.steps import Window
-from tracedoc.timeline.strategies.recognise import strategy_signs
+from tracedoc.timeline.strategies.signs import StrategySigns, strategy_signs
 from tracedoc.timeline.unit_times import UnitTable, small_table
 from tracedoc.trace.columns import Kind, ProcessGroup
 from tracedoc.trace.vocabulary import KernelCategory
@@ -87,7 +87,7 @@ class RankDigest:
     packed_exposed_comm: PackedSet
     kernels: tuple[KernelTotal, ...]
     spans: Mapping[str, Spans]
-    signs: tuple[str, ...]
+    signs: StrategySigns
     present: frozenset[str]
     limits: tuple[Limit, ...]
     facts: Mapping[str, Value] = field(default_factory=dict)
@@ -144,7 +144,7 @@ def digest_timeline(timeline: RankTimeline, facts: Mapping[str, Value], *, rank:
         packed_exposed_comm=PackedSet.of(_exposed_comm(timeline)),
         kernels=_kernel_totals(timeline),
         spans=PackedSpans(judged_spans(timeline)),
-        signs=strategy_signs(trace),
+        signs=strategy_signs(timeline),
         present=_present(timeline),
         limits=(*trace.limits, *timeline.limits),
         facts=facts,

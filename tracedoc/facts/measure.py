@@ -9,6 +9,7 @@ from tracedoc.facts.catalog import CATALOG, NEEDS, FactDef, FactTable, Measureme
 from tracedoc.facts.digest import RankDigest, digest_timeline
 from tracedoc.facts.view import RunView
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.strategies.signs import SHARDED_MARKS
 
 ENOUGH_STEPS = 3
 """Fewer complete steps than this cannot tell a habit from an accident."""
@@ -130,7 +131,7 @@ _MISSING = {
 
 
 def _sharded_by_name(digests: Sequence[RankDigest]) -> bool:
-    return any(sign.startswith(("FSDP", "DeepSpeed ZeRO-3")) for d in digests for sign in d.signs)
+    return any(digest.signs.seen & SHARDED_MARKS for digest in digests)
 
 
 def _distributed(digests: Sequence[RankDigest]) -> bool:

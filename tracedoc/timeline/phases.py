@@ -80,6 +80,7 @@ class _Marks:
     begins: Int64Array  # where a forward pass has surely begun
     gathers: Rows
     stepping: Rows  # every operator and range on the threads that run the training loop
+    engine: npt.NDArray[np.int32]  # the threads that do nothing but run backward passes
 
 
 def find_phases(trace: Trace, host: HostSteps, events: GpuEvents, device: int | None) -> Phases | None:
@@ -108,7 +109,7 @@ def find_phases(trace: Trace, host: HostSteps, events: GpuEvents, device: int | 
     edges, labels = _edges(parts)
     none = np.empty(0, dtype=np.uint8)
     phases = Phases(edges, labels, passes, nodes, none, none, none.astype(np.int64))
-    of_events = _of_events(trace, phases, events)
+    of_events = _of_events(trace, phases, events, marks.engine)
     if device is None:
         rows = gloo_rows(trace)
         calls = gloo_calls(trace, rows)
@@ -139,20 +140,45 @@ def _marks(trace: Trace) -> _Marks:
     step = _named(names, lambda name: vocabulary.step_number(name) is not None)
     # Before torch 1.9 the engine's own sums of gradients stand bare between the nodes.
     loud = ~step if evaluation.any() else begins | optimizer | busy
-    loop = np.unique(trace.thread[rows[(backward | optimizer | step)[name]]])
-    stepping = rows[np.isin(trace.thread[rows], loop) & loud[name]]
+    threads = trace.thread[rows]
+    loop = _loop_threads(threads, name, marked=optimizer | busy | step, begins=begins, backward=backward)
+    of_loop = np.isin(threads, loop)
+    on_engine = ~of_loop & np.isin(threads, threads[backward[name]])
+    stepping = rows[of_loop & loud[name]]
     # Hooks of ZeRO-3 gather the first module's parameters before any sign of the forward pass.
     hooked = any(frameworks.is_zero3_hook(name) for name in names)
-    begin_rows = rows[begins[name] & ~backward[name]]
+    begin_rows = rows[begins[name] & ~backward[name] & ~on_engine]
+    tails = rows[on_engine | _named(names, frameworks.is_backward_tail)[name]]
     return _Marks(
         backward=rows[backward[name] & (trace.kind[rows] == int(Kind.CPU_OP))],
-        tails=np.union1d(rows[_named(names, frameworks.is_backward_tail)[name]], _reductions(trace, rows)),
+        tails=np.union1d(tails, _reductions(trace, rows)),
         optimizer=outermost_rows(trace, rows[optimizer[name]]),
-        busy=rows[busy[name] & np.isin(trace.thread[rows], loop)],
+        busy=rows[busy[name] & of_loop],
         begins=trace.ts_ns[begin_rows],
         gathers=rows[_named(names, frameworks.is_parameter_gather)[name]] if not hooked else rows[:0],
         stepping=stepping,
+        engine=np.unique(threads[on_engine]),
     )
+
+
+def _loop_threads(
+    threads: npt.NDArray[np.int32],
+    name: npt.NDArray[np.int32],
+    *,
+    marked: BoolArray,
+    begins: BoolArray,
+    backward: BoolArray,
+) -> npt.NDArray[np.int32]:
+    """Return the threads that run the training loop; on GPUs the engine runs backward on one of its own.
+
+    Best those with steps, optimizers or loaders, else those with forward passes, else those with backward.
+    """
+    own = begins & ~backward
+    alone = np.setdiff1d(threads[own[name]], threads[backward[name]])
+    for found in (threads[marked[name]], alone, threads[backward[name]]):
+        if found.size:
+            return np.unique(found)
+    return np.unique(threads)
 
 
 def _reductions(trace: Trace, rows: Rows) -> Rows:
@@ -320,9 +346,15 @@ def _edges(parts: tuple[tuple[Phase, Spans], ...]) -> tuple[Int64Array, npt.NDAr
     return edges[order], values[order]
 
 
-def _of_events(trace: Trace, phases: Phases, events: GpuEvents) -> npt.NDArray[np.uint8]:
+def _of_events(
+    trace: Trace, phases: Phases, events: GpuEvents, engine: npt.NDArray[np.int32]
+) -> npt.NDArray[np.uint8]:
     linked = events.launch_rows != NO_ROW
+    launches = events.launch_rows[linked]
+    labels = phases.at(trace.ts_ns[launches])
+    strayed = np.isin(trace.thread[launches], engine) & (labels != int(Phase.RECOMPUTE))
+    labels[strayed] = int(Phase.BACKWARD)
     found = np.full(events.rows.size, -1, dtype=np.int64)
-    found[linked] = phases.at(trace.ts_ns[events.launch_rows[linked]])
+    found[linked] = labels
     found = fill_unlinked(trace, events.rows, found, linked)
     return np.where(found < 0, int(Phase.OTHER), found).astype(np.uint8)

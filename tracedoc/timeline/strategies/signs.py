@@ -1,0 +1,286 @@
+"""The signs of a strategy in one rank's trace: how often ranges occur, and what travels in which phase."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.spans import Spans
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.collective_table import CollectiveOp
+from tracedoc.timeline.phases import Phase
+from tracedoc.timeline.steps import HostStep
+from tracedoc.trace import frameworks, vocabulary
+from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.vocabulary import RuntimeRole
+
+MARKS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (key, re.compile(pattern))
+    for key, pattern in (
+        ("ddp", r"DistributedDataParallel\.forward$"),
+        ("data_parallel", r"DataParallel\.forward$"),
+        ("fsdp2", r"FSDP::"),
+        ("fsdp1", r"FullyShardedDataParallel\.forward$"),
+        ("fsdp1_hook", r"FullyShardedDataParallel\."),
+        ("megatron_fsdp", r"CustomFSDP\.forward$"),
+        ("zero3", r"(?:(?:Pre|Post)BackwardFunction(?:ForModule|Module)?|LinearFunctionForZeroStage3)$"),
+        ("zero_redundancy", r"Optimizer\.step#ZeroRedundancyOptimizer\.step$"),
+        ("cpu_adam", r"Optimizer\.step#DeepSpeedCPUAdam\.step$"),
+        ("schedule", r"PP:"),
+        ("stage_pass", r"(?:Forward|Backward) \d+$"),
+        ("fused_tp", r"fused_(?:all_gather_(?:scaled_)?matmul|(?:scaled_)?matmul_reduce_scatter)"),
+        ("embeddings", r"## .*(?:EmbeddingBagCollection|PooledEmbeddings)|.*SplitLookupFunction"),
+        ("compiled", r"Torch-Compiled Region|CompiledFunction$|## Call CompiledFxGraph"),
+        ("quantised", r"bitsandbytes::dequantize"),
+    )
+)
+"""Host ranges that name a strategy or a technique; the first that fits counts."""
+
+SHARDED_MARKS = frozenset({"fsdp1", "fsdp1_hook", "fsdp2", "megatron_fsdp", "zero3"})
+"""Marks of strategies that gather parameters unit by unit."""
+
+_QUANTISED_KERNEL = re.compile(r"kDequantizeBlockwise|kgemm_4bit")
+_REDUCE = re.compile(r"FSDP::post_backward_reduce")
+_FUNCTIONAL = re.compile(r"_c10d_functional(?:_autograd)?::")
+_UNIT = re.compile(r"FSDP::pre_forward(?: \((.*?)\))?(?: \[pg=\d+\])?$")
+_ANY_STEP = HostStep(0, np.iinfo(np.int64).min, np.iinfo(np.int64).max, False)
+
+SMALL_RANK = 128
+"""Adapters have ranks of 4 to 128; the matrices beside them are many times wider."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The collectives of one kind in one phase of the judged step, over one group.
+
+    ``group`` is the group's description where it has one, else its name. ``site`` is "fsdp-reduce" (inside
+    FSDP2's reduction of gradients), "functional" (a functional collective, as DTensor uses) or "".
+    ``nbytes`` adds up the payloads that are known; ``largest`` is the largest of them.
+    """
+
+    op: str
+    phase: Phase
+    group: str
+    group_size: int | None
+    dtype: str
+    site: str
+    calls: int
+    nbytes: int
+    largest: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StrategySigns:
+    """What one rank shows of the strategy, counted over its judged step.
+
+    ``seen`` holds the marks of the whole capture, ``marks`` how often each occurs in the step. ``whole``:
+    the host's step was captured whole. ``passes`` are its backward passes, ``reducing`` those in which
+    gradients are reduced, ``alternations`` how often a forward pass lies between two of them.
+    ``accumulations`` are gradients accumulated; ``groups`` the descriptions and sizes of process groups.
+    """
+
+    whole: bool = False
+    seen: frozenset[str] = frozenset()
+    marks: tuple[tuple[str, int], ...] = ()
+    traffic: tuple[Traffic, ...] = ()
+    groups: tuple[tuple[str, int], ...] = ()
+    fsdp2_units: int = 0
+    passes: int = 0
+    reducing: int = 0
+    alternations: int = 0
+    accumulations: int = 0
+    recomputes: bool = False
+    graph_launches: int = 0
+    matrix_dtype: str = ""
+    low_rank_pairs: int = 0
+    collectives: int = 0
+
+    def count(self, mark: str) -> int:
+        """Return how often a mark occurs in the judged step."""
+        return dict(self.marks).get(mark, 0)
+
+    def calls(self, ops: str | Iterable[str], *phases: Phase, site: str | None = None) -> int:
+        """Return the calls of ``ops`` in ``phases`` (any without), asked for at ``site`` (any if None)."""
+        return sum(traffic.calls for traffic in self.select(ops, *phases, site=site))
+
+    def select(
+        self, ops: str | Iterable[str], *phases: Phase, site: str | None = None
+    ) -> tuple[Traffic, ...]:
+        """Return the traffic of ``ops`` in ``phases`` (any without), asked for at ``site`` (any if None)."""
+        wanted = {ops} if isinstance(ops, str) else set(ops)
+        return tuple(
+            traffic
+            for traffic in self.traffic
+            if traffic.op in wanted
+            and (not phases or traffic.phase in phases)
+            and (site is None or traffic.site == site)
+        )
+
+
+def strategy_signs(timeline: RankTimeline) -> StrategySigns:
+    """Return what one rank's timeline shows of the strategy."""
+    trace, phases = timeline.trace, timeline.phases
+    position = timeline.position_of(timeline.judged) if timeline.judged is not None else None
+    step = timeline.host.steps[position] if position is not None else _ANY_STEP
+    rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) | (trace.kind == int(Kind.ANNOTATION)))
+    inside = rows[(trace.ts_ns[rows] >= step.start_ns) & (trace.ts_ns[rows] < step.end_ns)]
+    kinds = [_mark_of(name) for name in trace.names]
+    used = np.bincount(trace.name[inside], minlength=len(trace.names))
+    marks: Counter[str] = Counter()
+    for index in np.flatnonzero(used).tolist():
+        if kinds[index] is not None:
+            marks[str(kinds[index])] += int(used[index])
+    seen = {str(kinds[index]) for index in np.unique(trace.name[rows]).tolist() if kinds[index] is not None}
+    if any(_QUANTISED_KERNEL.search(trace.names[name]) for name in timeline.events.categories):
+        seen.add("quantised")
+    passes = [] if phases is None else [p for p in phases.passes if step.start_ns <= p[0] < step.end_ns]
+    asked = _asked(timeline, step)
+    return StrategySigns(
+        whole=step.finished,
+        seen=frozenset(seen),
+        marks=tuple(sorted(marks.items())),
+        traffic=_traffic(timeline, asked),
+        groups=tuple(sorted({(g.description, g.size) for g in trace.info.groups if g.description})),
+        fsdp2_units=len(
+            {trace.names[i] for i in np.flatnonzero(used).tolist() if _UNIT.match(trace.names[i])}
+        ),
+        passes=len(passes),
+        reducing=_reducing(passes, asked),
+        alternations=_alternations(timeline, passes),
+        accumulations=_accumulations(trace, used),
+        recomputes=phases is not None
+        and phases.host_spans(Phase.RECOMPUTE).clip(step.start_ns, step.end_ns).total_ns > 0,
+        graph_launches=_graph_launches(trace, step),
+        matrix_dtype=_matrix_dtype(trace, step),
+        low_rank_pairs=_low_rank_pairs(trace, step),
+        collectives=len(timeline.collectives),
+    )
+
+
+def plain_dtype(name: str) -> str:
+    """Return a number format as PyTorch's users write it: ``float32`` for ``float``."""
+    plain = name.replace("c10::", "").lower()
+    return {"float": "float32", "half": "float16", "double": "float64"}.get(plain, plain)
+
+
+def _mark_of(name: str) -> str | None:
+    return next((key for key, pattern in MARKS if pattern.match(name)), None)
+
+
+def _asked(timeline: RankTimeline, step: HostStep) -> list[tuple[CollectiveOp, Phase, int]]:
+    """Return the collectives of the step, each with its phase and the host time that asked for it."""
+    phases = timeline.phases
+    if phases is None:
+        labels, times = [0] * len(timeline.collectives), [o.start_ns for o in timeline.collectives]
+    else:
+        labels, times = phases.of_collectives.tolist(), phases.asked_ns.tolist()
+    return [
+        (operation, Phase(label), at)
+        for operation, label, at in zip(timeline.collectives, labels, times, strict=True)
+        if step is _ANY_STEP or operation.step == step.index
+    ]
+
+
+def _traffic(timeline: RankTimeline, asked: list[tuple[CollectiveOp, Phase, int]]) -> tuple[Traffic, ...]:
+    trace = timeline.trace
+    descriptions = {group.name: group.description for group in trace.info.groups if group.description}
+    times = np.array([at for _, _, at in asked], dtype=np.int64)
+    in_reduction = _held(trace, _REDUCE, times)
+    in_functional = _held(trace, _FUNCTIONAL, times)
+    counted: dict[tuple[str, Phase, str, int | None, str, str], list[int | None]] = {}
+    for number, (operation, phase, _) in enumerate(asked):
+        site = "fsdp-reduce" if in_reduction[number] else "functional" if in_functional[number] else ""
+        group = descriptions.get(operation.group_name, operation.group_name)
+        size = operation.group_size or len(operation.group) or None
+        dtype = plain_dtype(operation.dtype)
+        counted.setdefault((operation.op, phase, group, size, dtype, site), []).append(operation.nbytes)
+    return tuple(
+        Traffic(
+            *key,
+            calls=len(sizes),
+            nbytes=sum(size for size in sizes if size is not None),
+            largest=max((size for size in sizes if size is not None), default=None),
+        )
+        for key, sizes in sorted(counted.items(), key=lambda item: tuple(map(str, item[0])))
+    )
+
+
+def _held(trace: Trace, pattern: re.Pattern[str], times: npt.NDArray[np.int64]) -> list[bool]:
+    """Tell which times lie inside host ranges of a pattern, on any thread."""
+    named = np.array([pattern.match(name) is not None for name in trace.names], dtype=bool)
+    if times.size == 0 or not named.any():
+        return [False] * int(times.size)
+    rows = np.flatnonzero(named[trace.name])
+    spans = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+    return [bool(held) for held in spans.covered_ns(times, times + 1)]
+
+
+def _reducing(passes: list[tuple[int, int]], asked: list[tuple[CollectiveOp, Phase, int]]) -> int:
+    times = [at for operation, _, at in asked if operation.op in ("all_reduce", "reduce_scatter", "reduce")]
+    return sum(any(start <= at < end for at in times) for start, end in passes)
+
+
+def _alternations(timeline: RankTimeline, passes: list[tuple[int, int]]) -> int:
+    """Count the gaps between backward passes in which a forward pass surely begins."""
+    trace = timeline.trace
+    begins = np.array([frameworks.is_forward_operator(name) for name in trace.names], dtype=bool)
+    starts = trace.ts_ns[np.flatnonzero(begins[trace.name] & (trace.kind == int(Kind.CPU_OP)))]
+    return sum(
+        int(np.searchsorted(starts, following) > np.searchsorted(starts, end))
+        for (_, end), (following, _) in pairwise(passes)
+    )
+
+
+def _accumulations(trace: Trace, used: npt.NDArray[np.int64]) -> int:
+    return sum(
+        int(used[index])
+        for index in np.flatnonzero(used).tolist()
+        if trace.names[index] == "torch::autograd::AccumulateGrad"
+    )
+
+
+def _graph_launches(trace: Trace, step: HostStep) -> int:
+    graph = np.array(
+        [vocabulary.runtime_role(name) is RuntimeRole.GRAPH_LAUNCH for name in trace.names], dtype=bool
+    )
+    rows = np.flatnonzero(graph[trace.name] & (trace.kind == int(Kind.RUNTIME)))
+    return int(((trace.ts_ns[rows] >= step.start_ns) & (trace.ts_ns[rows] < step.end_ns)).sum())
+
+
+_MATRIX = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_mm", "aten::convolution"})
+
+
+def _matrix_dtype(trace: Trace, step: HostStep) -> str:
+    """Return the type of most matrix products of the step, "" where types are not recorded."""
+    types = Counter(
+        shapes.types[1]
+        for row, shapes in trace.shapes.items()
+        if trace.row_name(row) in _MATRIX
+        and step.start_ns <= int(trace.ts_ns[row]) < step.end_ns
+        and len(shapes.types) > 1
+    )
+    return plain_dtype(types.most_common(1)[0][0]) if types else ""
+
+
+def _low_rank_pairs(trace: Trace, step: HostStep) -> int:
+    """Count the pairs of linear layers that narrow to a small rank and widen again: adapters."""
+    down: Counter[int] = Counter()
+    up: Counter[int] = Counter()
+    for row, shapes in trace.shapes.items():
+        if trace.row_name(row) != "aten::linear" or not step.start_ns <= int(trace.ts_ns[row]) < step.end_ns:
+            continue
+        weight = shapes.dims[1] if len(shapes.dims) > 1 else None
+        if not isinstance(weight, list) or len(weight) != 2 or not all(isinstance(n, int) for n in weight):
+            continue
+        out, into = weight
+        if out <= SMALL_RANK and into >= 8 * out:
+            down[out] += 1
+        if into <= SMALL_RANK and out >= 8 * into:
+            up[into] += 1
+    return sum(min(down[rank], up[rank]) for rank in down)
