@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracedoc.collector.inprocess import collect
     from tracedoc.pipeline import Options, diagnose, measure
     from tracedoc.report.render import write_report
     from tracedoc.rules.engine import evaluate
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Options": ("tracedoc.pipeline", "Options"),
+    "collect": ("tracedoc.collector.inprocess", "collect"),
     "build_timeline": ("tracedoc.timeline.build", "build_timeline"),
     "diagnose": ("tracedoc.pipeline", "diagnose"),
     "evaluate": ("tracedoc.rules.engine", "evaluate"),
@@ -36,6 +38,7 @@ __all__ = [
     "Options",
     "__version__",
     "build_timeline",
+    "collect",
     "diagnose",
     "evaluate",
     "load",

@@ -84,7 +84,7 @@ class Hook:
 
     def _become_rank(self, stepped: Any) -> None:
         torch = sys.modules["torch"]
-        identity = _identity(torch, self._options)
+        identity = identify(torch, self._options)
         if self._foreign is None or not _claim(Path(self._options.folder), identity):
             self._off = True
             return
@@ -136,6 +136,11 @@ class Hook:
 _hooks: dict[str, Hook] = {}
 
 
+def is_watching() -> bool:
+    """Return whether this process runs under a launcher that captures it."""
+    return bool(_hooks)
+
+
 def imported(module: ModuleType, folder: str) -> None:
     """Take note that a watched module was imported; ``folder`` holds the options of the capture."""
     hook = _hooks.get(folder)
@@ -158,7 +163,7 @@ def _is_boundary(engine: Any) -> bool:
         return True
 
 
-def _identity(torch: ModuleType, options: Options) -> dict[str, Any]:
+def identify(torch: ModuleType, options: Options) -> dict[str, Any]:
     """Return who this process is in its job: its process group knows best, then the launcher's variables."""
     rank, world_size = 0, 1
     for rank_name, size_name in _RANK_VARIABLES:

@@ -1,0 +1,156 @@
+"""The capture that a script makes of itself, step by step, without a launcher."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import uuid
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tracedoc.collector.options import Options
+from tracedoc.errors import InputError, did_you_mean
+from tracedoc.run.manifest import MANIFEST_NAME, PART_SUFFIX
+
+if TYPE_CHECKING:
+    from tracedoc.collector.guard import ForeignProfilers
+    from tracedoc.collector.session import Session
+
+_NOT_HERE = frozenset({"folder", "run", "nccl_log", "exit_after_capture"})
+"""Options that only a launcher can follow."""
+
+
+def collect(folder: str | os.PathLike[str], **options: Any) -> Capture:
+    """Return a capture of this process into ``folder``, to be used with ``with``; every rank makes its own.
+
+    Call ``capture.step()`` at the end of every step of the training loop. ``options`` are those of
+    ``tracedoc collect``: ``wait``, ``warmup``, ``active``, ``ranks``, ``max_seconds``, ``max_mb``,
+    ``record_shapes``, ``with_stack``, ``profile_memory``. What an earlier capture of the same rank left in
+    the folder is replaced. Then: ``tracedoc diagnose FOLDER``.
+
+    Raises :class:`InputError` for an unknown option and for a folder that cannot be made. What goes wrong
+    later is told in the manifest, and the training goes on.
+    """
+    known = sorted({field.name for field in fields(Options)} - _NOT_HERE)
+    for name in options:
+        if name not in known:
+            raise InputError(
+                f"collect has no option {name!r}{did_you_mean(name, known)}", f"known: {', '.join(known)}"
+            )
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be made: {error.strerror}", "choose another folder") from None
+    return Capture(Options(folder=str(Path(folder).resolve()), run=uuid.uuid4().hex, **options))
+
+
+class Capture:
+    """A capture in this process, driven by :meth:`step`; under ``tracedoc collect`` it leaves all to that."""
+
+    def __init__(self, options: Options) -> None:
+        self.folder = Path(options.folder)
+        self._options = options
+        self._session: Session | None = None
+        self._entered = False
+
+    def __enter__(self) -> Capture:
+        self._entered = True
+        # A script that ends in the middle of the block, by sys.exit in a callback perhaps.
+        atexit.register(self._end, "the job ended")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end("the loop ended" if kind is None else f"the loop ended by {kind.__name__}")
+
+    def step(self, stepped: object | None = None) -> None:
+        """Tell that a step of the training just ended; ``stepped`` may be the optimizer."""
+        if not self._entered:
+            return
+        try:
+            if self._session is not None:
+                self._session.step()
+            else:
+                self._session = _begin(self._options, stepped)
+                self._entered = self._session is not None
+        except Exception as failure:
+            # The border with the user's process: an error of ours ends the capture, not the training.
+            self._fail(failure)
+
+    def _end(self, reason: str) -> None:
+        atexit.unregister(self._end)
+        session, self._entered = self._session, False
+        if session is None:
+            return
+        try:
+            session.end(reason)
+        except Exception as failure:
+            self._fail(failure)
+        self._session = _process.session = None
+
+    def _fail(self, failure: Exception) -> None:
+        session, self._session, self._entered = self._session, None, False
+        _process.session = None
+        if session is not None:
+            with contextlib.suppress(Exception):
+                session.fail(failure)
+
+
+class _Process:
+    """What a process has once: the watch over profilers of the script, and the session that gives way."""
+
+    def __init__(self) -> None:
+        self.foreign: ForeignProfilers | None = None
+        self.session: Session | None = None
+
+    def give_way(self) -> None:
+        """Let go of the profiler: the script is about to open one."""
+        if self.session is not None:
+            self.session.give_way()
+
+    def forked(self) -> None:
+        """Forget in a forked child what belongs to its parent."""
+        if self.session is not None:
+            self.session.forked()
+            self.session = None
+
+
+_process = _Process()
+
+
+def _begin(options: Options, stepped: object | None) -> Session | None:
+    """Return the session of this rank after its first step, ``None`` where a launcher captures it already."""
+    from tracedoc.collector import hook
+    from tracedoc.collector.guard import ForeignProfilers
+    from tracedoc.collector.session import Session
+    from tracedoc.collector.steps import StepClock
+
+    if hook.is_watching() or _process.session is not None:
+        return None
+    torch = sys.modules["torch"]
+    if _process.foreign is None:
+        _process.foreign = ForeignProfilers(torch, _process.give_way)
+        _process.foreign.watch()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_process.forked)
+    identity = hook.identify(torch, options)
+    _remove_old_files(options, str(identity["stem"]))
+    session = Session(torch, options, identity, _process.foreign, StepClock())
+    _process.session = session
+    session.first_step(stepped)
+    return session
+
+
+def _remove_old_files(options: Options, stem: str) -> None:
+    names = [stem + suffix for suffix in (PART_SUFFIX, ".json.gz", ".steps", ".flight.gz")]
+    for name in (*names, MANIFEST_NAME):
+        with contextlib.suppress(OSError):
+            Path(options.folder, name).unlink()
