@@ -80,6 +80,18 @@ def test_a_forward_operator_between_nodes_begins_another_micro_batch(tmp_path: P
     assert host_ms(timeline, Phase.FORWARD) == [(0, 20), (40, 60)]
 
 
+def test_what_the_engine_does_on_its_own_thread_stays_in_the_pass(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(0, 0, 100).host("aten::linear", 5, 10).backward(20, 40)
+    trace.host("FSDP::pre_backward (layers.0)", 42, 46, thread="autograd", category="user_annotation")
+    trace.backward(50, 60).host("aten::rms_norm", 61, 62, thread="autograd").optimizer(80, 90)
+    trace.kernel(GEMM, 70, 75, launch_ms=61.5, thread="autograd")
+    timeline = timeline_of(trace, tmp_path)
+    assert timeline.phases is not None
+    assert host_ms(timeline, Phase.BACKWARD) == [(20, 62)]
+    assert len(timeline.phases.passes) == 1
+    assert timeline.phases.of_events.tolist() == [Phase.BACKWARD]
+
+
 def test_forward_operators_inside_a_backward_node_are_recomputation(tmp_path: Path) -> None:
     trace = TraceBuilder(device=None).step(0, 0, 100).host("aten::linear", 5, 10)
     trace.backward(20, 60).host("aten::linear", 22, 30).host("aten::layer_norm", 30, 38)

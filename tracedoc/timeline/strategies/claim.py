@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.strategies.signs import StrategySigns, Traffic
+from tracedoc.units import format_bytes
 
 BACKWARD = (Phase.BACKWARD, Phase.RECOMPUTE)
 """Recomputation runs inside the backward pass."""
@@ -56,6 +58,13 @@ def per_step(calls: int, what: str, where: str = "") -> str:
 def is_large(traffic: Traffic) -> bool:
     """Tell whether a kind of collective carries parameters or gradients; unknown sizes do not tell."""
     return traffic.largest is not None and traffic.largest >= GRADIENT_BYTES
+
+
+def sized(traffic: Sequence[Traffic], what: str, where: str = "") -> str:
+    """Return evidence in words with the size: ``2 all-reduces a step, the largest of 24 MiB``."""
+    largest = max((t.largest for t in traffic if t.largest is not None), default=None)
+    shown = per_step(sum(t.calls for t in traffic), what, where)
+    return shown if largest is None else f"{shown}, the largest of {format_bytes(largest)}"
 
 
 def below_world(traffic: Traffic, world_size: int | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.strategies.claim import BACKWARD, Claim, is_large, per_step
+from tracedoc.timeline.strategies.claim import BACKWARD, Claim, is_large, per_step, sized
 from tracedoc.timeline.strategies.signs import StrategySigns
 
 
@@ -16,8 +16,8 @@ def ddp(signs: StrategySigns, world_size: int | None) -> Claim | None:
     confidence = "high"
     if reduced:
         evidence.append(per_step(reduced, "all-reduce", "backward"))
-        sized = [t for t in signs.select("all_reduce", *BACKWARD) if t.largest is not None]
-        if sized and not any(is_large(t) for t in sized):
+        known = [t for t in signs.select("all_reduce", *BACKWARD) if t.largest is not None]
+        if known and not any(is_large(t) for t in known):
             evidence.append("none of them is large: little is trained, or gradients travel otherwise")
     else:
         confidence = "medium"
@@ -41,17 +41,15 @@ def data_parallel(signs: StrategySigns, world_size: int | None) -> Claim | None:
 def by_hand(signs: StrategySigns, world_size: int | None) -> Claim | None:
     """Return data parallelism without a known wrapper: gradients reduced, nothing gathered or exchanged."""
     reduced = [
-        t
-        for t in signs.select(("all_reduce", "reduce"), *BACKWARD, Phase.OTHER)
-        if is_large(t) and t.site != "functional"
+        t for t in signs.select(("all_reduce", "reduce"), *BACKWARD, Phase.OTHER) if t.site != "functional"
     ]
     others = signs.calls(("all_gather", "reduce_scatter", "all_to_all", "send", "recv", "send_recv"))
-    if not reduced or others or signs.calls("all_reduce", Phase.FORWARD):
+    if not any(is_large(t) for t in reduced) or others or signs.calls("all_reduce", Phase.FORWARD):
         return None
     return Claim(
         "data parallel (no known wrapper)", "unknown", "none", "low",
         (
-            per_step(sum(t.calls for t in reduced), "gradient-sized all-reduce", "or after backward"),
+            sized(reduced, "all-reduce", "or after backward"),
             "no annotation of a wrapper: by hand, Horovod, or ZeRO-0",
         ),
     )  # fmt: skip

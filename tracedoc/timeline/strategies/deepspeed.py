@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.strategies.claim import BACKWARD, Claim, is_large, per_step
+from tracedoc.timeline.strategies.claim import BACKWARD, Claim, is_large, per_step, sized
 from tracedoc.timeline.strategies.signs import StrategySigns
 
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
@@ -28,8 +28,8 @@ def zero12(signs: StrategySigns, world_size: int | None) -> Claim | None:
     if not gathered or not reduced:
         return None
     evidence = [
-        per_step(sum(t.calls for t in gathered), "parameter-sized all-gather", "the optimizer"),
-        per_step(sum(t.calls for t in reduced), "gradient-sized reduction"),
+        sized(gathered, "all-gather", "the optimizer"),
+        sized(reduced, "reduction", "or after backward"),
         "no annotation of a wrapper",
     ]
     if signs.passes > 1:

@@ -61,7 +61,9 @@ def fsdp1(signs: StrategySigns, world_size: int | None) -> Claim | None:
         return Claim("FSDP1 (FULL_SHARD)", "fsdp1", "full", "high", tuple(evidence))
     if signs.passes and forward and scattered:
         return Claim("FSDP1 (SHARD_GRAD_OP)", "fsdp1", "gradients", "high", tuple(evidence))
-    if signs.passes and not forward and not scattered and signs.calls("all_reduce", *BACKWARD):
+    reduced = signs.calls("all_reduce", *BACKWARD)
+    if signs.passes and not forward and not scattered and reduced:
+        evidence.append(per_step(reduced, "all-reduce", "backward"))
         return Claim("FSDP1 (NO_SHARD)", "fsdp1", "none", "high", tuple(evidence))
     return Claim("FSDP1", "fsdp1", "unknown", "high", tuple(evidence))
 
