@@ -173,7 +173,7 @@ def _waiting(measurements: Measurements, step: float) -> str:
     longest = max(waits, key=lambda rank: waits[rank], default="")
     if not longest or waits[longest] < WAIT_WORTH_NAMING * step:
         return ""
-    late = measurements.run.matching.waited_for(int(longest))
+    late = measurements.run.blame.waited_for(int(longest))
     if late is None:
         return ""
     return f" Rank {longest} waits for peers {format_ms(waits[longest])} a step, most of it for rank {late}."

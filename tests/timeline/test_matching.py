@@ -184,3 +184,10 @@ def test_a_broadcast_has_no_latest_start() -> None:
     matching = match_collectives(everyone, 2)
     assert len(matching) == 1
     assert not arrivals_by_rank(matching, everyone)[0].known.any()
+
+
+def test_ranks_that_disagree_on_a_size_are_a_limit_and_still_matched() -> None:
+    first, second = [operation(0, 10, seq=1)], [operation(8, 10, seq=1, nbytes=4096)]
+    matching = match_collectives(ranks(first, second), 2)
+    assert [one.nbytes for one in matching.collectives] == [4096]
+    assert [limit.code for limit in matching.limits] == ["collectives-disagree"]

@@ -14,9 +14,10 @@ LIMITS: dict[str, str] = {
         "the hosts helps."
     ),
     "collectives-disagree": (
-        "Ranks of one process group recorded different operations under one sequence number. Such a job is "
-        "wrong or about to hang: one rank ran, say, an all-reduce where another ran a broadcast. These "
-        "operations are not matched. Look at the branches of the training loop that depend on the rank."
+        "Ranks of one process group recorded different operations, or different sizes, under one sequence "
+        "number. Such a job is wrong or about to hang: one rank ran, say, an all-reduce where another ran a "
+        "broadcast. Different operations are not matched. Look at the branches of the training loop that "
+        "depend on the rank."
     ),
     "collectives-not-matched": (
         "Some collectives of one rank have no partner in the traces of the others, or would end before "

@@ -123,6 +123,17 @@ class Blame:
                 _waiting(ranks, self.exposed_wait_ns[parts]),
             )
 
+    def waited_for(self, rank: int) -> int | None:
+        """Return the rank at the end of most of a rank's exposed waiting, ``None`` if there is none."""
+        matching = self.matching
+        if rank not in matching.ranks:
+            return None
+        mine = np.flatnonzero(matching.part_rank == matching.ranks.index(rank))
+        mine = mine[self.root[matching.operation[mine]] != matching.part_rank[mine]]
+        root = self.root[matching.operation[mine]]
+        waits = np.bincount(root, weights=self.exposed_wait_ns[mine], minlength=1)
+        return matching.ranks[int(waits.argmax())] if waits.max() > 0 else None
+
     def exposed_cost_ns(self) -> Int64Array:
         """Return the exposed waiting that each rank caused in all others, by position of the culprit."""
         matching = self.matching

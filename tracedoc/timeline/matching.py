@@ -159,16 +159,6 @@ class Matching:
         """Each operation's time from the latest start to the latest end, not negative."""
         return np.asarray(np.maximum(self.latest_end_ns - self.latest_start_ns, 0))
 
-    def waited_for(self, rank: int) -> int | None:
-        """Return the rank that a rank waited for longest, over all operations; ``None`` if for none."""
-        if rank not in self.ranks:
-            return None
-        mine = np.flatnonzero(self.part_rank == self.ranks.index(rank))
-        mine = mine[self.has_latest_start[self.operation[mine]]]
-        late = self.part_rank[self.last_part[self.operation[mine]]]
-        waits = np.bincount(late, weights=self.wait_ns[mine], minlength=len(self.ranks))
-        return self.ranks[int(waits.argmax())] if waits.max(initial=0.0) > 0 else None
-
     def collective(self, index: int) -> Collective:
         """Return one operation as a row."""
         parts = slice(int(self.first[index]), int(self.first[index + 1]))
@@ -210,6 +200,7 @@ def match_collectives(ranks: Sequence[RankCollectives], world_size: int | None) 
     numbers = GroupNumbers(everyone, [rank.table.kinds for rank in ranks], world_size)
     ops, parts, entries = _entries(ranks, numbers)
     paired, disagreeing = _candidates(entries)
+    uneven = _uneven(entries, paired, _mask(ops, SYMMETRIC_OPS, entries.op))
     clock = align_clocks(everyone, [rank.host for rank in ranks], _ends(entries, paired, ops))
     limits = list(clock.limits)
     if disagreeing:
@@ -218,6 +209,14 @@ def match_collectives(ranks: Sequence[RankCollectives], world_size: int | None) 
                 "collectives-disagree",
                 f"in {disagreeing} collectives the ranks disagree on what the operation is",
                 "they are not matched; a job that runs so may hang",
+            )
+        )
+    if uneven:
+        limits.append(
+            Limit(
+                "collectives-disagree",
+                f"in {uneven} collectives the ranks disagree on how many bytes they exchange",
+                "the largest size counts for them; a job that runs so may hang or compute wrong sums",
             )
         )
     if not clock.aligned:
@@ -290,6 +289,15 @@ def _candidates(entries: Entries) -> tuple[IntArray, int]:
     paired[rows] = np.where(found == NOT_PAIRED, NOT_PAIRED, found + total)
     wrong = boundaries(entries.group[disagreeing], entries.seq[disagreeing]).size - 1
     return without_lone(paired), wrong
+
+
+def _uneven(entries: Entries, paired: IntArray, symmetric: npt.NDArray[np.bool_]) -> int:
+    """Return how many symmetric operations have parts of different sizes."""
+    order, edges = by_operation(np.where(symmetric & (entries.size != NONE), paired, NOT_PAIRED))
+    if order.size == 0:
+        return 0
+    sizes = entries.size[order]
+    return int((np.minimum.reduceat(sizes, edges[:-1]) != np.maximum.reduceat(sizes, edges[:-1])).sum())
 
 
 def _mask(ops: Sequence[str], wanted: frozenset[str], codes: IntArray) -> npt.NDArray[np.bool_]:
