@@ -16,7 +16,7 @@ PIP := -m pip install -qq --disable-pip-version-check
 demo: .venv/installed
 	$(BIN)/tracedoc diagnose $(RUN) -o - -o report.html
 
-test: .venv/test-installed peers
+test: .venv/test-installed loaders peers
 	$(BIN)/python -m pytest
 
 lint: .venv/lint-installed
@@ -45,6 +45,14 @@ clean:
 .venv/lint-installed: requirements/lint.txt .venv/installed
 	$(BIN)/python $(PIP) --requirement $<
 	touch $@
+
+# Where these cannot be installed, the tests that need them skip and say so.
+.PHONY: loaders
+loaders: .venv/loaders-installed
+
+.venv/loaders-installed: requirements/loaders.txt .venv/test-installed
+	if DS_BUILD_OPS=0 $(BIN)/python $(PIP) --no-build-isolation --requirement $<; then touch $@; \
+	else echo "the loaders of configurations could not be installed; tests that need them will be skipped" >&2; fi
 
 # The tools that tracedoc is compared with live apart, each in an environment of its own. Where one of
 # them cannot be installed, the tests that need it skip and say so.

@@ -86,6 +86,24 @@ def format_bytes(value: float) -> str:
     return f"{_significant(size)} TiB"
 
 
+def format_gb(value: float) -> str:
+    """Return a size in GB of 1e9 bytes, as GPUs are sold; small ones in MB or kB."""
+    size = abs(value)
+    if size >= 0.95e9:
+        return f"{value / 1e9:.0f} GB" if size >= 99.95e9 else f"{value / 1e9:.1f} GB".replace(".0 GB", " GB")
+    if size >= 0.95e6:
+        return f"{value / 1e6:.0f} MB"
+    return f"{value / 1e3:.0f} kB" if size >= 950 else f"{value:.0f} B"
+
+
+def format_count(value: float) -> str:
+    """Return a number of parameters: ``7B``, ``1.56B``, ``350M``, ``4.2M``."""
+    for size, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size:
+            return f"{_significant(value / size)}{name}"
+    return f"{value:.0f}"
+
+
 def _significant(value: float) -> str:
     magnitude = abs(value)
     if magnitude == 0 or magnitude >= 99.95:

@@ -20,6 +20,7 @@ from tracedoc.cli.completion import completion
 from tracedoc.cli.diagnose import diagnose
 from tracedoc.cli.explain import explain
 from tracedoc.cli.facts import facts
+from tracedoc.cli.plan import plan
 from tracedoc.cli.report import report
 from tracedoc.cli.rules import rules
 from tracedoc.errors import TracedocError
@@ -146,5 +147,5 @@ def main() -> None:
     """
 
 
-for command in (collect, diagnose, report, facts, explain, rules, completion):
+for command in (collect, diagnose, plan, report, facts, explain, rules, completion):
     main.add_command(command)

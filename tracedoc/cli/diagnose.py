@@ -183,14 +183,15 @@ def _check_input(path: str) -> None:
         return
     if not os.path.exists(path):
         raise InputError(f"{path or repr(path)} does not exist", "give a trace file or the folder of a run")
-    if os.path.isfile(path) and _is_diagnosis(path):
+    if os.path.isfile(path) and is_diagnosis(path):
         shown = shlex.quote(path)
         raise InputError(
             f"{path} is a diagnosis, not a trace", f"to show it: tracedoc report {shown} -o report.html"
         )
 
 
-def _is_diagnosis(path: str) -> bool:
+def is_diagnosis(path: str) -> bool:
+    """Return whether a file is a diagnosis that tracedoc wrote."""
     try:
         with open(path, "rb") as file:
             if not re.match(rb'\s*\{\s*"(summary|schema_version|tool_version)"', file.read(200)):

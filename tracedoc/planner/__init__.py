@@ -1,1 +1,5 @@
 """Memory, traffic and time of training strategies: what fits, what it costs, which to choose."""
+
+from tracedoc.planner.memory import Room, fits_instead, fits_without_sharding
+
+__all__ = ["Room", "fits_instead", "fits_without_sharding"]

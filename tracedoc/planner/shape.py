@@ -91,7 +91,7 @@ def shape_from_parameters(parameters: int) -> ModelShape:
         Linear("down_proj", mlp, hidden),
     )
     return ModelShape(
-        name="a model of the Llama shape",
+        name="Llama shape assumed",
         parameters=parameters,
         active_parameters=parameters,
         blocks=blocks,

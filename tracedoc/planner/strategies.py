@@ -29,7 +29,7 @@ STRATEGIES = {
     for s in (
         Strategy("single", "one GPU", "ddp"),
         Strategy("ddp", "DDP", "ddp"),
-        Strategy("zero-redundancy", "DDP + ZeroRedundancyOptimizer", "ddp", frozenset({"optimizer"})),
+        Strategy("zero-redundancy", "DDP + ZeRO-1 optimizer", "ddp", frozenset({"optimizer"})),
         Strategy("shard-grad-op", "FSDP SHARD_GRAD_OP", "fsdp", _ALL, gathers="whole"),
         Strategy("full-shard", "FSDP FULL_SHARD", "fsdp", _ALL, gathers="unit"),
         Strategy("hsdp", "FSDP HYBRID_SHARD", "fsdp", _ALL, gathers="unit", hybrid=True),

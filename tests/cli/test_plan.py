@@ -1,0 +1,168 @@
+"""Hold the words, formats and errors of ``tracedoc plan``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracedoc.planner.plan import PLAN_SCHEMA
+
+FITS = ("--params", "7e9", "--gpus", "2", "--gpu", "NVIDIA L4", "--lora-rank", "16")
+DOES_NOT_FIT = ("--params", "13B", "--gpus", "4", "--gpu-memory", "40GB")
+
+
+def run(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tracedoc", "plan", *arguments],
+        cwd=repository,
+        env=os.environ | {"COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def answer(repository: Path, *arguments: str) -> dict[str, Any]:
+    done = run(repository, *arguments, "-f", "json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_answer_comes_first_and_the_next_command_last(repository: Path) -> None:
+    done = run(repository, *FITS)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("DDP with activation checkpointing: 16.6 GB of the 24 GB on each of 2 GPUs, ")
+    assert lines[-1] == "next: tracedoc collect -- torchrun --nproc-per-node 2 train.py"
+    assert "\x1b" not in done.stdout
+    assert max(map(len, lines[2:])) <= 100
+
+
+def test_what_does_not_fit_names_the_smallest_change_and_asks_again(repository: Path) -> None:
+    done = run(repository, *DOES_NOT_FIT)
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("Nothing fits: each of 4 GPUs has 40 GB, and even ")
+    assert "The smallest change that would: 8-bit AdamW (" in lines[0]
+    again = lines[-1].removeprefix("next: tracedoc plan ").split()
+    assert not run(repository, *again).stdout.startswith("Nothing fits")
+
+
+def test_the_options_of_the_next_command_replace_the_old_ones(repository: Path) -> None:
+    done = run(repository, "--params", "70B", "--gpus", "8", "--gpu", "H100")
+    assert done.stdout.splitlines()[-1] == "next: tracedoc plan --params 70B --gpu H100 --gpus 32 --nodes 4"
+
+
+def test_json_holds_the_whole_plan(repository: Path) -> None:
+    plan = answer(repository, *FITS)
+    assert plan["schema_version"] == PLAN_SCHEMA
+    assert plan["recommended"] == "ddp"
+    assert plan["asked"]["trainable_parameters"] == 33 * 16 * 2 * (4096 + 4096)
+    first = plan["strategies"][0]
+    assert first["strategy"] == "ddp"
+    assert first["headroom_bytes"] == pytest.approx(24e9 - first["total_bytes"])
+    assert {c["framework"] for c in plan["configurations"]} == {
+        "pytorch",
+        "accelerate",
+        "trainer",
+        "deepspeed",
+    }
+
+
+def test_markdown_has_a_table_and_every_configuration(repository: Path, tmp_path: Path) -> None:
+    page = tmp_path / "plan.md"
+    done = run(repository, *FITS, "-o", str(page))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert f"wrote {page}" in done.stderr
+    text = page.read_text()
+    assert text.startswith("**DDP with activation checkpointing: ")
+    assert "| DDP * | yes | " in text
+    assert text.count("```") == 2 * 4
+
+
+def test_a_model_is_read_from_its_config(repository: Path, tmp_path: Path) -> None:
+    keys = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
+    (tmp_path / "config.json").write_text(json.dumps(keys | {"n_positions": 1024}))
+    plan = answer(repository, "--model", str(tmp_path), "--gpu", "T4", "--seq", "1024")
+    assert plan["asked"]["parameters"] == 124_439_808
+    assert plan["asked"]["training"]["precision"] == "fp16-mixed"  # a T4 has no bf16
+
+
+def test_a_captured_run_gives_gpus_parameters_and_bandwidth(repository: Path) -> None:
+    plan = answer(repository, "sample_traces/synthetic_ddp_tiny_batch")
+    assert plan["asked"]["gpus"] == 4
+    assert plan["asked"]["gpu"] == "H100"
+    assert plan["asked"]["parameters"] == 162_398_976
+    assert any("264 GB/s" in text for text in plan["assumptions"])
+
+
+def test_a_diagnosis_is_as_good_as_its_traces(repository: Path, tmp_path: Path) -> None:
+    file = tmp_path / "diagnosis.json"
+    diagnose = [sys.executable, "-m", "tracedoc", "diagnose", "sample_traces/synthetic_ddp_tiny_batch"]
+    subprocess.run([*diagnose, "-o", str(file)], cwd=repository, check=True, capture_output=True)
+    first = answer(repository, "sample_traces/synthetic_ddp_tiny_batch")
+    assert answer(repository, str(file)) == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        ((), "no model is given", "tracedoc plan --params 7e9"),
+        (("--params", "7e9"), "no GPU is given", "--gpu-memory 24GB"),
+        (("--params", "7e9", "--model", "x", "--gpu", "L4"), "both give the model", "leave one"),
+        (("--params", "7e9", "--gpu-memory", "24 GiBB"), "no unit is called 'GiBB'", "--gpu-memory 24GiB"),
+        (("--params", "-7e9", "--gpu", "L4"), "not positive", "7e9"),
+        (("--params", "7e9", "--gpu", "L4", "--gpus", "0"), "--gpus is 0", "--gpus 1"),
+        (("--params", "7e9", "--gpu", "L4", "--gpus", "-2"), "--gpus is -2", "--gpus 1"),
+        (("--params", "7e9", "--gpu", "L44"), "no GPU is known as 'L44'", "known: A100"),
+        (("--params", "7e9", "--gpu", "L4", "--lora-rank", "5000"), "hidden size", "--lora-rank 64"),
+        (("--params", "7e9", "--gpu", "L4", "--lora-rank", "0"), "must be 1 or more", "--lora-rank 16"),
+        (("--params", "7e9", "--gpu", "L4", "--gpus", "6", "--nodes", "4"), "do not divide", "--gpus 8"),
+        (
+            ("--params", "7e9", "--gpu", "L4", "--optimizer", "adamv-8bit"),
+            "did you mean 'adamw-8bit'",
+            "known: ",
+        ),
+        (
+            ("--params", "7e9", "--gpu", "L4", "--precision", "bf16mixed"),
+            "did you mean 'bf16-mixed'",
+            "known: ",
+        ),
+        (("--params", "7e9", "--gpu", "T4", "--precision", "bf16"), "has no bf16", "fp16-mixed"),
+        (("--params", "7e9", "--gpu", "L4", "--seq", "0"), "--seq is 0", "--seq 1"),
+        (("--params", "7e9", "--gpu", "L4", "--objective", "sped"), "did you mean 'speed'", "use one of"),
+        (("--params", "7e9", "--gpu", "L4", "--framework", "torch"), "did you mean 'pytorch'", "use one of"),
+        (("--params", "7e9", "--gpu", "L4", "--utilisation", "40"), "--utilisation is 40", "0.4"),
+        (
+            ("--params", "7e9", "--gpu", "L4", "--lora-rank", "8", "--lora-targets", "q_prj"),
+            "'q_proj'",
+            "known",
+        ),
+        (("--params", "7e9", "--gpu", "L4", "-o", "plan.pdf"), "implies no format", ".md"),
+        (("--model", "nowhere.json", "--gpu", "L4"), "cannot be read", "--params"),
+    ],
+)
+def test_nonsense_is_answered_with_the_nearest_valid_choice(
+    arguments: tuple[str, ...], error: str, hint: str, repository: Path
+) -> None:
+    done = run(repository, *arguments)
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert first.startswith("error: ")
+    assert error in first
+    assert second.startswith("hint: ")
+    assert hint in second
+
+
+def test_help_has_examples(repository: Path) -> None:
+    text = run(repository, "--help").stdout
+    assert "Examples:" in text
+    assert "tracedoc plan --params 7e9" in text

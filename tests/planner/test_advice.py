@@ -1,0 +1,166 @@
+"""Hold the answers to the questions that people ask, with their reasons."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from tracedoc.errors import InputError
+from tracedoc.planner import fits_instead, fits_without_sharding
+from tracedoc.planner.advice import Advice, Situation, Wish, _decisions, advise
+from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of
+from tracedoc.planner.setup import Question, Training
+from tracedoc.planner.shape import shape_from_parameters
+from tracedoc.planner.strategies import STRATEGIES
+
+GB = 1e9
+
+
+def ask(
+    parameters: float,
+    gpus: int,
+    memory: float,
+    *,
+    gpu: str = "",
+    nodes: int = 1,
+    network: str = "roce-100g",
+    framework: str = "pytorch",
+    objective: str = "speed",
+    **training: object,
+) -> Advice:
+    named = find_gpu(gpu) if gpu else None
+    across = find_link(network, across=True) if nodes > 1 else None
+    wish = Wish(Cluster(named, link_of(named) if named else None, across), objective, framework)
+    question = Question(
+        shape_from_parameters(int(parameters)), Training(**training), gpus, nodes, memory * GB
+    )
+    return advise(question, wish)
+
+
+def chosen(advice: Advice) -> str:
+    return advice.chosen.strategy if advice.chosen else "nothing"
+
+
+@pytest.mark.parametrize("gpu", ["", "NVIDIA L4", "RTX 4090"])
+def test_lora_on_7b_with_two_24_gb_cards_is_ddp(gpu: str) -> None:
+    advice = ask(7e9, 2, 24, gpu=gpu, lora_rank=16)
+    assert chosen(advice) == "ddp"
+    assert advice.rule == "adapters-fit"
+    assert "only their gradients travel" in advice.because
+
+
+@pytest.mark.parametrize("gpu", ["", "NVIDIA L4"])
+def test_lora_with_long_sequences_that_barely_fits_is_fsdp_with_coarse_units(gpu: str) -> None:
+    advice = ask(7e9, 2, 24, gpu=gpu, lora_rank=16, sequence=16384)
+    assert chosen(advice) == "full-shard"
+    assert "One unit for each block" in advice.because
+
+
+@pytest.mark.parametrize("gpu", ["", "L4"])
+def test_a_1b_model_that_fits_is_ddp(gpu: str) -> None:
+    advice = ask(1e9, 4, 24, gpu=gpu)
+    assert chosen(advice) == "ddp"
+    assert "neither FSDP nor ZeRO" in advice.because
+
+
+def test_full_training_with_room_for_the_parameters_keeps_them_gathered() -> None:
+    assert chosen(ask(7e9, 8, 80, gpu="H100")) == "shard-grad-op"
+    assert chosen(ask(7e9, 8, 80, gpu="H100", framework="deepspeed")) == "zero-2"
+
+
+def test_nodes_on_a_slow_network_shard_inside_the_node() -> None:
+    advice = ask(7e9, 16, 80, gpu="A100", nodes=2)
+    assert chosen(advice) == "hsdp"
+    assert "the network is slower" in advice.because
+
+
+def test_7b_on_4_gpus_of_40_gb_is_full_sharding() -> None:
+    advice = ask(7e9, 4, 40, gpu="A100 40GB")
+    assert chosen(advice) == "full-shard"
+    fits = {c.strategy for c in advice.candidates if c.fits}
+    assert fits == {"full-shard", "zero-3"}
+
+
+def test_13b_on_4_gpus_of_40_gb_does_not_fit_and_8_bit_adam_is_the_smallest_change() -> None:
+    advice = ask(13e9, 4, 40)
+    assert chosen(advice) == "nothing"
+    changes = [c.what for c in advice.changes]
+    assert changes[:3] == ["8-bit AdamW", "8 GPUs instead of 4", "optimizer on the host"]
+
+
+def test_70b_on_8_gpus_of_80_gb_does_not_fit_and_32_gpus_or_lora_would() -> None:
+    advice = ask(70e9, 8, 80)
+    assert chosen(advice) == "nothing"
+    changes = {c.id: c for c in advice.changes}
+    assert advice.changes[0].what == "32 GPUs instead of 8"
+    assert {"offload-all", "lora", "qlora"} <= set(changes)
+    assert changes["offload-all"].host_bytes_per_node / GB == pytest.approx(1120)
+
+
+def test_every_change_that_is_named_really_fits() -> None:
+    for advice in (ask(13e9, 4, 40), ask(70e9, 8, 80), ask(7e9, 1, 24, gpu="L4")):
+        assert advice.changes
+        assert all(c.total_bytes <= c.memory_bytes for c in advice.changes)
+
+
+def test_gpt2_xl_does_not_fit_two_24_gb_cards_under_ddp_and_does_under_fsdp() -> None:
+    advice = ask(1.5e9, 2, 24)
+    fits = {c.strategy for c in advice.candidates if c.fits}
+    assert "ddp" not in fits
+    assert chosen(advice) in ("shard-grad-op", "full-shard")
+
+
+def test_more_than_1e12_parameters_on_8_gpus_take_nvme() -> None:
+    advice = ask(1.1e12, 8, 80, offload="nvme", framework="deepspeed")
+    assert chosen(advice) == "zero-3"
+
+
+def test_the_least_memory_is_chosen_when_asked_for() -> None:
+    advice = ask(1e9, 4, 80, gpu="H100", objective="memory")
+    least = min((c for c in advice.candidates if c.family != "deepspeed"), key=lambda c: c.total_bytes)
+    assert chosen(advice) == least.strategy
+
+
+def test_recomputation_yields_to_sharding_that_is_faster_even_unhidden() -> None:
+    """1B with long sequences: DDP needs checkpointing, and NVLink gathers in a few percent of the step."""
+    advice = ask(1e9, 8, 40, gpu="A100 40GB", sequence=16384)
+    ddp = next(c for c in advice.candidates if c.strategy == "ddp")
+    assert ddp.fits
+    assert ddp.checkpointing
+    assert chosen(advice) != "ddp"
+
+
+def test_a_plan_says_what_would_change_it() -> None:
+    points = ask(7e9, 2, 24, gpu="L4", lora_rank=16).turning_points
+    assert any(point.startswith("sequences of 16384: FSDP FULL_SHARD") for point in points)
+
+
+def test_decision_rules_name_only_what_exists() -> None:
+    conditions = {field.name for field in fields(Situation)}
+    for rule in _decisions().rule:
+        assert {c.removeprefix("not ") for c in rule.when} <= conditions
+        assert set(rule.choose) <= {*STRATEGIES, "least"}
+
+
+def test_deepspeed_offload_is_refused_where_the_framework_has_none() -> None:
+    with pytest.raises(InputError, match="pytorch cannot offload 'optimizer'") as caught:
+        ask(7e9, 4, 40, offload="optimizer")
+    assert "--offload all" in caught.value.hint
+
+
+def test_rules_can_ask_whether_a_run_fits_without_sharding() -> None:
+    """1e9 parameters: 16 GB of states and 2 GB of 16-bit copies; 5 GB of activations fit 24 GB, 7 do not."""
+    assert fits_without_sharding(10**9, 24 * GB, other_bytes=5 * GB).fits
+    assert not fits_without_sharding(10**9, 24 * GB, other_bytes=7 * GB).fits
+
+
+def test_rules_can_ask_whether_parameters_may_stay_gathered() -> None:
+    """7e9 parameters stay gathered for 14 GB more."""
+    room = fits_instead(
+        7 * 10**9, 80 * GB, peak_bytes=60 * GB, gpus=8, now="full-shard", then="shard-grad-op"
+    )
+    assert room.needed_bytes == 74 * GB
+    assert room.fits
+    with pytest.raises(InputError, match="did you mean 'full-shard'"):
+        fits_instead(7 * 10**9, 80 * GB, peak_bytes=1.0, gpus=8, now="full-shards", then="ddp")

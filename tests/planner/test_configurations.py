@@ -1,0 +1,140 @@
+"""Hold that the printed configurations are what the real loaders accept, and say what was planned."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from tracedoc.planner.configurations import Configuration, configurations
+from tracedoc.planner.setup import Question, Training
+from tracedoc.planner.shape import shape_from_parameters
+
+TRAININGS = {
+    "full": Training(),
+    "fp32": Training(precision="fp32"),
+    "fp16": Training(precision="fp16-mixed"),
+    "8-bit": Training(optimizer="adamw-8bit"),
+    "lora": Training(lora_rank=16),
+    "qlora": Training(lora_rank=16, base_bits=4),
+    "offload": Training(offload="all"),
+}
+SHARDED = ("shard-grad-op", "full-shard", "hsdp")
+STAGES = ("zero-1", "zero-2", "zero-3")
+
+
+def printed(framework: str, strategy: str, training: str = "full", *, nodes: int = 1) -> Configuration:
+    nodes = 2 if strategy == "hsdp" else nodes
+    question = Question(shape_from_parameters(1_000_000_000), TRAININGS[training], 8, nodes, 80e9)
+    found = configurations(question, strategy, checkpointing=True)
+    return next(c for c in found if c.framework == framework)
+
+
+def real(name: str) -> ModuleType:
+    """Return a package that the tests do not need otherwise; skip where it is absent."""
+    package = name.split(".")[0]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed (make loaders)")
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("training", TRAININGS)
+@pytest.mark.parametrize("strategy", ["ddp", "zero-redundancy", *SHARDED])
+def test_printed_code_is_python_and_imports_what_it_uses(strategy: str, training: str) -> None:
+    tree = ast.parse(printed("pytorch", strategy, training).text)
+    bound = {"model", "lr", "batch", "int"}
+    imports = [alias for node in ast.walk(tree) for alias in getattr(node, "names", [])]
+    bound |= {alias.asname or alias.name.split(".")[0] for alias in imports}
+    names = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
+    bound |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    assert {n.id for n in names} <= bound
+
+
+@pytest.mark.parametrize("training", ["full", "fp32", "fp16", "lora", "offload"])
+@pytest.mark.parametrize("strategy", ["ddp", *SHARDED, *STAGES])
+def test_accelerate_loads_the_printed_file(strategy: str, training: str, tmp_path: Path) -> None:
+    args = real("accelerate.commands.config.config_args")
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(printed("accelerate", strategy, training).text)
+    config = args.load_config_from_file(str(file))
+    assert config.num_processes == 8
+    kind = {"ddp": "MULTI_GPU"}.get(strategy, "FSDP" if strategy in SHARDED else "DEEPSPEED")
+    assert config.distributed_type.value == kind
+
+
+@pytest.mark.parametrize("strategy", SHARDED)
+def test_accelerates_plugin_is_made_from_the_printed_file(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataclasses = real("accelerate.utils.dataclasses")
+    pytest.importorskip("torch")
+    settings: dict[str, Any] = yaml.safe_load(printed("accelerate", strategy).text)
+    # The launcher hands the settings on as variables, in capitals and with one name changed.
+    for key, value in settings["fsdp_config"].items():
+        name = key.upper().replace("TRANSFORMER_LAYER_CLS_TO_WRAP", "TRANSFORMER_CLS_TO_WRAP")
+        monkeypatch.setenv(name, str(value))
+    plugin = dataclasses.FullyShardedDataParallelPlugin()
+    assert plugin.fsdp_version == 2
+    assert plugin.reshard_after_forward is (strategy != "shard-grad-op")
+    assert plugin.activation_checkpointing is True
+    assert plugin.transformer_cls_names_to_wrap == ["YourTransformerBlock"]
+
+
+@pytest.mark.parametrize("training", ["full", "fp32", "fp16", "8-bit", "offload"])
+@pytest.mark.parametrize("strategy", ["ddp", *STAGES])
+def test_deepspeed_parses_the_printed_file(
+    strategy: str, training: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    config = real("deepspeed.runtime.config")
+    file = tmp_path / "ds_config.json"
+    file.write_text(printed("deepspeed", strategy, training).text)
+    parsed = config.DeepSpeedConfig(str(file))
+    assert parsed.zero_optimization_stage == (0 if strategy == "ddp" else int(strategy[-1]))
+    assert parsed.train_micro_batch_size_per_gpu == 1
+    if training == "offload" and strategy == "zero-3":
+        assert parsed.zero_config.offload_param.device == "cpu"
+    if training == "offload" and strategy != "ddp":
+        assert parsed.zero_config.offload_optimizer.device == "cpu"
+
+
+@pytest.mark.parametrize("training", ["full", "fp32", "8-bit", "lora"])
+@pytest.mark.parametrize("strategy", ["ddp", *SHARDED])
+def test_transformers_takes_the_printed_arguments(
+    strategy: str, training: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = real("transformers")
+    original = transformers.TrainingArguments
+
+    def on_cpu(**arguments: Any) -> Any:
+        return original(**{**arguments, "output_dir": str(tmp_path), "use_cpu": True})
+
+    monkeypatch.setattr(transformers, "TrainingArguments", on_cpu)
+    names: dict[str, Any] = {}
+    exec(printed("trainer", strategy, training).text, names)
+    arguments = names["arguments"]
+    assert arguments.per_device_train_batch_size == 1
+    assert bool(arguments.fsdp) is (strategy in SHARDED)
+    if strategy in SHARDED:
+        assert arguments.fsdp_plugin_args["fsdp_version"] == 2
+        assert arguments.fsdp_plugin_args["activation_checkpointing"] is True
+
+
+def test_zero_3_keeps_two_blocks_gathered() -> None:
+    zero = json.loads(printed("deepspeed", "zero-3").text)["zero_optimization"]
+    shape = shape_from_parameters(1_000_000_000)
+    assert zero["stage3_prefetch_bucket_size"] == shape.block_parameters
+    assert zero["stage3_max_live_parameters"] == shape.outside_parameters + 2 * shape.block_parameters
+
+
+def test_hybrid_sharding_replicates_over_nodes() -> None:
+    assert '(2, 4), mesh_dim_names=("replicate", "shard")' in printed("pytorch", "hsdp").text
+    settings = yaml.safe_load(printed("accelerate", "hsdp").text)["parallelism_config"]
+    assert settings == {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 4}

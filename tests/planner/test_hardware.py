@@ -1,0 +1,103 @@
+"""Hold that GPUs, links and quantities are found by the names that people type, and nonsense is answered."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracedoc.errors import InputError
+from tracedoc.planner.hardware import find_gpu, find_link, gpu_of_device, gpus, link_of, links
+from tracedoc.planner.quantities import parse_count, parse_size
+from tracedoc.trace.devices import device_peak
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("NVIDIA L4", "L4"),
+        ("a100", "A100 SXM 80GB"),
+        ("A100 40gb", "A100 SXM 40GB"),
+        ("A100 40 GB", "A100 SXM 40GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100 SXM 40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("h100 pcie", "H100 PCIe"),
+        ("Tesla V100-SXM2-16GB", "V100 16GB"),
+        ("NVIDIA GeForce RTX 3090", "RTX 3090"),
+        ("4090", "RTX 4090"),
+        ("AMD Instinct MI300X OAM", "MI300X"),
+    ],
+)
+def test_gpus_are_found_by_the_names_in_use(name: str, gpu: str) -> None:
+    assert find_gpu(name).name == gpu
+
+
+def test_an_unknown_gpu_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean 'h100'") as caught:
+        find_gpu("H10O")
+    assert "--gpu-memory" in caught.value.hint
+    assert gpu_of_device("NVIDIA GeForce RTX 3090 Ti") is None
+
+
+def test_every_row_names_its_source_and_a_link_of_the_table() -> None:
+    names = {link.name for link in links()}
+    assert all(gpu.source and gpu.link in names and gpu.memory_gb > 0 for gpu in gpus())
+    assert all(link.source and 0 < link.efficiency <= 1 for link in links())
+
+
+def test_peaks_agree_with_those_that_traces_are_judged_by() -> None:
+    for gpu in gpus():
+        peak = device_peak(gpu.name)
+        if peak is not None:
+            assert peak.fp16_tflops == pytest.approx(gpu.half_tflops, rel=0.02), gpu.name
+            assert (peak.bf16_tflops is not None) == gpu.bf16, gpu.name
+
+
+def test_links_are_found_by_name_or_bandwidth() -> None:
+    assert find_link("NVLink4", across=False).gbps == 450
+    assert find_link("ib-8x400g", across=True).gbps == 400
+    assert find_link("100Gbit/s", across=True).gbps == 12.5
+    assert find_link("20GB/s", across=False).gbps == 20
+    assert link_of(find_gpu("H800")).gbps == 200
+    with pytest.raises(InputError, match="did you mean 'pcie4'"):
+        find_link("pci4", across=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("24GB", 24e9), ("24 GiB", 24 * 2**30), ("80gb", 80e9), ("0.5TB", 0.5e12)]
+)
+def test_sizes(text: str, size: float) -> None:
+    assert parse_size(text, "--gpu-memory") == size
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("24 GiBB", "24GiB"),
+        ("24", "24GB"),
+        ("24G", "24GB"),
+        ("-24GB", "24GB"),
+        ("0GB", "24GB"),
+        ("much", "24GB"),
+        ("", "24GB"),
+        ("nanGB", "24GB"),
+    ],
+)
+def test_what_is_no_size_is_answered_with_one(text: str, hint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_size(text, "--gpu-memory")
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("7e9", 7 * 10**9), ("7B", 7 * 10**9), ("350M", 350 * 10**6), ("124_439_808", 124439808)],
+)
+def test_counts(text: str, count: int) -> None:
+    assert parse_count(text, "--params") == count
+
+
+@pytest.mark.parametrize("text", ["-7e9", "0", "7X", "seven", "1e99", "1e400", "nan", ""])
+def test_what_is_no_count_is_an_error(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_count(text, "--params")
+    assert "--params" in caught.value.hint

@@ -1,0 +1,87 @@
+"""Hold the model of model states against real training on CPU, set up by the very code that a plan prints."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tracedoc.planner.configurations import configurations
+from tracedoc.planner.memory import model_states
+from tracedoc.planner.setup import Question, Training
+from tracedoc.planner.shape import shape_from_parameters
+from tracedoc.planner.strategies import STRATEGIES
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+WORLD = 4
+NODES = 2  # for HYBRID_SHARD; the processes share one machine
+DTYPES = {"fp32": "float32", "bf16-mixed": "float32", "bf16": "bfloat16"}
+CASES = [
+    ("ddp", "fp32"),
+    ("ddp", "bf16-mixed"),
+    ("zero-redundancy", "fp32"),
+    ("shard-grad-op", "bf16-mixed"),
+    ("full-shard", "fp32"),
+    ("full-shard", "bf16-mixed"),
+    ("full-shard", "bf16"),
+    ("hsdp", "bf16-mixed"),
+]
+
+
+def question(parameters: int, strategy: str, precision: str) -> Question:
+    nodes = NODES if strategy == "hsdp" else 1
+    return Question(shape_from_parameters(parameters), Training(precision=precision), WORLD, nodes, 1e9)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, int]]]:
+    """Return what every process measured; all in one run, as importing torch takes longest."""
+    asked = {}
+    for strategy, precision in CASES:
+        printed = configurations(question(200_000, strategy, precision), strategy, checkpointing=True)
+        asked[f"{strategy} {precision}"] = (printed[0].text, DTYPES[precision])
+    meeting = tmp_path_factory.mktemp("gloo") / "meeting"
+    script = Path(__file__).with_name("measure_states.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(meeting)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ
+            | {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(WORLD), "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(WORLD)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(asked))
+        process.stdin.close()
+        process.stdin = None
+    found = []
+    for process in processes:
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, err[-3000:]
+        found.append(json.loads(out.splitlines()[-1]))
+    return found
+
+
+@pytest.mark.parametrize(("strategy", "precision"), CASES)
+def test_model_states_agree_with_a_real_run_within_5_percent(
+    strategy: str, precision: str, measured: list[dict[str, dict[str, int]]]
+) -> None:
+    name = f"{strategy} {precision}"
+    whole = measured[0][name]["whole"]
+    expected = model_states(question(whole, strategy, precision), STRATEGIES[strategy])
+    for what in ("parameters", "gradients", "optimizer"):
+        mean = sum(rank[name][what] for rank in measured) / WORLD
+        assert mean == pytest.approx(getattr(expected, what), rel=0.05), what
+    total = max(sum(rank[name][w] for w in ("parameters", "gradients", "optimizer")) for rank in measured)
+    assert total == pytest.approx(expected.states, rel=0.05)

@@ -1,0 +1,100 @@
+"""Hold what is sent, and how long that takes, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracedoc.planner.hardware import Cluster, Gpu, LinkKind
+from tracedoc.planner.setup import Question, Training
+from tracedoc.planner.shape import shape_from_parameters
+from tracedoc.planner.strategies import STRATEGIES
+from tracedoc.planner.traffic import predict, seconds, step_flops, transfers
+
+P = 1_000_000_000
+LINK = LinkKind("link", "a link", False, gbps=100, efficiency=0.5, latency_us=0, source="test")
+SLOW = LinkKind("network", "a network", True, gbps=10, efficiency=1, latency_us=0, source="test")
+GPU = Gpu("GPU", 80, half_tflops=100, hbm_gbps=1000, link="nvlink", source="test", fp32_tflops=10)
+
+
+def question(gpus: int = 8, nodes: int = 1, **training: object) -> Question:
+    return Question(shape_from_parameters(P), Training(**training), gpus, nodes, 80e9)
+
+
+def sent(strategy: str, **where: object) -> float:
+    return sum(t.sent for t in transfers(question(**where), STRATEGIES[strategy]))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "elements"),
+    [("ddp", 2), ("zero-1", 2), ("zero-2", 2), ("shard-grad-op", 2), ("full-shard", 3), ("zero-3", 3)],
+)
+def test_elements_sent_by_each_gpu(strategy: str, elements: int) -> None:
+    """In fp32 all elements have 4 bytes; a ring of 8 sends 7/8 of each pass."""
+    assert sent(strategy, precision="fp32") / 4 == pytest.approx(elements * P * 7 / 8)
+
+
+def test_pytorchs_zero_1_sends_the_parameters_as_well() -> None:
+    assert sent("zero-redundancy", precision="fp32") / 4 == pytest.approx(3 * P * 7 / 8)
+
+
+def test_hybrid_sharding_sends_its_share_across_nodes() -> None:
+    """3 P inside groups of 8, and an all-reduce of P / 8 over 2 nodes."""
+    found = sent("hsdp", gpus=16, nodes=2, precision="fp32")
+    assert found / 4 == pytest.approx(3 * P * 7 / 8 + 2 * (P / 8) * 1 / 2)
+
+
+def test_lora_sends_adapters_under_ddp_and_the_model_under_fsdp() -> None:
+    assert sent("ddp", lora_rank=8) < 1e8
+    assert sent("full-shard", lora_rank=8) > 2 * 2 * P * 7 / 8
+
+
+def test_time_is_bytes_over_what_the_link_reaches() -> None:
+    """DDP in fp32: 2 x 4e9 x 7/8 = 7e9 bytes at 50 GB/s are 140 ms."""
+    asked = question(precision="fp32")
+    (reduce,) = transfers(asked, STRATEGIES["ddp"])
+    assert seconds(reduce, asked, Cluster(GPU, LINK, None)) == pytest.approx(0.140)
+
+
+def test_a_ring_over_nodes_is_as_fast_as_the_network_of_a_node() -> None:
+    """2 x 4e9 x 15/16 = 7.5e9 bytes at 10 GB/s."""
+    asked = question(16, 2, precision="fp32")
+    (reduce,) = transfers(asked, STRATEGIES["ddp"])
+    assert seconds(reduce, asked, Cluster(GPU, LINK, SLOW)) == pytest.approx(0.750)
+
+
+def test_each_call_costs_its_latency() -> None:
+    slow_start = LinkKind("link", "a link", False, gbps=1e9, efficiency=1, latency_us=100, source="test")
+    asked = question()
+    gather = transfers(asked, STRATEGIES["full-shard"])[0]
+    assert gather.calls == asked.model.blocks + 1
+    assert seconds(gather, asked, Cluster(GPU, slow_start, None)) == pytest.approx(
+        gather.calls * 100e-6, rel=1e-3
+    )
+
+
+def test_arithmetic_is_6_flops_a_parameter_and_token() -> None:
+    asked = question(sequence=1000)
+    forward, backward = step_flops(asked, checkpointing=False)
+    model = asked.model
+    attention = 12 * model.blocks * model.hidden * 1000 * 1000
+    assert forward + backward == pytest.approx(6 * P * 1000 + attention)
+    again, more = step_flops(asked, checkpointing=True)
+    assert again + more == pytest.approx((6 + 2) * P * 1000 + attention * 4 / 3)
+
+
+def test_a_step_lies_between_all_hidden_and_nothing_hidden() -> None:
+    step = predict(
+        question(), STRATEGIES["full-shard"], Cluster(GPU, LINK, None), checkpointing=False, utilisation=0.5
+    )
+    assert step is not None
+    assert step.worst_ms == pytest.approx(step.compute_ms + step.comm_ms + step.optimizer_ms)
+    assert step.compute_ms + step.optimizer_ms < step.best_ms < step.worst_ms
+
+
+def test_no_time_is_predicted_without_gpu_or_link() -> None:
+    for cluster in (Cluster(None, LINK, None), Cluster(GPU, None, None)):
+        assert predict(question(), STRATEGIES["ddp"], cluster, checkpointing=False, utilisation=0.4) is None
+
+
+def test_one_gpu_sends_nothing() -> None:
+    assert transfers(question(1), STRATEGIES["single"]) == ()

@@ -1,0 +1,132 @@
+"""Take from a captured run what a plan needs: parameters, GPUs, and the bandwidth that was measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tracedoc.diagnosis import CollectiveRow, Diagnosis, from_json
+from tracedoc.errors import InputError
+from tracedoc.planner.shape import ModelShape, shape_from_parameters
+from tracedoc.run.manifest import read_manifest
+
+_ITEM_BYTES = {"Float": 4, "BFloat16": 2, "Half": 2, "float": 4, "bfloat16": 2, "half": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What a run tells; ``None`` and "" where it does not. ``notes`` say where each number comes from."""
+
+    model: ModelShape | None
+    gpus: int | None
+    nodes: int
+    device: str
+    busbw_gbps: float | None
+    notes: tuple[str, ...]
+
+
+def captured(path: str) -> Captured:
+    """Return what a diagnosis in JSON, or the traces of a run, tell for a plan.
+
+    Raises :class:`InputError` if the path is neither.
+    """
+    from tracedoc.cli.diagnose import is_diagnosis, run_pipeline
+    from tracedoc.pipeline import Options
+
+    if os.path.isfile(path) and is_diagnosis(path):
+        diagnosis = from_json(Path(path).read_bytes())
+    else:
+        diagnosis = run_pipeline((path,), Options())
+    model, source = _model(path, diagnosis)
+    notes = []
+    if model is not None:
+        notes.append(f"From the run: {model.parameters:,} parameters ({source}).")
+    rate = _bandwidth(diagnosis)
+    if rate is not None:
+        gbps, row = rate
+        notes.append(
+            f"From the run: {gbps:.3g} GB/s bus bandwidth in its {row.op.replace('_', '-')} of"
+            f" {(row.bytes_median or 0) / 1e6:.3g} MB."
+        )
+    hosts = {rank.host for rank in diagnosis.ranks if rank.host}
+    seen = diagnosis.run.world_size or len(diagnosis.run.ranks_seen) or None
+    return Captured(
+        model, seen, max(1, len(hosts)), diagnosis.run.device, gbps if rate else None, tuple(notes)
+    )
+
+
+def _model(path: str, diagnosis: Diagnosis) -> tuple[ModelShape | None, str]:
+    if os.path.isdir(path) and (shape := _from_manifest(Path(path))) is not None:
+        return shape, "manifest"
+    record = diagnosis.facts.get("estimated_parameters")
+    if record is not None and isinstance(record.value, int | float) and record.value >= 100_000:
+        return shape_from_parameters(int(record.value)), "sum of the gathered units"
+    elements = _reduced_elements(diagnosis)
+    if elements >= 100_000:
+        return shape_from_parameters(elements), "gradients that are reduced in a step"
+    return None, ""
+
+
+def _from_manifest(directory: Path) -> ModelShape | None:
+    manifest = read_manifest(directory)
+    parts = [rank.part for rank in manifest.ranks if rank.part] if manifest else []
+    for part in parts:
+        described = _mapping(_mapping(part.get("framework")).get("model"))
+        total = described.get("parameters")
+        if not isinstance(total, int) or total < 100_000:
+            continue
+        shape = shape_from_parameters(total)
+        block = _mapping(described.get("block"))
+        count, size, name = block.get("count"), block.get("parameters"), block.get("class")
+        if isinstance(count, int) and isinstance(size, int) and 0 < count * size < total:
+            shape = replace(
+                shape, blocks=count, block_parameters=size, outside_parameters=total - count * size
+            )
+        if isinstance(name, str) and name.isidentifier():
+            shape = replace(shape, wrap_classes=(name,))
+        return shape
+    return None
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _reduced_elements(diagnosis: Diagnosis) -> int:
+    """Return the elements that the whole world all-reduces in a step, as DDP does with every gradient."""
+    if diagnosis.run.strategy.name != "DDP":
+        return 0
+    world = diagnosis.run.world_size
+    return sum(
+        row.bytes_per_step // _ITEM_BYTES[row.dtype]
+        for row in diagnosis.detail.collectives
+        if row.op == "all_reduce"
+        and row.group_size == world
+        and row.bytes_per_step
+        and row.dtype in _ITEM_BYTES
+    )
+
+
+def _bandwidth(diagnosis: Diagnosis) -> tuple[float, CollectiveRow] | None:
+    """Return the bus bandwidth of the operation that moved most bytes, if its arrivals were known."""
+    rows = [
+        row
+        for row in diagnosis.detail.collectives
+        if row.busbw_gbps and row.bytes_per_step and row.op in ("all_reduce", "all_gather", "reduce_scatter")
+    ]
+    if not rows or diagnosis.run.backend == "gloo":
+        return None
+    row = max(rows, key=lambda r: r.bytes_per_step or 0)
+    return (row.busbw_gbps, row) if row.busbw_gbps else None
+
+
+def require_model(found: Captured, path: str) -> ModelShape:
+    """Return the model of a run, or raise :class:`InputError` where the run does not tell its size."""
+    if found.model is None:
+        raise InputError(
+            f"{path} does not tell how many parameters its model has",
+            "add --params 7e9 or --model config.json",
+        )
+    return found.model

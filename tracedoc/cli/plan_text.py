@@ -1,0 +1,209 @@
+"""Write a plan for a terminal, a pipe, or as Markdown: the answer first, the next command last."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tracedoc.planner.advice import Candidate, with_checkpointing
+from tracedoc.planner.configurations import Configuration
+from tracedoc.planner.plan import Plan, step_range
+from tracedoc.units import format_count, format_gb
+
+PIPE_WIDTH = 100
+
+_HEADINGS = ("strategy", "fits", "total", "room", "states", "activ.", "other", "sent", "step")
+
+
+def plan_text(plan: Plan, *, next_command: str, width: int = 0, color: bool = False) -> str:
+    """Return the plan as text; without ``color`` it holds no escape sequence, ``width`` 0 means a pipe."""
+    out = StringIO()
+    console = Console(
+        file=out,
+        width=width or PIPE_WIDTH,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        no_color=not color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    good = plan.recommended is not None
+    console.print(Text(plan.summary, "bold" if good else "bold red"), soft_wrap=not width)
+    console.print(Text(asked_line(plan), "dim"), soft_wrap=not width)
+    _heading(
+        console, "Strategies", "GB on each GPU, of 1e9 bytes as GPUs are sold; sent: by each GPU in a step"
+    )
+    console.print(_table(plan))
+    for note in _table_notes(plan):
+        console.print(Text(note, "dim"))
+    _heading(
+        console, "Why" if good else "What would fit", "" if good else "each change alone, the smallest first"
+    )
+    console.print(Text(plan.because))
+    for line in _change_lines(plan):
+        _bullet(console, line)
+    if second := _second_opinion(plan):
+        console.print(Text(second))
+    if plan.turning_points:
+        _heading(console, "What would change the answer")
+        for point in plan.turning_points:
+            _bullet(console, point)
+    for configuration in shown_configurations(plan):
+        _heading(console, "Configuration", configuration.title + _others(plan, configuration))
+        for line in configuration.text.splitlines():
+            # Code is never wrapped: a wrapped line cannot be pasted.
+            console.print(Text(f"  {line}", "cyan"), soft_wrap=True)
+    _heading(console, "Assumed")
+    for text in plan.assumptions:
+        _bullet(console, text)
+    console.print()
+    console.print(Text.assemble(("next: ", "dim"), (next_command, "bold")), soft_wrap=True)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def plan_markdown(plan: Plan) -> str:
+    """Return the plan as Markdown, with the configuration for every framework."""
+    lines = [f"**{plan.summary}**", "", asked_line(plan), "", "| " + " | ".join(_HEADINGS) + " |"]
+    lines.append("|" + "---|" * len(_HEADINGS))
+    lines += ["| " + " | ".join(_cells(plan, c)) + " |" for c in plan.strategies]
+    lines += ["", *_table_notes(plan), "", plan.because]
+    if changes := _change_lines(plan):
+        lines += ["", "Each change alone, the smallest first:", "", *(f"- {line}" for line in changes)]
+    if second := _second_opinion(plan):
+        lines += ["", second]
+    if plan.turning_points:
+        lines += ["", "What would change the answer:", "", *(f"- {point}" for point in plan.turning_points)]
+    for configuration in plan.configurations:
+        lines += [
+            "",
+            f"{configuration.title}:",
+            "",
+            f"```{configuration.language}",
+            configuration.text,
+            "```",
+        ]
+    lines += ["", "Assumed:", "", *(f"- {text}" for text in plan.assumptions)]
+    return "\n".join(lines) + "\n"
+
+
+def asked_line(plan: Plan) -> str:
+    """Return the question in one line: model, training, machines."""
+    asked = plan.asked
+    what = "all of them trained"
+    if asked.training.lora_rank:
+        kind = "QLoRA" if asked.training.base_bits == 4 else "LoRA"
+        what = (
+            f"{kind} of rank {asked.training.lora_rank} ({format_count(asked.trainable_parameters)} trained)"
+        )
+    gpu = asked.gpu or "GPU"
+    nodes = f" in {asked.nodes} nodes" if asked.nodes > 1 else ""
+    offload = f", offload {asked.training.offload}" if asked.training.offload != "none" else ""
+    return (
+        f"{format_count(asked.parameters)} parameters ({asked.model}), {what}{offload},"
+        f" on {asked.gpus}x {gpu} of {format_gb(asked.gpu_memory_bytes)}{nodes}"
+    )
+
+
+def shown_configurations(plan: Plan) -> tuple[Configuration, ...]:
+    """Return what the chosen framework needs; a DeepSpeed file goes with what refers to it."""
+    own = [c for c in plan.configurations if c.framework == plan.framework]
+    if not own:
+        own = list(plan.configurations[:1])
+    if any("ds_config.json" in c.text for c in own):
+        own += [c for c in plan.configurations if c.framework == "deepspeed" and c not in own]
+    return tuple(own)
+
+
+def _heading(console: Console, title: str, rest: str = "") -> None:
+    console.print()
+    console.print(Text.assemble((title, "bold"), (f"  {rest}" if rest else "", "dim")))
+
+
+def _others(plan: Plan, shown: Configuration) -> str:
+    others = [c.framework for c in plan.configurations if c.framework != shown.framework]
+    return f"; --framework {'|'.join(others)} for the others" if others else ""
+
+
+def _bullet(console: Console, text: str) -> None:
+    rows = Table.grid()
+    rows.add_column(width=3)
+    rows.add_column(overflow="fold")
+    rows.add_row(" - ", Text(text))
+    console.print(rows)
+
+
+def _table(plan: Plan) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for number, _ in enumerate(_HEADINGS):
+        table.add_column(justify="left" if number < 2 else "right", no_wrap=True)
+    table.add_row(*(Text(heading, "dim") for heading in ("  strategy", *_HEADINGS[1:])))
+    for candidate in plan.strategies:
+        chosen = candidate.strategy == plan.recommended
+        style = "bold green" if chosen else ("" if candidate.fits else "dim")
+        cells = _cells(plan, candidate)
+        cells = (("> " if chosen else "  ") + cells[0], *cells[1:])
+        table.add_row(*(Text(cell, style) for cell in cells))
+    return table
+
+
+def _cells(plan: Plan, candidate: Candidate) -> tuple[str, ...]:
+    memory = candidate.memory
+    states = memory.states.states + memory.states.copies - memory.absent
+    other = memory.working + memory.units + memory.reserve + memory.context
+    return (
+        candidate.title + (" *" if candidate.checkpointing else ""),
+        "yes" if candidate.fits else "no",
+        _gb(candidate.total_bytes),
+        _gb(candidate.headroom_bytes),
+        _gb(states),
+        _gb(memory.activations),
+        _gb(other),
+        _gb(candidate.traffic_bytes) if plan.asked.gpus > 1 else "-",
+        step_range(candidate) or "-",
+    )
+
+
+def _gb(value: float) -> str:
+    size = value / 1e9
+    return (
+        f"{size:.0f}"
+        if abs(size) >= 999.5
+        else (f"{size:.1f}" if abs(size) >= 0.095 or not size else f"{size:.2f}")
+    )
+
+
+def _table_notes(plan: Plan) -> list[str]:
+    notes = ["* with activation checkpointing"] if any(c.checkpointing for c in plan.strategies) else []
+    host = max((c.memory.states.host for c in plan.strategies), default=0.0)
+    if host:
+        place = "NVMe" if plan.asked.training.offload == "nvme" else "host memory"
+        per_node = host * plan.asked.gpus / plan.asked.nodes
+        notes.append(f"and up to {format_gb(per_node)} of {place} in each node")
+    return notes
+
+
+def _change_lines(plan: Plan) -> list[str]:
+    lines = []
+    for change in plan.changes:
+        host = (
+            f", {format_gb(change.host_bytes_per_node)} on each node's host"
+            if change.host_bytes_per_node
+            else ""
+        )
+        then = with_checkpointing(change.strategy, change.checkpointing)
+        of = f"{format_gb(change.total_bytes)} of {format_gb(change.memory_bytes)}"
+        lines.append(f"{change.what}: {then}, {of}{host}; {change.why}")
+    return lines
+
+
+def _second_opinion(plan: Plan) -> str:
+    faster = next((c for c in plan.strategies if c.strategy == plan.faster), None)
+    if faster is None:
+        return ""
+    title = with_checkpointing(faster.title, faster.checkpointing)
+    return f"The prediction has {title} ahead ({step_range(faster)}): measure both before you settle."

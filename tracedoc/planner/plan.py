@@ -1,0 +1,207 @@
+"""Answer a question with a Plan: what ``tracedoc plan`` shows, in every format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracedoc.planner.activations import CONTEXT_BYTES, FRAGMENTATION, NCCL_BYTES
+from tracedoc.planner.advice import Advice, Candidate, Change, Wish, advise, with_checkpointing
+from tracedoc.planner.configurations import Configuration, configurations
+from tracedoc.planner.hardware import LinkKind
+from tracedoc.planner.setup import OPTIMIZERS, PRECISIONS, Question, Training
+from tracedoc.units import format_count, format_gb, format_ms, format_percent
+
+PLAN_SCHEMA = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The question in the words and numbers that the answer repeats."""
+
+    model: str
+    parameters: int
+    trainable_parameters: int
+    gpus: int
+    nodes: int
+    gpu: str
+    gpu_memory_bytes: float
+    training: Training
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything ``tracedoc plan`` has to say. Bytes, milliseconds, shares 0..1.
+
+    ``recommended`` is the id of a strategy, ``None`` if nothing fits; ``because`` its reason or, then, what
+    is missing. ``changes`` are single changes after which something fits, the smallest first. ``faster`` is a
+    strategy that is predicted a tenth faster than the recommended one, if there is one.
+    """
+
+    schema_version: str
+    summary: str
+    asked: Asked
+    recommended: str | None
+    rule: str
+    because: str
+    strategies: tuple[Candidate, ...]
+    changes: tuple[Change, ...]
+    turning_points: tuple[str, ...]
+    faster: str | None
+    configurations: tuple[Configuration, ...]
+    assumptions: tuple[str, ...]
+    objective: str
+    framework: str
+
+
+def plan(question: Question, wish: Wish, *, notes: tuple[str, ...] = ()) -> Plan:
+    """Return the plan for a question; ``notes`` say where its numbers come from.
+
+    Raises :class:`tracedoc.errors.InputError` for what cannot be.
+    """
+    advice = advise(question, wish)
+    chosen = advice.chosen
+    model = question.model
+    written: tuple[Configuration, ...] = ()
+    if chosen is not None:
+        written = configurations(question, chosen.strategy, checkpointing=chosen.checkpointing)
+    return Plan(
+        schema_version=PLAN_SCHEMA,
+        summary=_summary(advice),
+        asked=Asked(
+            model=model.name,
+            parameters=model.parameters,
+            trainable_parameters=question.trainable,
+            gpus=question.gpus,
+            nodes=question.nodes,
+            gpu=wish.cluster.gpu.name if wish.cluster.gpu else "",
+            gpu_memory_bytes=question.memory_bytes,
+            training=question.training,
+        ),
+        recommended=chosen.strategy if chosen else None,
+        rule=advice.rule,
+        because=advice.because if chosen else _missing(advice),
+        strategies=_ordered(advice),
+        changes=advice.changes,
+        turning_points=advice.turning_points,
+        faster=advice.faster.strategy if advice.faster else None,
+        configurations=written,
+        assumptions=(*notes, *_assumptions(question, wish)),
+        objective=wish.objective,
+        framework=wish.framework,
+    )
+
+
+def _summary(advice: Advice) -> str:
+    question, chosen = advice.question, advice.chosen
+    each = "the GPU" if question.gpus == 1 else f"each of {question.gpus} GPUs"
+    memory = format_gb(question.memory_bytes)
+    if chosen is not None:
+        time = f", {step_range(chosen)} a step predicted" if chosen.step else ""
+        title = with_checkpointing(chosen.title, chosen.checkpointing)
+        title = title[:1].upper() + title[1:]
+        return f"{title}: {format_gb(chosen.total_bytes)} of the {memory} on {each}{time}."
+    least = min(advice.candidates, key=lambda c: c.total_bytes)
+    needed = f"even {least.title} needs {format_gb(least.total_bytes)}"
+    text = f"Nothing fits: {each} has {memory}, and {needed}."
+    if not advice.changes:
+        return f"{text} No single change that is known here helps."
+    smallest = advice.changes[0]
+    then = with_checkpointing(smallest.strategy, smallest.checkpointing)
+    return (
+        f"{text} The smallest change that would: {smallest.what} ({then}, {format_gb(smallest.total_bytes)})."
+    )
+
+
+def _missing(advice: Advice) -> str:
+    least = min(advice.candidates, key=lambda c: c.total_bytes)
+    states = format_gb(least.memory.states.states)
+    missing = format_gb(-least.headroom_bytes)
+    return (
+        f"{missing} are missing on each GPU under {least.title}; its parameters, gradients and optimizer"
+        f" alone take {states} there."
+    )
+
+
+def step_range(candidate: Candidate) -> str:
+    """Return the predicted step in words, best to worst; empty where it is unknown."""
+    if candidate.step is None:
+        return ""
+    best, worst = candidate.step.best_ms, candidate.step.worst_ms
+    if worst < 1000:
+        low, high, unit = f"{best:.0f}", f"{worst:.0f}", "ms"
+        if best < 10:
+            return (
+                format_ms(worst)
+                if worst - best < 0.05 * worst
+                else f"{format_ms(best)} to {format_ms(worst)}"
+            )
+    else:
+        digits = 2 if worst < 10_000 else 1
+        low, high, unit = f"{best / 1e3:.{digits}f}", f"{worst / 1e3:.{digits}f}", "s"
+    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
+
+
+def _ordered(advice: Advice) -> tuple[Candidate, ...]:
+    # The chosen one leads; the ranking stays as it is below.
+    chosen = advice.chosen
+    rest = [c for c in advice.candidates if chosen is None or c.strategy != chosen.strategy]
+    return (chosen, *rest) if chosen else tuple(rest)
+
+
+def _assumptions(question: Question, wish: Wish) -> list[str]:
+    training, model, cluster = question.training, question.model, wish.cluster
+    texts = []
+    if model.assumed:
+        texts.append(
+            f"Shape of the model assumed from its size: {model.blocks} blocks of {model.hidden}, vocabulary"
+            f" {model.vocabulary}. --model config.json takes the real one."
+        )
+    attention = "" if training.fused_attention else ", attention scores kept"
+    texts.append(
+        f"Each GPU and step: {training.micro_batch} x {training.sequence} tokens, no gradient accumulation;"
+        f" {PRECISIONS[training.precision].title}, {OPTIMIZERS[training.optimizer].title}{attention}."
+    )
+    if training.lora_rank:
+        bits = ", 4-bit base with double quantisation" if training.base_bits == 4 else ""
+        targets = ", ".join(training.lora_targets or model.lora_targets)
+        texts.append(
+            f"LoRA of rank {training.lora_rank} on {targets}: {format_count(question.trainable)} trained"
+            f" parameters{bits}; adapters are kept in fp32."
+        )
+    nccl = f", {format_gb(NCCL_BYTES)} for communicators" if question.gpus > 1 else ""
+    texts.append(
+        f"Estimates: {format_gb(CONTEXT_BYTES)} for the CUDA context{nccl}, and"
+        f" {format_percent(FRAGMENTATION)} reserve on what is allocated in each step."
+    )
+    return [*texts, *_about_time(question, wish, cluster.inside, cluster.across)]
+
+
+def _about_time(
+    question: Question, wish: Wish, inside: LinkKind | None, across: LinkKind | None
+) -> list[str]:
+    gpu = wish.cluster.gpu
+    if gpu is None:
+        return ['No time is predicted without a GPU\'s name: add --gpu "NVIDIA L4", say.']
+    half = PRECISIONS[question.training.precision].compute == 2
+    peak = gpu.half_tflops if half else gpu.fp32_tflops
+    if peak is None:
+        return [f"No time is predicted: the fp32 peak of {gpu.name} is not in the table."]
+    texts = [
+        f"Time: arithmetic at {format_percent(wish.utilisation)} of {peak:g} TFLOP/s ({gpu.name}), all of the"
+        " communication hidden behind it at best, none at worst."
+    ]
+    used = [link for link in (inside, across) if link is not None]
+    if question.gpus > 1:
+        for link in used:
+            place = "a node, all adapters" if link.across else "a GPU, one way"
+            what = (
+                f"{link.gbps:g} GB/s, as collectives reached"
+                if link.measured
+                else f"{format_percent(link.efficiency)} of {link.gbps:g} GB/s ({place})"
+            )
+            texts.append(f"Link: {link.title} at {what}; {link.latency_us:g} us a call ({link.source}).")
+    if question.training.offload != "none":
+        texts.append(
+            "Copies to the host at 16 GB/s, the CPUs' update at 100 GB/s a node, NVMe at 6 GB/s: estimates."
+        )
+    return texts
