@@ -131,7 +131,12 @@ _MISSING = {
 
 
 def _sharded_by_name(digests: Sequence[RankDigest]) -> bool:
-    return any(digest.signs.seen & SHARDED_MARKS for digest in digests)
+    """Tell whether FSDP or ZeRO-3 is named and may gather: NO_SHARD has collectives but no gather."""
+    return any(
+        digest.signs.seen & SHARDED_MARKS
+        and (not len(digest.collectives) or bool(digest.collectives.is_op("all_gather").any()))
+        for digest in digests
+    )
 
 
 def _distributed(digests: Sequence[RankDigest]) -> bool:

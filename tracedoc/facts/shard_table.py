@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +24,9 @@ MAX_ROWS = 400
 class StallParts:
     """The stalls of gathers whose gap begins in a window, each split exactly into four parts and a rest (ns).
 
-    ``wait`` is waiting for the last rank. ``bandwidth`` is what the transfer takes longer than the compute
-    before it, which no prefetch can hide. ``late`` could be hidden, but the host launched the gather too
+    ``wait`` is what would be gone had the last rank come in time. ``bandwidth`` is by how much all that is
+    transferred since the gather before takes longer than the compute since its use: no order can hide that.
+    ``late`` could be hidden, but the host launched the gather too
     late for it; ``held`` was launched in time and started late all the same. ``first`` is all of the first
     gather of a step, which has nothing to hide behind. ``known`` tells whose arrivals are known.
     """
@@ -47,7 +49,16 @@ class StallParts:
 
 
 def stall_parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallParts | None:
-    """Return the stalls of one rank in one step's window, ``None`` where units or times are not known."""
+    """Return the stalls of one rank in its judged step, ``None`` where units or times are not known."""
+    return _all_parts(run).get((digest.rank, step.index))
+
+
+@lru_cache(maxsize=1)  # many facts and rules ask for the same parts
+def _all_parts(run: RunView) -> dict[tuple[int, int], StallParts | None]:
+    return {(digest.rank, step.index): _stall_parts(run, digest, step) for digest, step in run.judged()}
+
+
+def _stall_parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallParts | None:
     table = digest.units
     if table is None or table.gather_times is None:
         return None
@@ -58,14 +69,15 @@ def stall_parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallPart
     latest = latest_arrivals(run, digest, calls.row)
     known = latest != NO_TIME
     turn = np.clip(np.where(known, latest, calls.start_ns), calls.start_ns, calls.end_ns)
-    wait = np.minimum(turn, times.stall_end_ns) - np.maximum(calls.start_ns, times.stall_start_ns)
-    wait = np.minimum(np.maximum(wait, 0), times.stall_ns)
+    # A wait that runs beside compute costs nothing by itself, but the gather ends later by as much.
+    wait = np.minimum(turn - calls.start_ns, times.stall_ns)
     rest = times.stall_ns - wait
     begins_step = np.ones(len(calls), dtype=bool)
     begins_step[1:] = calls.step[1:] != calls.step[:-1]
     first = np.where(begins_step, rest, 0)
     transfer = calls.end_ns - turn
-    bandwidth = np.where(begins_step, 0, np.clip(transfer - times.beside_ns, 0, rest))
+    moved = np.maximum(transfer, _transferred(run, digest).covered_ns(_ends_before(calls), calls.end_ns))
+    bandwidth = np.where(begins_step, 0, np.clip(moved - times.beside_ns, 0, rest))
     hideable = rest - first - bandwidth
     late = np.clip(calls.launch_ns + transfer - times.stall_start_ns, 0, hideable)
     return StallParts(
@@ -80,6 +92,18 @@ def stall_parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallPart
         first[mine],
         known[mine],
     )
+
+
+def _transferred(run: RunView, digest: RankDigest) -> Spans:
+    """Return the time in which any collective of a rank transfers, waiting for peers left out where known."""
+    table = digest.collectives
+    return Spans.of(run.arrivals[digest.rank].turn_ns(table), table.end_ns)
+
+
+def _ends_before(calls: ShardCalls) -> Int64Array:
+    """Return where the call before each one ends, at most its own end; the first call has its own start."""
+    before = np.concatenate((calls.start_ns[:1], calls.end_ns[:-1]))
+    return np.minimum(before, calls.end_ns)
 
 
 def latest_arrivals(run: RunView, digest: RankDigest, rows: npt.NDArray[np.int32]) -> Int64Array:

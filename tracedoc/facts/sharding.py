@@ -224,8 +224,10 @@ def backward_gather_stall_ms(run: RunView) -> dict[str, Value]:
 
 @run_fact("hideable_gather_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
 def hideable_gather_stall_ms(run: RunView) -> dict[str, Value]:
-    """What earlier gathers would hide of the stalls: less waiting for peers, and less what the transfer takes
-    longer than the compute between the gather before and it. The first gather of a step has none.
+    """What earlier gathers would hide of the stalls of :func:`gather_stall_ms`.
+
+    The stalls less what late peers cause, and less by how much what is transferred since the gather before
+    takes longer than the compute since its use. The first gather of a step has nothing to hide behind.
     """
     return _stall(run, lambda parts: parts.hideable)
 
@@ -238,13 +240,20 @@ def hideable_backward_stall_ms(run: RunView) -> dict[str, Value]:
 
 @run_fact("gather_stall_wait_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
 def gather_stall_wait_ms(run: RunView) -> dict[str, Value]:
-    """The part of the stalls that waits for the last rank; 0 where the arrivals of the peers are unknown."""
+    """The part of the stalls that would be gone had the last rank come in time.
+
+    A gather that waits beside compute and then transfers without any belongs here too. 0 where the arrivals
+    of the peers are unknown.
+    """
     return _stall(run, lambda parts: parts.wait)
 
 
 @run_fact("gather_stall_bandwidth_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
 def gather_stall_bandwidth_ms(run: RunView) -> dict[str, Value]:
-    """The part of the stalls by which transfers take longer than the compute they could hide behind."""
+    """The part of the stalls by which transfers take longer than the compute they could hide behind.
+
+    All that is transferred since the gather before counts, for it shares the link: reduce-scatters too.
+    """
     return _stall(run, lambda parts: parts.bandwidth)
 
 

@@ -31,6 +31,9 @@ NO_TIME = int(np.iinfo(np.int64).min)
 NOT_PARAMETERS = frozenset({"Long", "Int", "Bool"})
 """Element types of control messages, never of parameters."""
 
+FEWEST_ELEMENTS = 256
+"""Where no range tells gathers of parameters apart (ZeRO-3), smaller ones are metrics, not parameters."""
+
 ROOT = "(root)"
 
 Int64 = npt.NDArray[np.int64]
@@ -133,6 +136,10 @@ def find_units(
         gathers, gather_ranges = gathers.subset(kept), gather_ranges[kept]
         kept = reduce_ranges != NO_ROW
         reductions, reduce_ranges = reductions.subset(kept), reduce_ranges[kept]
+    else:
+        gathers = gathers.subset(
+            np.array([not 0 <= _elements(o) < FEWEST_ELEMENTS for o in gathers.operations], dtype=bool)
+        )
     if not gathers.operations:
         return None
     phase, prefetched = _phases(trace, ranges, gathers.launch_rows)

@@ -79,6 +79,8 @@ def _ahead(measurements: Measurements, key: str | None, fact: str, assumption: s
     if isinstance(hideable, Unknown):
         return hideable
     high, assumptions = within_host_work(measurements, key, hideable)
+    if measurements.available["multi_rank"].state != "present":
+        assumptions = (*assumptions, "none of it is waiting for peers, which one rank cannot tell")
     return Gain(0.0, high, "ceiling", (assumption, *assumptions))
 
 
