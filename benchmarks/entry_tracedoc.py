@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tracedoc.executors import begin_workers, run_each
-
 
 def breakdown(path: str, on_bytes: Callable[[int], None] | None = None) -> str:
     """Return the budget of a GPU's capture and of each of its steps, in ns."""
@@ -36,6 +34,8 @@ if __name__ == "__main__":
         print(breakdown(sys.argv[1]))
     else:
         from entry_tracedoc import breakdown  # by the name that workers can import
+
+        from tracedoc.executors import begin_workers, run_each
 
         sizes = {path: Path(path).stat().st_size for path in sys.argv[1:]}
         begin_workers(sizes, 2)

@@ -1,22 +1,25 @@
-"""Run the work of each rank somewhere: here, in a pool of processes, on Dask, or over MPI."""
+"""Run the work of each rank somewhere: here, in a pool of processes, on Dask, or over MPI.
+
+What starts processes is imported where it is used: it takes longer than reading a small trace here.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, MutableSequence, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracedoc.errors import InputError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future, ProcessPoolExecutor
 
 Result = TypeVar("Result")
 OnBytes = Callable[[int], None]
@@ -75,9 +78,9 @@ def begin_workers(sizes: Mapping[str, int], jobs: int | None) -> None:
     It imports what workers need while this process goes on, which saves 0.1 s if called early.
     """
     if _workers_for(sizes, jobs) > 1 and _start_method() == "forkserver":
-        from multiprocessing.forkserver import ensure_running
+        from multiprocessing.forkserver import ensure_running, set_forkserver_preload
 
-        multiprocessing.set_forkserver_preload(_PRELOAD)
+        set_forkserver_preload(_PRELOAD)
         with _main_hidden():
             ensure_running()
 
@@ -131,6 +134,10 @@ def _in_pools(
     A worker that is killed breaks its whole pool, and which one it was is not told: what was being read at
     that time is read again at the end, each alone, where it has the memory to itself.
     """
+    import multiprocessing
+    from concurrent.futures import wait
+    from concurrent.futures.process import BrokenProcessPool
+
     context: Any = multiprocessing.get_context(_start_method())
     if _start_method() == "forkserver":
         context.set_forkserver_preload(_PRELOAD)
@@ -179,6 +186,8 @@ def _in_pools(
 def _start_method() -> str:
     # fork would be faster (0.1 s against 0.3 s for two workers) but copies locks that other threads hold,
     # such as those of the progress bar; spawn (0.7 s) imports everything once for each worker.
+    import multiprocessing
+
     return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
@@ -186,6 +195,8 @@ def _start_method() -> str:
 def _pool(workers: int, context: Any, counts: MutableSequence[int]) -> Iterator[ProcessPoolExecutor]:
     if sys.platform == "win32":
         workers = min(workers, _WINDOWS_MAX_WORKERS)
+    from concurrent.futures import ProcessPoolExecutor
+
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(counts,))
     try:
         yield pool
@@ -221,6 +232,8 @@ def _begin_worker(counts: MutableSequence[int]) -> None:
 
 
 def _end_with_parent() -> None:
+    import multiprocessing
+
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -270,6 +283,8 @@ class _Workers:
 def _on_workers(
     opened: Any, work: Work[Result], paths: Sequence[str], sizes: Mapping[str, int], on_bytes: OnBytes | None
 ) -> Outcomes[Result]:
+    from concurrent.futures import as_completed
+
     total = 0
     with opened as workers:
         running = {workers.executor.submit(work, path, None): path for path in paths}
