@@ -11,6 +11,7 @@ from tracedoc.facts.catalog import Unknown, Value, run_fact
 from tracedoc.facts.view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.run.manifest import StepTime
+from tracedoc.units import format_percent
 
 NO_MANIFEST = Unknown("no manifest: capture with `tracedoc collect`")
 
@@ -97,7 +98,7 @@ def job_limits(run: RunView) -> list[Limit]:
     return [
         Limit(
             "slower-after-capture",
-            f"steps took {middle:.0%} longer after the capture than before it",
+            f"steps took {format_percent(middle)} longer after the capture than before it",
             "the profiler may still cost the job time, or its later steps are other ones",
         )
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tracedoc.facts.catalog import Unknown, Value, run_fact
+from tracedoc.facts.told_strategy import settle_strategy
 from tracedoc.facts.view import RunView
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.strategies.claim import Claim
@@ -15,8 +16,8 @@ ADAPTER_PAIRS = 4
 
 
 def strategy_of(run: RunView) -> Claim:
-    """Return the strategy of a run, from the signs of all its ranks."""
-    return decide([digest.signs for digest in run.digests], run.world_size)
+    """Return the strategy of a run, from the signs of all its ranks and from its manifest."""
+    return settle_strategy(decide([digest.signs for digest in run.digests], run.world_size), run.job)
 
 
 @run_fact("strategy_family", unit="text")

@@ -1,0 +1,146 @@
+"""What a manifest adds to a diagnosis: facts, limits, the strategy; and manifests that are wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tracedoc
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.facts.told_strategy import settle_strategy
+from tracedoc.run.job import Job, RankJob, read_job
+from tracedoc.run.manifest import read_manifest
+from tracedoc.testing.jobs import write_job
+from tracedoc.testing.lanes import parse_lanes
+from tracedoc.timeline.strategies.claim import Claim
+
+GIB = 1024**3
+
+
+def diagnose(folder: Path, part: dict[str, Any], log: str = "", ranks: int = 2) -> Diagnosis:
+    """Diagnose two ranks of five 100 ms steps that say ``part`` of themselves."""
+    for builder in parse_lanes("compute 0-100", ranks=ranks):
+        builder.write(folder / f"rank-{builder.rank}.json")
+    write_job(folder, range(ranks), part, log)
+    return tracedoc.diagnose([folder], tracedoc.Options(jobs=1))
+
+
+def test_memory_is_that_of_the_whole_job(tmp_path: Path) -> None:
+    memory = {"total_bytes": 80 * GIB, "peak_reserved_bytes": 60 * GIB, "peak_allocated_bytes": 50 * GIB}
+    facts = diagnose(tmp_path, {"memory": memory | {"allocation_retries": 3}}).facts
+    assert facts["job_peak_memory_bytes"].value == 60 * GIB
+    assert facts["job_peak_memory_frac"].value == 0.75
+    assert facts["memory_headroom_bytes"].value == 30 * GIB
+    assert facts["allocation_retries"].value == 3
+
+
+def test_settings_are_facts(tmp_path: Path) -> None:
+    framework = {
+        "loaders": [{"num_workers": 0}, {"num_workers": 4, "prefetch_factor": 2, "pin_memory": True}],
+        "ddp": [{"bucket_bytes_cap": 1024 * 1024, "find_unused_parameters": True}],
+    }
+    nccl = {"transports": {"NET/Socket": 4, "P2P/CUMEM": 48}}
+    facts = diagnose(tmp_path, {"framework": framework, "nccl": nccl}).facts
+    assert facts["loader_workers"].value == 4
+    assert facts["loader_prefetch_factor"].value == 2
+    assert facts["loader_pins_memory"].value is True
+    assert facts["ddp_bucket_bytes"].value == 1024 * 1024
+    assert facts["ddp_finds_unused"].value is True
+    assert facts["nccl_transports"].value == "P2P/CUMEM x48, NET/Socket x4"
+
+
+def test_a_job_that_stays_slower_is_a_limit(tmp_path: Path) -> None:
+    step_ms = {"before": {"median_ms": 100, "steps": 10}, "after": {"median_ms": 110, "steps": 10}}
+    (limit,) = [one for one in diagnose(tmp_path, {"step_ms": step_ms}).limits if "slower" in one.code]
+    assert limit.message == "steps took 10 % longer after the capture than before it"
+
+
+@pytest.mark.parametrize(("after", "steps"), [(101, 10), (150, 3), (90, 10)])
+def test_a_job_that_does_not_is_none(tmp_path: Path, after: float, steps: int) -> None:
+    step_ms = {"before": {"median_ms": 100, "steps": 10}, "after": {"median_ms": after, "steps": steps}}
+    limits = diagnose(tmp_path, {"step_ms": step_ms}).limits
+    assert not [one for one in limits if one.code == "slower-after-capture"]
+
+
+def test_steps_beside_the_profiler_weigh_by_their_number(tmp_path: Path) -> None:
+    step_ms = {
+        "before": {"median_ms": 90, "steps": 4},
+        "during": {"median_ms": 120, "steps": 6},
+        "after": {"median_ms": 104, "steps": 10},
+    }
+    facts = diagnose(tmp_path, {"step_ms": step_ms}).facts
+    assert facts["unprofiled_step_ms"].value == 100
+    assert facts["profiler_overhead_frac"].value == pytest.approx(0.2)
+
+
+def test_outliers_that_come_regularly_have_a_period(tmp_path: Path) -> None:
+    facts = diagnose(tmp_path, {}, "100 x9 300 " * 5).facts
+    assert facts["logged_steps"].value == 45
+    assert facts["logged_step_ms"].value == 100
+    assert facts["step_outlier_period"].value == 10
+    assert facts["step_outlier_frac"].value == pytest.approx(5 / 45)
+    assert facts["step_outlier_cost_ms"].value == pytest.approx(5 * 200 / 45)
+
+
+def test_the_longest_pause_is_told_by_rank(tmp_path: Path) -> None:
+    facts = diagnose(tmp_path, {}, "100 x20  160 gc 60  100 x20").facts
+    assert facts["longest_gc_pause_ms"].value == 60
+    assert facts["gc_pause_ms"].value == pytest.approx(60 / 36)
+    # Both ranks paused in that step, and it took 60 ms longer.
+    assert facts["gc_cost_ms"].value == pytest.approx(60 / 36)
+
+
+def test_without_a_manifest_nothing_is_known(tmp_path: Path) -> None:
+    for builder in parse_lanes("compute 0-100", ranks=1):
+        builder.write(tmp_path / "rank-0.json")
+    facts = tracedoc.diagnose([tmp_path], tracedoc.Options(jobs=1)).facts
+    for name in ("unprofiled_step_ms", "debug_settings", "gc_cost_ms", "loader_workers"):
+        assert facts[name].unknown == "no manifest: capture with `tracedoc collect`"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"environment": []},
+        {"framework": "ddp", "memory": 3, "step_ms": [1]},
+        {"framework": {"ddp": {"x": 1}, "loaders": [4, None]}, "nccl": {"transports": ["a"]}},
+        {"memory": {"total_bytes": "80", "peak_reserved_bytes": True}, "step_ms": {"before": {"steps": -1}}},
+        {"environment": {"variables": {"CUDA_LAUNCH_BLOCKING": 1}}, "json_bytes": -5, "step_log": "../x"},
+    ],
+)
+def test_a_manifest_of_other_types_costs_no_answer(tmp_path: Path, part: dict[str, Any]) -> None:
+    diagnosis = diagnose(tmp_path, part)
+    assert diagnosis.budget is not None
+    assert not [verdict for verdict in diagnosis.verdicts if verdict.outcome == "error"]
+    assert diagnosis.facts["job_peak_memory_frac"].unknown
+
+
+def test_a_step_log_beside_another_folder_is_not_read(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_job(folder, [0], {}, "100 x30")
+    (folder / "rank-0.steps").rename(tmp_path / "rank-0.steps")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["ranks"]["0"]["step_log"] = "../rank-0.steps"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    job = read_job(read_manifest(folder))
+    assert job is not None
+    assert job.ranks[0].log is None
+
+
+def claim(family: str, confidence: str = "low") -> Claim:
+    return Claim(family.upper(), family, "unknown", confidence, ("seen in the trace",))
+
+
+def test_a_live_wrapper_settles_the_strategy() -> None:
+    job = Job((RankJob(0, frameworks=("DDP",)),))
+    confirmed = settle_strategy(claim("ddp", "medium"), job)
+    assert (confirmed.name, confirmed.confidence) == ("DDP", "high")
+    assert confirmed.evidence == ("seen in the trace", "a live DDP wrapper, says the manifest")
+    named = settle_strategy(claim("unknown"), job)
+    assert (named.name, named.family, named.sharding, named.confidence) == ("DDP", "ddp", "none", "high")
+    assert settle_strategy(claim("fsdp2", "high"), job).family == "fsdp2"
+    assert settle_strategy(claim("unknown"), None).family == "unknown"
