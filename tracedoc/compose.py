@@ -213,7 +213,9 @@ def _host_detail(digest: RankDigest) -> HostDetail | None:
     return HostDetail(
         causes=tuple(CauseRow(cause, ns / 1e6) for ns, cause in idle),
         syncs=tuple(
-            SyncRow(s.operator, s.call, s.where, s.count, s.draining, s.blocked_ns / 1e6, s.idle_ns / 1e6)
+            SyncRow(
+                s.operator, s.call, s.where, s.count, s.draining, s.blocked_ns / 1e6, s.idle_ns / 1e6, s.line
+            )
             for s in host.syncs
         ),
         away=tuple(

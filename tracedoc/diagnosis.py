@@ -320,7 +320,8 @@ class CauseRow:
 class SyncRow:
     """The host's waits for the GPU in the judged step that one operator asked for in one place.
 
-    ``draining`` of the ``count`` waits left the GPU idle, for ``idle_ms`` in all.
+    ``draining`` of the ``count`` waits left the GPU idle, for ``idle_ms`` in all. ``line`` is the Python
+    function around them, "" without stacks.
     """
 
     operator: str
@@ -330,6 +331,7 @@ class SyncRow:
     draining: int
     blocked_ms: float
     idle_ms: float
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)

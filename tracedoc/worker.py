@@ -23,7 +23,7 @@ def digest_file(
     max_bytes: int | None = None,
 ) -> RankDigest:
     """Return the digest of the trace in a file, behind a URL, or on standard input (``-``)."""
-    read = partial(read_trace, strict=strict, max_bytes=max_bytes, on_bytes=on_bytes)
+    read = partial(read_trace, strict=strict, max_bytes=max_bytes, on_bytes=on_bytes, long_frames=True)
     if is_remote(path):
         with open_remote(path) as stream:
             trace = read(public_name(path), stream=stream)

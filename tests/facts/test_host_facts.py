@@ -73,3 +73,29 @@ def test_a_long_gap_is_named_by_the_operator_that_fills_it(tmp_path: Path) -> No
     facts = facts_of(builder.write(tmp_path / "rank-0.json"))
     assert facts["host_away_gaps"] == 1
     assert facts["host_away_doing"] == "aten::sort in the forward pass (40 ms)"
+
+
+def test_a_capture_with_stacks_names_the_function(tmp_path: Path) -> None:
+    builder = with_items(TraceBuilder())
+    for index in (1, 2, 3):
+        start = 100 * index
+        for depth, frame in enumerate(
+            ("train.py(12): train", "metrics.py(40): log", "torch/_tensor.py(7): item")
+        ):
+            at = start + 1 + depth / 10
+            builder.host(frame, at, start + 60.5, category="python_function")
+    facts = facts_of(builder.write(tmp_path / "rank-0.json"))
+    assert facts["sync_asked_by"] == "aten::item, usually .item(), in metrics.py(40): log (1 a step, 10 ms)"
+
+
+def test_lost_kernels_make_idle_time_unknown_and_are_a_limit(tmp_path: Path) -> None:
+    builder = with_items(TraceBuilder())
+    for index in (1, 2, 3):
+        builder.runtime("cudaLaunchKernel", 100 * index + 61, 100 * index + 61.01)
+    path = builder.write(tmp_path / "rank-0.json")
+    facts = facts_of(path)
+    assert isinstance(facts["sync_idle_ms"], Unknown)
+    assert isinstance(facts["launch_pace_idle_ms"], Unknown)
+    diagnosis = diagnose([path])
+    assert "lost-kernels" in {limit.code for limit in diagnosis.limits}
+    assert "blocking-syncs" not in {finding.rule_id for finding in diagnosis.findings}

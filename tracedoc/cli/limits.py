@@ -51,6 +51,11 @@ LIMITS: dict[str, str] = {
         "negative. Events without a possible time are left out; those with a negative duration count as "
         "instants."
     ),
+    "lost-kernels": (
+        "Some launches have no kernel in the trace: the profiler's buffers overflowed, or it recorded some "
+        "streams or devices only. What looks idle may have been busy, so nothing is said about a host that "
+        "launches late. Record fewer steps at a time."
+    ),
     "lost-rank": (
         "The process that read a trace was killed, or ran out of memory, also when it read that trace "
         "alone. The file is left out, and its rank counts as missing; the others stand. Systems end the "

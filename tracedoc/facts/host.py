@@ -40,6 +40,8 @@ def launch_pace_idle_ms(timeline: RankTimeline) -> Value:
     the step, where the profiler's own cost may be all of it and no unprofiled step time is at hand.
     """
     spans, budget = launch_pace_idle(timeline), judged_budget(timeline)
+    if (unreliable := _unreliable(timeline)) is not None:
+        return unreliable
     if budget is None:
         return NO_STEP
     if spans is None:
@@ -56,6 +58,8 @@ def launch_pace_idle_ms(timeline: RankTimeline) -> Value:
 def host_away_idle_ms(timeline: RankTimeline) -> Value:
     """Late-launch idle time of the median step in gaps too long for the pace of launches to explain."""
     spans = host_away_idle(timeline)
+    if (unreliable := _unreliable(timeline)) is not None:
+        return unreliable
     return Unknown("no launch belongs to the step") if spans is None else spans.total_ns / 1e6
 
 
@@ -91,7 +95,7 @@ def sync_idle_ms(timeline: RankTimeline) -> Value:
     as long as the host was blocked. A wait beside queued work costs nothing. Waiting for input and memory
     allocation come first.
     """
-    return _idle(timeline, "sync")
+    return _unreliable(timeline) or _idle(timeline, "sync")
 
 
 @rank_fact("unexplained_idle_ms", unit="ms", needs=("kernels",))
@@ -146,6 +150,12 @@ def short_kernel_idle(timeline: RankTimeline) -> Spans | None:
     duration = trace.dur_ns[rows][order][np.maximum(before, 0)]
     short = (before >= 0) & (duration < interval)
     return Spans(late.starts[short], late.ends[short])
+
+
+def _unreliable(timeline: RankTimeline) -> Unknown | None:
+    if timeline.idle_is_reliable:
+        return None
+    return Unknown("idle time is unreliable: kernels are missing, or work was queued while nothing ran")
 
 
 def _late_idle(timeline: RankTimeline) -> Spans | None:

@@ -34,7 +34,8 @@ class SyncTotal:
 
     ``operator`` is ``aten::item`` and its like, or the call itself where no operator is around it. ``where``
     is the range that a person or framework named, else the phase of the step. ``draining`` are those after
-    which the GPU was idle; ``blocked_ns`` is the host's time in all of them.
+    which the GPU was idle; ``blocked_ns`` is the host's time in all of them. ``line`` is the Python function
+    around them, as ``train.py(42): log``, "" without stacks.
     """
 
     operator: str
@@ -44,6 +45,7 @@ class SyncTotal:
     draining: int
     blocked_ns: int
     idle_ns: int
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +100,20 @@ def sync_totals(timeline: RankTimeline) -> tuple[SyncTotal, ...]:
     if chosen.size == 0:
         return ()
     phases = phases_at(timeline, syncs.start_ns[chosen])
-    totals: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    totals: dict[tuple[str, str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for place, asker in enumerate(askers(timeline.trace, syncs.rows[chosen])):
         idle = int(syncs.idle_ns[chosen[place]])
-        total = totals[asker.operator, asker.call, asker.where or PHASES[phases[place]]]
+        where = asker.where or PHASES[phases[place]]
+        total = totals[asker.operator, asker.call, where, asker.line]
         total[0] += 1
         total[1] += idle > 0
         total[2] += int(syncs.blocked_ns[chosen[place]])
         total[3] += idle
-    rows = [SyncTotal(*key, *total) for key, total in totals.items()]
-    return tuple(sorted(rows, key=lambda r: (-r.idle_ns, -r.blocked_ns, r.operator, r.where)))
+    rows = [
+        SyncTotal(operator, call, where, count, draining, blocked, idle, line)
+        for (operator, call, where, line), (count, draining, blocked, idle) in totals.items()
+    ]
+    return tuple(sorted(rows, key=lambda r: (-r.idle_ns, -r.blocked_ns, r.operator, r.where, r.line)))
 
 
 def away_totals(timeline: RankTimeline) -> tuple[AwayTotal, ...]:

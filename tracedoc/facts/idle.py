@@ -105,7 +105,11 @@ def sync_blocked_ms(run: RunView) -> dict[str, Value]:
 
 @run_fact("sync_asked_by", unit="text", scope="rank", needs=("launches",))
 def sync_asked_by(run: RunView) -> dict[str, Value]:
-    """Who asks for the most costly waits of the median step, where, how often, and the idle time it costs."""
+    """Who asks for the most costly waits of the median step, where, how often, and the idle time it costs.
+
+    Where is the innermost function outside torch if the capture has stacks (with its first line), else the
+    range that a person or framework named, else the phase of the step.
+    """
     return {
         str(digest.rank): _asked_by(digest.host_work) if digest.host_work is not None else _NOTHING
         for digest in run.digests
@@ -141,7 +145,8 @@ def _asked_by(host: HostDigest) -> Value:
     if not costly:
         return Unknown("no wait of the step leaves the GPU idle")
     named = [
-        f"{_spelt(total)} {_at(total.where)} ({total.count} a step, {format_ms(total.idle_ns / 1e6)})"
+        f"{_spelt(total)} {_at(total.line or total.where)}"
+        f" ({total.count} a step, {format_ms(total.idle_ns / 1e6)})"
         for total in costly[:NAMED]
     ]
     return ", ".join(named) + (f" and {len(costly) - NAMED} more" if len(costly) > NAMED else "")

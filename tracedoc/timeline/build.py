@@ -22,7 +22,7 @@ from tracedoc.timeline.blocking import blocking_spans
 from tracedoc.timeline.collective_table import CollectiveTable
 from tracedoc.timeline.collectives import gloo_collectives, gpu_collectives
 from tracedoc.timeline.idle import HostSpans, IdleCauses, cpu_idle_causes, host_spans, idle_causes
-from tracedoc.timeline.launches import Launches, Rows, link_launches
+from tracedoc.timeline.launches import Launches, Rows, link_launches, lost_share
 from tracedoc.timeline.periods import repeated_steps
 from tracedoc.timeline.phase_budgets import PhaseBudget, cpu_phase_budgets, gpu_phase_budgets
 from tracedoc.timeline.phases import Phases, find_phases
@@ -39,6 +39,9 @@ from tracedoc.timeline.unit_times import UnitTable, unit_table
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.vocabulary import RuntimeRole
+
+LOST_SHARE = 0.02
+"""More launches than this without a kernel: the profiler's buffers overflowed, or it saw one device only."""
 
 QUEUED_IDLE_SHARE = 0.10
 """More idle time than this with work queued and nothing running: the trace lost kernels (CUDA graphs)."""
@@ -76,6 +79,11 @@ class RankTimeline:
     phases: Phases | None = None
     units: UnitTable | None = None
     phase_budgets: tuple[PhaseBudget, ...] = ()
+
+    @property
+    def idle_is_reliable(self) -> bool:
+        """Whether what looks idle was: no kernels lost, no work queued while nothing ran."""
+        return not any(limit.code in ("lost-kernels", "idle-with-work-queued") for limit in self.limits)
 
     @property
     def complete_windows(self) -> tuple[Window, ...]:
@@ -297,6 +305,15 @@ def _unreliable_idle(timeline: RankTimeline, judged: Window | None) -> tuple[Lim
     share = timeline.idle.in_window(judged.start_ns, judged.end_ns)["dependency"] / (
         judged.end_ns - judged.start_ns
     )
+    lost = lost_share(timeline.trace, timeline.launches)
+    if lost > LOST_SHARE:
+        return (
+            Limit(
+                "lost-kernels",
+                f"{timeline.trace.info.source}: {lost:.0%} of the launched kernels are not in the trace",
+                "idle time is unreliable: the GPU may have been busy with kernels that were not recorded",
+            ),
+        )
     if share <= QUEUED_IDLE_SHARE:
         return ()
     return (

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.trace.columns import NO_ID, Int64Column, Kind, Trace
+from tracedoc.trace.vocabulary import RuntimeRole, runtime_role
 
 Rows = npt.NDArray[np.intp]
 NO_ROW = -1
@@ -41,6 +42,23 @@ def link_launches(trace: Trace) -> Launches:
     runtime_rows = runtime_rows[order]
     launch_rows = match_ids(trace.correlation[gpu_rows], trace.correlation[runtime_rows], runtime_rows)
     return Launches(gpu_rows, launch_rows)
+
+
+def lost_share(trace: Trace, launches: Launches) -> float:
+    """Return the share of kernel launches whose kernel is not in the trace.
+
+    Launches after the last linked one are left out: their kernels may have run when the capture was over.
+    A trace in which graphs are captured has none to tell: launches into a graph start nothing.
+    """
+    launching = np.array([runtime_role(name) is RuntimeRole.LAUNCH for name in trace.names], dtype=bool)
+    rows = np.flatnonzero((trace.kind == int(Kind.RUNTIME)) & launching[trace.name])
+    linked = launches.launch_rows[launches.linked]
+    if linked.size == 0 or any("StreamBeginCapture" in name for name in trace.names):
+        return 0.0
+    rows = rows[(rows <= linked.max()) & (trace.correlation[rows] > 0)]
+    if rows.size == 0:
+        return 0.0
+    return float(1.0 - np.isin(trace.correlation[rows], trace.correlation[launches.gpu_rows]).mean())
 
 
 def match_ids(wanted: Int64Column, sorted_ids: Int64Column, rows: Rows) -> Rows:

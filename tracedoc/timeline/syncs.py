@@ -194,11 +194,16 @@ def _longest(trace: Trace, rows: Rows, first: npt.NDArray[np.intp]) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """What asked for a wait: an operator (else the call itself), the call, and the range around it."""
+    """What asked for a wait: an operator (else the call itself), the call, the range and line around it.
+
+    ``line`` is the innermost Python frame outside torch that the capture holds, as ``train.py(42): log``:
+    the function's first line; "" without stacks.
+    """
 
     operator: str
     call: str
     where: str
+    line: str = ""
 
 
 def askers(trace: Trace, rows: Rows) -> list[Asker]:
@@ -209,8 +214,9 @@ def askers(trace: Trace, rows: Rows) -> list[Asker]:
     """
     around = _enclosing(trace, rows, trace.rows(Kind.CPU_OP), LOOKBACK)
     ranges = _enclosing(trace, rows, trace.rows(Kind.ANNOTATION), LOOKBACK)
+    frames = _enclosing(trace, rows, trace.rows(Kind.PYTHON), LOOKBACK)
     found = []
-    for row, operators, named in zip(rows.tolist(), around, ranges, strict=True):
+    for row, operators, named, lines in zip(rows.tolist(), around, ranges, frames, strict=True):
         call = trace.row_name(row)
         names = [trace.row_name(op) for op in operators]
         library = [name for name in names if is_library(name)]
@@ -220,7 +226,8 @@ def askers(trace: Trace, rows: Rows) -> list[Asker]:
             if vocabulary.step_number(name) is None and not name.startswith(("nccl:", "##"))
         ]
         operator = library[0] if library else (names[-1] if names else call)
-        found.append(Asker(operator, call, shown[-1] if shown else ""))
+        line = next((name for f in reversed(lines) if ".py(" in (name := trace.row_name(f))), "")
+        found.append(Asker(operator, call, shown[-1] if shown else "", line))
     return found
 
 

@@ -28,6 +28,12 @@ _WHOLE = re.compile(rb"(?:\d{1,16}\n)*\d{1,16}")
 _WORD = 64
 _BARE_TOKEN = re.compile(rb'("\s*:\s*)-?(?:inf|nan|NaN|Infinity|N/A)(?=\s*[,}\]])')
 
+LONG_FRAME_US = 100.0
+_OWN_FRAME = re.compile(
+    r"(?:.*/)?(?:torch|(?:site|dist)-packages/torch|runpy\.py|threading\.py|contextlib\.py|importlib|"
+    r"lib/python3\.\d+/\w+\.py)(?:/|\(|$)|<|nn\.Module: "
+)
+
 NOTHING = msgspec.Raw(b"")
 
 
@@ -155,13 +161,15 @@ _DECODE_EXACT: Any = msgspec.json.Decoder(list[ExactComplete | ExactInstant | _O
 class EventDecoder:
     """Turns event text into events with times; counts what is in the file and what could not be.
 
-    ``read`` counts elements of every phase. Python frames are left out unless asked for.
+    ``read`` counts elements of every phase. Python frames are left out unless asked for; with
+    ``long_frames`` those are kept that can be where a person's code waits (:func:`_is_long_frame`).
     """
 
-    def __init__(self, *, python_functions: bool) -> None:
+    def __init__(self, *, python_functions: bool, long_frames: bool = False) -> None:
         self.read = 0
         self.python_functions = 0
         self._keep_python = python_functions
+        self._keep_long = long_frames
         self._exact = False
         self._last_count = 0
 
@@ -216,7 +224,10 @@ class EventDecoder:
         events = [e for e in decoded if e.__class__ is complete or e.__class__ is instant]
         if not self._keep_python:
             timed = len(events)
-            events = [e for e in events if e.cat != "python_function"]
+            if self._keep_long:
+                events = [e for e in events if e.cat != "python_function" or _is_long_frame(e.name, e.dur)]
+            else:
+                events = [e for e in events if e.cat != "python_function"]
             self.python_functions += timed - len(events)
         # Only a few chunks hold metadata, and to look at the types alone is twice as fast.
         named = Metadata in map(type, decoded)
@@ -263,6 +274,11 @@ class EventDecoder:
             durations.append(_decimal_ns(item.get("dur", 0)))
         self.read += sum(isinstance(item, dict) for item in decoded)
         return made, metadata, np.array(starts, dtype=np.int64), np.array(durations, dtype=np.int64)
+
+
+def _is_long_frame(name: Any, dur: float) -> bool:
+    """Tell whether a Python frame took 0.1 ms or more, and is neither torch's nor Python's own."""
+    return dur >= LONG_FRAME_US and isinstance(name, str) and ".py(" in name and not _OWN_FRAME.match(name)
 
 
 def _loose_args(args: object) -> Args:

@@ -24,6 +24,7 @@ def read_trace(
     *,
     stream: BinaryIO | None = None,
     python_functions: bool = False,
+    long_frames: bool = False,
     strict: bool = False,
     on_bytes: Callable[[int], None] | None = None,
     max_bytes: int | None = None,
@@ -32,8 +33,9 @@ def read_trace(
 
     Damage is skipped and a truncated file is read up to its last whole event; both are limits of the
     trace, and with ``strict`` errors. ``on_bytes`` is told how many stored bytes were read. ``max_bytes``
-    bounds the decompressed text; by default only a gzip file that inflates implausibly is refused. Raises
-    :class:`InputError` where the file is no Kineto trace, saying what it is.
+    bounds the decompressed text; by default only a gzip file that inflates implausibly is refused.
+    ``python_functions`` keeps the Python frames of a capture with stacks, ``long_frames`` only the long ones
+    outside torch. Raises :class:`InputError` where the file is no Kineto trace, saying what it is.
     """
     name = os.fspath(path)
     opened = nullcontext(stream) if stream is not None else _closing(name)
@@ -43,7 +45,8 @@ def read_trace(
     try:
         with opened as file:
             source = Source(name, file, on_bytes, max_bytes)
-            return _read(source, python_functions=python_functions, strict=strict)
+            decoder = EventDecoder(python_functions=python_functions, long_frames=long_frames)
+            return _read(source, decoder, strict=strict)
     finally:
         if collecting:
             gc.enable()
@@ -54,8 +57,7 @@ def _closing(name: str) -> Any:
     return nullcontext(file) if name == "-" else closing(file)
 
 
-def _read(source: Source, *, python_functions: bool, strict: bool) -> Trace:
-    decoder = EventDecoder(python_functions=python_functions)
+def _read(source: Source, decoder: EventDecoder, *, strict: bool) -> Trace:
     columns = Columns()
 
     def decode_chunk(buffer: bytearray, begin: int, end: int) -> None:
