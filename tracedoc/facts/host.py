@@ -134,6 +134,8 @@ def short_kernel_idle_ms(timeline: RankTimeline) -> Value:
     kernel cannot keep the GPU busy until the next one is launched, whatever its number.
     """
     spans = short_kernel_idle(timeline)
+    if (unreliable := _unreliable(timeline)) is not None:
+        return unreliable
     return Unknown("no launch belongs to the step") if spans is None else spans.total_ns / 1e6
 
 
@@ -155,7 +157,7 @@ def short_kernel_idle(timeline: RankTimeline) -> Spans | None:
 def _unreliable(timeline: RankTimeline) -> Unknown | None:
     if timeline.idle_is_reliable:
         return None
-    return Unknown("idle time is unreliable: kernels are missing, or work was queued while nothing ran")
+    return Unknown("idle time is unreliable: launched kernels are missing from the trace")
 
 
 def _late_idle(timeline: RankTimeline) -> Spans | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,6 +12,7 @@ from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import MATRIX
 from tracedoc.timeline.launches import NO_ROW
+from tracedoc.timeline.phases import Phase
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.devices import DevicePeak, device_peak
 from tracedoc.trace.matrix_kernels import matrix_format
@@ -200,3 +203,45 @@ def _launches_of_step(timeline: RankTimeline) -> tuple[npt.NDArray[np.bool_], np
     launched = trace.ts_ns[launch_rows[wanted]]
     before = np.where(wanted > 0, reach[np.maximum(wanted - 1, 0)], 0)
     return before <= launched, trace.ts_ns[rows[wanted]] - launched
+
+
+@rank_fact("optimizer_kernels_per_step", unit="count", needs=("launches", "kernels", "host_ops"))
+def optimizer_kernels_per_step(timeline: RankTimeline) -> Value:
+    """Compute kernels that the optimizer launched and that ran in the median step."""
+    rows = _optimizer_kernels(timeline)
+    return rows if isinstance(rows, Unknown) else int(rows.size)
+
+
+@rank_fact("optimizer_fused_frac", unit="fraction", needs=("launches", "kernels", "host_ops"))
+def optimizer_fused_frac(timeline: RankTimeline) -> Value:
+    """Share of the optimizer's kernels of the median step that update many tensors at once, by their names.
+
+    Those of ``foreach=True`` and ``fused=True``, of fused optimizers of libraries, and of compiled ones.
+    """
+    rows = _optimizer_kernels(timeline)
+    if isinstance(rows, Unknown):
+        return rows
+    if rows.size == 0:
+        return Unknown("the optimizer of the step launches no kernel")
+    fused = np.array([_FUSED.search(name) is not None for name in timeline.trace.names], dtype=bool)
+    return float(fused[timeline.trace.name[rows]].mean())
+
+
+_FUSED = re.compile(r"(?i)multi_?tensor|fused|foreach|^triton_")
+
+
+def _optimizer_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp] | Unknown:
+    if timeline.phases is None or timeline.phases.of_events.size != timeline.events.rows.size:
+        return Unknown("no phases of the step are known")
+    rows = timeline.events.rows[timeline.phases.of_events == int(Phase.OPTIMIZER)]
+    return np.intersect1d(rows, judged_kernels(timeline))
+
+
+@rank_fact("peak_tf32_tflops", unit="tflops", needs=("gpu",))
+def peak_tf32_tflops(timeline: RankTimeline) -> Value:
+    """Dense peak of the device's tensor cores on fp32 inputs rounded to TF32, from the vendor's data sheet.
+
+    Unknown before Ampere, which has no TF32.
+    """
+    peak = _peak(timeline)
+    return peak if isinstance(peak, Unknown) else peak.tf32_tflops or Unknown("the device has no TF32")

@@ -82,8 +82,8 @@ class RankTimeline:
 
     @property
     def idle_is_reliable(self) -> bool:
-        """Whether what looks idle was: no kernels lost, no work queued while nothing ran."""
-        return not any(limit.code in ("lost-kernels", "idle-with-work-queued") for limit in self.limits)
+        """Whether what looks idle was: no kernels were lost."""
+        return not any(limit.code == "lost-kernels" for limit in self.limits)
 
     @property
     def complete_windows(self) -> tuple[Window, ...]:

@@ -74,6 +74,22 @@ def return_sooner(measurements: Measurements, key: str | None) -> Gain | Unknown
     return _idle_gain(measurements, key, "host_away_idle_ms", "the host does this beside a busy GPU")
 
 
+def use_tensor_cores(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what tensor cores give: all of the time of the fp32 matrix kernels, and what the host leaves."""
+    plain = measured(measurements, "plain_matrix_ms", key)
+    if isinstance(plain, Unknown):
+        return plain
+    high, assumptions = within_host_work(measurements, key, plain)
+    return Gain(0.0, high, "ceiling", ("on tensor cores these kernels take no time", *assumptions))
+
+
+def fuse_optimizer(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what an optimizer with few launches gives: the idle time while it launches."""
+    return _idle_gain(
+        measurements, key, "optimizer_idle_ms", "the optimizer's launches take no time; its arithmetic stays"
+    )
+
+
 def fuse_short_kernels(measurements: Measurements, key: str | None) -> Gain | Unknown:
     """Bound what fusing short kernels gives: the idle time after them."""
     return _idle_gain(measurements, key, "short_kernel_idle_ms", "no gap is left after a short kernel")
@@ -136,6 +152,8 @@ GAINS: dict[str, GainEstimator] = {
     "launch-in-time": launch_in_time,
     "avoid-syncs": avoid_syncs,
     "return-sooner": return_sooner,
+    "use-tensor-cores": use_tensor_cores,
+    "fuse-optimizer": fuse_optimizer,
     "fuse-short-kernels": fuse_short_kernels,
     "feed-input": feed_input,
     "keep-allocations": keep_allocations,
