@@ -93,7 +93,7 @@ def test_70b_on_8_gpus_of_80_gb_does_not_fit_and_32_gpus_or_lora_would() -> None
     advice = ask(70e9, 8, 80)
     assert chosen(advice) == "nothing"
     changes = {c.id: c for c in advice.changes}
-    assert advice.changes[0].what == "32 GPUs instead of 8"
+    assert advice.changes[0].what == "32 GPUs in 4 nodes instead of 8"
     assert {"offload-all", "lora", "qlora"} <= set(changes)
     assert changes["offload-all"].host_bytes_per_node / GB == pytest.approx(1120)
 

@@ -91,6 +91,23 @@ def test_a_step_lies_between_all_hidden_and_nothing_hidden() -> None:
     assert step.compute_ms + step.optimizer_ms < step.best_ms < step.worst_ms
 
 
+def test_what_a_run_computed_replaces_the_estimate_and_is_partly_repeated_by_checkpointing() -> None:
+    """300 ms, of which forward is a third: 400 ms with recomputation; nothing is sent by one GPU."""
+    cluster = Cluster(GPU, LINK, None)
+    steps = [
+        predict(
+            question(1),
+            STRATEGIES["single"],
+            cluster,
+            checkpointing=checkpointing,
+            utilisation=0.4,
+            measured_compute_ms=300.0,
+        )
+        for checkpointing in (False, True)
+    ]
+    assert [step.best_ms for step in steps if step] == pytest.approx([300.0, 400.0])
+
+
 def test_no_time_is_predicted_without_gpu_or_link() -> None:
     for cluster in (Cluster(None, LINK, None), Cluster(GPU, None, None)):
         assert predict(question(), STRATEGIES["ddp"], cluster, checkpointing=False, utilisation=0.4) is None

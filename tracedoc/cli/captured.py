@@ -24,6 +24,7 @@ class Captured:
     nodes: int
     device: str
     busbw_gbps: float | None
+    compute_ms: float | None
     notes: tuple[str, ...]
 
 
@@ -50,10 +51,18 @@ def captured(path: str) -> Captured:
             f"From the run: {gbps:.3g} GB/s bus bandwidth in its {row.op.replace('_', '-')} of"
             f" {(row.bytes_median or 0) / 1e6:.3g} MB."
         )
+    compute = diagnosis.budget.compute_ms if diagnosis.budget and diagnosis.run.backend != "gloo" else None
+    notes.append("The run does not tell its sequences: activations are those of --seq and --micro-batch.")
     hosts = {rank.host for rank in diagnosis.ranks if rank.host}
     seen = diagnosis.run.world_size or len(diagnosis.run.ranks_seen) or None
     return Captured(
-        model, seen, max(1, len(hosts)), diagnosis.run.device, gbps if rate else None, tuple(notes)
+        model=model,
+        gpus=seen,
+        nodes=max(1, len(hosts)),
+        device=diagnosis.run.device,
+        busbw_gbps=rate[0] if rate else None,
+        compute_ms=compute,
+        notes=tuple(notes),
     )
 
 

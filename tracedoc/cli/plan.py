@@ -30,8 +30,8 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 @click.option("--gpu-memory", metavar="SIZE", help="Memory of a GPU, as 24GB. [that of --gpu]")
 @click.option("--link", metavar="NAME", help="Link inside a node, as nvlink4, pcie4, 20GB/s. [that of --gpu]")
 @click.option("--network", metavar="NAME", help="Network of a node, as ib-8x400g, 100Gbit/s.")
-@click.option("--seq", type=int, default=2048, metavar="N", help="Tokens of a sequence. [2048]")
-@click.option("--micro-batch", type=int, default=1, metavar="N", help="Sequences of a GPU and step. [1]")
+@click.option("--seq", type=int, metavar="N", help="Tokens of a sequence. [2048]")
+@click.option("--micro-batch", type=int, metavar="N", help="Sequences of a GPU and step. [1]")
 @click.option("--precision", metavar="NAME", help="fp32, bf16-mixed, fp16-mixed or bf16. [bf16-mixed]")
 @click.option(
     "--optimizer",
@@ -75,8 +75,8 @@ def plan(
     gpu_memory: str | None,
     link: str | None,
     network: str | None,
-    seq: int,
-    micro_batch: int,
+    seq: int | None,
+    micro_batch: int | None,
     precision: str | None,
     optimizer: str,
     lora_rank: int | None,
@@ -126,8 +126,8 @@ def plan(
     training = Training(
         precision=precision or ("fp16-mixed" if gpu is not None and not gpu.bf16 else "bf16-mixed"),
         optimizer=optimizer,
-        sequence=seq,
-        micro_batch=micro_batch,
+        sequence=2048 if seq is None else seq,
+        micro_batch=1 if micro_batch is None else micro_batch,
         lora_rank=lora_rank or (16 if qlora else 0),
         lora_targets=_names(lora_targets),
         base_bits=4 if qlora else 16,
@@ -140,7 +140,10 @@ def plan(
     if lora_targets and not training.lora_rank:
         raise InputError("--lora-targets has no effect without adapters", "add: --lora-rank 16")
     question = Question(model, training, count, machines, memory)
-    wish = Wish(cluster, objective, framework, share)
+    own = found is not None and (params, config, gpu_name, precision, lora_rank, utilisation) == (None,) * 6
+    own = own and not qlora and (seq, micro_batch) == (None, None)
+    measured = found.compute_ms if found and own else None
+    wish = Wish(cluster, objective, framework, share, measured)
     notes = _notes(found, network, machines, cluster)
     _write(make_plan(question, wish, notes=notes), places)
 
@@ -195,6 +198,8 @@ def _cluster(
 ) -> Cluster:
     from tracedoc.planner.hardware import Cluster, find_link, link_of, replace_gbps
 
+    if network and nodes == 1:
+        raise InputError("--network has no effect inside one node", "add: --nodes 2")
     inside = find_link(link, across=False) if link else (link_of(gpu) if gpu else None)
     across = find_link(network, across=True) if network else None
     if nodes > 1 and across is None:

@@ -163,18 +163,39 @@ def _cells(plan: Plan, candidate: Candidate) -> tuple[str, ...]:
         _gb(states),
         _gb(memory.activations),
         _gb(other),
-        _gb(candidate.traffic_bytes) if plan.asked.gpus > 1 else "-",
+        _sent(candidate.traffic_bytes) if plan.asked.gpus > 1 else "-",
         step_range(candidate) or "-",
     )
 
 
 def _gb(value: float) -> str:
     size = value / 1e9
-    return (
-        f"{size:.0f}"
-        if abs(size) >= 999.5
-        else (f"{size:.1f}" if abs(size) >= 0.095 or not size else f"{size:.2f}")
+    return f"{size:.0f}" if abs(size) >= 999.5 else f"{size:.1f}"
+
+
+def _sent(value: float) -> str:
+    return f"{value / 1e9:.3f}" if value < 0.0995e9 else _gb(value)
+
+
+def _parts(plan: Plan) -> str:
+    """Return what takes the memory of the first strategy, the largest first."""
+    first = plan.strategies[0]
+    memory, states = first.memory, first.memory.states
+    working = "loss and logits" if memory.moment == "loss" else "one block in backward"
+    late = memory.moment == "last block"
+    parts = (
+        ("parameters", states.parameters),
+        ("gradients", states.gradients - (0.0 if late else memory.absent)),
+        ("optimizer", states.optimizer),
+        ("16-bit copies", states.copies - (memory.absent if late else 0.0)),
+        ("activations", memory.activations),
+        (working, memory.working),
+        ("gathered units and buckets", memory.units),
+        ("reserve", memory.reserve),
+        ("context", memory.context),
     )
+    shown = sorted((part for part in parts if part[1] >= 0.05e9), key=lambda part: -part[1])
+    return f"{first.title}: " + ", ".join(f"{name} {_gb(size)}" for name, size in shown)
 
 
 def _table_notes(plan: Plan) -> list[str]:
@@ -184,7 +205,7 @@ def _table_notes(plan: Plan) -> list[str]:
         place = "NVMe" if plan.asked.training.offload == "nvme" else "host memory"
         per_node = host * plan.asked.gpus / plan.asked.nodes
         notes.append(f"and up to {format_gb(per_node)} of {place} in each node")
-    return notes
+    return [*notes, _parts(plan)]
 
 
 def _change_lines(plan: Plan) -> list[str]:

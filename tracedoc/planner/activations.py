@@ -33,9 +33,11 @@ class Memory:
 
     ``activations`` is what forward keeps for backward; ``working`` what the moment of the peak adds: the loss
     with its logits, or one block's backward. ``units`` is gathered parameters, their gradients and buffers.
-    ``absent`` is of the states and copies what does not exist at that moment, to subtract.
+    ``absent`` is of the states and copies what does not exist at that moment, to subtract. ``moment`` is
+    "loss", "first block" (of backward) or "last block".
     """
 
+    moment: str
     states: ModelStates
     activations: float
     working: float
@@ -69,14 +71,14 @@ def peak_memory(question: Question, strategy: Strategy, *, checkpointing: bool) 
     before = states.gradients if strategy.id == "single" else 0.0
     after = states.copies if strategy.family == "ddp" else 0.0
     moments = (
-        (stored, logits, at_loss, before),
-        (stored, backward, in_backward, before),
-        (0.0 if checkpointing else block, backward, in_backward, after),
+        ("loss", stored, logits, at_loss, before),
+        ("first block", stored, backward, in_backward, before),
+        ("last block", 0.0 if checkpointing else block, backward, in_backward, after),
     )
-    activations, working, units, absent = max(moments, key=lambda m: m[0] + m[1] + m[2] - m[3])
+    moment, activations, working, units, absent = max(moments, key=lambda m: m[1] + m[2] + m[3] - m[4])
     reserve = FRAGMENTATION * (activations + working + units)
     context = CONTEXT_BYTES + (NCCL_BYTES if question.gpus > 1 else 0.0)
-    return Memory(states, activations, working, units, absent, reserve, context)
+    return Memory(moment, states, activations, working, units, absent, reserve, context)
 
 
 LOGIT_BYTES = 12

@@ -59,6 +59,8 @@ class Wish:
     objective: str = "speed"
     framework: str = "pytorch"
     utilisation: float = UTILISATION
+    measured_compute_ms: float | None = None
+    """What the GPU of a captured run computed in a step, without recomputation; it replaces the estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class Advice:
     changes: tuple[Change, ...]
     turning_points: tuple[str, ...]
     faster: Candidate | None
-    """A usable strategy that is predicted a tenth faster than the chosen one, to measure against it."""
+    """A usable strategy that with nothing hidden is predicted ahead of the chosen one's middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,18 +204,23 @@ def _candidate(question: Question, strategy: Strategy, wish: Wish) -> Candidate:
         headroom_bytes=question.memory_bytes - memory.total,
         traffic_bytes=sum(t.sent for t in transfers(question, strategy)),
         step=predict(
-            question, strategy, wish.cluster, checkpointing=checkpointing, utilisation=wish.utilisation
+            question,
+            strategy,
+            wish.cluster,
+            checkpointing=checkpointing,
+            utilisation=wish.utilisation,
+            measured_compute_ms=wish.measured_compute_ms,
         ),
     )
 
 
 def _faster(chosen: Candidate, candidates: tuple[Candidate, ...], wish: Wish) -> Candidate | None:
     usable = [c for c in candidates if c.fits and c.family in _families(wish.framework)]
-    timed = [(c.step.middle_ms, c) for c in usable if c.step is not None]
+    timed = [(c.step.worst_ms, c) for c in usable if c.step is not None]
     if chosen.step is None or wish.objective == "memory" or not timed:
         return None
-    middle, fastest = min(timed, key=lambda pair: pair[0])
-    return fastest if middle < 0.9 * chosen.step.middle_ms else None
+    worst, fastest = min(timed, key=lambda pair: pair[0])
+    return fastest if worst < chosen.step.middle_ms else None
 
 
 def _families(framework: str) -> tuple[str, ...]:
@@ -326,7 +333,9 @@ def _steps(change: str, question: Question) -> Iterator[tuple[str, str, Question
             nodes = max(question.nodes, -(-gpus // max(8, question.gpus_per_node)))
             nodes = next(n for n in range(nodes, gpus + 1) if gpus % n == 0)
             option = f"--gpus {gpus}" + (f" --nodes {nodes}" if nodes > 1 else "")
-            yield f"{gpus} GPUs instead of {question.gpus}", option, question.changed(gpus=gpus, nodes=nodes)
+            more = f" in {nodes} nodes" if nodes > question.nodes else ""
+            what = f"{gpus} GPUs{more} instead of {question.gpus}"
+            yield what, option, question.changed(gpus=gpus, nodes=nodes)
             gpus *= 2
     elif change == "offload-optimizer" and training.offload == "none" and question.gpus > 1:
         yield "optimizer on the host", "--offload optimizer", question.changed(offload="optimizer")
@@ -386,7 +395,7 @@ def _turning_points(question: Question, wish: Wish, chosen: Candidate) -> Iterat
             if other is None:
                 yield f"{what}: nothing fits"
                 break
-            if other.strategy == "single":
+            if other.strategy == "single" != chosen.strategy:
                 yield f"{what}: everything fits on it"
                 break
             if (other.strategy, other.checkpointing) != (chosen.strategy, chosen.checkpointing):

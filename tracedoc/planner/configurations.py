@@ -63,7 +63,9 @@ def _ddp(question: Question, strategy: str, checkpointing: bool) -> str:
         lines += ["torch.cuda.set_device(local_rank)"]
     if strategy == "zero-redundancy":
         lines += ["from torch.distributed.optim import ZeroRedundancyOptimizer"]
-    lines += [*_model(question, checkpointing), f"model.to({place})"]
+    lines += _model(question, checkpointing)
+    if question.training.base_bits != 4:  # 4-bit weights stay where they were loaded
+        lines += [f"model.to({place})"]
     if several:
         lines += ["model = DistributedDataParallel("]
         lines += ["    model, device_ids=[local_rank], gradient_as_bucket_view=True", ")"]
@@ -146,7 +148,7 @@ def _model(question: Question, checkpointing: bool) -> list[str]:
     if training.base_bits == 4:
         lines += ['# loaded with BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",']
         lines += ["#     bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16,"]
-        lines += ["#     bnb_4bit_quant_storage=torch.bfloat16)"]
+        lines += ["#     bnb_4bit_quant_storage=torch.bfloat16), on the GPU of its own process"]
     elif training.precision == "bf16" or (training.lora_rank and training.precision == "bf16-mixed"):
         lines += ["model = model.to(torch.bfloat16)"]
     elif training.lora_rank and training.precision == "fp16-mixed":

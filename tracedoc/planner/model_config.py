@@ -87,8 +87,7 @@ def read_model_config(path: str | Path) -> ModelShape:
         )
     config = _Config(str(file), keys)
     shape = FAMILIES[kind](config)
-    name = config.text("_name_or_path").rsplit("/", 1)[-1] or (file.parent.name if file.parent.name else kind)
-    return replace(shape, name=f"{name} ({kind})" if name != kind else kind)
+    return replace(shape, name=config.text("_name_or_path").rsplit("/", 1)[-1] or kind)
 
 
 def _llama_like(config: _Config, kind: str) -> ModelShape:

@@ -34,7 +34,7 @@ class Plan:
 
     ``recommended`` is the id of a strategy, ``None`` if nothing fits; ``because`` its reason or, then, what
     is missing. ``changes`` are single changes after which something fits, the smallest first. ``faster`` is a
-    strategy that is predicted a tenth faster than the recommended one, if there is one.
+    strategy that even with nothing hidden is predicted ahead of the recommended one's middle, if any.
     """
 
     schema_version: str
@@ -186,16 +186,16 @@ def _about_time(
     peak = gpu.half_tflops if half else gpu.fp32_tflops
     if peak is None:
         return [f"No time is predicted: the fp32 peak of {gpu.name} is not in the table."]
-    texts = [
-        f"Time: arithmetic at {format_percent(wish.utilisation)} of {peak:g} TFLOP/s ({gpu.name}), all of the"
-        " communication hidden behind it at best, none at worst."
-    ]
+    arithmetic = f"arithmetic at {format_percent(wish.utilisation)} of {peak:g} TFLOP/s ({gpu.name})"
+    if wish.measured_compute_ms is not None:
+        arithmetic = f"{format_ms(wish.measured_compute_ms)} of computation in a step, as the run measured"
+    texts = [f"Time: {arithmetic}; all communication hidden behind it at best, none at worst."]
     used = [link for link in (inside, across) if link is not None]
     if question.gpus > 1:
         for link in used:
             place = "a node, all adapters" if link.across else "a GPU, one way"
             what = (
-                f"{link.gbps:g} GB/s, as collectives reached"
+                f"{link.gbps:.3g} GB/s, as collectives reached"
                 if link.measured
                 else f"{format_percent(link.efficiency)} of {link.gbps:g} GB/s ({place})"
             )

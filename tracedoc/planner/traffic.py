@@ -155,9 +155,19 @@ def step_flops(question: Question, *, checkpointing: bool) -> tuple[float, float
 
 
 def predict(
-    question: Question, strategy: Strategy, cluster: Cluster, *, checkpointing: bool, utilisation: float
+    question: Question,
+    strategy: Strategy,
+    cluster: Cluster,
+    *,
+    checkpointing: bool,
+    utilisation: float,
+    measured_compute_ms: float | None = None,
 ) -> Step | None:
-    """Return the predicted step, ``None`` where the GPU or a link that is used is not known."""
+    """Return the predicted step, ``None`` where the GPU or a link that is used is not known.
+
+    ``measured_compute_ms`` is a step's computation on this GPU, its update included, in place of the
+    estimate; checkpointing adds its forward pass to it again.
+    """
     gpu = cluster.gpu
     precision = PRECISIONS[question.training.precision]
     peak = None if gpu is None else (gpu.half_tflops if precision.compute == 2 else gpu.fp32_tflops)
@@ -165,6 +175,9 @@ def predict(
         return None
     rate = peak * 1e12 * utilisation
     forward, backward = (f / rate for f in step_flops(question, checkpointing=checkpointing))
+    if measured_compute_ms is not None:
+        once = sum(step_flops(question, checkpointing=False)) / rate
+        forward, backward = (part / once * measured_compute_ms / 1e3 for part in (forward, backward))
     by_phase = {"forward": 0.0, "backward": 0.0, "step": 0.0}
     unhidden = {"forward": 0.0, "backward": 0.0}
     for transfer in transfers(question, strategy):
@@ -175,6 +188,7 @@ def predict(
         if transfer.phase in unhidden:
             unhidden[transfer.phase] += taken / transfer.calls
     optimizer, host = _update(question, strategy, gpu.hbm_gbps)
+    optimizer = optimizer if measured_compute_ms is None else 0.0
     fixed = optimizer + host + by_phase["step"]
     best = fixed
     for phase, compute in (("forward", forward), ("backward", backward)):
