@@ -23,8 +23,11 @@ OFFLOADED_BYTES = 16 << 20
 CPU_OPTIMIZER_NS = 1_000_000
 """A shorter optimizer range without kernels has nothing to do."""
 
+FEW_LAUNCHES = 4
+"""An optimizer that launches more kernels runs on the GPU, however short they are and slow the host is."""
+
 GPU_SHARE = 0.05
-"""An optimizer that launches kernels for more than this share of its range runs on the GPU."""
+"""So does one that launches few, if they take this share of its range: a fused optimizer needs one launch."""
 
 
 @rank_fact("offloaded_bytes_per_step", unit="bytes", needs=("gpu", "kernels"))
@@ -104,7 +107,7 @@ def _optimizer_idle(timeline: RankTimeline) -> Spans:
 
 
 def _cpu_optimizer(timeline: RankTimeline) -> Spans:
-    """Return the host time in optimizer ranges that launch hardly any kernels."""
+    """Return the host time in optimizer ranges that launch hardly any work; without links nothing tells."""
     trace, events = timeline.trace, timeline.events
     steps = np.array([vocabulary.optimizer_step_class(name) is not None for name in trace.names], dtype=bool)
     host = (trace.kind == int(Kind.ANNOTATION)) | (trace.kind == int(Kind.CPU_OP))
@@ -115,8 +118,8 @@ def _cpu_optimizer(timeline: RankTimeline) -> Spans:
         return Spans.empty()
     order = np.argsort(trace.ts_ns[events.launch_rows[linked]], kind="stable")
     launched = trace.ts_ns[events.launch_rows[linked]][order]
-    busy = np.concatenate(([0], np.cumsum(trace.dur_ns[events.rows[linked]][order])))
+    taken = np.concatenate(([0], np.cumsum(trace.dur_ns[events.rows[linked]][order])))
     starts, ends = trace.ts_ns[rows], trace.end_ns[rows]
-    kernels = busy[np.searchsorted(launched, ends)] - busy[np.searchsorted(launched, starts)]
-    on_cpu = kernels < GPU_SHARE * (ends - starts)
+    first, last = np.searchsorted(launched, starts), np.searchsorted(launched, ends)
+    on_cpu = (last - first <= FEW_LAUNCHES) & (taken[last] - taken[first] < GPU_SHARE * (ends - starts))
     return Spans.of(starts[on_cpu], ends[on_cpu])
