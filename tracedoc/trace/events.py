@@ -21,6 +21,8 @@ IMPOSSIBLE = np.iinfo(np.int64).min
 _LARGEST_NS = 4_000_000_000_000_000_000
 # Below 2^43 us a float64 is less than half a nanosecond from the decimal text it was read from.
 _EXACT_BELOW_US = float(2**43)
+# Both roundings, of the text and of the product, are then less than half a nanosecond together.
+_EXACT_PRODUCT_BELOW_US = float(2**40)
 _LARGE_FRACTION = re.compile(rb'"ts"\s*:\s*"?\d{13,}\.')
 _THREE_DECIMALS = re.compile(rb"(?:\d{1,16}\.\d{3}\n)*\d{1,16}\.\d{3}")
 _WHOLE = re.compile(rb"(?:\d{1,16}\n)*\d{1,16}")
@@ -298,7 +300,10 @@ def _plain(value: Any) -> Any:
 
 def _float_ns(microseconds: npt.NDArray[np.float64]) -> Int64Array:
     """Return nanoseconds of microseconds with three decimals, exactly if the floats are (see above)."""
-    possible = np.abs(microseconds) < _LARGEST_NS / 1000
+    sizes = np.abs(microseconds)
+    if microseconds.size and sizes.max() < _EXACT_PRODUCT_BELOW_US:
+        return np.rint(microseconds * 1000.0).astype(np.int64)
+    possible = sizes < _LARGEST_NS / 1000
     clean = microseconds if possible.all() else np.where(possible, microseconds, 0.0)
     whole = np.floor(clean)
     result = whole.astype(np.int64) * 1000 + np.rint((clean - whole) * 1000.0).astype(np.int64)
