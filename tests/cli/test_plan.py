@@ -162,6 +162,18 @@ def test_nonsense_is_answered_with_the_nearest_valid_choice(
     assert hint in second
 
 
+def test_many_gpus_are_in_nodes_of_8_where_nothing_is_said(repository: Path) -> None:
+    plan = answer(repository, "--params", "7e9", "--gpus", "32", "--gpu", "H100")
+    assert plan["asked"]["nodes"] == 4
+    assert any(text.startswith("4 nodes assumed") for text in plan["assumptions"])
+    assert (
+        answer(repository, "--params", "7e9", "--gpus", "32", "--nodes", "2", "--gpu", "H100")["asked"][
+            "nodes"
+        ]
+        == 2
+    )
+
+
 def test_help_has_examples(repository: Path) -> None:
     text = run(repository, "--help").stdout
     assert "Examples:" in text

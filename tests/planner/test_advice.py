@@ -98,6 +98,14 @@ def test_70b_on_8_gpus_of_80_gb_does_not_fit_and_32_gpus_or_lora_would() -> None
     assert changes["offload-all"].host_bytes_per_node / GB == pytest.approx(1120)
 
 
+def test_what_only_the_other_framework_fits_is_the_smallest_change() -> None:
+    """FSDP holds a buffer in fp32 and gradients beside its shards, DeepSpeed smaller buckets."""
+    advice = ask(13e9, 4, 40, optimizer="adamw-8bit")
+    assert chosen(advice) == "nothing"
+    assert advice.least.strategy == "full-shard"
+    assert advice.changes[0].option == "--framework deepspeed"
+
+
 def test_every_change_that_is_named_really_fits() -> None:
     for advice in (ask(13e9, 4, 40), ask(70e9, 8, 80), ask(7e9, 1, 24, gpu="L4")):
         assert advice.changes

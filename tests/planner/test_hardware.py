@@ -24,6 +24,8 @@ from tracedoc.trace.devices import device_peak
         ("Tesla V100-SXM2-16GB", "V100 16GB"),
         ("NVIDIA GeForce RTX 3090", "RTX 3090"),
         ("4090", "RTX 4090"),
+        ("RTX4090", "RTX 4090"),
+        ("NVIDIA A100-PG509-200", "A100 SXM 40GB"),
         ("AMD Instinct MI300X OAM", "MI300X"),
     ],
 )

@@ -25,7 +25,7 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 @click.option("--params", metavar="N", help="Parameters of the model, as 7e9 or 7B.")
 @click.option("--model", "config", metavar="FILE", help="config.json of a Hugging Face model on disk.")
 @click.option("--gpus", type=int, metavar="N", help="GPUs in all. [1]")
-@click.option("--nodes", type=int, metavar="N", help="Machines that they are in. [1]")
+@click.option("--nodes", type=int, metavar="N", help="Machines that they are in. [of 8 GPUs]")
 @click.option("--gpu", "gpu_name", metavar="NAME", help='GPU by name, as "NVIDIA L4" or "A100 40GB".')
 @click.option("--gpu-memory", metavar="SIZE", help="Memory of a GPU, as 24GB. [that of --gpu]")
 @click.option("--link", metavar="NAME", help="Link inside a node, as nvlink4, pcie4, 20GB/s. [that of --gpu]")
@@ -120,7 +120,7 @@ def plan(
     found = _captured(run, params, config)
     model = _model(run, params, config, found)
     count = gpus if gpus is not None else (found.gpus if found and found.gpus else 1)
-    machines = nodes if nodes is not None else (found.nodes if found and gpus is None else 1)
+    machines = nodes if nodes is not None else (found.nodes if found and gpus is None else nodes_of_8(count))
     gpu, memory = _gpu(gpu_name, gpu_memory, found)
     cluster = _cluster(gpu, link, network, machines, found)
     training = Training(
@@ -144,7 +144,7 @@ def plan(
     own = own and not qlora and (seq, micro_batch) == (None, None)
     measured = found.compute_ms if found and own else None
     wish = Wish(cluster, objective, framework, share, measured)
-    notes = _notes(found, network, machines, cluster)
+    notes = _notes(found, network, machines, nodes, cluster)
     _write(make_plan(question, wish, notes=notes), places)
 
 
@@ -216,11 +216,21 @@ ASSUMED_NETWORK = "roce-100g"
 """The network between nodes where none is named."""
 
 
-def _notes(found: Captured | None, network: str | None, nodes: int, cluster: Cluster) -> tuple[str, ...]:
+def _notes(
+    found: Captured | None, network: str | None, nodes: int, given: int | None, cluster: Cluster
+) -> tuple[str, ...]:
     notes = found.notes if found else ()
     if nodes > 1 and network is None and cluster.across is not None and not cluster.across.measured:
         notes = (*notes, f"{cluster.across.title} between nodes assumed; --network names the real one.")
+    if nodes > 1 and given is None and not found:
+        notes = (*notes, f"{nodes} nodes assumed, of at most 8 GPUs each; --nodes gives the real number.")
     return notes
+
+
+def nodes_of_8(gpus: int) -> int:
+    """Return the fewest nodes of at most 8 GPUs that split them evenly: what is usual."""
+    fewest = -(-gpus // 8)
+    return next(n for n in range(max(1, fewest), max(1, gpus) + 1) if gpus % n == 0)
 
 
 def _names(text: str | None) -> tuple[str, ...]:
@@ -299,7 +309,7 @@ def _next(answer: Plan) -> str:
         return "tracedoc plan --help"
     smallest = answer.changes[0]
     extra = smallest.option.split()
-    if smallest.strategy.startswith("DeepSpeed"):
+    if smallest.strategy.startswith("DeepSpeed") and "--framework" not in extra:
         extra += ["--framework", "deepspeed"]
     return shlex.join([*_without(command, extra[::2]), *extra])
 

@@ -15,6 +15,7 @@ from tracedoc.units import format_count, format_gb
 
 PIPE_WIDTH = 100
 
+_UNITS = "GB on each GPU, of 1e9 bytes as GPUs are sold; sent: by each GPU in a step"
 _HEADINGS = ("strategy", "fits", "total", "room", "states", "activ.", "other", "sent", "step")
 
 
@@ -35,9 +36,7 @@ def plan_text(plan: Plan, *, next_command: str, width: int = 0, color: bool = Fa
     good = plan.recommended is not None
     console.print(Text(plan.summary, "bold" if good else "bold red"), soft_wrap=not width)
     console.print(Text(asked_line(plan), "dim"), soft_wrap=not width)
-    _heading(
-        console, "Strategies", "GB on each GPU, of 1e9 bytes as GPUs are sold; sent: by each GPU in a step"
-    )
+    _heading(console, "Strategies", _UNITS)
     console.print(_table(plan))
     for note in _table_notes(plan):
         console.print(Text(note, "dim"))
@@ -71,7 +70,8 @@ def plan_markdown(plan: Plan) -> str:
     lines = [f"**{plan.summary}**", "", asked_line(plan), "", "| " + " | ".join(_HEADINGS) + " |"]
     lines.append("|" + "---|" * len(_HEADINGS))
     lines += ["| " + " | ".join(_cells(plan, c)) + " |" for c in plan.strategies]
-    lines += ["", *_table_notes(plan), "", plan.because]
+    notes = [note.replace("* with", "\\* with") for note in _table_notes(plan)]
+    lines += ["", f"{_UNITS}.", *(text for note in notes for text in ("", note)), "", plan.because]
     if changes := _change_lines(plan):
         lines += ["", "Each change alone, the smallest first:", "", *(f"- {line}" for line in changes)]
     if second := _second_opinion(plan):
@@ -178,8 +178,8 @@ def _sent(value: float) -> str:
 
 
 def _parts(plan: Plan) -> str:
-    """Return what takes the memory of the first strategy, the largest first."""
-    first = plan.strategies[0]
+    """Return what takes the memory of the recommended strategy, or of the nearest, the largest first."""
+    first = next(c for c in plan.strategies if c.strategy == (plan.recommended or plan.least))
     memory, states = first.memory, first.memory.states
     working = "loss and logits" if memory.moment == "loss" else "one block in backward"
     late = memory.moment == "last block"
@@ -211,11 +211,9 @@ def _table_notes(plan: Plan) -> list[str]:
 def _change_lines(plan: Plan) -> list[str]:
     lines = []
     for change in plan.changes:
-        host = (
-            f", {format_gb(change.host_bytes_per_node)} on each node's host"
-            if change.host_bytes_per_node
-            else ""
-        )
+        place = "NVMe" if change.id == "nvme" else "host memory"
+        size = format_gb(change.host_bytes_per_node)
+        host = f", {size} of {place} in each node" if change.host_bytes_per_node else ""
         then = with_checkpointing(change.strategy, change.checkpointing)
         of = f"{format_gb(change.total_bytes)} of {format_gb(change.memory_bytes)}"
         lines.append(f"{change.what}: {then}, {of}{host}; {change.why}")

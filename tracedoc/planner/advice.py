@@ -112,6 +112,8 @@ class Advice:
     because: str
     changes: tuple[Change, ...]
     turning_points: tuple[str, ...]
+    least: Candidate
+    """Of the framework's strategies, the one that takes least."""
     faster: Candidate | None
     """A usable strategy that with nothing hidden is predicted ahead of the chosen one's middle."""
 
@@ -145,8 +147,19 @@ def advise(question: Question, wish: Wish) -> Advice:
     chosen, rule, because = choose(candidates, question, wish)
     changes = () if chosen else tuple(_changes(question, wish))
     turning = tuple(_turning_points(question, wish, chosen)) if chosen else ()
-    faster = _faster(chosen, candidates, wish) if chosen else None
-    return Advice(question, wish, candidates, chosen, rule, because, changes, turning, faster)
+    usable = [c for c in candidates if c.family in _families(wish.framework)]
+    return Advice(
+        question=question,
+        wish=wish,
+        candidates=candidates,
+        chosen=chosen,
+        rule=rule,
+        because=because,
+        changes=changes,
+        turning_points=turning,
+        least=min(usable, key=lambda c: c.total_bytes),
+        faster=_faster(chosen, usable, wish) if chosen else None,
+    )
 
 
 def rank(question: Question, wish: Wish) -> tuple[Candidate, ...]:
@@ -214,9 +227,8 @@ def _candidate(question: Question, strategy: Strategy, wish: Wish) -> Candidate:
     )
 
 
-def _faster(chosen: Candidate, candidates: tuple[Candidate, ...], wish: Wish) -> Candidate | None:
-    usable = [c for c in candidates if c.fits and c.family in _families(wish.framework)]
-    timed = [(c.step.worst_ms, c) for c in usable if c.step is not None]
+def _faster(chosen: Candidate, usable: list[Candidate], wish: Wish) -> Candidate | None:
+    timed = [(c.step.worst_ms, c) for c in usable if c.fits and c.step is not None]
     if chosen.step is None or wish.objective == "memory" or not timed:
         return None
     worst, fastest = min(timed, key=lambda pair: pair[0])
@@ -295,7 +307,7 @@ def _changes(question: Question, wish: Wish) -> Iterator[Change]:
     other = "pytorch" if wish.framework == "deepspeed" else "deepspeed"
     own = (wish, replace(wish, framework=other))
     for change in _decisions().change:
-        for what, option, changed in _steps(change.id, question):
+        for what, option, changed in _steps(change.id, question, wish):
             answers = (choose(rank(changed, w), changed, w)[0] for w in own)
             chosen = next((answer for answer in answers if answer is not None), None)
             if chosen is not None:
@@ -313,11 +325,14 @@ def _changes(question: Question, wish: Wish) -> Iterator[Change]:
                 break
 
 
-def _steps(change: str, question: Question) -> Iterator[tuple[str, str, Question]]:
+def _steps(change: str, question: Question, wish: Wish) -> Iterator[tuple[str, str, Question]]:
     """Yield ever larger changes of one kind, with the options that ask for them."""
     training = question.training
     full = not training.lora_rank
-    if change == "fused-attention" and not training.fused_attention:
+    if change == "framework" and question.gpus > 1:
+        other = "PyTorch" if wish.framework == "deepspeed" else "DeepSpeed"
+        yield f"{other} instead", f"--framework {other.lower()}", question
+    elif change == "fused-attention" and not training.fused_attention:
         yield "fused attention", "", question.changed(fused_attention=True)
     elif change == "checkpointing" and training.checkpointing == "off":
         yield "activation checkpointing", "--checkpointing auto", question.changed(checkpointing="auto")
@@ -387,7 +402,7 @@ def _turning_points(question: Question, wish: Wish, chosen: Candidate) -> Iterat
         [(f"GPUs of {gb} GB", question.changed(memory_bytes=gb * 1e9)) for gb in smaller],
         [(f"GPUs of {gb} GB", question.changed(memory_bytes=gb * 1e9)) for gb in larger],
         [(f"{n} GPU{'s' * (n > 1)}", question.changed(gpus=n)) for n in fewer],
-        [(w, q) for w, _, q in _steps("gpus", question) if q.gpus <= 8 * question.gpus],
+        [(w, q) for w, _, q in _steps("gpus", question, wish) if q.gpus <= 8 * question.gpus],
     )
     for group in tries:
         for what, changed in group:

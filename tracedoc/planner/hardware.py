@@ -151,6 +151,7 @@ def _rate(text: str) -> float | None:
 def _tidy(name: str) -> str:
     text = name.lower().replace("nvidia", " ").replace("amd", " ").replace("geforce", " ")
     text = re.sub(r"(\d+) ?gi?b\b", r"\1gb", text)
+    text = re.sub(r"\brtx(?=\d)", "rtx ", text)
     text = text.replace("pg509", "sxm 40gb")  # the board that some A100 are called after
     text = re.sub(r"\b(tesla|instinct|hbm\w*|tensor|core|gpu)\b", " ", text)
     return " ".join(re.sub(r"sxm\d?", "sxm", w) for w in re.split(r"[\s/_-]+", text) if w)

@@ -34,7 +34,8 @@ class Plan:
 
     ``recommended`` is the id of a strategy, ``None`` if nothing fits; ``because`` its reason or, then, what
     is missing. ``changes`` are single changes after which something fits, the smallest first. ``faster`` is a
-    strategy that even with nothing hidden is predicted ahead of the recommended one's middle, if any.
+    strategy that even with nothing hidden is predicted ahead of the recommended one's middle, if any;
+    ``least`` is the framework's strategy that takes least.
     """
 
     schema_version: str
@@ -47,6 +48,7 @@ class Plan:
     changes: tuple[Change, ...]
     turning_points: tuple[str, ...]
     faster: str | None
+    least: str
     configurations: tuple[Configuration, ...]
     assumptions: tuple[str, ...]
     objective: str
@@ -84,8 +86,9 @@ def plan(question: Question, wish: Wish, *, notes: tuple[str, ...] = ()) -> Plan
         changes=advice.changes,
         turning_points=advice.turning_points,
         faster=advice.faster.strategy if advice.faster else None,
+        least=advice.least.strategy,
         configurations=written,
-        assumptions=(*notes, *_assumptions(question, wish)),
+        assumptions=(*notes, *_assumptions(question, wish), *_short(chosen)),
         objective=wish.objective,
         framework=wish.framework,
     )
@@ -100,9 +103,10 @@ def _summary(advice: Advice) -> str:
         title = with_checkpointing(chosen.title, chosen.checkpointing)
         title = title[:1].upper() + title[1:]
         return f"{title}: {format_gb(chosen.total_bytes)} of the {memory} on {each}{time}."
-    least = min(advice.candidates, key=lambda c: c.total_bytes)
-    needed = f"even {least.title} needs {format_gb(least.total_bytes)}"
-    text = f"Nothing fits: {each} has {memory}, and {needed}."
+    least = advice.least
+    needed = f"{'training' if least.strategy == 'single' else f'even {least.title}'} needs"
+    nothing = "Nothing of DeepSpeed's" if advice.wish.framework == "deepspeed" else "Nothing"
+    text = f"{nothing} fits: {each} has {memory}, and {needed} {format_gb(least.total_bytes)}."
     if not advice.changes:
         return f"{text} No single change that is known here helps."
     smallest = advice.changes[0]
@@ -113,11 +117,11 @@ def _summary(advice: Advice) -> str:
 
 
 def _missing(advice: Advice) -> str:
-    least = min(advice.candidates, key=lambda c: c.total_bytes)
+    least = advice.least
     states = format_gb(least.memory.states.states)
     missing = format_gb(-least.headroom_bytes)
     return (
-        f"{missing} are missing on each GPU under {least.title}; its parameters, gradients and optimizer"
+        f"{missing} are missing on each GPU with {least.title}; its parameters, gradients and optimizer"
         f" alone take {states} there."
     )
 
@@ -174,6 +178,12 @@ def _assumptions(question: Question, wish: Wish) -> list[str]:
         f" {format_percent(FRAGMENTATION)} reserve on what is allocated in each step."
     )
     return [*texts, *_about_time(question, wish, cluster.inside, cluster.across)]
+
+
+def _short(chosen: Candidate | None) -> list[str]:
+    if chosen is None or chosen.step is None or chosen.step.worst_ms >= 10:
+        return []
+    return ["So short a step is usually bound by the host, which launches its kernels: expect more."]
 
 
 def _about_time(
