@@ -214,7 +214,7 @@ def test_table_that_travels_keeps_whole_steps_and_is_small(
 ) -> None:
     timeline = build_timeline(load(sample_traces / "synthetic_fsdp2_fine_wrapping" / "rank-0.json.gz"))
     table = table_of(timeline)
-    assert len(pickle.dumps(small_table(table, 2))) < 150_000  # five steps of 141 gathers
+    assert len(pickle.dumps(small_table(table, 2))) < 100_000  # five steps of 141 gathers
     monkeypatch.setattr("tracedoc.timeline.unit_times.MAX_CALLS", 300)
     small = small_table(table, 2)
     assert small is not None

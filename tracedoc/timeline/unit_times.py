@@ -19,7 +19,7 @@ from tracedoc.trace.columns import Trace
 
 UNKNOWN_DEPTH = -1
 
-MAX_CALLS = 4096
+MAX_CALLS = 1024
 """A table that travels keeps at most this many gathers, those of the judged step first."""
 
 _NEVER = np.iinfo(np.int64).min // 2
@@ -101,18 +101,34 @@ def unit_table(
 
 
 def small_table(table: UnitTable | None, judged: int | None) -> UnitTable | None:
-    """Return the table as it travels: without the hooks, and of very many calls those of whole steps.
+    """Return the table as it travels: without what only the worker needs, of many calls those of some steps.
 
-    Kept are the judged step and those nearest to it, until the next one would make more than MAX_CALLS.
+    Kept are the judged step and those nearest to it, until the next one would make more than MAX_CALLS. The
+    hooks, and the columns ``stream``, ``elements`` and ``hook_ns``, are empty; of reductions also those that
+    say how far ahead they are.
     """
     if table is None:
         return None
-    units = replace(table.units, hooks=Spans.empty())
+    table = _nearest_steps(table, judged)
+    nothing = np.empty(0, dtype=np.int64)
+    gathers = replace(table.units.gathers, stream=nothing, elements=nothing, hook_ns=nothing)
+    reductions = replace(
+        table.units.reductions, stream=nothing, elements=nothing, hook_ns=nothing, launch_ns=nothing
+    )
+    ended = table.reduction_times
+    if ended is not None:
+        ended = replace(ended, beside_ns=nothing, lag_ns=nothing, depth=nothing.astype(np.int16))
+    units = replace(table.units, gathers=gathers, reductions=reductions, hooks=Spans.empty())
+    return UnitTable(units, table.gather_times, ended)
+
+
+def _nearest_steps(table: UnitTable, judged: int | None) -> UnitTable:
+    units = table.units
     numbers, counts = np.unique(units.gathers.step, return_counts=True)
     near = np.argsort(np.abs(numbers - (numbers[-1] if judged is None else judged)), kind="stable")
     total = np.cumsum(counts[near])
     if total[-1] <= MAX_CALLS:
-        return replace(table, units=units)
+        return table
     kept = numbers[near][np.maximum(total <= MAX_CALLS, np.arange(total.size) == 0)]
     gathers = np.isin(units.gathers.step, kept)
     reductions = np.isin(units.reductions.step, kept)
