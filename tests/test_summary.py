@@ -51,7 +51,7 @@ def test_a_healthy_run_is_told_that_more_gpus_are_not_its_problem(tmp_path: Path
 
 
 def test_the_largest_cause_comes_first_with_its_bound(tmp_path: Path) -> None:
-    found = lanes(tmp_path, "compute 0-60\nallreduce 60-100 64MiB", ranks=2)
+    found = lanes(tmp_path, "compute 0-60\nallreduce 60-100 14336MiB", ranks=2)
     assert found.summary == (
         "100 ms/step on 2x NVIDIA H100 80GB HBM3. 40 ms: communication that nothing hides. "
         "Fixing it: up to 40 ms a step."

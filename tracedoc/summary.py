@@ -61,7 +61,7 @@ def summarise(
 def _head(measurements: Measurements, run: RunInfo, step: float) -> str:
     ranks = run.world_size or len(run.ranks_seen)
     where = f"{ranks}x {run.device}"
-    known = run.strategy.name not in ("not recognised", "single process")
+    known = run.strategy.confidence != "low" and run.strategy.family != "single"
     strategy = f" ({run.strategy.name})" if known else ""
     mfu = _number(measurements, "mfu_frac")
     utilisation = f", {format_percent(mfu)} MFU" if mfu is not None else ""

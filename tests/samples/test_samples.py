@@ -27,7 +27,6 @@ SYNTHETIC = (
     "synthetic_zero3_gather_stall",
 )
 REAL = ("cpu_ddp_healthy", "cpu_ddp_slow_loader", "cpu_ddp_small_buckets", "cpu_ddp_straggler", "cpu_fsdp2")
-LATER = "needs a rule that stands on cross-rank facts"
 
 
 @cache
@@ -241,9 +240,7 @@ def test_other_runs_do_not_wait_for_input(name: str) -> None:
     ("name", "rule"),
     [
         ("cpu_ddp_straggler", "straggler-rank"),
-        pytest.param(
-            "cpu_ddp_small_buckets", "small-gradient-buckets", marks=pytest.mark.xfail(reason=LATER)
-        ),
+        ("cpu_ddp_small_buckets", "small-gradient-buckets"),
     ],
 )
 def test_cause_is_named(name: str, rule: str) -> None:

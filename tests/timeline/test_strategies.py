@@ -220,7 +220,7 @@ CASES: dict[str, tuple[StrategySigns, int | None, str, str]] = {
         ), 8, "FSDP2 (no reshard after forward) with expert parallel", "fsdp2",
     ),
     "gradients reduced by hand": (
-        signs_of(moved("all_reduce", B, 9)), 8, "data parallel (no known wrapper)", "unknown",
+        signs_of(moved("all_reduce", B, 9)), 8, "data parallel, no known wrapper", "unknown",
     ),
     "nothing but small collectives": (
         signs_of(moved("all_reduce", OTHER, 2, 4)), 8, "not recognised", "unknown",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import Value
@@ -21,6 +22,7 @@ from tracedoc.timeline.activity import Budget
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import CollectiveTable
 from tracedoc.timeline.phase_budgets import PhaseBudget
+from tracedoc.timeline.reductions import gradient_rows
 from tracedoc.timeline.steps import Window
 from tracedoc.timeline.strategies.signs import StrategySigns, strategy_signs
 from tracedoc.timeline.unit_times import UnitTable, small_table
@@ -65,6 +67,7 @@ class RankDigest:
     ``steps`` of the step that stands for the rank. ``spans`` are named sets inside the judged step, for
     evidence and pictures; ``present`` are the needs that the trace meets. ``first_step`` identifies the
     profiler's cycle. ``phases`` are those of the judged step, in order.
+    ``gradients`` tells which collectives reduce gradients.
     """
 
     rank: int
@@ -95,6 +98,7 @@ class RankDigest:
     gemms: GemmTable | None = None
     units: UnitTable | None = None
     phases: tuple[PhaseBudget, ...] = ()
+    gradients: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
     @property
     def exposed_comm(self) -> Spans:
@@ -152,6 +156,7 @@ def digest_timeline(timeline: RankTimeline, facts: Mapping[str, Value], *, rank:
         gemms=gemm_table(timeline),
         units=small_table(timeline.units, judged.index if judged is not None else None),
         phases=timeline.phase_budgets,
+        gradients=gradient_rows(timeline),
     )
 
 

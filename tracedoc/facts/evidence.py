@@ -10,6 +10,7 @@ from tracedoc.diagnosis import Evidence
 from tracedoc.facts.catalog import Unknown
 from tracedoc.facts.communication import latency_bound_exposed
 from tracedoc.facts.digest import RankDigest, StepDigest
+from tracedoc.facts.gradients import gradient_exposed
 from tracedoc.facts.late import gaps_of, late_ranks, waits_for
 from tracedoc.facts.measure import Measurements
 from tracedoc.facts.shard_table import hideable_backward_stalls, hideable_stalls
@@ -120,6 +121,7 @@ EVIDENCE: dict[str, EvidenceCollector] = {
     "small-collectives": _small_collectives,
     "waits-for-late-rank": _waits_for_late_rank,
     "waits-for-any-rank": _waits_for_late_rank,
+    "gradient-reductions": _from_run(gradient_exposed, "exposed gradient reduction"),
     "late-launches": _from_spans("idle_launch_pace", "GPU idle: the next kernel is not launched yet"),
     "blocking-syncs": _from_spans("idle_sync", "GPU idle after the host waited for it"),
     "host-away": _from_spans("idle_host_away", "GPU idle: the host launches nothing for long"),

@@ -15,11 +15,10 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.phase_budgets import PhaseBudget
 from tracedoc.timeline.phases import Phase
+from tracedoc.timeline.reductions import REDUCTIONS
 from tracedoc.timeline.steps import HostStep
 
 NO_PHASES = Unknown("no backward pass was captured, so phases are not known")
-
-REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 
 
 @rank_fact("forward_compute_ms", unit="ms", needs=("kernels", "host_ops"))
@@ -83,7 +82,7 @@ def comm_after_backward_ms(timeline: RankTimeline) -> Value:
     window, activity, phases = timeline.judged, timeline.activity, timeline.phases
     if window is None or activity is None or phases is None:
         return NO_PHASES
-    last = _last_backward_ns(timeline)
+    last = last_backward_ns(timeline)
     if last is None:
         return Unknown("no compute of a backward node lies in the step")
     late = Spans.from_pairs(
@@ -185,7 +184,7 @@ def _per_pass(timeline: RankTimeline, ops: frozenset[str], wanted: tuple[Phase, 
     return counted / passes
 
 
-def _last_backward_ns(timeline: RankTimeline) -> int | None:
+def last_backward_ns(timeline: RankTimeline) -> int | None:
     """Return where the last compute of a backward node ends in the judged step."""
     window, phases, activity = timeline.judged, timeline.phases, timeline.activity
     assert window is not None

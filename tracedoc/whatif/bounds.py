@@ -20,7 +20,12 @@ def measured(measurements: Measurements, fact: str, key: str | None) -> float | 
 def within_host_work(
     measurements: Measurements, key: str | None, high: float, *, saved_host_ms: float = 0.0
 ) -> tuple[float, tuple[str, ...]]:
-    """Limit a gain to the step minus the host's own work, to which the fix gives back ``saved_host_ms``."""
+    """Limit a gain to the step minus the host's own work, to which the fix gives back ``saved_host_ms``.
+
+    On a CPU the host's work is the compute itself, which other bounds hold already.
+    """
+    if measurements.is_cpu:
+        return high, ()
     step, floor = measured(measurements, "step_ms", key), measured(measurements, "host_floor_ms", key)
     if isinstance(step, Unknown) or isinstance(floor, Unknown):
         return high, ("the host's own work is not known and may keep the step longer",)

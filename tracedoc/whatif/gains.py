@@ -8,6 +8,7 @@ from tracedoc.diagnosis import Gain
 from tracedoc.facts.catalog import Unknown
 from tracedoc.facts.measure import Measurements
 from tracedoc.whatif.bounds import measured, within_host_work
+from tracedoc.whatif.gradients import GRADIENT_GAINS
 from tracedoc.whatif.sharding import SHARDING_GAINS
 from tracedoc.whatif.straggler import not_wait_for_any_rank, not_wait_for_rank
 
@@ -160,6 +161,7 @@ GAINS: dict[str, GainEstimator] = {
     "pin-memory": pin_memory,
     "fill-the-step": fill_the_step,
     **SHARDING_GAINS,
+    **GRADIENT_GAINS,
     "stop-collections": stop_collections,
     "even-steps": even_steps,
     "not-wait-for-rank": not_wait_for_rank,

@@ -47,7 +47,7 @@ def by_hand(signs: StrategySigns, world_size: int | None) -> Claim | None:
     if not any(is_large(t) for t in reduced) or others or signs.calls("all_reduce", Phase.FORWARD):
         return None
     return Claim(
-        "data parallel (no known wrapper)", "unknown", "none", "low",
+        "data parallel, no known wrapper", "unknown", "none", "low",
         (
             sized(reduced, "all-reduce", "or after backward"),
             "no annotation of a wrapper: by hand, Horovod, or ZeRO-0",
