@@ -148,3 +148,21 @@ def test_real_folders_give_their_ranks(shared_traces: Path) -> None:
     run = discover([str(shared_traces / "format_variants")])
     assert len(run.files) == 14
     assert [limit.code for limit in run.limits] == ["not-a-trace"]
+
+
+def test_manifests_of_several_folders_are_one(tmp_path: Path) -> None:
+    for number, name in enumerate(("a", "b")):
+        put(tmp_path / name, f"rank-{number}.json")
+        text = f'{{"schema": 1, "ranks": {{"{number}": {{"file": "rank-{number}.json", "host": "{name}"}}}}}}'
+        put(tmp_path / name, "manifest.json", text=text)
+    run = discover([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert run.manifest is not None
+    assert [(entry.rank, entry.host) for entry in run.manifest.ranks] == [(0, "a"), (1, "b")]
+
+
+def test_parts_of_a_manifest_are_no_traces(tmp_path: Path) -> None:
+    put(tmp_path, "rank-0.json")
+    put(tmp_path, "rank-0.manifest.json", text='{"schema": 1, "part": "rank"}')
+    run = discover([str(tmp_path)])
+    assert [Path(file.path).name for file in run.files] == ["rank-0.json"]
+    assert run.limits == ()

@@ -162,7 +162,10 @@ def collect(
         if single is not None:
             launcher.check_command(single)
             first = replace(
-                options, folder=str(Path(options.folder) / "baseline"), ranks="all", exit_after_capture=True
+                options,
+                folder=str(Path(options.folder) / launcher.BASELINE),
+                ranks="all",
+                exit_after_capture=True,
             )
             click.echo(
                 f"tracedoc: one process first: {shlex.join(launcher.public_command(single))}", err=True
@@ -222,7 +225,7 @@ def _tell_outcome(outcome: Outcome, options: Options) -> None:
         if times := _times(manifest.ranks):
             click.echo(f"tracedoc: {times}", err=True)
         return
-    message, hint = _why_nothing(outcome)
+    message, hint = _why_nothing(outcome, options.start + options.warmup)
     click.echo(f"error: {message}\nhint: {hint}", err=True)
 
 
@@ -259,14 +262,22 @@ def _times(ranks: tuple[ManifestRank, ...]) -> str:
     return f"a step around the capture (median): {', '.join(words)}"
 
 
-def _why_nothing(outcome: Outcome) -> tuple[str, str]:
+def _why_nothing(outcome: Outcome, first: int) -> tuple[str, str]:
+    """Return an error and a hint; ``first`` is the step that recording begins with."""
     silent = [entry for entry in outcome.manifest.silent if entry.level]
-    if silent:
+    if any(entry.steps_total > first for entry in silent):
+        return (
+            "nothing was captured",
+            "the lines above say why, rank by rank; without a trace there is no diagnosis",
+        )
+    if any("ended" in (entry.part or {}) for entry in silent):
         total = max(entry.steps_total for entry in silent)
         return (
             f"nothing was captured: the job made {total} optimizer steps",
             "record earlier: --wait 1 --warmup 1 --active 3",
         )
+    if silent:
+        return "nothing was captured", "each rank was gone before it could write; the lines above say more"
     if outcome.torch_processes:
         return (
             "no rank reached an optimizer step",

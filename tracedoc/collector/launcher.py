@@ -38,6 +38,9 @@ from tracedoc.run.manifest import (
 NOT_FOUND, NOT_EXECUTABLE, BY_SIGNAL = 127, 126, 128
 """What shells return for a command that is not there, may not be run, or (plus n) was ended by signal n."""
 
+BASELINE = "baseline"
+"""The folder in a run directory for the same command on one process."""
+
 _SITECUSTOMIZE = Path(__file__).with_name("inject") / "sitecustomize.py"
 _SETTLED = frozenset({COMPLETE, PARTIAL, NOTHING})
 _SECRET_NAME = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
@@ -47,7 +50,7 @@ _SECONDS_TO_LEAVE = 60.0
 
 
 class CommandError(TracedocError):
-    """A command that could not be started; ``code`` is what a shell would return."""
+    """A command that could not be started, or collected; ``code`` is what to exit with."""
 
     def __init__(self, message: str, hint: str, code: int) -> None:
         super().__init__(message, hint)
@@ -124,7 +127,7 @@ def _open_folder(options: Options, job: str) -> Options:
     folder = Path(options.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held = [path for path in folder.iterdir() if not path.name.startswith(".")]
+        held = [path for path in folder.iterdir() if not path.name.startswith(".") and path.name != BASELINE]
     except FileExistsError:
         raise InputError(f"{folder} is a file", "name a new folder with -o") from None
     except OSError as error:
@@ -195,8 +198,8 @@ def public_command(command: Sequence[str]) -> list[str]:
 def collect(command: Sequence[str], options: Options) -> Outcome:
     """Run a command to its end and return what was captured.
 
-    Raises :class:`InputError` where the run directory cannot be had, :class:`CommandError` where the
-    command cannot be started; nothing has been run then.
+    Raises :class:`InputError` where the run directory cannot be had, and nothing has been run;
+    :class:`CommandError` where the command cannot be started, or has lost its run directory meanwhile.
     """
     check_command(command)
     job = _job(command, os.environ)
@@ -227,7 +230,14 @@ def collect(command: Sequence[str], options: Options) -> Outcome:
         seen = len(list(hook_folder.glob("torch-*")))
         shutil.rmtree(hook_folder, ignore_errors=True)
     _set_other_attempts_apart(folder)
-    manifest = write_manifest(folder)
+    try:
+        manifest = write_manifest(folder)
+    except OSError as error:
+        raise CommandError(
+            f"{folder} cannot be written any more: {error.strerror}",
+            "the command itself has run to its end",
+            code,
+        ) from None
     return Outcome(code, folder, manifest, seen)
 
 

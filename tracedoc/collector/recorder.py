@@ -160,7 +160,9 @@ def _set_teardown(torch: ModuleType) -> None:
 
     CUDA graphs do not survive that before CUDA 12.6.
     """
-    version = tuple(int(part) for part in (torch.version.cuda or "0").split(".")[:2])
+    if torch.version.cuda is None:
+        return
+    version = tuple(int(part) for part in torch.version.cuda.split(".")[:2])
     if version >= (12, 6) or not _uses_cuda_graphs(torch):
         os.environ.setdefault("TEARDOWN_CUPTI", "1")
 
@@ -171,7 +173,8 @@ def _uses_cuda_graphs(torch: ModuleType) -> bool:
     inductor = sys.modules.get("torch._inductor.config")
     if inductor is not None and inductor.triton.cudagraphs:
         return True
-    return any(isinstance(thing, torch.cuda.CUDAGraph) for thing in gc.get_objects())
+    # Not isinstance: it asks proxies for the class of what they stand for, which may be gone.
+    return any(issubclass(type(thing), torch.cuda.CUDAGraph) for thing in gc.get_objects())
 
 
 def _resident_bytes() -> int:

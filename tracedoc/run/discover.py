@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracedoc.errors import InputError, Limit
-from tracedoc.run.manifest import MANIFEST_NAME, PART_SUFFIX, Manifest, parse_manifest, read_manifest
+from tracedoc.run.manifest import (
+    MANIFEST_NAME,
+    PART_SUFFIX,
+    Manifest,
+    join_manifests,
+    parse_manifest,
+    read_manifest,
+)
 from tracedoc.run.remote import (
     RemoteEntry,
     is_remote,
@@ -77,17 +84,17 @@ def discover(paths: Sequence[str]) -> Run:
     """
     files: list[TraceFile] = []
     limits: list[Limit] = []
-    manifest: Manifest | None = None
+    manifests: list[Manifest | None] = []
     for path in dict.fromkeys(paths):
         if path == "-":
             files.append(TraceFile("-", 0, None, "", None))
         elif is_remote(path):
             found, manifest_here = _remote(path, limits)
-            manifest = manifest or manifest_here
+            manifests.append(manifest_here)
             files.extend(found)
         elif os.path.isdir(path):
             found, manifest_here = _directory(Path(path), limits)
-            manifest = manifest or manifest_here
+            manifests.append(manifest_here)
             files.extend(found)
         elif os.path.exists(path):
             files.append(_local_file(Path(path), named=True, manifest=None))
@@ -99,7 +106,8 @@ def discover(paths: Sequence[str]) -> Run:
         )
     unique = {_identity(file.path): file for file in reversed(files)}
     ordered = sorted(unique.values(), key=lambda file: natural_key(file.path))
-    return Run(tuple(ordered), manifest, tuple(limits))
+    told = [manifest for manifest in manifests if manifest is not None]
+    return Run(tuple(ordered), join_manifests(told), tuple(limits))
 
 
 def _identity(path: str) -> str:

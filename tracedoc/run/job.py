@@ -97,9 +97,9 @@ def read_job(manifest: Manifest | None) -> Job | None:
     """
     if manifest is None:
         return None
-    folder = Path(manifest.path).parent
     ranks = [
-        _rank(entry, folder if number < MAX_LOGS else None) for number, entry in enumerate(manifest.ranks)
+        _rank(entry, Path(entry.folder) if number < MAX_LOGS else None)
+        for number, entry in enumerate(manifest.ranks)
     ]
     told = tuple(rank for rank in ranks if rank is not None)
     return Job(told) if told else None

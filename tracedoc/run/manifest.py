@@ -38,7 +38,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class ManifestRank:
-    """One rank of a run: its trace, relative to the manifest, and the host it ran on ("" if unknown).
+    """One rank of a run: its trace, relative to ``folder``, and the host it ran on ("" if unknown).
 
     ``state`` and ``reason`` say whether the capture holds what was asked for ("" where the manifest does
     not say). ``level`` is ``full``, ``light`` or "" for a rank that was not asked for. ``before`` and
@@ -58,6 +58,7 @@ class ManifestRank:
     steps_first: int = 0
     steps_recorded: int = 0
     steps_total: int = 0
+    folder: str = ""
     part: Part | None = None
 
 
@@ -115,7 +116,7 @@ def parse_manifest(text: bytes, path: str) -> Manifest:
 def join_manifests(manifests: Sequence[Manifest]) -> Manifest | None:
     """Return one manifest for several directories of one job: without a shared disk each node writes one.
 
-    File names stay relative to the directory each came from; a rank that two directories have is the first's.
+    File names stay relative to the folder each came from; a rank that two folders have is the first's.
     """
     if not manifests:
         return None
@@ -138,14 +139,15 @@ def join_manifests(manifests: Sequence[Manifest]) -> Manifest | None:
 def _manifest(content: Part, path: str) -> Manifest:
     listed: list[ManifestRank] = []
     silent: list[ManifestRank] = []
+    folder = str(Path(path).parent)
     ranks = content.get("ranks")
     for rank, entry in ranks.items() if isinstance(ranks, dict) else ():
         if not rank.isdecimal() or not isinstance(entry, dict):
             continue
         if isinstance(entry.get("file"), str) and entry["file"]:
-            listed.append(_rank(int(rank), entry))
+            listed.append(_rank(int(rank), entry, folder))
         elif "file" in entry or "state" in entry:
-            silent.append(_rank(int(rank), entry))
+            silent.append(_rank(int(rank), entry, folder))
     nodes = content.get("nodes")
     return Manifest(
         path=path,
@@ -157,7 +159,7 @@ def _manifest(content: Part, path: str) -> Manifest:
     )
 
 
-def _rank(rank: int, entry: Part) -> ManifestRank:
+def _rank(rank: int, entry: Part, folder: str) -> ManifestRank:
     times = entry.get("step_ms")
     times = times if isinstance(times, dict) else {}
     steps = entry.get("steps")
@@ -175,6 +177,7 @@ def _rank(rank: int, entry: Part) -> ManifestRank:
         steps_first=_count(steps, "first"),
         steps_recorded=_count(steps, "recorded"),
         steps_total=_count(steps, "total"),
+        folder=folder,
         part=entry,
     )
 
