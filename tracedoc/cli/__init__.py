@@ -139,6 +139,7 @@ def main() -> None:
       tracedoc collect -- torchrun train.py     capture a few steps of a job
       tracedoc diagnose runs/a                  the answer for a folder of traces
       tracedoc diagnose runs/a -o report.html   the same as a page
+      tracedoc plan --params 7B --gpu H100      which training strategy fits
       tracedoc explain exposed-communication    what a finding means, and its fixes
 
     \b

@@ -15,6 +15,7 @@ from tracedoc.units import format_count, format_gb
 
 PIPE_WIDTH = 100
 
+_LEAST_NEEDED = ("activ.", "other", "states", "sent", "room")
 _UNITS = "GB on each GPU, of 1e9 bytes as GPUs are sold; sent: by each GPU in a step"
 _HEADINGS = ("strategy", "fits", "total", "room", "states", "activ.", "other", "sent", "step")
 
@@ -37,7 +38,7 @@ def plan_text(plan: Plan, *, next_command: str, width: int = 0, color: bool = Fa
     console.print(Text(plan.summary, "bold" if good else "bold red"), soft_wrap=not width)
     console.print(Text(asked_line(plan), "dim"), soft_wrap=not width)
     _heading(console, "Strategies", _UNITS)
-    console.print(_table(plan))
+    console.print(_table(plan, console.width))
     for note in _table_notes(plan):
         console.print(Text(note, "dim"))
     _heading(
@@ -137,17 +138,25 @@ def _bullet(console: Console, text: str) -> None:
     console.print(rows)
 
 
-def _table(plan: Plan) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for number, _ in enumerate(_HEADINGS):
-        table.add_column(justify="left" if number < 2 else "right", no_wrap=True)
-    table.add_row(*(Text(heading, "dim") for heading in ("  strategy", *_HEADINGS[1:])))
+def _table(plan: Plan, width: int) -> Table:
+    """Return the strategies as a table; what does not fit the width is left out, never cut."""
+    rows: list[tuple[str, ...]] = [("  strategy", *_HEADINGS[1:])]
     for candidate in plan.strategies:
+        cells = _cells(plan, candidate)
+        rows.append((("> " if candidate.strategy == plan.recommended else "  ") + cells[0], *cells[1:]))
+    widths = [max(len(row[number]) for row in rows) for number in range(len(_HEADINGS))]
+    shown = list(range(len(_HEADINGS)))
+    for name in _LEAST_NEEDED:
+        if sum(widths[number] + 2 for number in shown) - 2 > width:
+            shown.remove(_HEADINGS.index(name))
+    table = Table.grid(padding=(0, 2))
+    for number in shown:
+        table.add_column(justify="left" if number < 2 else "right", no_wrap=True)
+    table.add_row(*(Text(rows[0][number], "dim") for number in shown))
+    for candidate, row in zip(plan.strategies, rows[1:], strict=True):
         chosen = candidate.strategy == plan.recommended
         style = "bold green" if chosen else ("" if candidate.fits else "dim")
-        cells = _cells(plan, candidate)
-        cells = (("> " if chosen else "  ") + cells[0], *cells[1:])
-        table.add_row(*(Text(cell, style) for cell in cells))
+        table.add_row(*(Text(row[number], style) for number in shown))
     return table
 
 

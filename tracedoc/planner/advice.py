@@ -288,8 +288,10 @@ def _not_slower(one: Candidate | None, other: Candidate | None) -> bool:
 
 def _numbers(chosen: Candidate, usable: dict[str, Candidate], question: Question) -> dict[str, str]:
     whole = usable.get("shard-grad-op") or usable.get("zero-2") or chosen
+    unit = usable.get("full-shard") or usable.get("zero-3") or chosen
     ddp = usable.get("ddp") or chosen
     return {
+        "unit_traffic": format_gb(unit.traffic_bytes),
         "strategy": chosen.title,
         "total": format_gb(chosen.total_bytes),
         "memory": format_gb(question.memory_bytes),
