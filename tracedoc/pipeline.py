@@ -23,9 +23,11 @@ from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
 from tracedoc.rules.selection import choose
 from tracedoc.run.discover import Run, TraceFile, discover
-from tracedoc.run.job import read_job
+from tracedoc.run.job import Job, read_job
 from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, format_ranks, settle
+from tracedoc.timeline.source_lines import SourceLine, asking_lines
+from tracedoc.trace.kineto import read_trace
 from tracedoc.worker import digest_file
 
 
@@ -106,7 +108,8 @@ def measure(
             f"no step of {chosen.steps[0]}-{chosen.steps[1]} is in these traces",
             "leave --steps out to see which steps were captured",
         )
-    view = build_view(ranked, settled.world_size, read_job(run.manifest))
+    job = read_job(run.manifest)
+    view = build_view(ranked, settled.world_size, job, _asking(job))
     limits = (
         *run.limits,
         *settled.limits,
@@ -116,6 +119,16 @@ def measure(
         *job_limits(view),
     )
     return measure_run(view), _merged(limits), Cycles(settled.cycle, settled.cycles)
+
+
+def _asking(job: Job | None) -> tuple[SourceLine, ...] | None:
+    """Return who in the script asks for values, where a rank recorded a step with Python stacks."""
+    if job is None or not os.path.isfile(job.source):
+        return None
+    try:
+        return asking_lines(read_trace(job.source, python_functions=True))
+    except InputError:
+        return None  # it only adds to what the traces say
 
 
 def _read_all(

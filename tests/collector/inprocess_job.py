@@ -43,9 +43,11 @@ def loop(folder, *, fails=False, profiles=False, twice=False):
     for _ in range(2 if twice else 1):
         with tracedoc.collect(folder, **OPTIONS) as capture:
             for step, batch in enumerate(loader):
-                model(**batch)["loss"].backward()
+                loss = model(**batch)["loss"]
+                loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
+                loss.item()
                 capture.step(optimizer)
                 if fails and step == 6:
                     raise RuntimeError("the user's own")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,16 @@ def test_a_loop_captures_itself_on_every_rank(tmp_path: Path) -> None:
     assert diagnosis.run.world_size == 2
     assert diagnosis.facts["ddp_bucket_bytes"].value == 25 * 1024 * 1024
     assert diagnosis.facts["loader_workers"].value == 0
+
+
+def test_one_rank_tells_where_it_reads_values(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert [code for code, _ in run("loop", folder, 2)] == [0, 0]
+    told = [rank.part and rank.part.get("source") for rank in captured(folder)]
+    assert told == ["rank-0.source.gz", None]
+    read_in = tracedoc.diagnose([folder]).facts["values_read_in"].value
+    assert isinstance(read_in, str)
+    assert re.fullmatch(r"inprocess_job\.py:\d+ \(loop\) \.item\(\) x1", read_in)
 
 
 def test_a_second_capture_replaces_the_first(tmp_path: Path) -> None:

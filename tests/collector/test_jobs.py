@@ -145,9 +145,11 @@ def test_exit_after_capture_ends_every_rank_with_0(collect: Collect) -> None:
     assert ran.code == 0, ran.stderr
     for rank in (0, 1):
         assert ran.rank(rank)["state"] == "complete"
-        # 2 + 1 + 3 + 1 steps, and ten that are timed without the profiler.
-        assert ran.rank(rank)["steps"]["total"] == 17
+        # 2 + 1 + 3 + 1 steps, ten that are timed without the profiler, and one with stacks on rank 0.
+        assert ran.rank(rank)["steps"]["total"] == 18
         assert ran.rank(rank)["step_ms"]["after"]["steps"] == 10
+    assert ran.rank(0)["source"] == "rank-0.source.gz"
+    assert "source" not in ran.rank(1)
 
 
 def test_only_the_ranks_asked_for_are_recorded(collect: Collect) -> None:

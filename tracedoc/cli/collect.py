@@ -89,6 +89,12 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str) -> str:
     help="Shapes of operators' inputs; off by itself where less than 10 % of device memory is free.",
 )
 @click.option("--with-stack", is_flag=True, help="Python stacks too: larger files, slower steps.")
+@click.option(
+    "--source-step/--no-source-step",
+    default=True,
+    show_default=True,
+    help="One more step with Python stacks, on one rank, in a file of its own.",
+)
 @click.option("--profile-memory", is_flag=True, help="Allocations too.")
 @click.option(
     "--nccl-log", is_flag=True, help="Let NCCL log its rings and transports into the run directory."
@@ -112,6 +118,7 @@ def collect(
     max_mb: float,
     record_shapes: bool,
     with_stack: bool,
+    source_step: bool,
     profile_memory: bool,
     nccl_log: bool,
     exit_after_capture: bool,
@@ -150,6 +157,7 @@ def collect(
         max_mb=max_mb,
         record_shapes=record_shapes,
         with_stack=with_stack,
+        source_step=source_step,
         profile_memory=profile_memory,
         nccl_log=nccl_log,
         exit_after_capture=exit_after_capture,

@@ -135,6 +135,14 @@ def on_window_end() -> Facts:
     return {"window": window, **_so_far(watch)}
 
 
+def on_source_step(*, ends: bool) -> Facts:
+    """Note that the step with Python stacks begins or ends: its length tells nothing of the job."""
+    watch = _watch()
+    if watch is not None and watch.log is not None:
+        watch.log.window(ends=ends)
+    return {}
+
+
 def on_step(end_ns: int) -> None:
     """Note the end of an optimizer step, in nanoseconds of ``time.time_ns``; called after every one."""
     watch = _watch()

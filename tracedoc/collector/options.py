@@ -33,6 +33,7 @@ class Options:
     profile_memory: bool = False
     nccl_log: bool = False
     exit_after_capture: bool = False
+    source_step: bool = True
 
     @property
     def start(self) -> int:

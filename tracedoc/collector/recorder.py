@@ -14,6 +14,9 @@ from tracedoc.collector.options import Options
 _LEAST_FREE_DEVICE_FRAC = 0.10
 """With less device memory free, shapes are not recorded: the profiler would hold on to tensors for them."""
 
+HOST_ONLY = "host"
+"""The level of a session that watches no device."""
+
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -27,7 +30,7 @@ class Recorder:
 
     def __init__(self, torch: ModuleType, options: Options, level: str, foreign: ForeignProfilers) -> None:
         self._torch, self._foreign = torch, foreign
-        device = _device(torch)
+        device = _device(torch) if level != HOST_ONLY else ""
         light = level == "light" and device != ""
         shapes = options.record_shapes and not light and not _device_is_nearly_full(torch, device)
         stack = options.with_stack and not light

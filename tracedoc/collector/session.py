@@ -18,6 +18,7 @@ from tracedoc.collector.guard import ForeignProfilers
 from tracedoc.collector.options import Options
 from tracedoc.collector.recorder import Recorder
 from tracedoc.collector.signals import LONGEST_LAST_WORDS_S, SIGTERM, EndWatch
+from tracedoc.collector.source import SourceStep, is_source_rank
 from tracedoc.collector.steps import SAMPLED_STEPS, StepClock, StepTimes
 from tracedoc.collector.writing import compress, local_path
 from tracedoc.run.manifest import (
@@ -61,6 +62,10 @@ class Session:
         self._phase = _BEFORE if self._level else _DONE
         self._start = options.start
         self._leave_at = options.start + options.warmup + options.active + 1 + SAMPLED_STEPS
+        # Every rank stays for the step that one of them records with stacks.
+        self._leave_at += int(options.source_step)
+        self._source: SourceStep | None = None
+        self._writing_source: SourceStep | None = None
         self._recorder: Recorder | None = None
         self._watch: EndWatch | None = None
         self._writer: threading.Thread | None = None
@@ -108,6 +113,9 @@ class Session:
             if self._times.enough:
                 self._phase = _DONE
                 self.write_part()
+                self._begin_source()
+        elif phase == _DONE and self._source is not None:
+            self._end_source()
         elif phase == _CLOSING and not self._is_writing():
             # From the next step on: this one still had the writer beside it.
             self._phase = _AFTER
@@ -128,8 +136,11 @@ class Session:
                 self.part.update(
                     state=NOTHING, reason=f"{ended}; recording was to begin after {begin} (--wait, --warmup)"
                 )
+            self._drop_source()
         if self._writer is not None:
             self._writer.join(self._options.max_seconds)
+        if self._writing_source is not None:
+            self._writing_source.wait()
         self._end_watch()
         self._ask(evidence.on_exit)
         self.part.update(ended=_now(), end=reason)
@@ -157,6 +168,7 @@ class Session:
     def give_way(self) -> None:
         """Stop at once, because the job is about to open a profiler of its own."""
         with self._lock:
+            self._drop_source()
             if self._phase == _OPEN:
                 self._finish(PARTIAL, "the job started a profiler of its own", again=True)
 
@@ -168,13 +180,14 @@ class Session:
                 with contextlib.suppress(Exception):
                     self._recorder.stop(hurried=True)
             self._recorder = None
+            self._drop_source()
             self._end_watch()
             self.part.update(state=NOTHING, reason=f"the collector failed: {type(error).__name__}: {error}")
             self.write_part()
 
     def forked(self) -> None:
         """Drop in a forked child what belongs to the parent."""
-        self._phase = _DONE
+        self._phase, self._source = _DONE, None
         if self._watch is not None:
             self._watch.forked()
 
@@ -319,6 +332,41 @@ class Session:
 
         self._writer = threading.Thread(target=write, name="tracedoc-writer", daemon=True)
         self._writer.start()
+
+    # The step with stacks.
+
+    def _begin_source(self) -> None:
+        if not is_source_rank(self._options, self.part["rank"]) or self._foreign.one_is_open():
+            return
+        source = SourceStep(self._torch, self._options, self._foreign, stem=self._stem)
+        try:
+            self._ask(lambda: evidence.on_source_step(ends=False))
+            source.begin(self.count)
+            self._source = source
+        except Exception as error:
+            self._miss("source_step", error)
+
+    def _end_source(self) -> None:
+        source, self._source = self._source, None
+        if source is None:
+            return
+        self._writing_source = source
+
+        def written(name: str) -> None:
+            self.part["source"] = name
+            self.write_part()
+
+        try:
+            source.end(written)
+        except Exception as error:
+            self._miss("source_step", error)
+        self._ask(lambda: evidence.on_source_step(ends=True))
+
+    def _drop_source(self) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            with contextlib.suppress(Exception):
+                source.drop()
 
     def _is_writing(self) -> bool:
         return self._writer is not None and self._writer.is_alive()

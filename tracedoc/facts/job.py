@@ -203,6 +203,20 @@ def _transports(told: RankJob) -> Value:
     return _known(ways, "no NCCL log: collect with --nccl-log")
 
 
+@run_fact("values_read_in", unit="text")
+def values_read_in(run: RunView) -> Value:
+    """Functions of the script that read values of tensors, as ``train.py:12 (step) .item() x2``.
+
+    From the one step that a collected run records with Python stacks; the three with most calls. The line is
+    that where the function begins; in code that runs since before that step, about where it was. Reading a
+    tensor on the CPU waits for nothing, and the stacks do not tell where a tensor is.
+    """
+    if run.asking is None:
+        return Unknown("no step was recorded with Python stacks: capture with `tracedoc collect`")
+    lines = [f"{at.file}:{at.line} ({at.function}) .{at.call}() x{at.calls}" for at in run.asking[:3]]
+    return ", ".join(lines) or "none"
+
+
 # -- the environment
 
 

@@ -16,6 +16,7 @@ from tracedoc.timeline.blame import Blame, assign_blame
 from tracedoc.timeline.exposure import Arrivals, ExposedSplit, arrivals_by_rank, exposed_waits, split_exposed
 from tracedoc.timeline.group_guesses import with_guessed_groups
 from tracedoc.timeline.matching import Matching, RankCollectives, match_collectives, operations_of_rows
+from tracedoc.timeline.source_lines import SourceLine
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +29,8 @@ class RunView:
     came, ``blame`` who came last to each matched operation, and what kept that rank;
     ``operations`` the operation of the matching (``NO_OPERATION`` where there is none). ``curves`` hold what
     each group of the matching should reach on its link, ``None`` where that is not known.
-    ``job`` is what the manifest tells, ``None`` without one.
+    ``job`` is what the manifest tells, ``None`` without one; ``asking`` are the functions of the script that
+    ask for values of tensors, ``None`` where no step was recorded with Python stacks.
     """
 
     digests: tuple[RankDigest, ...]
@@ -41,6 +43,7 @@ class RunView:
     curves: tuple[SizeCurve | None, ...]
     standing: int | None
     job: Job | None = None
+    asking: tuple[SourceLine, ...] | None = None
 
     def digest(self, rank: int) -> RankDigest:
         """Return the digest of ``rank``; raises KeyError where it was not captured."""
@@ -59,7 +62,12 @@ class RunView:
         return [(digest, step) for digest in self.digests if (step := digest.judged_step) is not None]
 
 
-def build_view(digests: Sequence[RankDigest], world_size: int | None, job: Job | None = None) -> RunView:
+def build_view(
+    digests: Sequence[RankDigest],
+    world_size: int | None,
+    job: Job | None = None,
+    asking: tuple[SourceLine, ...] | None = None,
+) -> RunView:
     """Match the collectives of all ranks and choose the rank that stands for the run."""
     ordered = tuple(sorted(digests, key=lambda digest: digest.rank))
     ranks = with_guessed_groups([RankCollectives(d.rank, d.host, d.collectives, d.groups) for d in ordered])
@@ -85,6 +93,7 @@ def build_view(digests: Sequence[RankDigest], world_size: int | None, job: Job |
         curves=group_curves(matching, {d.rank: d.device for d in ordered}, {d.rank: d.host for d in ordered}),
         standing=_standing_rank(ordered),
         job=job,
+        asking=asking,
     )
 
 

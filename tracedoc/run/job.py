@@ -76,6 +76,7 @@ class RankJob:
     network: str = ""
     throttled: Mapping[str, float] = field(default_factory=dict)
     json_bytes: int = 0
+    source: str = ""
     log: StepLog | None = None
 
 
@@ -84,6 +85,11 @@ class Job:
     """What the ranks of a run told, in rank order."""
 
     ranks: tuple[RankJob, ...]
+
+    @property
+    def source(self) -> str:
+        """The path of the step that a rank recorded with Python stacks, "" where none did."""
+        return next((one.source for one in self.ranks if one.source), "")
 
     def rank(self, rank: int) -> RankJob | None:
         """Return what one rank told, ``None`` where it told nothing."""
@@ -128,16 +134,23 @@ def _rank(entry: ManifestRank, folder: Path | None) -> RankJob | None:
         network=_value(nccl, "network", str) or "",
         throttled=_values(_entry(_entry(window, "clocks"), "throttled_frac"), float),
         json_bytes=_value(part, "json_bytes", int) or 0,
+        source=_beside(part, "source", folder),
         log=_log(part, folder),
     )
 
 
 def _log(part: Entry, folder: Path | None) -> StepLog | None:
-    name = _value(part, "step_log", str)
+    path = _beside(part, "step_log", folder)
+    return read_step_log(Path(path)) if path else None
+
+
+def _beside(part: Entry, key: str, folder: Path | None) -> str:
+    """Return the path of a file that a rank names, "" where it names none, or one outside the folder."""
+    name = _value(part, key, str)
     # A name only: a manifest from elsewhere shall not choose among other files.
     if folder is None or not name or Path(name).name != name:
-        return None
-    return read_step_log(folder / name)
+        return ""
+    return str(folder / name)
 
 
 def _memory(entry: Entry) -> Memory:

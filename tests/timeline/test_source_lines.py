@@ -1,0 +1,56 @@
+"""Who asks for values, in a step that was recorded with Python stacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tracedoc.testing.builder import TraceBuilder
+from tracedoc.timeline.source_lines import SourceLine, asking_lines
+from tracedoc.trace.kineto import read_trace
+
+ITEM = "<built-in method item of Tensor object at 0x7f656bafc410>"
+
+
+def lines(tmp_path: Path, *frames: tuple[str, float, float]) -> tuple[SourceLine, ...]:
+    builder = TraceBuilder(rank=0, device=None)
+    for name, start, end in frames:
+        builder.host(name, start, end, category="python_function")
+    path = builder.write(tmp_path / "rank-0.json")
+    return asking_lines(read_trace(path, python_functions=True))
+
+
+def test_the_innermost_function_of_the_script_asks(tmp_path: Path) -> None:
+    found = lines(
+        tmp_path,
+        ("train.py(40): main", 0, 100),
+        ("lib/metrics.py(7): accuracy", 10, 50),
+        (ITEM, 20, 21),
+        (ITEM, 30, 31),
+        ("<built-in method cpu of Tensor object at 0x7f>", 60, 61),
+    )
+    assert found == (
+        SourceLine("lib/metrics.py", 7, "accuracy", "item", 2),
+        SourceLine("train.py", 40, "main", "cpu", 1),
+    )
+
+
+def test_a_library_asks_for_its_caller(tmp_path: Path) -> None:
+    found = lines(
+        tmp_path,
+        ("train.py(40): main", 0, 100),
+        ("torch/nn/utils/clip_grad.py(9): clip_grad_norm_", 10, 50),
+        ("contextlib.py(79): inner", 15, 45),
+        (ITEM, 20, 21),
+    )
+    assert found == (SourceLine("train.py", 40, "main", "item", 1),)
+
+
+def test_the_counters_of_an_optimizer_are_on_the_host(tmp_path: Path) -> None:
+    found = lines(
+        tmp_path, ("train.py(40): main", 0, 100), ("torch/optim/adamw.py(9): step", 10, 50), (ITEM, 20, 21)
+    )
+    assert found == ()
+
+
+def test_other_calls_are_none_of_it(tmp_path: Path) -> None:
+    assert lines(tmp_path, ("train.py(40): main", 0, 100), ("<built-in method append of list>", 1, 2)) == ()

@@ -1,0 +1,76 @@
+"""One more step on one rank, recorded with Python stacks: it tells where in the script an operator is called.
+
+Stacks slow a step, so they are kept out of the captured ones, and come last, when all steps are timed. Only
+the host is recorded: no device has to be watched a second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+from tracedoc.collector.guard import ForeignProfilers
+from tracedoc.collector.options import Options, listed_ranks
+from tracedoc.collector.recorder import HOST_ONLY, Recorder
+from tracedoc.collector.writing import compress, local_path
+
+SUFFIX = ".source.gz"
+"""Not the name of a trace, for it is none of the run's."""
+
+
+def is_source_rank(options: Options, rank: int) -> bool:
+    """Return whether a rank is the one that records its source: the first that is captured in full."""
+    chosen = listed_ranks(options.ranks)
+    return options.source_step and not options.with_stack and rank == min(chosen or {0})
+
+
+class SourceStep:
+    """The extra step of one rank: begun at the end of a step, ended at the end of the next."""
+
+    def __init__(self, torch: ModuleType, options: Options, foreign: ForeignProfilers, *, stem: str) -> None:
+        wanted = replace(options, with_stack=True, record_shapes=False, profile_memory=False)
+        self._recorder = Recorder(torch, wanted, HOST_ONLY, foreign)
+        self._options, self._stem = options, stem
+        self._writer: threading.Thread | None = None
+
+    def begin(self, number: int) -> None:
+        """Record from now on; ``number`` is that of the step."""
+        self._recorder.arm()
+        self._recorder.begin(number)
+
+    def drop(self) -> None:
+        """Stop, and keep nothing."""
+        self._recorder.stop(hurried=True)
+
+    def end(self, written: Callable[[str], None]) -> None:
+        """Stop, and write the file; ``written`` is told its name when it is whole, on another thread."""
+        grown = self._recorder.grown_bytes()
+        self._recorder.stop()
+        if self._recorder.is_empty or grown > self._options.max_mb * 1e6:
+            return
+        folder = Path(self._options.folder)
+        raw = local_path(f"{self._stem}.source", 2 * grown, folder)
+        try:
+            self._recorder.save(raw)
+        except OSError:
+            raw.unlink(missing_ok=True)
+            raise
+        deadline = time.monotonic() + self._options.max_seconds
+
+        def write() -> None:
+            with contextlib.suppress(OSError):
+                compress(raw, folder / (self._stem + SUFFIX), deadline)
+                written(self._stem + SUFFIX)
+
+        self._writer = threading.Thread(target=write, name="tracedoc-source", daemon=True)
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Wait until the file is written, for as long as writing may take."""
+        if self._writer is not None:
+            self._writer.join(self._options.max_seconds)
