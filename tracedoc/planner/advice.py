@@ -140,7 +140,7 @@ def advise(question: Question, wish: Wish) -> Advice:
     if not any(can_offload(s, question.training.offload) for s in _usable(question, wish)):
         other = "all" if wish.framework != "deepspeed" and question.gpus > 1 else "none"
         raise InputError(
-            f"{wish.framework} cannot offload {question.training.offload!r} on {question.gpus} GPUs",
+            f"{wish.framework} cannot offload {question.training.offload!r} on {_gpus(question.gpus)}",
             f"use --offload {other}, or --framework deepspeed on 2 GPUs or more",
         )
     candidates = rank(question, wish)
@@ -202,6 +202,8 @@ def choose(
 
 def _candidate(question: Question, strategy: Strategy, wish: Wish) -> Candidate:
     wanted = question.training.checkpointing
+    if wanted == "auto" and wish.objective == "memory":
+        wanted = "on"
     for checkpointing in {"on": (True,), "off": (False,)}.get(wanted, (False, True)):
         memory = peak_memory(question, strategy, checkpointing=checkpointing)
         if memory.total <= question.memory_bytes:
@@ -233,6 +235,10 @@ def _faster(chosen: Candidate, usable: list[Candidate], wish: Wish) -> Candidate
         return None
     worst, fastest = min(timed, key=lambda pair: pair[0])
     return fastest if worst < chosen.step.middle_ms else None
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def _families(framework: str) -> tuple[str, ...]:
@@ -403,7 +409,7 @@ def _turning_points(question: Question, wish: Wish, chosen: Candidate) -> Iterat
         ],
         [(f"GPUs of {gb} GB", question.changed(memory_bytes=gb * 1e9)) for gb in smaller],
         [(f"GPUs of {gb} GB", question.changed(memory_bytes=gb * 1e9)) for gb in larger],
-        [(f"{n} GPU{'s' * (n > 1)}", question.changed(gpus=n)) for n in fewer],
+        [(_gpus(n), question.changed(gpus=n)) for n in fewer],
         [(w, q) for w, _, q in _steps("gpus", question, wish) if q.gpus <= 8 * question.gpus],
     )
     for group in tries:
