@@ -16,6 +16,7 @@ from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.exposure import ExposedSplit
+from tracedoc.timeline.matching import NO_OPERATION
 
 LATENCY_BOUND_SHARE = 0.25
 """Below this share of the half-rate size a message takes nearly as long as an empty one."""
@@ -83,11 +84,13 @@ def exposed_comm_unsplit_ms(run: RunView) -> dict[str, Value]:
 
 @run_fact("exposed_comm_less_wait_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
 def exposed_comm_less_wait_ms(run: RunView) -> dict[str, Value]:
-    """Exposed communication of the median step minus known waiting for other ranks.
+    """Exposed communication of the median step minus what is known to be other ranks' doing.
 
-    With the traces of one rank nothing is known, so this is all exposed communication.
+    That is waiting for a later rank, and transfer that the rank that came last hides behind its compute: it
+    is exposed here only because this rank had come early and run dry. With the traces of one rank nothing
+    is known, so this is all exposed communication.
     """
-    return _split_part(run, lambda split: split.transfer_ns + split.unsplit_ns)
+    return _by_rank(run, lambda digest, step: _less_wait(run, digest, step))
 
 
 @run_fact("comm_split", unit="text")
@@ -168,6 +171,19 @@ def _of_judged_step(timeline: RankTimeline) -> CollectiveTable:
     if timeline.judged is None:
         return CollectiveTable.empty()
     return table if timeline.host.source == "none" else table.take(table.step == timeline.judged.index)
+
+
+def _less_wait(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    table, arrivals = digest.collectives, run.arrivals[digest.rank]
+    operations = run.operations[digest.rank]
+    certain = arrivals.known & arrivals.complete & (operations != NO_OPERATION)
+    rows = np.flatnonzero(certain & table.in_window(step.start_ns, step.end_ns))
+    turn = np.clip(arrivals.turn_ns(table)[rows], step.start_ns, step.end_ns)
+    ends = np.clip(table.end_ns[rows], step.start_ns, step.end_ns)
+    own = digest.exposed_comm.covered_ns(turn, ends)
+    hidden_by_last = int(np.maximum(own - run.last_exposed_ns[operations[rows]], 0).sum())
+    split = run.splits[digest.rank, step.index]
+    return (max(split.transfer_ns - hidden_by_last, 0) + split.unsplit_ns) / 1e6
 
 
 def _split_part(run: RunView, part: Callable[[ExposedSplit], int]) -> dict[str, Value]:

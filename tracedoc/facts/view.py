@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from tracedoc.facts.digest import RankDigest, StepDigest
 from tracedoc.run.job import Job
+from tracedoc.spans import Int64Array
 from tracedoc.timeline.bandwidth import SizeCurve, group_curves
 from tracedoc.timeline.blame import Blame, assign_blame
+from tracedoc.timeline.collective_table import by_rank
 from tracedoc.timeline.exposure import Arrivals, ExposedSplit, arrivals_by_rank, exposed_waits, split_exposed
 from tracedoc.timeline.group_guesses import with_guessed_groups
 from tracedoc.timeline.matching import Matching, RankCollectives, match_collectives, operations_of_rows
@@ -29,7 +31,8 @@ class RunView:
     came, ``blame`` who came last to each matched operation, and what kept that rank;
     ``operations`` the operation of the matching (``NO_OPERATION`` where there is none). ``curves`` hold what
     each group of the matching should reach on its link, ``None`` where that is not known.
-    ``job`` is what the manifest tells, ``None`` without one; ``asking`` are the functions of the script that
+    ``last_exposed_ns`` is, for each matched operation, how long its transfer is exposed on the rank that came
+    last. ``job`` is what the manifest tells, ``None`` without one; ``asking`` are the functions of the script that
     ask for values of tensors, ``None`` where no step was recorded with Python stacks.
     """
 
@@ -41,6 +44,7 @@ class RunView:
     blame: Blame
     operations: Mapping[int, npt.NDArray[np.int32]]
     curves: tuple[SizeCurve | None, ...]
+    last_exposed_ns: Int64Array
     standing: int | None
     job: Job | None = None
     asking: tuple[SourceLine, ...] | None = None
@@ -82,6 +86,7 @@ def build_view(
         for step, split in zip(digest.steps, found, strict=True):
             splits[digest.rank, step.index] = split
     operations = operations_of_rows(matching, ranks)
+    last_exposed = _exposed_at_last(matching, ordered, arrivals)
     return RunView(
         digests=ordered,
         world_size=world_size,
@@ -90,11 +95,24 @@ def build_view(
         arrivals=arrivals,
         blame=assign_blame(matching, ranks, waits),
         operations={rank.rank: rows for rank, rows in zip(ranks, operations, strict=True)},
+        last_exposed_ns=last_exposed,
         curves=group_curves(matching, {d.rank: d.device for d in ordered}, {d.rank: d.host for d in ordered}),
         standing=_standing_rank(ordered),
         job=job,
         asking=asking,
     )
+
+
+def _exposed_at_last(
+    matching: Matching, digests: Sequence[RankDigest], arrivals: Mapping[int, Arrivals]
+) -> Int64Array:
+    last = matching.last_part
+    found = np.zeros(len(matching), dtype=np.int64)
+    for mine, digest in zip(by_rank(matching.part_rank[last], len(digests)), digests, strict=True):
+        rows, table = matching.part_row[last[mine]], digest.collectives
+        turn = arrivals[digest.rank].turn_ns(table)[rows]
+        found[mine] = digest.exposed_comm.covered_ns(turn, table.end_ns[rows])
+    return found
 
 
 def _standing_rank(digests: Sequence[RankDigest]) -> int | None:
