@@ -32,8 +32,8 @@ class RunView:
     ``operations`` the operation of the matching (``NO_OPERATION`` where there is none). ``curves`` hold what
     each group of the matching should reach on its link, ``None`` where that is not known.
     ``last_exposed_ns`` is, for each matched operation, how long its transfer is exposed on the rank that came
-    last. ``job`` is what the manifest tells, ``None`` without one; ``asking`` are the functions of the script that
-    ask for values of tensors, ``None`` where no step was recorded with Python stacks.
+    last. ``job`` is what the manifest tells, ``None`` without one; ``asking`` are the functions of the script
+    that ask for values of tensors, ``None`` where no step was recorded with Python stacks.
     """
 
     digests: tuple[RankDigest, ...]
