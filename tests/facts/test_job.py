@@ -144,3 +144,13 @@ def test_a_live_wrapper_settles_the_strategy() -> None:
     assert (named.name, named.family, named.sharding, named.confidence) == ("DDP", "ddp", "none", "high")
     assert settle_strategy(claim("fsdp2", "high"), job).family == "fsdp2"
     assert settle_strategy(claim("unknown"), None).family == "unknown"
+
+
+def test_the_gpu_tells_why_its_clocks_were_lowered(tmp_path: Path) -> None:
+    clocks = {"samples": 20, "throttled_frac": {"power cap": 0.25, "hardware thermal slowdown": 0.5}}
+    facts = diagnose(tmp_path, {"window": {"clocks": clocks}}).facts
+    assert facts["gpu_throttled_by"].value == "hardware thermal slowdown 50 %, power cap 25 %"
+
+
+def test_a_gpu_that_was_not_sampled_tells_nothing(tmp_path: Path) -> None:
+    assert "pynvml" in str(diagnose(tmp_path, {"window": {}}).facts["gpu_throttled_by"].unknown)

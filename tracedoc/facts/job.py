@@ -18,6 +18,9 @@ NO_MANIFEST = Unknown("no manifest: capture with `tracedoc collect`")
 ENOUGH_STEPS = 5
 """The median of fewer timed steps is not compared."""
 
+ENOUGH_PERIODS = 5
+"""A share of fewer scheduler periods is an accident."""
+
 LASTING_SLOWDOWN = 0.02
 """A job that is slower than this after the capture did not get over it."""
 
@@ -215,6 +218,42 @@ def values_read_in(run: RunView) -> Value:
         return Unknown("no step was recorded with Python stacks: capture with `tracedoc collect`")
     lines = [f"{at.file}:{at.line} ({at.function}) .{at.call}() x{at.calls}" for at in run.asking[:3]]
     return ", ".join(lines) or "none"
+
+
+# -- the host and the GPU during the capture
+
+
+@run_fact("cpu_throttled_frac", unit="fraction", scope="rank")
+def cpu_throttled_frac(run: RunView) -> dict[str, Value]:
+    """Share of the scheduler's periods of the capture in which the container had used up its CPU quota.
+
+    From cgroup's ``nr_throttled`` / ``nr_periods``, so of all processes in the container; a period is mostly
+    100 ms. Unknown in a group without a quota.
+    """
+    return by_rank(run, _cpu_throttled)
+
+
+def _cpu_throttled(told: RankJob) -> Value:
+    periods = told.counters.get("cgroup.cpu.nr_periods", 0)
+    if periods < ENOUGH_PERIODS:
+        return Unknown("no CPU quota, or it was seen for too short a time")
+    return told.counters.get("cgroup.cpu.nr_throttled", 0) / periods
+
+
+@run_fact("gpu_throttled_by", unit="text", scope="rank")
+def gpu_throttled_by(run: RunView) -> dict[str, Value]:
+    """Why the GPU's clocks were lowered during the capture, with the share of samples, or "nothing".
+
+    Sampled from NVML ten times a second. A power cap is ordinary under full load.
+    """
+    return by_rank(run, _gpu_throttled)
+
+
+def _gpu_throttled(told: RankJob) -> Value:
+    if not told.clocks_sampled:
+        return Unknown("the GPU's clocks were not sampled (pynvml is not installed)")
+    worst = sorted(told.throttled.items(), key=lambda one: (-one[1], one[0]))
+    return ", ".join(f"{reason} {format_percent(share)}" for reason, share in worst) or "nothing"
 
 
 # -- the environment

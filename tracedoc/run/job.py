@@ -57,7 +57,8 @@ class RankJob:
     """What one rank told about itself.
 
     ``before``, ``during`` and ``after`` are times of steps by the host's clock: without, with, and again
-    without the profiler. ``frameworks`` are the wrappers in use; ``links`` are NCCL's channels by transport.
+    without the profiler. ``frameworks`` are the wrappers in use; ``links`` are NCCL's channels by transport;
+    ``throttled`` are shares of the captured time by reason, ``counters`` what the host's grew by in it.
     """
 
     rank: int
@@ -74,7 +75,9 @@ class RankJob:
     frameworks: tuple[str, ...] = ()
     links: Mapping[str, int] = field(default_factory=dict)
     network: str = ""
+    clocks_sampled: bool = False
     throttled: Mapping[str, float] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
     json_bytes: int = 0
     source: str = ""
     log: StepLog | None = None
@@ -132,7 +135,9 @@ def _rank(entry: ManifestRank, folder: Path | None) -> RankJob | None:
         frameworks=_frameworks(framework),
         links=_values(_entry(nccl, "transports"), int),
         network=_value(nccl, "network", str) or "",
+        clocks_sampled=bool(_entry(window, "clocks")),
         throttled=_values(_entry(_entry(window, "clocks"), "throttled_frac"), float),
+        counters=_values(_entry(window, "counters"), int),
         json_bytes=_value(part, "json_bytes", int) or 0,
         source=_beside(part, "source", folder),
         log=_log(part, folder),
