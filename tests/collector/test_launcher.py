@@ -187,11 +187,14 @@ def test_the_run_is_named_after_the_script(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.chdir(tmp_path)
     now = datetime(2026, 1, 2, 3, 4, 5)
-    folder = run_folder(["torchrun", "--nproc_per_node", "2", "src/train.py", "--x", "1"], None, now)
+    folder = run_folder(["torchrun", "--nproc_per_node", "2", "src/train.py", "--x", "1"], None, now, {})
     assert folder == tmp_path / "tracedoc-runs" / "20260102-030405-train"
     folder.mkdir(parents=True)
-    assert run_folder(["python", "-m", "pkg.train"], None, now).name == "20260102-030405-pkg.train"
-    assert run_folder(["torchrun", "train.py"], None, now).name == "20260102-030405-train-2"
+    (folder / "rank-0.json.gz").touch()
+    assert run_folder(["python", "-m", "pkg.train"], None, now, {}).name == "20260102-030405-pkg.train"
+    assert run_folder(["torchrun", "train.py"], None, now, {}).name == "20260102-030405-train-2"
+    srun = {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0"}
+    assert run_folder(["python", "train.py"], None, now, srun).name == "slurm-42.0-train"
 
 
 def test_ranks_are_listed_and_beyond_16_most_are_captured_lightly() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -140,10 +139,13 @@ def test_folders_of_several_nodes_join(tmp_path: Path) -> None:
     assert [entry.folder for entry in joined.ranks] == [str(tmp_path / "a"), str(tmp_path / "b")]
 
 
-def test_writing_leaves_the_old_file_where_the_new_one_cannot_be_written(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_leaves_nothing_half_done(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_json(path, {"a": 1})
-    (tmp_path / f".x.json.{os.getpid()}").mkdir()
+    with pytest.raises(FileNotFoundError):
+        write_json(tmp_path / "gone" / "x.json", {"a": 2})
+    path.rename(tmp_path / "kept.json")
+    path.mkdir()
     with pytest.raises(OSError):
         write_json(path, {"a": 2})
-    assert path.read_text() == '{\n "a": 1\n}'
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["kept.json", "x.json"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @click.option(
     "--max-seconds",
     type=click.FloatRange(min=0, min_open=True),
-    default=120.0,
+    default=300.0,
     show_default=True,
     metavar="S",
     help="Longest time to record, and to write.",
@@ -148,7 +149,7 @@ def collect(
     from tracedoc.collector.options import Options
 
     options = Options(
-        folder=str(launcher.run_folder(command, output, datetime.now())),
+        folder=str(launcher.run_folder(command, output, datetime.now(), os.environ)),
         wait=wait,
         warmup=warmup,
         active=active,
@@ -193,8 +194,6 @@ def collect(
 
 
 def _tell_plan(command: tuple[str, ...], options: Options, single: list[str] | None) -> None:
-    import os
-
     from tracedoc.collector import launcher
 
     last = options.start + options.warmup + options.active

@@ -42,6 +42,7 @@ BASELINE = "baseline"
 """The folder in a run directory for the same command on one process."""
 
 _SITECUSTOMIZE = Path(__file__).with_name("inject") / "sitecustomize.py"
+_UNSAFE = r"[^\w.-]"
 _SETTLED = frozenset({COMPLETE, PARTIAL, NOTHING})
 _SECRET_NAME = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"\b(?:hf_|sk-|ghp_|gho_|glpat-|xox[bp]-|AKIA)[\w-]{8,}|://[^/\s:@]+:[^/\s@]+@")
@@ -70,13 +71,18 @@ class Outcome:
 # Before the command.
 
 
-def run_folder(command: Sequence[str], output: str | None, now: datetime) -> Path:
-    """Return the run directory: ``output``, or one under ``tracedoc-runs`` named by time and script."""
+def run_folder(command: Sequence[str], output: str | None, now: datetime, environ: Mapping[str, str]) -> Path:
+    """Return the run directory: ``output``, or one under ``tracedoc-runs`` named by time and script.
+
+    Launchers that srun or mpirun start beside each other name theirs after the job, and so share it.
+    """
     if output is not None:
         return Path(output).absolute()
-    base = Path("tracedoc-runs").absolute() / f"{now:%Y%m%d-%H%M%S}-{_name(command)}"
+    job = _job(command, environ)
+    when = job if job and not job.startswith("rdzv") else f"{now:%Y%m%d-%H%M%S}"
+    base = Path("tracedoc-runs").absolute() / f"{re.sub(_UNSAFE, '_', when)}-{_name(command)}"
     folder, number = base, 1
-    while folder.exists():
+    while _run_of(folder, job) is None:
         number += 1
         folder = base.with_name(f"{base.name}-{number}")
     return folder
@@ -86,7 +92,7 @@ def _name(command: Sequence[str]) -> str:
     scripts = [Path(word).stem for word in command if word.endswith(".py")]
     modules = [after for word, after in itertools.pairwise(command) if word == "-m"]
     name = (scripts or modules[-1:] or [Path(command[0]).name])[0]
-    return re.sub(r"[^\w.-]", "_", name)[:60]
+    return re.sub(_UNSAFE, "_", name)[:60]
 
 
 def environment(hook_folder: Path, options: Options, environ: Mapping[str, str]) -> dict[str, str]:
@@ -127,19 +133,28 @@ def _open_folder(options: Options, job: str) -> Options:
     folder = Path(options.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held = [path for path in folder.iterdir() if not path.name.startswith(".") and path.name != BASELINE]
+        run = _run_of(folder, job)
     except FileExistsError:
         raise InputError(f"{folder} is a file", "name a new folder with -o") from None
     except OSError as error:
         raise InputError(
             f"{folder} cannot be written: {error.strerror}", "name another folder with -o"
         ) from None
-    if not held:
-        return replace(options, run=uuid.uuid4().hex)
+    if run is None:
+        raise InputError(f"{folder} exists already", "name a new folder with -o, or leave -o out")
+    return replace(options, run=run)
+
+
+def _run_of(folder: Path, job: str) -> str | None:
+    """Return the id of the run that a launcher may write into a folder; ``None`` if it holds another one."""
+    if not folder.exists():
+        return uuid.uuid4().hex
+    if all(path.name.startswith(".") or path.name == BASELINE for path in folder.iterdir()):
+        return uuid.uuid4().hex
     for node in read_parts(folder):
         if node.get("part") == "node" and _is_same_job(node, job):
-            return replace(options, run=str(node.get("run", "")))
-    raise InputError(f"{folder} exists already", "name a new folder with -o, or leave -o out")
+            return str(node.get("run", ""))
+    return None
 
 
 def _is_same_job(node: Part, job: str) -> bool:
@@ -159,8 +174,10 @@ def _is_same_job(node: Part, job: str) -> bool:
 
 def _job(command: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return what the launchers of one job on several nodes have in common, "" if nothing tells."""
-    if environ.get("SLURM_JOB_ID"):
-        return f"slurm-{environ['SLURM_JOB_ID']}.{environ.get('SLURM_STEP_ID', '')}"
+    if environ.get("SLURM_JOB_ID") and environ.get("SLURM_STEP_ID"):
+        return f"slurm-{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
+    if environ.get("PMIX_NAMESPACE"):
+        return f"mpi-{environ['PMIX_NAMESPACE']}"
     words = shlex.join(command)
     match = re.search(r"--rdzv[-_]id[= ](\S+)", words)
     return f"rdzv-{match[1]}" if match else ""

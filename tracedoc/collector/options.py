@@ -26,7 +26,7 @@ class Options:
     warmup: int = 1
     active: int = 5
     ranks: str = "auto"
-    max_seconds: float = 120.0
+    max_seconds: float = 300.0
     max_mb: float = 500.0
     record_shapes: bool = True
     with_stack: bool = False

@@ -59,6 +59,8 @@ class Session:
         self._foreign, self._clock = foreign, clock
         self._times = StepTimes()
         self._lock = threading.RLock()
+        # The thread that writes the trace must not wait for one that waits for it.
+        self._part_lock = threading.RLock()
         self._phase = _BEFORE if self._level else _DONE
         self._start = options.start
         self._leave_at = options.start + options.warmup + options.active + 1 + SAMPLED_STEPS
@@ -203,7 +205,8 @@ class Session:
         self.part["optimizers"] = dict(self._clock.calls)
         self.part["foreign_profilers"] = self._foreign.seen
         try:
-            write_json(self._folder / f"{self._stem}{PART_SUFFIX}", dict(self.part))
+            with self._part_lock:
+                write_json(self._folder / f"{self._stem}{PART_SUFFIX}", dict(self.part))
         except OSError as error:
             if not self._told:
                 self._told = True
@@ -301,7 +304,7 @@ class Session:
                 self._save(recorder, grown, state, reason)
                 if wait and self._writer is not None:
                     self._writer.join(self._options.max_seconds)
-            if self._phase == _CLOSING and wait and not self._is_writing():
+            if wait and not hurried and self._phase == _CLOSING and not self._is_writing():
                 self._phase = _AFTER
                 self._end_watch()
 

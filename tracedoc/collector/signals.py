@@ -52,9 +52,11 @@ class EndWatch:
 
     def end(self) -> None:
         """Stop watching, and put back what was there."""
+        self._release()
         with contextlib.suppress(OSError):
             os.write(self._writer, _DONE)
-        self._release()
+            if not self._owns_wakeup:
+                os.close(self._writer)
 
     def forked(self) -> None:
         """Undo in a forked child what the parent set up: its signals are its own."""
@@ -126,6 +128,7 @@ class EndWatch:
             if bytes([signal.SIGTERM]) in received:
                 reason = SIGTERM
             elif _DONE in received:
+                os.close(self._reader)
                 return
             elif not ready:
                 reason = f"{self._seconds:g} s of recording had passed (--max-seconds)"

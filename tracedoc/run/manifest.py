@@ -8,6 +8,7 @@ in the user's process imports this module too.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -204,9 +205,13 @@ def _text(entry: Part, key: str) -> str:
 # Writing.
 
 
+_writings = itertools.count()
+
+
 def write_json(path: Path, content: Part) -> None:
     """Write a JSON file so that a reader sees the old one or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # A signal handler may write in the middle of another writing, so each has a file of its own.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_writings)}")
     try:
         temporary.write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
         os.replace(temporary, path)
