@@ -41,6 +41,18 @@ def test_a_job_without_torch_is_told_that_no_rank_was_seen(collect: Collect) -> 
     assert ran.manifest()["state"] == "nothing"
 
 
+def test_a_hook_that_cannot_start_says_why(collect: Collect, tmp_path: Path) -> None:
+    package = tmp_path / "torch" / "optim"
+    package.mkdir(parents=True)
+    for init in (package.parent, package):
+        (init / "__init__.py").touch()
+    (package / "optimizer.py").write_text("print('imported')")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import torch.optim.optimizer"
+    ran = collect(*python(code))
+    assert (ran.code, ran.stdout) == (0, "imported\n")
+    assert "error: the hook could not start in the job's Python (Python 3." in ran.stderr
+
+
 def test_a_command_that_is_not_there_gives_127_and_no_folder(collect: Collect) -> None:
     ran = collect("no-such-command-here", "x")
     assert ran.code == 127

@@ -70,8 +70,10 @@ def rule_ids(repository: Path) -> set[str]:
     return {path.stem for path in (repository / "rules").glob("*/*.yaml")}
 
 
-def test_a_wheel_carries_the_rules(sources: Path, repository: Path, tmp_path: Path) -> None:
+def test_a_wheel_carries_the_rules_and_the_hook(sources: Path, repository: Path, tmp_path: Path) -> None:
     wheel = build(sources, "wheel", tmp_path / "dist")
+    with zipfile.ZipFile(wheel) as archive:
+        assert "tracedoc/collector/inject/sitecustomize.py" in archive.namelist()
     where, ids = rules_in(clean_environment(wheel, tmp_path / "venv"), tmp_path)
     assert where.startswith(str(tmp_path / "venv"))
     assert set(ids) == rule_ids(repository)

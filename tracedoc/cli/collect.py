@@ -285,6 +285,11 @@ def _why_nothing(outcome: Outcome, first: int) -> tuple[str, str]:
         )
     if silent:
         return "nothing was captured", "each rank was gone before it could write; the lines above say more"
+    if outcome.hook_error:
+        return (
+            f"the hook could not start in the job's Python ({outcome.hook_error})",
+            "collecting needs Python 3.10 or newer there, and torch 2.0 or newer",
+        )
     if outcome.torch_processes:
         return (
             "no rank reached an optimizer step",

@@ -66,6 +66,7 @@ class Outcome:
     folder: Path
     manifest: Manifest
     torch_processes: int
+    hook_error: str = ""
 
 
 # Before the command.
@@ -244,7 +245,7 @@ def collect(command: Sequence[str], options: Options) -> Outcome:
         with contextlib.suppress(OSError):  # the disk may be full by now
             write_json(part, node)
     finally:
-        seen = len(list(hook_folder.glob("torch-*")))
+        seen, failed = len(list(hook_folder.glob("torch-*"))), _text(hook_folder / "failed")
         shutil.rmtree(hook_folder, ignore_errors=True)
     _set_other_attempts_apart(folder)
     try:
@@ -255,7 +256,7 @@ def collect(command: Sequence[str], options: Options) -> Outcome:
             "the command itself has run to its end",
             code,
         ) from None
-    return Outcome(code, folder, manifest, seen)
+    return Outcome(code, folder, manifest, seen, failed)
 
 
 def _run(command: Sequence[str], options: Options, environ: Mapping[str, str]) -> int:
@@ -340,6 +341,13 @@ def _set_other_attempts_apart(folder: Path) -> None:
             with contextlib.suppress(OSError):
                 apart.mkdir(exist_ok=True)
                 os.replace(folder / file, apart / file)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def _now() -> str:

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_here = os.path.dirname(os.path.abspath(__file__))
+
+
 def _shadowed() -> None:
     """Run the sitecustomize that would have been found without this one, as Python would have."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _here]
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
@@ -62,11 +64,20 @@ def _call_after(spec: Any) -> None:
     def exec_module(module: Any) -> None:
         execute(module)
         try:
-            _hook().imported(module, os.path.dirname(os.path.abspath(__file__)))
-        except Exception:
-            pass
+            _hook().imported(module, _here)
+        except Exception as error:
+            _note(error)
 
     spec.loader.exec_module = exec_module
+
+
+def _note(error: Exception) -> None:
+    """Leave word for the launcher why there is no hook: the job's Python may be too old for it."""
+    try:
+        with open(os.path.join(_here, "failed"), "w", encoding="utf-8") as file:
+            file.write("Python " + sys.version.split()[0] + ": " + type(error).__name__ + ": " + str(error))
+    except OSError:
+        pass
 
 
 def _hook() -> Any:
@@ -75,9 +86,7 @@ def _hook() -> Any:
     import importlib.util
 
     if "tracedoc" not in sys.modules:
-        with open(
-            os.path.join(os.path.dirname(os.path.abspath(__file__)), "package"), encoding="utf-8"
-        ) as file:
+        with open(os.path.join(_here, "package"), encoding="utf-8") as file:
             package = file.read()
         init = os.path.join(package, "__init__.py")
         if os.path.exists(init):
