@@ -169,17 +169,23 @@ def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activ
 
     Compute is the union of the operators that work on the stepping threads: library operators
     (``aten::addmm``) as a whole, and every other operator that holds no operator. Nodes of the backward
-    graph and wrappers only hold others, and the c10d operators only enqueue. Communication is the union of
-    the ``gloo:*`` ranges on any thread.
+    graph and wrappers only hold others, and the c10d operators enqueue or wait: a library operator that
+    waits for a collective inside (tensor parallelism) does not compute meanwhile. Communication is the
+    union of the ``gloo:*`` ranges on any thread.
     """
     rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & np.isin(trace.thread, stepping_threads))
     enqueues = np.array([_only_enqueues(name) for name in trace.names], dtype=bool)
     library = np.array([_is_library_operator(name) for name in trace.names], dtype=bool)
     working = np.union1d(leaf_rows(trace, rows), rows[library[trace.name[rows]]])
     working = working[~enqueues[trace.name[working]]]
+    waiting = rows[enqueues[trace.name[rows]]]
     gloo = gloo_rows(trace)
     starts, ends = trace.ts_ns, trace.end_ns
-    compute = Spans.of(starts[working], ends[working])
+    compute = Spans.empty()
+    for thread in np.unique(trace.thread[working]).tolist():
+        works = working[trace.thread[working] == thread]
+        waits = waiting[trace.thread[waiting] == thread]
+        compute = compute | (Spans.of(starts[works], ends[works]) - Spans.of(starts[waits], ends[waits]))
     comm = Spans.of(starts[gloo], ends[gloo])
     host = trace.rows(Kind.CPU_OP, Kind.ANNOTATION)
     first = int(starts[host].min()) if host.size else 0
