@@ -22,15 +22,15 @@ _here = os.path.dirname(os.path.abspath(__file__))
 def _shadowed() -> None:
     """Run the sitecustomize that would have been found without this one, as Python would have."""
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _here]
-    from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
-
-    spec = PathFinder.find_spec("sitecustomize", sys.path)
-    if spec is None or spec.loader is None:
-        return
-    module = module_from_spec(spec)
-    sys.modules["sitecustomize"] = module
-    spec.loader.exec_module(module)
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec = find("sitecustomize", None) if find else None
+        if spec is not None and spec.loader is not None:
+            # importlib.util has this too, and takes milliseconds to import in every process.
+            module = sys.modules["_frozen_importlib"].module_from_spec(spec)
+            sys.modules["sitecustomize"] = module
+            spec.loader.exec_module(module)
+            return
 
 
 class _Watch:
