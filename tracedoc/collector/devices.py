@@ -6,12 +6,13 @@ runs on threads of its own.
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
 import threading
 from typing import Any
 
-from tracedoc.collector.probe import Plain, known, loaded, plain, probe
+from tracedoc.collector.probe import Plain, known, loaded, probe
 
 SAMPLES_PER_SECOND = 10
 MAX_SAMPLES = 6_000
@@ -174,11 +175,7 @@ def describe_device(nvml: Any, handle: Any) -> Plain:
 
     GPUs with one cluster id and clique are joined by NVLink, also over hosts.
     """
-    fabric = probe(lambda: nvml.c_nvmlGpuFabricInfoV_t())
-    if fabric is not None and probe(lambda: nvml.nvmlDeviceGetGpuFabricInfoV(handle, fabric)) is None:
-        cluster = probe(lambda: bytes(fabric.clusterUuid).hex())
-    else:
-        cluster = None
+    cluster, clique = probe(_fabric, nvml, handle) or (None, None)
     return known(
         driver=probe(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
         uuid=probe(lambda: _text(nvml.nvmlDeviceGetUUID(handle))),
@@ -190,9 +187,17 @@ def describe_device(nvml: Any, handle: Any) -> Plain:
         pcie_width=probe(lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
         pcie_width_max=probe(lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)),
         nvlinks_active=probe(lambda: _active_links(nvml, handle)),
-        fabric_cluster=cluster if cluster and cluster.strip("0") else None,
-        fabric_clique=probe(lambda: plain(int(fabric.cliqueId))) if cluster and cluster.strip("0") else None,
+        fabric_cluster=cluster,
+        fabric_clique=clique,
     )
+
+
+def _fabric(nvml: Any, handle: Any) -> tuple[str, int] | None:
+    """Return cluster id and clique of a GPU in an NVLink fabric, ``None`` for one that is in none."""
+    found = nvml.c_nvmlGpuFabricInfoV_t()
+    nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(found))
+    cluster = bytes(found.clusterUuid).hex()
+    return (cluster, int(found.cliqueId)) if cluster.strip("0") else None
 
 
 def _text(value: Any) -> str:
