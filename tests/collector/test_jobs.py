@@ -160,6 +160,13 @@ def test_only_the_ranks_asked_for_are_recorded(collect: Collect) -> None:
     assert "captured 1 of 1 ranks" in ran.stderr
 
 
+def test_ranks_that_do_not_exist_are_told(collect: Collect) -> None:
+    ran = collect(*job("plain", "5"), options="--ranks 7")
+    assert (ran.code, ran.manifest()["state"]) == (0, "nothing")
+    assert "error: none of the ranks asked for made an optimizer step" in ran.stderr
+    assert "hint: these did: 0; choose with --ranks" in ran.stderr
+
+
 def test_recording_stops_when_its_time_is_up(collect: Collect) -> None:
     ran = collect(*job("plain", "40", "0.05"), options="--wait 2 --active 35 --max-seconds 1")
     assert ran.code == 0, ran.stderr

@@ -285,6 +285,12 @@ def _why_nothing(outcome: Outcome, first: int) -> tuple[str, str]:
         )
     if silent:
         return "nothing was captured", "each rank was gone before it could write; the lines above say more"
+    if outcome.manifest.silent:
+        others = ", ".join(str(entry.rank) for entry in outcome.manifest.silent[:8])
+        return (
+            "none of the ranks asked for made an optimizer step",
+            f"these did: {others}; choose with --ranks",
+        )
     if outcome.hook_error:
         return (
             f"the hook could not start in the job's Python ({outcome.hook_error})",
