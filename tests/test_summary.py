@@ -66,7 +66,7 @@ def test_a_step_that_was_cut_is_said_to_be_incomplete(tmp_path: Path) -> None:
     path.write_text(only_step)
     summary = diagnose([path]).summary
     assert "without visible steps" in summary
-    assert "With low confidence" in summary
+    assert "Confidence is low." in summary
 
 
 def test_nothing_to_judge_is_no_idle_gpu(tmp_path: Path) -> None:

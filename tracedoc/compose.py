@@ -124,6 +124,9 @@ def _run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, 
         steps_judged=min((len(d.complete_steps) for d in run.digests if d.steps), default=0),
         cycle=cycle,
         cycles=cycles,
+        frameworks=tuple(dict.fromkeys(one for rank in run.job.ranks for one in rank.frameworks))
+        if run.job is not None
+        else (),
     )
 
 

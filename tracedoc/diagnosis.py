@@ -108,7 +108,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What was looked at."""
+    """What was looked at; ``frameworks`` are the wrappers and trainers in use, as the manifest tells."""
 
     world_size: int | None
     ranks_seen: tuple[int, ...]
@@ -119,6 +119,7 @@ class RunInfo:
     steps_judged: int = 0
     cycle: int | None = None
     cycles: tuple[int, ...] = ()
+    frameworks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

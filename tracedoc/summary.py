@@ -52,7 +52,7 @@ def summarise(
     if worth:
         return f"{head} {_causes(measurements, worth)}"
     large = [f for f in gainful if f.gain is not None and f.gain.high_ms >= WORTH_NAMING * step]
-    caution = "With low confidence: " if measurements.confidence == "low" else ""
+    caution = "Confidence is low. " if measurements.confidence == "low" else ""
     if large and caution and not measurements.is_cpu:
         return f"{head} {caution}{_causes(measurements, large)}"
     return f"{head} {caution}{_healthy(measurements, gainful, run, step)}"
@@ -60,9 +60,11 @@ def summarise(
 
 def _head(measurements: Measurements, run: RunInfo, step: float) -> str:
     ranks = run.world_size or len(run.ranks_seen)
-    where = f"{ranks}x {run.device}"
+    where = f"{ranks} CPU rank{'s' * (ranks > 1)}" if measurements.is_cpu else f"{ranks}x {run.device}"
     known = run.strategy.confidence != "low" and run.strategy.family != "single"
-    strategy = f" ({run.strategy.name})" if known else ""
+    # One pair of brackets: "(FSDP2, reshard after forward)".
+    name = run.strategy.name.removesuffix(")").replace(" (", ", ")
+    strategy = f" ({name})" if known else ""
     mfu = _number(measurements, "mfu_frac")
     utilisation = f", {format_percent(mfu)} MFU" if mfu is not None else ""
     standing = measurements.run.standing_digest
@@ -80,13 +82,28 @@ def _causes(measurements: Measurements, findings: Sequence[Finding]) -> str:
     parts = []
     for finding in named:
         assert finding.gain is not None
-        title = (
-            finding.title[0].lower() + finding.title[1:] if finding.title[1:2].islower() else finding.title
-        )
-        parts.append(f"{format_ms(finding.gain.high_ms)}: {title}{_place(measurements, finding)}.")
-    together = format_ms(combined_gain_ms(named))
+        length = format_ms(finding.gain.high_ms)
+        parts.append(f"{length}: {_in_a_sentence(finding.title)}{_place(measurements, finding)}.")
+    together = format_ms(_within_the_step(measurements, named))
     what = "it" if len(named) == 1 else "both"
     return f"{' '.join(parts)} Fixing {what}: up to {together} a step."
+
+
+def _within_the_step(measurements: Measurements, findings: Sequence[Finding]) -> float:
+    """Return the bound in ms for several fixes, at most the part of the named step that is not compute.
+
+    Findings of one rank can hold longer steps than the one the sentence names. Never less than the largest.
+    """
+    together = combined_gain_ms(findings)
+    step, compute = _number(measurements, "step_ms"), _number(measurements, "compute_ms")
+    if step is None or compute is None:
+        return together
+    largest = max(finding.gain.high_ms for finding in findings if finding.gain is not None)
+    return max(largest, min(together, step - compute))
+
+
+def _in_a_sentence(title: str) -> str:
+    return title[0].lower() + title[1:] if title[1:2].islower() else title
 
 
 def _place(measurements: Measurements, finding: Finding) -> str:
@@ -131,7 +148,7 @@ def _healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo,
     exposed = _number(measurements, "exposed_comm_ms")
     waiting = _waiting(measurements, step)
     if measurements.is_cpu:
-        return f"No rule finds a cause of lost time in this CPU trace.{waiting}"
+        return f"{_on_cpu(noted)}{waiting}"
     if compute is None:
         return "How its time splits cannot be told from this capture."
     largest = max((f.gain.high_ms for f in noted if f.gain is not None), default=0.0)
@@ -146,6 +163,18 @@ def _healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo,
         free = f"Compute-bound: free communication would give at most {share}."
         return f"{free} More GPUs are not your problem.{small}"
     return f"Compute-bound: {format_percent(compute / step)} of the step is compute.{small}"
+
+
+def _on_cpu(noted: Sequence[Finding]) -> str:
+    """Return what a CPU trace without warnings says: shares of its time prove little about GPUs."""
+    if not noted:
+        return "No rule finds a cause of lost time in this CPU trace."
+    first = max(noted, key=lambda finding: finding.gain.high_ms if finding.gain else 0.0)
+    assert first.gain is not None
+    return (
+        f"A CPU trace, with nothing above a note: {_in_a_sentence(first.title)}, "
+        f"up to {format_ms(first.gain.high_ms)} a step."
+    )
 
 
 def _largest_rest(measurements: Measurements) -> tuple[str, float]:

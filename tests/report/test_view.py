@@ -61,9 +61,22 @@ def test_fix_for_the_framework_of_the_run_comes_first(strategy: str, best: str):
     assert view.findings[0].fixes[0].framework == best
 
 
+def test_fix_for_the_trainer_around_the_wrapper_comes_first():
+    diagnosis = sharded()
+    fixes = tuple(Fix(name, "", "", "") for name in ("any", "ddp", "accelerate", "trainer", "lightning"))
+    strategy = replace(diagnosis.run.strategy, name="DDP")
+    run = replace(diagnosis.run, strategy=strategy, frameworks=("DDP", "Trainer", "Accelerate"))
+    finding = replace(diagnosis.findings[0], fixes=fixes)
+    view = build_view(replace(diagnosis, run=run, findings=(finding,)))
+    assert [fix.framework for fix in view.findings[0].fixes][:2] == ["trainer", "ddp"]
+
+
 def test_gain_is_a_bound_unless_a_low_end_is_known():
     assert gain_text(Gain(0.0, 31.0, "ceiling")) == "up to 31 ms a step"
     assert gain_text(Gain(10.0, 90.0, "replay")) == "10 to 90 ms a step, by replay"
+    assert gain_text(Gain(19.68, 19.71, "ceiling")) == "about 19.7 ms a step"
+    assert gain_text(Gain(0.05, 0.09, "ceiling")) == "50 to 90 us a step"
+    assert gain_text(Gain(0.05, 9.0, "ceiling")) == "50 us to 9 ms a step"
     assert gain_text(None) == ""
 
 

@@ -35,6 +35,15 @@ def test_a_value_is_not_searched_for_placeholders() -> None:
     assert fill("{name}", {"name": "{step_ms}", "step_ms": 3}, {"name": "text"}) == "{step_ms}"
 
 
+def test_a_noun_follows_its_number() -> None:
+    text = "{n} {n:call|calls} a step"
+    assert placeholders(text) == ("n",)
+    assert stray_brace(text) is None
+    assert fill(text, {"n": 1}, {"n": "count"}) == "1 call a step"
+    assert fill(text, {"n": 2.0}, {"n": "count"}) == "2 calls a step"
+    assert fill(text, {}, {}) == "unknown calls a step"
+
+
 def test_a_stray_brace_is_found() -> None:
     assert stray_brace("{a} of {{b}}") is None
     assert stray_brace("{a} of {b.c}") == 7

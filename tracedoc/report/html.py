@@ -9,14 +9,14 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tracedoc.diagnosis import Diagnosis, FactRecord, Lane, RankReport, Scalar, StepBudget
+from tracedoc.report.fixes import framework_name
+from tracedoc.report.tables import collective_table, host_tables, phase_table
 from tracedoc.report.view import (
     PARTS,
     Segment,
     View,
-    framework_name,
     instances_text,
     one_line,
-    phase_name,
     ranges,
     segments,
     side_text,
@@ -102,7 +102,6 @@ def render_html(view: View) -> str:
         side=side_text,
         ranges=ranges,
         framework=framework_name,
-        phase=phase_name,
         instances=instances_text,
         line=one_line,
     )
@@ -128,6 +127,9 @@ def render_html(view: View) -> str:
         lanes=lanes[:TIMELINE_RANKS],
         more_lanes=lanes[TIMELINE_RANKS:],
         ticks=_ticks(end),
+        phases=phase_table(diagnosis.detail.phases),
+        collectives=collective_table(diagnosis.detail.collectives),
+        host=host_tables(diagnosis.detail.host),
         facts=[(name, record, _fact_text(record)) for name, record in diagnosis.facts.items()],
         is_link=_is_link,
         outcome_words={

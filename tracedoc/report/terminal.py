@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tracedoc.diagnosis import Verdict
+from tracedoc.report.fixes import framework_name
 from tracedoc.report.view import (
     FindingView,
     Segment,
     View,
-    framework_name,
     instances_text,
     one_line,
     phase_name,

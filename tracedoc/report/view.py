@@ -23,6 +23,7 @@ from tracedoc.diagnosis import (
     Verdict,
 )
 from tracedoc.errors import Limit
+from tracedoc.report.fixes import fitting_first, framework_name
 from tracedoc.units import format_ms, format_percent, format_quantity
 
 PARTS = (
@@ -56,24 +57,6 @@ PHASES = {
     "other": "other",
 }
 """The phases of a step in words; "other" is data, clipping, zeroing gradients."""
-
-FRAMEWORKS = {
-    "any": "any framework",
-    "pytorch": "PyTorch",
-    "ddp": "DDP",
-    "fsdp": "FSDP",
-    "fsdp1": "FSDP1",
-    "fsdp2": "FSDP2",
-    "deepspeed": "DeepSpeed",
-    "zero1": "ZeRO-1",
-    "zero2": "ZeRO-2",
-    "zero3": "ZeRO-3",
-    "accelerate": "Accelerate",
-    "trainer": "Trainer",
-    "lightning": "Lightning",
-    "megatron": "Megatron",
-    "unknown": "",
-}
 
 EVIDENCE_SHOWN = 8
 """Places told for a finding; the JSON holds them all."""
@@ -192,7 +175,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
             _place(finding, diagnosis.run),
             gain_text(finding.gain),
             "; ".join(finding.gain.assumptions) if finding.gain else "",
-            _fitting_first(finding.fixes, diagnosis.run.strategy.name),
+            fitting_first(finding.fixes, diagnosis.run),
             _longest(finding.evidence),
         )
         for number, finding in enumerate((one for one in ordered if not is_guard(one)), 1)
@@ -229,14 +212,17 @@ def is_guard(finding: Finding) -> bool:
 
 
 def gain_text(gain: Gain | None) -> str:
-    """Return the gain in words: ``up to 31 ms a step``; empty without one."""
+    """Return the gain in words: ``up to 31 ms a step``, or ``about`` where both ends read the same."""
     if gain is None:
         return ""
     high = format_ms(gain.high_ms)
     if gain.low_ms <= 0:
         return f"up to {high} a step"
     how = ", by replay" if gain.basis == "replay" else ""
-    return f"{format_ms(gain.low_ms).removesuffix(' ms')} to {high} a step{how}"
+    low = format_ms(gain.low_ms)
+    if low == high:
+        return f"about {high} a step{how}"
+    return f"{low.removesuffix(high[high.index(' ') :])} to {high} a step{how}"
 
 
 def instances_text(verdict: Verdict) -> str:
@@ -256,11 +242,6 @@ def _keys_text(keys: list[str]) -> str:
 def phase_name(phase: str) -> str:
     """Return a phase of the step in words."""
     return PHASES.get(phase, phase)
-
-
-def framework_name(name: str) -> str:
-    """Return a framework or strategy as its users write it."""
-    return FRAMEWORKS.get(_normal(name), name)
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -363,27 +344,9 @@ def _place(finding: Finding, run: RunInfo) -> str:
     return ", ".join(parts)
 
 
-def _fitting_first(fixes: tuple[Fix, ...], strategy: str) -> tuple[Fix, ...]:
-    wanted = _normal(strategy)
-
-    def distance(fix: Fix) -> int:
-        framework = _normal(fix.framework)
-        if framework == wanted:
-            return 0
-        if framework and (wanted.startswith(framework) or (framework == "deepspeed" and "zero" in wanted)):
-            return 1
-        return 2 if framework in ("any", "pytorch") else 3
-
-    return tuple(sorted(fixes, key=distance))
-
-
 def _longest(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     longest = sorted(evidence, key=lambda place: place.start_ns - place.end_ns)[:EVIDENCE_SHOWN]
     return tuple(sorted(longest, key=lambda place: (place.rank, place.start_ns)))
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _run_line(run: RunInfo) -> str:
@@ -395,12 +358,19 @@ def _run_line(run: RunInfo) -> str:
         parts.append(f"{seen} of {_count(run.world_size, 'rank')}")
     if run.backend:
         parts.append(run.backend)
-    if name := framework_name(run.strategy.name):
-        parts.append(f"{name} (confidence {run.strategy.confidence})")
+    parts.append(_strategy(run))
     parts.append(f"{_count(run.steps_judged, 'step')} judged" if run.steps_judged else "no whole step")
     if run.cycle is not None and len(run.cycles) > 1:
         parts.append(f"cycle {run.cycle} of {ranges(run.cycles)}")
-    return ", ".join(parts)
+    return ", ".join(part for part in parts if part)
+
+
+def _strategy(run: RunInfo) -> str:
+    name, confidence = framework_name(run.strategy.name), f"confidence {run.strategy.confidence}"
+    if run.strategy.family == "unknown" and run.strategy.confidence == "low":
+        return f"strategy {name}" if name else ""
+    # One pair of brackets: "FSDP2 (reshard after forward; confidence high)".
+    return f"{name[:-1]}; {confidence})" if name.endswith(")") else f"{name} ({confidence})"
 
 
 def _where(diagnosis: Diagnosis) -> str:

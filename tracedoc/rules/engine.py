@@ -21,7 +21,7 @@ from tracedoc.facts.measure import Measurements
 from tracedoc.rules.expression import Expression, parse
 from tracedoc.rules.expression import evaluate as evaluate_condition
 from tracedoc.rules.model import Rule
-from tracedoc.rules.template import fill
+from tracedoc.rules.template import WORST_RANK, fill, placeholders
 from tracedoc.spans import Spans
 from tracedoc.units import format_ms
 from tracedoc.whatif.gains import GAINS, GainEstimator
@@ -301,11 +301,14 @@ def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurement
     units = {name: fact.definition.unit for name, fact in measurements.facts.items()}
     units |= {name: param.unit for name, param in rule.params.items()}
     values = _values(rule, measurements.facts, worst.key, measurements)
-    message = fill(rule.message, values, units)
+    named = WORST_RANK in placeholders(rule.message)
+    message = fill(rule.message, {**values, WORST_RANK: worst.key or ""}, {**units, WORST_RANK: "text"})
     keys = sorted((one.key for one in own.held if one.key is not None), key=lambda key: (len(key), key))
     if keys and len(measurements.ranks) > 1:
-        where = f"rank {worst.key}" + (f", the worst of {_ranks_text(keys)}" if len(keys) > 1 else "")
-        message = _before_full_stop(message, f" ({where})")
+        where = [] if named else [f"rank {worst.key}"]
+        if len(keys) > 1:
+            where.append(f"the worst of {_ranks_text(keys)}")
+        message = _before_full_stop(message, ", ".join(where)) if where else message
     gain = worst.gain if isinstance(worst.gain, Gain) else None
     if isinstance(worst.gain, Unknown):
         message += f" What a fix would give back is unknown: {worst.gain.reason}."
@@ -388,7 +391,9 @@ def _compressed(keys: Sequence[str], comma: str = ",") -> str:
 
 
 def _before_full_stop(message: str, words: str) -> str:
-    return f"{message[:-1]}{words}." if message.endswith(".") else message + words
+    """Return the message with ``words`` in brackets at its end, within those that it ends with."""
+    said, stop = (message[:-1], ".") if message.endswith(".") else (message, "")
+    return f"{said[:-1]}; {words}){stop}" if said.endswith(")") else f"{said} ({words}){stop}"
 
 
 def _ranks(keys: Sequence[str], evidence: Iterable[Evidence], measurements: Measurements) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from tracedoc.errors import RuleError, did_you_mean
 from tracedoc.facts.catalog import NEEDS
 from tracedoc.rules.expression import FUNCTIONS, ExpressionError, check, parse
 from tracedoc.rules.model import FRAMEWORKS, ON_CPU, SCOPES, STATUSES, TOPICS, Param, Rule
-from tracedoc.rules.template import placeholders, stray_brace
+from tracedoc.rules.template import WORST_RANK, placeholders, stray_brace
 from tracedoc.rules.vocabulary import Vocabulary, installed_vocabulary
 from tracedoc.units import UNITS
 
@@ -277,7 +277,8 @@ def _rule(file: str, stem: str, root: yaml.Node, known: Vocabulary) -> Rule:
         name in known.facts and known.facts[name].scope == "rank" for name in read
     ):
         _fail(file, fields["when"], "scope is rank, but no fact here is measured for each rank")
-    message = _template(file, fields["message"], "message", units, braces=False)
+    words = {**units, WORST_RANK: "text"} if scope == "rank" else units
+    message = _template(file, fields["message"], "message", words, braces=False)
     nodes = _items(file, fields, "fixes")
     fixes = tuple(_fix(file, node, units) for node in nodes)
     conditions = [_fix_condition(file, node, units) for node in nodes]

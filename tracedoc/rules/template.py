@@ -2,7 +2,8 @@
 
 ``str.format`` would let a rule pack read attributes of our objects; here a placeholder is a name, in lower
 case as all facts and params are, and nothing else. ``{{name}}`` writes ``{name}``; every other brace stands
-for itself, so a fix may hold JSON or a Python set.
+for itself, so a fix may hold JSON or a Python set. ``{name:call|calls}`` is the first word where the value
+reads ``1`` and the second elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from collections.abc import Mapping
 from tracedoc.facts.catalog import Unknown, Value
 from tracedoc.units import format_quantity
 
-_PLACEHOLDER = re.compile(r"\{\{([a-z_][a-z0-9_]*)\}\}|\{([a-z_][a-z0-9_]*)\}")
+_PLACEHOLDER = re.compile(r"\{\{([a-z_][a-z0-9_]*)\}\}|\{([a-z_][a-z0-9_]*)(?::([a-z -]*)\|([a-z -]*))?\}")
+
+WORST_RANK = "rank"
+"""In the message of a rule of scope rank this is the rank whose numbers are told."""
 
 
 def placeholders(template: str) -> tuple[str, ...]:
@@ -39,6 +43,9 @@ def fill(template: str, values: Mapping[str, Value], units: Mapping[str, str]) -
         if name is None:
             return "{" + match[1] + "}"
         value = values.get(name, Unknown(""))
-        return "unknown" if isinstance(value, Unknown) else format_quantity(value, units.get(name, "text"))
+        said = "unknown" if isinstance(value, Unknown) else format_quantity(value, units.get(name, "text"))
+        if match[4] is not None:
+            return match[3] if said == "1" else match[4]
+        return said
 
     return _PLACEHOLDER.sub(replace, template)

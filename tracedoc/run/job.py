@@ -57,8 +57,9 @@ class RankJob:
     """What one rank told about itself.
 
     ``before``, ``during`` and ``after`` are times of steps by the host's clock: without, with, and again
-    without the profiler. ``frameworks`` are the wrappers in use; ``links`` are NCCL's channels by transport;
-    ``throttled`` are shares of the captured time by reason, ``counters`` what the host's grew by in it.
+    without the profiler. ``frameworks`` are the wrappers in use, then the trainers around them;
+    ``links`` are NCCL's channels by transport; ``throttled`` are shares of the captured time by reason,
+    ``counters`` what the host's grew by in it.
     """
 
     rank: int
@@ -193,14 +194,22 @@ def _buckets(entries: Sequence[Entry]) -> Buckets:
     return Buckets()
 
 
+_FRAMEWORKS = {
+    "fsdp2": "FSDP2",
+    "fsdp1": "FSDP1",
+    "ddp": "DDP",
+    "trainer": "Trainer",
+    "lightning": "Lightning",
+    "accelerate": "Accelerate",
+}
+
+
 def _frameworks(framework: Entry) -> tuple[str, ...]:
     found = []
     for entry in _entries(framework, "deepspeed"):
         stage = _value(entry, "zero_optimization_stage", int)
         found.append(f"DeepSpeed ZeRO-{stage}" if stage else "DeepSpeed")
-    found += [
-        name for key, name in (("fsdp2", "FSDP2"), ("fsdp1", "FSDP1"), ("ddp", "DDP")) if framework.get(key)
-    ]
+    found += [name for key, name in _FRAMEWORKS.items() if framework.get(key)]
     return tuple(found)
 
 

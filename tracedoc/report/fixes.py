@@ -1,0 +1,59 @@
+"""Put the fixes first that fit the job, in the names that users give their frameworks."""
+
+from __future__ import annotations
+
+import re
+
+from tracedoc.diagnosis import Fix, RunInfo
+
+FRAMEWORKS = {
+    "any": "any framework",
+    "pytorch": "PyTorch",
+    "ddp": "DDP",
+    "fsdp": "FSDP",
+    "fsdp1": "FSDP1",
+    "fsdp2": "FSDP2",
+    "deepspeed": "DeepSpeed",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "zero3": "ZeRO-3",
+    "accelerate": "Accelerate",
+    "trainer": "Trainer",
+    "lightning": "Lightning",
+    "megatron": "Megatron",
+    "unknown": "",
+}
+
+_TRAINERS = frozenset({"trainer", "lightning", "accelerate"})
+
+
+def framework_name(name: str) -> str:
+    """Return a framework or strategy as its users write it."""
+    return FRAMEWORKS.get(_normal(name), name)
+
+
+def fitting_first(fixes: tuple[Fix, ...], run: RunInfo) -> tuple[Fix, ...]:
+    """Return the fixes with those first that fit the job: its trainer, its strategy, then any framework.
+
+    Where a trainer such as Lightning makes the wrappers, its users cannot paste a change to the wrapper.
+    """
+    wanted = _normal(run.strategy.name)
+    trainers = {_normal(one) for one in run.frameworks} & _TRAINERS
+    if len(trainers) > 1:
+        trainers -= {"accelerate"}  # Trainer works through Accelerate, which is then not the user's own.
+
+    def distance(fix: Fix) -> int:
+        framework = _normal(fix.framework)
+        if framework in trainers:
+            return -1
+        if framework == wanted:
+            return 0
+        if framework and (wanted.startswith(framework) or (framework == "deepspeed" and "zero" in wanted)):
+            return 1
+        return 2 if framework in ("any", "pytorch") else 3
+
+    return tuple(sorted(fixes, key=distance))
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -1,0 +1,157 @@
+"""Lay out the detail of a diagnosis as tables of text, without the columns that would be empty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tracedoc.diagnosis import CollectiveRow, HostDetail, PhaseRow
+from tracedoc.report.view import one_line, phase_name
+from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity
+
+Row = TypeVar("Row")
+Column = tuple[str, bool, Callable[[Row], str]]
+
+HOST_CAUSES = {
+    "input": "waits for input",
+    "sync": "waits for the GPU",
+    "allocator": "allocates or frees device memory",
+    "compile": "compiles",
+    "gc": "collects garbage",
+    "dispatch": "is inside an operator",
+    "optimizer": "is in the optimizer",
+    "python": "runs Python between operators",
+    "profiler": "serves the profiler",
+    "launch": "launches",
+    "dependency": "is ahead: work is queued, nothing runs",
+    "unknown": "not visible in the trace",
+}
+"""What the host does while the device is idle, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table as text: titles, which columns hold numbers, and rows whose first cell names them."""
+
+    caption: str
+    titles: tuple[str, ...]
+    numbers: tuple[bool, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def phase_table(phases: Sequence[PhaseRow]) -> Table | None:
+    """Return the phases of the judged step; ``None`` without any."""
+    communicates = any(row.comm_ms for row in phases)
+    columns: list[Column[PhaseRow]] = [
+        ("Phase", False, lambda row: one_line(phase_name(row.phase))),
+        ("Lasts", True, lambda row: format_ms(row.span_ms)),
+        ("Compute", True, lambda row: format_ms(row.compute_ms)),
+        ("Communication", True, lambda row: format_ms(row.comm_ms) if communicates else ""),
+        ("Exposed", True, lambda row: format_ms(row.exposed_comm_ms) if communicates else ""),
+    ]
+    return _table("By phase; work counts for the phase that launched it", columns, phases)
+
+
+def collective_table(rows: Sequence[CollectiveRow]) -> Table | None:
+    """Return the collectives of the judged step by kind; ``None`` without any."""
+    matched = any(row.wait_ms is not None for row in rows)
+    columns: list[Column[CollectiveRow]] = [
+        ("Operation", False, lambda row: one_line(row.op.replace("_", "-"))),
+        ("Group", False, lambda row: one_line(row.group)),
+        ("Ranks", True, lambda row: "" if row.group_size is None else str(row.group_size)),
+        ("Type", False, lambda row: one_line(row.dtype)),
+        ("Calls", True, lambda row: format_quantity(row.calls_per_step, "count")),
+        ("Median size", True, lambda row: "" if row.bytes_median is None else format_bytes(row.bytes_median)),
+        ("Time", True, lambda row: format_ms(row.time_ms)),
+        ("Exposed", True, lambda row: format_ms(row.exposed_ms)),
+        ("Wait", True, lambda row: _ms(row.wait_ms)),
+        ("Transfer", True, lambda row: _ms(row.transfer_ms)),
+        ("Arrivals apart", True, lambda row: _ms(row.arrival_spread_ms)),
+        ("Last most often", False, _last),
+        ("Bus bandwidth", True, lambda row: _gbps(row.busbw_gbps)),
+        ("To expect", True, lambda row: _gbps(row.expected_gbps)),
+    ]
+    told = (
+        "wait ends when the last rank comes, and transfer begins there"
+        if matched
+        else "wait and transfer can be told apart only with the traces of all ranks of a group"
+    )
+    return _table(f"By kind, in the judged step, with most time first; {told}", columns, rows)
+
+
+def host_tables(host: HostDetail | None) -> tuple[Table, ...]:
+    """Return what the host did while its device was idle, its waits, and what filled long gaps."""
+    if host is None:
+        return ()
+    whole = sum(row.idle_ms for row in host.causes)
+    tables = (
+        _table(
+            "Idle time of the device in the judged step, by what the host does meanwhile",
+            [
+                ("The host", False, lambda row: HOST_CAUSES.get(row.cause, row.cause)),
+                ("Idle", True, lambda row: format_ms(row.idle_ms)),
+                ("Share", True, lambda row: format_percent(row.idle_ms / whole) if whole > 0 else ""),
+            ],
+            host.causes,
+        ),
+        _table(
+            "Waits of the host for the device; only idle time after a wait is lost",
+            [
+                ("Asked for by", False, lambda row: one_line(row.operator)),
+                ("Call", False, lambda row: one_line(row.call) if row.call != row.operator else ""),
+                ("Where", False, lambda row: one_line(row.where)),
+                ("In", False, lambda row: one_line(row.line)),
+                ("Waits", True, lambda row: str(row.count)),
+                ("Leave it idle", True, lambda row: str(row.draining)),
+                ("Host waits", True, lambda row: format_ms(row.blocked_ms)),
+                ("Idle after", True, lambda row: format_ms(row.idle_ms)),
+            ],
+            host.syncs,
+        ),
+        _table(
+            "Long gaps in which the host launches nothing",
+            [
+                ("The host is in", False, lambda row: one_line(row.doing)),
+                ("Where", False, lambda row: one_line(row.where)),
+                ("Gaps", True, lambda row: str(row.count)),
+                ("Longest", True, lambda row: format_ms(row.longest_ms)),
+                ("Idle", True, lambda row: format_ms(row.idle_ms)),
+            ],
+            host.away,
+        ),
+    )
+    return tuple(table for table in tables if table is not None)
+
+
+def _table(caption: str, columns: Iterable[Column[Row]], rows: Sequence[Row]) -> Table | None:
+    if not rows:
+        return None
+    filled = [
+        (title, number, cells)
+        for title, number, text in columns
+        if any(cells := tuple(text(row) for row in rows))
+    ]
+    return Table(
+        caption,
+        tuple(title for title, _, _ in filled),
+        tuple(number for _, number, _ in filled),
+        tuple(zip(*(cells for _, _, cells in filled), strict=True)),
+    )
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else format_ms(value)
+
+
+def _gbps(value: float | None) -> str:
+    return "" if value is None else format_quantity(value, "gbps")
+
+
+def _last(row: CollectiveRow) -> str:
+    """Return the rank that came last most often, with its share of the operations: ``rank 7 (4 of 5)``."""
+    total = sum(row.last_arrivals.values())
+    if not total:
+        return ""
+    rank, times = max(row.last_arrivals.items(), key=lambda item: item[1])
+    return f"rank {one_line(rank)} ({times} of {total})"
