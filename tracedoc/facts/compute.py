@@ -13,6 +13,7 @@ from tracedoc.facts.step import judged_budget, judged_host_step
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace.columns import Kind
+from tracedoc.trace.distinct import distinct
 from tracedoc.trace.vocabulary import KernelCategory, device_peak
 
 Dims = Sequence[object]
@@ -191,7 +192,7 @@ def _explained_share(timeline: RankTimeline, operators: np.ndarray) -> float:
     durations = trace.dur_ns[events.rows[wanted]]
     linked = launches != NO_ROW
     launches, durations = launches[linked], durations[linked]
-    for thread in np.unique(trace.thread[operators]):
+    for thread in distinct(trace.thread[operators]):
         outer = operators[trace.thread[operators] == thread]
         mine = trace.thread[launches] == thread
         starts = trace.ts_ns[launches[mine]]

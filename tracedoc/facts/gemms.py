@@ -104,8 +104,8 @@ def _key(name: str, grid: tuple[int, ...]) -> int:
 def _summary(durations: npt.NDArray[np.int64]) -> tuple[int, int, int]:
     if durations.size == 0:
         return 0, 0, 0
-    low, middle = np.percentile(durations, (10, 50), method="lower")
-    return int(durations.size), int(low), int(middle)
+    ordered, last = np.sort(durations), durations.size - 1
+    return int(durations.size), int(ordered[last // 10]), int(ordered[last // 2])
 
 
 def _columns(rows: list[tuple[int, str, bool, int, int, int, int, int, int]]) -> GemmTable:

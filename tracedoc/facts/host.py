@@ -12,6 +12,7 @@ from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace.columns import Kind
+from tracedoc.trace.distinct import distinct
 
 AWAY_LAUNCHES = 20
 """A gap as long as this many launches is no launch that came late: the host was away. In real host-bound
@@ -195,7 +196,7 @@ def _launch_interval_ns(timeline: RankTimeline) -> float | None:
     wanted = launches != NO_ROW
     if position is not None:
         wanted &= timeline.step_position == position
-    rows = np.unique(launches[wanted])
+    rows = distinct(launches[wanted])
     if rows.size < 2:
         return None
     threads, counts = np.unique(timeline.trace.thread[rows], return_counts=True)

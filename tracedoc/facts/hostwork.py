@@ -19,6 +19,7 @@ from tracedoc.timeline.host import (
 )
 from tracedoc.timeline.syncs import Syncs, askers, is_library, launching_threads
 from tracedoc.trace.columns import Kind
+from tracedoc.trace.distinct import is_among
 
 MAX_SYNCS = 40
 """The table of waits keeps this many askers, those that cost most."""
@@ -139,7 +140,7 @@ def long_operators(timeline: RankTimeline, least_ns: int) -> np.ndarray:
     """Return the rows of operators of launching threads that take so long or longer."""
     trace = timeline.trace
     rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & (trace.dur_ns >= least_ns))
-    return rows[np.isin(trace.thread[rows], launching_threads(trace, timeline.events))]
+    return rows[is_among(trace.thread[rows], launching_threads(trace, timeline.events))]
 
 
 def operator_filling(timeline: RankTimeline, operators: np.ndarray, start_ns: int, end_ns: int) -> str | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from tracedoc.facts.catalog import Unknown, Value, rank_fact
 from tracedoc.facts.step import NO_STEP, judged_host_step
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.trace import vocabulary
+from tracedoc.trace.distinct import distinct
 
 LOADERS = {
     "single_process": "num_workers=0: samples are made on the training thread",
@@ -44,7 +43,7 @@ _NO_LOADER = "no torch DataLoader is visible in this trace"
 @rank_fact("loader_kind", unit="text", needs=("host_ops",))
 def loader_kind(timeline: RankTimeline) -> Value:
     """How the data loader makes its samples, as the name of its range tells."""
-    used = np.unique(timeline.trace.name).tolist()
+    used = distinct(timeline.trace.name).tolist()
     kinds = {kind for index in used if (kind := vocabulary.data_loader(timeline.trace.names[index]))}
     for kind, words in LOADERS.items():
         if kind in kinds:

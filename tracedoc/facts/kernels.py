@@ -15,6 +15,7 @@ from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.devices import DevicePeak, device_peak
+from tracedoc.trace.distinct import intersection, is_among
 from tracedoc.trace.matrix_kernels import matrix_format
 from tracedoc.units import format_percent
 
@@ -199,7 +200,7 @@ def _launches_of_step(timeline: RankTimeline) -> tuple[npt.NDArray[np.bool_], np
     mine = trace.device[events.rows] == timeline.device
     rows, launch_rows = events.rows[mine], events.launch_rows[mine]
     reach = np.maximum.accumulate(trace.ts_ns[rows] + trace.dur_ns[rows]) if rows.size else trace.ts_ns[rows]
-    wanted = np.flatnonzero(np.isin(rows, judged_kernels(timeline)) & (launch_rows != NO_ROW))
+    wanted = np.flatnonzero(is_among(rows, judged_kernels(timeline)) & (launch_rows != NO_ROW))
     launched = trace.ts_ns[launch_rows[wanted]]
     before = np.where(wanted > 0, reach[np.maximum(wanted - 1, 0)], 0)
     return before <= launched, trace.ts_ns[rows[wanted]] - launched
@@ -234,7 +235,7 @@ def _optimizer_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp] | Unknown
     if timeline.phases is None or timeline.phases.of_events.size != timeline.events.rows.size:
         return Unknown("no phases of the step are known")
     rows = timeline.events.rows[timeline.phases.of_events == int(Phase.OPTIMIZER)]
-    return np.intersect1d(rows, judged_kernels(timeline))
+    return intersection(rows, judged_kernels(timeline))
 
 
 @rank_fact("peak_tf32_tflops", unit="tflops", needs=("gpu",))

@@ -13,6 +13,7 @@ from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.blame import Lateness
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.host import IDLE_WORK, PHASES, WORK
+from tracedoc.trace.distinct import is_among
 from tracedoc.units import format_ms
 
 MAX_SUSPECTS = 8
@@ -97,8 +98,8 @@ def _steps(run: RunView) -> tuple[int, ...]:
 
 def _late_rank(run: RunView, position: int, steps: Sequence[int]) -> LateRank:
     matching, blame = run.matching, run.blame
-    blamed = (blame.root == position) & np.isin(blame.root_lateness, STRAGGLING)
-    blamed &= np.isin(matching.step, steps)
+    blamed = (blame.root == position) & is_among(blame.root_lateness, STRAGGLING)
+    blamed &= is_among(matching.step, steps)
     peers = tuple(place for place in range(len(matching.ranks)) if place != position)
     cost = np.zeros((len(steps), len(peers)), dtype=np.int64)
     for column, place in enumerate(peers):
@@ -122,7 +123,7 @@ def waits_for(run: RunView, late: LateRank, peer: int) -> Spans:
     """Return when a peer waited for a late rank with no compute beside it, on the peer's own clock."""
     position = run.matching.ranks.index(late.rank)
     place = run.matching.ranks.index(peer)
-    blamed = (run.blame.root == position) & np.isin(run.blame.root_lateness, STRAGGLING)
+    blamed = (run.blame.root == position) & is_among(run.blame.root_lateness, STRAGGLING)
     mine = np.flatnonzero(blamed[run.matching.operation] & (run.matching.part_rank == place))
     return _wait_spans(run, place, run.matching.part_row[mine])
 
@@ -135,7 +136,7 @@ def gaps_of(run: RunView, late: LateRank) -> Spans:
     position = run.matching.ranks.index(late.rank)
     table = run.digest(late.rank).collectives
     own = np.flatnonzero(
-        np.isin(run.matching.operation, late.operations) & (run.matching.part_rank == position)
+        is_among(run.matching.operation, late.operations) & (run.matching.part_rank == position)
     )
     rows = run.matching.part_row[own]
     ended = np.maximum.accumulate(table.end_ns) if len(table) else table.end_ns

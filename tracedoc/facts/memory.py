@@ -12,6 +12,7 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
+from tracedoc.trace.distinct import is_among
 from tracedoc.trace.vocabulary import RuntimeRole
 
 
@@ -82,7 +83,7 @@ def pageable_stall(timeline: RankTimeline) -> Spans:
         return Spans.empty()
     rows = pageable_rows(timeline)
     copies = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
-    launches = timeline.launches.launch_rows[np.isin(timeline.launches.gpu_rows, rows)]
+    launches = timeline.launches.launch_rows[is_among(timeline.launches.gpu_rows, rows)]
     launches = launches[launches != NO_ROW]
     calls = Spans.of(trace.ts_ns[launches], trace.end_ns[launches])
     idle = activity.busy.complement(window.start_ns, window.end_ns)

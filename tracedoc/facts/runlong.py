@@ -13,6 +13,7 @@ from tracedoc.facts.job import NO_MANIFEST, by_rank
 from tracedoc.facts.view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.run.steplog import COLLECTION, STEP, WINDOW
+from tracedoc.trace.distinct import intersection
 
 ENOUGH_STEPS = 20
 """With fewer logged steps nothing is said of outliers or of pauses."""
@@ -155,7 +156,7 @@ def job_steps(run: RunView) -> JobSteps | Unknown:
         return ranks
     numbers = ranks[0].number
     for other in ranks[1:]:
-        numbers = np.intersect1d(numbers, other.number)
+        numbers = intersection(numbers, other.number)
     if numbers.size < ENOUGH_STEPS:
         return Unknown(f"the logs of the ranks share {numbers.size} steps, fewer than {ENOUGH_STEPS}")
     places = [np.searchsorted(steps.number, numbers) for steps in ranks]

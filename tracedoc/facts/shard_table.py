@@ -15,6 +15,7 @@ from tracedoc.facts.view import RunView
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.unit_times import UNKNOWN_DEPTH, CallTimes
 from tracedoc.timeline.units import BACKWARD, FORWARD, NO_TIME, PHASES, UNKNOWN_SIZE, ShardCalls, Units
+from tracedoc.trace.distinct import is_among
 
 MAX_ROWS = 400
 """The table keeps this many rows, those with most stall."""
@@ -189,7 +190,7 @@ def _unit_row(
 
 
 def _of(calls: ShardCalls, unit: int, phase: int, steps: Int64Array) -> npt.NDArray[np.bool_]:
-    return np.asarray((calls.unit == unit) & (calls.phase == phase) & np.isin(calls.step, steps))
+    return np.asarray((calls.unit == unit) & (calls.phase == phase) & is_among(calls.step, steps))
 
 
 def _timed(times: CallTimes | None, column: str, mine: npt.NDArray[np.intp]) -> float | None:

@@ -16,6 +16,7 @@ from tracedoc.facts.view import RunView
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.unit_times import UNKNOWN_DEPTH, picked
 from tracedoc.timeline.units import BACKWARD, FORWARD, ROOT, ShardCalls, Units, block_of
+from tracedoc.trace.distinct import distinct
 
 NOT_SHARDED = Unknown("no parameters are gathered by FSDP or ZeRO-3 in this trace")
 NOT_TIMED = Unknown("a CPU trace has no compute stream that stalls")
@@ -160,7 +161,7 @@ def regather_frac(timeline: RankTimeline) -> Value:
     """Share of the units that the median step gathers again in its backward pass."""
 
     def share(calls: ShardCalls, units: Units) -> Value:
-        return float(np.unique(calls.unit[calls.phase != FORWARD]).size / len(units.names))
+        return float(distinct(calls.unit[calls.phase != FORWARD]).size / len(units.names))
 
     return _of_step(timeline, share)
 

@@ -12,6 +12,7 @@ from tracedoc.spans import Spans
 from tracedoc.timeline.launches import NO_ROW, Launches, Rows, enclosing_rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import distinct, is_among, union
 from tracedoc.trace.vocabulary import KernelCategory
 
 COMPUTE, COMMUNICATION, COPY = 0, 1, 2
@@ -89,7 +90,7 @@ def classify_gpu_events(trace: Trace, launches: Launches) -> GpuEvents:
     rows = launches.gpu_rows
     kinds = trace.kind[rows]
     names = trace.name[rows]
-    used = np.unique(names)
+    used = distinct(names)
     categories: dict[int, KernelCategory] = {}
     kernel_class = np.zeros(len(trace.names), dtype=np.int8)
     copy_class = np.full(len(trace.names), COPY, dtype=np.int8)
@@ -117,7 +118,7 @@ def collective_records(trace: Trace) -> Rows:
     wanted = np.array([index for index, name in enumerate(trace.names) if name == "record_param_comms"])
     if wanted.size == 0:
         return np.empty(0, dtype=np.intp)
-    return np.flatnonzero(np.isin(trace.name, wanted) & (trace.kind == int(Kind.CPU_OP)))
+    return np.flatnonzero(is_among(trace.name, wanted) & (trace.kind == int(Kind.CPU_OP)))
 
 
 def device_activity(trace: Trace, events: GpuEvents, device: int) -> Activity:
@@ -138,7 +139,7 @@ def combine_activity(compute: Spans, comm: Spans, copy: Spans, *, start_ns: int,
 
 def busiest_device(trace: Trace, events: GpuEvents) -> int:
     """Return the device with most compute; with no compute at all, the one with most events."""
-    devices = np.unique(trace.device[events.rows])
+    devices = distinct(trace.device[events.rows])
     compute = events.classes == COMPUTE
     best = max(
         devices.tolist(),
@@ -173,16 +174,16 @@ def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activ
     waits for a collective inside (tensor parallelism) does not compute meanwhile. Communication is the
     union of the ``gloo:*`` ranges on any thread.
     """
-    rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & np.isin(trace.thread, stepping_threads))
+    rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & is_among(trace.thread, stepping_threads))
     enqueues = np.array([_only_enqueues(name) for name in trace.names], dtype=bool)
     library = np.array([_is_library_operator(name) for name in trace.names], dtype=bool)
-    working = np.union1d(leaf_rows(trace, rows), rows[library[trace.name[rows]]])
+    working = union(leaf_rows(trace, rows), rows[library[trace.name[rows]]])
     working = working[~enqueues[trace.name[working]]]
     waiting = rows[enqueues[trace.name[rows]]]
     gloo = gloo_rows(trace)
     starts, ends = trace.ts_ns, trace.end_ns
     compute = Spans.empty()
-    for thread in np.unique(trace.thread[working]).tolist():
+    for thread in distinct(trace.thread[working]).tolist():
         works = working[trace.thread[working] == thread]
         waits = waiting[trace.thread[waiting] == thread]
         compute = compute | (Spans.of(starts[works], ends[works]) - Spans.of(starts[waits], ends[waits]))

@@ -17,6 +17,7 @@ from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE, boundaries
 from tracedoc.timeline.groups import Group
 from tracedoc.timeline.matching import Matching
+from tracedoc.trace.distinct import distinct
 from tracedoc.trace.vocabulary import SYMMETRIC_OPS, busbw_factor, device_peak
 
 RING_SHARE = 0.80
@@ -102,15 +103,15 @@ def fit_half_bytes(sizes: Int64Array, transfer_ns: Int64Array) -> float | None:
     A transfer takes ``a + b * size``; half of the rate is reached at ``a / b``. The median transfer of each
     size counts once. ``None`` with too few sizes, or where larger messages do not take longer.
     """
-    distinct = np.unique(sizes)
-    if distinct.size < FIT_SIZES or distinct[-1] < FIT_SPREAD * distinct[0]:
+    several = distinct(sizes)
+    if several.size < FIT_SIZES or several[-1] < FIT_SPREAD * several[0]:
         return None
-    medians = np.array([float(np.median(transfer_ns[sizes == size])) for size in distinct.tolist()])
-    i, j = np.triu_indices(distinct.size, 1)
-    slope = float(np.median((medians[j] - medians[i]) / (distinct[j] - distinct[i])))
+    medians = np.array([float(np.median(transfer_ns[sizes == size])) for size in several.tolist()])
+    i, j = np.triu_indices(several.size, 1)
+    slope = float(np.median((medians[j] - medians[i]) / (several[j] - several[i])))
     if slope <= 0:
         return None
-    constant = float(np.median(medians - slope * distinct))
+    constant = float(np.median(medians - slope * several))
     return constant / slope if constant > 0 else None
 
 

@@ -38,6 +38,7 @@ from tracedoc.timeline.syncs import Syncs
 from tracedoc.timeline.unit_times import UnitTable, unit_table
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import distinct
 from tracedoc.trace.vocabulary import RuntimeRole
 
 LOST_SHARE = 0.02
@@ -225,14 +226,14 @@ def _stepping_threads(trace: Trace) -> np.ndarray:
     rows = np.flatnonzero(host & named[trace.name]) if named.size else np.empty(0, dtype=np.intp)
     if rows.size == 0:
         rows = np.flatnonzero(trace.kind == int(Kind.CPU_OP))
-    return np.unique(trace.thread[rows])
+    return distinct(trace.thread[rows])
 
 
 def _missing_gpu_activity(trace: Trace) -> Limit | None:
     """Return the limit for a trace of a GPU job that holds no GPU event, ``None`` for a CPU job's trace."""
     launched = any(
         vocabulary.runtime_role(trace.names[name]) in (RuntimeRole.LAUNCH, RuntimeRole.GRAPH_LAUNCH)
-        for name in np.unique(trace.name[trace.kind == int(Kind.RUNTIME)]).tolist()
+        for name in distinct(trace.name[trace.kind == int(Kind.RUNTIME)]).tolist()
     )
     accelerator = bool((trace.kind == int(Kind.ACCELERATOR)).any())
     if accelerator:

@@ -14,6 +14,7 @@ from tracedoc.timeline.gloo_calls import gloo_calls
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows, match_ids
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import CollectiveArgs, Kind, ProcessGroup, Shapes, Trace, TraceInfo
+from tracedoc.trace.distinct import distinct
 
 NEVER: Final = 1 << 60
 """Longer than any trace, in nanoseconds."""
@@ -89,7 +90,7 @@ def _held(trace: Trace, events: GpuEvents, device: int, rows: Rows, launch_rows:
     compute = events.rows[(events.classes == COMPUTE) & (trace.device[events.rows] == device)]
     after_compute = _since(np.sort(trace.ts_ns[compute] + trace.dur_ns[compute]), starts)
     after_comm = np.full(rows.size, NEVER, dtype=np.int64)
-    for stream in np.unique(trace.stream[rows]).tolist():
+    for stream in distinct(trace.stream[rows]).tolist():
         mine = trace.stream[rows] == stream
         ends = np.sort(trace.ts_ns[rows[mine]] + trace.dur_ns[rows[mine]])
         after_comm[mine] = _since(ends, starts[mine])

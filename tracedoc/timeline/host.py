@@ -15,6 +15,7 @@ from tracedoc.timeline.launches import Rows
 from tracedoc.timeline.syncs import launching_threads
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
+from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.vocabulary import KernelCategory
 
 WORK = (
@@ -85,7 +86,7 @@ def rank_work(timeline: RankTimeline) -> Work | None:
         found["optimizer"] = late & optimizer
         late = late - optimizer
         rows = trace.rows(Kind.CPU_OP, Kind.RUNTIME)
-        rows = rows[np.isin(trace.thread[rows], threads)]
+        rows = rows[is_among(trace.thread[rows], threads)]
         busy = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
         found["dispatch"] = late & busy
         found["python"] = late - busy
@@ -241,13 +242,13 @@ def _stepping_rows(timeline: RankTimeline) -> Rows:
     """Return the operators and loader ranges of the threads that step the model, in time order."""
     trace = timeline.trace
     threads = (
-        np.unique(trace.thread[trace.rows(Kind.CPU_OP)])
+        distinct(trace.thread[trace.rows(Kind.CPU_OP)])
         if timeline.is_cpu
         else launching_threads(trace, timeline.events)
     )
     loads = np.array([vocabulary.data_loader(name) is not None for name in trace.names], dtype=bool)
     kinds = (trace.kind == int(Kind.CPU_OP)) | ((trace.kind == int(Kind.ANNOTATION)) & loads[trace.name])
-    return np.flatnonzero(kinds & np.isin(trace.thread, threads))
+    return np.flatnonzero(kinds & is_among(trace.thread, threads))
 
 
 def _phase_spans(timeline: RankTimeline) -> tuple[Spans, Spans, Spans]:

@@ -13,6 +13,7 @@ from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.syncs import Syncs, find_syncs
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import difference
 from tracedoc.trace.vocabulary import RuntimeRole
 
 CAUSES = (
@@ -86,7 +87,7 @@ def host_spans(trace: Trace) -> HostSpans:
     overhead = trace.rows(Kind.OVERHEAD)
     loads = np.array(["Loading" in name or "Compiler" in name for name in trace.names], dtype=bool)
     loading = overhead[loads[trace.name[overhead]]] if overhead.size else overhead
-    profiling = np.setdiff1d(overhead, loading)
+    profiling = difference(overhead, loading)
     compiling |= Spans.of(starts[loading], ends[loading]) | _graph_captures(trace)
     profiler = Spans.of(starts[profiling], ends[profiling])
     return HostSpans(loader, allocator, sync, compiling, collecting, profiler)

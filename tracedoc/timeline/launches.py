@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.trace.columns import NO_ID, Int64Column, Kind, Trace
+from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.vocabulary import RuntimeRole, runtime_role
 
 Rows = npt.NDArray[np.intp]
@@ -58,7 +59,7 @@ def lost_share(trace: Trace, launches: Launches) -> float:
     rows = rows[(rows <= linked.max()) & (trace.correlation[rows] > 0)]
     if rows.size == 0:
         return 0.0
-    return float(1.0 - np.isin(trace.correlation[rows], trace.correlation[launches.gpu_rows]).mean())
+    return float(1.0 - is_among(trace.correlation[rows], trace.correlation[launches.gpu_rows]).mean())
 
 
 def match_ids(wanted: Int64Column, sorted_ids: Int64Column, rows: Rows) -> Rows:
@@ -86,7 +87,7 @@ def enclosing_rows(trace: Trace, candidates: Rows, inner: Rows) -> Rows:
     if candidates.size == 0 or present.size == 0:
         return found
     threads = trace.thread[inner[present]]
-    for thread in np.unique(threads):
+    for thread in distinct(threads):
         outer = candidates[trace.thread[candidates] == thread]
         if outer.size == 0:
             continue

@@ -16,6 +16,7 @@ from tracedoc.timeline.launches import NO_ROW, Launches, Rows
 from tracedoc.timeline.steps import HostStep, HostSteps
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Trace
+from tracedoc.trace.distinct import distinct
 
 FEWEST_MARKS = 3
 """Two whole periods: with less, nothing has repeated."""
@@ -75,7 +76,7 @@ def period_marks(names: np.ndarray) -> np.ndarray | None:
     if names.size < FEWEST_MARKS * FEWEST_KERNELS:
         return None
     kinds, numbers, counts = np.unique(names, return_inverse=True, return_counts=True)
-    for count in np.unique(counts[counts >= FEWEST_MARKS]).tolist():
+    for count in distinct(counts[counts >= FEWEST_MARKS]).tolist():
         if count * FEWEST_KERNELS > names.size:
             return None
         found = [

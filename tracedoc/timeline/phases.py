@@ -20,6 +20,7 @@ from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.timeline.steps import HostSteps, fill_unlinked, outermost_rows
 from tracedoc.trace import frameworks, vocabulary
 from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import difference, distinct, is_among, union
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -142,8 +143,8 @@ def _marks(trace: Trace) -> _Marks:
     loud = ~step if evaluation.any() else begins | optimizer | busy
     threads = trace.thread[rows]
     loop = _loop_threads(threads, name, marked=optimizer | busy | step, begins=begins, backward=backward)
-    of_loop = np.isin(threads, loop)
-    on_engine = ~of_loop & np.isin(threads, threads[backward[name]])
+    of_loop = is_among(threads, loop)
+    on_engine = ~of_loop & is_among(threads, threads[backward[name]])
     stepping = rows[of_loop & loud[name]]
     # Hooks of ZeRO-3 gather the first module's parameters before any sign of the forward pass.
     hooked = any(frameworks.is_zero3_hook(name) for name in names)
@@ -151,13 +152,13 @@ def _marks(trace: Trace) -> _Marks:
     tails = rows[on_engine | _named(names, frameworks.is_backward_tail)[name]]
     return _Marks(
         backward=rows[backward[name] & (trace.kind[rows] == int(Kind.CPU_OP))],
-        tails=np.union1d(tails, _reductions(trace, rows)),
+        tails=union(tails, _reductions(trace, rows)),
         optimizer=outermost_rows(trace, rows[optimizer[name]]),
         busy=rows[busy[name] & of_loop],
         begins=trace.ts_ns[begin_rows],
         gathers=rows[_named(names, frameworks.is_parameter_gather)[name]] if not hooked else rows[:0],
         stepping=stepping,
-        engine=np.unique(threads[on_engine]),
+        engine=distinct(threads[on_engine]),
     )
 
 
@@ -174,11 +175,11 @@ def _loop_threads(
     Best those with steps, optimizers or loaders, else those with forward passes, else those with backward.
     """
     own = begins & ~backward
-    alone = np.setdiff1d(threads[own[name]], threads[backward[name]])
+    alone = difference(threads[own[name]], threads[backward[name]])
     for found in (threads[marked[name]], alone, threads[backward[name]]):
         if found.size:
-            return np.unique(found)
-    return np.unique(threads)
+            return distinct(found)
+    return distinct(threads)
 
 
 def _reductions(trace: Trace, rows: Rows) -> Rows:
@@ -197,7 +198,7 @@ def _reductions(trace: Trace, rows: Rows) -> Rows:
             large = (arguments.in_elements or 0) >= GRADIENT_ELEMENTS
             if op in ("reduce_scatter", "reduce") or (op == "all_reduce" and large):
                 found.append(row)
-    return np.unique(np.array(found, dtype=np.intp))
+    return distinct(np.array(found, dtype=np.intp))
 
 
 def _named(names: tuple[str, ...], matches: Callable[[str], bool]) -> BoolArray:
@@ -303,7 +304,7 @@ def _recompute_spans(trace: Trace, backward: Rows) -> Spans:
     operators = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & composite[trace.name])
     pairs: list[tuple[int, int]] = []
     nested: list[Spans] = []
-    for thread in np.unique(trace.thread[operators]).tolist():
+    for thread in distinct(trace.thread[operators]).tolist():
         nodes = backward[trace.thread[backward] == thread]
         outer = outermost_rows(trace, nodes)
         if outer.size == 0:
@@ -311,7 +312,7 @@ def _recompute_spans(trace: Trace, backward: Rows) -> Spans:
         mine = operators[trace.thread[operators] == thread]
         holder = np.searchsorted(trace.ts_ns[outer], trace.ts_ns[mine], side="right") - 1
         inside = (holder >= 0) & (trace.ts_ns[mine] < trace.end_ns[outer[np.maximum(holder, 0)]])
-        inner = np.setdiff1d(nodes, outer)
+        inner = difference(nodes, outer)
         within = Spans.of(trace.ts_ns[inner], trace.end_ns[inner])
         mine, holder = mine[inside], holder[inside]
         own = within.covered_ns(trace.ts_ns[mine], trace.ts_ns[mine] + 1) == 0
@@ -322,7 +323,7 @@ def _recompute_spans(trace: Trace, backward: Rows) -> Spans:
         children = np.flatnonzero(
             (trace.kind == int(Kind.CPU_OP)) & (trace.thread == thread) & ~wrapper[trace.name]
         )
-        for index in np.unique(holder).tolist():
+        for index in distinct(holder).tolist():
             row = int(outer[index])
             child = children[np.searchsorted(trace.ts_ns[children], trace.ts_ns[row], side="left")]
             pairs.append((int(trace.ts_ns[child]), int(trace.end_ns[mine[holder == index]].max())))
@@ -352,7 +353,7 @@ def _of_events(
     linked = events.launch_rows != NO_ROW
     launches = events.launch_rows[linked]
     labels = phases.at(trace.ts_ns[launches])
-    strayed = np.isin(trace.thread[launches], engine) & (labels != int(Phase.RECOMPUTE))
+    strayed = is_among(trace.thread[launches], engine) & (labels != int(Phase.RECOMPUTE))
     labels[strayed] = int(Phase.BACKWARD)
     found = np.full(events.rows.size, -1, dtype=np.int64)
     found[linked] = labels

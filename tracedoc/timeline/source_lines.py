@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import is_among
 
 _CALL = re.compile(
     r"^<built-in (?:method|function) "
@@ -49,7 +50,7 @@ def asking_lines(trace: Trace) -> tuple[SourceLine, ...]:
     calls = {i: match[1] for i, name in enumerate(trace.names) if (match := _CALL.match(name))}
     counted: Counter[tuple[str, int, str, str]] = Counter()
     starts, ends, threads = trace.ts_ns[rows], trace.end_ns[rows], trace.thread[rows]
-    for asked in np.flatnonzero(np.isin(trace.name[rows], list(calls))).tolist():
+    for asked in np.flatnonzero(is_among(trace.name[rows], list(calls))).tolist():
         around = np.flatnonzero(
             (starts <= starts[asked]) & (ends >= ends[asked]) & (threads == threads[asked])
         )

@@ -16,6 +16,7 @@ from tracedoc.errors import Limit
 from tracedoc.timeline.launches import Launches, Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import distinct
 
 BEFORE = -1
 """Stands for "before capture": launched before the first host step, or before anything that is linked."""
@@ -134,7 +135,7 @@ def fill_unlinked(
     """
     if not linked.all():
         lanes = trace.device[rows].astype(np.int64) << 32 | (trace.stream[rows] & 0xFFFFFFFF)
-        for lane in np.unique(lanes[~linked]):
+        for lane in distinct(lanes[~linked]):
             mine = np.flatnonzero(lanes == lane)
             values[mine] = _fill_lane(values[mine], linked[mine])
     return values

@@ -12,6 +12,7 @@ from tracedoc.timeline.activity import GpuEvents
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import distinct, is_among, union
 from tracedoc.trace.vocabulary import RuntimeRole
 
 CLOCKS_NS = 20_000
@@ -115,7 +116,7 @@ def find_syncs(trace: Trace, events: GpuEvents, device: int, idle: Spans, other:
 def launching_threads(trace: Trace, events: GpuEvents) -> npt.NDArray[np.int32]:
     """Return the host threads that launch kernels."""
     kernels = (trace.kind[events.rows] == int(Kind.KERNEL)) & (events.launch_rows != NO_ROW)
-    return np.unique(trace.thread[events.launch_rows[kernels]])
+    return distinct(trace.thread[events.launch_rows[kernels]])
 
 
 def _blocking_rows(trace: Trace, events: GpuEvents) -> Rows:
@@ -136,17 +137,17 @@ def _blocking_rows(trace: Trace, events: GpuEvents) -> Rows:
     )
     calls, copied = events.launch_rows[copies], events.rows[copies]
     waited = trace.end_ns[calls] >= trace.end_ns[copied]
-    rows = np.union1d(rows, calls[waited])
-    return np.asarray(rows[np.isin(trace.thread[rows], launching_threads(trace, events))], dtype=np.intp)
+    rows = union(rows, calls[waited])
+    return np.asarray(rows[is_among(trace.thread[rows], launching_threads(trace, events))], dtype=np.intp)
 
 
 def _waits(trace: Trace, events: GpuEvents, rows: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
     """Return the blocking calls by thread and time, and which of them begin a wait."""
     rows = rows[np.lexsort((trace.ts_ns[rows], trace.thread[rows]))]
-    kernels = np.isin(trace.kind[events.rows], np.array([Kind.KERNEL, Kind.MEMSET], dtype=np.uint8))
+    kernels = is_among(trace.kind[events.rows], np.array([Kind.KERNEL, Kind.MEMSET], dtype=np.uint8))
     launches = events.launch_rows[kernels & (events.launch_rows != NO_ROW)]
     opens = np.ones(rows.size, dtype=bool)
-    for thread in np.unique(trace.thread[rows]):
+    for thread in distinct(trace.thread[rows]):
         mine = np.flatnonzero(trace.thread[rows] == thread)
         launched = np.sort(trace.ts_ns[launches[trace.thread[launches] == thread]])
         before = np.searchsorted(launched, trace.ts_ns[rows[mine]])
@@ -166,7 +167,7 @@ def _around(trace: Trace, events: GpuEvents, device: int, end: Int64Array) -> tu
     order = np.argsort(launched, kind="stable")
     launched = launched[order]
     reach = np.maximum.accumulate(starts[order] + trace.dur_ns[rows][order])
-    works = np.isin(trace.kind[rows][order], np.array([Kind.KERNEL, Kind.MEMSET], dtype=np.uint8))
+    works = is_among(trace.kind[rows][order], np.array([Kind.KERNEL, Kind.MEMSET], dtype=np.uint8))
     ahead = np.minimum.accumulate(np.where(works, starts[order], NEVER)[::-1])[::-1]
     place = np.searchsorted(launched, end, side="left")
     drained = np.where(place > 0, reach[np.maximum(place - 1, 0)], np.iinfo(np.int64).min // 2)
@@ -241,7 +242,7 @@ def _enclosing(trace: Trace, inner: Rows, candidates: Rows, lookback: int) -> li
     """Return, for each row of ``inner``, those of the last candidates of its thread that hold its start."""
     found: list[list[int]] = [[] for _ in range(inner.size)]
     ends = trace.end_ns
-    for thread in np.unique(trace.thread[inner]):
+    for thread in distinct(trace.thread[inner]):
         outer = candidates[trace.thread[candidates] == thread]
         if outer.size == 0:
             continue

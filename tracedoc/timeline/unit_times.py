@@ -16,6 +16,7 @@ from tracedoc.timeline.collective_table import CollectiveOp
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.units import NO_TIME, Int64, ShardCalls, Units, find_units
 from tracedoc.trace.columns import Trace
+from tracedoc.trace.distinct import is_among
 
 UNKNOWN_DEPTH = -1
 
@@ -130,8 +131,8 @@ def _nearest_steps(table: UnitTable, judged: int | None) -> UnitTable:
     if total[-1] <= MAX_CALLS:
         return table
     kept = numbers[near][np.maximum(total <= MAX_CALLS, np.arange(total.size) == 0)]
-    gathers = np.isin(units.gathers.step, kept)
-    reductions = np.isin(units.reductions.step, kept)
+    gathers = is_among(units.gathers.step, kept)
+    reductions = is_among(units.reductions.step, kept)
     return UnitTable(
         replace(
             units, gathers=picked(units.gathers, gathers), reductions=picked(units.reductions, reductions)

@@ -19,6 +19,7 @@ from tracedoc.timeline.collective_table import CollectiveOp
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Shapes, Trace
+from tracedoc.trace.distinct import difference, distinct, is_among
 from tracedoc.trace.sharding_names import FSDP2, ZERO3, is_zero3_mark, shard_hook
 
 FORWARD, BACKWARD, RECOMPUTE = 0, 1, 2
@@ -177,8 +178,8 @@ def _hook_ranges(trace: Trace) -> _Ranges | None:
         )
     host = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION)
     backward = np.flatnonzero(host & nodes[trace.name]) if nodes.size else np.empty(0, dtype=np.intp)
-    own = np.unique(trace.thread[host & training[trace.name]]) if training.size else backward
-    threads = np.setdiff1d(trace.thread[backward], own)
+    own = distinct(trace.thread[host & training[trace.name]]) if training.size else backward
+    threads = difference(trace.thread[backward], own)
     found: dict[str, dict[str, list[Rows]]] = {}
     counts: dict[str, int] = {}
     annotation = trace.kind == int(Kind.ANNOTATION)
@@ -275,7 +276,7 @@ def _phases(
 
     in_node = _inside_any(trace, ranges.backward_nodes, launch_rows)
     forward = inside("pre_forward", "forward_prefetch")
-    on_thread = np.isin(trace.thread[launch_rows], ranges.backward_threads)
+    on_thread = is_among(trace.thread[launch_rows], ranges.backward_threads)
     backward = inside("pre_backward", "backward_prefetch", "reduce") | in_node | on_thread
     phase = np.where(forward & in_node, RECOMPUTE, np.where(~forward & backward, BACKWARD, FORWARD))
     return phase.astype(np.int8), inside("forward_prefetch", "backward_prefetch")
@@ -284,7 +285,7 @@ def _phases(
 def _inside_any(trace: Trace, outer: Rows, inner: Rows) -> npt.NDArray[np.bool_]:
     """Tell for each inner row whether it starts inside some outer range on its thread; ranges may nest."""
     found = np.zeros(inner.size, dtype=np.bool_)
-    for thread in np.unique(trace.thread[inner]).tolist():
+    for thread in distinct(trace.thread[inner]).tolist():
         rows = outer[trace.thread[outer] == thread]
         mine = trace.thread[inner] == thread
         spans = Spans.of(trace.ts_ns[rows], trace.ts_ns[rows] + trace.dur_ns[rows])
@@ -346,7 +347,7 @@ class _Places:
             [NO_STEP if o.step is None else o.step for o in reductions.operations], dtype=np.int64
         )
         known = set(self._model)
-        for step in np.unique(steps).tolist():
+        for step in distinct(steps).tolist():
             mine = [
                 i for i in np.flatnonzero(steps == step).tolist()
                 if _elements(reductions.operations[i]) in known
@@ -437,7 +438,7 @@ def _using_hooks(trace: Trace, ranges: _Ranges, names: tuple[str, ...], calls: S
             found[in_pass] = held[in_pass]
             continue
         owner = np.array([_unit_name(trace, row) for row in rows.tolist()], dtype=object)
-        for number in np.unique(calls.unit[in_pass]).tolist():
+        for number in distinct(calls.unit[in_pass]).tolist():
             mine = in_pass & (calls.unit == number)
             own = rows[owner == names[number]]
             if own.size:

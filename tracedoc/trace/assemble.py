@@ -21,6 +21,7 @@ from tracedoc.trace.columns import (
     Trace,
     TraceInfo,
 )
+from tracedoc.trace.distinct import distinct
 from tracedoc.trace.events import IMPOSSIBLE, AnyEvent, Args, EventDecoder, Int64Array, Metadata
 from tracedoc.trace.metadata import Header, as_int, as_text, rank_list, read_header, vendor_of_calls
 from tracedoc.trace.vocabulary import event_kind, kind_of
@@ -357,7 +358,7 @@ class Columns:
     ) -> TraceInfo:
         vendor = header.vendor
         if not vendor:
-            called = np.unique(name[kind == Kind.RUNTIME])
+            called = distinct(name[kind == Kind.RUNTIME])
             vendor = vendor_of_calls(names[i] for i in called.tolist())
         return TraceInfo(
             source=path,

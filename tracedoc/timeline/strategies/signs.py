@@ -18,6 +18,7 @@ from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.steps import HostStep
 from tracedoc.trace import frameworks, vocabulary
 from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import distinct
 from tracedoc.trace.vocabulary import RuntimeRole
 
 MARKS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -136,7 +137,7 @@ def strategy_signs(timeline: RankTimeline) -> StrategySigns:
     for index in np.flatnonzero(used).tolist():
         if kinds[index] is not None:
             marks[str(kinds[index])] += int(used[index])
-    seen = {str(kinds[index]) for index in np.unique(trace.name[rows]).tolist() if kinds[index] is not None}
+    seen = {str(kinds[index]) for index in distinct(trace.name[rows]).tolist() if kinds[index] is not None}
     if any(_QUANTISED_KERNEL.search(trace.names[name]) for name in timeline.events.categories):
         seen.add("quantised")
     passes = [] if phases is None else [p for p in phases.passes if step.start_ns <= p[0] < step.end_ns]

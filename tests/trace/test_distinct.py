@@ -1,0 +1,66 @@
+"""Distinct values are those of NumPy, whether they lie close together or far apart."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tracedoc.trace.distinct import difference, distinct, intersection, is_among, union
+
+FAR = 2**62
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64])
+@pytest.mark.parametrize(
+    "values", [[], [5], [3, 1, 3, 2, 1], [-1, 0, -1, 7], [-128, 127], [-128, *range(127)]]
+)
+def test_values_close_together_come_once_and_in_order(
+    values: list[int], dtype: type[np.signedinteger]
+) -> None:
+    found = distinct(np.array(values, dtype=dtype))
+    assert found.tolist() == sorted(set(values))
+    assert found.dtype == dtype
+
+
+def test_values_far_apart_come_once_and_in_order() -> None:
+    values = np.array([FAR, -FAR, 3, FAR, 3], dtype=np.int64)
+    assert distinct(values).tolist() == [-FAR, 3, FAR]
+
+
+def test_the_values_given_stay_as_they_were() -> None:
+    values = np.array([FAR, 3, 1], dtype=np.int64)
+    distinct(values)
+    assert values.tolist() == [FAR, 3, 1]
+
+
+def test_sets_of_rows_join_meet_and_differ() -> None:
+    one, other = np.array([4, 1, 4, 2]), np.array([2, 9])
+    assert union(one, other).tolist() == [1, 2, 4, 9]
+    assert intersection(one, other).tolist() == [2]
+    assert difference(one, other).tolist() == [1, 4]
+
+
+@pytest.mark.parametrize("wanted", [[], [2], [9, 2], [-FAR, 4, FAR]])
+def test_membership_is_told_of_each_value(wanted: list[int]) -> None:
+    values = np.array([4, 1, 4, 2, FAR, -5], dtype=np.int64)
+    assert is_among(values, wanted).tolist() == [value in wanted for value in values.tolist()]
+
+
+def test_no_values_are_among_any() -> None:
+    assert is_among(np.empty(0, dtype=np.int32), [1, 2]).tolist() == []
+
+
+def test_a_worker_needs_no_masked_arrays(repository: Path) -> None:
+    program = (
+        "import sys\n"
+        "from tracedoc.worker import digest_file\n"
+        "for path in sys.argv[1:]: digest_file(path)\n"
+        "if 'numpy.ma' in sys.modules: sys.exit('np.unique or np.isin was called: see trace/distinct.py')\n"
+    )
+    traces = sorted((repository / "sample_traces").glob("*_ddp_*/rank-0.json*"))
+    assert traces
+    subprocess.run([sys.executable, "-c", program, *map(str, traces)], cwd=repository, check=True)

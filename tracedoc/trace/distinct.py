@@ -1,0 +1,70 @@
+"""Distinct values and membership in integer columns, without a sort where values lie close together.
+
+``np.unique`` hashes every value, and its first call imports ``numpy.ma`` and all that stands behind it;
+``np.isin`` calls it too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+_Integer = TypeVar("_Integer", bound=np.integer)
+
+_ROOM = 4
+"""A table of flags is made where the values span at most this many times their number."""
+
+
+def distinct(values: npt.NDArray[_Integer]) -> npt.NDArray[_Integer]:
+    """Return the distinct values in rising order."""
+    if values.size:
+        low, high = int(values.min()), int(values.max())
+        if high - low < _ROOM * values.size:
+            seen = np.zeros(high - low + 1, dtype=bool)
+            # In int64, for the difference may not fit into the type of the column.
+            seen[values if low == 0 else values.astype(np.int64) - low] = True
+            found: npt.NDArray[_Integer] = (np.flatnonzero(seen) + low).astype(values.dtype)
+            return found
+    ordered = np.sort(values)
+    first = np.ones(ordered.size, dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    kept: npt.NDArray[_Integer] = ordered[first]
+    return kept
+
+
+def is_among(values: npt.NDArray[np.integer[Any]], wanted: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Tell of each value whether it is one of the wanted ones."""
+    chosen = np.asarray(wanted)
+    if chosen.size == 0 or values.size == 0:
+        return np.zeros(values.shape, dtype=bool)
+    low, high = int(chosen.min()), int(chosen.max())
+    if low == high:
+        return np.asarray(values == low)
+    if high - low < _ROOM * (values.size + chosen.size):
+        table = np.zeros(high - low + 1, dtype=bool)
+        table[chosen.astype(np.int64) - low] = True
+        found = np.asarray((values >= low) & (values <= high))
+        found[found] = table[values[found].astype(np.int64) - low]
+        return found
+    ordered = np.sort(chosen)
+    place = np.minimum(np.searchsorted(ordered, values), ordered.size - 1)
+    return np.asarray(ordered[place] == values)
+
+
+def union(one: npt.NDArray[_Integer], other: npt.NDArray[_Integer]) -> npt.NDArray[_Integer]:
+    """Return what is in either, once each, in rising order."""
+    return distinct(np.concatenate((one, other)))
+
+
+def intersection(one: npt.NDArray[_Integer], other: npt.NDArray[np.integer[Any]]) -> npt.NDArray[_Integer]:
+    """Return what is in both, once each, in rising order."""
+    found = distinct(one)
+    return found[is_among(found, other)]
+
+
+def difference(one: npt.NDArray[_Integer], other: npt.NDArray[np.integer[Any]]) -> npt.NDArray[_Integer]:
+    """Return what is in the first only, once each, in rising order."""
+    found = distinct(one)
+    return found[~is_among(found, other)]
