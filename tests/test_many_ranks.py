@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import tracedoc.pipeline
-from tracedoc.compose import MAX_PLACES
 from tracedoc.diagnosis import Diagnosis
+from tracedoc.facts.evidence import MAX_FOUND
 from tracedoc.pipeline import diagnose
 from tracedoc.worker import digest_file
 
@@ -47,5 +47,5 @@ def test_a_finding_on_every_rank_keeps_some_places_of_each(many: Diagnosis):
     (finding,) = [finding for finding in many.findings if finding.rule_id == "host-bound-launches"]
     places = Counter(place.rank for place in finding.evidence)
     assert set(places) == set(range(RANKS))
-    assert len(finding.evidence) <= MAX_PLACES
+    assert len(finding.evidence) <= MAX_FOUND
     assert len(set(places.values())) == 1

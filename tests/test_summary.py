@@ -8,6 +8,7 @@ import pytest
 
 from tracedoc.diagnosis import Diagnosis, Evidence, Finding, Gain
 from tracedoc.pipeline import diagnose
+from tracedoc.spans import Spans
 from tracedoc.summary import combined_gain_ms
 from tracedoc.testing import parse_lanes
 
@@ -32,7 +33,13 @@ def finding(name: str, gain: float, *places: tuple[int, int], rank: int = 0) -> 
     ],
 )
 def test_gains_over_the_same_time_are_not_added(findings: list[Finding], together: float) -> None:
-    assert combined_gain_ms(findings) == pytest.approx(together)
+    times = {
+        one.id: {
+            (one.ranks[0], 1): Spans.from_pairs([(place.start_ns, place.end_ns) for place in one.evidence])
+        }
+        for one in findings
+    }
+    assert combined_gain_ms(findings, times) == pytest.approx(together)
 
 
 def lanes(tmp_path: Path, text: str, *, ranks: int, keep: int | None = None, steps: int = 5) -> Diagnosis:

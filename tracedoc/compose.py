@@ -18,9 +18,7 @@ from tracedoc.diagnosis import (
     CollectiveRow,
     Detail,
     Diagnosis,
-    Evidence,
     FactRecord,
-    Finding,
     HostDetail,
     KernelRow,
     Lane,
@@ -52,11 +50,6 @@ from tracedoc.trace.vocabulary import busbw_factor
 LANE_RANKS = 16
 """Pictures show the lanes of at most this many ranks."""
 
-MAX_PLACES = 3200
-"""A finding on many ranks keeps this many places in all, shared evenly, but MIN_PLACES on each rank."""
-
-MIN_PLACES = 8
-
 
 def compose(
     measurements: Measurements,
@@ -72,11 +65,11 @@ def compose(
     info = _run_info(measurements, cycle, cycles)
     budget = _rank_budget(run, standing) if standing is not None else None
     return Diagnosis(
-        summary=summarise(measurements, judgement.findings, info, limits),
+        summary=summarise(measurements, judgement.findings, judgement.times, run=info, limits=limits),
         run=info,
         budget=budget,
         ranks=tuple(_rank_report(run, digest) for digest in run.digests),
-        findings=tuple(_with_fewer_places(finding) for finding in judgement.findings),
+        findings=judgement.findings,
         verdicts=judgement.verdicts,
         facts={name: _fact_record(measurement) for name, measurement in measurements.facts.items()},
         limits=limits,
@@ -90,22 +83,6 @@ def compose(
         ),
         tool_version=tracedoc.__version__,
     )
-
-
-def _with_fewer_places(finding: Finding) -> Finding:
-    """Return the finding with the longest places of each rank, in the order in which they were."""
-    if len(finding.evidence) <= MAX_PLACES:
-        return finding
-    by_rank: dict[int, list[Evidence]] = defaultdict(list)
-    for place in finding.evidence:
-        by_rank[place.rank].append(place)
-    quota = max(MIN_PLACES, MAX_PLACES // len(by_rank))
-    kept = {
-        place
-        for places in by_rank.values()
-        for place in sorted(places, key=lambda place: place.start_ns - place.end_ns)[:quota]
-    }
-    return replace(finding, evidence=tuple(place for place in finding.evidence if place in kept))
 
 
 def _run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, ...]) -> RunInfo:

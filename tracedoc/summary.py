@@ -39,8 +39,17 @@ COMPUTE_BOUND = 0.80
 """With this share of compute in the step and no finding, compute is what the step is made of."""
 
 
+Times = Mapping[str, Mapping[tuple[int, int | None], Spans]]
+"""All that findings point to, by their ids: intervals by rank and step."""
+
+
 def summarise(
-    measurements: Measurements, findings: Sequence[Finding], run: RunInfo, limits: Sequence[Limit]
+    measurements: Measurements,
+    findings: Sequence[Finding],
+    times: Times,
+    *,
+    run: RunInfo,
+    limits: Sequence[Limit],
 ) -> str:
     """Return the first line of every report."""
     step = _number(measurements, "step_ms")
@@ -50,11 +59,11 @@ def summarise(
     gainful = [f for f in findings if f.gain is not None and f.status == "stable"]
     worth = [f for f in gainful if f.severity != "note"]
     if worth:
-        return f"{head} {_causes(measurements, worth)}"
+        return f"{head} {_causes(measurements, worth, times)}"
     large = [f for f in gainful if f.gain is not None and f.gain.high_ms >= WORTH_NAMING * step]
     caution = "Confidence is low. " if measurements.confidence == "low" else ""
     if large and caution and not measurements.is_cpu:
-        return f"{head} {caution}{_causes(measurements, large)}"
+        return f"{head} {caution}{_causes(measurements, large, times)}"
     return f"{head} {caution}{_healthy(measurements, gainful, run, step)}"
 
 
@@ -77,24 +86,24 @@ def _head(measurements: Measurements, run: RunInfo, step: float) -> str:
     return f"{length} on {where}{strategy}{utilisation}."
 
 
-def _causes(measurements: Measurements, findings: Sequence[Finding]) -> str:
+def _causes(measurements: Measurements, findings: Sequence[Finding], times: Times) -> str:
     named = findings[:NAMED_FINDINGS]
     parts = []
     for finding in named:
         assert finding.gain is not None
         length = format_ms(finding.gain.high_ms)
         parts.append(f"{length}: {_in_a_sentence(finding.title)}{_place(measurements, finding)}.")
-    together = format_ms(_within_the_step(measurements, named))
+    together = format_ms(_within_the_step(measurements, named, times))
     what = "it" if len(named) == 1 else "both"
     return f"{' '.join(parts)} Fixing {what}: up to {together} a step."
 
 
-def _within_the_step(measurements: Measurements, findings: Sequence[Finding]) -> float:
+def _within_the_step(measurements: Measurements, findings: Sequence[Finding], times: Times) -> float:
     """Return the bound in ms for several fixes, at most the part of the named step that is not compute.
 
     Findings of one rank can hold longer steps than the one the sentence names. Never less than the largest.
     """
-    together = combined_gain_ms(findings)
+    together = combined_gain_ms(findings, times)
     step, compute = _number(measurements, "step_ms"), _number(measurements, "compute_ms")
     if step is None or compute is None:
         return together
@@ -115,25 +124,24 @@ def _place(measurements: Measurements, finding: Finding) -> str:
     return f" (rank {listed}{more})" if len(ranks) == 1 else f" (ranks {listed}{more})"
 
 
-def combined_gain_ms(findings: Sequence[Finding]) -> float:
+def combined_gain_ms(findings: Sequence[Finding], times: Times) -> float:
     """Return a bound in ms for several fixes together: gains over the same time are not added.
 
-    A finding claims its gain evenly from the time of its evidence. Where several claim the same time the
+    A finding claims its gain evenly from the time of all its evidence. Where several claim the same time the
     largest claim counts. Computed on each rank, the largest of them stands; never less than the largest gain.
     """
     gains = {finding.id: finding.gain.high_ms for finding in findings if finding.gain is not None}
-    places: dict[int, dict[str, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
-    for finding in findings:
-        for evidence in finding.evidence if finding.id in gains else ():
-            places[evidence.rank][finding.id].append((evidence.start_ns, evidence.end_ns))
+    places: dict[int, dict[str, Spans]] = defaultdict(dict)
+    for finding_id in gains:
+        for (rank, _), spans in times.get(finding_id, {}).items():
+            places[rank][finding_id] = places[rank].get(finding_id, Spans.empty()) | spans
     return max([*gains.values(), *(_claimed_ms(found, gains) for found in places.values())], default=0.0)
 
 
-def _claimed_ms(places: Mapping[str, Sequence[tuple[int, int]]], gains: Mapping[str, float]) -> float:
+def _claimed_ms(places: Mapping[str, Spans], gains: Mapping[str, float]) -> float:
     """Return the bound for one rank; ``places`` holds the evidence on it by finding."""
     claims = []
-    for finding, pairs in places.items():
-        spans = Spans.from_pairs(pairs)
+    for finding, spans in places.items():
         if len(spans):
             claims.append((min(gains[finding] * 1e6 / spans.total_ns, 1.0), spans))
     total, taken = 0.0, Spans.empty()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,6 +24,11 @@ MAX_PEERS = 4
 
 MAX_PLACES = 200
 """A finding lists at most this many intervals of one rank, the longest ones, in time order."""
+
+MAX_FOUND = 3200
+"""A finding on many ranks keeps this many places in all, shared evenly, but MIN_FOUND on each rank."""
+
+MIN_FOUND = 8
 
 
 def _from_spans(name: str, what: str) -> Callable[[Measurements, str | None], tuple[Evidence, ...]]:
@@ -102,6 +108,22 @@ def _places(digest: RankDigest, spans: Spans, what: str) -> tuple[Evidence, ...]
         )
         for start, end in longest
     )
+
+
+def longest_places(evidence: Sequence[Evidence], ranks: int) -> tuple[Evidence, ...]:
+    """Return the longest places of each rank, in the order in which they were; ``ranks`` share the room."""
+    quota = max(MIN_FOUND, MAX_FOUND // ranks)
+    by_rank: dict[int, list[Evidence]] = defaultdict(list)
+    for place in evidence:
+        by_rank[place.rank].append(place)
+    if all(len(places) <= quota for places in by_rank.values()):
+        return tuple(evidence)
+    kept = {
+        place
+        for places in by_rank.values()
+        for place in sorted(places, key=lambda place: place.start_ns - place.end_ns)[:quota]
+    }
+    return tuple(place for place in evidence if place in kept)
 
 
 def _digest_of(measurements: Measurements, key: str | None) -> RankDigest | None:

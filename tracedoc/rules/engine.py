@@ -11,12 +11,12 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
 
 from tracedoc.diagnosis import SEVERITIES, Comparison, Evidence, Finding, Fix, Gain, Instance, Verdict
 from tracedoc.facts.catalog import Unknown, Value
-from tracedoc.facts.evidence import EVIDENCE, EvidenceCollector
+from tracedoc.facts.evidence import EVIDENCE, MAX_FOUND, EvidenceCollector, longest_places
 from tracedoc.facts.measure import Measurements
 from tracedoc.rules.expression import Expression, parse
 from tracedoc.rules.expression import evaluate as evaluate_condition
@@ -36,12 +36,20 @@ COVERED_SHARE = 0.5
 _WORST_BY_CONFIDENCE = {"high": "critical", "medium": "warning", "low": "note"}
 
 
+Times = Mapping[tuple[int, int | None], Spans]
+"""The intervals that evidence points to, by rank and step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What all rules said: findings from worst to mildest, and one verdict for each rule in its order."""
+    """What all rules said: findings from worst to mildest, and one verdict for each rule in its order.
+
+    On many ranks a finding lists its longest places only; ``times`` are all of them, by the finding's id.
+    """
 
     findings: tuple[Finding, ...]
     verdicts: tuple[Verdict, ...]
+    times: Mapping[str, Times] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,7 @@ class _Weighed:
     verdict: Verdict
     held: tuple[_Opinion, ...] = ()
     evidence: tuple[Evidence, ...] = ()
+    times: Times = field(default_factory=dict)
 
 
 def evaluate(
@@ -84,6 +93,7 @@ def evaluate(
     }
     verdicts: dict[str, Verdict] = {}
     findings: list[Finding] = []
+    times: dict[str, Times] = {}
     for rule_id in TopologicalSorter(sharper).static_order():
         own = weighed[rule_id]
         told = [weighed[one] for one in sharper[rule_id] if verdicts[one].outcome == "finding"]
@@ -91,8 +101,9 @@ def evaluate(
         verdicts[rule_id] = _yield(own, told)
         if verdicts[rule_id].outcome == "finding":
             findings.append(_finding(own, doubts, measurements))
+            times[findings[-1].id] = own.times
     findings.sort(key=_worst_first)
-    return Judgement(tuple(findings), tuple(verdicts[rule.id] for rule in rules))
+    return Judgement(tuple(findings), tuple(verdicts[rule.id] for rule in rules), times)
 
 
 def _worst_first(finding: Finding) -> tuple[int, float, str]:
@@ -124,8 +135,29 @@ def _weigh(
         return _Weighed(rule, verdict)
     held = sorted((one for one in opinions if one.outcome == "finding"), key=_largest_gain_first)
     collect = evidence.get(rule.evidence)
-    places = tuple(place for one in held for place in collect(measurements, one.key)) if collect else ()
-    return _Weighed(rule, verdict, tuple(held), tuple(dict.fromkeys(places)))
+    if collect is None:
+        return _Weighed(rule, verdict, tuple(held))
+    return _Weighed(rule, verdict, tuple(held), *_places(collect, measurements, [one.key for one in held]))
+
+
+def _places(
+    collect: EvidenceCollector, measurements: Measurements, keys: Sequence[str | None]
+) -> tuple[tuple[Evidence, ...], Times]:
+    """Return the evidence of all instances to list, and the time that all of it covers.
+
+    One instance after the other: the places of a thousand ranks would take hundreds of megabytes.
+    """
+    listed: dict[Evidence, None] = {}
+    times: dict[tuple[int, int | None], Spans] = {}
+    for key in keys:
+        found = collect(measurements, key)
+        for place, spans in _spans_by_place(found).items():
+            times[place] = times[place] | spans if place in times else spans
+        listed |= dict.fromkeys(longest_places(found, len(keys)))
+    evidence = tuple(listed)
+    if len(evidence) > MAX_FOUND:
+        evidence = longest_places(evidence, len({place.rank for place in evidence}))
+    return evidence, times
 
 
 def _absent(rule: Rule, measurements: Measurements) -> Verdict | None:
@@ -252,10 +284,10 @@ def _yield(own: _Weighed, told: Sequence[_Weighed]) -> Verdict:
     """Return the verdict of a rule beside the sharper findings over the same time."""
     if own.verdict.outcome != "finding" or not told:
         return own.verdict
-    total_ns, covered_ns = _overlap(own.evidence, [place for other in told for place in other.evidence])
+    total_ns, covered_ns = _overlap(own.times, [other.times for other in told])
     if covered_ns == 0 or covered_ns < COVERED_SHARE * total_ns:
         return own.verdict
-    explaining = [other.rule.id for other in told if _overlap(own.evidence, other.evidence)[1] > 0]
+    explaining = [other.rule.id for other in told if _overlap(own.times, [other.times])[1] > 0]
     verb = "explains" if len(explaining) == 1 else "explain"
     reason = (
         f"{' and '.join(explaining)} {verb} {format_ms(covered_ns / 1e6)} "
@@ -267,16 +299,17 @@ def _yield(own: _Weighed, told: Sequence[_Weighed]) -> Verdict:
     return replace(own.verdict, outcome="yielded", reason=reason, instances=instances)
 
 
-def _overlap(own: Iterable[Evidence], other: Iterable[Evidence]) -> tuple[int, int]:
-    """Return the length of ``own`` evidence and how much of it ``other`` covers, in nanoseconds.
+def _overlap(own: Times, others: Sequence[Times]) -> tuple[int, int]:
+    """Return the length of ``own`` evidence and how much of it the others cover, in nanoseconds.
 
-    Both are unions of intervals for each rank and step. Evidence without a step covers its interval in all.
+    Evidence without a step covers its interval in all.
     """
     theirs: dict[int, list[tuple[int | None, Spans]]] = defaultdict(list)
-    for (rank, step), spans in _spans_by_place(other).items():
-        theirs[rank].append((step, spans))
+    for other in others:
+        for (rank, step), spans in other.items():
+            theirs[rank].append((step, spans))
     total_ns = covered_ns = 0
-    for (rank, step), spans in _spans_by_place(own).items():
+    for (rank, step), spans in own.items():
         cover = Spans.empty()
         for their_step, their_spans in theirs.get(rank, ()):
             if step is None or their_step is None or their_step == step:
@@ -286,7 +319,7 @@ def _overlap(own: Iterable[Evidence], other: Iterable[Evidence]) -> tuple[int, i
     return total_ns, covered_ns
 
 
-def _spans_by_place(evidence: Iterable[Evidence]) -> dict[tuple[int, int | None], Spans]:
+def _spans_by_place(evidence: Iterable[Evidence]) -> Times:
     pairs: dict[tuple[int, int | None], list[tuple[int, int]]] = {}
     for place in evidence:
         pairs.setdefault((place.rank, place.step), []).append((place.start_ns, place.end_ns))
@@ -334,8 +367,8 @@ def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurement
         message=message,
         why=rule.why,
         topic=rule.topic,
-        ranks=_ranks(keys, own.evidence, measurements),
-        steps=_steps(own.evidence, measurements),
+        ranks=_ranks(keys, own.times, measurements),
+        steps=_steps(own.times, measurements),
         evidence=own.evidence,
         gain=gain,
         fixes=tuple(_filled(fix, values, units) for fix in _helpful(rule, values)),
@@ -396,14 +429,14 @@ def _before_full_stop(message: str, words: str) -> str:
     return f"{said[:-1]}; {words}){stop}" if said.endswith(")") else f"{said} ({words}){stop}"
 
 
-def _ranks(keys: Sequence[str], evidence: Iterable[Evidence], measurements: Measurements) -> tuple[int, ...]:
+def _ranks(keys: Sequence[str], times: Times, measurements: Measurements) -> tuple[int, ...]:
     if keys:
         return tuple(sorted(int(key) for key in keys if key.isdecimal()))
-    return measurements.ranks or tuple(sorted({place.rank for place in evidence}))
+    return measurements.ranks or tuple(sorted({rank for rank, _ in times}))
 
 
-def _steps(evidence: Iterable[Evidence], measurements: Measurements) -> tuple[int, ...]:
-    return tuple(sorted({place.step for place in evidence if place.step is not None})) or measurements.steps
+def _steps(times: Times, measurements: Measurements) -> tuple[int, ...]:
+    return tuple(sorted({step for _, step in times if step is not None})) or measurements.steps
 
 
 def _helpful(rule: Rule, values: Mapping[str, Value]) -> tuple[Fix, ...]:
