@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +12,9 @@ from tracedoc.cli.output import to_stdout
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import FactRecord, Scalar
+
+MANY_ALIKE = 3
+"""Facts that are unknown for one reason, from which on the reason is told once."""
 
 
 @click.command(short_help="Print what was measured, without opinions.")
@@ -71,11 +75,22 @@ def facts(
 
 
 def facts_table(records: dict[str, FactRecord], *, ranks: bool) -> str:
-    """Return the facts as aligned columns: name, value with unit, and the reason where one is unknown."""
+    """Return the facts as aligned columns: name, value with unit, and the reason where one is unknown.
+
+    Facts that are unknown for one reason stand together at the end, from :data:`MANY_ALIKE` of them on.
+    """
     from tracedoc.report.view import one_line, plain
 
+    alike: dict[str, list[str]] = {}
+    for name, record in records.items():
+        if record.value is None and record.unknown and not (ranks and record.values):
+            alike.setdefault(one_line(plain(record.unknown)), []).append(plain(name))
+    alike = {reason: names for reason, names in alike.items() if len(names) >= MANY_ALIKE}
+    left_out = {name for names in alike.values() for name in names}
     rows = [("fact", "value", "")]
     for name, record in records.items():
+        if plain(name) in left_out:
+            continue
         rows.append((name, *_cells(record.unknown, record.value, record.unit)))
         if ranks:
             key_name = "rank " if record.scope == "rank" else ""
@@ -89,7 +104,11 @@ def facts_table(records: dict[str, FactRecord], *, ranks: bool) -> str:
     ]
     widths = [max(len(row[column]) for row in safe) for column in range(2)]
     lines = (f"{row[0]:{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]}".rstrip() for row in safe)
-    return "\n".join(lines) + "\n"
+    together = (
+        f"\nunknown: {reason}\n{fill(', '.join(names), 96, initial_indent='  ', subsequent_indent='  ')}"
+        for reason, names in alike.items()
+    )
+    return "\n".join([*lines, *together]) + "\n"
 
 
 def _cells(unknown: str | None, value: Scalar | None, unit: str) -> tuple[str, str]:

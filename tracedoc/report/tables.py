@@ -68,7 +68,7 @@ def collective_table(rows: Sequence[CollectiveRow]) -> Table | None:
         ("Wait", True, lambda row: _ms(row.wait_ms)),
         ("Transfer", True, lambda row: _ms(row.transfer_ms)),
         ("Arrivals apart", True, lambda row: _ms(row.arrival_spread_ms)),
-        ("Last most often", False, _last),
+        ("Mostly last", False, _last),
         ("Bus bandwidth", True, lambda row: _gbps(row.busbw_gbps)),
         ("To expect", True, lambda row: _gbps(row.expected_gbps)),
     ]
@@ -149,9 +149,9 @@ def _gbps(value: float | None) -> str:
 
 
 def _last(row: CollectiveRow) -> str:
-    """Return the rank that came last most often, with its share of the operations: ``rank 7 (4 of 5)``."""
+    """Return the rank that came last to more than half of the operations: ``rank 7 (4 of 5)``."""
     total = sum(row.last_arrivals.values())
-    if not total:
-        return ""
-    rank, times = max(row.last_arrivals.items(), key=lambda item: item[1])
-    return f"rank {one_line(rank)} ({times} of {total})"
+    for rank, times in row.last_arrivals.items():
+        if total > 1 and 2 * times > total:
+            return f"rank {one_line(rank)} ({times} of {total})"
+    return ""
