@@ -121,9 +121,9 @@ LIMITS: dict[str, str] = {
         "live until the profiler has written its trace."
     ),
     "unknown-device": (
-        "The trace records device activity of a kind that is not understood, such as a new accelerator. Nothing "
-        "is said about how busy that device was, while what "
-        "the host did is read. A newer tracedoc may know the device."
+        "The trace records device activity of a kind that is not understood, such as a new accelerator. "
+        "Nothing is said about how busy that device was; what the host did is read. "
+        "A newer tracedoc may know the device."
     ),
     "unread-file": (
         "A file could not be read at all and is left out; the others stand. Its rank counts as missing. "
