@@ -196,14 +196,12 @@ def story(late: LateRank, run: RunView) -> str:
     if not cause:
         return "its time on nothing in particular: no single cause explains the delay"
     if cause == "kernels":
-        if run.digest(late.rank).is_cpu:
-            what = "operators"
-        else:
-            what = "more kernels" if late.more_kernels >= MORE_KERNELS else "kernels, as many as theirs"
+        noun = "operators" if run.digest(late.rank).is_cpu else "kernels"
+        what = f"more {noun}" if late.more_kernels >= MORE_KERNELS else f"{noun}, as many as theirs"
     else:
         what = _WORDS[cause]
     where = f", {PHASES[late.away_phase]}" if cause in IDLE_WORK and late.away_phase else ""
-    return f"{format_ms(float(late.cause_ns.mean()) / 1e6)} more than its peers in {what}{where}"
+    return f"{format_ms(float(np.median(late.cause_ns)) / 1e6)} more than its peers in {what}{where}"
 
 
 _WORDS = {

@@ -81,13 +81,17 @@ def late_explained_frac(run: RunView) -> dict[str, Value]:
     """How much of the waiting the cause explains in at least three quarters of the steps.
 
     A cause that is there in every step explains it; where processes share cores, a rank can come last
-    several times by chance, and then it did nothing else than its peers.
+    several times by chance, and then it did nothing else than its peers. Each step's cause is compared with
+    the waiting of that step. Only for longer kernels it is compared with that of the median step: sharing
+    a core makes them longer as well, by a different length in each step.
     """
 
     def explained(late: LateRank) -> Value:
-        waited = float(np.median(late.high_ns))
-        usual = float(np.sort(late.cause_ns)[(late.cause_ns.size - 1) // 4])
-        return min(usual / waited, 1.0) if waited > 0 else 0.0
+        waited = late.high_ns.astype(np.float64)
+        if late.cause == "kernels" and late.more_kernels < MORE_KERNELS:
+            waited = np.full(waited.size, np.median(waited))
+        shares = np.minimum(late.cause_ns / np.maximum(waited, 1.0), 1.0)[waited > 0]
+        return float(np.sort(shares)[(shares.size - 1) // 4]) if shares.size else 0.0
 
     return _of_late(run, explained, 0.0)
 

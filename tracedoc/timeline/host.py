@@ -102,7 +102,7 @@ def _matrix(timeline: RankTimeline) -> tuple[Spans, Int64Array]:
             named[index] = _MATRIX_OPERATOR.match(name) is not None
         rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & named[trace.name])
         spans = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
-        return spans, spans.starts
+        return spans, np.sort(trace.ts_ns[rows])
     for index, category in events.categories.items():
         named[index] = category in MATRIX
     rows = events.rows[(events.classes == COMPUTE) & (trace.device[events.rows] == timeline.device)]
@@ -155,10 +155,10 @@ SEED_NS = 1_000_000
 class WorkBefore:
     """What a rank did before each of its collectives, in the order of ``RankTimeline.collectives``.
 
-    The interval runs from the end of the collectives that started earlier on this rank (of any group; for
-    the first one from the start of its step) to this one's start. Compared with the other ranks of the same
-    collective it says why this rank came late. All zero where a collective started before those had ended
-    (queued behind them), and outside the complete and the judged steps.
+    The interval runs from the start of the collective before on this rank (of any group; for the first one
+    from the start of its step) to this one's start. Compared with the other ranks of the same collective it
+    says why this rank came late: what ran beside the one before counts, for a rank that waits there longer
+    does meanwhile what a late one does afterwards. All zero outside the complete and the judged steps.
 
     ``us[i, j]`` are microseconds of cause ``WORK[j]``. ``kernels`` counts compute kernels started in the
     interval: longer kernels keep the number, extra work raises it. ``away_us`` is the longest single piece
@@ -188,7 +188,7 @@ def work_before_collectives(timeline: RankTimeline, work: Work) -> WorkBefore:
 
 def intervals_before(timeline: RankTimeline) -> tuple[Int64Array, Int64Array]:
     """Return the interval before each collective, as :class:`WorkBefore` defines it."""
-    start, end = timeline.collectives.start_ns, timeline.collectives.end_ns
+    start = timeline.collectives.start_ns
     windows = [w for w in timeline.windows if w.complete or w == timeline.judged]
     judged = np.zeros(start.size, dtype=bool)
     opened = start.copy()
@@ -198,8 +198,8 @@ def intervals_before(timeline: RankTimeline) -> tuple[Int64Array, Int64Array]:
         opened[inside] = window.start_ns
     before = opened
     if start.size > 1:  # in time order of their starts
-        before[1:] = np.where(judged[1:], np.maximum.accumulate(end)[:-1], start[1:])
-    return np.where(judged, np.minimum(before, start), start), start
+        before[1:] = np.where(judged[1:], start[:-1], start[1:])
+    return np.where(judged, before, start), start
 
 
 def _longest_away(work: Work, starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, Int64Array]:
