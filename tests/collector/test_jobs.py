@@ -195,7 +195,7 @@ def test_a_failure_of_the_collector_is_told_and_the_job_goes_on(collect: Collect
 @pytest.mark.parametrize(
     ("script", "environ", "words"),
     [
-        ("pathologies.py", {"PATHO": "none"}, "No rule finds"),
+        ("pathologies.py", {"PATHO": "none"}, "2 of 2 ranks, gloo, DDP"),
         ("pathologies.py", {"PATHO": "slowloader"}, "input"),
         ("train_fsdp2.py", {"STEPS": "14"}, "FSDP"),
     ],
