@@ -260,7 +260,7 @@ def _cpu_steps(complete: list[dict[str, Any]]) -> list[Window] | None:
     """Return the steps of a CPU run, each up to the next one's start.
 
     Compute is the leaf operators and the whole of the library operators (``aten::mm``) on the stepping
-    threads, communication the ``gloo:*`` ranges.
+    threads, less the c10d operators inside them, which wait; communication is the ``gloo:*`` ranges.
     """
     steps = host_steps(complete)
     if not steps:
@@ -274,9 +274,14 @@ def _cpu_steps(complete: list[dict[str, Any]]) -> list[Window] | None:
             event for event in complete if _category(event) == "cpu_op" and str(event.get("tid")) == thread
         ]
         whole = [(_start(op), _end(op), name) for op in ops if _of_a_library(name := str(op.get("name", "")))]
+        waits = sorted(
+            (_start(op), _end(op))
+            for op in ops
+            if str(op.get("name", "")).startswith(("c10d::", "_c10d_functional"))
+        )
         for begin, end, name in _leaves(ops) + whole:
             if not name.startswith(("c10d::", "_c10d_functional")):
-                intervals.append((begin, end, "compute"))
+                intervals += [(*piece, "compute") for piece in _outside(begin, end, waits)]
     for event in complete:
         if str(event.get("name", "")).startswith("gloo:"):
             intervals.append((_start(event), _end(event), "comm"))
@@ -286,6 +291,16 @@ def _cpu_steps(complete: list[dict[str, Any]]) -> list[Window] | None:
         Window(index, start, until, end + UNFINISHED_NS < last_ns, split(intervals, start, until))
         for (index, start, end), until in zip(steps, [*next_starts, steps[-1][2]], strict=True)
     ]
+
+
+def _outside(begin: int, end: int, holes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return what is left of an interval without the holes, which are in order of start."""
+    pieces = []
+    for start, until in holes:
+        if start < end and until > begin:
+            pieces.append((begin, start))
+            begin = max(begin, until)
+    return [(a, b) for a, b in [*pieces, (begin, end)] if a < b]
 
 
 def _of_a_library(name: str) -> bool:
