@@ -20,9 +20,11 @@ from tracedoc.facts import (
     runlong,
     shard_hooks,
     sharding,
+    slowness,
     step,
     straggler,
     strategy,
+    uneven,
     wrapping,
 )
 
@@ -43,8 +45,10 @@ __all__ = [
     "runlong",
     "shard_hooks",
     "sharding",
+    "slowness",
     "step",
     "straggler",
     "strategy",
+    "uneven",
     "wrapping",
 ]

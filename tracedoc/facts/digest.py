@@ -17,6 +17,7 @@ from tracedoc.facts.memory import pageable_stall
 from tracedoc.facts.offload import offload_stall
 from tracedoc.facts.packed_spans import PackedSet, PackedSpans
 from tracedoc.facts.shard_hooks import hook_idle
+from tracedoc.facts.work import WorkTable, work_table
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import Budget
 from tracedoc.timeline.build import RankTimeline
@@ -67,7 +68,7 @@ class RankDigest:
     ``steps`` of the step that stands for the rank. ``spans`` are named sets inside the judged step, for
     evidence and pictures; ``present`` are the needs that the trace meets. ``first_step`` identifies the
     profiler's cycle. ``phases`` are those of the judged step, in order.
-    ``gradients`` tells which collectives reduce gradients.
+    ``gradients`` tells which collectives reduce gradients; ``work`` follows ``steps``.
     """
 
     rank: int
@@ -99,6 +100,7 @@ class RankDigest:
     units: UnitTable | None = None
     phases: tuple[PhaseBudget, ...] = ()
     gradients: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    work: WorkTable | None = None
 
     @property
     def exposed_comm(self) -> Spans:
@@ -157,6 +159,7 @@ def digest_timeline(timeline: RankTimeline, facts: Mapping[str, Value], *, rank:
         units=small_table(timeline.units, judged.index if judged is not None else None),
         phases=timeline.phase_budgets,
         gradients=gradient_rows(timeline),
+        work=work_table(timeline),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from tracedoc.facts.gradients import gradient_exposed
 from tracedoc.facts.late import gaps_of, late_ranks, waits_for
 from tracedoc.facts.measure import Measurements
 from tracedoc.facts.shard_table import hideable_backward_stalls, hideable_stalls
+from tracedoc.facts.uneven import uneven_ranks
 from tracedoc.facts.view import RunView
 from tracedoc.facts.wrapping import fine_wrapping_spans, sharded_exposed_spans
 from tracedoc.spans import Spans
@@ -67,15 +69,18 @@ def _from_run(
     return collect
 
 
-def _waits_for_late_rank(measurements: Measurements, key: str | None) -> tuple[Evidence, ...]:
+def _waits_for_late_rank(
+    measurements: Measurements, key: str | None, *, uneven: bool = False
+) -> tuple[Evidence, ...]:
     """List where the late rank ``key`` came from in its judged step, and where those waited that waited most.
 
-    ``None`` stands for every late rank.
+    ``None`` stands for every late rank, with ``uneven`` for those that had more work than others.
     """
     run = measurements.run
+    chosen = uneven_ranks(run) if uneven else frozenset(digest.rank for digest in run.digests)
     found: list[Evidence] = []
     for late in late_ranks(run):
-        if key is not None and key != str(late.rank):
+        if late.rank not in chosen or key not in (None, str(late.rank)):
             continue
         own = run.digest(late.rank)
         if own.judged_step is not None:
@@ -143,6 +148,7 @@ EVIDENCE: dict[str, EvidenceCollector] = {
     "small-collectives": _small_collectives,
     "waits-for-late-rank": _waits_for_late_rank,
     "waits-for-any-rank": _waits_for_late_rank,
+    "waits-for-uneven-work": partial(_waits_for_late_rank, uneven=True),
     "gradient-reductions": _from_run(gradient_exposed, "exposed gradient reduction"),
     "late-launches": _from_spans("idle_launch_pace", "GPU idle: the next kernel is not launched yet"),
     "blocking-syncs": _from_spans("idle_sync", "GPU idle after the host waited for it"),

@@ -29,14 +29,15 @@ class GemmTable:
     """Dense matrix products of all judged and complete steps of one rank, one row a kernel and launch grid.
 
     ``keys`` are the same for the same kernel with the same grid on every rank, in ascending order; ``names``
-    are shortened. Durations are in nanoseconds, 0 where a kind has no such call: ``alone`` with no
-    communication beside the kernel, ``beside`` with communication beside half of it or more. ``gridded``
-    tells where the grid is known: without it, one row may mix shapes.
+    are shortened. ``calls`` counts all calls: ``alone`` those with no communication beside the kernel,
+    ``beside`` those with communication beside half of it or more. Durations are in nanoseconds, 0 where a
+    kind has no such call. ``gridded`` tells where the grid is known: without it, one row may mix shapes.
     """
 
     keys: npt.NDArray[np.uint64]
     names: tuple[str, ...]
     gridded: npt.NDArray[np.bool_]
+    calls: npt.NDArray[np.int32]
     alone: npt.NDArray[np.int32]
     alone_p10_ns: npt.NDArray[np.int64]
     alone_median_ns: npt.NDArray[np.int64]
@@ -72,6 +73,7 @@ def gemm_table(timeline: RankTimeline) -> GemmTable:
                 _key(name, shape),
                 name[:80],
                 bool(shape),
+                int(mine.sum()),
                 *_summary(durations[mine & alone]),
                 *_summary(durations[mine & beside]),
             )
@@ -108,15 +110,16 @@ def _summary(durations: npt.NDArray[np.int64]) -> tuple[int, int, int]:
     return int(durations.size), int(ordered[last // 10]), int(ordered[last // 2])
 
 
-def _columns(rows: list[tuple[int, str, bool, int, int, int, int, int, int]]) -> GemmTable:
+def _columns(rows: list[tuple[int, str, bool, int, int, int, int, int, int, int]]) -> GemmTable:
     return GemmTable(
         keys=np.array([row[0] for row in rows], dtype=np.uint64),
         names=tuple(row[1] for row in rows),
         gridded=np.array([row[2] for row in rows], dtype=np.bool_),
-        alone=np.array([row[3] for row in rows], dtype=np.int32),
-        alone_p10_ns=np.array([row[4] for row in rows], dtype=np.int64),
-        alone_median_ns=np.array([row[5] for row in rows], dtype=np.int64),
-        beside=np.array([row[6] for row in rows], dtype=np.int32),
-        beside_p10_ns=np.array([row[7] for row in rows], dtype=np.int64),
-        beside_median_ns=np.array([row[8] for row in rows], dtype=np.int64),
+        calls=np.array([row[3] for row in rows], dtype=np.int32),
+        alone=np.array([row[4] for row in rows], dtype=np.int32),
+        alone_p10_ns=np.array([row[5] for row in rows], dtype=np.int64),
+        alone_median_ns=np.array([row[6] for row in rows], dtype=np.int64),
+        beside=np.array([row[7] for row in rows], dtype=np.int32),
+        beside_p10_ns=np.array([row[8] for row in rows], dtype=np.int64),
+        beside_median_ns=np.array([row[9] for row in rows], dtype=np.int64),
     )

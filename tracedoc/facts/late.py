@@ -8,19 +8,19 @@ from functools import lru_cache
 
 import numpy as np
 
+from tracedoc.facts.catalog import Unknown
+from tracedoc.facts.shares import work_excess
+from tracedoc.facts.slowness import SLOWER, SLOWER_IN_MOST, slowness_by_rank
 from tracedoc.facts.view import RunView
 from tracedoc.spans import Int64Array, Spans
-from tracedoc.timeline.blame import Lateness
+from tracedoc.timeline.blame import STRAGGLING
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.host import IDLE_WORK, PHASES, WORK
 from tracedoc.trace.distinct import is_among
-from tracedoc.units import format_ms
+from tracedoc.units import format_ms, format_quantity
 
 MAX_SUSPECTS = 8
 """Ranks that are looked at closely: those in whose name the others wait longest."""
-
-STRAGGLING = (Lateness.HOST, Lateness.COMPUTE)
-"""What makes a straggler; a rank that stood behind another operation is none."""
 
 CAUSES = ("kernels", *WORK[2:])
 """What can make a rank late: :data:`WORK`, with all kernels as one."""
@@ -195,13 +195,42 @@ def story(late: LateRank, run: RunView) -> str:
     cause = late.cause
     if not cause:
         return "its time on nothing in particular: no single cause explains the delay"
-    if cause == "kernels":
-        noun = "operators" if run.digest(late.rank).is_cpu else "kernels"
-        what = f"more {noun}" if late.more_kernels >= MORE_KERNELS else f"{noun}, as many as theirs"
-    else:
-        what = _WORDS[cause]
+    what = _kernels(late, run) if cause == "kernels" else _WORDS[cause]
     where = f", {PHASES[late.away_phase]}" if cause in IDLE_WORK and late.away_phase else ""
     return f"{format_ms(float(np.median(late.cause_ns)) / 1e6)} more than its peers in {what}{where}"
+
+
+def kernel_cause(late: LateRank, run: RunView) -> str:
+    """Return why the kernels of a rank that they make late take longer, as far as it is known.
+
+    "more kernels", "larger kernels" (as many, on more data), "slow GPU" (its matrix products take longer, by
+    half or more of what its compute does), else "longer kernels".
+    """
+    if late.more_kernels >= MORE_KERNELS:
+        return "more kernels"
+    place = run.digests.index(run.digest(late.rank))
+    excess, slowness = work_excess(run), slowness_by_rank(run)[late.rank]
+    if excess is not None and excess.explained[place].mean() >= CAUSE_SHARE:
+        return "larger kernels"
+    if isinstance(slowness, Unknown) or slowness.ratio < SLOWER or slowness.low_ratio < SLOWER_IN_MOST:
+        return "longer kernels"
+    enough = slowness.ratio - 1.0 >= CAUSE_SHARE * (slowness.compute_ratio - 1.0)
+    return "slow GPU" if enough else "longer kernels"
+
+
+def _kernels(late: LateRank, run: RunView) -> str:
+    """Say in words which kernels a rank spent more time in than its peers."""
+    if run.digest(late.rank).is_cpu:
+        return "more operators" if late.more_kernels >= MORE_KERNELS else "operators, as many as theirs"
+    cause, slowness = kernel_cause(late, run), slowness_by_rank(run)[late.rank]
+    if cause == "more kernels":
+        return cause
+    if cause == "larger kernels":
+        return "kernels, as many as theirs, which work on more data"
+    if isinstance(slowness, Unknown):
+        return "kernels, as many as theirs"
+    times = format_quantity(slowness.ratio, "ratio")
+    return f"kernels, as many as theirs: its matrix products take {times}x as long at the same shapes"
 
 
 _WORDS = {

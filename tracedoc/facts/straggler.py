@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tracedoc.facts.catalog import Unknown, Value, run_fact
-from tracedoc.facts.late import MORE_KERNELS, LateRank, late_ranks, story
+from tracedoc.facts.late import MORE_KERNELS, LateRank, kernel_cause, late_ranks, story
 from tracedoc.facts.view import RunView
 
 NOTICED = 0.02
@@ -63,14 +63,15 @@ def late_story(run: RunView) -> dict[str, Value]:
 
 @run_fact("late_cause", unit="text", scope="rank", needs=("collectives", "multi_rank"))
 def late_cause(run: RunView) -> dict[str, Value]:
-    """The cause in :func:`late_story` as a word: "longer kernels", "more kernels", or one of ``CAUSES``.
+    """The cause in :func:`late_story` as a word, one of ``CAUSES``; "none" where none explains half.
 
-    It is "none" where no cause explains half of the difference.
+    For kernels it is "more kernels", "larger kernels" (as many, on more data), "slow GPU" (matrix products
+    of the same shapes take longer) or, where that is not known, "longer kernels".
     """
 
     def word(late: LateRank) -> Value:
         if late.cause == "kernels":
-            return "more kernels" if late.more_kernels >= MORE_KERNELS else "longer kernels"
+            return kernel_cause(late, run)
         return late.cause or "none"
 
     return _of_late(run, word, "none")

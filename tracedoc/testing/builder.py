@@ -124,10 +124,8 @@ class TraceBuilder:
         on = thread or ("autograd" if self._device else "main")
         start, duration = _ns(start_ms), _ns(end_ms) - _ns(start_ms)
         for name in (f"autograd::engine::evaluate_function: {node}", node):
-            args: dict[str, object] = {
-                "External id": self._next_external_id(), "Sequence number": 1, "Fwd thread id": 1,
-            }  # fmt: skip
-            self._host_event("cpu_op", name, on, start, duration, args=args)
+            args: dict[str, object] = {"External id": self._next_external_id(), "Sequence number": 1}
+            self._host_event("cpu_op", name, on, start, duration, args=args | {"Fwd thread id": 1})
         return self
 
     def runtime(self, name: str, start_ms: float, end_ms: float, *, thread: str = "main") -> TraceBuilder:
@@ -155,6 +153,7 @@ class TraceBuilder:
         dims: Sequence[object] | None = None,
         types: Sequence[str] | None = None,
         within: Sequence[str] = (),
+        grid: Sequence[int] = (132, 1, 1),
     ) -> TraceBuilder:
         """Add a kernel, the call that launched it, and the operator ``op`` around that call.
 
@@ -165,7 +164,7 @@ class TraceBuilder:
             name, start_ms, end_ms,
             stream=stream, launch_ms=launch_ms, linked=linked, thread=thread, call="cudaLaunchKernel",
             around=[*((n, "user_annotation", {}) for n in within), (op, "cpu_op", self._shapes(dims, types))],
-            extra={},
+            extra={"grid": list(grid)},
         )  # fmt: skip
         return self
 

@@ -61,6 +61,7 @@ class Segment:
     lead_ms: float | None = None
     linked: bool = True
     name: str = ""
+    grid: int = 132
     dtype: str = "BFloat16"
     ranks: tuple[int, ...] = ()
     peer: int | None = None
@@ -162,6 +163,8 @@ def _described(one: Segment, word: str) -> Segment:
             return replace(one, linked=False)
         if one.lane in OPERATIONS and word.startswith("dtype="):
             return replace(one, dtype=word[6:])
+    if one.lane in COMPUTE and re.fullmatch(r"grid=[1-9]\d*", word):
+        return replace(one, grid=int(word[5:]))
     if one.lane in OPERATIONS and re.fullmatch(r"ranks=\d+(,\d+)+", word):
         return replace(one, ranks=tuple(sorted(int(rank) for rank in word[6:].split(","))))
     if one.lane in ("send", "recv") and re.fullmatch(r"peer=\d+", word):

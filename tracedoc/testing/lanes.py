@@ -28,6 +28,7 @@ Words
     ``lead=5``             launched 5 ms before its start
     ``unlinked``           the launch is not in the file
     ``name=flash_fwd``     name of the kernel or operator
+    ``grid=264``           thread blocks of a kernel; 132 unless said
     ``dtype=Float``        element type of a collective; BFloat16 unless said
     ``ranks=0,1``          the members of a collective's group; other ranks do not take part
     ``peer=1``             the other end of a send or receive
@@ -194,7 +195,7 @@ def _draw_gpu(
         kernel, op = (GEMM_KERNEL, "aten::mm") if one.lane == "compute" else _OPTIMIZER
         builder.kernel(
             one.name or kernel, start, end,
-            launch_ms=launch, linked=one.linked, op=op, thread=thread, within=within,
+            launch_ms=launch, linked=one.linked, op=op, thread=thread, within=within, grid=(one.grid, 1, 1),
         )  # fmt: skip
     elif one.lane == "copy":
         size = one.nbytes if one.nbytes is not None else 1 << 20

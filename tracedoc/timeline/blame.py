@@ -42,6 +42,10 @@ class Lateness(IntEnum):
     """It was launched in time, and stood behind another operation, or nothing tells what it waited for."""
 
 
+STRAGGLING = (Lateness.HOST, Lateness.COMPUTE)
+"""What makes a straggler; a rank that stood behind another operation is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """One step of a chain of blame: ``rank`` came last to ``operation`` (an index of the matching)."""

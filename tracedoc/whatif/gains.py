@@ -10,7 +10,7 @@ from tracedoc.facts.measure import Measurements
 from tracedoc.whatif.bounds import measured, within_host_work
 from tracedoc.whatif.gradients import GRADIENT_GAINS
 from tracedoc.whatif.sharding import SHARDING_GAINS
-from tracedoc.whatif.straggler import not_wait_for_any_rank, not_wait_for_rank
+from tracedoc.whatif.straggler import not_wait_for_any_rank, not_wait_for_rank, share_work_evenly
 
 GainEstimator = Callable[[Measurements, str | None], Gain | Unknown]
 
@@ -166,5 +166,6 @@ GAINS: dict[str, GainEstimator] = {
     "even-steps": even_steps,
     "not-wait-for-rank": not_wait_for_rank,
     "not-wait-for-any-rank": not_wait_for_any_rank,
+    "share-work-evenly": share_work_evenly,
 }
 """Estimators by the names that rules use. The key is a rank, ``None`` for the run."""

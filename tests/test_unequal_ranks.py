@@ -1,0 +1,192 @@
+"""Ranks with unequal work and GPUs of unequal speed, in whole runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tracedoc.diagnosis import Diagnosis, Finding
+from tracedoc.pipeline import Options, diagnose
+from tracedoc.testing import TraceBuilder
+
+ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
+PRODUCTS = ("nvjet_tst_128x256_64x4", "nvjet_tst_192x192_64x4", "nvjet_tst_256x128_64x3")
+STEP_MS = 100.0
+TOKENS = 1000
+"""Thread blocks of an elementwise kernel in a step with a batch of the usual size."""
+
+
+def write_run(
+    directory: Path,
+    ranks: int,
+    compute_ms: Callable[[int, int], float],
+    tokens: Callable[[int, int], int] = lambda rank, step: TOKENS,
+    *,
+    steps: int = 6,
+    shapes: bool = False,
+) -> Path:
+    """Draw steps of 100 ms: twelve products, one elementwise kernel, and an all-reduce that ends together.
+
+    ``compute_ms(rank, step)`` is how long all kernels take, ``tokens(rank, step)`` what they work on.
+    """
+    for rank in range(ranks):
+        builder = TraceBuilder(rank, ranks)
+        for step in range(steps + 1):
+            now, size = STEP_MS * step, tokens(rank, step)
+            builder.step(step, now - 50.0, now + 49.9).backward(now - 20.0, now + 20.0)
+            part = (compute_ms(rank, step) if step < steps else 60.0) / 13
+            for number in range(13):
+                dims = [[size, 512], [512, 512]] if shapes and number < 12 else None
+                builder.kernel(
+                    PRODUCTS[number % 3] if number < 12 else ELEMENTWISE,
+                    now + number * part, now + (number + 1) * part, launch_ms=now - 45.0 + number * 0.05,
+                    grid=(132, 1, 1) if number < 12 else (size, 1, 1), dims=dims,
+                    op="aten::mm" if number < 12 else "aten::add",
+                )  # fmt: skip
+            builder.collective("allreduce", now + 13 * part, now + STEP_MS, launch_ms=now - 10.0)
+        builder.write(directory / f"rank-{rank}.json")
+    return directory
+
+
+def judged(directory: Path) -> Diagnosis:
+    return diagnose([directory], Options(jobs=1))
+
+
+def about_ranks(diagnosis: Diagnosis) -> dict[str, Finding]:
+    return {finding.rule_id: finding for finding in diagnosis.findings if finding.topic == "straggler"}
+
+
+def outcome(diagnosis: Diagnosis, rule: str) -> str:
+    return next(verdict.outcome for verdict in diagnosis.verdicts if verdict.rule_id == rule)
+
+
+def long_batch(rank: int, step: int) -> bool:
+    return rank == step % 3
+
+
+def test_batches_of_unequal_length_are_the_cause_of_a_late_rank_that_changes(tmp_path: Path) -> None:
+    write_run(
+        tmp_path,
+        3,
+        lambda rank, step: 85.0 if long_batch(rank, step) else 60.0,
+        lambda rank, step: 1400 if long_batch(rank, step) else TOKENS,
+        steps=12,
+    )
+    diagnosis = judged(tmp_path)
+    assert list(about_ranks(diagnosis)) == ["uneven-work"]
+    assert outcome(diagnosis, "rotating-straggler") == "yielded"
+    finding = about_ranks(diagnosis)["uneven-work"]
+    assert finding.gain is not None
+    # 85, 60 and 60 ms of compute are 68.3 ms each if shared evenly.
+    assert finding.gain.high_ms == pytest.approx(85.0 - (85.0 + 60.0 + 60.0) / 3, rel=1e-3)
+    assert "In 12 of 12 steps" in finding.message
+    assert "1.4 times the thread blocks" in finding.message
+
+
+def test_a_late_rank_that_changes_with_equal_batches_is_jitter(tmp_path: Path) -> None:
+    write_run(tmp_path, 3, lambda rank, step: 85.0 if long_batch(rank, step) else 60.0, steps=12)
+    assert list(about_ranks(judged(tmp_path))) == ["rotating-straggler"]
+
+
+def test_recorded_shapes_tell_the_work_where_grids_do_not(tmp_path: Path) -> None:
+    write_run(
+        tmp_path,
+        3,
+        lambda rank, step: 84.0 if long_batch(rank, step) else 60.0,
+        lambda rank, step: 1400 if long_batch(rank, step) else TOKENS,
+        shapes=True,
+    )
+    finding = about_ranks(judged(tmp_path))["uneven-work"]
+    assert "1.4 times the arithmetic" in finding.message
+
+
+def test_slightly_more_work_does_not_explain_a_large_delay(tmp_path: Path) -> None:
+    write_run(
+        tmp_path,
+        3,
+        lambda rank, step: 85.0 if long_batch(rank, step) else 60.0,
+        lambda rank, step: 1100 if long_batch(rank, step) else TOKENS,
+    )
+    assert outcome(judged(tmp_path), "uneven-work") == "pass"
+
+
+def test_one_odd_batch_is_no_habit(tmp_path: Path) -> None:
+    write_run(
+        tmp_path,
+        3,
+        lambda rank, step: 85.0 if (rank, step) == (1, 3) else 60.0,
+        lambda rank, step: 1400 if (rank, step) == (1, 3) else TOKENS,
+    )
+    assert about_ranks(judged(tmp_path)) == {}
+
+
+def test_a_slow_gpu_is_the_cause_of_the_straggler(tmp_path: Path) -> None:
+    write_run(tmp_path, 4, lambda rank, step: 75.0 if rank == 2 else 60.0)
+    diagnosis = judged(tmp_path)
+    found = about_ranks(diagnosis)
+    assert set(found) == {"straggler-rank", "slow-gpu"}
+    straggler, slow = found["straggler-rank"], found["slow-gpu"]
+    assert straggler.ranks == slow.ranks == (2,)
+    assert "its matrix products take 1.25x as long at the same shapes" in straggler.message
+    assert "nvidia-smi" in straggler.fixes[0].change
+    assert not any("same work" in fix.title for fix in straggler.fixes)
+    assert slow.gain is None
+    assert slow.severity == "note"
+    assert diagnosis.facts["gemm_slowdown_ratio"].values["2"] == pytest.approx(1.25, rel=1e-4)
+    assert diagnosis.facts["gemm_slowdown_ratio"].values["0"] == pytest.approx(1.0, rel=1e-4)
+    assert diagnosis.facts["late_cause"].values["2"] == "slow GPU"
+
+
+def test_a_rank_with_larger_batches_is_late_for_its_work_and_not_for_its_gpu(tmp_path: Path) -> None:
+    write_run(
+        tmp_path,
+        4,
+        lambda rank, step: 75.0 if rank == 2 else 60.0,
+        lambda rank, step: 1250 if rank == 2 else TOKENS,
+    )
+    diagnosis = judged(tmp_path)
+    assert list(about_ranks(diagnosis)) == ["straggler-rank"]
+    straggler = about_ranks(diagnosis)["straggler-rank"]
+    assert "as many as theirs, which work on more data" in straggler.message
+    assert straggler.fixes[0].title == "Give every rank the same work"
+    assert diagnosis.facts["work_ratio"].values["2"] == pytest.approx(1.25)
+    assert outcome(diagnosis, "uneven-work") == "yielded"
+    assert outcome(diagnosis, "slow-gpu") == "unknown"
+
+
+def test_a_batch_that_grows_on_all_ranks_at_once_is_even_work(tmp_path: Path) -> None:
+    write_run(
+        tmp_path,
+        3,
+        lambda rank, step: 50.0 + 5.0 * (step % 4),
+        lambda rank, step: TOKENS + 100 * (step % 4),
+    )
+    diagnosis = judged(tmp_path)
+    assert about_ranks(diagnosis) == {}
+    assert diagnosis.facts["uneven_work_ratio"].value == 1.0
+
+
+def test_stages_of_a_pipeline_are_not_compared(tmp_path: Path) -> None:
+    """Stage 0 (ranks 0 and 1) has twice the layers of stage 1 (ranks 2 and 3), by design."""
+    stages = {0: (0, 1), 1: (2, 3)}
+    for rank in range(4):
+        stage = rank // 2
+        layers = 10 if stage == 0 else 5
+        builder = TraceBuilder(rank, 4)
+        for step in range(5):
+            now = STEP_MS * step
+            builder.step(step, now - 50.0, now + 49.9).backward(now - 20.0, now + 20.0)
+            for layer in range(layers):
+                begin = now + 6.0 * layer
+                builder.kernel(PRODUCTS[layer % 3], begin, begin + 6.0, launch_ms=now - 45.0 + 0.05 * layer)
+            end = now + 6.0 * layers
+            builder.collective(
+                "allreduce", end, now + 64.0, group=f"stage{stage}", ranks=stages[stage], launch_ms=now - 10.0
+            )
+            builder.collective("allreduce", now + 64.0, now + 66.0, nbytes=1 << 20, launch_ms=now - 9.0)
+        builder.write(tmp_path / f"rank-{rank}.json")
+    diagnosis = judged(tmp_path)
+    assert outcome(diagnosis, "uneven-work") == "pass"
+    assert diagnosis.facts["uneven_work_ratio"].value == 1.0
