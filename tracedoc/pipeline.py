@@ -6,6 +6,7 @@ This is the file to read first. Per-rank work is a pure function of one file; on
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -145,7 +146,7 @@ def _read_all(
         for path, outcome in results:
             if not isinstance(outcome, RankDigest) and (options.strict or len(sizes) == 1):
                 raise _error(path, outcome)
-            outcomes[path] = outcome
+            outcomes[path] = _with_shared_names(outcome) if isinstance(outcome, RankDigest) else outcome
             display.rank()
     digests, failed = [], []
     for file in run.files:
@@ -157,6 +158,11 @@ def _read_all(
     if not digests:
         raise _error(*failed[0])
     return digests, [_unread(path, outcome) for path, outcome in failed]
+
+
+def _with_shared_names(digest: RankDigest) -> RankDigest:
+    """Return the digest with facts by names that all ranks share: each pickle brought its own copies."""
+    return replace(digest, facts={sys.intern(name): value for name, value in digest.facts.items()})
 
 
 class _Display:
