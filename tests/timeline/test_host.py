@@ -128,18 +128,19 @@ def test_work_before_a_collective_starts_where_the_one_before_started(timeline_o
         builder.collective("allreduce", start + 75, start + 85, launch_ms=start + 74)
     timeline = timeline_of(builder)
     before = work_before_collectives(timeline, work_of(timeline))
-    by_name = [dict(zip(WORK, row.tolist(), strict=True)) for row in before.us]
+    by_name = [dict(zip(WORK, before.us(row).tolist(), strict=True)) for row in range(len(before.us_of))]
     # The first step's first collective: from the start of the step. The third step is not complete.
     assert by_name[0]["matrix"] == 19_000
     assert by_name[1]["matrix"] == 40_000
     assert by_name[1]["python"] + by_name[1]["dispatch"] == pytest.approx(4_000, abs=60)
     # From 75 of the step before: 10 ms of collective, 16 ms until the first kernel, then 19 ms of it.
-    assert int(before.us[2].sum()) == pytest.approx(45_000, abs=5)
+    assert int(before.us(2).sum()) == pytest.approx(45_000, abs=5)
     assert by_name[2]["communication"] == pytest.approx(10_000, abs=5)
     assert before.kernels.tolist()[:4] == [1, 1, 1, 1]
     assert int(before.away_us[2]) == pytest.approx(15_500, abs=600)
-    assert not before.us[4:].any()
-    assert before.us.dtype == np.uint32
+    assert not before.us_of[4:].any()
+    assert before.us_of.dtype == np.uint32
+    assert {WORK[cause] for cause in before.causes} < set(WORK)  # only those that occur travel
 
 
 def test_what_runs_beside_the_collective_before_is_work_before_this_one(timeline_of: Build) -> None:

@@ -173,7 +173,7 @@ def _what_it_did(
             work = run.digests[place].host_work
             if work is None:
                 continue
-            us = work.before.us[row].astype(np.int64)
+            us = work.before.us(row)
             did = (np.append(us[:2].sum(), us[2:]), int(work.before.kernels[row]))
             if place != position:
                 others.append(did)

@@ -160,16 +160,23 @@ class WorkBefore:
     says why this rank came late: what ran beside the one before counts, for a rank that waits there longer
     does meanwhile what a late one does afterwards. All zero outside the complete and the judged steps.
 
-    ``us[i, j]`` are microseconds of cause ``WORK[j]``. ``kernels`` counts compute kernels started in the
-    interval: longer kernels keep the number, extra work raises it. ``away_us`` is the longest single piece
-    of idle time that is the host's (every cause but "dependency"), ``away_phase`` where in the step the
-    host was then (an index of :data:`PHASES`).
+    ``us_of[i, j]`` are microseconds of cause ``WORK[causes[j]]``, of those that occur. ``kernels`` counts
+    compute kernels started in the interval: longer kernels keep the number, extra work raises it.
+    ``away_us`` is the longest single piece of idle time that is the host's (every cause but "dependency"),
+    ``away_phase`` where in the step the host was then (an index of :data:`PHASES`).
     """
 
-    us: npt.NDArray[np.uint32]
+    causes: npt.NDArray[np.uint8]
+    us_of: npt.NDArray[np.uint32]
     kernels: npt.NDArray[np.uint32]
     away_us: npt.NDArray[np.uint32]
     away_phase: npt.NDArray[np.uint8]
+
+    def us(self, collective: int) -> Int64Array:
+        """Return the microseconds of every cause in :data:`WORK` before one collective."""
+        found = np.zeros(len(WORK), dtype=np.int64)
+        found[self.causes] = self.us_of[collective]
+        return found
 
 
 def work_before_collectives(timeline: RankTimeline, work: Work) -> WorkBefore:
@@ -178,8 +185,11 @@ def work_before_collectives(timeline: RankTimeline, work: Work) -> WorkBefore:
     nanoseconds = work.within(starts, ends)
     kernels = np.searchsorted(work.compute_starts, ends) - np.searchsorted(work.compute_starts, starts)
     away, middle = _longest_away(work, starts, ends)
+    us = _microseconds(nanoseconds)
+    causes = np.flatnonzero(us.any(axis=0))
     return WorkBefore(
-        us=_microseconds(nanoseconds),
+        causes=causes.astype(np.uint8),
+        us_of=np.ascontiguousarray(us[:, causes]),
         kernels=np.maximum(kernels, 0).astype(np.uint32),
         away_us=_microseconds(away),
         away_phase=np.where(away > 0, phases_at(timeline, middle), 0).astype(np.uint8),
