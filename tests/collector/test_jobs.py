@@ -202,6 +202,7 @@ def test_a_failure_of_the_collector_is_told_and_the_job_goes_on(collect: Collect
 )
 def test_diagnose_reads_what_torchrun_jobs_leave(
     collect: Collect,
+    tmp_path: Path,
     shared_traces: Path,
     monkeypatch: pytest.MonkeyPatch,
     script: str,
@@ -212,7 +213,11 @@ def test_diagnose_reads_what_torchrun_jobs_leave(
         monkeypatch.setenv(name, value)
     scripts = shared_traces / "cpu_gloo" / "scripts"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    ran = collect(*torchrun, str(scripts / script), options="--wait 2 --warmup 1 --active 4 --diagnose")
+    options = "--wait 2 --warmup 1 --active 4 --diagnose"
+    ran = collect(*torchrun, str(scripts / script), options=options)
+    if "terminate called without an active exception" in ran.stderr:
+        # These scripts leave without a barrier, and gloo may then abort, with and without the collector.
+        ran = collect(*torchrun, str(scripts / script), options=options, folder=tmp_path / "again")
     assert ran.code == 0, ran.stderr
     assert ran.manifest()["state"] == "complete"
     assert words in ran.stdout

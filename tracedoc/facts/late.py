@@ -28,6 +28,9 @@ CAUSES = ("kernels", *WORK[2:])
 CAUSE_SHARE = 0.5
 """What explains at least this share of a lateness is called its cause."""
 
+LEAST_SHARE = 0.3
+"""What explains less than this share of the others' waiting is not worth naming."""
+
 MORE_KERNELS = 1.02
 """A rank that starts this many times the kernels of its peers does more work, not slower work."""
 
@@ -64,10 +67,11 @@ class LateRank:
 
     @property
     def cause(self) -> str:
-        """What it did in the gap, of :data:`CAUSES`, or "" if nothing explains half of it."""
+        """What it did in the gap, of :data:`CAUSES`, or "" if nothing explains enough of it."""
         excess = self.excess_us.sum(axis=0)
         best = int(excess.argmax())
-        return CAUSES[best] if excess[best] > 0 and excess[best] >= CAUSE_SHARE * excess.sum() else ""
+        enough = max(CAUSE_SHARE * excess.sum(), LEAST_SHARE * self.high_ns.sum() / 1000)
+        return CAUSES[best] if excess[best] > 0 and excess[best] >= enough else ""
 
     @property
     def cause_ns(self) -> Int64Array:
@@ -194,9 +198,11 @@ def story(late: LateRank, run: RunView) -> str:
     """Say in words what a late rank did while the others waited."""
     cause = late.cause
     if not cause:
-        return "its time on nothing in particular: no single cause explains the delay"
+        return "no more time than its peers on any one thing that the traces show"
     what = _kernels(late, run) if cause == "kernels" else _WORDS[cause]
-    where = f", {PHASES[late.away_phase]}" if cause in IDLE_WORK and late.away_phase else ""
+    phase = PHASES[late.away_phase]
+    where = f" in {phase}" if phase.startswith("the ") else f", {phase}"
+    where = where if cause in IDLE_WORK and late.away_phase else ""
     return f"{format_ms(float(np.median(late.cause_ns)) / 1e6)} more than its peers in {what}{where}"
 
 
