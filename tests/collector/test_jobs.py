@@ -28,7 +28,8 @@ def without_us(command: list[str]) -> tuple[int, str]:
 def test_every_rank_records_the_steps_asked_for_and_the_job_computes_the_same(collect: Collect) -> None:
     command = job("plain", "30", ranks=2)
     ran = collect(*command)
-    assert (ran.code, sorted(ran.stdout.split("\n"))) == (0, sorted(without_us(command)[1].split("\n")))
+    # Both ranks print the same words into one pipe, where their line ends may change places.
+    assert (ran.code, ran.stdout.replace("\n", "")) == (0, without_us(command)[1].replace("\n", ""))
     for rank in (0, 1):
         entry = ran.rank(rank)
         assert (entry["state"], entry["reason"], entry["level"]) == ("complete", "", "full")
