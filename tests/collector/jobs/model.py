@@ -29,5 +29,6 @@ class Training:
 
     def finish(self) -> None:
         if distributed.is_initialized():
+            distributed.barrier()  # gloo may abort where one rank leaves while another still sends
             distributed.destroy_process_group()
         print(f"done {len(self.losses)} {self.losses[-1]:.6f}")
