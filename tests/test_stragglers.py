@@ -121,3 +121,25 @@ def test_a_rank_that_changes_every_step_is_jitter(tmp_path: Path) -> None:
 def test_five_steps_cannot_tell_jitter(tmp_path: Path) -> None:
     write_changing(tmp_path, [0, 1, 2, 0, 1])
     assert [f for f in judged(tmp_path).findings if f.topic == "straggler"] == []
+
+
+def test_on_a_busy_host_what_a_rank_does_in_every_step_is_its_cause(tmp_path: Path) -> None:
+    """Rank 1 sleeps 30 ms a step; its operators also take 0, 70 and 70 ms longer, as on a shared core."""
+    noise_ms = [0.0, 70.0, 70.0]
+    for rank in range(2):
+        builder, now = TraceBuilder(rank, 2, device=None), 0.0
+        for step, noise in enumerate(noise_ms):
+            slower, asleep = (noise, 30.0) if rank == 1 else (0.0, 0.0)
+            end = now + 20.0 + noise + 30.0 + 20.0
+            builder.step(step, now, end + 9.5)
+            builder.host("aten::mm", now + 1.0, now + 20.0 + slower)
+            begin = now + 20.0 + slower + asleep
+            builder.host("aten::mul", begin, begin + 19.0)
+            builder.backward(begin, begin + 19.5, node="MulBackward0")
+            builder.collective("allreduce", begin + 20.0, end + 5.0, launch_ms=begin + 19.2)
+            now = end + 10.0
+        builder.step(len(noise_ms), now, now + 1.0)
+        builder.write(tmp_path / f"rank-{rank}.json")
+    (finding,) = [f for f in judged(tmp_path).findings if f.rule_id == "straggler-rank"]
+    assert finding.ranks == (1,)
+    assert "30 ms more than its peers in code that no operator covers" in finding.message

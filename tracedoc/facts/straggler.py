@@ -97,6 +97,16 @@ def late_explained_frac(run: RunView) -> dict[str, Value]:
     return _of_late(run, explained, 0.0)
 
 
+@run_fact("late_habit_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def late_habit_ms(run: RunView) -> dict[str, Value]:
+    """How much longer than its peers this rank is at its cause in at least three quarters of the steps."""
+
+    def habit(late: LateRank) -> Value:
+        return float(np.sort(late.cause_ns)[(len(late.steps) - 1) // 4]) / 1e6
+
+    return _of_late(run, habit, 0.0)
+
+
 @run_fact("late_rank_changes_frac", unit="fraction", needs=("collectives", "multi_rank"))
 def late_rank_changes_frac(run: RunView) -> Value:
     """Share of the steps with a late rank in which it is another than the one most often late."""
