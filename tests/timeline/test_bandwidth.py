@@ -43,6 +43,16 @@ def test_between_hosts_the_rate_is_not_known_and_small_is_larger() -> None:
     assert size_curve("an unlisted device", 8) is None
 
 
+@pytest.mark.parametrize(("ranks", "share"), [(2, 0.475), (4, 0.6), (8, 1.0), (16, 1.0)])
+def test_fewer_ranks_call_less_small_and_are_expected_no_more(ranks: int, share: float) -> None:
+    # Latency of 8.4 us and 3.4 us for each of 2 (n - 1) hops: 15.2, 28.8 and 56 us, times n / 2 (n - 1).
+    eight, few = size_curve(H200, 8), size_curve(H200, ranks)
+    assert eight is not None
+    assert few is not None
+    assert few.half_bytes == pytest.approx(share * 20 * MIB, rel=1e-9)
+    assert few.expected_gbps(16 * MIB) == eight.expected_gbps(16 * MIB)
+
+
 def test_the_half_rate_size_is_where_latency_equals_transfer() -> None:
     # 40 us, and 1 us for each 100,000 bytes: half of the rate at 4,000,000 bytes.
     sizes = np.array([1, 1, 4, 10, 40], dtype=np.int64) * 1_000_000

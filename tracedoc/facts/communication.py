@@ -115,7 +115,9 @@ def latency_bound_frac(run: RunView) -> dict[str, Value]:
 
     Latency-bound is below a quarter of the size at which the link reaches half of its rate. That size is
     fitted to the transfers of this run where a group has three or more sizes, else taken from measured
-    machines, in proportion to the link's rate (8x H200: 20 MiB; 32 ranks on several hosts: 120 MiB).
+    machines, in proportion to the link's rate (8x H200: 20 MiB; 32 ranks on several hosts: 120 MiB). Groups
+    of fewer than 8 ranks pay less latency, as NCCL counts it: 2 ranks reach half of the rate at 48 % of that
+    size, 4 at 60 %.
     """
     return _by_rank(run, lambda digest, step: _latency_bound_share(run, digest, step))
 

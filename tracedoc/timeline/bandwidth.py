@@ -36,6 +36,10 @@ HALF_RATE_MIB = ((0.0, 0.0), (450.0, 20.0), (900.0, 64.0))
 Measured on 8x H200 (busbw of 40, 220, 276, 402 and 482 GB/s at 1, 16, 32, 128 MiB and 16 GiB) and 8x B200
 (36, 255, 326, 568, 846); in proportion below (ml-engineering, network)."""
 
+BASE_LATENCY_US = 8.4
+HOP_LATENCY_US = 3.4
+"""What NCCL counts for starting a ring and for each of its hops over NVLink (tuning.cc, simple protocol)."""
+
 HOSTS_HALF_RATE_MIB = 120.0
 HOSTS_REFERENCE_RANKS = 32
 """The same for 32 ranks on four hosts over EFA (5.4, 64, 91, 198, 382 GB/s)."""
@@ -53,24 +57,27 @@ class SizeCurve:
     """The bandwidth of one group by size: ``peak_gbps * size / (size + half-rate size)``.
 
     ``peak_gbps`` is ``None`` where the link is not known: between hosts, or of an unlisted device.
-    ``table_half_bytes`` is the half-rate size of measured machines, ``fitted_half_bytes`` that of this run,
-    ``None`` where it has too few sizes.
+    ``table_half_bytes`` is the half-rate size of measured machines, ``scaled_half_bytes`` what follows from
+    it for a group of fewer ranks, ``fitted_half_bytes`` that of this run, ``None`` where it has too few
+    sizes.
     """
 
     peak_gbps: float | None
     table_half_bytes: float
+    scaled_half_bytes: float
     fitted_half_bytes: float | None = None
 
     @property
     def half_bytes(self) -> float:
         """The size that reaches half of what larger ones reach."""
-        return self.table_half_bytes if self.fitted_half_bytes is None else self.fitted_half_bytes
+        return self.scaled_half_bytes if self.fitted_half_bytes is None else self.fitted_half_bytes
 
     def expected_gbps(self, nbytes: float) -> float | None:
         """Return the bus bandwidth that a message of so many bytes should reach.
 
-        The larger of both half-rate sizes counts: a link that is slow at every size is at half of its own
-        rate early, and so are small messages alone, which take a protocol of lower rate.
+        The larger of the table's and the run's half-rate size counts: a link that is slow at every size is
+        at half of its own rate early, and so are small messages alone, which take a protocol of lower rate.
+        The table's is not scaled here, so that nothing more is expected than was measured.
         """
         half = max(self.table_half_bytes, self.half_bytes)
         return None if self.peak_gbps is None else self.peak_gbps * nbytes / (nbytes + half)
@@ -80,21 +87,32 @@ def size_curve(device: str, ranks: int, hosts: int = 1) -> SizeCurve | None:
     """Return the curve of a group on ``device`` from the table, ``None`` for an unlisted device.
 
     ``hosts`` is how many the group spans; over several the trace does not tell the network's rate, and the
-    half-rate size grows with the ranks. On one host that of 8 ranks stands for all.
+    half-rate size grows with the ranks. On one host that of 8 ranks stands for larger groups, and is scaled
+    down for smaller ones.
     """
     peak = device_peak(device)
     if peak is None or peak.link_gbps is None or ranks < 2:
         return None
     rates, sizes = zip(*HALF_RATE_MIB, strict=True)
-    half = float(np.interp(peak.link_gbps, rates, sizes))
+    half = float(np.interp(peak.link_gbps, rates, sizes)) * 2**20
+    scaled = half * _half_rate_time(min(ranks, REFERENCE_RANKS)) / _half_rate_time(REFERENCE_RANKS)
     if hosts > 1:
-        apart = HOSTS_HALF_RATE_MIB * (ranks - 1) / (HOSTS_REFERENCE_RANKS - 1)
-        return SizeCurve(None, max(half, apart) * 2**20)
+        apart = HOSTS_HALF_RATE_MIB * 2**20 * (ranks - 1) / (HOSTS_REFERENCE_RANKS - 1)
+        return SizeCurve(None, max(half, apart), max(scaled, apart))
     if peak.peer_gbps is not None:
         rate = MESH_SHARE * min(peak.link_gbps, peak.peer_gbps * (ranks - 1))
     else:
         rate = RING_SHARE * peak.link_gbps
-    return SizeCurve(rate, half * 2**20)
+    return SizeCurve(rate, half, scaled)
+
+
+def _half_rate_time(ranks: int) -> float:
+    """Return what the half-rate size is in proportion to, for an all-reduce in a ring of so many ranks.
+
+    Its latency, over the ``2 (n - 1) / n`` times that each byte crosses a link.
+    """
+    hops = 2 * (ranks - 1)
+    return (BASE_LATENCY_US + hops * HOP_LATENCY_US) * ranks / hops
 
 
 def fit_half_bytes(sizes: Int64Array, transfer_ns: Int64Array) -> float | None:
