@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracedoc.facts.catalog import Unknown, Value, rank_fact, run_fact
-from tracedoc.facts.digest import device_name
+from tracedoc.facts.device import device_name
 from tracedoc.facts.view import RunView
 from tracedoc.timeline.build import RankTimeline
 

@@ -25,6 +25,7 @@ NEEDS = frozenset(
         "shapes",
         "memory",
         "sharding",
+        "tf32",
     }
 )
 """What a fact or a rule may need of a capture."""

@@ -9,12 +9,13 @@ from math import prod
 import numpy as np
 
 from tracedoc.facts.catalog import Unknown, Value, rank_fact
+from tracedoc.facts.device import half_tflops
 from tracedoc.facts.step import judged_budget, judged_host_step
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct
-from tracedoc.trace.vocabulary import KernelCategory, device_peak
+from tracedoc.trace.vocabulary import KernelCategory
 
 Dims = Sequence[object]
 
@@ -64,11 +65,9 @@ def mfu_frac(timeline: RankTimeline) -> Value:
     work, budget = _matrix_work(timeline), judged_budget(timeline)
     if isinstance(work, Unknown):
         return work
-    name = next((d.name for d in timeline.trace.info.devices if d.index == timeline.device), "")
-    peak = device_peak(name)
-    half_peak = (peak.bf16_tflops or peak.fp16_tflops) if peak is not None else None
-    if half_peak is None:
-        return Unknown(f"the peak of {name or 'the device'!r} is not in the device table")
+    half_peak = half_tflops(timeline)
+    if isinstance(half_peak, Unknown):
+        return half_peak
     if work.half_flops <= 0.5 * work.flops:
         return Unknown("most matrix work is not in 16 bits; its peak depends on the TF32 setting")
     if budget is None or budget.window_ns == 0:

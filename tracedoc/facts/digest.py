@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import Value
+from tracedoc.facts.device import device_name
 from tracedoc.facts.gemms import GemmTable, gemm_table
 from tracedoc.facts.host import host_away_idle, launch_pace_idle, short_kernel_idle
 from tracedoc.facts.hostwork import HostDigest, host_digest
@@ -161,16 +162,6 @@ def digest_timeline(timeline: RankTimeline, facts: Mapping[str, Value], *, rank:
         gradients=gradient_rows(timeline),
         work=work_table(timeline),
     )
-
-
-def device_name(timeline: RankTimeline) -> str:
-    """Return the name of the judged device: "CPU" in a CPU trace, "GPU" where the file names none."""
-    if timeline.is_cpu:
-        return "CPU"
-    named = {device.index: device.name for device in timeline.trace.info.devices}
-    if timeline.device in named:
-        return named[timeline.device]
-    return next(iter(named.values()), "GPU" if timeline.device is not None else "unknown device")
 
 
 def _step_digest(timeline: RankTimeline, window: Window) -> StepDigest:

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import Unknown, Value, rank_fact
+from tracedoc.facts.device import half_tflops, judged_peak
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import MATRIX
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.columns import Kind
-from tracedoc.trace.devices import DevicePeak, device_peak
 from tracedoc.trace.distinct import intersection, is_among
 from tracedoc.trace.matrix_kernels import matrix_format
 from tracedoc.units import format_percent
@@ -136,16 +136,13 @@ def queue_depth(timeline: RankTimeline) -> Value:
 @rank_fact("peak_half_tflops", unit="tflops", needs=("gpu",))
 def peak_half_tflops(timeline: RankTimeline) -> Value:
     """Dense peak of the device in 16 bits (bf16, on Volta fp16), from the vendor's data sheet."""
-    peak = _peak(timeline)
-    if isinstance(peak, Unknown):
-        return peak
-    return peak.bf16_tflops or peak.fp16_tflops or Unknown("the device has no 16-bit tensor cores")
+    return half_tflops(timeline)
 
 
 @rank_fact("peak_hbm_gbps", unit="gbps", needs=("gpu",))
 def peak_hbm_gbps(timeline: RankTimeline) -> Value:
     """Bandwidth of the device's memory, from the vendor's data sheet."""
-    peak = _peak(timeline)
+    peak = judged_peak(timeline)
     return peak if isinstance(peak, Unknown) else peak.hbm_gbps or Unknown("not in the device table")
 
 
@@ -155,13 +152,8 @@ def peak_link_gbps(timeline: RankTimeline) -> Value:
 
     What the machine connects may be less: the trace does not say which links are there.
     """
-    peak = _peak(timeline)
+    peak = judged_peak(timeline)
     return peak if isinstance(peak, Unknown) else peak.link_gbps or Unknown("not in the device table")
-
-
-def _peak(timeline: RankTimeline) -> DevicePeak | Unknown:
-    name = next((d.name for d in timeline.trace.info.devices if d.index == timeline.device), "")
-    return device_peak(name) or Unknown(f"{name or 'the device'!r} is not in the device table")
 
 
 def judged_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp]:
@@ -244,5 +236,5 @@ def peak_tf32_tflops(timeline: RankTimeline) -> Value:
 
     Unknown before Ampere, which has no TF32.
     """
-    peak = _peak(timeline)
+    peak = judged_peak(timeline)
     return peak if isinstance(peak, Unknown) else peak.tf32_tflops or Unknown("the device has no TF32")

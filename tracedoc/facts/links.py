@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import Unknown, Value, run_fact
+from tracedoc.facts.device import unlisted
 from tracedoc.facts.digest import RankDigest
 from tracedoc.facts.view import RunView
 from tracedoc.timeline.bandwidth import Transfers, size_curve, transfers
@@ -89,7 +90,7 @@ def half_rate_bytes(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64]
         ranks = kind.group_size or len(kind.group) or run.world_size or len(run.digests)
         curve = size_curve(digest.device, max(ranks, 2))
         if curve is None:
-            return Unknown(f"the link of {digest.device!r} is not in the device table")
+            return unlisted(digest.device)
         by_kind.append(curve.half_bytes)
     halves = np.array(by_kind or [0.0])[table.kind]
     operations = run.operations[digest.rank]
@@ -164,7 +165,8 @@ def _is_known(found: Transfers) -> bool:
 
 def _no_link(run: RunView) -> Unknown:
     device = run.digests[0].device
-    return Unknown(f"what the link should give is not known: {device!r} is not listed, or groups span hosts")
+    why = unlisted(device).reason if size_curve(device, 2) is None else "groups span hosts"
+    return Unknown(f"what the link should give is not known: {why}")
 
 
 def _weighted(found: Transfers, values: npt.NDArray[np.float64]) -> float:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tracedoc.facts.catalog import Unknown, Value, run_fact
 from tracedoc.facts.communication import latency_bound_bytes
+from tracedoc.facts.device import unlisted
 from tracedoc.facts.digest import RankDigest, StepDigest
 from tracedoc.facts.links import half_rate_bytes
 from tracedoc.facts.view import RunView
@@ -115,7 +116,7 @@ def block_gather_estimate_ms(run: RunView) -> dict[str, Value]:
         if not isinstance(size, float):
             return size if isinstance(size, Unknown) else NOT_SHARDED
         if gbps is None or peak is None or peak.link_gbps is None:
-            return Unknown(f"the link of {digest.device!r} is not in the device table")
+            return unlisted(digest.device)
         halves = half_rate_bytes(run, digest)
         if isinstance(halves, Unknown):
             return halves
