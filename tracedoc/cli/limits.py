@@ -73,9 +73,9 @@ LIMITS: dict[str, str] = {
         "schedule(wait=1, warmup=2, active=4)."
     ),
     "no-gpu-activity": (
-        "The trace holds no GPU events, or none of a kind that is understood, so nothing is said about "
-        "device time; in particular not that the device is idle. Pass ProfilerActivity.CUDA to the "
-        "profiler, and check that no other tool held the GPU's counters (CUPTI allows one)."
+        "The trace holds no GPU events, so nothing is said about device time; in particular not that the "
+        "device is idle. Pass ProfilerActivity.CUDA to the profiler, and check that no other tool held the "
+        "GPU's counters (CUPTI allows one)."
     ),
     "not-a-trace": (
         "A file that was found beside the traces is not one, and was left out. Name the trace files "

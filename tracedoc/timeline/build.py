@@ -104,12 +104,12 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
     delays = host_spans(trace)
     if events.rows.size:
         timeline = _gpu_timeline(trace, host, launches, events, delays)
-    elif (reason := _missing_gpu_activity(trace)) is None:
+    elif (unread := _unread_device(trace)) is None:
         timeline = _cpu_timeline(trace, host, launches, events, delays)
     else:
         position = np.empty(0, dtype=np.int64)
         timeline = RankTimeline(
-            trace, False, host, delays, launches, events, position, limits=(*host.limits, reason)
+            trace, False, host, delays, launches, events, position, limits=(*host.limits, *unread)
         )
     phases = find_phases(trace, timeline.host, events, timeline.device)
     judged = _judge(replace(timeline, phases=phases, units=_units(timeline)), steps)
@@ -229,22 +229,19 @@ def _stepping_threads(trace: Trace) -> np.ndarray:
     return distinct(trace.thread[rows])
 
 
-def _missing_gpu_activity(trace: Trace) -> Limit | None:
-    """Return the limit for a trace of a GPU job that holds no GPU event, ``None`` for a CPU job's trace."""
+def _unread_device(trace: Trace) -> tuple[Limit, ...] | None:
+    """Return the limits of a trace of a GPU job that holds no GPU event, ``None`` for a CPU job's trace."""
+    if (trace.kind == int(Kind.ACCELERATOR)).any():
+        return ()  # the reader has said so: unknown-device
     launched = any(
         vocabulary.runtime_role(trace.names[name]) in (RuntimeRole.LAUNCH, RuntimeRole.GRAPH_LAUNCH)
         for name in distinct(trace.name[trace.kind == int(Kind.RUNTIME)]).tolist()
     )
-    accelerator = bool((trace.kind == int(Kind.ACCELERATOR)).any())
-    if accelerator:
-        what = "the device activity is of a kind that tracedoc does not understand"
-    elif launched or trace.info.devices or trace.info.backend in ("nccl", "rccl"):
-        what = "the trace is of a GPU job, yet holds no GPU activity"
-    else:
+    if not (launched or trace.info.devices or trace.info.backend in ("nccl", "rccl")):
         return None
-    return Limit(
-        "no-gpu-activity", f"{trace.info.source}: {what}", "nothing is said about this rank's device time"
-    )
+    what = "the trace is of a GPU job, yet holds no GPU activity"
+    effect = "nothing is said about this rank's device time"
+    return (Limit("no-gpu-activity", f"{trace.info.source}: {what}", effect),)
 
 
 def _own_extents(

@@ -341,8 +341,8 @@ class Columns:
         return [
             Limit(
                 "unknown-device",
-                f"{path} records device activity only as {', '.join(present)}, which is not understood",
-                "nothing is said about how busy the device was",
+                f"{path}: the device activity is of a kind that is not understood ({', '.join(present)})",
+                "nothing is said about this rank's device time",
             )
         ]
 
