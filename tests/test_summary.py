@@ -76,6 +76,23 @@ def test_a_step_that_was_cut_is_said_to_be_incomplete(tmp_path: Path) -> None:
     assert "Confidence is low." in summary
 
 
+def test_a_preview_rule_that_finds_fault_is_not_passed_over(tmp_path: Path) -> None:
+    found = lanes(tmp_path, "lead: 0.01\nhost 62-99 name=aten::sort\ncompute 0-60 x100\nstep: 100", ranks=1)
+    assert [one.rule_id for one in found.findings] == ["host-away"]
+    assert found.summary == (
+        "100 ms/step on 1x NVIDIA H100 80GB HBM3. Compute fills 60 % of the step; of the rest, idle time "
+        "(kernels launched late) takes most (40 ms). "
+        "The largest finding of a preview rule is worth up to 40 ms a step."
+    )
+
+
+def test_a_finding_that_gives_no_time_is_no_largest_note(tmp_path: Path) -> None:
+    found = lanes(tmp_path, "allreduce 0-100 64MiB", ranks=2, keep=1)
+    assert found.findings[0].gain is not None
+    assert found.findings[0].gain.high_ms == 0
+    assert "largest" not in found.summary
+
+
 def test_nothing_to_judge_is_no_idle_gpu(tmp_path: Path) -> None:
     path = tmp_path / "mtia.json"
     path.write_text(
@@ -88,6 +105,11 @@ def test_nothing_to_judge_is_no_idle_gpu(tmp_path: Path) -> None:
     assert found.summary.startswith("No answer: ")
     assert "idle" not in found.summary
     assert found.findings == ()
+    assert [limit.code for limit in found.limits] == ["unknown-device"]
+    # Kernels and launches are missing for the same reason, which is told once.
+    assert [verdict.reason for verdict in found.verdicts if verdict.rule_id == "tiny-kernels"] == [
+        "no GPU activity was captured"
+    ]
 
 
 def test_no_rank_waits_for_itself(sample_traces: Path) -> None:

@@ -64,7 +64,7 @@ def summarise(
     caution = "Confidence is low. " if measurements.confidence == "low" else ""
     if large and caution and not measurements.is_cpu:
         return f"{head} {caution}{_causes(measurements, large, times)}"
-    return f"{head} {caution}{_healthy(measurements, gainful, run, step)}"
+    return f"{head} {caution}{_healthy(measurements, findings, run, step)}"
 
 
 def _head(measurements: Measurements, run: RunInfo, step: float) -> str:
@@ -159,12 +159,11 @@ def _healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo,
         return f"{_on_cpu(noted)}{waiting}"
     if compute is None:
         return "How its time splits cannot be told from this capture."
-    largest = max((f.gain.high_ms for f in noted if f.gain is not None), default=0.0)
-    small = f" The largest note is worth up to {format_ms(largest)} a step." if noted else ""
+    small = _largest_finding(noted)
     if compute < COMPUTE_BOUND * step or (exposed or 0.0) > LITTLE_EXPOSED * step:
         what, length = _largest_rest(measurements)
         filled = f"Compute fills {format_percent(compute / step)} of the step; of the rest, {what} takes most"
-        verdict = "" if noted else ", and no rule finds fault with it"
+        verdict = "" if any(f.topic != "capture" for f in noted) else ", and no rule finds fault with it"
         return f"{filled} ({format_ms(length)}){verdict}.{waiting}{small}"
     if (run.world_size or 1) > 1 and exposed is not None:
         share = format_percent(exposed / step)
@@ -173,12 +172,24 @@ def _healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo,
     return f"Compute-bound: {format_percent(compute / step)} of the step is compute.{small}"
 
 
+def _largest_finding(noted: Sequence[Finding]) -> str:
+    """Say what the largest finding gives that is a note or of a preview rule; "" where none gives time."""
+    first = max(noted, key=_high_ms, default=None)
+    if first is None or _high_ms(first) <= 0:
+        return ""
+    what = "note" if first.severity == "note" else "finding of a preview rule"
+    return f" The largest {what} is worth up to {format_ms(_high_ms(first))} a step."
+
+
+def _high_ms(finding: Finding) -> float:
+    return finding.gain.high_ms if finding.gain is not None else 0.0
+
+
 def _on_cpu(noted: Sequence[Finding]) -> str:
     """Return what a CPU trace without warnings says: shares of its time prove little about GPUs."""
-    if not noted:
+    first = max((f for f in noted if f.status == "stable"), key=_high_ms, default=None)
+    if first is None or first.gain is None:
         return "No rule finds a cause of lost time in this CPU trace."
-    first = max(noted, key=lambda finding: finding.gain.high_ms if finding.gain else 0.0)
-    assert first.gain is not None
     return (
         f"A CPU trace, with nothing above a note: {_in_a_sentence(first.title)}, "
         f"up to {format_ms(first.gain.high_ms)} a step."
