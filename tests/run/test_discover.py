@@ -142,6 +142,45 @@ def test_nothing_to_read_is_an_error_with_a_hint(tmp_path: Path) -> None:
         discover([])
 
 
+def test_a_folder_without_traces_says_what_it_holds_instead(tmp_path: Path) -> None:
+    put(tmp_path, "trace.json", text="<!DOCTYPE html>")
+    with pytest.raises(InputError, match=r"holds no traces: .*trace\.json is not JSON"):
+        discover([str(tmp_path)])
+
+
+SILENT = '{"schema": 1, "ranks": {"0": {"file": "", "state": "nothing", "reason": "the job ended early"}}}'
+
+
+def test_a_run_in_which_nothing_was_captured_says_why_and_is_not_its_baseline(tmp_path: Path) -> None:
+    put(tmp_path, "manifest.json", text=SILENT)
+    put(tmp_path / "baseline", "rank-0.json")
+    with pytest.raises(InputError, match="nothing was captured in .*: rank 0: the job ended early"):
+        discover([str(tmp_path)])
+
+
+def one_rank(rank: int) -> str:
+    return f'{{"schema": 1, "ranks": {{"{rank}": {{"file": "rank-{rank}.json"}}}}}}'
+
+
+def test_a_folder_of_runs_is_not_one_run(tmp_path: Path) -> None:
+    for name in ("monday", "tuesday"):
+        put(tmp_path / name, "rank-0.json")
+        put(tmp_path / name, "manifest.json", text=one_rank(0))
+    with pytest.raises(InputError, match="holds 2 runs") as caught:
+        discover([str(tmp_path)])
+    assert str(tmp_path) in caught.value.hint
+
+
+def test_a_folder_of_the_nodes_of_a_run_is_one_run_with_their_manifests(tmp_path: Path) -> None:
+    for rank, name in enumerate(("node-a", "node-b")):
+        put(tmp_path / name, f"rank-{rank}.json")
+        put(tmp_path / name, "manifest.json", text=one_rank(rank))
+    run = discover([str(tmp_path)])
+    assert [file.manifest_rank for file in run.files] == [0, 1]
+    assert run.manifest is not None
+    assert [entry.rank for entry in run.manifest.ranks] == [0, 1]
+
+
 def test_real_folders_give_their_ranks(shared_traces: Path) -> None:
     files = discover([str(shared_traces / "dlrm_8rank_v100")]).files
     assert [file.rank_hint for file in files] == list(range(8))

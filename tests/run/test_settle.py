@@ -74,6 +74,12 @@ def test_two_files_of_one_rank_are_never_silently_one() -> None:
         settle([Candidate("a.json", file_rank=0), Candidate("b.json", file_rank=0)])
 
 
+def test_of_files_in_different_folders_one_folder_is_to_be_passed() -> None:
+    with pytest.raises(InputError, match="both rank 0") as caught:
+        settle([Candidate("monday/a.json", file_rank=0), Candidate("tuesday/a.json", file_rank=0)])
+    assert caught.value.hint == "pass one of the folders"
+
+
 def test_files_that_all_claim_rank_0_of_1_are_told_apart_by_name() -> None:
     settled = settle([Candidate(f"rank{i}", file_rank=0, name_rank=i, world_size=1) for i in (0,)])
     assert settled.files == (RankFile(0, "rank0"),)

@@ -122,22 +122,63 @@ def natural_key(text: str) -> tuple[tuple[int, str], ...]:
 
 
 def _directory(directory: Path, limits: list[Limit]) -> tuple[list[TraceFile], Manifest | None]:
-    try:
-        manifest = read_manifest(directory)
-    except InputError as error:
-        manifest = None
-        limits.append(Limit("bad-manifest", error.message, "ranks are told by the files and their names"))
-    listed = {(directory / entry.file).resolve(): entry.rank for entry in manifest.ranks} if manifest else {}
-    files = _files_in(directory, listed, limits)
-    if not files:
+    earlier = len(limits)
+    manifest = _manifest_in(directory, limits)
+    files = _files_in(directory, _listed(manifest), limits)
+    if files:
+        return files, manifest
+    told: dict[Path, Manifest] = {}
+    # The folders of a run in which nothing was captured are not that run: its baseline, earlier attempts.
+    if manifest is None or manifest.ranks:
         for folder in _subfolders(directory):
-            files.extend(_files_in(folder, listed, limits))
+            own = _manifest_in(folder, limits)
+            found = _files_in(folder, _listed(manifest) | _listed(own), limits)
+            files += found
+            if found and own is not None:
+                told[folder] = own
     if not files:
-        raise InputError(
-            f"{directory} holds no traces",
-            "pass the directory that torch.profiler exported to; traces end in .json or .json.gz",
+        raise _no_traces(directory, manifest, limits[earlier:])
+    _refuse_several_runs(directory, told)
+    return files, join_manifests([*([manifest] if manifest else []), *told.values()])
+
+
+def _manifest_in(directory: Path, limits: list[Limit]) -> Manifest | None:
+    try:
+        return read_manifest(directory)
+    except InputError as error:
+        limits.append(Limit("bad-manifest", error.message, "ranks are told by the files and their names"))
+        return None
+
+
+def _listed(manifest: Manifest | None) -> dict[Path, int]:
+    if manifest is None:
+        return {}
+    return {(Path(entry.folder) / entry.file).resolve(): entry.rank for entry in manifest.ranks}
+
+
+def _no_traces(directory: Path, manifest: Manifest | None, limits: Sequence[Limit]) -> InputError:
+    """Return the error for a folder without traces, with what is known of why there are none."""
+    refused = [limit.message for limit in limits if limit.code == "not-a-trace"]
+    if manifest is not None and not refused:
+        reasons = [f"rank {entry.rank}: {entry.reason}" for entry in manifest.silent if entry.reason]
+        return InputError(
+            f"nothing was captured in {directory}: {(reasons or ['no rank reached an optimizer step'])[0]}",
+            "capture it again: tracedoc collect -- COMMAND",
         )
-    return files, manifest
+    return InputError(
+        f"{directory} holds no traces" + (f": {refused[0]}" if refused else ""),
+        "pass the directory that torch.profiler exported to; traces end in .json or .json.gz",
+    )
+
+
+def _refuse_several_runs(directory: Path, told: Mapping[Path, Manifest]) -> None:
+    """Raise where folders side by side hold runs of their own, not the nodes of one: they share a rank."""
+    ranks = [entry.rank for manifest in told.values() for entry in manifest.ranks]
+    if len(ranks) > len(set(ranks)):
+        newest = max(told, key=lambda folder: folder.stat().st_mtime)
+        raise InputError(
+            f"{directory} holds {len(told)} runs, each in a folder of its own", f"pass one of them: {newest}"
+        )
 
 
 def _subfolders(directory: Path) -> Iterable[Path]:
