@@ -201,9 +201,13 @@ def test_folder_of_the_output_must_exist(pipeline: Pipeline, trace: str, tmp_pat
     assert "there is no folder" in error_of(run("diagnose", trace, "-o", str(path)))[0]
 
 
+def test_a_folder_is_no_output(pipeline: Pipeline, trace: str, tmp_path: Path):
+    assert error_of(run("diagnose", trace, "-o", str(tmp_path)))[0] == f"error: {tmp_path} is a folder"
+
+
 def test_name_without_a_format_is_refused(pipeline: Pipeline, trace: str, tmp_path: Path):
     lines = error_of(run("diagnose", trace, "-o", str(tmp_path / "report.xyz")))
-    assert lines[1] == "hint: end the name in .html, .json or .txt, or add -f"
+    assert lines[1] == "hint: end the name in .html, .htm, .json or .txt, or add -f"
     assert run("diagnose", trace, "-f", "text", "-o", str(tmp_path / "report.xyz")).exit_code == 0
 
 
@@ -250,9 +254,17 @@ def test_report_reads_stdin():
     assert run("report", "-", stdin=to_json(sharded())).stdout.splitlines()[0] == sharded().summary
 
 
+def test_report_of_a_run_says_how_to_diagnose_it(tmp_path: Path):
+    lines = error_of(run("report", str(tmp_path)))
+    assert lines == [
+        f"error: {tmp_path} is a folder, not a diagnosis",
+        f"hint: write one with: tracedoc diagnose {tmp_path} -o diagnosis.json",
+    ]
+
+
 def test_report_of_another_file_says_what_it_needs(trace: str):
     lines = error_of(run("report", trace))
-    assert lines[0].startswith("error: not a tracedoc diagnosis")
+    assert lines[0].startswith(f"error: {trace}: not a tracedoc diagnosis")
     assert lines[1] == "hint: write one with: tracedoc diagnose RUN -o diagnosis.json"
 
 
@@ -321,6 +333,28 @@ def test_missing_argument_points_to_help():
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_completion_is_a_script_for_the_shell(shell: str):
     assert "_TRACEDOC_COMPLETE" in run("completion", shell).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        ("diagnose sam", {"file,sam"}),
+        ("report -o ", {"file,"}),
+        ("rules check ", {"dir,"}),
+        ("collect -- torchrun tr", {"file,tr"}),
+        ("explain few-", {"plain,few-steps"}),
+        ("explain exposed_comm_m", {"plain,exposed_comm_ms"}),
+        ("explain cpu-", {"plain,cpu-offload-transfer", "plain,cpu-quota", "plain,cpu-trace"}),
+    ],
+)
+def test_paths_and_names_complete(words: str, completions: set[str]):
+    environment = {
+        "_TRACEDOC_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"tracedoc {words}",
+        "COMP_CWORD": str(len(words.split(" "))),
+    }
+    result = CliRunner(env=environment).invoke(main, [], prog_name="tracedoc")
+    assert set(result.stdout.splitlines()) == completions
 
 
 def test_closed_pipe_is_quiet(saved: str, repository: Path):

@@ -165,6 +165,11 @@ def test_a_diagnosis_is_as_good_as_its_traces(repository: Path, tmp_path: Path) 
             "known",
         ),
         (("--params", "7e9", "--gpu", "L4", "-o", "plan.pdf"), "implies no format", ".md"),
+        (
+            ("--params", "7e9", "--gpu", "L4", "-o", "plan.txt", "-f", "json"),
+            "-f json has no effect",
+            "add: -o -",
+        ),
         (("--model", "nowhere.json", "--gpu", "L4"), "cannot be read", "--params"),
     ],
 )
@@ -190,6 +195,14 @@ def test_many_gpus_are_in_nodes_of_8_where_nothing_is_said(repository: Path) -> 
         ]
         == 2
     )
+
+
+def test_the_configuration_of_the_model_is_never_replaced(repository: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    done = run(repository, "--model", str(config), "--gpu", "L4", "-o", str(config))
+    assert "is an input and would be replaced" in done.stderr
+    assert config.read_text() == "{}"
 
 
 def test_help_has_examples(repository: Path) -> None:

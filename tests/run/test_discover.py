@@ -154,7 +154,7 @@ SILENT = '{"schema": 1, "ranks": {"0": {"file": "", "state": "nothing", "reason"
 def test_a_run_in_which_nothing_was_captured_says_why_and_is_not_its_baseline(tmp_path: Path) -> None:
     put(tmp_path, "manifest.json", text=SILENT)
     put(tmp_path / "baseline", "rank-0.json")
-    with pytest.raises(InputError, match="nothing was captured in .*: rank 0: the job ended early"):
+    with pytest.raises(InputError, match=r"nothing was captured in .*: rank 0: the job ended early"):
         discover([str(tmp_path)])
 
 

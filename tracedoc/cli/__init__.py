@@ -120,8 +120,9 @@ def _without_guess(message: str) -> tuple[str, str]:
 
 
 def _sentence(message: str) -> str:
-    # click ends messages with a full stop and begins them with a capital; ours do neither.
-    message = message.strip().removesuffix(".")
+    # click ends messages with a full stop, begins them with a capital, and lists choices on lines of their
+    # own; ours do none of it.
+    message = " ".join(message.split()).removesuffix(".")
     return message[:1].lower() + message[1:]
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracedoc.cli.completion import files, folders
+
 if TYPE_CHECKING:
     from tracedoc.collector.launcher import Outcome
     from tracedoc.collector.options import Options
@@ -33,8 +35,16 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str) -> str:
     context_settings={"allow_interspersed_args": False},
     short_help="Run a training command and capture a few steps of every rank.",
 )
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@click.option("-o", "--output", metavar="DIR", help="The run directory. [tracedoc-runs/<time>-<script>]")
+@click.argument(
+    "command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...", shell_complete=files
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    shell_complete=folders,
+    help="The run directory. [tracedoc-runs/<time>-<script>]",
+)
 @click.option(
     "--wait",
     type=click.IntRange(min=0),

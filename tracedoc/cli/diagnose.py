@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracedoc.cli.completion import files, folders
 from tracedoc.cli.output import progress_on_terminal, targets, write
 from tracedoc.config import LEVELS, find_config
 from tracedoc.errors import InputError, TracedocError
@@ -46,7 +47,7 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=files)
 @click.option(
     "-f",
     "--format",
@@ -60,11 +61,19 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) ->
     "outputs",
     multiple=True,
     metavar="FILE",
+    shell_complete=files,
     help="Write .html, .json or .txt; - is stdout.",
 )
 @click.option("--select", metavar="IDS", help="Judge only these rules (comma-separated).")
 @click.option("--ignore", metavar="IDS", help="Leave these rules out.")
-@click.option("--rules", "rule_directories", multiple=True, metavar="DIR", help="Add rules of your own.")
+@click.option(
+    "--rules",
+    "rule_directories",
+    multiple=True,
+    metavar="DIR",
+    shell_complete=folders,
+    help="Add rules of your own.",
+)
 @click.option("--steps", callback=step_range, metavar="A-B", help="Judge only these steps, as 3-10.")
 @click.option("--cycle", type=int, metavar="N", help="Profiler cycle to judge. [newest common to most ranks]")
 @click.option(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping, Sequence
 from textwrap import fill, indent
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
+from tracedoc.cli.completion import folders
 from tracedoc.cli.limits import LIMITS
 from tracedoc.cli.output import text_width, to_stdout
 from tracedoc.errors import TracedocError
@@ -17,9 +20,21 @@ if TYPE_CHECKING:
     from tracedoc.rules.model import Rule
 
 
+def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    rules, facts = _known(())
+    return [CompletionItem(name) for name in (*rules, *facts, *LIMITS) if name.startswith(incomplete)]
+
+
 @click.command()
-@click.argument("name")
-@click.option("--rules", "rule_directories", multiple=True, metavar="DIR", help="Add rules of your own.")
+@click.argument("name", shell_complete=_names)
+@click.option(
+    "--rules",
+    "rule_directories",
+    multiple=True,
+    metavar="DIR",
+    shell_complete=folders,
+    help="Add rules of your own.",
+)
 def explain(name: str, rule_directories: tuple[str, ...]) -> None:
     """Explain a rule, a fact or a limit by its name.
 
@@ -29,24 +44,29 @@ def explain(name: str, rule_directories: tuple[str, ...]) -> None:
       tracedoc explain exposed_comm_ms          a fact: its definition
       tracedoc explain no-complete-step         a limit: what it takes away
     """
-    import tracedoc.facts  # noqa: F401  (fills the catalogue)
-    from tracedoc.facts.catalog import CATALOG
-    from tracedoc.rules.load import load_rules
-
-    rules = {rule.id: rule for rule in load_rules(rule_directories)}
+    rules, facts = _known(rule_directories)
     parts = []
     # A guard may share its name with the limit that it speaks of; then both are told.
     if name in rules:
         parts.append(_rule(rules[name]))
-    if name in CATALOG:
-        parts.append(_fact(CATALOG[name]))
+    if name in facts:
+        parts.append(_fact(facts[name]))
     if name in LIMITS:
         parts.append(f"{name}  (limit)\n\n{_paragraph(LIMITS[name])}\n")
     if not parts:
-        raise _unknown(name, [*rules, *CATALOG, *LIMITS])
+        raise _unknown(name, [*rules, *facts, *LIMITS])
     from tracedoc.report.view import plain
 
     to_stdout(plain("\n".join(parts)))
+
+
+def _known(rule_directories: Sequence[str]) -> tuple[dict[str, Rule], Mapping[str, FactDef]]:
+    """Return all rules and facts by name."""
+    import tracedoc.facts  # noqa: F401  (fills the catalogue)
+    from tracedoc.facts.catalog import CATALOG
+    from tracedoc.rules.load import load_rules
+
+    return {rule.id: rule for rule in load_rules(rule_directories)}, CATALOG
 
 
 def _unknown(name: str, known: list[str]) -> TracedocError:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracedoc.cli.completion import files
 from tracedoc.cli.diagnose import begin_early, byte_count, run_pipeline, show_debug, step_range
 from tracedoc.cli.output import to_stdout
 
@@ -18,7 +19,7 @@ MANY_ALIKE = 3
 
 
 @click.command(short_help="Print what was measured, without opinions.")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=files)
 @click.option("--json", "as_json", is_flag=True, help="Write JSON, with the definitions.")
 @click.option("--ranks", is_flag=True, help="Show the values of every rank or group too.")
 @click.option("--steps", callback=step_range, metavar="A-B", help="Measure only these steps, as 3-10.")

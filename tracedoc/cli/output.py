@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,26 +30,36 @@ class Target:
     format: str
 
 
-def targets(report_format: str | None, outputs: Sequence[str], inputs: Sequence[str]) -> tuple[Target, ...]:
+def targets(
+    report_format: str | None,
+    outputs: Sequence[str],
+    inputs: Sequence[str],
+    suffixes: Mapping[str, str] | None = None,
+) -> tuple[Target, ...]:
     """Return where to write what; without ``-o`` the report goes to stdout.
 
-    The suffix of a file decides its format; ``-f`` is for stdout and for other names. Raises
-    :class:`InputError` early, before the work, for a file that would replace an input.
+    The suffix of a file decides its format, as ``suffixes`` say (those of a diagnosis unless given); ``-f``
+    is for stdout and for other names. Raises :class:`InputError` early, before the work, for a file that
+    would replace an input.
     """
-    from tracedoc.report.render import format_of
+    if suffixes is None:
+        from tracedoc.report import render
 
+        suffixes = render.SUFFIXES
     found = []
     used = False
     for path in outputs or ("-",):
-        implied = None if path == "-" else format_of(path)
+        if path != "-":
+            _check_file(path, inputs)
+        implied = None if path == "-" else suffixes.get(os.path.splitext(path)[1].lower())
         used = used or implied is None
         chosen = implied or report_format or ("text" if path == "-" else None)
         if chosen is None:
+            *most, last = suffixes
             raise InputError(
-                f"{path}: the name implies no format", "end the name in .html, .json or .txt, or add -f"
+                f"{path}: the name implies no format",
+                f"end the name in {', '.join(most)} or {last}, or add -f",
             )
-        if path != "-":
-            _check_file(path, inputs)
         found.append(Target(path, chosen))
     if report_format and not used:
         raise InputError(f"-f {report_format} has no effect: the names given to -o decide", "add: -o -")
@@ -64,31 +74,45 @@ def write(
     verdicts: bool = False,
     redact: bool | None = None,
 ) -> None:
-    """Write every report; if none goes to stdout, the answer is said on stderr."""
-    from tracedoc.report.render import next_step, render, save
-    from tracedoc.report.view import one_line, plain
+    """Write every report of a diagnosis."""
+    from tracedoc.report.render import next_step, render
 
     page_written = any(place.format == "html" for place in places)
     step = next_step(diagnosis, command, page_written=page_written)
     if verdicts and step.endswith(" --verdicts"):
         step = "tracedoc rules list"
-    for place in places:
-        screen = place.path == "-" and sys.stdout.isatty()
-        text = render(
+
+    def rendered(report_format: str, width: int, color: bool) -> str:
+        return render(
             diagnosis,
-            place.format,
+            report_format,
             redact=redact,
             next_command=step,
             verdicts=verdicts,
-            width=text_width() if screen else 0,
-            color=screen and wants_color(),
+            width=width,
+            color=color,
         )
+
+    send(places, rendered, diagnosis.summary)
+
+
+def send(places: Sequence[Target], rendered: Callable[[str, int, bool], str], summary: str) -> None:
+    """Write everything to its place; if nothing goes to stdout, the answer is said on stderr.
+
+    ``rendered`` returns the text for a format, a width (0 off a terminal), and with colours or without.
+    """
+    from tracedoc.report.render import save
+    from tracedoc.report.view import one_line, plain
+
+    for place in places:
         if place.path == "-":
+            screen = sys.stdout.isatty()
+            text = rendered(place.format, text_width() if screen else 0, screen and wants_color())
             to_stdout(text, place.format)
         else:
-            save(place.path, text)
+            save(place.path, rendered(place.format, 0, False))
     if all(place.path != "-" for place in places):
-        click.echo(one_line(plain(diagnosis.summary)), err=True)
+        click.echo(one_line(plain(summary)), err=True)
     for place in places:
         if place.path != "-":
             click.echo(f"wrote {place.path}", err=True)
@@ -140,6 +164,8 @@ def progress_on_terminal() -> Iterator[Callable[[ProgressEvent], None] | None]:
 
 def _check_file(path: str, inputs: Sequence[str]) -> None:
     folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        raise InputError(f"{path} is a folder", "name a file in it")
     if not os.path.isdir(folder):
         raise InputError(
             f"{path} cannot be written: there is no folder {folder}", f"create it: mkdir -p {folder}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-from tracedoc.cli.output import text_width, to_stdout, wants_color
+from tracedoc.cli.completion import files
+from tracedoc.cli.output import send, targets
 from tracedoc.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -21,9 +23,15 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 
 
 @click.command(short_help="Say which training strategy fits, what it costs, and how to set it up.")
-@click.argument("run", required=False, metavar="[RUN]")
+@click.argument("run", required=False, metavar="[RUN]", shell_complete=files)
 @click.option("--params", metavar="N", help="Parameters of the model, as 7e9 or 7B.")
-@click.option("--model", "config", metavar="FILE", help="config.json of a Hugging Face model on disk.")
+@click.option(
+    "--model",
+    "config",
+    metavar="FILE",
+    shell_complete=files,
+    help="config.json of a Hugging Face model on disk.",
+)
 @click.option("--gpus", type=int, metavar="N", help="GPUs in all. [1]")
 @click.option("--nodes", type=int, metavar="N", help="Machines that they are in. [of 8 GPUs]")
 @click.option("--gpu", "gpu_name", metavar="NAME", help='GPU by name, as "NVIDIA L4" or "A100 40GB".')
@@ -63,7 +71,13 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
     help="Format of stdout. [text]",
 )
 @click.option(
-    "-o", "--output", "outputs", multiple=True, metavar="FILE", help="Write .txt, .json or .md; - is stdout."
+    "-o",
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="FILE",
+    shell_complete=files,
+    help="Write .txt, .json or .md; - is stdout.",
 )
 def plan(
     run: str | None,
@@ -109,7 +123,7 @@ def plan(
     from tracedoc.planner.plan import plan as make_plan
     from tracedoc.planner.setup import Question, Training
 
-    places = _places(report_format, outputs)
+    places = targets(report_format, outputs, [path for path in (run, config) if path], _FORMATS)
     _one_of("objective", objective, OBJECTIVES)
     _one_of("framework", framework, FRAMEWORKS)
     share = UTILISATION if utilisation is None else utilisation
@@ -145,7 +159,8 @@ def plan(
     measured = found.compute_ms if found and own else None
     wish = Wish(cluster, objective, framework, share, measured)
     notes = _notes(found, network, machines, nodes, cluster)
-    _write(make_plan(question, wish, notes=notes), places)
+    answer = make_plan(question, wish, notes=notes)
+    send(places, partial(_rendered, answer), answer.summary)
 
 
 def _captured(run: str | None, params: str | None, config: str | None) -> Captured | None:
@@ -244,45 +259,7 @@ def _one_of(option: str, word: str, known: tuple[str, ...]) -> None:
         )
 
 
-def _places(report_format: str | None, outputs: tuple[str, ...]) -> list[tuple[str, str]]:
-    import os
-
-    places = []
-    for path in outputs or ("-",):
-        suffix = os.path.splitext(path)[1].lower()
-        chosen = _FORMATS.get(suffix) if path != "-" else None
-        chosen = chosen or report_format or ("text" if path == "-" else None)
-        if chosen is None:
-            raise InputError(
-                f"{path}: the name implies no format", "end the name in .txt, .json or .md, or add -f"
-            )
-        folder = os.path.dirname(path) or "."
-        if path != "-" and not os.path.isdir(folder):
-            raise InputError(
-                f"{path} cannot be written: there is no folder {folder}", f"create it: mkdir -p {folder}"
-            )
-        places.append((path, chosen))
-    return places
-
-
-def _write(answer: Plan, places: list[tuple[str, str]]) -> None:
-    from tracedoc.report.render import save
-
-    for path, chosen in places:
-        screen = path == "-" and sys.stdout.isatty()
-        text = _rendered(answer, chosen, screen=screen)
-        if path == "-":
-            to_stdout(text, chosen)
-        else:
-            save(path, text)
-    if all(path != "-" for path, _ in places):
-        click.echo(answer.summary, err=True)
-    for path, _ in places:
-        if path != "-":
-            click.echo(f"wrote {path}", err=True)
-
-
-def _rendered(answer: Plan, chosen: str, *, screen: bool) -> str:
+def _rendered(answer: Plan, chosen: str, width: int, color: bool) -> str:
     from tracedoc.cli.plan_text import plan_markdown, plan_text
 
     if chosen == "json":
@@ -291,12 +268,7 @@ def _rendered(answer: Plan, chosen: str, *, screen: bool) -> str:
         return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n"
     if chosen == "markdown":
         return plan_markdown(answer)
-    return plan_text(
-        answer,
-        next_command=_next(answer),
-        width=text_width() if screen else 0,
-        color=screen and wants_color(),
-    )
+    return plan_text(answer, next_command=_next(answer), width=width, color=color)
 
 
 def _next(answer: Plan) -> str:

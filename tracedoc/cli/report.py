@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
+from tracedoc.cli.completion import files
 from tracedoc.cli.output import targets, write
 from tracedoc.errors import InputError
 
 
 @click.command()
-@click.argument("diagnosis", metavar="DIAGNOSIS")
+@click.argument("diagnosis", metavar="DIAGNOSIS", shell_complete=files)
 @click.option(
     "-f",
     "--format",
@@ -27,6 +28,7 @@ from tracedoc.errors import InputError
     "outputs",
     multiple=True,
     metavar="FILE",
+    shell_complete=files,
     help="Write .html, .json or .txt; - is stdout.",
 )
 @click.option("--verdicts", is_flag=True, help="List what every rule said, with its numbers.")
@@ -45,7 +47,12 @@ def report(
     from tracedoc.diagnosis import from_json
 
     places = targets(report_format, outputs, () if diagnosis == "-" else (diagnosis,))
-    result = from_json(_read(diagnosis))
+    text = _read(diagnosis)
+    try:
+        result = from_json(text)
+    except InputError as error:
+        name = "standard input" if diagnosis == "-" else diagnosis
+        raise InputError(f"{name}: {error.message}", error.hint) from error
     write(
         result,
         places,
@@ -63,6 +70,11 @@ def _read(path: str) -> bytes:
     except FileNotFoundError as error:
         raise InputError(
             f"{path} does not exist", "write one with: tracedoc diagnose RUN -o diagnosis.json"
+        ) from error
+    except IsADirectoryError as error:
+        raise InputError(
+            f"{path} is a folder, not a diagnosis",
+            f"write one with: tracedoc diagnose {shlex.quote(path)} -o diagnosis.json",
         ) from error
     except OSError as error:
         raise InputError(

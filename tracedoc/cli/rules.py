@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from tracedoc.cli.completion import folders
 from tracedoc.cli.output import to_stdout
 from tracedoc.errors import InputError, RuleError, TracedocError
 
@@ -23,7 +24,14 @@ def rules() -> None:
 
 
 @rules.command("list")
-@click.option("--rules", "rule_directories", multiple=True, metavar="DIR", help="Add rules of your own.")
+@click.option(
+    "--rules",
+    "rule_directories",
+    multiple=True,
+    metavar="DIR",
+    shell_complete=folders,
+    help="Add rules of your own.",
+)
 def list_rules(rule_directories: tuple[str, ...]) -> None:
     """List every rule: id, topic, status, title.
 
@@ -46,7 +54,7 @@ def list_rules(rule_directories: tuple[str, ...]) -> None:
 
 
 @rules.command()
-@click.argument("directory", metavar="DIR")
+@click.argument("directory", metavar="DIR", shell_complete=folders)
 def check(directory: str) -> None:
     """Check rule files: keys, names, units, conditions. Exit with 1 if one is wrong.
 
@@ -84,9 +92,14 @@ def check(directory: str) -> None:
 
 
 @rules.command("test")
-@click.argument("directory", metavar="DIR")
+@click.argument("directory", metavar="DIR", shell_complete=folders)
 @click.option(
-    "--rules", "rule_directories", multiple=True, metavar="DIR", help="Add the rules of another folder."
+    "--rules",
+    "rule_directories",
+    multiple=True,
+    metavar="DIR",
+    shell_complete=folders,
+    help="Add the rules of another folder.",
 )
 def run_tests(directory: str, rule_directories: tuple[str, ...]) -> None:
     """Run the cases of a rule pack. Exit with 1 if one fails.

@@ -9,16 +9,12 @@ from tracedoc.diagnosis import Diagnosis, to_json
 from tracedoc.errors import InputError
 from tracedoc.report.view import build_view, redacted
 
-FORMATS = ("text", "json", "html")
-_SUFFIXES = {".txt": "text", ".json": "json", ".html": "html", ".htm": "html"}
+SUFFIXES = {".html": "html", ".htm": "html", ".json": "json", ".txt": "text"}
+"""The format that the suffix of a file name implies."""
+
 _REDACTED_BY_DEFAULT = frozenset({"html"})
 # JSON leaves these as they are, and a terminal that shows the JSON would obey them.
 _OBEYED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-
-
-def format_of(path: str) -> str | None:
-    """Return the format that a file name implies, or ``None``."""
-    return _SUFFIXES.get(Path(path).suffix.lower())
 
 
 def render(
@@ -72,7 +68,7 @@ def write_report(
 
     Raises :class:`InputError` if the name implies no format or the file cannot be written.
     """
-    chosen = report_format or format_of(path)
+    chosen = report_format or SUFFIXES.get(Path(path).suffix.lower())
     if chosen is None:
         raise InputError(f"{path}: the name implies no format", "end the name in .html, .json or .txt")
     text = render(diagnosis, chosen, redact=redact)

@@ -214,11 +214,10 @@ def _number_cycles(
     orders = {c.order_hint for c in files}
     if None in orders or len(orders) != len(files):
         first, second = sorted((c.path for c in files), key=natural_key)[:2]
-        together = os.path.dirname(first) == os.path.dirname(second)
-        raise InputError(
-            f"{first} and {second} are both rank {rank}",
-            "pass one of them, or name the files after their ranks" if together else "pass one of the folders",
-        )
+        hint = "pass one of them, or name the files after their ranks"
+        if os.path.dirname(first) != os.path.dirname(second):
+            hint = "pass one of the folders"
+        raise InputError(f"{first} and {second} are both rank {rank}", hint)
     return dict(enumerate(sorted(files, key=lambda c: c.order_hint or 0)))
 
 
