@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.collector.conftest import JOBS, REPOSITORY, Collect, environment, job, start
-from tracedoc.collector.launcher import check_command, public_command, run_folder, single_process
+from tracedoc.cli.collect import _tell_beside
+from tracedoc.collector.launcher import Outcome, check_command, public_command, run_folder, single_process
 from tracedoc.collector.options import Options, level_of, listed_ranks, read_options, write_options
 from tracedoc.errors import InputError
+from tracedoc.run.manifest import Manifest, ManifestRank, StepTime
 
 
 def python(code: str) -> list[str]:
@@ -174,6 +176,21 @@ def test_a_baseline_is_the_same_command_on_one_process() -> None:
     assert single_process(["/x/accelerate", "launch", "--num_processes", "4", "t.py"])[3] == "1"
     with pytest.raises(InputError, match="--baseline finds no number of processes"):
         single_process(["python", "t.py"])
+
+
+def test_a_baseline_is_told_beside_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    def outcome(folder: str, *medians: float) -> Outcome:
+        ranks = tuple(
+            ManifestRank(number, f"rank-{number}.json", before=StepTime(ms, 10), during=StepTime(2 * ms, 6))
+            for number, ms in enumerate(medians)
+        )
+        return Outcome(0, Path(folder), Manifest(f"{folder}/manifest.json", ranks), len(ranks))
+
+    _tell_beside(outcome("/runs/a b/baseline", 40.0), outcome("/runs/a b", 50.0, 60.0))
+    assert capsys.readouterr().err.splitlines() == [
+        "tracedoc: a step before the capture (median): 40 ms on one process, 60 ms in the job",
+        "tracedoc: the one process: tracedoc diagnose '/runs/a b/baseline'",
+    ]
 
 
 def test_values_that_look_like_secrets_are_not_stored() -> None:

@@ -177,6 +177,7 @@ def collect(
     if dry_run:
         _tell_plan(command, options, single)
         return
+    alone = None
     try:
         if single is not None:
             launcher.check_command(single)
@@ -189,15 +190,18 @@ def collect(
             click.echo(
                 f"tracedoc: one process first: {shlex.join(launcher.public_command(single))}", err=True
             )
-            _tell_outcome(launcher.collect(single, first), first)
+            alone = launcher.collect(single, first)
+            _tell_outcome(alone, first)
         outcome = launcher.collect(command, options)
     except launcher.CommandError as error:
         click.echo(f"error: {error.message}\nhint: {error.hint}", err=True)
         ctx.exit(error.code)
     _tell_outcome(outcome, options)
+    if alone is not None and alone.manifest.ranks:
+        _tell_beside(alone, outcome)
     if outcome.manifest.ranks and then_diagnose:
         sys.stdout.flush()
-        subprocess.run([sys.executable, "-m", "tracedoc", "diagnose", str(outcome.folder)], check=False)
+        subprocess.run([sys.executable, "-m", "tracedoc", "diagnose", _shown(outcome.folder)], check=False)
     elif outcome.manifest.ranks:
         click.echo(f"next: tracedoc diagnose {shlex.quote(_shown(outcome.folder))}", err=True)
     ctx.exit(outcome.code)
@@ -246,6 +250,20 @@ def _tell_outcome(outcome: Outcome, options: Options) -> None:
     click.echo(f"error: {message}\nhint: {hint}", err=True)
 
 
+def _tell_beside(alone: Outcome, outcome: Outcome) -> None:
+    """Say on stderr what one process makes of a step, beside the whole job, and how to look into it."""
+    from tracedoc.units import format_ms
+
+    one, job = (_slowest(found.manifest.ranks) for found in (alone, outcome))
+    if one and one.before and job and job.before:
+        times = (
+            f"{format_ms(one.before.median_ms)} on one process, {format_ms(job.before.median_ms)} in the job"
+        )
+        click.echo(f"tracedoc: a step before the capture (median): {times}", err=True)
+    shown = shlex.quote(_shown(alone.folder))
+    click.echo(f"tracedoc: the one process: tracedoc diagnose {shown}", err=True)
+
+
 def _steps(ranks: tuple[ManifestRank, ...]) -> str:
     spans = {(entry.steps_first, entry.steps_recorded) for entry in ranks}
     first, recorded = max(spans, key=lambda span: span[1])
@@ -263,10 +281,9 @@ def _times(ranks: tuple[ManifestRank, ...]) -> str:
     """Return what a step of the slowest rank took before, in and after the capture."""
     from tracedoc.units import format_ms
 
-    timed = [entry for entry in ranks if entry.during is not None]
-    if not timed:
+    slowest = _slowest(ranks)
+    if slowest is None:
         return ""
-    slowest = max(timed, key=lambda entry: entry.during.median_ms if entry.during else 0.0)
     words = [
         f"{format_ms(time.median_ms)} {where}"
         for where, time in (
@@ -277,6 +294,12 @@ def _times(ranks: tuple[ManifestRank, ...]) -> str:
         if time is not None
     ]
     return f"a step around the capture (median): {', '.join(words)}"
+
+
+def _slowest(ranks: tuple[ManifestRank, ...]) -> ManifestRank | None:
+    """Return the rank whose captured steps took longest, ``None`` where none was timed."""
+    timed = [entry for entry in ranks if entry.during is not None]
+    return max(timed, key=lambda entry: entry.during.median_ms if entry.during else 0.0, default=None)
 
 
 def _why_nothing(outcome: Outcome, first: int) -> tuple[str, str]:
@@ -309,7 +332,8 @@ def _why_nothing(outcome: Outcome, first: int) -> tuple[str, str]:
     if outcome.torch_processes:
         return (
             "no rank reached an optimizer step",
-            "the job ended before its first step, or its optimizer is none of torch.optim's or DeepSpeed's",
+            "the job ended before its first step, or its optimizer is none of torch.optim's or DeepSpeed's: "
+            "then the script can capture itself, with tracedoc.collect(DIR) and capture.step() in its loop",
         )
     return (
         "no rank reached an optimizer step: no Python process of the command imported torch.optim",

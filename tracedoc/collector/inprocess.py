@@ -29,8 +29,8 @@ def collect(folder: str | os.PathLike[str], **options: Any) -> Capture:
 
     Call ``capture.step()`` at the end of every step of the training loop. ``options`` are those of
     ``tracedoc collect``: ``wait``, ``warmup``, ``active``, ``ranks``, ``max_seconds``, ``max_mb``,
-    ``record_shapes``, ``with_stack``, ``profile_memory``. What an earlier capture of the same rank left in
-    the folder is replaced. Then: ``tracedoc diagnose FOLDER``.
+    ``record_shapes``, ``with_stack``, ``profile_memory``, ``source_step``. What an earlier capture of
+    the same rank left in the folder is replaced. Then: ``tracedoc diagnose FOLDER``.
 
     Raises :class:`InputError` for an unknown option and for a folder that cannot be made. What goes wrong
     later is told in the manifest, and the training goes on.
