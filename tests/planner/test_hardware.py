@@ -7,7 +7,7 @@ import pytest
 from tracedoc.errors import InputError
 from tracedoc.planner.hardware import find_gpu, find_link, gpu_of_device, gpus, link_of, links
 from tracedoc.planner.quantities import parse_count, parse_size
-from tracedoc.trace.devices import device_peak
+from tracedoc.trace.devices import DEVICE_PEAKS, device_peak
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,13 @@ def test_peaks_agree_with_those_that_traces_are_judged_by() -> None:
         if peak is not None:
             assert peak.fp16_tflops == pytest.approx(gpu.half_tflops, rel=0.02), gpu.name
             assert (peak.bf16_tflops is not None) == gpu.bf16, gpu.name
+
+
+def test_links_agree_with_those_that_traces_are_judged_by() -> None:
+    for name, peak in DEVICE_PEAKS.items():
+        gpu = gpu_of_device(name)
+        if gpu is not None:
+            assert peak.link_gbps == pytest.approx(link_of(gpu).gbps, rel=0.02), name
 
 
 def test_links_are_found_by_name_or_bandwidth() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from io import StringIO
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -11,9 +9,8 @@ from rich.text import Text
 from tracedoc.planner.advice import Candidate, with_checkpointing
 from tracedoc.planner.configurations import Configuration
 from tracedoc.planner.plan import Plan, step_range
+from tracedoc.report.console import heading, printed_text, text_console
 from tracedoc.units import format_count, format_gb
-
-PIPE_WIDTH = 100
 
 _LEAST_NEEDED = ("activ.", "other", "states", "sent", "room")
 _UNITS = "GB on each GPU, of 1e9 bytes as GPUs are sold; sent: by each GPU in a step"
@@ -22,26 +19,15 @@ _HEADINGS = ("strategy", "fits", "total", "room", "states", "activ.", "other", "
 
 def plan_text(plan: Plan, *, next_command: str, width: int = 0, color: bool = False) -> str:
     """Return the plan as text; without ``color`` it holds no escape sequence, ``width`` 0 means a pipe."""
-    out = StringIO()
-    console = Console(
-        file=out,
-        width=width or PIPE_WIDTH,
-        force_terminal=color,
-        color_system="standard" if color else None,
-        no_color=not color,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
+    console = text_console(width, color=color)
     good = plan.recommended is not None
     console.print(Text(plan.summary, "bold" if good else "bold red"), soft_wrap=not width)
     console.print(Text(asked_line(plan), "dim"), soft_wrap=not width)
-    _heading(console, "Strategies", _UNITS)
+    heading(console, "Strategies", _UNITS)
     console.print(_table(plan, console.width))
     for note in _table_notes(plan):
         console.print(Text(note, "dim"))
-    _heading(
+    heading(
         console, "Why" if good else "What would fit", "" if good else "each change alone, the smallest first"
     )
     console.print(Text(plan.because))
@@ -50,20 +36,18 @@ def plan_text(plan: Plan, *, next_command: str, width: int = 0, color: bool = Fa
     if second := _second_opinion(plan):
         console.print(Text(second))
     if plan.turning_points:
-        _heading(console, "What would change the answer")
+        heading(console, "What would change the answer")
         for point in plan.turning_points:
             _bullet(console, point)
     for configuration in shown_configurations(plan):
-        _heading(console, "Configuration", configuration.title + _others(plan, configuration))
+        heading(console, "Configuration", configuration.title + _others(plan, configuration))
         for line in configuration.text.splitlines():
             # Code is never wrapped: a wrapped line cannot be pasted.
             console.print(Text(f"  {line}", "cyan"), soft_wrap=True)
-    _heading(console, "Assumed")
+    heading(console, "Assumed")
     for text in plan.assumptions:
         _bullet(console, text)
-    console.print()
-    console.print(Text.assemble(("next: ", "dim"), (next_command, "bold")), soft_wrap=True)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return printed_text(console, next_command)
 
 
 def plan_markdown(plan: Plan) -> str:
@@ -118,11 +102,6 @@ def shown_configurations(plan: Plan) -> tuple[Configuration, ...]:
     if any("ds_config.json" in c.text for c in own):
         own += [c for c in plan.configurations if c.framework == "deepspeed" and c not in own]
     return tuple(own)
-
-
-def _heading(console: Console, title: str, rest: str = "") -> None:
-    console.print()
-    console.print(Text.assemble((title, "bold"), (f"  {rest}" if rest else "", "dim")))
 
 
 def _others(plan: Plan, shown: Configuration) -> str:

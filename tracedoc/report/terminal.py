@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from io import StringIO
-
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from tracedoc.diagnosis import Verdict
+from tracedoc.report.console import heading, printed_text, text_console
 from tracedoc.report.fixes import framework_name
 from tracedoc.report.view import (
     FindingView,
@@ -21,9 +20,6 @@ from tracedoc.report.view import (
     side_text,
 )
 from tracedoc.units import format_bytes, format_ms, format_percent
-
-PIPE_WIDTH = 100
-"""Columns where nothing tells the width."""
 
 SHOWN_UNITS = 6
 """The page has the table of all units; the terminal shows the worst."""
@@ -58,23 +54,12 @@ def render_text(
     ``width`` 0 means a pipe: the answer then stays on one line, so that ``head -1`` is the whole answer.
     ``verdicts`` adds what every rule said, with its comparisons.
     """
-    out = StringIO()
-    console = Console(
-        file=out,
-        width=width or PIPE_WIDTH,
-        force_terminal=color,
-        color_system="standard" if color else None,
-        no_color=not color,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
+    console = text_console(width, color=color)
     console.print(Text(one_line(view.diagnosis.summary), "bold"), soft_wrap=not width)
     console.print(Text(one_line(view.run), "dim"), soft_wrap=not width)
     _budget(console, view)
     if view.findings:
-        _heading(console, "Findings")
+        heading(console, "Findings")
         for finding in view.findings:
             _finding(console, finding)
     _units(console, view)
@@ -83,10 +68,7 @@ def render_text(
         _verdicts(console, view)
     else:
         _not_judged(console, view)
-    console.print()
-    console.print(Text.assemble(("next: ", "dim"), (next_command, "bold")), soft_wrap=True)
-    lines = (line.rstrip() for line in out.getvalue().splitlines())
-    return "\n".join(lines) + "\n"
+    return printed_text(console, next_command)
 
 
 def to_ascii(text: str) -> str:
@@ -108,15 +90,10 @@ def bar_cells(parts: tuple[Segment, ...], width: int) -> tuple[int, ...]:
     return tuple(cells)
 
 
-def _heading(console: Console, title: str, rest: str = "") -> None:
-    console.print()
-    console.print(Text.assemble((title, "bold"), (f"  {rest}" if rest else "", "dim")))
-
-
 def _budget(console: Console, view: View) -> None:
     if not view.segments:
         return
-    _heading(console, "Where the step goes", view.where)
+    heading(console, "Where the step goes", view.where)
     bar = Text()
     for part, count in zip(view.segments, bar_cells(view.segments, min(console.width, 80)), strict=True):
         bar.append(_GLYPHS[part.key] * count, _COLOURS[part.key])
