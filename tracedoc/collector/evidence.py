@@ -25,7 +25,6 @@ from tracedoc.collector.devices import (
     open_device,
 )
 from tracedoc.collector.environment import describe_environment, describe_memory
-from tracedoc.collector.flight import dump_flight_record
 from tracedoc.collector.frameworks import describe, describe_compile, find_live
 from tracedoc.collector.gcwatch import CollectionWatch
 from tracedoc.collector.nccl import read_nccl_log
@@ -128,7 +127,6 @@ def on_window_end() -> Facts:
         counters=difference(watch.counters, read_counters()),
         clocks=probe(watch.sampler.end) if watch.sampler is not None else None,
         memory_before=watch.memory,
-        flight_record=probe(dump_flight_record, watch.folder / f"{watch.stem}.flight.gz"),
     )
     if watch.log is not None:
         watch.log.window(ends=True)

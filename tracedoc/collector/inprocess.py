@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tracedoc.collector.options import Options
+from tracedoc.collector.source import SUFFIX as SOURCE_SUFFIX
 from tracedoc.errors import InputError, did_you_mean
 from tracedoc.run.manifest import MANIFEST_NAME, PART_SUFFIX
 
@@ -150,7 +151,7 @@ def _begin(options: Options, stepped: object | None) -> Session | None:
 
 
 def _remove_old_files(options: Options, stem: str) -> None:
-    names = [stem + suffix for suffix in (PART_SUFFIX, ".json.gz", ".steps", ".flight.gz")]
+    names = [stem + suffix for suffix in (PART_SUFFIX, ".json.gz", ".steps", SOURCE_SUFFIX)]
     for name in (*names, MANIFEST_NAME):
         with contextlib.suppress(OSError):
             Path(options.folder, name).unlink()
