@@ -72,7 +72,7 @@ def test_a_long_gap_is_named_by_the_operator_that_fills_it(tmp_path: Path) -> No
     )
     facts = facts_of(builder.write(tmp_path / "rank-0.json"))
     assert facts["host_away_gaps"] == 1
-    assert facts["host_away_doing"] == "aten::sort in the forward pass (40 ms)"
+    assert facts["host_away_doing"] == "aten::sort between two steps (40 ms)"
 
 
 def test_a_capture_with_stacks_names_the_function(tmp_path: Path) -> None:

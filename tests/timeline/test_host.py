@@ -17,6 +17,7 @@ from tracedoc.timeline.host import (
     WORK,
     Work,
     intervals_before,
+    phases_at,
     rank_work,
     work_before_collectives,
 )
@@ -46,10 +47,21 @@ def work_of(timeline: RankTimeline) -> Work:
     return work
 
 
+def origin_of(timeline: RankTimeline) -> int:
+    """Return where the builder's clock is zero: the first step begins at 100 ms."""
+    trace = timeline.trace
+    return int(trace.ts_ns[trace.name == trace.names.index("ProfilerStep#1")][0]) - 100_000_000
+
+
+def places(timeline: RankTimeline, *times_ms: int) -> list[str]:
+    """Return where in the step the host is at times of the builder's clock."""
+    times = origin_of(timeline) + np.array(times_ms, dtype=np.int64) * 1_000_000
+    return [PHASES[phase] for phase in phases_at(timeline, times)]
+
+
 def causes(timeline: RankTimeline, start_ms: float, end_ms: float) -> dict[str, float]:
     """Return the milliseconds by cause between two times of the builder's clock."""
-    trace = timeline.trace
-    origin = int(trace.ts_ns[trace.name == trace.names.index("ProfilerStep#1")][0]) - 100_000_000
+    origin = origin_of(timeline)
     row = work_of(timeline).within([origin + int(start_ms * 1e6)], [origin + int(end_ms * 1e6)])[0]
     return {name: ns / 1e6 for name, ns in zip(WORK, row.tolist(), strict=True) if ns}
 
@@ -148,6 +160,33 @@ def test_what_runs_beside_the_collective_before_is_work_before_this_one(timeline
     builder.collective("allreduce", 120, 140).collective("allgather", 130, 150, stream=21)
     starts, ends = intervals_before(timeline_of(builder))
     assert (ends - starts)[1] == 10_000_000
+
+
+def test_where_the_host_is_follows_from_the_phases_before_and_after(timeline_of: Build) -> None:
+    builder = TraceBuilder()
+    for index, start in ((1, 100), (2, 200)):
+        builder.step(index, start, start + 99)
+        builder.host("aten::linear", start + 1, start + 10).host("aten::linear", start + 20, start + 30)
+        builder.host("aten::ones_like", start + 40, start + 40.1).backward(start + 40.5, start + 60)
+        builder.host("aten::linalg_vector_norm", start + 70, start + 71)  # clipping: no phase of its own
+        builder.optimizer(start + 80, start + 90)
+        builder.host("aten::add_", start + 82, start + 84).host("aten::mul_", start + 86, start + 88)
+        builder.kernel("add", start + 2, start + 95, launch_ms=start + 1.5)
+    assert places(timeline_of(builder), 115, 135, 150, 165, 175, 185, 198) == [
+        "the forward pass",
+        "between forward and backward",
+        "the backward pass",
+        "between backward and optimizer",
+        "between backward and optimizer",
+        "the optimizer",
+        "between two steps",
+    ]
+
+
+def test_without_a_backward_pass_no_phase_is_claimed(timeline_of: Build) -> None:
+    builder = TraceBuilder().step(1, 100, 199).host("aten::linear", 110, 120).host("aten::linear", 150, 160)
+    builder.kernel("add", 112, 140, launch_ms=111)
+    assert places(timeline_of(builder), 130) == ["an unknown phase"]
 
 
 def test_a_sleep_between_forward_and_backward_is_found_there(shared_traces: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tracedoc.facts.catalog import Unknown, Value, run_fact
 from tracedoc.facts.hostwork import HostDigest, SyncTotal
 from tracedoc.facts.view import RunView
+from tracedoc.timeline.host import PHASES
 from tracedoc.timeline.syncs import SPELLINGS
 from tracedoc.units import format_ms
 
@@ -145,7 +146,7 @@ def _asked_by(host: HostDigest) -> Value:
     if not costly:
         return Unknown("no wait of the step leaves the GPU idle")
     named = [
-        f"{_spelt(total)} {_at(total.line or total.where)}"
+        f"{_spelt(total)}{_at(total.line or total.where)}"
         f" ({total.count} a step, {format_ms(total.idle_ns / 1e6)})"
         for total in costly[:NAMED]
     ]
@@ -158,7 +159,9 @@ def _spelt(total: SyncTotal) -> str:
 
 
 def _at(where: str) -> str:
-    return where if where.startswith("between ") else f"in {where}"
+    if where == PHASES[0]:
+        return ""
+    return f" {where}" if where.startswith("between ") else f" in {where}"
 
 
 def _away(host: HostDigest) -> Value:
@@ -166,7 +169,7 @@ def _away(host: HostDigest) -> Value:
         return Unknown("the host is never away for long")
     named = [
         f"{total.doing if total.doing != 'Python' else 'Python outside any operator'}"
-        f" {_at(total.where)} ({format_ms(total.idle_ns / 1e6)})"
+        f"{_at(total.where)} ({format_ms(total.idle_ns / 1e6)})"
         for total in host.away[:NAMED]
     ]
     return ", ".join(named) + (f" and {len(host.away) - NAMED} more" if len(host.away) > NAMED else "")

@@ -12,6 +12,7 @@ from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import Rows
+from tracedoc.timeline.phases import Phase, Phases
 from tracedoc.timeline.syncs import launching_threads
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
@@ -131,7 +132,12 @@ PHASES = (
 )
 """Where in a step the host is, by the operators before and after."""
 
-_FORWARD, _BACKWARD, _OPTIMIZER, _LOADER = 0, 1, 2, 3
+_FORWARD, _BACKWARD, _OPTIMIZER, _LOADER, _NEITHER = 0, 1, 2, 3, 4
+_CLASS_OF = np.zeros(len(Phase), dtype=np.intp)
+_CLASS_OF[Phase.OTHER] = _NEITHER
+_CLASS_OF[Phase.FORWARD] = _FORWARD
+_CLASS_OF[Phase.BACKWARD] = _CLASS_OF[Phase.RECOMPUTE] = _BACKWARD
+_CLASS_OF[Phase.OPTIMIZER] = _OPTIMIZER
 _PHASE_OF = np.array(
     [  # by the class of the operator before, then of the one after
         [1, 2, 4, 6],
@@ -141,11 +147,6 @@ _PHASE_OF = np.array(
     ],
     dtype=np.uint8,
 )
-
-HOOK_NS = 100_000
-"""What follows a node of the backward pass this closely is one of its hooks."""
-
-_BACKWARD_HOOKS = ("torch.distributed.ddp.reducer::", "FSDP::post_backward", "FSDP::pre_backward")
 
 SEED_NS = 1_000_000
 """The gradient of the loss (``aten::ones_like``) made this short before the backward pass is part of it."""
@@ -235,17 +236,26 @@ def _longest_away(work: Work, starts: Int64Array, ends: Int64Array) -> tuple[Int
 
 
 def phases_at(timeline: RankTimeline, times: Int64Array) -> npt.NDArray[np.uint8]:
-    """Return where in the step the host is at each time, as indices of :data:`PHASES`."""
-    trace = timeline.trace
+    """Return where in the step the host is at each time, as indices of :data:`PHASES`.
+
+    The backward pass and the optimizer have a start and an end; elsewhere the operators before and after
+    tell. Those of no phase (clipping, logging, zeroing) are passed over.
+    """
+    if timeline.phases is None:
+        return np.zeros(times.size, dtype=np.uint8)
     rows = _stepping_rows(timeline)
+    classes = _classes(timeline, timeline.phases, rows)
+    rows, classes = rows[classes != _NEITHER], classes[classes != _NEITHER]
     if rows.size == 0:
         return np.zeros(times.size, dtype=np.uint8)
-    after = np.searchsorted(trace.ts_ns[rows], times, side="right")
+    after = np.searchsorted(timeline.trace.ts_ns[rows], times, side="right")
     known = (after > 0) & (after < rows.size)
-    classes = _phase_spans(timeline)
-    before = _class_of(classes, trace.ts_ns[rows[np.maximum(after - 1, 0)]])
-    behind = _class_of(classes, trace.ts_ns[rows[np.minimum(after, rows.size - 1)]])
-    return np.where(known, _PHASE_OF[before, behind], 0).astype(np.uint8)
+    before, behind = classes[np.maximum(after - 1, 0)], classes[np.minimum(after, rows.size - 1)]
+    found = np.where(known, _PHASE_OF[before, behind], 0)
+    inside = _CLASS_OF[timeline.phases.at(times)]
+    found = np.where(inside == _BACKWARD, _PHASE_OF[_BACKWARD, _BACKWARD], found)
+    found = np.where(inside == _OPTIMIZER, _PHASE_OF[_OPTIMIZER, _OPTIMIZER], found)
+    return found.astype(np.uint8)
 
 
 def _stepping_rows(timeline: RankTimeline) -> Rows:
@@ -261,31 +271,20 @@ def _stepping_rows(timeline: RankTimeline) -> Rows:
     return np.flatnonzero(kinds & is_among(trace.thread, threads))
 
 
-def _phase_spans(timeline: RankTimeline) -> tuple[Spans, Spans, Spans]:
-    """Return when the host is in the backward pass, in the optimizer, and in the loader."""
+def _classes(timeline: RankTimeline, phases: Phases, rows: Rows) -> npt.NDArray[np.intp]:
+    """Return whether each operator or loader range is forward, backward, optimizer, loader or neither."""
     trace = timeline.trace
-    nodes = np.array(
-        [vocabulary.is_backward_node(n) or n.startswith(_BACKWARD_HOOKS) for n in trace.names], dtype=bool
-    )
-    rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & nodes[trace.name])
-    starts, ends = trace.ts_ns[rows], trace.end_ns[rows]
+    starts = trace.ts_ns[rows]
+    classes = _CLASS_OF[phases.at(starts)]
+    classes[timeline.host_delays.input.covered_ns(starts, starts + 1) > 0] = _LOADER
     seeds = np.array([name == "aten::ones_like" for name in trace.names], dtype=bool)
-    made = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & seeds[trace.name])
-    if rows.size and made.size:
-        following = np.searchsorted(starts, trace.end_ns[made])
-        near = following < starts.size
-        near &= starts[np.minimum(following, starts.size - 1)] - trace.end_ns[made] < SEED_NS
-        starts = np.concatenate((starts, trace.ts_ns[made[near]]))
-        ends = np.concatenate((ends, trace.end_ns[made[near]]))
-    # Hooks run between nodes.
-    return Spans.of(starts, ends + HOOK_NS), _optimizer_spans(timeline), timeline.host_delays.input
-
-
-def _class_of(classes: tuple[Spans, Spans, Spans], times: Int64Array) -> npt.NDArray[np.intp]:
-    found = np.full(times.size, _FORWARD, dtype=np.intp)
-    for number, spans in zip((_BACKWARD, _OPTIMIZER, _LOADER), classes, strict=True):
-        found[spans.covered_ns(times, times + 1) > 0] = number
-    return found
+    made = np.flatnonzero(seeds[trace.name[rows]])
+    passes = np.array([start for start, _ in phases.passes], dtype=np.int64)
+    following = np.searchsorted(passes, trace.end_ns[rows[made]])
+    near = following < passes.size
+    near[near] = passes[following[near]] - trace.end_ns[rows[made[near]]] < SEED_NS
+    classes[made[near]] = _BACKWARD
+    return classes
 
 
 def _microseconds(nanoseconds: Int64Array) -> npt.NDArray[np.uint32]:
