@@ -90,7 +90,7 @@ def exposed_comm_less_wait_ms(run: RunView) -> dict[str, Value]:
     is exposed here only because this rank had come early and run dry. With the traces of one rank nothing
     is known, so this is all exposed communication.
     """
-    return _by_rank(run, lambda digest, step: _less_wait(run, digest, step))
+    return run.by_rank(lambda digest, step: _less_wait(run, digest, step))
 
 
 @run_fact("comm_split", unit="text")
@@ -119,7 +119,7 @@ def latency_bound_frac(run: RunView) -> dict[str, Value]:
     of fewer than 8 ranks pay less latency, as NCCL counts it: 2 ranks reach half of the rate at 48 % of that
     size, 4 at 60 %.
     """
-    return _by_rank(run, lambda digest, step: _latency_bound_share(run, digest, step))
+    return run.by_rank(lambda digest, step: _latency_bound_share(run, digest, step))
 
 
 @run_fact("latency_bound_exposed_ms", unit="ms", scope="rank", needs=("collectives",))
@@ -130,7 +130,7 @@ def latency_bound_exposed_ms(run: RunView) -> dict[str, Value]:
         spans = latency_bound_exposed(run, digest, step)
         return spans if isinstance(spans, Unknown) else spans.total_ns / 1e6
 
-    return _by_rank(run, exposed)
+    return run.by_rank(exposed)
 
 
 def latency_bound_exposed(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
@@ -189,8 +189,4 @@ def _less_wait(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
 
 
 def _split_part(run: RunView, part: Callable[[ExposedSplit], int]) -> dict[str, Value]:
-    return _by_rank(run, lambda digest, step: part(run.splits[digest.rank, step.index]) / 1e6)
-
-
-def _by_rank(run: RunView, measure: Callable[[RankDigest, StepDigest], Value]) -> dict[str, Value]:
-    return {str(digest.rank): measure(digest, step) for digest, step in run.judged()}
+    return run.by_rank(lambda digest, step: part(run.splits[digest.rank, step.index]) / 1e6)

@@ -53,13 +53,13 @@ def late_reductions_frac(timeline: RankTimeline) -> Value:
 @run_fact("gradient_buckets", unit="count", scope="rank", needs=("host_ops", "collectives"))
 def gradient_buckets(run: RunView) -> dict[str, Value]:
     """Reductions of gradients in the median step: DDP's buckets, over all its micro-batches."""
-    return {str(d.rank): int(_rows(d, step).size) or NO_GRADIENTS for d, step in run.judged()}
+    return run.by_rank(lambda digest, step: int(_rows(digest, step).size) or NO_GRADIENTS)
 
 
 @run_fact("gradient_bytes", unit="bytes", scope="rank", needs=("host_ops", "collectives"))
 def gradient_bytes(run: RunView) -> dict[str, Value]:
     """Bytes of gradients that the median step reduces."""
-    return {str(d.rank): _total(d, _rows(d, step)) for d, step in run.judged()}
+    return run.by_rank(lambda digest, step: _total(digest, _rows(digest, step)))
 
 
 @run_fact("median_bucket_bytes", unit="bytes", scope="rank", needs=("host_ops", "collectives"))
@@ -70,13 +70,13 @@ def median_bucket_bytes(run: RunView) -> dict[str, Value]:
         total = _total(digest, rows)
         return total if isinstance(total, Unknown) else float(np.median(digest.collectives.nbytes[rows]))
 
-    return {str(d.rank): median(d, _rows(d, step)) for d, step in run.judged()}
+    return run.by_rank(lambda digest, step: median(digest, _rows(digest, step)))
 
 
 @run_fact("gradient_exposed_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
 def gradient_exposed_ms(run: RunView) -> dict[str, Value]:
     """Exposed time of the median step's gradient reductions, less known waiting for other ranks."""
-    return {str(d.rank): gradient_exposed(run, d, step).total_ns / 1e6 for d, step in run.judged()}
+    return run.by_rank(lambda digest, step: gradient_exposed(run, digest, step).total_ns / 1e6)
 
 
 @run_fact("suggested_bucket_bytes", unit="bytes", scope="rank", needs=("host_ops", "collectives"))
@@ -85,7 +85,7 @@ def suggested_bucket_bytes(run: RunView) -> dict[str, Value]:
 
     Twelve times the size at which the link reaches half of its rate, a third of all gradients at most.
     """
-    return {str(d.rank): _suggested(run, d, _rows(d, step)) for d, step in run.judged()}
+    return run.by_rank(lambda digest, step: _suggested(run, digest, _rows(digest, step)))
 
 
 @run_fact("bucket_overhead_frac", unit="fraction", scope="rank", needs=("host_ops", "collectives"))
@@ -95,7 +95,7 @@ def bucket_overhead_frac(run: RunView) -> dict[str, Value]:
     A transfer takes as long as ``size + half-rate size`` bytes at the link's full rate. Compared are the
     buckets as they are and those of :func:`suggested_bucket_bytes`; 0 where they are as large already.
     """
-    return {str(d.rank): _overhead(run, d, _rows(d, step)) for d, step in run.judged()}
+    return run.by_rank(lambda digest, step: _overhead(run, digest, _rows(digest, step)))
 
 
 @run_fact("bucket_saving_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
@@ -107,7 +107,7 @@ def bucket_saving_ms(run: RunView) -> dict[str, Value]:
         exposed = gradient_exposed(run, digest, step).total_ns / 1e6
         return overhead * exposed if isinstance(overhead, float) else overhead
 
-    return {str(d.rank): saving(d, step) for d, step in run.judged()}
+    return run.by_rank(saving)
 
 
 @run_fact("suggested_bucket_mb", unit="count", scope="rank", needs=("host_ops", "collectives"))
@@ -130,7 +130,7 @@ def late_reduction_ms(run: RunView) -> dict[str, Value]:
             return after
         return min(float(after), gradient_exposed(run, digest, step).total_ns / 1e6)
 
-    return {str(d.rank): late(d, step) for d, step in run.judged()}
+    return run.by_rank(late)
 
 
 @run_fact("repeated_reduction_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
@@ -144,7 +144,7 @@ def repeated_reduction_ms(run: RunView) -> dict[str, Value]:
         exposed = gradient_exposed(run, digest, step).total_ns / 1e6
         return exposed * (passes - 1) / passes if passes > 1 else 0.0
 
-    return {str(d.rank): repeated(d, step) for d, step in run.judged()}
+    return run.by_rank(repeated)
 
 
 def gradient_exposed(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:

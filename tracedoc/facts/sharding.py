@@ -287,7 +287,7 @@ def gather_stall_cause(run: RunView) -> dict[str, Value]:
     One of "not prefetched", "launched late", "peers late", "bandwidth" and "first" (of the step). Without the
     arrivals of the peers "bandwidth" includes waiting for them.
     """
-    return _by_rank(run, lambda digest, step: _cause(run, digest, step))
+    return run.by_rank(lambda digest, step: _cause(run, digest, step))
 
 
 @run_fact("gather_stall_reason", unit="text", scope="rank", needs=("kernels", "collectives", "launches"))
@@ -304,7 +304,7 @@ def gather_stall_reason(run: RunView) -> dict[str, Value]:
             return f"{words}; transfer or waiting, for the arrivals of the peers are unknown"
         return words
 
-    return _by_rank(run, reason)
+    return run.by_rank(reason)
 
 
 @run_fact("reduction_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
@@ -320,7 +320,7 @@ def reduction_stall_ms(run: RunView) -> dict[str, Value]:
         inside = (times.stall_start_ns >= step.start_ns) & (times.stall_start_ns < step.end_ns)
         return int(times.stall_ns[inside].sum()) / 1e6
 
-    return _by_rank(run, total)
+    return run.by_rank(total)
 
 
 def _cause(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
@@ -343,17 +343,13 @@ def _stall(run: RunView, part: Callable[[StallParts], npt.NDArray[np.int64]]) ->
         parts = _parts(run, digest, step)
         return parts if isinstance(parts, Unknown) else int(part(parts).sum()) / 1e6
 
-    return _by_rank(run, total)
+    return run.by_rank(total)
 
 
 def _parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallParts | Unknown:
     if digest.units is None:
         return NOT_SHARDED
     return stall_parts(run, digest, step) or NOT_TIMED
-
-
-def _by_rank(run: RunView, measure: Callable[[RankDigest, StepDigest], Value]) -> dict[str, Value]:
-    return {str(digest.rank): measure(digest, step) for digest, step in run.judged()}
 
 
 def _of_units(timeline: RankTimeline, measure: Callable[[Units], Value]) -> Value:

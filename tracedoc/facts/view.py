@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from tracedoc.facts.catalog import Value
 from tracedoc.facts.digest import RankDigest, StepDigest
 from tracedoc.run.job import Job
 from tracedoc.spans import Int64Array
@@ -64,6 +65,10 @@ class RunView:
     def judged(self) -> list[tuple[RankDigest, StepDigest]]:
         """Return each rank that has a judged step, with it."""
         return [(digest, step) for digest in self.digests if (step := digest.judged_step) is not None]
+
+    def by_rank(self, measure: Callable[[RankDigest, StepDigest], Value]) -> dict[str, Value]:
+        """Return what ``measure`` says of each rank that has a judged step, by rank as facts are keyed."""
+        return {str(digest.rank): measure(digest, step) for digest, step in self.judged()}
 
 
 def build_view(

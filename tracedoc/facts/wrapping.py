@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -40,7 +38,7 @@ def latency_bound_gathers_frac(run: RunView) -> dict[str, Value]:
         small = calls.nbytes[mine] < limit[calls.row[mine]]
         return float(small.mean()) if small.size else Unknown("the gathers carry no sizes")
 
-    return _by_rank(run, share)
+    return run.by_rank(share)
 
 
 @run_fact("sharded_exposed_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
@@ -52,7 +50,7 @@ def sharded_exposed_ms(run: RunView) -> dict[str, Value]:
             return NOT_SHARDED
         return sharded_exposed_spans(run, digest, step).total_ns / 1e6
 
-    return _by_rank(run, exposed)
+    return run.by_rank(exposed)
 
 
 @run_fact("mergeable_exposed_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
@@ -81,7 +79,7 @@ def mergeable_exposed_ms(run: RunView) -> dict[str, Value]:
         bytes_ns = table.nbytes[small] * _ring_factor(run, digest) / gbps
         return float(np.maximum(exposed - bytes_ns, 0).sum()) * share / 1e6
 
-    return _by_rank(run, saved)
+    return run.by_rank(saved)
 
 
 @run_fact("fine_wrapping_cost_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
@@ -100,7 +98,7 @@ def fine_wrapping_cost_ms(run: RunView) -> dict[str, Value]:
         idle = digest.facts.get("sharding_hook_idle_ms")
         return float(exposed) + (share * float(idle) if isinstance(idle, float) else 0.0)
 
-    return _by_rank(run, cost)
+    return run.by_rank(cost)
 
 
 @run_fact("block_gather_estimate_ms", unit="ms", scope="rank", needs=("collectives",))
@@ -123,7 +121,7 @@ def block_gather_estimate_ms(run: RunView) -> dict[str, Value]:
         half = float(np.median(halves[_rows(digest)]))
         return _ring_factor(run, digest) * (size + half) / gbps / 1e6
 
-    return _by_rank(run, estimate)
+    return run.by_rank(estimate)
 
 
 def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
@@ -177,7 +175,3 @@ def _ring_factor(run: RunView, digest: RankDigest) -> float:
     }
     ranks = max(sizes, default=run.world_size or 2)
     return (ranks - 1) / ranks if ranks > 1 else 1.0
-
-
-def _by_rank(run: RunView, measure: Callable[[RankDigest, StepDigest], Value]) -> dict[str, Value]:
-    return {str(digest.rank): measure(digest, step) for digest, step in run.judged()}

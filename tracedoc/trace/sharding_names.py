@@ -42,7 +42,9 @@ _FSDP1_ROLES: Final = {
     "_post_backward_prefetch": "backward_prefetch",
     "_post_backward_hook": "reduce",
 }
-_ZERO3: Final = re.compile(r"(?:Pre|Post)BackwardFunction(?:ForModule|Module)?$|LinearFunctionForZeroStage3$")
+ZERO3_MARK: Final = re.compile(
+    r"(?:Pre|Post)BackwardFunction(?:ForModule|Module)?$|LinearFunctionForZeroStage3$"
+)
 
 
 @lru_cache(maxsize=4096)
@@ -62,4 +64,4 @@ def shard_hook(name: str) -> Hook | None:
 
 def is_zero3_mark(name: str) -> bool:
     """Tell whether an operator is one of those that only DeepSpeed's ZeRO-3 puts into a graph."""
-    return _ZERO3.match(name) is not None
+    return ZERO3_MARK.match(name) is not None

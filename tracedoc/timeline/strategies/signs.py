@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,6 +19,7 @@ from tracedoc.timeline.steps import HostStep
 from tracedoc.trace import frameworks, vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
+from tracedoc.trace.sharding_names import FSDP2, ZERO3_MARK, shard_hook
 from tracedoc.trace.vocabulary import RuntimeRole
 
 MARKS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -30,7 +31,7 @@ MARKS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("fsdp1", r"FullyShardedDataParallel\.forward$"),
         ("fsdp1_hook", r"FullyShardedDataParallel\."),
         ("megatron_fsdp", r"CustomFSDP\.forward$"),
-        ("zero3", r"(?:(?:Pre|Post)BackwardFunction(?:ForModule|Module)?|LinearFunctionForZeroStage3)$"),
+        ("zero3", ZERO3_MARK.pattern),
         ("zero_redundancy", r"Optimizer\.step#ZeroRedundancyOptimizer\.step$"),
         ("cpu_adam", r"Optimizer\.step#DeepSpeedCPUAdam\.step$"),
         ("schedule", r"PP:"),
@@ -47,9 +48,7 @@ SHARDED_MARKS = frozenset({"fsdp1", "fsdp1_hook", "fsdp2", "megatron_fsdp", "zer
 """Marks of strategies that gather parameters unit by unit."""
 
 _QUANTISED_KERNEL = re.compile(r"kDequantizeBlockwise|kgemm_4bit")
-_REDUCE = re.compile(r"FSDP::post_backward_reduce")
 _FUNCTIONAL = re.compile(r"_c10d_functional(?:_autograd)?::")
-_UNIT = re.compile(r"FSDP::pre_forward(?: \((.*?)\))?(?: \[pg=\d+\])?$")
 _ANY_STEP = HostStep(0, np.iinfo(np.int64).min, np.iinfo(np.int64).max, False)
 
 SMALL_RANK = 128
@@ -148,9 +147,7 @@ def strategy_signs(timeline: RankTimeline) -> StrategySigns:
         marks=tuple(sorted(marks.items())),
         traffic=_traffic(timeline, asked),
         groups=tuple(sorted({(g.description, g.size) for g in trace.info.groups if g.description})),
-        fsdp2_units=len(
-            {trace.names[i] for i in np.flatnonzero(used).tolist() if _UNIT.match(trace.names[i])}
-        ),
+        fsdp2_units=sum(_is_fsdp2(trace.names[i], "pre_forward") for i in np.flatnonzero(used).tolist()),
         passes=len(passes),
         reducing=_reducing(passes, asked),
         alternations=_alternations(timeline, passes),
@@ -192,8 +189,8 @@ def _traffic(timeline: RankTimeline, asked: list[tuple[CollectiveOp, Phase, int]
     trace = timeline.trace
     descriptions = {group.name: group.description for group in trace.info.groups if group.description}
     times = np.array([at for _, _, at in asked], dtype=np.int64)
-    in_reduction = _held(trace, _REDUCE, times)
-    in_functional = _held(trace, _FUNCTIONAL, times)
+    in_reduction = _held(trace, lambda name: _is_fsdp2(name, "reduce"), times)
+    in_functional = _held(trace, lambda name: _FUNCTIONAL.match(name) is not None, times)
     counted: dict[tuple[str, Phase, str, int | None, str, str], list[int | None]] = {}
     for number, (operation, phase, _) in enumerate(asked):
         site = "fsdp-reduce" if in_reduction[number] else "functional" if in_functional[number] else ""
@@ -212,9 +209,14 @@ def _traffic(timeline: RankTimeline, asked: list[tuple[CollectiveOp, Phase, int]
     )
 
 
-def _held(trace: Trace, pattern: re.Pattern[str], times: npt.NDArray[np.int64]) -> list[bool]:
-    """Tell which times lie inside host ranges of a pattern, on any thread."""
-    named = np.array([pattern.match(name) is not None for name in trace.names], dtype=bool)
+def _is_fsdp2(name: str, role: str) -> bool:
+    hook = shard_hook(name)
+    return hook is not None and hook.framework == FSDP2 and hook.role == role
+
+
+def _held(trace: Trace, matches: Callable[[str], bool], times: npt.NDArray[np.int64]) -> list[bool]:
+    """Tell which times lie inside host ranges of such names, on any thread."""
+    named = np.array([matches(name) for name in trace.names], dtype=bool)
     if times.size == 0 or not named.any():
         return [False] * int(times.size)
     rows = np.flatnonzero(named[trace.name])
