@@ -27,8 +27,17 @@ def late_cost_ms(run: RunView) -> dict[str, Value]:
 
 @run_fact("late_least_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def late_least_ms(run: RunView) -> dict[str, Value]:
-    """What every other rank waits for this rank per step at least: how late it is after the second-latest."""
-    return _of_late(run, lambda late: float(np.median(late.low_ns)) / 1e6, 0.0)
+    """What every other rank waits for this rank in at least three quarters of the steps.
+
+    That is how late it is after the second-latest. Where a cause is named (:func:`late_cause`), at most as
+    long as it is at that in as many steps: the rest may be chance, as where processes share cores.
+    """
+
+    def least(late: LateRank) -> Value:
+        surely = np.minimum(late.low_ns, late.cause_ns) if late.cause else late.low_ns
+        return _habitual(surely) / 1e6
+
+    return _of_late(run, least, 0.0)
 
 
 @run_fact("late_steps_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
@@ -92,7 +101,7 @@ def late_explained_frac(run: RunView) -> dict[str, Value]:
         if late.cause == "kernels" and late.more_kernels < MORE_KERNELS:
             waited = np.full(waited.size, np.median(waited))
         shares = np.minimum(late.cause_ns / np.maximum(waited, 1.0), 1.0)[waited > 0]
-        return float(np.sort(shares)[(shares.size - 1) // 4]) if shares.size else 0.0
+        return _habitual(shares) if shares.size else 0.0
 
     return _of_late(run, explained, 0.0)
 
@@ -100,11 +109,21 @@ def late_explained_frac(run: RunView) -> dict[str, Value]:
 @run_fact("late_habit_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def late_habit_ms(run: RunView) -> dict[str, Value]:
     """How much longer than its peers this rank is at its cause in at least three quarters of the steps."""
+    return _of_late(run, lambda late: _habitual(late.cause_ns) / 1e6, 0.0)
 
-    def habit(late: LateRank) -> Value:
-        return float(np.sort(late.cause_ns)[(len(late.steps) - 1) // 4]) / 1e6
 
-    return _of_late(run, habit, 0.0)
+@run_fact("late_recurring_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def late_recurring_ms(run: RunView) -> dict[str, Value]:
+    """How much longer than its peers this rank is in at least three quarters of the steps, at all causes.
+
+    Of each cause what recurs, added up. What it is longer at in a few steps only is not in it.
+    """
+
+    def recurring(late: LateRank) -> Value:
+        excess_us = np.maximum(late.excess_us, 0)
+        return sum(_habitual(excess_us[:, cause]) for cause in range(excess_us.shape[1])) / 1e3
+
+    return _of_late(run, recurring, 0.0)
 
 
 @run_fact("late_rank_changes_frac", unit="fraction", needs=("collectives", "multi_rank"))
@@ -132,6 +151,11 @@ def late_steps_judged(run: RunView) -> Value:
     if late:
         return len(late[0].steps)
     return 0 if _matched(run) else _NOT_MATCHED
+
+
+def _habitual(values: np.ndarray) -> float:
+    """Return what holds in at least three quarters of the steps: the lower quartile of a value per step."""
+    return float(np.sort(values)[(values.size - 1) // 4])
 
 
 _NOT_MATCHED = Unknown("no collective could be matched over the ranks")

@@ -11,14 +11,21 @@ from tracedoc.whatif.bounds import measured
 def not_wait_for_rank(measurements: Measurements, key: str | None) -> Gain | Unknown:
     """Bound what a late rank costs: the waiting of the rank that waits least, and that of the median rank.
 
-    With the late rank in time the next-latest one is waited for still; what all wait is surely gained, what
-    the median rank waits at most.
+    With the late rank in time the next-latest one is waited for still; what all wait in most steps, while it
+    is at what makes it late, is surely gained; what the median rank waits at most. In a CPU run the processes
+    may share cores and then also wait by chance, which no change of one rank mends: there only what the late
+    rank does longer in most steps counts.
     """
     high, low = measured(measurements, "late_cost_ms", key), measured(measurements, "late_least_ms", key)
     if isinstance(high, Unknown):
         return high
+    assumption = "this rank comes as early as the median of the others"
+    recurring = measured(measurements, "late_recurring_ms", key)
+    if measurements.is_cpu and not isinstance(recurring, Unknown) and recurring < high:
+        high = recurring
+        assumption = "what this rank does longer than the others in most steps is gone"
     least = 0.0 if isinstance(low, Unknown) else min(low, high)
-    return Gain(least, high, "ceiling", ("this rank comes as early as the median of the others",))
+    return Gain(least, high, "ceiling", (assumption,))
 
 
 def not_wait_for_any_rank(measurements: Measurements, key: str | None) -> Gain | Unknown:
