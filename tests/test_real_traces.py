@@ -116,6 +116,19 @@ def test_eight_launch_bound_ranks_wait_for_each_other_and_not_for_the_network(sh
     assert [limit.code for limit in diagnosis.limits] == ["no-complete-step"]
 
 
+def test_half_of_the_ranks_of_a_trace_without_groups_claim_nothing_of_waiting(shared_traces: Path) -> None:
+    files = sorted((shared_traces / "dlrm_8rank_v100").glob("worker[0247]_*.gz"))
+    diagnosis = diagnose(files)
+    assert diagnosis.facts["matched_collectives_frac"].value == 0
+    assert (
+        diagnosis.facts["comm_split"].value == "transfer or waiting: the arrivals of the peers are not known"
+    )
+    assert [limit.effect for limit in diagnosis.limits if limit.code == "missing-ranks"] == [
+        "waiting, and who comes late, are told among ranks 0, 2, 4, 7 at most"
+    ]
+    assert not {"straggler-rank", "rotating-straggler"} & set(found_in(diagnosis))
+
+
 def test_healthy_cpu_jobs_get_notes_at_most_and_a_slow_loader_a_warning(shared_traces: Path) -> None:
     for name in ("ddp", "fsdp2", "fsdp1", "tp", "pp", "ds3", "patho_none", "comp", "ac"):
         findings = diagnose([shared_traces / "cpu_gloo" / name]).findings

@@ -213,6 +213,11 @@ def test_a_missing_fact_is_unknown_never_false() -> None:
     assert value_of("min(a, 1) > 2", a=Unknown("no kernels")) == Unknown("no kernels")
 
 
+def test_a_reason_is_told_once_however_deep_it_lies() -> None:
+    lost, far = Unknown("lost"), Unknown("far away")
+    assert value_of("a > 1 and (a > 2 or b > 1) and b > 2", a=lost, b=far) == Unknown("lost; far away")
+
+
 def test_a_false_side_decides_and_a_true_side_decides_or() -> None:
     lost = Unknown("lost")
     assert value_of("a > 1 and b > 1", a=0, b=lost) is False

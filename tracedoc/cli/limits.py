@@ -63,9 +63,10 @@ LIMITS: dict[str, str] = {
         "fewer steps."
     ),
     "missing-ranks": (
-        "The run has more ranks than traces. What is said about waiting and stragglers covers the ranks "
-        "that are there: a missing one may be the one that the others wait for, and rank 0 is often not "
-        "like the rest. Profile every rank, in the same steps."
+        "The run has more ranks than traces. Waiting and late ranks are told among those that are there, as "
+        "far as their operations can be matched: where the traces name no groups of ranks, that takes all "
+        "ranks. A missing one may be the one that the others wait for, and rank 0 is often not like the "
+        "rest. Profile every rank, in the same steps."
     ),
     "no-complete-step": (
         "No step lies whole within the capture. The longest one is judged from its first to its last GPU "

@@ -106,6 +106,8 @@ def comm_split(run: RunView) -> Value:
         return "transfer; waiting for peers is not in it"
     if len(run.digests) == 1:
         return "transfer or waiting: one rank cannot tell"
+    if split.unsplit_ns == exposed:
+        return "transfer or waiting: the arrivals of the peers are not known"
     return "transfer or waiting: arrivals of the peers are known in part only"
 
 

@@ -406,7 +406,8 @@ def _calculate(
 
 def _join_unknown(values: Iterable[Value]) -> Unknown:
     """Return all that is unknown among ``values`` as one, each reason once."""
-    return Unknown("; ".join(dict.fromkeys(value.reason for value in values if isinstance(value, Unknown))))
+    reasons = [value.reason.split("; ") for value in values if isinstance(value, Unknown)]
+    return Unknown("; ".join(dict.fromkeys(reason for joined in reasons for reason in joined)))
 
 
 def _compare(node: ast.Compare, values: Mapping[str, Value], comparisons: list[Comparison]) -> bool | Unknown:

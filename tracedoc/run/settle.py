@@ -240,8 +240,9 @@ def _note_missing(present: Mapping[int, Candidate], world_size: int | None, limi
             "missing-ranks",
             f"{_plural(len(missing), 'rank', 'ranks')} {format_ranks(missing)} of {len(expected)} "
             f"{_plural(len(missing), 'is', 'are')} missing",
-            f"what is said about waiting and stragglers covers {_plural(len(present), 'rank', 'ranks')} "
-            f"{format_ranks(present)} only",
+            "the trace of one rank tells neither what is waiting nor who comes late"
+            if len(present) == 1
+            else f"waiting, and who comes late, are told among ranks {format_ranks(present)} at most",
         )
     )
 
