@@ -16,6 +16,7 @@ from types import ModuleType
 
 import pytest
 
+from sample_traces import simulated_job
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.pipeline import Options, diagnose
 
@@ -50,7 +51,7 @@ def generator() -> ModuleType:
 
 
 def test_the_generator_has_these_parameters(generator: ModuleType) -> None:
-    assert (generator.GEMM_TFLOPS, generator.HBM_GBPS, generator.RING_GBPS) == (600, 2600, 361)
+    assert (generator.GEMM_TFLOPS, generator.HBM_GBPS, simulated_job.RING_GBPS) == (600, 2600, 361)
     assert (generator.WIDE.layer_parameters, generator.WIDE.tokens) == (218_112_000, 4096)
     assert (generator.WIDE_SHORT.layer_parameters, generator.WIDE_SHORT.tokens) == (218_112_000, 2048)
     assert (generator.NARROW.layer_parameters, generator.NARROW.layers) == (8_914_944, 10)
