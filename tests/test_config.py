@@ -1,3 +1,5 @@
+"""Which settings hold, and what is said about wrong ones."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""The steps of a diagnosis as a table."""
+
 from __future__ import annotations
 
 from dataclasses import replace

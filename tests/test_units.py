@@ -1,3 +1,5 @@
+"""How quantities become text."""
+
 from __future__ import annotations
 
 import pytest

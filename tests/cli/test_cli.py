@@ -1,3 +1,5 @@
+"""What the commands print, write and return."""
+
 from __future__ import annotations
 
 import json

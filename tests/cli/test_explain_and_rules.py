@@ -1,3 +1,5 @@
+"""`tracedoc explain` knows every name that a report uses, and `tracedoc rules` judges a pack."""
+
 from __future__ import annotations
 
 import ast

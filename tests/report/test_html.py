@@ -1,3 +1,5 @@
+"""The page stands alone, shows what the diagnosis says, and hides what it must."""
+
 from __future__ import annotations
 
 import re

@@ -1,3 +1,5 @@
+"""The JSON of a diagnosis fits its schema and comes back as it was."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""The text report: answer first, next command last, no line too long."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""What every report shows: its order, its words, and what redaction hides."""
+
 from __future__ import annotations
 
 from dataclasses import replace
