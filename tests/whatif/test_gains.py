@@ -1,0 +1,185 @@
+"""Every bound on a gain by hand: what limits it, and what it says where something was not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tracedoc.diagnosis import Gain
+from tracedoc.facts.catalog import CATALOG, NEEDS, Measurement, Unknown
+from tracedoc.facts.measure import Availability, Measurements
+from tracedoc.facts.view import build_view
+from tracedoc.whatif.gains import GAINS
+
+NOT_SEEN = Unknown("not captured")
+Facts = Mapping[str, float | Unknown]
+
+# A step of 100 ms whose host works for 30: whatever else is fixed, 70 ms can be gained at most. Of 60 ms of
+# compute, 10 run beside communication (of its 30 ms, 20 are exposed): 50 ms are free to hide something.
+STEP: Facts = {
+    "step_ms": 100.0,
+    "host_floor_ms": 30.0,
+    "compute_ms": 60.0,
+    "comm_ms": 30.0,
+    "exposed_comm_ms": 20.0,
+}
+
+
+def gain(name: str, facts: Facts, *, is_cpu: bool = False, absent: str = "") -> Gain | Unknown:
+    """Return what the estimator ``name`` says of these facts, and of no others."""
+    table = {fact: Measurement(CATALOG[fact], value) for fact, value in facts.items()}
+    available = {need: Availability("by_nature" if need == absent else "present") for need in NEEDS}
+    measurements = Measurements(table, available, "high", is_cpu, (0,), (1, 2, 3), build_view((), None))
+    return GAINS[name](measurements, None)
+
+
+BOUNDED = [
+    # What is saved, as far as the host's own work lets it.
+    ("hide-small-collectives", {"latency_bound_exposed_ms": 20.0}, 20.0),
+    ("hide-small-collectives", {"latency_bound_exposed_ms": 80.0}, 70.0),
+    ("use-tensor-cores", {"plain_matrix_ms": 50.0}, 50.0),
+    ("use-tensor-cores", {"plain_matrix_ms": 80.0}, 70.0),
+    ("merge-buckets", {"bucket_saving_ms": 12.0}, 12.0),
+    ("merge-buckets", {"bucket_saving_ms": -3.0}, 0.0),
+    ("reduce-once", {"repeated_reduction_ms": 90.0}, 70.0),
+    ("gather-ahead", {"hideable_gather_stall_ms": 14.0}, 14.0),
+    ("gather-ahead", {"hideable_gather_stall_ms": 75.0}, 70.0),
+    ("gather-backward-ahead", {"hideable_backward_stall_ms": 17.0}, 17.0),
+    # Only compute with no communication beside it can hide more.
+    ("hide-exposed-communication", {"exposed_comm_less_wait_ms": 20.0}, 20.0),
+    ("hide-exposed-communication", {"exposed_comm_less_wait_ms": 60.0}, 50.0),
+    ("hide-exposed-communication", {"exposed_comm_less_wait_ms": 60.0, "host_floor_ms": 55.0}, 45.0),
+    ("split-units", {"sharded_exposed_ms": 20.0}, 20.0),
+    ("split-units", {"sharded_exposed_ms": 60.0}, 50.0),
+    ("reduce-in-backward", {"late_reduction_ms": 30.0, "backward_compute_ms": 25.0}, 25.0),
+    ("reduce-in-backward", {"late_reduction_ms": 20.0, "backward_compute_ms": 25.0}, 20.0),
+    ("reduce-in-backward", {"late_reduction_ms": 30.0, "backward_compute_ms": NOT_SEEN}, 30.0),
+    # 40 ms at three quarters of the rate take 30 at the full one.
+    ("full-link-rate", {"exposed_transfer_ms": 40.0, "link_efficiency_frac": 0.75}, 10.0),
+    ("full-link-rate", {"exposed_transfer_ms": 40.0, "link_efficiency_frac": 1.2}, 0.0),
+    # 9 units for 3 blocks: two thirds of the 12 ms of hooks go, so the host leaves 70 + 8.
+    (
+        "merge-units",
+        {
+            "fine_wrapping_cost_ms": 90.0,
+            "fsdp_units": 9.0,
+            "fsdp_blocks": 3.0,
+            "sharding_hook_host_ms": 12.0,
+        },
+        78.0,
+    ),
+    (
+        "merge-units",
+        {
+            "fine_wrapping_cost_ms": 90.0,
+            "fsdp_units": 3.0,
+            "fsdp_blocks": 9.0,
+            "sharding_hook_host_ms": 12.0,
+        },
+        70.0,
+    ),
+    ("merge-units", {"fine_wrapping_cost_ms": 90.0, "sharding_hook_host_ms": NOT_SEEN}, 70.0),
+    # The host was blocked for 25 ms; idle after waits and behind late launches: 10 and 8.
+    (
+        "avoid-syncs",
+        {"sync_idle_ms": 10.0, "sync_blocked_ms": 25.0, "late_launch_idle_ms": 8.0},
+        18.0,
+    ),
+    (
+        "avoid-syncs",
+        {"sync_idle_ms": 10.0, "sync_blocked_ms": 13.0, "late_launch_idle_ms": 8.0},
+        13.0,
+    ),
+    ("avoid-syncs", {"sync_idle_ms": 10.0, "sync_blocked_ms": 4.0, "late_launch_idle_ms": 8.0}, 10.0),
+    ("avoid-syncs", {"sync_idle_ms": 10.0, "sync_blocked_ms": NOT_SEEN, "late_launch_idle_ms": 8.0}, 10.0),
+    ("avoid-syncs", {"sync_idle_ms": 10.0, "sync_blocked_ms": 25.0, "late_launch_idle_ms": NOT_SEEN}, 10.0),
+    # Half of the 40 ms without compute.
+    ("fill-the-step", {}, 20.0),
+    ("fill-the-step", {"compute_ms": 120.0}, 0.0),
+    # Idle time that the host's pace or waits explain is not bounded by the host's work: that is what changes.
+    ("launch-in-time", {"launch_pace_idle_ms": 80.0}, 80.0),
+    ("return-sooner", {"host_away_idle_ms": 40.0}, 40.0),
+    ("fuse-optimizer", {"optimizer_idle_ms": 3.0}, 3.0),
+    ("fuse-short-kernels", {"short_kernel_idle_ms": 3.0}, 3.0),
+    ("feed-input", {"input_idle_ms": 38.0}, 38.0),
+    ("keep-allocations", {"allocator_idle_ms": 12.0}, 12.0),
+    ("pin-memory", {"pageable_stall_ms": 10.0}, 10.0),
+    ("stop-collections", {"gc_cost_ms": 12.0}, 12.0),
+    ("even-steps", {"step_outlier_cost_ms": -2.0}, 0.0),
+    ("keep-on-gpu", {"offload_stall_ms": 70.0}, 70.0),
+    ("not-wait-for-any-rank", {"late_any_cost_ms": 25.0}, 25.0),
+    ("share-work-evenly", {"uneven_work_ms": 26.0}, 26.0),
+]
+
+
+@pytest.mark.parametrize(("name", "facts", "high"), BOUNDED)
+def test_a_fix_gives_at_most(name: str, facts: Facts, high: float) -> None:
+    found = gain(name, {**STEP, **facts})
+    assert isinstance(found, Gain)
+    assert (found.low_ms, found.high_ms) == (0.0, pytest.approx(high))
+    assert (found.basis, len(found.assumptions)) == ("ceiling", 2 if name == "fill-the-step" else 1)
+
+
+@pytest.mark.parametrize(
+    ("least", "bounds"),
+    [(10.0, (10.0, 30.0)), (45.0, (30.0, 30.0)), (NOT_SEEN, (0.0, 30.0))],
+)
+def test_what_every_rank_waits_is_surely_gained(least: float | Unknown, bounds: tuple[float, float]) -> None:
+    found = gain("not-wait-for-rank", {**STEP, "late_cost_ms": 30.0, "late_least_ms": least})
+    assert isinstance(found, Gain)
+    assert (found.low_ms, found.high_ms) == bounds
+
+
+MAIN = {name: next(iter(facts)) for name, facts, _ in BOUNDED if facts and name != "fill-the-step"}
+MAIN["not-wait-for-rank"] = "late_cost_ms"
+
+
+@pytest.mark.parametrize("name", GAINS)
+def test_what_was_not_measured_promises_nothing(name: str) -> None:
+    if name != "fill-the-step":
+        found = gain(name, {**STEP, MAIN[name]: NOT_SEEN})
+        assert found == NOT_SEEN
+    assert isinstance(gain(name, {}), Unknown)
+
+
+@pytest.mark.parametrize("missing", ["compute_ms", "comm_ms", "exposed_comm_ms"])
+@pytest.mark.parametrize(
+    ("name", "saved"),
+    [("hide-exposed-communication", "exposed_comm_less_wait_ms"), ("split-units", "sharded_exposed_ms")],
+)
+def test_without_the_budget_nobody_knows_what_can_hide(name: str, saved: str, missing: str) -> None:
+    found = gain(name, {**STEP, saved: 20.0, missing: NOT_SEEN})
+    assert found == Unknown("the budget of the step is not known")
+
+
+@pytest.mark.parametrize("missing", ["step_ms", "compute_ms"])
+def test_without_the_budget_nobody_knows_what_a_larger_batch_gives(missing: str) -> None:
+    assert gain("fill-the-step", {**STEP, missing: NOT_SEEN}) == Unknown(
+        "the budget of the step is not known"
+    )
+
+
+@pytest.mark.parametrize("missing", ["step_ms", "host_floor_ms"])
+def test_an_unknown_host_is_an_assumption(missing: str) -> None:
+    found = gain("use-tensor-cores", {**STEP, "plain_matrix_ms": 80.0, missing: NOT_SEEN})
+    assert isinstance(found, Gain)
+    assert found.high_ms == 80.0
+    assert "the host's own work is not known" in found.assumptions[1]
+
+
+def test_the_host_s_work_is_the_compute_of_a_cpu_job() -> None:
+    found = gain("hide-exposed-communication", {**STEP, "exposed_comm_less_wait_ms": 60.0}, is_cpu=True)
+    assert isinstance(found, Gain)
+    assert (found.high_ms, len(found.assumptions)) == (50.0, 1)
+
+
+def test_one_rank_cannot_tell_a_stall_from_waiting() -> None:
+    facts = {**STEP, "hideable_gather_stall_ms": 14.0}
+    one, several = gain("gather-ahead", facts, absent="multi_rank"), gain("gather-ahead", facts)
+    assert isinstance(one, Gain)
+    assert isinstance(several, Gain)
+    assert one.high_ms == several.high_ms == 14.0
+    assert set(one.assumptions) - set(several.assumptions) == {
+        "none of it is waiting for peers, which one rank cannot tell"
+    }
