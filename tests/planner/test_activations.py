@@ -126,9 +126,9 @@ def small(
     kind: str, blocks: int, folder: Path, precision: str, vocabulary: int = 512
 ) -> tuple[Any, Question]:
     """Return a small model, and the question that describes it."""
+    library = transformers()
     import torch
 
-    library = transformers()
     depth = "n_layer" if kind == "gpt2" else "num_hidden_layers"
     config = library.AutoConfig.for_model(kind, vocab_size=vocabulary, **SMALL[kind], **{depth: blocks})
     config.save_pretrained(folder)
@@ -183,9 +183,9 @@ def test_a_block_saves_what_was_computed(kind: str, precision: str, tmp_path: Pa
 def test_the_peak_of_a_training_step_is_predicted_within_15_percent(
     precision: str, checkpointing: bool, tmp_path: Path
 ) -> None:
+    model, question = small("llama", 4, tmp_path, precision, vocabulary=1024)
     import torch
 
-    model, question = small("llama", 4, tmp_path, precision, vocabulary=1024)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -244,9 +244,9 @@ def allocated_peak(step: Any) -> int:
 def test_parameters_are_counted_as_transformers_builds_them(
     kind: str, architecture: str, keys: dict[str, Any], tmp_path: Path
 ) -> None:
+    library = transformers()
     import torch
 
-    library = transformers()
     config = library.AutoConfig.for_model(kind, architectures=[architecture], **keys)
     config.save_pretrained(tmp_path)
     with torch.device("meta"):

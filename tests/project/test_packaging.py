@@ -10,6 +10,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 NOT_PART_OF_THE_SOURCES = shutil.ignore_patterns(
@@ -112,8 +113,8 @@ def test_a_source_distribution_is_the_repository(sources: Path, repository: Path
 
 
 def test_every_package_folder_is_declared(repository: Path) -> None:
-    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 cannot read pyproject.toml by itself")
-    declared = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    project = msgspec.toml.decode((repository / "pyproject.toml").read_bytes())
+    declared = project["tool"]["setuptools"]["packages"]
     present = {
         ".".join(init.parent.relative_to(repository).parts)
         for init in (repository / "tracedoc").rglob("__init__.py")
