@@ -112,6 +112,7 @@ def test_memory_peaks_are_those_of_the_device(tmp_path: Path) -> None:
     whole = facts["device_memory_bytes"]
     assert isinstance(whole, int)
     assert facts["memory_used_frac"] == pytest.approx(24 * gib / whole)
+    assert facts["memory_in_tensors_frac"] == pytest.approx(10 * gib / whole)
 
 
 def test_memory_is_unknown_where_it_was_not_recorded(tmp_path: Path) -> None:

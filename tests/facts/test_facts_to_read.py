@@ -1,0 +1,225 @@
+"""Facts that no rule decides on and people read: small runs with numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+import tracedoc
+from tracedoc.facts.catalog import Measurement, Unknown, Value
+from tracedoc.testing import TraceBuilder, parse_lanes
+
+MIB = 1 << 20
+
+
+def of_run(folder: Path, builders: Iterable[TraceBuilder]) -> Mapping[str, Measurement]:
+    for builder in builders:
+        builder.write(folder / f"rank-{builder.rank}.json")
+    measurements, _, _ = tracedoc.measure([folder])
+    return measurements.facts
+
+
+def of_lanes(folder: Path, text: str, *, ranks: int = 2) -> dict[str, Value]:
+    found = of_run(folder, parse_lanes(text, ranks=ranks))
+    return {name: fact.value for name, fact in found.items()}
+
+
+def steps(builder: TraceBuilder, *starts: float) -> TraceBuilder:
+    """Add host steps at these times (the last one only closes the one before), each with a kernel of 10 ms.
+
+    It starts 10 ms into the step and is launched 1 ms earlier.
+    """
+    for index, (start, end) in enumerate(zip(starts, [*starts[1:], starts[-1] + 100], strict=True), 1):
+        builder.step(index, start, end - 1).backward(start + 50, start + 60)
+        builder.kernel("first", start + 10, start + 20, launch_ms=start + 9)
+    return builder
+
+
+def values(folder: Path, builder: TraceBuilder) -> dict[str, Value]:
+    return {name: fact.value for name, fact in of_run(folder, [builder]).items()}
+
+
+def test_the_slowest_step_is_the_longest_complete_one(tmp_path: Path) -> None:
+    facts = values(tmp_path, steps(TraceBuilder(), 100, 200, 340, 440))
+    assert (facts["step_ms"], facts["slowest_step_ms"]) == (100, 140)
+
+
+def test_idle_time_of_the_host_s_other_delays(tmp_path: Path) -> None:
+    builder = steps(TraceBuilder(), 100, 200, 300)
+    # The judged step is 110 to 210, idle from 120 on; its successor is launched at 209.
+    builder.host("compile_fx (dynamo_timed)", 130, 140).host("gc.collect", 145, 150)
+    builder.host("aten::add", 160, 170)
+    facts = values(tmp_path, builder)
+    assert facts["idle_ms"] == 90
+    assert facts["compile_idle_ms"] == 10
+    assert facts["gc_idle_ms"] == 5
+    assert facts["profiler_idle_ms"] == 0
+    # A launch explains 50 us of the 1 ms that follow it; the rest of it is a kernel that could have run.
+    assert facts["queued_idle_ms"] == pytest.approx(0.95)
+    assert facts["dispatch_idle_ms"] == pytest.approx(10, abs=0.06)
+    # 90 less 10 + 5 + 10 of the ranges and the millisecond after the launch.
+    assert facts["python_idle_ms"] == pytest.approx(64, abs=0.06)
+
+
+def test_the_profiler_s_own_work_is_a_cause(tmp_path: Path) -> None:
+    document = json.loads(steps(TraceBuilder(), 100, 200, 300).to_json())
+    flush = next(e for e in document["traceEvents"] if e.get("name") == "ProfilerStep#1")
+    # From 131 to 151 ms: the step begins at 100.
+    overhead = {**flush, "cat": "overhead", "name": "Activity Buffer Request", "args": {}}
+    document["traceEvents"].append({**overhead, "ts": flush["ts"] + 31_000, "dur": 20_000})
+    path = tmp_path / "rank-0.json"
+    path.write_text(json.dumps(document))
+    measurements, _, _ = tracedoc.measure([path])
+    assert measurements.facts["profiler_idle_ms"].value == 20
+
+
+def test_a_full_launch_queue_is_not_the_host_s_work(tmp_path: Path) -> None:
+    builder = steps(TraceBuilder(), 100, 200, 300)
+    for start in (100, 200, 300):
+        builder.runtime("cudaLaunchKernel", start + 70, start + 90)
+        builder.runtime("cudaLaunchKernel", start + 95, start + 95.19)  # slow, but not blocked
+    facts = values(tmp_path, builder)
+    assert (facts["host_step_ms"], facts["host_floor_ms"]) == (99, 79)
+
+
+def test_launch_latency_is_that_of_kernels_that_found_the_gpu_waiting(tmp_path: Path) -> None:
+    builder = steps(TraceBuilder(), 100, 200, 300)
+    for start in (100, 200, 300):
+        # Launched while the first one runs, so it is in the queue for 9 ms: no latency.
+        builder.kernel("second", start + 20, start + 25, launch_ms=start + 11)
+        builder.kernel("third", start + 40, start + 45, launch_ms=start + 38)
+        builder.kernel("fourth", start + 60, start + 65, launch_ms=start + 57)
+    # 1, 2 and 3 ms.
+    assert values(tmp_path, builder)["launch_latency_ms"] == pytest.approx(2)
+
+
+def test_kernels_and_copies_of_other_steps_do_not_count(tmp_path: Path) -> None:
+    builder = TraceBuilder()
+    for index, (count, nbytes) in enumerate([(2, 1 * MIB), (3, 2 * MIB), (5, 4 * MIB), (7, 8 * MIB)], 1):
+        start = 100 * index
+        builder.step(index, start, start + 99).backward(start + 50, start + 60)
+        for number in range(count):
+            at = start + 10 + 2 * number
+            builder.kernel("k", at, at + 1, launch_ms=at - 0.5)
+            builder.copy("HtoD", at + 1.2, at + 1.4, nbytes, pageable=True, launch_ms=at + 1.1)
+    facts = values(tmp_path, builder)
+    # Three steps of 100 ms: the lower median is the second.
+    assert facts["kernels_per_step"] == facts["pageable_copies_per_step"] == 3
+    assert facts["pageable_bytes_per_step"] == 6 * MIB
+    assert facts["mean_kernel_ms"] == 1
+
+
+def test_peaks_are_those_of_the_data_sheet(tmp_path: Path) -> None:
+    facts = values(tmp_path, steps(TraceBuilder(device="NVIDIA H100 80GB HBM3"), 100, 200, 300))
+    # H100 SXM: dense bf16 and tf32, HBM3, NVLink 4 one way.
+    assert (facts["peak_half_tflops"], facts["peak_tf32_tflops"]) == (989, 494)
+    assert (facts["peak_hbm_gbps"], facts["peak_link_gbps"]) == (3350, 450)
+
+
+def test_signs_of_graphs_and_quantised_weights(tmp_path: Path) -> None:
+    plain = values(tmp_path, steps(TraceBuilder(), 100, 200, 300))
+    assert (plain["cuda_graph_launches"], plain["quantised_weights"]) == (0, False)
+    builder = steps(TraceBuilder(), 100, 200, 300)
+    for start in (100, 200, 300):
+        builder.host("bitsandbytes::dequantize_4bit", start + 30, start + 31)
+        builder.runtime("cudaGraphLaunch", start + 32, start + 32.1)
+        builder.runtime("cudaGraphLaunch", start + 34, start + 34.1)
+    facts = values(tmp_path, builder)
+    assert (facts["cuda_graph_launches"], facts["quantised_weights"]) == (2, True)
+
+
+BUCKETS = """
+backward   20-80
+compute    0-80  x40
+allreduce  40-50 25MiB  50-60 10MiB  70-75 1MiB
+allgather  85-90 8MiB
+step: 100
+"""
+
+
+def test_reductions_of_gradients_by_number_and_size(tmp_path: Path) -> None:
+    facts = of_lanes(tmp_path, BUCKETS)
+    assert facts["gradient_buckets"] == 3
+    assert facts["gradient_bytes"] == 36 * MIB
+    assert facts["median_bucket_bytes"] == 10 * MIB
+    assert facts["comm_bytes_per_step"] == 44 * MIB
+    assert facts["matched_collectives_frac"] == 1
+
+
+def without_size(builder: TraceBuilder, nbytes: int) -> str:
+    """Return a trace whose collectives of ``nbytes`` do not say their size, as graphs and old files do."""
+    document = json.loads(builder.to_json())
+    for event in document["traceEvents"]:
+        arguments = event.get("args", {})
+        if arguments.get("In msg nelems") == nbytes // 2:
+            del arguments["In msg nelems"], arguments["Out msg nelems"]
+    return json.dumps(document)
+
+
+def test_a_collective_of_unknown_size_is_not_small(tmp_path: Path) -> None:
+    # One of 1 MiB is latency-bound on this link, one of 512 MiB is not; each is exposed for 10 ms.
+    text = "compute 0-60\nallreduce 60-70 512MiB  75-85 1MiB\nstep: 100"
+    facts = of_lanes(tmp_path, text)
+    assert facts["latency_bound_frac"] == 0.5
+    assert facts["latency_bound_exposed_ms"] == 10
+    for builder in parse_lanes(text, ranks=2):
+        (tmp_path / f"rank-{builder.rank}.json").write_text(without_size(builder, 1 * MIB))
+    measurements, _, _ = tracedoc.measure([tmp_path])
+    assert measurements.facts["latency_bound_exposed_ms"].value == 0
+    assert measurements.facts["comm_bytes_per_step"].value == Unknown("1 of 2 collectives carry no size")
+
+
+def test_a_collective_that_one_rank_lost_is_not_matched(tmp_path: Path) -> None:
+    builders = []
+    for rank in range(2):
+        builder = TraceBuilder(rank, 2)
+        for index in (1, 2, 3):
+            start = 100 * index
+            builder.step(index, start, start + 99).backward(start + 50, start + 60)
+            builder.kernel("k", start + 10, start + 20)
+            for number in range(2):
+                if (rank, index, number) != (1, 2, 1):
+                    at = start + 30 + 10 * number
+                    builder.collective("allreduce", at, at + 5, seq=2 * index + number)
+        builders.append(builder)
+    # 6 + 5 collectives, of which one has no partner.
+    assert of_run(tmp_path, builders)["matched_collectives_frac"].value == pytest.approx(10 / 11)
+
+
+def test_what_remains_between_two_clocks(tmp_path: Path) -> None:
+    builders = []
+    for rank, ahead_ms in enumerate((0.0, 700.0)):
+        builder = TraceBuilder(rank, 2, host=f"node{rank}")
+        for index in (1, 2, 3):
+            start = 100 * index + ahead_ms
+            builder.step(index, start, start + 99).backward(start + 50, start + 60)
+            builder.kernel("k", start + 10, start + 20)
+            # Rank 1 leaves 0, 0.01 and 0.04 ms later than its clock's distance alone.
+            end = start + 40 + (0.0, 0.01, 0.04)[index - 1] * rank
+            builder.collective("allreduce", start + 30, end)
+        builders.append(builder)
+    # The median is 0.01 ms more than the distance; what is left is 0.01, 0 and 0.03 ms.
+    assert of_run(tmp_path, builders)["clock_residual_ms"].value == pytest.approx(0.01)
+
+
+SHARDED = """
+strategy: fsdp2
+lead: 30
+backward   40-120
+allgather  {forward}   40-120 256MiB x4 2ms prefetch unit=layers.*
+compute    2-42 x4 8ms unit=layers.*          42-122 x4 18ms unit=layers.*
+"""
+
+
+def test_gathers_are_as_many_units_ahead_as_they_start_before(tmp_path: Path) -> None:
+    late = of_lanes(tmp_path, SHARDED.format(forward="0-40 256MiB x4 2ms unit=layers.*"))
+    assert (late["forward_prefetch_depth"], late["backward_prefetch_depth"]) == (0, 0)
+    assert late["block_name"] == "layers"
+    # Each but the first starts with the compute of the unit before it: one unit ahead.
+    starts = (0, 3, 13, 23)
+    ahead = "  ".join(f"{at}-{at + 2} 256MiB unit=layers.{unit}" for unit, at in enumerate(starts))
+    early = of_lanes(tmp_path, SHARDED.format(forward=ahead))
+    assert (early["forward_prefetch_depth"], early["backward_prefetch_depth"]) == (1, 0)
