@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tracedoc.diagnosis import Diagnosis, Finding
+from tracedoc.facts.slowness import SLOWER, SLOWER_IN_MOST
 from tracedoc.pipeline import Options, diagnose
+from tracedoc.rules.load import load_rules
 from tracedoc.testing import TraceBuilder
 
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
@@ -137,6 +139,36 @@ def test_a_slow_gpu_is_the_cause_of_the_straggler(tmp_path: Path) -> None:
     assert diagnosis.facts["gemm_slowdown_ratio"].values["2"] == pytest.approx(1.25, rel=1e-4)
     assert diagnosis.facts["gemm_slowdown_ratio"].values["0"] == pytest.approx(1.0, rel=1e-4)
     assert diagnosis.facts["late_cause"].values["2"] == "slow GPU"
+
+
+def test_a_rank_whose_other_kernels_are_slow_is_not_a_slow_gpu(tmp_path: Path) -> None:
+    """Its products take 8 % longer, all of its compute 40 %: the products explain a fifth of that."""
+    write_run(tmp_path, 4, lambda rank, step: 60.0)
+    builder = TraceBuilder(2, 4)
+    for step in range(7):
+        now = STEP_MS * step
+        builder.step(step, now - 50.0, now + 49.9).backward(now - 20.0, now + 20.0)
+        part = 60.0 / 13 * (1.08 if step < 6 else 1.0)
+        for number in range(12):
+            builder.kernel(
+                PRODUCTS[number % 3], now + number * part, now + (number + 1) * part,
+                launch_ms=now - 45.0 + number * 0.05, grid=(132, 1, 1),
+            )  # fmt: skip
+        end = now + (84.0 if step < 6 else 60.0)
+        builder.kernel(
+            ELEMENTWISE, now + 12 * part, end,
+            launch_ms=now - 44.0, grid=(TOKENS, 1, 1), op="aten::add",
+        )  # fmt: skip
+        builder.collective("allreduce", end, now + STEP_MS, launch_ms=now - 10.0)
+    builder.write(tmp_path / "rank-2.json")
+    diagnosis = judged(tmp_path)
+    assert diagnosis.facts["gemm_slowdown_ratio"].values["2"] == pytest.approx(1.08, rel=1e-4)
+    assert diagnosis.facts["late_cause"].values["2"] == "longer kernels"
+
+
+def test_the_cause_and_the_rule_call_the_same_gpu_slow() -> None:
+    params = next(rule for rule in load_rules() if rule.id == "slow-gpu").params
+    assert (params["slower"].value, params["in_most"].value) == (SLOWER, SLOWER_IN_MOST)
 
 
 def test_a_rank_with_larger_batches_is_late_for_its_work_and_not_for_its_gpu(tmp_path: Path) -> None:

@@ -76,6 +76,25 @@ def test_the_profiler_s_own_work_is_a_cause(tmp_path: Path) -> None:
     assert measurements.facts["profiler_idle_ms"].value == 20
 
 
+def test_only_the_captures_of_graphs_are_compilation_not_the_time_between(tmp_path: Path) -> None:
+    builder = steps(TraceBuilder(), 100, 200, 300)
+    for start in (130, 150):
+        builder.runtime("cudaStreamBeginCapture", start, start + 0.1)
+        builder.runtime("cudaStreamEndCapture", start + 9.9, start + 10)
+    assert values(tmp_path, builder)["compile_idle_ms"] == 20
+
+
+def test_the_launch_interval_is_that_of_the_judged_step(tmp_path: Path) -> None:
+    builder = TraceBuilder()
+    for index, (first, second) in enumerate([(3, 6), (1, 2), (7, 9)], 1):
+        start = 100 * index
+        builder.step(index, start, start + 99).backward(start + 50, start + 60)
+        for at in (5, 5 + first, 5 + first + second):
+            builder.kernel("k", start + at + 1, start + at + 1.5, launch_ms=start + at)
+    # Two complete steps of 100 ms: the first is judged, with 3 and 6 ms.
+    assert values(tmp_path, builder)["launch_interval_ms"] == 4.5
+
+
 def test_a_full_launch_queue_is_not_the_host_s_work(tmp_path: Path) -> None:
     builder = steps(TraceBuilder(), 100, 200, 300)
     for start in (100, 200, 300):
@@ -147,6 +166,11 @@ def test_reductions_of_gradients_by_number_and_size(tmp_path: Path) -> None:
     assert facts["median_bucket_bytes"] == 10 * MIB
     assert facts["comm_bytes_per_step"] == 44 * MIB
     assert facts["matched_collectives_frac"] == 1
+
+
+def test_only_the_exposed_part_of_a_small_collective_counts(tmp_path: Path) -> None:
+    text = "compute 0-60  80-84\nallreduce 75-85 1MiB\nstep: 100"
+    assert of_lanes(tmp_path, text)["latency_bound_exposed_ms"] == 6
 
 
 def without_size(builder: TraceBuilder, nbytes: int) -> str:
