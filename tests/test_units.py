@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity
+from tracedoc.units import format_bytes, format_gb, format_ms, format_percent, format_quantity
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,24 @@ def test_times_are_rounded_to_what_a_trace_supports(value: float, text: str) -> 
 )
 def test_sizes_are_powers_of_1024(value: float, text: str) -> None:
     assert format_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (80e9, "80 GB"),
+        (141.2e9, "141 GB"),
+        (1.54e9, "1.5 GB"),
+        (0.96e9, "1 GB"),
+        (0.94e9, "940 MB"),
+        (-2.5e9, "-2.5 GB"),
+        (0.96e6, "1 MB"),
+        (12e3, "12 kB"),
+        (940, "940 B"),
+    ],
+)
+def test_memory_is_in_powers_of_1000_as_it_is_sold(value: float, text: str) -> None:
+    assert format_gb(value) == text
 
 
 @pytest.mark.parametrize(

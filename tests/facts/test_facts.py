@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -200,3 +201,10 @@ def test_a_fact_that_fails_costs_only_itself(facts_of: Measure, monkeypatch: pyt
     facts = facts_of(two_steps(TraceBuilder()))
     assert facts["idle_ms"] == Unknown("error: RuntimeError: boom")
     assert facts["step_ms"] == 100
+
+
+def test_every_fact_is_held_by_a_test_or_by_the_cases_of_a_rule(repository: Path) -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in (repository / "tests").rglob("*.py"))
+    rules = "".join(path.read_text(encoding="utf-8") for path in (repository / "rules").rglob("*.yaml"))
+    held = set(re.findall(r"[a-z][a-z0-9_]+", tests + rules))
+    assert [name for name in CATALOG if name not in held] == []
