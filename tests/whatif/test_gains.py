@@ -131,6 +131,27 @@ def test_what_every_rank_waits_is_surely_gained(least: float | Unknown, bounds: 
     assert (found.low_ms, found.high_ms) == bounds
 
 
+@pytest.mark.parametrize(
+    ("is_cpu", "recurring", "bounds"),
+    [
+        (True, 20.0, (10.0, 20.0)),
+        (True, 5.0, (5.0, 5.0)),
+        (True, 50.0, (10.0, 30.0)),
+        (True, NOT_SEEN, (10.0, 30.0)),
+        (False, 20.0, (10.0, 30.0)),
+    ],
+)
+def test_on_a_shared_processor_only_what_recurs_is_gained(
+    is_cpu: bool, recurring: float | Unknown, bounds: tuple[float, float]
+) -> None:
+    facts = {"late_cost_ms": 30.0, "late_least_ms": 10.0, "late_recurring_ms": recurring}
+    found = gain("not-wait-for-rank", {**STEP, **facts}, is_cpu=is_cpu)
+    assert isinstance(found, Gain)
+    assert (found.low_ms, found.high_ms) == bounds
+    recurs = is_cpu and recurring in (20.0, 5.0)
+    assert ("in most steps" in found.assumptions[0]) == recurs
+
+
 MAIN = {name: next(iter(facts)) for name, facts, _ in BOUNDED if facts and name != "fill-the-step"}
 MAIN["not-wait-for-rank"] = "late_cost_ms"
 
