@@ -202,12 +202,14 @@ def test_values_that_look_like_secrets_are_not_stored() -> None:
         "--name",
         "hf_abcdefghijkl",
         "s3://u:p@bucket",
-        "--lr",
-        "1",
+        "--tokenizer",
+        "gpt2",
+        "data.url=https://u:p@host",
+        "model.gradientAccumulationSteps=16",
     ]
     assert public_command(command) == [
         *("t.py", "--hub-token", "<hidden>", "--api_key=<hidden>", "--name", "<hidden>"),
-        *("s3<hidden>bucket", "--lr", "1"),
+        *("<hidden>", "--tokenizer", "gpt2", "data.url=<hidden>", "model.gradientAccumulationSteps=16"),
     ]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.collector.variables import WITHHELD, kept_variables, looks_secret
+from tracedoc.collector.secrets import looks_secret, names_secret
+from tracedoc.collector.variables import NAMES, WITHHELD, kept_variables
 
 
 def test_only_listed_names_are_kept() -> None:
@@ -14,6 +15,24 @@ def test_only_listed_names_are_kept() -> None:
 
 def test_a_name_that_speaks_of_a_secret_is_left_out() -> None:
     assert kept_variables({"DS_API_KEY": "1", "ACCELERATE_TOKEN": "x", "FSDP_AUTH": "y"}) == {}
+
+
+def test_every_listed_name_is_kept() -> None:
+    assert kept_variables(dict.fromkeys(NAMES, "1")) == dict.fromkeys(sorted(NAMES), "1")
+
+
+@pytest.mark.parametrize(
+    "name", ["--hub-token", "--api_key", "WANDB_API_KEY", "key", "--aws-secret-access-key"]
+)
+def test_a_name_may_speak_of_a_secret(name: str) -> None:
+    assert names_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["--tokenizer", "--max_new_tokens", "--num_key_value_heads", "--author", "--keyframes"]
+)
+def test_an_ordinary_name_speaks_of_none(name: str) -> None:
+    assert not names_secret(name)
 
 
 @pytest.mark.parametrize(

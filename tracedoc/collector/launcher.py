@@ -20,6 +20,7 @@ from pathlib import Path
 
 import tracedoc
 from tracedoc.collector.options import Options, write_options
+from tracedoc.collector.secrets import looks_secret, names_secret
 from tracedoc.errors import InputError, TracedocError
 from tracedoc.run.manifest import (
     COMPLETE,
@@ -44,8 +45,6 @@ BASELINE = "baseline"
 _SITECUSTOMIZE = Path(__file__).with_name("inject") / "sitecustomize.py"
 _UNSAFE = r"[^\w.-]"
 _SETTLED = frozenset({COMPLETE, PARTIAL, NOTHING})
-_SECRET_NAME = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"\b(?:hf_|sk-|ghp_|gho_|glpat-|xox[bp]-|AKIA)[\w-]{8,}|://[^/\s:@]+:[^/\s@]+@")
 _SECONDS_TO_LEAVE = 60.0
 """How long after the last capture ranks that do not leave on their own are waited for."""
 
@@ -199,15 +198,20 @@ def public_command(command: Sequence[str]) -> list[str]:
     shown: list[str] = []
     hide_next = False
     for word in command:
-        name, equals, _ = word.partition("=")
-        if hide_next and not word.startswith("-"):
-            shown.append("<hidden>")
-        elif equals and _SECRET_NAME.search(name):
+        name, equals, value = word.partition("=")
+        if equals and (names_secret(name) or _is_secret(value)):
             shown.append(f"{name}=<hidden>")
+        elif (hide_next and not word.startswith("-")) or (not equals and _is_secret(word)):
+            shown.append("<hidden>")
         else:
-            shown.append(_SECRET_VALUE.sub("<hidden>", word))
-        hide_next = word.startswith("-") and not equals and _SECRET_NAME.search(word) is not None
+            shown.append(word)
+        hide_next = word.startswith("-") and not equals and names_secret(word)
     return shown
+
+
+def _is_secret(value: str) -> bool:
+    # Names of folders may be long runs of letters and digits too.
+    return looks_secret(value) and not os.path.exists(value)
 
 
 # The command.

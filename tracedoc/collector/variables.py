@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+
+from tracedoc.collector.secrets import looks_secret, names_secret
 
 NAMES = frozenset(
     {
@@ -76,21 +77,6 @@ WITHHELD = "(withheld)"
 
 MAX_LENGTH = 300
 
-_SECRET_NAME = re.compile(
-    r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH(?!OR)|API_?KEY|ACCESS_?KEY|PRIVATE|(?:^|_)KEY(?:_|$)"
-)
-_SECRET_VALUE = re.compile(
-    r"://[^/\s]*@"  # a password in a URL
-    r"|-----BEGIN"
-    r"|\b(?:sk|pk|rk|hf|gh[pousr]|github_pat|glpat|xox[abprs]|ya29|wandb|nvapi)[-_][A-Za-z0-9]"
-    r"|\b(?:AKIA|ASIA|AIza|eyJ)[A-Za-z0-9_-]{10}"
-    r"|\b[0-9a-fA-F]{32,}\b"
-)
-# A long run of letters and digits that no word, path or list of devices has.
-_RUN = re.compile(r"[A-Za-z0-9+=]{20,}")
-# CUDA_VISIBLE_DEVICES may hold them, and a GPU's number opens nothing.
-_DEVICE_ID = re.compile(r"\b(?:GPU|MIG)-[0-9a-fA-F-]{8,}(?:/\d+/\d+)?")
-
 
 def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that matter for speed, in order of their names; never the whole environment.
@@ -100,15 +86,7 @@ def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """
     kept = {}
     for name in sorted(environment):
-        if (name in NAMES or name.startswith(PREFIXES)) and not _SECRET_NAME.search(name):
+        if (name in NAMES or name.startswith(PREFIXES)) and not names_secret(name):
             value = environment[name]
             kept[name] = WITHHELD if looks_secret(value) else value[:MAX_LENGTH]
     return kept
-
-
-def looks_secret(value: str) -> bool:
-    """Return whether a value may be a key, a token or a password; in doubt it is."""
-    value = _DEVICE_ID.sub("", value)
-    if _SECRET_VALUE.search(value):
-        return True
-    return any(any(c.isdigit() for c in run) and any(c.isalpha() for c in run) for run in _RUN.findall(value))

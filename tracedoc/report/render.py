@@ -82,5 +82,5 @@ def save(path: str, text: str) -> None:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(
-            f"{path} cannot be written: {reason}", "name a file in a folder that exists"
+            f"{path} cannot be written: {reason}", "name a file in a folder that exists and may be written"
         ) from error
