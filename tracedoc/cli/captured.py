@@ -33,7 +33,7 @@ def captured(path: str) -> Captured:
 
     Raises :class:`InputError` if the path is neither.
     """
-    from tracedoc.cli.diagnose import is_diagnosis, run_pipeline
+    from tracedoc.cli.reading import is_diagnosis, run_pipeline
     from tracedoc.pipeline import Options
 
     if os.path.isfile(path) and is_diagnosis(path):

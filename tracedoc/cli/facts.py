@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.diagnose import begin_early, byte_count, run_pipeline, show_debug, step_range
 from tracedoc.cli.output import to_stdout
+from tracedoc.cli.reading import begin_early, reading_options, run_pipeline, show_debug
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import FactRecord, Scalar
@@ -22,22 +22,7 @@ MANY_ALIKE = 3
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=files)
 @click.option("--json", "as_json", is_flag=True, help="Write JSON, with the definitions.")
 @click.option("--ranks", is_flag=True, help="Show the values of every rank or group too.")
-@click.option("--steps", callback=step_range, metavar="A-B", help="Measure only these steps, as 3-10.")
-@click.option(
-    "--cycle", type=int, metavar="N", help="Profiler cycle to measure. [newest common to most ranks]"
-)
-@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes. [one a core]")
-@click.option(
-    "--executor", metavar="WHERE", help="Read on other machines: dask://HOST:PORT, dask://local, mpi."
-)
-@click.option("--strict", is_flag=True, help="Fail where a limit would do.")
-@click.option(
-    "--max-bytes",
-    callback=byte_count,
-    metavar="SIZE",
-    help="Refuse a file with more JSON, as 2GB. [gzip: 100 times its size]",
-)
-@click.option("--debug", is_flag=True, help="Show where errors come from.")
+@reading_options
 def facts(
     paths: tuple[str, ...],
     as_json: bool,

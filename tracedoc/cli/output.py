@@ -8,18 +8,52 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from tracedoc.cli.completion import files
 from tracedoc.errors import InputError
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
     from tracedoc.pipeline import ProgressEvent
 
+Command = TypeVar("Command", bound=Callable[..., object])
+
 WIDEST = 110
 """Columns beyond which text gets hard to read."""
+
+
+_OPTIONS = (
+    click.option(
+        "-f",
+        "--format",
+        "report_format",
+        type=click.Choice(["text", "json", "html"]),
+        help="Format of stdout. [text]",
+    ),
+    click.option(
+        "-o",
+        "--output",
+        "outputs",
+        multiple=True,
+        metavar="FILE",
+        shell_complete=files,
+        help="Write .html, .json or .txt; - is stdout.",
+    ),
+    click.option("--verdicts", is_flag=True, help="List what every rule said, with its numbers."),
+    click.option(
+        "--redact/--no-redact", default=None, help="Hide host names and absolute paths. [only in html]"
+    ),
+)
+
+
+def report_options(command: Command) -> Command:
+    """Add the options that say which reports of a diagnosis go where."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,30 +9,13 @@ from pathlib import Path
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import targets, write
+from tracedoc.cli.output import report_options, targets, write
 from tracedoc.errors import InputError
 
 
 @click.command()
 @click.argument("diagnosis", metavar="DIAGNOSIS", shell_complete=files)
-@click.option(
-    "-f",
-    "--format",
-    "report_format",
-    type=click.Choice(["text", "json", "html"]),
-    help="Format of stdout. [text]",
-)
-@click.option(
-    "-o",
-    "--output",
-    "outputs",
-    multiple=True,
-    metavar="FILE",
-    shell_complete=files,
-    help="Write .html, .json or .txt; - is stdout.",
-)
-@click.option("--verdicts", is_flag=True, help="List what every rule said, with its numbers.")
-@click.option("--redact/--no-redact", default=None, help="Hide host names and absolute paths. [only in html]")
+@report_options
 def report(
     diagnosis: str, report_format: str | None, outputs: tuple[str, ...], verdicts: bool, redact: bool | None
 ) -> None:

@@ -1,0 +1,134 @@
+"""Read traces for a command: the options that say how, and the pipeline with a bar of progress."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from tracedoc.cli.output import progress_on_terminal
+from tracedoc.errors import InputError, TracedocError
+from tracedoc.run.remote import is_remote
+
+if TYPE_CHECKING:
+    from tracedoc.diagnosis import Diagnosis
+    from tracedoc.pipeline import Options
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+_LARGEST_DIAGNOSIS = 256 << 20
+
+
+def step_range(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """Return the first and last step of ``3-10``, or of one step; an option's callback."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
+        raise click.BadParameter(f"{value!r} is no range of steps such as 3-10", ctx, param)
+    return int(match[1]), int(match[2] or match[1])
+
+
+def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Return the bytes of ``500MB`` or ``2GiB``, or of a plain number; an option's callback."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([kMGT])(i?)B)?", value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no size such as 500MB or 2GiB", ctx, param)
+    power = "kMGT".index(match[2]) + 1 if match[2] else 0
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+
+
+_OPTIONS = (
+    click.option("--steps", callback=step_range, metavar="A-B", help="Take only these steps, as 3-10."),
+    click.option(
+        "--cycle", type=int, metavar="N", help="Profiler cycle to take. [newest common to most ranks]"
+    ),
+    click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes. [one a core]"),
+    click.option(
+        "--executor", metavar="WHERE", help="Read on other machines: dask://HOST:PORT, dask://local, mpi."
+    ),
+    click.option("--strict", is_flag=True, help="Fail where a limit would do."),
+    click.option(
+        "--max-bytes",
+        callback=byte_count,
+        metavar="SIZE",
+        help="Refuse a file with more JSON, as 2GB. [gzip: 100 times its size]",
+    ),
+    click.option("--debug", is_flag=True, help="Show where errors come from."),
+)
+
+
+def reading_options(command: Command) -> Command:
+    """Add the options that say how traces are read."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def begin_early(paths: tuple[str, ...], jobs: int | None, executor: str | None) -> None:
+    """Start workers, where several will be used, while this process still imports what it needs itself."""
+    # numpy would start a thread a core for linear algebra, of which there is none here.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if executor is None and jobs != 1 and not any(is_remote(path) for path in paths):
+        from tracedoc.executors import begin_workers
+        from tracedoc.run.discover import discover
+
+        with suppress(TracedocError):  # told when it matters
+            begin_workers({file.path: file.size_bytes for file in discover(paths).files}, jobs)
+
+
+def run_pipeline(paths: tuple[str, ...], options: Options) -> Diagnosis:
+    """Diagnose with a progress bar on a terminal; raise :class:`InputError` for what is no trace path."""
+    from tracedoc.pipeline import diagnose as diagnose_paths
+
+    for path in paths:
+        _check_input(path)
+    with progress_on_terminal() as progress:
+        return diagnose_paths(paths, options, progress=progress)
+
+
+def show_debug(debug: bool) -> None:
+    """Send the log to stderr if asked."""
+    if debug:
+        logging.basicConfig(level=logging.DEBUG, format="%(levelname)s %(name)s: %(message)s")
+
+
+def _check_input(path: str) -> None:
+    if path == "-" or is_remote(path):
+        return
+    if not os.path.exists(path):
+        raise InputError(f"{path or repr(path)} does not exist", "give a trace file or the folder of a run")
+    if os.path.isfile(path) and is_diagnosis(path):
+        shown = shlex.quote(path)
+        raise InputError(
+            f"{path} is a diagnosis, not a trace", f"to show it: tracedoc report {shown} -o report.html"
+        )
+
+
+def is_diagnosis(path: str) -> bool:
+    """Return whether a file is a diagnosis that tracedoc wrote."""
+    try:
+        with open(path, "rb") as file:
+            if not re.match(rb'\s*\{\s*"(summary|schema_version|tool_version)"', file.read(200)):
+                return False
+            if os.fstat(file.fileno()).st_size > _LARGEST_DIAGNOSIS:
+                return False
+            file.seek(0)
+            text = file.read()
+    except OSError:
+        return False  # the reader will say what is wrong with it
+    from tracedoc.diagnosis import from_json
+
+    try:
+        from_json(text)
+    except TracedocError:
+        return False
+    return True
