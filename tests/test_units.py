@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.units import format_bytes, format_gb, format_ms, format_percent, format_quantity
+from tracedoc.units import format_bytes, format_gb, format_ms, format_percent, format_quantity, format_ranges
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,8 @@ def test_memory_is_in_powers_of_1000_as_it_is_sold(value: float, text: str) -> N
 )
 def test_quantities_speak_in_their_unit(value: float | str | bool, unit: str, text: str) -> None:
     assert format_quantity(value, unit) == text
+
+
+def test_runs_of_numbers_are_shortened() -> None:
+    assert format_ranges((7, 0, 1, 2, 4, 6, 6)) == "0-2, 4, 6-7"
+    assert format_ranges(()) == ""

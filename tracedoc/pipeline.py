@@ -26,9 +26,10 @@ from tracedoc.rules.selection import choose
 from tracedoc.run.discover import Run, TraceFile, discover
 from tracedoc.run.job import Job, read_job
 from tracedoc.run.remote import public_name
-from tracedoc.run.settle import Candidate, format_ranks, settle
+from tracedoc.run.settle import Candidate, settle
 from tracedoc.timeline.source_lines import SourceLine, asking_lines
 from tracedoc.trace.kineto import read_trace
+from tracedoc.units import format_ranges
 from tracedoc.worker import digest_file
 
 
@@ -230,7 +231,7 @@ def _limits_of_ranks(digests: Sequence[RankDigest]) -> Iterator[Limit]:
         if len(ranks) == len(digests) > 1:
             where = "every rank"
         else:
-            where = f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
+            where = f"rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"
         yield Limit(code, f"{where}: {words}", effect)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -102,6 +103,17 @@ def format_count(value: float) -> str:
         if value >= 0.9995 * size:
             return f"{_significant(value / size)}{name}"
     return f"{value:.0f}"
+
+
+def format_ranges(numbers: Iterable[int]) -> str:
+    """Return numbers in order, with runs shortened: ``0-2, 5``."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _significant(value: float) -> str:

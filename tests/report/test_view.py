@@ -9,7 +9,7 @@ import pytest
 from tests.example_diagnoses import cpu, healthy, hostile, sharded
 from tracedoc.diagnosis import Evidence, Fix, Gain, Instance, Verdict
 from tracedoc.errors import Limit
-from tracedoc.report.view import EVIDENCE_SHOWN, build_view, gain_text, instances_text, ranges, redacted
+from tracedoc.report.view import EVIDENCE_SHOWN, build_view, gain_text, instances_text, redacted
 
 
 def test_segments_add_up_to_the_step():
@@ -80,11 +80,6 @@ def test_gain_is_a_bound_unless_a_low_end_is_known():
     assert gain_text(Gain(0.05, 0.09, "ceiling")) == "50 to 90 us a step"
     assert gain_text(Gain(0.05, 9.0, "ceiling")) == "50 us to 9 ms a step"
     assert gain_text(None) == ""
-
-
-def test_ranges_join_neighbours():
-    assert ranges((0, 1, 2, 4, 6, 7)) == "0-2, 4, 6-7"
-    assert ranges(()) == ""
 
 
 def test_unknown_verdicts_are_grouped_by_reason():

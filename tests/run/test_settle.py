@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tracedoc.errors import InputError
-from tracedoc.run.settle import Candidate, RankFile, format_ranks, settle
+from tracedoc.run.settle import Candidate, RankFile, settle
 
 
 def codes(candidates: list[Candidate], cycle: int | None = None) -> list[str]:
@@ -111,8 +111,3 @@ def test_ranks_recorded_at_different_steps_are_told() -> None:
     assert codes([Candidate("a", file_rank=0, first_step=3), Candidate("b", file_rank=1, first_step=5)]) == [
         "different-steps"
     ]
-
-
-def test_runs_of_ranks_are_shortened() -> None:
-    assert format_ranks([5, 0, 1, 2]) == "0-2, 5"
-    assert format_ranks([]) == ""

@@ -17,11 +17,10 @@ from tracedoc.report.view import (
     View,
     instances_text,
     one_line,
-    ranges,
     segments,
     side_text,
 )
-from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity
+from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity, format_ranges
 
 TIMELINE_RANKS = 8
 """Ranks whose timeline is open; the others are folded."""
@@ -100,7 +99,7 @@ def render_html(view: View) -> str:
         size=format_bytes,
         quantity=format_quantity,
         side=side_text,
-        ranges=ranges,
+        ranges=format_ranges,
         framework=framework_name,
         instances=instances_text,
         line=one_line,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
@@ -24,7 +24,7 @@ from tracedoc.diagnosis import (
 )
 from tracedoc.errors import Limit
 from tracedoc.report.fixes import fitting_first, framework_name
-from tracedoc.units import format_ms, format_percent, format_quantity
+from tracedoc.units import format_ms, format_percent, format_quantity, format_ranges
 
 PARTS = (
     ("compute", "compute", "compute_ms"),
@@ -235,24 +235,13 @@ def instances_text(verdict: Verdict) -> str:
 
 def _keys_text(keys: list[str]) -> str:
     if all(key.isdecimal() for key in keys):
-        return f"rank{'s' * (len(keys) > 1)} {ranges(int(key) for key in keys)}"
+        return f"rank{'s' * (len(keys) > 1)} {format_ranges(int(key) for key in keys)}"
     return ", ".join(one_line(key) for key in keys)
 
 
 def phase_name(phase: str) -> str:
     """Return a phase of the step in words."""
     return PHASES.get(phase, phase)
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Return numbers in words: ``0-2, 4-7``."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def side_text(value: Scalar | None) -> str:
@@ -337,9 +326,9 @@ def _place(finding: Finding, run: RunInfo) -> str:
     if len(finding.ranks) > 1 and finding.ranks == run.ranks_seen:
         parts.append("every rank")
     elif finding.ranks:
-        parts.append(f"rank{'s' * (len(finding.ranks) > 1)} {ranges(finding.ranks)}")
+        parts.append(f"rank{'s' * (len(finding.ranks) > 1)} {format_ranges(finding.ranks)}")
     if finding.steps:
-        parts.append(f"step{'s' * (len(finding.steps) > 1)} {ranges(finding.steps)}")
+        parts.append(f"step{'s' * (len(finding.steps) > 1)} {format_ranges(finding.steps)}")
     parts.append(f"confidence {finding.confidence}")
     return ", ".join(parts)
 
@@ -361,7 +350,7 @@ def _run_line(run: RunInfo) -> str:
     parts.append(_strategy(run))
     parts.append(f"{_count(run.steps_judged, 'step')} judged" if run.steps_judged else "no whole step")
     if run.cycle is not None and len(run.cycles) > 1:
-        parts.append(f"cycle {run.cycle} of {ranges(run.cycles)}")
+        parts.append(f"cycle {run.cycle} of {format_ranges(run.cycles)}")
     return ", ".join(part for part in parts if part)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tracedoc.errors import InputError, Limit
 from tracedoc.run.discover import natural_key
+from tracedoc.units import format_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +80,6 @@ def settle(candidates: Sequence[Candidate], cycle: int | None = None) -> Settled
     _note_missing(chosen, world_size, limits)
     files = tuple(RankFile(rank, chosen[rank].path) for rank in sorted(chosen))
     return Settled(files, world_size, cycle, cycles, tuple(limits))
-
-
-def format_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks as text with runs shortened: ``0-2, 5``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 # Ranks.
@@ -238,11 +228,11 @@ def _note_missing(present: Mapping[int, Candidate], world_size: int | None, limi
     limits.append(
         Limit(
             "missing-ranks",
-            f"{_plural(len(missing), 'rank', 'ranks')} {format_ranks(missing)} of {len(expected)} "
+            f"{_plural(len(missing), 'rank', 'ranks')} {format_ranges(missing)} of {len(expected)} "
             f"{_plural(len(missing), 'is', 'are')} missing",
             "the trace of one rank tells neither what is waiting nor who comes late"
             if len(present) == 1
-            else f"waiting, and who comes late, are told among ranks {format_ranks(present)} at most",
+            else f"waiting, and who comes late, are told among ranks {format_ranges(present)} at most",
         )
     )
 
