@@ -57,6 +57,14 @@ def test_a_healthy_run_is_told_that_more_gpus_are_not_its_problem(tmp_path: Path
     assert found.findings == ()
 
 
+@pytest.mark.parametrize(("compute_ms", "bound"), [(80, True), (79, False)])
+def test_compute_bound_begins_at_four_fifths(compute_ms: int, bound: bool, tmp_path: Path) -> None:
+    # The rest is spread over gaps in which work is queued: no rule has anything to say.
+    found = lanes(tmp_path, f"lead: 50\ncompute 0-{compute_ms}\nstep: 100", ranks=1)
+    assert (f"Compute-bound: {compute_ms} %" in found.summary) == bound
+    assert (f"Compute fills {compute_ms} % of the step" in found.summary) == (not bound)
+
+
 def test_the_largest_cause_comes_first_with_its_bound(tmp_path: Path) -> None:
     found = lanes(tmp_path, "compute 0-60\nallreduce 60-100 14336MiB", ranks=2)
     assert found.summary == (

@@ -175,6 +175,33 @@ def test_one_rank_alone_leaves_its_communication_unsplit(tmp_path: Path) -> None
     assert [limit.code for limit in limits] == ["missing-ranks"]
 
 
+@pytest.mark.parametrize(
+    ("unsplit_ms", "words"),
+    [
+        (2, "transfer; waiting for peers is not in it"),
+        (3, "transfer or waiting: arrivals of the peers are known in part only"),
+    ],
+)
+def test_a_tenth_of_unknown_arrivals_does_not_blur_the_rest(
+    unsplit_ms: int, words: str, tmp_path: Path
+) -> None:
+    # Two of three ranks were captured: only what they do among themselves can be split.
+    for rank in range(2):
+        builder = TraceBuilder(rank, 3)
+        for index in (1, 2, 3, 4):
+            start = 100 * index
+            builder.step(index, start, start + 99).backward(start + 50, start + 60)
+            builder.kernel("k", start + 10, start + 60, launch_ms=start + 9)
+            middle = start + 80 - unsplit_ms
+            builder.collective("allreduce", start + 60, middle, group="pair", ranks=(0, 1))
+            builder.collective("allreduce", middle, start + 80)
+        builder.write(tmp_path / f"rank-{rank}.json")
+    measured, _, _ = measure([tmp_path])
+    assert measured.facts["exposed_comm_ms"].value == 20
+    assert measured.facts["exposed_comm_unsplit_ms"].value == unsplit_ms
+    assert measured.facts["comm_split"].value == words
+
+
 def test_only_the_chosen_steps_are_judged(tmp_path: Path) -> None:
     text = "compute 0-50\nstep: 100"
     parse_lanes(text, ranks=1, steps=6)[0].write(tmp_path / "rank-0.json")

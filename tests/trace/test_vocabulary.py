@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.vocabulary import (
+    DTYPE_BYTES,
     CopyKind,
     KernelCategory,
     RuntimeRole,
@@ -200,6 +203,21 @@ def test_payload_is_the_full_buffer() -> None:
 )  # fmt: skip
 def test_size_of_an_element(name: str, size: int | None) -> None:
     assert dtype_bytes(name) == size
+
+
+WORD_BYTES = {
+    "bool": 1, "byte": 1, "char": 1, "short": 2, "half": 2, "int": 4, "float": 4, "long": 8, "double": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DTYPE_BYTES)
+def test_an_element_is_as_large_as_its_name_says(name: str) -> None:
+    word = re.sub(r"^(un)?signed |^complex<?|>$", "", name).split()[0]
+    if bits := re.search(r"(?:int|float)(\d+)", word):
+        values = 2 if word.endswith("_x2") else 1
+        assert dtype_bytes(name) == values * int(bits[1]) // 8
+    else:
+        assert dtype_bytes(name) == WORD_BYTES[word] * (2 if name.startswith("complex") else 1)
 
 
 def test_bus_bandwidth_factors_are_those_of_nccl_tests() -> None:
