@@ -70,7 +70,9 @@ def test_policy_forbids_everything_but_inline_style(name: str):
 @pytest.mark.parametrize("name", sorted(DIAGNOSES))
 def test_pictures_have_words_and_tables_have_captions(name: str):
     built = page(name)
-    assert all(a.get("aria-label") for tag, a in built.elements if tag == "svg")
+    pictures = [attributes for tag, attributes in built.elements if tag == "svg"]
+    assert pictures
+    assert all(attributes.get("aria-label") for attributes in pictures)
     count = [tag for tag, _ in built.elements].count
     assert count("table") == count("caption")
     assert count("h1") == 1

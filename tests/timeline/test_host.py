@@ -126,7 +126,9 @@ def test_copy_and_synchronise_of_one_item_are_one_wait(timeline_of: Build) -> No
 
 def test_the_last_synchronise_of_the_profiler_is_no_wait_with_a_cost(timeline_of: Build) -> None:
     builder = steps(TraceBuilder()).runtime("cudaDeviceSynchronize", 311, 321)
-    assert all(total.idle_ns == 0 for total in sync_totals(timeline_of(builder)))
+    syncs = timeline_of(builder).syncs
+    assert syncs is not None
+    assert (syncs.blocked_ns.tolist(), syncs.idle_ns.tolist()) == ([10_000_000], [0])
 
 
 def test_work_before_a_collective_starts_where_the_one_before_started(timeline_of: Build) -> None:
