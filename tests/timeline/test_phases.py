@@ -109,6 +109,15 @@ def test_a_closure_inside_the_optimizer_keeps_its_own_phases(tmp_path: Path) -> 
     assert host_ms(timeline, Phase.OPTIMIZER) == [(60, 95)]
 
 
+def test_each_closure_keeps_its_own_phases(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    for index in range(3):
+        at = 100.0 * index
+        trace.step(index, at, at + 100).optimizer(at + 10, at + 95)
+        trace.host("aten::linear", at + 15, at + 20).backward(at + 30, at + 60)
+    assert host_ms(timeline_of(trace, tmp_path), Phase.OPTIMIZER) == [(60, 95), (160, 195), (260, 295)]
+
+
 def test_parameters_gathered_after_the_optimizer_belong_to_it(tmp_path: Path) -> None:
     trace = TraceBuilder(device=None, world_size=2)
     for index in range(2):
@@ -168,6 +177,18 @@ def test_a_step_splits_by_phase_and_adds_up(tmp_path: Path) -> None:
         (Phase.FORWARD, 30, 30, 0, 0),
         (Phase.BACKWARD, 60, 40, 40, 20),
         (Phase.OPTIMIZER, 10, 10, 0, 0),
+    ]
+
+
+def test_on_a_cpu_a_phase_lasts_as_long_as_the_host_is_in_it(tmp_path: Path) -> None:
+    timeline = timeline_of(two_steps(device=None).step(2, 200, 300), tmp_path)
+    shown = [(b.phase, b.span_ns / 1e6, b.compute_ns / 1e6, b.comm_ns / 1e6) for b in timeline.phase_budgets]
+    # The operator of the forward pass takes 8 ms, the nodes of the backward pass 15 and 20. The loader and zero_grad are in no pass.
+    assert shown == [
+        (Phase.FORWARD, 30, 8, 0),
+        (Phase.BACKWARD, 40, 35, 0),
+        (Phase.OPTIMIZER, 15, 0, 0),
+        (Phase.OTHER, 15, 0, 0),
     ]
 
 
