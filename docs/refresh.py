@@ -29,9 +29,9 @@ def output_of(arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "tracedoc", *shlex.split(arguments)],
         cwd=REPOSITORY,
-        env=os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"},
+        env=os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb", "PYTHONUTF8": "1"},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=True,
     )
     return "\n".join(line.rstrip() for line in done.stdout.splitlines())

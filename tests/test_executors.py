@@ -211,10 +211,14 @@ def test_bytes_of_all_paths_are_told_together(jobs: int):
 
 @contextmanager
 def reading(folder: Path, jobs: int, repository: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """Start ``tracedoc diagnose`` in a session of its own on endless files; yield once they are read."""
+    """Start ``tracedoc diagnose`` in a session of its own on endless files; yield once they are read.
+
+    It can be interrupted even where the tests themselves run in the background and ignore interrupts.
+    """
     paths = [folder / f"rank-{number}.json" for number in range(jobs)]
     for path in paths:
         os.mkfifo(path)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [*COMMAND, *map(str, paths), "--jobs", str(jobs), *options],
         stdout=subprocess.PIPE,
@@ -223,6 +227,7 @@ def reading(folder: Path, jobs: int, repository: Path, *options: str) -> Iterato
         cwd=repository,
         start_new_session=True,
     )
+    signal.signal(signal.SIGINT, before)
     with ExitStack() as files:
         for path in paths:
             # Opening waits for the reader.

@@ -18,23 +18,27 @@ finally:
 """
 
 
-def modules_after(*arguments: str) -> set[str]:
+def modules_after(repository: Path, *arguments: str) -> set[str]:
     """Return the top-level packages that are imported once the command is done."""
     done = subprocess.run(
-        [sys.executable, "-c", DIAGNOSE, *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-c", DIAGNOSE, *arguments],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return {name.split(".")[0] for name in json.loads(done.stderr.splitlines()[-1])}
 
 
-def test_diagnose_imports_nothing_heavy(sample_traces: Path, tmp_path: Path) -> None:
+def test_diagnose_imports_nothing_heavy(repository: Path, sample_traces: Path, tmp_path: Path) -> None:
     run = sample_traces / "synthetic_ddp_tiny_batch"
     page = tmp_path / "report.html"
-    imported = modules_after("diagnose", str(run), "-o", str(page))
+    imported = modules_after(repository, "diagnose", str(run), "-o", str(page))
     assert page.stat().st_size > 0
     assert imported & HEAVY == set()
 
 
-def test_help_imports_neither_numpy_nor_anything_heavy() -> None:
-    imported = modules_after("--help")
+def test_help_imports_neither_numpy_nor_anything_heavy(repository: Path) -> None:
+    imported = modules_after(repository, "--help")
     assert imported & (HEAVY | {"numpy", "jinja2", "isal"}) == set()

@@ -183,7 +183,8 @@ def test_a_step_splits_by_phase_and_adds_up(tmp_path: Path) -> None:
 def test_on_a_cpu_a_phase_lasts_as_long_as_the_host_is_in_it(tmp_path: Path) -> None:
     timeline = timeline_of(two_steps(device=None).step(2, 200, 300), tmp_path)
     shown = [(b.phase, b.span_ns / 1e6, b.compute_ns / 1e6, b.comm_ns / 1e6) for b in timeline.phase_budgets]
-    # The operator of the forward pass takes 8 ms, the nodes of the backward pass 15 and 20. The loader and zero_grad are in no pass.
+    # The operator of the forward pass takes 8 ms, the nodes of the backward pass 15 and 20 ms. The loader
+    # and zero_grad are in no pass.
     assert shown == [
         (Phase.FORWARD, 30, 8, 0),
         (Phase.BACKWARD, 40, 35, 0),
