@@ -31,11 +31,12 @@ from tracedoc.diagnosis import (
     SyncRow,
 )
 from tracedoc.errors import Limit
-from tracedoc.facts.catalog import Measurement, Unknown, Value
-from tracedoc.facts.digest import RankDigest, StepDigest
+from tracedoc.facts.catalog import FactTable, Unknown, Value
+from tracedoc.facts.digest import RankDigest
 from tracedoc.facts.links import operation_class
 from tracedoc.facts.measure import Measurements
 from tracedoc.facts.shard_table import unit_rows
+from tracedoc.facts.step_table import StepDigest
 from tracedoc.facts.strategy import strategy_of
 from tracedoc.facts.view import RunView
 from tracedoc.rules.engine import Judgement
@@ -63,7 +64,7 @@ def compose(
     run = measurements.run
     standing = run.standing_digest
     info = _run_info(measurements, cycle, cycles)
-    budget = _rank_budget(run, standing) if standing is not None else None
+    budget = _rank_budget(run, standing, _Milliseconds()) if standing is not None else None
     return Diagnosis(
         summary=summarise(measurements, judgement.findings, judgement.times, run=info, limits=limits),
         run=info,
@@ -71,7 +72,7 @@ def compose(
         ranks=tuple(_rank_report(run, digest) for digest in run.digests),
         findings=judgement.findings,
         verdicts=judgement.verdicts,
-        facts={name: _fact_record(measurement) for name, measurement in measurements.facts.items()},
+        facts=_fact_records(measurements.facts),
         limits=limits,
         detail=Detail(
             collectives=_collective_rows(run, standing) if standing is not None else (),
@@ -107,82 +108,104 @@ def _run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, 
     )
 
 
-def _ms(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1e6
+class _Milliseconds(dict[int, float]):
+    """Milliseconds by nanoseconds: the steps of a rank share many numbers, 0 most of all."""
+
+    def __missing__(self, ns: int) -> float:
+        self[ns] = ns / 1e6
+        return self[ns]
 
 
 def _parts(
-    budget: ExactBudget, split: ExposedSplit | None, idle_ns: Mapping[str, int], blocking_ns: int | None
+    budget: ExactBudget,
+    split: ExposedSplit | None,
+    idle_ns: Mapping[str, int],
+    blocking_ns: int | None,
+    *,
+    ms: _Milliseconds,
 ) -> dict[str, float | dict[str, float] | None]:
     shown = split or ExposedSplit(0, 0, 0, budget.exposed_comm_ns)
     return {
-        "step_ms": budget.window_ns / 1e6,
-        "compute_ms": budget.compute_ns / 1e6,
-        "exposed_comm_ms": budget.exposed_comm_ns / 1e6,
-        "exposed_copy_ms": budget.exposed_copy_ns / 1e6,
-        "idle_ms": budget.idle_ns / 1e6,
-        "comm_ms": budget.comm_ns / 1e6,
+        "step_ms": ms[budget.window_ns],
+        "compute_ms": ms[budget.compute_ns],
+        "exposed_comm_ms": ms[budget.exposed_comm_ns],
+        "exposed_copy_ms": ms[budget.exposed_copy_ns],
+        "idle_ms": ms[budget.idle_ns],
+        "comm_ms": ms[budget.comm_ns],
         "overlap_frac": 1.0 - budget.exposed_comm_ns / budget.comm_ns if budget.comm_ns else None,
-        "exposed_transfer_ms": shown.transfer_ns / 1e6,
-        "exposed_wait_ms": shown.wait_ns / 1e6,
-        "pipeline_wait_ms": shown.pipeline_wait_ns / 1e6,
-        "exposed_comm_unsplit_ms": shown.unsplit_ns / 1e6,
-        "blocking_comm_ms": _ms(blocking_ns),
-        "idle_causes_ms": {cause: ns / 1e6 for cause, ns in idle_ns.items() if ns},
+        "exposed_transfer_ms": ms[shown.transfer_ns],
+        "exposed_wait_ms": ms[shown.wait_ns],
+        "pipeline_wait_ms": ms[shown.pipeline_wait_ns],
+        "exposed_comm_unsplit_ms": ms[shown.unsplit_ns],
+        "blocking_comm_ms": None if blocking_ns is None else ms[blocking_ns],
+        "idle_causes_ms": {cause: ms[ns] for cause, ns in idle_ns.items() if ns},
     }
 
 
-def _rank_budget(run: RunView, digest: RankDigest) -> Budget | None:
+def _rank_budget(run: RunView, digest: RankDigest, ms: _Milliseconds) -> Budget | None:
     step = digest.judged_step
     if step is None:
         return None
     split = run.splits[digest.rank, step.index]
     at = At(digest.rank, step.index if digest.step_source != "none" else None)
-    return Budget(**_parts(step.budget, split, step.idle_ns, step.blocking_ns), at=at)  # type: ignore[arg-type]
+    parts = _parts(step.budget, split, step.idle_ns, step.blocking_ns, ms=ms)
+    return Budget(**parts, at=at)  # type: ignore[arg-type]
 
 
 def _rank_report(run: RunView, digest: RankDigest) -> RankReport:
-    capture = None
+    capture, ms = None, _Milliseconds()
     if digest.capture is not None:
-        parts = _parts(digest.capture, None, digest.capture_idle_ns, None)
-        capture = CaptureBudget(**parts, span_ms=digest.capture.window_ns / 1e6)  # type: ignore[arg-type]
+        parts = _parts(digest.capture, None, digest.capture_idle_ns, None, ms=ms)
+        capture = CaptureBudget(**parts, span_ms=ms[digest.capture.window_ns])  # type: ignore[arg-type]
     return RankReport(
         rank=digest.rank,
         source=digest.source,
         host=digest.host,
         device=digest.device,
         capture=capture,
-        budget=_rank_budget(run, digest),
-        steps=tuple(_step_budget(run, digest, step) for step in digest.steps),
+        budget=_rank_budget(run, digest, ms),
+        steps=tuple(_step_budget(run, digest, step, ms) for step in digest.steps),
     )
 
 
-def _step_budget(run: RunView, digest: RankDigest, step: StepDigest) -> StepBudget:
-    parts = _parts(step.budget, run.splits[digest.rank, step.index], step.idle_ns, step.blocking_ns)
+def _step_budget(run: RunView, digest: RankDigest, step: StepDigest, ms: _Milliseconds) -> StepBudget:
+    parts = _parts(step.budget, run.splits[digest.rank, step.index], step.idle_ns, step.blocking_ns, ms=ms)
     return StepBudget(
         **parts,  # type: ignore[arg-type]
         index=step.index,
         complete=step.complete,
-        start_ms=(step.start_ns - digest.start_ns) / 1e6,
+        start_ms=ms[step.start_ns - digest.start_ns],
     )
 
 
-def _fact_record(measurement: Measurement) -> FactRecord:
-    definition, value = measurement.definition, measurement.value
-    values: dict[str, Scalar | dict[str, str]] = {key: _shown(v) for key, v in measurement.values.items()}
-    unknown = value.reason if isinstance(value, Unknown) else None
-    return FactRecord(
-        unit=definition.unit,
-        scope=definition.scope,
-        value=None if isinstance(value, Unknown) else value,
-        unknown=unknown,
-        values=values,
-        doc=definition.doc,
-    )
+def _fact_records(facts: FactTable) -> dict[str, FactRecord]:
+    """Return the records of all facts. What is unknown for the same reason is one object: there is much."""
+    unknown: dict[str, dict[str, str]] = {}
+    tables: dict[tuple[str, ...], dict[str, Scalar | dict[str, str]]] = {}
 
+    def shown(value: Value) -> Scalar | dict[str, str]:
+        if isinstance(value, Unknown):
+            return unknown.setdefault(value.reason, {"unknown": value.reason})
+        return value
 
-def _shown(value: Value) -> Scalar | dict[str, str]:
-    return {"unknown": value.reason} if isinstance(value, Unknown) else value
+    def table(values: Mapping[str, Value]) -> dict[str, Scalar | dict[str, str]]:
+        found = {key: shown(value) for key, value in values.items()}
+        reasons = {value.reason if isinstance(value, Unknown) else None for value in values.values()}
+        if len(reasons) == 1 and (reason := reasons.pop()) is not None:
+            return tables.setdefault((reason, *found), found)
+        return found
+
+    return {
+        name: FactRecord(
+            unit=measurement.definition.unit,
+            scope=measurement.definition.scope,
+            value=None if isinstance(measurement.value, Unknown) else measurement.value,
+            unknown=measurement.value.reason if isinstance(measurement.value, Unknown) else None,
+            values=table(measurement.values),
+            doc=measurement.definition.doc,
+        )
+        for name, measurement in facts.items()
+    }
 
 
 def _host_detail(digest: RankDigest) -> HostDetail | None:
@@ -205,7 +228,13 @@ def _host_detail(digest: RankDigest) -> HostDetail | None:
 
 
 def _kernel_rows(digest: RankDigest) -> tuple[KernelRow, ...]:
-    return tuple(KernelRow(k.name, k.category.value, k.calls, k.time_ns / 1e6) for k in digest.kernels)
+    kernels = digest.kernels
+    return tuple(
+        KernelRow(name, category.value, calls, time_ns / 1e6)
+        for name, category, calls, time_ns in zip(
+            kernels.names, kernels.categories, kernels.calls.tolist(), kernels.time_ns.tolist(), strict=True
+        )
+    )
 
 
 def _phase_rows(digest: RankDigest) -> tuple[PhaseRow, ...]:

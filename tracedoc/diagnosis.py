@@ -6,6 +6,7 @@ fields are only ever added. Durations are float milliseconds, shares 0..1, sizes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -405,7 +406,33 @@ class Diagnosis:
 
 def to_json(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as indented JSON with a final newline; NaN cannot occur in it."""
-    return msgspec.json.format(msgspec.json.encode(diagnosis), indent=2).decode() + "\n"
+    return "".join(json_pieces(diagnosis))
+
+
+def json_pieces(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yield the text of :func:`to_json` in pieces: that of many ranks is never held as a whole."""
+    for number, one in enumerate(fields(Diagnosis)):
+        value = getattr(diagnosis, one.name)
+        lead = f'{"," if number else "{"}\n  "{one.name}": '
+        if not value or not isinstance(value, (dict, tuple)):
+            yield lead + _indented(value, 2)
+            continue
+        opening, closing = "{}" if isinstance(value, dict) else "[]"
+        lead += opening
+        for entry in value:
+            text = _indented(entry, 4)
+            if isinstance(value, dict):
+                text = f"{text}: {_indented(value[entry], 4)}"
+            yield f"{lead}\n    {text}"
+            lead = ","
+        yield f"\n  {closing}"
+    yield "\n}\n"
+
+
+def _indented(value: object, spaces: int) -> str:
+    # Within strings JSON escapes line ends, so that those here are all between values.
+    lines = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    return lines.replace("\n", "\n" + " " * spaces)
 
 
 def from_json(text: str | bytes) -> Diagnosis:

@@ -6,7 +6,6 @@ This is the file to read first. Per-rank work is a pure function of one file; on
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from tracedoc.executors import Lost, run_each
 from tracedoc.facts.digest import RankDigest
 from tracedoc.facts.job import job_limits
 from tracedoc.facts.measure import Measurements, measure_run
+from tracedoc.facts.pool import Pool, shared
 from tracedoc.facts.view import build_view
 from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
@@ -140,6 +140,7 @@ def _read_all(
     sizes = {file.path: file.size_bytes for file in run.files}
     display = _Display(progress, sum(sizes.values()), len(sizes))
     outcomes: dict[str, RankDigest | InputError | Lost] = {}
+    pool = Pool()
     work = partial(digest_file, steps=options.steps, strict=options.strict, max_bytes=options.max_bytes)
     on_bytes = display.bytes if progress is not None else None
     results = run_each(work, sizes, jobs=options.jobs, executor=options.executor, on_bytes=on_bytes)
@@ -147,7 +148,7 @@ def _read_all(
         for path, outcome in results:
             if not isinstance(outcome, RankDigest) and (options.strict or len(sizes) == 1):
                 raise _error(path, outcome)
-            outcomes[path] = _with_shared_names(outcome) if isinstance(outcome, RankDigest) else outcome
+            outcomes[path] = shared(outcome, pool) if isinstance(outcome, RankDigest) else outcome
             display.rank()
     digests, failed = [], []
     for file in run.files:
@@ -159,11 +160,6 @@ def _read_all(
     if not digests:
         raise _error(*failed[0])
     return digests, [_unread(path, outcome) for path, outcome in failed]
-
-
-def _with_shared_names(digest: RankDigest) -> RankDigest:
-    """Return the digest with facts by names that all ranks share: each pickle brought its own copies."""
-    return replace(digest, facts={sys.intern(name): value for name, value in digest.facts.items()})
 
 
 class _Display:

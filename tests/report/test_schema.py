@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import pytest
 
 from tests.example_diagnoses import DIAGNOSES, sharded
-from tracedoc.diagnosis import from_json, json_schema, to_json
+from tracedoc.diagnosis import from_json, json_pieces, json_schema, to_json
 from tracedoc.errors import InputError
 from tracedoc.report.render import render
 
@@ -63,3 +64,10 @@ def test_other_schema_is_refused_by_its_number():
     data = json.loads(to_json(sharded())) | {"schema_version": "9"}
     with pytest.raises(InputError, match="schema 9"):
         from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("name", sorted(DIAGNOSES))
+def test_pieces_are_the_text_of_the_whole(name: str):
+    diagnosis = DIAGNOSES[name]()
+    whole = msgspec.json.format(msgspec.json.encode(diagnosis), indent=2).decode() + "\n"
+    assert "".join(json_pieces(diagnosis)) == whole

@@ -109,15 +109,15 @@ def write(
     redact: bool | None = None,
 ) -> None:
     """Write every report of a diagnosis."""
-    from tracedoc.report.render import next_step, render
+    from tracedoc.report.render import next_step, render_pieces
 
     page_written = any(place.format == "html" for place in places)
     step = next_step(diagnosis, command, page_written=page_written)
     if verdicts and step.endswith(" --verdicts"):
         step = "tracedoc rules list"
 
-    def rendered(report_format: str, width: int, color: bool) -> str:
-        return render(
+    def rendered(report_format: str, width: int, color: bool) -> Iterable[str]:
+        return render_pieces(
             diagnosis,
             report_format,
             redact=redact,
@@ -130,10 +130,11 @@ def write(
     send(places, rendered, diagnosis.summary)
 
 
-def send(places: Sequence[Target], rendered: Callable[[str, int, bool], str], summary: str) -> None:
+def send(places: Sequence[Target], rendered: Callable[[str, int, bool], Iterable[str]], summary: str) -> None:
     """Write everything to its place; if nothing goes to stdout, the answer is said on stderr.
 
-    ``rendered`` returns the text for a format, a width (0 off a terminal), and with colours or without.
+    ``rendered`` returns the text for a format, a width (0 off a terminal), and with colours or without, in
+    pieces: that of many ranks is never held as a whole.
     """
     from tracedoc.report.render import save
     from tracedoc.report.view import one_line, plain
@@ -141,8 +142,8 @@ def send(places: Sequence[Target], rendered: Callable[[str, int, bool], str], su
     for place in places:
         if place.path == "-":
             screen = sys.stdout.isatty()
-            text = rendered(place.format, text_width() if screen else 0, screen and wants_color())
-            to_stdout(text, place.format)
+            for text in rendered(place.format, text_width() if screen else 0, screen and wants_color()):
+                to_stdout(text, place.format)
         else:
             save(place.path, rendered(place.format, 0, False))
     if all(place.path != "-" for place in places):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -160,7 +159,7 @@ def plan(
     wish = Wish(cluster, objective, framework, share, measured)
     notes = _notes(found, network, machines, nodes, cluster)
     answer = make_plan(question, wish, notes=notes)
-    send(places, partial(_rendered, answer), answer.summary)
+    send(places, lambda *how: [_rendered(answer, *how)], answer.summary)
 
 
 def _captured(run: str | None, params: str | None, config: str | None) -> Captured | None:

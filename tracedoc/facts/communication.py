@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import Unknown, Value, rank_fact, run_fact
-from tracedoc.facts.digest import RankDigest, StepDigest
+from tracedoc.facts.digest import RankDigest
 from tracedoc.facts.links import half_rate_bytes
 from tracedoc.facts.step import NO_STEP
+from tracedoc.facts.step_table import StepDigest
 from tracedoc.facts.view import RunView
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,14 +15,18 @@ from tracedoc.facts.gemms import GemmTable, gemm_table
 from tracedoc.facts.host import host_away_idle, launch_pace_idle, short_kernel_idle
 from tracedoc.facts.hostwork import HostDigest, host_digest
 from tracedoc.facts.memory import pageable_stall
+from tracedoc.facts.named_values import NamedValues
 from tracedoc.facts.offload import offload_stall
 from tracedoc.facts.packed_spans import PackedSet, PackedSpans
 from tracedoc.facts.shard_hooks import hook_idle
+from tracedoc.facts.step_table import StepDigest, StepTable
 from tracedoc.facts.work import WorkTable, work_table
-from tracedoc.spans import Spans
+from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import Budget
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import CollectiveTable
+from tracedoc.timeline.packed_columns import Unsigned, narrow
+from tracedoc.timeline.packed_table import PackedTable
 from tracedoc.timeline.phase_budgets import PhaseBudget
 from tracedoc.timeline.reductions import gradient_rows
 from tracedoc.timeline.steps import Window
@@ -39,26 +43,13 @@ MAX_KERNEL_NAMES = 60
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepDigest:
-    """One step of one rank: its window on the rank's own clock, budget, idle causes and exposure."""
+class KernelTable:
+    """The kernels of the judged step by name, those with most time first, as columns."""
 
-    index: int
-    start_ns: int
-    end_ns: int
-    complete: bool
-    budget: Budget
-    idle_ns: Mapping[str, int]
-    blocking_ns: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class KernelTotal:
-    """The kernels of one name in the judged step."""
-
-    name: str
-    category: KernelCategory
-    calls: int
-    time_ns: int
+    names: tuple[str, ...] = ()
+    categories: tuple[KernelCategory, ...] = ()
+    calls: Unsigned = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
+    time_ns: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,11 +77,11 @@ class RankDigest:
     first_step: int | None
     capture: Budget | None
     capture_idle_ns: Mapping[str, int]
-    steps: tuple[StepDigest, ...]
+    steps: Sequence[StepDigest]
     judged: int | None
     collectives: CollectiveTable
     packed_exposed_comm: PackedSet
-    kernels: tuple[KernelTotal, ...]
+    kernels: KernelTable
     spans: Mapping[str, Spans]
     signs: StrategySigns
     present: frozenset[str]
@@ -145,16 +136,16 @@ def digest_timeline(timeline: RankTimeline, facts: Mapping[str, Value], *, rank:
         capture_idle_ns=(
             timeline.idle.in_window(activity.start_ns, activity.end_ns) if activity and timeline.idle else {}
         ),
-        steps=steps,
+        steps=StepTable(steps),
         judged=position,
-        collectives=timeline.collectives,
+        collectives=PackedTable.of_table(timeline.collectives),
         packed_exposed_comm=PackedSet.of(_exposed_comm(timeline)),
-        kernels=_kernel_totals(timeline),
+        kernels=_kernel_table(timeline),
         spans=PackedSpans(judged_spans(timeline)),
         signs=strategy_signs(timeline),
         present=_present(timeline),
         limits=(*trace.limits, *timeline.limits),
-        facts=facts,
+        facts=NamedValues(tuple(facts), tuple(facts.values())),
         host_work=host_digest(timeline),
         gemms=gemm_table(timeline),
         units=small_table(timeline.units, judged.index if judged is not None else None),
@@ -218,10 +209,10 @@ def _longest(spans: Spans) -> Spans:
     return Spans(spans.starts[kept], spans.ends[kept])
 
 
-def _kernel_totals(timeline: RankTimeline) -> tuple[KernelTotal, ...]:
+def _kernel_table(timeline: RankTimeline) -> KernelTable:
     window, trace, events = timeline.judged, timeline.trace, timeline.events
     if window is None or timeline.device is None:
-        return ()
+        return KernelTable()
     rows = events.rows
     inside = (
         (trace.device[rows] == timeline.device)
@@ -233,11 +224,12 @@ def _kernel_totals(timeline: RankTimeline) -> tuple[KernelTotal, ...]:
     names, inverse, calls = np.unique(trace.name[rows], return_inverse=True, return_counts=True)
     times = np.bincount(inverse, weights=trace.dur_ns[rows], minlength=names.size)
     order = np.argsort(-times, kind="stable")[:MAX_KERNEL_NAMES]
-    return tuple(
-        KernelTotal(
-            trace.names[int(names[i])][:300], events.categories[int(names[i])], int(calls[i]), int(times[i])
-        )
-        for i in order.tolist()
+    kept = names[order].tolist()
+    return KernelTable(
+        names=tuple(trace.names[name][:300] for name in kept),
+        categories=tuple(events.categories[name] for name in kept),
+        calls=narrow(calls[order]),
+        time_ns=times[order].astype(np.int64),
     )
 
 

@@ -11,11 +11,12 @@ import numpy as np
 from tracedoc.diagnosis import Evidence
 from tracedoc.facts.catalog import Unknown
 from tracedoc.facts.communication import latency_bound_exposed
-from tracedoc.facts.digest import RankDigest, StepDigest
+from tracedoc.facts.digest import RankDigest
 from tracedoc.facts.gradients import gradient_exposed
 from tracedoc.facts.late import gaps_of, late_ranks, waits_for
 from tracedoc.facts.measure import Measurements
 from tracedoc.facts.shard_table import hideable_backward_stalls, hideable_stalls
+from tracedoc.facts.step_table import StepDigest
 from tracedoc.facts.uneven import uneven_ranks
 from tracedoc.facts.view import RunView
 from tracedoc.facts.wrapping import fine_wrapping_spans, sharded_exposed_spans

@@ -17,6 +17,7 @@ from tracedoc.timeline.host import (
     rank_work,
     work_before_collectives,
 )
+from tracedoc.timeline.packed_columns import narrow
 from tracedoc.timeline.syncs import Syncs, askers, is_library, launching_threads
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import is_among
@@ -89,9 +90,19 @@ def host_digest(timeline: RankTimeline) -> HostDigest | None:
     totals = work.within([window.start_ns], [window.end_ns])[0]
     return HostDigest(
         work_ns=tuple(int(total) for total in totals),
-        before=work_before_collectives(timeline, work),
+        before=_narrowed(work_before_collectives(timeline, work)),
         syncs=sync_totals(timeline)[:MAX_SYNCS],
         away=away_totals(timeline)[:MAX_SYNCS],
+    )
+
+
+def _narrowed(before: WorkBefore) -> WorkBefore:
+    return WorkBefore(
+        before.causes,
+        narrow(before.us_of),
+        narrow(before.kernels),
+        narrow(before.away_us),
+        before.away_phase,
     )
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from tracedoc.facts.catalog import Unknown
 from tracedoc.facts.shares import work_excess
 from tracedoc.facts.slowness import SLOWER, SLOWER_IN_MOST, slowness_by_rank
-from tracedoc.facts.view import RunView
+from tracedoc.facts.view import RunView, once
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.blame import STRAGGLING
 from tracedoc.timeline.collective_table import NONE
@@ -87,7 +86,7 @@ class LateRank:
         return np.asarray(np.maximum(column, 0) * 1000)
 
 
-@lru_cache(maxsize=1)
+@once
 def late_ranks(run: RunView) -> tuple[LateRank, ...]:
     """Return the ranks for which others wait, the most costly first. With one rank there are none."""
     steps = _steps(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -59,9 +60,10 @@ def measure_rank(timeline: RankTimeline, *, rank: int) -> RankDigest:
 def measure_run(run: RunView) -> Measurements:
     """Compute the run facts, and put them beside the rank facts of all digests."""
     facts: dict[str, Measurement] = {}
+    missing = Unknown("not measured")
     for definition in CATALOG.values():
         if definition.kind == "rank":
-            values = {str(d.rank): d.facts.get(definition.name, Unknown("not measured")) for d in run.digests}
+            values = {str(d.rank): d.facts.get(definition.name, missing) for d in run.digests}
             facts[definition.name] = _keyed(definition, values, run)
         else:
             result = _compute(definition, run)
@@ -156,6 +158,8 @@ def _distributed(digests: Sequence[RankDigest]) -> bool:
 
 def _keyed(definition: FactDef, values: Mapping[str, Value], run: RunView) -> Measurement:
     standing = str(run.standing) if run.standing is not None else next(iter(values), "")
+    # Of many ranks the keys take more memory than the values, unless all facts share them.
+    values = {sys.intern(key): value for key, value in values.items()}
     return Measurement(definition, values.get(standing, Unknown("no step can be judged")), values)
 
 

@@ -1,46 +1,43 @@
-"""Sets of time as small as they travel: 32-bit distances, equal sets once, empty ones left out."""
+"""Sets of time as small as they travel: distances in few bytes, equal sets once, empty ones left out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 
 from tracedoc.spans import Spans
+from tracedoc.timeline.packed_columns import Unsigned, narrow
 
-MAX_DISTANCE_NS = int(np.iinfo(np.uint32).max)
-"""A set with an interval or a gap longer than this (4.3 s) keeps 64-bit distances."""
+Places = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSet:
-    """One set: its first start, then the lengths of interval, gap, interval, gap..."""
+    """One set: its first start, the lengths of its intervals, and the gaps between them."""
 
     first_ns: int
-    distances: npt.NDArray[np.uint32] | npt.NDArray[np.int64]
+    lengths: Unsigned
+    gaps: Unsigned
 
     @classmethod
     def of(cls, spans: Spans) -> PackedSet:
         """Return ``spans`` packed."""
-        if len(spans) == 0:
-            return cls(0, np.empty(0, dtype=np.uint32))
-        edges = np.empty(2 * len(spans), dtype=np.int64)
-        edges[0::2], edges[1::2] = spans.starts, spans.ends
-        distances = np.diff(edges)
-        small = int(distances.max()) <= MAX_DISTANCE_NS
-        return cls(int(edges[0]), distances.astype(np.uint32) if small else distances)
+        first_ns = int(spans.starts[0]) if len(spans) else 0
+        return cls(first_ns, narrow(spans.ends - spans.starts), narrow(spans.starts[1:] - spans.ends[:-1]))
 
     def unpack(self) -> Spans:
         """Return the set."""
-        if self.distances.size == 0:
+        if self.lengths.size == 0:
             return Spans.empty()
-        edges = np.empty(self.distances.size + 1, dtype=np.int64)
-        edges[0] = self.first_ns
-        np.cumsum(self.distances, out=edges[1:])
-        edges[1:] += self.first_ns
-        return Spans(edges[0::2].copy(), edges[1::2].copy())
+        starts = np.empty(self.lengths.size, dtype=np.int64)
+        starts[0] = self.first_ns
+        starts[1:] = self.lengths[:-1]
+        starts[1:] += self.gaps.astype(np.int64)
+        np.cumsum(starts, out=starts)
+        return Spans(starts, starts + self.lengths.astype(np.int64))
 
 
 class PackedSpans(Mapping[str, Spans]):
@@ -48,24 +45,35 @@ class PackedSpans(Mapping[str, Spans]):
 
     __slots__ = ("_places", "_sets")
 
-    def __init__(self, spans: Mapping[str, Spans]) -> None:
-        self._sets: list[PackedSet] = []
-        self._places: dict[str, int] = {}
-        known: dict[tuple[int, bytes], int] = {}
+    def __init__(self, spans: Mapping[str, Spans] = MappingProxyType({})) -> None:
+        sets: list[PackedSet] = []
+        places: dict[str, int] = {}
+        known: dict[tuple[int, bytes, bytes], int] = {}
         for name, one in spans.items():
             if len(one):
                 packed = PackedSet.of(one)
-                key = (packed.first_ns, packed.distances.tobytes())
+                key = (packed.first_ns, packed.lengths.tobytes(), packed.gaps.tobytes())
                 if key not in known:
-                    known[key] = len(self._sets)
-                    self._sets.append(packed)
-                self._places[name] = known[key]
+                    known[key] = len(sets)
+                    sets.append(packed)
+                places[name] = known[key]
+        self._sets = tuple(sets)
+        self._places: Places = tuple(places.items())
+
+    def shared(self, places: Callable[[Places], Places]) -> PackedSpans:
+        """Return the sets with the names that others have too in place of their own."""
+        found = PackedSpans()
+        found._sets, found._places = self._sets, places(self._places)
+        return found
 
     def __getitem__(self, name: str) -> Spans:
-        return self._sets[self._places[name]].unpack()
+        for mine, place in self._places:
+            if mine == name:
+                return self._sets[place].unpack()
+        raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return (name for name, _ in self._places)
 
     def __len__(self) -> int:
         return len(self._places)

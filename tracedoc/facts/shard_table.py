@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from tracedoc.diagnosis import UnitRow
-from tracedoc.facts.digest import RankDigest, StepDigest
-from tracedoc.facts.view import RunView
+from tracedoc.facts.digest import RankDigest
+from tracedoc.facts.step_table import StepDigest
+from tracedoc.facts.view import RunView, once
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.unit_times import UNKNOWN_DEPTH, CallTimes
 from tracedoc.timeline.units import BACKWARD, FORWARD, NO_TIME, PHASES, UNKNOWN_SIZE, ShardCalls, Units
@@ -54,7 +54,7 @@ def stall_parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallPart
     return _all_parts(run).get((digest.rank, step.index))
 
 
-@lru_cache(maxsize=1)  # many facts and rules ask for the same parts
+@once  # many facts and rules ask for the same parts
 def _all_parts(run: RunView) -> dict[tuple[int, int], StallParts | None]:
     return {(digest.rank, step.index): _stall_parts(run, digest, step) for digest, step in run.judged()}
 

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import Unknown, Value, rank_fact, run_fact
-from tracedoc.facts.digest import RankDigest, StepDigest
+from tracedoc.facts.digest import RankDigest
 from tracedoc.facts.shard_table import StallParts, stall_parts, unit_bytes, unit_elements
 from tracedoc.facts.step import NO_STEP
+from tracedoc.facts.step_table import StepDigest
 from tracedoc.facts.view import RunView
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.unit_times import UNKNOWN_DEPTH, picked

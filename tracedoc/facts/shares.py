@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.facts.view import RunView
+from tracedoc.facts.view import RunView, once
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.blame import STRAGGLING
 from tracedoc.timeline.matching import NO_OPERATION
@@ -49,7 +48,7 @@ class Shares:
         return same
 
 
-@lru_cache(maxsize=1)
+@once
 def work_shares(run: RunView) -> Shares:
     """Return the work of all ranks in their common complete steps; without such steps there is none."""
     complete = [{step.index for step in digest.complete_steps} for digest in run.digests]
@@ -75,7 +74,7 @@ def _differences(values: Floats, place: int) -> Floats:
     return np.asarray(np.abs(values / values[place] - 1.0))
 
 
-@lru_cache(maxsize=1)
+@once
 def replicas(run: RunView) -> tuple[tuple[int, ...], ...]:
     """Return for each rank the places of those that should have the same work; empty where not known.
 
@@ -84,6 +83,7 @@ def replicas(run: RunView) -> tuple[tuple[int, ...], ...]:
     """
     place_of = {digest.rank: place for place, digest in enumerate(run.digests)}
     found: list[tuple[int, ...]] = []
+    places: dict[int, tuple[int, ...]] = {}
     for digest in run.digests:
         operations = run.operations[digest.rank]
         rows = np.flatnonzero(digest.gradients & (operations != NO_OPERATION))
@@ -92,8 +92,11 @@ def replicas(run: RunView) -> tuple[tuple[int, ...], ...]:
             found.append(())
             continue
         sizes = np.maximum(digest.collectives.nbytes[rows], 1).astype(np.float64)
-        group = run.matching.groups[int(np.bincount(groups, weights=sizes).argmax())]
-        found.append(tuple(place_of[rank] for rank in group.ranks if rank in place_of))
+        group = int(np.bincount(groups, weights=sizes).argmax())
+        if group not in places:
+            members = run.matching.groups[group].ranks
+            places[group] = tuple(place_of[rank] for rank in members if rank in place_of)
+        found.append(places[group])
     return tuple(found)
 
 
@@ -119,7 +122,7 @@ EXPLAINED = 0.5
 """Work accounts for longer compute where it exceeds that of the replicas by this share of the excess."""
 
 
-@lru_cache(maxsize=1)
+@once
 def work_excess(run: RunView) -> Excess | None:
     """Compare each rank with its replicas; ``None`` where no two ranks are known to be replicas."""
     shares, groups = work_shares(run), replicas(run)

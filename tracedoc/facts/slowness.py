@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from tracedoc.facts.catalog import Unknown, Value, run_fact
 from tracedoc.facts.gemms import MIN_CALLS, GemmTable
 from tracedoc.facts.shares import Floats, work_shares
-from tracedoc.facts.view import RunView
+from tracedoc.facts.view import RunView, once
 
 LEAST_KINDS = 3
 """A ratio over fewer kinds of kernels may be that of one shape or of one choice of the library."""
@@ -46,7 +45,7 @@ class Slowness:
     peers: int
 
 
-@lru_cache(maxsize=1)
+@once
 def slowness_by_rank(run: RunView) -> dict[int, Slowness | Unknown]:
     """Compare each rank's matrix products with those of the ranks that do the same work in every step."""
     times = _times(run)

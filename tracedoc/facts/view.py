@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import Value
-from tracedoc.facts.digest import RankDigest, StepDigest
+from tracedoc.facts.digest import RankDigest
+from tracedoc.facts.step_table import StepDigest
 from tracedoc.run.job import Job
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.bandwidth import SizeCurve, group_curves
@@ -20,6 +23,8 @@ from tracedoc.timeline.exposure import Arrivals, ExposedSplit, arrivals_by_rank,
 from tracedoc.timeline.group_guesses import with_guessed_groups
 from tracedoc.timeline.matching import Matching, RankCollectives, match_collectives, operations_of_rows
 from tracedoc.timeline.source_lines import SourceLine
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +40,7 @@ class RunView:
     ``last_exposed_ns`` is, for each matched operation, how long its transfer is exposed on the rank that came
     last. ``job`` is what the manifest tells, ``None`` without one; ``asking`` are the functions of the script
     that ask for values of tensors, ``None`` where no step was recorded with Python stacks.
+    ``kept`` is what functions that many ask have said of this run (:func:`once`).
     """
 
     digests: tuple[RankDigest, ...]
@@ -49,6 +55,7 @@ class RunView:
     standing: int | None
     job: Job | None = None
     asking: tuple[SourceLine, ...] | None = None
+    kept: dict[Callable[[RunView], Any], Any] = field(default_factory=dict, init=False, repr=False)
 
     def digest(self, rank: int) -> RankDigest:
         """Return the digest of ``rank``; raises KeyError where it was not captured."""
@@ -69,6 +76,19 @@ class RunView:
     def by_rank(self, measure: Callable[[RankDigest, StepDigest], Value]) -> dict[str, Value]:
         """Return what ``measure`` says of each rank that has a judged step, by rank as facts are keyed."""
         return {str(digest.rank): measure(digest, step) for digest, step in self.judged()}
+
+
+def once(measure: Callable[[RunView], Result]) -> Callable[[RunView], Result]:
+    """Ask a function once of each run. What it says is kept with the run, and goes with it."""
+
+    @wraps(measure)
+    def asked(run: RunView) -> Result:
+        if measure not in run.kept:
+            run.kept[measure] = measure(run)
+        kept: Result = run.kept[measure]
+        return kept
+
+    return asked
 
 
 def build_view(

@@ -8,8 +8,9 @@ import numpy.typing as npt
 from tracedoc.facts.catalog import Unknown, Value, run_fact
 from tracedoc.facts.communication import latency_bound_bytes
 from tracedoc.facts.device import unlisted
-from tracedoc.facts.digest import RankDigest, StepDigest
+from tracedoc.facts.digest import RankDigest
 from tracedoc.facts.links import half_rate_bytes
+from tracedoc.facts.step_table import StepDigest
 from tracedoc.facts.view import RunView
 from tracedoc.spans import Spans
 from tracedoc.trace.vocabulary import device_peak

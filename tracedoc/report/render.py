@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tracedoc.diagnosis import Diagnosis, to_json
+from tracedoc.diagnosis import Diagnosis, json_pieces
 from tracedoc.errors import InputError
 from tracedoc.report.view import build_view, redacted
 
@@ -17,7 +18,12 @@ _REDACTED_BY_DEFAULT = frozenset({"html"})
 _OBEYED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-def render(
+def render(diagnosis: Diagnosis, report_format: str, *, redact: bool | None = None) -> str:
+    """Return the report; ``redact`` defaults to yes for formats that are passed on (html)."""
+    return "".join(render_pieces(diagnosis, report_format, redact=redact))
+
+
+def render_pieces(
     diagnosis: Diagnosis,
     report_format: str,
     *,
@@ -26,24 +32,26 @@ def render(
     verdicts: bool = False,
     width: int = 0,
     color: bool = False,
-) -> str:
-    """Return the report; ``redact`` defaults to yes for formats that are passed on (html).
+) -> Iterator[str]:
+    """Yield the text of :func:`render` in pieces: the JSON of many ranks is never held as a whole.
 
     ``verdicts``, ``width`` and ``color`` are for text: see :func:`tracedoc.report.terminal.render_text`.
     """
     hide = report_format in _REDACTED_BY_DEFAULT if redact is None else redact
     if report_format == "json":
-        text = to_json(redacted(diagnosis) if hide else diagnosis)
-        return _OBEYED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+        for piece in json_pieces(redacted(diagnosis) if hide else diagnosis):
+            yield _OBEYED.sub(lambda match: f"\\u{ord(match[0]):04x}", piece)
+        return
     view = build_view(diagnosis, redact=hide)
     if report_format == "html":
         from tracedoc.report.html import render_html
 
-        return render_html(view)
+        yield render_html(view)
+        return
     from tracedoc.report.terminal import render_text
 
     command = next_command or next_step(diagnosis, "")
-    return render_text(view, next_command=command, verdicts=verdicts, width=width, color=color)
+    yield render_text(view, next_command=command, verdicts=verdicts, width=width, color=color)
 
 
 def next_step(diagnosis: Diagnosis, command: str, *, page_written: bool = False) -> str:
@@ -71,14 +79,14 @@ def write_report(
     chosen = report_format or SUFFIXES.get(Path(path).suffix.lower())
     if chosen is None:
         raise InputError(f"{path}: the name implies no format", "end the name in .html, .json or .txt")
-    text = render(diagnosis, chosen, redact=redact)
-    save(path, text)
+    save(path, render_pieces(diagnosis, chosen, redact=redact))
 
 
-def save(path: str, text: str) -> None:
-    """Write text to a file as UTF-8; raise :class:`InputError` if that fails."""
+def save(path: str, pieces: Iterable[str]) -> None:
+    """Write a text to a file as UTF-8; raise :class:`InputError` if that fails."""
     try:
-        Path(path).write_text(text, encoding="utf-8", newline="\n")
+        with Path(path).open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(pieces)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(

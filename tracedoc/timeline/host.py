@@ -168,9 +168,9 @@ class WorkBefore:
     """
 
     causes: npt.NDArray[np.uint8]
-    us_of: npt.NDArray[np.uint32]
-    kernels: npt.NDArray[np.uint32]
-    away_us: npt.NDArray[np.uint32]
+    us_of: npt.NDArray[np.unsignedinteger]
+    kernels: npt.NDArray[np.unsignedinteger]
+    away_us: npt.NDArray[np.unsignedinteger]
     away_phase: npt.NDArray[np.uint8]
 
     def us(self, collective: int) -> Int64Array:
