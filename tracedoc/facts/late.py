@@ -158,13 +158,21 @@ def gaps_of(run: RunView, late: LateRank) -> Spans:
 def _waited(run: RunView, place: int, parts: np.ndarray, steps: Sequence[int]) -> list[int]:
     rows = run.matching.part_row[parts]
     step_of = run.matching.step[run.matching.operation[parts]]
-    return [_wait_spans(run, place, rows[step_of == step]).total_ns for step in steps]
+    start_ns, turn_ns, exposed = _waiting(run, place)
+    chosen = (rows[step_of == step] for step in steps)
+    return [(Spans.of(start_ns[mine], turn_ns[mine]) & exposed).total_ns for mine in chosen]
 
 
 def _wait_spans(run: RunView, place: int, rows: np.ndarray) -> Spans:
+    start_ns, turn_ns, exposed = _waiting(run, place)
+    return Spans.of(start_ns[rows], turn_ns[rows]) & exposed
+
+
+def _waiting(run: RunView, place: int) -> tuple[Int64Array, Int64Array, Spans]:
+    """Return the start of each of a rank's collectives, the end of its waiting, and what is exposed."""
     digest = run.digests[place]
-    turn = run.arrivals[digest.rank].turn_ns(digest.collectives)
-    return Spans.of(digest.collectives.start_ns[rows], turn[rows]) & digest.exposed_comm
+    table = digest.collectives
+    return table.start_ns, run.arrivals[digest.rank].turn_ns(table), digest.exposed_comm
 
 
 def _what_it_did(

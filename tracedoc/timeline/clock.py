@@ -92,8 +92,8 @@ class Ends:
     ``operation`` numbers the operations and is sorted; ``rank`` is a position in the list of ranks.
     """
 
-    operation: IntArray
-    rank: IntArray
+    operation: npt.NDArray[np.int32]
+    rank: npt.NDArray[np.int32]
     start_ns: Int64Array
     end_ns: Int64Array
 
@@ -130,36 +130,37 @@ def align_clocks(ranks: Sequence[int], hosts: Sequence[str], ends: Ends) -> Cloc
     )
 
 
-def _numbered(names: Sequence[str]) -> IntArray:
+def _numbered(names: Sequence[str]) -> npt.NDArray[np.int32]:
     numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.intp)
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Distances:
     """How much later an operation ended on clock ``other`` than on clock ``first``, at ``time_ns`` of it."""
 
-    first: IntArray
-    other: IntArray
+    first: npt.NDArray[np.int32]
+    other: npt.NDArray[np.int32]
     time_ns: Int64Array
     distance_ns: Int64Array
 
 
-def _distances(operation: IntArray, clock: IntArray, end_ns: Int64Array) -> _Distances:
+def _distances(
+    operation: npt.NDArray[np.int32], clock: npt.NDArray[np.int32], end_ns: Int64Array
+) -> _Distances:
     """Return, for each operation, the distance of each clock's median end from that of its first clock."""
     order = np.lexsort((end_ns, clock, operation))
-    operation, clock, end_ns = operation[order], clock[order], end_ns[order]
-    edges = boundaries(operation, clock)
-    middle = (edges[:-1] + edges[1:] - 1) // 2
-    operation, clock, end_ns = operation[middle], clock[middle], end_ns[middle]
-    starts = boundaries(operation)
+    edges = boundaries(operation[order], clock[order])
+    middle = order[(edges[:-1] + edges[1:] - 1) // 2]
+    del order, edges  # with many ranks, what is no longer needed is much
+    starts = boundaries(operation[middle])
     first = np.repeat(starts[:-1], np.diff(starts))
     others = np.flatnonzero(first != np.arange(first.size))
-    first = first[others]
+    first, others = middle[first[others]], middle[others]
     return _Distances(clock[first], clock[others], end_ns[others], end_ns[others] - end_ns[first])
 
 
-def _errors(ends: Ends, clocks: IntArray) -> dict[int, ClockError]:
+def _errors(ends: Ends, clocks: npt.NDArray[np.int32]) -> dict[int, ClockError]:
     """Return the error of each clock against the first one of those it is connected with."""
     found = _distances(ends.operation, clocks[ends.rank], ends.end_ns)
     order = np.lexsort((found.time_ns, found.other, found.first))
@@ -227,13 +228,17 @@ def _after(near: ClockError, fit: ClockError) -> ClockError:
     return ClockError(ahead + fit.offset_ns, near.rate + fit.rate, origin)
 
 
-def _quality(ends: Ends, clocks: IntArray, errors: Mapping[int, ClockError]) -> tuple[int, float]:
+def _quality(
+    ends: Ends, clocks: npt.NDArray[np.int32], errors: Mapping[int, ClockError]
+) -> tuple[int, float]:
     """Return the median distance of ends between clocks, and the median wait, once ``errors`` are removed."""
-    start_ns, end_ns, clock = ends.start_ns.copy(), ends.end_ns.copy(), clocks[ends.rank]
-    parts = by_rank(clock, int(clocks.max()) + 1)
-    for number, error in errors.items():
-        mine = parts[number]
-        start_ns[mine], end_ns[mine] = error.to_common(start_ns[mine]), error.to_common(end_ns[mine])
+    start_ns, end_ns, clock = ends.start_ns, ends.end_ns, clocks[ends.rank]
+    if errors:
+        start_ns, end_ns = start_ns.copy(), end_ns.copy()
+        parts = by_rank(clock, int(clocks.max()) + 1)
+        for number, error in errors.items():
+            mine = parts[number]
+            start_ns[mine], end_ns[mine] = error.to_common(start_ns[mine]), error.to_common(end_ns[mine])
     distance = _distances(ends.operation, clock, end_ns).distance_ns
     residual = int(np.median(np.abs(distance))) if distance.size else 0
     edges = boundaries(ends.operation)

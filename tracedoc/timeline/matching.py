@@ -105,9 +105,9 @@ class Matching:
     ranks: tuple[int, ...] = ()
     groups: tuple[Group, ...] = ()
     ops: tuple[str, ...] = ()
-    op: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.intp))
-    group: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.intp))
-    step: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    op: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    group: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    step: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     nbytes: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     complete: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
     first: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.intp))
@@ -221,13 +221,10 @@ def match_collectives(ranks: Sequence[RankCollectives], world_size: int | None) 
         )
     if not clock.aligned:
         return Matching(everyone, clock=clock, limits=tuple(limits))
-    start_ns, end_ns = entries.start_ns.copy(), entries.end_ns.copy()
-    for rank, mine in zip(everyone, by_rank(entries.rank, len(everyone)), strict=True):
-        start_ns[mine] = clock.to_common(rank, entries.start_ns[mine])
-        end_ns[mine] = clock.to_common(rank, entries.end_ns[mine])
-    entries = Entries(
-        entries.group, entries.rank, entries.op, entries.size, entries.seq, entries.step, start_ns, end_ns
-    )
+    if clock.errors:
+        for rank, mine in zip(everyone, by_rank(entries.rank, len(everyone)), strict=True):
+            entries.start_ns[mine] = clock.to_common(rank, entries.start_ns[mine])
+            entries.end_ns[mine] = clock.to_common(rank, entries.end_ns[mine])
     slack = SKEW_NS + 2 * (clock.residual_ns or 0)
     listed = np.array([group.listed for group in numbers.groups] or [True], dtype=bool)
     paired = mend(Pairs(entries, _mask(ops, SYMMETRIC_OPS, entries.op), slack), paired, listed)
@@ -243,35 +240,39 @@ def _entries(
     A send and a receive are two parts of one operation of their pair.
     """
     codes: dict[str, int] = {}
-    columns: list[tuple[npt.NDArray[np.generic], ...]] = []
+    columns: list[list[npt.NDArray[np.generic]]] = [[] for _ in range(10)]
     for position, rank in enumerate(ranks):
         table = rank.table
-        group = np.array([numbers.number(rank.rank, kind) for kind in table.kinds] or [NO_GROUP])
-        names = ["send_recv" if kind.op in ("send", "recv") else kind.op for kind in table.kinds]
-        op = np.array([codes.setdefault(name, len(codes)) for name in names] or [0])
-        row = np.flatnonzero(group[table.kind] != NO_GROUP)
-        row = row[np.argsort(group[table.kind[row]], kind="stable")]
-        kind = table.kind[row]
+        kinds, kind, nbytes = table.kinds, table.kind, table.nbytes
+        group = np.array([numbers.number(rank.rank, one) for one in kinds] or [NO_GROUP], dtype=np.int32)
+        names = ["send_recv" if one.op in ("send", "recv") else one.op for one in kinds]
+        op = np.array([codes.setdefault(name, len(codes)) for name in names] or [0], dtype=np.int32)
+        row = np.flatnonzero(group[kind] != NO_GROUP)
+        row = row[np.argsort(group[kind[row]], kind="stable")]
+        kind = kind[row]
         # What one rank gives to an all-to-all need not be what another one gives.
         free = np.array([name == "all_to_all" for name in names] or [False])
-        columns.append(
-            (
-                group[kind],
-                np.full(row.size, position),
-                op[kind],
-                np.where(free[kind], NONE, table.nbytes[row]),
-                table.seq[row],
-                table.step[row].astype(np.int64),
-                table.start_ns[row],
-                table.end_ns[row],
-                row.astype(np.int32),
-                table.nbytes[row],
-            )
+        found: tuple[npt.NDArray[np.generic], ...] = (
+            group[kind],
+            np.full(row.size, position, dtype=np.int32),
+            op[kind],
+            np.where(free[kind], NONE, nbytes[row]),
+            table.seq[row],
+            table.step[row],
+            table.start_ns[row],
+            table.end_ns[row],
+            row.astype(np.int32),
+            nbytes[row],
         )
-    joined = [np.concatenate(parts) for parts in zip(*columns, strict=True)]
-    order = np.argsort(joined[0], kind="stable")
-    *entries, rows, nbytes = (column[order] for column in joined)
-    return tuple(codes), _Parts(rows, nbytes), Entries(*entries)
+        for column, part in zip(columns, found, strict=True):
+            column.append(part)
+    order = np.argsort(np.concatenate(columns[0]), kind="stable")
+    joined = []
+    for column in columns:
+        joined.append(np.concatenate(column)[order])
+        column.clear()  # with many ranks, twice all columns is much
+    *entries, rows, sizes = joined
+    return tuple(codes), _Parts(rows, sizes), Entries(*entries)
 
 
 def _candidates(entries: Entries) -> tuple[IntArray, int]:
@@ -300,7 +301,7 @@ def _uneven(entries: Entries, paired: IntArray, symmetric: npt.NDArray[np.bool_]
     return int((np.minimum.reduceat(sizes, edges[:-1]) != np.maximum.reduceat(sizes, edges[:-1])).sum())
 
 
-def _mask(ops: Sequence[str], wanted: frozenset[str], codes: IntArray) -> npt.NDArray[np.bool_]:
+def _mask(ops: Sequence[str], wanted: frozenset[str], codes: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
     table = np.array([op in wanted for op in ops] or [False], dtype=bool)
     return table[codes]
 
@@ -308,7 +309,9 @@ def _mask(ops: Sequence[str], wanted: frozenset[str], codes: IntArray) -> npt.ND
 def _ends(entries: Entries, paired: IntArray, ops: Sequence[str]) -> Ends:
     chosen = np.flatnonzero((paired != NOT_PAIRED) & _mask(ops, SYMMETRIC_OPS, entries.op))
     order = chosen[np.lexsort((entries.rank[chosen], paired[chosen]))]
-    return Ends(paired[order], entries.rank[order], entries.start_ns[order], entries.end_ns[order])
+    return Ends(
+        paired[order].astype(np.int32), entries.rank[order], entries.start_ns[order], entries.end_ns[order]
+    )
 
 
 def _unmatched(entries: Entries, paired: IntArray) -> list[Limit]:

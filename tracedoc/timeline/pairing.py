@@ -24,12 +24,12 @@ class Entries:
     ``step`` are ``NONE`` where unknown.
     """
 
-    group: IntArray
-    rank: IntArray
-    op: IntArray
+    group: npt.NDArray[np.int32]
+    rank: npt.NDArray[np.int32]
+    op: npt.NDArray[np.int32]
     size: Int64Array
     seq: Int64Array
-    step: Int64Array
+    step: npt.NDArray[np.int32]
     start_ns: Int64Array
     end_ns: Int64Array
 
