@@ -121,7 +121,7 @@ def test_mfu_is_unknown_where_matrix_kernels_come_from_elsewhere(facts_of: Measu
         )
     mfu = facts_of(builder)["mfu_frac"]
     assert isinstance(mfu, Unknown)
-    assert "12% of the matrix kernels' time" in mfu.reason
+    assert "12 % of the matrix kernels' time" in mfu.reason
 
 
 def test_samples_and_tokens_come_from_the_first_embedding(facts_of: Measure) -> None:

@@ -43,7 +43,7 @@ LIMITS: dict[str, str] = {
     ),
     "idle-with-work-queued": (
         "For a large part of the step, work was queued and nothing seemed to run. Kernels inside CUDA "
-        "graphs may be missing from the trace, or the GPU waited for another device. Idle time is then "
+        "graphs may be missing from the trace, or the GPU waited for another device. That idle time is "
         "unreliable, and so are the findings that rest on it."
     ),
     "impossible-times": (

@@ -16,6 +16,7 @@ from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.vocabulary import KernelCategory
+from tracedoc.units import format_percent
 
 Dims = Sequence[object]
 
@@ -169,7 +170,7 @@ def _matrix_work(timeline: RankTimeline) -> MatrixWork | Unknown:
         return Unknown("no matrix operation carries its shape")
     share = _explained_share(timeline, np.sort(np.array(counted, dtype=np.intp)))
     if share < EXPLAINED_SHARE:
-        return Unknown(f"operators with shapes launched {share:.0%} of the matrix kernels' time")
+        return Unknown(f"operators with shapes launched {format_percent(share)} of the matrix kernels' time")
     return MatrixWork(flops, half)
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from tracedoc.facts.catalog import Unknown, Value, rank_fact
+from tracedoc.facts.kernels import judged_kernels
 from tracedoc.facts.step import NO_STEP, judged_budget
 from tracedoc.spans import Spans
-from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW
-from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct
 
 AWAY_LAUNCHES = 20
@@ -38,7 +36,7 @@ def launch_pace_idle_ms(timeline: RankTimeline) -> Value:
 
     Late-launch gaps up to twenty times the median time between two launches; in a longer gap the host does
     not launch slowly, it does something else (:func:`host_away_idle_ms`). Unknown between 10 % and 20 % of
-    the step, where the profiler's own cost may be all of it and no unprofiled step time is at hand.
+    the step, where the profiler's own cost may be all of it: a trace alone does not tell.
     """
     spans, budget = launch_pace_idle(timeline), judged_budget(timeline)
     if (unreliable := _unreliable(timeline)) is not None:
@@ -49,9 +47,7 @@ def launch_pace_idle_ms(timeline: RankTimeline) -> Value:
         return Unknown("no launch belongs to the step")
     share = spans.total_ns / budget.window_ns if budget.window_ns else 0.0
     if CLEARLY_LOW <= share < CLEARLY_HIGH:
-        return Unknown(
-            "the profiler's own cost may explain this much idle time; no unprofiled step time is known"
-        )
+        return Unknown("the profiler's own cost on the host may explain this much idle time")
     return spans.total_ns / 1e6
 
 
@@ -108,13 +104,13 @@ def unexplained_idle_ms(timeline: RankTimeline) -> Value:
 @rank_fact("kernels_per_step", unit="count", needs=("gpu", "kernels"))
 def kernels_per_step(timeline: RankTimeline) -> Value:
     """Compute kernels that ran in the median step."""
-    return int(_kernels_of_judged_step(timeline).size)
+    return int(judged_kernels(timeline).size)
 
 
 @rank_fact("mean_kernel_ms", unit="ms", needs=("gpu", "kernels"))
 def mean_kernel_ms(timeline: RankTimeline) -> Value:
     """Compute time of the median step over its number of compute kernels."""
-    budget, count = judged_budget(timeline), _kernels_of_judged_step(timeline).size
+    budget, count = judged_budget(timeline), judged_kernels(timeline).size
     if budget is None or count == 0:
         return Unknown("the step holds no compute kernel")
     return budget.compute_ns / count / 1e6
@@ -171,21 +167,6 @@ def _idle(timeline: RankTimeline, cause: str) -> Value:
     if timeline.judged is None or timeline.idle is None:
         return NO_STEP
     return timeline.idle.in_window(timeline.judged.start_ns, timeline.judged.end_ns)[cause] / 1e6
-
-
-def _kernels_of_judged_step(timeline: RankTimeline) -> npt.NDArray[np.intp]:
-    window, trace, events = timeline.judged, timeline.trace, timeline.events
-    if window is None:
-        return np.empty(0, dtype=np.intp)
-    rows = events.rows
-    inside = (
-        (trace.device[rows] == timeline.device)
-        & (events.classes == COMPUTE)
-        & (trace.kind[rows] == int(Kind.KERNEL))
-        & (trace.ts_ns[rows] >= window.start_ns)
-        & (trace.ts_ns[rows] < window.end_ns)
-    )
-    return np.asarray(rows[inside], dtype=np.intp)
 
 
 def _launch_interval_ns(timeline: RankTimeline) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tracedoc.facts.catalog import Unknown, Value, run_fact
 from tracedoc.facts.hostwork import HostDigest, SyncTotal
+from tracedoc.facts.step import NO_STEP
 from tracedoc.facts.view import RunView
 from tracedoc.timeline.host import PHASES
 from tracedoc.timeline.syncs import SPELLINGS
@@ -17,9 +18,7 @@ NAMED = 2
 
 def _of_cause(run: RunView, cause: str) -> dict[str, Value]:
     return {
-        str(digest.rank): digest.host_work.of(cause) / 1e6
-        if digest.host_work is not None
-        else Unknown("no step and no device activity to judge")
+        str(digest.rank): digest.host_work.of(cause) / 1e6 if digest.host_work is not None else NO_STEP
         for digest in run.digests
     }
 
@@ -112,7 +111,7 @@ def sync_asked_by(run: RunView) -> dict[str, Value]:
     range that a person or framework named, else the phase of the step.
     """
     return {
-        str(digest.rank): _asked_by(digest.host_work) if digest.host_work is not None else _NOTHING
+        str(digest.rank): _asked_by(digest.host_work) if digest.host_work is not None else NO_STEP
         for digest in run.digests
     }
 
@@ -121,19 +120,16 @@ def sync_asked_by(run: RunView) -> dict[str, Value]:
 def host_away_doing(run: RunView) -> dict[str, Value]:
     """What the host does in the gaps of :func:`host_away_idle_ms`: the operator filling them, and where."""
     return {
-        str(digest.rank): _away(digest.host_work) if digest.host_work is not None else _NOTHING
+        str(digest.rank): _away(digest.host_work) if digest.host_work is not None else NO_STEP
         for digest in run.digests
     }
-
-
-_NOTHING = Unknown("no step and no device activity to judge")
 
 
 def _of_syncs(run: RunView, amount: Callable[[tuple[SyncTotal, ...]], float]) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for digest in run.digests:
         if digest.host_work is None:
-            found[str(digest.rank)] = _NOTHING
+            found[str(digest.rank)] = NO_STEP
         elif digest.is_cpu:
             found[str(digest.rank)] = Unknown("a CPU run has no GPU to wait for")
         else:

@@ -59,7 +59,8 @@ def tensor_core_frac(timeline: RankTimeline) -> Value:
         return _NO_MATRIX
     known = sum(ns for (_, on), ns in formats.items() if on is not None)
     if known < KNOWN_SHARE * total:
-        return Unknown(f"the names of the kernels tell for {known / total:.0%} of their time only")
+        share = format_percent(known / total)
+        return Unknown(f"the names of the kernels tell for {share} of their time only")
     return sum(ns for (_, on), ns in formats.items() if on) / known
 
 

@@ -40,6 +40,7 @@ from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.vocabulary import RuntimeRole
+from tracedoc.units import format_percent
 
 LOST_SHARE = 0.02
 """More launches than this without a kernel: the profiler's buffers overflowed, or it saw one device only."""
@@ -303,12 +304,12 @@ def _unreliable_idle(timeline: RankTimeline, judged: Window | None) -> tuple[Lim
     share = timeline.idle.in_window(judged.start_ns, judged.end_ns)["dependency"] / (
         judged.end_ns - judged.start_ns
     )
-    lost = lost_share(timeline.trace, timeline.launches)
+    source, lost = timeline.trace.info.source, lost_share(timeline.trace, timeline.launches)
     if lost > LOST_SHARE:
         return (
             Limit(
                 "lost-kernels",
-                f"{timeline.trace.info.source}: {lost:.0%} of the launched kernels are not in the trace",
+                f"{source}: {format_percent(lost)} of the launched kernels are not in the trace",
                 "idle time is unreliable: the GPU may have been busy with kernels that were not recorded",
             ),
         )
@@ -317,7 +318,8 @@ def _unreliable_idle(timeline: RankTimeline, judged: Window | None) -> tuple[Lim
     return (
         Limit(
             "idle-with-work-queued",
-            f"{timeline.trace.info.source}: for {share:.0%} of the step work was queued and nothing ran",
-            "idle time is unreliable: kernels of CUDA graphs may be missing, or another device is waited for",
+            f"{source}: for {format_percent(share)} of the step work was queued and nothing ran",
+            "that idle time is unreliable: kernels of CUDA graphs may be missing, or another device is "
+            "waited for",
         ),
     )

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tracedoc.errors import Limit
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import boundaries, by_rank
+from tracedoc.units import format_ms
 
 RESIDUAL_SHARE = 0.10
 """Ends that still differ by more than this share of the median wait make waits meaningless."""
@@ -122,7 +123,7 @@ def align_clocks(ranks: Sequence[int], hosts: Sequence[str], ends: Ends) -> Cloc
     errors = _errors(ends, clocks)
     residual, wait = _quality(ends, clocks, errors)
     if residual > max(RESIDUAL_SHARE * wait, SETTLED_NS):
-        reason = f"ends of one collective still differ by {residual / 1e6:.2f} ms"
+        reason = f"ends of one collective still differ by {format_ms(residual / 1e6)}"
         return Clock({}, residual, False, (_not_aligned(reason),))
     return Clock(
         {rank: errors[clock] for rank, clock in zip(ranks, clocks.tolist(), strict=True) if clock in errors},

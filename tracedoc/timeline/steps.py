@@ -17,6 +17,7 @@ from tracedoc.timeline.launches import Launches, Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
+from tracedoc.units import format_percent
 
 BEFORE = -1
 """Stands for "before capture": launched before the first host step, or before anything that is linked."""
@@ -112,11 +113,12 @@ def assign_steps(
     last_end = host.steps[-1].end_ns if host.steps else 0
     kernels = trace.kind[rows] == int(Kind.KERNEL)
     linked = launches.linked
-    if host.steps and kernels.any() and linked[kernels].mean() < LINKED_SHARE:
+    share = float(linked[kernels].mean()) if kernels.any() else 1.0
+    if host.steps and share < LINKED_SHARE:
         return _place(trace.ts_ns[rows], starts, last_end), (
             Limit(
                 "steps-by-host-clock",
-                f"{trace.info.source}: {linked[kernels].mean():.0%} of the kernels are linked to a launch",
+                f"{trace.info.source}: {format_percent(share)} of the kernels are linked to a launch",
                 "steps are cut by the host's clock; they are wrong where the GPU runs behind the host",
             ),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tracedoc.diagnosis import Gain
 from tracedoc.facts.catalog import Unknown
 from tracedoc.facts.measure import Measurements
 
@@ -30,3 +31,21 @@ def within_host_work(
     if isinstance(step, Unknown) or isinstance(floor, Unknown):
         return high, ("the host's own work is not known and may keep the step longer",)
     return max(min(high, step - floor + saved_host_ms), 0.0), ()
+
+
+def hidden_by_compute(
+    measurements: Measurements, key: str | None, exposed: float, assumption: str
+) -> Gain | Unknown:
+    """Bound what hiding ``exposed`` ms of communication gives.
+
+    At most the compute that runs with no communication beside it, for nothing else can hide it, and at most
+    the step minus the host's own work.
+    """
+    compute = measured(measurements, "compute_ms", key)
+    comm = measured(measurements, "comm_ms", key)
+    all_exposed = measured(measurements, "exposed_comm_ms", key)
+    if isinstance(compute, Unknown) or isinstance(comm, Unknown) or isinstance(all_exposed, Unknown):
+        return Unknown("the budget of the step is not known")
+    room = max(compute - (comm - all_exposed), 0.0)
+    high, assumptions = within_host_work(measurements, key, min(exposed, room))
+    return Gain(0.0, high, "ceiling", (assumption, *assumptions))

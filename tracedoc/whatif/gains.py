@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.catalog import Unknown
 from tracedoc.facts.measure import Measurements
-from tracedoc.whatif.bounds import measured, within_host_work
+from tracedoc.whatif.bounds import hidden_by_compute, measured, within_host_work
 from tracedoc.whatif.gradients import GRADIENT_GAINS
 from tracedoc.whatif.sharding import SHARDING_GAINS
 from tracedoc.whatif.straggler import not_wait_for_any_rank, not_wait_for_rank, share_work_evenly
@@ -24,7 +24,7 @@ def hide_exposed_communication(measurements: Measurements, key: str | None) -> G
     exposed = measured(measurements, "exposed_comm_less_wait_ms", key)
     if isinstance(exposed, Unknown):
         return exposed
-    return _hidden(measurements, key, exposed)
+    return hidden_by_compute(measurements, key, exposed, "the transfer hides behind compute completely")
 
 
 def hide_small_collectives(measurements: Measurements, key: str | None) -> Gain | Unknown:
@@ -34,17 +34,6 @@ def hide_small_collectives(measurements: Measurements, key: str | None) -> Gain 
         return exposed
     high, assumptions = within_host_work(measurements, key, exposed)
     return Gain(0.0, high, "ceiling", ("merged collectives take no time of their own", *assumptions))
-
-
-def _hidden(measurements: Measurements, key: str | None, exposed: float) -> Gain | Unknown:
-    compute = measured(measurements, "compute_ms", key)
-    comm = measured(measurements, "comm_ms", key)
-    all_exposed = measured(measurements, "exposed_comm_ms", key)
-    if isinstance(compute, Unknown) or isinstance(comm, Unknown) or isinstance(all_exposed, Unknown):
-        return Unknown("the budget of the step is not known")
-    room = max(compute - (comm - all_exposed), 0.0)
-    high, assumptions = within_host_work(measurements, key, min(exposed, room))
-    return Gain(0.0, high, "ceiling", ("the transfer hides behind compute completely", *assumptions))
 
 
 def launch_in_time(measurements: Measurements, key: str | None) -> Gain | Unknown:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.catalog import Unknown
 from tracedoc.facts.measure import Measurements
-from tracedoc.whatif.bounds import measured, within_host_work
+from tracedoc.whatif.bounds import hidden_by_compute, measured, within_host_work
 
 
 def merge_units(measurements: Measurements, key: str | None) -> Gain | Unknown:
@@ -52,16 +52,11 @@ def gather_backward_ahead(measurements: Measurements, key: str | None) -> Gain |
 def split_units(measurements: Measurements, key: str | None) -> Gain | Unknown:
     """Bound what smaller units give: exposed gathers and reductions, at most the compute to hide them."""
     exposed = measured(measurements, "sharded_exposed_ms", key)
-    compute = measured(measurements, "compute_ms", key)
-    comm = measured(measurements, "comm_ms", key)
-    all_exposed = measured(measurements, "exposed_comm_ms", key)
     if isinstance(exposed, Unknown):
         return exposed
-    if isinstance(compute, Unknown) or isinstance(comm, Unknown) or isinstance(all_exposed, Unknown):
-        return Unknown("the budget of the step is not known")
-    room = max(compute - (comm - all_exposed), 0.0)
-    high, assumptions = within_host_work(measurements, key, min(exposed, room))
-    return Gain(0.0, high, "ceiling", ("all but the first and last unit hides behind compute", *assumptions))
+    return hidden_by_compute(
+        measurements, key, exposed, "all but the first and last unit hides behind compute"
+    )
 
 
 def keep_on_gpu(measurements: Measurements, key: str | None) -> Gain | Unknown:
