@@ -191,3 +191,19 @@ def test_ranks_that_disagree_on_a_size_are_a_limit_and_still_matched() -> None:
     matching = match_collectives(ranks(first, second), 2)
     assert [one.nbytes for one in matching.collectives] == [4096]
     assert [limit.code for limit in matching.limits] == ["collectives-disagree"]
+
+
+@pytest.mark.parametrize(
+    "different",
+    [
+        {"op": "all_to_all", "nbytes": 4096},  # each rank sends what its peers need
+        {"nbytes": None},  # one of the files does not say it
+    ],
+    ids=["all-to-all", "unknown on one rank"],
+)
+def test_sizes_that_may_differ_are_no_disagreement(different: dict[str, object]) -> None:
+    op = different.get("op", "all_reduce")
+    first, second = [operation(0, 10, seq=1, op=op)], [operation(8, 10, seq=1, **different)]
+    matching = match_collectives(ranks(first, second), 2)
+    assert len(matching) == 1
+    assert matching.limits == ()
