@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,11 @@ def points(pairs: list[tuple[int, int]]) -> set[int]:
 
 
 def covered(spans: Spans) -> set[int]:
-    return points(spans.pairs())
+    """Return the points of a set, which must be as every set is: sorted, none empty, with gaps between."""
+    pairs = spans.pairs()
+    assert all(start < end for start, end in pairs)
+    assert all(one[1] < other[0] for one, other in pairwise(pairs))
+    return points(pairs)
 
 
 @given(PAIRS)
@@ -24,8 +30,6 @@ def test_a_union_of_pairs_is_disjoint_sorted_and_covers_the_same_points(pairs: l
     spans = Spans.from_pairs(pairs)
     assert covered(spans) == points(pairs)
     assert spans.total_ns == len(points(pairs))
-    assert all(start < end for start, end in spans.pairs())
-    assert all(a[1] < b[0] for a, b in zip(spans.pairs(), spans.pairs()[1:], strict=False))
 
 
 @given(PAIRS, PAIRS)

@@ -202,6 +202,19 @@ def test_windows_tile_the_capture_from_first_kernel_to_first_kernel(tmp_path: Pa
     assert all(a.end_ns == b.start_ns for a, b in pairwise(timeline.windows))
 
 
+def test_a_step_of_a_cpu_trace_lasts_until_the_next_one_starts(tmp_path: Path) -> None:
+    builder = TraceBuilder(device=None)
+    for index, start in enumerate((100, 200, 350), 1):
+        builder.step(index, start, start + 90).backward(start + 20, start + 40)
+    windows = timeline_of(tmp_path, builder).windows
+    # The last one ends with the capture, before it was over.
+    assert [(w.index, (w.end_ns - w.start_ns) / MS, w.complete) for w in windows] == [
+        (1, 100, True),
+        (2, 150, True),
+        (3, 90, False),
+    ]
+
+
 def test_a_step_without_a_kernel_leaves_the_one_before_it_incomplete(tmp_path: Path) -> None:
     builder = training(TraceBuilder(), 100, 200, 300, 400)
     for start in (100, 300, 400):
