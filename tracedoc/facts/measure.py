@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tracedoc.facts.catalog import CATALOG, NEEDS, FactDef, FactTable, Measurement, Unknown, Value
-from tracedoc.facts.device import unlisted
 from tracedoc.facts.digest import RankDigest, digest_timeline
 from tracedoc.facts.view import RunView
 from tracedoc.timeline.build import RankTimeline
@@ -103,8 +102,8 @@ def availability(run: RunView) -> dict[str, Availability]:
     if len(digests) > 1:
         present.add("multi_rank")
     peaks = [device_peak(digest.device) for digest in digests]
-    if any(peak is not None and peak.tf32_tflops for peak in peaks):
-        present.add("tf32")
+    if any(peak is None or peak.tf32_tflops for peak in peaks):
+        present.add("tf32")  # a device that is not listed may have it
     cpu = bool(digests) and all(digest.is_cpu for digest in digests)
     alone = run.world_size == 1 or (
         run.world_size is None and len(digests) == 1 and not _distributed(digests)
@@ -113,18 +112,16 @@ def availability(run: RunView) -> dict[str, Availability]:
     for need in sorted(NEEDS):
         if need in present:
             found[need] = Availability("present")
-        elif need in ("gpu", "launches", "tf32") and cpu:
+        elif need in ("gpu", "launches") and cpu:
             found[need] = Availability("by_nature", "a CPU run has no GPU activity")
         elif need in ("collectives", "multi_rank") and alone:
             found[need] = Availability("by_nature", "one process has no peers")
         elif need == "sharding" and not _sharded_by_name(digests):
             found[need] = Availability("by_nature", "no parameters are sharded by FSDP or ZeRO-3")
-        elif need == "tf32" and all(peak is not None for peak in peaks):
-            found[need] = Availability("by_nature", "the device has no TF32")
-        elif need in ("kernels", "launches") and "gpu" not in present:
-            found[need] = Availability("not_captured", _MISSING["gpu"])  # one cause, told once
         elif need == "tf32":
-            found[need] = Availability("not_captured", unlisted(digests[0].device).reason)
+            found[need] = Availability("by_nature", "the device has no TF32")
+        elif need in ("kernels", "launches") and "gpu" not in present and not cpu:
+            found[need] = Availability("not_captured", _MISSING["gpu"])  # one cause, told once
         else:
             found[need] = Availability("not_captured", _MISSING[need])
     return found
