@@ -52,7 +52,7 @@ def reference_rows(text: str, *, python_functions: bool = False) -> list[tuple[A
                 str(event["tid"]),
                 correlation if correlation > 0 else -1,
                 number(args.get("External id", args.get("external id", -1))),
-                number(args.get("bytes", -1)),
+                -1 if on_host else number(args.get("bytes", -1)),
             )
         )
     return sorted(rows, key=lambda row: row[0])

@@ -212,7 +212,6 @@ def test_deep_nesting_and_huge_integers_break_nothing() -> None:
     trace = read(json.dumps({"traceEvents": [event("a", 1), odd, event("b", 3)]}))
     assert names(trace) == ["a", "odd", "b"]
     assert trace.correlation.tolist() == [-1, -1, -1]
-    assert trace.nbytes.tolist() == [-1, 64, -1]
     assert (
         len(
             read(

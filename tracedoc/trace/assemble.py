@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -22,8 +23,9 @@ from tracedoc.trace.columns import (
     TraceInfo,
 )
 from tracedoc.trace.distinct import distinct
-from tracedoc.trace.events import IMPOSSIBLE, AnyEvent, Args, EventDecoder, Int64Array, Metadata
+from tracedoc.trace.events import IMPOSSIBLE, Decoded, EventDecoder, Int64Array
 from tracedoc.trace.metadata import Header, as_int, as_text, rank_list, read_header, vendor_of_calls
+from tracedoc.trace.records import Args, CollectiveFields, InstantArgs, Metadata
 from tracedoc.trace.vocabulary import event_kind, kind_of
 
 _ABSOLUTE_NS = 1_000_000_000_000_000_000  # 1e15 us: no relative time is that large
@@ -50,27 +52,34 @@ class _Ids(dict[Any, int]):
         return number
 
 
-class _Names(_Ids):
-    """Numbers names; ``shaped[number]`` is 1 where the shapes of such events are kept."""
+class _Heads(_Ids):
+    """Numbers what many events have in common: their category, name, process and thread.
+
+    The lists tell of each number the kind, and which name and thread it is; ``on_gpu[number]`` is 1 where
+    such events belong to a device and a stream, ``shaped[number]`` where their shapes are kept, and
+    ``counted[number]`` where they hold the allocator's counters.
+    """
 
     def __init__(self) -> None:
-        self.shaped = bytearray()
-
-    def __missing__(self, key: Any) -> int:
-        number = super().__missing__(key)
-        self.shaped.append(_SHAPED_OPS.match(category_text(key)) is not None)
-        return number
-
-
-class _Categories(_Ids):
-    """Numbers categories; ``on_gpu[number]`` is 1 where such events belong to a device and a stream."""
-
-    def __init__(self) -> None:
+        self.categories, self.names, self.threads = _Ids(), _Ids(), _Ids()
+        self.kind: list[int] = []
+        self.name: list[int] = []
+        self.thread: list[int] = []
         self.on_gpu = bytearray()
+        self.shaped = bytearray()
+        self.counted = bytearray()
 
-    def __missing__(self, key: Any) -> int:
+    def __missing__(self, key: tuple[Any, Any, Any, Any]) -> int:
         number = super().__missing__(key)
-        self.on_gpu.append(kind_of(category_text(key)) in _GPU_KINDS)
+        category, name, pid, tid = key
+        self.categories[category]
+        self.name.append(self.names[name])
+        self.thread.append(self.threads[pid, tid])
+        kind = event_kind(category_text(category), category_text(name))
+        self.kind.append(_DROPPED if kind is None else kind)
+        self.on_gpu.append(kind in _GPU_KINDS)
+        self.shaped.append(_SHAPED_OPS.match(category_text(name)) is not None)
+        self.counted.append(name == _MEMORY)
         return number
 
 
@@ -99,9 +108,7 @@ class _Growing:
 _COLUMNS: dict[str, type[np.generic]] = {
     "ts": np.int64,
     "dur": np.int64,
-    "name": np.int32,
-    "category": np.int32,
-    "thread": np.int32,
+    "head": np.int32,
     "correlation": np.int64,
     "external_id": np.int64,
     # What few events carry: the rows of the events, and what they say.
@@ -123,9 +130,7 @@ class Columns:
     """The columns of a trace while it is read."""
 
     def __init__(self) -> None:
-        self.categories = _Categories()
-        self._names = _Names()
-        self._threads = _Ids()
+        self._heads = _Heads()
         self._columns = {name: _Growing(dtype) for name, dtype in _COLUMNS.items()}
         self._rows = 0
         self._collectives: dict[int, CollectiveArgs] = {}
@@ -135,44 +140,36 @@ class Columns:
         self._process_names: dict[str, str] = {}
         self._thread_names: dict[tuple[str, str], str] = {}
 
-    def add(
-        self, events: list[AnyEvent], metadata: list[Metadata], starts: Int64Array, durations: Int64Array
-    ) -> None:
+    @property
+    def categories(self) -> Collection[Any]:
+        """The categories of all events so far, as the file holds them."""
+        return self._heads.categories.keys()
+
+    def add(self, decoded: Decoded) -> None:
         """Append one decoded chunk."""
-        for item in metadata:
+        for item in decoded.metadata:
             self._add_metadata(item)
+        events, args = decoded.events, decoded.args
         if not events:
             return
-        args = [event.args for event in events]
-        names = _interned(self._names, [event.name for event in events])
-        categories = _interned(self.categories, [event.cat for event in events])
-        pids = [event.pid for event in events]
-        tids = [event.tid for event in events]
-        self._put("ts", starts)
-        self._put("dur", durations)
-        self._put("name", names)
-        self._put("category", categories)
-        self._put("thread", _interned_pairs(self._threads, pids, tids))
+        heads = _interned(self._heads, [(event.cat, event.name, event.pid, event.tid) for event in events])
+        self._put("head", heads)
+        self._put("ts", decoded.starts)
+        self._put("dur", decoded.durations)
         self._put("correlation", _numbers([a.correlation for a in args]))
         self._put("external_id", _external_ids(args))
-        on_gpu = np.flatnonzero(_flags(self.categories.on_gpu)[categories])
-        rows = on_gpu.tolist()
-        self._put("gpu_row", on_gpu + self._rows)
-        self._put("device", _numbers([pids[i] if args[i].device is None else args[i].device for i in rows]))
-        self._put("stream", _numbers([tids[i] if args[i].stream is None else args[i].stream for i in rows]))
-        self._put("grid", _interned(self._grids, [bytes(args[i].grid) for i in rows]))
-        rare = [i for i, a in enumerate(args) if a.nbytes is not None or a.collective is not None]
-        self._add_rare(rare, args)
-        self._add_shapes(names, args)
-        if _MEMORY in self._names:
-            self._add_memory(np.flatnonzero(names == self._names[_MEMORY]), args)
+        for position, fields in decoded.collectives.items():
+            self._collectives[self._rows + position] = _collective(fields)
+        self._add_gpu(_where(self._heads.on_gpu, heads), decoded)
+        self._add_shapes(_where(self._heads.shaped, heads), args)
+        self._add_memory(_where(self._heads.counted, heads), args)
         self._rows += len(events)
 
     def trace(self, path: str, outcome: Outcome, decoder: EventDecoder, limits: list[Limit]) -> Trace:
         """Return the finished trace, sorted by start time."""
         header = read_header(outcome.metadata)
-        names = tuple(category_text(name) for name in self._names)
-        kind = self._kinds(names)
+        heads, names = self._take("head"), tuple(category_text(name) for name in self._heads.names)
+        kind = np.array(self._heads.kind, dtype=np.uint8)[heads]
         ts, dur = self._take("ts"), self._take("dur")
         impossible = (ts == IMPOSSIBLE) | (dur == IMPOSSIBLE)
         negative = (dur < 0) & ~impossible
@@ -207,7 +204,8 @@ class Columns:
         correlation = self._take("correlation")[keep]
         correlation[correlation <= 0] = NO_ID  # 0 is how CUPTI and roctracer say "none"
         limits.extend(self._device_limits(path, kind))
-        name, gpu_rows = self._take("name")[keep], self._take("gpu_row")
+        heads, gpu_rows = heads[keep], self._take("gpu_row")
+        name = np.array(self._heads.name, dtype=np.int32)[heads]
         grid, grids = self._launch_grids(gpu_rows, keep)
         return Trace(
             info=self._info(path, header, outcome, decoder, names, kind, name),
@@ -217,7 +215,7 @@ class Columns:
             kind=kind,
             device=self._spread("device", gpu_rows, np.int32)[keep],
             stream=self._spread("stream", gpu_rows, np.int64)[keep],
-            thread=self._take("thread")[keep],
+            thread=np.array(self._heads.thread, dtype=np.int32)[heads],
             correlation=correlation,
             external_id=self._take("external_id")[keep],
             nbytes=self._spread("nbytes", self._take("sized_row"), np.int64)[keep],
@@ -236,26 +234,35 @@ class Columns:
     def _put(self, column: str, part: npt.NDArray[Any]) -> None:
         self._columns[column].extend(part)
 
-    def _add_rare(self, positions: list[int], args: list[Args]) -> None:
-        """Keep what few events say: how many bytes they move, or that they are a collective."""
-        sized = [i for i in positions if args[i].nbytes is not None]
-        self._put("sized_row", np.array(sized, dtype=np.int64) + self._rows)
+    def _add_gpu(self, positions: npt.NDArray[np.intp], decoded: Decoded) -> None:
+        """Keep where the events at ``positions`` ran on a GPU, and how many bytes they moved."""
+        rows = positions.tolist()
+        args = [decoded.args[i] for i in rows]
+        self._put("gpu_row", positions + self._rows)
+        # Where the arguments do not say, process and thread are device and stream.
+        devices, streams = [a.device for a in args], [a.stream for a in args]
+        for i in [i for i, device in enumerate(devices) if device is None]:
+            devices[i] = decoded.events[rows[i]].pid
+        for i in [i for i, stream in enumerate(streams) if stream is None]:
+            streams[i] = decoded.events[rows[i]].tid
+        self._put("device", _numbers(devices))
+        self._put("stream", _numbers(streams))
+        self._put("grid", _interned(self._grids, [bytes(a.grid) for a in args]))
+        sized = [i for i, a in enumerate(args) if a.nbytes is not None]
+        self._put("sized_row", positions[sized] + self._rows)
         self._put("nbytes", _numbers([args[i].nbytes for i in sized]))
-        for position in positions:
-            if args[position].collective is not None:
-                self._collectives[self._rows + position] = _collective(args[position])
 
     def _add_memory(self, positions: npt.NDArray[np.intp], args: list[Args]) -> None:
         """Keep the allocator's counters of the instants at ``positions``."""
-        rows = positions.tolist()
-        self._put("memory_row", positions + self._rows)
-        self._put("memory_type", _numbers([args[i].device_type for i in rows]))
-        self._put("memory_device", _numbers([args[i].device_id for i in rows]))
-        self._put("allocated", _numbers([args[i].allocated for i in rows]))
-        self._put("reserved", _numbers([args[i].reserved for i in rows]))
+        counters = [(i, a) for i in positions.tolist() if isinstance(a := args[i], InstantArgs)]
+        self._put("memory_row", np.array([i for i, _ in counters], dtype=np.int64) + self._rows)
+        self._put("memory_type", _numbers([a.device_type for _, a in counters]))
+        self._put("memory_device", _numbers([a.device_id for _, a in counters]))
+        self._put("allocated", _numbers([a.allocated for _, a in counters]))
+        self._put("reserved", _numbers([a.reserved for _, a in counters]))
 
-    def _add_shapes(self, names: npt.NDArray[np.int32], args: list[Args]) -> None:
-        for position in np.flatnonzero(_flags(self._names.shaped)[names]).tolist():
+    def _add_shapes(self, positions: npt.NDArray[np.intp], args: list[Args]) -> None:
+        for position in positions.tolist():
             dims, types = bytes(args[position].input_dims), bytes(args[position].input_types)
             if dims:
                 shapes = self._shape_cache.get((dims, types))
@@ -311,25 +318,9 @@ class Columns:
         spread[rows] = np.where(values.astype(dtype) == values, values, NO_ID)
         return spread
 
-    def _kinds(self, names: tuple[str, ...]) -> npt.NDArray[np.uint8]:
-        by_category = [kind_of(category_text(category)) for category in self.categories]
-        table = np.array([_DROPPED if kind is None else kind for kind in by_category], dtype=np.uint8)
-        kind: npt.NDArray[np.uint8] = table[self._take("category")]
-        ranges = np.array([event_kind("cpu_op", name) is Kind.ANNOTATION for name in names], dtype=bool)
-        if ranges.any():
-            kind[(kind == Kind.CPU_OP) & ranges[self._columns["name"].values()]] = Kind.ANNOTATION
-        return kind
-
     def _thread_table(self) -> tuple[Thread, ...]:
-        threads = []
-        for key in self._threads:
-            pid, tid = (
-                (category_text(key[0]), category_text(key[1]))
-                if isinstance(key, tuple)
-                else ("", category_text(key))
-            )
-            threads.append(Thread(pid, tid, self._thread_names.get((pid, tid), "").strip()))
-        return tuple(threads)
+        texts = [(category_text(pid), category_text(tid)) for pid, tid in self._heads.threads]
+        return tuple(Thread(pid, tid, self._thread_names.get((pid, tid), "").strip()) for pid, tid in texts)
 
     def _device_limits(self, path: str, kind: npt.NDArray[np.uint8]) -> list[Limit]:
         counts = np.bincount(kind, minlength=len(Kind))
@@ -371,7 +362,7 @@ class Columns:
             group_count=header.group_count,
             has_shapes=header.has_shapes or any(shape.dims for shape in self._shapes.values()),
             has_stacks=header.has_stacks or decoder.python_functions > 0 or bool((kind == Kind.PYTHON).any()),
-            has_memory=header.has_memory or "[memory]" in self._names,
+            has_memory=header.has_memory or any(self._heads.counted),
             vendor=vendor,
             nccl_version=header.nccl_version,
             raw_bytes=outcome.raw_bytes,
@@ -383,15 +374,13 @@ class Columns:
 def _interned(table: _Ids, keys: list[Any]) -> npt.NDArray[np.int32]:
     try:
         return np.fromiter(map(table.__getitem__, keys), np.int32, len(keys))
-    except TypeError:  # a key that is a list or an object
-        return np.fromiter((table[category_text(key)] for key in keys), np.int32, len(keys))
+    except TypeError:  # a list or an object stands where a name should
+        texts = (tuple(part if _is_plain(part) else str(part) for part in key) for key in keys)
+        return np.fromiter((table[key] for key in texts), np.int32, len(keys))
 
 
-def _interned_pairs(table: _Ids, first: list[Any], second: list[Any]) -> npt.NDArray[np.int32]:
-    try:
-        return np.fromiter(map(table.__getitem__, zip(first, second, strict=True)), np.int32, len(first))
-    except TypeError:  # a key that is a list or an object
-        return _interned(table, list(zip(first, second, strict=True)))
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float))
 
 
 def _external_ids(args: list[Args]) -> Int64Array:
@@ -403,8 +392,9 @@ def _external_ids(args: list[Args]) -> Int64Array:
     return ids
 
 
-def _flags(table: bytearray) -> npt.NDArray[np.bool_]:
-    return np.frombuffer(table, dtype=np.bool_)
+def _where(flags: bytearray, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.intp]:
+    """Return the positions of the numbers whose flag is set."""
+    return np.flatnonzero(np.frombuffer(flags, dtype=np.bool_)[numbers])
 
 
 def _numbers(values: list[Any]) -> Int64Array:
@@ -428,10 +418,10 @@ def category_text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-def _collective(args: Args) -> CollectiveArgs:
+def _collective(args: CollectiveFields) -> CollectiveArgs:
     group = args.group_name if args.group_name is not None else args.group_id
     return CollectiveArgs(
-        name=as_text(args.collective),
+        name=as_text(args.name),
         in_elements=as_int(args.in_elements),
         out_elements=as_int(args.out_elements),
         dtype=as_text(args.dtype),

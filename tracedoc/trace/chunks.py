@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-CHUNK_BYTES = 768 * 1024  # decodes from the cache of one core
+CHUNK_BYTES = 512 * 1024  # decodes from the cache of one core
 _WINDOW = 64 * 1024
 
 # What hostile text may cost. Real metadata takes kilobytes, as does the largest event.

@@ -144,7 +144,7 @@ class Trace:
     (``baseTimeNanoseconds`` added, or absolute timestamps), else since the file's own origin.
     ``dur_ns`` is never negative. ``name`` indexes ``names``; ``thread`` indexes ``threads``.
     ``device`` and ``stream`` are ``NO_ID`` for host events. ``correlation`` links a launch to its GPU
-    events; ``external_id`` links GPU events to operators. ``nbytes`` is the size of a copy.
+    events; ``external_id`` links GPU events to operators. ``nbytes`` is the size of a copy on the GPU.
     Flow events and counters are not kept; instants are kept as ``Kind.INSTANT`` with duration 0 only
     where they carry a category. ``collectives`` and ``shapes`` are keyed by row. ``grid`` indexes ``grids``,
     the launch grids of kernels; ``NO_ID`` where a kernel does not say, and an empty column where none does.

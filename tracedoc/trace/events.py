@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tracedoc.trace.chunks import MalformedJson
+from tracedoc.trace.records import (
+    NOTHING,
+    AnyEvent,
+    Args,
+    CollectiveFields,
+    Complete,
+    ExactComplete,
+    ExactInstant,
+    Instant,
+    InstantArgs,
+    Metadata,
+    MetadataArgs,
+    Untimed,
+)
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -36,132 +52,31 @@ _OWN_FRAME = re.compile(
     r"lib/python3\.\d+/\w+\.py)(?:/|\(|$)|<|nn\.Module: "
 )
 
-NOTHING = msgspec.Raw(b"")
+_DECODE_FLOAT: Any = msgspec.json.Decoder(list[Complete | Instant | Untimed]).decode
+_DECODE_EXACT: Any = msgspec.json.Decoder(list[ExactComplete | ExactInstant | Untimed]).decode
+_DECODE_COLLECTIVES: Any = msgspec.json.Decoder(list[CollectiveFields]).decode
+_RAW_ARGS = ("input_dims", "input_types", "grid", "collective")
+
+_Fields = TypeVar("_Fields", Args, InstantArgs, CollectiveFields)
 
 
-class Args(msgspec.Struct, gc=False, frozen=True):
-    """The arguments that columns and collectives need; values are whatever the file holds."""
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The events of a chunk that have a time, in ns, their arguments, and its metadata events.
 
-    correlation: Any = -1
-    external_id: Any = msgspec.field(name="External id", default=-1)
-    old_external_id: Any = msgspec.field(name="external id", default=-1)
-    device: Any = None
-    stream: Any = None
-    nbytes: Any = msgspec.field(name="bytes", default=None)
-    grid: msgspec.Raw = NOTHING
-    collective: Any = msgspec.field(name="Collective name", default=None)
-    input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=NOTHING)
-    input_types: msgspec.Raw = msgspec.field(name="Input type", default=NOTHING)
-    dtype: Any = None
-    in_elements: Any = msgspec.field(name="In msg nelems", default=None)
-    out_elements: Any = msgspec.field(name="Out msg nelems", default=None)
-    in_split: Any = msgspec.field(name="In split size", default=None)
-    out_split: Any = msgspec.field(name="Out split size", default=None)
-    group_size: Any = msgspec.field(name="Group size", default=None)
-    group_name: Any = msgspec.field(name="Process Group Name", default=None)
-    group_id: Any = msgspec.field(name="Process Group ID", default=None)
-    group_description: Any = msgspec.field(name="Process Group Description", default=None)
-    group_ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
-    seq: Any = msgspec.field(name="Seq", default=None)
-    comms_id: Any = msgspec.field(name="Comms Id", default=None)
-    src_rank: Any = msgspec.field(name="Src Rank", default=None)
-    dst_rank: Any = msgspec.field(name="Dst Rank", default=None)
-    reserved: Any = msgspec.field(name="Total Reserved", default=None)
-    allocated: Any = msgspec.field(name="Total Allocated", default=None)
-    device_id: Any = msgspec.field(name="Device Id", default=None)
-    device_type: Any = msgspec.field(name="Device Type", default=None)
+    ``collectives`` is what events say of a collective, by their position in ``events``.
+    """
 
-
-NO_ARGS = Args()
-_ARG_KEYS = {field.encode_name: field.name for field in msgspec.structs.fields(Args)}
-_RAW_ARGS = ("input_dims", "input_types", "grid")
-
-
-# The fields stand in the order in which Kineto writes them: msgspec looks for a key behind the last one.
-
-
-class _Head(msgspec.Struct, gc=False):
-    cat: Any = ""
-    name: Any = ""
-    pid: Any = -1
-    tid: Any = -1
-
-
-class Event(_Head, gc=False):
-    """What complete events and instants have in common; times are in microseconds."""
-
-    ts: float = float("nan")
-    dur: float = 0.0
-    args: Args = NO_ARGS
-
-
-class Complete(Event, gc=False, tag_field="ph", tag="X"):
-    """``"ph": "X"``."""
-
-
-class Instant(Event, gc=False, tag_field="ph", tag="i"):
-    """``"ph": "i"``."""
-
-
-class ExactEvent(_Head, gc=False):
-    """An event whose start is kept as text, because a float would round it."""
-
-    ts: msgspec.Raw = NOTHING
-    dur: float = 0.0
-    args: Args = NO_ARGS
-
-
-class ExactComplete(ExactEvent, gc=False, tag_field="ph", tag="X"):
-    """``"ph": "X"``."""
-
-
-class ExactInstant(ExactEvent, gc=False, tag_field="ph", tag="i"):
-    """``"ph": "i"``."""
-
-
-class MetadataArgs(msgspec.Struct, gc=False, frozen=True):
-    """The names that metadata events give to processes and threads."""
-
-    name: Any = ""
-
-
-class Metadata(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
-    """``"ph": "M"``."""
-
-    name: Any = ""
-    pid: Any = -1
-    tid: Any = -1
-    args: MetadataArgs = MetadataArgs()
-
-
-class FlowStart(msgspec.Struct, gc=False, tag_field="ph", tag="s"):
-    """``"ph": "s"``: redundant with correlation ids."""
-
-
-class FlowEnd(msgspec.Struct, gc=False, tag_field="ph", tag="f"):
-    """``"ph": "f"``."""
-
-
-class FlowStep(msgspec.Struct, gc=False, tag_field="ph", tag="t"):
-    """``"ph": "t"``."""
-
-
-class Counter(msgspec.Struct, gc=False, tag_field="ph", tag="C"):
-    """``"ph": "C"``."""
-
-
-class OldInstant(msgspec.Struct, gc=False, tag_field="ph", tag="I"):
-    """``"ph": "I"``: the deprecated spelling, which Kineto does not use."""
-
-
-AnyEvent = Event | ExactEvent
-_Other = Metadata | FlowStart | FlowEnd | FlowStep | Counter | OldInstant
-_DECODE_FLOAT: Any = msgspec.json.Decoder(list[Complete | Instant | _Other]).decode
-_DECODE_EXACT: Any = msgspec.json.Decoder(list[ExactComplete | ExactInstant | _Other]).decode
+    events: Sequence[AnyEvent]
+    args: list[Args]
+    metadata: list[Metadata]
+    starts: Int64Array
+    durations: Int64Array
+    collectives: dict[int, CollectiveFields]
 
 
 class EventDecoder:
-    """Turns event text into events with times; counts what is in the file and what could not be.
+    """Turns event text into events with times; counts what is in the file and what was left out.
 
     ``read`` counts elements of every phase. Python frames are left out unless asked for; with
     ``long_frames`` those are kept that can be where a person's code waits (:func:`_is_long_frame`).
@@ -173,32 +88,28 @@ class EventDecoder:
         self._keep_python = python_functions
         self._keep_long = long_frames
         self._exact = False
-        self._last_count = 0
+        self._frames = 0
 
-    def chunk(
-        self, buffer: bytearray, begin: int, end: int
-    ) -> tuple[list[AnyEvent], list[Metadata], Int64Array, Int64Array]:
-        """Decode a JSON array in ``buffer[begin:end]``: events kept, metadata, starts and durations in ns.
+    def chunk(self, buffer: bytearray, begin: int, end: int) -> Decoded:
+        """Decode a JSON array in ``buffer[begin:end]``.
 
         Raises :class:`MalformedJson` where the bytes are not a JSON array.
         """
         view = memoryview(buffer)[begin:end]
         try:
             if not self._exact:
-                events, metadata = self._sort(_DECODE_FLOAT(view), Complete, Instant)
+                elements = _DECODE_FLOAT(view)
+                events = self._timed(elements, Complete, Instant)
                 starts_us = np.fromiter([event.ts for event in events], np.float64, len(events))
                 # NaN and infinities fail the comparison too, and are sorted out below.
                 if not (starts_us >= _EXACT_BELOW_US).any() or not _LARGE_FRACTION.search(buffer, begin, end):
-                    self.read += self._last_count
-                    return events, metadata, _float_ns(starts_us), _durations(events)
+                    return self._decoded(elements, events, _float_ns(starts_us), buffer)
                 self._exact = True
-            events, metadata = self._sort(_DECODE_EXACT(view), ExactComplete, ExactInstant)
+            elements = _DECODE_EXACT(view)
+            events = self._timed(elements, ExactComplete, ExactInstant)
             starts = _text_ns([bytes(event.ts) for event in events])
-            self.read += self._last_count
-            return events, metadata, starts, _durations(events)
-        except msgspec.ValidationError:
-            return self._loose(bytes(view).decode("utf-8", "replace"))
-        except UnicodeDecodeError:
+            return self._decoded(elements, events, starts, buffer)
+        except (msgspec.ValidationError, UnicodeDecodeError):
             return self._loose(bytes(view).decode("utf-8", "replace"))
         except RecursionError:
             raise MalformedJson("nested too deeply") from None
@@ -211,7 +122,7 @@ class EventDecoder:
                 return self.chunk(bytearray(mended), 0, len(mended))
             raise problem from None
 
-    def single(self, text: bytes) -> tuple[list[AnyEvent], list[Metadata], Int64Array, Int64Array] | None:
+    def single(self, text: bytes) -> Decoded | None:
         """Decode one event, mending Kineto's own invalid JSON; ``None`` if it cannot be mended."""
         mended = _BARE_TOKEN.sub(rb"\1null", text).decode("utf-8", "replace")
         try:
@@ -219,63 +130,96 @@ class EventDecoder:
         except MalformedJson:
             return None
 
-    def _sort(
-        self, decoded: list[Any], complete: type[AnyEvent], instant: type[AnyEvent]
-    ) -> tuple[list[Any], list[Metadata]]:
-        self._last_count = len(decoded)
-        events = [e for e in decoded if e.__class__ is complete or e.__class__ is instant]
-        if not self._keep_python:
-            timed = len(events)
-            if self._keep_long:
-                events = [e for e in events if e.cat != "python_function" or _is_long_frame(e.name, e.dur)]
-            else:
-                events = [e for e in events if e.cat != "python_function"]
-            self.python_functions += timed - len(events)
-        # Only a few chunks hold metadata, and to look at the types alone is twice as fast.
-        named = Metadata in map(type, decoded)
-        return events, [e for e in decoded if e.__class__ is Metadata] if named else []
+    def _timed(self, elements: list[Any], complete: type[AnyEvent], instant: type[AnyEvent]) -> list[Any]:
+        """Return the events that have a time, but for Python frames that nobody asked for."""
+        events = [e for e in elements if e.__class__ is complete or e.__class__ is instant]
+        if self._keep_python:
+            return events
+        timed = len(events)
+        if self._keep_long:
+            events = [e for e in events if e.cat != "python_function" or _is_long_frame(e.name, e.dur)]
+        else:
+            events = [e for e in events if e.cat != "python_function"]
+        self._frames = timed - len(events)
+        return events
 
-    def _loose(self, text: str) -> tuple[list[AnyEvent], list[Metadata], Int64Array, Int64Array]:
+    def _decoded(
+        self, elements: list[Any], events: list[Any], starts: Int64Array, buffer: bytearray
+    ) -> Decoded:
+        args = [event.args for event in events]
+        collectives = _collectives(args, buffer)
+        durations = _float_ns(np.fromiter([event.dur for event in events], np.float64, len(events)))
+        # Only a few chunks hold metadata, and to look at the types alone is twice as fast.
+        named = Metadata in set(map(type, elements))
+        metadata = [e for e in elements if e.__class__ is Metadata] if named else []
+        self.read += len(elements)
+        self.python_functions += self._frames
+        return Decoded(events, args, metadata, starts, durations, collectives)
+
+    def _loose(self, text: str) -> Decoded:
         """Decode a chunk whose values have unexpected types, slowly and exactly."""
         try:
-            decoded = json.loads(text, parse_float=Decimal, strict=False)
+            elements = json.loads(text, parse_float=Decimal, strict=False)
         except (ValueError, RecursionError) as error:
             raise MalformedJson(str(error)) from None
-        made: list[Any] = []
-        starts: list[int] = []
-        durations: list[int] = []
-        metadata: list[Metadata] = []
-        for item in decoded:
-            if not isinstance(item, dict):
-                continue
-            phase = item.get("ph")
-            if phase == "M":
-                args = item.get("args")
-                name = args.get("name", "") if isinstance(args, dict) else ""
-                metadata.append(
-                    Metadata(
-                        item.get("name", ""), item.get("pid", -1), item.get("tid", -1), MetadataArgs(name)
-                    )
-                )
-            if phase not in ("X", "i"):
-                continue
-            if item.get("cat") == "python_function" and not self._keep_python:
-                self.python_functions += 1
-                continue
-            kind = Complete if phase == "X" else Instant
-            made.append(
-                kind(
-                    item.get("cat", ""),
-                    item.get("name", ""),
-                    _plain(item.get("pid", -1)),
-                    _plain(item.get("tid", -1)),
-                    args=_loose_args(item.get("args")),
-                )
-            )
-            starts.append(_decimal_ns(item.get("ts")))
-            durations.append(_decimal_ns(item.get("dur", 0)))
-        self.read += sum(isinstance(item, dict) for item in decoded)
-        return made, metadata, np.array(starts, dtype=np.int64), np.array(durations, dtype=np.int64)
+        items = [item for item in elements if isinstance(item, dict)]
+        timed = [item for item in items if item.get("ph") in ("X", "i")]
+        kept = [item for item in timed if self._keep_python or item.get("cat") != "python_function"]
+        self.read += len(items)
+        self.python_functions += len(timed) - len(kept)
+        events = [_loose_event(item) for item in kept]
+        collectives = {row: _loose_args(item, CollectiveFields) for row, item in enumerate(kept)}
+        return Decoded(
+            events,
+            [event.args for event in events],
+            [_loose_metadata(item) for item in items if item.get("ph") == "M"],
+            np.array([_decimal_ns(item.get("ts")) for item in kept], dtype=np.int64),
+            np.array([_decimal_ns(item.get("dur", 0)) for item in kept], dtype=np.int64),
+            {row: fields for row, fields in collectives.items() if fields.name is not None},
+        )
+
+
+def _collectives(args: list[Args], buffer: bytearray) -> dict[int, CollectiveFields]:
+    """Return what events say of collectives, by position.
+
+    Few events do, so their arguments are decoded once more for it: the text between the braces around the
+    name of the collective, whose place in ``buffer`` msgspec tells by where its raw value lies. Raises
+    :class:`msgspec.ValidationError` where that is no object, as when the arguments hold braces themselves.
+    """
+    none = NOTHING
+    rows = [row for row, arg in enumerate(args) if arg.collective is not none]
+    if not rows:
+        return {}
+    first = _address(buffer)
+    objects = []
+    for row in rows:
+        name = _address(args[row].collective) - first
+        objects.append(buffer[buffer.rfind(b"{", 0, name) : buffer.find(b"}", name) + 1])
+    try:
+        decoded = _DECODE_COLLECTIVES(b"[%b]" % b",".join(objects))
+    except msgspec.DecodeError as error:
+        raise msgspec.ValidationError(str(error)) from None
+    if len(decoded) != len(rows):
+        raise msgspec.ValidationError("the arguments of collectives hold braces")
+    return {row: fields for row, fields in zip(rows, decoded, strict=True) if fields.name is not None}
+
+
+def _address(data: bytearray | msgspec.Raw) -> int:
+    # Reading the address of a buffer through ctypes would cost its import.
+    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
+
+
+def _loose_event(item: dict[str, Any]) -> Complete | Instant:
+    head = item.get("cat", ""), item.get("name", ""), _plain(item.get("pid", -1)), _plain(item.get("tid", -1))
+    if item["ph"] == "X":
+        return Complete(*head, args=_loose_args(item, Args))
+    return Instant(*head, args=_loose_args(item, InstantArgs))
+
+
+def _loose_metadata(item: dict[str, Any]) -> Metadata:
+    args = item.get("args")
+    name = args.get("name", "") if isinstance(args, dict) else ""
+    return Metadata(item.get("name", ""), item.get("pid", -1), item.get("tid", -1), MetadataArgs(name))
 
 
 def _is_long_frame(name: Any, dur: float) -> bool:
@@ -283,14 +227,20 @@ def _is_long_frame(name: Any, dur: float) -> bool:
     return dur >= LONG_FRAME_US and isinstance(name, str) and ".py(" in name and not _OWN_FRAME.match(name)
 
 
-def _loose_args(args: object) -> Args:
+def _loose_args(item: dict[str, Any], kind: type[_Fields]) -> _Fields:
+    """Return the fields of ``kind`` that the arguments of an event hold."""
+    args = item.get("args")
     if not isinstance(args, dict):
-        return NO_ARGS
-    known: dict[str, Any] = {_ARG_KEYS[key]: _plain(value) for key, value in args.items() if key in _ARG_KEYS}
-    for key in _RAW_ARGS:
-        if key in known:
-            known[key] = msgspec.Raw(json.dumps(known[key], default=float).encode())
-    return Args(**known)
+        return kind()
+    known = {
+        field.name: _plain(args[field.encode_name])
+        for field in msgspec.structs.fields(kind)
+        if field.encode_name in args
+    }
+    for name in _RAW_ARGS:
+        if name in known:
+            known[name] = msgspec.Raw(json.dumps(known[name], default=float).encode())
+    return kind(**known)
 
 
 def _plain(value: Any) -> Any:
@@ -304,15 +254,12 @@ def _float_ns(microseconds: npt.NDArray[np.float64]) -> Int64Array:
     if microseconds.size and sizes.max() < _EXACT_PRODUCT_BELOW_US:
         return np.rint(microseconds * 1000.0).astype(np.int64)
     possible = sizes < _LARGEST_NS / 1000
-    clean = microseconds if possible.all() else np.where(possible, microseconds, 0.0)
-    whole = np.floor(clean)
-    result = whole.astype(np.int64) * 1000 + np.rint((clean - whole) * 1000.0).astype(np.int64)
-    result[~possible] = IMPOSSIBLE
-    return result
-
-
-def _durations(events: list[Any]) -> Int64Array:
-    return _float_ns(np.fromiter([event.dur for event in events], np.float64, len(events)))
+    if not possible.all():
+        result = _float_ns(np.where(possible, microseconds, 0.0))
+        result[~possible] = IMPOSSIBLE
+        return result
+    whole = np.floor(microseconds)
+    return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000.0).astype(np.int64)
 
 
 def _text_ns(texts: list[bytes]) -> Int64Array:

@@ -61,12 +61,12 @@ def _read(source: Source, decoder: EventDecoder, *, strict: bool) -> Trace:
     columns = Columns()
 
     def decode_chunk(buffer: bytearray, begin: int, end: int) -> None:
-        columns.add(*decoder.chunk(buffer, begin, end))
+        columns.add(decoder.chunk(buffer, begin, end))
 
     def decode_one(text: bytes) -> bool:
         decoded = decoder.single(text)
         if decoded is not None:
-            columns.add(*decoded)
+            columns.add(decoded)
         return decoded is not None
 
     try:

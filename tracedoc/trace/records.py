@@ -1,0 +1,141 @@
+"""What the events of a Kineto trace are decoded into: only the fields that columns and collectives need.
+
+The fields stand in the order in which Kineto writes them, because msgspec looks for a key behind the last
+one. Arguments are few, because every event pays for each: what only collectives say is a type of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+NOTHING = msgspec.Raw(b"")
+
+
+class Args(msgspec.Struct, gc=False, frozen=True):
+    """The arguments of any event; values are whatever the file holds."""
+
+    external_id: Any = msgspec.field(name="External id", default=-1)
+    device: Any = None
+    stream: Any = None
+    correlation: Any = -1
+    nbytes: Any = msgspec.field(name="bytes", default=None)
+    grid: msgspec.Raw = NOTHING
+    collective: msgspec.Raw = msgspec.field(name="Collective name", default=NOTHING)
+    input_types: msgspec.Raw = msgspec.field(name="Input type", default=NOTHING)
+    input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=NOTHING)
+    old_external_id: Any = msgspec.field(name="external id", default=-1)
+
+
+class InstantArgs(Args, gc=False, frozen=True):
+    """The arguments of an instant, which may tell what the allocator holds, in bytes."""
+
+    device_type: Any = msgspec.field(name="Device Type", default=None)
+    device_id: Any = msgspec.field(name="Device Id", default=None)
+    reserved: Any = msgspec.field(name="Total Reserved", default=None)
+    allocated: Any = msgspec.field(name="Total Allocated", default=None)
+
+
+class CollectiveFields(msgspec.Struct, gc=False, frozen=True):
+    """The arguments that describe a collective; values are whatever the file holds."""
+
+    name: Any = msgspec.field(name="Collective name", default=None)
+    in_elements: Any = msgspec.field(name="In msg nelems", default=None)
+    out_elements: Any = msgspec.field(name="Out msg nelems", default=None)
+    group_size: Any = msgspec.field(name="Group size", default=None)
+    dtype: Any = None
+    in_split: Any = msgspec.field(name="In split size", default=None)
+    out_split: Any = msgspec.field(name="Out split size", default=None)
+    group_name: Any = msgspec.field(name="Process Group Name", default=None)
+    group_id: Any = msgspec.field(name="Process Group ID", default=None)
+    group_description: Any = msgspec.field(name="Process Group Description", default=None)
+    group_ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
+    seq: Any = msgspec.field(name="Seq", default=None)
+    comms_id: Any = msgspec.field(name="Comms Id", default=None)
+    src_rank: Any = msgspec.field(name="Src Rank", default=None)
+    dst_rank: Any = msgspec.field(name="Dst Rank", default=None)
+
+
+NO_ARGS = Args()
+NO_INSTANT_ARGS = InstantArgs()
+
+
+class _Head(msgspec.Struct, gc=False):
+    cat: Any = ""
+    name: Any = ""
+    pid: Any = -1
+    tid: Any = -1
+
+
+class Complete(_Head, gc=False, tag_field="ph", tag="X"):
+    """``"ph": "X"``; times are in microseconds."""
+
+    ts: float = float("nan")
+    dur: float = 0.0
+    args: Args = NO_ARGS
+
+
+class Instant(_Head, gc=False, tag_field="ph", tag="i"):
+    """``"ph": "i"``; times are in microseconds."""
+
+    ts: float = float("nan")
+    dur: float = 0.0
+    args: InstantArgs = NO_INSTANT_ARGS
+
+
+class ExactComplete(_Head, gc=False, tag_field="ph", tag="X"):
+    """``"ph": "X"`` with its start as text, because a float would round it."""
+
+    ts: msgspec.Raw = NOTHING
+    dur: float = 0.0
+    args: Args = NO_ARGS
+
+
+class ExactInstant(_Head, gc=False, tag_field="ph", tag="i"):
+    """``"ph": "i"`` with its start as text, because a float would round it."""
+
+    ts: msgspec.Raw = NOTHING
+    dur: float = 0.0
+    args: InstantArgs = NO_INSTANT_ARGS
+
+
+AnyEvent = Complete | Instant | ExactComplete | ExactInstant
+
+
+class MetadataArgs(msgspec.Struct, gc=False, frozen=True):
+    """The names that metadata events give to processes and threads."""
+
+    name: Any = ""
+
+
+class Metadata(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
+    """``"ph": "M"``."""
+
+    name: Any = ""
+    pid: Any = -1
+    tid: Any = -1
+    args: MetadataArgs = MetadataArgs()
+
+
+class FlowStart(msgspec.Struct, gc=False, tag_field="ph", tag="s"):
+    """``"ph": "s"``: redundant with correlation ids."""
+
+
+class FlowEnd(msgspec.Struct, gc=False, tag_field="ph", tag="f"):
+    """``"ph": "f"``."""
+
+
+class FlowStep(msgspec.Struct, gc=False, tag_field="ph", tag="t"):
+    """``"ph": "t"``."""
+
+
+class Counter(msgspec.Struct, gc=False, tag_field="ph", tag="C"):
+    """``"ph": "C"``."""
+
+
+class OldInstant(msgspec.Struct, gc=False, tag_field="ph", tag="I"):
+    """``"ph": "I"``: the deprecated spelling, which Kineto does not use."""
+
+
+Untimed = Metadata | FlowStart | FlowEnd | FlowStep | Counter | OldInstant
