@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
+
+# As the command line does, which needs no linear algebra: numpy would start a thread a core for it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def breakdown(path: str, on_bytes: Callable[[int], None] | None = None) -> str:
@@ -37,7 +40,7 @@ if __name__ == "__main__":
 
         from tracedoc.executors import begin_workers, run_each
 
-        sizes = {path: Path(path).stat().st_size for path in sys.argv[1:]}
+        sizes = {path: os.stat(path).st_size for path in sys.argv[1:]}
         begin_workers(sizes, 2)
         for path, words in run_each(breakdown, sizes, jobs=2):
             print(path, words)

@@ -32,27 +32,41 @@ _NEVER_COMMUNICATION = re.compile(
     r"fbgemm_gpu::permute|triton_[a-z]+_fused|deep_ep::layout::|aten::|FSDP::)"
 )
 
+
+def _outside(word: str, *inner: str) -> str:
+    """Return a pattern for ``word`` that does not follow any of the ``inner`` ones."""
+    return word + "".join(f"(?<!{before}{word})" for before in inner)
+
+
+# All patterns are for names in lower case, and each alternative begins with a letter: only then does the
+# search pass quickly over the places where none can begin. What must not stand before it is looked up behind.
+_WITHIN_GPU = ("warp", "warp_", "block", "block_", "quad", "thread")
+
 COMMUNICATION_KERNELS: tuple[tuple[str, str], ...] = (
-    ("NCCL and RCCL", r"(?<![a-z])nccl(?:x|Symk?)?(?:Dev)?Kernel|(?<![a-z])rccl|^nccl[A-Z]"),
-    ("MSCCL and MSCCL++", r"(?i:msccl)"),
-    ("NVSHMEM and rocSHMEM", r"(?:nv|roc)shmem"),
+    ("NCCL and RCCL", r"nccl(?<![a-z]nccl)(?:x|symk?)?(?:dev)?kernel|rccl(?<![a-z]rccl)"),
+    ("MSCCL and MSCCL++", r"msccl"),
+    ("NVSHMEM and rocSHMEM", r"nvshmem|rocshmem"),
     ("DeepEP", r"deep_ep::"),
-    ("NCCLX ctran", r"(?i:ctran)(?:Kernel|::)"),
-    ("torch symmetric memory", r"multimem_|symmetric_memory::|(?:put|wait)_signal_kernel"),
-    ("torch intra-node", r"hybridCubeMeshAllReduce"),
+    ("NCCLX ctran", r"ctran(?:kernel|::)"),
+    ("torch symmetric memory", r"multimem_|symmetric_memory::|put_signal_kernel|wait_signal_kernel"),
+    ("torch intra-node", r"hybridcubemeshallreduce"),
     ("vLLM, SGLang, aiter", r"cross_device_(?:reduce|store)|quickreduce::"),
     ("Transformer Engine userbuffers", r"userbuffers_"),
-    ("oneCCL", r"(?i:oneccl|oneapi::ccl)|\bccl::|ccl_\w*(?:allreduce|allgather|reduce_scatter|alltoall)"),
+    (
+        "oneCCL",
+        r"oneccl|oneapi::ccl|ccl::(?<!\wccl::)|ccl_\w*(?:allreduce|allgather|reduce_scatter|alltoall)",
+    ),
     (
         "custom all-reduce (TRT-LLM, FlashInfer, FBGEMM, torch one-shot and two-shot) and its kin",
         # Warp and block all-reduces stay inside one GPU.
-        r"(?i:(?<!warp)(?<!warp_)(?<!block)(?<!block_)(?<!quad)(?<!thread)"
-        r"(?:all_?reduce|all_?gather(?!ed)|all_?to_?all|reduce_scatter_(?:kernel|out|cross)))",
+        rf"{_outside('all', *_WITHIN_GPU)}_?(?:reduce|gather(?!ed)|to_?all)"
+        rf"|{_outside('reduce_scatter_', *_WITHIN_GPU)}(?:kernel|out|cross)",
     ),
 )
-"""Whose communication kernels are recognised, and by which regular expression."""
+"""Whose communication kernels are recognised, and by which regular expression of their names in lower case."""
 
 _COMMUNICATION = re.compile("|".join(pattern for _, pattern in COMMUNICATION_KERNELS))
+_NCCL_FUNCTION = re.compile(r"nccl[A-Z]")
 
 # Inductor names its kernels triton_<shape>_fused_<operators>_<n>; the shape tells more than the operators.
 _INDUCTOR = re.compile(r"^triton_(poi|red|per|tem|for|mm|bmm|split)_")
@@ -64,63 +78,64 @@ _KERNEL_TABLE: tuple[tuple[KernelCategory, re.Pattern[str]], ...] = (
     (
         KernelCategory.ATTENTION,
         re.compile(
-            r"(?i)flash_?(?:fwd|bwd|attn|attention|mla)|(?<![a-z])flash::|pytorch_flash|fmha|attention|"
-            r"(?<![a-z])attn_(?:fwd|bwd|kernel)|cudnn.*(?:sdpa|mha)|aiter.*mha|(?<![a-z])mha_|sdpa"
+            r"flash_?(?:fwd|bwd|attn|attention|mla)|flash::(?<![a-z]flash::)|pytorch_flash|fmha|attention|"
+            r"attn_(?<![a-z]attn_)(?:fwd|bwd|kernel)|cudnn.*mha|aiter.*mha|mha_(?<![a-z]mha_)|sdpa"
         ),
     ),
     (
         KernelCategory.OPTIMIZER,
         re.compile(
-            r"(?i)multi_tensor_apply|fused_?adam|adamw?_(?!_)|(?<![a-z])lamb(?!da)|(?<![a-z])fused_?sgd|sgd_|"
-            r"FusedOptimizer|kOptimizer"
+            r"multi_tensor_apply|fused_?adam|adamw?_(?!_)|lamb(?<![a-z]lamb)(?!da)|"
+            r"fused(?<![a-z]fused)_?sgd|sgd_|fusedoptimizer|koptimizer"
         ),
     ),
     (
         KernelCategory.NORMALISATION,
         re.compile(
-            r"(?i)layer_?norm|rms_?norm|batch_?norm|(?<![a-z])bn_(?:fw|bw)|group_?norm|instance_?norm|GammaBeta|"
-            r"(?<![a-z])ln_(?:fwd|bwd)"
+            r"layer_?norm|rms_?norm|batch_?norm|bn_(?<![a-z]bn_)(?:fw|bw)|group_?norm|instance_?norm|"
+            r"gammabeta|ln_(?<![a-z]ln_)(?:fwd|bwd)"
         ),
     ),
     (
         # "conv" also begins "convert"; xmma and cutlass convolutions say fprop, dgrad or wgrad.
         KernelCategory.CONVOLUTION,
         re.compile(
-            r"(?i)conv(?!ert|ers)|implicit_?gemm|winograd|[wd]grad|fprop|scudnn|hcudnn|igemm_(?:fwd|bwd|wrw)|"
-            r"cudnn::(?!bn)|im2col|col2im|miopen(?!.*norm)"
+            r"conv(?!ert|ers)|implicit_?gemm|winograd|wgrad|dgrad|fprop|scudnn|hcudnn|"
+            r"igemm_(?:fwd|bwd|wrw)|cudnn::(?!bn)|im2col|col2im|miopen(?!.*norm)"
         ),
     ),
     (
         KernelCategory.GEMM,
         re.compile(
-            r"(?i)(?<!fb)gemm|nvjet|cublas|cutlass|xmma|Cijk_|split_?K_?reduce|wgmma|gemv|dot_kernel|matmul|"
-            r"(?<![a-z])b?mm_(?!and)|wvSplitK|hipblas|rocblas"
+            r"gemm(?<!fbgemm)|nvjet|cublas|cutlass|xmma|cijk_|split_?k_?reduce|wgmma|gemv|dot_kernel|matmul|"
+            r"mm_(?<![a-z]mm_)(?!and)|bmm_(?<![a-z]bmm_)(?!and)|wvsplitk|hipblas|rocblas"
         ),
     ),
-    (KernelCategory.SOFTMAX, re.compile(r"(?i)soft_?max|cross_?entropy|nll_?loss|NLLCriterion")),
+    (KernelCategory.SOFTMAX, re.compile(r"soft_?max|cross_?entropy|nll_?loss|nllcriterion")),
     (
         KernelCategory.EMBEDDING,
         re.compile(
-            r"(?i)(?<!rotary_)embedding|index_?(?:select|put|copy|add|fill|func|elementwise|kernel|backward)|indexing_backward|"
+            r"embedding(?<!rotary_embedding)|"
+            r"index_?(?:select|put|copy|add|fill|func|elementwise|kernel|backward)|indexing_backward|"
             r"linearize_index|scatter|gather|bounds_check_indices|fbgemm_gpu::|pooled_embs"
         ),
     ),
-    (KernelCategory.REDUCTION, re.compile(r"(?i)reduce_kernel|Device(?:Segmented)?Reduce|ReduceByKey")),
+    (KernelCategory.REDUCTION, re.compile(r"reduce_kernel|device(?:segmented)?reduce|reducebykey")),
     (
         KernelCategory.COPY,
         re.compile(
-            r"(?i)CatArrayBatchedCopy|direct_copy|copy_?kernel|copyBuffer|split_with_sizes|chunk_cat|transpose|"
-            r"nchwTo|nhwcTo|tofloat32_copy|float8_copy"
+            r"catarraybatchedcopy|direct_copy|copy_?kernel|copybuffer|split_with_sizes|chunk_cat|transpose|"
+            r"nchwto|nhwcto|tofloat32_copy|float8_copy"
         ),
     ),
     (
         KernelCategory.QUANTISATION,
-        re.compile(r"(?i)quantize|dequant|kgemm_4bit|quant_kernel|_quant_|cast_to_fp8"),
+        re.compile(r"quantize|dequant|kgemm_4bit|quant_kernel|_quant_|cast_to_fp8"),
     ),
     (
         KernelCategory.ELEMENTWISE,
         re.compile(
-            r"(?i)elementwise|vectorized|unrolled|FillFunctor|fillBuffer|dropout|SubTensorOp|OpTensor|rotary|"
+            r"elementwise|vectorized|unrolled|fillfunctor|fillbuffer|dropout|subtensorop|optensor|rotary|"
             r"act_and_mul|activation|silu|gelu|relu|swiglu"
         ),
     ),
@@ -137,8 +152,9 @@ def kernel_category(name: str) -> KernelCategory:
     inductor = _INDUCTOR.match(name)
     if inductor:
         return _inductor_category(inductor.group(1), name)
+    lowered = name.lower()
     for category, pattern in _KERNEL_TABLE:
-        if pattern.search(name):
+        if pattern.search(lowered):
             return category
     return KernelCategory.OTHER
 
@@ -159,7 +175,9 @@ def _inductor_category(shape: str, name: str) -> KernelCategory:
 
 def is_communication_kernel(name: str) -> bool:
     """Tell whether a kernel moves data between GPUs, whoever wrote it."""
-    return not _NEVER_COMMUNICATION.match(name) and _COMMUNICATION.search(name) is not None
+    if _NEVER_COMMUNICATION.match(name):
+        return False
+    return _NCCL_FUNCTION.match(name) is not None or _COMMUNICATION.search(name.lower()) is not None
 
 
 def is_rocm_copy_kernel(name: str) -> bool:
