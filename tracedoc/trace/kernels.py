@@ -63,7 +63,7 @@ COMMUNICATION_KERNELS: tuple[tuple[str, str], ...] = (
         rf"|{_outside('reduce_scatter_', *_WITHIN_GPU)}(?:kernel|out|cross)",
     ),
 )
-"""Whose communication kernels are recognised, and by which regular expression of their names in lower case."""
+"""Whose communication kernels are recognised, by which regular expression of their names in lower case."""
 
 _COMMUNICATION = re.compile("|".join(pattern for _, pattern in COMMUNICATION_KERNELS))
 _NCCL_FUNCTION = re.compile(r"nccl[A-Z]")
