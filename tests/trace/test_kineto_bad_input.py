@@ -208,18 +208,54 @@ def test_deep_nesting_and_huge_integers_break_nothing() -> None:
     deep: Any = {"x": 1}
     for _ in range(100):
         deep = [{"d": deep}]
-    odd = event("odd", 2, deep=deep, big=10**30, correlation=10**25, stream=2**70, device="GPU 1", bytes="64")
+    odd = event(
+        "odd", 2, cat="gpu_memcpy", deep=deep, big=10**30, correlation=10**25, stream=2**70, bytes="64"
+    )
     trace = read(json.dumps({"traceEvents": [event("a", 1), odd, event("b", 3)]}))
     assert names(trace) == ["a", "odd", "b"]
     assert trace.correlation.tolist() == [-1, -1, -1]
-    assert (
-        len(
-            read(
-                "[" * 5 + "]" * 5 + "," + json.dumps(event("a", 1)) if False else json.dumps([event("a", 1)])
-            )
-        )
-        == 1
-    )
+    assert trace.stream.tolist() == [-1, -1, -1]
+    assert trace.nbytes.tolist() == [-1, 64, -1]
+
+
+COMMS = {"Collective name": "allreduce", "In msg nelems": 7, "dtype": "Float", "Process Group Name": "1"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"Process Group Description": "a { b"},
+        {"Process Group Description": "a } b"},
+        {"Process Group Description": '{"Collective name": "other"}'},
+        {"config": {"depth": {"x": 1}}},
+        {"config": [{}, {}]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_what_collectives_say_may_hold_braces(more: dict[str, Any], first: bool) -> None:
+    args = {**more, **COMMS, "Seq": 5} if first else {**COMMS, "Seq": 5, **more}
+    events = [
+        event("a", 1),
+        event("record_param_comms", 2, **args),
+        event("b", 3, **{"Collective name": None}),
+    ]
+    trace = read(json.dumps({"traceEvents": events}))
+    assert names(trace) == ["a", "record_param_comms", "b"]
+    assert list(trace.collectives) == [1]
+    said = trace.collectives[1]
+    assert (said.name, said.in_elements, said.dtype, said.group_name, said.seq) == (
+        "allreduce", 7, "Float", "1", 5,
+    )  # fmt: skip
+    assert said.group_description == more.get("Process Group Description", "")
+
+
+def test_lists_and_objects_for_names_are_texts() -> None:
+    odd = event("x", 1) | {"name": ["a", 1], "tid": {"b": 2}}
+    trace = read(json.dumps({"traceEvents": [odd, odd, event("c", 2)]}))
+    assert names(trace) == ["['a', 1]", "['a', 1]", "c"]
+    assert [trace.threads[i].tid for i in trace.thread.tolist()] == ["{'b': 2}", "{'b': 2}", "2"]
 
 
 def test_numbers_with_huge_exponents_are_no_ids() -> None:
