@@ -222,9 +222,3 @@ def test_stages_of_a_pipeline_are_not_compared(tmp_path: Path) -> None:
     diagnosis = judged(tmp_path)
     assert outcome(diagnosis, "uneven-work") == "pass"
     assert diagnosis.facts["uneven_work_ratio"].value == 1.0
-
-
-def test_a_gpu_is_called_slow_as_a_cause_where_the_rule_calls_it_slow() -> None:
-    (rule,) = (rule for rule in load_rules(()) if rule.id == "slow-gpu")
-    assert rule.params["slower"].value == SLOWER
-    assert rule.params["in_most"].value == SLOWER_IN_MOST
