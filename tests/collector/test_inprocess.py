@@ -114,8 +114,8 @@ def test_a_launcher_goes_before_the_script(tmp_path: Path) -> None:
 
 
 def test_the_trainer_of_transformers(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="needs transformers and accelerate")
-    pytest.importorskip("accelerate", reason="needs transformers and accelerate")
+    pytest.importorskip("transformers", reason="needs transformers and accelerate (make loaders)")
+    pytest.importorskip("accelerate", reason="needs transformers and accelerate (make loaders)")
     ((code, output),) = run("trainer", tmp_path)
     assert code == 0, output
     (rank,) = captured(tmp_path)
@@ -127,7 +127,7 @@ def test_the_trainer_of_transformers(tmp_path: Path) -> None:
 
 
 def test_the_trainer_of_lightning(tmp_path: Path) -> None:
-    pytest.importorskip("lightning", reason="needs lightning")
+    pytest.importorskip("lightning", reason="needs lightning (make loaders)")
     ((code, output),) = run("lightning", tmp_path)
     assert code == 0, output
     (rank,) = captured(tmp_path)
