@@ -23,6 +23,9 @@ OUTCOMES = ("finding", "pass", "not_applicable", "unknown", "yielded", "error")
 
 Scalar = float | int | str | bool
 
+_AT_ONCE = 16
+"""Longer tables are written to JSON so many entries at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class At:
@@ -411,22 +414,38 @@ def to_json(diagnosis: Diagnosis) -> str:
 
 def json_pieces(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield the text of :func:`to_json` in pieces: that of many ranks is never held as a whole."""
-    for number, one in enumerate(fields(Diagnosis)):
-        value = getattr(diagnosis, one.name)
-        lead = f'{"," if number else "{"}\n  "{one.name}": '
-        if not value or not isinstance(value, (dict, tuple)):
-            yield lead + _indented(value, 2)
-            continue
-        opening, closing = "{}" if isinstance(value, dict) else "[]"
-        lead += opening
-        for entry in value:
-            text = _indented(entry, 4)
-            if isinstance(value, dict):
-                text = f"{text}: {_indented(value[entry], 4)}"
-            yield f"{lead}\n    {text}"
-            lead = ","
-        yield f"\n  {closing}"
-    yield "\n}\n"
+    yield from _fields(diagnosis, 0)
+    yield "\n"
+
+
+def _fields(value: Diagnosis | Finding | Detail, spaces: int) -> Iterator[str]:
+    """Yield an object by its fields: only these hold tables that grow with the ranks."""
+    lead = "{"
+    for one in fields(value):
+        yield f'{lead}\n{" " * spaces}  "{one.name}": '
+        yield from _value(getattr(value, one.name), spaces + 2)
+        lead = ","
+    yield f"\n{' ' * spaces}}}"
+
+
+def _value(value: object, spaces: int) -> Iterator[str]:
+    if isinstance(value, (Finding, Detail)):
+        yield from _fields(value, spaces)
+    elif isinstance(value, tuple) and value and isinstance(value[0], Finding):
+        for number, finding in enumerate(value):
+            yield f"{',' if number else '['}\n{' ' * spaces}  "
+            yield from _fields(finding, spaces + 2)
+        yield f"\n{' ' * spaces}]"
+    elif isinstance(value, (tuple, dict)) and len(value) > _AT_ONCE:
+        listed = value if isinstance(value, tuple) else tuple(value.items())
+        for first in range(0, len(listed), _AT_ONCE):
+            part = listed[first : first + _AT_ONCE]
+            text = _indented(part if isinstance(value, tuple) else dict(part), spaces)
+            opening, closing = text[0], text[-1]
+            yield f"{',' if first else opening}{text[1 : -spaces - 2]}"
+        yield f"\n{' ' * spaces}{closing}"
+    else:
+        yield _indented(value, spaces)
 
 
 def _indented(value: object, spaces: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -71,3 +72,14 @@ def test_pieces_are_the_text_of_the_whole(name: str):
     diagnosis = DIAGNOSES[name]()
     whole = msgspec.json.format(msgspec.json.encode(diagnosis), indent=2).decode() + "\n"
     assert "".join(json_pieces(diagnosis)) == whole
+
+
+def test_pieces_of_many_ranks_are_small_and_the_text_of_the_whole():
+    few = sharded()
+    findings = tuple(replace(finding, evidence=finding.evidence * 500) for finding in few.findings)
+    facts = {f"{name}-{copy}": record for copy in range(20) for name, record in few.facts.items()}
+    many = replace(few, ranks=few.ranks * 100, findings=findings, facts=facts)
+    whole = msgspec.json.format(msgspec.json.encode(many), indent=2).decode() + "\n"
+    pieces = list(json_pieces(many))
+    assert "".join(pieces) == whole
+    assert max(map(len, pieces)) < len(whole) / 20

@@ -112,11 +112,13 @@ def write(
     from tracedoc.report.render import next_step, render_pieces
 
     page_written = any(place.format == "html" for place in places)
-    step = next_step(diagnosis, command, page_written=page_written)
-    if verdicts and step.endswith(" --verdicts"):
-        step = "tracedoc rules list"
 
     def rendered(report_format: str, width: int, color: bool) -> Iterable[str]:
+        step = ""
+        if report_format == "text":
+            step = next_step(diagnosis, command, page_written=page_written)
+            if verdicts and step.endswith(" --verdicts"):
+                step = "tracedoc rules list"
         return render_pieces(
             diagnosis,
             report_format,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from operator import is_
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
-
-import msgspec
 
 from tracedoc.diagnosis import (
     SEVERITIES,
@@ -296,23 +295,33 @@ def _last_part(path: str) -> str:
 def _map_text(
     diagnosis: Diagnosis, change: Callable[[str], str], *, keep: frozenset[str] = frozenset()
 ) -> Diagnosis:
-    # Names of fields pass through `change` too, and come out as they went in: only keys of
-    # free dictionaries (values of facts by host, say) can be altered by it.
+    """Return the diagnosis with ``change`` made to its texts; what has none to change is shared with it."""
+
     def walk(value: Any, field: str) -> Any:
         if field in keep:
             return value
         if isinstance(value, str):
-            return change(value)
-        if isinstance(value, list | tuple):
-            return [walk(item, field) for item in value]
+            text = change(value)
+            return value if text == value else text
+        if isinstance(value, tuple):
+            items = tuple(walk(item, field) for item in value)
+            return value if all(map(is_, items, value)) else items
         if isinstance(value, dict):
+            # Only the keys of free dictionaries (values of facts by host, say) are texts.
             free = field == "values"
-            return {
-                change(key) if free else key: walk(item, "" if free else key) for key, item in value.items()
+            found = {
+                walk(key, "") if free else key: walk(item, "" if free else key) for key, item in value.items()
             }
+            same = all(map(is_, found, value)) and all(map(is_, found.values(), value.values()))
+            return value if same and len(found) == len(value) else found
+        if is_dataclass(value) and not isinstance(value, type):
+            old = {one.name: getattr(value, one.name) for one in fields(value)}
+            new = {name: walk(item, name) for name, item in old.items()}
+            return value if all(map(is_, new.values(), old.values())) else replace(value, **new)
         return value
 
-    return msgspec.convert(walk(msgspec.to_builtins(diagnosis), ""), Diagnosis)
+    changed: Diagnosis = walk(diagnosis, "")
+    return changed
 
 
 def _rank(finding: Finding) -> tuple[int, int, float, str]:
