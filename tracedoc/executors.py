@@ -289,7 +289,7 @@ def _on_workers(
     with opened as workers:
         running = {workers.executor.submit(work, path, None): path for path in paths}
         for future in as_completed(running):
-            path = running[future]
+            path = running.pop(future)  # it keeps its result for as long as it is kept
             total += sizes[path]
             if on_bytes is not None:
                 on_bytes(total)

@@ -148,7 +148,9 @@ def _read_all(
         for path, outcome in results:
             if not isinstance(outcome, RankDigest) and (options.strict or len(sizes) == 1):
                 raise _error(path, outcome)
-            outcomes[path] = shared(outcome, pool) if isinstance(outcome, RankDigest) else outcome
+            if isinstance(outcome, RankDigest) and len(sizes) > 1:
+                outcome = shared(outcome, pool)
+            outcomes[path] = outcome
             display.rank()
     digests, failed = [], []
     for file in run.files:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.facts.catalog import Unknown, Value
 from tracedoc.facts.digest import RankDigest
@@ -14,10 +15,12 @@ from tracedoc.facts.gemms import GemmTable
 from tracedoc.facts.named_values import NamedValues
 from tracedoc.facts.packed_spans import PackedSpans
 from tracedoc.facts.step_table import StepTable
+from tracedoc.facts.work import WorkTable
 from tracedoc.timeline.packed_columns import PackedColumn
 from tracedoc.timeline.packed_table import PackedTable
 
 Alike = TypeVar("Alike", bound=Hashable)
+Array = TypeVar("Array", bound=npt.NDArray[Any])
 
 
 class Pool:
@@ -44,6 +47,14 @@ class Pool:
             self._known[key] = PackedColumn(column.size, column.least, more)
         return cast(PackedColumn, self._known[key])
 
+    def array(self, array: Array) -> Array:
+        """Return the first of all equal columns that are not packed."""
+        content = array.tobytes()
+        key = (np.ndarray, (array.dtype.char, content))
+        if key not in self._known:
+            self._known[key] = np.frombuffer(content, dtype=array.dtype)
+        return cast(Array, self._known[key])
+
     def value(self, value: Value) -> Value:
         """Return a fact's value: text and reasons are shared, numbers are small."""
         return self.of(value) if isinstance(value, (str, Unknown)) else value
@@ -52,14 +63,32 @@ class Pool:
 def shared(digest: RankDigest, pool: Pool) -> RankDigest:
     """Return an equal digest that shares with those before it what it has in common with them."""
     facts, spans, steps, gemms = digest.facts, digest.spans, digest.steps, digest.gemms
-    table = digest.collectives
+    table, work, host = digest.collectives, digest.work, digest.host_work
     if isinstance(facts, NamedValues):
         values = tuple(map(pool.value, facts.values_in_order))
         facts = NamedValues(pool.names(facts.names), values)
     if isinstance(table, PackedTable):
         table = table.shared(pool.of, pool.column)
     if isinstance(gemms, GemmTable):
-        gemms = replace(gemms, names=pool.names(gemms.names))
+        gemms = replace(
+            gemms,
+            names=pool.names(gemms.names),
+            keys=pool.array(gemms.keys),
+            gridded=pool.array(gemms.gridded),
+            calls=pool.array(gemms.calls),
+            alone=pool.array(gemms.alone),
+            beside=pool.array(gemms.beside),
+        )
+    if work is not None:
+        work = WorkTable(pool.array(work.kernels), pool.array(work.blocks), pool.array(work.flops))
+    if host is not None:
+        before = replace(
+            host.before,
+            causes=pool.array(host.before.causes),
+            kernels=pool.array(host.before.kernels),
+            away_phase=pool.array(host.before.away_phase),
+        )
+        host = replace(host, before=before)
     return replace(
         digest,
         host=pool.of(digest.host),
@@ -80,4 +109,7 @@ def shared(digest: RankDigest, pool: Pool) -> RankDigest:
         present=pool.of(digest.present),
         facts=facts,
         gemms=gemms,
+        host_work=host,
+        work=work,
+        gradients=pool.array(digest.gradients),
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -19,9 +19,17 @@ from tracedoc.spans import Int64Array
 from tracedoc.timeline.bandwidth import SizeCurve, group_curves
 from tracedoc.timeline.blame import Blame, assign_blame
 from tracedoc.timeline.collective_table import by_rank
-from tracedoc.timeline.exposure import Arrivals, ExposedSplit, arrivals_by_rank, exposed_waits, split_exposed
+from tracedoc.timeline.exposure import (
+    Arrivals,
+    ExposedSplit,
+    SplitSpans,
+    arrivals_by_rank,
+    exposed_waits,
+    split_exposed,
+)
 from tracedoc.timeline.group_guesses import with_guessed_groups
 from tracedoc.timeline.matching import Matching, RankCollectives, match_collectives, operations_of_rows
+from tracedoc.timeline.packed_columns import PackedColumn, Unsigned, narrow
 from tracedoc.timeline.source_lines import SourceLine
 
 Result = TypeVar("Result")
@@ -91,6 +99,36 @@ def once(measure: Callable[[RunView], Result]) -> Callable[[RunView], Result]:
     return asked
 
 
+class Splits(Mapping[tuple[int, int], ExposedSplit]):
+    """Reads like a dictionary by ``(rank, step number)``; kept as columns, of which many ranks have many."""
+
+    __slots__ = ("_by_rank",)
+
+    def __init__(self) -> None:
+        self._by_rank: dict[int, tuple[PackedColumn, Unsigned]] = {}
+
+    def add(self, rank: int, spans: SplitSpans, steps: Sequence[StepDigest]) -> None:
+        """Add the steps of one rank."""
+        found = spans.in_windows([step.start_ns for step in steps], [step.end_ns for step in steps])
+        indices = np.array([step.index for step in steps], dtype=np.int64)
+        times = np.array([astuple(split) for split in found], dtype=np.int64)
+        self._by_rank[rank] = PackedColumn.of(indices), narrow(times)
+
+    def __getitem__(self, place: tuple[int, int]) -> ExposedSplit:
+        indices, times = self._by_rank[place[0]]
+        rows = np.flatnonzero(indices.unpack() == place[1])
+        if rows.size == 0:
+            raise KeyError(place)
+        return ExposedSplit(*times[rows[-1]].tolist())
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for rank, (indices, _) in self._by_rank.items():
+            yield from ((rank, index) for index in indices.unpack().tolist())
+
+    def __len__(self) -> int:
+        return sum(indices.size for indices, _ in self._by_rank.values())
+
+
 def build_view(
     digests: Sequence[RankDigest],
     world_size: int | None,
@@ -102,14 +140,12 @@ def build_view(
     ranks = with_guessed_groups([RankCollectives(d.rank, d.host, d.collectives, d.groups) for d in ordered])
     matching = match_collectives(ranks, world_size)
     arrivals = arrivals_by_rank(matching, ranks)
-    splits, waits = {}, []
+    splits, waits = Splits(), []
     for digest in ordered:
         exposed = digest.exposed_comm
         waits.append(exposed_waits(exposed, digest.collectives, arrivals[digest.rank]))
         spans = split_exposed(exposed, digest.collectives, arrivals[digest.rank])
-        found = spans.in_windows([s.start_ns for s in digest.steps], [s.end_ns for s in digest.steps])
-        for step, split in zip(digest.steps, found, strict=True):
-            splits[digest.rank, step.index] = split
+        splits.add(digest.rank, spans, tuple(digest.steps))
     operations = operations_of_rows(matching, ranks)
     last_exposed = _exposed_at_last(matching, ordered, arrivals)
     return RunView(

@@ -1,0 +1,77 @@
+"""What the process that judges keeps of each rank: little, and of many ranks no more than of few."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tracedoc.pipeline
+from tracedoc.facts.digest import RankDigest
+from tracedoc.pipeline import diagnose
+from tracedoc.report.render import render_pieces
+from tracedoc.timeline.packed_table import PackedTable
+from tracedoc.worker import digest_file
+
+DIGEST_BYTES = 30_000
+"""A pickled digest of a few steps with some tens of collectives takes less."""
+
+RANK_BYTES = 60_000
+"""One more rank costs less at the peak: its digest, and its part of matching, facts and report."""
+
+
+@pytest.fixture(scope="module")
+def digest(sample_traces: Path) -> RankDigest:
+    return digest_file(str(sample_traces / "synthetic_ddp_tiny_batch" / "rank-0.json.gz"))
+
+
+def test_a_digest_is_small(digest: RankDigest):
+    assert len(pickle.dumps(digest)) < DIGEST_BYTES
+
+
+def test_each_further_rank_costs_as_little_as_those_before(
+    digest: RankDigest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def run_each(work: Any, sizes: Mapping[str, int], **options: Any) -> Iterator[tuple[str, RankDigest]]:
+        for rank, path in enumerate(sizes):
+            yield path, _of_rank(digest, rank, path, len(sizes))
+
+    monkeypatch.setattr(tracedoc.pipeline, "run_each", run_each)
+    paths = [tmp_path / f"rank-{rank}.json" for rank in range(128)]
+    for path in paths:
+        path.touch()
+    few, some, many = (_peak_bytes(paths[:count]) for count in (32, 64, 128))
+    assert some - few < 32 * RANK_BYTES
+    assert many - some < 64 * RANK_BYTES
+
+
+def _of_rank(digest: RankDigest, rank: int, path: str, ranks: int) -> RankDigest:
+    """Return the digest as another process would send it for another rank, where all is somewhat later."""
+    own = pickle.loads(pickle.dumps(digest))
+    table = own.collectives
+    later = rank * 1000
+    everyone = tuple(range(ranks))
+    moved = PackedTable.of_table(
+        replace(
+            table,
+            kinds=tuple(replace(kind, group=everyone, group_size=ranks) for kind in table.kinds),
+            start_ns=table.start_ns + later,
+            end_ns=table.end_ns + later,
+        )
+    )
+    return replace(own, rank=rank, source=path, world_size=ranks, collectives=moved)
+
+
+def _peak_bytes(paths: list[Path]) -> int:
+    diagnose(paths[:2])  # what is imported late and kept for good is not counted
+    tracemalloc.start()
+    for piece in render_pieces(diagnose(paths), "json"):
+        assert piece
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
