@@ -166,6 +166,15 @@ def test_a_rank_whose_other_kernels_are_slow_is_not_a_slow_gpu(tmp_path: Path) -
     assert diagnosis.facts["late_cause"].values["2"] == "longer kernels"
 
 
+def test_a_gpu_is_compared_with_the_median_of_unequal_peers(tmp_path: Path) -> None:
+    """Products take as 60, 60, 66 and 75: rank 3 is 75/60 of its peers' median, rank 2 is 66/60."""
+    write_run(tmp_path, 4, lambda rank, step: (60.0, 60.0, 66.0, 75.0)[rank])
+    ratios = judged(tmp_path).facts["gemm_slowdown_ratio"].values
+    assert ratios["3"] == pytest.approx(1.25, rel=1e-4)
+    assert ratios["2"] == pytest.approx(1.1, rel=1e-4)
+    assert ratios["0"] == pytest.approx(60 / 66, rel=1e-4)
+
+
 def test_the_cause_and_the_rule_call_the_same_gpu_slow() -> None:
     params = next(rule for rule in load_rules() if rule.id == "slow-gpu").params
     assert (params["slower"].value, params["in_most"].value) == (SLOWER, SLOWER_IN_MOST)
@@ -222,3 +231,35 @@ def test_stages_of_a_pipeline_are_not_compared(tmp_path: Path) -> None:
     diagnosis = judged(tmp_path)
     assert outcome(diagnosis, "uneven-work") == "pass"
     assert diagnosis.facts["uneven_work_ratio"].value == 1.0
+
+
+def test_waits_that_uneven_work_causes_through_another_group_count(tmp_path: Path) -> None:
+    """Tensor pairs (0, 1) and (2, 3), data pairs (0, 2) and (1, 3); rank 3 has 1.5 times the blocks.
+
+    Rank 2 waits 20 ms for it in the tensor pair, and rank 0 then 20 ms for rank 2; rank 1 waits 10 ms. Rank 3
+    itself came 20 and 10 ms late, for which its 20 ms of longer compute are enough.
+    """
+    for rank in range(4):
+        builder = TraceBuilder(rank, 4)
+        tensor, data = (rank // 2 * 2, rank // 2 * 2 + 1), (rank % 2, rank % 2 + 2)
+        for step in range(7):
+            now = STEP_MS * step
+            builder.step(step, now - 50.0, now + 49.9).backward(now - 20.0, now + 20.0)
+            own = now + (60.0 if rank == 3 else 40.0)
+            together = now + (62.0 if rank >= 2 else 42.0)
+            grid = (1500 if rank == 3 else TOKENS, 1, 1)
+            builder.kernel(ELEMENTWISE, now, own, launch_ms=now - 45.0, grid=grid, op="aten::add")
+            builder.collective(
+                "allreduce", own, together,
+                group=f"tensor{tensor[0]}", ranks=tensor, nbytes=1 << 20, launch_ms=now - 12.0,
+            )  # fmt: skip
+            builder.kernel(PRODUCTS[0], together, together + 8.0, launch_ms=now - 11.0)
+            entered = now + 60.0 if rank == 1 else together + 8.0
+            builder.collective(
+                "allreduce", entered, now + 80.0,
+                group=f"data{data[0]}", ranks=data, nbytes=64 << 20, launch_ms=now - 10.0,
+            )  # fmt: skip
+        builder.write(tmp_path / f"rank-{rank}.json")
+    facts = judged(tmp_path).facts
+    assert facts["uneven_work_ratio"].value == 1.5
+    assert facts["uneven_work_ms"].value == pytest.approx((20 + 10 + 20 + 0) / 4, abs=1e-6)

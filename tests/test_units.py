@@ -43,12 +43,13 @@ def test_sizes_are_powers_of_1024(value: float, text: str) -> None:
         (80e9, "80 GB"),
         (141.2e9, "141 GB"),
         (1.54e9, "1.5 GB"),
-        (0.96e9, "1 GB"),
-        (0.94e9, "940 MB"),
+        (999.6e6, "1 GB"),
+        (0.95e9, "950 MB"),
         (-2.5e9, "-2.5 GB"),
-        (0.96e6, "1 MB"),
+        (999.6e3, "1 MB"),
+        (960e3, "960 kB"),
         (12e3, "12 kB"),
-        (940, "940 B"),
+        (960, "960 B"),
     ],
 )
 def test_memory_is_in_powers_of_1000_as_it_is_sold(value: float, text: str) -> None:

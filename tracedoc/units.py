@@ -90,11 +90,11 @@ def format_bytes(value: float) -> str:
 def format_gb(value: float) -> str:
     """Return a size in GB of 1e9 bytes, as GPUs are sold; small ones in MB or kB."""
     size = abs(value)
-    if size >= 0.95e9:
+    if size >= 999.5e6:
         return f"{value / 1e9:.0f} GB" if size >= 99.95e9 else f"{value / 1e9:.1f} GB".replace(".0 GB", " GB")
-    if size >= 0.95e6:
+    if size >= 999.5e3:
         return f"{value / 1e6:.0f} MB"
-    return f"{value / 1e3:.0f} kB" if size >= 950 else f"{value:.0f} B"
+    return f"{value / 1e3:.0f} kB" if size >= 999.5 else f"{value:.0f} B"
 
 
 def format_count(value: float) -> str:

@@ -10,9 +10,12 @@ import pytest
 
 import tracedoc
 from tracedoc.diagnosis import Diagnosis
+from tracedoc.facts.catalog import Unknown
+from tracedoc.facts.runlong import counted_steps
 from tracedoc.facts.told_strategy import settle_strategy
 from tracedoc.run.job import Job, RankJob, read_job
 from tracedoc.run.manifest import read_manifest
+from tracedoc.run.steplog import CAPACITY, HEADER, MAGIC, RECORD, STEP, WINDOW, parse_step_log
 from tracedoc.testing.jobs import write_job
 from tracedoc.testing.lanes import parse_lanes
 from tracedoc.timeline.strategies.claim import Claim
@@ -91,6 +94,25 @@ def test_the_longest_pause_is_told_by_rank(tmp_path: Path) -> None:
     assert facts["gc_pause_ms"].value == pytest.approx(60 / 36)
     # Both ranks paused in that step, and it took 60 ms longer.
     assert facts["gc_cost_ms"].value == pytest.approx(60 / 36)
+
+
+def test_steps_that_the_capture_touches_do_not_count() -> None:
+    """Steps of 1 s, a window from 10.5 to 12.5 s, and 20 MB to write: 1 s after 2 s of quiet, to 15.5 s."""
+    began, second = 1_700_000_000 * 10**9, 10**9
+    records = [(number, STEP, began + number * second, second) for number in range(1, 41)]
+    records += [(0, WINDOW, began + 10 * second + second // 2, 0)]
+    closed = [(1, WINDOW, began + 12 * second + second // 2, 0)]
+
+    def counted(listed: list[tuple[int, int, int, int]], json_bytes: int) -> list[int] | Unknown:
+        content = HEADER.pack(MAGIC, 0, CAPACITY, began) + b"".join(RECORD.pack(*one) for one in listed)
+        steps = counted_steps(RankJob(0, json_bytes=json_bytes, log=parse_step_log(content)))
+        return steps if isinstance(steps, Unknown) else steps.number.tolist()
+
+    # Step 6 is the first after the warm-up; step 11 ends at 11 s, step 16 begins at 15 s.
+    assert counted(records + closed, 20_000_000) == [6, 7, 8, 9, 10, *range(17, 41)]
+    assert counted(records + closed, 0) == [6, 7, 8, 9, 10, *range(16, 41)]
+    # Without an end the capture touches all that follows: five steps are left.
+    assert counted(records, 0) == Unknown("5 steps beside the capture were logged, fewer than 20")
 
 
 def test_without_a_manifest_nothing_is_known(tmp_path: Path) -> None:

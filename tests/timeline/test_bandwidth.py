@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -62,6 +64,27 @@ def test_the_half_rate_size_is_where_latency_equals_transfer() -> None:
     assert fit_half_bytes(sizes, np.full(5, 40_000)) is None  # larger messages take no longer
 
 
+@pytest.mark.parametrize(
+    ("latency_us", "fitted"), [(4, None), (40, 4.0), (880, 88.0), (2000, None)], ids=str
+)  # 40 us at 100 GB/s are 4 MB; the table says 0.475 x 20 MiB = 10 MB for two ranks
+def test_a_fit_far_from_what_was_measured_is_noise(latency_us: int, fitted: float | None) -> None:
+    sizes = [megabytes * 1_000_000 for megabytes in (1, 4, 10, 40)]
+    table = CollectiveTable.of(
+        [
+            CollectiveOp(
+                "all_reduce", (0, 1), "0", 2, size, "Float", number, 20,
+                10 * number * MS, 10 * number * MS + latency_us * 1000 + size // 100, None, 1,
+            )
+            for number, size in enumerate(sizes)
+        ]
+    )  # fmt: skip
+    found = match_collectives([RankCollectives(0, "a", table), RankCollectives(1, "a", table)], 2)
+    (curve,) = group_curves(found, dict.fromkeys((0, 1), H200), dict.fromkeys((0, 1), "a"))
+    assert curve is not None
+    expected = None if fitted is None else pytest.approx(fitted * 1e6, rel=1e-6)
+    assert curve.fitted_half_bytes == expected
+
+
 def matching(*starts: int, size: int = 100_000_000, world: int = 2) -> Matching:
     """Return an all-reduce that each rank enters at a time in ms, and all leave at 10."""
     group = tuple(range(world))
@@ -87,6 +110,14 @@ def test_bandwidth_counts_from_the_last_arrival() -> None:
     reached = transfers(found, group_curves(found, dict.fromkeys((0, 1), H200), dict.fromkeys((0, 1), "a")))
     # 100 MB in 1 ms, times 2 (n - 1) / n = 1.
     assert reached.gbps.tolist() == [100.0]
+
+
+def test_a_transfer_that_the_clocks_cannot_tell_says_nothing_of_bandwidth() -> None:
+    found = matching(0, 9)
+    curves = group_curves(found, dict.fromkeys((0, 1), H200), dict.fromkeys((0, 1), "a"))
+    for residual_ns, told in [(499_999, 1), (500_000, 0)]:  # the transfer took 1 ms
+        doubtful = replace(found, clock=replace(found.clock, residual_ns=residual_ns))
+        assert transfers(doubtful, curves).gbps.size == told
 
 
 def test_an_operation_that_lacks_a_rank_says_nothing_of_bandwidth() -> None:

@@ -207,3 +207,22 @@ def test_sizes_that_may_differ_are_no_disagreement(different: dict[str, object])
     matching = match_collectives(ranks(first, second), 2)
     assert len(matching) == 1
     assert matching.limits == ()
+
+
+@pytest.mark.parametrize(("operations", "matched"), [(10, 10), (9, 8)])
+def test_one_impossible_pair_in_ten_is_borne_and_one_in_nine_is_not(operations: int, matched: int) -> None:
+    # The peer's second operation begins 0.5 ms after this rank has left it. By their ends it has no partner.
+    first = [operation(10 * place, 10 * place + 2) for place in range(operations)]
+    second = [operation(10 * place + 1, 10 * place + 2) for place in range(operations)]
+    second[1] = replace(second[1], start_ns=12 * MS + MS // 2, end_ns=13 * MS)
+    assert len(match_collectives(ranks(first, second), 2)) == matched
+
+
+def test_broadcasts_tell_nothing_of_impossible_pairs() -> None:
+    # One of five all-reduces is impossible; ten broadcasts beside them do not make it one of fifteen.
+    first = [operation(10 * place, 10 * place + 2) for place in range(5)]
+    second = [operation(10 * place + 1, 10 * place + 2) for place in range(5)]
+    second[1] = replace(second[1], start_ns=12 * MS + MS // 2, end_ns=13 * MS)
+    others = [operation(100 + 10 * place, 102 + 10 * place, op="broadcast") for place in range(10)]
+    matching = match_collectives(ranks(first + others, second + others), 2)
+    assert [one.op for one in matching.collectives].count("all_reduce") == 4
