@@ -75,6 +75,27 @@ def test_a_long_gap_is_named_by_the_operator_that_fills_it(tmp_path: Path) -> No
     assert facts["host_away_doing"] == "aten::sort between two steps (40 ms)"
 
 
+def test_gaps_of_one_kind_are_told_by_number_longest_and_sum(tmp_path: Path) -> None:
+    (builder,) = parse_lanes(
+        """
+        step: 100
+        lead: 0.01
+        compute    0-10   x100
+        compute    30-40  x100
+        compute    70-100 x300
+        backward   92-95
+        host       11-29  name=aten::sort
+        host       41-69  name=aten::sort
+        """,
+        ranks=1,
+    )
+    host = diagnose([builder.write(tmp_path / "rank-0.json")]).detail.host
+    assert host is not None
+    (row,) = host.away
+    assert (row.doing, row.where, row.count) == ("aten::sort", "the forward pass", 2)
+    assert (row.longest_ms, row.idle_ms) == (30, 50)
+
+
 def test_a_capture_with_stacks_names_the_function(tmp_path: Path) -> None:
     builder = with_items(TraceBuilder())
     for index in (1, 2, 3):

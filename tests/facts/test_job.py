@@ -88,6 +88,24 @@ def test_outliers_that_come_regularly_have_a_period(tmp_path: Path) -> None:
     assert facts["step_outlier_cost_ms"].value == pytest.approx(5 * 200 / 45)
 
 
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("100 x40", "fewer than four outliers"),
+        ("100 x9 300 100 x9 300 100 x9 300 100 x9", "fewer than four outliers"),
+        ("100 x9 300 100 x5 300 100 x12 300 100 x7 300", "outliers come irregularly"),
+        ("100 x20 300 x5 100 x5", "outliers come irregularly"),  # one after the other: no habit but a phase
+    ],
+)
+def test_outliers_without_a_period_say_so(tmp_path: Path, log: str, reason: str) -> None:
+    assert diagnose(tmp_path, {}, log).facts["step_outlier_period"].unknown == reason
+
+
+def test_three_of_four_equal_gaps_are_a_period(tmp_path: Path) -> None:
+    log = "100 x9 300 100 x9 300 100 x9 300 100 x9 300 100 x4 300"
+    assert diagnose(tmp_path, {}, log).facts["step_outlier_period"].value == 10
+
+
 def test_the_longest_pause_is_told_by_rank(tmp_path: Path) -> None:
     facts = diagnose(tmp_path, {}, "100 x20  160 gc 60  100 x20").facts
     assert facts["longest_gc_pause_ms"].value == 60
@@ -155,6 +173,11 @@ def test_a_step_log_beside_another_folder_is_not_read(tmp_path: Path) -> None:
 
 def claim(family: str, confidence: str = "low") -> Claim:
     return Claim(family.upper(), family, "unknown", confidence, ("seen in the trace",))
+
+
+def test_a_file_that_is_no_step_log_is_none() -> None:
+    assert parse_step_log(HEADER.pack(b"TDSTEPS9", 0, CAPACITY, 0) + RECORD.pack(1, STEP, 9, 9)) is None
+    assert parse_step_log(HEADER.pack(MAGIC, 0, CAPACITY, 0)[:-1]) is None
 
 
 def test_a_live_wrapper_settles_the_strategy() -> None:

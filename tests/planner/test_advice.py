@@ -161,6 +161,7 @@ def test_rules_can_ask_whether_a_run_fits_without_sharding() -> None:
     """1e9 parameters: 16 GB of states and 2 GB of 16-bit copies; 5 GB of activations fit 24 GB, 7 do not."""
     assert fits_without_sharding(10**9, 24 * GB, other_bytes=5 * GB).fits
     assert not fits_without_sharding(10**9, 24 * GB, other_bytes=7 * GB).fits
+    assert fits_without_sharding(10**9, 18 * GB).fits  # to the last byte
 
 
 def test_rules_can_ask_whether_parameters_may_stay_gathered() -> None:

@@ -65,6 +65,9 @@ def test_links_are_found_by_name_or_bandwidth() -> None:
     assert find_link("NVLink4", across=False).gbps == 450
     assert find_link("ib-8x400g", across=True).gbps == 400
     assert find_link("100Gbit/s", across=True).gbps == 12.5
+    assert find_link("100Gbps", across=True).gbps == 12.5
+    assert find_link("500MB/s", across=True).gbps == 0.5
+    assert find_link("1.8TB/s", across=False).gbps == 1800
     assert find_link("20GB/s", across=False).gbps == 20
     assert link_of(find_gpu("H800")).gbps == 200
     with pytest.raises(InputError, match="did you mean 'pcie4'"):

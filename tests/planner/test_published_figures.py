@@ -106,3 +106,10 @@ def test_offload_moves_states_to_the_host() -> None:
     assert moved.gradients == moved.optimizer == 0
     assert moved.host / GB == pytest.approx(24.5)
     assert states(7e9, 4, "full-shard", offload="all").host / GB == pytest.approx(28)
+
+
+def test_zero_1_keeps_gradients_on_the_gpu_and_offloads_its_part_of_the_optimizer() -> None:
+    moved = states(7e9, 4, "zero-1", offload="optimizer")
+    assert moved.parameters / GB == moved.gradients / GB == pytest.approx(14)
+    assert moved.optimizer == 0
+    assert moved.host / GB == pytest.approx(12 * 7 / 4)

@@ -115,3 +115,97 @@ def test_no_time_is_predicted_without_gpu_or_link() -> None:
 
 def test_one_gpu_sends_nothing() -> None:
     assert transfers(question(1), STRATEGIES["single"]) == ()
+
+
+def test_rings_of_replicas_share_the_adapters_of_their_node() -> None:
+    """P/8 x 4 bytes x 2 x 1/2 = 0.5e9 bytes at 10/8 GB/s are 400 ms; inside, 3.5e9 at 50 are 70."""
+    asked = question(16, 2, precision="fp32")
+    forward, _, _, reduce = transfers(asked, STRATEGIES["hsdp"])
+    cluster = Cluster(GPU, LINK, SLOW)
+    assert seconds(reduce, asked, cluster) == pytest.approx(0.400)
+    assert seconds(forward, asked, cluster) == pytest.approx(0.070)
+
+
+@pytest.mark.parametrize(("nodes", "hops"), [(8, 2.0), (4, 1.0), (2, 0.5)])
+def test_the_latency_of_a_ring_over_nodes_grows_with_its_ranks(nodes: int, hops: float) -> None:
+    """The table tells that of 32 ranks, here 40 us a call; 4e9 bytes are 153 buckets of 25 MiB."""
+    network = LinkKind("network", "a network", True, gbps=1e9, efficiency=1, latency_us=40, source="test")
+    asked = question(8 * nodes, nodes, precision="fp32")
+    (reduce,) = transfers(asked, STRATEGIES["ddp"])
+    assert reduce.calls == 153
+    fast = LinkKind("link", "a link", False, gbps=1e9, efficiency=1, latency_us=0, source="test")
+    assert seconds(reduce, asked, Cluster(GPU, fast, network)) == pytest.approx(153 * 40e-6 * hops, rel=0.01)
+
+
+def test_without_a_network_nothing_is_predicted_over_nodes() -> None:
+    cluster = Cluster(GPU, LINK, None)
+    asked = question(16, 2)
+    assert predict(asked, STRATEGIES["hsdp"], cluster, checkpointing=False, utilisation=0.4) is None
+
+
+def test_the_best_step_shows_what_cannot_hide_and_the_worst_shows_all() -> None:
+    """ZeRO-3 of P in bf16 on 8: each pass takes 7/8 x 2e9 / 50e9 = 35 ms in units + 1 calls.
+
+    By measure, a step computes 300 ms, forward a third of it.
+    """
+    asked = question(8)
+    units = asked.model.blocks + 1
+    step = predict(
+        asked, STRATEGIES["zero-3"], Cluster(GPU, LINK, None),
+        checkpointing=False, utilisation=0.5, measured_compute_ms=300.0,
+    )  # fmt: skip
+    assert step is not None
+    assert step.comm_ms == pytest.approx(3 * 35)
+    assert step.best_ms == pytest.approx(300 + 3 * 35 / units)
+    assert step.worst_ms == pytest.approx(300 + 3 * 35)
+    short = predict(
+        asked, STRATEGIES["zero-3"], Cluster(GPU, LINK, None),
+        checkpointing=False, utilisation=0.5, measured_compute_ms=30.0,
+    )  # fmt: skip
+    assert short is not None
+    assert short.best_ms == pytest.approx(35 + 70)  # both passes wait for the link
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "milliseconds"),
+    [
+        # Adam's 8 bytes and 4 of the parameter, read and written; 4 of the gradient read: 28 bytes.
+        ("ddp", "fp32", 28.0),
+        ("full-shard", "fp32", 28.0 / 8),
+        ("zero-1", "fp32", 28.0 / 8),
+    ],
+)
+def test_the_update_is_bound_by_the_memory_of_the_gpu(
+    strategy: str, precision: str, milliseconds: float
+) -> None:
+    step = predict(
+        question(precision=precision), STRATEGIES[strategy], Cluster(GPU, LINK, None),
+        checkpointing=False, utilisation=0.5,
+    )  # fmt: skip
+    assert step is not None
+    assert step.optimizer_ms == pytest.approx(milliseconds)
+    assert step.host_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "offload", "milliseconds"),
+    [
+        # P/8 gradients and parameters of 4 bytes over PCIe: 1e9 bytes at 16 GB/s; the CPUs of the node touch
+        # 28 P bytes at 100 GB/s.
+        ("zero-2", "optimizer", 62.5 + 280),
+        # Both passes fetch the shard of the parameters again: 2 x 4 P / 8 bytes more.
+        ("full-shard", "all", 62.5 + 62.5 + 280),
+        # The node's 16 P bytes of states are read from NVMe and written back at 6 GB/s.
+        ("zero-3", "nvme", 62.5 + 62.5 + 280 + 2 * 16 / 6 * 1000),
+    ],
+)
+def test_an_update_on_the_host_takes_its_copies_and_its_memory(
+    strategy: str, offload: str, milliseconds: float
+) -> None:
+    step = predict(
+        question(precision="fp32", offload=offload), STRATEGIES[strategy], Cluster(GPU, LINK, None),
+        checkpointing=False, utilisation=0.5,
+    )  # fmt: skip
+    assert step is not None
+    assert step.optimizer_ms == 0
+    assert step.host_ms == pytest.approx(milliseconds)
