@@ -27,6 +27,11 @@ from tracedoc.trace.devices import DEVICE_PEAKS, device_peak
         ("RTX4090", "RTX 4090"),
         ("NVIDIA A100-PG509-200", "A100 SXM 40GB"),
         ("AMD Instinct MI300X OAM", "MI300X"),
+        ("Tesla V100-PCIE-32GB", "V100 PCIe 32GB"),
+        ("v100", "V100 32GB"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA H200 NVL", "H200 NVL"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
     ],
 )
 def test_gpus_are_found_by_the_names_in_use(name: str, gpu: str) -> None:
@@ -46,18 +51,26 @@ def test_every_row_names_its_source_and_a_link_of_the_table() -> None:
     assert all(link.source and 0 < link.efficiency <= 1 for link in links())
 
 
-def test_peaks_agree_with_those_that_traces_are_judged_by() -> None:
-    compared = [(gpu, peak) for gpu in gpus() if (peak := device_peak(gpu.name)) is not None]
-    assert {"A10", "H100", "MI300X"} <= {gpu.name for gpu, _ in compared}
-    for gpu, peak in compared:
-        assert peak.fp16_tflops == pytest.approx(gpu.half_tflops, rel=0.02), gpu.name
+def test_every_gpu_of_the_table_is_known_to_those_that_traces_are_judged_by() -> None:
+    assert [gpu.name for gpu in gpus() if device_peak(gpu.name) is None] == []
+
+
+def test_peaks_and_links_agree_with_those_that_traces_are_judged_by() -> None:
+    for gpu in gpus():
+        peak = device_peak(gpu.name)
+        assert peak is not None
+        assert peak.fp16_tflops == gpu.half_tflops, gpu.name
+        assert peak.fp32_tflops == gpu.fp32_tflops, gpu.name
+        assert peak.hbm_gbps == gpu.hbm_gbps, gpu.name
         assert (peak.bf16_tflops is not None) == gpu.bf16, gpu.name
+        assert peak.link_gbps == pytest.approx(link_of(gpu).gbps, rel=0.02), gpu.name
 
 
-def test_links_agree_with_those_that_traces_are_judged_by() -> None:
+def test_devices_of_traces_have_the_same_peaks_in_a_plan() -> None:
     compared = {name: gpu for name in DEVICE_PEAKS if (gpu := gpu_of_device(name)) is not None}
-    assert {"h100", "h100 pcie", "mi300x"} <= set(compared)
+    assert {"h100", "h100 pcie", "v100 pcie", "mi300x"} <= set(compared)
     for name, gpu in compared.items():
+        assert DEVICE_PEAKS[name].fp16_tflops == gpu.half_tflops, name
         assert DEVICE_PEAKS[name].link_gbps == pytest.approx(link_of(gpu).gbps, rel=0.02), name
 
 

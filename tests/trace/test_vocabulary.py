@@ -16,7 +16,6 @@ from tracedoc.trace.vocabulary import (
     collective_op,
     copy_kind,
     data_loader,
-    device_peak,
     dtype_bytes,
     event_kind,
     gloo_op,
@@ -302,33 +301,3 @@ def test_host_ranges_with_the_category_of_operators_are_annotations() -> None:
     assert event_kind("Operator", "Optimizer.step#SGD.step") is Kind.ANNOTATION
     assert event_kind("Operator", "aten::add") is Kind.CPU_OP
     assert event_kind("gpu_user_annotation", "ProfilerStep#5") is Kind.GPU_ANNOTATION
-
-
-@pytest.mark.parametrize(
-    ("name", "half", "hbm"),
-    [
-        ("NVIDIA A100-SXM4-80GB", 312, 2039),
-        ("NVIDIA A100-SXM4-40GB", 312, 1555),
-        ("NVIDIA A100-PG509-200", 312, 1555),
-        ("NVIDIA A100 80GB PCIe", 312, 1935),
-        ("NVIDIA H100 80GB HBM3", 989, 3350),
-        ("NVIDIA H100 PCIe", 756, 2000),
-        ("NVIDIA H200", 989, 4800),
-        ("Tesla V100-SXM2-16GB", 125, 900),
-        ("NVIDIA L40S", 362, 864),
-        ("AMD Instinct MI300X", 1307, 5300),
-        ("AMD Instinct MI250X/MI250", 191.5, 1638),
-    ],
-)
-def test_peaks_of_listed_devices(name: str, half: float, hbm: float) -> None:
-    peak = device_peak(name)
-    assert peak is not None
-    assert peak.fp16_tflops == half
-    assert peak.hbm_gbps == hbm
-
-
-@pytest.mark.parametrize(
-    "name", ["NVIDIA A10G", "NVIDIA H20", "NVIDIA GeForce RTX 4090 Laptop GPU", "ARTEMIS", ""]
-)
-def test_devices_that_only_look_like_a_listed_one_have_no_peak(name: str) -> None:
-    assert device_peak(name) is None

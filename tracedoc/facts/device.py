@@ -27,7 +27,7 @@ def judged_peak(timeline: RankTimeline) -> DevicePeak | Unknown:
 
 
 def half_tflops(timeline: RankTimeline) -> float | Unknown:
-    """Return the dense peak of the judged device in 16 bits: bf16, on Volta fp16."""
+    """Return the dense peak of the judged device in 16 bits: bf16, on Volta and Turing fp16."""
     peak = judged_peak(timeline)
     if isinstance(peak, Unknown):
         return peak

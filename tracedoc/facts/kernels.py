@@ -136,7 +136,7 @@ def queue_depth(timeline: RankTimeline) -> Value:
 
 @rank_fact("peak_half_tflops", unit="tflops", needs=("gpu",))
 def peak_half_tflops(timeline: RankTimeline) -> Value:
-    """Dense peak of the device in 16 bits (bf16, on Volta fp16), from the vendor's data sheet."""
+    """Dense peak of the device in 16 bits (bf16, on Volta and Turing fp16), from the vendor's data sheet."""
     return half_tflops(timeline)
 
 

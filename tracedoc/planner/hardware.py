@@ -94,7 +94,7 @@ def find_gpu(name: str) -> Gpu:
 def gpu_of_device(name: str) -> Gpu | None:
     """Return the GPU of a device name, ``None`` where the table has none like it."""
     words = set(_tidy(name).split())
-    if not words or words & {"laptop", "ti", "super", "d"}:
+    if not words or words & {"laptop", "ti", "super", "d", "mig"}:
         return None
     fitting = [gpu for gpu in gpus() if set(_tidy(gpu.name).split()) <= words]
     if fitting:

@@ -1,4 +1,8 @@
-"""What a device can do at best, by its name in ``deviceProperties``."""
+"""What a device can do at best, by its name in ``deviceProperties``.
+
+Figures are from the makers' data sheets, half of those that count on sparsity; ``planner/data/hardware.toml``
+names the source of each device that a plan knows too, and a test holds the two tables equal.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ def _tensor_peak(
     tf32: float | None,
     fp8: float | None,
     hbm: float,
-    link: float,
+    link: float | None,
     fp32: float | None = None,
     *,
     peer: float | None = None,
@@ -41,26 +45,37 @@ def _tensor_peak(
 
 DEVICE_PEAKS: dict[str, DevicePeak] = {
     "a100": _tensor_peak(312, 156, None, 1555, 300, 19.5),
-    "a100 sxm4 80gb": _tensor_peak(312, 156, None, 2039, 300, 19.5),
+    "a100 80gb": _tensor_peak(312, 156, None, 2039, 300, 19.5),
     "a100 pcie": _tensor_peak(312, 156, None, 1555, 31, 19.5),
     "a100 pcie 80gb": _tensor_peak(312, 156, None, 1935, 31, 19.5),
     "h100": _tensor_peak(989, 494, 1979, 3350, 450, 67),
     "h100 pcie": _tensor_peak(756, 378, 1513, 2000, 63, 51),
     "h100 nvl": _tensor_peak(835, 417, 1671, 3900, 300, 60),
     "h200": _tensor_peak(989, 494, 1979, 4800, 450, 67),
+    "h200 nvl": _tensor_peak(835, 417, 1671, 4800, 450, 60),
+    # Boards of a GH200 differ in what joins the GPUs: NVLink pair by pair, a switch, or the network alone.
+    "gh200": _tensor_peak(989, 494, 1979, 4000, None, 67),
+    "gh200 144g": _tensor_peak(989, 494, 1979, 4900, None, 67),
+    "h20": _tensor_peak(148, 74, 296, 4000, 450, 44),
     "h800": _tensor_peak(989, 494, 1979, 3350, 200, 67),
     "b200": _tensor_peak(2250, 1125, 4500, 8000, 900),
     "gb200": _tensor_peak(2500, 1250, 5000, 8000, 900),
     # Volta has no bf16 tensor cores.
     "v100": DevicePeak(None, 125, None, None, 15.7, 900, 150, 25),
-    "v100 pcie": DevicePeak(None, 112, None, None, 14.0, 900, 12),
-    "a10": _tensor_peak(125, 62, None, 600, 31),
-    "a40": _tensor_peak(150, 75, None, 696, 31),
-    "l40": _tensor_peak(181, 90, 362, 864, 31),
-    "l40s": _tensor_peak(362, 183, 733, 864, 31),
-    "l4": _tensor_peak(121, 60, 242, 300, 31),
-    "rtx 3090": _tensor_peak(71, 35.6, None, 936, 31),
-    "rtx 4090": _tensor_peak(165, 82.6, 330, 1008, 31),
+    "v100 pcie": DevicePeak(None, 112, None, None, 14.0, 900, 15.8),
+    # Nor has Turing.
+    "t4": DevicePeak(None, 65, None, None, 8.1, 320, 15.8),
+    "a10": _tensor_peak(125, 62, None, 600, 31, 31.2),
+    "a10g": _tensor_peak(70, 35, None, 600, 31, 31.5),
+    "a40": _tensor_peak(150, 75, None, 696, 31, 37.4),
+    "rtx a6000": _tensor_peak(155, 77, None, 768, 31, 38.7),
+    "l40": _tensor_peak(181, 90, 362, 864, 31, 90.5),
+    "l40s": _tensor_peak(362, 183, 733, 864, 31, 91.6),
+    "l4": _tensor_peak(121, 60, 242, 300, 31, 30.3),
+    "rtx 6000 ada": _tensor_peak(364, 182, 728, 960, 31, 91.1),
+    "rtx 3090": _tensor_peak(71, 35.6, None, 936, 31, 35.6),
+    "rtx 4090": _tensor_peak(165, 82.6, 330, 1008, 31, 82.6),
+    "rtx 5090": _tensor_peak(209, 104.8, 419, 1792, 63, 104.8),
     # A device in a trace is one of the two dies of the card.
     "mi250x": _tensor_peak(191.5, None, None, 1638, 350, peer=50),
     "mi250": _tensor_peak(181, None, None, 1638, 350, peer=50),
@@ -70,7 +85,8 @@ DEVICE_PEAKS: dict[str, DevicePeak] = {
 }
 """Peaks by the words that a device name must hold; the entry with most words wins."""
 
-_OTHER_MODELS = frozenset({"laptop", "d", "ti", "super"})
+# A slice of a device ("A100-SXM4-40GB MIG 1g.5gb") has a part of its peaks.
+_OTHER_MODELS = frozenset({"laptop", "d", "ti", "super", "mig"})
 
 
 @lru_cache(maxsize=256)

@@ -1,0 +1,87 @@
+"""Hold that a device is judged by its own row of the table, and not by that of a neighbour in name."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracedoc.trace.devices import DEVICE_PEAKS, device_peak
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100 80gb"),
+        ("A100-SXM-80GB", "a100 80gb"),
+        ("NVIDIA A100-SXM4-40GB", "a100"),
+        ("NVIDIA A100-PG509-200", "a100"),
+        ("NVIDIA A100-PCIE-40GB", "a100 pcie"),
+        ("NVIDIA A100 80GB PCIe", "a100 pcie 80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100 pcie"),
+        ("NVIDIA H100 NVL", "h100 nvl"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H200 NVL", "h200 nvl"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA H800", "h800"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA GH200 144G HBM3e", "gh200 144g"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA GB200", "gb200"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("Tesla V100-SXM2-32GB", "v100"),
+        ("Tesla V100-PCIE-32GB", "v100 pcie"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA A40", "a40"),
+        ("NVIDIA RTX A6000", "rtx a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx 6000 ada"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40", "l40"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 3090", "rtx 3090"),
+        ("NVIDIA GeForce RTX 4090", "rtx 4090"),
+        ("NVIDIA GeForce RTX 5090", "rtx 5090"),
+        ("AMD Instinct MI250X/MI250", "mi250x"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("AMD Instinct MI325X", "mi325x"),
+        ("AMD Instinct MI355X", "mi355x"),
+    ],
+)
+def test_a_device_has_the_peaks_of_its_own_row(name: str, row: str) -> None:
+    assert device_peak(name) is DEVICE_PEAKS[row]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "Quadro RTX 6000",
+        "NVIDIA T4G",
+        "AMD Instinct MI300A",
+        "ARTEMIS",
+        "",
+    ],
+)
+def test_devices_that_only_look_like_a_listed_one_have_no_peak(name: str) -> None:
+    assert device_peak(name) is None
+
+
+def test_peaks_that_differ_between_neighbours() -> None:
+    def half(name: str) -> float | None:
+        peak = device_peak(name)
+        return peak and peak.fp16_tflops
+
+    assert (half("NVIDIA A10"), half("NVIDIA A10G")) == (125, 70)
+    assert (half("NVIDIA H200"), half("NVIDIA H20")) == (989, 148)
+    assert (half("NVIDIA H100 80GB HBM3"), half("NVIDIA H100 PCIe")) == (989, 756)
+    assert (half("NVIDIA L4"), half("NVIDIA L40"), half("NVIDIA L40S")) == (121, 181, 362)
+    assert (half("NVIDIA RTX A6000"), half("NVIDIA RTX 6000 Ada Generation")) == (155, 364)
+
+
+def test_only_what_has_bf16_tensor_cores_states_a_bf16_peak() -> None:
+    without = {key for key, peak in DEVICE_PEAKS.items() if peak.bf16_tflops is None}
+    assert without == {"v100", "v100 pcie", "t4"}
