@@ -9,6 +9,7 @@ from tracedoc.planner.advice import Advice, Candidate, Change, Wish, advise, wit
 from tracedoc.planner.configurations import Configuration, configurations
 from tracedoc.planner.hardware import LinkKind
 from tracedoc.planner.setup import OPTIMIZERS, PRECISIONS, Question, Training
+from tracedoc.planner.shape import LANGUAGE_MODEL_PARAMETERS, ModelShape
 from tracedoc.units import format_count, format_gb, format_ms, format_percent
 
 PLAN_SCHEMA = "1"
@@ -156,10 +157,7 @@ def _assumptions(question: Question, wish: Wish) -> list[str]:
     training, model, cluster = question.training, question.model, wish.cluster
     texts = []
     if model.assumed:
-        texts.append(
-            f"Shape of the model assumed from its size: {model.blocks} blocks of {model.hidden}, vocabulary"
-            f" {model.vocabulary}. --model config.json takes the real one."
-        )
+        texts.append(_assumed_shape(model))
     attention = "" if training.fused_attention else ", attention scores kept"
     texts.append(
         f"Each GPU and step: {training.micro_batch} x {training.sequence} tokens, no gradient accumulation;"
@@ -178,6 +176,20 @@ def _assumptions(question: Question, wish: Wish) -> list[str]:
         f" {format_percent(FRAGMENTATION)} reserve on what is allocated in each step."
     )
     return [*texts, *_about_time(question, wish, cluster.inside, cluster.across)]
+
+
+def _assumed_shape(model: ModelShape) -> str:
+    blocks = f"{model.blocks} block{'' if model.blocks == 1 else 's'} of {model.hidden}"
+    if model.parameters >= LANGUAGE_MODEL_PARAMETERS:
+        return (
+            f"Shape of the model assumed from its size: {blocks}, vocabulary {model.vocabulary}."
+            " --model config.json takes the real one."
+        )
+    return (
+        "Only the size of the model is known, not its layers. Parameters, gradients and optimizer follow from"
+        f" it; activations and arithmetic are those of a transformer of that size ({blocks}) and may be far off"
+        " for an MLP or a convolutional network."
+    )
 
 
 def _short(chosen: Candidate | None) -> list[str]:

@@ -9,6 +9,12 @@ from tracedoc.errors import InputError
 VOCABULARY_ASSUMED = 32_000
 """Entries of the vocabulary where only the number of parameters is known (that of Llama 1 and 2)."""
 
+_PARAMETERS_PER_ENTRY = 2048
+"""Parameters for each entry of the vocabulary that a smaller model is given."""
+
+LANGUAGE_MODEL_PARAMETERS = _PARAMETERS_PER_ENTRY * VOCABULARY_ASSUMED
+"""From so many on, a model of which only the size is known is taken for a language model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:
@@ -70,7 +76,7 @@ def shape_from_parameters(parameters: int) -> ModelShape:
             f"{parameters} parameters are too few for a transformer", "give the count, as 350e6 or 7B"
         )
     head = 128 if parameters >= 500e6 else 64
-    vocabulary = min(VOCABULARY_ASSUMED, max(16, parameters // 2048))
+    vocabulary = min(VOCABULARY_ASSUMED, max(16, parameters // _PARAMETERS_PER_ENTRY))
 
     def distance(hidden: int) -> float:
         return abs(12 * hidden**3 / head + 2 * vocabulary * hidden - parameters)
@@ -91,7 +97,7 @@ def shape_from_parameters(parameters: int) -> ModelShape:
         Linear("down_proj", mlp, hidden),
     )
     return ModelShape(
-        name="Llama shape assumed",
+        name="Llama shape assumed" if parameters >= LANGUAGE_MODEL_PARAMETERS else "layers not known",
         parameters=parameters,
         active_parameters=parameters,
         blocks=blocks,
