@@ -208,13 +208,18 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one rule said, finding or not."""
+    """What one rule said, finding or not.
+
+    Where a rule judges each rank, ``comparisons`` are those of the rank ``compared``: the worst one of a
+    finding, else the first with the outcome.
+    """
 
     rule_id: str
     outcome: str
     comparisons: tuple[Comparison, ...] = ()
     reason: str = ""
     instances: tuple[Instance, ...] = ()
+    compared: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

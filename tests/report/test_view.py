@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.example_diagnoses import cpu, healthy, hostile, sharded
-from tracedoc.diagnosis import Evidence, Fix, Gain, Instance, Verdict
+from tracedoc.diagnosis import Comparison, Evidence, Fix, Gain, Instance, Verdict
 from tracedoc.errors import Limit
-from tracedoc.report.view import EVIDENCE_SHOWN, build_view, gain_text, instances_text, redacted
+from tracedoc.report.view import EVIDENCE_SHOWN, build_view, gain_text, holds_text, instances_text, redacted
 
 
 def test_segments_add_up_to_the_step():
@@ -178,6 +178,31 @@ def test_instances_are_grouped_by_outcome():
     )
     assert instances_text(verdict) == "finding: ranks 0-2, 4; pass: rank 3"
     assert instances_text(Verdict("x", "pass")) == ""
+
+
+def test_comparisons_of_a_rank_rule_name_the_rank_where_there_are_several():
+    comparison = Comparison("late_ms > 1", 0.5, 1.0, False)
+    one, two = Instance("2", "pass"), Instance("3", "pass")
+    assert holds_text(comparison, Verdict("x", "pass", (comparison,))) == "does not hold"
+    alone = Verdict("x", "pass", (comparison,), instances=(one,), compared="2")
+    assert holds_text(comparison, alone) == "does not hold"
+    several = replace(alone, instances=(one, two))
+    assert holds_text(comparison, several) == "does not hold on rank 2"
+    assert holds_text(replace(comparison, holds=True), several) == "holds on rank 2"
+
+
+def test_rules_found_are_counted_as_the_sections_show_them():
+    diagnosis = sharded()
+    guard = replace(diagnosis.findings[0], rule_id="few-steps", topic="capture", gain=None)
+    verdicts = (Verdict("few-steps", "finding"), Verdict("tiny-batch", "pass"))
+    view = build_view(replace(diagnosis, findings=(guard,), verdicts=verdicts, limits=()))
+    assert (len(view.findings), len(view.limits)) == (0, 1)
+    assert view.outcomes == "2 rules: 1 told as a limit, 1 passed"
+    finding = replace(guard, rule_id="straggler-rank", topic="straggler")
+    both = replace(
+        diagnosis, findings=(guard, finding), verdicts=(*verdicts, Verdict("straggler-rank", "finding"))
+    )
+    assert build_view(both).outcomes == "3 rules: 1 found, 1 told as a limit, 1 passed"
 
 
 def test_longest_places_are_shown_in_order_of_time():

@@ -269,7 +269,12 @@ def test_a_rank_rule_is_judged_for_each_rank_and_told_once() -> None:
     assert (finding.ranks, finding.steps) == ((1, 2, 3), (3,))
     assert finding.gain == Gain(0.0, 30.0, "ceiling")
     assert finding.evidence == places
-    assert verdict.comparisons[0].left == 0.3
+    assert (verdict.comparisons[0].left, verdict.compared) == (0.3, "2")
+
+
+def test_a_rank_rule_that_passes_says_whose_numbers_it_shows() -> None:
+    verdict, _ = only(evaluate([_straggler()], measured(_late(r0=1.0, r1=2.0)), gains={"hide": _by_lateness}))
+    assert (verdict.outcome, verdict.comparisons[0].left, verdict.compared) == ("pass", 0.01, "0")
 
 
 def test_a_finding_on_every_rank_has_the_rules_id() -> None:

@@ -15,6 +15,7 @@ from tracedoc.report.view import (
     PARTS,
     Segment,
     View,
+    holds_text,
     instances_text,
     one_line,
     segments,
@@ -102,6 +103,7 @@ def render_html(view: View) -> str:
         ranges=format_ranges,
         framework=framework_name,
         instances=instances_text,
+        holds=holds_text,
         line=one_line,
     )
     diagnosis = view.diagnosis

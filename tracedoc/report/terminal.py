@@ -14,6 +14,7 @@ from tracedoc.report.view import (
     FindingView,
     Segment,
     View,
+    holds_text,
     instances_text,
     one_line,
     phase_name,
@@ -255,10 +256,12 @@ def _verdict(console: Console, verdict: Verdict) -> None:
         )
     )
     for comparison in verdict.comparisons:
-        holds = {True: "holds", False: "does not hold", None: "unknown"}[comparison.holds]
         sides = f"{side_text(comparison.left)} against {side_text(comparison.right)}"
         why = f" ({one_line(comparison.reason)})" if comparison.reason else ""
-        text = Text.assemble((one_line(comparison.text), "cyan"), f"  {holds}: {one_line(sides)}{why}")
+        text = Text.assemble(
+            (one_line(comparison.text), "cyan"),
+            f"  {holds_text(comparison, verdict)}: {one_line(sides)}{why}",
+        )
         console.print(Padding(text, (0, 0, 0, 15)))
     if instances := instances_text(verdict):
         console.print(Padding(Text(instances, "dim"), (0, 0, 0, 15)))

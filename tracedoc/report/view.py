@@ -12,6 +12,7 @@ from typing import Any
 from tracedoc.diagnosis import (
     SEVERITIES,
     BudgetParts,
+    Comparison,
     Diagnosis,
     Evidence,
     Finding,
@@ -188,7 +189,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
         findings=findings,
         limits=_limits(diagnosis.limits, [one for one in ordered if is_guard(one)]),
         not_judged=_not_judged(diagnosis.verdicts),
-        outcomes=_outcomes(diagnosis.verdicts),
+        outcomes=_outcomes(diagnosis.verdicts, {one.rule_id for one in ordered if is_guard(one)}),
     )
 
 
@@ -230,6 +231,13 @@ def instances_text(verdict: Verdict) -> str:
     for instance in verdict.instances:
         keys.setdefault(instance.outcome.replace("_", " "), []).append(instance.key)
     return "; ".join(f"{outcome}: {_keys_text(found)}" for outcome, found in keys.items())
+
+
+def holds_text(comparison: Comparison, verdict: Verdict) -> str:
+    """Return whether a comparison holds, and of which rank it is where there are several."""
+    holds = {True: "holds", False: "does not hold", None: "unknown"}[comparison.holds]
+    several = verdict.compared is not None and len(verdict.instances) > 1
+    return f"{holds} on {_keys_text([verdict.compared or ''])}" if several else holds
 
 
 def _keys_text(keys: list[str]) -> str:
@@ -447,16 +455,22 @@ def _not_judged(verdicts: tuple[Verdict, ...]) -> tuple[tuple[str, tuple[str, ..
     )
 
 
-def _outcomes(verdicts: tuple[Verdict, ...]) -> str:
+def _outcomes(verdicts: tuple[Verdict, ...], guards: set[str]) -> str:
+    """Return how many rules said what; ``guards`` are those whose findings stand among the limits."""
     words = {
         "finding": "found",
+        "guard": "told as a limit",
         "pass": "passed",
         "yielded": "explained by another finding",
         "not_applicable": "not applicable",
         "unknown": "not judged",
         "error": "failed",
     }
-    counts = {outcome: sum(verdict.outcome == outcome for verdict in verdicts) for outcome in words}
+    outcomes = [
+        "guard" if verdict.outcome == "finding" and verdict.rule_id in guards else verdict.outcome
+        for verdict in verdicts
+    ]
+    counts = {outcome: outcomes.count(outcome) for outcome in words}
     said = [f"{count} {words[outcome]}" for outcome, count in counts.items() if count]
     return f"{_count(len(verdicts), 'rule')}: {', '.join(said)}" if said else ""
 

@@ -246,7 +246,7 @@ def _verdict(rule: Rule, opinions: Sequence[_Opinion]) -> Verdict:
     reason = _reason(speaking)
     if outcome == "finding" and isinstance(gain := speaking[0].gain, Unknown):
         reason = f"the gain is unknown: {gain.reason}"
-    return Verdict(rule.id, outcome, speaking[0].comparisons, reason, instances)
+    return Verdict(rule.id, outcome, speaking[0].comparisons, reason, instances, speaking[0].key)
 
 
 def _reason(opinions: Sequence[_Opinion]) -> str:
