@@ -186,9 +186,9 @@ def _assumed_shape(model: ModelShape) -> str:
             " --model config.json takes the real one."
         )
     return (
-        "Only the size of the model is known, not its layers. Parameters, gradients and optimizer follow from"
-        f" it; activations and arithmetic are those of a transformer of that size ({blocks}) and may be far off"
-        " for an MLP or a convolutional network."
+        "Only the size of the model is known, not its layers. Parameters, gradients and optimizer follow"
+        f" from it; activations and arithmetic are those of a transformer of that size ({blocks}) and may be"
+        " far off for an MLP or a convolutional network."
     )
 
 
