@@ -15,7 +15,7 @@ from tracedoc.facts.runlong import counted_steps
 from tracedoc.facts.told_strategy import settle_strategy
 from tracedoc.run.job import Job, RankJob, read_job
 from tracedoc.run.manifest import read_manifest
-from tracedoc.run.steplog import CAPACITY, HEADER, MAGIC, RECORD, STEP, WINDOW, parse_step_log
+from tracedoc.run.steplog import CAPACITY, COLLECTION, HEADER, MAGIC, RECORD, STEP, WINDOW, parse_step_log
 from tracedoc.testing.jobs import write_job
 from tracedoc.testing.lanes import parse_lanes
 from tracedoc.timeline.strategies.claim import Claim
@@ -173,6 +173,17 @@ def test_a_step_log_beside_another_folder_is_not_read(tmp_path: Path) -> None:
 
 def claim(family: str, confidence: str = "low") -> Claim:
     return Claim(family.upper(), family, "unknown", confidence, ("seen in the trace",))
+
+
+def test_a_collection_after_the_last_step_belongs_to_none() -> None:
+    began, second = 1_700_000_000 * 10**9, 10**9
+    records = [(number, STEP, began + number * second, second) for number in range(1, 31)]
+    records.append((2, COLLECTION, began + 31 * second, second // 2))
+    content = HEADER.pack(MAGIC, 0, CAPACITY, began) + b"".join(RECORD.pack(*one) for one in records)
+    steps = counted_steps(RankJob(0, log=parse_step_log(content)))
+    assert not isinstance(steps, Unknown)
+    assert steps.number.tolist() == list(range(6, 31))
+    assert not steps.paused_ns.any()
 
 
 def test_a_file_that_is_no_step_log_is_none() -> None:

@@ -149,3 +149,9 @@ def test_a_file_that_cannot_be_written_leaves_nothing_half_done(tmp_path: Path) 
     with pytest.raises(OSError):
         write_json(path, {"a": 2})
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["kept.json", "x.json"]
+
+
+def test_a_rank_of_more_digits_than_any_job_has_is_left_out(tmp_path: Path) -> None:
+    ranks = {number: {"file": f"{number[:9]}.json"} for number in ("2", "99999999", "9" * 5000)}
+    write_json(tmp_path / "manifest.json", {"schema": 1, "ranks": ranks})
+    assert files(read_manifest(tmp_path)) == [(2, "2.json")]

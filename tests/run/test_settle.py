@@ -111,3 +111,8 @@ def test_ranks_recorded_at_different_steps_are_told() -> None:
     assert codes([Candidate("a", file_rank=0, first_step=3), Candidate("b", file_rank=1, first_step=5)]) == [
         "different-steps"
     ]
+
+
+def test_a_trace_that_tells_no_rank_gets_the_first_free_number() -> None:
+    settled = settle([Candidate("a", file_rank=0), Candidate("b", file_rank=1), Candidate("c")])
+    assert settled.files == (RankFile(0, "a"), RankFile(1, "b"), RankFile(2, "c"))

@@ -112,6 +112,14 @@ def test_bandwidth_counts_from_the_last_arrival() -> None:
     assert reached.gbps.tolist() == [100.0]
 
 
+@pytest.mark.parametrize(("world", "known"), [(8, True), (9, False)])
+def test_more_ranks_than_a_host_has_may_be_on_several(world: int, known: bool) -> None:
+    found = matching(0, 9, world=world)  # the hosts of two ranks are not named, the others not captured
+    (curve,) = group_curves(found, dict.fromkeys((0, 1), H200), dict.fromkeys((0, 1), ""))
+    assert curve is not None
+    assert (curve.peak_gbps is not None) == known
+
+
 def test_a_transfer_that_the_clocks_cannot_tell_says_nothing_of_bandwidth() -> None:
     found = matching(0, 9)
     curves = group_curves(found, dict.fromkeys((0, 1), H200), dict.fromkeys((0, 1), "a"))

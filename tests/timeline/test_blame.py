@@ -88,3 +88,42 @@ def test_ranks_that_come_together_are_nobodys_fault() -> None:
         [operation((0, 1), 0, 2, 0, Held.LAUNCH)],
     )
     assert list(found.late_arrivals()) == []
+
+
+def test_a_wait_that_the_median_peer_had_as_well_is_no_excuse() -> None:
+    # Ranks 0, 1 and 2 each waited 10 ms for another one; then rank 0 computes 15 ms longer than its peers.
+    everyone = (0, 1, 2, 3)
+    waited = [
+        [operation((rank, rank + 4), 1, 12, 0, Held.LAUNCH), operation(everyone, 30, 50, 2, Held.COMPUTE)]
+        for rank in (0, 1, 2)
+    ]
+    waited[0][1] = operation(everyone, 45, 50, 2, Held.COMPUTE)
+    found = blame(
+        *waited,
+        [operation((3, 7), 1, 2, 0, Held.LAUNCH), operation(everyone, 30, 50, 2, Held.COMPUTE)],
+        *([operation((rank, rank + 4), 11, 12, 11, Held.LAUNCH)] for rank in (0, 1, 2)),
+        [operation((3, 7), 1, 2, 0, Held.LAUNCH)],
+    )
+    late = next(late for late in found.late_arrivals() if late.collective.group.ranks == everyone)
+    assert late.chain == (Link(0, late.chain[0].operation, Lateness.COMPUTE, 15 * MS),)
+
+
+def test_a_wait_before_the_group_last_met_is_no_excuse() -> None:
+    # Rank 0 waits 30 ms for rank 2, and is late for that to the second meeting with rank 1, not to the third.
+    pair = (0, 1)
+    found = blame(
+        [
+            operation(pair, 0, 2, 0, Held.LAUNCH),
+            operation((0, 2), 5, 37, 1, Held.COMPUTE),
+            operation(pair, 38, 40, 2, Held.COMPUTE),
+            operation(pair, 70, 72, 3, Held.COMPUTE),
+        ],
+        [
+            operation(pair, 0, 2, 0, Held.LAUNCH),
+            operation(pair, 5, 40, 1, Held.COMPUTE),
+            operation(pair, 42, 72, 2, Held.COMPUTE),
+        ],
+        [operation((0, 2), 35, 37, 1, Held.COMPUTE)],
+    )
+    chains = [late.chain for late in found.late_arrivals() if late.collective.group.ranks == pair]
+    assert [[link.rank for link in chain] for chain in chains] == [[0, 2], [0]]

@@ -226,3 +226,10 @@ def test_broadcasts_tell_nothing_of_impossible_pairs() -> None:
     others = [operation(100 + 10 * place, 102 + 10 * place, op="broadcast") for place in range(10)]
     matching = match_collectives(ranks(first + others, second + others), 2)
     assert [one.op for one in matching.collectives].count("all_reduce") == 4
+
+
+def test_a_receive_whose_send_is_not_known_is_neither_waiting_nor_transfer() -> None:
+    arrivals = Arrivals(np.array([NO_TIME]), np.array([False]), np.array([True]))
+    table = CollectiveTable.of([p2p("recv", 0, 0, 12)])
+    (split,) = split_exposed(Spans.from_pairs([(0, 12 * MS)]), table, arrivals).in_windows([0], [12 * MS])
+    assert (split.pipeline_wait_ns, split.transfer_ns, split.unsplit_ns) == (0, 0, 12 * MS)

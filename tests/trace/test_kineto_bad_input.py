@@ -356,3 +356,11 @@ def test_ranks_that_cannot_be_are_unknown(tmp_path: Path) -> None:
     )
     info = read_trace(path).info
     assert (info.rank, info.world_size) == (None, None)
+
+
+@pytest.mark.parametrize("ranks", ["[0, " + "9" * 5000 + "]", "[0, 99999999999999999999]", "[0, 1, ..., 7]"])
+def test_a_list_of_ranks_that_cannot_be_costs_no_event(ranks: str) -> None:
+    args = {"Collective name": "allreduce", "Process Group Ranks": ranks, "Group size": 8}
+    trace = read(json.dumps({"traceEvents": [event("record_param_comms", 1, **args)]}))
+    (collective,) = trace.collectives.values()
+    assert (collective.group_ranks, collective.group_size) == ((), 8)

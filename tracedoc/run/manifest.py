@@ -143,7 +143,8 @@ def _manifest(content: Part, path: str) -> Manifest:
     folder = str(Path(path).parent)
     ranks = content.get("ranks")
     for rank, entry in ranks.items() if isinstance(ranks, dict) else ():
-        if not rank.isdecimal() or not isinstance(entry, dict):
+        # Longer numbers than any job has ranks are damage.
+        if not rank.isdecimal() or len(rank) > 7 or not isinstance(entry, dict):
             continue
         if isinstance(entry.get("file"), str) and entry["file"]:
             listed.append(_rank(int(rank), entry, folder))

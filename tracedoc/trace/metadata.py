@@ -89,7 +89,9 @@ def rank_list(value: object) -> tuple[int, ...]:
     if isinstance(value, str):
         if "..." in value:
             return ()
-        return tuple(int(number) for number in re.findall(r"\d+", value)[:65536])
+        numbers = re.findall(r"\d+", value)[:65536]
+        # What is longer than a rank can be is damage, and Python refuses to read thousands of digits.
+        return tuple(map(int, numbers)) if all(len(number) < 19 for number in numbers) else ()
     if isinstance(value, list) and all(isinstance(rank, int) for rank in value):
         return tuple(value)
     return ()
