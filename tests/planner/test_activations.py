@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tracedoc.planner.activations import block_activations, peak_memory, unit_bytes
+from tracedoc.planner.activations import block_activations, frozen_share, peak_memory, unit_bytes
 from tracedoc.planner.model_config import read_model_config
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import ModelShape, shape_from_parameters
@@ -64,6 +64,31 @@ def test_checkpointing_keeps_about_a_tenth() -> None:
     whole = peak_memory(question, STRATEGIES["full-shard"], checkpointing=False).activations
     kept = peak_memory(question, STRATEGIES["full-shard"], checkpointing=True).activations
     assert kept < 0.12 * whole
+
+
+@pytest.mark.parametrize(
+    ("targets", "numbers"),
+    [
+        # 16-bit inputs of both norms in fp32, q, k, v, the output and their input; three tensors of the MLP.
+        ((), (4 + 4) * 4096 + 2 * 5 * 4096 + 2 * 3 * 10922),
+        # Adapters on every matrix need its input as well: that of the MLP, and of its last matrix.
+        (("all-linear",), (4 + 4) * 4096 + 2 * 5 * 4096 + 2 * 4096 + 2 * 4 * 10922),
+    ],
+)
+def test_lora_keeps_the_inputs_of_adapted_matrices_only(targets: tuple[str, ...], numbers: int) -> None:
+    shape = shape_from_parameters(int(7e9))
+    assert (shape.hidden, shape.heads, shape.mlp_width) == (4096, 32, 10922)
+    question = Question(shape, Training(lora_rank=16, lora_targets=targets, sequence=1000), 8, 1, 80e9)
+    expected = 1000 * (numbers + 4 * 32)  # and the log-sum-exp of each head
+    assert block_activations(question, STRATEGIES["ddp"]) == pytest.approx(expected)
+
+
+def test_a_gathered_weight_of_4_bits_takes_4_bits() -> None:
+    shape = shape_from_parameters(int(7e9))
+    question = Question(shape, Training(lora_rank=16, base_bits=4), 8, 1, 80e9)
+    inside = shape.blocks * 4096 * (4 * 4096 + 3 * 10922)
+    expected = (inside * 4.127 / 8 + (7e9 - inside) * 2) / 7e9
+    assert frozen_share(question) == pytest.approx(expected, rel=1e-3)
 
 
 def test_full_sharding_gathers_two_blocks_and_the_root() -> None:

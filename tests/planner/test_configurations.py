@@ -138,3 +138,22 @@ def test_hybrid_sharding_replicates_over_nodes() -> None:
     assert '(2, 4), mesh_dim_names=("replicate", "shard")' in printed("pytorch", "hsdp").text
     settings = yaml.safe_load(printed("accelerate", "hsdp").text)["parallelism_config"]
     assert settings == {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 4}
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", "bfloat16"), ("fp16-mixed", "float16")])
+def test_the_frozen_weights_of_lora_are_in_16_bits(precision: str, dtype: str) -> None:
+    shape = shape_from_parameters(1_000_000_000)
+    question = Question(shape, Training(precision=precision, lora_rank=16), 8, 1, 80e9)
+    text = next(
+        c.text for c in configurations(question, "ddp", checkpointing=True) if c.framework == "pytorch"
+    )
+    assert f"model = model.to(torch.{dtype})" in text
+
+
+@pytest.mark.parametrize("training", ["full", "offload"])
+def test_offload_is_asked_for_where_it_was_planned(training: str) -> None:
+    offload = training == "offload"
+    settings = yaml.safe_load(printed("accelerate", "full-shard", training).text)["fsdp_config"]
+    assert settings["fsdp_offload_params"] is offload
+    assert settings["fsdp_cpu_ram_efficient_loading"] is True
+    assert ('"cpu_offload": True' in printed("trainer", "full-shard", training).text) is offload

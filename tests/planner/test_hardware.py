@@ -21,6 +21,7 @@ from tracedoc.trace.devices import DEVICE_PEAKS, device_peak
         ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("h100 pcie", "H100 PCIe"),
+        (" H100--PCIe_", "H100 PCIe"),
         ("Tesla V100-SXM2-16GB", "V100 16GB"),
         ("NVIDIA GeForce RTX 3090", "RTX 3090"),
         ("4090", "RTX 4090"),

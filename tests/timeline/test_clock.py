@@ -69,6 +69,26 @@ def test_one_odd_end_is_not_a_drift() -> None:
     assert clock.errors[1].offset_ns == 5 * MS
 
 
+def test_a_drift_that_explains_less_than_a_quarter_is_not_believed() -> None:
+    # Ends scatter by 20 us to both sides; a slope of 1e-7 explains 1 us of that, an odd end changes nothing.
+    found = ends((0, 0, 0, 0.0), (0, 1, 5 * MS, 1e-7))
+    found.end_ns[1::2] += np.tile([20_000, -20_000], OPERATIONS // 2)
+    found.end_ns[-1] += 2 * MS
+    assert align_clocks([0, 1], ["a", "b"], found).errors[1].rate == 0.0
+
+
+def test_few_operations_tell_an_offset_and_no_drift() -> None:
+    found = ends((0, 0, 0, 0.0), (0, 1, 5 * MS, 1e-5))
+    for operations, drifts in ((12, True), (11, False)):
+        few = Ends(
+            found.operation[: 2 * operations],
+            found.rank[: 2 * operations],
+            found.start_ns[: 2 * operations],
+            found.end_ns[: 2 * operations],
+        )
+        assert (align_clocks([0, 1], ["a", "b"], few).errors[1].rate != 0.0) == drifts
+
+
 def test_unnamed_hosts_are_shifted_only_where_their_ends_demand_it() -> None:
     # 50 us apart is as good as simultaneous; a little more is not.
     assert align_clocks([0, 1], ["", ""], ends((0, 0, 0, 0.0), (0, 1, 50_000, 0.0))).errors == {}
