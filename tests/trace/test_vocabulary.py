@@ -108,6 +108,8 @@ def test_compute_kernels_with_the_words_of_collectives_are_not_communication(nam
             C.ATTENTION,
         ),
         ("triton_tem_fused_flex_attention_0", C.ATTENTION),
+        ("triton_for_fused__fused_adamw_1", C.OPTIMIZER),
+        ("triton_for_fused_0", C.ELEMENTWISE),
         ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", C.GEMM),
         ("ampere_sgemm_128x64_nn", C.GEMM),
         ("Cijk_Ailk_Bjlk_BBS_BH_Bias_HAS_SAV_UserArgs_MT128x64x32", C.GEMM),
