@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.units import format_bytes, format_gb, format_ms, format_percent, format_quantity, format_ranges
+from tracedoc.units import (
+    format_bytes,
+    format_count,
+    format_gb,
+    format_ms,
+    format_percent,
+    format_quantity,
+    format_ranges,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +62,23 @@ def test_sizes_are_powers_of_1024(value: float, text: str) -> None:
 )
 def test_memory_is_in_powers_of_1000_as_it_is_sold(value: float, text: str) -> None:
     assert format_gb(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.2e12, "1.2T"),
+        (7e9, "7B"),
+        (1.558e9, "1.56B"),
+        (999.6e6, "1B"),
+        (350e6, "350M"),
+        (4.2e6, "4.2M"),
+        (12_300, "12.3k"),
+        (950, "950"),
+    ],
+)
+def test_parameters_are_counted_in_short(value: float, text: str) -> None:
+    assert format_count(value) == text
 
 
 @pytest.mark.parametrize(

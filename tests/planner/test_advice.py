@@ -106,6 +106,18 @@ def test_what_only_the_other_framework_fits_is_the_smallest_change() -> None:
     assert advice.changes[0].option == "--framework deepspeed"
 
 
+def test_on_one_gpu_another_framework_changes_nothing() -> None:
+    assert "framework" not in {change.id for change in ask(70e9, 1, 24).changes}
+
+
+def test_4_bit_weights_alone_cannot_be_trained() -> None:
+    with pytest.raises(InputError, match="4-bit weights") as caught:
+        ask(7e9, 1, 24, base_bits=4)
+    assert "--lora-rank 16" in caught.value.hint
+    with pytest.raises(InputError, match="8 bits"):
+        ask(7e9, 1, 24, base_bits=8, lora_rank=16)
+
+
 def test_every_change_that_is_named_really_fits() -> None:
     for advice in (ask(13e9, 4, 40), ask(70e9, 8, 80), ask(7e9, 1, 24, gpu="L4")):
         assert advice.changes

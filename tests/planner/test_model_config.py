@@ -30,6 +30,10 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         LLAMA_7B | {"model_type": "mistral", "intermediate_size": 14336, "num_key_value_heads": 8},
         7_241_732_096,
     ),
+    "Mistral-7B, key heads not told": (
+        LLAMA_7B | {"model_type": "mistral", "intermediate_size": 14336},
+        7_241_732_096,
+    ),
     "Mixtral-8x7B": (
         LLAMA_7B
         | {"model_type": "mixtral", "intermediate_size": 14336, "num_key_value_heads": 8}
@@ -113,6 +117,11 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         60_506_624,
     ),
 }
+
+
+def test_a_head_that_is_the_embedding_counts_once(tmp_path: Path) -> None:
+    keys, count = PUBLISHED["GPT-NeoX-20B"]
+    assert shape_of(tmp_path, keys | {"tie_word_embeddings": True}).parameters == count - 50432 * 6144
 
 
 def shape_of(folder: Path, keys: dict[str, Any]):

@@ -89,6 +89,7 @@ def test_a_step_lies_between_all_hidden_and_nothing_hidden() -> None:
     assert step is not None
     assert step.worst_ms == pytest.approx(step.compute_ms + step.comm_ms + step.optimizer_ms)
     assert step.compute_ms + step.optimizer_ms < step.best_ms < step.worst_ms
+    assert step.middle_ms == pytest.approx(step.best_ms / 2 + step.worst_ms / 2)
 
 
 def test_what_a_run_computed_replaces_the_estimate_and_is_partly_repeated_by_checkpointing() -> None:

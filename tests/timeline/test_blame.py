@@ -125,5 +125,6 @@ def test_a_wait_before_the_group_last_met_is_no_excuse() -> None:
         ],
         [operation((0, 2), 35, 37, 1, Held.COMPUTE)],
     )
-    chains = [late.chain for late in found.late_arrivals() if late.collective.group.ranks == pair]
-    assert [[link.rank for link in chain] for chain in chains] == [[0, 2], [0]]
+    late = [late for late in found.late_arrivals() if late.collective.group.ranks == pair]
+    assert [[link.rank for link in one.chain] for one in late] == [[0, 2], [0]]
+    assert [one.cost_ns for one in late] == [{1: 33 * MS}, {1: 28 * MS}]

@@ -290,6 +290,12 @@ def test_values_of_unexpected_types_are_read_loosely() -> None:
     assert (trace.device.tolist(), trace.stream.tolist()) == ([-1, 0, -1], [-1, 7, -1])
 
 
+@pytest.mark.parametrize("rest", [b"\0" * 700, b"x", b"and then some"])
+def test_what_follows_a_gzip_member_and_is_none_is_ignored(rest: bytes) -> None:
+    trace = read(gzip.compress(WHOLE.encode()) + rest)
+    assert (len(trace), trace.info.truncated, codes(trace)) == (5, False, [])
+
+
 def test_the_garbage_collector_is_left_as_it_was() -> None:
     assert gc.isenabled()
     with pytest.raises(InputError):
