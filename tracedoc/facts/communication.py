@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tracedoc.facts.catalog import Unknown, Value, rank_fact, run_fact
 from tracedoc.facts.digest import RankDigest
-from tracedoc.facts.links import half_rate_bytes
+from tracedoc.facts.links import half_rate_bytes, usual_call_ns
 from tracedoc.facts.step import NO_STEP
 from tracedoc.facts.step_table import StepDigest
 from tracedoc.facts.view import RunView
@@ -18,6 +18,13 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.exposure import ExposedSplit
 from tracedoc.timeline.matching import NO_OPERATION
+
+MOST_OVER_USUAL = 4
+"""Small calls that take this many times as long as usual have not only paid latency."""
+
+WAITING_OR_SLOW = Unknown(
+    "calls of unknown arrivals take several times as long as their size needs: waiting, or a slow network"
+)
 
 LATENCY_BOUND_SHARE = 0.25
 """Below this share of the half-rate size a message takes nearly as long as an empty one."""
@@ -127,7 +134,11 @@ def latency_bound_frac(run: RunView) -> dict[str, Value]:
 
 @run_fact("latency_bound_exposed_ms", unit="ms", scope="rank", needs=("collectives",))
 def latency_bound_exposed_ms(run: RunView) -> dict[str, Value]:
-    """Exposed time of the median step in latency-bound collectives, less known waiting."""
+    """Exposed time of the median step in latency-bound collectives, less known waiting.
+
+    Unknown where most of that time is in calls whose peers' arrivals are not known, and these take more than
+    four times as long as calls of their size on measured machines: that is waiting, or a slow network.
+    """
 
     def exposed(digest: RankDigest, step: StepDigest) -> Value:
         spans = latency_bound_exposed(run, digest, step)
@@ -145,7 +156,14 @@ def latency_bound_exposed(run: RunView, digest: RankDigest, step: StepDigest) ->
     turn = run.arrivals[digest.rank].turn_ns(table)
     small = table.in_window(step.start_ns, step.end_ns) & latency_bound
     inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
-    return inside & Spans.of(turn[small], table.end_ns[small])
+    spans = inside & Spans.of(turn[small], table.end_ns[small])
+    unsplit = np.flatnonzero(small & ~run.arrivals[digest.rank].known)
+    their_ns = int(inside.covered_ns(table.start_ns[unsplit], table.end_ns[unsplit]).sum())
+    if 2 * their_ns <= spans.total_ns:
+        return spans
+    # Not known between hosts: the sum is NaN then, and the time stands.
+    usual_ns = float(usual_call_ns(run, digest)[unsplit].sum())
+    return WAITING_OR_SLOW if their_ns > MOST_OVER_USUAL * usual_ns else spans
 
 
 def _latency_bound_share(run: RunView, digest: RankDigest, step: StepDigest) -> Value:

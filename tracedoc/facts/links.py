@@ -11,7 +11,7 @@ from tracedoc.facts.catalog import Unknown, Value, run_fact
 from tracedoc.facts.device import unlisted
 from tracedoc.facts.digest import RankDigest
 from tracedoc.facts.view import RunView
-from tracedoc.timeline.bandwidth import Transfers, size_curve, transfers
+from tracedoc.timeline.bandwidth import REFERENCE_RANKS, Transfers, size_curve, transfers
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.matching import NO_OPERATION
 
@@ -99,6 +99,29 @@ def half_rate_bytes(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64]
     found = known[run.matching.group[operations[matched]]]
     halves[matched] = np.where(np.isnan(found), halves[matched], found)
     return halves
+
+
+def usual_call_ns(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64]:
+    """Return how long a call of each row's size takes on measured machines, NaN where that is not known.
+
+    That is ``(size + half-rate size) / rate``: on NVLink and on PCIe some 60 us for a small message.
+    """
+    table = digest.collectives
+    halves = half_rate_bytes(run, digest)
+    if isinstance(halves, Unknown):
+        return np.full(len(table), np.nan)
+    by_kind = []
+    for kind in table.kinds:
+        ranks = kind.group_size or len(kind.group) or run.world_size or len(run.digests)
+        curve = size_curve(digest.device, max(ranks, 2), 2 if ranks > REFERENCE_RANKS else 1)
+        by_kind.append((curve and curve.peak_gbps) or np.nan)
+    rates = np.array(by_kind or [np.nan])[table.kind]
+    operations = run.operations[digest.rank]
+    matched = np.flatnonzero(operations != NO_OPERATION)
+    known = np.array([(curve and curve.peak_gbps) or np.nan for curve in run.curves] or [np.nan])
+    rates[matched] = known[run.matching.group[operations[matched]]]
+    usual: npt.NDArray[np.float64] = np.where(table.nbytes == NONE, np.nan, (table.nbytes + halves) / rates)
+    return usual
 
 
 @dataclass(frozen=True, slots=True)
