@@ -273,17 +273,23 @@ def test_report_of_another_file_says_what_it_needs(trace: str):
 # -- facts
 
 
-def test_facts_are_a_table_with_reasons(pipeline: Pipeline, trace: str):
+def test_facts_are_a_table_by_topic_with_reasons(pipeline: Pipeline, trace: str):
     assert run("facts", trace, "--ranks").stdout == (
-        "fact                value\n"
-        "step_ms            400 ms\n"
-        "  0                400 ms\n"
-        "  5                400 ms\n"
-        "overlap_frac         35 %\n"
-        "mfu               unknown  shapes were not recorded\n"
-        "kernels_per_step     1840\n"
-        "  rank 0             1840\n"
-        "  rank 5          unknown  no launches\n"
+        "fact                  value\n"
+        "\n"
+        "Step\n"
+        "  step_ms            400 ms\n"
+        "    0                400 ms\n"
+        "    5                400 ms\n"
+        "  overlap_frac         35 %\n"
+        "\n"
+        "Host and idle time\n"
+        "  kernels_per_step     1840\n"
+        "    rank 0             1840\n"
+        "    rank 5          unknown  no launches\n"
+        "\n"
+        "Other\n"
+        "  mfu               unknown  shapes were not recorded\n"
     )
 
 

@@ -35,7 +35,7 @@ def facts(
     max_bytes: int | None,
     debug: bool,
 ) -> None:
-    """Print what was measured: name and value, or why it is unknown.
+    """Print what was measured by topic: name and value, or why it is unknown.
 
     \b
     Examples:
@@ -63,8 +63,10 @@ def facts(
 def facts_table(records: dict[str, FactRecord], *, ranks: bool) -> str:
     """Return the facts as aligned columns: name, value with unit, and the reason where one is unknown.
 
-    Facts that are unknown for one reason stand together at the end, from :data:`MANY_ALIKE` of them on.
+    Facts stand under their topics; those that are unknown for one reason stand together at the end, from
+    :data:`MANY_ALIKE` of them on.
     """
+    from tracedoc.facts.topics import by_topic
     from tracedoc.report.view import one_line, plain
 
     alike: dict[str, list[str]] = {}
@@ -74,16 +76,10 @@ def facts_table(records: dict[str, FactRecord], *, ranks: bool) -> str:
     alike = {reason: names for reason, names in alike.items() if len(names) >= MANY_ALIKE}
     left_out = {name for names in alike.values() for name in names}
     rows = [("fact", "value", "")]
-    for name, record in records.items():
-        if plain(name) in left_out:
-            continue
-        rows.append((name, *_cells(record.unknown, record.value, record.unit)))
-        if ranks:
-            key_name = "rank " if record.scope == "rank" else ""
-            for key, value in record.values.items():
-                unknown = value.get("unknown", "") if isinstance(value, dict) else None
-                plain_value = None if isinstance(value, dict) else value
-                rows.append((f"  {key_name}{key}", *_cells(unknown, plain_value, record.unit)))
+    for topic, names in by_topic([name for name in records if plain(name) not in left_out]).items():
+        rows += [("", "", ""), (topic, "", "")]
+        for name in names:
+            rows += _rows(name, records[name], ranks=ranks)
     safe = [
         tuple(one_line(plain(cell)) if number else plain(cell) for number, cell in enumerate(row))
         for row in rows
@@ -95,6 +91,17 @@ def facts_table(records: dict[str, FactRecord], *, ranks: bool) -> str:
         for reason, names in alike.items()
     )
     return "\n".join([*lines, *together]) + "\n"
+
+
+def _rows(name: str, record: FactRecord, *, ranks: bool) -> list[tuple[str, str, str]]:
+    rows = [(f"  {name}", *_cells(record.unknown, record.value, record.unit))]
+    if ranks:
+        key_name = "rank " if record.scope == "rank" else ""
+        for key, value in record.values.items():
+            unknown = value.get("unknown", "") if isinstance(value, dict) else None
+            plain_value = None if isinstance(value, dict) else value
+            rows.append((f"    {key_name}{key}", *_cells(unknown, plain_value, record.unit)))
+    return rows
 
 
 def _cells(unknown: str | None, value: Scalar | None, unit: str) -> tuple[str, str]:
