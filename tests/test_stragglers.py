@@ -120,7 +120,11 @@ def test_a_rank_that_changes_every_step_is_jitter(tmp_path: Path) -> None:
 
 def test_five_steps_cannot_tell_jitter(tmp_path: Path) -> None:
     write_changing(tmp_path, [0, 1, 2, 0, 1])
-    assert [f for f in judged(tmp_path).findings if f.topic == "straggler"] == []
+    diagnosis = judged(tmp_path)
+    assert [f for f in diagnosis.findings if f.topic == "straggler"] == []
+    (verdict,) = [one for one in diagnosis.verdicts if one.rule_id == "rotating-straggler"]
+    assert verdict.outcome == "unknown"
+    assert "5 steps cannot tell jitter from a habit: capture 10" in verdict.reason
 
 
 def test_on_a_busy_host_what_a_rank_does_in_every_step_is_its_cause(tmp_path: Path) -> None:

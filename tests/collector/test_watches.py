@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
+import pytest
+
 from tracedoc.collector.counters import difference, read_counters
 from tracedoc.collector.devices import HostCommands, summarise_samples
 from tracedoc.collector.environment import numbers, ranges
@@ -80,6 +82,17 @@ def test_counters_tell_what_was_added() -> None:
     assert difference({"a": 5, "b": 7, "c": 9}, {"a": 8, "b": 7, "c": 2}) == {"a": 3}
     before = read_counters()
     assert before["process.user_us"] > 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count it")
+def test_the_main_thread_tells_how_long_it_ran() -> None:
+    counters = read_counters()
+    assert (
+        0
+        < counters["main_thread.ran_us"]
+        <= counters["process.user_us"] + counters["process.system_us"] + 1e6
+    )
+    assert counters["main_thread.waited_for_core_us"] >= 0
 
 
 def test_throttling_is_a_share_of_the_samples() -> None:

@@ -240,7 +240,7 @@ def kernel_cause(late: LateRank, run: RunView) -> str:
 def _kernels(late: LateRank, run: RunView) -> str:
     """Say in words which kernels a rank spent more time in than its peers."""
     if run.digest(late.rank).is_cpu:
-        return "more operators" if late.more_kernels >= MORE_KERNELS else "operators, as many as theirs"
+        return _CPU_KERNELS[kernel_cause(late, run)]
     cause, slowness = kernel_cause(late, run), slowness_by_rank(run)[late.rank]
     if cause == "more kernels":
         return cause
@@ -251,6 +251,13 @@ def _kernels(late: LateRank, run: RunView) -> str:
     times = format_quantity(slowness.ratio, "ratio")
     return f"kernels, as many as theirs: its matrix products take {times}x as long at the same shapes"
 
+
+_CPU_KERNELS = {
+    "more kernels": "more operators",
+    "larger kernels": "operators, as many as theirs, which work on more data",
+    "longer kernels": "operators, as many as theirs",
+    "slow GPU": "operators, as many as theirs",
+}
 
 _WORDS = {
     "communication": "other communication",

@@ -51,7 +51,9 @@ def counted_steps(told: RankJob) -> Steps | Unknown:
     kind, number = words[:, 0] >> 32, words[:, 0] & 0xFFFFFFFF
     order = np.argsort(words[:, 1], kind="stable")
     steps = order[kind[order] == STEP]
-    kept = (number[steps] > WARMUP_STEPS) & (words[steps, 2] > 0) & ~_touched(told, words[steps])
+    warm = (number[steps] > WARMUP_STEPS) & (words[steps, 2] > 0)
+    touched = _touched(told, words[steps])
+    kept = warm & ~touched
     pauses = order[kind[order] == COLLECTION]
     steps_end = words[steps, 1]
     paused = np.zeros(steps.size, dtype=np.int64)
@@ -60,8 +62,19 @@ def counted_steps(told: RankJob) -> Steps | Unknown:
     np.add.at(paused, home[inside], words[pauses[inside], 2])
     found = Steps(number[steps[kept]], words[steps[kept], 2], paused[kept])
     if found.number.size < ENOUGH_STEPS:
-        return Unknown(f"{found.number.size} steps beside the capture were logged, fewer than {ENOUGH_STEPS}")
+        return Unknown(_too_few(int(warm.sum()), int((warm & touched).sum())))
     return found
+
+
+def _too_few(warm: int, touched: int) -> str:
+    """Say why the steps of a log are too few; ``warm`` is how many there are after the warm-up."""
+    told = f"{warm} {'step was' if warm == 1 else 'steps were'} logged after the first {WARMUP_STEPS}"
+    if not touched:
+        return f"{told}, fewer than {ENOUGH_STEPS}"
+    return (
+        f"{told}; without the {touched} that the capture and the writing of its trace touched, "
+        f"{warm - touched} {'is' if warm - touched == 1 else 'are'} left, fewer than {ENOUGH_STEPS}"
+    )
 
 
 def _touched(told: RankJob, steps: Ints) -> NDArray[np.bool_]:

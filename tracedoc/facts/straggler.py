@@ -14,6 +14,10 @@ NOTICED = 0.02
 """A rank counts as late in a step from this share of the step on; less is within the jitter of launches."""
 
 
+ENOUGH_STEPS = 10
+"""Of fewer steps nothing is said about how the late rank changes."""
+
+
 @run_fact("late_cost_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def late_cost_ms(run: RunView) -> dict[str, Value]:
     """What the median other rank waits for this rank per step, with no compute beside it.
@@ -128,10 +132,19 @@ def late_recurring_ms(run: RunView) -> dict[str, Value]:
 
 @run_fact("late_rank_changes_frac", unit="fraction", needs=("collectives", "multi_rank"))
 def late_rank_changes_frac(run: RunView) -> Value:
-    """Share of the steps with a late rank in which it is another than the one most often late."""
+    """Share of the steps with a late rank in which it is another than the one most often late.
+
+    Unknown where fewer than ten steps name several ranks: so few cannot tell jitter from a habit.
+    """
     worst = [rank for rank in _worst_by_step(run) if rank is not None]
     if not worst:
         return Unknown("no rank is late") if _matched(run) else _NOT_MATCHED
+    steps = len(late_ranks(run)[0].steps)
+    if len(set(worst)) > 1 and steps < ENOUGH_STEPS:
+        return Unknown(
+            f"the late rank changes, and {steps} steps cannot tell jitter from a habit: "
+            f"capture {ENOUGH_STEPS} (tracedoc collect --active {ENOUGH_STEPS})"
+        )
     return 1.0 - max(map(worst.count, worst)) / len(worst)
 
 

@@ -340,7 +340,9 @@ def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurement
     if keys and len(measurements.ranks) > 1:
         where = [] if named else [f"rank {worst.key}"]
         if len(keys) > 1:
-            where.append(f"the worst of {_ranks_text(keys)}")
+            # Without a gain no rank is known to be worse than another.
+            which = "the worst" if isinstance(worst.gain, Gain) else "one"
+            where.append(f"{which} of {_ranks_text(keys)}")
         message = _before_full_stop(message, ", ".join(where)) if where else message
     gain = worst.gain if isinstance(worst.gain, Gain) else None
     if isinstance(worst.gain, Unknown):
