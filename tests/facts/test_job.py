@@ -131,8 +131,8 @@ def test_steps_that_the_capture_touches_do_not_count() -> None:
     assert counted(records + closed, 0) == [6, 7, 8, 9, 10, *range(16, 41)]
     # Without an end the capture touches all that follows: five steps are left.
     assert counted(records, 0) == Unknown(
-        "35 steps were logged after the first 5; without the 30 that the capture and the writing of its trace "
-        "touched, 5 are left, fewer than 20"
+        "35 steps were logged after the first 5; without the 30 that the capture and the writing of its "
+        "trace touched, 5 are left, fewer than 20"
     )
 
 
