@@ -98,7 +98,7 @@ def main(kind, folder, steps):
             facts |= evidence.on_first_step(optimizer)
         if step == 3:
             facts |= evidence.on_window_start()
-        if step == 5:
+        if step == 6:
             facts |= evidence.on_window_end()
         evidence.on_step(time.time_ns())
         if kind == "killed" and step == steps - 2:

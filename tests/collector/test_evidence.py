@@ -113,6 +113,10 @@ def test_every_step_is_in_the_log(ddp: Path) -> None:
 def test_counters_grow_over_the_window(ddp: Path) -> None:
     counters = facts_of(ddp, 0)["window"]["counters"]
     assert counters["process.user_us"] > 0
+    if Path("/proc/thread-self/schedstat").exists():
+        thread = facts_of(ddp, 0)["window"]["training_thread"]
+        assert thread["steps"] >= 1
+        assert thread["ran_us"] > 0
 
 
 def test_the_evidence_of_a_rank_is_small(ddp: Path) -> None:

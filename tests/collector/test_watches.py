@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tracedoc.collector import corewait
 from tracedoc.collector.counters import difference, read_counters
 from tracedoc.collector.devices import HostCommands, summarise_samples
 from tracedoc.collector.environment import numbers, ranges
@@ -84,15 +85,16 @@ def test_counters_tell_what_was_added() -> None:
     assert before["process.user_us"] > 0
 
 
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not count it")
-def test_the_main_thread_tells_how_long_it_ran() -> None:
-    counters = read_counters()
-    assert (
-        0
-        < counters["main_thread.ran_us"]
-        <= counters["process.user_us"] + counters["process.system_us"] + 1e6
-    )
-    assert counters["main_thread.waited_for_core_us"] >= 0
+def test_a_thread_tells_how_long_it_waited_for_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = tmp_path / "schedstat"
+    monkeypatch.setattr(corewait, "_SCHEDULE", schedule)
+    watch = corewait.CoreWait()
+    watch.step()
+    assert watch.describe() is None
+    for ran_ms, waited_ms in [(100, 50), (160, 60), (300, 90)]:
+        schedule.write_text(f"{ran_ms * 10**6} {waited_ms * 10**6} 7\n")
+        watch.step()
+    assert watch.describe() == {"steps": 2, "ran_us": 200_000, "waited_us": 40_000}
 
 
 def test_throttling_is_a_share_of_the_samples() -> None:

@@ -42,7 +42,7 @@ _MEMORY_EVENTS = ("high", "max", "oom", "oom_kill")
 def read_counters() -> Counters:
     """Return the counters of this moment, by dotted name; what the host does not have is left out."""
     found: Counters = {}
-    for read in (_process, _main_thread, _cgroup, _network, _tcp, _infiniband):
+    for read in (_process, _cgroup, _network, _tcp, _infiniband):
         found |= probe(read) or {}
     return found
 
@@ -78,15 +78,6 @@ def _process() -> Counters:
         "process.major_faults": own.ru_majflt,
         "process.voluntary_switches": own.ru_nvcsw,
         "process.involuntary_switches": own.ru_nivcsw,
-    }
-
-
-def _main_thread() -> Counters:
-    """Return how long the main thread ran, and how long it was ready to and had no core."""
-    ran_ns, waited_ns, _ = Path("/proc/self/schedstat").read_text().split()
-    return {
-        "main_thread.ran_us": int(ran_ns) // 1000,
-        "main_thread.waited_for_core_us": int(waited_ns) // 1000,
     }
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tracedoc.collector.batches import BatchWatch
+from tracedoc.collector.corewait import CoreWait
 from tracedoc.collector.counters import Counters, difference, link_rates, read_counters
 from tracedoc.collector.devices import (
     COMMANDS,
@@ -52,6 +53,8 @@ class _Watch:
         self.sampler: DeviceSampler | None = None
         self.counters: Counters = {}
         self.memory: Facts = {}
+        self.armed = False
+        self.core_wait: CoreWait | None = None
 
 
 def _ignore(generation: int, end_ns: int, length_ns: int) -> None:
@@ -109,6 +112,7 @@ def on_window_start() -> Facts:
         watch.log.window(ends=False)
     watch.memory = describe_memory()
     watch.counters = read_counters()
+    watch.armed, watch.core_wait = True, None
     if watch.device is not None:
         watch.sampler = DeviceSampler(*watch.device)
         watch.sampler.begin()
@@ -126,8 +130,10 @@ def on_window_end() -> Facts:
     window = known(
         counters=difference(watch.counters, read_counters()),
         clocks=probe(watch.sampler.end) if watch.sampler is not None else None,
+        training_thread=watch.core_wait.describe() if watch.core_wait is not None else None,
         memory_before=watch.memory,
     )
+    watch.armed, watch.core_wait = False, None
     if watch.log is not None:
         watch.log.window(ends=True)
     return {"window": window, **_so_far(watch)}
@@ -144,8 +150,15 @@ def on_source_step(*, ends: bool) -> Facts:
 def on_step(end_ns: int) -> None:
     """Note the end of an optimizer step, in nanoseconds of ``time.time_ns``; called after every one."""
     watch = _watch()
-    if watch is not None and watch.log is not None:
+    if watch is None:
+        return
+    if watch.log is not None:
         watch.log.step(end_ns)
+    if watch.core_wait is not None:
+        watch.core_wait.step()
+    elif watch.armed:
+        # Called right after the window began: the profiler is being made ready until the next step ends.
+        watch.core_wait = CoreWait()
 
 
 def on_exit() -> Facts:

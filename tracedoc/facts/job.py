@@ -242,35 +242,33 @@ def _cpu_throttled(told: RankJob) -> Value:
 
 @run_fact("core_wait_frac", unit="fraction", scope="rank")
 def core_wait_frac(run: RunView) -> dict[str, Value]:
-    """Share of the time in which the rank's main thread could have run that it waited for a free core.
+    """Share of the time in which the rank's training thread could run that it waited for a free core.
 
-    From the Linux scheduler (schedstat), over the captured steps: waited / (ran + waited). Time in which the
+    From the Linux scheduler (schedstat), over captured steps: waited / (ran + waited). Time in which the
     thread sleeps or waits for data is in neither. Unknown where the kernel does not count it.
     """
     return by_rank(run, _core_wait_share)
 
 
 def _core_wait_share(told: RankJob) -> Value:
-    ran = told.counters.get("main_thread.ran_us", 0)
-    if not ran:
-        return _NO_CORE_WAIT
-    waited = told.counters.get("main_thread.waited_for_core_us", 0)
-    return waited / (ran + waited)
+    thread = told.training_thread
+    could = thread.get("ran_us", 0) + thread.get("waited_us", 0)
+    return thread.get("waited_us", 0) / could if could > 0 else _NO_CORE_WAIT
 
 
 @run_fact("core_wait_ms", unit="ms", scope="rank")
 def core_wait_ms(run: RunView) -> dict[str, Value]:
-    """Time that the rank's main thread waited for a free core, per captured step, on average."""
+    """Time that the rank's training thread waited for a free core in a captured step, on average."""
     return by_rank(run, _core_wait)
 
 
 def _core_wait(told: RankJob) -> Value:
-    if not told.counters.get("main_thread.ran_us") or told.during is None or not told.during.steps:
-        return _NO_CORE_WAIT
-    return told.counters.get("main_thread.waited_for_core_us", 0) / 1000 / told.during.steps
+    thread = told.training_thread
+    steps, waited = thread.get("steps", 0), thread.get("waited_us")
+    return waited / 1000 / steps if steps > 0 and waited is not None else _NO_CORE_WAIT
 
 
-_NO_CORE_WAIT = Unknown("whether processes share cores is not known: the manifest tells no time of threads")
+_NO_CORE_WAIT = Unknown("whether processes share cores is not known: the manifest tells no times of threads")
 
 
 @run_fact("gpu_throttled_by", unit="text", scope="rank")

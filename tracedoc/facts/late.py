@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.facts.catalog import Unknown
 from tracedoc.facts.shares import work_excess
@@ -14,6 +15,7 @@ from tracedoc.facts.view import RunView, once
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.blame import STRAGGLING
 from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.groups import pipeline_pairs
 from tracedoc.timeline.host import IDLE_WORK, PHASES, WORK
 from tracedoc.trace.distinct import is_among
 from tracedoc.units import format_ms, format_quantity
@@ -105,9 +107,20 @@ def _steps(run: RunView) -> tuple[int, ...]:
     return tuple(sorted(set(run.matching.step.tolist()))) or (NONE,)
 
 
+@once
+def _blamed(run: RunView) -> npt.NDArray[np.bool_]:
+    """Return which operations waited for a rank that was late from work of its own.
+
+    Not those of pipeline neighbours: a stage waits for the one before it by design, and their work differs.
+    """
+    pipeline = np.array(pipeline_pairs(run.matching.groups), dtype=bool)
+    straggling = is_among(run.blame.root_lateness, STRAGGLING)
+    return np.asarray(straggling & ~pipeline[run.matching.group], dtype=bool)
+
+
 def _late_rank(run: RunView, position: int, steps: Sequence[int]) -> LateRank:
     matching, blame = run.matching, run.blame
-    blamed = (blame.root == position) & is_among(blame.root_lateness, STRAGGLING)
+    blamed = _blamed(run) & (blame.root == position)
     blamed &= is_among(matching.step, steps)
     peers = tuple(place for place in range(len(matching.ranks)) if place != position)
     cost = np.zeros((len(steps), len(peers)), dtype=np.int64)
@@ -132,7 +145,7 @@ def waits_for(run: RunView, late: LateRank, peer: int) -> Spans:
     """Return when a peer waited for a late rank with no compute beside it, on the peer's own clock."""
     position = run.matching.ranks.index(late.rank)
     place = run.matching.ranks.index(peer)
-    blamed = (run.blame.root == position) & is_among(run.blame.root_lateness, STRAGGLING)
+    blamed = _blamed(run) & (run.blame.root == position)
     mine = np.flatnonzero(blamed[run.matching.operation] & (run.matching.part_rank == place))
     return _wait_spans(run, place, run.matching.part_row[mine])
 

@@ -59,7 +59,8 @@ class RankJob:
     ``before``, ``during`` and ``after`` are times of steps by the host's clock: without, with, and again
     without the profiler. ``frameworks`` are the wrappers in use, then the trainers around them;
     ``links`` are NCCL's channels by transport; ``throttled`` are shares of the captured time by reason,
-    ``counters`` what the host's grew by in it.
+    ``counters`` what the host's grew by in it; ``training_thread`` has ``steps`` of it, and for how many
+    microseconds of these the thread ``ran_us`` and, ready to run, ``waited_us`` for a core.
     """
 
     rank: int
@@ -79,6 +80,7 @@ class RankJob:
     clocks_sampled: bool = False
     throttled: Mapping[str, float] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
+    training_thread: Mapping[str, int] = field(default_factory=dict)
     json_bytes: int = 0
     source: str = ""
     log: StepLog | None = None
@@ -139,6 +141,7 @@ def _rank(entry: ManifestRank, folder: Path | None) -> RankJob | None:
         clocks_sampled=bool(_entry(window, "clocks")),
         throttled=_values(_entry(_entry(window, "clocks"), "throttled_frac"), float),
         counters=_values(_entry(window, "counters"), int),
+        training_thread=_values(_entry(window, "training_thread"), int),
         json_bytes=_value(part, "json_bytes", int) or 0,
         source=_beside(part, "source", folder),
         log=_log(part, folder),
