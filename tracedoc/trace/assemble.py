@@ -31,6 +31,7 @@ from tracedoc.trace.vocabulary import event_kind, kind_of
 _ABSOLUTE_NS = 1_000_000_000_000_000_000  # 1e15 us: no relative time is that large
 _GPU_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC, Kind.GPU_ANNOTATION, Kind.ACCELERATOR)
 _DROPPED = 255
+_ON_GPU, _SHAPED, _COUNTED = 1, 2, 4  # belongs to a device and a stream; has shapes; allocator's counters
 _MEMORY = "[memory]"
 _HOST_MEMORY = 0  # c10::DeviceType::CPU
 _TRAILING_NUMBER = re.compile(r"(-?\d{1,18})\s*$")
@@ -55,9 +56,8 @@ class _Ids(dict[Any, int]):
 class _Heads(_Ids):
     """Numbers what many events have in common: their category, name, process and thread.
 
-    The lists tell of each number the kind, and which name and thread it is; ``on_gpu[number]`` is 1 where
-    such events belong to a device and a stream, ``shaped[number]`` where their shapes are kept, and
-    ``counted[number]`` where they hold the allocator's counters.
+    The lists tell of each number the kind, and which name and thread it is; ``traits[number]`` tells what
+    else is kept of such events: ``_ON_GPU``, ``_SHAPED`` and ``_COUNTED``.
     """
 
     def __init__(self) -> None:
@@ -65,9 +65,7 @@ class _Heads(_Ids):
         self.kind: list[int] = []
         self.name: list[int] = []
         self.thread: list[int] = []
-        self.on_gpu = bytearray()
-        self.shaped = bytearray()
-        self.counted = bytearray()
+        self.traits = bytearray()
 
     def __missing__(self, key: tuple[Any, Any, Any, Any]) -> int:
         number = super().__missing__(key)
@@ -77,9 +75,11 @@ class _Heads(_Ids):
         self.thread.append(self.threads[pid, tid])
         kind = event_kind(category_text(category), category_text(name))
         self.kind.append(_DROPPED if kind is None else kind)
-        self.on_gpu.append(kind in _GPU_KINDS)
-        self.shaped.append(_SHAPED_OPS.match(category_text(name)) is not None)
-        self.counted.append(name == _MEMORY)
+        self.traits.append(
+            _ON_GPU * (kind in _GPU_KINDS)
+            | _SHAPED * (_SHAPED_OPS.match(category_text(name)) is not None)
+            | _COUNTED * (name == _MEMORY)
+        )
         return number
 
 
@@ -160,9 +160,10 @@ class Columns:
         self._put("external_id", _external_ids(args))
         for position, fields in decoded.collectives.items():
             self._collectives[self._rows + position] = _collective(fields)
-        self._add_gpu(_where(self._heads.on_gpu, heads), decoded)
-        self._add_shapes(_where(self._heads.shaped, heads), args)
-        self._add_memory(_where(self._heads.counted, heads), args)
+        traits = np.frombuffer(self._heads.traits, dtype=np.uint8)[heads]
+        self._add_gpu(np.flatnonzero(traits & _ON_GPU), decoded)
+        self._add_shapes(np.flatnonzero(traits & _SHAPED), args)
+        self._add_memory(np.flatnonzero(traits & _COUNTED), args)
         self._rows += len(events)
 
     def trace(self, path: str, outcome: Outcome, decoder: EventDecoder, limits: list[Limit]) -> Trace:
@@ -236,6 +237,8 @@ class Columns:
 
     def _add_gpu(self, positions: npt.NDArray[np.intp], decoded: Decoded) -> None:
         """Keep where the events at ``positions`` ran on a GPU, and how many bytes they moved."""
+        if not positions.size:
+            return
         rows = positions.tolist()
         args = [decoded.args[i] for i in rows]
         self._put("gpu_row", positions + self._rows)
@@ -254,6 +257,8 @@ class Columns:
 
     def _add_memory(self, positions: npt.NDArray[np.intp], args: list[Args]) -> None:
         """Keep the allocator's counters of the instants at ``positions``."""
+        if not positions.size:
+            return
         counters = [(i, a) for i in positions.tolist() if isinstance(a := args[i], InstantArgs)]
         self._put("memory_row", np.array([i for i, _ in counters], dtype=np.int64) + self._rows)
         self._put("memory_type", _numbers([a.device_type for _, a in counters]))
@@ -362,7 +367,7 @@ class Columns:
             group_count=header.group_count,
             has_shapes=header.has_shapes or any(shape.dims for shape in self._shapes.values()),
             has_stacks=header.has_stacks or decoder.python_functions > 0 or bool((kind == Kind.PYTHON).any()),
-            has_memory=header.has_memory or any(self._heads.counted),
+            has_memory=header.has_memory or any(traits & _COUNTED for traits in self._heads.traits),
             vendor=vendor,
             nccl_version=header.nccl_version,
             raw_bytes=outcome.raw_bytes,
@@ -390,11 +395,6 @@ def _external_ids(args: list[Args]) -> Int64Array:
         if args[position].old_external_id != NO_ID:
             ids[position] = _number(args[position].old_external_id)
     return ids
-
-
-def _where(flags: bytearray, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.intp]:
-    """Return the positions of the numbers whose flag is set."""
-    return np.flatnonzero(np.frombuffer(flags, dtype=np.bool_)[numbers])
 
 
 def _numbers(values: list[Any]) -> Int64Array:

@@ -132,7 +132,7 @@ class EventDecoder:
 
     def _timed(self, elements: list[Any], complete: type[AnyEvent], instant: type[AnyEvent]) -> list[Any]:
         """Return the events that have a time, but for Python frames that nobody asked for."""
-        events = [e for e in elements if e.__class__ is complete or e.__class__ is instant]
+        events = [e for e in elements if type(e) is complete or type(e) is instant]
         if self._keep_python:
             return events
         timed = len(events)
@@ -151,7 +151,7 @@ class EventDecoder:
         durations = _float_ns(np.fromiter([event.dur for event in events], np.float64, len(events)))
         # Only a few chunks hold metadata, and to look at the types alone is twice as fast.
         named = Metadata in set(map(type, elements))
-        metadata = [e for e in elements if e.__class__ is Metadata] if named else []
+        metadata = [e for e in elements if type(e) is Metadata] if named else []
         self.read += len(elements)
         self.python_functions += self._frames
         return Decoded(events, args, metadata, starts, durations, collectives)
