@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,14 +21,13 @@ from tracedoc.trace.records import (
     Args,
     CollectiveFields,
     Complete,
-    ExactComplete,
-    ExactInstant,
     Instant,
     InstantArgs,
     Metadata,
     MetadataArgs,
     Untimed,
 )
+from tracedoc.trace.vocabulary import KINDS
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -51,13 +51,23 @@ _OWN_FRAME = re.compile(
     r"(?:.*/)?(?:torch|(?:site|dist)-packages/torch|runpy\.py|threading\.py|contextlib\.py|importlib|"
     r"lib/python3\.\d+/\w+\.py)(?:/|\(|$)|<|nn\.Module: "
 )
-
-_DECODE_FLOAT: Any = msgspec.json.Decoder(list[Complete | Instant | Untimed]).decode
-_DECODE_EXACT: Any = msgspec.json.Decoder(list[ExactComplete | ExactInstant | Untimed]).decode
 _DECODE_COLLECTIVES: Any = msgspec.json.Decoder(list[CollectiveFields]).decode
 _RAW_ARGS = ("input_dims", "input_types", "grid", "collective")
 
 _Fields = TypeVar("_Fields", Args, InstantArgs, CollectiveFields)
+
+
+# A category that is known beforehand is no new text for each event.
+_KNOWN: Any = Literal[tuple(KINDS)]
+
+
+@cache
+def _decoder(*, known: bool, exact: bool) -> Callable[[memoryview], list[Any]]:
+    """Return what decodes an array of events; ``known`` ones have no other category than the vocabulary's."""
+    category: Any = _KNOWN if known else Any
+    time: Any = msgspec.Raw if exact else float
+    events: Any = list[Complete[category, time] | Instant[category, time] | Untimed]
+    return msgspec.json.Decoder(events).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,7 @@ class EventDecoder:
         self.python_functions = 0
         self._keep_python = python_functions
         self._keep_long = long_frames
+        self._known = True
         self._exact = False
         self._frames = 0
 
@@ -98,18 +109,21 @@ class EventDecoder:
         view = memoryview(buffer)[begin:end]
         try:
             if not self._exact:
-                elements = _DECODE_FLOAT(view)
-                events = self._timed(elements, Complete, Instant)
+                elements = _decoder(known=self._known, exact=False)(view)
+                events = self._timed(elements)
                 starts_us = np.fromiter([event.ts for event in events], np.float64, len(events))
                 # NaN and infinities fail the comparison too, and are sorted out below.
                 if not (starts_us >= _EXACT_BELOW_US).any() or not _LARGE_FRACTION.search(buffer, begin, end):
                     return self._decoded(elements, events, _float_ns(starts_us), buffer)
                 self._exact = True
-            elements = _DECODE_EXACT(view)
-            events = self._timed(elements, ExactComplete, ExactInstant)
+            elements = _decoder(known=self._known, exact=True)(view)
+            events = self._timed(elements)
             starts = _text_ns([bytes(event.ts) for event in events])
             return self._decoded(elements, events, starts, buffer)
         except (msgspec.ValidationError, UnicodeDecodeError):
+            if self._known:
+                self._known = False
+                return self.chunk(buffer, begin, end)
             return self._loose(bytes(view).decode("utf-8", "replace"))
         except RecursionError:
             raise MalformedJson("nested too deeply") from None
@@ -130,9 +144,9 @@ class EventDecoder:
         except MalformedJson:
             return None
 
-    def _timed(self, elements: list[Any], complete: type[AnyEvent], instant: type[AnyEvent]) -> list[Any]:
+    def _timed(self, elements: list[Any]) -> list[Any]:
         """Return the events that have a time, but for Python frames that nobody asked for."""
-        events = [e for e in elements if type(e) is complete or type(e) is instant]
+        events = [e for e in elements if type(e) is Complete or type(e) is Instant]
         if self._keep_python:
             return events
         timed = len(events)
@@ -209,7 +223,7 @@ def _address(data: bytearray | msgspec.Raw) -> int:
     return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
 
 
-def _loose_event(item: dict[str, Any]) -> Complete | Instant:
+def _loose_event(item: dict[str, Any]) -> AnyEvent:
     head = item.get("cat", ""), item.get("name", ""), _plain(item.get("pid", -1)), _plain(item.get("tid", -1))
     if item["ph"] == "X":
         return Complete(*head, args=_loose_args(item, Args))

@@ -6,7 +6,7 @@ one. Arguments are few, because every event pays for each: what only collectives
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -61,46 +61,35 @@ NO_ARGS = Args()
 NO_INSTANT_ARGS = InstantArgs()
 
 
-class _Head(msgspec.Struct, gc=False):
-    cat: Any = ""
+Category = TypeVar("Category")
+Time = TypeVar("Time")
+
+
+class Complete(msgspec.Struct, Generic[Category, Time], gc=False, tag_field="ph", tag="X"):
+    """``"ph": "X"``; times are in microseconds, the start a float or, where that would round it, raw text."""
+
+    cat: Category = ""  # type: ignore[assignment]
     name: Any = ""
     pid: Any = -1
     tid: Any = -1
-
-
-class Complete(_Head, gc=False, tag_field="ph", tag="X"):
-    """``"ph": "X"``; times are in microseconds."""
-
-    ts: float = float("nan")
+    ts: Time = float("nan")  # type: ignore[assignment]
     dur: float = 0.0
     args: Args = NO_ARGS
 
 
-class Instant(_Head, gc=False, tag_field="ph", tag="i"):
-    """``"ph": "i"``; times are in microseconds."""
+class Instant(msgspec.Struct, Generic[Category, Time], gc=False, tag_field="ph", tag="i"):
+    """``"ph": "i"``; otherwise like :class:`Complete`."""
 
-    ts: float = float("nan")
+    cat: Category = ""  # type: ignore[assignment]
+    name: Any = ""
+    pid: Any = -1
+    tid: Any = -1
+    ts: Time = float("nan")  # type: ignore[assignment]
     dur: float = 0.0
     args: InstantArgs = NO_INSTANT_ARGS
 
 
-class ExactComplete(_Head, gc=False, tag_field="ph", tag="X"):
-    """``"ph": "X"`` with its start as text, because a float would round it."""
-
-    ts: msgspec.Raw = NOTHING
-    dur: float = 0.0
-    args: Args = NO_ARGS
-
-
-class ExactInstant(_Head, gc=False, tag_field="ph", tag="i"):
-    """``"ph": "i"`` with its start as text, because a float would round it."""
-
-    ts: msgspec.Raw = NOTHING
-    dur: float = 0.0
-    args: InstantArgs = NO_INSTANT_ARGS
-
-
-AnyEvent = Complete | Instant | ExactComplete | ExactInstant
+AnyEvent = Complete[Any, Any] | Instant[Any, Any]
 
 
 class MetadataArgs(msgspec.Struct, gc=False, frozen=True):
