@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -67,7 +67,7 @@ def take_turns(contenders: Sequence[Contender], rounds: int, paths: Iterable[Pat
         for contender in contenders:
             if contender.name in failed:
                 continue
-            cost = measure(contender)
+            cost = _time_and_memory(contender)
             if cost is None:
                 failed.add(contender.name)
             else:
@@ -85,8 +85,20 @@ def read_once(paths: Iterable[Path]) -> None:
                     pass
 
 
-def measure(contender: Contender) -> Cost | None:
-    """Run a command to its end, its output thrown away; say on stderr if it fails, and return ``None``."""
+def _time_and_memory(contender: Contender) -> Cost | None:
+    """Return the cost of one run; of a tree, time and memory of two, for looking at its memory slows it."""
+    cost = measure(contender)
+    if cost is None or not contender.tree:
+        return cost
+    watched = measure(contender, watched=True)
+    return watched and replace(cost, peak_mb=watched.peak_mb, driver_mb=watched.driver_mb)
+
+
+def measure(contender: Contender, *, watched: bool = False) -> Cost | None:
+    """Run a command to its end, its output thrown away; say on stderr if it fails, and return ``None``.
+
+    ``watched`` looks at the memory of the whole tree; otherwise it is that of its largest process.
+    """
     began = time.perf_counter()
     with (
         tempfile.TemporaryFile() as complaints,
@@ -99,7 +111,7 @@ def measure(contender: Contender) -> Cost | None:
         ) as child,
     ):
         tree = driver = 0
-        while contender.tree and not _has_ended(child.pid):
+        while watched and not _has_ended(child.pid):
             driver = max(driver, proportional_bytes(child.pid))
             tree = max(tree, sum(proportional_bytes(pid) for pid in descendants(child.pid)))
             time.sleep(SAMPLE_S)
@@ -112,7 +124,7 @@ def measure(contender: Contender) -> Cost | None:
             print(f"{' '.join(contender.command)} failed:\n{words[-2000:]}", file=sys.stderr)
             return None
     cpu = usage.ru_utime + usage.ru_stime
-    if contender.tree:
+    if watched:
         return Cost(wall, cpu, tree / 1e6, driver / 1e6)
     return Cost(wall, cpu, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6)
 
