@@ -131,11 +131,33 @@ def test_kernels_and_copies_of_other_steps_do_not_count(tmp_path: Path) -> None:
     assert facts["mean_kernel_ms"] == 1
 
 
+def test_exposed_copies_between_host_and_device_are_told_from_those_within_the_device(tmp_path: Path) -> None:
+    lanes = """
+      step: 100
+      compute    0-60
+      copy       50-65   64MiB
+      copy       70-90   256MiB  DtoD
+      copy       92-95   4MiB    DtoH
+    """
+    facts = of_lanes(tmp_path, lanes)
+    # 60-65 and 92-95 cross the bus, 70-90 does not; 50-60 is behind compute.
+    assert facts["exposed_copy_ms"] == 28
+    assert facts["exposed_host_copy_ms"] == 8
+
+
 def test_peaks_are_those_of_the_data_sheet(tmp_path: Path) -> None:
     facts = values(tmp_path, steps(TraceBuilder(device="NVIDIA H100 80GB HBM3"), 100, 200, 300))
     # H100 SXM: dense bf16 and tf32, HBM3, NVLink 4 one way.
     assert (facts["peak_half_tflops"], facts["peak_tf32_tflops"]) == (989, 494)
     assert (facts["peak_hbm_gbps"], facts["peak_link_gbps"]) == (3350, 450)
+
+
+def test_the_link_of_a_superchip_is_not_known_from_its_name(tmp_path: Path) -> None:
+    facts = values(tmp_path, steps(TraceBuilder(device="NVIDIA GH200 480GB"), 100, 200, 300))
+    assert facts["peak_half_tflops"] == 989
+    assert facts["peak_link_gbps"] == Unknown(
+        "what joins GPUs of the kind 'NVIDIA GH200 480GB' differs between machines"
+    )
 
 
 def test_signs_of_graphs_and_quantised_weights(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.example_diagnoses import cpu, healthy, hostile, sharded
-from tracedoc.diagnosis import Comparison, Evidence, Fix, Gain, Instance, Verdict
+from tracedoc.diagnosis import Comparison, Evidence, FactRecord, Fix, Gain, Instance, Verdict
 from tracedoc.errors import Limit
 from tracedoc.report.view import EVIDENCE_SHOWN, build_view, gain_text, holds_text, instances_text, redacted
 
@@ -211,6 +211,24 @@ def test_longest_places_are_shown_in_order_of_time():
     finding = replace(diagnosis.findings[0], evidence=places)
     shown = build_view(replace(diagnosis, findings=(finding,))).findings[0].evidence
     assert shown == places[-EVIDENCE_SHOWN:]
+
+
+@pytest.mark.parametrize(
+    ("copy_ms", "host_ms", "note"),
+    [
+        (10.0, 4.0, "4 ms between host and device, the rest within it"),
+        (10.0, 0.1, "within the device"),
+        (10.0, 10.0, "between host and device"),
+        (1.0, 0.5, ""),
+    ],
+)
+def test_exposed_copies_say_where_they_run(copy_ms: float, host_ms: float, note: str):
+    diagnosis = sharded()
+    assert diagnosis.budget is not None
+    budget = replace(diagnosis.budget, step_ms=100.0, exposed_copy_ms=copy_ms)
+    facts = {"exposed_host_copy_ms": FactRecord("ms", "rank", host_ms)}
+    parts = build_view(replace(diagnosis, budget=budget, facts=facts)).segments
+    assert [part.note for part in parts if part.key == "copy"] == [note]
 
 
 def test_idle_causes_below_two_percent_are_left_out():

@@ -35,7 +35,9 @@ def half_tflops(timeline: RankTimeline) -> float | Unknown:
 
 
 def unlisted(device: str) -> Unknown:
-    """Return why the peaks of a device are not known."""
+    """Return why the peaks, or the link, of a device are not known."""
     if device == UNNAMED:
         return Unknown("the trace does not name the device, so its peak rates are not known")
+    if device_peak(device) is not None:
+        return Unknown(f"what joins GPUs of the kind {device!r} differs between machines")
     return Unknown(f"{device!r} is not in the device table")

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import Unknown, Value, rank_fact
-from tracedoc.facts.device import half_tflops, judged_peak
+from tracedoc.facts.device import device_name, half_tflops, judged_peak, unlisted
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import MATRIX
@@ -154,7 +154,9 @@ def peak_link_gbps(timeline: RankTimeline) -> Value:
     What the machine connects may be less: the trace does not say which links are there.
     """
     peak = judged_peak(timeline)
-    return peak if isinstance(peak, Unknown) else peak.link_gbps or Unknown("not in the device table")
+    if isinstance(peak, Unknown):
+        return peak
+    return peak.link_gbps or unlisted(device_name(timeline))
 
 
 def judged_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp]:

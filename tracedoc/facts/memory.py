@@ -12,7 +12,7 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
-from tracedoc.trace.distinct import is_among
+from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.vocabulary import RuntimeRole
 
 
@@ -110,6 +110,36 @@ def pageable_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
         & (trace.ts_ns >= window.start_ns)
         & (trace.ts_ns < window.end_ns)
     )
+
+
+@rank_fact("exposed_host_copy_ms", unit="ms", needs=("gpu", "kernels"))
+def exposed_host_copy_ms(timeline: RankTimeline) -> Value:
+    """Exposed copy time of the median step in which a copy between host and device runs.
+
+    The rest of :func:`exposed_copy_ms` is copies within the device, which are memory traffic of operators
+    (``aten::copy_``, ``contiguous``, ``cat``) and cross no bus.
+    """
+    if timeline.judged is None or timeline.activity is None:
+        return NO_STEP
+    exposed = timeline.activity.exposed_copy.clip(timeline.judged.start_ns, timeline.judged.end_ns)
+    host = exposed & _copies(timeline, frozenset({"HtoD", "DtoH"}))
+    if exposed - host - _copies(timeline, frozenset({"DtoD"})):
+        return Unknown("some copies do not tell between which memories they run")
+    return host.total_ns / 1e6
+
+
+def _copies(timeline: RankTimeline, directions: frozenset[str]) -> Spans:
+    """Return when copies of these directions run on the judged device."""
+    trace = timeline.trace
+    rows = np.flatnonzero((trace.kind == int(Kind.MEMCPY)) & (trace.device == timeline.device))
+    names = trace.name[rows]
+    wanted = [
+        name
+        for name in distinct(names).tolist()
+        if vocabulary.copy_kind(trace.names[name]).direction in directions
+    ]
+    rows = rows[is_among(names, np.array(wanted, dtype=names.dtype))]
+    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
 
 
 @rank_fact("peak_allocated_bytes", unit="bytes", needs=("gpu", "memory"))

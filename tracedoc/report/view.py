@@ -61,6 +61,9 @@ PHASES = {
 EVIDENCE_SHOWN = 8
 """Places told for a finding; the JSON holds them all."""
 
+LEAST_COPY_SHARE = 0.02
+"""Share of the step from which exposed copies are told with where they run."""
+
 LIMITS_OF_A_KIND = 3
 """Limits with one code that are told in full; hundreds of ranks often share one."""
 
@@ -184,7 +187,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
         diagnosis=diagnosis,
         run=_run_line(diagnosis.run),
         where=_where(diagnosis),
-        segments=segments(budget) if budget else (),
+        segments=_with_copies(segments(budget), diagnosis) if budget else (),
         overlap=_overlap(budget) if budget else "",
         findings=findings,
         limits=_limits(diagnosis.limits, [one for one in ordered if is_guard(one)]),
@@ -204,6 +207,23 @@ def segments(budget: BudgetParts) -> tuple[Segment, ...]:
         note = _causes(budget.idle_causes_ms) if key == "idle" else ""
         found.append(Segment(key, label, ms, ms / whole, note))
     return tuple(found)
+
+
+def _with_copies(parts: tuple[Segment, ...], diagnosis: Diagnosis) -> tuple[Segment, ...]:
+    """Return the parts with a note at exposed copies: how much of them is between host and device."""
+    record = diagnosis.facts.get("exposed_host_copy_ms")
+    if record is None or not isinstance(record.value, float | int):
+        return parts
+    told = {part.key: part for part in parts}
+    copy = told.get("copy")
+    if copy is None or copy.share < LEAST_COPY_SHARE:
+        return parts
+    note = f"{format_ms(record.value)} between host and device, the rest within it"
+    if record.value < 0.02 * copy.ms:
+        note = "within the device"
+    elif record.value > 0.98 * copy.ms:
+        note = "between host and device"
+    return tuple((told | {"copy": replace(copy, note=note)}).values())
 
 
 def is_guard(finding: Finding) -> bool:
