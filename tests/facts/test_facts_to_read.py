@@ -190,6 +190,27 @@ def test_reductions_of_gradients_by_number_and_size(tmp_path: Path) -> None:
     assert facts["matched_collectives_frac"] == 1
 
 
+@pytest.mark.parametrize(
+    ("second", "mebibytes"),
+    [("", 4), ("70-95 1MiB x12", 4)],  # twelve in all, or in each of two micro-batches
+    ids=["one reduces", "both reduce"],
+)
+def test_a_bucket_is_a_third_of_what_one_micro_batch_reduces(
+    tmp_path: Path, second: str, mebibytes: int
+) -> None:
+    text = f"""
+    host       0-5    name=DistributedDataParallel.forward  50-55 name=DistributedDataParallel.forward
+    backward   15-28  65-78
+    compute    0-30   45-75
+    allreduce  20-45  1MiB x12  {second}
+    optimizer  95-100
+    """
+    facts = of_lanes(tmp_path, text)
+    assert facts["gradient_bytes"] == (24 if second else 12) * MIB
+    assert facts["suggested_bucket_bytes"] == mebibytes * MIB
+    assert facts["suggested_bucket_mb"] == mebibytes
+
+
 def test_only_the_exposed_part_of_a_small_collective_counts(tmp_path: Path) -> None:
     text = "compute 0-60  80-84\nallreduce 75-85 1MiB\nstep: 100"
     assert of_lanes(tmp_path, text)["latency_bound_exposed_ms"] == 6

@@ -84,7 +84,8 @@ def gradient_exposed_ms(run: RunView) -> dict[str, Value]:
 def suggested_bucket_bytes(run: RunView) -> dict[str, Value]:
     """Bucket size that uses the link and still leaves three buckets to overlap.
 
-    Twelve times the size at which the link reaches half of its rate, a third of all gradients at most.
+    Twelve times the size at which the link reaches half of its rate, a third of all gradients at most: of
+    those of one micro-batch, where each reduces its own.
     """
     return run.by_rank(lambda digest, step: _suggested(run, digest, _rows(digest, step)))
 
@@ -182,7 +183,9 @@ def _suggested(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) -> 
     half = _half_bytes(run, digest, rows)
     if isinstance(half, Unknown):
         return half
-    return min(GOOD_SIZE * half, float(total) / FEWEST_BUCKETS)
+    passes = digest.facts.get("reducing_micro_batches")
+    each = float(total) / passes if isinstance(passes, int) and passes > 1 else float(total)
+    return min(GOOD_SIZE * half, each / FEWEST_BUCKETS)
 
 
 def _overhead(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) -> Value:
