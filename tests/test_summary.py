@@ -11,6 +11,7 @@ from tracedoc.pipeline import diagnose
 from tracedoc.spans import Spans
 from tracedoc.summary import combined_gain_ms
 from tracedoc.testing import parse_lanes
+from tracedoc.testing.jobs import write_job
 
 MS = 1_000_000
 
@@ -124,3 +125,17 @@ def test_no_rank_waits_for_itself(sample_traces: Path) -> None:
     # Rank 1 comes last in most gathers and still waits longest, in the few where rank 0 is last.
     summary = diagnose([sample_traces / "cpu_fsdp2"]).summary
     assert summary.endswith("Rank 1 waits for peers 39.6 ms a step, most of it for rank 0.")
+
+
+def test_a_cpu_trace_tells_what_preview_rules_find(tmp_path: Path) -> None:
+    """Nothing is wrong in the steps, but every third step of the whole run takes twice as long."""
+    for builder in parse_lanes("compute 0-100", ranks=1, device=None):
+        builder.write(tmp_path / f"rank-{builder.rank}.json")
+    write_job(tmp_path, [0], {}, "100 x2 200 " * 20)
+    found = diagnose([tmp_path])
+    # 55 steps count, 19 of them from the sixth on take 100 ms longer.
+    assert [one.severity for one in found.findings if one.rule_id == "step-outliers"] == ["critical"]
+    assert found.summary.endswith(
+        "No stable rule finds a cause of lost time in this CPU trace. "
+        "A preview rule: some steps take far longer than the others, up to 34.5 ms a step."
+    )

@@ -188,12 +188,18 @@ def _high_ms(finding: Finding) -> float:
 def _on_cpu(noted: Sequence[Finding]) -> str:
     """Return what a CPU trace without warnings says: shares of its time prove little about GPUs."""
     first = max((f for f in noted if f.status == "stable"), key=_high_ms, default=None)
+    preview = next((f for f in noted if f.status != "stable" and f.topic != "capture"), None)
+    rules, also = ("stable rule", f" A preview rule: {_with_gain(preview)}.") if preview else ("rule", "")
     if first is None or first.gain is None:
-        return "No rule finds a cause of lost time in this CPU trace."
-    return (
-        f"A CPU trace, with nothing above a note: {_in_a_sentence(first.title)}, "
-        f"up to {format_ms(first.gain.high_ms)} a step."
-    )
+        return f"No {rules} finds a cause of lost time in this CPU trace.{also}"
+    if preview is not None and preview.severity != "note":
+        return f"A CPU trace, in which no stable rule finds more than a note: {_with_gain(first)}.{also}"
+    return f"A CPU trace, with nothing above a note: {_with_gain(first)}.{also}"
+
+
+def _with_gain(finding: Finding) -> str:
+    gain = f", up to {format_ms(_high_ms(finding))} a step" if _high_ms(finding) > 0 else ""
+    return f"{_in_a_sentence(finding.title)}{gain}"
 
 
 def _largest_rest(measurements: Measurements) -> tuple[str, float]:

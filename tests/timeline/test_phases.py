@@ -214,6 +214,23 @@ def test_facts_of_phases(tmp_path: Path) -> None:
     assert {name: CATALOG[name].compute(timeline) for name in PHASE_FACTS} == PHASE_FACTS
 
 
+@pytest.mark.parametrize(("optimizer", "micro_batches"), [("LBFGS", 1), ("AdamW", 3)])
+def test_evaluations_of_a_line_search_are_no_micro_batches(
+    tmp_path: Path, optimizer: str, micro_batches: int
+) -> None:
+    """The optimizer calls its closure three times: another gradient each time, or parts of one sum."""
+    trace = TraceBuilder(device=None, world_size=2)
+    for step in range(3):
+        begin = 100.0 * step
+        trace.step(step, begin, begin + 100).optimizer(begin + 5, begin + 95, optimizer)
+        for at in (begin + 10, begin + 40, begin + 70):
+            trace.host("aten::linear", at, at + 5).backward(at + 5, at + 20)
+            trace.collective("allreduce", at + 15, at + 19, launch_ms=at + 14)
+    timeline = timeline_of(trace, tmp_path)
+    for name in ("micro_batches", "reducing_micro_batches"):
+        assert CATALOG[name].compute(timeline) == micro_batches
+
+
 def test_phase_facts_are_unknown_without_a_backward_pass(tmp_path: Path) -> None:
     trace = TraceBuilder().step(0, 0, 100).host("aten::linear", 5, 10).kernel(GEMM, 10, 20)
     timeline = timeline_of(trace, tmp_path)

@@ -17,6 +17,8 @@ from tracedoc.timeline.phase_budgets import PhaseBudget
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.reductions import REDUCTIONS
 from tracedoc.timeline.steps import HostStep
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.vocabulary import optimizer_step_class
 
 NO_PHASES = Unknown("no backward pass was captured, so phases are not known")
 
@@ -120,7 +122,7 @@ def reducing_micro_batches(timeline: RankTimeline) -> Value:
         for operation, at in zip(timeline.collectives, timeline.phases.asked_ns.tolist(), strict=True)
         if operation.op in REDUCTIONS
     ]
-    passes = [(start, end) for start, end in timeline.phases.passes if step.start_ns <= start < step.end_ns]
+    passes = [at for at in _summed_passes(timeline) if step.start_ns <= at[0] < step.end_ns]
     return sum(any(start <= at < end for at in asked) for start, end in passes)
 
 
@@ -139,7 +141,7 @@ def gathers_per_micro_batch(timeline: RankTimeline) -> Value:
 def micro_batch_count(timeline: RankTimeline, step: HostStep) -> int:
     """Return the backward passes of a host step for each step of its optimizer, 0 without any."""
     phases = timeline.phases
-    starts = [] if phases is None else [s for s, _ in phases.passes if step.start_ns <= s < step.end_ns]
+    starts = [start for start, _ in _summed_passes(timeline) if step.start_ns <= start < step.end_ns]
     if phases is None or not starts:
         return 0
     updates = phases.host_spans(Phase.OPTIMIZER).starts
@@ -147,6 +149,22 @@ def micro_batch_count(timeline: RankTimeline, step: HostStep) -> int:
     cuts = [number + 1 for number, (a, b) in enumerate(pairwise(held.tolist())) if a != b]
     sizes = sorted(end - start for start, end in pairwise([0, *cuts, len(starts)]))
     return int(statistics.median_low(sizes))
+
+
+def _summed_passes(timeline: RankTimeline) -> list[tuple[int, int]]:
+    """Return the backward passes whose gradients may be summed; of a line search's evaluations the last.
+
+    L-BFGS calls its closure several times a step, and needs the whole gradient each time.
+    """
+    if timeline.phases is None:
+        return []
+    trace, passes = timeline.trace, list(timeline.phases.passes)
+    named = np.array(["LBFGS" in (optimizer_step_class(name) or "") for name in trace.names], dtype=bool)
+    rows = np.flatnonzero((trace.kind == int(Kind.ANNOTATION)) & named[trace.name])
+    for start, end in zip(trace.ts_ns[rows].tolist(), trace.end_ns[rows].tolist(), strict=True):
+        again = [at for at in passes if start <= at[0] < end][:-1]
+        passes = [at for at in passes if at not in again]
+    return passes
 
 
 def _part(timeline: RankTimeline, part: str, *phases: Phase) -> Value:
