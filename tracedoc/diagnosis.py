@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from inspect import cleandoc
 from typing import Any
 
 import msgspec
@@ -481,6 +482,9 @@ def from_json(text: str | bytes) -> Diagnosis:
 def json_schema() -> str:
     """Return the JSON Schema of a diagnosis, as the package ships it in ``schema/diagnosis-1.json``."""
     schema = msgspec.json.schema(Diagnosis)
+    for described in schema["$defs"].values():
+        # Python 3.13 takes the indentation out of docstrings, earlier ones keep it.
+        described["description"] = cleandoc(described["description"])
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"tracedoc diagnosis, schema {SCHEMA_VERSION}",
