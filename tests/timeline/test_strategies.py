@@ -178,6 +178,15 @@ CASES: dict[str, tuple[StrategySigns, int | None, str, str]] = {
     "FSDP1 without sharding": (
         signs_of(moved("all_reduce", B, 5), seen="fsdp1"), 8, "FSDP1 (NO_SHARD)", "fsdp1",
     ),
+    "one unit of FSDP1 is not freed after forward either": (
+        signs_of(moved("all_gather", F, 1), moved("reduce_scatter", B, 1), seen="fsdp1"), 8,
+        "FSDP1 (one unit)", "fsdp1",
+    ),
+    "FSDP1 that keeps its units after forward": (
+        signs_of(
+            moved("all_gather", F, 5), moved("reduce_scatter", B, 5), seen="fsdp1", marks=(("fsdp1", 5),),
+        ), 8, "FSDP1 (SHARD_GRAD_OP)", "fsdp1",
+    ),
     "FSDP1 over replicas": (
         signs_of(
             moved("all_gather", F, 5, size=4), moved("all_gather", B, 4, size=4),

@@ -24,6 +24,9 @@ WARMUP_STEPS = 5
 OUTLIER_RATIO = 1.5
 """A step this many times as long as the median is an outlier."""
 
+ENOUGH_PLAIN = 5
+"""So many steps without a collection tell how long a step is without one."""
+
 _QUIET_NS = 2_000_000_000
 _WRITTEN_BYTES_PER_NS = 0.02
 """After the capture its trace is compressed beside the job: 2 s, and 1 s for each 20 MB, are left out."""
@@ -139,12 +142,13 @@ class JobSteps:
     """The steps that every logged rank has, for the job as a whole: ranks step together.
 
     ``length_ns`` is the median over ranks; ``paused_ns`` the sum over ranks, since who waits for one
-    pause waits for the next.
+    pause waits for the next; ``longest_ns`` that of the rank that paused longest.
     """
 
     number: Ints
     length_ns: Ints
     paused_ns: Ints
+    longest_ns: Ints
 
     @property
     def median_ns(self) -> float:
@@ -158,8 +162,15 @@ class JobSteps:
 
     @property
     def gc_cost_ns(self) -> NDArray[np.float64]:
-        """How much of that its collections explain."""
-        return np.asarray(np.minimum(self.paused_ns, self.excess_ns), dtype=np.float64)
+        """How much longer its collections made each step, at most.
+
+        Where nearly all steps hold one, none tells how long a step is without: then the longest pause counts.
+        """
+        plain = self.length_ns[self.paused_ns == 0]
+        if plain.size < ENOUGH_PLAIN:
+            return np.asarray(np.minimum(self.longest_ns, self.length_ns), dtype=np.float64)
+        excess = np.maximum(self.length_ns - float(np.median(plain)), 0.0)
+        return np.asarray(np.minimum(self.paused_ns, excess), dtype=np.float64)
 
 
 def job_steps(run: RunView) -> JobSteps | Unknown:
@@ -175,15 +186,17 @@ def job_steps(run: RunView) -> JobSteps | Unknown:
     places = [np.searchsorted(steps.number, numbers) for steps in ranks]
     lengths = np.stack([steps.length_ns[place] for steps, place in zip(ranks, places, strict=True)])
     paused = np.stack([steps.paused_ns[place] for steps, place in zip(ranks, places, strict=True)])
-    return JobSteps(numbers, np.median(lengths, axis=0).astype(np.int64), paused.sum(axis=0))
+    median = np.median(lengths, axis=0).astype(np.int64)
+    return JobSteps(numbers, median, paused.sum(axis=0), paused.max(axis=0))
 
 
 @run_fact("gc_cost_ms", unit="ms")
 def gc_cost_ms(run: RunView) -> Value:
     """Time a step that garbage collection costs the job, as the mean over all logged steps.
 
-    A collection counts only as far as its step was longer than the median step: one that the GPU's queue
-    hides costs nothing. Collections of all ranks count, since the others wait.
+    A collection counts only as far as its step was longer than the median of those without one: what the
+    GPU's queue hides costs nothing. Collections of all ranks count, since the others wait. Where fewer than
+    five steps are without, the pause of the rank that paused longest counts: an upper bound.
     """
     steps = job_steps(run)
     return steps if isinstance(steps, Unknown) else float(steps.gc_cost_ns.mean()) / 1e6
@@ -205,7 +218,8 @@ def step_outlier_cost_ms(run: RunView) -> Value:
     steps = job_steps(run)
     if isinstance(steps, Unknown):
         return steps
-    unexplained = np.where(_outliers(steps), steps.excess_ns - steps.gc_cost_ns, 0.0)
+    rest = np.maximum(steps.excess_ns - steps.gc_cost_ns, 0.0)
+    unexplained = np.where(_outliers(steps), rest, 0.0)
     return float(unexplained.mean()) / 1e6
 
 

@@ -387,7 +387,7 @@ def _run_line(run: RunInfo) -> str:
     parts.append(_strategy(run))
     parts.append(f"{_count(run.steps_judged, 'step')} judged" if run.steps_judged else "no whole step")
     if run.cycle is not None and len(run.cycles) > 1:
-        parts.append(f"cycle {run.cycle} of {format_ranges(run.cycles)}")
+        parts.append(f"cycle {run.cycle} (recorded: {format_ranges(run.cycles)})")
     return ", ".join(part for part in parts if part)
 
 

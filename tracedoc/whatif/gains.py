@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.catalog import Unknown
@@ -120,8 +121,19 @@ def fill_the_step(measurements: Measurements, key: str | None) -> Gain | Unknown
 
 
 def stop_collections(measurements: Measurements, key: str | None) -> Gain | Unknown:
-    """Bound what collecting garbage elsewhere gives: what collections cost the logged steps on average."""
-    return _idle_gain(measurements, key, "gc_cost_ms", "no garbage is collected within a step")
+    """Bound what collecting garbage elsewhere gives: what collections cost the logged steps on average.
+
+    Where that is more than half of a logged step, the captured one holds collections as well: then at most
+    what is not compute in it.
+    """
+    gain = _idle_gain(measurements, key, "gc_cost_ms", "no garbage is collected within a step")
+    logged, step = measured(measurements, "logged_step_ms", key), measured(measurements, "step_ms", key)
+    compute = measured(measurements, "compute_ms", key)
+    if isinstance(gain, Unknown) or isinstance(logged, Unknown) or gain.high_ms <= logged / 2:
+        return gain
+    if isinstance(step, Unknown) or isinstance(compute, Unknown):
+        return gain
+    return replace(gain, high_ms=min(gain.high_ms, max(step - compute, 0.0)))
 
 
 def even_steps(measurements: Measurements, key: str | None) -> Gain | Unknown:

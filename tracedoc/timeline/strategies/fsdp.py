@@ -60,7 +60,9 @@ def fsdp1(signs: StrategySigns, world_size: int | None) -> Claim | None:
     if signs.passes and backward:
         return Claim("FSDP1 (FULL_SHARD)", "fsdp1", "full", "high", tuple(evidence))
     if signs.passes and forward and scattered:
-        return Claim("FSDP1 (SHARD_GRAD_OP)", "fsdp1", "gradients", "high", tuple(evidence))
+        # The root is never freed after forward: alone, FULL_SHARD looks like SHARD_GRAD_OP.
+        name = "one unit" if signs.count("fsdp1") == signs.passes else "SHARD_GRAD_OP"
+        return Claim(f"FSDP1 ({name})", "fsdp1", "gradients", "high", tuple(evidence))
     reduced = signs.calls("all_reduce", *BACKWARD)
     if signs.passes and not forward and not scattered and reduced:
         evidence.append(per_step(reduced, "all-reduce", "backward"))
