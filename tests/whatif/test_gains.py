@@ -155,6 +155,14 @@ def test_on_a_shared_processor_only_what_recurs_is_gained(
     assert ("in most steps" in found.assumptions[0]) == recurs
 
 
+@pytest.mark.parametrize(("is_cpu", "least"), [(True, 6.0), (False, 10.0)])
+def test_what_a_late_rank_waits_for_a_core_is_not_sure(is_cpu: bool, least: float) -> None:
+    facts: Facts = {"late_cost_ms": 30.0, "late_least_ms": 10.0, "core_wait_ms": 4.0}
+    found = gain("not-wait-for-rank", {**STEP, **facts}, is_cpu=is_cpu)
+    assert isinstance(found, Gain)
+    assert (found.low_ms, found.high_ms) == (least, 30.0)
+
+
 MAIN = {name: next(iter(facts)) for name, facts, _ in BOUNDED if facts and name != "fill-the-step"}
 MAIN["not-wait-for-rank"] = "late_cost_ms"
 

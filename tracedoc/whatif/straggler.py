@@ -14,7 +14,7 @@ def not_wait_for_rank(measurements: Measurements, key: str | None) -> Gain | Unk
     With the late rank in time the next-latest one is waited for still; what all wait in most steps, while it
     is at what makes it late, is surely gained; what the median rank waits at most. In a CPU run the processes
     may share cores and then also wait by chance, which no change of one rank mends: there only what the late
-    rank does longer in most steps counts.
+    rank does longer in most steps counts, and what it waited for a core is not sure to be gained.
     """
     high, low = measured(measurements, "late_cost_ms", key), measured(measurements, "late_least_ms", key)
     if isinstance(high, Unknown):
@@ -25,6 +25,9 @@ def not_wait_for_rank(measurements: Measurements, key: str | None) -> Gain | Unk
         high = recurring
         assumption = "what this rank does longer than the others in most steps is gone"
     least = 0.0 if isinstance(low, Unknown) else min(low, high)
+    without_core = measured(measurements, "core_wait_ms", key)
+    if measurements.is_cpu and not isinstance(without_core, Unknown):
+        least = max(least - without_core, 0.0)
     return Gain(least, high, "ceiling", (assumption,))
 
 
