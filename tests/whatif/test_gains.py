@@ -163,6 +163,13 @@ def test_what_a_late_rank_waits_for_a_core_is_not_sure(is_cpu: bool, least: floa
     assert (found.low_ms, found.high_ms) == (least, 30.0)
 
 
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_reductions_on_a_processor_take_cores_as_well(is_cpu: bool) -> None:
+    found = gain("reduce-once", {**STEP, "repeated_reduction_ms": 9.0}, is_cpu=is_cpu)
+    assert isinstance(found, Gain)
+    assert ("cores" in found.assumptions[0]) == is_cpu
+
+
 MAIN = {name: next(iter(facts)) for name, facts, _ in BOUNDED if facts and name != "fill-the-step"}
 MAIN["not-wait-for-rank"] = "late_cost_ms"
 
