@@ -10,13 +10,13 @@ from collections.abc import Callable
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def breakdown(path: str, on_bytes: Callable[[int], None] | None = None, *, ahead: bool = False) -> str:
+def breakdown(path: str, on_bytes: Callable[[int], None] | None = None) -> str:
     """Return the budget of a GPU's capture and of each of its steps, in ns."""
     from tracedoc.timeline import activity, launches, steps
     from tracedoc.trace.columns import Kind
     from tracedoc.trace.kineto import read_trace
 
-    trace = read_trace(path, on_bytes=on_bytes, ahead=ahead)
+    trace = read_trace(path, on_bytes=on_bytes)
     host = steps.find_host_steps(trace)
     linked = launches.link_launches(trace)
     events = activity.classify_gpu_events(trace, linked)
@@ -34,7 +34,7 @@ def breakdown(path: str, on_bytes: Callable[[int], None] | None = None, *, ahead
 
 if __name__ == "__main__":
     if len(sys.argv) == 2:
-        print(breakdown(sys.argv[1], ahead=True))
+        print(breakdown(sys.argv[1]))
     else:
         from entry_tracedoc import breakdown  # by the name that workers can import
 

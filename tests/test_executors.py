@@ -16,7 +16,7 @@ import pytest
 import tracedoc.pipeline
 from tracedoc.diagnosis import Diagnosis, to_json
 from tracedoc.errors import InputError
-from tracedoc.executors import Lost, OnBytes, leaves_a_core, run_each
+from tracedoc.executors import Lost, OnBytes, run_each
 from tracedoc.pipeline import Options, ProgressEvent, diagnose
 
 RUN = "synthetic_ddp_tiny_batch"
@@ -34,25 +34,6 @@ def length(path: str, on_bytes: OnBytes | None) -> int:
     if on_bytes is not None:
         on_bytes(len(path))
     return len(path)
-
-
-@pytest.mark.parametrize(
-    ("files", "jobs", "executor", "leaves"),
-    [
-        (1, None, None, True),
-        (3, None, None, True),
-        (4, None, None, False),
-        (9, None, None, False),
-        (1, 1, None, False),
-        (1, None, "dask://local", False),
-    ],
-)
-def test_a_core_is_left_where_there_are_fewer_files_than_cores(
-    monkeypatch: pytest.MonkeyPatch, files: int, jobs: int | None, executor: str | None, leaves: bool
-) -> None:
-    monkeypatch.setattr("tracedoc.executors.usable_cores", lambda: 4)
-    sizes = {str(number): 1 << 30 for number in range(files)}
-    assert leaves_a_core(sizes, jobs, executor) is leaves
 
 
 def in_order(path: str, on_bytes: OnBytes | None) -> float:

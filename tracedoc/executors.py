@@ -85,11 +85,6 @@ def begin_workers(sizes: Mapping[str, int], jobs: int | None) -> None:
             ensure_running()
 
 
-def leaves_a_core(sizes: Mapping[str, int], jobs: int | None, executor: str | None) -> bool:
-    """Tell whether :func:`run_each` leaves a core free here; never where a number of jobs is asked for."""
-    return jobs is None and executor is None and _workers_for(sizes, jobs) < usable_cores()
-
-
 def _workers_for(sizes: Mapping[str, int], jobs: int | None) -> int:
     """Return how many processes read these files; with 1 it is this one."""
     small = jobs is None and sum(sizes.values()) < SMALL_BYTES

@@ -14,7 +14,7 @@ from functools import partial
 from tracedoc.compose import compose
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError, Limit
-from tracedoc.executors import Lost, leaves_a_core, run_each
+from tracedoc.executors import Lost, run_each
 from tracedoc.facts.digest import RankDigest
 from tracedoc.facts.job import job_limits
 from tracedoc.facts.measure import Measurements, measure_run
@@ -141,13 +141,7 @@ def _read_all(
     display = _Display(progress, sum(sizes.values()), len(sizes))
     outcomes: dict[str, RankDigest | InputError | Lost] = {}
     pool = Pool()
-    work = partial(
-        digest_file,
-        steps=options.steps,
-        strict=options.strict,
-        max_bytes=options.max_bytes,
-        ahead=leaves_a_core(sizes, options.jobs, options.executor),
-    )
+    work = partial(digest_file, steps=options.steps, strict=options.strict, max_bytes=options.max_bytes)
     on_bytes = display.bytes if progress is not None else None
     results = run_each(work, sizes, jobs=options.jobs, executor=options.executor, on_bytes=on_bytes)
     with closing(results):

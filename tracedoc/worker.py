@@ -21,15 +21,9 @@ def digest_file(
     steps: tuple[int, int] | None = None,
     strict: bool = False,
     max_bytes: int | None = None,
-    ahead: bool = False,
 ) -> RankDigest:
-    """Return the digest of the trace in a file, behind a URL, or on standard input (``-``).
-
-    ``ahead`` inflates it in a thread of its own, for where a core is free.
-    """
-    read = partial(
-        read_trace, strict=strict, max_bytes=max_bytes, on_bytes=on_bytes, long_frames=True, ahead=ahead
-    )
+    """Return the digest of the trace in a file, behind a URL, or on standard input (``-``)."""
+    read = partial(read_trace, strict=strict, max_bytes=max_bytes, on_bytes=on_bytes, long_frames=True)
     if is_remote(path):
         with open_remote(path) as stream:
             trace = read(public_name(path), stream=stream)

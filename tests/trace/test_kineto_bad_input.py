@@ -6,7 +6,6 @@ import gc
 import gzip
 import io
 import json
-import threading
 import zlib
 from pathlib import Path
 from typing import Any
@@ -117,36 +116,32 @@ def inflater(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(source, "_inflate", zlib)
 
 
-@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.usefixtures("inflater")
-def test_truncated_gzip_is_read_as_far_as_it_goes(ahead: bool) -> None:
+def test_truncated_gzip_is_read_as_far_as_it_goes() -> None:
     events = [event(f"op{i}", i, random=str(i * 7919 % 104729)) for i in range(20000)]
     packed = gzip.compress(json.dumps({"traceEvents": events}).encode())
-    trace = read(packed[: len(packed) // 2], ahead=ahead)
+    trace = read(packed[: len(packed) // 2])
     assert codes(trace) == ["truncated-trace"]
     assert 5000 < len(trace) < 20000
     assert names(trace) == [f"op{i}" for i in range(len(trace))]
     with pytest.raises(InputError, match="cut off before its first"):
-        read(packed[:12], ahead=ahead)
+        read(packed[:12])
 
 
-@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.usefixtures("inflater")
-def test_gzip_of_several_members_and_padding_is_one_file(ahead: bool) -> None:
+def test_gzip_of_several_members_and_padding_is_one_file() -> None:
     data = WHOLE.encode()
     packed = gzip.compress(data[:100]) + gzip.compress(data[100:]) + b"\0" * 512
-    trace = read(packed, ahead=ahead)
-    assert names(trace) == ["op0", "op1", "op2", "op3", "op4"]
-    assert codes(trace) == []
+    assert names(read(packed)) == ["op0", "op1", "op2", "op3", "op4"]
+    assert codes(read(packed)) == []
 
 
-@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.usefixtures("inflater")
-def test_corrupt_gzip_is_read_up_to_the_damage(ahead: bool) -> None:
+def test_corrupt_gzip_is_read_up_to_the_damage() -> None:
     events = [event(f"op{i}", i, random=str(i * 7919 % 104729)) for i in range(20000)]
     packed = bytearray(gzip.compress(json.dumps({"traceEvents": events}).encode()))
     packed[len(packed) // 2 :] = b"\xff" * (len(packed) - len(packed) // 2)
-    trace = read(bytes(packed), ahead=ahead)
+    trace = read(bytes(packed))
     # What stands behind the damage may inflate to anything.
     assert "truncated-trace" in codes(trace)
     assert names(trace)[:5000] == [f"op{i}" for i in range(5000)]
@@ -314,28 +309,11 @@ def test_the_garbage_collector_is_left_as_it_was() -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_progress_counts_the_stored_bytes(ahead: bool) -> None:
+def test_progress_counts_the_stored_bytes() -> None:
     seen: list[int] = []
     packed = gzip.compress(WHOLE.encode())
-    read(packed, on_bytes=seen.append, ahead=ahead)
+    read(packed, on_bytes=seen.append)
     assert sum(seen) == len(packed)
-
-
-def test_no_thread_outlives_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = threading.active_count()
-    packed = gzip.compress(WHOLE.encode())
-    assert len(read(packed, ahead=True)) == 5
-    with pytest.raises(InputError, match="bytes of JSON"):
-        read(packed, ahead=True, max_bytes=10)
-
-    def broken(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("tracedoc.trace.kineto.cut", broken)
-    with pytest.raises(KeyboardInterrupt):
-        read(packed, ahead=True)
-    assert threading.active_count() == before
 
 
 def test_a_path_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:

@@ -105,23 +105,23 @@ def documents(draw: st.DrawFn) -> tuple[str, int]:
     ) + "}", len(listed)
 
 
-def read(text: str, chunk_bytes: int, *, packed: bool = False, ahead: bool = False) -> Trace:
+def read(text: str, chunk_bytes: int, *, packed: bool = False) -> Trace:
     data = gzip.compress(text.encode(), 1) if packed else text.encode()
     before = chunks.CHUNK_BYTES
     chunks.CHUNK_BYTES = chunk_bytes
     try:
-        return read_trace("t.json", stream=io.BytesIO(data), ahead=ahead)
+        return read_trace("t.json", stream=io.BytesIO(data))
     finally:
         chunks.CHUNK_BYTES = before
 
 
 @settings(max_examples=300, deadline=None)
-@given(documents(), st.sampled_from([64, 200, 1000, chunks.CHUNK_BYTES]), st.booleans(), st.booleans())
+@given(documents(), st.sampled_from([64, 200, 1000, chunks.CHUNK_BYTES]), st.booleans())
 def test_columns_do_not_depend_on_layout_or_chunk_size(
-    document: tuple[str, int], chunk_bytes: int, packed: bool, ahead: bool
+    document: tuple[str, int], chunk_bytes: int, packed: bool
 ) -> None:
     text, count = document
-    trace = read(text, chunk_bytes, packed=packed, ahead=ahead)
+    trace = read(text, chunk_bytes, packed=packed)
     text = text.removeprefix("\ufeff")
     assert rows_of(trace) == reference_rows(text)
     assert trace.info.events_read == count

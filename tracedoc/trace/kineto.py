@@ -28,7 +28,6 @@ def read_trace(
     strict: bool = False,
     on_bytes: Callable[[int], None] | None = None,
     max_bytes: int | None = None,
-    ahead: bool = False,
 ) -> Trace:
     """Return the trace in a file; ``-`` is standard input, ``stream`` is read instead of ``path``.
 
@@ -36,8 +35,7 @@ def read_trace(
     trace, and with ``strict`` errors. ``on_bytes`` is told how many stored bytes were read. ``max_bytes``
     bounds the decompressed text; by default only a gzip file that inflates implausibly is refused.
     ``python_functions`` keeps the Python frames of a capture with stacks, ``long_frames`` only the long ones
-    outside torch. ``ahead`` inflates a gzip file in a thread of its own, for where a core is free. Raises
-    :class:`InputError` where the file is no Kineto trace, saying what it is.
+    outside torch. Raises :class:`InputError` where the file is no Kineto trace, saying what it is.
     """
     name = os.fspath(path)
     opened = nullcontext(stream) if stream is not None else _closing(name)
@@ -46,9 +44,9 @@ def read_trace(
     gc.disable()
     try:
         with opened as file:
+            source = Source(name, file, on_bytes, max_bytes)
             decoder = EventDecoder(python_functions=python_functions, long_frames=long_frames)
-            with closing(Source(name, file, on_bytes, max_bytes, ahead=ahead)) as source:
-                return _read(source, decoder, strict=strict)
+            return _read(source, decoder, strict=strict)
     finally:
         if collecting:
             gc.enable()

@@ -6,12 +6,9 @@ import os
 import sys
 import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from tracedoc.errors import InputError
-
-if TYPE_CHECKING:
-    from tracedoc.trace.ahead import OneAhead
 
 _inflate: Any
 try:
@@ -22,7 +19,6 @@ except ImportError:  # the standard library does the same, several times slower
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31
 _INPUT_BYTES = 64 * 1024  # what is inflated at a time: a cut file is salvaged up to its last block
-_PIECE_BYTES = 1 << 20
 
 # Traces inflate 10 to 30 times, synthetic ones up to 60; deflate can do 1,032.
 _BOMB_RATIO = 100
@@ -41,8 +37,7 @@ class Source:
 
     ``damaged`` is true once a gzip stream ended early or was found corrupt: what came before is whole.
     Raises :class:`InputError` beyond ``max_bytes`` of text; where that is ``None``, beyond what a trace
-    can plausibly inflate to. ``ahead`` inflates in a thread of its own, for where a core is free; then the
-    source is to be closed.
+    can plausibly inflate to.
     """
 
     def __init__(
@@ -51,8 +46,6 @@ class Source:
         stream: BinaryIO,
         on_bytes: Callable[[int], None] | None = None,
         max_bytes: int | None = None,
-        *,
-        ahead: bool = False,
     ) -> None:
         self.path = path
         self.damaged = False
@@ -66,20 +59,8 @@ class Source:
             if self._stored.startswith(magic):
                 raise InputError(f"{path} is {container}", "unpack it and pass the .json or .json.gz inside")
         self._inflater: Any = None
-        self._inflated = memoryview(b"")
-        self._ahead: OneAhead | None = None
         if self._stored.startswith(_GZIP_MAGIC):
             self._inflater = _inflate.decompressobj(_GZIP_WINDOW)
-            if ahead:
-                from tracedoc.trace.ahead import OneAhead
-
-                self._ahead = OneAhead(self._inflate)
-                self._ahead.ask()
-
-    def close(self) -> None:
-        """End the thread, if there is one; the stream is its owner's."""
-        if self._ahead is not None:
-            self._ahead.close()
 
     def readinto(self, target: memoryview) -> int:
         """Fill the front of ``target``; return how many bytes came, 0 at the end."""
@@ -114,42 +95,24 @@ class Source:
         return count
 
     def _inflate_into(self, target: memoryview) -> int:
-        if not self._inflated:
-            self._inflated = memoryview(self._next_inflated())
-        count = min(len(target), len(self._inflated))
-        target[:count] = self._inflated[:count]
-        self._inflated = self._inflated[count:]
-        return count
-
-    def _next_inflated(self) -> bytes:
-        if self._ahead is None:
-            return self._inflate()
-        data = self._ahead.answer()
-        if not self._stored and not self._inflater.eof:
-            # Read here: reading would cost the other thread its turn.
-            self._stored = self._read_stored(_INPUT_BYTES)
-        self._ahead.ask()
-        return data
-
-    def _inflate(self) -> bytes:
-        """Return the next piece of text, nothing at its end."""
         while True:
             if self._inflater.eof and not self._next_member():
-                return b""
+                return 0
             if not self._stored:
                 self._stored = self._read_stored(_INPUT_BYTES)
                 if not self._stored:
                     self.damaged = True
-                    return b""
+                    return 0
             try:
-                data: bytes = self._inflater.decompress(self._stored, _PIECE_BYTES)
+                data = self._inflater.decompress(self._stored, len(target))
             except (_inflate.error, zlib.error):
                 self.damaged = True
                 self._stored = b""
-                return b""
+                return 0
             self._stored = self._inflater.unconsumed_tail
             if data:
-                return data
+                target[: len(data)] = data
+                return len(data)
 
     def _next_member(self) -> bool:
         """Go on to the next gzip member; return false at the end of the file.
