@@ -32,7 +32,7 @@ from tracedoc.diagnosis import (
 )
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import FactTable, Unknown, Value
-from tracedoc.facts.digest import RankDigest
+from tracedoc.facts.digest import DRAWN, LANE_RANKS, RankDigest
 from tracedoc.facts.links import operation_class
 from tracedoc.facts.measure import Measurements
 from tracedoc.facts.shard_table import unit_rows
@@ -47,9 +47,6 @@ from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.exposure import ExposedSplit
 from tracedoc.timeline.host import IDLE_WORK
 from tracedoc.trace.vocabulary import busbw_factor
-
-LANE_RANKS = 16
-"""Pictures show the lanes of at most this many ranks."""
 
 
 def compose(
@@ -189,8 +186,10 @@ def _fact_records(facts: FactTable) -> dict[str, FactRecord]:
         return value
 
     def table(values: Mapping[str, Value]) -> dict[str, Scalar | dict[str, str]]:
-        found = {key: shown(value) for key, value in values.items()}
         reasons = {value.reason if isinstance(value, Unknown) else None for value in values.values()}
+        if reasons == {None} and isinstance(values, dict):
+            return values  # as it is: a copy for each of many ranks and facts would be much
+        found = {key: shown(value) for key, value in values.items()}
         if len(reasons) == 1 and (reason := reasons.pop()) is not None:
             return tables.setdefault((reason, *found), found)
         return found
@@ -320,7 +319,7 @@ def _lanes(digest: RankDigest) -> list[Lane]:
     step = digest.judged_step
     if step is None:
         return []
-    shown = {"compute": "compute", "communication": "communication", "copy": "copy", "idle_input": "input"}
+    shown = {**{name: name for name in DRAWN}, "idle_input": "input"}
     return [
         Lane(
             digest.rank,

@@ -15,10 +15,10 @@ from tracedoc.compose import compose
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError, Limit
 from tracedoc.executors import Lost, run_each
-from tracedoc.facts.digest import RankDigest
+from tracedoc.facts.digest import LANE_RANKS, RankDigest
 from tracedoc.facts.job import job_limits
 from tracedoc.facts.measure import Measurements, measure_run
-from tracedoc.facts.pool import Pool, shared
+from tracedoc.facts.pool import Pool, shared, undrawn
 from tracedoc.facts.view import build_view
 from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
@@ -26,7 +26,7 @@ from tracedoc.rules.selection import choose
 from tracedoc.run.discover import Run, TraceFile, discover
 from tracedoc.run.job import Job, read_job
 from tracedoc.run.remote import public_name
-from tracedoc.run.settle import Candidate, settle
+from tracedoc.run.settle import Candidate, Settled, settle
 from tracedoc.timeline.source_lines import SourceLine, asking_lines
 from tracedoc.trace.kineto import read_trace
 from tracedoc.units import format_ranges
@@ -100,11 +100,7 @@ def measure(
     """Return the facts of the run in ``paths``, the limits of the capture, and its cycles."""
     chosen = options or Options()
     run = discover([os.fspath(path) for path in paths])
-    digests, unread = _read_all(run, chosen, progress)
-    candidates = [_candidate(file, digest) for file, digest in digests]
-    settled = settle(candidates, chosen.cycle)
-    by_path = {file.path: digest for file, digest in digests}
-    ranked = [replace(by_path[file.path], rank=file.rank) for file in settled.files]
+    ranked, settled, unread = _read_ranks(run, chosen, progress)
     if chosen.steps is not None and not any(digest.steps for digest in ranked):
         raise InputError(
             f"no step of {chosen.steps[0]}-{chosen.steps[1]} is in these traces",
@@ -131,6 +127,18 @@ def _asking(job: Job | None) -> tuple[SourceLine, ...] | None:
         return asking_lines(read_trace(job.source, python_functions=True))
     except InputError:
         return None  # it only adds to what the traces say
+
+
+def _read_ranks(
+    run: Run, options: Options, progress: Progress | None
+) -> tuple[list[RankDigest], Settled, list[Limit]]:
+    """Digest every file and settle the ranks; the digests are in order of rank."""
+    digests, unread = _read_all(run, options, progress)
+    settled = settle([_candidate(file, digest) for file, digest in digests], options.cycle)
+    by_path = {file.path: digest for file, digest in digests}
+    ranked = [replace(by_path[file.path], rank=file.rank) for file in settled.files]
+    pool = Pool()
+    return [*ranked[:LANE_RANKS], *(undrawn(one, pool) for one in ranked[LANE_RANKS:])], settled, unread
 
 
 def _read_all(

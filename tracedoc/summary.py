@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from tracedoc.diagnosis import Finding, RunInfo
 from tracedoc.errors import Limit
 from tracedoc.facts.measure import Measurements
+from tracedoc.facts.packed_spans import PackedSet
 from tracedoc.spans import Spans
 from tracedoc.units import format_ms, format_percent
 
@@ -39,7 +40,7 @@ COMPUTE_BOUND = 0.80
 """With this share of compute in the step and no finding, compute is what the step is made of."""
 
 
-Times = Mapping[str, Mapping[tuple[int, int | None], Spans]]
+Times = Mapping[str, Mapping[tuple[int, int | None], PackedSet]]
 """All that findings point to, by their ids: intervals by rank and step."""
 
 
@@ -134,7 +135,7 @@ def combined_gain_ms(findings: Sequence[Finding], times: Times) -> float:
     places: dict[int, dict[str, Spans]] = defaultdict(dict)
     for finding_id in gains:
         for (rank, _), spans in times.get(finding_id, {}).items():
-            places[rank][finding_id] = places[rank].get(finding_id, Spans.empty()) | spans
+            places[rank][finding_id] = places[rank].get(finding_id, Spans.empty()) | spans.unpack()
     return max([*gains.values(), *(_claimed_ms(found, gains) for found in places.values())], default=0.0)
 
 

@@ -38,6 +38,15 @@ from tracedoc.trace.vocabulary import KernelCategory
 MAX_SPANS = 400
 """Pictures and evidence keep at most this many intervals of a kind, the longest ones."""
 
+LANE_RANKS = 16
+"""Pictures show the lanes of at most this many ranks, those with the lowest numbers."""
+
+DRAWN = ("compute", "communication", "copy")
+"""Named sets that only pictures need."""
+
+EVIDENT_CAUSES = ("input", "allocator", "sync")
+"""Causes of idle time that findings point to."""
+
 MAX_KERNEL_NAMES = 60
 """The kernel table keeps this many names, those with most time."""
 
@@ -180,10 +189,10 @@ def judged_spans(timeline: RankTimeline) -> dict[str, Spans]:
         "communication": activity.comm,
         "copy": activity.copy,
         "exposed_comm": activity.exposed_comm,
-        "exposed_copy": activity.exposed_copy,
     }
     if timeline.idle is not None:
-        found |= {f"idle_{cause}": spans for cause, spans in timeline.idle.spans.items()}
+        causes = timeline.idle.spans
+        found |= {f"idle_{cause}": causes[cause] for cause in EVIDENT_CAUSES if cause in causes}
     if not timeline.is_cpu:
         found["idle_launch_pace"] = launch_pace_idle(timeline) or Spans.empty()
         found["idle_host_away"] = host_away_idle(timeline) or Spans.empty()

@@ -59,15 +59,16 @@ def measure_rank(timeline: RankTimeline, *, rank: int) -> RankDigest:
 def measure_run(run: RunView) -> Measurements:
     """Compute the run facts, and put them beside the rank facts of all digests."""
     facts: dict[str, Measurement] = {}
+    unknown: dict[tuple[Unknown | str, ...], Mapping[str, Value]] = {}
     missing = Unknown("not measured")
     for definition in CATALOG.values():
         if definition.kind == "rank":
             values = {str(d.rank): d.facts.get(definition.name, missing) for d in run.digests}
-            facts[definition.name] = _keyed(definition, values, run)
+            facts[definition.name] = _keyed(definition, values, run, unknown)
         else:
             result = _compute(definition, run)
             if isinstance(result, dict):
-                facts[definition.name] = _keyed(definition, result, run)
+                facts[definition.name] = _keyed(definition, result, run, unknown)
             else:
                 facts[definition.name] = Measurement(definition, result)
     judged = run.judged()
@@ -153,10 +154,19 @@ def _distributed(digests: Sequence[RankDigest]) -> bool:
     return any(digest.collectives or digest.backend for digest in digests)
 
 
-def _keyed(definition: FactDef, values: Mapping[str, Value], run: RunView) -> Measurement:
+def _keyed(
+    definition: FactDef,
+    values: Mapping[str, Value],
+    run: RunView,
+    unknown: dict[tuple[Unknown | str, ...], Mapping[str, Value]],
+) -> Measurement:
+    """Return a fact with its values by key; facts that are ``unknown`` for one reason share a table."""
     standing = str(run.standing) if run.standing is not None else next(iter(values), "")
     # Of many ranks the keys take more memory than the values, unless all facts share them.
     values = {sys.intern(key): value for key, value in values.items()}
+    first = next(iter(values.values()), None)
+    if isinstance(first, Unknown) and all(value == first for value in values.values()):
+        values = unknown.setdefault((first, *values), values)
     return Measurement(definition, values.get(standing, Unknown("no step can be judged")), values)
 
 

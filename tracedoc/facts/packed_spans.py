@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -59,6 +59,15 @@ class PackedSpans(Mapping[str, Spans]):
                 places[name] = known[key]
         self._sets = tuple(sets)
         self._places: Places = tuple(places.items())
+
+    def without(self, names: Collection[str]) -> PackedSpans:
+        """Return the sets without those of some names."""
+        kept = [(name, place) for name, place in self._places if name not in names]
+        places = sorted({place for _, place in kept})
+        found = PackedSpans()
+        found._sets = tuple(self._sets[place] for place in places)
+        found._places = tuple((name, places.index(place)) for name, place in kept)
+        return found
 
     def shared(self, places: Callable[[Places], Places]) -> PackedSpans:
         """Return the sets with the names that others have too in place of their own."""

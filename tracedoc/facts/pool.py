@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import Unknown, Value
-from tracedoc.facts.digest import RankDigest
+from tracedoc.facts.digest import DRAWN, RankDigest
 from tracedoc.facts.gemms import GemmTable
 from tracedoc.facts.named_values import NamedValues
 from tracedoc.facts.packed_spans import PackedSpans
@@ -113,3 +113,10 @@ def shared(digest: RankDigest, pool: Pool) -> RankDigest:
         work=work,
         gradients=pool.array(digest.gradients),
     )
+
+
+def undrawn(digest: RankDigest, pool: Pool) -> RankDigest:
+    """Return the digest of a rank that no picture shows: without what only pictures need."""
+    if not isinstance(digest.spans, PackedSpans):
+        return digest
+    return replace(digest, spans=digest.spans.without(DRAWN).shared(pool.of))

@@ -28,7 +28,7 @@ from tracedoc.timeline.exposure import (
     split_exposed,
 )
 from tracedoc.timeline.group_guesses import with_guessed_groups
-from tracedoc.timeline.matching import Matching, RankCollectives, match_collectives, operations_of_rows
+from tracedoc.timeline.matching import Matching, RankCollectives, match_collectives
 from tracedoc.timeline.packed_columns import PackedColumn, Unsigned, narrow
 from tracedoc.timeline.source_lines import SourceLine
 
@@ -143,10 +143,10 @@ def build_view(
     splits, waits = Splits(), []
     for digest in ordered:
         exposed = digest.exposed_comm
-        waits.append(exposed_waits(exposed, digest.collectives, arrivals[digest.rank]))
-        spans = split_exposed(exposed, digest.collectives, arrivals[digest.rank])
+        mine = arrivals[digest.rank]
+        waits.append(exposed_waits(exposed, digest.collectives, mine))
+        spans = split_exposed(exposed, digest.collectives, mine)
         splits.add(digest.rank, spans, tuple(digest.steps))
-    operations = operations_of_rows(matching, ranks)
     last_exposed = _exposed_at_last(matching, ordered, arrivals)
     return RunView(
         digests=ordered,
@@ -155,7 +155,7 @@ def build_view(
         splits=splits,
         arrivals=arrivals,
         blame=assign_blame(matching, ranks, waits),
-        operations={rank.rank: rows for rank, rows in zip(ranks, operations, strict=True)},
+        operations=arrivals.operations,
         last_exposed_ns=last_exposed,
         curves=group_curves(matching, {d.rank: d.device for d in ordered}, {d.rank: d.host for d in ordered}),
         standing=_standing_rank(ordered),

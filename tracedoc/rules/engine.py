@@ -18,6 +18,7 @@ from tracedoc.diagnosis import SEVERITIES, Comparison, Evidence, Finding, Fix, G
 from tracedoc.facts.catalog import Unknown, Value
 from tracedoc.facts.evidence import EVIDENCE, MAX_FOUND, EvidenceCollector, longest_places
 from tracedoc.facts.measure import Measurements
+from tracedoc.facts.packed_spans import PackedSet
 from tracedoc.rules.expression import Expression, parse
 from tracedoc.rules.expression import evaluate as evaluate_condition
 from tracedoc.rules.model import Rule
@@ -36,7 +37,7 @@ COVERED_SHARE = 0.5
 _WORST_BY_CONFIDENCE = {"high": "critical", "medium": "warning", "low": "note"}
 
 
-Times = Mapping[tuple[int, int | None], Spans]
+Times = Mapping[tuple[int, int | None], PackedSet]
 """The intervals that evidence points to, by rank and step."""
 
 
@@ -148,11 +149,11 @@ def _places(
     One instance after the other: the places of a thousand ranks would take hundreds of megabytes.
     """
     listed: dict[Evidence, None] = {}
-    times: dict[tuple[int, int | None], Spans] = {}
+    times: dict[tuple[int, int | None], PackedSet] = {}
     for key in keys:
         found = collect(measurements, key)
         for place, spans in _spans_by_place(found).items():
-            times[place] = times[place] | spans if place in times else spans
+            times[place] = PackedSet.of(times[place].unpack() | spans if place in times else spans)
         listed |= dict.fromkeys(longest_places(found, len(keys)))
     evidence = tuple(listed)
     if len(evidence) > MAX_FOUND:
@@ -306,11 +307,11 @@ def _overlap(own: Times, others: Sequence[Times]) -> tuple[int, int]:
     """
     theirs: dict[int, list[tuple[int | None, Spans]]] = defaultdict(list)
     for other in others:
-        for (rank, step), spans in other.items():
-            theirs[rank].append((step, spans))
+        for (rank, step), packed in other.items():
+            theirs[rank].append((step, packed.unpack()))
     total_ns = covered_ns = 0
-    for (rank, step), spans in own.items():
-        cover = Spans.empty()
+    for (rank, step), packed in own.items():
+        spans, cover = packed.unpack(), Spans.empty()
         for their_step, their_spans in theirs.get(rank, ()):
             if step is None or their_step is None or their_step == step:
                 cover = cover | their_spans
@@ -319,7 +320,7 @@ def _overlap(own: Times, others: Sequence[Times]) -> tuple[int, int]:
     return total_ns, covered_ns
 
 
-def _spans_by_place(evidence: Iterable[Evidence]) -> Times:
+def _spans_by_place(evidence: Iterable[Evidence]) -> dict[tuple[int, int | None], Spans]:
     pairs: dict[tuple[int, int | None], list[tuple[int, int]]] = {}
     for place in evidence:
         pairs.setdefault((place.rank, place.step), []).append((place.start_ns, place.end_ns))

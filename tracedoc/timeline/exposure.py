@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from tracedoc.spans import Int64Array, Spans
-from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable, by_rank
+from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable
 from tracedoc.timeline.groups import pipeline_pairs
-from tracedoc.timeline.matching import Matching, RankCollectives
+from tracedoc.timeline.matching import NO_OPERATION, Matching, RankCollectives, operations_of_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +71,45 @@ class SplitSpans:
         return [ExposedSplit(*values) for values in zip(*columns, strict=True)]
 
 
-def arrivals_by_rank(matching: Matching, ranks: Sequence[RankCollectives]) -> dict[int, Arrivals]:
+class RankArrivals(Mapping[int, Arrivals]):
+    """The arrivals of each rank; one's are made anew when they are asked for, since many take much.
+
+    ``operations`` are, by rank, the operation of each of its rows (``NO_OPERATION`` where there is none).
+    """
+
+    __slots__ = ("_clock", "_complete", "_latest_ns", "_pipeline", "_split", "operations")
+
+    def __init__(self, matching: Matching, operations: Mapping[int, npt.NDArray[np.int32]]) -> None:
+        self.operations = operations
+        self._clock = matching.clock
+        self._latest_ns = matching.latest_start_ns
+        self._split = matching.has_latest_start
+        self._complete = matching.complete
+        self._pipeline = np.array(pipeline_pairs(matching.groups), dtype=bool)[matching.group]
+
+    def __getitem__(self, rank: int) -> Arrivals:
+        operations = self.operations[rank]
+        arrivals = Arrivals.unknown(operations.size)
+        rows = np.flatnonzero(operations != NO_OPERATION)
+        rows = rows[self._split[operations[rows]]]
+        if rows.size:
+            told = operations[rows]
+            arrivals.latest_ns[rows] = self._clock.to_own(rank, self._latest_ns[told])
+            arrivals.complete[rows] = self._complete[told]
+            arrivals.pipeline[rows] = self._pipeline[told]
+        return arrivals
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.operations)
+
+    def __len__(self) -> int:
+        return len(self.operations)
+
+
+def arrivals_by_rank(matching: Matching, ranks: Sequence[RankCollectives]) -> RankArrivals:
     """Return for each rank when the last peer came to each of its operations, on the rank's own clock."""
-    pipeline = np.array(pipeline_pairs(matching.groups), dtype=bool)
-    operation = matching.operation
-    latest = matching.latest_start_ns
-    split = matching.has_latest_start
-    found = {}
-    for rank, parts in zip(ranks, by_rank(matching.part_rank, len(ranks)), strict=True):
-        mine = parts[split[operation[parts]]]
-        arrivals = Arrivals.unknown(len(rank.table))
-        if mine.size:
-            rows, operations = matching.part_row[mine], operation[mine]
-            arrivals.latest_ns[rows] = matching.clock.to_own(rank.rank, latest[operations])
-            arrivals.complete[rows] = matching.complete[operations]
-            arrivals.pipeline[rows] = pipeline[matching.group[operations]]
-        found[rank.rank] = arrivals
-    return found
+    operations = operations_of_rows(matching, ranks)
+    return RankArrivals(matching, {rank.rank: rows for rank, rows in zip(ranks, operations, strict=True)})
 
 
 def exposed_waits(exposed: Spans, table: CollectiveTable, arrivals: Arrivals) -> Int64Array:

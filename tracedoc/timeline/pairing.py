@@ -62,18 +62,10 @@ def pair_by_order(entries: Entries, rows: IntArray) -> IntArray:
     Only steps in which all ranks that show any show the same operations of the same sizes are paired; the
     other rows get ``NOT_PAIRED``.
     """
-    group, step, rank = entries.group[rows], entries.step[rows], entries.rank[rows]
-    order = np.lexsort((rows, rank, step, group))
-    place = rows[order]
-    group, step, rank = group[order], step[order], rank[order]
-    position = _position_in_run(group, step, rank)
-    again = np.lexsort((rank, position, step, group))
-    order, place, group, step, position = (
-        order[again], place[again], group[again], step[again], position[again],
-    )  # fmt: skip
-    edges = boundaries(group, step, position)
-    counts = np.diff(edges)
-    segments = boundaries(group[edges[:-1]], step[edges[:-1]])
+    order, edges = _by_place_in_step(entries, rows)
+    place, counts = rows[order], np.diff(edges)
+    heads = place[edges[:-1]]
+    segments = boundaries(entries.group[heads], entries.step[heads])
     # At its first place a step shows every rank that takes part in it.
     good = counts == np.repeat(counts[segments[:-1]], np.diff(segments))
     good &= ~_differs(entries.op[place], edges) & ~_differs(entries.size[place], edges)
@@ -83,6 +75,18 @@ def pair_by_order(entries: Entries, rows: IntArray) -> IntArray:
     paired = np.full(rows.size, NOT_PAIRED, dtype=np.intp)
     paired[order[kept]] = number[kept]
     return paired
+
+
+def _by_place_in_step(entries: Entries, rows: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the order of ``rows`` by group, step, place within both, and rank, and where each place begins.
+
+    Apart from its only user, since the columns that it takes are much where ranks are many.
+    """
+    order = np.lexsort((entries.rank[rows], entries.step[rows], entries.group[rows]))
+    group, step, rank = (column[rows[order]] for column in (entries.group, entries.step, entries.rank))
+    position = _position_in_run(group, step, rank)
+    again = np.lexsort((position, step, group))  # of one place the ranks stay in order
+    return order[again], boundaries(group, step, position[again])
 
 
 def pair_by_time(entries: Entries, rows: IntArray, slack_ns: int) -> IntArray:
