@@ -158,7 +158,9 @@ def _distances(
     first = np.repeat(starts[:-1], np.diff(starts))
     others = np.flatnonzero(first != np.arange(first.size))
     first, others = middle[first[others]], middle[others]
-    return _Distances(clock[first], clock[others], end_ns[others], end_ns[others] - end_ns[first])
+    del middle, starts
+    later_ns = end_ns[others]
+    return _Distances(clock[first], clock[others], later_ns, later_ns - end_ns[first])
 
 
 def _errors(ends: Ends, clocks: npt.NDArray[np.int32]) -> dict[int, ClockError]:

@@ -8,7 +8,7 @@ leave a symmetric operation together. What fits no partner stays unmatched rathe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -197,6 +197,16 @@ def match_collectives(ranks: Sequence[RankCollectives], world_size: int | None) 
     everyone = tuple(rank.rank for rank in ranks)
     if len(ranks) < 2:
         return Matching(everyone)
+    found = _matched(ranks, everyone, world_size)
+    # Of many ranks the columns lie above all that was made on the way, which cannot be given back to the
+    # system from under them. Their copies lie where that was.
+    columns = {one.name: getattr(found, one.name) for one in fields(found)}
+    return replace(
+        found, **{name: one.copy() for name, one in columns.items() if isinstance(one, np.ndarray)}
+    )
+
+
+def _matched(ranks: Sequence[RankCollectives], everyone: tuple[int, ...], world_size: int | None) -> Matching:
     numbers = GroupNumbers(everyone, [rank.table.kinds for rank in ranks], world_size)
     ops, parts, entries = _entries(ranks, numbers)
     paired, disagreeing = _candidates(entries)
