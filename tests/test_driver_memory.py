@@ -21,7 +21,7 @@ from tracedoc.worker import digest_file
 DIGEST_BYTES = 30_000
 """A pickled digest of a few steps with some tens of collectives takes less."""
 
-RANK_BYTES = 44_000
+RANK_BYTES = 60_000
 """One more rank costs less at the peak: its digest, and its part of matching, facts and report."""
 
 
