@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import tracemalloc
 from collections.abc import Iterator, Mapping
@@ -69,6 +70,7 @@ def _of_rank(digest: RankDigest, rank: int, path: str, ranks: int) -> RankDigest
 
 def _peak_bytes(paths: list[Path]) -> int:
     diagnose(paths[:2])  # what is imported late and kept for good is not counted
+    gc.collect()  # what other tests left is not collected in between
     tracemalloc.start()
     for piece in render_pieces(diagnose(paths), "json"):
         assert piece
