@@ -31,6 +31,7 @@ from tracedoc.trace.vocabulary import event_kind, kind_of
 _ABSOLUTE_NS = 1_000_000_000_000_000_000  # 1e15 us: no relative time is that large
 _GPU_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC, Kind.GPU_ANNOTATION, Kind.ACCELERATOR)
 _DROPPED = 255
+_GROWTH = 8  # times the room that was too small: to copy what is there costs more than to reserve
 _ON_GPU, _SHAPED, _COUNTED = 1, 2, 4  # belongs to a device and a stream; has shapes; allocator's counters
 _MEMORY = "[memory]"
 _HOST_MEMORY = 0  # c10::DeviceType::CPU
@@ -84,7 +85,7 @@ class _Heads(_Ids):
 
 
 class _Growing:
-    """A column that doubles its room when it is full; what is not written yet takes no memory."""
+    """A column that gets more room when it is full; what is not written yet takes no memory."""
 
     def __init__(self, dtype: type[np.generic]) -> None:
         self._values = np.empty(1 << 14, dtype=dtype)
@@ -94,7 +95,7 @@ class _Growing:
         """Append an array."""
         end = self._size + part.size
         if end > self._values.size:
-            larger = np.empty(max(end, 2 * self._values.size), dtype=self._values.dtype)
+            larger = np.empty(max(end, _GROWTH * self._values.size), dtype=self._values.dtype)
             larger[: self._size] = self._values[: self._size]
             self._values = larger
         self._values[self._size : end] = part
