@@ -24,7 +24,7 @@ lint: .venv/lint-installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Installed as users do: what makes an editable installation work takes time at every start.
+# From the checkout, but with no editable installation: what makes one work takes time at every start.
 bench: .venv-bench/python .venv-hta/ready .venv-gpu-idle/ready
 	rm -rf build/lib
 	.venv-bench/bin/python $(PIP) .
