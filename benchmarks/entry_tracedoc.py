@@ -6,16 +6,17 @@ import os
 import sys
 from collections.abc import Callable
 
-# As the command line does, which needs no linear algebra: numpy would start a thread a core for it.
+# As the command line does, before numpy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from tracedoc.executors import run_each
+from tracedoc.timeline import activity, launches, steps
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.kineto import read_trace
 
 
 def breakdown(path: str, on_bytes: Callable[[int], None] | None = None) -> str:
     """Return the budget of a GPU's capture and of each of its steps, in ns."""
-    from tracedoc.timeline import activity, launches, steps
-    from tracedoc.trace.columns import Kind
-    from tracedoc.trace.kineto import read_trace
-
     trace = read_trace(path, on_bytes=on_bytes)
     host = steps.find_host_steps(trace)
     linked = launches.link_launches(trace)
@@ -33,14 +34,6 @@ def breakdown(path: str, on_bytes: Callable[[int], None] | None = None) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2:
-        print(breakdown(sys.argv[1]))
-    else:
-        from entry_tracedoc import breakdown  # by the name that workers can import
-
-        from tracedoc.executors import begin_workers, run_each
-
-        sizes = {path: os.stat(path).st_size for path in sys.argv[1:]}
-        begin_workers(sizes, 2)
-        for path, words in run_each(breakdown, sizes, jobs=2):
-            print(path, words)
+    sizes = {path: os.stat(path).st_size for path in sys.argv[1:]}
+    for path, words in run_each(breakdown, sizes, jobs=2):
+        print(path, words)

@@ -261,3 +261,58 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path, repository: Pat
         process.kill()
         process.communicate(timeout=5)
     assert process.returncode == -signal.SIGKILL
+
+
+# -- how workers start
+
+WORK = """
+import multiprocessing, os, signal
+
+def kind(path, on_bytes):
+    if path == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return type(multiprocessing.current_process()).__name__
+"""
+SCRIPT = """
+import sys, threading
+from tracedoc.executors import Lost, run_each
+from work import kind
+
+_, beside, *paths = sys.argv
+if beside == "a thread":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+for path, result in run_each(kind, dict.fromkeys(paths, 1), jobs=2):
+    print(path, "lost" if isinstance(result, Lost) else result)
+"""
+
+
+def kinds_of_workers(beside: str, paths: list[str], folder: Path, repository: Path) -> dict[str, str]:
+    """Return the kind of process that read each path, where ``beside`` the main thread is another or not."""
+    (folder / "work.py").write_text(WORK)
+    (folder / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(folder / "script.py"), beside, *paths],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(repository)},
+        check=False,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    return dict(line.split() for line in done.stdout.splitlines())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+@pytest.mark.parametrize(("beside", "kind"), [("nothing", "ForkProcess"), ("a thread", "ForkServerProcess")])
+def test_workers_are_forked_where_no_other_thread_can_hold_a_lock(
+    beside: str, kind: str, tmp_path: Path, repository: Path
+):
+    found = kinds_of_workers(beside, ["a", "b", "c"], tmp_path, repository)
+    assert found == {"a": kind, "b": kind, "c": kind}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_a_killed_fork_costs_its_own_path_only(tmp_path: Path, repository: Path):
+    found = kinds_of_workers("nothing", ["a", "killed", "b", "c"], tmp_path, repository)
+    assert found.keys() == {"a", "killed", "b", "c"}
+    assert [path for path, kind in found.items() if kind == "lost"] == ["killed"]

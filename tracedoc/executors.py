@@ -12,9 +12,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from tracedoc.errors import InputError
 
@@ -29,7 +30,7 @@ Work = Callable[[str, "OnBytes | None"], Result]
 WAYS = "dask://local, dask://HOST:PORT or mpi"
 SMALL_BYTES = 4 << 20
 """Files that are smaller than this together are read in this process, unless a number of jobs is asked for:
-starting workers takes 0.3 s, in which one process reads more than this."""
+starting workers takes up to 0.3 s, in which one process reads more than this."""
 
 _PRELOAD = ["tracedoc.worker"]
 _POLL_S = 0.1
@@ -38,8 +39,7 @@ _KILL_S = 0.2
 _WINDOWS_MAX_WORKERS = 61
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True):
     """Stands for a result that never came, and says why: the worker was killed or out of memory."""
 
     reason: str
@@ -70,19 +70,6 @@ def run_each(
     if workers <= 1:
         return _here(work, paths, on_bytes)
     return _in_pools(work, paths, workers, on_bytes)
-
-
-def begin_workers(sizes: Mapping[str, int], jobs: int | None) -> None:
-    """Start the process that workers are forked from, if :func:`run_each` will need it for these files.
-
-    It imports what workers need while this process goes on, which saves 0.1 s if called early.
-    """
-    if _workers_for(sizes, jobs) > 1 and _start_method() == "forkserver":
-        from multiprocessing.forkserver import ensure_running, set_forkserver_preload
-
-        set_forkserver_preload(_PRELOAD)
-        with _main_hidden():
-            ensure_running()
 
 
 def _workers_for(sizes: Mapping[str, int], jobs: int | None) -> int:
@@ -138,22 +125,20 @@ def _in_pools(
     from concurrent.futures import wait
     from concurrent.futures.process import BrokenProcessPool
 
-    context: Any = multiprocessing.get_context(_start_method())
-    if _start_method() == "forkserver":
-        context.set_forkserver_preload(_PRELOAD)
     # One slot a path and one writer a slot: no lock that a killed worker could leave taken.
-    counts = context.RawArray("q", len(paths))
+    counts = multiprocessing.RawArray("q", len(paths))
     slots = {path: slot for slot, path in enumerate(paths)}
     suspects: list[str] = []
 
     def one_pool(waiting: deque[str], size: int) -> Outcomes[Result]:
-        with _pool(size, context, counts) as pool:
+        method = _start_method()
+        with _pool(size, method, counts) as pool:
             running: dict[Future[Result], str] = {}
             broken = False
             while running or (waiting and not broken):
                 while waiting and not broken and len(running) < size:
                     try:
-                        with _main_hidden():
+                        with _starting(method):
                             future = pool.submit(_in_worker, work, slots[waiting[0]], waiting[0])
                     except BrokenProcessPool:
                         broken = True
@@ -184,19 +169,28 @@ def _in_pools(
 
 
 def _start_method() -> str:
-    # fork would be faster (0.1 s against 0.3 s for two workers) but copies locks that other threads hold,
-    # such as those of the progress bar; spawn (0.7 s) imports everything once for each worker.
+    """Return how to start workers: the fastest way that is safe in this process as it is now.
+
+    fork takes what is imported along, but also the locks that other threads hold, so it is for a process of
+    one thread; native threads count. forkserver takes 0.2 s more; spawn imports all anew for each worker.
+    """
     import multiprocessing
 
+    if sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1:
+        return "fork"
     return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 @contextmanager
-def _pool(workers: int, context: Any, counts: MutableSequence[int]) -> Iterator[ProcessPoolExecutor]:
+def _pool(workers: int, method: str, counts: MutableSequence[int]) -> Iterator[ProcessPoolExecutor]:
     if sys.platform == "win32":
         workers = min(workers, _WINDOWS_MAX_WORKERS)
+    import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
+    context: Any = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload(_PRELOAD)
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(counts,))
     try:
         yield pool
@@ -210,14 +204,21 @@ def _pool(workers: int, context: Any, counts: MutableSequence[int]) -> Iterator[
 
 
 @contextmanager
-def _main_hidden() -> Iterator[None]:
-    """Keep new workers from importing the caller's script, which may call us again at its top level."""
+def _starting(method: str) -> Iterator[None]:
+    """Keep new workers from what is not for them: the caller's script, and an interrupt as they begin.
+
+    A worker that is not forked imports the script, which may call us again at its top level.
+    """
     main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if sys.platform != "win32" else None
+    if method != "fork":
+        sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+        if blocked is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 _counts: MutableSequence[int] = []
@@ -272,8 +273,7 @@ def _elsewhere(
     return _on_workers(opened, work, paths, sizes, on_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Workers:
+class _Workers(msgspec.Struct, frozen=True):
     """An executor, and the exceptions by which it says that a worker was lost."""
 
     executor: Executor

@@ -10,7 +10,7 @@ import click
 
 from tracedoc.cli.completion import files, folders
 from tracedoc.cli.output import report_options, targets, write
-from tracedoc.cli.reading import begin_early, reading_options, run_pipeline, show_debug
+from tracedoc.cli.reading import keep_numpy_to_one_thread, reading_options, run_pipeline, show_debug
 from tracedoc.config import LEVELS, find_config
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def diagnose(
     config = find_config(Path.cwd())
     if config.source:
         click.echo(f"settings: {config.source}", err=True)
-    begin_early(paths, jobs, executor)
+    keep_numpy_to_one_thread()
     from tracedoc.pipeline import Options
 
     options = Options(

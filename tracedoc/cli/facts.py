@@ -9,7 +9,7 @@ import click
 
 from tracedoc.cli.completion import files
 from tracedoc.cli.output import to_stdout
-from tracedoc.cli.reading import begin_early, reading_options, run_pipeline, show_debug
+from tracedoc.cli.reading import keep_numpy_to_one_thread, reading_options, run_pipeline, show_debug
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import FactRecord, Scalar
@@ -45,7 +45,7 @@ def facts(
       tracedoc explain exposed_comm_ms                 the definition
     """
     show_debug(debug)
-    begin_early(paths, jobs, executor)
+    keep_numpy_to_one_thread()
     from tracedoc.pipeline import Options
 
     options = Options(

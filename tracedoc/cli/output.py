@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -23,6 +24,8 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 WIDEST = 110
 """Columns beyond which text gets hard to read."""
+
+_REDRAW_S = 0.1
 
 
 _OPTIONS = (
@@ -189,12 +192,18 @@ def progress_on_terminal() -> Iterator[Callable[[ProgressEvent], None] | None]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    # Drawn here, not by a thread of the bar's own: workers are forked while there is but one thread.
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("reading", total=None)
+        drawn = 0.0
 
         def show(event: ProgressEvent) -> None:
+            nonlocal drawn
             ranks = f"{event.done_ranks} of {event.total_ranks} ranks"
             bar.update(task, description=ranks, completed=event.done_bytes, total=event.total_bytes)
+            if (now := monotonic()) - drawn >= _REDRAW_S:
+                bar.refresh()
+                drawn = now
 
         yield show
 

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -73,16 +72,12 @@ def reading_options(command: Command) -> Command:
     return command
 
 
-def begin_early(paths: tuple[str, ...], jobs: int | None, executor: str | None) -> None:
-    """Start workers, where several will be used, while this process still imports what it needs itself."""
-    # numpy would start a thread a core for linear algebra, of which there is none here.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if executor is None and jobs != 1 and not any(is_remote(path) for path in paths):
-        from tracedoc.executors import begin_workers
-        from tracedoc.run.discover import discover
+def keep_numpy_to_one_thread() -> None:
+    """Have numpy start no threads for linear algebra, of which there is none here; call before its import.
 
-        with suppress(TracedocError):  # told when it matters
-            begin_workers({file.path: file.size_bytes for file in discover(paths).files}, jobs)
+    A process of one thread can fork its workers, which is the fastest way to start them.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def run_pipeline(paths: tuple[str, ...], options: Options) -> Diagnosis:
