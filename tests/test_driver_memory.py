@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import pickle
 import tracemalloc
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import tracedoc.pipeline
 from tracedoc.facts.digest import RankDigest
@@ -58,7 +59,7 @@ def _of_rank(digest: RankDigest, rank: int, path: str, ranks: int) -> RankDigest
     later = rank * 1000
     everyone = tuple(range(ranks))
     moved = PackedTable.of_table(
-        replace(
+        dataclasses.replace(
             table,
             kinds=tuple(replace(kind, group=everyone, group_size=ranks) for kind in table.kinds),
             start_ns=table.start_ns + later,

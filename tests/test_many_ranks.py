@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import tracedoc.pipeline
 from tracedoc.diagnosis import Diagnosis
@@ -23,7 +23,7 @@ def many(sample_traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     digest = digest_file(str(sample_traces / "synthetic_ddp_tiny_batch" / "rank-0.json.gz"))
     everyone = tuple(range(RANKS))
     kinds = tuple(replace(k, group=everyone, group_size=RANKS) for k in digest.collectives.kinds)
-    operations = replace(digest.collectives, kinds=kinds)
+    operations = digest.collectives.with_kinds(kinds)
     paths = [tmp_path / f"rank-{rank}.json" for rank in everyone]
     for path in paths:
         path.touch()

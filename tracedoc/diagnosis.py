@@ -7,11 +7,11 @@ fields are only ever added. Durations are float milliseconds, shares 0..1, sizes
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
 from inspect import cleandoc
 from typing import Any
 
 import msgspec
+from msgspec.structs import fields
 
 from tracedoc.errors import InputError, Limit
 
@@ -28,16 +28,14 @@ _AT_ONCE = 16
 """Longer tables are written to JSON so many entries at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class At:
+class At(msgspec.Struct, frozen=True):
     """Where a budget was measured: one rank, and one of its steps (``None``: the whole capture)."""
 
     rank: int
     step: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetParts:
+class BudgetParts(msgspec.Struct, frozen=True):
     """How a window of one GPU splits: compute + exposed_comm + exposed_copy + idle = step.
 
     The second line splits exposed communication exactly: transfer + wait + pipeline_wait + unsplit.
@@ -57,25 +55,22 @@ class BudgetParts:
     pipeline_wait_ms: float
     exposed_comm_unsplit_ms: float
     blocking_comm_ms: float | None = None
-    idle_causes_ms: dict[str, float] = field(default_factory=dict)
+    idle_causes_ms: dict[str, float] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Budget(BudgetParts):
+class Budget(BudgetParts, frozen=True):
     """The budget that stands for a rank or for the run, and where it was measured."""
 
     at: At | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureBudget(BudgetParts):
+class CaptureBudget(BudgetParts, frozen=True):
     """The same split from the first to the last GPU event of the file; ``span_ms`` is its length."""
 
     span_ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StepBudget(BudgetParts):
+class StepBudget(BudgetParts, frozen=True):
     """One step of one rank."""
 
     index: int = 0
@@ -83,8 +78,7 @@ class StepBudget(BudgetParts):
     start_ms: float = 0.0  # since the first event of the rank's trace
 
 
-@dataclass(frozen=True, slots=True)
-class RankReport:
+class RankReport(msgspec.Struct, frozen=True):
     """One rank: its whole capture, the budget of its median step, and every step."""
 
     rank: int
@@ -96,8 +90,7 @@ class RankReport:
     steps: tuple[StepBudget, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Strategy:
+class Strategy(msgspec.Struct, frozen=True):
     """How the job is parallelised; ``name`` is "not recognised" where the trace does not tell.
 
     ``family`` is a short name for programs ("fsdp2", "zero-1", "unknown"...), ``sharding`` what the ranks
@@ -111,8 +104,7 @@ class Strategy:
     sharding: str = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class RunInfo:
+class RunInfo(msgspec.Struct, frozen=True):
     """What was looked at; ``frameworks`` are the wrappers and trainers in use, as the manifest tells."""
 
     world_size: int | None
@@ -127,8 +119,7 @@ class RunInfo:
     frameworks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True):
     """A place in the traces, enough to find it again in Perfetto.
 
     ``start_ns`` and ``end_ns`` count from the first event of the rank's trace.
@@ -143,8 +134,7 @@ class Evidence:
     unit: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Gain:
+class Gain(msgspec.Struct, frozen=True):
     """What a fix could give back, in milliseconds per step of the job.
 
     ``high_ms`` is a bound that physics allows; ``low_ms`` is 0 unless the basis is a replay. Gains of
@@ -157,8 +147,7 @@ class Gain:
     assumptions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Fix:
+class Fix(msgspec.Struct, frozen=True):
     """A change that someone can paste, in the words of one framework."""
 
     framework: str
@@ -168,8 +157,7 @@ class Fix:
     url: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """A verdict worth reading. ``id`` is stable over runs of one job."""
 
     id: str
@@ -188,8 +176,7 @@ class Finding:
     status: str = "stable"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(msgspec.Struct, frozen=True):
     """One comparison of a rule's condition with both sides; ``holds`` is ``None`` if one is unknown."""
 
     text: str
@@ -199,16 +186,14 @@ class Comparison:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
+class Instance(msgspec.Struct, frozen=True):
     """What a rule said of one rank, group or unit."""
 
     key: str
     outcome: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """What one rule said, finding or not.
 
     Where a rule judges each rank, ``comparisons`` are those of the rank ``compared``: the worst one of a
@@ -223,20 +208,18 @@ class Verdict:
     compared: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FactRecord:
+class FactRecord(msgspec.Struct, frozen=True):
     """A fact as it is written to JSON: ``value`` or ``unknown``, and the values by key."""
 
     unit: str
     scope: str
     value: Scalar | None = None
     unknown: str | None = None
-    values: dict[str, Scalar | dict[str, str]] = field(default_factory=dict)
+    values: dict[str, Scalar | dict[str, str]] = msgspec.field(default_factory=dict)
     doc: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveRow:
+class CollectiveRow(msgspec.Struct, frozen=True):
     """One kind of collective in the judged step, over all its calls."""
 
     op: str
@@ -256,11 +239,10 @@ class CollectiveRow:
     arrival_spread_ms: float | None = None  # first to last rank, median over all steps
     matched_calls: int = 0  # operations matched with other ranks, in all steps
     partial_calls: int = 0  # of these, those of which a rank was not captured
-    last_arrivals: dict[str, int] = field(default_factory=dict)  # how often each rank came last
+    last_arrivals: dict[str, int] = msgspec.field(default_factory=dict)  # how often each rank came last
 
 
-@dataclass(frozen=True, slots=True)
-class UnitRow:
+class UnitRow(msgspec.Struct, frozen=True):
     """One sharded unit in one pass ("forward", "backward", "recompute"): medians over the steps.
 
     ``nbytes`` is the gathered size. ``launch_lag_ms`` is how long after the end of the compute before it
@@ -285,8 +267,7 @@ class UnitRow:
     reduction_stall_ms: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRow:
+class KernelRow(msgspec.Struct, frozen=True):
     """The kernels of one name in the judged step."""
 
     name: str
@@ -295,8 +276,7 @@ class KernelRow:
     time_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseRow:
+class PhaseRow(msgspec.Struct, frozen=True):
     """One phase of the judged step: what it computed, communicated, and left exposed.
 
     ``span_ms`` is how much of the step it takes; over all phases that is the step. Work counts for the
@@ -310,8 +290,7 @@ class PhaseRow:
     exposed_comm_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(msgspec.Struct, frozen=True):
     """Intervals for a picture, in milliseconds from the start of the judged step; thinned."""
 
     rank: int
@@ -319,16 +298,14 @@ class Lane:
     spans_ms: tuple[tuple[float, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CauseRow:
+class CauseRow(msgspec.Struct, frozen=True):
     """Idle time of the judged step by what the host did meanwhile; the rows add up to the idle time."""
 
     cause: str
     idle_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class SyncRow:
+class SyncRow(msgspec.Struct, frozen=True):
     """The host's waits for the GPU in the judged step that one operator asked for in one place.
 
     ``draining`` of the ``count`` waits left the GPU idle, for ``idle_ms`` in all. ``line`` is the Python
@@ -345,8 +322,7 @@ class SyncRow:
     line: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AwayRow:
+class AwayRow(msgspec.Struct, frozen=True):
     """Long gaps of the judged step in which the host launched nothing, by what it did instead and where."""
 
     doing: str
@@ -356,8 +332,7 @@ class AwayRow:
     idle_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class HostDetail:
+class HostDetail(msgspec.Struct, frozen=True):
     """What the host of the rank that stands for the run did while its device was idle."""
 
     causes: tuple[CauseRow, ...] = ()
@@ -365,8 +340,7 @@ class HostDetail:
     away: tuple[AwayRow, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Detail:
+class Detail(msgspec.Struct, frozen=True):
     """Optional tables that pages and comparisons read."""
 
     collectives: tuple[CollectiveRow, ...] = ()
@@ -377,8 +351,7 @@ class Detail:
     phases: tuple[PhaseRow, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(msgspec.Struct, frozen=True):
     """Everything above. ``summary`` is the answer in one sentence."""
 
     summary: str

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from functools import partial
+
+import msgspec
+from msgspec.structs import replace
 
 from tracedoc.compose import compose
 from tracedoc.diagnosis import Diagnosis
@@ -33,8 +35,7 @@ from tracedoc.units import format_ranges
 from tracedoc.worker import digest_file
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """What a caller may choose. ``steps`` is an inclusive range of step numbers.
 
     ``jobs`` is how many processes read; ``executor`` reads on other machines instead, as
@@ -53,8 +54,7 @@ class Options:
     max_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressEvent:
+class ProgressEvent(msgspec.Struct, frozen=True):
     """How far reading has come."""
 
     done_bytes: int
@@ -83,8 +83,7 @@ def diagnose(
     return compose(measurements, judgement, limits=limits, cycle=cycles.cycle, cycles=cycles.cycles)
 
 
-@dataclass(frozen=True, slots=True)
-class Cycles:
+class Cycles(msgspec.Struct, frozen=True):
     """Which of several captures of one run was judged, and which there are."""
 
     cycle: int | None

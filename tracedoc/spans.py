@@ -6,8 +6,8 @@ Every share of time in tracedoc is the length of such a set: unions, never sums 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -15,8 +15,7 @@ Int64Array = npt.NDArray[np.int64]
 _EMPTY: Int64Array = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Spans:
+class Spans(msgspec.Struct, frozen=True, eq=False):
     """Disjoint intervals ``[start, end)``, sorted, with a gap between neighbours.
 
     ``starts`` and ``ends`` are int64 arrays of one length. Build one with :meth:`of`, which merges;

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True):
     """A unit as powers of time, data and items; ``kind`` tells numbers from text and truth values.
 
     ``exponent`` is the power of ten to seconds, bytes and items: bytes a millisecond are not GB/s.

@@ -219,7 +219,7 @@ def test_every_fact_says_what_it_is() -> None:
 
 
 def test_a_fact_that_fails_costs_only_itself(facts_of: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     def broken(_: object) -> float:
         raise RuntimeError("boom")

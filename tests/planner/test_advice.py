@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
+from msgspec.structs import fields
 
 from tracedoc.errors import InputError
 from tracedoc.planner import fits_instead, fits_without_sharding

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tracedoc.planner.advice import Candidate, Wish, advise
 from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of

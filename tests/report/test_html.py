@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from msgspec.structs import replace
 
 from tests.example_diagnoses import DIAGNOSES, sharded
 from tracedoc.report.html import MOST_STEPS, render_html

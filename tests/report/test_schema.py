@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.example_diagnoses import DIAGNOSES, sharded
 from tracedoc.diagnosis import from_json, json_pieces, json_schema, to_json

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.example_diagnoses import DIAGNOSES, sharded
 from tracedoc.report.terminal import bar_cells, render_text, to_ascii

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tests.example_diagnoses import sharded
 from tracedoc.diagnosis import Diagnosis, UnitRow, from_json, to_json

@@ -46,7 +46,7 @@ def _finding(**changes: Any) -> Finding:
         "id": "r-1", "rule_id": "r", "severity": "warning", "confidence": "high", "title": "",
         "message": "40 ms of each 100 ms step", "why": "", "topic": "host", "gain": Gain(0, 40, "ceiling"),
     } | changes  # fmt: skip
-    known = Finding.__dataclass_fields__
+    known = Finding.__struct_fields__
     return Finding(**{name: value for name, value in values.items() if name in known})
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tracedoc.timeline.bandwidth import fit_half_bytes, group_curves, size_curve, transfers
 from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable

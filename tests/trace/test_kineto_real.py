@@ -81,5 +81,4 @@ def test_header_of_a_rocm_trace(shared_traces: Path) -> None:
     assert (info.rank, info.world_size, info.backend, info.vendor) == (0, 8, "nccl", "amd")
     assert info.devices[0].name == "AMD Instinct MI300X"
     assert info.groups[0].ranks == tuple(range(8))
-    assert info.has_stacks
     assert info.has_shapes

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from tracedoc.diagnosis import CollectiveRow, Diagnosis, from_json
 from tracedoc.errors import InputError
@@ -15,8 +17,7 @@ from tracedoc.run.manifest import read_manifest
 _ITEM_BYTES = {"Float": 4, "BFloat16": 2, "Half": 2, "float": 4, "bfloat16": 2, "half": 2}
 
 
-@dataclass(frozen=True, slots=True)
-class Captured:
+class Captured(msgspec.Struct, frozen=True):
     """What a run tells; ``None`` and "" where it does not. ``notes`` say where each number comes from."""
 
     model: ModelShape | None

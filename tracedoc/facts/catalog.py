@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
+
+import msgspec
 
 from tracedoc.units import UNITS
 
@@ -33,8 +34,7 @@ NEEDS = frozenset(
 Scalar = float | int | str | bool
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(msgspec.Struct, frozen=True):
     """A measurement that this capture does not allow, and why. Never 0, never NaN."""
 
     reason: str
@@ -43,8 +43,7 @@ class Unknown:
 Value = Scalar | Unknown
 
 
-@dataclass(frozen=True, slots=True)
-class FactDef:
+class FactDef(msgspec.Struct, frozen=True):
     """The definition of one fact. ``compute`` takes a ``RankTimeline`` or a ``RunView``."""
 
     name: str
@@ -56,8 +55,7 @@ class FactDef:
     compute: Callable[[Any], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(msgspec.Struct, frozen=True):
     """A measured fact: the value for the run, and the values by key (rank, group, unit).
 
     For a fact of scope ``rank``, ``value`` is that of the rank whose step stands for the run.
@@ -65,7 +63,7 @@ class Measurement:
 
     definition: FactDef
     value: Value
-    values: Mapping[str, Value] = field(default_factory=dict)
+    values: Mapping[str, Value] = msgspec.field(default_factory=dict)
 
 
 FactTable = Mapping[str, Measurement]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 
+import msgspec
 import numpy as np
 
 from tracedoc.facts.catalog import Unknown, Value, rank_fact
@@ -35,8 +35,7 @@ BATCH_OPERATORS: tuple[tuple[tuple[str, ...], int, int], ...] = (
 HALF_TYPES = ("c10::BFloat16", "c10::Half", "BFloat16", "Half")
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixWork:
+class MatrixWork(msgspec.Struct, frozen=True):
     """The matrix operations of one host step: FLOPs in all, and those on 16-bit inputs."""
 
     flops: float
@@ -110,8 +109,7 @@ def _rate(timeline: RankTimeline, amount: Callable[[Batch], int | None]) -> Valu
     return count * batch.passes / (budget.window_ns / 1e9)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """The input of one forward pass, and how many passes the step makes."""
 
     samples: int

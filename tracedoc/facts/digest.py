@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -51,18 +51,16 @@ MAX_KERNEL_NAMES = 60
 """The kernel table keeps this many names, those with most time."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KernelTable:
+class KernelTable(msgspec.Struct, frozen=True, eq=False):
     """The kernels of the judged step by name, those with most time first, as columns."""
 
     names: tuple[str, ...] = ()
     categories: tuple[KernelCategory, ...] = ()
-    calls: Unsigned = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
-    time_ns: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    calls: Unsigned = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
+    time_ns: Int64Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankDigest:
+class RankDigest(msgspec.Struct, frozen=True, eq=False):
     """One rank as the other stages see it.
 
     ``rank`` is the one settled over all files, not only what the file says. ``judged`` is the position in
@@ -95,12 +93,12 @@ class RankDigest:
     signs: StrategySigns
     present: frozenset[str]
     limits: tuple[Limit, ...]
-    facts: Mapping[str, Value] = field(default_factory=dict)
+    facts: Mapping[str, Value] = msgspec.field(default_factory=dict)
     host_work: HostDigest | None = None
     gemms: GemmTable | None = None
     units: UnitTable | None = None
     phases: tuple[PhaseBudget, ...] = ()
-    gradients: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    gradients: npt.NDArray[np.bool_] = msgspec.field(default_factory=lambda: np.zeros(0, dtype=bool))
     work: WorkTable | None = None
 
     @property

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -24,8 +24,7 @@ BESIDE = 0.5
 """A kernel counts as beside communication if that covers this share of it, as alone if it covers nothing."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GemmTable:
+class GemmTable(msgspec.Struct, frozen=True, eq=False):
     """Dense matrix products of all judged and complete steps of one rank, one row a kernel and launch grid.
 
     ``keys`` are the same for the same kernel with the same grid on every rank, in ascending order; ``names``

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from tracedoc.facts.host import host_away_idle
@@ -30,8 +30,7 @@ MAX_GAPS = 50
 """So many gaps are looked into, the longest ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class SyncTotal:
+class SyncTotal(msgspec.Struct, frozen=True):
     """The waits for the GPU in the judged step that one operator asked for, in one place.
 
     ``operator`` is ``aten::item`` and its like, or the call itself where no operator is around it. ``where``
@@ -50,8 +49,7 @@ class SyncTotal:
     line: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AwayTotal:
+class AwayTotal(msgspec.Struct, frozen=True):
     """Late-launch gaps of the judged step too long for the pace of launches, by what the host did in them.
 
     ``doing`` is the outermost operator that fills half of a gap or more, "Python" where none does.
@@ -64,8 +62,7 @@ class AwayTotal:
     idle_ns: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HostDigest:
+class HostDigest(msgspec.Struct, frozen=True, eq=False):
     """What the host did, of one rank.
 
     ``work_ns[j]`` is the time of cause ``WORK[j]`` in the judged step; ``before`` follows the order of the

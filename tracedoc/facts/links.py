@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -124,8 +123,7 @@ def usual_call_ns(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64]:
     return usual
 
 
-@dataclass(frozen=True, slots=True)
-class OperationClass:
+class OperationClass(msgspec.Struct, frozen=True):
     """All matched operations of one kind in one group: medians, and how often each rank came last."""
 
     calls: int

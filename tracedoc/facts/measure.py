@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tracedoc.facts.catalog import CATALOG, NEEDS, FactDef, FactTable, Measurement, Unknown, Value
 from tracedoc.facts.digest import RankDigest, digest_timeline
@@ -17,8 +18,7 @@ ENOUGH_STEPS = 3
 """Fewer complete steps than this cannot tell a habit from an accident."""
 
 
-@dataclass(frozen=True, slots=True)
-class Availability:
+class Availability(msgspec.Struct, frozen=True):
     """Whether the capture holds what a fact or rule needs.
 
     ``state`` is "present", "by_nature" (absent because the run has none: one GPU, a CPU run) or
@@ -29,8 +29,7 @@ class Availability:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Measurements:
+class Measurements(msgspec.Struct, frozen=True):
     """What was measured, and how far it can be trusted. The only input of the rule engine.
 
     ``available`` has one entry for each of :data:`tracedoc.facts.catalog.NEEDS`. ``confidence`` is

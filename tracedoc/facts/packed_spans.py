@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+import msgspec
 import numpy as np
 
 from tracedoc.spans import Spans
@@ -14,8 +14,7 @@ from tracedoc.timeline.packed_columns import Unsigned, narrow
 Places = tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedSet:
+class PackedSet(msgspec.Struct, frozen=True, eq=False):
     """One set: its first start, the lengths of its intervals, and the gaps between them."""
 
     first_ns: int

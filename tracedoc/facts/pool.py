@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from tracedoc.facts.catalog import Unknown, Value
 from tracedoc.facts.digest import DRAWN, RankDigest

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,8 +34,7 @@ _WRITTEN_BYTES_PER_NS = 0.02
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Steps:
+class Steps(msgspec.Struct, frozen=True, eq=False):
     """The steps of a rank that count: its warm-up and all that the capture touched are left out.
 
     ``paused_ns`` is the time that garbage collections took in each.
@@ -137,8 +136,7 @@ def _of(told: RankJob, measure: Callable[[Steps], Value]) -> Value:
     return steps if isinstance(steps, Unknown) else measure(steps)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JobSteps:
+class JobSteps(msgspec.Struct, frozen=True, eq=False):
     """The steps that every logged rank has, for the job as a whole: ranks step together.
 
     ``length_ns`` is the median over ranks; ``paused_ns`` the sum over ranks, since who waits for one

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,8 +21,7 @@ MAX_ROWS = 400
 """The table keeps this many rows, those with most stall."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StallParts:
+class StallParts(msgspec.Struct, frozen=True, eq=False):
     """The stalls of gathers whose gap begins in a window, each split exactly into four parts and a rest (ns).
 
     ``wait`` is what would be gone had the last rank come in time. ``bandwidth`` is by how much all that is

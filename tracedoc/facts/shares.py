@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -27,8 +26,7 @@ MEASURES = ("arithmetic", "thread blocks", "kernels")
 CPU_MEASURES = ("arithmetic", "thread blocks", "operators")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Shares:
+class Shares(msgspec.Struct, frozen=True, eq=False):
     """The work of all ranks in the steps that all of them captured whole, as arrays ``[rank, step]``.
 
     Ranks are in the order of ``RunView.digests``. ``amount[m]`` follows :data:`MEASURES`; NaN where not
@@ -100,8 +98,7 @@ def replicas(run: RunView) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Excess:
+class Excess(msgspec.Struct, frozen=True, eq=False):
     """How much more each rank had to do than the median of its replicas, as arrays ``[rank, step]``.
 
     ``ratio`` is that of its work by the measure that differs most, 1 at least; ``measure`` indexes

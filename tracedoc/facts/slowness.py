@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from tracedoc.facts.catalog import Unknown, Value, run_fact
@@ -31,8 +31,7 @@ SLOWER_IN_MOST = 1.05
 """A slow GPU is slower by so much in three quarters of the kinds; the rule has the same number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slowness:
+class Slowness(msgspec.Struct, frozen=True):
     """How many times as long as its peers a rank takes for the same products: median and lower quartile.
 
     ``compute_ratio`` is that of all compute of a step.

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
 from typing import overload
 
+import msgspec
 import numpy as np
+from msgspec.structs import astuple, fields
 
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.activity import Budget
 from tracedoc.timeline.packed_columns import PackedColumn
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepDigest:
+class StepDigest(msgspec.Struct, frozen=True, eq=False):
     """One step of one rank: its window on the rank's own clock, budget, idle causes and exposure."""
 
     index: int

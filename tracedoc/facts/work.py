@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -28,8 +28,7 @@ NOT_SIZED = frozenset(
 """Kernels whose grid does not follow the size of the data: tiled and persistent ones, and the optimizer's."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WorkTable:
+class WorkTable(msgspec.Struct, frozen=True, eq=False):
     """What one rank had to do, as columns that follow the steps of its digest.
 
     ``kernels`` are the compute kernels that the step launched (in a CPU trace its operators). ``blocks`` are

@@ -7,7 +7,7 @@ gated MLPs, grouped attention and autocast change the terms; the tests hold them
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tracedoc.planner.memory import ModelStates, frozen_bytes, model_states
 from tracedoc.planner.setup import PRECISIONS, Question
@@ -27,8 +27,7 @@ NCCL_BYTES = 0.3e9
 """Buffers of the communicators, where there are peers: an estimate."""
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(msgspec.Struct, frozen=True):
     """The peak of one GPU in bytes, by what takes it.
 
     ``activations`` is what forward keeps for backward; ``working`` what the moment of the peak adds: the loss

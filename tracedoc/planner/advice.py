@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 
 import msgspec
+from msgspec.structs import replace
 
 from tracedoc.errors import InputError
 from tracedoc.planner.activations import Memory, peak_memory
@@ -51,8 +51,7 @@ def _decisions() -> _Decisions:
     return msgspec.toml.decode(text, type=_Decisions)
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True):
     """What is known of the machines, and what is wanted."""
 
     cluster: Cluster
@@ -63,8 +62,7 @@ class Wish:
     """What the GPU of a captured run computed in a step, without recomputation; it replaces the estimate."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """One strategy on this question. ``headroom_bytes`` is negative where it does not fit.
 
     ``traffic_bytes`` is what each GPU sends in a step; ``step`` is ``None`` where GPU or link are not known.
@@ -82,8 +80,7 @@ class Candidate:
     step: Step | None
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """One change alone after which something fits, and what that would be.
 
     ``option`` asks for it on the command line.
@@ -100,8 +97,7 @@ class Change:
     host_bytes_per_node: float
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(msgspec.Struct, frozen=True):
     """The answer: every strategy, best first; the chosen one with its reason, or what would make one fit."""
 
     question: Question
@@ -118,8 +114,7 @@ class Advice:
     """A usable strategy that with nothing hidden is predicted ahead of the chosen one's middle."""
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(msgspec.Struct, frozen=True):
     """The conditions that decision rules may name."""
 
     one_gpu: bool

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from tracedoc.planner.activations import BUCKET_ELEMENTS
 from tracedoc.planner.setup import PRECISIONS, Question
@@ -13,8 +14,7 @@ from tracedoc.planner.setup import PRECISIONS, Question
 Plain = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
+class Configuration(msgspec.Struct, frozen=True):
     """A text to paste: ``framework`` as on the command line, ``language`` for highlighting."""
 
     framework: str

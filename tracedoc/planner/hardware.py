@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
@@ -44,8 +43,7 @@ class LinkKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the bandwidth is that of collectives, of the run or from the user, and not a link's peak."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(msgspec.Struct, frozen=True):
     """What the GPUs are and how they are connected; ``None`` where nothing was said."""
 
     gpu: Gpu | None

@@ -6,7 +6,7 @@ Bytes are plain numbers; GB in the words of the planner is 1e9 of them, as GPUs 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tracedoc.errors import InputError, did_you_mean
 from tracedoc.planner.setup import (
@@ -21,8 +21,7 @@ from tracedoc.planner.shape import shape_from_parameters
 from tracedoc.planner.strategies import STRATEGIES, Strategy, shards
 
 
-@dataclass(frozen=True, slots=True)
-class ModelStates:
+class ModelStates(msgspec.Struct, frozen=True):
     """Bytes on one GPU, and on the host (memory or NVMe) for each GPU.
 
     ``copies`` is what is held beside the states from forward to backward: the 16-bit parameters that
@@ -124,8 +123,7 @@ def _offloaded(states: ModelStates, offload: str, strategy: Strategy) -> ModelSt
     return ModelStates(0.0, 0.0, 0.0, states.copies, states.states)
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(msgspec.Struct, frozen=True):
     """Whether something fits: bytes needed and bytes there."""
 
     fits: bool

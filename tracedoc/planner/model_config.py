@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from tracedoc.errors import InputError, did_you_mean
 from tracedoc.planner.shape import Linear, ModelShape
@@ -13,8 +15,7 @@ from tracedoc.planner.shape import Linear, ModelShape
 LARGEST_CONFIG_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Config:
+class _Config(msgspec.Struct, frozen=True):
     """The keys of one file, with errors that name it."""
 
     path: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tracedoc.planner.activations import CONTEXT_BYTES, FRAGMENTATION, NCCL_BYTES
 from tracedoc.planner.advice import Advice, Candidate, Change, Wish, advise, with_checkpointing
@@ -15,8 +15,7 @@ from tracedoc.units import format_count, format_gb, format_ms, format_percent
 PLAN_SCHEMA = "1"
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """The question in the words and numbers that the answer repeats."""
 
     model: str
@@ -29,8 +28,7 @@ class Asked:
     training: Training
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """Everything ``tracedoc plan`` has to say. Bytes, milliseconds, shares 0..1.
 
     ``recommended`` is the id of a strategy, ``None`` if nothing fits; ``because`` its reason or, then, what

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec.structs import replace
 
 from tracedoc.errors import InputError, did_you_mean
 from tracedoc.planner.shape import ModelShape, lora_parameters
 
 
-@dataclass(frozen=True, slots=True)
-class Precision:
+class Precision(msgspec.Struct, frozen=True):
     """Bytes a number of the model takes in each place.
 
     ``compute`` is what matrices are multiplied in, ``master`` the precise copy that the optimizer updates
@@ -43,8 +43,7 @@ PRECISIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Optimizer:
+class Optimizer(msgspec.Struct, frozen=True):
     """States for each parameter: full numbers, single bytes, and rows plus columns (Adafactor)."""
 
     name: str
@@ -76,8 +75,7 @@ NF4_DOUBLE_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """The same with the constants quantised to 8 bits in blocks of 256: 4.127 bits a weight."""
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
+class Training(msgspec.Struct, frozen=True):
     """How the model is trained. Sizes are per GPU and micro-step; ``sequence`` is in tokens.
 
     ``lora_rank`` 0 means that all parameters are trained. ``base_bits`` 4 is QLoRA with double quantisation
@@ -104,8 +102,7 @@ class Training:
         return self.sequence * self.micro_batch
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """One model, trained in one way, on equal GPUs of ``memory_bytes`` in ``nodes`` equal machines."""
 
     model: ModelShape
@@ -138,7 +135,7 @@ class Question:
         """Return the question with other values of the training or of itself."""
         own = {k: v for k, v in changes.items() if k in ("gpus", "nodes", "memory_bytes", "model")}
         rest = {k: v for k, v in changes.items() if k not in own}
-        return replace(self, training=replace(self.training, **rest), **own)  # type: ignore[arg-type]
+        return replace(self, training=replace(self.training, **rest), **own)
 
 
 def check(question: Question) -> None:

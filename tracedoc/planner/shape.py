@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from tracedoc.errors import InputError
 
@@ -16,8 +16,7 @@ LANGUAGE_MODEL_PARAMETERS = _PARAMETERS_PER_ENTRY * VOCABULARY_ASSUMED
 """From so many on, a model of which only the size is known is taken for a language model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(msgspec.Struct, frozen=True):
     """One matrix of a block: ``inputs`` x ``outputs`` weights, ``count`` of them (experts)."""
 
     name: str
@@ -26,8 +25,7 @@ class Linear:
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ModelShape:
+class ModelShape(msgspec.Struct, frozen=True):
     """A stack of equal transformer blocks, with embeddings and head outside of them.
 
     ``parameters`` is all of them; ``active_parameters`` those that one token meets (fewer with experts).

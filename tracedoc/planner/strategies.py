@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Strategy:
+class Strategy(msgspec.Struct, frozen=True):
     """What is split over the GPUs, and by which framework.
 
     ``split`` holds of ``parameters``, ``gradients`` and ``optimizer`` what each GPU has only a share of.

@@ -8,8 +8,9 @@ takes ``latency + bytes x factor / bandwidth``. Arithmetic is 6 FLOPs a paramete
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
+
+import msgspec
 
 from tracedoc.planner.hardware import Cluster, LinkKind
 from tracedoc.planner.memory import frozen_bytes, model_states, optimizer_bytes
@@ -27,8 +28,7 @@ NVME_GBPS = 6.0
 """What the NVMe drives of a node read or write: an estimate for two drives."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(msgspec.Struct, frozen=True):
     """One kind of collective in a step: ``calls`` over ``size`` bytes in all, in a group of ``group`` GPUs.
 
     ``size`` is the whole buffer (the gathered one of a gather, the unreduced one of a reduce-scatter).
@@ -49,8 +49,7 @@ class Transfer:
         return self.size * (2 if self.op == "all-reduce" else 1) * (self.group - 1) / self.group
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """A predicted step in milliseconds; communication is all hidden at best and not at all at worst.
 
     What cannot hide is in both: the first gather, the last reduction, and what follows the optimizer.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tracedoc.diagnosis import Diagnosis, FactRecord, Lane, RankReport, Scalar, StepBudget
@@ -39,8 +39,7 @@ _LANE_KEYS = {
 _LANE_ORDER = tuple(_LANE_KEYS)
 
 
-@dataclass(frozen=True, slots=True)
-class _Box:
+class _Box(msgspec.Struct, frozen=True):
     """A part of a bar; x and width in thousandths of the longest bar."""
 
     key: str
@@ -48,38 +47,33 @@ class _Box:
     width: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Bar:
+class _Bar(msgspec.Struct, frozen=True):
     label: str
     length: str
     boxes: tuple[_Box, ...]
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class _RankRow:
+class _RankRow(msgspec.Struct, frozen=True):
     report: RankReport
     place: str
     cells: tuple[str, ...]
     bar: _Bar
 
 
-@dataclass(frozen=True, slots=True)
-class _RankSteps:
+class _RankSteps(msgspec.Struct, frozen=True):
     rank: int
     bars: tuple[_Bar, ...]
     left_out: int
 
 
-@dataclass(frozen=True, slots=True)
-class _LaneRow:
+class _LaneRow(msgspec.Struct, frozen=True):
     name: str
     key: str
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class _RankLanes:
+class _RankLanes(msgspec.Struct, frozen=True):
     rank: int
     rows: tuple[_LaneRow, ...]
 

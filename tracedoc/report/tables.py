@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from tracedoc.diagnosis import CollectiveRow, HostDetail, PhaseRow
 from tracedoc.report.view import one_line, phase_name
@@ -30,8 +31,7 @@ HOST_CAUSES = {
 """What the host does while the device is idle, in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(msgspec.Struct, frozen=True):
     """A table as text: titles, which columns hold numbers, and rows whose first cell names them."""
 
     caption: str

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
 from operator import is_
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
+
+import msgspec
+from msgspec.structs import fields, replace
 
 from tracedoc.diagnosis import (
     SEVERITIES,
@@ -106,8 +108,7 @@ _POSIX_PATH = re.compile(
 _WINDOWS_PATH = re.compile(r"(?<!\w)(?:[A-Za-z]:|\\)\\(?:[^\\\s\"'<>|:;,()]+\\)*[^\\\s\"'<>|:;,()]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(msgspec.Struct, frozen=True):
     """One part of a step: its share is of the whole step, ``note`` names the largest causes."""
 
     key: str
@@ -117,8 +118,7 @@ class Segment:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FindingView:
+class FindingView(msgspec.Struct, frozen=True):
     """A finding as it is read: numbered, with its place and gain in words, the fitting fix first.
 
     ``evidence`` holds the longest places only, in order of time.
@@ -133,8 +133,7 @@ class FindingView:
     evidence: tuple[Evidence, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LimitView:
+class LimitView(msgspec.Struct, frozen=True):
     """Something the capture cannot tell, once: a limit, a guard of the capture, or both in one.
 
     ``severity`` is the guard's where that is more than a note; ``fix`` says how to capture better.
@@ -146,8 +145,7 @@ class LimitView:
     fix: Fix | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(msgspec.Struct, frozen=True):
     """What every report shows. All text in ``diagnosis`` is safe to show and, if asked, redacted.
 
     ``findings`` are about the job; those about the capture stand among the ``limits``.
@@ -342,10 +340,12 @@ def _map_text(
             }
             same = all(map(is_, found, value)) and all(map(is_, found.values(), value.values()))
             return value if same and len(found) == len(value) else found
-        if is_dataclass(value) and not isinstance(value, type):
+        if isinstance(value, msgspec.Struct):
             old = {one.name: getattr(value, one.name) for one in fields(value)}
             new = {name: walk(item, name) for name, item in old.items()}
             return value if all(map(is_, new.values(), old.values())) else replace(value, **new)
+        if isinstance(value, Limit):
+            return Limit(value.code, change(value.message), change(value.effect))
         return value
 
     changed: Diagnosis = walk(diagnosis, "")

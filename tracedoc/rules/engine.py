@@ -11,8 +11,10 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
+
+import msgspec
+from msgspec.structs import replace
 
 from tracedoc.diagnosis import SEVERITIES, Comparison, Evidence, Finding, Fix, Gain, Instance, Verdict
 from tracedoc.facts.catalog import Unknown, Value
@@ -41,8 +43,7 @@ Times = Mapping[tuple[int, int | None], PackedSet]
 """The intervals that evidence points to, by rank and step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(msgspec.Struct, frozen=True):
     """What all rules said: findings from worst to mildest, and one verdict for each rule in its order.
 
     On many ranks a finding lists its longest places only; ``times`` are all of them, by the finding's id.
@@ -50,11 +51,10 @@ class Judgement:
 
     findings: tuple[Finding, ...]
     verdicts: tuple[Verdict, ...]
-    times: Mapping[str, Times] = field(default_factory=dict)
+    times: Mapping[str, Times] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Opinion:
+class _Opinion(msgspec.Struct, frozen=True):
     """What a rule says of one instance: a rank, or the run (``key`` is ``None``)."""
 
     key: str | None
@@ -64,15 +64,14 @@ class _Opinion:
     gain: Gain | Unknown | None = None  # None: the rule has no gain
 
 
-@dataclass(frozen=True, slots=True)
-class _Weighed:
+class _Weighed(msgspec.Struct, frozen=True):
     """What a rule says before it has looked at other rules; ``held`` is worst first."""
 
     rule: Rule
     verdict: Verdict
     held: tuple[_Opinion, ...] = ()
     evidence: tuple[Evidence, ...] = ()
-    times: Times = field(default_factory=dict)
+    times: Times = msgspec.field(default_factory=dict)
 
 
 def evaluate(

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import add, eq, ge, gt, le, lt, mul, ne, sub, truediv
 
+import msgspec
+
 from tracedoc.diagnosis import Comparison
 from tracedoc.errors import TracedocError, did_you_mean
 from tracedoc.facts.catalog import Scalar, Unknown, Value
@@ -66,8 +68,7 @@ class Expression:
     tree: ast.expr = field(compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(msgspec.Struct, frozen=True):
     """What a condition came to, and every comparison in it, whether or not it decided."""
 
     value: Value

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from tracedoc.diagnosis import Fix, Scalar
 
@@ -35,8 +36,7 @@ FRAMEWORKS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Param:
+class Param(msgspec.Struct, frozen=True):
     """A threshold of a rule, with its unit and the reason for its value."""
 
     value: Scalar
@@ -44,8 +44,7 @@ class Param:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """One rule. ``when`` is the source of the condition; ``gain`` and ``evidence`` name estimators.
 
     ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``yields_to`` lists
@@ -64,7 +63,7 @@ class Rule:
     when: str
     message: str
     why: str
-    params: Mapping[str, Param] = field(default_factory=dict)
+    params: Mapping[str, Param] = msgspec.field(default_factory=dict)
     gain: str = ""
     evidence: str = ""
     severity: str = ""

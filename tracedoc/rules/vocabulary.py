@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from tracedoc.facts.catalog import FactDef
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
+class Vocabulary(msgspec.Struct, frozen=True):
     """Facts with their units and scopes, and the names of what can be called for a gain or evidence."""
 
     facts: Mapping[str, FactDef]

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
+
+import msgspec
 
 from tracedoc.testing.document import DEVICES_A_HOST, Document, Event, Layout, render
 from tracedoc.testing.names import (
@@ -36,15 +37,14 @@ _COPY_STREAM: Final = 16
 _COMM_STREAM: Final = 20
 
 
-@dataclass(slots=True)
-class _Launch:
+class _Launch(msgspec.Struct):
     """Host events that all start where the launch does; ``start_ns`` is settled when the file is made."""
 
     thread: str
     requested_ns: int
     latest_ns: int
     slot_ns: int
-    events: list[tuple[str, str, int, dict[str, object]]] = field(default_factory=list)
+    events: list[tuple[str, str, int, dict[str, object]]] = msgspec.field(default_factory=list)
 
 
 class TraceBuilder:

@@ -24,11 +24,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import msgspec
 import yaml
 
 from tracedoc.diagnosis import OUTCOMES, SEVERITIES
@@ -51,8 +51,7 @@ _CASE_KEYS: Final = (
 _EXPECT_KEYS: Final = ("outcome", "severity", "gain_ms", "message", "reason")
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
+class Expectation(msgspec.Struct, frozen=True):
     """What the verdict of the rule must be; ``None`` leaves a part open."""
 
     outcome: str
@@ -62,8 +61,7 @@ class Expectation:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(msgspec.Struct, frozen=True):
     """One case of a rule. ``source`` and ``lanes_line`` say where its lanes begin, for error messages."""
 
     name: str
@@ -82,16 +80,14 @@ class Case:
     step_log: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CaseFile:
+class CaseFile(msgspec.Struct, frozen=True):
     """The cases of one rule."""
 
     rule: str
     cases: tuple[Case, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CaseResult:
+class CaseResult(msgspec.Struct, frozen=True):
     """Whether a case came out as expected, and if not, what came instead."""
 
     name: str

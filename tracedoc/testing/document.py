@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 Layout = Literal["current", "absolute", "array"]
 """How the file states time: relative to ``baseTimeNanoseconds``, as Unix time, or as Unix time in a
@@ -25,8 +26,7 @@ _DEVICE_PROPERTIES: Final[dict[str, tuple[int, int, int, int]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """One complete event ("ph": "X"), in nanoseconds since the builder's time 0."""
 
     category: str
@@ -38,8 +38,7 @@ class Event:
     args: dict[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(msgspec.Struct, frozen=True):
     """Everything that the file of one rank states. ``threads`` maps names to thread ids."""
 
     layout: Layout

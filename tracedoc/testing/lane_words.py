@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
 from typing import Final, Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from tracedoc.testing.names import OPERATIONS
 from tracedoc.testing.shard_lanes import SHARDED_LANES, STRATEGIES
@@ -45,8 +47,7 @@ class LanesError(ValueError):
         self.message = message
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(msgspec.Struct, frozen=True):
     """One interval of a lane, in milliseconds since the step began, and the words about it."""
 
     lane: str
@@ -79,16 +80,15 @@ class Segment:
         return [(start, start + length) for start in starts]
 
 
-@dataclass(slots=True)
-class Drawing:
+class Drawing(msgspec.Struct):
     """What a text draws: its settings, and the lanes of all ranks and of single ones."""
 
     step_ms: float | None = None
     steps: int = DEFAULT_STEPS
     lead_ms: float = DEFAULT_LEAD_MS
     strategy: str = ""
-    common: dict[str, list[Segment]] = field(default_factory=dict)
-    by_rank: dict[int, dict[str, list[Segment]]] = field(default_factory=dict)
+    common: dict[str, list[Segment]] = msgspec.field(default_factory=dict)
+    by_rank: dict[int, dict[str, list[Segment]]] = msgspec.field(default_factory=dict)
 
 
 def read_lanes(text: str, drawing: Drawing) -> Drawing:

@@ -54,8 +54,10 @@ step holds everything that begins before the first compute kernel does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from tracedoc.spans import Spans
 from tracedoc.testing.builder import GEMM_KERNEL, TraceBuilder
@@ -127,8 +129,7 @@ def parse_lanes(
     return builders
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
+class _Shape(msgspec.Struct, frozen=True):
     """What all steps of one rank have in common. Blocked intervals are those of the host, in one step."""
 
     step_ms: float

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 DTYPE_BYTES: Final = {
     "Float": 4, "BFloat16": 2, "Half": 2, "Double": 8, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1,
@@ -19,8 +20,7 @@ INPUT_TYPE: Final = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(msgspec.Struct, frozen=True):
     """The names that one collective has in each layer of the stack."""
 
     collective: str  # c10d's internal name, in "Collective name"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 STRATEGIES: Final = ("fsdp1", "fsdp2", "zero3")
 SHARDED_LANES: Final = ("allgather", "reducescatter", "compute", "host")
@@ -12,8 +13,7 @@ SHARDED_LANES: Final = ("allgather", "reducescatter", "compute", "host")
 ZERO3_OPERATOR: Final = "LinearFunctionForZeroStage3"
 
 
-@dataclass(frozen=True, slots=True)
-class UnitUse:
+class UnitUse(msgspec.Struct, frozen=True):
     """One interval of a lane that belongs to a unit; ``unit`` "root" has no name in FSDP2."""
 
     lane: str

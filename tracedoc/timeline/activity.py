@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,8 +21,7 @@ WRAPPER_NAMESPACES = frozenset({"autograd", "torch", "c10d", "_c10d_functional",
 """Namespaces of operators that hold others or enqueue: their own time is not arithmetic."""
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """The exact split of one window: compute + exposed_comm + exposed_copy + idle = window, in ns.
 
     Compute is the union of compute kernels and memsets; exposed communication is communication minus
@@ -37,8 +36,7 @@ class Budget:
     comm_ns: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Activity:
+class Activity(msgspec.Struct, frozen=True, eq=False):
     """What one device did over the whole capture, as disjoint sets of time.
 
     ``compute``, ``exposed_comm``, ``exposed_copy`` are pairwise disjoint; ``comm`` and ``copy`` overlap
@@ -71,14 +69,13 @@ class Activity:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GpuEvents:
+class GpuEvents(msgspec.Struct, frozen=True, eq=False):
     """The GPU events of one trace with their class (``COMPUTE``, ``COMMUNICATION``, ``COPY``)."""
 
     rows: Rows
     launch_rows: Rows
     classes: npt.NDArray[np.int8]
-    categories: Mapping[int, KernelCategory] = field(default_factory=dict)  # by name id
+    categories: Mapping[int, KernelCategory] = msgspec.field(default_factory=dict)  # by name id
 
 
 def classify_gpu_events(trace: Trace, launches: Launches) -> GpuEvents:

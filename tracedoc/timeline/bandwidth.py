@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE, boundaries
@@ -52,8 +53,7 @@ FIT_RANGE = 16
 """A fitted half-rate size this many times smaller or larger than the table's is noise, not a curve."""
 
 
-@dataclass(frozen=True, slots=True)
-class SizeCurve:
+class SizeCurve(msgspec.Struct, frozen=True):
     """The bandwidth of one group by size: ``peak_gbps * size / (size + half-rate size)``.
 
     ``peak_gbps`` is ``None`` where the link is not known: between hosts, or of an unlisted device.
@@ -133,8 +133,7 @@ def fit_half_bytes(sizes: Int64Array, transfer_ns: Int64Array) -> float | None:
     return constant / slope if constant > 0 else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Transfers:
+class Transfers(msgspec.Struct, frozen=True, eq=False):
     """The operations of a matching whose transfer is known: complete, symmetric, with a size and a length.
 
     ``operation`` are their places in the matching; ``gbps`` is the bus bandwidth that each reached,

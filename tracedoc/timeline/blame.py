@@ -7,9 +7,9 @@ cause; the last rank of that wait is asked next, until one did work of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -46,8 +46,7 @@ STRAGGLING = (Lateness.HOST, Lateness.COMPUTE)
 """What makes a straggler; a rank that stood behind another operation is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """One step of a chain of blame: ``rank`` came last to ``operation`` (an index of the matching)."""
 
     rank: int
@@ -56,8 +55,7 @@ class Link:
     late_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class LateArrival:
+class LateArrival(msgspec.Struct, frozen=True):
     """One operation to which a rank came late.
 
     ``chain`` begins with the last rank of this operation and ends with the one that did its own work;
@@ -76,8 +74,7 @@ class LateArrival:
         return self.chain[-1]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Blame:
+class Blame(msgspec.Struct, frozen=True, eq=False):
     """Who is to blame for each operation of a matching, as columns of its length.
 
     ``last`` and ``root`` are positions in ``matching.ranks``: who came last, and who is at the end of the

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from tracedoc.errors import Limit
 from tracedoc.spans import Spans
@@ -49,8 +49,7 @@ QUEUED_IDLE_SHARE = 0.10
 """More idle time than this with work queued and nothing running: the trace lost kernels (CUDA graphs)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankTimeline:
+class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     """What one rank's GPU (or CPU, in a CPU trace) did, and in which step.
 
     ``device`` is the ordinal of the judged GPU, ``None`` for a CPU trace or where no device activity was
@@ -75,7 +74,7 @@ class RankTimeline:
     blocking: Spans | None = None
     windows: tuple[Window, ...] = ()
     judged: Window | None = None
-    collectives: CollectiveTable = field(default_factory=CollectiveTable.empty)
+    collectives: CollectiveTable = msgspec.field(default_factory=CollectiveTable.empty)
     limits: tuple[Limit, ...] = ()
     syncs: Syncs | None = None
     phases: Phases | None = None

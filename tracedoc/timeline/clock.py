@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -33,8 +33,7 @@ DRIFT_PAYS = 0.75
 IntArray = npt.NDArray[np.intp]
 
 
-@dataclass(frozen=True, slots=True)
-class ClockError:
+class ClockError(msgspec.Struct, frozen=True):
     """How far a clock is ahead of the common one: ``offset_ns`` at ``origin_ns``, ``rate`` more a second.
 
     ``rate`` has no unit (seconds a second); ``origin_ns`` is an instant of the clock itself.
@@ -61,8 +60,7 @@ class ClockError:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(msgspec.Struct, frozen=True):
     """How the clocks of the ranks differ from the common one; a rank that is not listed keeps it.
 
     ``residual_ns`` is the median distance that remains between the ends of one operation on two clocks,
@@ -70,7 +68,7 @@ class Clock:
     compared.
     """
 
-    errors: Mapping[int, ClockError] = field(default_factory=dict)
+    errors: Mapping[int, ClockError] = msgspec.field(default_factory=dict)
     residual_ns: int | None = None
     aligned: bool = True
     limits: tuple[Limit, ...] = ()
@@ -86,8 +84,7 @@ class Clock:
         return times if error is None else error.to_own(times)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ends:
+class Ends(msgspec.Struct, frozen=True, eq=False):
     """Symmetric operations over their ranks, one entry for each rank that took part.
 
     ``operation`` numbers the operations and is sorted; ``rank`` is a position in the list of ranks.
@@ -136,8 +133,7 @@ def _numbered(names: Sequence[str]) -> npt.NDArray[np.int32]:
     return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int32)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Distances:
+class _Distances(msgspec.Struct, frozen=True, eq=False):
     """How much later an operation ended on clock ``other`` than on clock ``first``, at ``time_ns`` of it."""
 
     first: npt.NDArray[np.int32]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -32,8 +33,7 @@ class Held(IntEnum):
     """It started when the operation before it on its stream had ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveOp:
+class CollectiveOp(msgspec.Struct, frozen=True):
     """One collective as one rank saw it: a row of a :class:`CollectiveTable`.
 
     ``nbytes`` is the payload S of nccl-tests (the full buffer), ``None`` where sizes are not recorded.
@@ -60,8 +60,7 @@ class CollectiveOp:
     held: Held = Held.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveKind:
+class CollectiveKind(msgspec.Struct, frozen=True):
     """What many collectives of a rank have in common; the fields are those of :class:`CollectiveOp`."""
 
     op: str
@@ -179,6 +178,10 @@ class CollectiveTable:
         """Return a mask of the rows whose operation is one of ``ops``."""
         wanted = np.array([kind.op in ops for kind in self.kinds], dtype=bool)
         return wanted[self.kind] if wanted.size else np.zeros(len(self), dtype=bool)
+
+    def with_kinds(self, kinds: tuple[CollectiveKind, ...]) -> CollectiveTable:
+        """Return the same rows with ``kinds`` in place of theirs."""
+        return replace(self, kinds=kinds)
 
     def with_exposure(self, exposed: Spans) -> CollectiveTable:
         """Return the table with ``exposed_ns`` filled in from the rank's exposed communication."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -14,8 +14,7 @@ from tracedoc.timeline.groups import pipeline_pairs
 from tracedoc.timeline.matching import NO_OPERATION, Matching, RankCollectives, operations_of_rows
 
 
-@dataclass(frozen=True, slots=True)
-class ExposedSplit:
+class ExposedSplit(msgspec.Struct, frozen=True):
     """Exposed communication of one window, split exactly: the four parts sum to it (ns).
 
     ``pipeline_wait_ns`` is waiting for a pipeline neighbour; ``unsplit_ns`` is time of operations whose
@@ -28,8 +27,7 @@ class ExposedSplit:
     unsplit_ns: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Arrivals:
+class Arrivals(msgspec.Struct, frozen=True, eq=False):
     """When the last peer came to each row of a rank's table, on that rank's clock.
 
     ``latest_ns`` is ``NO_TIME`` where that is unknown or says nothing; ``complete`` is False where a rank
@@ -55,8 +53,7 @@ class Arrivals:
         return np.clip(self.latest_ns, table.start_ns, np.maximum(table.end_ns, table.start_ns))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SplitSpans:
+class SplitSpans(msgspec.Struct, frozen=True, eq=False):
     """The exposed communication of one rank as disjoint sets of time."""
 
     transfer: Spans

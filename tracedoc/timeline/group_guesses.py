@@ -7,9 +7,9 @@ operation before the last has come.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from tracedoc.timeline.collective_table import CollectiveTable
 from tracedoc.timeline.matching import RankCollectives
@@ -82,4 +82,4 @@ def _filled(rank: RankCollectives, found: dict[str, dict[int, ProcessGroup]]) ->
             if group is None
             else replace(kind, group=group.ranks, group_name=group.name, group_size=group.size)
         )
-    return replace(rank, table=replace(rank.table, kinds=tuple(kinds)))
+    return replace(rank, table=rank.table.with_kinds(tuple(kinds)))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tracedoc.timeline.collective_table import CollectiveKind
 
 NO_GROUP = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(msgspec.Struct, frozen=True):
     """A process group, or the two ranks of sends in one direction within it.
 
     ``ranks`` are its members in order, as far as they are known; ``size`` is how many there are.

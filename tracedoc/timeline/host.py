@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -49,8 +49,7 @@ _MATRIX_OPERATOR = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class Work(msgspec.Struct, frozen=True, eq=False):
     """What a rank did, as disjoint spans by the names in :data:`WORK`; kernels of compute by their starts."""
 
     spans: tuple[Spans, ...]
@@ -152,8 +151,7 @@ SEED_NS = 1_000_000
 """The gradient of the loss (``aten::ones_like``) made this short before the backward pass is part of it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WorkBefore:
+class WorkBefore(msgspec.Struct, frozen=True, eq=False):
     """What a rank did before each of its collectives, in the order of ``RankTimeline.collectives``.
 
     The interval runs from the start of the collective before on this rank (of any group; for the first one

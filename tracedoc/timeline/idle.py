@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from tracedoc.spans import Spans
@@ -37,8 +37,7 @@ _CAPTURE_BEGINS = re.compile(r"(?:cuda|hip|cu)StreamBeginCapture")
 _CAPTURE_ENDS = re.compile(r"(?:cuda|hip|cu)StreamEndCapture")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IdleCauses:
+class IdleCauses(msgspec.Struct, frozen=True, eq=False):
     """Disjoint spans of idle time by cause; together they are the idle time of the device."""
 
     spans: dict[str, Spans]
@@ -48,8 +47,7 @@ class IdleCauses:
         return {cause: int(spans.covered_ns([start_ns], [end_ns])[0]) for cause, spans in self.spans.items()}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HostSpans:
+class HostSpans(msgspec.Struct, frozen=True, eq=False):
     """When the host waited for input, allocated, blocked, compiled, collected garbage or profiled."""
 
     input: Spans

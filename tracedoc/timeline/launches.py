@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -15,8 +14,7 @@ Rows = npt.NDArray[np.intp]
 NO_ROW = -1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Launches:
+class Launches(msgspec.Struct, frozen=True, eq=False):
     """For each GPU event, the runtime call with the same correlation id.
 
     ``gpu_rows`` are the kernels, copies and memsets in time order; ``launch_rows[i]`` is the row of the

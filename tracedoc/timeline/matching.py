@@ -8,10 +8,11 @@ leave a symmetric operation together. What fits no partner stays unmatched rathe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import fields, replace
 
 from tracedoc.errors import Limit
 from tracedoc.spans import Int64Array
@@ -40,8 +41,7 @@ NO_OPERATION = -1
 """Stands for the operation of a collective that was not matched."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankCollectives:
+class RankCollectives(msgspec.Struct, frozen=True):
     """The collectives of one rank, the host whose clock stamped them ("" if unknown), and its groups."""
 
     rank: int
@@ -50,8 +50,7 @@ class RankCollectives:
     groups: tuple[ProcessGroup, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(msgspec.Struct, frozen=True):
     """One logical operation over its captured ranks; times are on the common clock, aligned with ``ranks``.
 
     ``complete`` tells that every rank of the group was captured; else the last to come may be another one.
@@ -90,8 +89,7 @@ class Collective:
         return self.ranks[self.start_ns.index(max(self.start_ns))]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Matching:
+class Matching(msgspec.Struct, frozen=True, eq=False):
     """The matched operations, the clocks that they were compared on, and what could not be matched.
 
     One entry for each operation, in order of its latest start: ``op`` indexes ``ops``, ``group`` indexes
@@ -105,17 +103,17 @@ class Matching:
     ranks: tuple[int, ...] = ()
     groups: tuple[Group, ...] = ()
     ops: tuple[str, ...] = ()
-    op: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    group: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    step: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    nbytes: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    complete: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
-    first: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.intp))
-    part_rank: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    part_row: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    start_ns: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    end_ns: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    clock: Clock = field(default_factory=Clock)
+    op: npt.NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    group: npt.NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    step: npt.NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    nbytes: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    complete: npt.NDArray[np.bool_] = msgspec.field(default_factory=lambda: np.empty(0, dtype=bool))
+    first: IntArray = msgspec.field(default_factory=lambda: np.zeros(1, dtype=np.intp))
+    part_rank: npt.NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    part_row: npt.NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    start_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    end_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    clock: Clock = msgspec.field(default_factory=Clock)
     limits: tuple[Limit, ...] = ()
 
     def __len__(self) -> int:
@@ -181,8 +179,7 @@ class Matching:
         return tuple(self.collective(index) for index in range(len(self)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Parts:
+class _Parts(msgspec.Struct, frozen=True, eq=False):
     """For each entry its row in the table of its rank, and its bytes (``NONE`` where unknown)."""
 
     row: npt.NDArray[np.int32]

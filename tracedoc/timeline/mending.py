@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,8 +17,7 @@ SKEW_NS = 20_000
 """Timestamps of the devices of one host may differ by so much."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pairs:
+class Pairs(msgspec.Struct, frozen=True, eq=False):
     """Entries on the common clock; ``symmetric`` tells for each whether its operation is, ``slack_ns`` how
     far times of different ranks may be off."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -19,8 +18,7 @@ def narrow(values: npt.NDArray[np.integer]) -> Unsigned:
     return values.astype(np.min_scalar_type(int(values.max(initial=0))))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedColumn:
+class PackedColumn(msgspec.Struct, frozen=True, eq=False):
     """``size`` integers: ``least`` and how much more than it each is; nothing where all are the same."""
 
     size: int

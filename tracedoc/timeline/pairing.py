@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -15,8 +14,7 @@ IntArray = npt.NDArray[np.intp]
 NOT_PAIRED = -1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Entries:
+class Entries(msgspec.Struct, frozen=True, eq=False):
     """Operations of several ranks within groups, one entry for each rank's part, as columns.
 
     They are sorted by ``group``, ``rank`` (a position in the list of ranks) and time. ``op`` tells

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from tracedoc.spans import Spans
@@ -16,8 +15,7 @@ ORDER = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER, Phase.
 """In the order of a step; recomputation stands between forward and backward because it is forward work."""
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseBudget:
+class PhaseBudget(msgspec.Struct, frozen=True):
     """What one phase did in one step, in ns; work counts for the phase that launched it.
 
     ``span_ns`` are the stretches of the step that begin with a compute kernel of the phase: over all phases

@@ -7,11 +7,12 @@ the GPU may run two steps behind. A GPU event has the phase in which it was laun
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from enum import IntEnum
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMMUNICATION, GpuEvents, gloo_rows
@@ -36,8 +37,7 @@ class Phase(IntEnum):
     OPTIMIZER = 4
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Phases:
+class Phases(msgspec.Struct, frozen=True, eq=False):
     """The phases of one rank on the host, and of its GPU events.
 
     From ``edges_ns[i]`` until the next edge the phase is ``labels[i]``; before the first edge it is OTHER.
@@ -70,8 +70,7 @@ GRADIENT_ELEMENTS = 65_536
 """An all-reduce of fewer elements after the last node may carry a norm or a flag instead of gradients."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Marks:
+class _Marks(msgspec.Struct, frozen=True, eq=False):
     """The host rows that tell phases apart."""
 
     backward: Rows

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from tracedoc.trace.columns import Kind, Trace
@@ -25,8 +25,7 @@ _NEVER = re.compile(r"^torch/(?:optim|profiler|utils/data|autograd)/")
 """Code that reads values on the host by design: an optimizer counts its steps there."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceLine:
+class SourceLine(msgspec.Struct, frozen=True):
     """A function of the script that asks for values, and how often a step.
 
     ``line`` is where the function begins: stacks do not tell the line of the call. ``call`` is what it calls,

@@ -6,9 +6,9 @@ a step begins on the GPU with the first kernel that it launched on the compute s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -33,8 +33,7 @@ LINKED_SHARE = 0.10
 """With fewer linked kernels than this, host time has to decide about steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostStep:
+class HostStep(msgspec.Struct, frozen=True):
     """One training step as the host saw it. ``finished``: its end was reached inside the capture."""
 
     index: int
@@ -43,8 +42,7 @@ class HostStep:
     finished: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HostSteps:
+class HostSteps(msgspec.Struct, frozen=True):
     """The host steps in time order, and which source gave them.
 
     ``source`` is "profiler" (ProfilerStep), "optimizer", "inferred" (zero_grad, data loader,
@@ -56,8 +54,7 @@ class HostSteps:
     limits: tuple[Limit, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(msgspec.Struct, frozen=True):
     """The time of one step on the GPU (or on the CPU, in a CPU trace), ``[start_ns, end_ns)``.
 
     ``complete``: the boundary of the next step was captured, so the window is the whole step.
@@ -201,8 +198,7 @@ def host_windows(host: HostSteps) -> tuple[Window, ...]:
     return tuple(windows)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _NamedRows:
+class _NamedRows(msgspec.Struct, frozen=True, eq=False):
     steps: Rows
     optimizer: Rows
     zero_grad: Rows

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -55,8 +54,7 @@ WRAPPERS = frozenset({"autograd", "torch", "c10d", "_c10d_functional"})
 """Namespaces of operators that hold others: the one that asks stands inside them."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Syncs:
+class Syncs(msgspec.Struct, frozen=True, eq=False):
     """The waits of the launching threads, in time order within each thread.
 
     One entry is a wait with no kernel launched inside it: ``.item()`` copies and then synchronises, and both
@@ -193,8 +191,7 @@ def _longest(trace: Trace, rows: Rows, first: npt.NDArray[np.intp]) -> Rows:
     return np.asarray(rows[order[np.append(first[1:], rows.size) - 1]], dtype=np.intp)
 
 
-@dataclass(frozen=True, slots=True)
-class Asker:
+class Asker(msgspec.Struct, frozen=True):
     """What asked for a wait: an operator (else the call itself), the call, the range and line around it.
 
     ``line`` is the innermost Python frame outside torch that the capture holds, as ``train.py(42): log``:

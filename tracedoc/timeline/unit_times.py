@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import fields, replace
 
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMMUNICATION, Activity, GpuEvents
@@ -26,8 +27,7 @@ MAX_CALLS = 1024
 _NEVER = np.iinfo(np.int64).min // 2
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CallTimes:
+class CallTimes(msgspec.Struct, frozen=True, eq=False):
     """What each call cost the compute stream; one entry a call, aligned with a :class:`ShardCalls`.
 
     ``[stall_start_ns, stall_end_ns)`` is the gap of the compute stream that the call ended, empty without
@@ -48,8 +48,7 @@ class CallTimes:
     depth: npt.NDArray[np.int16]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class UnitTable:
+class UnitTable(msgspec.Struct, frozen=True, eq=False):
     """The sharded units of one rank with the times of their calls; ``None`` times in a CPU trace."""
 
     units: Units
@@ -57,8 +56,7 @@ class UnitTable:
     reduction_times: CallTimes | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Gaps:
+class _Gaps(msgspec.Struct, frozen=True, eq=False):
     """Gaps of the compute stream that a collective ended, by the collective's ``(start_ns, stream)``."""
 
     by_call: dict[tuple[int, int], int]
@@ -67,8 +65,7 @@ class _Gaps:
     end_ns: Int64
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _ComputeStream:
+class _ComputeStream(msgspec.Struct, frozen=True, eq=False):
     """The events of the compute stream without communication, in order of start."""
 
     starts: Int64

@@ -7,11 +7,12 @@ the gathers of the backward pass are found again by their size, from the last un
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMMUNICATION, GpuEvents
@@ -40,8 +41,7 @@ ROOT = "(root)"
 Int64 = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ShardCalls:
+class ShardCalls(msgspec.Struct, frozen=True, eq=False):
     """The all-gathers, or the reduce-scatters, of sharded parameters: one entry a call, in order of launch.
 
     ``unit`` indexes :attr:`Units.names`; ``phase`` is the pass; ``step`` the step's number or ``NO_STEP``.
@@ -68,8 +68,7 @@ class ShardCalls:
         return int(self.unit.size)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Units:
+class Units(msgspec.Struct, frozen=True, eq=False):
     """The sharded units of one rank and every call that moves their parameters or gradients.
 
     ``framework`` is "FSDP2", "FSDP1" or "ZeRO-3"; ``named`` tells whether ``names`` are those of modules
@@ -85,8 +84,7 @@ class Units:
     hooks: Spans
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Calls:
+class _Calls(msgspec.Struct, frozen=True, eq=False):
     """Collectives of one rank with the host row that launched each; in order of launch."""
 
     operations: tuple[CollectiveOp, ...]
@@ -101,8 +99,7 @@ class _Calls:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ranges:
+class _Ranges(msgspec.Struct, frozen=True, eq=False):
     """Rows of the hooks by role, in time order, and of the nodes of the backward graph."""
 
     framework: str

@@ -12,8 +12,9 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 CHUNK_BYTES = 512 * 1024  # decodes from the cache of one core
 _WINDOW = 64 * 1024
@@ -62,11 +63,10 @@ class NotJson(Exception):  # noqa: N818 - the reader turns it into words for the
         self.head = head
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(msgspec.Struct):
     """What the cutter met beside whole events. Offsets count decompressed bytes."""
 
-    metadata: dict[str, object] = field(default_factory=dict)
+    metadata: dict[str, object] = msgspec.field(default_factory=dict)
     has_events: bool = False
     truncated: bool = False
     raw_bytes: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -31,8 +32,7 @@ class Kind(IntEnum):
     ACCELERATOR = 11  # device activity that tracedoc does not understand (MTIA, HPU, profiler ranges)
 
 
-@dataclass(frozen=True, slots=True)
-class Thread:
+class Thread(msgspec.Struct, frozen=True):
     """One host thread (or one GPU row) that events name with ``pid``/``tid``."""
 
     pid: str
@@ -40,8 +40,7 @@ class Thread:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(msgspec.Struct, frozen=True):
     """One entry of ``deviceProperties``; every visible device is listed, not only those used."""
 
     index: int
@@ -52,8 +51,7 @@ class Device:
     multiprocessors: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGroup:
+class ProcessGroup(msgspec.Struct, frozen=True):
     """One process group that this rank belongs to, from ``distributedInfo``."""
 
     name: str
@@ -62,8 +60,7 @@ class ProcessGroup:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveArgs:
+class CollectiveArgs(msgspec.Struct, frozen=True):
     """The arguments of one collective, as a kernel or a ``record_param_comms`` carries them.
 
     ``name`` is c10d's (``allreduce``, ``_allgather_base``, ``broadcast``, ``wait``...). Element counts
@@ -87,16 +84,14 @@ class CollectiveArgs:
     out_split: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Shapes:
+class Shapes(msgspec.Struct, frozen=True):
     """``Input Dims`` and ``Input type`` of one operator: nested lists of int, and type names."""
 
     dims: tuple[object, ...]
     types: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TraceInfo:
+class TraceInfo(msgspec.Struct, frozen=True):
     """What the file says about itself, apart from its events."""
 
     source: str
@@ -108,7 +103,6 @@ class TraceInfo:
     groups: tuple[ProcessGroup, ...] = ()
     group_count: int | None = None
     has_shapes: bool = False
-    has_stacks: bool = False
     has_memory: bool = False
     vendor: str = ""  # "nvidia", "amd", or "" where nothing in the file tells
     nccl_version: str = ""
@@ -117,8 +111,7 @@ class TraceInfo:
     truncated: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MemoryCounters:
+class MemoryCounters(msgspec.Struct, frozen=True, eq=False):
     """The allocator's counters of device memory, where memory was recorded, in time order.
 
     After the event in row ``rows[i]``, on device ``device[i]``, ``allocated[i]`` bytes are in tensors and

@@ -7,12 +7,12 @@ names the source of each device that a plan knows too, and a test holds the two 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class DevicePeak:
+
+class DevicePeak(msgspec.Struct, frozen=True):
     """Dense peaks of one device as a trace lists it: TFLOP/s, and GB/s (1e9 bytes a second).
 
     ``link_gbps`` is the one-way bandwidth of NVLink or xGMI, of PCIe where there is none. ``peer_gbps`` is

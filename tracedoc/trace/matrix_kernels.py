@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class MatrixFormat:
+
+class MatrixFormat(msgspec.Struct, frozen=True):
     """What a matrix kernel multiplies, and with what.
 
     ``dtype`` is "bf16", "fp16", "fp8", "int8", "tf32", "fp32" or "fp64", "" where the name does not tell.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from tracedoc.trace.columns import Device, ProcessGroup
 
@@ -26,8 +27,7 @@ _MOST_RANKS = 2**24
 """More ranks than any job has; a larger number is damage."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True):
     """The top-level keys of a trace, typed; what is absent or malformed is ``None`` or empty."""
 
     rank: int | None
@@ -40,7 +40,6 @@ class Header:
     host: str
     base_ns: int
     has_shapes: bool
-    has_stacks: bool
     has_memory: bool
     vendor: str
 
@@ -63,7 +62,6 @@ def read_header(metadata: Mapping[str, object]) -> Header:
         # A base beyond int64 nanoseconds is damage; times then count from the file's own origin.
         base_ns=base if base is not None and 0 <= base < 4_000_000_000_000_000_000 else 0,
         has_shapes=bool(metadata.get("record_shapes")),
-        has_stacks=bool(metadata.get("with_stack")),
         has_memory=bool(metadata.get("profile_memory")),
         vendor=_vendor(metadata, devices),
     )

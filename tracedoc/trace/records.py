@@ -6,11 +6,13 @@ one. Arguments are few, because every event pays for each: what only collectives
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
 NOTHING = msgspec.Raw(b"")
+LEFT_OUT = object()
+"""The category of what is of no use, whatever the file says: by its category an element is kept or not."""
 
 
 class Args(msgspec.Struct, gc=False, frozen=True):
@@ -101,6 +103,7 @@ class MetadataArgs(msgspec.Struct, gc=False, frozen=True):
 class Metadata(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
     """``"ph": "M"``."""
 
+    cat: ClassVar[str] = ""
     name: Any = ""
     pid: Any = -1
     tid: Any = -1
@@ -110,21 +113,31 @@ class Metadata(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
 class FlowStart(msgspec.Struct, gc=False, tag_field="ph", tag="s"):
     """``"ph": "s"``: redundant with correlation ids."""
 
+    cat: ClassVar[object] = LEFT_OUT
+
 
 class FlowEnd(msgspec.Struct, gc=False, tag_field="ph", tag="f"):
     """``"ph": "f"``."""
+
+    cat: ClassVar[object] = LEFT_OUT
 
 
 class FlowStep(msgspec.Struct, gc=False, tag_field="ph", tag="t"):
     """``"ph": "t"``."""
 
+    cat: ClassVar[object] = LEFT_OUT
+
 
 class Counter(msgspec.Struct, gc=False, tag_field="ph", tag="C"):
     """``"ph": "C"``."""
 
+    cat: ClassVar[object] = LEFT_OUT
+
 
 class OldInstant(msgspec.Struct, gc=False, tag_field="ph", tag="I"):
     """``"ph": "I"``: the deprecated spelling, which Kineto does not use."""
+
+    cat: ClassVar[object] = LEFT_OUT
 
 
 Untimed = Metadata | FlowStart | FlowEnd | FlowStep | Counter | OldInstant

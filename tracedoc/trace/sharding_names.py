@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
+
+import msgspec
 
 FSDP2, FSDP1, ZERO3 = "FSDP2", "FSDP1", "ZeRO-3"
 
 
-@dataclass(frozen=True, slots=True)
-class Hook:
+class Hook(msgspec.Struct, frozen=True):
     """One host range of FSDP.
 
     ``role`` is "gather" (launches an all-gather), "pre_forward", "pre_backward", "forward_prefetch",

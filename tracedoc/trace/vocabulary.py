@@ -8,9 +8,10 @@ from here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+
+import msgspec
 
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.devices import DEVICE_PEAKS as DEVICE_PEAKS
@@ -303,8 +304,7 @@ def runtime_role(name: str) -> RuntimeRole:
     return next((role for role, pattern in _RUNTIME_TABLE if pattern.match(name)), RuntimeRole.OTHER)
 
 
-@dataclass(frozen=True, slots=True)
-class CopyKind:
+class CopyKind(msgspec.Struct, frozen=True):
     """Where a copy goes: direction HtoD, DtoH, DtoD, PtoP, HtoH or "unknown"; and both memories.
 
     Memories are "Pageable", "Pinned", "Device"... on CUDA; ROCm says only "Host"; "" if not told.

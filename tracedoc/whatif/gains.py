@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.catalog import Unknown

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.strategies.signs import StrategySigns, Traffic
@@ -34,8 +35,7 @@ FAMILIES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """A strategy that one family recognises.
 
     ``family`` is one of :data:`FAMILIES`. ``sharding`` says what the ranks split: "none", "optimizer",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tracedoc.timeline.strategies.claim import Claim, is_large
 from tracedoc.timeline.strategies.data_parallel import by_hand, data_parallel, ddp

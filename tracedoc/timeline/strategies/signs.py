@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -55,8 +55,7 @@ SMALL_RANK = 128
 """Adapters have ranks of 4 to 128; the matrices beside them are many times wider."""
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(msgspec.Struct, frozen=True):
     """The collectives of one kind in one phase of the judged step, over one group.
 
     ``group`` is the group's description where it has one, else its name. ``site`` is "fsdp-reduce" (inside
@@ -75,8 +74,7 @@ class Traffic:
     largest: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class StrategySigns:
+class StrategySigns(msgspec.Struct, frozen=True):
     """What one rank shows of the strategy, counted over its judged step.
 
     ``seen`` holds the marks of the whole capture, ``marks`` how often each occurs in the step. ``whole``:
