@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from tests.example_diagnoses import cpu, healthy, hostile, sharded
 from tracedoc.diagnosis import Comparison, Evidence, FactRecord, Fix, Gain, Instance, Verdict
 from tracedoc.errors import Limit
-from tracedoc.report.view import EVIDENCE_SHOWN, build_view, gain_text, holds_text, instances_text, redacted
+from tracedoc.report.texts import redacted
+from tracedoc.report.view import EVIDENCE_SHOWN, build_view, gain_text, holds_text, instances_text
 
 
 def test_segments_add_up_to_the_step():

@@ -104,7 +104,7 @@ def _one_process_of(args: Sequence[str]) -> AbstractContextManager[None]:
 
 
 def _say(message: str, hint: str = "") -> None:
-    from tracedoc.report.view import plain  # names in messages come from files
+    from tracedoc.report.texts import plain  # names in messages come from files
 
     click.echo(f"error: {plain(message)}", err=True)
     if hint:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracedoc.cli.completion import files, folders
+from tracedoc.cli.completion import files
 from tracedoc.cli.output import report_options, targets, write
+from tracedoc.cli.packs import rules_option
 from tracedoc.cli.reading import keep_numpy_to_one_thread, reading_options, run_pipeline, show_debug
 from tracedoc.config import LEVELS, find_config
 
@@ -22,14 +23,7 @@ if TYPE_CHECKING:
 @report_options
 @click.option("--select", metavar="IDS", help="Judge only these rules or topics (comma-separated).")
 @click.option("--ignore", metavar="IDS", help="Leave these rules or topics out.")
-@click.option(
-    "--rules",
-    "rule_directories",
-    multiple=True,
-    metavar="DIR",
-    shell_complete=folders,
-    help="Add rules of your own.",
-)
+@rules_option()
 @click.option(
     "--fail-on",
     type=click.Choice(LEVELS),

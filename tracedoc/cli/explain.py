@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from tracedoc.cli.completion import folders
 from tracedoc.cli.limits import LIMITS
 from tracedoc.cli.output import text_width, to_stdout
+from tracedoc.cli.packs import rules_option
 from tracedoc.errors import TracedocError
 
 if TYPE_CHECKING:
@@ -27,14 +27,7 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 
 @click.command()
 @click.argument("name", shell_complete=_names)
-@click.option(
-    "--rules",
-    "rule_directories",
-    multiple=True,
-    metavar="DIR",
-    shell_complete=folders,
-    help="Add rules of your own.",
-)
+@rules_option()
 def explain(name: str, rule_directories: tuple[str, ...]) -> None:
     """Explain a rule, a fact or a limit by its name.
 
@@ -55,7 +48,7 @@ def explain(name: str, rule_directories: tuple[str, ...]) -> None:
         parts.append(f"{name}  (limit)\n\n{_paragraph(LIMITS[name])}\n")
     if not parts:
         raise _unknown(name, [*rules, *facts, *LIMITS])
-    from tracedoc.report.view import plain
+    from tracedoc.report.texts import plain
 
     to_stdout(plain("\n".join(parts)))
 

@@ -67,7 +67,7 @@ def facts_table(records: dict[str, FactRecord], *, ranks: bool) -> str:
     :data:`MANY_ALIKE` of them on.
     """
     from tracedoc.facts.topics import by_topic
-    from tracedoc.report.view import one_line, plain
+    from tracedoc.report.texts import one_line, plain
 
     alike: dict[str, list[str]] = {}
     for name, record in records.items():

@@ -142,7 +142,7 @@ def send(places: Sequence[Target], rendered: Callable[[str, int, bool], Iterable
     pieces: that of many ranks is never held as a whole.
     """
     from tracedoc.report.render import save
-    from tracedoc.report.view import one_line, plain
+    from tracedoc.report.texts import one_line, plain
 
     for place in places:
         if place.path == "-":

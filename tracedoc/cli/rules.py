@@ -8,6 +8,7 @@ import click
 
 from tracedoc.cli.completion import folders
 from tracedoc.cli.output import to_stdout
+from tracedoc.cli.packs import rules_option
 from tracedoc.errors import InputError, RuleError, TracedocError
 
 
@@ -24,14 +25,7 @@ def rules() -> None:
 
 
 @rules.command("list")
-@click.option(
-    "--rules",
-    "rule_directories",
-    multiple=True,
-    metavar="DIR",
-    shell_complete=folders,
-    help="Add rules of your own.",
-)
+@rules_option()
 def list_rules(rule_directories: tuple[str, ...]) -> None:
     """List every rule: id, topic, status, title.
 
@@ -40,7 +34,7 @@ def list_rules(rule_directories: tuple[str, ...]) -> None:
       tracedoc rules list
       tracedoc rules list --rules my-rules/
     """
-    from tracedoc.report.view import plain
+    from tracedoc.report.texts import plain
     from tracedoc.rules.load import load_rules
 
     found = load_rules(rule_directories)
@@ -64,7 +58,7 @@ def check(directory: str) -> None:
     Examples:
       tracedoc rules check my-rules/
     """
-    from tracedoc.report.view import plain
+    from tracedoc.report.texts import plain
     from tracedoc.rules.load import load_rule, load_rules
 
     files = [path for path in _yaml_files(directory) if "tests" not in path.relative_to(directory).parts[:-1]]
@@ -93,14 +87,7 @@ def check(directory: str) -> None:
 
 @rules.command("test")
 @click.argument("directory", metavar="DIR", shell_complete=folders)
-@click.option(
-    "--rules",
-    "rule_directories",
-    multiple=True,
-    metavar="DIR",
-    shell_complete=folders,
-    help="Add the rules of another folder.",
-)
+@rules_option("Add the rules of another folder.")
 def run_tests(directory: str, rule_directories: tuple[str, ...]) -> None:
     """Run the cases of a rule pack. Exit with 1 if one fails.
 
@@ -117,7 +104,7 @@ def run_tests(directory: str, rule_directories: tuple[str, ...]) -> None:
     files = _yaml_files(str(inner) if inner.is_dir() else directory)
     if not files:
         raise InputError(f"{directory} holds no cases (*.yaml)", "put them into DIR/tests, one file a rule")
-    from tracedoc.report.view import one_line, plain
+    from tracedoc.report.texts import one_line, plain
     from tracedoc.testing.cases import run_case_file
 
     passed = failed = 0

@@ -11,16 +11,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tracedoc.diagnosis import Diagnosis, FactRecord, Lane, RankReport, Scalar, StepBudget
 from tracedoc.report.fixes import framework_name
 from tracedoc.report.tables import collective_table, host_tables, phase_table
-from tracedoc.report.view import (
-    PARTS,
-    Segment,
-    View,
-    holds_text,
-    instances_text,
-    one_line,
-    segments,
-    side_text,
-)
+from tracedoc.report.texts import one_line
+from tracedoc.report.view import PARTS, Segment, View, holds_text, instances_text, segments, side_text
 from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity, format_ranges
 
 TIMELINE_RANKS = 8

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tracedoc.diagnosis import Diagnosis, json_pieces
 from tracedoc.errors import InputError
-from tracedoc.report.view import build_view, redacted
+from tracedoc.report.texts import redacted
+from tracedoc.report.view import build_view
 
 SUFFIXES = {".html": "html", ".htm": "html", ".json": "json", ".txt": "text"}
 """The format that the suffix of a file name implies."""

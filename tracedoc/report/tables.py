@@ -8,7 +8,8 @@ from typing import TypeVar
 import msgspec
 
 from tracedoc.diagnosis import CollectiveRow, HostDetail, PhaseRow
-from tracedoc.report.view import one_line, phase_name
+from tracedoc.report.texts import one_line
+from tracedoc.report.view import phase_name
 from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity
 
 Row = TypeVar("Row")

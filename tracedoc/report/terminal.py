@@ -10,16 +10,8 @@ from rich.text import Text
 from tracedoc.diagnosis import Verdict
 from tracedoc.report.console import heading, printed_text, text_console
 from tracedoc.report.fixes import framework_name
-from tracedoc.report.view import (
-    FindingView,
-    Segment,
-    View,
-    holds_text,
-    instances_text,
-    one_line,
-    phase_name,
-    side_text,
-)
+from tracedoc.report.texts import one_line
+from tracedoc.report.view import FindingView, Segment, View, holds_text, instances_text, phase_name, side_text
 from tracedoc.units import format_bytes, format_ms, format_percent
 
 SHOWN_UNITS = 6
