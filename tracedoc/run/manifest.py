@@ -144,7 +144,7 @@ def _manifest(content: Part, path: str) -> Manifest:
     ranks = content.get("ranks")
     for rank, entry in ranks.items() if isinstance(ranks, dict) else ():
         # Longer numbers than any job has ranks are damage.
-        if not rank.isdecimal() or len(rank) > 7 or not isinstance(entry, dict):
+        if not rank.isdecimal() or len(rank) > 6 or not isinstance(entry, dict):
             continue
         if isinstance(entry.get("file"), str) and entry["file"]:
             listed.append(_rank(int(rank), entry, folder))

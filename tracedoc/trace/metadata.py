@@ -23,7 +23,7 @@ _VENDOR_DEVICES = (
 _VENDOR_CALLS = (("hip", "amd"), ("cuda", "nvidia"), ("cuL", "nvidia"))
 
 
-_MOST_RANKS = 2**24
+_MOST_RANKS = 1_000_000
 """More ranks than any job has; a larger number is damage."""
 
 
