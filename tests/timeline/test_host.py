@@ -16,8 +16,8 @@ from tracedoc.timeline.host import (
     PHASES,
     WORK,
     Work,
+    host_phases,
     intervals_before,
-    phases_at,
     rank_work,
     work_before_collectives,
 )
@@ -56,7 +56,7 @@ def origin_of(timeline: RankTimeline) -> int:
 def places(timeline: RankTimeline, *times_ms: int) -> list[str]:
     """Return where in the step the host is at times of the builder's clock."""
     times = origin_of(timeline) + np.array(times_ms, dtype=np.int64) * 1_000_000
-    return [PHASES[phase] for phase in phases_at(timeline, times)]
+    return [PHASES[phase] for phase in host_phases(timeline).at(times)]
 
 
 def causes(timeline: RankTimeline, start_ms: float, end_ms: float) -> dict[str, float]:
@@ -69,7 +69,7 @@ def causes(timeline: RankTimeline, start_ms: float, end_ms: float) -> dict[str, 
 def waits(timeline: RankTimeline) -> dict[str, tuple[int, int, float, float]]:
     return {
         total.operator: (total.count, total.draining, total.blocked_ns / 1e6, total.idle_ns / 1e6)
-        for total in sync_totals(timeline)
+        for total in sync_totals(timeline, host_phases(timeline))
     }
 
 
@@ -141,7 +141,7 @@ def test_work_before_a_collective_starts_where_the_one_before_started(timeline_o
         builder.kernel("ampere_sgemm_128x64", start + 30, start + 70, launch_ms=start + 0.7)
         builder.collective("allreduce", start + 75, start + 85, launch_ms=start + 74)
     timeline = timeline_of(builder)
-    before = work_before_collectives(timeline, work_of(timeline))
+    before = work_before_collectives(timeline, work_of(timeline), host_phases(timeline))
     by_name = [dict(zip(WORK, before.us(row).tolist(), strict=True)) for row in range(len(before.us_of))]
     # The first step's first collective: from the start of the step. The third step is not complete.
     assert by_name[0]["matrix"] == 19_000
@@ -196,7 +196,7 @@ def test_a_sleep_between_forward_and_backward_is_found_there(shared_traces: Path
     for rank in (0, 1):
         path = shared_traces / "cpu_gloo" / "patho_straggler" / f"rank{rank}.json.gz"
         timeline = tracedoc.build_timeline(tracedoc.load(path))
-        before = work_before_collectives(timeline, work_of(timeline))
+        before = work_before_collectives(timeline, work_of(timeline), host_phases(timeline))
         worst = int(np.argmax(before.away_us))
         late.append((int(before.away_us[worst]) / 1e3, PHASES[before.away_phase[worst]]))
     assert late[0][0] < 5

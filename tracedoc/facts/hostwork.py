@@ -12,8 +12,9 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import (
     PHASES,
     WORK,
+    HostPhases,
     WorkBefore,
-    phases_at,
+    host_phases,
     rank_work,
     work_before_collectives,
 )
@@ -85,11 +86,12 @@ def host_digest(timeline: RankTimeline) -> HostDigest | None:
     if work is None or window is None:
         return None
     totals = work.within([window.start_ns], [window.end_ns])[0]
+    host = host_phases(timeline)
     return HostDigest(
         work_ns=tuple(int(total) for total in totals),
-        before=_narrowed(work_before_collectives(timeline, work)),
-        syncs=sync_totals(timeline)[:MAX_SYNCS],
-        away=away_totals(timeline)[:MAX_SYNCS],
+        before=_narrowed(work_before_collectives(timeline, work, host)),
+        syncs=sync_totals(timeline, host)[:MAX_SYNCS],
+        away=away_totals(timeline, host)[:MAX_SYNCS],
     )
 
 
@@ -103,12 +105,12 @@ def _narrowed(before: WorkBefore) -> WorkBefore:
     )
 
 
-def sync_totals(timeline: RankTimeline) -> tuple[SyncTotal, ...]:
+def sync_totals(timeline: RankTimeline, host: HostPhases) -> tuple[SyncTotal, ...]:
     """Return the waits of the judged step by who asked and where, the most costly first."""
     syncs, chosen = judged_syncs(timeline)
     if chosen.size == 0:
         return ()
-    phases = phases_at(timeline, syncs.start_ns[chosen])
+    phases = host.at(syncs.start_ns[chosen])
     totals: dict[tuple[str, str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for place, asker in enumerate(askers(timeline.trace, syncs.rows[chosen])):
         idle = int(syncs.idle_ns[chosen[place]])
@@ -125,14 +127,14 @@ def sync_totals(timeline: RankTimeline) -> tuple[SyncTotal, ...]:
     return tuple(sorted(rows, key=lambda r: (-r.idle_ns, -r.blocked_ns, r.operator, r.where, r.line)))
 
 
-def away_totals(timeline: RankTimeline) -> tuple[AwayTotal, ...]:
+def away_totals(timeline: RankTimeline, host: HostPhases) -> tuple[AwayTotal, ...]:
     """Return the gaps in which the host was away, by what it did and where, the longest time first."""
     spans = host_away_idle(timeline)
     if spans is None or len(spans) == 0:
         return ()
     kept = np.argsort(spans.starts - spans.ends, kind="stable")[:MAX_GAPS]
     starts, ends = spans.starts[kept], spans.ends[kept]
-    phases = phases_at(timeline, (starts + ends) // 2)
+    phases = host.at((starts + ends) // 2)
     operators = long_operators(timeline, int((ends - starts).min()) // 2)
     totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):

@@ -164,10 +164,10 @@ def judged_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp]:
     window, trace, events = timeline.judged, timeline.trace, timeline.events
     if window is None or timeline.device is None:
         return np.empty(0, dtype=np.intp)
-    rows = events.rows
-    inside = (trace.ts_ns[rows] >= window.start_ns) & (trace.ts_ns[rows] < window.end_ns)
-    inside &= (trace.device[rows] == timeline.device) & (events.classes == COMPUTE)
-    return np.asarray(rows[inside & (trace.kind[rows] == int(Kind.KERNEL))], dtype=np.intp)
+    rows = trace.kind_rows_between(Kind.KERNEL, window.start_ns, window.end_ns)
+    classes = events.classes[np.searchsorted(events.rows, rows)]
+    found: npt.NDArray[np.intp] = rows[(trace.device[rows] == timeline.device) & (classes == COMPUTE)]
+    return found
 
 
 def _time_by_name(timeline: RankTimeline, rows: npt.NDArray[np.intp]) -> tuple[list[int], list[int]]:

@@ -103,13 +103,9 @@ def pageable_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
         ],
         dtype=bool,
     )
-    return np.flatnonzero(
-        (trace.kind == int(Kind.MEMCPY))
-        & pageable[trace.name]
-        & (trace.device == timeline.device)
-        & (trace.ts_ns >= window.start_ns)
-        & (trace.ts_ns < window.end_ns)
-    )
+    rows = trace.kind_rows_between(Kind.MEMCPY, window.start_ns, window.end_ns)
+    found: npt.NDArray[np.intp] = rows[pageable[trace.name[rows]] & (trace.device[rows] == timeline.device)]
+    return found
 
 
 @rank_fact("exposed_host_copy_ms", unit="ms", needs=("gpu", "kernels"))

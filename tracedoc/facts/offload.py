@@ -43,7 +43,7 @@ def offloaded_bytes_per_step(timeline: RankTimeline) -> Value:
     sizes = timeline.trace.nbytes[rows]
     if (sizes < 0).any():
         return Unknown("the copies carry no size")
-    return int(sizes.sum()) if _offloads(timeline) else 0
+    return int(sizes.sum()) if _offloads(timeline, _cpu_optimizer(timeline)) else 0
 
 
 @rank_fact("cpu_optimizer_idle_ms", unit="ms", needs=("gpu", "kernels", "host_ops"))
@@ -51,7 +51,7 @@ def cpu_optimizer_idle_ms(timeline: RankTimeline) -> Value:
     """Time of the median step in which the GPU is idle while an optimizer runs that launches no kernels."""
     if timeline.judged is None or timeline.activity is None:
         return NO_STEP
-    return _optimizer_idle(timeline).total_ns / 1e6
+    return _idle(timeline, _cpu_optimizer(timeline)).total_ns / 1e6
 
 
 @rank_fact("offload_stall_ms", unit="ms", needs=("gpu", "kernels"))
@@ -66,19 +66,20 @@ def offload_stall(timeline: RankTimeline) -> Spans:
     """Return the time that :func:`offload_stall_ms` measures."""
     if timeline.judged is None or timeline.activity is None or timeline.device is None:
         return Spans.empty()
-    idle = _optimizer_idle(timeline)
-    if not _offloads(timeline):
+    optimizer = _cpu_optimizer(timeline)
+    idle = _idle(timeline, optimizer)
+    if not _offloads(timeline, optimizer):
         return idle
     rows, trace = _copies(timeline), timeline.trace
     copies = Spans.of(trace.ts_ns[rows], trace.end_ns[rows]) & timeline.activity.exposed_copy
     return (copies | idle).clip(timeline.judged.start_ns, timeline.judged.end_ns)
 
 
-def _offloads(timeline: RankTimeline) -> bool:
+def _offloads(timeline: RankTimeline, cpu_optimizer: Spans) -> bool:
     rows, trace = _copies(timeline), timeline.trace
     down = np.array([vocabulary.copy_kind(name).direction == "DtoH" for name in trace.names], dtype=bool)
     to_host = int(np.maximum(trace.nbytes[rows[down[trace.name[rows]]]], 0).sum())
-    return to_host >= OFFLOADED_BYTES or len(_cpu_optimizer(timeline)) > 0
+    return to_host >= OFFLOADED_BYTES or len(cpu_optimizer) > 0
 
 
 def _copies(timeline: RankTimeline) -> npt.NDArray[np.intp]:
@@ -89,30 +90,26 @@ def _copies(timeline: RankTimeline) -> npt.NDArray[np.intp]:
     ways = np.array(
         [vocabulary.copy_kind(name).direction in ("HtoD", "DtoH") for name in trace.names], dtype=bool
     )
-    return np.flatnonzero(
-        (trace.kind == int(Kind.MEMCPY))
-        & ways[trace.name]
-        & (trace.device == timeline.device)
-        & (trace.nbytes >= LARGE_COPY_BYTES)
-        & (trace.ts_ns >= window.start_ns)
-        & (trace.ts_ns < window.end_ns)
-    )
+    rows = trace.kind_rows_between(Kind.MEMCPY, window.start_ns, window.end_ns)
+    large = (trace.device[rows] == timeline.device) & (trace.nbytes[rows] >= LARGE_COPY_BYTES)
+    found: npt.NDArray[np.intp] = rows[large & ways[trace.name[rows]]]
+    return found
 
 
-def _optimizer_idle(timeline: RankTimeline) -> Spans:
+def _idle(timeline: RankTimeline, cpu_optimizer: Spans) -> Spans:
     window, activity = timeline.judged, timeline.activity
     if window is None or activity is None or timeline.device is None:
         return Spans.empty()
-    return activity.busy.complement(window.start_ns, window.end_ns) & _cpu_optimizer(timeline)
+    return activity.busy.complement(window.start_ns, window.end_ns) & cpu_optimizer
 
 
 def _cpu_optimizer(timeline: RankTimeline) -> Spans:
     """Return the host time in optimizer ranges that launch hardly any work; without links nothing tells."""
     trace, events = timeline.trace, timeline.events
     steps = np.array([vocabulary.optimizer_step_class(name) is not None for name in trace.names], dtype=bool)
-    host = (trace.kind == int(Kind.ANNOTATION)) | (trace.kind == int(Kind.CPU_OP))
-    rows = np.flatnonzero(steps[trace.name] & host)
-    rows = rows[trace.dur_ns[rows] >= CPU_OPTIMIZER_NS]
+    rows = np.flatnonzero(trace.dur_ns >= CPU_OPTIMIZER_NS)
+    host = (trace.kind[rows] == int(Kind.ANNOTATION)) | (trace.kind[rows] == int(Kind.CPU_OP))
+    rows = rows[host & steps[trace.name[rows]]]
     linked = (events.launch_rows != NO_ROW) & (events.classes == COMPUTE)
     if rows.size == 0 or not linked.any():
         return Spans.empty()

@@ -178,7 +178,7 @@ class WorkBefore(msgspec.Struct, frozen=True, eq=False):
         return found
 
 
-def work_before_collectives(timeline: RankTimeline, work: Work) -> WorkBefore:
+def work_before_collectives(timeline: RankTimeline, work: Work, host: HostPhases) -> WorkBefore:
     """Return what the rank did before each of its collectives."""
     starts, ends = intervals_before(timeline)
     nanoseconds = work.within(starts, ends)
@@ -191,7 +191,7 @@ def work_before_collectives(timeline: RankTimeline, work: Work) -> WorkBefore:
         us_of=np.ascontiguousarray(us[:, causes]),
         kernels=np.maximum(kernels, 0).astype(np.uint32),
         away_us=_microseconds(away),
-        away_phase=np.where(away > 0, phases_at(timeline, middle), 0).astype(np.uint8),
+        away_phase=np.where(away > 0, host.at(middle), 0).astype(np.uint8),
     )
 
 
@@ -233,27 +233,41 @@ def _longest_away(work: Work, starts: Int64Array, ends: Int64Array) -> tuple[Int
     return longest, middle
 
 
-def phases_at(timeline: RankTimeline, times: Int64Array) -> npt.NDArray[np.uint8]:
-    """Return where in the step the host is at each time, as indices of :data:`PHASES`.
+class HostPhases(msgspec.Struct, frozen=True, eq=False):
+    """Where in the step the host is.
 
     The backward pass and the optimizer have a start and an end; elsewhere the operators before and after
-    tell. Those of no phase (clipping, logging, zeroing) are passed over.
+    tell, which start at ``starts_ns`` and are of ``classes``. Those of no phase (clipping, logging,
+    zeroing) are left out.
     """
+
+    phases: Phases | None
+    starts_ns: Int64Array
+    classes: npt.NDArray[np.intp]
+
+    def at(self, times: Int64Array) -> npt.NDArray[np.uint8]:
+        """Return where in the step the host is at each time, as indices of :data:`PHASES`."""
+        size = self.starts_ns.size
+        if self.phases is None or size == 0:
+            return np.zeros(times.size, dtype=np.uint8)
+        after = np.searchsorted(self.starts_ns, times, side="right")
+        known = (after > 0) & (after < size)
+        before, behind = self.classes[np.maximum(after - 1, 0)], self.classes[np.minimum(after, size - 1)]
+        found = np.where(known, _PHASE_OF[before, behind], 0)
+        inside = _CLASS_OF[self.phases.at(times)]
+        found = np.where(inside == _BACKWARD, _PHASE_OF[_BACKWARD, _BACKWARD], found)
+        found = np.where(inside == _OPTIMIZER, _PHASE_OF[_OPTIMIZER, _OPTIMIZER], found)
+        return found.astype(np.uint8)
+
+
+def host_phases(timeline: RankTimeline) -> HostPhases:
+    """Return what tells where in the step the host is."""
     if timeline.phases is None:
-        return np.zeros(times.size, dtype=np.uint8)
+        return HostPhases(None, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.intp))
     rows = _stepping_rows(timeline)
     classes = _classes(timeline, timeline.phases, rows)
-    rows, classes = rows[classes != _NEITHER], classes[classes != _NEITHER]
-    if rows.size == 0:
-        return np.zeros(times.size, dtype=np.uint8)
-    after = np.searchsorted(timeline.trace.ts_ns[rows], times, side="right")
-    known = (after > 0) & (after < rows.size)
-    before, behind = classes[np.maximum(after - 1, 0)], classes[np.minimum(after, rows.size - 1)]
-    found = np.where(known, _PHASE_OF[before, behind], 0)
-    inside = _CLASS_OF[timeline.phases.at(times)]
-    found = np.where(inside == _BACKWARD, _PHASE_OF[_BACKWARD, _BACKWARD], found)
-    found = np.where(inside == _OPTIMIZER, _PHASE_OF[_OPTIMIZER, _OPTIMIZER], found)
-    return found.astype(np.uint8)
+    kept = classes != _NEITHER
+    return HostPhases(timeline.phases, timeline.trace.ts_ns[rows[kept]], classes[kept])
 
 
 def _stepping_rows(timeline: RankTimeline) -> Rows:

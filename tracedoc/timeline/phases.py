@@ -126,8 +126,9 @@ def _marks(trace: Trace) -> _Marks:
     evaluation = _named(names, frameworks.is_evaluation)
     backward = evaluation if evaluation.any() else _named(names, vocabulary.is_backward_node)
     optimizer = _named(names, lambda name: vocabulary.optimizer_step_class(name) is not None)
-    host = (trace.kind == int(Kind.CPU_OP)) | (trace.kind == int(Kind.ANNOTATION))
-    if not (host & optimizer[trace.name]).any():
+    rows = trace.rows(Kind.CPU_OP, Kind.ANNOTATION)
+    name = trace.name[rows]
+    if not optimizer[name].any():
         optimizer = _named(names, frameworks.is_optimizer_label)
     busy = _named(
         names, lambda name: vocabulary.data_loader(name) is not None or vocabulary.is_zero_grad(name)
@@ -135,8 +136,6 @@ def _marks(trace: Trace) -> _Marks:
     begins = _named(
         names, lambda name: frameworks.is_forward_wrapper(name) or frameworks.is_forward_operator(name)
     )
-    rows = np.flatnonzero(host)
-    name = trace.name[rows]
     step = _named(names, lambda name: vocabulary.step_number(name) is not None)
     # Before torch 1.9 the engine's own sums of gradients stand bare between the nodes.
     loud = ~step if evaluation.any() else begins | optimizer | busy

@@ -181,6 +181,11 @@ class Trace:
         """Return the rows of the given kinds, in time order."""
         return np.flatnonzero(self.is_kind(*kinds))
 
+    def kind_rows_between(self, kind: Kind, start_ns: int, end_ns: int) -> npt.NDArray[np.intp]:
+        """Return the rows of a kind that start in ``[start_ns, end_ns)``, in time order."""
+        first, last = np.searchsorted(self.ts_ns, (start_ns, end_ns))
+        return np.asarray(np.flatnonzero(self.kind[first:last] == int(kind)) + first)
+
     def is_kind(self, *kinds: Kind) -> npt.NDArray[np.bool_]:
         """Tell of each event whether it is of one of the kinds; several times as fast as ``np.isin``."""
         found = np.zeros(len(self), dtype=bool)

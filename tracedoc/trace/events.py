@@ -157,7 +157,8 @@ class EventDecoder:
             kept = [
                 e
                 for e in elements
-                if e.cat not in left_out or (e.cat == _FRAME and _is_long_frame(e.name, e.dur))
+                if e.cat not in left_out
+                or (type(e) is Complete and e.cat == _FRAME and _is_long_frame(e.name, e.dur))
             ]
         else:
             kept = [e for e in elements if e.cat not in left_out]

@@ -19,6 +19,7 @@ except ImportError:  # the standard library does the same, several times slower
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31
 _INPUT_BYTES = 64 * 1024  # what is inflated at a time: a cut file is salvaged up to its last block
+_OUTPUT_BYTES = 256 * 1024  # more at a time takes half as long again: isal's buffer grows by copying
 
 # Traces inflate 10 to 30 times, synthetic ones up to 60; deflate can do 1,032.
 _BOMB_RATIO = 100
@@ -104,7 +105,7 @@ class Source:
                     self.damaged = True
                     return 0
             try:
-                data = self._inflater.decompress(self._stored, len(target))
+                data = self._inflater.decompress(self._stored, min(len(target), _OUTPUT_BYTES))
             except (_inflate.error, zlib.error):
                 self.damaged = True
                 self._stored = b""
