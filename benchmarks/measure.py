@@ -59,14 +59,18 @@ def diagnose(path: Path, *, jobs: int | None = None) -> Contender:
 
 
 def take_turns(contenders: Sequence[Contender], rounds: int, paths: Iterable[Path] = ()) -> Costs:
-    """Return the medians of every contender over interleaved rounds; ``paths`` are in the page cache."""
-    read_once(paths)
+    """Return the medians of every contender over interleaved rounds; ``paths`` are in the page cache.
+
+    They are read before every run: a system may drop what nobody has asked for while a slow one ran.
+    """
+    paths = tuple(paths)
     runs: dict[str, list[Cost]] = {contender.name: [] for contender in contenders}
     failed: set[str] = set()
     for number in range(rounds):
         for contender in contenders:
             if contender.name in failed:
                 continue
+            read_once(paths)
             cost = _time_and_memory(contender)
             if cost is None:
                 failed.add(contender.name)
