@@ -230,8 +230,9 @@ COMMS = {"Collective name": "allreduce", "In msg nelems": 7, "dtype": "Float", "
         {"Process Group Description": '{"Collective name": "other"}'},
         {"config": {"depth": {"x": 1}}},
         {"config": [{}, {}]},
+        {f"config {i}": {} for i in range(100)},
     ],
-    ids=str,
+    ids=lambda more: str(more)[:50],
 )
 @pytest.mark.parametrize("first", [True, False])
 def test_what_collectives_say_may_hold_braces(more: dict[str, Any], first: bool) -> None:
@@ -249,6 +250,12 @@ def test_what_collectives_say_may_hold_braces(more: dict[str, Any], first: bool)
         "allreduce", 7, "Float", "1", 5,
     )  # fmt: skip
     assert said.group_description == more.get("Process Group Description", "")
+
+
+def test_braces_in_texts_around_the_name_of_a_collective_do_not_hide_it() -> None:
+    args = {"before": "}", **COMMS, "after": "{"}
+    trace = read(json.dumps({"traceEvents": [event("a", 1), event("c", 2, **args), event("b", 3)]}))
+    assert {row: said.name for row, said in trace.collectives.items()} == {1: "allreduce"}
 
 
 def test_lists_and_objects_for_names_are_texts() -> None:

@@ -54,6 +54,8 @@ _OWN_FRAME = re.compile(
     r"lib/python3\.\d+/\w+\.py)(?:/|\(|$)|<|nn\.Module: "
 )
 _DECODE_COLLECTIVES: Any = msgspec.json.Decoder(list[CollectiveFields]).decode
+# Kineto puts one, "occupancy", into the arguments of a kernel.
+_MOST_OBJECTS = 64
 _RAW_ARGS = ("input_dims", "input_types", "grid", "collective")
 
 _Fields = TypeVar("_Fields", Args, InstantArgs, CollectiveFields)
@@ -199,27 +201,44 @@ def _decoded(events: list[Any], metadata: list[Metadata], starts: Int64Array, bu
 def _collectives(args: list[Args], buffer: bytearray) -> dict[int, CollectiveFields]:
     """Return what events say of collectives, by position.
 
-    Few events do, so their arguments are decoded once more for it: the text between the braces around the
-    name of the collective, whose place in ``buffer`` msgspec tells by where its raw value lies. Raises
-    :class:`msgspec.ValidationError` where that is no object, as when the arguments hold braces themselves.
+    Few events do, so their arguments are decoded once more for it: the object around the name of the
+    collective, whose place in ``buffer`` msgspec tells by where its raw value lies. Raises
+    :class:`msgspec.ValidationError` where that is not found, as when texts hold braces.
     """
     names = [arg.collective for arg in args]
     if names.count(NOTHING) == len(names):
         return {}
     none = NOTHING
-    rows = [row for row, name in enumerate(names) if name is not none]
+    rows = [row for row, name in enumerate(names) if name is not none and bytes(name) != b"null"]
     first = _address(buffer)
-    objects = []
-    for row in rows:
-        name = _address(names[row]) - first
-        objects.append(buffer[buffer.rfind(b"{", 0, name) : buffer.find(b"}", name) + 1])
+    objects = [_object_around(_address(names[row]) - first, buffer) for row in rows]
     try:
         decoded = _DECODE_COLLECTIVES(b"[%b]" % b",".join(objects))
     except msgspec.DecodeError as error:
         raise msgspec.ValidationError(str(error)) from None
-    if len(decoded) != len(rows):
+    if len(decoded) != len(rows) or any(fields.name is None for fields in decoded):
         raise msgspec.ValidationError("the arguments of collectives hold braces")
-    return {row: fields for row, fields in zip(rows, decoded, strict=True) if fields.name is not None}
+    return dict(zip(rows, decoded, strict=True))
+
+
+def _object_around(position: int, buffer: bytearray) -> bytearray:
+    """Return the JSON object around a position; other objects within it may precede and follow.
+
+    Raises :class:`msgspec.ValidationError` where it holds too many. Braces in texts mislead it: what is
+    returned is then no object.
+    """
+    begin = end = position
+    for _ in range(_MOST_OBJECTS):
+        begin = buffer.rfind(b"{", 0, begin)
+        if begin < 0 or buffer.count(b"{", begin, position) > buffer.count(b"}", begin, position):
+            break
+    else:
+        raise msgspec.ValidationError("too many objects before the name of a collective")
+    for _ in range(_MOST_OBJECTS):
+        end = buffer.find(b"}", end) + 1
+        if end == 0 or buffer.count(b"}", position, end) > buffer.count(b"{", position, end):
+            return buffer[begin:end]
+    raise msgspec.ValidationError("too many objects after the name of a collective")
 
 
 def _address(data: bytearray | msgspec.Raw) -> int:
@@ -251,9 +270,9 @@ def _loose_args(item: dict[str, Any], kind: type[_Fields]) -> _Fields:
     if not isinstance(args, dict):
         return kind()
     known = {
-        field.name: _plain(args[field.encode_name])
-        for field in msgspec.structs.fields(kind)
-        if field.encode_name in args
+        field: _plain(args[key])
+        for field, key in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+        if key in args
     }
     for name in _RAW_ARGS:
         if name in known:
