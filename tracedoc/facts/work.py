@@ -79,14 +79,16 @@ def _operators(timeline: RankTimeline, windows: tuple[Window, ...]) -> tuple[Int
 
 def _flops(timeline: RankTimeline, windows: tuple[Window, ...]) -> npt.NDArray[np.float64]:
     trace, total = timeline.trace, np.zeros(len(windows), dtype=np.float64)
-    times, counts = [], []
-    for row, shapes in trace.shapes.items():
-        count = COUNTERS.get(trace.row_name(row))
-        amount = count(shapes.dims) if count is not None else None
-        if amount is not None:
-            times.append(int(trace.ts_ns[row]))
-            counts.append(amount)
-    at, amounts = np.array(times, dtype=np.int64), np.array(counts, dtype=np.float64)
+    rows = np.fromiter(trace.shapes, np.intp, len(trace.shapes))
+    known: dict[tuple[int, int], float] = {}  # calls of an operator that are alike share their shapes
+    counts = []
+    for name, shapes in zip(trace.name[rows].tolist(), trace.shapes.values(), strict=True):
+        amount = known.get((name, id(shapes)))
+        if amount is None:
+            count = COUNTERS.get(trace.names[name])
+            amount = known[name, id(shapes)] = (count(shapes.dims) if count is not None else None) or 0.0
+        counts.append(amount)
+    at, amounts = trace.ts_ns[rows], np.array(counts, dtype=np.float64)
     for place, window in enumerate(windows):
         number = timeline.position_of(window)
         if number is not None:

@@ -33,6 +33,9 @@ class Held(IntEnum):
     """It started when the operation before it on its stream had ended."""
 
 
+_HELD = tuple(Held)
+
+
 class CollectiveOp(msgspec.Struct, frozen=True):
     """One collective as one rank saw it: a row of a :class:`CollectiveTable`.
 
@@ -126,29 +129,34 @@ class CollectiveTable:
         return int(self.start_ns.size)
 
     def __getitem__(self, row: int) -> CollectiveOp:
-        kind = self.kinds[int(self.kind[row])]
-        launch, step = int(self.launch_ns[row]), int(self.step[row])
-        nbytes, seq = int(self.nbytes[row]), int(self.seq[row])
-        return CollectiveOp(
-            op=kind.op,
-            group=kind.group,
-            group_name=kind.group_name,
-            group_size=kind.group_size,
-            nbytes=None if nbytes == NONE else nbytes,
-            dtype=kind.dtype,
-            seq=None if seq == NONE else seq,
-            stream=kind.stream,
-            start_ns=int(self.start_ns[row]),
-            end_ns=int(self.end_ns[row]),
-            launch_ns=None if launch == NO_TIME else launch,
-            step=None if step == NONE else step,
-            exposed_ns=int(self.exposed_ns[row]),
-            peer=kind.peer,
-            held=Held(int(self.held[row])),
-        )
+        return next(iter(self.take(np.array([row], dtype=np.intp))))
 
     def __iter__(self) -> Iterator[CollectiveOp]:
-        return (self[row] for row in range(len(self)))
+        columns = (
+            self.kind, self.step, self.start_ns, self.end_ns, self.launch_ns, self.exposed_ns, self.nbytes,
+            self.seq, self.held,
+        )  # fmt: skip
+        for kind, step, start, end, launch, exposed, nbytes, seq, held in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            common = self.kinds[kind]
+            yield CollectiveOp(
+                common.op,
+                common.group,
+                common.group_name,
+                common.group_size,
+                None if nbytes == NONE else nbytes,
+                common.dtype,
+                None if seq == NONE else seq,
+                common.stream,
+                start,
+                end,
+                None if launch == NO_TIME else launch,
+                None if step == NONE else step,
+                exposed,
+                common.peer,
+                _HELD[held],
+            )
 
     @property
     def stream(self) -> Int64Array:
