@@ -8,7 +8,7 @@ import pytest
 
 from tracedoc.diagnosis import Diagnosis, Evidence, Finding, Gain
 from tracedoc.facts.packed_spans import PackedSet
-from tracedoc.pipeline import diagnose
+from tracedoc.pipeline import Options, diagnose
 from tracedoc.spans import Spans
 from tracedoc.summary import combined_gain_ms
 from tracedoc.testing import parse_lanes
@@ -75,6 +75,29 @@ def test_the_largest_cause_comes_first_with_its_bound(tmp_path: Path) -> None:
         "100 ms/step on 2x NVIDIA H100 80GB HBM3. 40 ms: communication that nothing hides. "
         "Fixing it: up to 40 ms a step."
     )
+
+
+@pytest.mark.parametrize(
+    ("title", "within"),
+    [
+        ("The GPU waits", "the GPU waits"),
+        ("A different rank is late", "a different rank is late"),
+        ("GPU kernels are short", "GPU kernels are short"),
+        ("PyTorch waits", "PyTorch waits"),
+        ("Python collects garbage", "Python collects garbage"),
+    ],
+)
+def test_titles_begin_small_within_a_sentence(title: str, within: str, tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "own.yaml").write_text(
+        f"{{id: own, title: {title}, topic: communication, status: stable, since: '1.0', scope: run, "
+        "needs: [kernels, collectives], when: exposed_comm_less_wait_ms > 0, message: Much., why: Physics., "
+        "gain: hide-exposed-communication, evidence: exposed-communication}"
+    )
+    for builder in parse_lanes("compute 0-60\nallreduce 60-100 14336MiB", ranks=2):
+        builder.write(tmp_path / f"rank-{builder.rank}.json")
+    chosen = Options(rule_directories=(str(tmp_path / "pack"),), select=("own",))
+    assert f"40 ms: {within}." in diagnose([tmp_path], chosen).summary
 
 
 def test_a_step_that_was_cut_is_said_to_be_incomplete(tmp_path: Path) -> None:

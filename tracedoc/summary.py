@@ -27,6 +27,9 @@ IDLE_WORDS = {
     "unknown": "cause unknown",
 }
 
+_PROPER_NOUNS = ("Python",)
+"""Titles that begin with one keep its capital in a sentence; "FSDP" and "PyTorch" show by themselves."""
+
 WAIT_WORTH_NAMING = 0.10
 """Waiting for peers is named from this share of the step on."""
 
@@ -113,7 +116,9 @@ def _within_the_step(measurements: Measurements, findings: Sequence[Finding], ti
 
 
 def _in_a_sentence(title: str) -> str:
-    return title[0].lower() + title[1:] if title[1:2].islower() else title
+    first = title.partition(" ")[0]
+    common = first == "A" or (first[1:].islower() and first not in _PROPER_NOUNS)
+    return title[0].lower() + title[1:] if common else title
 
 
 def _place(measurements: Measurements, finding: Finding) -> str:
