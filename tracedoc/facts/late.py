@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import Unknown
-from tracedoc.facts.shares import work_excess
+from tracedoc.facts.shares import work_excess, work_shares
 from tracedoc.facts.slowness import SLOWER, SLOWER_IN_MOST, slowness_by_rank
 from tracedoc.facts.view import RunView, once
 from tracedoc.spans import Int64Array, Spans
@@ -35,6 +36,9 @@ LEAST_SHARE = 0.3
 MORE_KERNELS = 1.02
 """A rank that starts this many times the kernels of its peers does more work, not slower work."""
 
+REAL_SHARE = 0.5
+"""So much of what a rank starts more before collectives must be more in whole steps as well."""
+
 
 class LateRank(msgspec.Struct, frozen=True, eq=False):
     """One rank for which others wait.
@@ -42,8 +46,8 @@ class LateRank(msgspec.Struct, frozen=True, eq=False):
     ``cost_ns[s, p]`` is how long peer ``peers[p]`` waits for it in step ``steps[s]`` with no compute beside
     it: the union of its waits in operations whose chain of blame ends at this rank. ``operations`` are those
     (indices of the matching) to which it came last itself. ``excess_us[s, c]`` is what it did before them
-    beyond the median of its peers, by :data:`CAUSES`; ``more_kernels`` the ratio of kernels that it started,
-    ``away_phase`` where in the step its host was longest away.
+    beyond the median of its peers, by :data:`CAUSES`; ``more_kernels`` the ratio of kernels that it started
+    (1 where its whole steps have no more of them), ``away_phase`` where in the step its host was longest away.
     """
 
     rank: int
@@ -194,9 +198,11 @@ def _what_it_did(
     matching = run.matching
     excess = np.zeros((len(steps), len(CAUSES)), dtype=np.int64)
     kernels = peer_kernels = longest = phase = 0
+    members: dict[int, set[int]] = {}
     for operation in operations.tolist():
         own: tuple[Int64Array, int] | None = None
         others: list[tuple[Int64Array, int]] = []
+        places: set[int] = set()
         for part in range(int(matching.first[operation]), int(matching.first[operation + 1])):
             place, row = int(matching.part_rank[part]), int(matching.part_row[part])
             work = run.digests[place].host_work
@@ -206,17 +212,37 @@ def _what_it_did(
             did = (np.append(us[:2].sum(), us[2:]), int(work.before.kernels[row]))
             if place != position:
                 others.append(did)
+                places.add(place)
                 continue
             own = did
             if int(work.before.away_us[row]) > longest:
                 longest, phase = int(work.before.away_us[row]), int(work.before.away_phase[row])
         if own is None or not others:
             continue
+        members.setdefault(int(matching.step[operation]), set()).update(places)
         step = steps.index(int(matching.step[operation]))
         excess[step] += own[0] - np.median([us for us, _ in others], axis=0).astype(np.int64)
         kernels += own[1]
         peer_kernels += int(np.median([count for _, count in others]))
-    return excess, kernels / peer_kernels if peer_kernels else 1.0, phase
+    if not peer_kernels or _more_in_whole_steps(run, position, members) < REAL_SHARE * (kernels - peer_kernels):
+        return excess, 1.0, phase
+    return excess, kernels / peer_kernels, phase
+
+
+def _more_in_whole_steps(run: RunView, position: int, members: dict[int, set[int]]) -> float:
+    """Return how many kernels more than its peers a rank starts in the steps in which it comes late.
+
+    Backward passes and collectives run beside each other: where a collective starts a little later among
+    the same kernels, more of them lie before it, and as many fewer behind it. Infinite where not known.
+    """
+    shares = work_shares(run)
+    kernels, more = shares.amount[2], 0.0
+    for step, places in members.items():
+        if step not in shares.steps:
+            return inf
+        column = shares.steps.index(step)
+        more += float(kernels[position, column] - np.median(kernels[sorted(places), column]))
+    return inf if np.isnan(more) else more
 
 
 def story(late: LateRank, run: RunView) -> str:
