@@ -16,7 +16,7 @@ from tracedoc.facts.told_strategy import settle_strategy
 from tracedoc.run.job import Job, RankJob, read_job
 from tracedoc.run.manifest import read_manifest
 from tracedoc.run.steplog import CAPACITY, COLLECTION, HEADER, MAGIC, RECORD, STEP, WINDOW, parse_step_log
-from tracedoc.testing.jobs import write_job
+from tracedoc.testing.jobs import draw_log, write_job
 from tracedoc.testing.lanes import parse_lanes
 from tracedoc.timeline.strategies.claim import Claim
 
@@ -104,6 +104,32 @@ def test_outliers_without_a_period_say_so(tmp_path: Path, log: str, reason: str)
 def test_three_of_four_equal_gaps_are_a_period(tmp_path: Path) -> None:
     log = "100 x9 300 100 x9 300 100 x9 300 100 x9 300 100 x4 300"
     assert diagnose(tmp_path, {}, log).facts["step_outlier_period"].value == 10
+
+
+def test_outliers_between_those_that_come_regularly_do_not_hide_the_period(tmp_path: Path) -> None:
+    """Steps 10, 20, 30, 40 and 50, and two accidents at 23 and 37: four of six gaps are of other lengths."""
+    log = "100 x9 300 100 x9 300 100 x2 160 100 x6 300 100 x6 160 100 x2 300 100 x9 300 100 x5"
+    facts = diagnose(tmp_path, {}, log).facts
+    assert facts["step_outliers"].value == 7
+    assert facts["step_outlier_period"].value == 10
+
+
+def test_steps_in_which_a_rank_waits_for_one_that_is_recorded_do_not_count(tmp_path: Path) -> None:
+    """Rank 0 records step 21, which takes 2 s so; rank 1 is a step ahead and waits in its step 22."""
+    diagnose(tmp_path, {}, "100 x41")
+    recorded = draw_log("100 x20 2000 100 x20", rank=0)
+    began = HEADER.unpack_from(recorded)[3]
+    for number, ms in ((0, 2_050), (1, 4_000)):
+        recorded += RECORD.pack(number, WINDOW, began + ms * 1_000_000, 0)
+    (tmp_path / "rank-0.steps").write_bytes(recorded)
+    (tmp_path / "rank-1.steps").write_bytes(draw_log("100 x21 2100 100 x19", rank=1))
+    facts = tracedoc.diagnose([tmp_path], tracedoc.Options(jobs=1)).facts
+    # 2 s after 4.0 s are for writing, so that all steps from 21 on are touched: 6 to 20 are left.
+    reason = (
+        "36 steps were logged after the first 5; without the 21 that the capture and the writing of its "
+        "trace touched, 15 are left, fewer than 20"
+    )
+    assert facts["step_outliers"].unknown == facts["step_outlier_cost_ms"].unknown == reason
 
 
 def test_the_longest_pause_is_told_by_rank(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from tracedoc.facts.catalog import Unknown, Value, run_fact
 from tracedoc.facts.job import NO_MANIFEST, by_rank
-from tracedoc.facts.view import RunView
+from tracedoc.facts.view import RunView, once
 from tracedoc.run.job import RankJob
 from tracedoc.run.steplog import COLLECTION, STEP, WINDOW
-from tracedoc.trace.distinct import intersection
+from tracedoc.trace.distinct import distinct, intersection, is_among
 
 ENOUGH_STEPS = 20
 """With fewer logged steps nothing is said of outliers or of pauses."""
@@ -26,6 +26,15 @@ OUTLIER_RATIO = 1.5
 
 ENOUGH_PLAIN = 5
 """So many steps without a collection tell how long a step is without one."""
+
+LEAST_REPEATS = 4
+"""So many outliers at equal distances are regular."""
+
+REPEATS_FRAC = 0.75
+"""So many of the steps at equal distances must be outliers."""
+
+MAX_PERIODS = 32
+"""So many distances are tried, those that occur most often."""
 
 _QUIET_NS = 2_000_000_000
 _WRITTEN_BYTES_PER_NS = 0.02
@@ -45,8 +54,12 @@ class Steps(msgspec.Struct, frozen=True, eq=False):
     paused_ns: Ints
 
 
-def counted_steps(told: RankJob) -> Steps | Unknown:
-    """Return the steps of a rank's log that tell how the job runs when nobody looks."""
+def counted_steps(told: RankJob, touched_elsewhere: Ints | None = None) -> Steps | Unknown:
+    """Return the steps of a rank's log that tell how the job runs when nobody looks.
+
+    ``touched_elsewhere`` are numbers of steps that the captures of other ranks touched: whoever waits for
+    a rank that is captured is slow in the same steps.
+    """
     if told.log is None:
         return Unknown("no log of all steps: it lies beside the manifest of `tracedoc collect`")
     words = np.frombuffer(told.log.words, dtype=np.int64).reshape(-1, 3)
@@ -55,6 +68,8 @@ def counted_steps(told: RankJob) -> Steps | Unknown:
     steps = order[kind[order] == STEP]
     warm = (number[steps] > WARMUP_STEPS) & (words[steps, 2] > 0)
     touched = _touched(told, words[steps])
+    if touched_elsewhere is not None:
+        touched |= is_among(number[steps], touched_elsewhere)
     kept = warm & ~touched
     pauses = order[kind[order] == COLLECTION]
     steps_end = words[steps, 1]
@@ -95,10 +110,23 @@ def _touched(told: RankJob, steps: Ints) -> NDArray[np.bool_]:
     return touched
 
 
+@once
+def _touched_on_any_rank(run: RunView) -> Ints:
+    """Return the numbers of the steps that the capture of some rank touched. One records a step more."""
+    found = [np.empty(0, dtype=np.int64)]
+    for told in run.job.ranks if run.job is not None else ():
+        if told.log is not None:
+            words = np.frombuffer(told.log.words, dtype=np.int64).reshape(-1, 3)
+            steps = words[words[:, 0] >> 32 == STEP]
+            found.append(steps[_touched(told, steps), 0] & 0xFFFFFFFF)
+    return distinct(np.concatenate(found))
+
+
 def _logged(run: RunView) -> list[Steps] | Unknown:
     if run.job is None:
         return NO_MANIFEST
-    found = [counted_steps(told) for told in run.job.ranks]
+    touched = _touched_on_any_rank(run)
+    found = [counted_steps(told, touched) for told in run.job.ranks]
     known = [steps for steps in found if isinstance(steps, Steps)]
     reasons = [steps for steps in found if isinstance(steps, Unknown)]
     return known or reasons[0]
@@ -107,13 +135,13 @@ def _logged(run: RunView) -> list[Steps] | Unknown:
 @run_fact("logged_steps", unit="count", scope="rank")
 def logged_steps(run: RunView) -> dict[str, Value]:
     """Steps of the whole run that were timed, less the first five and those that the capture touched."""
-    return by_rank(run, lambda told: _of(told, lambda steps: int(steps.number.size)))
+    return by_rank(run, lambda told: _of(run, told, lambda steps: int(steps.number.size)))
 
 
 @run_fact("logged_step_ms", unit="ms", scope="rank")
 def logged_step_ms(run: RunView) -> dict[str, Value]:
     """Median time of these steps, from the end of one optimizer step to the end of the next, on the host."""
-    return by_rank(run, lambda told: _of(told, lambda steps: float(np.median(steps.length_ns)) / 1e6))
+    return by_rank(run, lambda told: _of(run, told, lambda steps: float(np.median(steps.length_ns)) / 1e6))
 
 
 @run_fact("gc_pause_ms", unit="ms", scope="rank")
@@ -122,17 +150,17 @@ def gc_pause_ms(run: RunView) -> dict[str, Value]:
 
     Collections shorter than 1 ms are not counted.
     """
-    return by_rank(run, lambda told: _of(told, lambda steps: float(steps.paused_ns.mean()) / 1e6))
+    return by_rank(run, lambda told: _of(run, told, lambda steps: float(steps.paused_ns.mean()) / 1e6))
 
 
 @run_fact("longest_gc_pause_ms", unit="ms", scope="rank")
 def longest_gc_pause_ms(run: RunView) -> dict[str, Value]:
     """Most time that garbage collections took in one of these steps."""
-    return by_rank(run, lambda told: _of(told, lambda steps: float(steps.paused_ns.max()) / 1e6))
+    return by_rank(run, lambda told: _of(run, told, lambda steps: float(steps.paused_ns.max()) / 1e6))
 
 
-def _of(told: RankJob, measure: Callable[[Steps], Value]) -> Value:
-    steps = counted_steps(told)
+def _of(run: RunView, told: RankJob, measure: Callable[[Steps], Value]) -> Value:
+    steps = counted_steps(told, _touched_on_any_rank(run))
     return steps if isinstance(steps, Unknown) else measure(steps)
 
 
@@ -207,6 +235,13 @@ def step_outlier_frac(run: RunView) -> Value:
     return steps if isinstance(steps, Unknown) else float(_outliers(steps).mean())
 
 
+@run_fact("step_outliers", unit="count")
+def step_outliers(run: RunView) -> Value:
+    """The logged steps that took more than 1.5 times the median."""
+    steps = job_steps(run)
+    return steps if isinstance(steps, Unknown) else int(_outliers(steps).sum())
+
+
 @run_fact("step_outlier_cost_ms", unit="ms")
 def step_outlier_cost_ms(run: RunView) -> Value:
     """Time a step that such outliers cost, as the mean over all logged steps.
@@ -225,19 +260,31 @@ def step_outlier_cost_ms(run: RunView) -> Value:
 def step_outlier_period(run: RunView) -> Value:
     """Every how many steps an outlier comes, where it comes regularly; Unknown otherwise.
 
-    Regular: four or more outliers, and three of four gaps between them are equal.
+    Regular: of the steps with one remainder by this number three quarters and at least four are outliers,
+    and they cost half or more of what all outliers cost. Further outliers may lie between them.
     """
     steps = job_steps(run)
     if isinstance(steps, Unknown):
         return steps
-    gaps = np.diff(steps.number[_outliers(steps)])
-    if gaps.size < 3:
+    slow = _outliers(steps)
+    if slow.sum() < LEAST_REPEATS:
         return Unknown("fewer than four outliers")
-    values, counts = np.unique(gaps, return_counts=True)
-    best = int(np.argmax(counts))
-    if counts[best] < 0.75 * gaps.size or values[best] == 1:
-        return Unknown("outliers come irregularly")
-    return int(values[best])
+    numbers, cost = steps.number, np.where(slow, steps.excess_ns, 0.0)
+    for period in _candidates(numbers[slow]):
+        remainder = numbers % period
+        size, hits = np.bincount(remainder), np.bincount(remainder, weights=slow)
+        regular = (hits >= LEAST_REPEATS) & (hits >= REPEATS_FRAC * size)
+        if regular.any() and (np.bincount(remainder, weights=cost) * regular).max() >= 0.5 * cost.sum():
+            return period
+    return Unknown("outliers come irregularly")
+
+
+def _candidates(numbers: Ints) -> list[int]:
+    """Return the distances from 2 on between outliers and their next three, the shortest of the usual first."""
+    gaps = np.concatenate([numbers[lag:] - numbers[:-lag] for lag in (1, 2, 3)])
+    values, counts = np.unique(gaps[gaps > 1], return_counts=True)
+    usual = values[np.argsort(-counts, kind="stable")[:MAX_PERIODS]]
+    return sorted(usual.tolist())
 
 
 def _outliers(steps: JobSteps) -> NDArray[np.bool_]:
