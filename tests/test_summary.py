@@ -165,3 +165,12 @@ def test_a_cpu_trace_tells_what_preview_rules_find(tmp_path: Path) -> None:
         "No stable rule finds a cause of lost time in this CPU trace. "
         "A preview rule: some steps take far longer than the others, up to 34.5 ms a step."
     )
+
+
+@pytest.mark.parametrize(("busy", "told"), [(40, True), (60, False)])
+def test_a_cpu_step_without_operators_for_most_of_it_says_so(tmp_path: Path, busy: int, told: bool) -> None:
+    """60 ms of each 100 ms no operator runs; where it is 40, computing is most of the step."""
+    for builder in parse_lanes(f"step: 100\ncompute 0-{busy} x{busy}", ranks=1, device=None):
+        builder.write(tmp_path / f"rank-{builder.rank}.json")
+    summary = diagnose([tmp_path]).summary
+    assert ("For 60 ms of the step no operator runs: sleep, I/O, or Python of the script." in summary) is told

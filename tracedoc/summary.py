@@ -36,6 +36,9 @@ WAIT_WORTH_NAMING = 0.10
 WORTH_NAMING = 0.05
 """A finding that only low confidence makes a note is named from this share of the step."""
 
+IDLE_WORTH_NAMING = 0.50
+"""In a CPU trace time without any operator is named from this share of the step on."""
+
 LITTLE_EXPOSED = 0.10
 """With more exposed communication than this a run is not called compute-bound."""
 
@@ -162,7 +165,7 @@ def _healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo,
     exposed = _number(measurements, "exposed_comm_ms")
     waiting = _waiting(measurements, step)
     if measurements.is_cpu:
-        return f"{_on_cpu(noted)}{waiting}"
+        return f"{_on_cpu(noted)}{_without_operators(measurements, step)}{waiting}"
     if compute is None:
         return "How its time splits cannot be told from this capture."
     small = _largest_finding(noted)
@@ -201,6 +204,16 @@ def _on_cpu(noted: Sequence[Finding]) -> str:
     if preview is not None and preview.severity != "note":
         return f"A CPU trace, in which no stable rule finds more than a note: {_with_gain(first)}.{also}"
     return f"A CPU trace, with nothing above a note: {_with_gain(first)}.{also}"
+
+
+def _without_operators(measurements: Measurements, step: float) -> str:
+    """Say how long no operator runs for no reason that the trace names, where that is most of a CPU step."""
+    digest = measurements.run.standing_digest
+    judged = digest.judged_step if digest is not None else None
+    idle = judged.idle_ns.get("unknown", 0) / 1e6 if judged is not None and judged.complete else 0.0
+    if idle < IDLE_WORTH_NAMING * step:
+        return ""
+    return f" For {format_ms(idle)} of the step no operator runs: sleep, I/O, or Python of the script."
 
 
 def _with_gain(finding: Finding) -> str:

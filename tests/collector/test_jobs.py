@@ -87,6 +87,19 @@ def test_a_job_that_starts_a_profiler_meanwhile_keeps_its_trace_and_ours_is_part
     assert ran.rank(0)["steps"]["recorded"] == 2
 
 
+def test_a_job_whose_profiler_leaves_no_time_for_another_try_is_told_so(
+    collect: Collect, tmp_path: Path
+) -> None:
+    """Held up at step 2; the next try is 2 + 1 + 19 + 1 steps later, at 25, and the job takes 24."""
+    own = tmp_path / "own.json"
+    ran = collect(*job("profiles_itself", "0", str(own)), options="--wait 2 --warmup 1 --active 19")
+    assert ran.rank(0)["state"] == "nothing"
+    assert ran.rank(0)["reason"] == (
+        "a profiler of the job was open when recording was to begin; "
+        "the job ended after 24 steps, before the next try at 26"
+    )
+
+
 def test_a_rank_that_raises_leaves_its_last_steps(collect: Collect) -> None:
     ran = collect(*job("raises", ranks=2))
     assert ran.code == 1

@@ -134,10 +134,11 @@ class Session:
             if self._phase == _OPEN:
                 self._finish(PARTIAL, ended, wait=True)
             elif self._phase == _BEFORE:
-                begin = self._start + self._options.warmup
-                self.part.update(
-                    state=NOTHING, reason=f"{ended}; recording was to begin after {begin} (--wait, --warmup)"
-                )
+                begin, before = self._start + self._options.warmup, self.part.get("reason")
+                why = f"{ended}; recording was to begin after {begin} (--wait, --warmup)"
+                if before:  # held up by a profiler of the job, which no --wait changes
+                    why = f"{before}; {ended}, before the next try at {begin}"
+                self.part.update(state=NOTHING, reason=why)
             self._drop_source()
         if self._writer is not None:
             self._writer.join(self._options.max_seconds)

@@ -17,6 +17,7 @@ from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.reductions import gradient_rows
+from tracedoc.units import format_ms
 
 GLOO_HALF_BYTES = 256 * 2**10
 """Message size at which gloo between processes of one host reaches half of its rate (2 KiB took 0.25 ms,
@@ -78,6 +79,16 @@ def median_bucket_bytes(run: RunView) -> dict[str, Value]:
 def gradient_exposed_ms(run: RunView) -> dict[str, Value]:
     """Exposed time of the median step's gradient reductions, less known waiting for other ranks."""
     return run.by_rank(lambda digest, step: gradient_exposed(run, digest, step).total_ns / 1e6)
+
+
+@run_fact("exposed_beside_gradients", unit="text", scope="rank", needs=("host_ops", "collectives"))
+def exposed_beside_gradients(run: RunView) -> dict[str, Value]:
+    """The median step's exposed collectives that reduce no gradients, by kind, with their exposed time.
+
+    Less known waiting for other ranks; the three kinds that take longest, "none" where there is none. In DDP
+    these are buffers, metrics and barriers; parameters are gathered by sharded strategies.
+    """
+    return run.by_rank(lambda digest, step: _beside_gradients(run, digest, step))
 
 
 @run_fact("suggested_bucket_bytes", unit="bytes", scope="rank", needs=("host_ops", "collectives"))
@@ -155,6 +166,21 @@ def gradient_exposed(run: RunView, digest: RankDigest, step: StepDigest) -> Span
     turn = run.arrivals[digest.rank].turn_ns(digest.collectives)
     spans = Spans.of(turn[rows], digest.collectives.end_ns[rows])
     return (spans & digest.exposed_comm).clip(step.start_ns, step.end_ns)
+
+
+def _beside_gradients(run: RunView, digest: RankDigest, step: StepDigest) -> str:
+    table = digest.collectives
+    inside = table.in_window(step.start_ns, step.end_ns) & ~digest.gradients
+    turn = run.arrivals[digest.rank].turn_ns(table)
+    exposed = digest.exposed_comm.clip(step.start_ns, step.end_ns)
+    found = []
+    for op in sorted({kind.op for kind in table.kinds}):
+        rows = np.flatnonzero(inside & table.is_op(op))
+        total_ns = (Spans.of(turn[rows], table.end_ns[rows]) & exposed).total_ns
+        if total_ns > 0:
+            word = op.replace("_", "-") or "other collective"
+            found.append((-total_ns, f"{rows.size} {word if rows.size == 1 else word + 's'}"))
+    return ", ".join(f"{format_ms(-total / 1e6)} in {words}" for total, words in sorted(found)[:3]) or "none"
 
 
 def _rows(digest: RankDigest, step: StepDigest) -> npt.NDArray[np.intp]:

@@ -47,7 +47,8 @@ class LateRank(msgspec.Struct, frozen=True, eq=False):
     it: the union of its waits in operations whose chain of blame ends at this rank. ``operations`` are those
     (indices of the matching) to which it came last itself. ``excess_us[s, c]`` is what it did before them
     beyond the median of its peers, by :data:`CAUSES`; ``more_kernels`` the ratio of kernels that it started
-    (1 where its whole steps have no more of them), ``away_phase`` where in the step its host was longest away.
+    (1 where its whole steps have no more of them), ``away_phase`` where in the step its host was
+    longest away.
     """
 
     rank: int
@@ -224,7 +225,9 @@ def _what_it_did(
         excess[step] += own[0] - np.median([us for us, _ in others], axis=0).astype(np.int64)
         kernels += own[1]
         peer_kernels += int(np.median([count for _, count in others]))
-    if not peer_kernels or _more_in_whole_steps(run, position, members) < REAL_SHARE * (kernels - peer_kernels):
+    if not peer_kernels or _more_in_whole_steps(run, position, members) < REAL_SHARE * (
+        kernels - peer_kernels
+    ):
         return excess, 1.0, phase
     return excess, kernels / peer_kernels, phase
 

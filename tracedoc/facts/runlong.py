@@ -280,7 +280,7 @@ def step_outlier_period(run: RunView) -> Value:
 
 
 def _candidates(numbers: Ints) -> list[int]:
-    """Return the distances from 2 on between outliers and their next three, the shortest of the usual first."""
+    """Return the usual distances between outliers and the next three, from 2 on, the shortest first."""
     gaps = np.concatenate([numbers[lag:] - numbers[:-lag] for lag in (1, 2, 3)])
     values, counts = np.unique(gaps[gaps > 1], return_counts=True)
     usual = values[np.argsort(-counts, kind="stable")[:MAX_PERIODS]]

@@ -1,0 +1,60 @@
+"""Hold that the first fix of a finding is one for what was seen, where several causes look alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tracedoc
+from tracedoc.diagnosis import Finding
+from tracedoc.testing import parse_lanes
+
+
+def finding(folder: Path, rule: str, lanes: str, ranks: int = 2) -> Finding:
+    """Return what a rule finds in five steps of these lanes."""
+    for builder in parse_lanes(lanes, ranks=ranks):
+        builder.write(folder / f"rank-{builder.rank}.json")
+    found = tracedoc.diagnose([folder], tracedoc.Options(jobs=1)).findings
+    return next(one for one in found if one.rule_id == rule)
+
+
+def test_exposed_gradients_are_told_to_hide(tmp_path: Path) -> None:
+    """30 ms of gradients after the backward pass, 10 ms of a broadcast before the forward pass."""
+    lanes = """
+        host       10-20  name=DistributedDataParallel.forward
+        broadcast  0-10   4MiB
+        backward   30-60
+        compute    10-70
+        allreduce  70-100 256MiB
+    """
+    first = finding(tmp_path, "exposed-communication", lanes).fixes[0]
+    assert first.title.startswith("Reduce while the backward pass still runs")
+
+
+def test_exposed_collectives_beside_the_gradients_are_told_to_go(tmp_path: Path) -> None:
+    """5 ms of gradients; 20 ms of a broadcast before the forward pass, 10 ms of all-gathers at the end."""
+    lanes = """
+        host       20-30  name=DistributedDataParallel.forward
+        broadcast  0-20   4MiB
+        backward   40-80
+        compute    20-85
+        allreduce  85-90  256MiB
+        allgather  90-100 1KiB x5
+    """
+    found = finding(tmp_path, "exposed-communication", lanes)
+    assert found.fixes[0].title == "Take what moves no gradients off the step"
+    assert "20 ms in 1 broadcast, 10 ms in 5 all-gathers" in found.fixes[0].change
+    assert not any("bf16_compress_hook" in fix.change for fix in found.fixes)
+
+
+def test_a_rank_that_runs_more_kernels_is_not_first_told_to_sort_its_samples(tmp_path: Path) -> None:
+    lanes = """
+        lead: 40
+        compute    0-70  x20
+        allreduce  70-100  64MiB
+        rank 2:
+          compute    0-95  x30
+          allreduce  95-100  64MiB
+    """
+    first, second, *_ = finding(tmp_path, "straggler-rank", lanes, ranks=4).fixes
+    assert first.title == "Take off what only this rank runs"
+    assert second.title == "Give every rank the same work"
