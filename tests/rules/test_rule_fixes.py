@@ -46,6 +46,20 @@ def test_exposed_collectives_beside_the_gradients_are_told_to_go(tmp_path: Path)
     assert not any("bf16_compress_hook" in fix.change for fix in found.fixes)
 
 
+def test_what_sharded_layers_exchange_is_not_told_to_go(tmp_path: Path) -> None:
+    """30 ms of all-to-alls belong to the model, 5 ms are gradients."""
+    lanes = """
+        host       20-30  name=DistributedDataParallel.forward
+        alltoall   0-30   4MiB x3
+        backward   40-80
+        compute    30-95
+        allreduce  95-100 256MiB
+    """
+    titles = [fix.title for fix in finding(tmp_path, "exposed-communication", lanes).fixes]
+    assert "Take what moves no gradients off the step" not in titles
+    assert not any(title.startswith("Reduce while the backward pass") for title in titles)
+
+
 def test_a_rank_that_runs_more_kernels_is_not_first_told_to_sort_its_samples(tmp_path: Path) -> None:
     lanes = """
         lead: 40

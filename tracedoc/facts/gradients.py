@@ -29,6 +29,9 @@ GOOD_SIZE = 12.0
 FEWEST_BUCKETS = 3
 """With fewer buckets there is nothing left to reduce beside the rest of the backward pass."""
 
+MODEL_OPS = frozenset({"all_to_all", "reduce_scatter", "send", "recv", "send_recv", ""})
+"""What layers that are split over ranks exchange; and what carries no name."""
+
 NO_GRADIENTS = Unknown("no gradient reduction was seen in the step")
 
 
@@ -83,12 +86,36 @@ def gradient_exposed_ms(run: RunView) -> dict[str, Value]:
 
 @run_fact("exposed_beside_gradients", unit="text", scope="rank", needs=("host_ops", "collectives"))
 def exposed_beside_gradients(run: RunView) -> dict[str, Value]:
-    """The median step's exposed collectives that reduce no gradients, by kind, with their exposed time.
+    """The collectives that :func:`beside_gradients_ms` counts, by kind, with their exposed time.
 
-    Less known waiting for other ranks; the three kinds that take longest, "none" where there is none. In DDP
-    these are buffers, metrics and barriers; parameters are gathered by sharded strategies.
+    The three kinds that take longest, "none" where there is none.
     """
-    return run.by_rank(lambda digest, step: _beside_gradients(run, digest, step))
+
+    def told(digest: RankDigest, step: StepDigest) -> str:
+        found = []
+        for op in sorted({kind.op for kind in digest.collectives.kinds} - MODEL_OPS):
+            rows, spans = _beside_gradients(run, digest, step, {op})
+            if total_ns := spans.total_ns:
+                word = op.replace("_", "-")
+                found.append((-total_ns, f"{rows.size} {word if rows.size == 1 else word + 's'}"))
+        return ", ".join(f"{format_ms(-ns / 1e6)} in {words}" for ns, words in sorted(found)[:3]) or "none"
+
+    return run.by_rank(told)
+
+
+@run_fact("beside_gradients_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
+def beside_gradients_ms(run: RunView) -> dict[str, Value]:
+    """Exposed time of the median step's collectives that reduce no gradients, less known waiting.
+
+    In DDP these are buffers, metrics and barriers. What layers exchange as part of the model is not counted:
+    all-to-alls, sends and receives, and reduce-scatters.
+    """
+
+    def beside(digest: RankDigest, step: StepDigest) -> float:
+        ops = {kind.op for kind in digest.collectives.kinds} - MODEL_OPS
+        return _beside_gradients(run, digest, step, ops)[1].total_ns / 1e6
+
+    return run.by_rank(beside)
 
 
 @run_fact("suggested_bucket_bytes", unit="bytes", scope="rank", needs=("host_ops", "collectives"))
@@ -168,19 +195,15 @@ def gradient_exposed(run: RunView, digest: RankDigest, step: StepDigest) -> Span
     return (spans & digest.exposed_comm).clip(step.start_ns, step.end_ns)
 
 
-def _beside_gradients(run: RunView, digest: RankDigest, step: StepDigest) -> str:
+def _beside_gradients(
+    run: RunView, digest: RankDigest, step: StepDigest, ops: set[str]
+) -> tuple[npt.NDArray[np.intp], Spans]:
+    """Return the step's collectives of these kinds that reduce no gradients, and their exposed time."""
     table = digest.collectives
-    inside = table.in_window(step.start_ns, step.end_ns) & ~digest.gradients
+    rows = np.flatnonzero(table.is_op(*ops) & table.in_window(step.start_ns, step.end_ns) & ~digest.gradients)
     turn = run.arrivals[digest.rank].turn_ns(table)
-    exposed = digest.exposed_comm.clip(step.start_ns, step.end_ns)
-    found = []
-    for op in sorted({kind.op for kind in table.kinds}):
-        rows = np.flatnonzero(inside & table.is_op(op))
-        total_ns = (Spans.of(turn[rows], table.end_ns[rows]) & exposed).total_ns
-        if total_ns > 0:
-            word = op.replace("_", "-") or "other collective"
-            found.append((-total_ns, f"{rows.size} {word if rows.size == 1 else word + 's'}"))
-    return ", ".join(f"{format_ms(-total / 1e6)} in {words}" for total, words in sorted(found)[:3]) or "none"
+    spans = Spans.of(turn[rows], table.end_ns[rows])
+    return rows, (spans & digest.exposed_comm).clip(step.start_ns, step.end_ns)
 
 
 def _rows(digest: RankDigest, step: StepDigest) -> npt.NDArray[np.intp]:
