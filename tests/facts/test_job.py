@@ -55,6 +55,23 @@ def test_settings_are_facts(tmp_path: Path) -> None:
     assert facts["nccl_transports"].value == "P2P/CUMEM x48, NET/Socket x4"
 
 
+@pytest.mark.parametrize(
+    ("host", "workers"),
+    [
+        ({"cpus": 64, "cpus_allowed": 16, "affinity": "0-15"}, 7),  # two ranks share sixteen cores
+        ({"cpus": 64, "cpus_allowed": 64, "affinity": "0-63"}, 8),
+        ({"cpus": 64, "cpus_allowed": 64, "affinity": "0-63", "cgroup_cpus": 9.5}, 3),
+        ({"cpus": 2, "cpus_allowed": 2, "affinity": "0-1"}, 1),
+        ({}, 8),
+    ],
+)
+def test_a_rank_is_told_as_many_loader_workers_as_it_has_cores(
+    tmp_path: Path, host: dict[str, Any], workers: int
+) -> None:
+    facts = diagnose(tmp_path, {"environment": {"host": host}}).facts
+    assert facts["suggested_loader_workers"].value == workers
+
+
 def test_a_job_that_stays_slower_is_a_limit(tmp_path: Path) -> None:
     step_ms = {"before": {"median_ms": 100, "steps": 10}, "after": {"median_ms": 110, "steps": 10}}
     (limit,) = [one for one in diagnose(tmp_path, {"step_ms": step_ms}).limits if "slower" in one.code]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from tracedoc.facts.catalog import Unknown, Value, rank_fact
+from collections import Counter
+
+from tracedoc.facts.catalog import Unknown, Value, rank_fact, run_fact
 from tracedoc.facts.step import NO_STEP, judged_host_step
+from tracedoc.facts.view import RunView
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.trace import vocabulary
 from tracedoc.trace.distinct import distinct
@@ -13,6 +16,9 @@ LOADERS = {
     "workers": "worker processes",
     "pipe": "a data pipe",
 }
+
+MOST_WORKERS = 8
+"""So many workers of a rank are suggested at most, and where its cores are not known."""
 
 
 @rank_fact("loader_wait_ms", unit="ms", needs=("host_ops",))
@@ -49,3 +55,21 @@ def loader_kind(timeline: RankTimeline) -> Value:
         if kind in kinds:
             return words
     return Unknown(_NO_LOADER)
+
+
+@run_fact("suggested_loader_workers", unit="count", scope="rank")
+def suggested_loader_workers(run: RunView) -> dict[str, Value]:
+    """Workers for which a rank has cores: its share of those that it may use, less one for training itself.
+
+    Ranks of a host that name the same cores share them evenly. From 1 to 8; 8 without a manifest.
+    """
+    told = {one.rank: one for one in run.job.ranks} if run.job is not None else {}
+    sharing = Counter((one.host, one.affinity) for one in told.values())
+
+    def workers(rank: int) -> int:
+        one = told.get(rank)
+        if one is None or one.cores is None:
+            return MOST_WORKERS
+        return min(max(one.cores // sharing[one.host, one.affinity] - 1, 1), MOST_WORKERS)
+
+    return {str(digest.rank): workers(digest.rank) for digest in run.digests}

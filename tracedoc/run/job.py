@@ -60,7 +60,8 @@ class RankJob:
     without the profiler. ``frameworks`` are the wrappers in use, then the trainers around them;
     ``links`` are NCCL's channels by transport; ``throttled`` are shares of the captured time by reason,
     ``counters`` what the host's grew by in it; ``training_thread`` has ``steps`` of it, and for how many
-    microseconds of these the thread ``ran_us`` and, ready to run, ``waited_us`` for a core.
+    microseconds of these the thread ``ran_us`` and, ready to run, ``waited_us`` for a core; ``cores`` are
+    those it may use, fewer under a quota, and ``affinity`` names them, which ranks may share.
     """
 
     rank: int
@@ -81,6 +82,8 @@ class RankJob:
     throttled: Mapping[str, float] = field(default_factory=dict)
     counters: Mapping[str, int] = field(default_factory=dict)
     training_thread: Mapping[str, int] = field(default_factory=dict)
+    cores: int | None = None
+    affinity: str = ""
     json_bytes: int = 0
     source: str = ""
     log: StepLog | None = None
@@ -142,6 +145,8 @@ def _rank(entry: ManifestRank, folder: Path | None) -> RankJob | None:
         throttled=_values(_entry(_entry(window, "clocks"), "throttled_frac"), float),
         counters=_values(_entry(window, "counters"), int),
         training_thread=_values(_entry(window, "training_thread"), int),
+        cores=_cores(_entry(environment, "host")),
+        affinity=_value(_entry(environment, "host"), "affinity", str) or "",
         json_bytes=_value(part, "json_bytes", int) or 0,
         source=_beside(part, "source", folder),
         log=_log(part, folder),
@@ -169,6 +174,14 @@ def _memory(entry: Entry) -> Memory:
         peak_allocated=_value(entry, "peak_allocated_bytes", int),
         retries=_value(entry, "allocation_retries", int),
     )
+
+
+def _cores(host: Entry) -> int | None:
+    cores = _value(host, "cpus_allowed", int) or _value(host, "cpus", int)
+    quota = _value(host, "cgroup_cpus", float) or _value(host, "cgroup_cpus", int)
+    if cores is None or quota is None:
+        return cores
+    return max(min(cores, int(quota)), 1) if quota > 0 else cores
 
 
 def _loader(entries: Sequence[Entry]) -> Loader:
