@@ -174,3 +174,16 @@ def test_a_cpu_step_without_operators_for_most_of_it_says_so(tmp_path: Path, bus
         builder.write(tmp_path / f"rank-{builder.rank}.json")
     summary = diagnose([tmp_path]).summary
     assert ("For 60 ms of the step no operator runs: sleep, I/O, or Python of the script." in summary) is told
+
+
+def test_a_cpu_step_that_compiles_for_most_of_it_says_so(tmp_path: Path) -> None:
+    """70 ms of each 100 ms are compilation, with the operators that it traces; 20 ms are computed."""
+    lanes = "step: 100\nhost 0-70 name=dynamo\nhost 10-60 name=aten::mm\ncompute 75-95 x20"
+    for builder in parse_lanes(lanes, ranks=1, device=None):
+        builder.write(tmp_path / f"rank-{builder.rank}.json")
+    found = diagnose([tmp_path])
+    assert found.budget is not None
+    assert (found.budget.compute_ms, found.budget.idle_ms) == (20, 80)
+    assert found.summary.endswith(
+        "For 70 ms of the step code is compiled, which TORCH_LOGS=recompiles explains."
+    )

@@ -30,6 +30,13 @@ IDLE_WORDS = {
 _PROPER_NOUNS = ("Python",)
 """Titles that begin with one keep its capital in a sentence; "FSDP" and "PyTorch" show by themselves."""
 
+CPU_IDLE_WORDS = {
+    "unknown": "no operator runs: sleep, I/O, or Python of the script",
+    "compile": "code is compiled, which TORCH_LOGS=recompiles explains",
+    "gc": "Python collects garbage",
+}
+"""What the first line says of a CPU step that is mostly idle for a reason that no rule judges."""
+
 WAIT_WORTH_NAMING = 0.10
 """Waiting for peers is named from this share of the step on."""
 
@@ -37,7 +44,7 @@ WORTH_NAMING = 0.05
 """A finding that only low confidence makes a note is named from this share of the step."""
 
 IDLE_WORTH_NAMING = 0.50
-"""In a CPU trace time without any operator is named from this share of the step on."""
+"""In a CPU trace what the host does instead of running operators is named from this share of the step on."""
 
 LITTLE_EXPOSED = 0.10
 """With more exposed communication than this a run is not called compute-bound."""
@@ -165,7 +172,7 @@ def _healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo,
     exposed = _number(measurements, "exposed_comm_ms")
     waiting = _waiting(measurements, step)
     if measurements.is_cpu:
-        return f"{_on_cpu(noted)}{_without_operators(measurements, step)}{waiting}"
+        return f"{_on_cpu(noted)}{_idle_on_cpu(measurements, step)}{waiting}"
     if compute is None:
         return "How its time splits cannot be told from this capture."
     small = _largest_finding(noted)
@@ -206,14 +213,17 @@ def _on_cpu(noted: Sequence[Finding]) -> str:
     return f"A CPU trace, with nothing above a note: {_with_gain(first)}.{also}"
 
 
-def _without_operators(measurements: Measurements, step: float) -> str:
-    """Say how long no operator runs for no reason that the trace names, where that is most of a CPU step."""
+def _idle_on_cpu(measurements: Measurements, step: float) -> str:
+    """Say what the host does for most of a CPU step instead of running operators; "" where it runs them."""
     digest = measurements.run.standing_digest
     judged = digest.judged_step if digest is not None else None
-    idle = judged.idle_ns.get("unknown", 0) / 1e6 if judged is not None and judged.complete else 0.0
+    if judged is None or not judged.complete:
+        return ""
+    cause = max(CPU_IDLE_WORDS, key=lambda name: judged.idle_ns.get(name, 0))
+    idle = judged.idle_ns.get(cause, 0) / 1e6
     if idle < IDLE_WORTH_NAMING * step:
         return ""
-    return f" For {format_ms(idle)} of the step no operator runs: sleep, I/O, or Python of the script."
+    return f" For {format_ms(idle)} of the step {CPU_IDLE_WORDS[cause]}."
 
 
 def _with_gain(finding: Finding) -> str:

@@ -27,3 +27,25 @@ def test_an_operator_that_waits_for_a_collective_inside_does_not_compute_meanwhi
     assert (budget.step_ms, budget.compute_ms) == (100, 40)
     # 25-30 and 31-70: nothing computes while the collective runs.
     assert (budget.exposed_comm_ms, budget.comm_ms) == (44, 45)
+
+
+def test_operators_that_make_samples_or_are_traced_by_a_compiler_are_no_compute(tmp_path: Path) -> None:
+    """Of 100 ms the loader takes 40, with 35 of operators, compilation 20, with 15, and the model 30."""
+    builder = TraceBuilder(0, 1, device=None)
+    loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    for index in range(4):
+        start = 100.0 * index
+        builder.step(index, start, start + 100)
+        builder.host(loader, start, start + 40, category="user_annotation")
+        builder.host("aten::conv2d", start + 5, start + 40)
+        builder.host("compile_fx (dynamo_timed)", start + 40, start + 60)
+        builder.host("aten::mm", start + 45, start + 60)
+        builder.host("aten::addmm", start + 60, start + 80)
+        builder.backward(start + 85, start + 95)
+    builder.write(tmp_path / "rank-0.json")
+    found = diagnose([tmp_path], Options(jobs=1))
+    assert found.budget is not None
+    assert (found.budget.step_ms, found.budget.compute_ms) == (100, 30)
+    causes = found.budget.idle_causes_ms
+    assert (causes["input"], causes["compile"], causes["unknown"]) == (40, 20, 10)
+    assert [one.rule_id for one in found.findings] == ["input-stall"]

@@ -168,15 +168,22 @@ def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activ
     Compute is the union of the operators that work on the stepping threads: library operators
     (``aten::addmm``) as a whole, and every other operator that holds no operator. Nodes of the backward
     graph and wrappers only hold others, and the c10d operators enqueue or wait: a library operator that
-    waits for a collective inside (tensor parallelism) does not compute meanwhile. Communication is the
-    union of the ``gloo:*`` ranges on any thread.
+    waits for a collective inside (tensor parallelism) does not compute meanwhile. Neither do those with
+    which a data loader makes samples on the training thread, nor compilation with the operators that it
+    traces: on a GPU both leave the device idle. Communication is the union of the ``gloo:*`` ranges on any
+    thread.
     """
-    rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & is_among(trace.thread, stepping_threads))
+    stepping = is_among(trace.thread, stepping_threads)
+    rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & stepping)
     enqueues = np.array([_only_enqueues(name) for name in trace.names], dtype=bool)
+    prepares = np.array([_only_prepares(name) for name in trace.names], dtype=bool)
     library = np.array([_is_library_operator(name) for name in trace.names], dtype=bool)
     working = union(leaf_rows(trace, rows), rows[library[trace.name[rows]]])
-    working = working[~enqueues[trace.name[working]]]
+    working = working[~(enqueues | prepares)[trace.name[working]]]
     waiting = rows[enqueues[trace.name[rows]]]
+    if prepares.any():
+        ranges = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION) & stepping & prepares[trace.name]
+        waiting = union(waiting, np.flatnonzero(ranges))
     gloo = gloo_rows(trace)
     starts, ends = trace.ts_ns, trace.end_ns
     compute = Spans.empty()
@@ -215,6 +222,10 @@ def _is_library_operator(name: str) -> bool:
     """Tell whether an operator came through the dispatcher (``namespace::name``) and is no wrapper."""
     namespace, separator, _ = name.partition("::")
     return bool(separator) and namespace.isidentifier() and namespace not in WRAPPER_NAMESPACES
+
+
+def _only_prepares(name: str) -> bool:
+    return vocabulary.data_loader(name) is not None or vocabulary.is_compile_range(name)
 
 
 def _only_enqueues(name: str) -> bool:

@@ -344,7 +344,7 @@ _OLD_BACKWARD = re.compile(
     r"\w*Backward\d*$|torch::autograd::(?:AccumulateGrad|CopyBackwards|CopySlices|GraphRoot)$"
 )
 _COMPILE = re.compile(
-    r".*\(dynamo_timed\)$|_compile\.compile_inner|compile_fx|entire_frame_compile|backend_compile"
+    r".*\(dynamo_timed\)$|_compile\.compile_inner|compile_fx|entire_frame_compile|backend_compile|dynamo$"
 )
 _GC = re.compile(r"Python GC|gc\.collect|Garbage [Cc]ollect|gc:")
 
