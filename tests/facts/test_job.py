@@ -157,6 +157,16 @@ def test_the_longest_pause_is_told_by_rank(tmp_path: Path) -> None:
     assert facts["gc_cost_ms"].value == pytest.approx(60 / 36)
 
 
+def test_the_longest_pause_told_is_that_of_any_rank(tmp_path: Path) -> None:
+    """Rank 1 alone collects, for 60 ms in every step from the sixth on; both steps take 160 ms then."""
+    diagnose(tmp_path, {}, "100 x5 160 x30")
+    (tmp_path / "rank-1.steps").write_bytes(draw_log("100 x5 160 x30 gc 60", rank=1))
+    found = tracedoc.diagnose([tmp_path], tracedoc.Options(jobs=1))
+    assert found.facts["worst_gc_pause_ms"].value == 60
+    (finding,) = [one for one in found.findings if one.rule_id == "gc-pauses"]
+    assert "the longest held a rank up for 60 ms" in finding.message
+
+
 def test_steps_that_the_capture_touches_do_not_count() -> None:
     """Steps of 1 s, a window from 10.5 to 12.5 s, and 18 MB to write: 0.9 s after 2 s of quiet, to 15.4 s."""
     began, second = 1_700_000_000 * 10**9, 10**9

@@ -159,6 +159,14 @@ def longest_gc_pause_ms(run: RunView) -> dict[str, Value]:
     return by_rank(run, lambda told: _of(run, told, lambda steps: float(steps.paused_ns.max()) / 1e6))
 
 
+@run_fact("worst_gc_pause_ms", unit="ms")
+def worst_gc_pause_ms(run: RunView) -> Value:
+    """The largest of :func:`longest_gc_pause_ms`: whichever rank collects, the others wait."""
+    known = [value for value in longest_gc_pause_ms(run).values() if isinstance(value, float)]
+    ranks = _logged(run)
+    return ranks if isinstance(ranks, Unknown) else max(known, default=0.0)
+
+
 def _of(run: RunView, told: RankJob, measure: Callable[[Steps], Value]) -> Value:
     steps = counted_steps(told, _touched_on_any_rank(run))
     return steps if isinstance(steps, Unknown) else measure(steps)
