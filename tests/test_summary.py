@@ -187,3 +187,31 @@ def test_a_cpu_step_that_compiles_for_most_of_it_says_so(tmp_path: Path) -> None
     assert found.summary.endswith(
         "For 70 ms of the step code is compiled, which TORCH_LOGS=recompiles explains."
     )
+
+
+PIPELINE = """
+    step: 100
+    lead: 10
+    compute    0-15 80-100  x10
+    send       15-16  16MiB  peer=1
+    recv       16-80  16MiB  peer=1
+    rank 1:
+      compute    16-79 80-100  x10
+      recv       0-16   16MiB  peer=0
+      send       79-80  16MiB  peer=0
+"""
+
+
+@pytest.mark.parametrize("device", ["NVIDIA H100 80GB HBM3", None])
+def test_waiting_in_a_pipeline_is_named(tmp_path: Path, device: str | None) -> None:
+    """Rank 0 computes 35 ms of 100 and waits 63 ms, from 16 to 79, until the second stage sends."""
+    for builder in parse_lanes(PIPELINE, ranks=2, device=device):
+        builder.write(tmp_path / f"rank-{builder.rank}.json")
+    summary = diagnose([tmp_path]).summary
+    if device is None:
+        assert "Rank 0 waits 63 ms a step in the pipeline." in summary
+    else:
+        assert (
+            "Compute fills 35 % of the step; of the rest, waiting in the pipeline takes most (63 ms)"
+            in summary
+        )

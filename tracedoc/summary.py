@@ -172,7 +172,9 @@ def _healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo,
     exposed = _number(measurements, "exposed_comm_ms")
     waiting = _waiting(measurements, step)
     if measurements.is_cpu:
-        return f"{_on_cpu(noted)}{_idle_on_cpu(measurements, step)}{waiting}"
+        return (
+            f"{_on_cpu(noted)}{_idle_on_cpu(measurements, step)}{_in_pipeline(measurements, step)}{waiting}"
+        )
     if compute is None:
         return "How its time splits cannot be told from this capture."
     small = _largest_finding(noted)
@@ -240,6 +242,7 @@ def _largest_rest(measurements: Measurements) -> tuple[str, float]:
     split = measurements.run.splits[digest.rank, step.index]
     parts = {f"idle time ({IDLE_WORDS[cause]})": ns for cause, ns in step.idle_ns.items()}
     parts["waiting for peers"] = split.wait_ns
+    parts["waiting in the pipeline"] = split.pipeline_wait_ns
     parts["communication with no compute beside it"] = split.transfer_ns + split.unsplit_ns
     parts["copies with no compute beside them"] = step.budget.exposed_copy_ns
     what = max(parts, key=lambda name: parts[name])
@@ -260,6 +263,19 @@ def _waiting(measurements: Measurements, step: float) -> str:
     if late is None:
         return ""
     return f" Rank {longest} waits for peers {format_ms(waits[longest])} a step, most of it for rank {late}."
+
+
+def _in_pipeline(measurements: Measurements, step: float) -> str:
+    """Say how long the rank that waits longest for its pipeline neighbours does; "" where that is little."""
+    waits = {
+        rank: float(value)
+        for rank, value in measurements.facts["pipeline_wait_ms"].values.items()
+        if isinstance(value, (int, float))
+    }
+    longest = max(waits, key=lambda rank: waits[rank], default="")
+    if not longest or waits[longest] < WAIT_WORTH_NAMING * step:
+        return ""
+    return f" Rank {longest} waits {format_ms(waits[longest])} a step in the pipeline."
 
 
 def why_nothing(limits: Sequence[Limit]) -> str:
