@@ -260,7 +260,8 @@ def _cpu_steps(complete: list[dict[str, Any]]) -> list[Window] | None:
     """Return the steps of a CPU run, each up to the next one's start.
 
     Compute is the leaf operators and the whole of the library operators (``aten::mm``) on the stepping
-    threads, less the c10d operators inside them, which wait; communication is the ``gloo:*`` ranges.
+    threads, less the c10d operators inside them, which wait, and less what lies in the ranges of a data
+    loader or of compilation; communication is the ``gloo:*`` ranges.
     """
     steps = host_steps(complete)
     if not steps:
@@ -274,10 +275,13 @@ def _cpu_steps(complete: list[dict[str, Any]]) -> list[Window] | None:
             event for event in complete if _category(event) == "cpu_op" and str(event.get("tid")) == thread
         ]
         whole = [(_start(op), _end(op), name) for op in ops if _of_a_library(name := str(op.get("name", "")))]
+        here = [
+            event
+            for event in complete
+            if _category(event) in ("cpu_op", "user_annotation") and str(event.get("tid")) == thread
+        ]
         waits = sorted(
-            (_start(op), _end(op))
-            for op in ops
-            if str(op.get("name", "")).startswith(("c10d::", "_c10d_functional"))
+            (_start(event), _end(event)) for event in here if _is_no_work(str(event.get("name", "")))
         )
         for begin, end, name in _leaves(ops) + whole:
             if not name.startswith(("c10d::", "_c10d_functional")):
@@ -291,6 +295,17 @@ def _cpu_steps(complete: list[dict[str, Any]]) -> list[Window] | None:
         Window(index, start, until, end + UNFINISHED_NS < last_ns, split(intervals, start, until))
         for (index, start, end), until in zip(steps, [*next_starts, steps[-1][2]], strict=True)
     ]
+
+
+def _is_no_work(name: str) -> bool:
+    begins = (
+        "c10d::",
+        "_c10d_functional",
+        "enumerate(Data",
+        "_compile.compile_inner",
+        "entire_frame_compile",
+    )
+    return name.startswith(begins) or name.endswith("(dynamo_timed)") or name == "dynamo"
 
 
 def _outside(begin: int, end: int, holes: list[tuple[int, int]]) -> list[tuple[int, int]]:
