@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -9,14 +10,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing import connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import tracedoc.executors
 import tracedoc.pipeline
 from tracedoc.diagnosis import Diagnosis, to_json
 from tracedoc.errors import InputError
-from tracedoc.executors import Lost, OnBytes, run_each
+from tracedoc.executors import Lost, OnBytes, _start_method, run_each
 from tracedoc.pipeline import Options, ProgressEvent, diagnose
 
 RUN = "synthetic_ddp_tiny_batch"
@@ -29,11 +33,21 @@ def length(path: str, on_bytes: OnBytes | None) -> int:
         os.kill(os.getpid(), signal.SIGKILL)
     if path.startswith("hungry"):
         raise MemoryError
+    if path.startswith("cut off"):
+        connection.Connection._send = write_half  # type: ignore[attr-defined]
+    if path.startswith("buggy"):
+        raise ZeroDivisionError("a bug")
     if path.startswith("damaged"):
         raise InputError("damaged is damaged")
     if on_bytes is not None:
         on_bytes(len(path))
     return len(path)
+
+
+def write_half(self: Any, data: bytes, *_: Any) -> None:
+    """Stands for the end of a worker in the middle of what it says."""
+    os.write(self.fileno(), bytes(data)[: len(data) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def in_order(path: str, on_bytes: OnBytes | None) -> float:
@@ -113,6 +127,18 @@ def test_a_killed_worker_costs_its_own_path_only():
     }
     assert isinstance(found["killed"], Lost)
     assert isinstance(found["killed too"], Lost)
+
+
+def test_a_worker_that_is_killed_while_it_answers_keeps_nobody_waiting():
+    found = dict(run_each(length, {"cut off": 3, "a": 2, "bb": 1}, jobs=2))
+    assert isinstance(found.pop("cut off"), Lost)
+    assert found == {"a": 1, "bb": 2}
+
+
+def test_a_bug_in_a_worker_is_raised_and_says_where_it_was():
+    with pytest.raises(ZeroDivisionError, match="a bug") as caught:
+        list(run_each(length, {"buggy": 3, "a": 2}, jobs=2))
+    assert "in length" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -309,6 +335,33 @@ def test_workers_are_forked_where_no_other_thread_can_hold_a_lock(
 ):
     found = kinds_of_workers(beside, ["a", "b", "c"], tmp_path, repository)
     assert found == {"a": kind, "b": kind, "c": kind}
+
+
+def test_where_the_system_does_not_tell_its_threads_nothing_is_forked(monkeypatch: pytest.MonkeyPatch):
+    def refuse(path: str) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert _start_method() != "fork"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_where_no_process_may_be_started_this_one_reads(monkeypatch: pytest.MonkeyPatch):
+    def refuse() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(tracedoc.executors, "_start_method", lambda: "fork")
+    monkeypatch.setattr(os, "fork", refuse)
+    assert dict(run_each(length, {"abc": 3, "de": 2}, jobs=2)) == {"abc": 3, "de": 2}
+
+
+def test_a_worker_of_a_pool_of_the_caller_reads_itself():
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(lengths, (["abc", "de"],)) == {"abc": 3, "de": 2}
+
+
+def lengths(paths: list[str]) -> dict[str, Any]:
+    return dict(run_each(length, dict.fromkeys(paths, 1), jobs=2))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")

@@ -9,18 +9,20 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, MutableSequence, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
 from tracedoc.errors import InputError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor, Future, ProcessPoolExecutor
+    from concurrent.futures import Executor, Future
+    from multiprocessing.process import BaseProcess
 
 Result = TypeVar("Result")
 OnBytes = Callable[[int], None]
@@ -33,7 +35,6 @@ SMALL_BYTES = 4 << 20
 starting workers takes up to 0.3 s, in which one process reads more than this."""
 
 _PRELOAD = ["tracedoc.worker"]
-_POLL_S = 0.1
 _CONNECT_S = 10
 _KILL_S = 0.2
 _WINDOWS_MAX_WORKERS = 61
@@ -69,7 +70,7 @@ def run_each(
     workers = _workers_for(sizes, jobs)
     if workers <= 1:
         return _here(work, paths, on_bytes)
-    return _in_pools(work, paths, workers, on_bytes)
+    return _in_processes(work, paths, workers, on_bytes)
 
 
 def _workers_for(sizes: Mapping[str, int], jobs: int | None) -> int:
@@ -78,7 +79,8 @@ def _workers_for(sizes: Mapping[str, int], jobs: int | None) -> int:
     # Workers have no standard input.
     if small or "-" in sizes:
         return 1
-    return min(jobs or usable_cores(), len(sizes))
+    most = _WINDOWS_MAX_WORKERS if sys.platform == "win32" else len(sizes)
+    return min(jobs or usable_cores(), len(sizes), most)
 
 
 def usable_cores() -> int:
@@ -110,62 +112,116 @@ def _here(work: Work[Result], paths: Sequence[str], on_bytes: OnBytes | None) ->
         yield path, result
 
 
-# In a pool of processes.
+# In processes of this machine.
 
 
-def _in_pools(
+def _in_processes(
     work: Work[Result], paths: Sequence[str], workers: int, on_bytes: OnBytes | None
 ) -> Outcomes[Result]:
-    """Yield what a pool of processes makes of each path.
+    """Yield what processes make of each path.
 
-    A worker that is killed breaks its whole pool, and which one it was is not told: what was being read at
-    that time is read again at the end, each alone, where it has the memory to itself.
+    What a worker was lost with is read again at the end, each alone, where it has the memory to itself.
+    """
+    told = _sum_of_all(on_bytes) if on_bytes is not None else None
+    suspects = []
+    with closing(_by_team(work, paths, workers, told)) as outcomes:
+        for path, outcome in outcomes:
+            if isinstance(outcome, Lost):
+                suspects.append(path)
+            else:
+                yield path, outcome
+    for path in suspects:
+        with closing(_by_team(work, [path], 1, told)) as outcomes:
+            yield from outcomes
+
+
+def _sum_of_all(on_bytes: OnBytes) -> Callable[[str, int], None]:
+    """Return what is told the bytes of each path so far, and tells those of all."""
+    done: dict[str, int] = {}
+
+    def told(path: str, count: int) -> None:
+        done[path] = count
+        on_bytes(sum(done.values()))
+
+    return told
+
+
+class _Member(msgspec.Struct):
+    """A worker, and what it is at."""
+
+    process: BaseProcess
+    path: str
+
+
+def _by_team(
+    work: Work[Result], paths: Sequence[str], workers: int, told: Callable[[str, int], None] | None
+) -> Outcomes[Result]:
+    """Yield what some processes make of each path; :class:`Lost` for one whose process ended over it.
+
+    Each has a connection of its own, which ends where the process ends: whatever moment it is killed at,
+    nothing waits for the rest of what it was saying, and only its own path is lost.
     """
     import multiprocessing
-    from concurrent.futures import wait
-    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing.connection import wait
 
-    # One slot a path and one writer a slot: no lock that a killed worker could leave taken.
-    counts = multiprocessing.RawArray("q", len(paths))
-    slots = {path: slot for slot, path in enumerate(paths)}
-    suspects: list[str] = []
+    # Workers of multiprocessing.Pool may start none.
+    may_start = not multiprocessing.current_process().daemon
+    waiting, team = deque(paths), dict[Any, _Member]()
+    try:
+        while waiting or team:
+            while may_start and waiting and len(team) < workers:
+                may_start = _start_worker(work, waiting, team, told is not None)
+            if not team:
+                yield from _here(work, tuple(waiting), None)
+                return
+            for connection in cast("list[Any]", wait(team)):
+                member = team[connection]
+                path = member.path
+                try:
+                    said = connection.recv()
+                except (EOFError, OSError):
+                    _end(connection, team)
+                    yield path, Lost("the process that read it was killed or ran out of memory")
+                    continue
+                if isinstance(said, int):
+                    if told is not None:
+                        told(path, said)
+                    continue
+                if waiting:
+                    member.path = waiting.popleft()
+                    with suppress(OSError):  # that it has ended meanwhile shows when it is listened to
+                        connection.send(member.path)
+                else:
+                    _end(connection, team)
+                yield path, _outcome(*said)
+    finally:
+        # Before anything is waited for: a worker that is at something could take long.
+        for member in team.values():
+            member.process.kill()
+        for connection in tuple(team):
+            _end(connection, team)
 
-    def one_pool(waiting: deque[str], size: int) -> Outcomes[Result]:
-        method = _start_method()
-        with _pool(size, method, counts) as pool:
-            running: dict[Future[Result], str] = {}
-            broken = False
-            while running or (waiting and not broken):
-                while waiting and not broken and len(running) < size:
-                    try:
-                        with _starting(method):
-                            future = pool.submit(_in_worker, work, slots[waiting[0]], waiting[0])
-                    except BrokenProcessPool:
-                        broken = True
-                    else:
-                        running[future] = waiting.popleft()
-                done, _ = wait(
-                    running, timeout=_POLL_S if on_bytes is not None else None, return_when="FIRST_COMPLETED"
-                )
-                if on_bytes is not None:
-                    on_bytes(sum(counts))
-                for future in done:
-                    path, error = running.pop(future), future.exception()
-                    if isinstance(error, (BrokenProcessPool, MemoryError)):
-                        broken = broken or isinstance(error, BrokenProcessPool)
-                        suspects.append(path)
-                    else:
-                        outcome: Result | InputError = _result(future)
-                        yield path, outcome
 
-    waiting = deque(paths)
-    while waiting:
-        yield from one_pool(waiting, workers)
-    for path in tuple(suspects):
-        suspects.clear()
-        yield from one_pool(deque([path]), 1)
-        if suspects:
-            yield path, Lost("the process that read it was killed or ran out of memory")
+def _end(connection: Any, team: dict[Any, _Member]) -> None:
+    """End a worker that has nothing more to do, or nobody to do it for."""
+    process = team[connection].process
+    process.kill()
+    process.join()
+    del team[connection]
+    connection.close()
+
+
+def _outcome(result: Any, error: Exception | None, raised: str) -> Any:
+    """Return the result of work, or how it failed; raise what is a bug."""
+    if error is None:
+        return result
+    if isinstance(error, MemoryError):
+        return Lost("there was not enough memory to read it")
+    return _user_error(error, InWorker(raised) if raised else None)
+
+
+class InWorker(Exception):  # noqa: N818 - no failure of its own: it is shown as the cause of one
+    """Tells where in a worker an exception was raised, as the text of its traceback."""
 
 
 def _start_method() -> str:
@@ -176,60 +232,77 @@ def _start_method() -> str:
     """
     import multiprocessing
 
-    if sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1:
+    if sys.platform == "linux" and _native_threads() == 1:
         return "fork"
     return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 
 
-@contextmanager
-def _pool(workers: int, method: str, counts: MutableSequence[int]) -> Iterator[ProcessPoolExecutor]:
-    if sys.platform == "win32":
-        workers = min(workers, _WINDOWS_MAX_WORKERS)
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
+def _native_threads() -> int | None:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:  # not every sandbox shows it
+        return None
 
+
+def _start_worker(work: Work[Result], waiting: deque[str], team: dict[Any, _Member], told: bool) -> bool:
+    """Start a worker with the next path; return false where the system allows no further process.
+
+    A worker that is not forked would import the caller's script, which may call us again at its top level;
+    and an interrupt as a worker begins is not for it.
+    """
+    import multiprocessing
+
+    method = _start_method()
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload(_PRELOAD)
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(counts,))
-    try:
-        yield pool
-    except BaseException:
-        # Python would wait for what is running, also at its own exit.
-        for process in list((pool._processes or {}).values()):
-            process.kill()
-        pool.shutdown(cancel_futures=True)
-        raise
-    pool.shutdown()
+        # It unblocks interrupts when it starts.
+        from multiprocessing import resource_tracker
 
-
-@contextmanager
-def _starting(method: str) -> Iterator[None]:
-    """Keep new workers from what is not for them: the caller's script, and an interrupt as they begin.
-
-    A worker that is not forked imports the script, which may call us again at its top level.
-    """
+        resource_tracker.ensure_running()
     main = sys.modules["__main__"]
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if sys.platform != "win32" else None
     if method != "fork":
         sys.modules["__main__"] = ModuleType("__main__")
     try:
-        yield
+        ours, its = context.Pipe()
+        with closing(its):
+            process = context.Process(target=_serve, args=(its, work, told), daemon=True)
+            process.start()
+        team[ours] = _Member(process, waiting.popleft())
+        with suppress(OSError):
+            ours.send(team[ours].path)
+    except (OSError, EOFError):
+        return False
     finally:
         sys.modules["__main__"] = main
         if blocked is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return True
 
 
-_counts: MutableSequence[int] = []
-
-
-def _begin_worker(counts: MutableSequence[int]) -> None:
-    global _counts
-    _counts = counts
+def _serve(connection: Any, work: Work[Result], told: bool) -> None:
+    """Do what the parent asks for, one path after the other, until it ends this process."""
     # Ctrl-C reaches the whole process group; the parent ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(RuntimeError):  # the system may allow no further thread
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+    count = 0
+
+    def add(more: int) -> None:
+        nonlocal count
+        count += more
+        connection.send(count)
+
+    with suppress(EOFError, OSError):  # the parent has gone
+        while True:
+            path = connection.recv()
+            count = 0
+            try:
+                said: tuple[Any, Exception | None, str] = work(path, add if told else None), None, ""
+            except Exception as error:  # the parent tells the user's mistakes from ours
+                said = None, error, traceback.format_exc()
+            connection.send(said)
 
 
 def _end_with_parent() -> None:
@@ -239,15 +312,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _in_worker(work: Work[Result], slot: int, path: str) -> Result:
-    _counts[slot] = 0
-
-    def add(count: int) -> None:
-        _counts[slot] += count
-
-    return work(path, add)
 
 
 # On workers that something else has started.
@@ -301,6 +365,11 @@ def _on_workers(
 
 def _result(future: Future[Result]) -> Result | InputError:
     error = future.exception()
+    return future.result() if error is None else _user_error(error, error.__cause__)
+
+
+def _user_error(error: BaseException, cause: BaseException | None) -> InputError:
+    """Return what the user can mend; raise what is a bug."""
     if isinstance(error, InputError):
         return error
     if isinstance(error, ImportError):
@@ -308,7 +377,7 @@ def _result(future: Future[Result]) -> Result | InputError:
             f"a worker cannot import what it needs: {error}",
             "install the same version of tracedoc, with the same extras, where the workers run",
         ) from error
-    return future.result()
+    raise error from cause
 
 
 @contextmanager
