@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing import connection
 from pathlib import Path
@@ -87,12 +87,17 @@ def test_an_error_is_told_by_one_process_of_an_mpi_job(wrong: list[str], reposit
 
 def over_mpi(repository: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Diagnose in two processes of an MPI job."""
+    command = [*mpi(2), *COMMAND, *words, "--executor", "mpi"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=repository, check=False, timeout=120)
+
+
+def mpi(processes: int) -> list[str]:
+    """Return what starts a job of so many processes; skip the test where there is no MPI."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if mpiexec is None:
         pytest.skip("no MPI is installed: there is no mpiexec")
-    command = [mpiexec, "-n", "2", *COMMAND, *words, "--executor", "mpi"]
-    return subprocess.run(command, capture_output=True, text=True, cwd=repository, check=False, timeout=120)
+    return [mpiexec, "-n", str(processes)]
 
 
 def test_a_plain_script_may_diagnose_with_workers(sample_traces: Path, repository: Path, tmp_path: Path):
@@ -236,7 +241,9 @@ def test_bytes_of_all_paths_are_told_together(jobs: int):
 
 
 @contextmanager
-def reading(folder: Path, jobs: int, repository: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+def reading(
+    folder: Path, jobs: int, repository: Path, *options: str, before: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[str]]:
     """Start ``tracedoc diagnose`` in a session of its own on endless files; yield once they are read.
 
     It can be interrupted even where the tests themselves run in the background and ignore interrupts.
@@ -244,16 +251,16 @@ def reading(folder: Path, jobs: int, repository: Path, *options: str) -> Iterato
     paths = [folder / f"rank-{number}.json" for number in range(jobs)]
     for path in paths:
         os.mkfifo(path)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
-        [*COMMAND, *map(str, paths), "--jobs", str(jobs), *options],
+        [*before, *COMMAND, *map(str, paths), "--jobs", str(jobs), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=repository,
         start_new_session=True,
     )
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, ours)
     with ExitStack() as files:
         for path in paths:
             # Opening waits for the reader.
@@ -279,6 +286,14 @@ def test_an_interrupt_ends_a_local_dask_cluster(tmp_path: Path, repository: Path
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(timeout=5) == 130
         assert "".join(process.communicate(timeout=5)).strip() == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_an_interrupt_ends_an_mpi_job(tmp_path: Path, repository: Path):
+    with reading(tmp_path, 2, repository, "--executor", "mpi", before=mpi(3)) as process:
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=5) == 130
+        assert "Traceback" not in "".join(process.communicate(timeout=5))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")

@@ -13,6 +13,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -38,6 +39,7 @@ _PRELOAD = ["tracedoc.worker"]
 _CONNECT_S = 10
 _KILL_S = 0.2
 _WINDOWS_MAX_WORKERS = 61
+_INTERRUPTED = 130  # 128 + SIGINT
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -256,29 +258,41 @@ def _start_worker(work: Work[Result], waiting: deque[str], team: dict[Any, _Memb
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload(_PRELOAD)
-        # It unblocks interrupts when it starts.
+    main = sys.modules["__main__"]
+    with _interrupts_wait(forked=method == "fork"):
+        if method != "fork":
+            sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            ours, its = context.Pipe()
+            with closing(its):
+                process = context.Process(target=_serve, args=(its, work, told), daemon=True)
+                process.start()
+            team[ours] = _Member(process, waiting.popleft())
+            with suppress(OSError):
+                ours.send(team[ours].path)
+        except (OSError, EOFError):
+            return False
+        finally:
+            sys.modules["__main__"] = main
+    return True
+
+
+@contextmanager
+def _interrupts_wait(*, forked: bool) -> Iterator[None]:
+    """Have an interrupt wait, and not reach processes that are started meanwhile, forked or anew."""
+    if sys.platform == "win32":
+        yield
+        return
+    if not forked:
+        # When it starts it lets interrupts through again.
         from multiprocessing import resource_tracker
 
         resource_tracker.ensure_running()
-    main = sys.modules["__main__"]
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if sys.platform != "win32" else None
-    if method != "fork":
-        sys.modules["__main__"] = ModuleType("__main__")
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        ours, its = context.Pipe()
-        with closing(its):
-            process = context.Process(target=_serve, args=(its, work, told), daemon=True)
-            process.start()
-        team[ours] = _Member(process, waiting.popleft())
-        with suppress(OSError):
-            ours.send(team[ours].path)
-    except (OSError, EOFError):
-        return False
+        yield
     finally:
-        sys.modules["__main__"] = main
-        if blocked is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    return True
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _serve(connection: Any, work: Work[Result], told: bool) -> None:
@@ -395,9 +409,10 @@ def _dask(address: str, workers: int) -> Iterator[_Workers]:
     cluster = None
     try:
         if address == "local":
-            cluster = distributed.LocalCluster(
-                n_workers=workers, threads_per_worker=1, dashboard_address=None, silence_logs=50
-            )
+            with _interrupts_wait(forked=False):  # half a cluster cannot be ended in peace
+                cluster = distributed.LocalCluster(
+                    n_workers=workers, threads_per_worker=1, dashboard_address=None, silence_logs=50
+                )
         client = distributed.Client(cluster or f"tcp://{address}", timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError) as error:
         raise InputError(f"dask://{address} does not answer: {error}", "check the address") from None
@@ -454,13 +469,29 @@ def _mpi() -> Iterator[_Workers]:
         from mpi4py.futures import MPICommExecutor
     except (ImportError, RuntimeError) as error:
         raise InputError(f"--executor mpi needs MPI: {error}", "pip install 'tracedoc[mpi]'") from None
-    if MPI.COMM_WORLD.Get_size() < 2:
+    world = MPI.COMM_WORLD
+    if world.Get_size() < 2:
         raise InputError(
             "--executor mpi found no other MPI process",
             "start it with: mpiexec -n 8 tracedoc diagnose PATH... --executor mpi",
         )
-    with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
+    ends = partial(_interrupt_ends_job, world)
+    with ends(), MPICommExecutor(world, root=0) as executor, ends():
         if executor is not None:
             yield _Workers(executor, (MemoryError,))
     if executor is None:
         raise SystemExit(0)
+
+
+@contextmanager
+def _interrupt_ends_job(world: Any) -> Iterator[None]:
+    """End all processes of an MPI job where its first one is interrupted; they would wait for each other."""
+    if world.Get_rank() > 0 and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    except BaseException as error:
+        # The command line has made words of it already.
+        if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
+            world.Abort(_INTERRUPTED)
+        raise
