@@ -52,6 +52,12 @@ def lanes(tmp_path: Path, text: str, *, ranks: int, keep: int | None = None, ste
     return diagnose([tmp_path])
 
 
+def test_what_takes_no_time_has_no_answer(tmp_path: Path) -> None:
+    kernel = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 5, "dur": 0}'
+    (tmp_path / "rank-0.json").write_text(f'{{"traceEvents": [{kernel}]}}')
+    assert diagnose([tmp_path]).summary == "No answer: what was recorded takes no time."
+
+
 def test_a_healthy_run_is_told_that_more_gpus_are_not_its_problem(tmp_path: Path) -> None:
     found = lanes(tmp_path, "compute 0-97\nallreduce 40-100 64MiB\nstep: 100", ranks=2)
     assert found.summary == (

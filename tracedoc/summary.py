@@ -69,6 +69,8 @@ def summarise(
     step = _number(measurements, "step_ms")
     if step is None:
         return f"No answer: {why_nothing(limits)}."
+    if step == 0:
+        return "No answer: what was recorded takes no time."
     head = _head(measurements, run, step)
     gainful = [f for f in findings if f.gain is not None and f.status == "stable"]
     worth = [f for f in gainful if f.severity != "note"]

@@ -50,6 +50,8 @@ WHOLE = json.dumps({"distributedInfo": {"rank": 3, "world_size": 8}, "traceEvent
         (b"hello", "not JSON"),
         (b"\x00\x01\x02", "not JSON"),
         (b"PK\x03\x04rest", "zip archive"),
+        ("[]".encode("utf-16"), "UTF-16"),
+        (gzip.compress(gzip.compress(b"[]")), "gzipped twice"),
         (b"{}", "no traceEvents"),
         (b'{"a": 1}', "no traceEvents"),
         (b'{"traceEvents": []}', "no events"),
@@ -174,6 +176,40 @@ def test_damage_in_the_last_event_does_not_hide_the_metadata_behind_it() -> None
     assert not trace.info.truncated
 
 
+@pytest.mark.parametrize("between", ["", "\n", "\n\n "])
+def test_a_second_text_behind_the_first_is_told_and_not_read(between: str) -> None:
+    trace = read(WHOLE + between + WHOLE)
+    assert names(trace) == ["op0", "op1", "op2", "op3", "op4"]
+    assert codes(trace) == ["damaged-events"]
+    assert f"another JSON text begins at byte {len(WHOLE + between):,}" in trace.limits[0].message
+    bare = json.dumps(EVENTS)
+    assert codes(read(bare + between + bare)) == ["damaged-events"]
+    assert codes(read(WHOLE + between + "\0\0")) == []
+
+
+def test_events_in_several_lists_are_all_read() -> None:
+    first, second = json.dumps(EVENTS[:2]), json.dumps(EVENTS[2:])
+    text = f'{{"traceEvents": {first}, "a": 1, "traceEvents": [], "traceEvents": {second}, "host_name": "h"}}'
+    trace = read(text)
+    assert names(trace) == ["op0", "op1", "op2", "op3", "op4"]
+    assert (trace.info.host, codes(trace)) == ("h", [])
+
+
+@pytest.mark.parametrize("whole", [0, 70_000], ids=["at once", "later"])
+def test_a_disk_that_fails_is_an_error(whole: int) -> None:
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell() >= whole:
+                raise OSError(5, "Input/output error")
+            return super().read(size)
+
+        def readinto(self, target: Any) -> int:
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(InputError, match=r"t\.json cannot be read: Input/output error"):
+        read_trace("t.json", stream=Failing(WHOLE.encode() * 200))
+
+
 def test_bytes_that_are_not_utf8_cost_nothing_but_their_character() -> None:
     trace = read(WHOLE.encode().replace(b'"op2"', b'"op\xff2"'))
     assert names(trace) == ["op0", "op1", "op\ufffd2", "op3", "op4"]
@@ -256,6 +292,13 @@ def test_braces_in_texts_around_the_name_of_a_collective_do_not_hide_it() -> Non
     args = {"before": "}", **COMMS, "after": "{"}
     trace = read(json.dumps({"traceEvents": [event("a", 1), event("c", 2, **args), event("b", 3)]}))
     assert {row: said.name for row, said in trace.collectives.items()} == {1: "allreduce"}
+
+
+def test_counts_that_cannot_be_are_unknown() -> None:
+    args = {**COMMS, "In msg nelems": 2**62, "Out msg nelems": -1, "Group size": 2**31}
+    trace = read(json.dumps({"traceEvents": [event("record_param_comms", 2, **args)]}))
+    said = trace.collectives[0]
+    assert (said.in_elements, said.out_elements, said.group_size) == (None, None, None)
 
 
 def test_lists_and_objects_for_names_are_texts() -> None:

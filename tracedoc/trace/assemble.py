@@ -25,7 +25,16 @@ from tracedoc.trace.columns import (
 )
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.events import IMPOSSIBLE, Decoded, EventDecoder, Int64Array
-from tracedoc.trace.metadata import Header, as_int, as_text, rank_list, read_header, vendor_of_calls
+from tracedoc.trace.metadata import (
+    Header,
+    as_int,
+    as_text,
+    element_count,
+    rank_count,
+    rank_list,
+    read_header,
+    vendor_of_calls,
+)
 from tracedoc.trace.records import Args, CollectiveFields, InstantArgs, Metadata
 from tracedoc.trace.vocabulary import event_kind, kind_of
 
@@ -442,13 +451,13 @@ def _collective(args: CollectiveFields) -> CollectiveArgs:
     group = args.group_name if args.group_name is not None else args.group_id
     return CollectiveArgs(
         name=as_text(args.name),
-        in_elements=as_int(args.in_elements),
-        out_elements=as_int(args.out_elements),
+        in_elements=element_count(args.in_elements),
+        out_elements=element_count(args.out_elements),
         dtype=as_text(args.dtype),
         group_name=as_text(group),
         group_description=as_text(args.group_description),
         group_ranks=rank_list(args.group_ranks),
-        group_size=as_int(args.group_size),
+        group_size=rank_count(args.group_size, least=0),
         seq=as_int(args.seq),
         comms_id=as_text(args.comms_id),
         src_rank=as_int(args.src_rank),

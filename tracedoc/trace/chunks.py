@@ -22,6 +22,7 @@ _WINDOW = 64 * 1024
 # What hostile text may cost. Real metadata takes kilobytes, as does the largest event.
 _HEADER_LIMIT = 8 * 1024 * 1024
 _MOST_KEYS = 10_000
+_MOST_ARRAYS = 8
 _ELEMENT_LIMIT = 8 * 1024 * 1024
 _MOST_FRUITLESS = 100_000  # elements in a row that give no event
 _SMALL_REACH = 4 * 1024
@@ -74,6 +75,7 @@ class Outcome(msgspec.Struct):
     skipped: int = 0
     first_skipped: int | None = None
     gave_up_at: int | None = None
+    second_at: int | None = None  # where another JSON text begins, which is not read
 
 
 def cut(
@@ -121,6 +123,7 @@ class _Cutter:
         self._patience = 0  # elements to take alone before bulk is tried again
         self._setback = 1
         self._fruitless = 0
+        self._arrays = 1
         self._outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -237,22 +240,34 @@ class _Cutter:
                 self._outcome.metadata.update(metadata)
             return None
 
-    def _read_tail(self) -> None:
-        """Read the metadata behind the array; a file cut off there lacks only metadata."""
+    def _read_tail(self) -> bool:
+        """Read the metadata behind the array; return true where a further array of events begins.
+
+        A file that is cut off there lacks only metadata.
+        """
         position = self._skip_space(self._start)
         while self._end - self._start < _HEADER_LIMIT and self._fill():
             pass
         position = self._skip_space(self._start)
         if position == self._end:
             self._outcome.truncated = True
-            return
+            return False
         before = len(self._outcome.metadata)
-        if self._scan_object(position, closes_at_end=True) is None:
+        found = self._scan_object(position, closes_at_end=True)
+        if found is None:
             last = self._buffer[position : self._end].rstrip()
             if last.endswith(b"}") and len(self._outcome.metadata) > before:
                 self._note_skipped(position)
             else:
                 self._outcome.truncated = True
+        self._arrays += 1
+        return found is True and self._arrays <= _MOST_ARRAYS
+
+    def _note_second(self) -> None:
+        """Note where another text begins behind the first, as in files that were joined."""
+        position = self._skip_space(self._start)
+        if position < self._end and self._buffer[position] in b"{[":
+            self._outcome.second_at = self._offset + position
 
     # The array.
 
@@ -268,8 +283,9 @@ class _Cutter:
                 self._outcome.gave_up_at = self._offset + self._start
                 return
             if step == "closed":
-                if not self._bare:
-                    self._read_tail()
+                if not self._bare and self._read_tail():
+                    continue
+                self._note_second()
                 return
             if step == "more":
                 giant = self._end - self._start > _ELEMENT_LIMIT

@@ -98,6 +98,10 @@ def _not_json(source: Source, head: bytes) -> InputError:
         return InputError(
             f"{path} is a Git LFS pointer, not the trace itself", "fetch the file: git lfs pull"
         )
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return InputError(f"{path} is UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8")
+    if head.startswith(b"\x1f\x8b"):
+        return InputError(f"{path} is gzipped twice", "unpack it once: gunzip")
     if head.startswith(b"<"):
         return InputError(
             f"{path} is an HTML or XML page, not a trace", "download the raw file, not its page"
@@ -157,6 +161,14 @@ def _damage_limits(path: str, outcome: Outcome, events: int, columns: Columns) -
                 "damaged-events",
                 f"{path}: a long stretch holds no event; nothing was read behind byte {outcome.gave_up_at:,}",
                 "what stands at the end of the file is unknown",
+            )
+        )
+    if outcome.second_at is not None:
+        limits.append(
+            Limit(
+                "damaged-events",
+                f"{path}: another JSON text begins at byte {outcome.second_at:,}, and was not read",
+                "what it recorded is missing",
             )
         )
     return limits

@@ -26,6 +26,9 @@ _VENDOR_CALLS = (("hip", "amd"), ("cuda", "nvidia"), ("cuL", "nvidia"))
 _MOST_RANKS = 1_000_000
 """More ranks than any job has; a larger number is damage."""
 
+_MOST_ELEMENTS = 1 << 40
+"""More elements than any GPU can hold; a larger number is damage, whose bytes could overflow."""
+
 
 class Header(msgspec.Struct, frozen=True):
     """The top-level keys of a trace, typed; what is absent or malformed is ``None`` or empty."""
@@ -51,8 +54,8 @@ def read_header(metadata: Mapping[str, object]) -> Header:
     devices = tuple(_devices(metadata.get("deviceProperties")))
     base = as_int(metadata.get("baseTimeNanoseconds"))
     return Header(
-        rank=_count(job.get("rank"), least=0),
-        world_size=_count(job.get("world_size"), least=1),
+        rank=rank_count(job.get("rank"), least=0),
+        world_size=rank_count(job.get("world_size"), least=1),
         backend=as_text(job.get("backend")),
         nccl_version=as_text(job.get("nccl_version")),
         groups=tuple(_groups(job.get("pg_config"))),
@@ -67,10 +70,16 @@ def read_header(metadata: Mapping[str, object]) -> Header:
     )
 
 
-def _count(value: object, *, least: int) -> int | None:
+def rank_count(value: object, *, least: int) -> int | None:
     """Return a number of ranks, ``None`` for what cannot be one."""
     number = as_int(value)
     return number if number is not None and least <= number < _MOST_RANKS else None
+
+
+def element_count(value: object) -> int | None:
+    """Return a number of elements, ``None`` for what cannot be one."""
+    number = as_int(value)
+    return number if number is not None and 0 <= number < _MOST_ELEMENTS else None
 
 
 def vendor_of_calls(names: Iterable[str]) -> str:
@@ -131,7 +140,7 @@ def _groups(listed: object) -> Iterable[ProcessGroup]:
     for entry in listed if isinstance(listed, list) else []:
         if isinstance(entry, dict):
             ranks = rank_list(entry.get("ranks"))
-            size = as_int(entry.get("pg_size"))
+            size = rank_count(entry.get("pg_size"), least=0)
             yield ProcessGroup(
                 # Until 2024 groups had a "uid" and no description.
                 name=as_text(entry.get("pg_name", entry.get("uid"))),

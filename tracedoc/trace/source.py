@@ -70,10 +70,17 @@ class Source:
         elif self._stored:
             count = self._take_stored(target)
         else:
-            count = (self._stream.readinto(target) if hasattr(self._stream, "readinto") else 0) or 0
-            self._tell(count)
+            count = self._read_straight(target)
         self._text_bytes += count
         self._check_size()
+        return count
+
+    def _read_straight(self, target: memoryview) -> int:
+        try:
+            count = (self._stream.readinto(target) if hasattr(self._stream, "readinto") else 0) or 0
+        except OSError as error:
+            raise _unreadable(self.path, error) from None
+        self._tell(count)
         return count
 
     def _check_size(self) -> None:
@@ -133,7 +140,10 @@ class Source:
         return True
 
     def _read_stored(self, size: int) -> bytes:
-        data = self._stream.read(size)
+        try:
+            data = self._stream.read(size)
+        except OSError as error:
+            raise _unreadable(self.path, error) from None
         self._tell(len(data))
         return data
 
@@ -141,6 +151,11 @@ class Source:
         self._stored_bytes += count
         if self._on_bytes is not None and count:
             self._on_bytes(count)
+
+
+def _unreadable(path: str, error: OSError) -> InputError:
+    reason = error.strerror or str(error) or type(error).__name__
+    return InputError(f"{path} cannot be read: {reason}", "check its permissions, and its disk or network")
 
 
 def open_stream(path: str | os.PathLike[str]) -> BinaryIO:
@@ -157,4 +172,4 @@ def open_stream(path: str | os.PathLike[str]) -> BinaryIO:
             f"{name} is a directory, not a trace", "pass it to diagnose, which looks inside"
         ) from None
     except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror}", "check its permissions") from None
+        raise _unreadable(name, error) from None
