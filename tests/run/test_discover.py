@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,26 @@ def test_names_hint_at_rank_and_order(tmp_path: Path, name: str, rank: int | Non
     (file,) = discover([str(tmp_path)]).files
     assert (file.rank_hint, file.order_hint) == (rank, order)
     assert not file.named
+
+
+def test_a_folder_that_may_not_be_listed_is_an_error_and_below_another_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, "a/rank-0.json", "b/rank-1.json")
+    listed = Path.iterdir
+
+    def refuse(path: Path) -> Iterator[Path]:
+        if path.name == "b":
+            raise PermissionError(13, "Permission denied")
+        return iter(listed(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(InputError, match="b cannot be read: Permission denied"):
+        discover([str(tmp_path / "b")])
+    run = discover([str(tmp_path)])
+    assert names(run.files) == ["rank-0.json"]
+    assert [limit.code for limit in run.limits] == ["not-a-trace"]
+    assert "b cannot be read: Permission denied" in run.limits[0].message
 
 
 def test_ranks_come_in_natural_order_and_other_files_are_left_alone(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from tracedoc.errors import InputError
 from tracedoc.pipeline import Options, diagnose
 from tracedoc.run.discover import discover
-from tracedoc.run.remote import is_remote, open_remote, public_name
+from tracedoc.run.remote import is_remote, open_remote, public_name, remote_size
 
 RUN = "synthetic_ddp_tiny_batch"
 HERE = Options(jobs=1)
@@ -45,6 +46,25 @@ def server(sample_traces: Path, tmp_path: Path) -> Iterator[tuple[str, list[int]
     class Quiet(SimpleHTTPRequestHandler):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, directory=str(tmp_path), **kwargs)
+
+        def do_HEAD(self) -> None:
+            self.refused() or super().do_HEAD()
+
+        def do_GET(self) -> None:
+            self.refused() or super().do_GET()
+
+        def refused(self) -> bool:
+            """Answer /refused with a status, and /broken with less than was announced."""
+            if self.path.startswith("/refused"):
+                self.send_error(403)
+            elif self.path.startswith("/broken"):
+                self.send_response(200)
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                self.wfile.write(b'{"traceEvents": [')
+            else:
+                return False
+            return True
 
         def copyfile(self, source: Any, outputfile: Any) -> None:
             with suppress(ConnectionError):
@@ -120,6 +140,35 @@ def test_what_is_absent_is_an_error_with_a_hint(memory: Any, server: tuple[str, 
     memory.mkdir("/bucket/nothing")
     with pytest.raises(InputError, match="holds no traces"):
         diagnose(["memory://bucket/nothing"], HERE)
+
+
+def test_what_a_server_refuses_or_breaks_off_is_told_as_such(server: tuple[str, list[int]]):
+    with pytest.raises(InputError, match="cannot be read: the server answered 403 Forbidden"):
+        diagnose([f"{server[0]}/refused/rank-0.json"], HERE)
+    with pytest.raises(InputError, match="the connection broke off before the end") as caught:
+        diagnose([f"{server[0]}/broken/rank-0.json"], HERE)
+    assert caught.value.hint.startswith("try again")
+
+
+def test_a_login_that_is_missing_is_an_error(memory: Any, monkeypatch: pytest.MonkeyPatch):
+    class NoCredentialsError(Exception):
+        pass
+
+    def info(path: str, **_: Any) -> dict[str, Any]:
+        # Stores import what they raise when they are first asked.
+        monkeypatch.setitem(sys.modules, "botocore.exceptions", module)
+        raise NoCredentialsError("Unable to locate credentials")
+
+    module = ModuleType("botocore.exceptions")
+    module.BotoCoreError = NoCredentialsError  # type: ignore[attr-defined]
+    monkeypatch.setattr(memory, "info", info)
+    with pytest.raises(InputError, match="cannot be read: NoCredentialsError"):
+        remote_size("memory://bucket/run/rank-0.json.gz")
+
+
+def test_what_is_no_url_is_an_error():
+    with pytest.raises(InputError, match="a URL cannot be understood"):
+        discover(["https://[::1/rank-0.json"])
 
 
 def test_a_damaged_remote_file_costs_its_rank_only(memory: Any):

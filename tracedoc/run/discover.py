@@ -132,7 +132,11 @@ def _directory(directory: Path, limits: list[Limit]) -> tuple[list[TraceFile], M
     if manifest is None or manifest.ranks:
         for folder in _subfolders(directory):
             own = _manifest_in(folder, limits)
-            found = _files_in(folder, _listed(manifest) | _listed(own), limits)
+            try:
+                found = _files_in(folder, _listed(manifest) | _listed(own), limits)
+            except InputError as error:
+                limits.append(Limit("not-a-trace", error.message, "it was left out"))
+                continue
             files += found
             if found and own is not None:
                 told[folder] = own
@@ -183,22 +187,30 @@ def _refuse_several_runs(directory: Path, told: Mapping[Path, Manifest]) -> None
 
 def _subfolders(directory: Path) -> Iterable[Path]:
     """Yield the folders one level down, and those in TensorBoard's plugins/profile."""
-    for folder in sorted(directory.iterdir(), key=lambda p: natural_key(p.name)):
-        if folder.is_dir() and not folder.name.startswith("."):
+    for folder in _entries(directory):
+        if os.path.isdir(folder) and not folder.name.startswith("."):
             yield folder
             profiles = folder / "profile"
-            if folder.name == "plugins" and profiles.is_dir():
-                yield from sorted(p for p in profiles.iterdir() if p.is_dir())
+            if folder.name == "plugins" and os.path.isdir(profiles):
+                yield from (path for path in _entries(profiles) if os.path.isdir(path))
+
+
+def _entries(directory: Path) -> list[Path]:
+    """Return what a folder holds, in natural order of the names."""
+    try:
+        return sorted(directory.iterdir(), key=lambda path: natural_key(path.name))
+    except OSError as error:
+        raise InputError(f"{directory} cannot be read: {error.strerror}", "check its permissions") from None
 
 
 def _files_in(directory: Path, manifest: dict[Path, int], limits: list[Limit]) -> list[TraceFile]:
     whole: list[TraceFile] = []
     leftovers: list[TraceFile] = []
-    for path in sorted(directory.iterdir(), key=lambda p: natural_key(p.name)):
+    for path in _entries(directory):
         leftover = _LEFTOVER_NAME.search(path.name) is not None
         if not leftover and not _TRACE_NAME.search(path.name):
             continue
-        if _is_ours(path.name) or path.name.startswith(".") or not path.is_file():
+        if _is_ours(path.name) or path.name.startswith(".") or not os.path.isfile(path):
             continue
         reason = _why_no_trace(path)
         if reason:

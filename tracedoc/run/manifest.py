@@ -85,7 +85,7 @@ def read_manifest(directory: Path) -> Manifest | None:
     there and is not a manifest of schema 1.
     """
     path = directory / MANIFEST_NAME
-    if not path.is_file():
+    if not os.path.isfile(path):
         parts = read_parts(directory)
         return _manifest(merge_parts(parts), str(path)) if parts else None
     try:

@@ -13,6 +13,14 @@ from urllib.parse import urlsplit
 from tracedoc.errors import InputError
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+# What networks and logins raise that is no OSError, by the modules that define it.
+_NETWORK_ERRORS = (
+    ("aiohttp", "ClientError"),
+    ("botocore.exceptions", "BotoCoreError"),
+    ("botocore.exceptions", "ClientError"),
+    ("google.auth.exceptions", "GoogleAuthError"),
+)
+_BROKE_OFF = "ClientPayloadError"
 # Enough for a good rate over one connection; this much of a file is in memory at a time.
 _BLOCK_BYTES = 8 << 20
 
@@ -40,7 +48,10 @@ def public_name(path: str) -> str:
     """Return a path as reports may show it: a URL loses what may hold a password or a signature."""
     if not is_remote(path):
         return path
-    parts = urlsplit(path)
+    try:
+        parts = urlsplit(path)
+    except ValueError as error:
+        raise InputError(f"a URL cannot be understood: {error}", "check the address") from None
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
@@ -100,19 +111,35 @@ def open_remote(path: str) -> Iterator[BinaryIO]:
 def _told(path: str) -> Iterator[None]:
     """Turn what networks raise into words about the path."""
     name = public_name(path)
-    # Web servers' answers come as exceptions of aiohttp, which only some of these filesystems import.
-    web_error = getattr(sys.modules.get("aiohttp"), "ClientError", OSError)
     try:
         yield
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        # fsspec calls all refusals of web servers so.
+        status = getattr(error.__cause__, "status", 404)
+        if status != 404:
+            reason = f"the server answered {status} {getattr(error.__cause__, 'message', '')}".rstrip()
+            raise _unreadable(name, reason) from None
         raise InputError(
             f"{name} was not found", "check the address; its server may be out of reach"
         ) from None
-    except (OSError, web_error) as error:
+    except _network_errors() as error:
+        if type(error).__name__ == _BROKE_OFF:
+            reason = "the connection broke off before the end"
+            raise InputError(f"{name} cannot be read: {reason}", "try again, or download it first") from None
         reason = getattr(error, "strerror", "") or getattr(error, "message", "") or type(error).__name__
-        raise InputError(
-            f"{name} cannot be read: {reason}", "check the address, and that your login may read it"
-        ) from None
+        raise _unreadable(name, reason) from None
+
+
+def _network_errors() -> tuple[type[Exception], ...]:
+    # Only some filesystems import these modules.
+    others = (getattr(sys.modules.get(module), error, OSError) for module, error in _NETWORK_ERRORS)
+    return (OSError, *others)
+
+
+def _unreadable(name: str, reason: str) -> InputError:
+    return InputError(
+        f"{name} cannot be read: {reason}", "check the address, and that your login may read it"
+    )
 
 
 def _open_filesystem(path: str) -> tuple[Any, str]:
