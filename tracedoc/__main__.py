@@ -1,5 +1,16 @@
-"""Run the command line: ``python -m tracedoc``."""
+"""Run the command line: ``tracedoc``, or ``python -m tracedoc``."""
 
-from tracedoc.cli import main
+import sys
 
-main(prog_name="tracedoc")
+
+def main() -> None:
+    """Run a command and exit; an interrupt counts from the first import on."""
+    try:
+        from tracedoc.cli import main as commands
+    except KeyboardInterrupt:
+        sys.exit(130)
+    commands(prog_name="tracedoc")
+
+
+if __name__ == "__main__":
+    main()

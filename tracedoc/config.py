@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,11 @@ def find_config(folder: Path) -> Config:
     """
     for place in (folder, *folder.parents):
         own = place / "tracedoc.toml"
-        if own.is_file():
+        if os.path.isfile(own):  # unlike Path.is_file, false where it may not be looked for
             return _config(_parsed(own), own)
         project = place / "pyproject.toml"
         # Somebody else's broken file is none of our business.
-        if project.is_file() and b"tool.tracedoc" in _read(project):
+        if os.path.isfile(project) and b"tool.tracedoc" in _read(project):
             table = _parsed(project).get("tool", {}).get("tracedoc")
             if isinstance(table, dict):
                 return _config(table, project)

@@ -6,6 +6,7 @@ fields are only ever added. Durations are float milliseconds, shares 0..1, sizes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from inspect import cleandoc
 from typing import Any
@@ -429,8 +430,16 @@ def _value(value: object, spaces: int) -> Iterator[str]:
 
 def _indented(value: object, spaces: int) -> str:
     # Within strings JSON escapes line ends, so that those here are all between values.
-    lines = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    lines = msgspec.json.format(_encoded(value), indent=2).decode()
     return lines.replace("\n", "\n" + " " * spaces)
+
+
+def _encoded(value: object) -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:  # the name of a file may hold bytes that are no text
+        text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
+        return text.encode("utf-8", "replace")
 
 
 def from_json(text: str | bytes) -> Diagnosis:

@@ -20,6 +20,7 @@ from tracedoc.cli.completion import completion
 from tracedoc.cli.diagnose import diagnose
 from tracedoc.cli.explain import explain
 from tracedoc.cli.facts import facts
+from tracedoc.cli.output import drop_stdout
 from tracedoc.cli.plan import plan
 from tracedoc.cli.report import report
 from tracedoc.cli.rules import rules
@@ -47,6 +48,7 @@ class Commands(click.Group):
     ) -> None:
         """Run a command and exit; click's own handling would print other words and codes."""
         extra.pop("standalone_mode", None)
+        _replace_closed_streams()
         try:
             with _one_process_of(sys.argv[1:] if args is None else args):
                 code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
@@ -75,8 +77,7 @@ class Commands(click.Group):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Python flushes stdout once more at exit, and would complain then.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            drop_stdout()
             ctx.exit(EXIT_PIPE)
         return result
 
@@ -101,6 +102,13 @@ def _one_process_of(args: Sequence[str]) -> AbstractContextManager[None]:
     from tracedoc.executors import mpi_job
 
     return mpi_job()
+
+
+def _replace_closed_streams() -> None:
+    """Put nothing in the place of standard streams that the caller has closed; Python has ``None`` there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def _say(message: str, hint: str = "") -> None:

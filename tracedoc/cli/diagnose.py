@@ -12,7 +12,7 @@ from tracedoc.cli.completion import files
 from tracedoc.cli.output import report_options, targets, write
 from tracedoc.cli.packs import rules_option
 from tracedoc.cli.reading import keep_numpy_to_one_thread, reading_options, run_pipeline, show_debug
-from tracedoc.config import LEVELS, find_config
+from tracedoc.config import LEVELS, Config, find_config
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
@@ -67,7 +67,7 @@ def diagnose(
     """
     show_debug(debug)
     places = targets(report_format, outputs, paths)
-    config = find_config(Path.cwd())
+    config = _settings()
     if config.source:
         click.echo(f"settings: {config.source}", err=True)
     keep_numpy_to_one_thread()
@@ -92,6 +92,14 @@ def diagnose(
         are = "finding is" if count == 1 else "findings are"
         click.echo(f"--fail-on {level}: {count} {are} {level} or worse", err=True)
         raise click.exceptions.Exit(1)
+
+
+def _settings() -> Config:
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:  # it has been removed
+        return Config()
+    return find_config(folder)
 
 
 def _names(text: str) -> tuple[str, ...]:

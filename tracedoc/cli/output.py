@@ -162,14 +162,28 @@ def to_stdout(text: str, report_format: str = "text") -> None:
     """Write a result to stdout: files in UTF-8, text in what the terminal can show."""
     encoding = "utf-8" if report_format != "text" else (sys.stdout.encoding or "utf-8")
     try:
-        data = text.encode(encoding)
+        # The name of a file may hold bytes that are no text.
+        data = text.encode("utf-8", "replace") if encoding == "utf-8" else text.encode(encoding)
     except UnicodeEncodeError:
         from tracedoc.report.terminal import to_ascii
 
         data = to_ascii(text).encode("ascii")
-    sys.stdout.flush()
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_stdout()
+        raise InputError(
+            f"the result cannot be written: {error.strerror}", "write it elsewhere: -o FILE"
+        ) from None
+
+
+def drop_stdout() -> None:
+    """Have nobody read stdout any more: Python flushes it once more at exit, and would complain then."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def wants_color() -> bool:

@@ -7,6 +7,7 @@ and travels in the digest; a ``run_fact`` is computed once, from the digests of 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
@@ -99,8 +100,8 @@ def _register(
     def register(function: Function) -> Function:
         if name in CATALOG:
             raise ValueError(f"fact {name} is defined twice")
-        doc = inspect.getdoc(function)
-        if not doc:
+        doc = inspect.getdoc(function) or ""
+        if not doc and sys.flags.optimize < 2:  # which strips the definitions
             raise ValueError(f"fact {name} has no definition (docstring)")
         CATALOG[name] = FactDef(name, unit, scope, frozenset(needs), doc, kind, function)
         return function

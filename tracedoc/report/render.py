@@ -86,7 +86,7 @@ def write_report(
 def save(path: str, pieces: Iterable[str]) -> None:
     """Write a text to a file as UTF-8; raise :class:`InputError` if that fails."""
     try:
-        with Path(path).open("w", encoding="utf-8", newline="\n") as file:
+        with Path(path).open("w", encoding="utf-8", errors="replace", newline="\n") as file:
             file.writelines(pieces)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
