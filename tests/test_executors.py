@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from multiprocessing import connection
 from pathlib import Path
@@ -373,6 +374,14 @@ def test_where_no_process_may_be_started_this_one_reads(monkeypatch: pytest.Monk
 def test_a_worker_of_a_pool_of_the_caller_reads_itself():
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(lengths, (["abc", "de"],)) == {"abc": 3, "de": 2}
+
+
+def test_threads_that_start_workers_do_not_lose_the_script():
+    script = sys.modules["__main__"]
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lengths, [["abc", "de"]] * 3))
+    assert found == [{"abc": 3, "de": 2}] * 3
+    assert sys.modules["__main__"] is script
 
 
 def lengths(paths: list[str]) -> dict[str, Any]:

@@ -40,6 +40,7 @@ _CONNECT_S = 10
 _KILL_S = 0.2
 _WINDOWS_MAX_WORKERS = 61
 _INTERRUPTED = 130  # 128 + SIGINT
+_one_start = threading.Lock()  # two threads would hide the script from each other
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -258,8 +259,8 @@ def _start_worker(work: Work[Result], waiting: deque[str], team: dict[Any, _Memb
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload(_PRELOAD)
-    main = sys.modules["__main__"]
-    with _interrupts_wait(forked=method == "fork"):
+    with _one_start, _interrupts_wait(forked=method == "fork"):
+        main = sys.modules["__main__"]
         if method != "fork":
             sys.modules["__main__"] = ModuleType("__main__")
         try:
