@@ -228,6 +228,18 @@ def test_events_at_impossible_times_are_left_out(bad: str) -> None:
         read(WHOLE.replace('"ts": 200,', f'"ts": {bad},'), strict=True)
 
 
+@pytest.mark.parametrize(
+    ("ts", "dur"),
+    [("-3.9e15", 10), ("9.1e15", 10), ("9999999999999999", 10), ("9999999999999999.999", 10), ("200", 1e13)],
+)
+def test_times_whose_differences_would_overflow_are_impossible(ts: str, dur: float) -> None:
+    events = [event("a", 1), event("b", "@", dur), event("c", 3.9e15), event("d", -0.9e15)]
+    trace = read(json.dumps({"traceEvents": events}).replace('"@"', ts))
+    assert names(trace) == ["d", "a", "c"]
+    assert codes(trace) == ["impossible-times"]
+    assert int(trace.end_ns.max()) - int(trace.ts_ns.min()) < 2**63
+
+
 def test_negative_durations_count_as_instants() -> None:
     trace = read(json.dumps({"traceEvents": [event("a", 1, -5), event("b", 2, 3)]}))
     assert trace.dur_ns.tolist() == [0, 3000]

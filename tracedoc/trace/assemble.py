@@ -39,6 +39,9 @@ from tracedoc.trace.records import Args, CollectiveFields, InstantArgs, Metadata
 from tracedoc.trace.vocabulary import event_kind, kind_of
 
 _ABSOLUTE_NS = 1_000_000_000_000_000_000  # 1e15 us: no relative time is that large
+# Beyond these, differences and sums of times would overflow: 126 years, and twelve days.
+_LATEST_NS = 4_000_000_000_000_000_000
+_LONGEST_NS = 1_000_000_000_000_000
 _GPU_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC, Kind.GPU_ANNOTATION, Kind.ACCELERATOR)
 _DROPPED = 255
 _GROWTH = 8  # times the room that was too small: to copy what is there costs more than to reserve
@@ -181,7 +184,7 @@ class Columns:
         heads, names = self._take("head"), tuple(category_text(name) for name in self._heads.names)
         kind = np.array(self._heads.kind, dtype=np.uint8)[heads]
         ts, dur = self._take("ts"), self._take("dur")
-        impossible = (ts == IMPOSSIBLE) | (dur == IMPOSSIBLE)
+        impossible = (ts < -_ABSOLUTE_NS) | (ts > _LATEST_NS) | (dur == IMPOSSIBLE) | (dur > _LONGEST_NS)
         negative = (dur < 0) & ~impossible
         keep = np.flatnonzero((kind != _DROPPED) & ~impossible)
         broken = int((impossible & (kind != _DROPPED)).sum())
