@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import tracedoc
 from tracedoc.diagnosis import Finding
 from tracedoc.testing import parse_lanes
+from tracedoc.testing.jobs import write_job
 
 
 def finding(folder: Path, rule: str, lanes: str, ranks: int = 2) -> Finding:
@@ -72,3 +75,30 @@ def test_a_rank_that_runs_more_kernels_is_not_first_told_to_sort_its_samples(tmp
     first, second, *_ = finding(tmp_path, "straggler-rank", lanes, ranks=4).fixes
     assert first.title == "Take off what only this rank runs"
     assert second.title == "Give every rank the same work"
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "first"),
+    [
+        (
+            0,
+            16,
+            "Make samples in worker processes, ahead of time",
+        ),  # two ranks share them: seven workers each
+        (2, 16, "More workers than the 2 of now, or more batches made ahead than 2"),
+        (2, 2, "Make a sample cheaper"),
+    ],
+)
+def test_workers_are_only_suggested_beyond_those_there_are(
+    tmp_path: Path, workers: int, cores: int, first: str
+) -> None:
+    lanes = f"""
+        loader     0-40 {"workers" if workers else ""}
+        compute    40-100  x20
+    """
+    loader = {"num_workers": workers, "prefetch_factor": 2 if workers else None}
+    host = {"cpus": cores, "cpus_allowed": cores, "affinity": f"0-{cores - 1}"}
+    write_job(tmp_path, [0, 1], {"framework": {"loaders": [loader]}, "environment": {"host": host}}, "")
+    fixes = finding(tmp_path, "input-stall", lanes).fixes
+    assert fixes[0].title == first
+    assert ("num_workers=7" in fixes[0].change) is (cores == 16)
