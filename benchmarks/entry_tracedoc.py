@@ -9,7 +9,7 @@ from collections.abc import Callable
 # As the command line does, before numpy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from tracedoc.executors import run_each
+from tracedoc.executors.run import run_each
 from tracedoc.timeline import activity, launches, steps
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.kineto import read_trace

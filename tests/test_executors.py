@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 
-import tracedoc.executors
+import tracedoc.executors.local
 import tracedoc.pipeline
 from tracedoc.diagnosis import Diagnosis, to_json
 from tracedoc.errors import InputError
-from tracedoc.executors import Lost, OnBytes, _start_method, run_each
+from tracedoc.executors.local import _start_method
+from tracedoc.executors.run import run_each
+from tracedoc.executors.work import Lost, OnBytes
 from tracedoc.pipeline import Options, ProgressEvent, diagnose
 
 RUN = "synthetic_ddp_tiny_batch"
@@ -317,7 +319,8 @@ def kind(path, on_bytes):
 """
 SCRIPT = """
 import sys, threading
-from tracedoc.executors import Lost, run_each
+from tracedoc.executors.run import run_each
+from tracedoc.executors.work import Lost
 from work import kind
 
 _, beside, *paths = sys.argv
@@ -366,7 +369,7 @@ def test_where_no_process_may_be_started_this_one_reads(monkeypatch: pytest.Monk
     def refuse() -> int:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(tracedoc.executors, "_start_method", lambda: "fork")
+    monkeypatch.setattr(tracedoc.executors.local, "_start_method", lambda: "fork")
     monkeypatch.setattr(os, "fork", refuse)
     assert dict(run_each(length, {"abc": 3, "de": 2}, jobs=2)) == {"abc": 3, "de": 2}
 

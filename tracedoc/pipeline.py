@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from tracedoc.compose import compose
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError, Limit
-from tracedoc.executors import Lost, run_each
+from tracedoc.executors.run import run_each
+from tracedoc.executors.work import Lost
 from tracedoc.facts.digest import LANE_RANKS, RankDigest
 from tracedoc.facts.job import job_limits
 from tracedoc.facts.measure import Measurements, measure_run
@@ -39,8 +40,8 @@ class Options(msgspec.Struct, frozen=True):
     """What a caller may choose. ``steps`` is an inclusive range of step numbers.
 
     ``jobs`` is how many processes read; ``executor`` reads on other machines instead, as
-    :data:`tracedoc.executors.WAYS` says. ``select`` and ``ignore`` hold rule ids or topics; ``strict``
-    turns damaged files into errors; ``max_bytes`` bounds the decompressed text of one file.
+    :data:`tracedoc.executors.clusters.WAYS` says. ``select`` and ``ignore`` hold rule ids or topics;
+    ``strict`` turns damaged files into errors; ``max_bytes`` bounds the decompressed text of one file.
     """
 
     select: tuple[str, ...] = ()

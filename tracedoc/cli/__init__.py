@@ -99,7 +99,7 @@ def _one_process_of(args: Sequence[str]) -> AbstractContextManager[None]:
     """Return what keeps a command for the first process of an MPI job; each would answer for itself."""
     if "--executor=mpi" not in args and ("--executor", "mpi") not in pairwise(args):
         return nullcontext()
-    from tracedoc.executors import mpi_job
+    from tracedoc.executors.clusters import mpi_job
 
     return mpi_job()
 
