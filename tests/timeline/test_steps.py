@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from tracedoc.errors import InputError
 from tracedoc.testing import TraceBuilder
 from tracedoc.timeline.build import RankTimeline, build_timeline
 from tracedoc.timeline.steps import BEFORE, find_host_steps
@@ -48,6 +50,14 @@ def training(builder: TraceBuilder, *starts: float) -> TraceBuilder:
 def test_profiler_steps_are_taken_as_they_are(tmp_path: Path) -> None:
     builder = training(from_zero(), 100, 200).host("aten::add", 300, 310)
     assert steps_of(tmp_path, builder) == ("profiler", [(100, 199, True), (200, 299, True)])
+
+
+def test_ranks_that_were_merged_into_one_file_are_refused(tmp_path: Path) -> None:
+    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#3", "tid": 1, "ts": 0, "dur": 9}
+    merged = tmp_path / "merged.json"
+    merged.write_text(json.dumps({"traceEvents": [step | {"pid": "rank 0"}, step | {"pid": "rank 1"}]}))
+    with pytest.raises(InputError, match="the steps of 2 processes"):
+        find_host_steps(read_trace(merged))
 
 
 @pytest.mark.parametrize(("quiet_ms", "finished"), [(0.9, False), (1.1, True)])

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.errors import Limit
+from tracedoc.errors import InputError, Limit
 from tracedoc.timeline.launches import Launches, Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
@@ -67,8 +67,12 @@ class Window(msgspec.Struct, frozen=True):
 
 
 def find_host_steps(trace: Trace) -> HostSteps:
-    """Return the host steps from the best source that holds: ProfilerStep, optimizer, inferred, none."""
+    """Return the host steps from the best source that holds: ProfilerStep, optimizer, inferred, none.
+
+    Raises :class:`InputError` for several processes that step: a profiler records one, the rank's own.
+    """
     names = _named_rows(trace)
+    _refuse_several_ranks(trace, names)
     if not len(trace):
         return HostSteps((), "none")
     last_ns = int(_host_end_ns(trace))
@@ -94,6 +98,18 @@ def find_host_steps(trace: Trace) -> HostSteps:
         if starts.size >= 2:
             return HostSteps(_between(starts, last_ns), "inferred", limits)
     return HostSteps((), "none", limits)
+
+
+def _refuse_several_ranks(trace: Trace, names: _NamedRows) -> None:
+    # Ids that link launches to kernels are only unique within a process.
+    for rows in (names.steps, names.optimizer):
+        processes = {trace.threads[thread].pid for thread in distinct(trace.thread[rows]).tolist()}
+        if len(processes) > 1:
+            raise InputError(
+                f"{trace.info.source} holds the steps of {len(processes)} processes: the traces of several "
+                "ranks were merged into it",
+                "diagnose the folder with the ranks' own files",
+            )
 
 
 def assign_steps(
