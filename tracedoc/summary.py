@@ -253,31 +253,29 @@ def _largest_rest(measurements: Measurements) -> tuple[str, float]:
 
 def _waiting(measurements: Measurements, step: float) -> str:
     """Say whom the other ranks wait for, where that is a part of the step worth a sentence; else ""."""
-    waits = {
-        rank: float(value)
-        for rank, value in measurements.facts["exposed_wait_ms"].values.items()
-        if isinstance(value, (int, float))
-    }
-    longest = max(waits, key=lambda rank: waits[rank], default="")
-    if not longest or waits[longest] < WAIT_WORTH_NAMING * step:
-        return ""
-    late = measurements.run.blame.waited_for(int(longest))
+    rank, wait_ms = _longest(measurements, "exposed_wait_ms")
+    late = measurements.run.blame.waited_for(int(rank)) if wait_ms >= WAIT_WORTH_NAMING * step else None
     if late is None:
         return ""
-    return f" Rank {longest} waits for peers {format_ms(waits[longest])} a step, most of it for rank {late}."
+    return f" Rank {rank} waits for peers {format_ms(wait_ms)} a step, most of it for rank {late}."
 
 
 def _in_pipeline(measurements: Measurements, step: float) -> str:
     """Say how long the rank that waits longest for its pipeline neighbours does; "" where that is little."""
-    waits = {
+    rank, wait_ms = _longest(measurements, "pipeline_wait_ms")
+    if wait_ms < WAIT_WORTH_NAMING * step:
+        return ""
+    return f" Rank {rank} waits {format_ms(wait_ms)} a step in the pipeline."
+
+
+def _longest(measurements: Measurements, fact: str) -> tuple[str, float]:
+    """Return the rank with the largest value of a fact in ms, and that; ("", 0.0) where none is known."""
+    known = {
         rank: float(value)
-        for rank, value in measurements.facts["pipeline_wait_ms"].values.items()
+        for rank, value in measurements.facts[fact].values.items()
         if isinstance(value, (int, float))
     }
-    longest = max(waits, key=lambda rank: waits[rank], default="")
-    if not longest or waits[longest] < WAIT_WORTH_NAMING * step:
-        return ""
-    return f" Rank {longest} waits {format_ms(waits[longest])} a step in the pipeline."
+    return max(known.items(), key=lambda item: item[1], default=("", 0.0))
 
 
 def why_nothing(limits: Sequence[Limit]) -> str:
