@@ -19,12 +19,14 @@ from tracedoc.trace.columns import (
     Kind,
     MemoryCounters,
     Shapes,
+    SyncRecords,
     Thread,
     Trace,
     TraceInfo,
 )
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.events import IMPOSSIBLE, Decoded, EventDecoder, Int64Array
+from tracedoc.trace.growing import Growing
 from tracedoc.trace.metadata import (
     Header,
     as_int,
@@ -44,8 +46,8 @@ _LATEST_NS = 4_000_000_000_000_000_000
 _LONGEST_NS = 1_000_000_000_000_000
 _GPU_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC, Kind.GPU_ANNOTATION, Kind.ACCELERATOR)
 _DROPPED = 255
-_GROWTH = 8  # times the room that was too small: to copy what is there costs more than to reserve
-_ON_GPU, _SHAPED, _COUNTED = 1, 2, 4  # belongs to a device and a stream; has shapes; allocator's counters
+# Belongs to a device and a stream; has shapes; allocator's counters; a wait for an event.
+_ON_GPU, _SHAPED, _COUNTED, _WAITS = 1, 2, 4, 8
 _MEMORY = "[memory]"
 _HOST_MEMORY = 0  # c10::DeviceType::CPU
 _TRAILING_NUMBER = re.compile(r"(-?\d{1,18})\s*$")
@@ -71,7 +73,7 @@ class _Heads(_Ids):
     """Numbers what many events have in common: their category, name, process and thread.
 
     The lists tell of each number the kind, and which name and thread it is; ``traits[number]`` tells what
-    else is kept of such events: ``_ON_GPU``, ``_SHAPED`` and ``_COUNTED``.
+    else is kept of such events: ``_ON_GPU``, ``_SHAPED``, ``_COUNTED`` and ``_WAITS``.
     """
 
     def __init__(self) -> None:
@@ -93,30 +95,9 @@ class _Heads(_Ids):
             _ON_GPU * (kind in _GPU_KINDS)
             | _SHAPED * (_SHAPED_OPS.match(category_text(name)) is not None)
             | _COUNTED * (name == _MEMORY)
+            | _WAITS * (kind is Kind.SYNC)
         )
         return number
-
-
-class _Growing:
-    """A column that gets more room when it is full; what is not written yet takes no memory."""
-
-    def __init__(self, dtype: type[np.generic]) -> None:
-        self._values = np.empty(1 << 14, dtype=dtype)
-        self._size = 0
-
-    def extend(self, part: npt.NDArray[Any]) -> None:
-        """Append an array."""
-        end = self._size + part.size
-        if end > self._values.size:
-            larger = np.empty(max(end, _GROWTH * self._values.size), dtype=self._values.dtype)
-            larger[: self._size] = self._values[: self._size]
-            self._values = larger
-        self._values[self._size : end] = part
-        self._size = end
-
-    def values(self) -> npt.NDArray[Any]:
-        """Return what was appended, without a copy."""
-        return self._values[: self._size]
 
 
 _COLUMNS: dict[str, type[np.generic]] = {
@@ -135,6 +116,9 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "memory_device": np.int64,
     "allocated": np.int64,
     "reserved": np.int64,
+    "sync_row": np.int64,
+    "wait_on_stream": np.int64,
+    "recorded_by": np.int64,
 }
 
 
@@ -143,7 +127,7 @@ class Columns:
 
     def __init__(self) -> None:
         self._heads = _Heads()
-        self._columns = {name: _Growing(dtype) for name, dtype in _COLUMNS.items()}
+        self._columns = {name: Growing(dtype) for name, dtype in _COLUMNS.items()}
         self._rows = 0
         self._collectives: dict[int, CollectiveArgs] = {}
         self._shapes: dict[int, Shapes] = {}
@@ -176,6 +160,7 @@ class Columns:
         self._add_gpu(np.flatnonzero(traits & _ON_GPU), heads, args)
         self._add_shapes(np.flatnonzero(traits & _SHAPED), args)
         self._add_memory(np.flatnonzero(traits & _COUNTED), args)
+        self._add_syncs(np.flatnonzero(traits & _WAITS), args)
         self._rows += len(events)
 
     def trace(self, path: str, outcome: Outcome, decoder: EventDecoder, limits: list[Limit]) -> Trace:
@@ -208,7 +193,7 @@ class Columns:
         row_of[keep] = np.arange(keep.size, dtype=np.int32)
         collectives = {int(row_of[i]): value for i, value in self._collectives.items() if row_of[i] >= 0}
         shapes = {int(row_of[i]): value for i, value in self._shapes.items() if row_of[i] >= 0}
-        memory = self._memory(row_of)
+        memory, syncs = self._memory(row_of), self._syncs(row_of)
         del row_of
         # One column after the other, so that only one exists twice.
         dur = dur[keep]
@@ -240,6 +225,7 @@ class Columns:
             grid=grid,
             grids=grids,
             memory=memory,
+            syncs=syncs,
         )
 
     # Adding.
@@ -274,6 +260,14 @@ class Columns:
         self._put("memory_device", _numbers([a.device_id for _, a in counters]))
         self._put("allocated", _numbers([a.allocated for _, a in counters]))
         self._put("reserved", _numbers([a.reserved for _, a in counters]))
+
+    def _add_syncs(self, positions: npt.NDArray[np.intp], args: list[Args]) -> None:
+        """Keep what the synchronisation records at ``positions`` wait for."""
+        waits = [i for i in positions.tolist() if args[i].recorded_by is not None]
+        if waits:
+            self._put("sync_row", np.array(waits, dtype=np.int64) + self._rows)
+            self._put("wait_on_stream", _numbers([args[i].wait_on_stream for i in waits]))
+            self._put("recorded_by", _numbers([args[i].recorded_by for i in waits]))
 
     def _add_shapes(self, positions: npt.NDArray[np.intp], args: list[Args]) -> None:
         for position in positions.tolist():
@@ -343,6 +337,16 @@ class Columns:
             return None
         kept = kept[np.argsort(rows[kept], kind="stable")]
         return MemoryCounters(rows[kept].astype(np.intp), device[kept], allocated[kept], reserved[kept])
+
+    def _syncs(self, row_of: npt.NDArray[np.int32]) -> SyncRecords | None:
+        rows = row_of[self._take("sync_row")]
+        streams, recorded_by = self._take("wait_on_stream"), self._take("recorded_by")
+        kept = np.flatnonzero(rows >= 0)
+        if kept.size == 0:
+            return None
+        kept = kept[np.argsort(rows[kept], kind="stable")]
+        streams, recorded_by = (np.where(ids[kept] < 0, NO_ID, ids[kept]) for ids in (streams, recorded_by))
+        return SyncRecords(rows[kept].astype(np.intp), streams, recorded_by)
 
     def _take(self, column: str) -> npt.NDArray[Any]:
         return self._columns.pop(column).values()

@@ -124,6 +124,20 @@ class MemoryCounters(msgspec.Struct, frozen=True, eq=False):
     reserved: npt.NDArray[np.int64]
 
 
+class SyncRecords(msgspec.Struct, frozen=True, eq=False):
+    """What the profiler recorded of streams and of the host waiting (``cuda_sync``), in time order.
+
+    ``rows`` are the records that wait for an event: ``Stream Wait Event``, where the stream that
+    ``Trace.stream`` gives waits, and ``Event Sync``, where the host does. ``wait_on_stream[i]`` is the stream
+    on which that event was recorded, ``record_correlation[i]`` the correlation id of the call that did;
+    ``NO_ID`` where the record does not say. The correlation id of the record is that of the waiting call.
+    """
+
+    rows: npt.NDArray[np.intp]
+    wait_on_stream: npt.NDArray[np.int64]
+    record_correlation: npt.NDArray[np.int64]
+
+
 Int64Column = npt.NDArray[np.int64]
 Int32Column = npt.NDArray[np.int32]
 Uint8Column = npt.NDArray[np.uint8]
@@ -141,6 +155,7 @@ class Trace:
     Flow events and counters are not kept; instants are kept as ``Kind.INSTANT`` with duration 0 only
     where they carry a category. ``collectives`` and ``shapes`` are keyed by row. ``grid`` indexes ``grids``,
     the launch grids of kernels; ``NO_ID`` where a kernel does not say, and an empty column where none does.
+    ``syncs`` is ``None`` where no wait for an event was recorded.
     """
 
     info: TraceInfo
@@ -162,6 +177,7 @@ class Trace:
     grid: Int32Column = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     grids: tuple[tuple[int, ...], ...] = ()
     memory: MemoryCounters | None = None
+    syncs: SyncRecords | None = None
     _end_ns: Int64Column | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:

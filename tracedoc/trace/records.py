@@ -19,6 +19,8 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     """The arguments of any event; values are whatever the file holds."""
 
     external_id: Any = msgspec.field(name="External id", default=-1)
+    wait_on_stream: Any = None
+    recorded_by: Any = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=None)
     device: Any = None
     stream: Any = None
     correlation: Any = -1
