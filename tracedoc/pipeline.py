@@ -114,6 +114,7 @@ def measure(
         *unread,
         *_limits_of_ranks(view.digests),
         *view.matching.limits,
+        *(job.limits if job is not None else ()),
         *job_limits(view),
     )
     return measure_run(view), _merged(limits), Cycles(settled.cycle, settled.cycles)

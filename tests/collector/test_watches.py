@@ -15,6 +15,7 @@ from tracedoc.collector.gcwatch import CollectionWatch
 from tracedoc.collector.steplog import StepLogWriter
 from tracedoc.run import steplog
 from tracedoc.run.steplog import parse_step_log, read_step_log
+from tracedoc.run.untrusted import MissingError
 
 
 def test_a_log_keeps_steps_and_pauses(tmp_path: Path) -> None:
@@ -59,7 +60,8 @@ def test_a_cut_record_is_left_out(tmp_path: Path) -> None:
 def test_other_bytes_are_no_log(tmp_path: Path) -> None:
     assert parse_step_log(b"") is None
     assert parse_step_log(b"x" * 100) is None
-    assert read_step_log(tmp_path / "none") is None
+    with pytest.raises(MissingError):
+        read_step_log(tmp_path / "none")
 
 
 def test_collections_are_counted_and_long_ones_told() -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 LIMITS: dict[str, str] = {
+    "bad-job-file": (
+        "The manifest names a file (a log of steps, or the step with Python stacks) that cannot be used: it "
+        "lies outside the run's folder, is no regular file, is too large, or is damaged. What it would tell "
+        "about the job, such as outliers among all steps, is unknown; the rest stands."
+    ),
     "bad-manifest": (
         "manifest.json in the run's folder cannot be used. The run is read as if there were none: ranks "
         "come from the traces and from file names."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import zlib
@@ -12,6 +13,7 @@ from pathlib import Path
 from tracedoc.errors import InputError, Limit
 from tracedoc.run.manifest import (
     MANIFEST_NAME,
+    MAX_BYTES,
     PART_SUFFIX,
     Manifest,
     join_manifests,
@@ -157,7 +159,12 @@ def _manifest_in(directory: Path, limits: list[Limit]) -> Manifest | None:
 def _listed(manifest: Manifest | None) -> dict[Path, int]:
     if manifest is None:
         return {}
-    return {(Path(entry.folder) / entry.file).resolve(): entry.rank for entry in manifest.ranks}
+    listed = {}
+    for entry in manifest.ranks:
+        # A name that no file can have (a null byte, a circle of links) names none of these.
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            listed[(Path(entry.folder) / entry.file).resolve()] = entry.rank
+    return listed
 
 
 def _no_traces(directory: Path, manifest: Manifest | None, limits: Sequence[Limit]) -> InputError:
@@ -296,8 +303,11 @@ def _remote_manifest(entries: Sequence[RemoteEntry], limits: list[Limit]) -> Man
     found = next((entry for entry in entries if entry.name == MANIFEST_NAME), None)
     if found is None:
         return None
+    name = public_name(found.path)
     try:
-        return parse_manifest(read_remote(found.path), public_name(found.path))
+        if found.size_bytes > MAX_BYTES:
+            raise InputError(f"{name} is larger than {MAX_BYTES:,} bytes")
+        return parse_manifest(read_remote(found.path), name)
     except InputError as error:
         limits.append(Limit("bad-manifest", error.message, "ranks are told by the files and their names"))
         return None

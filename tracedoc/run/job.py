@@ -6,13 +6,15 @@ Standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from tracedoc.errors import Limit
 from tracedoc.run.manifest import Manifest, ManifestRank, StepTime
 from tracedoc.run.steplog import StepLog, read_step_log
+from tracedoc.run.untrusted import MissingError, UnusableError, inside
 
 MAX_LOGS = 64
 """The step logs of at most this many ranks are read: all ranks step together."""
@@ -91,9 +93,10 @@ class RankJob:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the ranks of a run told, in rank order."""
+    """What the ranks of a run told, in rank order; ``limits`` are files of theirs that are not used."""
 
     ranks: tuple[RankJob, ...]
+    limits: tuple[Limit, ...] = ()
 
     @property
     def source(self) -> str:
@@ -112,15 +115,23 @@ def read_job(manifest: Manifest | None) -> Job | None:
     """
     if manifest is None:
         return None
+    unusable: list[str] = []
     ranks = [
-        _rank(entry, Path(entry.folder) if number < MAX_LOGS else None)
+        _rank(entry, Path(entry.folder) if number < MAX_LOGS and entry.folder else None, unusable)
         for number, entry in enumerate(manifest.ranks)
     ]
     told = tuple(rank for rank in ranks if rank is not None)
-    return Job(told) if told else None
+    return Job(told, tuple(_limits(unusable))) if told else None
 
 
-def _rank(entry: ManifestRank, folder: Path | None) -> RankJob | None:
+def _limits(unusable: Sequence[str]) -> Iterator[Limit]:
+    """Yield one limit for all files that were named and not used; it quotes the first."""
+    if unusable:
+        more = f", and {len(unusable) - 1} more such" if unusable[1:] else ""
+        yield Limit("bad-job-file", f"{unusable[0]}{more}", "what it would tell about the job is unknown")
+
+
+def _rank(entry: ManifestRank, folder: Path | None, unusable: list[str]) -> RankJob | None:
     part = entry.part
     if part is None or "environment" not in part:
         return None
@@ -148,23 +159,37 @@ def _rank(entry: ManifestRank, folder: Path | None) -> RankJob | None:
         cores=_cores(_entry(environment, "host")),
         affinity=_value(_entry(environment, "host"), "affinity", str) or "",
         json_bytes=_value(part, "json_bytes", int) or 0,
-        source=_beside(part, "source", folder),
-        log=_log(part, folder),
+        source=str(_beside(entry, "source", folder, unusable) or ""),
+        log=_log(entry, folder, unusable),
     )
 
 
-def _log(part: Entry, folder: Path | None) -> StepLog | None:
-    path = _beside(part, "step_log", folder)
-    return read_step_log(Path(path)) if path else None
+def _log(entry: ManifestRank, folder: Path | None, unusable: list[str]) -> StepLog | None:
+    path = _beside(entry, "step_log", folder, unusable)
+    if path is None:
+        return None
+    try:
+        log = read_step_log(path)
+        if log is None:
+            raise UnusableError("is no log of steps")
+    except UnusableError as error:
+        unusable.append(f"the step_log of rank {entry.rank} {error}")
+        return None
+    return log
 
 
-def _beside(part: Entry, key: str, folder: Path | None) -> str:
-    """Return the path of a file that a rank names, "" where it names none, or one outside the folder."""
-    name = _value(part, key, str)
-    # A name only: a manifest from elsewhere shall not choose among other files.
-    if folder is None or not name or Path(name).name != name:
-        return ""
-    return str(folder / name)
+def _beside(entry: ManifestRank, key: str, folder: Path | None, unusable: list[str]) -> Path | None:
+    """Return the path of a file that a rank names, ``None`` where it names none that may be read."""
+    name = _value(entry.part or {}, key, str)
+    if folder is None or not name:
+        return None
+    try:
+        return inside(folder, name)
+    except MissingError:
+        return None
+    except UnusableError as error:
+        unusable.append(f"the {key} of rank {entry.rank} {error}")
+        return None
 
 
 def _memory(entry: Entry) -> Memory:
@@ -242,6 +267,9 @@ def _entries(entry: Entry, key: str) -> list[Entry]:
 def _value(entry: Entry, key: str, kind: type[Plain]) -> Plain | None:
     found = entry.get(key)
     if kind is not bool and isinstance(found, bool):
+        return None
+    # Nothing that is counted or timed here can be negative.
+    if isinstance(found, int | float) and found < 0:
         return None
     return found if isinstance(found, kind) else None
 

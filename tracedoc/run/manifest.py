@@ -16,10 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tracedoc.errors import InputError
+from tracedoc.run.untrusted import MissingError, UnusableError, plain_json, read_bounded
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_SCHEMA = 1
 PART_SUFFIX = ".manifest.json"
+
+MAX_BYTES = 64 << 20
+"""A manifest, or all parts of one, beyond this size is not read: a rank tells of itself in some 10 KiB."""
 
 COMPLETE, PARTIAL, NOTHING = "complete", "partial", "nothing"
 """The states that last: all steps asked for, some of them, no trace; each with its reason."""
@@ -77,6 +81,8 @@ class Manifest:
 
 # Reading.
 
+_REMOVE_IT = "remove it; ranks are then told by file name"
+
 
 def read_manifest(directory: Path) -> Manifest | None:
     """Return the manifest of a directory, ``None`` where it has none.
@@ -85,33 +91,30 @@ def read_manifest(directory: Path) -> Manifest | None:
     there and is not a manifest of schema 1.
     """
     path = directory / MANIFEST_NAME
-    if not os.path.isfile(path):
+    try:
+        text = read_bounded(path, MAX_BYTES)
+    except MissingError:
         parts = read_parts(directory)
         return _manifest(merge_parts(parts), str(path)) if parts else None
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read: {error}", "remove it; ranks are then told by file name"
-        ) from None
+    except UnusableError as error:
+        raise InputError(f"{path} {error}", _REMOVE_IT) from None
     return parse_manifest(text, str(path))
 
 
 def parse_manifest(text: bytes, path: str) -> Manifest:
     """Return the manifest that was read from ``path``, which the messages name."""
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path} cannot be read: {error}", "remove it; ranks are then told by file name"
-        ) from None
+        content = plain_json(text)
+    except ValueError as error:
+        raise InputError(f"{path} cannot be read: {error}", _REMOVE_IT) from None
     ranks = content.get("ranks") if isinstance(content, dict) else None
-    if not isinstance(ranks, dict) or content.get("schema") != MANIFEST_SCHEMA:
-        raise InputError(
-            f"{path} is not a manifest of schema {MANIFEST_SCHEMA}",
-            "remove it; ranks are then told by file name",
-        )
+    if not isinstance(content, dict) or not isinstance(ranks, dict) or not _is_known(content):
+        raise InputError(f"{path} is not a manifest of schema {MANIFEST_SCHEMA}", _REMOVE_IT)
     return _manifest(content, path)
+
+
+def _is_known(content: Part) -> bool:
+    return content.get("schema") == MANIFEST_SCHEMA
 
 
 def join_manifests(manifests: Sequence[Manifest]) -> Manifest | None:
@@ -144,7 +147,7 @@ def _manifest(content: Part, path: str) -> Manifest:
     ranks = content.get("ranks")
     for rank, entry in ranks.items() if isinstance(ranks, dict) else ():
         # Longer numbers than any job has ranks are damage.
-        if not rank.isdecimal() or len(rank) > 6 or not isinstance(entry, dict):
+        if not rank.isdecimal() or not rank.isascii() or len(rank) > 6 or not isinstance(entry, dict):
             continue
         if isinstance(entry.get("file"), str) and entry["file"]:
             listed.append(_rank(int(rank), entry, folder))
@@ -188,14 +191,14 @@ def _step_time(entry: object) -> StepTime | None:
     if not isinstance(entry, dict):
         return None
     median, steps = entry.get("median_ms"), entry.get("steps")
-    if not isinstance(median, int | float) or not isinstance(steps, int) or steps < 1:
+    if not isinstance(median, int | float) or not isinstance(steps, int) or steps < 1 or median < 0:
         return None
     return StepTime(float(median), steps)
 
 
 def _count(entry: Part, key: str) -> int:
     value = entry.get(key)
-    return value if isinstance(value, int) else 0
+    return value if isinstance(value, int) and value >= 0 else 0
 
 
 def _text(entry: Part, key: str) -> str:
@@ -234,10 +237,13 @@ def read_parts(directory: Path) -> list[Part]:
         paths = sorted(directory.glob(f"*{PART_SUFFIX}"))
     except OSError:
         return []
+    room = MAX_BYTES
     for path in paths:
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            content = json.loads(path.read_bytes())
-            if isinstance(content, dict) and content.get("schema") == MANIFEST_SCHEMA:
+        with contextlib.suppress(UnusableError, ValueError):
+            text = read_bounded(path, room)
+            room -= len(text)
+            content = plain_json(text)
+            if isinstance(content, dict) and _is_known(content):
                 parts.append(content)
     return parts
 
@@ -248,7 +254,7 @@ def merge_parts(parts: Iterable[Part]) -> dict[str, object]:
     Of a job that was restarted, one attempt counts for all ranks, since other attempts recorded other
     steps: the one with most complete ranks, of equals the latest.
     """
-    ranks = [part for part in parts if part.get("part") == "rank" and isinstance(part.get("rank"), int)]
+    ranks = [part for part in parts if part.get("part") == "rank" and _is_rank(part.get("rank"))]
     nodes = [part for part in parts if part.get("part") == "node"]
     attempt = best_attempt(ranks)
     chosen = {str(part["rank"]): part for part in ranks if _attempt(part) == attempt}
@@ -265,15 +271,19 @@ def merge_parts(parts: Iterable[Part]) -> dict[str, object]:
     }
 
 
+def _is_rank(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def best_attempt(ranks: Sequence[Part]) -> int:
     """Return the restart whose captures count: most complete ranks, then most traces, then the latest."""
 
-    def worth(attempt: int) -> tuple[int, int, int]:
-        own = [part for part in ranks if _attempt(part) == attempt]
-        complete = sum(part.get("state") == COMPLETE for part in own)
-        return complete, sum(bool(part.get("file")) for part in own), attempt
-
-    return max({_attempt(part) for part in ranks}, key=worth, default=0)
+    worth: dict[int, list[int]] = {}
+    for part in ranks:
+        of_attempt = worth.setdefault(_attempt(part), [0, 0])
+        of_attempt[0] += part.get("state") == COMPLETE
+        of_attempt[1] += bool(part.get("file"))
+    return max(worth, key=lambda attempt: (worth[attempt], attempt), default=0)
 
 
 def _attempt(part: Part) -> int:
@@ -292,7 +302,7 @@ def _settled(part: Part, ended: bool) -> dict[str, object]:
 
 
 def _state(entries: Iterable[Part]) -> str:
-    states = {entry.get("state") for entry in entries if entry.get("level") != ""}
+    states = {_text(entry, "state") for entry in entries if entry.get("level") != ""}
     if not states or states == {NOTHING}:
         return NOTHING
     return COMPLETE if states == {COMPLETE} else PARTIAL

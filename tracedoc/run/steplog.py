@@ -12,6 +12,8 @@ from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracedoc.run.untrusted import read_bounded
+
 MAGIC = b"TDSTEPS1"
 HEADER = struct.Struct("<8sIIq")
 """Magic, rank, records in a full ring, and the nanoseconds since 1970 when the log began."""
@@ -31,6 +33,13 @@ WINDOW = 3
 
 CAPACITY = 65_536
 """A log never grows beyond this many records: 1.5 MiB."""
+
+MAX_BYTES = HEADER.size + CAPACITY * RECORD.size
+MAX_RANK = 10**6
+MAX_END_NS = 2**62
+"""The year 2116."""
+MAX_LENGTH_NS = 24 * 3600 * 10**9
+"""No step or pause takes longer than a day; what sums up a full log of such stays within 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +62,36 @@ class StepLog:
 
 
 def read_step_log(path: Path) -> StepLog | None:
-    """Return the log in a file, ``None`` where there is none or the file is not one.
+    """Return the log in a file, ``None`` where the file is not one.
 
-    A record cut off by the end of the file is left out.
+    Raises :class:`UnusableError` for a file that cannot be read, and for one larger than a log can be.
     """
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    return parse_step_log(content)
+    return parse_step_log(read_bounded(path, MAX_BYTES))
 
 
 def parse_step_log(content: bytes) -> StepLog | None:
-    """Return the log in the bytes of a file, ``None`` where they are not one."""
+    """Return the log in the bytes of a file, ``None`` where they are not one.
+
+    A record cut off by the end of the file is left out, and so is one with times that cannot be.
+    """
     if len(content) < HEADER.size:
         return None
     magic, rank, _, began_ns = HEADER.unpack_from(content)
-    if magic != MAGIC:
+    if magic != MAGIC or rank > MAX_RANK:
         return None
     whole = (len(content) - HEADER.size) // RECORD.size * RECORD.size
     words = array("q", content[HEADER.size : HEADER.size + whole])
     if sys.byteorder == "big":
         words.byteswap()
-    return StepLog(rank, began_ns, words)
+    records = zip(words[0::3], words[1::3], words[2::3], strict=True)
+    if all(_is_possible(end, length) for _, end, length in records):
+        return StepLog(rank, began_ns, words)
+    kept = array("q")
+    for place in range(0, len(words), 3):
+        if _is_possible(words[place + 1], words[place + 2]):
+            kept.extend(words[place : place + 3])
+    return StepLog(rank, began_ns, kept)
+
+
+def _is_possible(end_ns: int, length_ns: int) -> bool:
+    return 0 <= length_ns <= min(end_ns, MAX_LENGTH_NS) and end_ns < MAX_END_NS
