@@ -29,7 +29,7 @@ def facts_page() -> str:
     """Return the text of the page."""
     if str(REPOSITORY) not in sys.path:
         sys.path.insert(0, str(REPOSITORY))
-    import tracedoc.facts  # noqa: F401  fills the catalogue
+    import tracedoc.facts.topics  # noqa: F401  fills the catalogue
     from tracedoc.facts.catalog import CATALOG
 
     topics: dict[str, list[str]] = {}

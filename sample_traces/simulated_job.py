@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tracedoc.testing import TraceBuilder
+from tracedoc.testing.builder import TraceBuilder
 
 SEED = 20
 RANKS = 4

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import oracle
-from tracedoc.testing import parse_lanes
+from tracedoc.testing.lanes import parse_lanes
 from tracedoc.timeline.activity import Budget
 from tracedoc.timeline.build import RankTimeline, build_timeline
 from tracedoc.trace.kineto import read_trace

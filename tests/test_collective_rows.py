@@ -8,7 +8,8 @@ import pytest
 
 from tracedoc.diagnosis import CollectiveRow
 from tracedoc.pipeline import Options, diagnose
-from tracedoc.testing import TraceBuilder, parse_lanes
+from tracedoc.testing import TraceBuilder
+from tracedoc.testing.lanes import parse_lanes
 
 MIB = 1 << 20
 

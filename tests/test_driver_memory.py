@@ -14,10 +14,10 @@ import pytest
 from msgspec.structs import replace
 
 import tracedoc.pipeline
-from tracedoc.facts.digest import RankDigest
+from tracedoc.digest.packed_table import PackedTable
+from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.pipeline import diagnose
 from tracedoc.report.render import render_pieces
-from tracedoc.timeline.packed_table import PackedTable
 from tracedoc.worker import digest_file
 
 DIGEST_BYTES = 30_000

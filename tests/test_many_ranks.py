@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 import tracedoc.pipeline
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.facts.evidence import MAX_FOUND
 from tracedoc.pipeline import diagnose
+from tracedoc.whatif.evidence import MAX_FOUND
 from tracedoc.worker import digest_file
 
 RANKS = 300

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tracedoc.diagnosis import Diagnosis, Evidence, Finding, Gain
-from tracedoc.facts.packed_spans import PackedSet
+from tracedoc.digest.packed_spans import PackedSet
 from tracedoc.pipeline import Options, diagnose
 from tracedoc.spans import Spans
 from tracedoc.summary import combined_gain_ms
-from tracedoc.testing import parse_lanes
 from tracedoc.testing.jobs import write_job
+from tracedoc.testing.lanes import parse_lanes
 
 MS = 1_000_000
 

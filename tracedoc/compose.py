@@ -2,51 +2,36 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
-
-import numpy as np
-from msgspec.structs import replace
 
 import tracedoc
 from tracedoc.diagnosis import (
     At,
-    AwayRow,
     Budget,
     CaptureBudget,
-    CauseRow,
-    CollectiveRow,
     Detail,
     Diagnosis,
     FactRecord,
-    HostDetail,
-    KernelRow,
     Lane,
-    PhaseRow,
     RankReport,
     RunInfo,
     Scalar,
     StepBudget,
     Strategy,
-    SyncRow,
 )
+from tracedoc.digest.rank_digest import DRAWN, LANE_RANKS, RankDigest
+from tracedoc.digest.step_table import StepDigest
 from tracedoc.errors import Limit
-from tracedoc.facts.catalog import FactTable, Unknown, Value
-from tracedoc.facts.digest import DRAWN, LANE_RANKS, RankDigest
-from tracedoc.facts.links import operation_class
-from tracedoc.facts.measure import Measurements
-from tracedoc.facts.shard_table import unit_rows
-from tracedoc.facts.step_table import StepDigest
-from tracedoc.facts.strategy import strategy_of
-from tracedoc.facts.view import RunView
+from tracedoc.facts.catalog import FactTable
+from tracedoc.facts.measure_run import Measurements
+from tracedoc.facts.per_run.strategy import strategy_of
+from tracedoc.facts.tables import collective_rows, host_detail, kernel_rows, phase_rows, unit_rows
+from tracedoc.ranks.exposure import ExposedSplit
+from tracedoc.ranks.run_view import RunView
 from tracedoc.rules.engine import Judgement
-from tracedoc.spans import Int64Array
 from tracedoc.summary import summarise
 from tracedoc.timeline.activity import Budget as ExactBudget
-from tracedoc.timeline.collective_table import NONE, CollectiveTable
-from tracedoc.timeline.exposure import ExposedSplit
-from tracedoc.timeline.host import IDLE_WORK
-from tracedoc.trace.vocabulary import busbw_factor
+from tracedoc.values import Unknown, Value
 
 
 def compose(
@@ -72,12 +57,12 @@ def compose(
         facts=_fact_records(measurements.facts),
         limits=limits,
         detail=Detail(
-            collectives=_collective_rows(run, standing) if standing is not None else (),
-            kernels=_kernel_rows(standing) if standing is not None else (),
+            collectives=collective_rows(run, standing) if standing is not None else (),
+            kernels=kernel_rows(standing) if standing is not None else (),
             lanes=tuple(lane for digest in run.digests[:LANE_RANKS] for lane in _lanes(digest)),
             units=unit_rows(run),
-            host=_host_detail(standing) if standing is not None else None,
-            phases=_phase_rows(standing) if standing is not None else (),
+            host=host_detail(standing) if standing is not None else None,
+            phases=phase_rows(standing) if standing is not None else (),
         ),
         tool_version=tracedoc.__version__,
     )
@@ -205,114 +190,6 @@ def _fact_records(facts: FactTable) -> dict[str, FactRecord]:
         )
         for name, measurement in facts.items()
     }
-
-
-def _host_detail(digest: RankDigest) -> HostDetail | None:
-    host = digest.host_work
-    if host is None:
-        return None
-    idle = sorted(((ns, cause) for cause in IDLE_WORK if (ns := host.of(cause))), reverse=True)
-    return HostDetail(
-        causes=tuple(CauseRow(cause, ns / 1e6) for ns, cause in idle),
-        syncs=tuple(
-            SyncRow(
-                s.operator, s.call, s.where, s.count, s.draining, s.blocked_ns / 1e6, s.idle_ns / 1e6, s.line
-            )
-            for s in host.syncs
-        ),
-        away=tuple(
-            AwayRow(a.doing, a.where, a.count, a.longest_ns / 1e6, a.idle_ns / 1e6) for a in host.away
-        ),
-    )
-
-
-def _kernel_rows(digest: RankDigest) -> tuple[KernelRow, ...]:
-    kernels = digest.kernels
-    return tuple(
-        KernelRow(name, category.value, calls, time_ns / 1e6)
-        for name, category, calls, time_ns in zip(
-            kernels.names, kernels.categories, kernels.calls.tolist(), kernels.time_ns.tolist(), strict=True
-        )
-    )
-
-
-def _phase_rows(digest: RankDigest) -> tuple[PhaseRow, ...]:
-    return tuple(
-        PhaseRow(
-            p.phase.name.lower(),
-            p.span_ns / 1e6,
-            p.compute_ns / 1e6,
-            p.comm_ns / 1e6,
-            p.exposed_comm_ns / 1e6,
-        )
-        for p in digest.phases
-    )
-
-
-def _collective_rows(run: RunView, digest: RankDigest) -> tuple[CollectiveRow, ...]:
-    """Return one row per kind of collective in the judged step of the rank that stands for the run."""
-    step = digest.judged_step
-    if step is None:
-        return ()
-    table, turn = digest.collectives, run.arrivals[digest.rank].turn_ns(digest.collectives)
-    matched = run.arrivals[digest.rank].complete
-    kinds: dict[tuple[str, str, int | None, str], list[int]] = defaultdict(list)
-    inside = (table.start_ns >= step.start_ns) & (table.start_ns < step.end_ns)
-    for row in np.flatnonzero(inside).tolist():
-        kind = table.kinds[int(table.kind[row])]
-        kinds[kind.op, kind.group_name, kind.group_size or len(kind.group) or None, kind.dtype].append(row)
-    rows = []
-    for key, listed in kinds.items():
-        places = np.array(listed)
-        rows.append(_across_ranks(_collective_row(key, table, turn, matched, places), run, digest, places))
-    return tuple(sorted(rows, key=lambda row: -row.time_ms))
-
-
-def _across_ranks(row: CollectiveRow, run: RunView, digest: RankDigest, rows: np.ndarray) -> CollectiveRow:
-    """Return the row with what the matching over ranks says of such operations."""
-    found = operation_class(run, digest, rows)
-    if found is None:
-        return row
-    return replace(
-        row,
-        expected_gbps=found.expected_gbps if row.busbw_gbps is not None else None,
-        median_transfer_ms=found.transfer_ms,
-        arrival_spread_ms=found.spread_ms,
-        matched_calls=found.calls,
-        partial_calls=found.partial_calls,
-        last_arrivals=found.last_arrivals,
-    )
-
-
-def _collective_row(
-    key: tuple[str, str, int | None, str],
-    table: CollectiveTable,
-    turn_ns: Int64Array,
-    matched: np.ndarray,
-    rows: np.ndarray,
-) -> CollectiveRow:
-    op, group, group_size, dtype = key
-    sizes = np.sort(table.nbytes[rows][table.nbytes[rows] != NONE])
-    all_matched, all_sized = bool(matched[rows].all()), sizes.size == rows.size
-    transfer = int((table.end_ns[rows] - turn_ns[rows]).sum())
-    total = int(sizes.sum())
-    busbw = None
-    if all_matched and all_sized and group_size and transfer > 0 and total > 0:
-        busbw = total / transfer * busbw_factor(op, group_size)
-    return CollectiveRow(
-        op=op,
-        group=group,
-        group_size=group_size,
-        dtype=dtype,
-        calls_per_step=float(rows.size),
-        bytes_median=int(sizes[sizes.size // 2]) if sizes.size else None,
-        bytes_per_step=total if all_sized else None,
-        time_ms=int((table.end_ns[rows] - table.start_ns[rows]).sum()) / 1e6,
-        exposed_ms=int(table.exposed_ns[rows].sum()) / 1e6,
-        wait_ms=int((turn_ns[rows] - table.start_ns[rows]).sum()) / 1e6 if all_matched else None,
-        transfer_ms=transfer / 1e6 if all_matched else None,
-        busbw_gbps=busbw,
-    )
 
 
 def _lanes(digest: RankDigest) -> list[Lane]:

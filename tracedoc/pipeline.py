@@ -15,14 +15,14 @@ from msgspec.structs import replace
 
 from tracedoc.compose import compose
 from tracedoc.diagnosis import Diagnosis
+from tracedoc.digest.pool import Pool, shared, undrawn
+from tracedoc.digest.rank_digest import LANE_RANKS, RankDigest
 from tracedoc.errors import InputError, Limit
 from tracedoc.executors.run import run_each
 from tracedoc.executors.work import Lost
-from tracedoc.facts.digest import LANE_RANKS, RankDigest
-from tracedoc.facts.job import job_limits
-from tracedoc.facts.measure import Measurements, measure_run
-from tracedoc.facts.pool import Pool, shared, undrawn
-from tracedoc.facts.view import build_view
+from tracedoc.facts.measure_run import Measurements, measure_run
+from tracedoc.facts.per_run.settings import job_limits
+from tracedoc.ranks.run_view import build_view
 from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
 from tracedoc.rules.selection import choose

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
+from tracedoc.digest.packed_spans import PackedSet
 from tracedoc.errors import Limit
-from tracedoc.facts.measure import Measurements
-from tracedoc.facts.packed_spans import PackedSet
+from tracedoc.facts.measure_run import Measurements
 from tracedoc.spans import Spans
 from tracedoc.units import format_ms, format_percent
 

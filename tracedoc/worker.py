@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-import tracedoc.facts  # noqa: F401  fills the catalogue
-from tracedoc.facts.digest import RankDigest
-from tracedoc.facts.measure import measure_rank
+import tracedoc.facts.per_rank  # noqa: F401  fills the catalogue
+from tracedoc.digest.rank_digest import RankDigest
+from tracedoc.facts.measure_rank import measure_rank
 from tracedoc.run.remote import is_remote, open_remote, public_name
 from tracedoc.timeline.build import build_timeline
 from tracedoc.trace.kineto import read_trace

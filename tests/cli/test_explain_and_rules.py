@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tracedoc.cli import main
-from tracedoc.cli.limits import LIMITS
+from tracedoc.limits import LIMITS
 
 
 @dataclass(frozen=True)

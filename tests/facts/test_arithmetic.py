@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import tracedoc
-from tracedoc.facts.catalog import Value
-from tracedoc.facts.compute import COUNTERS
 from tracedoc.testing import TraceBuilder
+from tracedoc.timeline.flops import COUNTERS
+from tracedoc.values import Value
 
 FLASH = "aten::_scaled_dot_product_flash_attention"
 # Query [B=2, H=3, S=5, D=11], key [2, 3, T=7, 11]: two products of 2 x 2 x 3 x 5 x 7 x 11 = 4620 operations.

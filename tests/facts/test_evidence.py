@@ -6,7 +6,8 @@ from pathlib import Path
 
 import tracedoc
 from tracedoc.diagnosis import Diagnosis, Evidence
-from tracedoc.testing import TraceBuilder, parse_lanes
+from tracedoc.testing import TraceBuilder
+from tracedoc.testing.lanes import parse_lanes
 
 MS = 1_000_000
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import tracedoc
-from tracedoc.facts.catalog import CATALOG, Unknown, Value
-from tracedoc.facts.measure import measure_rank
+from tracedoc.facts.catalog import CATALOG
+from tracedoc.facts.measure_rank import measure_rank
 from tracedoc.pipeline import Options, measure
-from tracedoc.testing import TraceBuilder, parse_lanes
+from tracedoc.testing import TraceBuilder
+from tracedoc.testing.lanes import parse_lanes
+from tracedoc.values import Unknown, Value
 
 Measure = Callable[[TraceBuilder], dict[str, Value]]
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import tracedoc
-from tracedoc.facts.catalog import Measurement, Unknown, Value
-from tracedoc.testing import TraceBuilder, parse_lanes
+from tracedoc.facts.catalog import Measurement
+from tracedoc.testing import TraceBuilder
+from tracedoc.testing.lanes import parse_lanes
+from tracedoc.values import Unknown, Value
 
 MIB = 1 << 20
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import tracedoc
-from tracedoc.facts.catalog import Unknown, Value
 from tracedoc.pipeline import diagnose
-from tracedoc.testing import TraceBuilder, parse_lanes
+from tracedoc.testing import TraceBuilder
+from tracedoc.testing.lanes import parse_lanes
+from tracedoc.values import Unknown, Value
 
 
 def facts_of(path: Path) -> dict[str, Value]:

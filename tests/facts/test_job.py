@@ -10,15 +10,15 @@ import pytest
 
 import tracedoc
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.facts.catalog import Unknown
-from tracedoc.facts.runlong import counted_steps
-from tracedoc.facts.told_strategy import settle_strategy
+from tracedoc.facts.per_run.step_log import counted_steps
+from tracedoc.ranks.declared_strategy import settle_strategy
+from tracedoc.ranks.strategies.claim import Claim
 from tracedoc.run.job import Job, RankJob, read_job
 from tracedoc.run.manifest import read_manifest
 from tracedoc.run.steplog import CAPACITY, COLLECTION, HEADER, MAGIC, RECORD, STEP, WINDOW, parse_step_log
 from tracedoc.testing.jobs import draw_log, write_job
 from tracedoc.testing.lanes import parse_lanes
-from tracedoc.timeline.strategies.claim import Claim
+from tracedoc.values import Unknown
 
 GIB = 1024**3
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import tracedoc
-from tracedoc.facts.catalog import Unknown, Value
-from tracedoc.facts.gemms import gemm_table
+from tracedoc.digest.gemms import gemm_table
 from tracedoc.testing import TraceBuilder
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.values import Unknown, Value
 
 SGEMM = "ampere_sgemm_128x64_tn"
 BF16 = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"

@@ -8,7 +8,7 @@ import pytest
 
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.pipeline import Options, diagnose
-from tracedoc.testing import parse_lanes
+from tracedoc.testing.lanes import parse_lanes
 
 BLOCKS = """
 strategy: fsdp2

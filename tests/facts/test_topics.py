@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tracedoc.facts  # noqa: F401  fills the catalogue
+import tracedoc.facts.topics  # noqa: F401  fills the catalogue
 from tracedoc.facts.catalog import CATALOG
 from tracedoc.facts.topics import OTHER, TOPICS, by_topic, topic_of
 

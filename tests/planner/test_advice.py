@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import fields
 
 from tracedoc.errors import InputError
-from tracedoc.planner import fits_instead, fits_without_sharding
 from tracedoc.planner.advice import Advice, Situation, Wish, _decisions, advise
 from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of
+from tracedoc.planner.memory import fits_instead, fits_without_sharding
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import shape_from_parameters
 from tracedoc.planner.strategies import STRATEGIES

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tracedoc.facts import communication
 from tracedoc.facts.catalog import CATALOG
-from tracedoc.testing import run_case_file
+from tracedoc.facts.per_rank import messages
+from tracedoc.testing.cases import run_case_file
 
 TEXT = (Path(__file__).resolve().parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
@@ -30,10 +30,10 @@ def fact() -> Iterator[str]:
     name = re.findall(r'"(\w+)"', text)[0]
     if name in CATALOG:
         pytest.skip("the example stands in the code")
-    exec(compile(text, "CONTRIBUTING.md", "exec"), vars(communication))
+    exec(compile(text, "CONTRIBUTING.md", "exec"), vars(messages))
     yield name
     del CATALOG[name]
-    delattr(communication, name)
+    delattr(messages, name)
 
 
 def test_fact_passes_its_own_test(fact: str, tmp_path: Path) -> None:

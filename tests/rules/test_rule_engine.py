@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import pytest
 
 from tracedoc.diagnosis import Evidence, Finding, Fix, Gain, Verdict
-from tracedoc.facts.catalog import NEEDS, FactDef, Measurement, Scope, Unknown, Value
-from tracedoc.facts.measure import Availability, Measurements
-from tracedoc.facts.view import build_view
+from tracedoc.facts.catalog import NEEDS, FactDef, Measurement, Scope
+from tracedoc.facts.measure_run import Availability, Measurements
+from tracedoc.ranks.run_view import build_view
 from tracedoc.rules.engine import Judgement, evaluate
 from tracedoc.rules.model import Param, Rule
+from tracedoc.values import Unknown, Value
 
 MS = 1_000_000
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracedoc.facts.catalog import Unknown, Value
 from tracedoc.rules.expression import ExpressionError, Result, check, evaluate, parse
+from tracedoc.values import Unknown, Value
 
 UNITS = {
     "step_ms": "ms",

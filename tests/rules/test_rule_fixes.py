@@ -8,8 +8,8 @@ import pytest
 
 import tracedoc
 from tracedoc.diagnosis import Finding
-from tracedoc.testing import parse_lanes
 from tracedoc.testing.jobs import write_job
+from tracedoc.testing.lanes import parse_lanes
 
 
 def finding(folder: Path, rule: str, lanes: str, ranks: int = 2) -> Finding:

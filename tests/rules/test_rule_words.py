@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tracedoc.errors import RuleError
-from tracedoc.facts.catalog import Unknown, Value
 from tracedoc.rules.model import Rule
 from tracedoc.rules.selection import choose
 from tracedoc.rules.template import fill, placeholders, stray_brace
+from tracedoc.values import Unknown, Value
 
 
 def test_placeholders_read_in_the_words_of_their_unit() -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from tracedoc.testing import LanesError, TraceBuilder, parse_lanes
+from tracedoc.testing import TraceBuilder
+from tracedoc.testing.lane_words import LanesError
+from tracedoc.testing.lanes import parse_lanes
 
 
 def _spans(builder: TraceBuilder, category: str, start: str = "") -> list[tuple[float, float]]:

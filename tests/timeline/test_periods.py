@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tracedoc import build_timeline, load
+from tracedoc import load
 from tracedoc.testing import TraceBuilder
+from tracedoc.timeline.build import build_timeline
 from tracedoc.timeline.periods import period_marks
 
 EMBED, LAYER, NORM, LOSS, BACK, ADAM = range(6)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-import tracedoc.facts  # noqa: F401  fills the catalogue
-from tracedoc.facts.catalog import CATALOG, Unknown
-from tracedoc.testing.builder import TraceBuilder
+import tracedoc.facts.topics  # noqa: F401  fills the catalogue
+from tracedoc.facts.catalog import CATALOG
+from tracedoc.testing import TraceBuilder
 from tracedoc.timeline.build import RankTimeline, build_timeline
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.kineto import read_trace
+from tracedoc.values import Unknown
 
 GEMM = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
 

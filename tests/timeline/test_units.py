@@ -12,8 +12,8 @@ import pytest
 from tracedoc import load
 from tracedoc.testing import TraceBuilder
 from tracedoc.timeline.build import RankTimeline, build_timeline
-from tracedoc.timeline.unit_times import UnitTable, small_table
-from tracedoc.timeline.units import FORWARD, NO_TIME, PHASES, block_of
+from tracedoc.timeline.shards.times import UnitTable, small_table
+from tracedoc.timeline.shards.units import FORWARD, NO_TIME, PHASES, block_of
 
 MIB = 1 << 20
 
@@ -215,7 +215,7 @@ def test_table_that_travels_keeps_whole_steps_and_is_small(
     timeline = build_timeline(load(sample_traces / "synthetic_fsdp2_fine_wrapping" / "rank-0.json.gz"))
     table = table_of(timeline)
     assert len(pickle.dumps(small_table(table, 2))) < 100_000  # five steps of 141 gathers
-    monkeypatch.setattr("tracedoc.timeline.unit_times.MAX_CALLS", 300)
+    monkeypatch.setattr("tracedoc.timeline.shards.times.MAX_CALLS", 300)
     small = small_table(table, 2)
     assert small is not None
     assert small.gather_times is not None

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from tracedoc.trace.columns import Kind
+from tracedoc.trace.kernels import KernelCategory, is_rocm_copy_kernel, kernel_category
 from tracedoc.trace.vocabulary import (
     DTYPE_BYTES,
     CopyKind,
-    KernelCategory,
     RuntimeRole,
     busbw_factor,
     collective_op,
@@ -22,8 +22,6 @@ from tracedoc.trace.vocabulary import (
     is_backward_node,
     is_compile_range,
     is_p2p,
-    is_rocm_copy_kernel,
-    kernel_category,
     kind_of,
     nccl_annotation,
     optimizer_step_class,

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import pytest
 
 from tracedoc.diagnosis import Gain
-from tracedoc.facts.catalog import CATALOG, NEEDS, Measurement, Unknown
-from tracedoc.facts.measure import Availability, Measurements
-from tracedoc.facts.view import build_view
+from tracedoc.facts.catalog import CATALOG, NEEDS, Measurement
+from tracedoc.facts.measure_run import Availability, Measurements
+from tracedoc.ranks.run_view import build_view
+from tracedoc.values import Unknown
 from tracedoc.whatif.gains import GAINS
 
 NOT_SEEN = Unknown("not captured")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from tracedoc.cli.limits import LIMITS
 from tracedoc.cli.output import text_width, to_stdout
 from tracedoc.cli.packs import rules_option
 from tracedoc.errors import TracedocError
+from tracedoc.limits import LIMITS
 
 if TYPE_CHECKING:
     from tracedoc.facts.catalog import FactDef
@@ -55,7 +55,7 @@ def explain(name: str, rule_directories: tuple[str, ...]) -> None:
 
 def _known(rule_directories: Sequence[str]) -> tuple[dict[str, Rule], Mapping[str, FactDef]]:
     """Return all rules and facts by name."""
-    import tracedoc.facts  # noqa: F401  (fills the catalogue)
+    import tracedoc.facts.topics  # noqa: F401  (fills the catalogue)
     from tracedoc.facts.catalog import CATALOG
     from tracedoc.rules.load import load_rules
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from tracedoc.units import UNITS
+from tracedoc.values import Unknown, Value
 
 Scope = Literal["run", "rank", "step", "group", "unit"]
 NEEDS = frozenset(
@@ -31,17 +32,6 @@ NEEDS = frozenset(
     }
 )
 """What a fact or a rule may need of a capture."""
-
-Scalar = float | int | str | bool
-
-
-class Unknown(msgspec.Struct, frozen=True):
-    """A measurement that this capture does not allow, and why. Never 0, never NaN."""
-
-    reason: str
-
-
-Value = Scalar | Unknown
 
 
 class FactDef(msgspec.Struct, frozen=True):
@@ -107,3 +97,14 @@ def _register(
         return function
 
     return register
+
+
+def computed(definition: FactDef, subject: object) -> Value | dict[str, Value]:
+    """Compute one fact. A failure costs this fact only: it becomes Unknown, and its rules say error."""
+    try:
+        result: Value | dict[str, Value] = definition.compute(subject)
+    except Exception as error:
+        return Unknown(f"error: {type(error).__name__}: {error}")
+    if isinstance(result, float) and result != result:
+        return Unknown("error: not a number")
+    return result

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-import tracedoc.facts as facts
+from tracedoc.facts import per_rank, per_run
 from tracedoc.facts.catalog import CATALOG
 
 TOPICS = {
-    "Step": (facts.step, facts.phases),
-    "Communication": (facts.communication, facts.links),
-    "Gradients": (facts.gradients,),
-    "Sharding": (facts.sharding, facts.wrapping, facts.shard_hooks, facts.offload),
-    "Stragglers": (facts.straggler, facts.uneven, facts.slowness),
-    "Host and idle time": (facts.host, facts.idle),
-    "Input": (facts.input,),
-    "Memory and copies": (facts.memory,),
-    "Kernels and arithmetic": (facts.kernels, facts.compute),
-    "Job and capture": (facts.strategy, facts.capture, facts.job, facts.runlong),
+    "Step": (per_rank.step, per_rank.phase_times),
+    "Communication": (per_rank.messages, per_run.exposed_communication, per_run.links),
+    "Gradients": (per_run.gradients,),
+    "Sharding": (
+        per_rank.sharded_units,
+        per_run.gather_stalls,
+        per_run.wrapping,
+        per_rank.shard_hooks,
+        per_rank.offload,
+    ),
+    "Stragglers": (per_run.straggler, per_run.uneven, per_run.slow_gpus),
+    "Host and idle time": (per_rank.launch_pace, per_run.host_causes),
+    "Input": (per_rank.loader, per_run.loader_workers),
+    "Memory and copies": (per_rank.memory,),
+    "Kernels and arithmetic": (per_rank.kernel_mix, per_rank.arithmetic),
+    "Job and capture": (
+        per_run.strategy,
+        per_rank.capture,
+        per_run.coverage,
+        per_run.settings,
+        per_run.step_log,
+    ),
 }
 """The modules of each topic."""
 

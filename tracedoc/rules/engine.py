@@ -17,16 +17,16 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.diagnosis import SEVERITIES, Comparison, Evidence, Finding, Fix, Gain, Instance, Verdict
-from tracedoc.facts.catalog import Unknown, Value
-from tracedoc.facts.evidence import EVIDENCE, MAX_FOUND, EvidenceCollector, longest_places
-from tracedoc.facts.measure import Measurements
-from tracedoc.facts.packed_spans import PackedSet
+from tracedoc.digest.packed_spans import PackedSet
+from tracedoc.facts.measure_run import Measurements
 from tracedoc.rules.expression import Expression, parse
 from tracedoc.rules.expression import evaluate as evaluate_condition
 from tracedoc.rules.model import Rule
 from tracedoc.rules.template import WORST_RANK, fill, placeholders
 from tracedoc.spans import Spans
 from tracedoc.units import format_ms
+from tracedoc.values import Unknown, Value
+from tracedoc.whatif.evidence import EVIDENCE, MAX_FOUND, EvidenceCollector, longest_places
 from tracedoc.whatif.gains import GAINS, GainEstimator
 
 CRITICAL_SHARE = 0.15

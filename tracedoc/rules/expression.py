@@ -17,8 +17,8 @@ import msgspec
 
 from tracedoc.diagnosis import Comparison
 from tracedoc.errors import TracedocError, did_you_mean
-from tracedoc.facts.catalog import Scalar, Unknown, Value
 from tracedoc.units import UNITS, Unit
+from tracedoc.values import Scalar, Unknown, Value
 
 MAX_LENGTH = 1000
 """Characters of one condition."""

@@ -20,9 +20,9 @@ class Vocabulary(msgspec.Struct, frozen=True):
 def installed_vocabulary() -> Vocabulary:
     """Return every fact, gain estimator and evidence collector of this installation."""
     # Late, because a caller with a vocabulary of its own needs none of the measuring code.
-    import tracedoc.facts  # noqa: F401  (fills the catalogue)
+    import tracedoc.facts.topics  # noqa: F401  (fills the catalogue)
     from tracedoc.facts.catalog import CATALOG
-    from tracedoc.facts.evidence import EVIDENCE
+    from tracedoc.whatif.evidence import EVIDENCE
     from tracedoc.whatif.gains import GAINS
 
     return Vocabulary(CATALOG, GAINS, EVIDENCE)

@@ -13,7 +13,7 @@ from tracedoc.timeline.launches import NO_ROW, Launches, Rows, enclosing_rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among, union
-from tracedoc.trace.vocabulary import KernelCategory
+from tracedoc.trace.kernels import KernelCategory
 
 COMPUTE, COMMUNICATION, COPY = 0, 1, 2
 

@@ -10,6 +10,7 @@ from tracedoc.errors import Limit
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import (
     Activity,
+    Budget,
     GpuEvents,
     busiest_device,
     classify_gpu_events,
@@ -26,7 +27,9 @@ from tracedoc.timeline.launches import Launches, Rows, link_launches, lost_share
 from tracedoc.timeline.periods import repeated_steps
 from tracedoc.timeline.phase_budgets import PhaseBudget, cpu_phase_budgets, gpu_phase_budgets
 from tracedoc.timeline.phases import Phases, find_phases
+from tracedoc.timeline.shards.times import UnitTable, unit_table
 from tracedoc.timeline.steps import (
+    HostStep,
     HostSteps,
     Window,
     assign_steps,
@@ -35,7 +38,6 @@ from tracedoc.timeline.steps import (
     host_windows,
 )
 from tracedoc.timeline.syncs import Syncs
-from tracedoc.timeline.unit_times import UnitTable, unit_table
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
@@ -90,6 +92,19 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     def complete_windows(self) -> tuple[Window, ...]:
         """The steps that were captured whole."""
         return tuple(window for window in self.windows if window.complete)
+
+    @property
+    def judged_budget(self) -> Budget | None:
+        """The exact budget of the judged step, ``None`` where nothing can be judged."""
+        if self.judged is None or self.activity is None:
+            return None
+        return self.activity.budget(self.judged.start_ns, self.judged.end_ns)
+
+    @property
+    def judged_host_step(self) -> HostStep | None:
+        """The host's side of the judged step, ``None`` where steps are not known."""
+        position = None if self.judged is None else self.position_of(self.judged)
+        return None if position is None else self.host.steps[position]
 
     def position_of(self, window: Window) -> int | None:
         """Return the position in ``host.steps`` of a window's step, ``None`` for the whole capture."""

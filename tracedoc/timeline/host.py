@@ -17,7 +17,7 @@ from tracedoc.timeline.syncs import launching_threads
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct, is_among
-from tracedoc.trace.vocabulary import KernelCategory
+from tracedoc.trace.kernels import KernelCategory
 
 WORK = (
     "matrix", "compute", "communication", "copy",

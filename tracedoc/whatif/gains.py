@@ -7,8 +7,8 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from tracedoc.diagnosis import Gain
-from tracedoc.facts.catalog import Unknown
-from tracedoc.facts.measure import Measurements
+from tracedoc.facts.measure_run import Measurements
+from tracedoc.values import Unknown
 from tracedoc.whatif.bounds import hidden_by_compute, measured, within_host_work
 from tracedoc.whatif.gradients import GRADIENT_GAINS
 from tracedoc.whatif.sharding import SHARDING_GAINS

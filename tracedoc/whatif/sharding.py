@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tracedoc.diagnosis import Gain
-from tracedoc.facts.catalog import Unknown
-from tracedoc.facts.measure import Measurements
+from tracedoc.facts.measure_run import Measurements
+from tracedoc.values import Unknown
 from tracedoc.whatif.bounds import hidden_by_compute, measured, within_host_work
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tracedoc.diagnosis import Gain
-from tracedoc.facts.catalog import Unknown
-from tracedoc.facts.measure import Measurements
+from tracedoc.facts.measure_run import Measurements
+from tracedoc.values import Unknown
 from tracedoc.whatif.bounds import measured
 
 

@@ -1,0 +1,234 @@
+"""Collectives of several ranks, matched by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from tracedoc.ranks.exposure import Arrivals, arrivals_by_rank, split_exposed
+from tracedoc.ranks.group_guesses import with_guessed_groups
+from tracedoc.ranks.matching import RankCollectives, match_collectives
+from tracedoc.spans import Spans
+from tracedoc.timeline.collective_table import NO_TIME, CollectiveOp, CollectiveTable
+from tracedoc.trace.columns import ProcessGroup
+
+MS = 1_000_000
+REDUCE = CollectiveOp("all_reduce", (0, 1), "0", 2, 1024, "Float", None, 20, 0, 0, None, 1)
+
+
+def operation(start: int, end: int, **changes: object) -> CollectiveOp:
+    return replace(REDUCE, start_ns=start * MS, end_ns=end * MS, **changes)  # type: ignore[arg-type]
+
+
+def ranks(
+    first: list[CollectiveOp], second: list[CollectiveOp], hosts: tuple[str, str] = ("a", "a")
+) -> list[RankCollectives]:
+    tables = [CollectiveTable.of(listed) for listed in (first, second)]
+    return [RankCollectives(0, hosts[0], tables[0]), RankCollectives(1, hosts[1], tables[1])]
+
+
+def test_the_early_rank_waits_and_both_transfer() -> None:
+    matching = match_collectives(ranks([operation(0, 10)], [operation(8, 10)]), 2)
+    (found,) = matching.collectives
+    assert found.wait_ns == (8 * MS, 0)
+    assert found.transfer_ns == 2 * MS
+    assert found.last_rank == 1
+
+
+def test_one_lost_event_does_not_shift_the_rest() -> None:
+    first = [operation(0, 2), operation(3, 5), operation(6, 9), operation(10, 12, step=2)]
+    second = [operation(0, 2), operation(7, 9), operation(11, 12, step=2)]
+    matching = match_collectives(ranks(first, second), 2)
+    assert [(c.step, c.start_ns) for c in matching.collectives] == [
+        (1, (0, 0)),
+        (1, (6 * MS, 7 * MS)),
+        (2, (10 * MS, 11 * MS)),
+    ]
+
+
+def test_a_different_lost_event_on_each_rank_is_seen_by_the_ends() -> None:
+    first = [operation(0, 2), operation(3, 5)]
+    second = [operation(4, 5), operation(7, 9)]
+    (found,) = match_collectives(ranks(first, second), 2).collectives
+    assert found.start_ns == (3 * MS, 4 * MS)
+
+
+def test_sequence_numbers_survive_a_lost_event() -> None:
+    first = [operation(0, 2, seq=7), operation(3, 5, seq=8)]
+    second = [operation(4, 5, seq=8)]
+    (found,) = match_collectives(ranks(first, second), 2).collectives
+    assert found.start_ns == (3 * MS, 4 * MS)
+
+
+def test_a_group_with_a_missing_rank_is_matched_in_part() -> None:
+    first, second = [operation(0, 10, group=(0, 1, 2))], [operation(4, 10, group=(0, 1, 2))]
+    (found,) = match_collectives(ranks(first, second), 3).collectives
+    assert (found.complete, found.wait_ns) == (False, (4 * MS, 0))
+
+
+def test_operations_that_end_before_their_peer_starts_are_no_match() -> None:
+    first = [operation(start, start + 2) for start in (0, 10, 20)]
+    second = [operation(start + 5, start + 7) for start in (0, 10, 20)]
+    matching = match_collectives(ranks(first, second), 2)
+    assert matching.collectives == ()
+    assert [limit.code for limit in matching.limits] == ["collectives-not-matched"]
+
+
+def test_clocks_of_two_hosts_are_brought_together_by_the_ends() -> None:
+    skew = 3_000  # ms: the second host's clock is three seconds ahead
+    first = [operation(0, 10), operation(20, 30), operation(40, 50)]
+    second = [
+        operation(skew + 6, skew + 10),
+        operation(skew + 28, skew + 30),
+        operation(skew + 41, skew + 50),
+    ]
+    everyone = ranks(first, second, ("a", "b"))
+    matching = match_collectives(everyone, 2)
+    assert [c.wait_ns for c in matching.collectives] == [(6 * MS, 0), (8 * MS, 0), (1 * MS, 0)]
+    arrivals = arrivals_by_rank(matching, everyone)
+    assert arrivals[0].latest_ns[0] == 6 * MS
+    assert arrivals[1].latest_ns[0] == (skew + 6) * MS
+
+
+def test_hosts_whose_ends_scatter_are_not_aligned() -> None:
+    first = [operation(start, start + 10) for start in (0, 100, 200, 300)]
+    second = [operation(start, start + 10) for start in (5, 150, 280, 302)]
+    matching = match_collectives(ranks(first, second, ("a", "b")), 2)
+    assert not matching.clock.aligned
+    assert [limit.code for limit in matching.limits] == ["clocks-not-aligned"]
+
+
+def test_exposed_time_splits_exactly_and_transfer_comes_first() -> None:
+    waiting = operation(0, 10)  # the peer came at 6
+    unknown = operation(4, 8, op="broadcast", stream=21)
+    arrivals = Arrivals(np.array([6 * MS, NO_TIME]), np.array([True, False]), np.array([False, False]))
+    spans = split_exposed(Spans.from_pairs([(0, 12 * MS)]), CollectiveTable.of([waiting, unknown]), arrivals)
+    (split,) = spans.in_windows([0], [12 * MS])
+    # 0-4 wait, 4-6 the broadcast runs beside the wait, 6-10 transfer, 10-12 belongs to no operation.
+    assert (split.wait_ns, split.transfer_ns, split.unsplit_ns) == (4 * MS, 4 * MS, 4 * MS)
+
+
+@pytest.mark.parametrize("world_size", [4, 8])
+def test_without_groups_a_part_of_the_world_is_not_taken_for_all(world_size: int) -> None:
+    bare = [operation(0, 10, group=(), group_name="", group_size=None)]
+    assert match_collectives(ranks(bare, bare), world_size).collectives == ()
+    assert len(match_collectives(ranks(bare, bare), 2).collectives) == 1
+
+
+def test_a_group_that_gloo_does_not_name_is_the_one_in_which_nobody_leaves_too_early() -> None:
+    # Four ranks: pairs (0, 1) and (2, 3) gather at different times; the world reduces at 100.
+    shard = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
+    everyone = []
+    for rank, members in shard.items():
+        late = 0 if rank < 2 else 20
+        listed = [
+            operation(
+                start + late, start + late + 5, op="all_gather", group=(), group_name="", group_size=None
+            )
+            for start in (0, 40, 80)
+        ]
+        groups = (ProcessGroup("0", "default_pg", (0, 1, 2, 3), 4), ProcessGroup("1", "shard", members, 2))
+        everyone.append(RankCollectives(rank, "a", CollectiveTable.of(listed), groups))
+    filled = with_guessed_groups(everyone)
+    assert [rank.table.kinds[0].group for rank in filled] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    assert len(match_collectives(filled, 4)) == 6
+    assert len(match_collectives(everyone, 4)) == 0
+
+
+def p2p(op: str, peer: int, start: int, end: int) -> CollectiveOp:
+    return operation(start, end, op=op, group=(0, 1), peer=peer)
+
+
+def test_a_receive_waits_for_its_send_and_the_pair_forms_a_pipeline() -> None:
+    first = [p2p("send", 1, 10, 12), p2p("recv", 1, 13, 30)]
+    second = [p2p("recv", 0, 0, 12), p2p("send", 0, 28, 30)]
+    everyone = ranks(first, second)
+    matching = match_collectives(everyone, 2)
+    assert [(c.op, c.ranks, c.wait_ns) for c in matching.collectives] == [
+        ("send_recv", (0, 1), (0, 10 * MS)),
+        ("send_recv", (0, 1), (15 * MS, 0)),
+    ]
+    arrivals = arrivals_by_rank(matching, everyone)
+    spans = split_exposed(Spans.from_pairs([(0, 12 * MS)]), everyone[1].table, arrivals[1])
+    (split,) = spans.in_windows([0], [12 * MS])
+    assert (split.pipeline_wait_ns, split.wait_ns, split.transfer_ns) == (10 * MS, 0, 2 * MS)
+
+
+def test_a_ring_that_passes_data_one_way_is_no_pipeline() -> None:
+    everyone = []
+    for rank in range(3):
+        after, before = (rank + 1) % 3, (rank - 1) % 3
+        listed = [
+            replace(p2p("send", after, 10 + rank, 20), group=(0, 1, 2), stream=20),
+            replace(p2p("recv", before, 10 + rank, 20), group=(0, 1, 2), stream=21),
+        ]
+        everyone.append(RankCollectives(rank, "a", CollectiveTable.of(listed)))
+    matching = match_collectives(everyone, 3)
+    assert len(matching) == 3
+    assert not any(arrivals.pipeline.any() for arrivals in arrivals_by_rank(matching, everyone).values())
+
+
+def test_ranks_that_disagree_on_an_operation_are_a_limit() -> None:
+    first = [operation(0, 10, seq=1), operation(20, 30, seq=2)]
+    second = [operation(0, 10, seq=1), operation(20, 30, seq=2, op="broadcast")]
+    matching = match_collectives(ranks(first, second), 2)
+    assert len(matching) == 1
+    assert "collectives-disagree" in [limit.code for limit in matching.limits]
+
+
+def test_a_broadcast_has_no_latest_start() -> None:
+    first, second = [operation(0, 10, op="broadcast")], [operation(8, 10, op="broadcast")]
+    everyone = ranks(first, second)
+    matching = match_collectives(everyone, 2)
+    assert len(matching) == 1
+    assert not arrivals_by_rank(matching, everyone)[0].known.any()
+
+
+def test_ranks_that_disagree_on_a_size_are_a_limit_and_still_matched() -> None:
+    first, second = [operation(0, 10, seq=1)], [operation(8, 10, seq=1, nbytes=4096)]
+    matching = match_collectives(ranks(first, second), 2)
+    assert [one.nbytes for one in matching.collectives] == [4096]
+    assert [limit.code for limit in matching.limits] == ["collectives-disagree"]
+
+
+@pytest.mark.parametrize(
+    "different",
+    [
+        {"op": "all_to_all", "nbytes": 4096},  # each rank sends what its peers need
+        {"nbytes": None},  # one of the files does not say it
+    ],
+    ids=["all-to-all", "unknown on one rank"],
+)
+def test_sizes_that_may_differ_are_no_disagreement(different: dict[str, object]) -> None:
+    op = different.get("op", "all_reduce")
+    first, second = [operation(0, 10, seq=1, op=op)], [operation(8, 10, seq=1, **different)]
+    matching = match_collectives(ranks(first, second), 2)
+    assert len(matching) == 1
+    assert matching.limits == ()
+
+
+@pytest.mark.parametrize(("operations", "matched"), [(10, 10), (9, 8)])
+def test_one_impossible_pair_in_ten_is_borne_and_one_in_nine_is_not(operations: int, matched: int) -> None:
+    # The peer's second operation begins 0.5 ms after this rank has left it. By their ends it has no partner.
+    first = [operation(10 * place, 10 * place + 2) for place in range(operations)]
+    second = [operation(10 * place + 1, 10 * place + 2) for place in range(operations)]
+    second[1] = replace(second[1], start_ns=12 * MS + MS // 2, end_ns=13 * MS)
+    assert len(match_collectives(ranks(first, second), 2)) == matched
+
+
+def test_broadcasts_tell_nothing_of_impossible_pairs() -> None:
+    # One of five all-reduces is impossible; ten broadcasts beside them do not make it one of fifteen.
+    first = [operation(10 * place, 10 * place + 2) for place in range(5)]
+    second = [operation(10 * place + 1, 10 * place + 2) for place in range(5)]
+    second[1] = replace(second[1], start_ns=12 * MS + MS // 2, end_ns=13 * MS)
+    others = [operation(100 + 10 * place, 102 + 10 * place, op="broadcast") for place in range(10)]
+    matching = match_collectives(ranks(first + others, second + others), 2)
+    assert [one.op for one in matching.collectives].count("all_reduce") == 4
+
+
+def test_a_receive_whose_send_is_not_known_is_neither_waiting_nor_transfer() -> None:
+    arrivals = Arrivals(np.array([NO_TIME]), np.array([False]), np.array([True]))
+    table = CollectiveTable.of([p2p("recv", 0, 0, 12)])
+    (split,) = split_exposed(Spans.from_pairs([(0, 12 * MS)]), table, arrivals).in_windows([0], [12 * MS])
+    assert (split.pipeline_wait_ns, split.transfer_ns, split.unsplit_ns) == (0, 0, 12 * MS)

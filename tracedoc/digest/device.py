@@ -1,0 +1,43 @@
+"""The name of the device that a rank ran on, and what the table of devices says of it."""
+
+from __future__ import annotations
+
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.trace.devices import DevicePeak, device_peak
+from tracedoc.values import Unknown
+
+UNNAMED = "GPU"
+"""What a device is called that the trace does not name."""
+
+
+def device_name(timeline: RankTimeline) -> str:
+    """Return the name of the judged device: "CPU" in a CPU trace, "GPU" where the file names none."""
+    if timeline.is_cpu:
+        return "CPU"
+    named = {device.index: device.name for device in timeline.trace.info.devices}
+    if timeline.device in named:
+        return named[timeline.device]
+    return next(iter(named.values()), UNNAMED if timeline.device is not None else "unknown device")
+
+
+def judged_peak(timeline: RankTimeline) -> DevicePeak | Unknown:
+    """Return the peaks of the judged device."""
+    name = device_name(timeline)
+    return device_peak(name) or unlisted(name)
+
+
+def half_tflops(timeline: RankTimeline) -> float | Unknown:
+    """Return the dense peak of the judged device in 16 bits: bf16, on Volta and Turing fp16."""
+    peak = judged_peak(timeline)
+    if isinstance(peak, Unknown):
+        return peak
+    return peak.bf16_tflops or peak.fp16_tflops or Unknown("the device has no 16-bit tensor cores")
+
+
+def unlisted(device: str) -> Unknown:
+    """Return why the peaks, or the link, of a device are not known."""
+    if device == UNNAMED:
+        return Unknown("the trace does not name the device, so its peak rates are not known")
+    if device_peak(device) is not None:
+        return Unknown(f"what joins GPUs of the kind {device!r} differs between machines")
+    return Unknown(f"{device!r} is not in the device table")

@@ -1,0 +1,124 @@
+"""How long one rank's matrix products take by kernel and shape, alone and beside communication."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.timeline.activity import COMPUTE
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.kernels import KernelCategory
+from tracedoc.trace.matrix_kernels import matrix_format
+
+MAX_GEMMS = 64
+"""The table keeps so many kinds, those with most time."""
+
+MIN_CALLS = 3
+"""A kind with fewer calls has no median worth comparing."""
+
+BESIDE = 0.5
+"""A kernel counts as beside communication if that covers this share of it, as alone if it covers nothing."""
+
+
+class GemmTable(msgspec.Struct, frozen=True, eq=False):
+    """Dense matrix products of all judged and complete steps of one rank, one row a kernel and launch grid.
+
+    ``keys`` are the same for the same kernel with the same grid on every rank, in ascending order; ``names``
+    are shortened. ``calls`` counts all calls: ``alone`` those with no communication beside the kernel,
+    ``beside`` those with communication beside half of it or more. Durations are in nanoseconds, 0 where a
+    kind has no such call. ``gridded`` tells where the grid is known: without it, one row may mix shapes.
+    """
+
+    keys: npt.NDArray[np.uint64]
+    names: tuple[str, ...]
+    gridded: npt.NDArray[np.bool_]
+    calls: npt.NDArray[np.int32]
+    alone: npt.NDArray[np.int32]
+    alone_p10_ns: npt.NDArray[np.int64]
+    alone_median_ns: npt.NDArray[np.int64]
+    beside: npt.NDArray[np.int32]
+    beside_p10_ns: npt.NDArray[np.int64]
+    beside_median_ns: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return int(self.keys.size)
+
+
+def gemm_table(timeline: RankTimeline) -> GemmTable:
+    """Return the table of a rank's matrix products; empty for a CPU trace."""
+    trace, rows = timeline.trace, _gemm_rows(timeline)
+    grids = trace.grid[rows].astype(np.int64) if trace.grid.size else np.full(rows.size, -1, dtype=np.int64)
+    kinds, kind_of = np.unique(trace.name[rows].astype(np.int64) << 32 | (grids + 1), return_inverse=True)
+    durations = trace.dur_ns[rows]
+    covered = np.zeros(rows.size, dtype=np.int64)
+    if timeline.activity is not None:
+        covered = timeline.activity.comm.covered_ns(trace.ts_ns[rows], trace.ts_ns[rows] + durations)
+    alone, beside = covered == 0, covered >= BESIDE * durations
+    spent = np.zeros(kinds.size, dtype=np.int64)
+    np.add.at(spent, kind_of, durations)
+    found = []
+    for kind in np.argsort(-spent, kind="stable")[:MAX_GEMMS].tolist():
+        mine = kind_of == kind
+        if int(mine.sum()) < MIN_CALLS:
+            continue
+        name, grid = trace.names[int(kinds[kind] >> 32)], int(kinds[kind] & 0xFFFFFFFF) - 1
+        shape = trace.grids[grid] if grid >= 0 else ()
+        found.append(
+            (
+                _key(name, shape),
+                name[:80],
+                bool(shape),
+                int(mine.sum()),
+                *_summary(durations[mine & alone]),
+                *_summary(durations[mine & beside]),
+            )
+        )
+    return _columns(sorted(found))
+
+
+def _gemm_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
+    trace, events = timeline.trace, timeline.events
+    dense = np.zeros(len(trace.names), dtype=bool)
+    for name_id, category in events.categories.items():
+        name = trace.names[name_id]
+        dense[name_id] = (
+            category is KernelCategory.GEMM and matrix_format(name) is not None and "gemv" not in name
+        )
+    windows = [w for w in timeline.windows if w.complete or w == timeline.judged]
+    starts = trace.ts_ns[events.rows]
+    judged = np.zeros(events.rows.size, dtype=bool)
+    for window in windows:
+        judged |= (starts >= window.start_ns) & (starts < window.end_ns)
+    judged &= (events.classes == COMPUTE) & (trace.device[events.rows] == timeline.device)
+    judged &= (trace.kind[events.rows] == int(Kind.KERNEL)) & dense[trace.name[events.rows]]
+    return np.asarray(events.rows[judged], dtype=np.intp)
+
+
+def _key(name: str, grid: tuple[int, ...]) -> int:
+    return int.from_bytes(blake2b(f"{name} {grid}".encode(), digest_size=8).digest(), "big")
+
+
+def _summary(durations: npt.NDArray[np.int64]) -> tuple[int, int, int]:
+    if durations.size == 0:
+        return 0, 0, 0
+    ordered, last = np.sort(durations), durations.size - 1
+    return int(durations.size), int(ordered[last // 10]), int(ordered[last // 2])
+
+
+def _columns(rows: list[tuple[int, str, bool, int, int, int, int, int, int, int]]) -> GemmTable:
+    return GemmTable(
+        keys=np.array([row[0] for row in rows], dtype=np.uint64),
+        names=tuple(row[1] for row in rows),
+        gridded=np.array([row[2] for row in rows], dtype=np.bool_),
+        calls=np.array([row[3] for row in rows], dtype=np.int32),
+        alone=np.array([row[4] for row in rows], dtype=np.int32),
+        alone_p10_ns=np.array([row[5] for row in rows], dtype=np.int64),
+        alone_median_ns=np.array([row[6] for row in rows], dtype=np.int64),
+        beside=np.array([row[7] for row in rows], dtype=np.int32),
+        beside_p10_ns=np.array([row[8] for row in rows], dtype=np.int64),
+        beside_median_ns=np.array([row[9] for row in rows], dtype=np.int64),
+    )

@@ -1,0 +1,268 @@
+"""What one rank sends on: budgets, collectives and facts of its steps, in kilobytes. Events stay behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.digest.device import device_name
+from tracedoc.digest.gemms import GemmTable, gemm_table
+from tracedoc.digest.host_work import HostDigest, host_digest
+from tracedoc.digest.named_values import NamedValues
+from tracedoc.digest.packed_columns import Unsigned, narrow
+from tracedoc.digest.packed_spans import PackedSet, PackedSpans
+from tracedoc.digest.packed_table import PackedTable
+from tracedoc.digest.step_table import StepDigest, StepTable
+from tracedoc.digest.work import WorkTable, work_table
+from tracedoc.errors import Limit
+from tracedoc.spans import Int64Array, Spans
+from tracedoc.timeline.activity import Budget
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.collective_table import CollectiveTable
+from tracedoc.timeline.offloading import offload_stall
+from tracedoc.timeline.phase_budgets import PhaseBudget
+from tracedoc.timeline.reductions import gradient_rows
+from tracedoc.timeline.shards.times import UnitTable, small_table
+from tracedoc.timeline.stalls import (
+    hook_idle,
+    host_away_idle,
+    launch_pace_idle,
+    pageable_stall,
+    short_kernel_idle,
+)
+from tracedoc.timeline.steps import Window
+from tracedoc.timeline.strategy_signs import StrategySigns, strategy_signs
+from tracedoc.trace.columns import Kind, ProcessGroup
+from tracedoc.trace.kernels import KernelCategory
+from tracedoc.values import Value
+
+MAX_SPANS = 400
+"""Pictures and evidence keep at most this many intervals of a kind, the longest ones."""
+
+LANE_RANKS = 16
+"""Pictures show the lanes of at most this many ranks, those with the lowest numbers."""
+
+DRAWN = ("compute", "communication", "copy")
+"""Named sets that only pictures need."""
+
+EVIDENT_CAUSES = ("input", "allocator", "sync")
+"""Causes of idle time that findings point to."""
+
+MAX_KERNEL_NAMES = 60
+"""The kernel table keeps this many names, those with most time."""
+
+
+class KernelTable(msgspec.Struct, frozen=True, eq=False):
+    """The kernels of the judged step by name, those with most time first, as columns."""
+
+    names: tuple[str, ...] = ()
+    categories: tuple[KernelCategory, ...] = ()
+    calls: Unsigned = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
+    time_ns: Int64Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+
+class RankDigest(msgspec.Struct, frozen=True, eq=False):
+    """One rank as the other stages see it.
+
+    ``rank`` is the one settled over all files, not only what the file says. ``judged`` is the position in
+    ``steps`` of the step that stands for the rank. ``spans`` are named sets inside the judged step, for
+    evidence and pictures; ``present`` are the needs that the trace meets. ``first_step`` identifies the
+    profiler's cycle. ``phases`` are those of the judged step, in order.
+    ``gradients`` tells which collectives reduce gradients; ``work`` follows ``steps``.
+    """
+
+    rank: int
+    source: str
+    host: str
+    device: str
+    world_size: int | None
+    backend: str
+    is_cpu: bool
+    truncated: bool
+    start_ns: int
+    step_source: str
+    groups: tuple[ProcessGroup, ...]
+    first_step: int | None
+    capture: Budget | None
+    capture_idle_ns: Mapping[str, int]
+    steps: Sequence[StepDigest]
+    judged: int | None
+    collectives: CollectiveTable
+    packed_exposed_comm: PackedSet
+    kernels: KernelTable
+    spans: Mapping[str, Spans]
+    signs: StrategySigns
+    present: frozenset[str]
+    limits: tuple[Limit, ...]
+    facts: Mapping[str, Value] = msgspec.field(default_factory=dict)
+    host_work: HostDigest | None = None
+    gemms: GemmTable | None = None
+    units: UnitTable | None = None
+    phases: tuple[PhaseBudget, ...] = ()
+    gradients: npt.NDArray[np.bool_] = msgspec.field(default_factory=lambda: np.zeros(0, dtype=bool))
+    work: WorkTable | None = None
+
+    @property
+    def exposed_comm(self) -> Spans:
+        """The exposed communication of all steps."""
+        return self.packed_exposed_comm.unpack()
+
+    @property
+    def judged_step(self) -> StepDigest | None:
+        """The step that stands for the rank, ``None`` where nothing can be judged."""
+        return None if self.judged is None else self.steps[self.judged]
+
+    @property
+    def complete_steps(self) -> tuple[StepDigest, ...]:
+        """The steps that were captured whole."""
+        return tuple(step for step in self.steps if step.complete)
+
+
+def digest_timeline(timeline: RankTimeline, facts: Mapping[str, Value], *, rank: int) -> RankDigest:
+    """Return the digest of one rank's timeline with its measured ``facts``."""
+    trace, info = timeline.trace, timeline.trace.info
+    steps = tuple(_step_digest(timeline, window) for window in timeline.windows) if timeline.activity else ()
+    judged = timeline.judged
+    position = next(
+        (i for i, step in enumerate(steps) if judged is not None and step.index == judged.index), None
+    )
+    activity = timeline.activity
+    return RankDigest(
+        rank=rank,
+        source=info.source,
+        host=info.host,
+        device=device_name(timeline),
+        world_size=info.world_size,
+        backend=info.backend,
+        is_cpu=timeline.is_cpu,
+        truncated=info.truncated,
+        start_ns=int(trace.ts_ns[0]) if len(trace) else 0,
+        step_source=timeline.host.source,
+        groups=info.groups,
+        first_step=timeline.host.steps[0].index if timeline.host.steps else None,
+        capture=activity.budget(activity.start_ns, activity.end_ns) if activity else None,
+        capture_idle_ns=(
+            timeline.idle.in_window(activity.start_ns, activity.end_ns) if activity and timeline.idle else {}
+        ),
+        steps=StepTable(steps),
+        judged=position,
+        collectives=PackedTable.of_table(timeline.collectives),
+        packed_exposed_comm=PackedSet.of(_exposed_comm(timeline)),
+        kernels=_kernel_table(timeline),
+        spans=PackedSpans(judged_spans(timeline)),
+        signs=strategy_signs(timeline),
+        present=_present(timeline),
+        limits=(*trace.limits, *timeline.limits),
+        facts=NamedValues(tuple(facts), tuple(facts.values())),
+        host_work=host_digest(timeline),
+        gemms=gemm_table(timeline),
+        units=small_table(timeline.units, judged.index if judged is not None else None),
+        phases=timeline.phase_budgets,
+        gradients=gradient_rows(timeline),
+        work=work_table(timeline),
+    )
+
+
+def _step_digest(timeline: RankTimeline, window: Window) -> StepDigest:
+    assert timeline.activity is not None
+    start, end = window.start_ns, window.end_ns
+    blocking = timeline.blocking
+    return StepDigest(
+        window.index,
+        start,
+        end,
+        window.complete,
+        timeline.activity.budget(start, end),
+        timeline.idle.in_window(start, end) if timeline.idle else {},
+        None if blocking is None else blocking.clip(start, end).total_ns,
+    )
+
+
+def judged_spans(timeline: RankTimeline) -> dict[str, Spans]:
+    """Return the named sets of time inside the judged step: activity, idle by cause (``idle_*``), stalls."""
+    window, activity = timeline.judged, timeline.activity
+    if window is None or activity is None:
+        return {}
+    found = {
+        "compute": activity.compute,
+        "communication": activity.comm,
+        "copy": activity.copy,
+        "exposed_comm": activity.exposed_comm,
+    }
+    if timeline.idle is not None:
+        causes = timeline.idle.spans
+        found |= {f"idle_{cause}": causes[cause] for cause in EVIDENT_CAUSES if cause in causes}
+    if not timeline.is_cpu:
+        found["idle_launch_pace"] = launch_pace_idle(timeline) or Spans.empty()
+        found["idle_host_away"] = host_away_idle(timeline) or Spans.empty()
+        found["idle_short_kernels"] = short_kernel_idle(timeline) or Spans.empty()
+        found["pageable_stall"] = pageable_stall(timeline)
+        found["idle_sharding_hooks"] = hook_idle(timeline) or Spans.empty()
+        found["offload_stall"] = offload_stall(timeline)
+    found["non_compute"] = activity.compute.complement(window.start_ns, window.end_ns)
+    return {name: _longest(spans.clip(window.start_ns, window.end_ns)) for name, spans in found.items()}
+
+
+def _exposed_comm(timeline: RankTimeline) -> Spans:
+    """Return the exposed communication in the steps."""
+    if timeline.activity is None or not timeline.windows:
+        return Spans.empty()
+    return timeline.activity.exposed_comm.clip(timeline.windows[0].start_ns, timeline.windows[-1].end_ns)
+
+
+def _longest(spans: Spans) -> Spans:
+    if len(spans) <= MAX_SPANS:
+        return spans
+    kept = np.sort(np.argsort(spans.ends - spans.starts)[-MAX_SPANS:])
+    return Spans(spans.starts[kept], spans.ends[kept])
+
+
+def _kernel_table(timeline: RankTimeline) -> KernelTable:
+    window, trace, events = timeline.judged, timeline.trace, timeline.events
+    if window is None or timeline.device is None:
+        return KernelTable()
+    rows = events.rows
+    inside = (
+        (trace.device[rows] == timeline.device)
+        & (trace.kind[rows] == int(Kind.KERNEL))
+        & (trace.ts_ns[rows] >= window.start_ns)
+        & (trace.ts_ns[rows] < window.end_ns)
+    )
+    rows = rows[inside]
+    names, inverse, calls = np.unique(trace.name[rows], return_inverse=True, return_counts=True)
+    times = np.bincount(inverse, weights=trace.dur_ns[rows], minlength=names.size)
+    order = np.argsort(-times, kind="stable")[:MAX_KERNEL_NAMES]
+    kept = names[order].tolist()
+    return KernelTable(
+        names=tuple(trace.names[name][:300] for name in kept),
+        categories=tuple(events.categories[name] for name in kept),
+        calls=narrow(calls[order]),
+        time_ns=times[order].astype(np.int64),
+    )
+
+
+def _present(timeline: RankTimeline) -> frozenset[str]:
+    trace = timeline.trace
+    present = set()
+    if timeline.device is not None:
+        present.add("gpu")
+        if bool((trace.kind == int(Kind.KERNEL)).any()):
+            present.add("kernels")
+    if timeline.is_cpu:
+        present |= {"kernels"}
+    if bool(timeline.launches.linked.any()):
+        present.add("launches")
+    if timeline.collectives:
+        present.add("collectives")
+    if bool((trace.kind == int(Kind.CPU_OP)).any()):
+        present.add("host_ops")
+    if trace.info.has_shapes or trace.shapes:
+        present.add("shapes")
+    if trace.info.has_memory:
+        present.add("memory")
+    if timeline.units is not None:
+        present.add("sharding")
+    return frozenset(present)

@@ -1,0 +1,161 @@
+"""Measure the facts of the run over the digests of all ranks, and how far they can be trusted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+import tracedoc.facts.per_rank
+import tracedoc.facts.per_run  # noqa: F401  fills the catalogue
+from tracedoc.digest.rank_digest import RankDigest
+from tracedoc.facts.catalog import CATALOG, NEEDS, FactDef, FactTable, Measurement, computed
+from tracedoc.ranks.run_view import RunView
+from tracedoc.timeline.strategy_signs import SHARDED_MARKS
+from tracedoc.trace.devices import device_peak
+from tracedoc.values import Unknown, Value
+
+ENOUGH_STEPS = 3
+"""Fewer complete steps than this cannot tell a habit from an accident."""
+
+
+class Availability(msgspec.Struct, frozen=True):
+    """Whether the capture holds what a fact or rule needs.
+
+    ``state`` is "present", "by_nature" (absent because the run has none: one GPU, a CPU run) or
+    "not_captured" (the run may have it, this capture does not).
+    """
+
+    state: str
+    reason: str = ""
+
+
+class Measurements(msgspec.Struct, frozen=True):
+    """What was measured, and how far it can be trusted. The only input of the rule engine.
+
+    ``available`` has one entry for each of :data:`tracedoc.facts.catalog.NEEDS`. ``confidence`` is
+    "high", "medium" or "low". ``ranks`` and ``steps`` are those judged.
+    """
+
+    facts: FactTable
+    available: Mapping[str, Availability]
+    confidence: str
+    is_cpu: bool
+    ranks: tuple[int, ...]
+    steps: tuple[int, ...]
+    run: RunView
+
+
+def measure_run(run: RunView) -> Measurements:
+    """Compute the run facts, and put them beside the rank facts of all digests."""
+    facts: dict[str, Measurement] = {}
+    unknown: dict[tuple[Unknown | str, ...], Mapping[str, Value]] = {}
+    missing = Unknown("not measured")
+    for definition in CATALOG.values():
+        if definition.kind == "rank":
+            values = {str(d.rank): d.facts.get(definition.name, missing) for d in run.digests}
+            facts[definition.name] = _keyed(definition, values, run, unknown)
+        else:
+            result = computed(definition, run)
+            if isinstance(result, dict):
+                facts[definition.name] = _keyed(definition, result, run, unknown)
+            else:
+                facts[definition.name] = Measurement(definition, result)
+    judged = run.judged()
+    return Measurements(
+        facts=facts,
+        available=availability(run),
+        confidence=confidence(run),
+        is_cpu=bool(run.digests) and all(digest.is_cpu for digest in run.digests),
+        ranks=tuple(digest.rank for digest, _ in judged),
+        steps=tuple(sorted({step.index for digest in run.digests for step in digest.complete_steps})),
+        run=run,
+    )
+
+
+def confidence(run: RunView) -> str:
+    """Return how far findings can be trusted.
+
+    "high": every rank of the world, each with three or more complete steps; "medium": ranks missing or
+    fewer steps; "low": no complete step.
+    """
+    counts = [len(digest.complete_steps) for digest in run.digests]
+    if not counts or max(counts) == 0:
+        return "low"
+    everyone = run.world_size is None or len(run.digests) >= run.world_size
+    return "high" if everyone and min(counts) >= ENOUGH_STEPS else "medium"
+
+
+def availability(run: RunView) -> dict[str, Availability]:
+    """Return what the capture holds, for each need."""
+    digests = run.digests
+    present = {need for need in NEEDS if any(need in digest.present for digest in digests)}
+    if len(digests) > 1:
+        present.add("multi_rank")
+    peaks = [device_peak(digest.device) for digest in digests]
+    if any(peak is None or peak.tf32_tflops for peak in peaks):
+        present.add("tf32")  # a device that is not listed may have it
+    cpu = bool(digests) and all(digest.is_cpu for digest in digests)
+    alone = run.world_size == 1 or (
+        run.world_size is None and len(digests) == 1 and not _distributed(digests)
+    )
+    found = {}
+    for need in sorted(NEEDS):
+        if need in present:
+            found[need] = Availability("present")
+        elif need in ("gpu", "launches") and cpu:
+            found[need] = Availability("by_nature", "a CPU run has no GPU activity")
+        elif need in ("collectives", "multi_rank") and alone:
+            found[need] = Availability("by_nature", "one process has no peers")
+        elif need == "sharding" and not _sharded_by_name(digests):
+            found[need] = Availability("by_nature", "no parameters are sharded by FSDP or ZeRO-3")
+        elif need == "tf32":
+            found[need] = Availability("by_nature", "the device has no TF32")
+        elif need in ("kernels", "launches") and "gpu" not in present and not cpu:
+            found[need] = Availability("not_captured", _MISSING["gpu"])  # one cause, told once
+        else:
+            found[need] = Availability("not_captured", _MISSING[need])
+    return found
+
+
+_MISSING = {
+    "gpu": "no GPU activity was captured",
+    "kernels": "no kernels were captured",
+    "launches": "kernels cannot be linked to their launches (ProfilerActivity.CPU was off?)",
+    "collectives": "no collective was captured",
+    "multi_rank": "the trace of one rank only",
+    "host_ops": "no operators were captured (ProfilerActivity.CPU was off?)",
+    "shapes": "shapes were not recorded (record_shapes=True)",
+    "memory": "memory was not recorded (profile_memory=True)",
+    "sharding": "FSDP or ZeRO-3 is named, but no gather of theirs could be linked to its launch",
+}
+
+
+def _sharded_by_name(digests: Sequence[RankDigest]) -> bool:
+    """Tell whether FSDP or ZeRO-3 is named and may gather: NO_SHARD has collectives but no gather."""
+    return any(
+        digest.signs.seen & SHARDED_MARKS
+        and (not len(digest.collectives) or bool(digest.collectives.is_op("all_gather").any()))
+        for digest in digests
+    )
+
+
+def _distributed(digests: Sequence[RankDigest]) -> bool:
+    return any(digest.collectives or digest.backend for digest in digests)
+
+
+def _keyed(
+    definition: FactDef,
+    values: Mapping[str, Value],
+    run: RunView,
+    unknown: dict[tuple[Unknown | str, ...], Mapping[str, Value]],
+) -> Measurement:
+    """Return a fact with its values by key; facts that are ``unknown`` for one reason share a table."""
+    standing = str(run.standing) if run.standing is not None else next(iter(values), "")
+    # Of many ranks the keys take more memory than the values, unless all facts share them.
+    values = {sys.intern(key): value for key, value in values.items()}
+    first = next(iter(values.values()), None)
+    if isinstance(first, Unknown) and all(value == first for value in values.values()):
+        values = unknown.setdefault((first, *values), values)
+    return Measurement(definition, values.get(standing, Unknown("no step can be judged")), values)

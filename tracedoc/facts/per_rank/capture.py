@@ -1,0 +1,22 @@
+"""Facts about the capture of one rank: its complete steps, and its device."""
+
+from __future__ import annotations
+
+from tracedoc.digest.device import device_name
+from tracedoc.facts.catalog import rank_fact
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.values import Unknown, Value
+
+
+@rank_fact("complete_steps", unit="count")
+def complete_steps(timeline: RankTimeline) -> Value:
+    """Steps that were captured whole: their own beginning and that of the next one are in the trace."""
+    if timeline.activity is None:
+        return Unknown("no device activity was captured")
+    return len(timeline.complete_windows)
+
+
+@rank_fact("device", unit="text")
+def device(timeline: RankTimeline) -> Value:
+    """Name of the judged device as the driver gives it; "CPU" in a CPU trace."""
+    return device_name(timeline)

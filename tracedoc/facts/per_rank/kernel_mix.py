@@ -1,0 +1,244 @@
+"""Facts about the kernels of a step: what they compute, in which format, how long they queue."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.digest.device import device_name, half_tflops, judged_peak, unlisted
+from tracedoc.facts.catalog import rank_fact
+from tracedoc.timeline.activity import COMPUTE
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.host import MATRIX
+from tracedoc.timeline.launches import NO_ROW
+from tracedoc.timeline.phases import Phase
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.distinct import intersection, is_among
+from tracedoc.trace.matrix_kernels import matrix_format
+from tracedoc.units import format_percent
+from tracedoc.values import Unknown, Value
+
+KNOWN_SHARE = 0.80
+"""The format must be known of this share of the matrix kernels' time."""
+
+_NO_KERNEL = Unknown("the step holds no compute kernel")
+_NO_MATRIX = Unknown("the step holds no matrix product, convolution or attention kernel")
+
+
+@rank_fact("kernel_categories", unit="text", needs=("gpu", "kernels"))
+def kernel_categories(timeline: RankTimeline) -> Value:
+    """What the compute kernels of the median step compute, by their names, as shares of their summed time.
+
+    Categories are gemm, attention, convolution, optimizer, normalisation, softmax, embedding, reduction,
+    copy, quantisation, elementwise and other; those under 1 % are left out.
+    """
+    rows = judged_kernels(timeline)
+    total = int(timeline.trace.dur_ns[rows].sum())
+    if total == 0:
+        return _NO_KERNEL
+    times: dict[str, int] = {}
+    names, summed = _time_by_name(timeline, rows)
+    for name_id, time in zip(names, summed, strict=True):
+        category = timeline.events.categories[name_id].value
+        times[category] = times.get(category, 0) + time
+    ordered = sorted(times.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {format_percent(ns / total)}" for name, ns in ordered if ns >= 0.01 * total)
+
+
+@rank_fact("tensor_core_frac", unit="fraction", needs=("gpu", "kernels"))
+def tensor_core_frac(timeline: RankTimeline) -> Value:
+    """Share of the median step's matrix-kernel time that runs on tensor cores, as the kernels' names tell.
+
+    Matrix kernels are products, convolutions and attention; kernels that only transpose or add up parts do
+    not count. AMD's matrix cores count. Unknown where the names tell for less than 80 % of the time.
+    """
+    formats = _format_times(timeline)
+    total = sum(formats.values())
+    if total == 0:
+        return _NO_MATRIX
+    known = sum(ns for (_, on), ns in formats.items() if on is not None)
+    if known < KNOWN_SHARE * total:
+        share = format_percent(known / total)
+        return Unknown(f"the names of the kernels tell for {share} of their time only")
+    return sum(ns for (_, on), ns in formats.items() if on) / known
+
+
+@rank_fact("plain_matrix_ms", unit="ms", needs=("gpu", "kernels"))
+def plain_matrix_ms(timeline: RankTimeline) -> Value:
+    """Summed time of the median step's matrix kernels that surely run off the tensor cores, in fp32.
+
+    Products with a vector are left out: they read each number once, and tensor cores would not help.
+    """
+    rows = judged_kernels(timeline)
+    if rows.size == 0:
+        return _NO_KERNEL
+    total = 0
+    for name_id, time in zip(*_time_by_name(timeline, rows), strict=True):
+        name = timeline.trace.names[name_id]
+        found = matrix_format(name) if timeline.events.categories[name_id] in MATRIX else None
+        plain = found is not None and found.tensor_cores is False and found.dtype in ("fp32", "")
+        total += time if plain and "gemv" not in name and "dot_kernel" not in name else 0
+    return total / 1e6
+
+
+@rank_fact("matrix_dtypes", unit="text", needs=("gpu", "kernels"))
+def matrix_dtypes(timeline: RankTimeline) -> Value:
+    """Number formats of the median step's matrix kernels, by their names, as shares of their summed time."""
+    formats = _format_times(timeline)
+    total = sum(formats.values())
+    if total == 0:
+        return _NO_MATRIX
+    times: dict[str, int] = {}
+    for (dtype, _), ns in formats.items():
+        times[dtype or "unknown"] = times.get(dtype or "unknown", 0) + ns
+    ordered = sorted(times.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {format_percent(ns / total)}" for name, ns in ordered if ns >= 0.01 * total)
+
+
+@rank_fact("launch_latency_ms", unit="ms", needs=("launches", "kernels"))
+def launch_latency_ms(timeline: RankTimeline) -> Value:
+    """Median time from the start of a launch to that of its kernel, of kernels that found the GPU waiting.
+
+    Those are the judged step's compute kernels launched after everything before them on the device had
+    ended; elsewhere the time in the queue would be measured (:func:`queue_lead_ms`).
+    """
+    waited, leads = _launches_of_step(timeline)
+    return (
+        float(np.median(leads[waited])) / 1e6 if waited.any() else Unknown("no kernel found the GPU waiting")
+    )
+
+
+@rank_fact("queue_lead_ms", unit="ms", needs=("launches", "kernels"))
+def queue_lead_ms(timeline: RankTimeline) -> Value:
+    """How far the host runs ahead of the GPU: median time from launch to start of the step's kernels."""
+    _, leads = _launches_of_step(timeline)
+    return float(np.median(leads)) / 1e6 if leads.size else Unknown("no launch belongs to the step")
+
+
+@rank_fact("queue_depth", unit="count", needs=("launches", "kernels"))
+def queue_depth(timeline: RankTimeline) -> Value:
+    """Median number of GPU events launched and not started yet, when a kernel of the median step starts.
+
+    Zero and one mean that the GPU waits for each launch; some 1,000 that the queue is full.
+    """
+    window, trace, events = timeline.judged, timeline.trace, timeline.events
+    rows = judged_kernels(timeline)
+    mine = (trace.device[events.rows] == timeline.device) & (events.launch_rows != NO_ROW)
+    if window is None or rows.size == 0 or not mine.any():
+        return Unknown("no launch belongs to the step")
+    launched = np.sort(trace.ts_ns[events.launch_rows[mine]])
+    started = trace.ts_ns[events.rows[mine]]
+    times = trace.ts_ns[rows]
+    depth = np.searchsorted(launched, times, side="right") - np.searchsorted(started, times, side="right")
+    return float(np.median(np.maximum(depth, 0)))
+
+
+@rank_fact("peak_half_tflops", unit="tflops", needs=("gpu",))
+def peak_half_tflops(timeline: RankTimeline) -> Value:
+    """Dense peak of the device in 16 bits (bf16, on Volta and Turing fp16), from the vendor's data sheet."""
+    return half_tflops(timeline)
+
+
+@rank_fact("peak_hbm_gbps", unit="gbps", needs=("gpu",))
+def peak_hbm_gbps(timeline: RankTimeline) -> Value:
+    """Bandwidth of the device's memory, from the vendor's data sheet."""
+    peak = judged_peak(timeline)
+    return peak if isinstance(peak, Unknown) else peak.hbm_gbps or Unknown("not in the device table")
+
+
+@rank_fact("peak_link_gbps", unit="gbps", needs=("gpu",))
+def peak_link_gbps(timeline: RankTimeline) -> Value:
+    """One-way bandwidth of the device's links to its peers (NVLink, xGMI, else PCIe), from the data sheet.
+
+    What the machine connects may be less: the trace does not say which links are there.
+    """
+    peak = judged_peak(timeline)
+    if isinstance(peak, Unknown):
+        return peak
+    return peak.link_gbps or unlisted(device_name(timeline))
+
+
+def judged_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp]:
+    """Return the rows of the compute kernels that started in the judged step, in time order."""
+    window, trace, events = timeline.judged, timeline.trace, timeline.events
+    if window is None or timeline.device is None:
+        return np.empty(0, dtype=np.intp)
+    rows = trace.kind_rows_between(Kind.KERNEL, window.start_ns, window.end_ns)
+    classes = events.classes[np.searchsorted(events.rows, rows)]
+    found: npt.NDArray[np.intp] = rows[(trace.device[rows] == timeline.device) & (classes == COMPUTE)]
+    return found
+
+
+def _time_by_name(timeline: RankTimeline, rows: npt.NDArray[np.intp]) -> tuple[list[int], list[int]]:
+    names, inverse = np.unique(timeline.trace.name[rows], return_inverse=True)
+    times = np.zeros(names.size, dtype=np.int64)
+    np.add.at(times, inverse, timeline.trace.dur_ns[rows])
+    return names.tolist(), times.tolist()
+
+
+def _format_times(timeline: RankTimeline) -> dict[tuple[str, bool | None], int]:
+    """Return the summed time of the judged step's matrix kernels by format and use of tensor cores."""
+    found: dict[tuple[str, bool | None], int] = {}
+    for name_id, time in zip(*_time_by_name(timeline, judged_kernels(timeline)), strict=True):
+        if timeline.events.categories[name_id] in MATRIX:
+            told = matrix_format(timeline.trace.names[name_id])
+            if told is not None:
+                key = (told.dtype, told.tensor_cores)
+                found[key] = found.get(key, 0) + time
+    return found
+
+
+def _launches_of_step(timeline: RankTimeline) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """Return for the linked kernels of the judged step whether the GPU waited, and the time since launch."""
+    trace, events = timeline.trace, timeline.events
+    mine = trace.device[events.rows] == timeline.device
+    rows, launch_rows = events.rows[mine], events.launch_rows[mine]
+    reach = np.maximum.accumulate(trace.ts_ns[rows] + trace.dur_ns[rows]) if rows.size else trace.ts_ns[rows]
+    wanted = np.flatnonzero(is_among(rows, judged_kernels(timeline)) & (launch_rows != NO_ROW))
+    launched = trace.ts_ns[launch_rows[wanted]]
+    before = np.where(wanted > 0, reach[np.maximum(wanted - 1, 0)], 0)
+    return before <= launched, trace.ts_ns[rows[wanted]] - launched
+
+
+@rank_fact("optimizer_kernels_per_step", unit="count", needs=("launches", "kernels", "host_ops"))
+def optimizer_kernels_per_step(timeline: RankTimeline) -> Value:
+    """Compute kernels that the optimizer launched and that ran in the median step."""
+    rows = _optimizer_kernels(timeline)
+    return rows if isinstance(rows, Unknown) else int(rows.size)
+
+
+@rank_fact("optimizer_fused_frac", unit="fraction", needs=("launches", "kernels", "host_ops"))
+def optimizer_fused_frac(timeline: RankTimeline) -> Value:
+    """Share of the optimizer's kernels of the median step that update many tensors at once, by their names.
+
+    Those of ``foreach=True`` and ``fused=True``, of fused optimizers of libraries, and of compiled ones.
+    """
+    rows = _optimizer_kernels(timeline)
+    if isinstance(rows, Unknown):
+        return rows
+    if rows.size == 0:
+        return Unknown("the optimizer of the step launches no kernel")
+    fused = np.array([_FUSED.search(name) is not None for name in timeline.trace.names], dtype=bool)
+    return float(fused[timeline.trace.name[rows]].mean())
+
+
+_FUSED = re.compile(r"(?i)multi_?tensor|fused|foreach|^triton_")
+
+
+def _optimizer_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp] | Unknown:
+    if timeline.phases is None or timeline.phases.of_events.size != timeline.events.rows.size:
+        return Unknown("no phases of the step are known")
+    rows = timeline.events.rows[timeline.phases.of_events == int(Phase.OPTIMIZER)]
+    return intersection(rows, judged_kernels(timeline))
+
+
+@rank_fact("peak_tf32_tflops", unit="tflops", needs=("gpu",))
+def peak_tf32_tflops(timeline: RankTimeline) -> Value:
+    """Dense peak of the device's tensor cores on fp32 inputs rounded to TF32, from the vendor's data sheet.
+
+    Unknown before Ampere, which has no TF32.
+    """
+    peak = judged_peak(timeline)
+    return peak if isinstance(peak, Unknown) else peak.tf32_tflops or Unknown("the device has no TF32")

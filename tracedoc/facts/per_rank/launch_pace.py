@@ -1,0 +1,127 @@
+"""Facts about the host: how late it launches, and how short the kernels are that it launches."""
+
+from __future__ import annotations
+
+from tracedoc.facts.catalog import rank_fact
+from tracedoc.facts.per_rank.kernel_mix import judged_kernels
+from tracedoc.facts.per_rank.step import NO_STEP
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.stalls import (
+    CLEARLY_HIGH,
+    CLEARLY_LOW,
+    host_away_idle,
+    launch_interval_ns,
+    launch_pace_idle,
+    short_kernel_idle,
+)
+from tracedoc.values import Unknown, Value
+
+
+@rank_fact("late_launch_idle_ms", unit="ms", needs=("launches",))
+def late_launch_idle_ms(timeline: RankTimeline) -> Value:
+    """Time of the median step in which the GPU is idle because the next kernel is not launched yet.
+
+    Time that input, allocation, a blocking sync, compilation or garbage collection explains is not in it.
+    """
+    return _idle(timeline, "launch")
+
+
+@rank_fact("launch_pace_idle_ms", unit="ms", needs=("launches",))
+def launch_pace_idle_ms(timeline: RankTimeline) -> Value:
+    """GPU idle time of the median step that the pace of the host's launches explains.
+
+    Late-launch gaps up to twenty times the median time between two launches; in a longer gap the host does
+    not launch slowly, it does something else (:func:`host_away_idle_ms`). Unknown between 10 % and 20 % of
+    the step, where the profiler's own cost may be all of it: a trace alone does not tell.
+    """
+    spans, budget = launch_pace_idle(timeline), timeline.judged_budget
+    if (unreliable := _unreliable(timeline)) is not None:
+        return unreliable
+    if budget is None:
+        return NO_STEP
+    if spans is None:
+        return Unknown("no launch belongs to the step")
+    share = spans.total_ns / budget.window_ns if budget.window_ns else 0.0
+    if CLEARLY_LOW <= share < CLEARLY_HIGH:
+        return Unknown("the profiler's own cost on the host may explain this much idle time")
+    return spans.total_ns / 1e6
+
+
+@rank_fact("host_away_idle_ms", unit="ms", needs=("launches",))
+def host_away_idle_ms(timeline: RankTimeline) -> Value:
+    """Late-launch idle time of the median step in gaps too long for the pace of launches to explain."""
+    spans = host_away_idle(timeline)
+    if (unreliable := _unreliable(timeline)) is not None:
+        return unreliable
+    return Unknown("no launch belongs to the step") if spans is None else spans.total_ns / 1e6
+
+
+@rank_fact("host_away_gaps", unit="count", needs=("launches",))
+def host_away_gaps(timeline: RankTimeline) -> Value:
+    """Number of gaps that :func:`host_away_idle_ms` adds up."""
+    spans = host_away_idle(timeline)
+    return Unknown("no launch belongs to the step") if spans is None else len(spans)
+
+
+@rank_fact("sync_idle_ms", unit="ms", needs=("launches",))
+def sync_idle_ms(timeline: RankTimeline) -> Value:
+    """Idle time of the median step that the host's waits for the GPU cost (``.item()``, ``.cpu()``...).
+
+    After a wait in which everything launched had ended: the idle time until the next kernel starts, at most
+    as long as the host was blocked. A wait beside queued work costs nothing. Waiting for input and memory
+    allocation come first.
+    """
+    return _unreliable(timeline) or _idle(timeline, "sync")
+
+
+@rank_fact("unexplained_idle_ms", unit="ms", needs=("kernels",))
+def unexplained_idle_ms(timeline: RankTimeline) -> Value:
+    """Idle time of the median step without a cause: its next event has no launch in the trace."""
+    return _idle(timeline, "unknown")
+
+
+@rank_fact("kernels_per_step", unit="count", needs=("gpu", "kernels"))
+def kernels_per_step(timeline: RankTimeline) -> Value:
+    """Compute kernels that ran in the median step."""
+    return int(judged_kernels(timeline).size)
+
+
+@rank_fact("mean_kernel_ms", unit="ms", needs=("gpu", "kernels"))
+def mean_kernel_ms(timeline: RankTimeline) -> Value:
+    """Compute time of the median step over its number of compute kernels."""
+    budget, count = timeline.judged_budget, judged_kernels(timeline).size
+    if budget is None or count == 0:
+        return Unknown("the step holds no compute kernel")
+    return budget.compute_ns / count / 1e6
+
+
+@rank_fact("launch_interval_ms", unit="ms", needs=("launches",))
+def launch_interval_ms(timeline: RankTimeline) -> Value:
+    """Median time between two launches of the median step, on the thread that launches most."""
+    interval = launch_interval_ns(timeline)
+    return Unknown("no launch belongs to the step") if interval is None else interval / 1e6
+
+
+@rank_fact("short_kernel_idle_ms", unit="ms", needs=("launches",))
+def short_kernel_idle_ms(timeline: RankTimeline) -> Value:
+    """Late-launch idle time of the median step around kernels shorter than this run's launch interval.
+
+    A gap counts when the kernel before it is shorter than the median time between two launches: such a
+    kernel cannot keep the GPU busy until the next one is launched, whatever its number.
+    """
+    spans = short_kernel_idle(timeline)
+    if (unreliable := _unreliable(timeline)) is not None:
+        return unreliable
+    return Unknown("no launch belongs to the step") if spans is None else spans.total_ns / 1e6
+
+
+def _unreliable(timeline: RankTimeline) -> Unknown | None:
+    if timeline.idle_is_reliable:
+        return None
+    return Unknown("idle time is unreliable: launched kernels are missing from the trace")
+
+
+def _idle(timeline: RankTimeline, cause: str) -> Value:
+    if timeline.judged is None or timeline.idle is None:
+        return NO_STEP
+    return timeline.idle.in_window(timeline.judged.start_ns, timeline.judged.end_ns)[cause] / 1e6

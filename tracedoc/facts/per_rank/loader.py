@@ -1,0 +1,52 @@
+"""Facts about the input pipeline."""
+
+from __future__ import annotations
+
+from tracedoc.facts.catalog import rank_fact
+from tracedoc.facts.per_rank.step import NO_STEP
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.trace import vocabulary
+from tracedoc.trace.distinct import distinct
+from tracedoc.values import Unknown, Value
+
+LOADERS = {
+    "single_process": "num_workers=0: samples are made on the training thread",
+    "workers": "worker processes",
+    "pipe": "a data pipe",
+}
+
+
+@rank_fact("loader_wait_ms", unit="ms", needs=("host_ops",))
+def loader_wait_ms(timeline: RankTimeline) -> Value:
+    """Time of the host's median step inside the data loader's ``__next__``.
+
+    The host may wait here while the GPU still has work; :func:`input_idle_ms` says what that costs.
+    """
+    step = timeline.judged_host_step
+    if step is None:
+        return Unknown("the host's steps are not known")
+    return timeline.host_delays.input.clip(step.start_ns, step.end_ns).total_ns / 1e6
+
+
+@rank_fact("input_idle_ms", unit="ms", needs=("host_ops", "kernels"))
+def input_idle_ms(timeline: RankTimeline) -> Value:
+    """Time of the median step in which the device is idle while the host waits for the data loader."""
+    if timeline.judged is None or timeline.idle is None:
+        return NO_STEP
+    if loader_kind(timeline) == Unknown(_NO_LOADER):
+        return Unknown(_NO_LOADER)
+    return timeline.idle.in_window(timeline.judged.start_ns, timeline.judged.end_ns)["input"] / 1e6
+
+
+_NO_LOADER = "no torch DataLoader is visible in this trace"
+
+
+@rank_fact("loader_kind", unit="text", needs=("host_ops",))
+def loader_kind(timeline: RankTimeline) -> Value:
+    """How the data loader makes its samples, as the name of its range tells."""
+    used = distinct(timeline.trace.name).tolist()
+    kinds = {kind for index in used if (kind := vocabulary.data_loader(timeline.trace.names[index]))}
+    for kind, words in LOADERS.items():
+        if kind in kinds:
+            return words
+    return Unknown(_NO_LOADER)

@@ -1,0 +1,159 @@
+"""Facts about device memory and copies between host and device."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracedoc.facts.catalog import rank_fact
+from tracedoc.facts.per_rank.step import NO_STEP
+from tracedoc.spans import Spans
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.stalls import pageable_rows, pageable_stall
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.vocabulary import RuntimeRole
+from tracedoc.values import Unknown, Value
+
+
+@rank_fact("allocator_idle_ms", unit="ms", needs=("host_ops", "launches"))
+def allocator_idle_ms(timeline: RankTimeline) -> Value:
+    """Time of the median step in which the GPU is idle while the host allocates or frees device memory."""
+    if timeline.judged is None or timeline.idle is None:
+        return NO_STEP
+    return timeline.idle.in_window(timeline.judged.start_ns, timeline.judged.end_ns)["allocator"] / 1e6
+
+
+@rank_fact("allocator_calls_per_step", unit="count", needs=("host_ops", "launches"))
+def allocator_calls_per_step(timeline: RankTimeline) -> Value:
+    """Median number of cudaMalloc, cudaFree and their like in a host step; the first step is left out.
+
+    The first captured step may still be growing the allocator's pool.
+    """
+    steps = [step for step in timeline.host.steps[1:] if step.finished]
+    if not steps:
+        return Unknown("no finished step after the first one")
+    trace = timeline.trace
+    allocates = np.array(
+        [vocabulary.runtime_role(n) is RuntimeRole.ALLOCATION for n in trace.names], dtype=bool
+    )
+    times = trace.ts_ns[(trace.kind == int(Kind.RUNTIME)) & allocates[trace.name]]
+    first = np.searchsorted(times, [step.start_ns for step in steps])
+    last = np.searchsorted(times, [step.end_ns for step in steps])
+    return float(np.median(last - first))
+
+
+@rank_fact("pageable_copies_per_step", unit="count", needs=("gpu", "kernels"))
+def pageable_copies_per_step(timeline: RankTimeline) -> Value:
+    """Copies from pageable host memory to the device in the median step. ROCm does not record the memory."""
+    if timeline.trace.info.vendor == "amd":
+        return Unknown("ROCm traces do not tell pinned from pageable memory")
+    return int(pageable_rows(timeline).size)
+
+
+@rank_fact("pageable_bytes_per_step", unit="bytes", needs=("gpu", "kernels"))
+def pageable_bytes_per_step(timeline: RankTimeline) -> Value:
+    """Bytes copied from pageable host memory to the device in the median step."""
+    if timeline.trace.info.vendor == "amd":
+        return Unknown("ROCm traces do not tell pinned from pageable memory")
+    sizes = timeline.trace.nbytes[pageable_rows(timeline)]
+    if (sizes < 0).any():
+        return Unknown("the copies carry no size")
+    return int(sizes.sum())
+
+
+@rank_fact("pageable_stall_ms", unit="ms", needs=("gpu", "kernels"))
+def pageable_stall_ms(timeline: RankTimeline) -> Value:
+    """Time of the median step that copies from pageable memory cost the GPU.
+
+    Exposed time of the copies themselves, and idle time while the host is inside the call that made one
+    (a copy from pageable memory blocks the host until it is staged).
+    """
+    if timeline.judged is None or timeline.activity is None:
+        return NO_STEP
+    if timeline.trace.info.vendor == "amd":
+        return Unknown("ROCm traces do not tell pinned from pageable memory")
+    return pageable_stall(timeline).total_ns / 1e6
+
+
+@rank_fact("exposed_host_copy_ms", unit="ms", needs=("gpu", "kernels"))
+def exposed_host_copy_ms(timeline: RankTimeline) -> Value:
+    """Exposed copy time of the median step in which a copy between host and device runs.
+
+    The rest of :func:`exposed_copy_ms` is copies within the device, which are memory traffic of operators
+    (``aten::copy_``, ``contiguous``, ``cat``) and cross no bus.
+    """
+    if timeline.judged is None or timeline.activity is None:
+        return NO_STEP
+    exposed = timeline.activity.exposed_copy.clip(timeline.judged.start_ns, timeline.judged.end_ns)
+    host = exposed & _copies(timeline, frozenset({"HtoD", "DtoH"}))
+    if exposed - host - _copies(timeline, frozenset({"DtoD"})):
+        return Unknown("some copies do not tell between which memories they run")
+    return host.total_ns / 1e6
+
+
+def _copies(timeline: RankTimeline, directions: frozenset[str]) -> Spans:
+    """Return when copies of these directions run on the judged device."""
+    trace = timeline.trace
+    rows = np.flatnonzero((trace.kind == int(Kind.MEMCPY)) & (trace.device == timeline.device))
+    names = trace.name[rows]
+    wanted = [
+        name
+        for name in distinct(names).tolist()
+        if vocabulary.copy_kind(trace.names[name]).direction in directions
+    ]
+    rows = rows[is_among(names, np.array(wanted, dtype=names.dtype))]
+    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+
+
+@rank_fact("peak_allocated_bytes", unit="bytes", needs=("gpu", "memory"))
+def peak_allocated_bytes(timeline: RankTimeline) -> Value:
+    """Most device memory in tensors at any time of the capture, by the allocator's counters.
+
+    Of the judged device. What other libraries hold (NCCL's buffers, the CUDA context) is not counted.
+    """
+    return _peak_counter(timeline, "allocated")
+
+
+@rank_fact("peak_reserved_bytes", unit="bytes", needs=("gpu", "memory"))
+def peak_reserved_bytes(timeline: RankTimeline) -> Value:
+    """Most device memory held by PyTorch's allocator at any time of the capture."""
+    return _peak_counter(timeline, "reserved")
+
+
+@rank_fact("device_memory_bytes", unit="bytes", needs=("gpu",))
+def device_memory_bytes(timeline: RankTimeline) -> Value:
+    """Memory of the judged device, as ``deviceProperties`` says."""
+    sizes = {device.index: device.memory_bytes for device in timeline.trace.info.devices}
+    size = sizes.get(-1 if timeline.device is None else timeline.device)
+    return size if size else Unknown("the file does not say how much memory the device has")
+
+
+@rank_fact("memory_used_frac", unit="fraction", needs=("gpu", "memory"))
+def memory_used_frac(timeline: RankTimeline) -> Value:
+    """Peak of the allocator's memory over the device's: :func:`peak_reserved_bytes` over the whole."""
+    return _share(peak_reserved_bytes(timeline), device_memory_bytes(timeline))
+
+
+@rank_fact("memory_in_tensors_frac", unit="fraction", needs=("gpu", "memory"))
+def memory_in_tensors_frac(timeline: RankTimeline) -> Value:
+    """Peak of the memory in tensors over the device's: :func:`peak_allocated_bytes` over the whole.
+
+    What is reserved beyond it is a cache, and can serve a larger batch.
+    """
+    return _share(peak_allocated_bytes(timeline), device_memory_bytes(timeline))
+
+
+def _share(part: Value, whole: Value) -> Value:
+    if isinstance(part, Unknown):
+        return part
+    return whole if isinstance(whole, Unknown) else float(part) / float(whole)
+
+
+def _peak_counter(timeline: RankTimeline, counter: str) -> Value:
+    memory = timeline.trace.memory
+    if memory is None:
+        return Unknown("device memory was not recorded (profile_memory=True)")
+    values = getattr(memory, counter)[memory.device == timeline.device]
+    largest = int(values.max(initial=-1))
+    return largest if largest >= 0 else Unknown("the allocator's counters are not those of the judged device")

@@ -1,0 +1,247 @@
+"""Facts about the phases of a step: what forward, backward and optimizer compute and what they expose."""
+
+from __future__ import annotations
+
+import statistics
+from itertools import pairwise
+
+import numpy as np
+
+from tracedoc.facts.catalog import rank_fact
+from tracedoc.spans import Spans
+from tracedoc.timeline.activity import COMPUTE
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.launches import NO_ROW
+from tracedoc.timeline.phase_budgets import PhaseBudget
+from tracedoc.timeline.phases import Phase
+from tracedoc.timeline.reductions import REDUCTIONS, gradient_rows
+from tracedoc.timeline.steps import HostStep
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.vocabulary import optimizer_step_class
+from tracedoc.values import Unknown, Value
+
+NO_PHASES = Unknown("no backward pass was captured, so phases are not known")
+
+
+@rank_fact("forward_compute_ms", unit="ms", needs=("kernels", "host_ops"))
+def forward_compute_ms(timeline: RankTimeline) -> Value:
+    """Compute time of the median step that the forward pass launched; recomputation is not in it."""
+    return _part(timeline, "compute_ns", Phase.FORWARD)
+
+
+@rank_fact("backward_compute_ms", unit="ms", needs=("kernels", "host_ops"))
+def backward_compute_ms(timeline: RankTimeline) -> Value:
+    """Compute time of the median step that the backward pass launched; recomputation is not in it."""
+    return _part(timeline, "compute_ns", Phase.BACKWARD)
+
+
+@rank_fact("optimizer_compute_ms", unit="ms", needs=("kernels", "host_ops"))
+def optimizer_compute_ms(timeline: RankTimeline) -> Value:
+    """Compute time of the median step that the optimizer's ``step`` launched; clipping is not in it."""
+    return _part(timeline, "compute_ns", Phase.OPTIMIZER)
+
+
+@rank_fact("recompute_frac", unit="fraction", needs=("kernels", "host_ops"))
+def recompute_frac(timeline: RankTimeline) -> Value:
+    """Share of the median step's compute that repeats the forward pass inside backward (checkpointing).
+
+    Recomputation that a compiler fused into the backward graph cannot be seen and counts as backward.
+    """
+    total = sum(budget.compute_ns for budget in timeline.phase_budgets)
+    if total == 0:
+        return NO_PHASES if timeline.phases is None else Unknown("the step holds no compute")
+    return sum(b.compute_ns for b in timeline.phase_budgets if b.phase is Phase.RECOMPUTE) / total
+
+
+@rank_fact("forward_exposed_comm_ms", unit="ms", needs=("kernels", "host_ops"))
+def forward_exposed_comm_ms(timeline: RankTimeline) -> Value:
+    """Communication of the median step that forward launched and that no compute hides."""
+    return _part(timeline, "exposed_comm_ns", Phase.FORWARD)
+
+
+@rank_fact("backward_exposed_comm_ms", unit="ms", needs=("kernels", "host_ops"))
+def backward_exposed_comm_ms(timeline: RankTimeline) -> Value:
+    """Communication of the median step that backward (recomputation too) launched and nothing hides."""
+    return _part(timeline, "exposed_comm_ns", Phase.BACKWARD, Phase.RECOMPUTE)
+
+
+@rank_fact("optimizer_exposed_comm_ms", unit="ms", needs=("kernels", "host_ops"))
+def optimizer_exposed_comm_ms(timeline: RankTimeline) -> Value:
+    """Communication of the median step that the optimizer launched and that no compute hides.
+
+    Parameters gathered right after the optimizer (ZeRO-1 and ZeRO-2) count here.
+    """
+    return _part(timeline, "exposed_comm_ns", Phase.OPTIMIZER)
+
+
+@rank_fact("comm_after_backward_ms", unit="ms", needs=("kernels", "host_ops", "collectives"))
+def comm_after_backward_ms(timeline: RankTimeline) -> Value:
+    """Exposed gradient reduction after the last compute that a node of the backward graph launched.
+
+    Reductions are all-reduce, reduce-scatter and reduce that neither forward nor optimizer launched. They
+    end a step in which nothing is left to hide them: waiting for the other ranks is part of it.
+    """
+    window, activity, phases = timeline.judged, timeline.activity, timeline.phases
+    if window is None or activity is None or phases is None:
+        return NO_PHASES
+    last = last_backward_ns(timeline)
+    if last is None:
+        return Unknown("no compute of a backward node lies in the step")
+    late = Spans.from_pairs(
+        (operation.start_ns, operation.end_ns)
+        for operation, phase in zip(timeline.collectives, phases.of_collectives.tolist(), strict=True)
+        if operation.op in REDUCTIONS and phase not in (Phase.FORWARD, Phase.OPTIMIZER)
+    )
+    return (late & activity.exposed_comm).clip(last, window.end_ns).total_ns / 1e6
+
+
+@rank_fact("micro_batches", unit="count", needs=("host_ops",))
+def micro_batches(timeline: RankTimeline) -> Value:
+    """Backward passes for each step of the optimizer, in the median step: gradient accumulation.
+
+    With several optimizers (a GAN) each counts by itself, and this is the lower median.
+    """
+    step = _whole_host_step(timeline)
+    if isinstance(step, Unknown):
+        return step
+    return micro_batch_count(timeline, step) or Unknown("the step holds no backward pass")
+
+
+@rank_fact("reducing_micro_batches", unit="count", needs=("host_ops", "collectives"))
+def reducing_micro_batches(timeline: RankTimeline) -> Value:
+    """Backward passes of the median step in which gradients are reduced over ranks.
+
+    With gradient accumulation one is enough: DDP under ``no_sync``, FSDP2 with
+    ``set_requires_gradient_sync(False)``. Each further one moves the same bytes again.
+    """
+    step = _whole_host_step(timeline)
+    if isinstance(step, Unknown) or timeline.phases is None:
+        return step if isinstance(step, Unknown) else NO_PHASES
+    asked = [
+        at
+        for operation, at in zip(timeline.collectives, timeline.phases.asked_ns.tolist(), strict=True)
+        if operation.op in REDUCTIONS
+    ]
+    passes = [at for at in _summed_passes(timeline) if step.start_ns <= at[0] < step.end_ns]
+    return sum(any(start <= at < end for at in asked) for start, end in passes)
+
+
+@rank_fact("reductions_per_micro_batch", unit="count", needs=("host_ops", "collectives"))
+def reductions_per_micro_batch(timeline: RankTimeline) -> Value:
+    """Gradient reductions that backward launched in the median step, over its backward passes."""
+    return _per_pass(timeline, REDUCTIONS, (Phase.BACKWARD, Phase.RECOMPUTE))
+
+
+@rank_fact("gathers_per_micro_batch", unit="count", needs=("host_ops", "collectives"))
+def gathers_per_micro_batch(timeline: RankTimeline) -> Value:
+    """All-gathers that forward and backward launched in the median step, over its backward passes."""
+    return _per_pass(timeline, frozenset({"all_gather"}), (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE))
+
+
+def micro_batch_count(timeline: RankTimeline, step: HostStep) -> int:
+    """Return the backward passes of a host step for each step of its optimizer, 0 without any."""
+    phases = timeline.phases
+    starts = [start for start, _ in _summed_passes(timeline) if step.start_ns <= start < step.end_ns]
+    if phases is None or not starts:
+        return 0
+    updates = phases.host_spans(Phase.OPTIMIZER).starts
+    held = np.searchsorted(updates, starts)
+    cuts = [number + 1 for number, (a, b) in enumerate(pairwise(held.tolist())) if a != b]
+    sizes = sorted(end - start for start, end in pairwise([0, *cuts, len(starts)]))
+    return int(statistics.median_low(sizes))
+
+
+def _summed_passes(timeline: RankTimeline) -> list[tuple[int, int]]:
+    """Return the backward passes whose gradients may be summed; of a line search's evaluations the last.
+
+    L-BFGS calls its closure several times a step, and needs the whole gradient each time.
+    """
+    if timeline.phases is None:
+        return []
+    trace, passes = timeline.trace, list(timeline.phases.passes)
+    named = np.array(["LBFGS" in (optimizer_step_class(name) or "") for name in trace.names], dtype=bool)
+    rows = np.flatnonzero((trace.kind == int(Kind.ANNOTATION)) & named[trace.name])
+    for start, end in zip(trace.ts_ns[rows].tolist(), trace.end_ns[rows].tolist(), strict=True):
+        again = [at for at in passes if start <= at[0] < end][:-1]
+        passes = [at for at in passes if at not in again]
+    return passes
+
+
+def _part(timeline: RankTimeline, part: str, *phases: Phase) -> Value:
+    if not timeline.phase_budgets:
+        return NO_PHASES
+    mine = (budget for budget in timeline.phase_budgets if budget.phase in phases)
+    return sum(_ns(budget, part) for budget in mine) / 1e6
+
+
+def _ns(budget: PhaseBudget, part: str) -> int:
+    return int(getattr(budget, part))
+
+
+def _whole_host_step(timeline: RankTimeline) -> HostStep | Unknown:
+    step = timeline.judged_host_step
+    if timeline.phases is None:
+        return NO_PHASES
+    if step is None or not step.finished:
+        return Unknown("the host's step was not captured whole")
+    return step
+
+
+def _per_pass(timeline: RankTimeline, ops: frozenset[str], wanted: tuple[Phase, ...]) -> Value:
+    step = _whole_host_step(timeline)
+    if isinstance(step, Unknown) or timeline.phases is None:
+        return step if isinstance(step, Unknown) else NO_PHASES
+    passes = sum(step.start_ns <= start < step.end_ns for start, _ in timeline.phases.passes)
+    if passes == 0:
+        return Unknown("the step holds no backward pass")
+    labels = timeline.phases.of_collectives.tolist()
+    counted = sum(
+        operation.op in ops and operation.step == step.index and phase in wanted
+        for operation, phase in zip(timeline.collectives, labels, strict=True)
+    )
+    return counted / passes
+
+
+def last_backward_ns(timeline: RankTimeline) -> int | None:
+    """Return where the last compute of a backward node ends in the judged step."""
+    window, phases, activity = timeline.judged, timeline.phases, timeline.activity
+    assert window is not None
+    assert phases is not None
+    assert activity is not None
+    if timeline.is_cpu:
+        own = (activity.compute & phases.nodes).clip(window.start_ns, window.end_ns)
+        return int(own.ends[-1]) if len(own) else None
+    trace, events = timeline.trace, timeline.events
+    rows = events.rows
+    candidates = np.flatnonzero(
+        (events.classes == COMPUTE)
+        & (trace.device[rows] == timeline.device)
+        & (trace.stream[rows] == timeline.stream)
+        & (events.launch_rows != NO_ROW)
+        & (trace.ts_ns[rows] >= window.start_ns)
+        & (trace.ts_ns[rows] < window.end_ns)
+    )
+    launched = trace.ts_ns[events.launch_rows[candidates]]
+    inside = phases.nodes.covered_ns(launched, launched + 1) > 0
+    ends = trace.end_ns[rows[candidates[inside]]]
+    return int(ends.max()) if ends.size else None
+
+
+@rank_fact("late_reductions_frac", unit="fraction", needs=("kernels", "host_ops", "collectives"))
+def late_reductions_frac(timeline: RankTimeline) -> Value:
+    """Share of the median step's gradient reductions that start when backward's last compute has ended.
+
+    In DDP and FSDP all but the last start earlier, beside the rest of the backward pass. 0 for a single
+    one, which cannot start before its last gradient.
+    """
+    window = timeline.judged
+    if window is None or timeline.phases is None or timeline.activity is None:
+        return NO_PHASES
+    table = timeline.collectives
+    mine = gradient_rows(timeline) & table.in_window(window.start_ns, window.end_ns)
+    if int(mine.sum()) < 2:
+        return 0.0
+    last = last_backward_ns(timeline)
+    if last is None:
+        return Unknown("no compute of a backward node lies in the step")
+    return float((table.start_ns[mine] >= last).mean())

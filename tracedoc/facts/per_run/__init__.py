@@ -1,0 +1,35 @@
+"""Facts of the run, computed from the digests of all ranks."""
+
+from tracedoc.facts.per_run import (
+    coverage,
+    exposed_communication,
+    gather_stalls,
+    gradients,
+    host_causes,
+    links,
+    loader_workers,
+    settings,
+    slow_gpus,
+    step_log,
+    straggler,
+    strategy,
+    uneven,
+    wrapping,
+)
+
+__all__ = [
+    "coverage",
+    "exposed_communication",
+    "gather_stalls",
+    "gradients",
+    "host_causes",
+    "links",
+    "loader_workers",
+    "settings",
+    "slow_gpus",
+    "step_log",
+    "straggler",
+    "strategy",
+    "uneven",
+    "wrapping",
+]

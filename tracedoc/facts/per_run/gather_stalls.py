@@ -1,0 +1,169 @@
+"""Facts about the stalls of sharded units: how long compute waits for their gathers, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.digest.rank_digest import RankDigest
+from tracedoc.digest.step_table import StepDigest
+from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.per_rank.sharded_units import NOT_SHARDED, NOT_TIMED
+from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.shard_stalls import StallParts, stall_parts
+from tracedoc.timeline.shards.units import FORWARD
+from tracedoc.values import Unknown, Value
+
+
+@run_fact("gather_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def gather_stall_ms(run: RunView) -> dict[str, Value]:
+    """Idle time of the compute stream in the median step that the end of a parameter gather ends.
+
+    A gap counts from where the stream has nothing to run and the kernel after it is launched, and if that
+    kernel starts within 20 us after the gather (or its copy-out) ends. Time in which the host was late with
+    that kernel is not in it, nor is compute on other streams.
+    """
+    return _stall(run, lambda parts: parts.stall)
+
+
+@run_fact("forward_gather_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def forward_gather_stall_ms(run: RunView) -> dict[str, Value]:
+    """The stalls of :func:`gather_stall_ms` in the forward pass."""
+    return _stall(run, lambda parts: np.where(parts.phase == FORWARD, parts.stall, 0))
+
+
+@run_fact("backward_gather_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def backward_gather_stall_ms(run: RunView) -> dict[str, Value]:
+    """The stalls of :func:`gather_stall_ms` in the backward pass, recomputation included."""
+    return _stall(run, lambda parts: np.where(parts.phase != FORWARD, parts.stall, 0))
+
+
+@run_fact("hideable_gather_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def hideable_gather_stall_ms(run: RunView) -> dict[str, Value]:
+    """What earlier gathers would hide of the stalls of :func:`gather_stall_ms`.
+
+    The stalls less what late peers cause, and less by how much what is transferred since the gather before
+    takes longer than the compute since its use. The first gather of a step has nothing to hide behind.
+    """
+    return _stall(run, lambda parts: parts.hideable)
+
+
+@run_fact("hideable_backward_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def hideable_backward_stall_ms(run: RunView) -> dict[str, Value]:
+    """The part of :func:`hideable_gather_stall_ms` in the backward pass."""
+    return _stall(run, lambda parts: np.where(parts.phase != FORWARD, parts.hideable, 0))
+
+
+@run_fact("gather_stall_wait_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def gather_stall_wait_ms(run: RunView) -> dict[str, Value]:
+    """The part of the stalls that would be gone had the last rank come in time.
+
+    A gather that waits beside compute and then transfers without any belongs here too. 0 where the arrivals
+    of the peers are unknown.
+    """
+    return _stall(run, lambda parts: parts.wait)
+
+
+@run_fact("gather_stall_bandwidth_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def gather_stall_bandwidth_ms(run: RunView) -> dict[str, Value]:
+    """The part of the stalls by which transfers take longer than the compute they could hide behind.
+
+    All that is transferred since the gather before counts, for it shares the link: reduce-scatters too.
+    """
+    return _stall(run, lambda parts: parts.bandwidth)
+
+
+@run_fact("gather_stall_late_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def gather_stall_late_ms(run: RunView) -> dict[str, Value]:
+    """The part of the stalls that is there because the host launched the gather too late to hide it."""
+    return _stall(run, lambda parts: parts.late)
+
+
+@run_fact("gather_stall_held_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def gather_stall_held_ms(run: RunView) -> dict[str, Value]:
+    """The part of the stalls whose gather was launched in time and yet started late: not fetched ahead."""
+    return _stall(run, lambda parts: parts.held)
+
+
+CAUSES: dict[str, str] = {
+    "not prefetched": "they were launched in time, but start only when the compute before them has ended",
+    "launched late": "the host launches them too late to hide them behind the compute before",
+    "peers late": "most of the stall is waiting for the last rank to come",
+    "bandwidth": "the transfer takes longer than the compute before it, so fetching ahead cannot hide it",
+    "first": "they are the first of the step and have no compute to hide behind",
+}
+"""Why gathers stall, and the words for it."""
+
+
+@run_fact("gather_stall_cause", unit="text", scope="rank", needs=("kernels", "collectives", "launches"))
+def gather_stall_cause(run: RunView) -> dict[str, Value]:
+    """The largest cause of the stalls.
+
+    One of "not prefetched", "launched late", "peers late", "bandwidth" and "first" (of the step). Without the
+    arrivals of the peers "bandwidth" includes waiting for them.
+    """
+    return run.by_rank(lambda digest, step: _cause(run, digest, step))
+
+
+@run_fact("gather_stall_reason", unit="text", scope="rank", needs=("kernels", "collectives", "launches"))
+def gather_stall_reason(run: RunView) -> dict[str, Value]:
+    """The cause of :func:`gather_stall_cause` in words, with a caution where one rank cannot tell."""
+
+    def reason(digest: RankDigest, step: StepDigest) -> Value:
+        cause = _cause(run, digest, step)
+        if isinstance(cause, Unknown):
+            return cause
+        parts = stall_parts(run, digest, step)
+        words = CAUSES[str(cause)]
+        if cause == "bandwidth" and parts is not None and not parts.known.all():
+            return f"{words}; transfer or waiting, for the arrivals of the peers are unknown"
+        return words
+
+    return run.by_rank(reason)
+
+
+@run_fact("reduction_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+def reduction_stall_ms(run: RunView) -> dict[str, Value]:
+    """Idle time of the compute stream in the median step that the end of a gradient reduce-scatter ends."""
+
+    def total(digest: RankDigest, step: StepDigest) -> Value:
+        if digest.units is None:
+            return NOT_SHARDED
+        times = digest.units.reduction_times
+        if times is None:
+            return NOT_TIMED
+        inside = (times.stall_start_ns >= step.start_ns) & (times.stall_start_ns < step.end_ns)
+        return int(times.stall_ns[inside].sum()) / 1e6
+
+    return run.by_rank(total)
+
+
+def _cause(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    parts = _parts(run, digest, step)
+    if isinstance(parts, Unknown):
+        return parts
+    totals = {
+        "not prefetched": int(parts.held.sum()),
+        "launched late": int(parts.late.sum()),
+        "peers late": int(parts.wait.sum()),
+        "bandwidth": int(parts.bandwidth.sum()),
+        "first": int(parts.first.sum()),
+    }
+    largest = max(totals, key=lambda cause: totals[cause])
+    return largest if totals[largest] > 0 else Unknown("no gather stalls the compute stream")
+
+
+def _stall(run: RunView, part: Callable[[StallParts], npt.NDArray[np.int64]]) -> dict[str, Value]:
+    def total(digest: RankDigest, step: StepDigest) -> Value:
+        parts = _parts(run, digest, step)
+        return parts if isinstance(parts, Unknown) else int(part(parts).sum()) / 1e6
+
+    return run.by_rank(total)
+
+
+def _parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallParts | Unknown:
+    if digest.units is None:
+        return NOT_SHARDED
+    return stall_parts(run, digest, step) or NOT_TIMED

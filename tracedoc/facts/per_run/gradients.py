@@ -1,0 +1,229 @@
+"""Facts about the reduction of gradients: its buckets, when it begins, and what larger buckets would save."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.digest.rank_digest import RankDigest
+from tracedoc.digest.step_table import StepDigest
+from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.per_rank.phase_times import NO_PHASES
+from tracedoc.facts.per_run.links import half_rate_bytes
+from tracedoc.ranks.run_view import RunView
+from tracedoc.spans import Spans
+from tracedoc.timeline.collective_table import NONE
+from tracedoc.units import format_ms
+from tracedoc.values import Unknown, Value
+
+GLOO_HALF_BYTES = 256 * 2**10
+"""Message size at which gloo between processes of one host reaches half of its rate (2 KiB took 0.25 ms,
+1 MiB 0.85 ms, 8 MiB 9.7 ms in the runs of ``sample_traces``)."""
+
+GOOD_SIZE = 12.0
+"""A message of so many half-rate sizes reaches 92 % of the link's rate: larger ones gain little."""
+
+FEWEST_BUCKETS = 3
+"""With fewer buckets there is nothing left to reduce beside the rest of the backward pass."""
+
+MODEL_OPS = frozenset({"all_to_all", "reduce_scatter", "send", "recv", "send_recv", ""})
+"""What layers that are split over ranks exchange; and what carries no name."""
+
+NO_GRADIENTS = Unknown("no gradient reduction was seen in the step")
+
+
+@run_fact("gradient_buckets", unit="count", scope="rank", needs=("host_ops", "collectives"))
+def gradient_buckets(run: RunView) -> dict[str, Value]:
+    """Reductions of gradients in the median step: DDP's buckets, over all its micro-batches."""
+    return run.by_rank(lambda digest, step: int(_rows(digest, step).size) or NO_GRADIENTS)
+
+
+@run_fact("gradient_bytes", unit="bytes", scope="rank", needs=("host_ops", "collectives"))
+def gradient_bytes(run: RunView) -> dict[str, Value]:
+    """Bytes of gradients that the median step reduces."""
+    return run.by_rank(lambda digest, step: _total(digest, _rows(digest, step)))
+
+
+@run_fact("median_bucket_bytes", unit="bytes", scope="rank", needs=("host_ops", "collectives"))
+def median_bucket_bytes(run: RunView) -> dict[str, Value]:
+    """Median size of the median step's gradient reductions."""
+
+    def median(digest: RankDigest, rows: npt.NDArray[np.intp]) -> Value:
+        total = _total(digest, rows)
+        return total if isinstance(total, Unknown) else float(np.median(digest.collectives.nbytes[rows]))
+
+    return run.by_rank(lambda digest, step: median(digest, _rows(digest, step)))
+
+
+@run_fact("gradient_exposed_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
+def gradient_exposed_ms(run: RunView) -> dict[str, Value]:
+    """Exposed time of the median step's gradient reductions, less known waiting for other ranks."""
+    return run.by_rank(lambda digest, step: gradient_exposed(run, digest, step).total_ns / 1e6)
+
+
+@run_fact("exposed_beside_gradients", unit="text", scope="rank", needs=("host_ops", "collectives"))
+def exposed_beside_gradients(run: RunView) -> dict[str, Value]:
+    """The collectives that :func:`beside_gradients_ms` counts, by kind, with their exposed time.
+
+    The three kinds that take longest, "none" where there is none.
+    """
+
+    def told(digest: RankDigest, step: StepDigest) -> str:
+        found = []
+        for op in sorted({kind.op for kind in digest.collectives.kinds} - MODEL_OPS):
+            rows, spans = _beside_gradients(run, digest, step, {op})
+            if total_ns := spans.total_ns:
+                word = op.replace("_", "-")
+                found.append((-total_ns, f"{rows.size} {word if rows.size == 1 else word + 's'}"))
+        return ", ".join(f"{format_ms(-ns / 1e6)} in {words}" for ns, words in sorted(found)[:3]) or "none"
+
+    return run.by_rank(told)
+
+
+@run_fact("beside_gradients_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
+def beside_gradients_ms(run: RunView) -> dict[str, Value]:
+    """Exposed time of the median step's collectives that reduce no gradients, less known waiting.
+
+    In DDP these are buffers, metrics and barriers. What layers exchange as part of the model is not counted:
+    all-to-alls, sends and receives, and reduce-scatters.
+    """
+
+    def beside(digest: RankDigest, step: StepDigest) -> float:
+        ops = {kind.op for kind in digest.collectives.kinds} - MODEL_OPS
+        return _beside_gradients(run, digest, step, ops)[1].total_ns / 1e6
+
+    return run.by_rank(beside)
+
+
+@run_fact("suggested_bucket_bytes", unit="bytes", scope="rank", needs=("host_ops", "collectives"))
+def suggested_bucket_bytes(run: RunView) -> dict[str, Value]:
+    """Bucket size that uses the link and still leaves three buckets to overlap.
+
+    Twelve times the size at which the link reaches half of its rate, a third of all gradients at most: of
+    those of one micro-batch, where each reduces its own.
+    """
+    return run.by_rank(lambda digest, step: _suggested(run, digest, _rows(digest, step)))
+
+
+@run_fact("bucket_overhead_frac", unit="fraction", scope="rank", needs=("host_ops", "collectives"))
+def bucket_overhead_frac(run: RunView) -> dict[str, Value]:
+    """Share of the gradient reductions' transfer that fewer, larger buckets would save.
+
+    A transfer takes as long as ``size + half-rate size`` bytes at the link's full rate. Compared are the
+    buckets as they are and those of :func:`suggested_bucket_bytes`; 0 where they are as large already.
+    """
+    return run.by_rank(lambda digest, step: _overhead(run, digest, _rows(digest, step)))
+
+
+@run_fact("bucket_saving_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
+def bucket_saving_ms(run: RunView) -> dict[str, Value]:
+    """Exposed gradient reduction that fewer, larger buckets would save: overhead times exposed time."""
+
+    def saving(digest: RankDigest, step: StepDigest) -> Value:
+        overhead = _overhead(run, digest, _rows(digest, step))
+        exposed = gradient_exposed(run, digest, step).total_ns / 1e6
+        return overhead * exposed if isinstance(overhead, float) else overhead
+
+    return run.by_rank(saving)
+
+
+@run_fact("suggested_bucket_mb", unit="count", scope="rank", needs=("host_ops", "collectives"))
+def suggested_bucket_mb(run: RunView) -> dict[str, Value]:
+    """The same in MiB, rounded up, as DDP's ``bucket_cap_mb`` takes it."""
+
+    def rounded(size: Value) -> Value:
+        return math.ceil(size / 2**20) if isinstance(size, float) else size
+
+    return {rank: rounded(size) for rank, size in suggested_bucket_bytes(run).items()}
+
+
+@run_fact("late_reduction_ms", unit="ms", scope="rank", needs=("kernels", "host_ops", "collectives"))
+def late_reduction_ms(run: RunView) -> dict[str, Value]:
+    """Exposed gradient reduction after the backward pass, less known waiting for other ranks."""
+
+    def late(digest: RankDigest, step: StepDigest) -> Value:
+        after = digest.facts.get("comm_after_backward_ms", NO_PHASES)
+        if not isinstance(after, (int, float)):
+            return after
+        return min(float(after), gradient_exposed(run, digest, step).total_ns / 1e6)
+
+    return run.by_rank(late)
+
+
+@run_fact("repeated_reduction_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
+def repeated_reduction_ms(run: RunView) -> dict[str, Value]:
+    """Exposed gradient reduction of all micro-batches but one that reduce, less known waiting."""
+
+    def repeated(digest: RankDigest, step: StepDigest) -> Value:
+        passes = digest.facts.get("reducing_micro_batches", NO_PHASES)
+        if not isinstance(passes, int):
+            return passes if isinstance(passes, Unknown) else NO_PHASES
+        exposed = gradient_exposed(run, digest, step).total_ns / 1e6
+        return exposed * (passes - 1) / passes if passes > 1 else 0.0
+
+    return run.by_rank(repeated)
+
+
+def gradient_exposed(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
+    """Return the exposed time of a step's gradient reductions, less known waiting, on the rank's clock."""
+    rows = _rows(digest, step)
+    turn = run.arrivals[digest.rank].turn_ns(digest.collectives)
+    spans = Spans.of(turn[rows], digest.collectives.end_ns[rows])
+    return (spans & digest.exposed_comm).clip(step.start_ns, step.end_ns)
+
+
+def _beside_gradients(
+    run: RunView, digest: RankDigest, step: StepDigest, ops: set[str]
+) -> tuple[npt.NDArray[np.intp], Spans]:
+    """Return the step's collectives of these kinds that reduce no gradients, and their exposed time."""
+    table = digest.collectives
+    rows = np.flatnonzero(table.is_op(*ops) & table.in_window(step.start_ns, step.end_ns) & ~digest.gradients)
+    turn = run.arrivals[digest.rank].turn_ns(table)
+    spans = Spans.of(turn[rows], table.end_ns[rows])
+    return rows, (spans & digest.exposed_comm).clip(step.start_ns, step.end_ns)
+
+
+def _rows(digest: RankDigest, step: StepDigest) -> npt.NDArray[np.intp]:
+    inside = digest.collectives.in_window(step.start_ns, step.end_ns)
+    return np.flatnonzero(digest.gradients & inside)
+
+
+def _total(digest: RankDigest, rows: npt.NDArray[np.intp]) -> Value:
+    sizes = digest.collectives.nbytes[rows]
+    if sizes.size == 0:
+        return NO_GRADIENTS
+    return int(sizes.sum()) if (sizes != NONE).all() else Unknown("not every reduction carries its size")
+
+
+def _half_bytes(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) -> float | Unknown:
+    if digest.is_cpu:
+        return float(GLOO_HALF_BYTES)
+    halves = half_rate_bytes(run, digest)
+    return halves if isinstance(halves, Unknown) else float(np.median(halves[rows]))
+
+
+def _suggested(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) -> Value:
+    total = _total(digest, rows)
+    if isinstance(total, Unknown):
+        return total
+    half = _half_bytes(run, digest, rows)
+    if isinstance(half, Unknown):
+        return half
+    passes = digest.facts.get("reducing_micro_batches")
+    each = float(total) / passes if isinstance(passes, int) and passes > 1 else float(total)
+    return min(GOOD_SIZE * half, each / FEWEST_BUCKETS)
+
+
+def _overhead(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) -> Value:
+    total, suggested = _total(digest, rows), _suggested(run, digest, rows)
+    if isinstance(total, Unknown):
+        return total
+    if isinstance(suggested, Unknown):
+        return suggested
+    half = _half_bytes(run, digest, rows)
+    if isinstance(half, Unknown):
+        return half
+    fewer = min(-(-float(total) // float(suggested)), float(rows.size))
+    return 1.0 - (float(total) + fewer * half) / (float(total) + rows.size * half)

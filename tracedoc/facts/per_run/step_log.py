@@ -1,0 +1,300 @@
+"""Facts over the whole run, from the log of every optimizer step: outliers and garbage collection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.per_run.settings import NO_MANIFEST, by_rank
+from tracedoc.ranks.run_view import RunView, once
+from tracedoc.run.job import RankJob
+from tracedoc.run.steplog import COLLECTION, STEP, WINDOW
+from tracedoc.trace.distinct import distinct, intersection, is_among
+from tracedoc.values import Unknown, Value
+
+ENOUGH_STEPS = 20
+"""With fewer logged steps nothing is said of outliers or of pauses."""
+
+WARMUP_STEPS = 5
+"""The first steps of a job allocate, compile and measure; they are left out."""
+
+OUTLIER_RATIO = 1.5
+"""A step this many times as long as the median is an outlier."""
+
+ENOUGH_PLAIN = 5
+"""So many steps without a collection tell how long a step is without one."""
+
+LEAST_REPEATS = 4
+"""So many outliers at equal distances are regular."""
+
+REPEATS_FRAC = 0.75
+"""So many of the steps at equal distances must be outliers."""
+
+MAX_PERIODS = 32
+"""So many distances are tried, those that occur most often."""
+
+_QUIET_NS = 2_000_000_000
+_WRITTEN_BYTES_PER_NS = 0.02
+"""After the capture its trace is compressed beside the job: 2 s, and 1 s for each 20 MB, are left out."""
+
+Ints = NDArray[np.int64]
+
+
+class Steps(msgspec.Struct, frozen=True, eq=False):
+    """The steps of a rank that count: its warm-up and all that the capture touched are left out.
+
+    ``paused_ns`` is the time that garbage collections took in each.
+    """
+
+    number: Ints
+    length_ns: Ints
+    paused_ns: Ints
+
+
+def counted_steps(told: RankJob, touched_elsewhere: Ints | None = None) -> Steps | Unknown:
+    """Return the steps of a rank's log that tell how the job runs when nobody looks.
+
+    ``touched_elsewhere`` are numbers of steps that the captures of other ranks touched: whoever waits for
+    a rank that is captured is slow in the same steps.
+    """
+    if told.log is None:
+        return Unknown("no log of all steps: it lies beside the manifest of `tracedoc collect`")
+    words = np.frombuffer(told.log.words, dtype=np.int64).reshape(-1, 3)
+    kind, number = words[:, 0] >> 32, words[:, 0] & 0xFFFFFFFF
+    order = np.argsort(words[:, 1], kind="stable")
+    steps = order[kind[order] == STEP]
+    warm = (number[steps] > WARMUP_STEPS) & (words[steps, 2] > 0)
+    touched = _touched(told, words[steps])
+    if touched_elsewhere is not None:
+        touched |= is_among(number[steps], touched_elsewhere)
+    kept = warm & ~touched
+    pauses = order[kind[order] == COLLECTION]
+    steps_end = words[steps, 1]
+    paused = np.zeros(steps.size, dtype=np.int64)
+    home = np.searchsorted(steps_end, words[pauses, 1])
+    inside = home < steps.size
+    np.add.at(paused, home[inside], words[pauses[inside], 2])
+    found = Steps(number[steps[kept]], words[steps[kept], 2], paused[kept])
+    if found.number.size < ENOUGH_STEPS:
+        return Unknown(_too_few(int(warm.sum()), int((warm & touched).sum())))
+    return found
+
+
+def _too_few(warm: int, touched: int) -> str:
+    """Say why the steps of a log are too few; ``warm`` is how many there are after the warm-up."""
+    told = f"{warm} {'step was' if warm == 1 else 'steps were'} logged after the first {WARMUP_STEPS}"
+    if not touched:
+        return f"{told}, fewer than {ENOUGH_STEPS}"
+    return (
+        f"{told}; without the {touched} that the capture and the writing of its trace touched, "
+        f"{warm - touched} {'is' if warm - touched == 1 else 'are'} left, fewer than {ENOUGH_STEPS}"
+    )
+
+
+def _touched(told: RankJob, steps: Ints) -> NDArray[np.bool_]:
+    """Return which steps the capture touched: from its beginning until its trace is written."""
+    assert told.log is not None
+    ends, begins = steps[:, 1], steps[:, 1] - steps[:, 2]
+    touched = np.zeros(len(steps), dtype=np.bool_)
+    windows = told.log.of_kind(WINDOW)
+    writing_ns = _QUIET_NS + int(told.json_bytes / _WRITTEN_BYTES_PER_NS)
+    for place, (which, start, _) in enumerate(windows):
+        if which == 0:
+            closing = next((end for number, end, _ in windows[place + 1 :] if number == 1), None)
+            # A capture that never ended touches all that follows.
+            until = np.iinfo(np.int64).max if closing is None else closing + writing_ns
+            touched |= (ends >= start) & (begins <= until)
+    return touched
+
+
+@once
+def _touched_on_any_rank(run: RunView) -> Ints:
+    """Return the numbers of the steps that the capture of some rank touched. One records a step more."""
+    found = [np.empty(0, dtype=np.int64)]
+    for told in run.job.ranks if run.job is not None else ():
+        if told.log is not None:
+            words = np.frombuffer(told.log.words, dtype=np.int64).reshape(-1, 3)
+            steps = words[words[:, 0] >> 32 == STEP]
+            found.append(steps[_touched(told, steps), 0] & 0xFFFFFFFF)
+    return distinct(np.concatenate(found))
+
+
+def _logged(run: RunView) -> list[Steps] | Unknown:
+    if run.job is None:
+        return NO_MANIFEST
+    touched = _touched_on_any_rank(run)
+    found = [counted_steps(told, touched) for told in run.job.ranks]
+    known = [steps for steps in found if isinstance(steps, Steps)]
+    reasons = [steps for steps in found if isinstance(steps, Unknown)]
+    return known or reasons[0]
+
+
+@run_fact("logged_steps", unit="count", scope="rank")
+def logged_steps(run: RunView) -> dict[str, Value]:
+    """Steps of the whole run that were timed, less the first five and those that the capture touched."""
+    return by_rank(run, lambda told: _of(run, told, lambda steps: int(steps.number.size)))
+
+
+@run_fact("logged_step_ms", unit="ms", scope="rank")
+def logged_step_ms(run: RunView) -> dict[str, Value]:
+    """Median time of these steps, from the end of one optimizer step to the end of the next, on the host."""
+    return by_rank(run, lambda told: _of(run, told, lambda steps: float(np.median(steps.length_ns)) / 1e6))
+
+
+@run_fact("gc_pause_ms", unit="ms", scope="rank")
+def gc_pause_ms(run: RunView) -> dict[str, Value]:
+    """Time a step that Python's garbage collector took, as the mean over these steps.
+
+    Collections shorter than 1 ms are not counted.
+    """
+    return by_rank(run, lambda told: _of(run, told, lambda steps: float(steps.paused_ns.mean()) / 1e6))
+
+
+@run_fact("longest_gc_pause_ms", unit="ms", scope="rank")
+def longest_gc_pause_ms(run: RunView) -> dict[str, Value]:
+    """Most time that garbage collections took in one of these steps."""
+    return by_rank(run, lambda told: _of(run, told, lambda steps: float(steps.paused_ns.max()) / 1e6))
+
+
+@run_fact("worst_gc_pause_ms", unit="ms")
+def worst_gc_pause_ms(run: RunView) -> Value:
+    """The largest of :func:`longest_gc_pause_ms`: whichever rank collects, the others wait."""
+    known = [value for value in longest_gc_pause_ms(run).values() if isinstance(value, float)]
+    ranks = _logged(run)
+    return ranks if isinstance(ranks, Unknown) else max(known, default=0.0)
+
+
+def _of(run: RunView, told: RankJob, measure: Callable[[Steps], Value]) -> Value:
+    steps = counted_steps(told, _touched_on_any_rank(run))
+    return steps if isinstance(steps, Unknown) else measure(steps)
+
+
+class JobSteps(msgspec.Struct, frozen=True, eq=False):
+    """The steps that every logged rank has, for the job as a whole: ranks step together.
+
+    ``length_ns`` is the median over ranks; ``paused_ns`` the sum over ranks, since who waits for one
+    pause waits for the next; ``longest_ns`` that of the rank that paused longest.
+    """
+
+    number: Ints
+    length_ns: Ints
+    paused_ns: Ints
+    longest_ns: Ints
+
+    @property
+    def median_ns(self) -> float:
+        """The usual length of a step."""
+        return float(np.median(self.length_ns))
+
+    @property
+    def excess_ns(self) -> NDArray[np.float64]:
+        """How much longer than usual each step took; 0 for those that were not."""
+        return np.asarray(np.maximum(self.length_ns - self.median_ns, 0.0), dtype=np.float64)
+
+    @property
+    def gc_cost_ns(self) -> NDArray[np.float64]:
+        """How much longer its collections made each step, at most.
+
+        Where nearly all steps hold one, none tells how long a step is without: then the longest pause counts.
+        """
+        plain = self.length_ns[self.paused_ns == 0]
+        if plain.size < ENOUGH_PLAIN:
+            return np.asarray(np.minimum(self.longest_ns, self.length_ns), dtype=np.float64)
+        excess = np.maximum(self.length_ns - float(np.median(plain)), 0.0)
+        return np.asarray(np.minimum(self.paused_ns, excess), dtype=np.float64)
+
+
+def job_steps(run: RunView) -> JobSteps | Unknown:
+    """Return the steps of the job; Unknown without logs, or where ranks share too few steps."""
+    ranks = _logged(run)
+    if isinstance(ranks, Unknown):
+        return ranks
+    numbers = ranks[0].number
+    for other in ranks[1:]:
+        numbers = intersection(numbers, other.number)
+    if numbers.size < ENOUGH_STEPS:
+        return Unknown(f"the logs of the ranks share {numbers.size} steps, fewer than {ENOUGH_STEPS}")
+    places = [np.searchsorted(steps.number, numbers) for steps in ranks]
+    lengths = np.stack([steps.length_ns[place] for steps, place in zip(ranks, places, strict=True)])
+    paused = np.stack([steps.paused_ns[place] for steps, place in zip(ranks, places, strict=True)])
+    median = np.median(lengths, axis=0).astype(np.int64)
+    return JobSteps(numbers, median, paused.sum(axis=0), paused.max(axis=0))
+
+
+@run_fact("gc_cost_ms", unit="ms")
+def gc_cost_ms(run: RunView) -> Value:
+    """Time a step that garbage collection costs the job, as the mean over all logged steps.
+
+    A collection counts only as far as its step was longer than the median of those without one: what the
+    GPU's queue hides costs nothing. Collections of all ranks count, since the others wait. Where fewer than
+    five steps are without, the pause of the rank that paused longest counts: an upper bound.
+    """
+    steps = job_steps(run)
+    return steps if isinstance(steps, Unknown) else float(steps.gc_cost_ns.mean()) / 1e6
+
+
+@run_fact("step_outlier_frac", unit="fraction")
+def step_outlier_frac(run: RunView) -> Value:
+    """Share of the logged steps that took more than 1.5 times the median."""
+    steps = job_steps(run)
+    return steps if isinstance(steps, Unknown) else float(_outliers(steps).mean())
+
+
+@run_fact("step_outliers", unit="count")
+def step_outliers(run: RunView) -> Value:
+    """The logged steps that took more than 1.5 times the median."""
+    steps = job_steps(run)
+    return steps if isinstance(steps, Unknown) else int(_outliers(steps).sum())
+
+
+@run_fact("step_outlier_cost_ms", unit="ms")
+def step_outlier_cost_ms(run: RunView) -> Value:
+    """Time a step that such outliers cost, as the mean over all logged steps.
+
+    Their excess over the median step, less what garbage collection explains.
+    """
+    steps = job_steps(run)
+    if isinstance(steps, Unknown):
+        return steps
+    rest = np.maximum(steps.excess_ns - steps.gc_cost_ns, 0.0)
+    unexplained = np.where(_outliers(steps), rest, 0.0)
+    return float(unexplained.mean()) / 1e6
+
+
+@run_fact("step_outlier_period", unit="count")
+def step_outlier_period(run: RunView) -> Value:
+    """Every how many steps an outlier comes, where it comes regularly; Unknown otherwise.
+
+    Regular: of the steps with one remainder by this number three quarters and at least four are outliers,
+    and they cost half or more of what all outliers cost. Further outliers may lie between them.
+    """
+    steps = job_steps(run)
+    if isinstance(steps, Unknown):
+        return steps
+    slow = _outliers(steps)
+    if slow.sum() < LEAST_REPEATS:
+        return Unknown("fewer than four outliers")
+    numbers, cost = steps.number, np.where(slow, steps.excess_ns, 0.0)
+    for period in _candidates(numbers[slow]):
+        remainder = numbers % period
+        size, hits = np.bincount(remainder), np.bincount(remainder, weights=slow)
+        regular = (hits >= LEAST_REPEATS) & (hits >= REPEATS_FRAC * size)
+        if regular.any() and (np.bincount(remainder, weights=cost) * regular).max() >= 0.5 * cost.sum():
+            return period
+    return Unknown("outliers come irregularly")
+
+
+def _candidates(numbers: Ints) -> list[int]:
+    """Return the usual distances between outliers and the next three, from 2 on, the shortest first."""
+    gaps = np.concatenate([numbers[lag:] - numbers[:-lag] for lag in (1, 2, 3)])
+    values, counts = np.unique(gaps[gaps > 1], return_counts=True)
+    usual = values[np.argsort(-counts, kind="stable")[:MAX_PERIODS]]
+    return sorted(usual.tolist())
+
+
+def _outliers(steps: JobSteps) -> NDArray[np.bool_]:
+    return np.asarray(steps.length_ns > OUTLIER_RATIO * steps.median_ns)

@@ -1,0 +1,178 @@
+"""Facts about the grain of sharding: gathers too small to use the link, and what larger units would save."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.digest.device import unlisted
+from tracedoc.digest.rank_digest import RankDigest
+from tracedoc.digest.step_table import StepDigest
+from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.per_rank.sharded_units import NOT_SHARDED
+from tracedoc.facts.per_run.exposed_communication import latency_bound_bytes
+from tracedoc.facts.per_run.links import half_rate_bytes
+from tracedoc.ranks.run_view import RunView
+from tracedoc.spans import Spans
+from tracedoc.trace.devices import device_peak
+from tracedoc.values import Unknown, Value
+
+RING_SHARE = 0.8
+"""Large all-gathers inside a node reach this share of the link's rate (361 of 450 GB/s on 8x H200)."""
+
+
+@run_fact("latency_bound_gathers_frac", unit="fraction", scope="rank", needs=("collectives",))
+def latency_bound_gathers_frac(run: RunView) -> dict[str, Value]:
+    """Share of the median step's parameter gathers that are too small to use the link.
+
+    Latency-bound is as in :func:`latency_bound_frac`; gathers without a size are left out.
+    """
+
+    def share(digest: RankDigest, step: StepDigest) -> Value:
+        limit = latency_bound_bytes(run, digest)
+        if digest.units is None:
+            return NOT_SHARDED
+        if isinstance(limit, Unknown):
+            return limit
+        calls = digest.units.units.gathers
+        mine = (calls.step == step.index) & (calls.nbytes > 0)
+        small = calls.nbytes[mine] < limit[calls.row[mine]]
+        return float(small.mean()) if small.size else Unknown("the gathers carry no sizes")
+
+    return run.by_rank(share)
+
+
+@run_fact("sharded_exposed_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
+def sharded_exposed_ms(run: RunView) -> dict[str, Value]:
+    """Exposed time of the median step in gathers and reduce-scatters of units, less known waiting."""
+
+    def exposed(digest: RankDigest, step: StepDigest) -> Value:
+        if digest.units is None:
+            return NOT_SHARDED
+        return sharded_exposed_spans(run, digest, step).total_ns / 1e6
+
+    return run.by_rank(exposed)
+
+
+@run_fact("mergeable_exposed_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
+def mergeable_exposed_ms(run: RunView) -> dict[str, Value]:
+    """Exposed time of the median step that latency-bound gathers and reduce-scatters would not take merged.
+
+    Their exposed time less known waiting, and less what the same bytes take at the full rate of the link; of
+    the rest, the share of calls that disappear if every block is one unit.
+    """
+
+    def saved(digest: RankDigest, step: StepDigest) -> Value:
+        limit, gbps = latency_bound_bytes(run, digest), _ring_gbps(digest)
+        share = _merged_share(digest)
+        if isinstance(share, Unknown):
+            return share
+        if isinstance(limit, Unknown) or gbps is None:
+            return limit if isinstance(limit, Unknown) else Unknown("the rate of the link is not known")
+        rows = _rows(digest)
+        table = digest.collectives
+        turn = run.arrivals[digest.rank].turn_ns(table)
+        small = (
+            rows & table.in_window(step.start_ns, step.end_ns) & (table.nbytes >= 0) & (table.nbytes < limit)
+        )
+        inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
+        exposed = inside.covered_ns(turn[small], table.end_ns[small])
+        bytes_ns = table.nbytes[small] * _ring_factor(run, digest) / gbps
+        return float(np.maximum(exposed - bytes_ns, 0).sum()) * share / 1e6
+
+    return run.by_rank(saved)
+
+
+@run_fact("fine_wrapping_cost_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
+def fine_wrapping_cost_ms(run: RunView) -> dict[str, Value]:
+    """What units smaller than a block cost the median step: latency of calls, idle time under hooks.
+
+    The sum of :func:`mergeable_exposed_ms` and the same share of :func:`sharding_hook_idle_ms`, which is left
+    out where no hooks are in the trace.
+    """
+    merged = mergeable_exposed_ms(run)
+
+    def cost(digest: RankDigest, step: StepDigest) -> Value:
+        exposed, share = merged[str(digest.rank)], _merged_share(digest)
+        if isinstance(exposed, Unknown) or isinstance(share, Unknown):
+            return exposed if isinstance(exposed, Unknown) else share
+        idle = digest.facts.get("sharding_hook_idle_ms")
+        return float(exposed) + (share * float(idle) if isinstance(idle, float) else 0.0)
+
+    return run.by_rank(cost)
+
+
+@run_fact("block_gather_estimate_ms", unit="ms", scope="rank", needs=("collectives",))
+def block_gather_estimate_ms(run: RunView) -> dict[str, Value]:
+    """How long one gather of a whole block should take on this GPU's link, all ranks present.
+
+    A curve with half of 80 % of the link's rate at the half-rate size of :func:`latency_bound_frac`; slower
+    links between nodes are not known to it.
+    """
+
+    def estimate(digest: RankDigest, step: StepDigest) -> Value:
+        size, gbps, peak = digest.facts.get("block_bytes"), _ring_gbps(digest), device_peak(digest.device)
+        if not isinstance(size, float):
+            return size if isinstance(size, Unknown) else NOT_SHARDED
+        if gbps is None or peak is None or peak.link_gbps is None:
+            return unlisted(digest.device)
+        halves = half_rate_bytes(run, digest)
+        if isinstance(halves, Unknown):
+            return halves
+        half = float(np.median(halves[_rows(digest)]))
+        return _ring_factor(run, digest) * (size + half) / gbps / 1e6
+
+    return run.by_rank(estimate)
+
+
+def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
+    """Return where the cost of fine wrapping lies: exposed latency-bound calls, and idle time under hooks."""
+    limit = latency_bound_bytes(run, digest)
+    hooks = digest.spans.get("idle_sharding_hooks", Spans.empty())
+    if digest.units is None or isinstance(limit, Unknown):
+        return hooks
+    table = digest.collectives
+    small = _rows(digest) & (table.nbytes >= 0) & (table.nbytes < limit)
+    turn = run.arrivals[digest.rank].turn_ns(table)
+    exposed = digest.exposed_comm & Spans.of(turn[small], table.end_ns[small])
+    return (exposed | hooks).clip(step.start_ns, step.end_ns)
+
+
+def sharded_exposed_spans(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
+    """Return the time that :func:`sharded_exposed_ms` measures."""
+    table, rows = digest.collectives, _rows(digest)
+    turn = run.arrivals[digest.rank].turn_ns(table)
+    inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
+    return inside & Spans.of(turn[rows], table.end_ns[rows])
+
+
+def _rows(digest: RankDigest) -> npt.NDArray[np.bool_]:
+    """Return which of a rank's collectives move sharded parameters or their gradients."""
+    mine = np.zeros(len(digest.collectives), dtype=np.bool_)
+    if digest.units is not None:
+        mine[digest.units.units.gathers.row] = True
+        mine[digest.units.units.reductions.row] = True
+    return mine
+
+
+def _merged_share(digest: RankDigest) -> float | Unknown:
+    """Return the share of calls that disappear if each block becomes one unit."""
+    units, blocks = digest.facts.get("fsdp_units"), digest.facts.get("fsdp_blocks")
+    if not isinstance(units, int) or not isinstance(blocks, int) or units == 0:
+        return NOT_SHARDED
+    return max(1.0 - blocks / units, 0.0)
+
+
+def _ring_gbps(digest: RankDigest) -> float | None:
+    peak = device_peak(digest.device)
+    return None if peak is None or peak.link_gbps is None else RING_SHARE * peak.link_gbps
+
+
+def _ring_factor(run: RunView, digest: RankDigest) -> float:
+    """Return the share of a gathered buffer that crosses a rank's link: (n - 1) / n of the gathers' group."""
+    sizes = {
+        digest.collectives[row].group_size or run.world_size or len(run.digests)
+        for row in (digest.units.units.gathers.row[:1].tolist() if digest.units is not None else [])
+    }
+    ranks = max(sizes, default=run.world_size or 2)
+    return (ranks - 1) / ranks if ranks > 1 else 1.0

@@ -1,0 +1,227 @@
+"""The tables of a diagnosis: what the host did, kernels, phases, collectives, and sharded units."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from tracedoc.diagnosis import (
+    AwayRow,
+    CauseRow,
+    CollectiveRow,
+    HostDetail,
+    KernelRow,
+    PhaseRow,
+    SyncRow,
+    UnitRow,
+)
+from tracedoc.digest.rank_digest import RankDigest
+from tracedoc.facts.per_run.links import operation_class
+from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.shard_stalls import latest_arrivals
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.collective_table import NONE, CollectiveTable
+from tracedoc.timeline.host import IDLE_WORK
+from tracedoc.timeline.shards.times import UNKNOWN_DEPTH, CallTimes
+from tracedoc.timeline.shards.units import BACKWARD, NO_TIME, PHASES, UNKNOWN_SIZE, ShardCalls
+from tracedoc.trace.distinct import is_among
+from tracedoc.trace.vocabulary import busbw_factor
+
+
+def host_detail(digest: RankDigest) -> HostDetail | None:
+    """Return what the host did while the device was idle, ``None`` where its work is not known."""
+    host = digest.host_work
+    if host is None:
+        return None
+    idle = sorted(((ns, cause) for cause in IDLE_WORK if (ns := host.of(cause))), reverse=True)
+    return HostDetail(
+        causes=tuple(CauseRow(cause, ns / 1e6) for ns, cause in idle),
+        syncs=tuple(
+            SyncRow(
+                s.operator, s.call, s.where, s.count, s.draining, s.blocked_ns / 1e6, s.idle_ns / 1e6, s.line
+            )
+            for s in host.syncs
+        ),
+        away=tuple(
+            AwayRow(a.doing, a.where, a.count, a.longest_ns / 1e6, a.idle_ns / 1e6) for a in host.away
+        ),
+    )
+
+
+def kernel_rows(digest: RankDigest) -> tuple[KernelRow, ...]:
+    """Return the kernels of the judged step by name."""
+    kernels = digest.kernels
+    return tuple(
+        KernelRow(name, category.value, calls, time_ns / 1e6)
+        for name, category, calls, time_ns in zip(
+            kernels.names, kernels.categories, kernels.calls.tolist(), kernels.time_ns.tolist(), strict=True
+        )
+    )
+
+
+def phase_rows(digest: RankDigest) -> tuple[PhaseRow, ...]:
+    """Return the phases of the judged step in order."""
+    return tuple(
+        PhaseRow(
+            p.phase.name.lower(),
+            p.span_ns / 1e6,
+            p.compute_ns / 1e6,
+            p.comm_ns / 1e6,
+            p.exposed_comm_ns / 1e6,
+        )
+        for p in digest.phases
+    )
+
+
+def collective_rows(run: RunView, digest: RankDigest) -> tuple[CollectiveRow, ...]:
+    """Return one row per kind of collective in the judged step of the rank that stands for the run."""
+    step = digest.judged_step
+    if step is None:
+        return ()
+    table, turn = digest.collectives, run.arrivals[digest.rank].turn_ns(digest.collectives)
+    matched = run.arrivals[digest.rank].complete
+    kinds: dict[tuple[str, str, int | None, str], list[int]] = defaultdict(list)
+    inside = (table.start_ns >= step.start_ns) & (table.start_ns < step.end_ns)
+    for row in np.flatnonzero(inside).tolist():
+        kind = table.kinds[int(table.kind[row])]
+        kinds[kind.op, kind.group_name, kind.group_size or len(kind.group) or None, kind.dtype].append(row)
+    rows = []
+    for key, listed in kinds.items():
+        places = np.array(listed)
+        rows.append(_across_ranks(_collective_row(key, table, turn, matched, places), run, digest, places))
+    return tuple(sorted(rows, key=lambda row: -row.time_ms))
+
+
+def _across_ranks(row: CollectiveRow, run: RunView, digest: RankDigest, rows: np.ndarray) -> CollectiveRow:
+    """Return the row with what the matching over ranks says of such operations."""
+    found = operation_class(run, digest, rows)
+    if found is None:
+        return row
+    return replace(
+        row,
+        expected_gbps=found.expected_gbps if row.busbw_gbps is not None else None,
+        median_transfer_ms=found.transfer_ms,
+        arrival_spread_ms=found.spread_ms,
+        matched_calls=found.calls,
+        partial_calls=found.partial_calls,
+        last_arrivals=found.last_arrivals,
+    )
+
+
+def _collective_row(
+    key: tuple[str, str, int | None, str],
+    table: CollectiveTable,
+    turn_ns: Int64Array,
+    matched: np.ndarray,
+    rows: np.ndarray,
+) -> CollectiveRow:
+    op, group, group_size, dtype = key
+    sizes = np.sort(table.nbytes[rows][table.nbytes[rows] != NONE])
+    all_matched, all_sized = bool(matched[rows].all()), sizes.size == rows.size
+    transfer = int((table.end_ns[rows] - turn_ns[rows]).sum())
+    total = int(sizes.sum())
+    busbw = None
+    if all_matched and all_sized and group_size and transfer > 0 and total > 0:
+        busbw = total / transfer * busbw_factor(op, group_size)
+    return CollectiveRow(
+        op=op,
+        group=group,
+        group_size=group_size,
+        dtype=dtype,
+        calls_per_step=float(rows.size),
+        bytes_median=int(sizes[sizes.size // 2]) if sizes.size else None,
+        bytes_per_step=total if all_sized else None,
+        time_ms=int((table.end_ns[rows] - table.start_ns[rows]).sum()) / 1e6,
+        exposed_ms=int(table.exposed_ns[rows].sum()) / 1e6,
+        wait_ms=int((turn_ns[rows] - table.start_ns[rows]).sum()) / 1e6 if all_matched else None,
+        transfer_ms=transfer / 1e6 if all_matched else None,
+        busbw_gbps=busbw,
+    )
+
+
+MAX_ROWS = 400
+"""The table keeps this many rows, those with most stall."""
+
+
+def unit_rows(run: RunView) -> tuple[UnitRow, ...]:
+    """Return a row for each unit and pass of the rank that stands for the run: medians over its whole steps.
+
+    Rows come in the order of the forward pass, then of the backward pass. Of more than MAX_ROWS the ones
+    with most stall stay.
+    """
+    digest = run.standing_digest
+    if digest is None or digest.units is None:
+        return ()
+    table = digest.units
+    whole = [step.index for step in digest.complete_steps] or [step.index for step in digest.steps]
+    rows = []
+    for phase in range(len(PHASES)):
+        order = range(len(table.units.names))
+        for unit in order if phase != BACKWARD else reversed(order):
+            row = _unit_row(run, digest, unit, phase, whole)
+            if row is not None:
+                rows.append(row)
+    if len(rows) <= MAX_ROWS:
+        return tuple(rows)
+    worst = sorted(range(len(rows)), key=lambda i: (-(rows[i].stall_ms or 0.0), i))[:MAX_ROWS]
+    return tuple(rows[i] for i in sorted(worst))
+
+
+def _unit_row(
+    run: RunView, digest: RankDigest, unit: int, phase: int, steps: Iterable[int]
+) -> UnitRow | None:
+    table = digest.units
+    assert table is not None
+    units, listed = table.units, np.array(list(steps), dtype=np.int64)
+    mine = np.flatnonzero(_of(units.gathers, unit, phase, listed))
+    reduced = np.flatnonzero(_of(units.reductions, unit, phase, listed))
+    if mine.size + reduced.size == 0:
+        return None
+    gathers, times = units.gathers, table.gather_times
+    latest = latest_arrivals(run, digest, gathers.row[mine])
+    known = bool(mine.size) and bool((latest != NO_TIME).all())
+    starts, ends = gathers.start_ns[mine], gathers.end_ns[mine]
+    turn = np.clip(latest, starts, ends)
+    sizes = gathers.nbytes[gathers.unit == unit]
+    per_step = max(listed.size, 1)
+    return UnitRow(
+        name=units.names[unit],
+        phase=PHASES[phase],
+        nbytes=int(np.median(sizes)) if sizes.size and (sizes != UNKNOWN_SIZE).all() else None,
+        gathers_per_step=mine.size / per_step,
+        gather_ms=_median_ms(ends - starts),
+        wait_ms=_median_ms(turn - starts) if known else None,
+        transfer_ms=_median_ms(ends - turn) if known else None,
+        launch_lag_ms=_timed(times, "lag_ns", mine),
+        compute_beside_ms=_timed(times, "beside_ns", mine),
+        stall_ms=_timed(times, "stall_ns", mine),
+        units_ahead=_ahead(times, mine),
+        reductions_per_step=reduced.size / per_step,
+        reduction_ms=_median_ms(units.reductions.end_ns[reduced] - units.reductions.start_ns[reduced]),
+        reduction_stall_ms=_timed(table.reduction_times, "stall_ns", reduced),
+    )
+
+
+def _of(calls: ShardCalls, unit: int, phase: int, steps: Int64Array) -> npt.NDArray[np.bool_]:
+    return np.asarray((calls.unit == unit) & (calls.phase == phase) & is_among(calls.step, steps))
+
+
+def _timed(times: CallTimes | None, column: str, mine: npt.NDArray[np.intp]) -> float | None:
+    if times is None:
+        return None
+    values: Int64Array = getattr(times, column)[mine]
+    return _median_ms(values[values != NO_TIME])
+
+
+def _ahead(times: CallTimes | None, mine: npt.NDArray[np.intp]) -> int | None:
+    depth = times.depth[mine] if times is not None else np.empty(0, dtype=np.int16)
+    depth = depth[depth != UNKNOWN_DEPTH]
+    return int(np.median(depth)) if depth.size else None
+
+
+def _median_ms(values: Int64Array) -> float | None:
+    return float(np.median(values)) / 1e6 if values.size else None

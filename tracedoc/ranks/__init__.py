@@ -1,0 +1,1 @@
+"""All ranks together: matching, clocks, groups, waiting, and who is waited for."""

@@ -1,0 +1,219 @@
+"""What a collective of a size should reach on a link, and what those of a run did reach.
+
+Bandwidth here is bus bandwidth as nccl-tests define it: bytes over transfer time, times a factor of the
+operation, so that the link of one device is the bound whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from tracedoc.ranks.groups import Group
+from tracedoc.ranks.matching import Matching
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.collective_table import NONE, boundaries
+from tracedoc.trace.devices import device_peak
+from tracedoc.trace.distinct import distinct
+from tracedoc.trace.vocabulary import SYMMETRIC_OPS, busbw_factor
+
+RING_SHARE = 0.80
+"""What a ring over a switch reaches of the link (8x H200: 361 of 450 GB/s in all-gathers). An all-reduce in
+the switch may exceed it."""
+
+MESH_SHARE = 0.70
+"""What devices wired pair by pair reach of their links (8x MI300X: 313 of 448 GB/s)."""
+
+REFERENCE_RANKS = 8
+"""Ranks of the measured machines; a host seldom has more."""
+
+HALF_RATE_MIB = ((0.0, 0.0), (450.0, 20.0), (900.0, 64.0))
+"""Link rate (GB/s) and the size in MiB at which 8 ranks reach half of their all-reduce bandwidth.
+
+Measured on 8x H200 (busbw of 40, 220, 276, 402 and 482 GB/s at 1, 16, 32, 128 MiB and 16 GiB) and 8x B200
+(36, 255, 326, 568, 846); in proportion below (ml-engineering, network)."""
+
+BASE_LATENCY_US = 8.4
+HOP_LATENCY_US = 3.4
+"""What NCCL counts for starting a ring and for each of its hops over NVLink (tuning.cc, simple protocol)."""
+
+HOSTS_HALF_RATE_MIB = 120.0
+HOSTS_REFERENCE_RANKS = 32
+"""The same for 32 ranks on four hosts over EFA (5.4, 64, 91, 198, 382 GB/s)."""
+
+FIT_SIZES = 3
+FIT_SPREAD = 4
+"""A size curve is fitted where a group has so many sizes, and the largest is so many times the smallest."""
+
+FIT_RANGE = 16
+"""A fitted half-rate size this many times smaller or larger than the table's is noise, not a curve."""
+
+
+class SizeCurve(msgspec.Struct, frozen=True):
+    """The bandwidth of one group by size: ``peak_gbps * size / (size + half-rate size)``.
+
+    ``peak_gbps`` is ``None`` where the link is not known: between hosts, or of an unlisted device.
+    ``table_half_bytes`` is the half-rate size of measured machines, ``scaled_half_bytes`` what follows from
+    it for a group of fewer ranks, ``fitted_half_bytes`` that of this run, ``None`` where it has too few
+    sizes.
+    """
+
+    peak_gbps: float | None
+    table_half_bytes: float
+    scaled_half_bytes: float
+    fitted_half_bytes: float | None = None
+
+    @property
+    def half_bytes(self) -> float:
+        """The size that reaches half of what larger ones reach."""
+        return self.scaled_half_bytes if self.fitted_half_bytes is None else self.fitted_half_bytes
+
+    def expected_gbps(self, nbytes: float) -> float | None:
+        """Return the bus bandwidth that a message of so many bytes should reach.
+
+        The larger of the table's and the run's half-rate size counts: a link that is slow at every size is
+        at half of its own rate early, and so are small messages alone, which take a protocol of lower rate.
+        The table's is not scaled here, so that nothing more is expected than was measured.
+        """
+        half = max(self.table_half_bytes, self.half_bytes)
+        return None if self.peak_gbps is None else self.peak_gbps * nbytes / (nbytes + half)
+
+
+def size_curve(device: str, ranks: int, hosts: int = 1) -> SizeCurve | None:
+    """Return the curve of a group on ``device`` from the table, ``None`` for an unlisted device.
+
+    ``hosts`` is how many the group spans; over several the trace does not tell the network's rate, and the
+    half-rate size grows with the ranks. On one host that of 8 ranks stands for larger groups, and is scaled
+    down for smaller ones.
+    """
+    peak = device_peak(device)
+    if peak is None or peak.link_gbps is None or ranks < 2:
+        return None
+    rates, sizes = zip(*HALF_RATE_MIB, strict=True)
+    half = float(np.interp(peak.link_gbps, rates, sizes)) * 2**20
+    scaled = half * _half_rate_time(min(ranks, REFERENCE_RANKS)) / _half_rate_time(REFERENCE_RANKS)
+    if hosts > 1:
+        apart = HOSTS_HALF_RATE_MIB * 2**20 * (ranks - 1) / (HOSTS_REFERENCE_RANKS - 1)
+        return SizeCurve(None, max(half, apart), max(scaled, apart))
+    if peak.peer_gbps is not None:
+        rate = MESH_SHARE * min(peak.link_gbps, peak.peer_gbps * (ranks - 1))
+    else:
+        rate = RING_SHARE * peak.link_gbps
+    return SizeCurve(rate, half, scaled)
+
+
+def _half_rate_time(ranks: int) -> float:
+    """Return what the half-rate size is in proportion to, for an all-reduce in a ring of so many ranks.
+
+    Its latency, over the ``2 (n - 1) / n`` times that each byte crosses a link.
+    """
+    hops = 2 * (ranks - 1)
+    return (BASE_LATENCY_US + hops * HOP_LATENCY_US) * ranks / hops
+
+
+def fit_half_bytes(sizes: Int64Array, transfer_ns: Int64Array) -> float | None:
+    """Return the size that reaches half of the rate, from transfers of one operation in one group.
+
+    A transfer takes ``a + b * size``; half of the rate is reached at ``a / b``. The median transfer of each
+    size counts once. ``None`` with too few sizes, or where larger messages do not take longer.
+    """
+    several = distinct(sizes)
+    if several.size < FIT_SIZES or several[-1] < FIT_SPREAD * several[0]:
+        return None
+    medians = np.array([float(np.median(transfer_ns[sizes == size])) for size in several.tolist()])
+    i, j = np.triu_indices(several.size, 1)
+    slope = float(np.median((medians[j] - medians[i]) / (several[j] - several[i])))
+    if slope <= 0:
+        return None
+    constant = float(np.median(medians - slope * several))
+    return constant / slope if constant > 0 else None
+
+
+class Transfers(msgspec.Struct, frozen=True, eq=False):
+    """The operations of a matching whose transfer is known: complete, symmetric, with a size and a length.
+
+    ``operation`` are their places in the matching; ``gbps`` is the bus bandwidth that each reached,
+    ``expected_gbps`` what its size should reach on its link, NaN where that is not known.
+    """
+
+    operation: npt.NDArray[np.intp]
+    nbytes: Int64Array
+    transfer_ns: Int64Array
+    gbps: npt.NDArray[np.float64]
+    expected_gbps: npt.NDArray[np.float64]
+
+
+def group_curves(
+    matching: Matching, devices: Mapping[int, str], hosts: Mapping[int, str]
+) -> tuple[SizeCurve | None, ...]:
+    """Return the size curve of each group of a matching, fitted to this run where it can be.
+
+    ``devices`` and ``hosts`` are names by rank.
+    """
+    known = known_transfers(matching)
+    group, op = matching.group[known], matching.op[known]
+    sizes, transfer_ns = matching.nbytes[known], matching.transfer_ns[known]
+    curves: list[SizeCurve | None] = []
+    order = np.lexsort((op, group))
+    edges = boundaries(group[order], op[order])
+    fits: dict[int, list[float]] = defaultdict(list)
+    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        mine = order[begin:end]
+        half = fit_half_bytes(sizes[mine], transfer_ns[mine])
+        if half is not None:
+            fits[int(group[mine[0]])].append(half)
+    for number, members in enumerate(matching.groups):
+        curve = _from_table(members, devices, hosts)
+        if curve is not None:
+            near = [half for half in fits[number] if 1 / FIT_RANGE <= half / curve.half_bytes <= FIT_RANGE]
+            curve = replace(curve, fitted_half_bytes=float(np.median(near))) if near else curve
+        curves.append(curve)
+    return tuple(curves)
+
+
+def _from_table(group: Group, devices: Mapping[int, str], hosts: Mapping[int, str]) -> SizeCurve | None:
+    captured = [rank for rank in group.ranks if rank in devices]
+    if not captured:
+        return None
+    named = {hosts[rank] for rank in captured}
+    # A rank that was not captured, or whose host is not known, may be on another host.
+    surely_one = len(captured) == group.size and named != {""}
+    apart = len(named) > 1 or (not surely_one and group.size > REFERENCE_RANKS)
+    return size_curve(devices[captured[0]], group.size, 2 if apart else 1)
+
+
+def known_transfers(matching: Matching) -> npt.NDArray[np.intp]:
+    """Return the operations whose transfer is known."""
+    symmetric = np.array([op in SYMMETRIC_OPS for op in matching.ops] or [False], dtype=bool)
+    return np.flatnonzero(
+        symmetric[matching.op]
+        & matching.complete
+        & (matching.nbytes != NONE)
+        & (matching.nbytes > 0)
+        & (matching.transfer_ns > 2 * (matching.clock.residual_ns or 0))
+    )
+
+
+def transfers(matching: Matching, curves: Sequence[SizeCurve | None]) -> Transfers:
+    """Return the bandwidth that the operations of a matching reached."""
+    known = known_transfers(matching)
+    nbytes, transfer_ns = matching.nbytes[known], matching.transfer_ns[known]
+    factors = {
+        (op, number): busbw_factor(matching.ops[op], matching.groups[number].size)
+        for op, number in set(zip(matching.op[known].tolist(), matching.group[known].tolist(), strict=True))
+    }
+    pairs = zip(matching.op[known].tolist(), matching.group[known].tolist(), strict=True)
+    factor = np.array([factors[pair] for pair in pairs], dtype=np.float64)
+    numbers = matching.group[known].tolist()
+    expected = [
+        np.nan if (curve := curves[number]) is None else (curve.expected_gbps(size) or np.nan)
+        for number, size in zip(numbers, nbytes.tolist(), strict=True)
+    ]
+    return Transfers(
+        known, nbytes, transfer_ns, factor * nbytes / transfer_ns, np.array(expected, dtype=np.float64)
+    )

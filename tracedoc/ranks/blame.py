@@ -1,0 +1,293 @@
+"""Say who came last to each matched operation, what kept that rank, and whose own work it was in the end.
+
+Blame is transitive: a rank that is late because it had itself been waiting in another group is not the
+cause; the last rank of that wait is asked next, until one did work of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.ranks.clock_violations import SKEW_NS
+from tracedoc.ranks.matching import (
+    NO_OPERATION,
+    Collective,
+    Matching,
+    RankCollectives,
+    operations_of_rows,
+)
+from tracedoc.ranks.pairing import IntArray
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.collective_table import NO_TIME, Held, boundaries, by_rank
+
+MAIN_SHARE = 0.5
+"""What explains at least this share of a lateness is its reason."""
+
+
+class Lateness(IntEnum):
+    """What kept the last rank of an operation. Only ``HOST`` and ``COMPUTE`` make a straggler."""
+
+    NONE = 0
+    """Nobody came late by more than clocks can tell, or the operation has no latest start."""
+    HOST = 1
+    """Its host launched the operation after the peers had started."""
+    COMPUTE = 2
+    """It was launched in time; the stream was computing until then."""
+    QUEUED = 3
+    """It was launched in time, and stood behind another operation, or nothing tells what it waited for."""
+
+
+STRAGGLING = (Lateness.HOST, Lateness.COMPUTE)
+"""What makes a straggler; a rank that stood behind another operation is none."""
+
+
+class Link(msgspec.Struct, frozen=True):
+    """One step of a chain of blame: ``rank`` came last to ``operation`` (an index of the matching)."""
+
+    rank: int
+    operation: int
+    lateness: Lateness
+    late_ns: int
+
+
+class LateArrival(msgspec.Struct, frozen=True):
+    """One operation to which a rank came late.
+
+    ``chain`` begins with the last rank of this operation and ends with the one that did its own work;
+    ``cost_ns`` holds what each captured rank of the group waited, ``exposed_cost_ns`` the part of it with
+    no compute beside it. Both leave out ranks that did not wait.
+    """
+
+    collective: Collective
+    chain: tuple[Link, ...]
+    cost_ns: Mapping[int, int]
+    exposed_cost_ns: Mapping[int, int]
+
+    @property
+    def culprit(self) -> Link:
+        """The end of the chain: the rank that did its own work, where and why."""
+        return self.chain[-1]
+
+
+class Blame(msgspec.Struct, frozen=True, eq=False):
+    """Who is to blame for each operation of a matching, as columns of its length.
+
+    ``last`` and ``root`` are positions in ``matching.ranks``: who came last, and who is at the end of the
+    chain. ``late_ns`` is how long after the median peer the last rank came. ``lateness`` and
+    ``root_lateness`` hold :class:`Lateness`. ``follows`` is the operation in which the last rank had been
+    waiting itself, or behind which it stood; ``NO_OPERATION`` where it did its own work.
+    ``exposed_wait_ns`` has one entry for each part.
+    """
+
+    matching: Matching
+    last: IntArray
+    late_ns: Int64Array
+    lateness: npt.NDArray[np.uint8]
+    follows: IntArray
+    root: IntArray
+    root_lateness: npt.NDArray[np.uint8]
+    exposed_wait_ns: Int64Array
+
+    def chain(self, operation: int) -> tuple[Link, ...]:
+        """Return the chain of blame of one operation, at least one link."""
+        links = []
+        while operation != NO_OPERATION:
+            links.append(
+                Link(
+                    self.matching.ranks[int(self.last[operation])],
+                    operation,
+                    Lateness(int(self.lateness[operation])),
+                    int(self.late_ns[operation]),
+                )
+            )
+            operation = int(self.follows[operation])
+        return tuple(links)
+
+    def late_arrivals(self, at_least_ns: int = SKEW_NS) -> Iterator[LateArrival]:
+        """Yield the operations whose last rank came so late, in order of time."""
+        matching = self.matching
+        wait_ns = matching.wait_ns
+        for index in np.flatnonzero(
+            (self.lateness != Lateness.NONE) & (self.late_ns >= at_least_ns)
+        ).tolist():
+            parts = slice(int(matching.first[index]), int(matching.first[index + 1]))
+            ranks = [matching.ranks[rank] for rank in matching.part_rank[parts].tolist()]
+            yield LateArrival(
+                matching.collective(index),
+                self.chain(index),
+                _waiting(ranks, wait_ns[parts]),
+                _waiting(ranks, self.exposed_wait_ns[parts]),
+            )
+
+    def waited_for(self, rank: int) -> int | None:
+        """Return the rank at the end of most of a rank's exposed waiting, ``None`` if there is none."""
+        matching = self.matching
+        if rank not in matching.ranks:
+            return None
+        mine = np.flatnonzero(matching.part_rank == matching.ranks.index(rank))
+        mine = mine[self.root[matching.operation[mine]] != matching.part_rank[mine]]
+        root = self.root[matching.operation[mine]]
+        waits = np.bincount(root, weights=self.exposed_wait_ns[mine], minlength=1)
+        return matching.ranks[int(waits.argmax())] if waits.max() > 0 else None
+
+    def exposed_cost_ns(self) -> Int64Array:
+        """Return the exposed waiting that each rank caused in all others, by position of the culprit."""
+        matching = self.matching
+        told = self.lateness != Lateness.NONE
+        operation = matching.operation
+        others = matching.part_rank != self.root[operation]
+        weights = np.where(told[operation] & others, self.exposed_wait_ns, 0)
+        totals = np.zeros(len(matching.ranks), dtype=np.int64)
+        np.add.at(totals, self.root[operation], weights)
+        return totals
+
+
+def assign_blame(matching: Matching, ranks: Sequence[RankCollectives], waits: Sequence[Int64Array]) -> Blame:
+    """Return who is to blame for each operation; ``waits`` is the exposed waiting of each rank's rows.
+
+    Among the captured ranks of an operation only: one that was not captured may have come later still.
+    """
+    count = len(matching)
+    exposed_wait = _gathered(matching, waits)
+    last_part, late_ns, due = _lateness(matching)
+    told = matching.has_latest_start & (late_ns >= SKEW_NS)
+    launch = _gathered(matching, [_on_common_clock(matching, rank) for rank in ranks])[last_part]
+    held = _gathered(matching, [rank.table.held.astype(np.int64) for rank in ranks])[last_part]
+    launched_late = np.where(launch == NO_TIME, 0, launch - due) >= MAIN_SHARE * late_ns
+    lateness = np.full(count, Lateness.QUEUED, dtype=np.uint8)
+    lateness[held == Held.COMPUTE] = Lateness.COMPUTE
+    lateness[launched_late | (held == Held.LAUNCH)] = Lateness.HOST
+    lateness[~told] = Lateness.NONE
+    follows = _follows(matching, ranks, waits, last_part, np.where(told, late_ns, 0), lateness)
+    last = matching.part_rank[last_part].astype(np.intp)
+    root, root_lateness = last.copy(), lateness.copy()
+    # What an operation follows came before it, so that one pass in order resolves all chains.
+    for index in np.flatnonzero(follows != NO_OPERATION).tolist():
+        root[index] = root[follows[index]]
+        root_lateness[index] = root_lateness[follows[index]]
+    return Blame(matching, last, late_ns, lateness, follows, root, root_lateness, exposed_wait)
+
+
+def _lateness(matching: Matching) -> tuple[IntArray, Int64Array, Int64Array]:
+    """Return each operation's last part, by how much it came after the median of the others, and that."""
+    operation, counts = matching.operation, np.diff(matching.first)
+    order = np.lexsort((matching.start_ns, operation))
+    middle = matching.first[:-1] + np.maximum(counts - 2, 0) // 2
+    due = matching.start_ns[order[middle]] if order.size else matching.start_ns
+    last_part = matching.last_part
+    return last_part, np.asarray(matching.start_ns[last_part] - due), due
+
+
+def _on_common_clock(matching: Matching, rank: RankCollectives) -> Int64Array:
+    launch = rank.table.launch_ns
+    return np.where(launch == NO_TIME, NO_TIME, matching.clock.to_common(rank.rank, launch))
+
+
+def _gathered(matching: Matching, columns: Sequence[Int64Array]) -> Int64Array:
+    """Return a column of the ranks' tables with one entry for each part."""
+    result = np.zeros(matching.part_rank.size, dtype=np.int64)
+    for column, mine in zip(columns, by_rank(matching.part_rank, len(columns)), strict=True):
+        result[mine] = column[matching.part_row[mine]]
+    return result
+
+
+def _follows(
+    matching: Matching,
+    ranks: Sequence[RankCollectives],
+    waits: Sequence[Int64Array],
+    last_part: IntArray,
+    late_ns: Int64Array,
+    lateness: npt.NDArray[np.uint8],
+) -> IntArray:
+    """Return for each operation the earlier one that kept its last rank, if it was waiting there.
+
+    It was waiting if, since its group met before, it waited longer in other groups than the median peer
+    did, by half of its lateness or more. A rank that stood behind another operation on its stream was
+    kept by that one.
+    """
+    follows = np.full(len(matching), NO_OPERATION, dtype=np.intp)
+    window_start = _previous_end(matching)
+    waited = _waited_since(matching, ranks, waits, window_start)
+    excess = _excess_of_last(matching, waited, last_part)
+    operation_of = operations_of_rows(matching, ranks)
+    streams = [rank.table.stream for rank in ranks]
+    waiting = (late_ns > 0) & (excess >= MAIN_SHARE * late_ns)
+    queued = (late_ns > 0) & (lateness == Lateness.QUEUED)
+    for index in np.flatnonzero(waiting | queued).tolist():
+        part = int(last_part[index])
+        position, row = int(matching.part_rank[part]), int(matching.part_row[part])
+        table, wait = ranks[position].table, waits[position]
+        if waiting[index]:
+            first = int(np.searchsorted(table.start_ns, window_start[part]))
+            candidates = np.arange(first, row)
+            kept = int(candidates[np.argmax(wait[candidates])]) if candidates.size else row
+        else:
+            behind = np.flatnonzero(streams[position][:row] == streams[position][row])
+            kept = int(behind[-1]) if behind.size else row
+            if table.end_ns[kept] <= table.start_ns[row] - late_ns[index]:
+                kept = row  # it had left before the peers came
+        earlier = int(operation_of[position][kept])
+        if kept != row and 0 <= earlier < index and lateness[earlier] != Lateness.NONE:
+            follows[index] = earlier
+    return follows
+
+
+def _previous_end(matching: Matching) -> Int64Array:
+    """Return when each part's rank left the operation before in the same group, on the rank's own clock.
+
+    For the first one of a group it is when the last of its ranks is seen for the first time.
+    """
+    group = matching.group[matching.operation]
+    order = np.lexsort((matching.start_ns, matching.part_rank, group))
+    edges = boundaries(group[order], matching.part_rank[order])
+    before = np.empty(order.size, dtype=np.int64)
+    before[1:] = matching.end_ns[order[:-1]]
+    begun = np.full(len(matching.ranks), np.iinfo(np.int64).max)
+    np.minimum.at(begun, matching.part_rank, matching.start_ns)
+    latest = np.full(len(matching.groups), np.iinfo(np.int64).min)
+    np.maximum.at(latest, group, begun[matching.part_rank])
+    before[edges[:-1]] = latest[group[order[edges[:-1]]]]
+    common = np.empty(order.size, dtype=np.int64)
+    common[order] = before
+    own: Int64Array = common.copy()
+    for rank, mine in zip(matching.ranks, by_rank(matching.part_rank, len(matching.ranks)), strict=True):
+        if rank in matching.clock.errors:
+            own[mine] = matching.clock.to_own(rank, common[mine])
+    return own
+
+
+def _waited_since(
+    matching: Matching,
+    ranks: Sequence[RankCollectives],
+    waits: Sequence[Int64Array],
+    window_start: Int64Array,
+) -> Int64Array:
+    """Return for each part how long its rank waited in operations that began since ``window_start``."""
+    result = np.zeros(matching.part_rank.size, dtype=np.int64)
+    parts = by_rank(matching.part_rank, len(ranks))
+    for rank, wait, mine in zip(ranks, waits, parts, strict=True):
+        total = np.concatenate(([0], np.cumsum(wait)))
+        row = matching.part_row[mine]
+        begin = np.minimum(np.searchsorted(rank.table.start_ns, window_start[mine]), row)
+        result[mine] = total[row] - total[begin]
+    return result
+
+
+def _excess_of_last(matching: Matching, waited: Int64Array, last_part: IntArray) -> Int64Array:
+    """Return how much longer the last rank of each operation had waited before than its median peer."""
+    if len(matching) == 0:
+        return np.zeros(0, dtype=np.int64)
+    counts = np.diff(matching.first)
+    order = np.lexsort((waited, matching.operation))
+    # The last rank is among them: of two the other one is wanted, of many it hardly matters.
+    middle = waited[order[matching.first[:-1] + np.maximum(counts - 2, 0) // 2]]
+    return np.asarray(waited[last_part] - middle, dtype=np.int64)
+
+
+def _waiting(ranks: Sequence[int], wait_ns: Int64Array) -> dict[int, int]:
+    return {rank: wait for rank, wait in zip(ranks, wait_ns.tolist(), strict=True) if wait > 0}

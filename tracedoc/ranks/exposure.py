@@ -1,0 +1,135 @@
+"""Split the exposed communication of one rank into transfer, waiting, and what cannot be told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.ranks.groups import pipeline_pairs
+from tracedoc.ranks.matching import NO_OPERATION, Matching, RankCollectives, operations_of_rows
+from tracedoc.spans import Int64Array, Spans
+from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable
+
+
+class ExposedSplit(msgspec.Struct, frozen=True):
+    """Exposed communication of one window, split exactly: the four parts sum to it (ns).
+
+    ``pipeline_wait_ns`` is waiting for a pipeline neighbour; ``unsplit_ns`` is time of operations whose
+    peers' arrivals are unknown.
+    """
+
+    transfer_ns: int
+    wait_ns: int
+    pipeline_wait_ns: int
+    unsplit_ns: int
+
+
+class Arrivals(msgspec.Struct, frozen=True, eq=False):
+    """When the last peer came to each row of a rank's table, on that rank's clock.
+
+    ``latest_ns`` is ``NO_TIME`` where that is unknown or says nothing; ``complete`` is False where a rank
+    that was not captured may have come later still; ``pipeline`` marks waiting for a pipeline neighbour.
+    """
+
+    latest_ns: Int64Array
+    complete: npt.NDArray[np.bool_]
+    pipeline: npt.NDArray[np.bool_]
+
+    @classmethod
+    def unknown(cls, rows: int) -> Arrivals:
+        """Return the arrivals of a rank about whose peers nothing is known."""
+        return cls(np.full(rows, NO_TIME), np.zeros(rows, dtype=bool), np.zeros(rows, dtype=bool))
+
+    @property
+    def known(self) -> npt.NDArray[np.bool_]:
+        """Which rows have a latest arrival."""
+        return np.asarray(self.latest_ns != NO_TIME)
+
+    def turn_ns(self, table: CollectiveTable) -> Int64Array:
+        """Return when waiting ends and transfer may begin: the row's own start where nothing is known."""
+        return np.clip(self.latest_ns, table.start_ns, np.maximum(table.end_ns, table.start_ns))
+
+
+class SplitSpans(msgspec.Struct, frozen=True, eq=False):
+    """The exposed communication of one rank as disjoint sets of time."""
+
+    transfer: Spans
+    wait: Spans
+    pipeline_wait: Spans
+    unsplit: Spans
+
+    def in_windows(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> list[ExposedSplit]:
+        """Return the split of each window ``[starts[i], ends[i])``."""
+        parts = (self.transfer, self.wait, self.pipeline_wait, self.unsplit)
+        columns = [part.covered_ns(starts, ends).tolist() for part in parts]
+        return [ExposedSplit(*values) for values in zip(*columns, strict=True)]
+
+
+class RankArrivals(Mapping[int, Arrivals]):
+    """The arrivals of each rank; one's are made anew when they are asked for, since many take much.
+
+    ``operations`` are, by rank, the operation of each of its rows (``NO_OPERATION`` where there is none).
+    """
+
+    __slots__ = ("_clock", "_complete", "_latest_ns", "_pipeline", "_split", "operations")
+
+    def __init__(self, matching: Matching, operations: Mapping[int, npt.NDArray[np.int32]]) -> None:
+        self.operations = operations
+        self._clock = matching.clock
+        self._latest_ns = matching.latest_start_ns
+        self._split = matching.has_latest_start
+        self._complete = matching.complete
+        self._pipeline = np.array(pipeline_pairs(matching.groups), dtype=bool)[matching.group]
+
+    def __getitem__(self, rank: int) -> Arrivals:
+        operations = self.operations[rank]
+        arrivals = Arrivals.unknown(operations.size)
+        rows = np.flatnonzero(operations != NO_OPERATION)
+        rows = rows[self._split[operations[rows]]]
+        if rows.size:
+            told = operations[rows]
+            arrivals.latest_ns[rows] = self._clock.to_own(rank, self._latest_ns[told])
+            arrivals.complete[rows] = self._complete[told]
+            arrivals.pipeline[rows] = self._pipeline[told]
+        return arrivals
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.operations)
+
+    def __len__(self) -> int:
+        return len(self.operations)
+
+
+def arrivals_by_rank(matching: Matching, ranks: Sequence[RankCollectives]) -> RankArrivals:
+    """Return for each rank when the last peer came to each of its operations, on the rank's own clock."""
+    operations = operations_of_rows(matching, ranks)
+    return RankArrivals(matching, {rank.rank: rows for rank, rows in zip(ranks, operations, strict=True)})
+
+
+def exposed_waits(exposed: Spans, table: CollectiveTable, arrivals: Arrivals) -> Int64Array:
+    """Return for each row how long it waited for its peers with no compute beside it."""
+    return exposed.covered_ns(table.start_ns, arrivals.turn_ns(table))
+
+
+def split_exposed(exposed: Spans, table: CollectiveTable, arrivals: Arrivals) -> SplitSpans:
+    """Split exposed communication of one rank by what its operations did at that time.
+
+    Where several operations run at once, transfer comes before unsplit before waiting. An operation that
+    misses a captured rank waits until the last known arrival at least; the rest of it is unsplit.
+    """
+    known, turn = arrivals.known, arrivals.turn_ns(table)
+    certain = known & arrivals.complete
+    starts, ends = table.start_ns, table.end_ns
+    transfer = exposed & Spans.of(turn[certain], ends[certain])
+    rest = exposed - transfer
+    unsplit = rest & Spans.of(turn[~certain], ends[~certain])
+    rest = rest - unsplit
+    waiting = known & ~arrivals.pipeline
+    wait = rest & Spans.of(starts[waiting], turn[waiting])
+    rest = rest - wait
+    pipeline = known & arrivals.pipeline
+    pipeline_wait = rest & Spans.of(starts[pipeline], turn[pipeline])
+    return SplitSpans(transfer, wait, pipeline_wait, unsplit | (rest - pipeline_wait))

@@ -1,0 +1,397 @@
+"""Match the collectives of all ranks into logical operations on one clock.
+
+Within a process group operations are matched by c10d's sequence number where it is recorded, else by their
+order in each step. Where the orders differ (an event was lost, a file is cut off) the ends decide: all ranks
+leave a symmetric operation together. What fits no partner stays unmatched rather than wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import fields, replace
+
+from tracedoc.errors import Limit
+from tracedoc.ranks.clock_violations import (
+    SKEW_NS,
+    VIOLATION_SHARE,
+    Pairs,
+    by_operation,
+    in_numbered_groups,
+    mend,
+    without_lone,
+)
+from tracedoc.ranks.clocks import Clock, Ends, align_clocks
+from tracedoc.ranks.groups import NO_GROUP, Group, GroupNumbers
+from tracedoc.ranks.pairing import NOT_PAIRED, Entries, IntArray, pair_by_number, pair_by_order
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.collective_table import NONE, CollectiveTable, boundaries, by_rank
+from tracedoc.trace.columns import ProcessGroup
+from tracedoc.trace.vocabulary import SYMMETRIC_OPS
+
+LATEST_START_OPS = SYMMETRIC_OPS | {"all_to_all", "barrier", "send_recv"}
+"""Operations in which nobody can finish before everybody has come, so the latest start splits wait from
+transfer. ``send_recv`` is a send and its receive. Broadcast, reduce, gather and scatter have no such rule."""
+
+
+NO_OPERATION = -1
+"""Stands for the operation of a collective that was not matched."""
+
+
+class RankCollectives(msgspec.Struct, frozen=True):
+    """The collectives of one rank, the host whose clock stamped them ("" if unknown), and its groups."""
+
+    rank: int
+    host: str
+    table: CollectiveTable
+    groups: tuple[ProcessGroup, ...] = ()
+
+
+class Collective(msgspec.Struct, frozen=True):
+    """One logical operation over its captured ranks; times are on the common clock, aligned with ``ranks``.
+
+    ``complete`` tells that every rank of the group was captured; else the last to come may be another one.
+    ``rows`` are the positions in the tables of the ranks.
+    """
+
+    op: str
+    group: Group
+    nbytes: int | None
+    step: int | None
+    complete: bool
+    ranks: tuple[int, ...]
+    rows: tuple[int, ...]
+    start_ns: tuple[int, ...]
+    end_ns: tuple[int, ...]
+
+    @property
+    def latest_start_ns(self) -> int:
+        """When the last captured rank came."""
+        return max(self.start_ns)
+
+    @property
+    def transfer_ns(self) -> int:
+        """Time from the latest start to the latest end, not negative."""
+        return max(max(self.end_ns) - self.latest_start_ns, 0)
+
+    @property
+    def wait_ns(self) -> tuple[int, ...]:
+        """Each rank's time from its own start to the latest start, at most until its own end."""
+        latest = self.latest_start_ns
+        return tuple(min(latest, end) - start for start, end in zip(self.start_ns, self.end_ns, strict=True))
+
+    @property
+    def last_rank(self) -> int:
+        """The captured rank that came last."""
+        return self.ranks[self.start_ns.index(max(self.start_ns))]
+
+
+class Matching(msgspec.Struct, frozen=True, eq=False):
+    """The matched operations, the clocks that they were compared on, and what could not be matched.
+
+    One entry for each operation, in order of its latest start: ``op`` indexes ``ops``, ``group`` indexes
+    ``groups``, ``step`` and ``nbytes`` (the largest over the ranks) are ``NONE`` where unknown,
+    ``complete`` tells that no rank of the group is missing. ``first`` has one entry more: the parts of
+    operation ``i`` are ``first[i]`` to ``first[i + 1]`` of the columns with one entry for each rank's part:
+    ``part_rank`` (a position in ``ranks``), ``part_row`` (in that rank's table), ``start_ns`` and
+    ``end_ns`` on the common clock.
+    """
+
+    ranks: tuple[int, ...] = ()
+    groups: tuple[Group, ...] = ()
+    ops: tuple[str, ...] = ()
+    op: npt.NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    group: npt.NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    step: npt.NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    nbytes: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    complete: npt.NDArray[np.bool_] = msgspec.field(default_factory=lambda: np.empty(0, dtype=bool))
+    first: IntArray = msgspec.field(default_factory=lambda: np.zeros(1, dtype=np.intp))
+    part_rank: npt.NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    part_row: npt.NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    start_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    end_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    clock: Clock = msgspec.field(default_factory=Clock)
+    limits: tuple[Limit, ...] = ()
+
+    def __len__(self) -> int:
+        return int(self.op.size)
+
+    @property
+    def latest_start_ns(self) -> Int64Array:
+        """When the last captured rank of each operation came, on the common clock."""
+        return _over_parts(np.maximum, self.start_ns, self.first)
+
+    @property
+    def latest_end_ns(self) -> Int64Array:
+        """When the last captured rank of each operation left, on the common clock."""
+        return _over_parts(np.maximum, self.end_ns, self.first)
+
+    @property
+    def operation(self) -> IntArray:
+        """The operation of each part."""
+        return np.repeat(np.arange(len(self)), np.diff(self.first))
+
+    @property
+    def last_part(self) -> IntArray:
+        """The part of each operation that came last (of the lowest rank, where several did)."""
+        latest = np.flatnonzero(self.start_ns == self.latest_start_ns[self.operation])
+        return latest[boundaries(self.operation[latest])[:-1]]
+
+    @property
+    def wait_ns(self) -> Int64Array:
+        """Each part's time from its own start to the latest start, at most until its own end."""
+        latest = self.latest_start_ns[self.operation]
+        return np.asarray(np.maximum(np.minimum(latest, self.end_ns) - self.start_ns, 0))
+
+    @property
+    def has_latest_start(self) -> npt.NDArray[np.bool_]:
+        """Whether the latest start splits waiting from transfer, for each operation."""
+        known = np.array([op in LATEST_START_OPS for op in self.ops], dtype=bool)
+        return known[self.op] if known.size else np.zeros(len(self), dtype=bool)
+
+    @property
+    def transfer_ns(self) -> Int64Array:
+        """Each operation's time from the latest start to the latest end, not negative."""
+        return np.asarray(np.maximum(self.latest_end_ns - self.latest_start_ns, 0))
+
+    def collective(self, index: int) -> Collective:
+        """Return one operation as a row."""
+        parts = slice(int(self.first[index]), int(self.first[index + 1]))
+        nbytes, step = int(self.nbytes[index]), int(self.step[index])
+        return Collective(
+            op=self.ops[int(self.op[index])],
+            group=self.groups[int(self.group[index])],
+            nbytes=None if nbytes == NONE else nbytes,
+            step=None if step == NONE else step,
+            complete=bool(self.complete[index]),
+            ranks=tuple(self.ranks[rank] for rank in self.part_rank[parts].tolist()),
+            rows=tuple(self.part_row[parts].tolist()),
+            start_ns=tuple(self.start_ns[parts].tolist()),
+            end_ns=tuple(self.end_ns[parts].tolist()),
+        )
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """All operations as rows: convenient, and slow for many."""
+        return tuple(self.collective(index) for index in range(len(self)))
+
+
+class _Parts(msgspec.Struct, frozen=True, eq=False):
+    """For each entry its row in the table of its rank, and its bytes (``NONE`` where unknown)."""
+
+    row: npt.NDArray[np.int32]
+    nbytes: Int64Array
+
+
+def match_collectives(ranks: Sequence[RankCollectives], world_size: int | None) -> Matching:
+    """Return the logical operations of all ranks. With one rank there is nothing to match.
+
+    An operation some of whose ranks were not captured is matched over the others, and not ``complete``.
+    """
+    everyone = tuple(rank.rank for rank in ranks)
+    if len(ranks) < 2:
+        return Matching(everyone)
+    found = _matched(ranks, everyone, world_size)
+    # Of many ranks the columns lie above all that was made on the way, which cannot be given back to the
+    # system from under them. Their copies lie where that was.
+    columns = {one.name: getattr(found, one.name) for one in fields(found)}
+    return replace(
+        found, **{name: one.copy() for name, one in columns.items() if isinstance(one, np.ndarray)}
+    )
+
+
+def _matched(ranks: Sequence[RankCollectives], everyone: tuple[int, ...], world_size: int | None) -> Matching:
+    numbers = GroupNumbers(everyone, [rank.table.kinds for rank in ranks], world_size)
+    ops, parts, entries = _entries(ranks, numbers)
+    paired, disagreeing = _candidates(entries)
+    uneven = _uneven(entries, paired, _mask(ops, SYMMETRIC_OPS, entries.op))
+    clock = align_clocks(everyone, [rank.host for rank in ranks], _ends(entries, paired, ops))
+    limits = list(clock.limits)
+    if disagreeing:
+        limits.append(
+            Limit(
+                "collectives-disagree",
+                f"in {disagreeing} collectives the ranks disagree on what the operation is",
+                "they are not matched; a job that runs so may hang",
+            )
+        )
+    if uneven:
+        limits.append(
+            Limit(
+                "collectives-disagree",
+                f"in {uneven} collectives the ranks disagree on how many bytes they exchange",
+                "the largest size counts for them; a job that runs so may hang or compute wrong sums",
+            )
+        )
+    if not clock.aligned:
+        return Matching(everyone, clock=clock, limits=tuple(limits))
+    if clock.errors:
+        for rank, mine in zip(everyone, by_rank(entries.rank, len(everyone)), strict=True):
+            entries.start_ns[mine] = clock.to_common(rank, entries.start_ns[mine])
+            entries.end_ns[mine] = clock.to_common(rank, entries.end_ns[mine])
+    slack = SKEW_NS + 2 * (clock.residual_ns or 0)
+    listed = np.array([group.listed for group in numbers.groups] or [True], dtype=bool)
+    paired = mend(Pairs(entries, _mask(ops, SYMMETRIC_OPS, entries.op), slack), paired, listed)
+    limits.extend(_unmatched(entries, paired))
+    return _assembled(everyone, numbers.groups, ops, entries, parts, paired, clock, tuple(limits))
+
+
+def _entries(
+    ranks: Sequence[RankCollectives], numbers: GroupNumbers
+) -> tuple[tuple[str, ...], _Parts, Entries]:
+    """Return the operations of known groups of all ranks, their names, and where they come from.
+
+    A send and a receive are two parts of one operation of their pair.
+    """
+    codes: dict[str, int] = {}
+    columns: list[list[npt.NDArray[np.generic]]] = [[] for _ in range(10)]
+    for position, rank in enumerate(ranks):
+        table = rank.table
+        kinds, kind, nbytes = table.kinds, table.kind, table.nbytes
+        group = np.array([numbers.number(rank.rank, one) for one in kinds] or [NO_GROUP], dtype=np.int32)
+        names = ["send_recv" if one.op in ("send", "recv") else one.op for one in kinds]
+        op = np.array([codes.setdefault(name, len(codes)) for name in names] or [0], dtype=np.int32)
+        row = np.flatnonzero(group[kind] != NO_GROUP)
+        row = row[np.argsort(group[kind[row]], kind="stable")]
+        kind = kind[row]
+        # What one rank gives to an all-to-all need not be what another one gives.
+        free = np.array([name == "all_to_all" for name in names] or [False])
+        found: tuple[npt.NDArray[np.generic], ...] = (
+            group[kind],
+            np.full(row.size, position, dtype=np.int32),
+            op[kind],
+            np.where(free[kind], NONE, nbytes[row]),
+            table.seq[row],
+            table.step[row],
+            table.start_ns[row],
+            table.end_ns[row],
+            row.astype(np.int32),
+            nbytes[row],
+        )
+        for column, part in zip(columns, found, strict=True):
+            column.append(part)
+    order = np.argsort(np.concatenate(columns[0]), kind="stable")
+    joined = []
+    for column in columns:
+        joined.append(np.concatenate(column)[order])
+        column.clear()  # with many ranks, twice all columns is much
+    *entries, rows, sizes = joined
+    return tuple(codes), _Parts(rows, sizes), Entries(*entries)
+
+
+def _candidates(entries: Entries) -> tuple[IntArray, int]:
+    """Return operation numbers by sequence number or order, and how many numbers the ranks disagree on."""
+    paired = np.full(len(entries), NOT_PAIRED, dtype=np.intp)
+    numbered = in_numbered_groups(entries)
+    rows = np.flatnonzero(numbered)
+    found, disagreeing = pair_by_number(entries, rows)
+    paired[rows] = found
+    total = int(paired.max(initial=-1)) + 1
+    # Before the first step nothing tells where the sequences of two ranks begin.
+    ordered = ~numbered & ((entries.step != NONE) | bool((entries.step == NONE).all()))
+    rows = np.flatnonzero(ordered)
+    found = pair_by_order(entries, rows)
+    paired[rows] = np.where(found == NOT_PAIRED, NOT_PAIRED, found + total)
+    wrong = boundaries(entries.group[disagreeing], entries.seq[disagreeing]).size - 1
+    return without_lone(paired), wrong
+
+
+def _uneven(entries: Entries, paired: IntArray, symmetric: npt.NDArray[np.bool_]) -> int:
+    """Return how many symmetric operations have parts of different sizes."""
+    order, edges = by_operation(np.where(symmetric & (entries.size != NONE), paired, NOT_PAIRED))
+    if order.size == 0:
+        return 0
+    sizes = entries.size[order]
+    return int((np.minimum.reduceat(sizes, edges[:-1]) != np.maximum.reduceat(sizes, edges[:-1])).sum())
+
+
+def _mask(ops: Sequence[str], wanted: frozenset[str], codes: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    table = np.array([op in wanted for op in ops] or [False], dtype=bool)
+    return table[codes]
+
+
+def _ends(entries: Entries, paired: IntArray, ops: Sequence[str]) -> Ends:
+    chosen = np.flatnonzero((paired != NOT_PAIRED) & _mask(ops, SYMMETRIC_OPS, entries.op))
+    order = chosen[np.lexsort((entries.rank[chosen], paired[chosen]))]
+    return Ends(
+        paired[order].astype(np.int32), entries.rank[order], entries.start_ns[order], entries.end_ns[order]
+    )
+
+
+def _unmatched(entries: Entries, paired: IntArray) -> list[Limit]:
+    """Return the limit where many operations of steps that several ranks show found no partner."""
+    order = np.lexsort((entries.rank, entries.step, entries.group))
+    edges = boundaries(entries.group[order], entries.step[order])
+    several = entries.rank[order[edges[:-1]]] != entries.rank[order[edges[1:] - 1]]
+    if not (entries.step == NONE).all():
+        several &= entries.step[order[edges[:-1]]] != NONE
+    told = np.repeat(several, np.diff(edges))
+    missing = int((told & (paired[order] == NOT_PAIRED)).sum())
+    if missing <= VIOLATION_SHARE * told.sum():
+        return []
+    return [
+        Limit(
+            "collectives-not-matched",
+            f"{missing} of {int(told.sum())} collectives of several ranks have no partner elsewhere",
+            "waiting is not told from transfer for them",
+        )
+    ]
+
+
+def _assembled(
+    ranks: tuple[int, ...],
+    groups: Sequence[Group],
+    ops: tuple[str, ...],
+    entries: Entries,
+    parts: _Parts,
+    paired: IntArray,
+    clock: Clock,
+    limits: tuple[Limit, ...],
+) -> Matching:
+    order, edges = by_operation(paired)
+    if order.size == 0:
+        return Matching(ranks, tuple(groups), ops, clock=clock, limits=limits)
+    latest = np.maximum.reduceat(entries.start_ns[order], edges[:-1])
+    # Operations in order of their latest start; their parts stay in order of rank.
+    sequence = np.lexsort((entries.group[order[edges[:-1]]], latest))
+    counts = np.diff(edges)[sequence]
+    first = np.concatenate(([0], np.cumsum(counts))).astype(np.intp)
+    within = np.arange(int(first[-1])) - np.repeat(first[:-1], counts)
+    order = order[np.repeat(edges[:-1][sequence], counts) + within]
+    heads = order[first[:-1]]
+    sizes = np.array([group.size for group in groups], dtype=np.intp)
+    return Matching(
+        ranks=ranks,
+        groups=tuple(groups),
+        ops=ops,
+        op=entries.op[heads],
+        group=entries.group[heads],
+        step=np.maximum.reduceat(entries.step[order], first[:-1]),
+        nbytes=np.maximum.reduceat(parts.nbytes[order], first[:-1]),
+        complete=counts == sizes[entries.group[heads]],
+        first=first,
+        part_rank=entries.rank[order].astype(np.int32),
+        part_row=parts.row[order],
+        start_ns=entries.start_ns[order],
+        end_ns=entries.end_ns[order],
+        clock=clock,
+        limits=limits,
+    )
+
+
+def operations_of_rows(matching: Matching, ranks: Sequence[RankCollectives]) -> list[npt.NDArray[np.int32]]:
+    """Return the operation of each row of each rank's table, ``NO_OPERATION`` where it is not matched."""
+    operation = matching.operation
+    found = []
+    for rank, mine in zip(ranks, by_rank(matching.part_rank, len(ranks)), strict=True):
+        column = np.full(len(rank.table), NO_OPERATION, dtype=np.int32)
+        column[matching.part_row[mine]] = operation[mine]
+        found.append(column)
+    return found
+
+
+def _over_parts(fold: np.ufunc, values: Int64Array, first: IntArray) -> Int64Array:
+    return np.asarray(fold.reduceat(values, first[:-1])) if first.size > 1 else values[:0]

@@ -1,0 +1,188 @@
+"""The run as run facts see it: the digests of all ranks, and their collectives matched."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import astuple
+
+from tracedoc.digest.packed_columns import PackedColumn, Unsigned, narrow
+from tracedoc.digest.rank_digest import RankDigest
+from tracedoc.digest.step_table import StepDigest
+from tracedoc.ranks.bandwidth import SizeCurve, group_curves
+from tracedoc.ranks.blame import Blame, assign_blame
+from tracedoc.ranks.exposure import (
+    Arrivals,
+    ExposedSplit,
+    SplitSpans,
+    arrivals_by_rank,
+    exposed_waits,
+    split_exposed,
+)
+from tracedoc.ranks.group_guesses import with_guessed_groups
+from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
+from tracedoc.run.job import Job
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.collective_table import by_rank
+from tracedoc.timeline.source_lines import SourceLine
+from tracedoc.values import Value
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunView:
+    """All captured ranks.
+
+    ``digests`` are in rank order. ``standing`` is the rank whose judged step is the lower median, which
+    stands for the run; ``None`` where no rank has one. ``splits`` holds the exposed communication of every
+    step, by ``(rank, step number)``; ``arrivals`` say for each row of a rank's collectives when the last peer
+    came, ``blame`` who came last to each matched operation, and what kept that rank;
+    ``operations`` the operation of the matching (``NO_OPERATION`` where there is none). ``curves`` hold what
+    each group of the matching should reach on its link, ``None`` where that is not known.
+    ``last_exposed_ns`` is, for each matched operation, how long its transfer is exposed on the rank that came
+    last. ``job`` is what the manifest tells, ``None`` without one; ``asking`` are the functions of the script
+    that ask for values of tensors, ``None`` where no step was recorded with Python stacks.
+    ``kept`` is what functions that many ask have said of this run (:func:`once`).
+    """
+
+    digests: tuple[RankDigest, ...]
+    world_size: int | None
+    matching: Matching
+    splits: Mapping[tuple[int, int], ExposedSplit]
+    arrivals: Mapping[int, Arrivals]
+    blame: Blame
+    operations: Mapping[int, npt.NDArray[np.int32]]
+    curves: tuple[SizeCurve | None, ...]
+    last_exposed_ns: Int64Array
+    standing: int | None
+    job: Job | None = None
+    asking: tuple[SourceLine, ...] | None = None
+    kept: dict[Callable[[RunView], Any], Any] = field(default_factory=dict, init=False, repr=False)
+
+    def digest(self, rank: int) -> RankDigest:
+        """Return the digest of ``rank``; raises KeyError where it was not captured."""
+        place = bisect_left(self.digests, rank, key=lambda digest: digest.rank)
+        if place == len(self.digests) or self.digests[place].rank != rank:
+            raise KeyError(rank)
+        return self.digests[place]
+
+    @property
+    def standing_digest(self) -> RankDigest | None:
+        """The digest of the rank that stands for the run."""
+        return None if self.standing is None else self.digest(self.standing)
+
+    def judged(self) -> list[tuple[RankDigest, StepDigest]]:
+        """Return each rank that has a judged step, with it."""
+        return [(digest, step) for digest in self.digests if (step := digest.judged_step) is not None]
+
+    def by_rank(self, measure: Callable[[RankDigest, StepDigest], Value]) -> dict[str, Value]:
+        """Return what ``measure`` says of each rank that has a judged step, by rank as facts are keyed."""
+        return {str(digest.rank): measure(digest, step) for digest, step in self.judged()}
+
+
+def once(measure: Callable[[RunView], Result]) -> Callable[[RunView], Result]:
+    """Ask a function once of each run. What it says is kept with the run, and goes with it."""
+
+    @wraps(measure)
+    def asked(run: RunView) -> Result:
+        if measure not in run.kept:
+            run.kept[measure] = measure(run)
+        kept: Result = run.kept[measure]
+        return kept
+
+    return asked
+
+
+class Splits(Mapping[tuple[int, int], ExposedSplit]):
+    """Reads like a dictionary by ``(rank, step number)``; kept as columns, of which many ranks have many."""
+
+    __slots__ = ("_by_rank",)
+
+    def __init__(self) -> None:
+        self._by_rank: dict[int, tuple[PackedColumn, Unsigned]] = {}
+
+    def add(self, rank: int, spans: SplitSpans, steps: Sequence[StepDigest]) -> None:
+        """Add the steps of one rank."""
+        found = spans.in_windows([step.start_ns for step in steps], [step.end_ns for step in steps])
+        indices = np.array([step.index for step in steps], dtype=np.int64)
+        times = np.array([astuple(split) for split in found], dtype=np.int64)
+        self._by_rank[rank] = PackedColumn.of(indices), narrow(times)
+
+    def __getitem__(self, place: tuple[int, int]) -> ExposedSplit:
+        indices, times = self._by_rank[place[0]]
+        rows = np.flatnonzero(indices.unpack() == place[1])
+        if rows.size == 0:
+            raise KeyError(place)
+        return ExposedSplit(*times[rows[-1]].tolist())
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for rank, (indices, _) in self._by_rank.items():
+            yield from ((rank, index) for index in indices.unpack().tolist())
+
+    def __len__(self) -> int:
+        return sum(indices.size for indices, _ in self._by_rank.values())
+
+
+def build_view(
+    digests: Sequence[RankDigest],
+    world_size: int | None,
+    job: Job | None = None,
+    asking: tuple[SourceLine, ...] | None = None,
+) -> RunView:
+    """Match the collectives of all ranks and choose the rank that stands for the run."""
+    ordered = tuple(sorted(digests, key=lambda digest: digest.rank))
+    ranks = with_guessed_groups([RankCollectives(d.rank, d.host, d.collectives, d.groups) for d in ordered])
+    matching = match_collectives(ranks, world_size)
+    arrivals = arrivals_by_rank(matching, ranks)
+    splits, waits = Splits(), []
+    for digest in ordered:
+        exposed = digest.exposed_comm
+        mine = arrivals[digest.rank]
+        waits.append(exposed_waits(exposed, digest.collectives, mine))
+        spans = split_exposed(exposed, digest.collectives, mine)
+        splits.add(digest.rank, spans, tuple(digest.steps))
+    last_exposed = _exposed_at_last(matching, ordered, arrivals)
+    return RunView(
+        digests=ordered,
+        world_size=world_size,
+        matching=matching,
+        splits=splits,
+        arrivals=arrivals,
+        blame=assign_blame(matching, ranks, waits),
+        operations=arrivals.operations,
+        last_exposed_ns=last_exposed,
+        curves=group_curves(matching, {d.rank: d.device for d in ordered}, {d.rank: d.host for d in ordered}),
+        standing=_standing_rank(ordered),
+        job=job,
+        asking=asking,
+    )
+
+
+def _exposed_at_last(
+    matching: Matching, digests: Sequence[RankDigest], arrivals: Mapping[int, Arrivals]
+) -> Int64Array:
+    last = matching.last_part
+    found = np.zeros(len(matching), dtype=np.int64)
+    for mine, digest in zip(by_rank(matching.part_rank[last], len(digests)), digests, strict=True):
+        rows, table = matching.part_row[last[mine]], digest.collectives
+        turn = arrivals[digest.rank].turn_ns(table)[rows]
+        found[mine] = digest.exposed_comm.covered_ns(turn, table.end_ns[rows])
+    return found
+
+
+def _standing_rank(digests: Sequence[RankDigest]) -> int | None:
+    lengths = sorted(
+        (step.budget.window_ns, digest.rank, step.complete)
+        for digest in digests
+        if (step := digest.judged_step) is not None
+    )
+    whole = [entry for entry in lengths if entry[2]]
+    chosen = whole or lengths
+    return chosen[(len(chosen) - 1) // 2][1] if chosen else None

@@ -1,0 +1,317 @@
+"""What each late rank costs the others in every step, and what it did while they waited."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.ranks.blame import STRAGGLING
+from tracedoc.ranks.groups import pipeline_pairs
+from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.slowness import SLOWER, SLOWER_IN_MOST, slowness_by_rank
+from tracedoc.ranks.work_shares import work_excess, work_shares
+from tracedoc.spans import Int64Array, Spans
+from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.host import IDLE_WORK, PHASES, WORK
+from tracedoc.trace.distinct import is_among
+from tracedoc.units import format_ms, format_quantity
+from tracedoc.values import Unknown
+
+MAX_SUSPECTS = 8
+"""Ranks that are looked at closely: those in whose name the others wait longest."""
+
+CAUSES = ("kernels", *WORK[2:])
+"""What can make a rank late: :data:`WORK`, with all kernels as one."""
+
+CAUSE_SHARE = 0.5
+"""What explains at least this share of a lateness is called its cause."""
+
+LEAST_SHARE = 0.3
+"""What explains less than this share of the others' waiting is not worth naming."""
+
+MORE_KERNELS = 1.02
+"""A rank that starts this many times the kernels of its peers does more work, not slower work."""
+
+REAL_SHARE = 0.5
+"""So much of what a rank starts more before collectives must be more in whole steps as well."""
+
+
+class LateRank(msgspec.Struct, frozen=True, eq=False):
+    """One rank for which others wait.
+
+    ``cost_ns[s, p]`` is how long peer ``peers[p]`` waits for it in step ``steps[s]`` with no compute beside
+    it: the union of its waits in operations whose chain of blame ends at this rank. ``operations`` are those
+    (indices of the matching) to which it came last itself. ``excess_us[s, c]`` is what it did before them
+    beyond the median of its peers, by :data:`CAUSES`; ``more_kernels`` the ratio of kernels that it started
+    (1 where its whole steps have no more of them), ``away_phase`` where in the step its host was
+    longest away.
+    """
+
+    rank: int
+    steps: tuple[int, ...]
+    peers: tuple[int, ...]
+    cost_ns: Int64Array
+    operations: tuple[int, ...]
+    excess_us: Int64Array
+    more_kernels: float
+    away_phase: int
+
+    @property
+    def high_ns(self) -> Int64Array:
+        """What the median peer waits in each step: the others could be so much earlier without this rank."""
+        return np.asarray(np.median(self.cost_ns, axis=1), dtype=np.int64)
+
+    @property
+    def low_ns(self) -> Int64Array:
+        """What the peer that waits least waits in each step: the second-latest rank is as late as that."""
+        return np.asarray(self.cost_ns.min(axis=1), dtype=np.int64)
+
+    @property
+    def cause(self) -> str:
+        """What it did in the gap, of :data:`CAUSES`, or "" if nothing explains enough of it.
+
+        What it does in nearly every step comes before what adds up to more in a few.
+        """
+        habit = np.sort(self.excess_us, axis=0)[(len(self.steps) - 1) // 4]
+        if habit.max() >= LEAST_SHARE * float(np.median(self.high_ns)) / 1000 > 0:
+            return CAUSES[int(habit.argmax())]
+        excess = self.excess_us.sum(axis=0)
+        best = int(excess.argmax())
+        enough = max(CAUSE_SHARE * excess.sum(), LEAST_SHARE * self.high_ns.sum() / 1000)
+        return CAUSES[best] if excess[best] > 0 and excess[best] >= enough else ""
+
+    @property
+    def cause_ns(self) -> Int64Array:
+        """How much longer than its peers it was at its cause in each step; zeros without a cause."""
+        cause = self.cause
+        column = self.excess_us[:, CAUSES.index(cause)] if cause else np.zeros(len(self.steps), np.int64)
+        return np.asarray(np.maximum(column, 0) * 1000)
+
+
+@once
+def late_ranks(run: RunView) -> tuple[LateRank, ...]:
+    """Return the ranks for which others wait, the most costly first. With one rank there are none."""
+    steps = _steps(run)
+    costs = run.blame.exposed_cost_ns()
+    suspects = np.argsort(-costs, kind="stable")[:MAX_SUSPECTS]
+    found = [_late_rank(run, int(position), steps) for position in suspects if costs[position] > 0]
+    return tuple(one for one in found if one.cost_ns.any())
+
+
+def _steps(run: RunView) -> tuple[int, ...]:
+    """Return the steps that every rank captured whole; without any, all steps that operations name."""
+    sets = [{step.index for step in digest.complete_steps} for digest in run.digests]
+    common = set.intersection(*sets) if sets else set()
+    if common:
+        return tuple(sorted(common))
+    return tuple(sorted(set(run.matching.step.tolist()))) or (NONE,)
+
+
+@once
+def _blamed(run: RunView) -> npt.NDArray[np.bool_]:
+    """Return which operations waited for a rank that was late from work of its own.
+
+    Not those of pipeline neighbours: a stage waits for the one before it by design, and their work differs.
+    """
+    pipeline = np.array(pipeline_pairs(run.matching.groups), dtype=bool)
+    straggling = is_among(run.blame.root_lateness, STRAGGLING)
+    return np.asarray(straggling & ~pipeline[run.matching.group], dtype=bool)
+
+
+def _late_rank(run: RunView, position: int, steps: Sequence[int]) -> LateRank:
+    matching, blame = run.matching, run.blame
+    blamed = _blamed(run) & (blame.root == position)
+    blamed &= is_among(matching.step, steps)
+    peers = tuple(place for place in range(len(matching.ranks)) if place != position)
+    cost = np.zeros((len(steps), len(peers)), dtype=np.int64)
+    for column, place in enumerate(peers):
+        mine = np.flatnonzero(blamed[matching.operation] & (matching.part_rank == place))
+        cost[:, column] = _waited(run, place, mine, steps)
+    own = np.flatnonzero(blamed & (blame.last == position))
+    excess, more_kernels, phase = _what_it_did(run, position, own, steps)
+    return LateRank(
+        rank=matching.ranks[position],
+        steps=tuple(steps),
+        peers=tuple(matching.ranks[place] for place in peers),
+        cost_ns=cost,
+        operations=tuple(own.tolist()),
+        excess_us=excess,
+        more_kernels=more_kernels,
+        away_phase=phase,
+    )
+
+
+def waits_for(run: RunView, late: LateRank, peer: int) -> Spans:
+    """Return when a peer waited for a late rank with no compute beside it, on the peer's own clock."""
+    position = run.matching.ranks.index(late.rank)
+    place = run.matching.ranks.index(peer)
+    blamed = _blamed(run) & (run.blame.root == position)
+    mine = np.flatnonzero(blamed[run.matching.operation] & (run.matching.part_rank == place))
+    return _wait_spans(run, place, run.matching.part_row[mine])
+
+
+def gaps_of(run: RunView, late: LateRank) -> Spans:
+    """Return when a late rank was at what made it late, on its own clock.
+
+    From the end of what it had communicated before to its start of each collective to which it came last.
+    """
+    position = run.matching.ranks.index(late.rank)
+    table = run.digest(late.rank).collectives
+    own = np.flatnonzero(
+        is_among(run.matching.operation, late.operations) & (run.matching.part_rank == position)
+    )
+    rows = run.matching.part_row[own]
+    ended = np.maximum.accumulate(table.end_ns) if len(table) else table.end_ns
+    before = np.where(
+        rows > 0, ended[rows - 1], table.start_ns[rows] - run.blame.late_ns[run.matching.operation[own]]
+    )
+    return Spans.of(np.minimum(before, table.start_ns[rows]), table.start_ns[rows])
+
+
+def _waited(run: RunView, place: int, parts: np.ndarray, steps: Sequence[int]) -> list[int]:
+    rows = run.matching.part_row[parts]
+    step_of = run.matching.step[run.matching.operation[parts]]
+    start_ns, turn_ns, exposed = _waiting(run, place)
+    chosen = (rows[step_of == step] for step in steps)
+    return [(Spans.of(start_ns[mine], turn_ns[mine]) & exposed).total_ns for mine in chosen]
+
+
+def _wait_spans(run: RunView, place: int, rows: np.ndarray) -> Spans:
+    start_ns, turn_ns, exposed = _waiting(run, place)
+    return Spans.of(start_ns[rows], turn_ns[rows]) & exposed
+
+
+def _waiting(run: RunView, place: int) -> tuple[Int64Array, Int64Array, Spans]:
+    """Return the start of each of a rank's collectives, the end of its waiting, and what is exposed."""
+    digest = run.digests[place]
+    table = digest.collectives
+    return table.start_ns, run.arrivals[digest.rank].turn_ns(table), digest.exposed_comm
+
+
+def _what_it_did(
+    run: RunView, position: int, operations: np.ndarray, steps: Sequence[int]
+) -> tuple[Int64Array, float, int]:
+    """Compare what a rank did before the operations to which it came last with what its peers did."""
+    matching = run.matching
+    excess = np.zeros((len(steps), len(CAUSES)), dtype=np.int64)
+    kernels = peer_kernels = longest = phase = 0
+    members: dict[int, set[int]] = {}
+    for operation in operations.tolist():
+        own: tuple[Int64Array, int] | None = None
+        others: list[tuple[Int64Array, int]] = []
+        places: set[int] = set()
+        for part in range(int(matching.first[operation]), int(matching.first[operation + 1])):
+            place, row = int(matching.part_rank[part]), int(matching.part_row[part])
+            work = run.digests[place].host_work
+            if work is None:
+                continue
+            us = work.before.us(row)
+            did = (np.append(us[:2].sum(), us[2:]), int(work.before.kernels[row]))
+            if place != position:
+                others.append(did)
+                places.add(place)
+                continue
+            own = did
+            if int(work.before.away_us[row]) > longest:
+                longest, phase = int(work.before.away_us[row]), int(work.before.away_phase[row])
+        if own is None or not others:
+            continue
+        members.setdefault(int(matching.step[operation]), set()).update(places)
+        step = steps.index(int(matching.step[operation]))
+        excess[step] += own[0] - np.median([us for us, _ in others], axis=0).astype(np.int64)
+        kernels += own[1]
+        peer_kernels += int(np.median([count for _, count in others]))
+    if not peer_kernels or _more_in_whole_steps(run, position, members) < REAL_SHARE * (
+        kernels - peer_kernels
+    ):
+        return excess, 1.0, phase
+    return excess, kernels / peer_kernels, phase
+
+
+def _more_in_whole_steps(run: RunView, position: int, members: dict[int, set[int]]) -> float:
+    """Return how many kernels more than its peers a rank starts in the steps in which it comes late.
+
+    Backward passes and collectives run beside each other: where a collective starts a little later among
+    the same kernels, more of them lie before it, and as many fewer behind it. Infinite where not known.
+    """
+    shares = work_shares(run)
+    kernels, more = shares.amount[2], 0.0
+    for step, places in members.items():
+        if step not in shares.steps:
+            return inf
+        column = shares.steps.index(step)
+        more += float(kernels[position, column] - np.median(kernels[sorted(places), column]))
+    return inf if np.isnan(more) else more
+
+
+def story(late: LateRank, run: RunView) -> str:
+    """Say in words what a late rank did while the others waited."""
+    cause = late.cause
+    if not cause:
+        return "no more time than its peers on any one thing that the traces show"
+    what = _kernels(late, run) if cause == "kernels" else _WORDS[cause]
+    phase = PHASES[late.away_phase]
+    where = f" in {phase}" if phase.startswith("the ") else f", {phase}"
+    where = where if cause in IDLE_WORK and late.away_phase else ""
+    return f"{format_ms(float(np.median(late.cause_ns)) / 1e6)} more than its peers in {what}{where}"
+
+
+def kernel_cause(late: LateRank, run: RunView) -> str:
+    """Return why the kernels of a rank that they make late take longer, as far as it is known.
+
+    "more kernels", "larger kernels" (as many, on more data), "slow GPU" (its matrix products take longer, by
+    half or more of what its compute does), else "longer kernels".
+    """
+    if late.more_kernels >= MORE_KERNELS:
+        return "more kernels"
+    place = run.digests.index(run.digest(late.rank))
+    excess, slowness = work_excess(run), slowness_by_rank(run)[late.rank]
+    if excess is not None and excess.explained[place].mean() >= CAUSE_SHARE:
+        return "larger kernels"
+    if isinstance(slowness, Unknown) or slowness.ratio < SLOWER or slowness.low_ratio < SLOWER_IN_MOST:
+        return "longer kernels"
+    enough = slowness.ratio - 1.0 >= CAUSE_SHARE * (slowness.compute_ratio - 1.0)
+    return "slow GPU" if enough else "longer kernels"
+
+
+def _kernels(late: LateRank, run: RunView) -> str:
+    """Say in words which kernels a rank spent more time in than its peers."""
+    if run.digest(late.rank).is_cpu:
+        return _CPU_KERNELS[kernel_cause(late, run)]
+    cause, slowness = kernel_cause(late, run), slowness_by_rank(run)[late.rank]
+    if cause == "more kernels":
+        return cause
+    if cause == "larger kernels":
+        return "kernels, as many as theirs, which work on more data"
+    if isinstance(slowness, Unknown):
+        return "kernels, as many as theirs"
+    times = format_quantity(slowness.ratio, "ratio")
+    return f"kernels, as many as theirs: its matrix products take {times}x as long at the same shapes"
+
+
+_CPU_KERNELS = {
+    "more kernels": "more operators",
+    "larger kernels": "operators, as many as theirs, which work on more data",
+    "longer kernels": "operators, as many as theirs",
+    "slow GPU": "operators, as many as theirs",
+}
+
+_WORDS = {
+    "communication": "other communication",
+    "copy": "copies",
+    "input": "its data loader",
+    "allocator": "device memory calls (cudaMalloc, cudaFree)",
+    "sync": "waits of the host for the GPU",
+    "compile": "compilation",
+    "gc": "garbage collection",
+    "profiler": "the profiler itself",
+    "optimizer": "the optimizer's host code",
+    "dispatch": "launching operators",
+    "python": "Python between operators",
+    "dependency": "work that was launched and did not start",
+    "unknown": "code that no operator covers (sleep, I/O, or Python)",
+}

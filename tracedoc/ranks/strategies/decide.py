@@ -1,0 +1,108 @@
+"""Decide the strategy of a run from the signs of its ranks: families in order, what else runs beside them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from tracedoc.ranks.strategies.claim import Claim, is_large
+from tracedoc.ranks.strategies.data_parallel import by_hand, data_parallel, ddp
+from tracedoc.ranks.strategies.deepspeed import zero3, zero12
+from tracedoc.ranks.strategies.fsdp import fsdp1, fsdp2
+from tracedoc.ranks.strategies.model_parallel import (
+    context_parallel,
+    exchange,
+    megatron,
+    tensor_parallel,
+)
+from tracedoc.ranks.strategies.pipeline import pipeline
+from tracedoc.timeline.strategy_signs import SHARDED_MARKS, StrategySigns
+
+Recogniser = Callable[[StrategySigns, "int | None"], "Claim | None"]
+
+WRAPPERS: tuple[Recogniser, ...] = (fsdp2, fsdp1, megatron, zero3, ddp, zero12, data_parallel)
+"""In order: the first that a run shows gives the strategy its name."""
+
+BESIDE: tuple[Recogniser, ...] = (tensor_parallel, pipeline, exchange, context_parallel)
+"""What may run beside a wrapper, or alone."""
+
+NOT_RECOGNISED = "not recognised"
+
+
+def decide(signs: Sequence[StrategySigns], world_size: int | None) -> Claim:
+    """Return the strategy of a run; "not recognised" where its traces do not show one."""
+    merged = merge(signs)
+    claim = _first(WRAPPERS, merged, world_size)
+    if world_size == 1 or (world_size is None and not merged.collectives):
+        if claim is not None and (claim.family == "data-parallel" or world_size is None):
+            return replace(claim, confidence=claim.confidence if world_size is None else "high")
+        return _single(claim, world_size)
+    beside = [found for recognise in BESIDE if (found := recognise(merged, world_size)) is not None]
+    if claim is not None and claim.family == "megatron":
+        beside = []  # Its groups already say how the model is split.
+    if claim is None and beside:
+        claim, beside = beside[0], beside[1:]
+    claim = claim or by_hand(merged, world_size) or _unknown(merged)
+    if beside:
+        names = list(dict.fromkeys(found.name for found in beside))
+        evidence = tuple(word for found in beside for word in found.evidence)
+        claim = replace(
+            claim, name=f"{claim.name} with {' and '.join(names)}", evidence=(*claim.evidence, *evidence)
+        )
+    return _tempered(claim, signs, world_size)
+
+
+def merge(signs: Sequence[StrategySigns]) -> StrategySigns:
+    """Return the signs of all ranks as one: counts of the first whole rank, all that any rank has seen."""
+    if not signs:
+        return StrategySigns()
+    best = next((one for one in signs if one.whole and one.passes), signs[0])
+    counted: Counter[str] = Counter()
+    for one in signs:
+        for mark, count in one.marks:
+            counted[mark] = max(counted[mark], count)
+    return replace(
+        best,
+        seen=frozenset().union(*(one.seen for one in signs)),
+        marks=tuple(sorted(counted.items())),
+        groups=tuple(sorted({group for one in signs for group in one.groups})),
+        alternations=max(one.alternations for one in signs),
+        recomputes=any(one.recomputes for one in signs),
+        collectives=sum(one.collectives for one in signs),
+    )
+
+
+def _first(recognisers: Sequence[Recogniser], signs: StrategySigns, world_size: int | None) -> Claim | None:
+    return next((claim for recognise in recognisers if (claim := recognise(signs, world_size))), None)
+
+
+def _single(claim: Claim | None, world_size: int | None) -> Claim:
+    known = world_size == 1
+    evidence = ["world size 1" if known else "no collectives and no world size in the trace"]
+    if claim is not None:
+        evidence.append(f"wrapped in {claim.name}, which has nobody to talk to")
+    return Claim("single process", "single", "none", "high" if known else "low", tuple(evidence))
+
+
+def _unknown(signs: StrategySigns) -> Claim:
+    if not signs.collectives:
+        evidence = "several processes, and no collective in the traces"
+    elif not any(is_large(t) or t.largest is None for t in signs.traffic):
+        evidence = "only small collectives: nothing seen here synchronises gradients"
+    else:
+        evidence = "no annotation of a known wrapper"
+    return Claim(NOT_RECOGNISED, "unknown", "unknown", "low", (evidence,))
+
+
+def _tempered(claim: Claim, signs: Sequence[StrategySigns], world_size: int | None) -> Claim:
+    """Lower the confidence where the ranks' marks differ, or no rank's step was captured whole."""
+    if claim.confidence != "high":
+        return claim
+    marks = [one.seen & (SHARDED_MARKS | {"ddp", "data_parallel"}) for one in signs]
+    if len(set(marks)) > 1:
+        return replace(
+            claim, confidence="medium", evidence=(*claim.evidence, "not every rank shows the same wrapper")
+        )
+    return claim

@@ -1,0 +1,113 @@
+"""Recognise how one model is split over ranks: Megatron's groups, tensor and expert parallelism."""
+
+from __future__ import annotations
+
+import re
+
+from tracedoc.ranks.strategies.claim import BACKWARD, Claim, is_large, per_step
+from tracedoc.timeline.phases import Phase
+from tracedoc.timeline.strategy_signs import StrategySigns, Traffic
+
+MEGATRON_GROUPS = (
+    ("TP", re.compile(r"TENSOR_MODEL_PARALLEL_GROUP$")),
+    ("PP", re.compile(r"PIPELINE_MODEL_PARALLEL_GROUP$")),
+    ("CP", re.compile(r"CONTEXT_PARALLEL_GROUP$")),
+    ("EP", re.compile(r"EXPERT_MODEL_PARALLEL_GROUP$")),
+    ("DP", re.compile(r"DATA_PARALLEL_GROUP$")),
+)
+"""Descriptions that Megatron's parallel state gives to its process groups."""
+
+_TENSOR_GROUP = re.compile(r"(?:^|_)(?:tp|tensor)(?:_|$)|TENSOR_MODEL_PARALLEL_GROUP$", re.IGNORECASE)
+CONTEXT_GROUP = re.compile(r"(?:^|_)(?:cp|context)(?:_|$)|CONTEXT_PARALLEL_GROUP$", re.IGNORECASE)
+_EXPERT_GROUP = re.compile(r"(?:^|_)(?:ep|expert|moe)(?:_|$)|EXPERT_MODEL_PARALLEL_GROUP$", re.IGNORECASE)
+_LAYER_OPS = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+def megatron(signs: StrategySigns, world_size: int | None) -> Claim | None:
+    """Return Megatron with the sizes of its groups, from their descriptions."""
+    sizes = {
+        label: max(size for description, size in signs.groups if pattern.match(description))
+        for label, pattern in MEGATRON_GROUPS
+        if any(pattern.match(description) for description, _ in signs.groups)
+    }
+    if not sizes and "megatron_fsdp" not in signs.seen:
+        return None
+    evidence = ["process groups named by Megatron"] if sizes else []
+    shown = [f"{label} {size}" for label, size in sizes.items() if size > 1]
+    sharding = "unknown"
+    scattered = [t for t in signs.select("reduce_scatter") if "DATA_PARALLEL_GROUP" in t.group]
+    if "megatron_fsdp" in signs.seen:
+        evidence.append("CustomFSDP.forward")
+        shown.append("FSDP")
+    elif scattered:
+        evidence.append(
+            per_step(sum(t.calls for t in scattered), "reduce-scatter", "the data-parallel group")
+        )
+        sharding = "optimizer"
+    elif any("DATA_PARALLEL_GROUP" in t.group for t in signs.select("all_reduce", *BACKWARD, Phase.OTHER)):
+        sharding = "none"
+    name = f"Megatron ({', '.join(shown)})" if shown else "Megatron"
+    return Claim(name, "megatron", sharding, "high", tuple(evidence))
+
+
+def tensor_parallel(signs: StrategySigns, world_size: int | None) -> Claim | None:
+    """Return tensor parallelism: collectives of activations in forward and in backward.
+
+    A gradient norm over DTensors is one functional all-reduce after backward, which is not it; nor are the
+    small gathers of SyncBatchNorm.
+    """
+    if "fused_tp" in signs.seen:
+        return Claim("tensor parallel", "tensor-parallel", "unknown", "high",
+                     ("collectives fused with matrix products (symmetric memory)",))  # fmt: skip
+    forward = [t for t in signs.select(_LAYER_OPS, Phase.FORWARD) if _splits_layers(t, signs)]
+    backward = [t for t in signs.select(_LAYER_OPS, *BACKWARD) if _splits_layers(t, signs)]
+    ahead, back = sum(t.calls for t in forward), sum(t.calls for t in backward)
+    if not ahead or not back:
+        return None
+    parts = sorted({t.op.replace("_", "-") for t in (*forward, *backward)})
+    named = any(_TENSOR_GROUP.search(t.group) for t in (*forward, *backward))
+    sequence = not any(t.op == "all_reduce" for t in forward)
+    evidence = (
+        f"{ahead} collectives a step in forward and {back} in backward ({', '.join(parts)})",
+        "their process group is named for tensor parallelism" if named else "functional collectives",
+    )
+    name = "tensor parallel with sequence parallelism" if sequence else "tensor parallel"
+    return Claim(name, "tensor-parallel", "unknown", "high" if named else "medium", evidence)
+
+
+def _splits_layers(traffic: Traffic, signs: StrategySigns) -> bool:
+    if _TENSOR_GROUP.search(traffic.group):
+        return True
+    # Compiled FSDP2 asks for its gathers as functional collectives.
+    sharded = "fsdp2" in signs.seen and traffic.op != "all_reduce"
+    compiled = "compiled" in signs.seen and traffic.op != "all_reduce"
+    return traffic.site == "functional" and not sharded and not compiled
+
+
+def exchange(signs: StrategySigns, world_size: int | None) -> Claim | None:
+    """Return what an all-to-all in forward and backward means, as far as anything else tells."""
+    forward = signs.select("all_to_all", Phase.FORWARD)
+    backward = signs.select("all_to_all", *BACKWARD)
+    calls = sum(t.calls for t in (*forward, *backward))
+    if not forward or not backward:
+        return None
+    evidence = (per_step(calls, "all-to-all", "forward and backward"),)
+    name, confidence = "all-to-all exchange", "medium"
+    why = "experts, sharded embeddings or sequence parallelism: the trace does not tell"
+    if "embeddings" in signs.seen:
+        name, why, confidence = "sharded embeddings", "operators of TorchRec or FBGEMM", "high"
+    elif any(_EXPERT_GROUP.search(t.group) for t in (*forward, *backward)):
+        name, why, confidence = "expert parallel", "over a group named for experts", "high"
+    elif any(CONTEXT_GROUP.search(t.group) for t in (*forward, *backward)):
+        name, why, confidence = "context parallel", "over a group named for context parallelism", "high"
+    return Claim(name, "unknown", "unknown", confidence, (*evidence, why))
+
+
+def context_parallel(signs: StrategySigns, world_size: int | None) -> Claim | None:
+    """Return context parallelism where a process group is named for it and carries data."""
+    ops = ("all_gather", "send", "recv", "send_recv", "all_reduce", "reduce_scatter")
+    found = [t for t in signs.select(ops, Phase.FORWARD, *BACKWARD) if CONTEXT_GROUP.search(t.group)]
+    if not found or not any(is_large(t) or t.largest is None for t in found):
+        return None
+    evidence = per_step(sum(t.calls for t in found), "collective", "a context-parallel group")
+    return Claim("context parallel", "unknown", "unknown", "high", (evidence,))

@@ -1,0 +1,94 @@
+"""Find offloading in one rank: large copies between GPU and host, and an optimizer on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.spans import Spans
+from tracedoc.timeline.activity import COMPUTE
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.launches import NO_ROW
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind
+
+LARGE_COPY_BYTES = 1 << 20
+"""Smaller copies are inputs, scalars and statistics, not parameters or gradients."""
+
+
+OFFLOADED_BYTES = 16 << 20
+"""Less than this copied to the host in a step is logging or metrics, not offloading."""
+
+
+CPU_OPTIMIZER_NS = 1_000_000
+"""A shorter optimizer range without kernels has nothing to do."""
+
+
+FEW_LAUNCHES = 4
+"""An optimizer that launches more kernels runs on the GPU, however short they are and slow the host is."""
+
+
+GPU_SHARE = 0.05
+"""So does one that launches few, if they take this share of its range: a fused optimizer needs one launch."""
+
+
+def offload_stall(timeline: RankTimeline) -> Spans:
+    """Return the time that :func:`offload_stall_ms` measures."""
+    if timeline.judged is None or timeline.activity is None or timeline.device is None:
+        return Spans.empty()
+    optimizer = cpu_optimizer_spans(timeline)
+    idle = cpu_optimizer_idle(timeline, optimizer)
+    if not offloads(timeline, optimizer):
+        return idle
+    rows, trace = large_host_copies(timeline), timeline.trace
+    copies = Spans.of(trace.ts_ns[rows], trace.end_ns[rows]) & timeline.activity.exposed_copy
+    return (copies | idle).clip(timeline.judged.start_ns, timeline.judged.end_ns)
+
+
+def offloads(timeline: RankTimeline, cpu_optimizer: Spans) -> bool:
+    """Tell whether large copies bring enough to the host in the judged step, or the optimizer runs there."""
+    rows, trace = large_host_copies(timeline), timeline.trace
+    down = np.array([vocabulary.copy_kind(name).direction == "DtoH" for name in trace.names], dtype=bool)
+    to_host = int(np.maximum(trace.nbytes[rows[down[trace.name[rows]]]], 0).sum())
+    return to_host >= OFFLOADED_BYTES or len(cpu_optimizer) > 0
+
+
+def large_host_copies(timeline: RankTimeline) -> npt.NDArray[np.intp]:
+    """Return the large copies between host and device that began in the judged step."""
+    window, trace = timeline.judged, timeline.trace
+    if window is None or timeline.device is None:
+        return np.empty(0, dtype=np.intp)
+    ways = np.array(
+        [vocabulary.copy_kind(name).direction in ("HtoD", "DtoH") for name in trace.names], dtype=bool
+    )
+    rows = trace.kind_rows_between(Kind.MEMCPY, window.start_ns, window.end_ns)
+    large = (trace.device[rows] == timeline.device) & (trace.nbytes[rows] >= LARGE_COPY_BYTES)
+    found: npt.NDArray[np.intp] = rows[large & ways[trace.name[rows]]]
+    return found
+
+
+def cpu_optimizer_idle(timeline: RankTimeline, cpu_optimizer: Spans) -> Spans:
+    """Return when the GPU is idle in the judged step while the optimizer runs on the CPU."""
+    window, activity = timeline.judged, timeline.activity
+    if window is None or activity is None or timeline.device is None:
+        return Spans.empty()
+    return activity.busy.complement(window.start_ns, window.end_ns) & cpu_optimizer
+
+
+def cpu_optimizer_spans(timeline: RankTimeline) -> Spans:
+    """Return the host time in optimizer ranges that launch hardly any work; without links nothing tells."""
+    trace, events = timeline.trace, timeline.events
+    steps = np.array([vocabulary.optimizer_step_class(name) is not None for name in trace.names], dtype=bool)
+    rows = np.flatnonzero(trace.dur_ns >= CPU_OPTIMIZER_NS)
+    host = (trace.kind[rows] == int(Kind.ANNOTATION)) | (trace.kind[rows] == int(Kind.CPU_OP))
+    rows = rows[host & steps[trace.name[rows]]]
+    linked = (events.launch_rows != NO_ROW) & (events.classes == COMPUTE)
+    if rows.size == 0 or not linked.any():
+        return Spans.empty()
+    order = np.argsort(trace.ts_ns[events.launch_rows[linked]], kind="stable")
+    launched = trace.ts_ns[events.launch_rows[linked]][order]
+    taken = np.concatenate(([0], np.cumsum(trace.dur_ns[events.rows[linked]][order])))
+    starts, ends = trace.ts_ns[rows], trace.end_ns[rows]
+    first, last = np.searchsorted(launched, starts), np.searchsorted(launched, ends)
+    on_cpu = (last - first <= FEW_LAUNCHES) & (taken[last] - taken[first] < GPU_SHARE * (ends - starts))
+    return Spans.of(starts[on_cpu], ends[on_cpu])
