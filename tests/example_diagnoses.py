@@ -146,7 +146,7 @@ def sharded(hosts: tuple[str, str] = ("gpu-node-a", "gpu-node-b")) -> Diagnosis:
         Verdict(
             "exposed-communication",
             "finding",
-            (Comparison("exposed_comm_less_wait_ms / step_ms > min_share", 0.1, 0.05, True),),
+            (Comparison("exposed_comm_excluding_wait_ms / step_ms > min_share", 0.1, 0.05, True),),
         ),
         Verdict(
             "input-stall", "pass", (Comparison("input_stall_ms / step_ms > min_share", 0.0, 0.03, False),)

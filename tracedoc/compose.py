@@ -44,9 +44,9 @@ def compose(
 ) -> Diagnosis:
     """Return the diagnosis of one run."""
     run = measurements.run
-    standing = run.standing_digest
+    representative = run.representative_digest
     info = _run_info(measurements, cycle, cycles)
-    budget = _rank_budget(run, standing, _Milliseconds()) if standing is not None else None
+    budget = _rank_budget(run, representative, _Milliseconds()) if representative is not None else None
     return Diagnosis(
         summary=summarise(measurements, judgement.findings, judgement.times, run=info, limits=limits),
         run=info,
@@ -57,12 +57,12 @@ def compose(
         facts=_fact_records(measurements.facts),
         limits=limits,
         detail=Detail(
-            collectives=collective_rows(run, standing) if standing is not None else (),
-            kernels=kernel_rows(standing) if standing is not None else (),
+            collectives=collective_rows(run, representative) if representative is not None else (),
+            kernels=kernel_rows(representative) if representative is not None else (),
             lanes=tuple(lane for digest in run.digests[:LANE_RANKS] for lane in _lanes(digest)),
             units=unit_rows(run),
-            host=host_detail(standing) if standing is not None else None,
-            phases=phase_rows(standing) if standing is not None else (),
+            host=host_detail(representative) if representative is not None else None,
+            phases=phase_rows(representative) if representative is not None else (),
         ),
         tool_version=tracedoc.__version__,
     )
@@ -71,12 +71,12 @@ def compose(
 def _run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, ...]) -> RunInfo:
     run = measurements.run
     strategy = strategy_of(run)
-    standing = run.standing_digest or run.digests[0]
+    representative = run.representative_digest or run.digests[0]
     return RunInfo(
         world_size=run.world_size,
         ranks_seen=tuple(digest.rank for digest in run.digests),
-        device=standing.device,
-        backend=standing.backend,
+        device=representative.device,
+        backend=representative.backend,
         strategy=Strategy(
             strategy.name, strategy.confidence, strategy.evidence, strategy.family, strategy.sharding
         ),

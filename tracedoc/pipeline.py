@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from tracedoc.compose import compose
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.digest.pool import Pool, shared, undrawn
+from tracedoc.digest.pool import Pool, shared, without_timeline
 from tracedoc.digest.rank_digest import LANE_RANKS, RankDigest
 from tracedoc.errors import InputError, Limit
 from tracedoc.executors.run import run_each
@@ -139,7 +139,11 @@ def _read_ranks(
     by_path = {file.path: digest for file, digest in digests}
     ranked = [replace(by_path[file.path], rank=file.rank) for file in settled.files]
     pool = Pool()
-    return [*ranked[:LANE_RANKS], *(undrawn(one, pool) for one in ranked[LANE_RANKS:])], settled, unread
+    return (
+        [*ranked[:LANE_RANKS], *(without_timeline(one, pool) for one in ranked[LANE_RANKS:])],
+        settled,
+        unread,
+    )
 
 
 def _read_all(

@@ -92,10 +92,10 @@ def _head(measurements: Measurements, run: RunInfo, step: float) -> str:
     strategy = f" ({name})" if known else ""
     mfu = _number(measurements, "mfu_frac")
     utilisation = f", {format_percent(mfu)} MFU" if mfu is not None else ""
-    standing = measurements.run.standing_digest
+    representative = measurements.run.representative_digest
     if measurements.steps:
         length = f"{format_ms(step)}/step"
-    elif standing is not None and standing.step_source == "none":
+    elif representative is not None and representative.step_source == "none":
         length = f"{format_ms(step)} without visible steps"
     else:
         length = f"{format_ms(step)} of an incomplete step"
@@ -219,7 +219,7 @@ def _on_cpu(noted: Sequence[Finding]) -> str:
 
 def _idle_on_cpu(measurements: Measurements, step: float) -> str:
     """Say what the host does for most of a CPU step instead of running operators; "" where it runs them."""
-    digest = measurements.run.standing_digest
+    digest = measurements.run.representative_digest
     judged = digest.judged_step if digest is not None else None
     if judged is None or not judged.complete:
         return ""
@@ -237,7 +237,7 @@ def _with_gain(finding: Finding) -> str:
 
 def _largest_rest(measurements: Measurements) -> tuple[str, float]:
     """Return the largest part of the step that is not compute, in words and ms."""
-    digest = measurements.run.standing_digest
+    digest = measurements.run.representative_digest
     step = digest.judged_step if digest is not None else None
     if digest is None or step is None:
         return "idle time", 0.0

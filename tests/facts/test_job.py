@@ -11,7 +11,7 @@ import pytest
 import tracedoc
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.facts.per_run.step_log import counted_steps
-from tracedoc.ranks.declared_strategy import settle_strategy
+from tracedoc.ranks.declared_strategy import resolve_strategy
 from tracedoc.ranks.strategies.claim import Claim
 from tracedoc.run.job import Job, RankJob, read_job
 from tracedoc.run.manifest import read_manifest
@@ -249,13 +249,13 @@ def test_a_file_that_is_no_step_log_is_none() -> None:
 
 def test_a_live_wrapper_settles_the_strategy() -> None:
     job = Job((RankJob(0, frameworks=("DDP",)),))
-    confirmed = settle_strategy(claim("ddp", "medium"), job)
+    confirmed = resolve_strategy(claim("ddp", "medium"), job)
     assert (confirmed.name, confirmed.confidence) == ("DDP", "high")
     assert confirmed.evidence == ("seen in the trace", "a live DDP wrapper, says the manifest")
-    named = settle_strategy(claim("unknown"), job)
+    named = resolve_strategy(claim("unknown"), job)
     assert (named.name, named.family, named.sharding, named.confidence) == ("DDP", "ddp", "none", "high")
-    assert settle_strategy(claim("fsdp2", "high"), job).family == "fsdp2"
-    assert settle_strategy(claim("unknown"), None).family == "unknown"
+    assert resolve_strategy(claim("fsdp2", "high"), job).family == "fsdp2"
+    assert resolve_strategy(claim("unknown"), None).family == "unknown"
 
 
 def test_the_gpu_tells_why_its_clocks_were_lowered(tmp_path: Path) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracedoc.ranks.stragglers import CAUSES, LateRank
+from tracedoc.ranks.stragglers import CAUSES, Straggler
 
 MS = 1_000_000
 
 
-def late(**excess_us: list[int]) -> LateRank:
+def late(**excess_us: list[int]) -> Straggler:
     """Return a rank for which two peers wait 10 and 6 ms in each of four steps: 8 ms the median one."""
     columns = [excess_us.get(cause, [0, 0, 0, 0]) for cause in CAUSES]
-    return LateRank(
+    return Straggler(
         rank=3,
         steps=(1, 2, 3, 4),
         peers=(0, 1),

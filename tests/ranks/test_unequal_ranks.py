@@ -138,7 +138,7 @@ def test_a_slow_gpu_is_the_cause_of_the_straggler(tmp_path: Path) -> None:
     assert slow.severity == "note"
     assert diagnosis.facts["gemm_slowdown_ratio"].values["2"] == pytest.approx(1.25, rel=1e-4)
     assert diagnosis.facts["gemm_slowdown_ratio"].values["0"] == pytest.approx(1.0, rel=1e-4)
-    assert diagnosis.facts["late_cause"].values["2"] == "slow GPU"
+    assert diagnosis.facts["straggler_cause"].values["2"] == "slow GPU"
 
 
 def test_a_rank_whose_other_kernels_are_slow_is_not_a_slow_gpu(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_rank_whose_other_kernels_are_slow_is_not_a_slow_gpu(tmp_path: Path) -
     builder.write(tmp_path / "rank-2.json")
     diagnosis = judged(tmp_path)
     assert diagnosis.facts["gemm_slowdown_ratio"].values["2"] == pytest.approx(1.08, rel=1e-4)
-    assert diagnosis.facts["late_cause"].values["2"] == "longer kernels"
+    assert diagnosis.facts["straggler_cause"].values["2"] == "longer kernels"
 
 
 def test_a_gpu_is_compared_with_the_median_of_unequal_peers(tmp_path: Path) -> None:
@@ -291,5 +291,5 @@ def test_a_late_rank_costs_what_the_median_peer_waits_and_surely_what_the_next_o
     """Ranks compute 60, 70, 66 and 85 ms: the peers of rank 3 wait 25, 15 and 19 ms for it."""
     write_run(tmp_path, 4, lambda rank, step: (60.0, 70.0, 66.0, 85.0)[rank])
     facts = judged(tmp_path).facts
-    assert facts["late_cost_ms"].values["3"] == pytest.approx(19, abs=1e-3)
-    assert facts["late_least_ms"].values["3"] == pytest.approx(15, abs=1e-3)
+    assert facts["straggler_cost_ms"].values["3"] == pytest.approx(19, abs=1e-3)
+    assert facts["straggler_least_ms"].values["3"] == pytest.approx(15, abs=1e-3)

@@ -48,9 +48,9 @@ BOUNDED = [
     ("gather-ahead", {"hideable_gather_stall_ms": 75.0}, 70.0),
     ("gather-backward-ahead", {"hideable_backward_stall_ms": 17.0}, 17.0),
     # Only compute with no communication beside it can hide more.
-    ("hide-exposed-communication", {"exposed_comm_less_wait_ms": 20.0}, 20.0),
-    ("hide-exposed-communication", {"exposed_comm_less_wait_ms": 60.0}, 50.0),
-    ("hide-exposed-communication", {"exposed_comm_less_wait_ms": 60.0, "host_floor_ms": 55.0}, 45.0),
+    ("hide-exposed-communication", {"exposed_comm_excluding_wait_ms": 20.0}, 20.0),
+    ("hide-exposed-communication", {"exposed_comm_excluding_wait_ms": 60.0}, 50.0),
+    ("hide-exposed-communication", {"exposed_comm_excluding_wait_ms": 60.0, "host_floor_ms": 55.0}, 45.0),
     ("split-units", {"sharded_exposed_ms": 20.0}, 20.0),
     ("split-units", {"sharded_exposed_ms": 60.0}, 50.0),
     ("reduce-in-backward", {"late_reduction_ms": 30.0, "backward_compute_ms": 25.0}, 25.0),
@@ -112,7 +112,7 @@ BOUNDED = [
     ("stop-collections", {"gc_cost_ms": 160.0, "logged_step_ms": 200.0}, 40.0),
     ("even-steps", {"step_outlier_cost_ms": -2.0}, 0.0),
     ("keep-on-gpu", {"offload_stall_ms": 70.0}, 70.0),
-    ("not-wait-for-any-rank", {"late_any_cost_ms": 25.0}, 25.0),
+    ("not-wait-for-any-rank", {"straggler_any_cost_ms": 25.0}, 25.0),
     ("share-work-evenly", {"uneven_work_ms": 26.0}, 26.0),
 ]
 
@@ -130,7 +130,7 @@ def test_a_fix_gives_at_most(name: str, facts: Facts, high: float) -> None:
     [(10.0, (10.0, 30.0)), (45.0, (30.0, 30.0)), (NOT_SEEN, (0.0, 30.0))],
 )
 def test_what_every_rank_waits_is_surely_gained(least: float | Unknown, bounds: tuple[float, float]) -> None:
-    found = gain("not-wait-for-rank", {**STEP, "late_cost_ms": 30.0, "late_least_ms": least})
+    found = gain("not-wait-for-rank", {**STEP, "straggler_cost_ms": 30.0, "straggler_least_ms": least})
     assert isinstance(found, Gain)
     assert (found.low_ms, found.high_ms) == bounds
 
@@ -148,7 +148,7 @@ def test_what_every_rank_waits_is_surely_gained(least: float | Unknown, bounds: 
 def test_on_a_shared_processor_only_what_recurs_is_gained(
     is_cpu: bool, recurring: float | Unknown, bounds: tuple[float, float]
 ) -> None:
-    facts = {"late_cost_ms": 30.0, "late_least_ms": 10.0, "late_recurring_ms": recurring}
+    facts = {"straggler_cost_ms": 30.0, "straggler_least_ms": 10.0, "straggler_recurring_ms": recurring}
     found = gain("not-wait-for-rank", {**STEP, **facts}, is_cpu=is_cpu)
     assert isinstance(found, Gain)
     assert (found.low_ms, found.high_ms) == bounds
@@ -158,7 +158,7 @@ def test_on_a_shared_processor_only_what_recurs_is_gained(
 
 @pytest.mark.parametrize(("is_cpu", "least"), [(True, 6.0), (False, 10.0)])
 def test_what_a_late_rank_waits_for_a_core_is_not_sure(is_cpu: bool, least: float) -> None:
-    facts: Facts = {"late_cost_ms": 30.0, "late_least_ms": 10.0, "core_wait_ms": 4.0}
+    facts: Facts = {"straggler_cost_ms": 30.0, "straggler_least_ms": 10.0, "core_wait_ms": 4.0}
     found = gain("not-wait-for-rank", {**STEP, **facts}, is_cpu=is_cpu)
     assert isinstance(found, Gain)
     assert (found.low_ms, found.high_ms) == (least, 30.0)
@@ -172,7 +172,7 @@ def test_reductions_on_a_processor_take_cores_as_well(is_cpu: bool) -> None:
 
 
 MAIN = {name: next(iter(facts)) for name, facts, _ in BOUNDED if facts and name != "fill-the-step"}
-MAIN["not-wait-for-rank"] = "late_cost_ms"
+MAIN["not-wait-for-rank"] = "straggler_cost_ms"
 
 
 @pytest.mark.parametrize("name", GAINS)
@@ -186,7 +186,7 @@ def test_what_was_not_measured_promises_nothing(name: str) -> None:
 @pytest.mark.parametrize("missing", ["compute_ms", "comm_ms", "exposed_comm_ms"])
 @pytest.mark.parametrize(
     ("name", "saved"),
-    [("hide-exposed-communication", "exposed_comm_less_wait_ms"), ("split-units", "sharded_exposed_ms")],
+    [("hide-exposed-communication", "exposed_comm_excluding_wait_ms"), ("split-units", "sharded_exposed_ms")],
 )
 def test_without_the_budget_nobody_knows_what_can_hide(name: str, saved: str, missing: str) -> None:
     found = gain(name, {**STEP, saved: 20.0, missing: NOT_SEEN})
@@ -209,7 +209,7 @@ def test_an_unknown_host_is_an_assumption(missing: str) -> None:
 
 
 def test_the_host_s_work_is_the_compute_of_a_cpu_job() -> None:
-    found = gain("hide-exposed-communication", {**STEP, "exposed_comm_less_wait_ms": 60.0}, is_cpu=True)
+    found = gain("hide-exposed-communication", {**STEP, "exposed_comm_excluding_wait_ms": 60.0}, is_cpu=True)
     assert isinstance(found, Gain)
     assert (found.high_ms, len(found.assumptions)) == (50.0, 1)
 

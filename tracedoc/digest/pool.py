@@ -115,7 +115,7 @@ def shared(digest: RankDigest, pool: Pool) -> RankDigest:
     )
 
 
-def undrawn(digest: RankDigest, pool: Pool) -> RankDigest:
+def without_timeline(digest: RankDigest, pool: Pool) -> RankDigest:
     """Return the digest of a rank that no picture shows: without what only pictures need."""
     if not isinstance(digest.spans, PackedSpans):
         return digest

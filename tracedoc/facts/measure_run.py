@@ -152,10 +152,10 @@ def _keyed(
     unknown: dict[tuple[Unknown | str, ...], Mapping[str, Value]],
 ) -> Measurement:
     """Return a fact with its values by key; facts that are ``unknown`` for one reason share a table."""
-    standing = str(run.standing) if run.standing is not None else next(iter(values), "")
+    representative = str(run.representative) if run.representative is not None else next(iter(values), "")
     # Of many ranks the keys take more memory than the values, unless all facts share them.
     values = {sys.intern(key): value for key, value in values.items()}
     first = next(iter(values.values()), None)
     if isinstance(first, Unknown) and all(value == first for value in values.values()):
         values = unknown.setdefault((first, *values), values)
-    return Measurement(definition, values.get(standing, Unknown("no step can be judged")), values)
+    return Measurement(definition, values.get(representative, Unknown("no step can be judged")), values)

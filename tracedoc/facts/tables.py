@@ -82,7 +82,7 @@ def collective_rows(run: RunView, digest: RankDigest) -> tuple[CollectiveRow, ..
     step = digest.judged_step
     if step is None:
         return ()
-    table, turn = digest.collectives, run.arrivals[digest.rank].turn_ns(digest.collectives)
+    table, turn = digest.collectives, run.arrivals[digest.rank].last_arrival_ns(digest.collectives)
     matched = run.arrivals[digest.rank].complete
     kinds: dict[tuple[str, str, int | None, str], list[int]] = defaultdict(list)
     inside = (table.start_ns >= step.start_ns) & (table.start_ns < step.end_ns)
@@ -115,14 +115,14 @@ def _across_ranks(row: CollectiveRow, run: RunView, digest: RankDigest, rows: np
 def _collective_row(
     key: tuple[str, str, int | None, str],
     table: CollectiveTable,
-    turn_ns: Int64Array,
+    last_arrival_ns: Int64Array,
     matched: np.ndarray,
     rows: np.ndarray,
 ) -> CollectiveRow:
     op, group, group_size, dtype = key
     sizes = np.sort(table.nbytes[rows][table.nbytes[rows] != NONE])
     all_matched, all_sized = bool(matched[rows].all()), sizes.size == rows.size
-    transfer = int((table.end_ns[rows] - turn_ns[rows]).sum())
+    transfer = int((table.end_ns[rows] - last_arrival_ns[rows]).sum())
     total = int(sizes.sum())
     busbw = None
     if all_matched and all_sized and group_size and transfer > 0 and total > 0:
@@ -137,7 +137,7 @@ def _collective_row(
         bytes_per_step=total if all_sized else None,
         time_ms=int((table.end_ns[rows] - table.start_ns[rows]).sum()) / 1e6,
         exposed_ms=int(table.exposed_ns[rows].sum()) / 1e6,
-        wait_ms=int((turn_ns[rows] - table.start_ns[rows]).sum()) / 1e6 if all_matched else None,
+        wait_ms=int((last_arrival_ns[rows] - table.start_ns[rows]).sum()) / 1e6 if all_matched else None,
         transfer_ms=transfer / 1e6 if all_matched else None,
         busbw_gbps=busbw,
     )
@@ -153,7 +153,7 @@ def unit_rows(run: RunView) -> tuple[UnitRow, ...]:
     Rows come in the order of the forward pass, then of the backward pass. Of more than MAX_ROWS the ones
     with most stall stay.
     """
-    digest = run.standing_digest
+    digest = run.representative_digest
     if digest is None or digest.units is None:
         return ()
     table = digest.units

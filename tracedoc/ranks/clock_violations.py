@@ -1,4 +1,4 @@
-"""Correct pairs that cannot have happened so: nobody leaves before the last has come."""
+"""Drop matches that violate causality: nobody leaves a collective before its last rank has come."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pairs(msgspec.Struct, frozen=True, eq=False):
     slack_ns: int
 
 
-def mend(pairs: Pairs, paired: IntArray, listed: npt.NDArray[np.bool_]) -> IntArray:
+def drop_violations(pairs: Pairs, paired: IntArray, listed: npt.NDArray[np.bool_]) -> IntArray:
     """Return operation numbers that can have happened: what order cannot tell is matched by the ends.
 
     ``listed`` tells for each group whether the trace names its members. A group that was guessed, and whose

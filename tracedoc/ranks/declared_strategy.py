@@ -18,7 +18,7 @@ _FAMILIES = {
 """Family and sharding of a wrapper; what FSDP shards depends on settings that the trace shows better."""
 
 
-def settle_strategy(claim: Claim, job: Job | None) -> Claim:
+def resolve_strategy(claim: Claim, job: Job | None) -> Claim:
     """Return the claim with what the job's live objects add.
 
     They confirm the family that the traces suggest, and name one where the traces show none; where both

@@ -48,7 +48,7 @@ class Arrivals(msgspec.Struct, frozen=True, eq=False):
         """Which rows have a latest arrival."""
         return np.asarray(self.latest_ns != NO_TIME)
 
-    def turn_ns(self, table: CollectiveTable) -> Int64Array:
+    def last_arrival_ns(self, table: CollectiveTable) -> Int64Array:
         """Return when waiting ends and transfer may begin: the row's own start where nothing is known."""
         return np.clip(self.latest_ns, table.start_ns, np.maximum(table.end_ns, table.start_ns))
 
@@ -111,7 +111,7 @@ def arrivals_by_rank(matching: Matching, ranks: Sequence[RankCollectives]) -> Ra
 
 def exposed_waits(exposed: Spans, table: CollectiveTable, arrivals: Arrivals) -> Int64Array:
     """Return for each row how long it waited for its peers with no compute beside it."""
-    return exposed.covered_ns(table.start_ns, arrivals.turn_ns(table))
+    return exposed.covered_ns(table.start_ns, arrivals.last_arrival_ns(table))
 
 
 def split_exposed(exposed: Spans, table: CollectiveTable, arrivals: Arrivals) -> SplitSpans:
@@ -120,7 +120,7 @@ def split_exposed(exposed: Spans, table: CollectiveTable, arrivals: Arrivals) ->
     Where several operations run at once, transfer comes before unsplit before waiting. An operation that
     misses a captured rank waits until the last known arrival at least; the rest of it is unsplit.
     """
-    known, turn = arrivals.known, arrivals.turn_ns(table)
+    known, turn = arrivals.known, arrivals.last_arrival_ns(table)
     certain = known & arrivals.complete
     starts, ends = table.start_ns, table.end_ns
     transfer = exposed & Spans.of(turn[certain], ends[certain])

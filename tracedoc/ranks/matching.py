@@ -20,8 +20,8 @@ from tracedoc.ranks.clock_violations import (
     VIOLATION_SHARE,
     Pairs,
     by_operation,
+    drop_violations,
     in_numbered_groups,
-    mend,
     without_lone,
 )
 from tracedoc.ranks.clocks import Clock, Ends, align_clocks
@@ -234,7 +234,7 @@ def _matched(ranks: Sequence[RankCollectives], everyone: tuple[int, ...], world_
             entries.end_ns[mine] = clock.to_common(rank, entries.end_ns[mine])
     slack = SKEW_NS + 2 * (clock.residual_ns or 0)
     listed = np.array([group.listed for group in numbers.groups] or [True], dtype=bool)
-    paired = mend(Pairs(entries, _mask(ops, SYMMETRIC_OPS, entries.op), slack), paired, listed)
+    paired = drop_violations(Pairs(entries, _mask(ops, SYMMETRIC_OPS, entries.op), slack), paired, listed)
     limits.extend(_unmatched(entries, paired))
     return _assembled(everyone, numbers.groups, ops, entries, parts, paired, clock, tuple(limits))
 

@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 class RunView:
     """All captured ranks.
 
-    ``digests`` are in rank order. ``standing`` is the rank whose judged step is the lower median, which
+    ``digests`` are in rank order. ``representative`` is the rank whose judged step is the lower median, which
     stands for the run; ``None`` where no rank has one. ``splits`` holds the exposed communication of every
     step, by ``(rank, step number)``; ``arrivals`` say for each row of a rank's collectives when the last peer
     came, ``blame`` who came last to each matched operation, and what kept that rank;
@@ -61,7 +61,7 @@ class RunView:
     operations: Mapping[int, npt.NDArray[np.int32]]
     curves: tuple[SizeCurve | None, ...]
     last_exposed_ns: Int64Array
-    standing: int | None
+    representative: int | None
     job: Job | None = None
     asking: tuple[SourceLine, ...] | None = None
     kept: dict[Callable[[RunView], Any], Any] = field(default_factory=dict, init=False, repr=False)
@@ -74,9 +74,9 @@ class RunView:
         return self.digests[place]
 
     @property
-    def standing_digest(self) -> RankDigest | None:
+    def representative_digest(self) -> RankDigest | None:
         """The digest of the rank that stands for the run."""
-        return None if self.standing is None else self.digest(self.standing)
+        return None if self.representative is None else self.digest(self.representative)
 
     def judged(self) -> list[tuple[RankDigest, StepDigest]]:
         """Return each rank that has a judged step, with it."""
@@ -159,7 +159,7 @@ def build_view(
         operations=arrivals.operations,
         last_exposed_ns=last_exposed,
         curves=group_curves(matching, {d.rank: d.device for d in ordered}, {d.rank: d.host for d in ordered}),
-        standing=_standing_rank(ordered),
+        representative=_representative_rank(ordered),
         job=job,
         asking=asking,
     )
@@ -172,12 +172,12 @@ def _exposed_at_last(
     found = np.zeros(len(matching), dtype=np.int64)
     for mine, digest in zip(by_rank(matching.part_rank[last], len(digests)), digests, strict=True):
         rows, table = matching.part_row[last[mine]], digest.collectives
-        turn = arrivals[digest.rank].turn_ns(table)[rows]
+        turn = arrivals[digest.rank].last_arrival_ns(table)[rows]
         found[mine] = digest.exposed_comm.covered_ns(turn, table.end_ns[rows])
     return found
 
 
-def _standing_rank(digests: Sequence[RankDigest]) -> int | None:
+def _representative_rank(digests: Sequence[RankDigest]) -> int | None:
     lengths = sorted(
         (step.budget.window_ns, digest.rank, step.complete)
         for digest in digests

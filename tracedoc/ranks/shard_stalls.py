@@ -89,7 +89,7 @@ def _stall_parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallPar
 def _transferred(run: RunView, digest: RankDigest) -> Spans:
     """Return the time in which any collective of a rank transfers, waiting for peers left out where known."""
     table = digest.collectives
-    return Spans.of(run.arrivals[digest.rank].turn_ns(table), table.end_ns)
+    return Spans.of(run.arrivals[digest.rank].last_arrival_ns(table), table.end_ns)
 
 
 def _ends_before(calls: ShardCalls) -> Int64Array:

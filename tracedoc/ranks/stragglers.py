@@ -40,7 +40,7 @@ REAL_SHARE = 0.5
 """So much of what a rank starts more before collectives must be more in whole steps as well."""
 
 
-class LateRank(msgspec.Struct, frozen=True, eq=False):
+class Straggler(msgspec.Struct, frozen=True, eq=False):
     """One rank for which others wait.
 
     ``cost_ns[s, p]`` is how long peer ``peers[p]`` waits for it in step ``steps[s]`` with no compute beside
@@ -93,7 +93,7 @@ class LateRank(msgspec.Struct, frozen=True, eq=False):
 
 
 @once
-def late_ranks(run: RunView) -> tuple[LateRank, ...]:
+def stragglers(run: RunView) -> tuple[Straggler, ...]:
     """Return the ranks for which others wait, the most costly first. With one rank there are none."""
     steps = _steps(run)
     costs = run.blame.exposed_cost_ns()
@@ -122,7 +122,7 @@ def _blamed(run: RunView) -> npt.NDArray[np.bool_]:
     return np.asarray(straggling & ~pipeline[run.matching.group], dtype=bool)
 
 
-def _late_rank(run: RunView, position: int, steps: Sequence[int]) -> LateRank:
+def _late_rank(run: RunView, position: int, steps: Sequence[int]) -> Straggler:
     matching, blame = run.matching, run.blame
     blamed = _blamed(run) & (blame.root == position)
     blamed &= is_among(matching.step, steps)
@@ -133,7 +133,7 @@ def _late_rank(run: RunView, position: int, steps: Sequence[int]) -> LateRank:
         cost[:, column] = _waited(run, place, mine, steps)
     own = np.flatnonzero(blamed & (blame.last == position))
     excess, more_kernels, phase = _what_it_did(run, position, own, steps)
-    return LateRank(
+    return Straggler(
         rank=matching.ranks[position],
         steps=tuple(steps),
         peers=tuple(matching.ranks[place] for place in peers),
@@ -145,7 +145,7 @@ def _late_rank(run: RunView, position: int, steps: Sequence[int]) -> LateRank:
     )
 
 
-def waits_for(run: RunView, late: LateRank, peer: int) -> Spans:
+def waits_for(run: RunView, late: Straggler, peer: int) -> Spans:
     """Return when a peer waited for a late rank with no compute beside it, on the peer's own clock."""
     position = run.matching.ranks.index(late.rank)
     place = run.matching.ranks.index(peer)
@@ -154,7 +154,7 @@ def waits_for(run: RunView, late: LateRank, peer: int) -> Spans:
     return _wait_spans(run, place, run.matching.part_row[mine])
 
 
-def gaps_of(run: RunView, late: LateRank) -> Spans:
+def gaps_of(run: RunView, late: Straggler) -> Spans:
     """Return when a late rank was at what made it late, on its own clock.
 
     From the end of what it had communicated before to its start of each collective to which it came last.
@@ -175,21 +175,21 @@ def gaps_of(run: RunView, late: LateRank) -> Spans:
 def _waited(run: RunView, place: int, parts: np.ndarray, steps: Sequence[int]) -> list[int]:
     rows = run.matching.part_row[parts]
     step_of = run.matching.step[run.matching.operation[parts]]
-    start_ns, turn_ns, exposed = _waiting(run, place)
+    start_ns, last_arrival_ns, exposed = _waiting(run, place)
     chosen = (rows[step_of == step] for step in steps)
-    return [(Spans.of(start_ns[mine], turn_ns[mine]) & exposed).total_ns for mine in chosen]
+    return [(Spans.of(start_ns[mine], last_arrival_ns[mine]) & exposed).total_ns for mine in chosen]
 
 
 def _wait_spans(run: RunView, place: int, rows: np.ndarray) -> Spans:
-    start_ns, turn_ns, exposed = _waiting(run, place)
-    return Spans.of(start_ns[rows], turn_ns[rows]) & exposed
+    start_ns, last_arrival_ns, exposed = _waiting(run, place)
+    return Spans.of(start_ns[rows], last_arrival_ns[rows]) & exposed
 
 
 def _waiting(run: RunView, place: int) -> tuple[Int64Array, Int64Array, Spans]:
     """Return the start of each of a rank's collectives, the end of its waiting, and what is exposed."""
     digest = run.digests[place]
     table = digest.collectives
-    return table.start_ns, run.arrivals[digest.rank].turn_ns(table), digest.exposed_comm
+    return table.start_ns, run.arrivals[digest.rank].last_arrival_ns(table), digest.exposed_comm
 
 
 def _what_it_did(
@@ -248,7 +248,7 @@ def _more_in_whole_steps(run: RunView, position: int, members: dict[int, set[int
     return inf if np.isnan(more) else more
 
 
-def story(late: LateRank, run: RunView) -> str:
+def story(late: Straggler, run: RunView) -> str:
     """Say in words what a late rank did while the others waited."""
     cause = late.cause
     if not cause:
@@ -260,7 +260,7 @@ def story(late: LateRank, run: RunView) -> str:
     return f"{format_ms(float(np.median(late.cause_ns)) / 1e6)} more than its peers in {what}{where}"
 
 
-def kernel_cause(late: LateRank, run: RunView) -> str:
+def kernel_cause(late: Straggler, run: RunView) -> str:
     """Return why the kernels of a rank that they make late take longer, as far as it is known.
 
     "more kernels", "larger kernels" (as many, on more data), "slow GPU" (its matrix products take longer, by
@@ -278,7 +278,7 @@ def kernel_cause(late: LateRank, run: RunView) -> str:
     return "slow GPU" if enough else "longer kernels"
 
 
-def _kernels(late: LateRank, run: RunView) -> str:
+def _kernels(late: Straggler, run: RunView) -> str:
     """Say in words which kernels a rank spent more time in than its peers."""
     if run.digest(late.rank).is_cpu:
         return _CPU_KERNELS[kernel_cause(late, run)]

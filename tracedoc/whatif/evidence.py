@@ -18,7 +18,7 @@ from tracedoc.facts.per_run.uneven import uneven_ranks
 from tracedoc.facts.per_run.wrapping import fine_wrapping_spans, sharded_exposed_spans
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.shard_stalls import hideable_backward_stalls, hideable_stalls
-from tracedoc.ranks.stragglers import gaps_of, late_ranks, waits_for
+from tracedoc.ranks.stragglers import gaps_of, stragglers, waits_for
 from tracedoc.spans import Spans
 from tracedoc.values import Unknown
 
@@ -70,7 +70,7 @@ def _from_run(
     return collect
 
 
-def _waits_for_late_rank(
+def _waits_for_straggler(
     measurements: Measurements, key: str | None, *, uneven: bool = False
 ) -> tuple[Evidence, ...]:
     """List where the late rank ``key`` came from in its judged step, and where those waited that waited most.
@@ -80,7 +80,7 @@ def _waits_for_late_rank(
     run = measurements.run
     chosen = uneven_ranks(run) if uneven else frozenset(digest.rank for digest in run.digests)
     found: list[Evidence] = []
-    for late in late_ranks(run):
+    for late in stragglers(run):
         if late.rank not in chosen or key not in (None, str(late.rank)):
             continue
         own = run.digest(late.rank)
@@ -135,7 +135,7 @@ def longest_places(evidence: Sequence[Evidence], ranks: int) -> tuple[Evidence, 
 def _digest_of(measurements: Measurements, key: str | None) -> RankDigest | None:
     run = measurements.run
     if key is None:
-        return run.standing_digest
+        return run.representative_digest
     try:
         return run.digest(int(key))
     except (KeyError, ValueError):
@@ -147,9 +147,9 @@ EvidenceCollector = Callable[[Measurements, str | None], tuple[Evidence, ...]]
 EVIDENCE: dict[str, EvidenceCollector] = {
     "exposed-communication": _from_spans("exposed_comm", "communication with no compute beside it"),
     "small-collectives": _small_collectives,
-    "waits-for-late-rank": _waits_for_late_rank,
-    "waits-for-any-rank": _waits_for_late_rank,
-    "waits-for-uneven-work": partial(_waits_for_late_rank, uneven=True),
+    "waits-for-late-rank": _waits_for_straggler,
+    "waits-for-any-rank": _waits_for_straggler,
+    "waits-for-uneven-work": partial(_waits_for_straggler, uneven=True),
     "gradient-reductions": _from_run(gradient_exposed, "exposed gradient reduction"),
     "late-launches": _from_spans("idle_launch_pace", "GPU idle: the next kernel is not launched yet"),
     "blocking-syncs": _from_spans("idle_sync", "GPU idle after the host waited for it"),

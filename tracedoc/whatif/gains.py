@@ -23,7 +23,7 @@ def hide_exposed_communication(measurements: Measurements, key: str | None) -> G
     At most the exposed communication less known waiting; at most the compute that runs with no communication
     beside it, for nothing else can hide it; and at most the step minus the host's own work, which stays.
     """
-    exposed = measured(measurements, "exposed_comm_less_wait_ms", key)
+    exposed = measured(measurements, "exposed_comm_excluding_wait_ms", key)
     if isinstance(exposed, Unknown):
         return exposed
     return hidden_by_compute(measurements, key, exposed, "the transfer hides behind compute completely")

@@ -16,11 +16,14 @@ def not_wait_for_rank(measurements: Measurements, key: str | None) -> Gain | Unk
     may share cores and then also wait by chance, which no change of one rank mends: there only what the late
     rank does longer in most steps counts, and what it waited for a core is not sure to be gained.
     """
-    high, low = measured(measurements, "late_cost_ms", key), measured(measurements, "late_least_ms", key)
+    high, low = (
+        measured(measurements, "straggler_cost_ms", key),
+        measured(measurements, "straggler_least_ms", key),
+    )
     if isinstance(high, Unknown):
         return high
     assumption = "this rank comes as early as the median of the others"
-    recurring = measured(measurements, "late_recurring_ms", key)
+    recurring = measured(measurements, "straggler_recurring_ms", key)
     if measurements.is_cpu and not isinstance(recurring, Unknown) and recurring < high:
         high = recurring
         assumption = "what this rank does longer than the others in most steps is gone"
@@ -33,7 +36,7 @@ def not_wait_for_rank(measurements: Measurements, key: str | None) -> Gain | Unk
 
 def not_wait_for_any_rank(measurements: Measurements, key: str | None) -> Gain | Unknown:
     """Bound what equal arrivals give: what the median rank waits for whichever rank is last."""
-    high = measured(measurements, "late_any_cost_ms", key)
+    high = measured(measurements, "straggler_any_cost_ms", key)
     if isinstance(high, Unknown):
         return high
     return Gain(0.0, high, "ceiling", ("all ranks come at the same time",))

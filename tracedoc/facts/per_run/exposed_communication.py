@@ -54,8 +54,8 @@ def exposed_comm_unsplit_ms(run: RunView) -> dict[str, Value]:
     return _split_part(run, lambda split: split.unsplit_ns)
 
 
-@run_fact("exposed_comm_less_wait_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
-def exposed_comm_less_wait_ms(run: RunView) -> dict[str, Value]:
+@run_fact("exposed_comm_excluding_wait_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
+def exposed_comm_excluding_wait_ms(run: RunView) -> dict[str, Value]:
     """Exposed communication of the median step minus what is known to be other ranks' doing.
 
     That is waiting for a later rank, and transfer that the rank that came last hides behind its compute: it
@@ -68,11 +68,11 @@ def exposed_comm_less_wait_ms(run: RunView) -> dict[str, Value]:
 @run_fact("comm_split", unit="text")
 def comm_split(run: RunView) -> Value:
     """Whether exposed communication could be told apart into transfer and waiting, in words."""
-    standing = run.standing_digest
-    step = standing.judged_step if standing is not None else None
-    if standing is None or step is None:
+    representative = run.representative_digest
+    step = representative.judged_step if representative is not None else None
+    if representative is None or step is None:
         return NO_STEP
-    split = run.splits[standing.rank, step.index]
+    split = run.splits[representative.rank, step.index]
     exposed = step.budget.exposed_comm_ns
     if exposed == 0 or split.unsplit_ns <= 0.1 * exposed:
         return "transfer; waiting for peers is not in it"
@@ -117,7 +117,7 @@ def latency_bound_exposed(run: RunView, digest: RankDigest, step: StepDigest) ->
     if isinstance(latency_bound, Unknown):
         return latency_bound
     table = digest.collectives
-    turn = run.arrivals[digest.rank].turn_ns(table)
+    turn = run.arrivals[digest.rank].last_arrival_ns(table)
     small = table.in_window(step.start_ns, step.end_ns) & latency_bound
     inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
     spans = inside & Spans.of(turn[small], table.end_ns[small])
@@ -158,7 +158,7 @@ def _less_wait(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     operations = run.operations[digest.rank]
     certain = arrivals.known & arrivals.complete & (operations != NO_OPERATION)
     rows = np.flatnonzero(certain & table.in_window(step.start_ns, step.end_ns))
-    turn = np.clip(arrivals.turn_ns(table)[rows], step.start_ns, step.end_ns)
+    turn = np.clip(arrivals.last_arrival_ns(table)[rows], step.start_ns, step.end_ns)
     ends = np.clip(table.end_ns[rows], step.start_ns, step.end_ns)
     own = digest.exposed_comm.covered_ns(turn, ends)
     hidden_by_last = int(np.maximum(own - run.last_exposed_ns[operations[rows]], 0).sum())

@@ -169,7 +169,7 @@ def repeated_reduction_ms(run: RunView) -> dict[str, Value]:
 def gradient_exposed(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
     """Return the exposed time of a step's gradient reductions, less known waiting, on the rank's clock."""
     rows = _rows(digest, step)
-    turn = run.arrivals[digest.rank].turn_ns(digest.collectives)
+    turn = run.arrivals[digest.rank].last_arrival_ns(digest.collectives)
     spans = Spans.of(turn[rows], digest.collectives.end_ns[rows])
     return (spans & digest.exposed_comm).clip(step.start_ns, step.end_ns)
 
@@ -180,7 +180,7 @@ def _beside_gradients(
     """Return the step's collectives of these kinds that reduce no gradients, and their exposed time."""
     table = digest.collectives
     rows = np.flatnonzero(table.is_op(*ops) & table.in_window(step.start_ns, step.end_ns) & ~digest.gradients)
-    turn = run.arrivals[digest.rank].turn_ns(table)
+    turn = run.arrivals[digest.rank].last_arrival_ns(table)
     spans = Spans.of(turn[rows], table.end_ns[rows])
     return rows, (spans & digest.exposed_comm).clip(step.start_ns, step.end_ns)
 

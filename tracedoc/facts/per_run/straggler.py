@@ -8,7 +8,7 @@ import numpy as np
 
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.stragglers import MORE_KERNELS, LateRank, kernel_cause, late_ranks, story
+from tracedoc.ranks.stragglers import MORE_KERNELS, Straggler, kernel_cause, story, stragglers
 from tracedoc.values import Unknown, Value
 
 NOTICED = 0.02
@@ -19,8 +19,8 @@ ENOUGH_STEPS = 10
 """Of fewer steps nothing is said about how the late rank changes."""
 
 
-@run_fact("late_cost_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
-def late_cost_ms(run: RunView) -> dict[str, Value]:
+@run_fact("straggler_cost_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_cost_ms(run: RunView) -> dict[str, Value]:
     """What the median other rank waits for this rank per step, with no compute beside it.
 
     A wait belongs to the rank that the chain of blame ends at: one that came late from work of its own, not
@@ -30,43 +30,43 @@ def late_cost_ms(run: RunView) -> dict[str, Value]:
     return _of_late(run, lambda late: float(np.median(late.high_ns)) / 1e6, 0.0)
 
 
-@run_fact("late_least_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
-def late_least_ms(run: RunView) -> dict[str, Value]:
+@run_fact("straggler_least_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_least_ms(run: RunView) -> dict[str, Value]:
     """What every other rank waits for this rank in at least three quarters of the steps.
 
-    That is how late it is after the second-latest. Where a cause is named (:func:`late_cause`), at most as
-    long as it is at that in as many steps: the rest may be chance, as where processes share cores.
+    That is how late it is after the second-latest. Where a cause is named (:func:`straggler_cause`), at
+    most as long as it is at that in as many steps: the rest may be chance, as where processes share cores.
     """
 
-    def least(late: LateRank) -> Value:
+    def least(late: Straggler) -> Value:
         surely = np.minimum(late.low_ns, late.cause_ns) if late.cause else late.low_ns
         return _habitual(surely) / 1e6
 
     return _of_late(run, least, 0.0)
 
 
-@run_fact("late_steps_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
-def late_steps_frac(run: RunView) -> dict[str, Value]:
+@run_fact("straggler_steps_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_steps_frac(run: RunView) -> dict[str, Value]:
     """Share of the steps in which this rank costs the others most, and 2 % of the step or more."""
     worst = _worst_by_step(run)
     return _of_late(run, lambda late: worst.count(late.rank) / max(len(worst), 1), 0.0)
 
 
-@run_fact("late_share_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
-def late_share_frac(run: RunView) -> dict[str, Value]:
+@run_fact("straggler_share_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_share_frac(run: RunView) -> dict[str, Value]:
     """This rank's share of all waiting for late ranks, over all steps."""
-    total = sum(int(late.high_ns.sum()) for late in late_ranks(run))
+    total = sum(int(late.high_ns.sum()) for late in stragglers(run))
     return _of_late(run, lambda late: int(late.high_ns.sum()) / total if total else 0.0, 0.0)
 
 
-@run_fact("late_collectives_per_step", unit="count", scope="rank", needs=("collectives", "multi_rank"))
-def late_collectives_per_step(run: RunView) -> dict[str, Value]:
+@run_fact("straggler_collectives_per_step", unit="count", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_collectives_per_step(run: RunView) -> dict[str, Value]:
     """Collectives of a step to which this rank comes last from work of its own, on average."""
     return _of_late(run, lambda late: len(late.operations) / max(len(late.steps), 1), 0.0)
 
 
-@run_fact("late_story", unit="text", scope="rank", needs=("collectives", "multi_rank"))
-def late_story(run: RunView) -> dict[str, Value]:
+@run_fact("straggler_story", unit="text", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_story(run: RunView) -> dict[str, Value]:
     """What this rank did, beyond the median of its peers, before the collectives to which it came last.
 
     Each of its nanoseconds between two collectives has one cause, as ``tracedoc.timeline.host.WORK`` lists
@@ -75,15 +75,15 @@ def late_story(run: RunView) -> dict[str, Value]:
     return _of_late(run, lambda late: story(late, run), "it is not late")
 
 
-@run_fact("late_cause", unit="text", scope="rank", needs=("collectives", "multi_rank"))
-def late_cause(run: RunView) -> dict[str, Value]:
-    """The cause in :func:`late_story` as a word, one of ``CAUSES``; "none" where none explains half.
+@run_fact("straggler_cause", unit="text", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_cause(run: RunView) -> dict[str, Value]:
+    """The cause in :func:`straggler_story` as a word, one of ``CAUSES``; "none" where none explains half.
 
     For kernels it is "more kernels", "larger kernels" (as many, on more data), "slow GPU" (matrix products
     of the same shapes take longer) or, where that is not known, "longer kernels".
     """
 
-    def word(late: LateRank) -> Value:
+    def word(late: Straggler) -> Value:
         if late.cause == "kernels":
             return kernel_cause(late, run)
         return late.cause or "none"
@@ -91,8 +91,8 @@ def late_cause(run: RunView) -> dict[str, Value]:
     return _of_late(run, word, "none")
 
 
-@run_fact("late_explained_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
-def late_explained_frac(run: RunView) -> dict[str, Value]:
+@run_fact("straggler_explained_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_explained_frac(run: RunView) -> dict[str, Value]:
     """How much of the waiting the cause explains in at least three quarters of the steps.
 
     A cause that is there in every step explains it; where processes share cores, a rank can come last
@@ -101,7 +101,7 @@ def late_explained_frac(run: RunView) -> dict[str, Value]:
     a core makes them longer as well, by a different length in each step.
     """
 
-    def explained(late: LateRank) -> Value:
+    def explained(late: Straggler) -> Value:
         waited = late.high_ns.astype(np.float64)
         if late.cause == "kernels" and late.more_kernels < MORE_KERNELS:
             waited = np.full(waited.size, np.median(waited))
@@ -111,28 +111,28 @@ def late_explained_frac(run: RunView) -> dict[str, Value]:
     return _of_late(run, explained, 0.0)
 
 
-@run_fact("late_habit_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
-def late_habit_ms(run: RunView) -> dict[str, Value]:
+@run_fact("straggler_habit_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_habit_ms(run: RunView) -> dict[str, Value]:
     """How much longer than its peers this rank is at its cause in at least three quarters of the steps."""
     return _of_late(run, lambda late: _habitual(late.cause_ns) / 1e6, 0.0)
 
 
-@run_fact("late_recurring_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
-def late_recurring_ms(run: RunView) -> dict[str, Value]:
+@run_fact("straggler_recurring_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_recurring_ms(run: RunView) -> dict[str, Value]:
     """How much longer than its peers this rank is in at least three quarters of the steps, at all causes.
 
     Of each cause what recurs, added up. What it is longer at in a few steps only is not in it.
     """
 
-    def recurring(late: LateRank) -> Value:
+    def recurring(late: Straggler) -> Value:
         excess_us = np.maximum(late.excess_us, 0)
         return sum(_habitual(excess_us[:, cause]) for cause in range(excess_us.shape[1])) / 1e3
 
     return _of_late(run, recurring, 0.0)
 
 
-@run_fact("late_rank_changes_frac", unit="fraction", needs=("collectives", "multi_rank"))
-def late_rank_changes_frac(run: RunView) -> Value:
+@run_fact("straggler_changes_frac", unit="fraction", needs=("collectives", "multi_rank"))
+def straggler_changes_frac(run: RunView) -> Value:
     """Share of the steps with a late rank in which it is another than the one most often late.
 
     Unknown where fewer than ten steps name several ranks: so few cannot tell jitter from a habit.
@@ -140,7 +140,7 @@ def late_rank_changes_frac(run: RunView) -> Value:
     worst = [rank for rank in _worst_by_step(run) if rank is not None]
     if not worst:
         return Unknown("no rank is late") if _matched(run) else _NOT_MATCHED
-    steps = len(late_ranks(run)[0].steps)
+    steps = len(stragglers(run)[0].steps)
     if len(set(worst)) > 1 and steps < ENOUGH_STEPS:
         return Unknown(
             f"the late rank changes, and {steps} steps cannot tell jitter from a habit: "
@@ -149,19 +149,19 @@ def late_rank_changes_frac(run: RunView) -> Value:
     return 1.0 - max(map(worst.count, worst)) / len(worst)
 
 
-@run_fact("late_any_cost_ms", unit="ms", needs=("collectives", "multi_rank"))
-def late_any_cost_ms(run: RunView) -> Value:
+@run_fact("straggler_any_cost_ms", unit="ms", needs=("collectives", "multi_rank"))
+def straggler_any_cost_ms(run: RunView) -> Value:
     """What the median rank waits for whichever rank costs most in a step; the median over the steps."""
-    late = late_ranks(run)
+    late = stragglers(run)
     if not late:
         return 0.0 if _matched(run) else _NOT_MATCHED
     return float(np.median(np.max([one.high_ns for one in late], axis=0))) / 1e6
 
 
-@run_fact("late_steps_judged", unit="count", needs=("collectives", "multi_rank"))
-def late_steps_judged(run: RunView) -> Value:
+@run_fact("straggler_steps_compared", unit="count", needs=("collectives", "multi_rank"))
+def straggler_steps_compared(run: RunView) -> Value:
     """Steps over which late ranks are compared: those that all ranks captured whole."""
-    late = late_ranks(run)
+    late = stragglers(run)
     if late:
         return len(late[0].steps)
     return 0 if _matched(run) else _NOT_MATCHED
@@ -179,10 +179,10 @@ def _matched(run: RunView) -> bool:
     return bool(run.matching.has_latest_start.any())
 
 
-def _of_late(run: RunView, measure: Callable[[LateRank], Value], otherwise: Value) -> dict[str, Value]:
+def _of_late(run: RunView, measure: Callable[[Straggler], Value], otherwise: Value) -> dict[str, Value]:
     if not _matched(run):
         return {str(digest.rank): _NOT_MATCHED for digest in run.digests}
-    late = {one.rank: one for one in late_ranks(run)}
+    late = {one.rank: one for one in stragglers(run)}
     return {
         str(digest.rank): measure(late[digest.rank]) if digest.rank in late else otherwise
         for digest in run.digests
@@ -191,11 +191,11 @@ def _of_late(run: RunView, measure: Callable[[LateRank], Value], otherwise: Valu
 
 def _worst_by_step(run: RunView) -> list[int | None]:
     """Return for each step the rank that costs the others most, ``None`` where nobody is late."""
-    late = late_ranks(run)
+    late = stragglers(run)
     if not late:
         return []
-    standing = run.standing_digest
-    step = standing.judged_step if standing is not None else None
+    representative = run.representative_digest
+    step = representative.judged_step if representative is not None else None
     least = NOTICED * step.budget.window_ns if step is not None else 0.0
     costs = np.stack([one.high_ns for one in late])
     worst = costs.argmax(axis=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tracedoc.facts.catalog import run_fact
-from tracedoc.ranks.declared_strategy import settle_strategy
+from tracedoc.ranks.declared_strategy import resolve_strategy
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.strategies.claim import Claim
 from tracedoc.ranks.strategies.decide import decide, merge
@@ -18,7 +18,7 @@ ADAPTER_PAIRS = 4
 
 def strategy_of(run: RunView) -> Claim:
     """Return the strategy of a run, from the signs of all its ranks and from its manifest."""
-    return settle_strategy(decide([digest.signs for digest in run.digests], run.world_size), run.job)
+    return resolve_strategy(decide([digest.signs for digest in run.digests], run.world_size), run.job)
 
 
 @run_fact("strategy_family", unit="text")

@@ -71,7 +71,7 @@ def mergeable_exposed_ms(run: RunView) -> dict[str, Value]:
             return limit if isinstance(limit, Unknown) else Unknown("the rate of the link is not known")
         rows = _rows(digest)
         table = digest.collectives
-        turn = run.arrivals[digest.rank].turn_ns(table)
+        turn = run.arrivals[digest.rank].last_arrival_ns(table)
         small = (
             rows & table.in_window(step.start_ns, step.end_ns) & (table.nbytes >= 0) & (table.nbytes < limit)
         )
@@ -133,7 +133,7 @@ def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> S
         return hooks
     table = digest.collectives
     small = _rows(digest) & (table.nbytes >= 0) & (table.nbytes < limit)
-    turn = run.arrivals[digest.rank].turn_ns(table)
+    turn = run.arrivals[digest.rank].last_arrival_ns(table)
     exposed = digest.exposed_comm & Spans.of(turn[small], table.end_ns[small])
     return (exposed | hooks).clip(step.start_ns, step.end_ns)
 
@@ -141,7 +141,7 @@ def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> S
 def sharded_exposed_spans(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
     """Return the time that :func:`sharded_exposed_ms` measures."""
     table, rows = digest.collectives, _rows(digest)
-    turn = run.arrivals[digest.rank].turn_ns(table)
+    turn = run.arrivals[digest.rank].last_arrival_ns(table)
     inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
     return inside & Spans.of(turn[rows], table.end_ns[rows])
 
