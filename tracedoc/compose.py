@@ -48,7 +48,8 @@ def compose(
     info = _run_info(measurements, cycle, cycles)
     budget = _rank_budget(run, representative, _Milliseconds()) if representative is not None else None
     return Diagnosis(
-        summary=summarise(measurements, judgement.findings, judgement.times, run=info, limits=limits),
+        summary=_failure(limits)
+        + summarise(measurements, judgement.findings, judgement.times, run=info, limits=limits),
         run=info,
         budget=budget,
         ranks=tuple(_rank_report(run, digest) for digest in run.digests),
@@ -66,6 +67,12 @@ def compose(
         ),
         tool_version=tracedoc.__version__,
     )
+
+
+def _failure(limits: tuple[Limit, ...]) -> str:
+    """Return what is said before all else: that the job failed, and how."""
+    words = next((limit.message for limit in limits if limit.code == "job-failed"), "")
+    return f"The job failed: {words}. " if words else ""
 
 
 def _run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, ...]) -> RunInfo:

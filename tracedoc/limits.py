@@ -56,6 +56,15 @@ LIMITS: dict[str, str] = {
         "negative. Events without a possible time are left out; those with a negative duration count as "
         "instants."
     ),
+    "job-failed": (
+        "The job did not end well: the command's exit code was not 0. Named is the rank that went first, "
+        "as far as the launcher (torchrun) or the ranks themselves could tell, with the number of the last "
+        "step that it finished, counted from 0. What was captured before is judged as ever."
+    ),
+    "job-unfinished": (
+        "The manifest was merged from what the ranks had written so far, because `tracedoc collect` did not "
+        "see the end of the job. It still runs, or it and the collector were killed together."
+    ),
     "lost-kernels": (
         "Some launches have no kernel in the trace: the profiler's buffers overflowed, or it recorded some "
         "streams or devices only. What looks idle may have been busy, so nothing is said about a host that "

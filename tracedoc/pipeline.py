@@ -27,6 +27,7 @@ from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
 from tracedoc.rules.selection import choose
 from tracedoc.run.discover import Run, TraceFile, discover
+from tracedoc.run.ending import ending_limits
 from tracedoc.run.job import Job, read_job
 from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, Settled, settle
@@ -109,6 +110,7 @@ def measure(
     job = read_job(run.manifest)
     view = build_view(ranked, settled.world_size, job, _asking(job))
     limits = (
+        *ending_limits(run.manifest),
         *run.limits,
         *settled.limits,
         *unread,

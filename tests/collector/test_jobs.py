@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.collector.conftest import Collect, environment, job
+import tracedoc
+from tests.collector.conftest import JOBS, Collect, environment, job
 
 pytest.importorskip("torch", reason="torch is not installed: there is nothing to collect")
 
@@ -109,6 +111,34 @@ def test_a_rank_that_raises_leaves_its_last_steps(collect: Collect) -> None:
         assert ran.rank(rank)["state"] == "partial"
         assert ran.rank(rank)["steps"]["recorded"] == 3
     assert ran.manifest()["nodes"][0]["exit_code"] == 1
+
+
+def test_torchrun_tells_how_a_rank_was_killed(collect: Collect, tmp_path: Path) -> None:
+    """Killed in the window: what the other rank captured is kept, and the log tells the last step."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
+        *("--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"),
+        *(str(JOBS / "goes_wrong.py"), "SIGKILL", "1", "9", "40"),
+    ]
+    ran = collect(*command)
+    assert ran.code == 1
+    assert "tracedoc: rank 1 ended after step 8 by SIGKILL" in ran.stderr
+    assert (ran.rank(0)["state"], ran.rank(1)["state"]) == ("partial", "nothing")
+    diagnosis = tracedoc.diagnose([ran.folder])
+    assert diagnosis.summary.startswith("The job failed: rank 1 ended after step 8 by SIGKILL")
+
+
+@pytest.mark.parametrize("how", ["remove-folder", "replace-folder"])
+def test_a_folder_that_goes_away_costs_the_capture_and_nothing_else(
+    collect: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setenv("RUN_FOLDER", str(tmp_path / "run"))
+    command = job("goes_wrong", how, "0", "8", "20")
+    ran = collect(*command)
+    assert ran.code == 0
+    assert re.fullmatch(r"rank 0: 20 steps, losses [\d.]+, last [\d.]+\n", ran.stdout)
+    assert "Traceback" not in ran.stderr
+    assert "cannot write" in ran.stderr
 
 
 def test_ranks_that_hang_until_sigterm_leave_their_last_steps_and_die_by_it(collect: Collect) -> None:

@@ -151,11 +151,13 @@ def test_launchers_of_two_nodes_without_a_shared_disk_make_one_run(tmp_path: Pat
 
 def test_launchers_with_one_folder_join_while_the_job_runs(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    first = start(["-o", str(folder)], python("print('ready', flush=True); input()"))
+    first = start(["-o", str(folder)], python("print('ready', flush=True); input()"), {"RANK": "0"})
     assert first.stdout is not None
     assert first.stdout.readline() == "ready\n"
-    second = start(["-o", str(folder)], python("pass"))
+    second = start(["-o", str(folder)], python("pass"), {"RANK": "1"})
     second.communicate(timeout=60)
+    unrelated = start(["-o", str(folder)], python("pass"))
+    assert "exists already" in unrelated.communicate(timeout=60)[1]
     first.communicate("\n", timeout=60)
     assert (first.returncode, second.returncode) == (0, 0)
     nodes = json.loads((folder / "manifest.json").read_text())["nodes"]

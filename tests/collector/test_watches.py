@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,30 @@ def test_a_disk_that_fails_ends_the_log_and_nothing_else(tmp_path: Path) -> None
     writer = StepLogWriter(Path("/dev/full"), 0)
     writer.step(1)
     writer.close()
+
+
+def test_one_slow_write_delays_no_record_and_a_slow_disk_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0
+
+    def slow_write(file: int, data: bytes, offset: int) -> int:
+        nonlocal now
+        now += 40_000_000
+        return write(file, data, offset)
+
+    write = os.pwrite
+    monkeypatch.setattr("tracedoc.collector.steplog.time.perf_counter_ns", lambda: now)
+    monkeypatch.setattr("tracedoc.collector.steplog.os.pwrite", slow_write)
+    path = tmp_path / "rank-0.steps"
+    writer = StepLogWriter(path, 0)  # its header takes 40 of the 50 ms that are free
+    for end_ns in (1, 2, 3):
+        writer.step(end_ns)
+    log = read_step_log(path)
+    assert log is not None
+    assert log.of_kind(steplog.STEP) == [(1, 1, 0)]
+    now = 100 * 30_000_000  # 80 ms were spent, 30 more than are free
+    writer.step(4)
+    log = read_step_log(path)
+    assert log is not None
+    assert [number for number, _, _ in log.of_kind(steplog.STEP)] == [1, 2, 3, 4]

@@ -94,7 +94,7 @@ PACKAGE = Path(tracedoc.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 AROUND = sorted(
     path
-    for folder in ("tests", "sample_traces", "benchmarks", "docs")
+    for folder in ("tests", "sample_traces", "benchmarks", "soak", "docs")
     for path in (Path(__file__).resolve().parents[2] / folder).rglob("*.py")
 )
 

@@ -228,10 +228,14 @@ def _tell_plan(command: tuple[str, ...], options: Options, single: list[str] | N
 
 def _tell_outcome(outcome: Outcome, options: Options) -> None:
     """Say on stderr what was captured, or why nothing was."""
+    from tracedoc.run.ending import how_it_ended
+
     manifest = outcome.manifest
     for entry in (*manifest.ranks, *manifest.silent):
         if entry.reason and entry.level:
             click.echo(f"tracedoc: rank {entry.rank}: {entry.state}: {entry.reason}", err=True)
+    if words := how_it_ended(manifest):
+        click.echo(f"tracedoc: {words}", err=True)
     if manifest.ranks:
         count = len(manifest.ranks)
         asked = count + sum(entry.level != "" for entry in manifest.silent)

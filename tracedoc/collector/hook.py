@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,7 @@ from tracedoc.collector.guard import ForeignProfilers
 from tracedoc.collector.options import CONFIG_NAME, Options, level_of, read_options
 from tracedoc.collector.session import Session
 from tracedoc.collector.steps import Listener, StepClock, count_outermost
-from tracedoc.run.manifest import PART_SUFFIX, rank_stem
+from tracedoc.run.manifest import MANIFEST_SCHEMA, PART_SUFFIX, rank_stem, write_json
 
 _RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
@@ -60,6 +61,18 @@ class Hook:
         if hasattr(module, "PipelineEngine"):
             engine = module.PipelineEngine
             engine.train_batch = count_outermost(engine.train_batch, self._listener)
+
+    def watch_children(self, module: ModuleType) -> None:
+        """Note how the ranks ended that torchrun finds failed: nobody else learns their exit codes."""
+        failure = module.ProcessFailure
+        begun = failure.__post_init__
+
+        def __post_init__(failed: Any) -> None:  # noqa: N807
+            begun(failed)
+            with contextlib.suppress(Exception):
+                write_exit(Path(self._options.folder), failed.pid, failed.exitcode)
+
+        failure.__post_init__ = __post_init__
 
     def hide_from_dynamo(self, module: ModuleType) -> None:
         """Keep ``torch.compile`` from tracing into the hook where an optimizer's step is compiled."""
@@ -152,6 +165,8 @@ def imported(module: ModuleType, folder: str) -> None:
         hook.watch_optimizers(module)
     elif module.__name__ == "torch._dynamo.decorators":
         hook.hide_from_dynamo(module)
+    elif module.__name__ == "torch.distributed.elastic.multiprocessing.errors":
+        hook.watch_children(module)
     else:
         hook.watch_engine(module)
 
@@ -186,6 +201,20 @@ def identify(torch: ModuleType, options: Options) -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }
+
+
+def write_exit(folder: Path, pid: int, code: int) -> None:
+    """Leave word that a process of this host ended with an exit code, or with minus the signal."""
+    host = socket.gethostname()
+    part = {
+        "schema": MANIFEST_SCHEMA,
+        "part": "exit",
+        "host": host,
+        "pid": pid,
+        "exit_code": code,
+        "exited_ns": time.time_ns(),
+    }
+    write_json(folder / f"exit-{host}-{pid}{PART_SUFFIX}", part)
 
 
 def _number(name: str, default: int) -> int:

@@ -31,6 +31,7 @@ from tracedoc.run.manifest import (
     Manifest,
     Part,
     best_attempt,
+    locked,
     read_parts,
     write_json,
     write_manifest,
@@ -82,7 +83,7 @@ def run_folder(command: Sequence[str], output: str | None, now: datetime, enviro
     when = job if job and not job.startswith("rdzv") else f"{now:%Y%m%d-%H%M%S}"
     base = Path("tracedoc-runs").absolute() / f"{re.sub(_UNSAFE, '_', when)}-{_name(command)}"
     folder, number = base, 1
-    while _run_of(folder, job) is None:
+    while _run_of(folder, job, command, environ) is None:
         number += 1
         folder = base.with_name(f"{base.name}-{number}")
     return folder
@@ -128,12 +129,20 @@ def check_command(command: Sequence[str]) -> None:
     raise CommandError(f"{program}: command not found", hint, NOT_FOUND)
 
 
-def _open_folder(options: Options, job: str) -> Options:
-    """Make the run directory, or join the one that another node's launcher of the same job has made."""
+def _open_folder(options: Options, job: str, command: Sequence[str]) -> tuple[Options, Path]:
+    """Make the run directory, or join the one that another launcher of the same job has made.
+
+    The part of this launcher is in it then, so that one which comes a moment later sees it.
+    """
     folder = Path(options.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        run = _run_of(folder, job)
+        with locked(folder):
+            run = _run_of(folder, job, command, os.environ)
+            if run is not None:
+                options = replace(options, run=run)
+                part = folder / f"node-{socket.gethostname()}-{os.getpid()}{PART_SUFFIX}"
+                write_json(part, _node(options, job, command))
     except FileExistsError:
         raise InputError(f"{folder} is a file", "name a new folder with -o") from None
     except OSError as error:
@@ -142,22 +151,40 @@ def _open_folder(options: Options, job: str) -> Options:
         ) from None
     if run is None:
         raise InputError(f"{folder} exists already", "name a new folder with -o, or leave -o out")
-    return replace(options, run=run)
+    return options, part
 
 
-def _run_of(folder: Path, job: str) -> str | None:
+def _node(options: Options, job: str, command: Sequence[str]) -> dict[str, object]:
+    """Return what a launcher says of itself when it begins."""
+    return {
+        "schema": MANIFEST_SCHEMA,
+        "part": "node",
+        "run": options.run,
+        "job": job,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "name": _name(command),
+        "command": public_command(command),
+        "cwd": os.getcwd(),
+        "tracedoc": tracedoc.__version__,
+        "options": asdict(options),
+        "started": _now(),
+    }
+
+
+def _run_of(folder: Path, job: str, command: Sequence[str], environ: Mapping[str, str]) -> str | None:
     """Return the id of the run that a launcher may write into a folder; ``None`` if it holds another one."""
     if not folder.exists():
         return uuid.uuid4().hex
     if all(path.name.startswith(".") or path.name == BASELINE for path in folder.iterdir()):
         return uuid.uuid4().hex
     for node in read_parts(folder):
-        if node.get("part") == "node" and _is_same_job(node, job):
+        if node.get("part") == "node" and _is_same_job(node, job, command, environ):
             return str(node.get("run", ""))
     return None
 
 
-def _is_same_job(node: Part, job: str) -> bool:
+def _is_same_job(node: Part, job: str, command: Sequence[str], environ: Mapping[str, str]) -> bool:
     if job and node.get("job") == job:
         return node.get("host") != socket.gethostname() or not node.get("ended")
     if node.get("ended"):
@@ -165,11 +192,22 @@ def _is_same_job(node: Part, job: str) -> bool:
     pid = node.get("pid")
     if node.get("host") != socket.gethostname() or not isinstance(pid, int):
         return True
+    # On one host two jobs are two, unless one of several launchers started this.
+    if node.get("name") != _name(command) or not _is_one_of_several(command, environ):
+        return False
     try:
         os.kill(pid, 0)
     except OSError:
         return False
     return True
+
+
+def _is_one_of_several(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Return whether a job has other launchers: its command speaks of nodes, or its rank is set already."""
+    nodes = re.search(
+        r"--(?:n?nodes|num[-_](?:nodes|machines)|(?:node|machine)[-_]rank)[= ](?!1\b)", " ".join(command)
+    )
+    return nodes is not None or any(name in environ for name in ("RANK", "NODE_RANK", "GROUP_RANK"))
 
 
 def _job(command: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -225,24 +263,14 @@ def collect(command: Sequence[str], options: Options) -> Outcome:
     """
     check_command(command)
     job = _job(command, os.environ)
-    options = _open_folder(options, job)
-    folder = Path(options.folder)
-    hook_folder = _hook_folder(options)
-    node: dict[str, object] = {
-        "schema": MANIFEST_SCHEMA,
-        "part": "node",
-        "run": options.run,
-        "job": job,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "command": public_command(command),
-        "cwd": os.getcwd(),
-        "tracedoc": tracedoc.__version__,
-        "options": asdict(options),
-        "started": _now(),
-    }
-    part = folder / f"node-{socket.gethostname()}-{os.getpid()}{PART_SUFFIX}"
-    write_json(part, node)
+    options, part = _open_folder(options, job, command)
+    folder, node = Path(options.folder), _node(options, job, command)
+    try:
+        hook_folder = _hook_folder(options)
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be written: {error.strerror}", "name another folder with -o"
+        ) from None
     try:
         code = _run(command, options, os.environ | environment(hook_folder, options, os.environ))
         node.update(ended=_now(), exit_code=code)

@@ -9,16 +9,17 @@ from pathlib import Path
 
 from tracedoc.run.steplog import CAPACITY, COLLECTION, HEADER, MAGIC, RECORD, STEP, WINDOW
 
-SLOW_WRITE_NS = 2_000_000
+ALLOWANCE_NS = 50_000_000
 REST = 100
-"""After a write that took longer than that, records wait in memory for so many times its length."""
+"""Writing may take this long in all and 1 / ``REST`` of the time; beyond, records wait in memory."""
 
 
 class StepLogWriter:
     """Appends records to a ring file. A write that fails ends the log, never the job.
 
-    On a slow disk records gather in memory, so that writing costs the job no more than 1 %. Not a memory
-    map: a full disk would then end the process with SIGBUS.
+    On a slow disk records gather in memory, so that writing costs the job no more than 1 %; a single slow
+    write is no slow disk, and a process that is killed leaves its last step all the same. Not a memory map: a
+    full disk would then end the process with SIGBUS.
     """
 
     def __init__(self, path: Path, rank: int) -> None:
@@ -29,7 +30,8 @@ class StepLogWriter:
         self._steps = 1  # the log begins when a process shows itself to be a rank, by its first step
         self._last_ns = 0
         self._waiting: list[tuple[bytes, int]] = []
-        self._rests_until_ns = 0
+        self._began_ns = time.perf_counter_ns()
+        self._spent_ns = self._rests_until_ns = 0
         self._owner = os.getpid()
         self._write(HEADER.pack(MAGIC, max(rank, 0), CAPACITY, time.time_ns()), 0)
 
@@ -75,9 +77,8 @@ class StepLogWriter:
         except OSError:
             self._end()
             return
-        now = time.perf_counter_ns()
-        if now - before > SLOW_WRITE_NS:
-            self._rests_until_ns = now + REST * (now - before)
+        self._spent_ns += time.perf_counter_ns() - before
+        self._rests_until_ns = self._began_ns + REST * (self._spent_ns - ALLOWANCE_NS)
 
     def _end(self) -> None:
         file, self._file = self._file, -1

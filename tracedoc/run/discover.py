@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracedoc.errors import InputError, Limit
+from tracedoc.run.ending import how_it_ended
 from tracedoc.run.manifest import (
     MANIFEST_NAME,
     MAX_BYTES,
@@ -172,8 +173,10 @@ def _no_traces(directory: Path, manifest: Manifest | None, limits: Sequence[Limi
     refused = [limit.message for limit in limits if limit.code == "not-a-trace"]
     if manifest is not None and not refused:
         reasons = [f"rank {entry.rank}: {entry.reason}" for entry in manifest.silent if entry.reason]
+        ended = [words] if (words := how_it_ended(manifest)) else []
+        first = (reasons or ["no rank reached an optimizer step"])[:1]
         return InputError(
-            f"nothing was captured in {directory}: {(reasons or ['no rank reached an optimizer step'])[0]}",
+            f"nothing was captured in {directory}: {'; '.join(ended + first)}",
             "capture it again: tracedoc collect -- COMMAND",
         )
     return InputError(

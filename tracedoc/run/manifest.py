@@ -256,10 +256,11 @@ def merge_parts(parts: Iterable[Part]) -> dict[str, object]:
     """
     ranks = [part for part in parts if part.get("part") == "rank" and _is_rank(part.get("rank"))]
     nodes = [part for part in parts if part.get("part") == "node"]
+    exits = {(part.get("host"), part.get("pid")): part for part in parts if _is_exit(part)}
     attempt = best_attempt(ranks)
     chosen = {str(part["rank"]): part for part in ranks if _attempt(part) == attempt}
     ended = bool(nodes) and all(node.get("ended") for node in nodes)
-    entries = {rank: _settled(chosen[rank], ended) for rank in sorted(chosen, key=int)}
+    entries = {rank: _settled(chosen[rank], ended, exits) for rank in sorted(chosen, key=int)}
     first: Part = nodes[0] if nodes else {}
     return {
         "schema": MANIFEST_SCHEMA,
@@ -291,9 +292,22 @@ def _attempt(part: Part) -> int:
     return restart if isinstance(restart, int) else 0
 
 
-def _settled(part: Part, ended: bool) -> dict[str, object]:
-    """Return a rank's part with the state it will keep, once nothing of the job runs any more."""
+def _is_exit(part: Part) -> bool:
+    return (
+        part.get("part") == "exit" and isinstance(part.get("host"), str) and isinstance(part.get("pid"), int)
+    )
+
+
+def _settled(part: Part, ended: bool, exits: Mapping[tuple[object, object], Part]) -> dict[str, object]:
+    """Return a rank's part with the state it will keep, once nothing of the job runs any more.
+
+    ``exits`` are the parts by which launchers tell how processes ended, by host and process number.
+    """
     entry = {key: value for key, value in part.items() if key not in ("schema", "part")}
+    place = (_text(part, "host"), part["pid"] if isinstance(part.get("pid"), int) else None)
+    if place in exits:
+        entry["exit_code"] = exits[place].get("exit_code")
+        entry["exited_ns"] = exits[place].get("exited_ns")
     state = entry.get("state")
     if ended and state in (WAITING, RECORDING, WRITING):
         entry["state"] = NOTHING
@@ -309,7 +323,7 @@ def _state(entries: Iterable[Part]) -> str:
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     """Let launchers of several nodes merge one after the other, where the file system has locks."""
     path = directory / ".lock"
     with contextlib.ExitStack() as stack:
@@ -324,7 +338,7 @@ def _locked(directory: Path) -> Iterator[None]:
 def write_manifest(directory: Path) -> Manifest:
     """Merge the parts in a directory into its ``manifest.json``, and return it."""
     path = directory / MANIFEST_NAME
-    with _locked(directory):
+    with locked(directory):
         content = merge_parts(read_parts(directory))
         write_json(path, content)
     return _manifest(content, str(path))

@@ -39,6 +39,7 @@ class _Watch:
     watched = (
         "torch.optim.optimizer",
         "torch._dynamo.decorators",
+        "torch.distributed.elastic.multiprocessing.errors",
         "deepspeed.runtime.engine",
         "deepspeed.runtime.pipe.engine",
     )

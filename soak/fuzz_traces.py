@@ -1,0 +1,413 @@
+"""Diagnose mutants of real traces, whole and in this process: no traceback, no hang.
+
+    python soak/fuzz_traces.py [--count 20000] [--from 0] [--keep DIR]
+
+Mutant N of a seed is always the same; ``--keep DIR --from N --count 1`` writes it down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from seeds import Json, Seed, seeds
+from trial import repeat
+
+import tracedoc
+from tracedoc.compose import compose
+from tracedoc.diagnosis import from_json, to_json
+from tracedoc.errors import TracedocError
+from tracedoc.pipeline import Options, measure
+from tracedoc.report.render import render
+from tracedoc.rules.engine import evaluate
+from tracedoc.rules.load import load_rules
+
+ODD: tuple[Any, ...] = (
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        2,
+        7,
+        0.5,
+        -0.5,
+        1e308,
+        -1e308,
+        1e-308,
+        2**31,
+        2**53,
+        2**62,
+        2**63,
+        -(2**63),
+    ),
+    *(2**64, 10**30, "", "x", "0", "-1", "1e999", "NaN", "\ud800", "\0", "[0, 1]", "[]", "[1000000]", "{}"),
+    *([], [0], [0, 1], [[]], [-1, 2**40], {}, {"a": {}}, "x" * 5000, float("nan"), float("inf")),
+)
+"""Values that a field may get."""
+
+NAMES = (
+    *(
+        "ProfilerStep#0",
+        "ProfilerStep#1",
+        "ProfilerStep#-1",
+        "ProfilerStep#99999999999999999999",
+        "ProfilerStep#",
+    ),
+    *("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nccl:all_reduce"),
+    *(
+        "nccl:_all_gather_base",
+        "nccl:_reduce_scatter_base",
+        "nccl:send 0->1",
+        "nccl:recv 0<-1",
+        "gloo:all_reduce",
+    ),
+    *(
+        "FSDP::all_gather",
+        "FSDP::pre_forward (0)",
+        "FSDP::post_backward_reduce",
+        "record_param_comms",
+        "c10d::",
+    ),
+    *("Optimizer.step#AdamW.step", "Optimizer.zero_grad#SGD.zero_grad", "DistributedDataParallel.forward"),
+    *(
+        "cudaLaunchKernel",
+        "cudaDeviceSynchronize",
+        "cudaMemcpyAsync",
+        "Memcpy HtoD (Pageable -> Device)",
+        "Memset",
+    ),
+    *(
+        "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+        "aten::mm",
+        "autograd::engine::evaluate_function",
+    ),
+    *(
+        "Context Sync",
+        "Stream Wait Event",
+        "[memory]",
+        "gc.collect",
+        "## Call CompiledFxGraph f ##",
+        "hipLaunchKernel",
+    ),
+)
+CATEGORIES = (
+    *(
+        "kernel",
+        "gpu_memcpy",
+        "gpu_memset",
+        "cuda_runtime",
+        "cuda_driver",
+        "cpu_op",
+        "user_annotation",
+        "ac2g",
+    ),
+    *(
+        "gpu_user_annotation",
+        "python_function",
+        "overhead",
+        "cpu_instant_event",
+        "cuda_sync",
+        "collective_comm",
+        "",
+    ),
+)
+PHASES = ("X", "B", "E", "i", "M", "s", "f", "C", "b", "e", "", "XX")
+
+Mutation = Callable[[random.Random, Json], None]
+
+
+def _events(document: Json) -> list[Json]:
+    found = document.get("traceEvents")
+    return [event for event in found if isinstance(event, dict)] if isinstance(found, list) else []
+
+
+def _some(dice: random.Random, document: Json) -> list[Json]:
+    """Return one event, some, or all of a category."""
+    events = _events(document)
+    if not events:
+        return []
+    kind = dice.random()
+    if kind < 0.4:
+        return [dice.choice(events)]
+    if kind < 0.7:
+        return dice.sample(events, dice.randint(1, len(events)))
+    cat = dice.choice(events).get("cat")
+    return [event for event in events if event.get("cat") == cat]
+
+
+def _change_field(dice: random.Random, document: Json) -> None:
+    for event in _some(dice, document):
+        place = event["args"] if isinstance(event.get("args"), dict) and dice.random() < 0.5 else event
+        if place:
+            place[dice.choice(list(place))] = dice.choice(ODD)
+
+
+def _remove_field(dice: random.Random, document: Json) -> None:
+    for event in _some(dice, document):
+        place = event["args"] if isinstance(event.get("args"), dict) and dice.random() < 0.5 else event
+        if place:
+            place.pop(dice.choice(list(place)))
+
+
+def _swap_fields(dice: random.Random, document: Json) -> None:
+    for event in _some(dice, document):
+        a, b = dice.choice(list(event) or ["ts"]), dice.choice(["ts", "dur", "tid", "pid", "args", "cat"])
+        event[a], event[b] = event.get(b), event.get(a)
+
+
+def _same_value(dice: random.Random, document: Json) -> None:
+    """Give all of some events one value: one thread, one beginning, one id."""
+    some = _some(dice, document)
+    fields = {key for event in some for key in event} - {"args"}
+    if fields:
+        key = dice.choice(sorted(fields))
+        value = dice.choice([dice.choice(some).get(key), dice.choice(ODD)])
+        for event in some:
+            event[key] = value
+
+
+def _same_argument(dice: random.Random, document: Json) -> None:
+    some = [event for event in _some(dice, document) if isinstance(event.get("args"), dict)]
+    fields = {key for event in some for key in event["args"]}
+    if fields:
+        key = dice.choice(sorted(fields))
+        value = dice.choice([dice.choice(some)["args"].get(key), dice.choice(ODD)])
+        for event in some:
+            event["args"][key] = value
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+
+
+def _move(dice: random.Random, document: Json) -> None:
+    shift = dice.choice([-1e3, 1e3, -1e6, 1e7, 1e12, -1e15, 1e18, 0.001, dice.uniform(-1e5, 1e5)])
+    for event in _some(dice, document):
+        event["ts"] = _number(event.get("ts")) + shift
+
+
+def _stretch(dice: random.Random, document: Json) -> None:
+    by = dice.choice([0, -1, 1e-3, 10, 1e4, 1e9, 1e15])
+    for event in _some(dice, document):
+        event["dur"] = _number(event.get("dur")) * by
+
+
+def _shuffle(dice: random.Random, document: Json) -> None:
+    events = document.get("traceEvents")
+    if isinstance(events, list):
+        dice.shuffle(events) if dice.random() < 0.5 else events.reverse()
+
+
+def _shuffle_times(dice: random.Random, document: Json) -> None:
+    some = _some(dice, document)
+    times = [(event.get("ts"), event.get("dur")) for event in some]
+    dice.shuffle(times)
+    for event, (ts, dur) in zip(some, times, strict=True):
+        event["ts"], event["dur"] = ts, dur
+
+
+def _drop(dice: random.Random, document: Json) -> None:
+    gone = {id(event) for event in _some(dice, document)}
+    document["traceEvents"] = [event for event in _events(document) if id(event) not in gone]
+
+
+def _repeat(dice: random.Random, document: Json) -> None:
+    copies = [json.loads(json.dumps(event)) for event in _some(dice, document)]
+    shift = dice.choice([0, 0, 1, 1e4])
+    for event in copies:
+        event["ts"] = _number(event.get("ts")) + shift
+    if isinstance(document.get("traceEvents"), list):
+        document["traceEvents"] += copies * dice.choice([1, 1, 3])
+
+
+def _rename(dice: random.Random, document: Json) -> None:
+    for event in _some(dice, document):
+        event["name"] = dice.choice(NAMES)
+
+
+def _recategorise(dice: random.Random, document: Json) -> None:
+    for event in _some(dice, document):
+        event["cat" if dice.random() < 0.7 else "ph"] = dice.choice(CATEGORIES + PHASES)
+
+
+def _steps(dice: random.Random, document: Json) -> None:
+    """Make steps overlap, repeat, or end before they begin."""
+    steps = [event for event in _events(document) if str(event.get("name", "")).startswith("ProfilerStep")]
+    for event in steps:
+        what = dice.random()
+        if what < 0.3:
+            event["name"] = f"ProfilerStep#{dice.choice([0, 1, 2, 5, 10**6, 10**18])}"
+        elif what < 0.6:
+            event["dur"] = _number(event.get("dur")) * dice.choice([-1, 0, 0.5, 3, 100])
+        else:
+            event["ts"] = _number(event.get("ts")) + dice.uniform(-1, 1) * 2 * _number(event.get("dur"))
+
+
+def _groups(dice: random.Random, document: Json) -> None:
+    """Make ranks, groups and sizes contradict each other."""
+    told = document.setdefault("distributedInfo", {})
+    if isinstance(told, dict) and dice.random() < 0.5:
+        told[dice.choice(["rank", "world_size", "pg_count", "backend", "pg_config", "nccl_version"])] = (
+            dice.choice(ODD)
+        )
+    if isinstance(told, dict) and isinstance(told.get("pg_config"), list):
+        for group in told["pg_config"]:
+            if isinstance(group, dict) and group and dice.random() < 0.5:
+                group[dice.choice(list(group))] = dice.choice(ODD)
+    for event in _some(dice, document):
+        if isinstance(event.get("args"), dict):
+            for key, value in (
+                (
+                    "Process Group Ranks",
+                    dice.choice(["[0, 1]", "[0, 0]", "[5]", "[0, 1, ..., 7]", "[", [9], ""]),
+                ),
+                ("Group size", dice.choice([0, 1, 2, -1, 10**9, "2"])),
+                ("In msg nelems", dice.choice([0, -5, 10**15, 2**62, "7"])),
+                ("Out msg nelems", dice.choice([0, -5, 10**15, 2**62, "7"])),
+                ("dtype", dice.choice(["Float", "BFloat16", "None", "", 5])),
+                (
+                    "Collective name",
+                    dice.choice(["allreduce", "_allgather_base", "send", "recv", "wait", "", 3]),
+                ),
+                ("Process Group Name", dice.choice(["0", "1", "default_pg", "", 5, "x" * 300])),
+                ("Seq", dice.choice([0, 1, -1, 2**62, "1"])),
+            ):
+                if dice.random() < 0.3:
+                    event["args"][key] = value
+
+
+def _header(dice: random.Random, document: Json) -> None:
+    document[
+        dice.choice([*document, "schemaVersion", "deviceProperties", "baseTimeNanoseconds", "traceEvents"])
+    ] = dice.choice(ODD)
+
+
+def _devices(dice: random.Random, document: Json) -> None:
+    devices = document.get("deviceProperties")
+    for device in devices if isinstance(devices, list) else ():
+        if isinstance(device, dict) and device:
+            device[dice.choice(list(device))] = dice.choice(ODD)
+
+
+def _foreign_event(dice: random.Random, document: Json) -> None:
+    """Put something that is no event among the events."""
+    events = document.get("traceEvents")
+    if isinstance(events, list):
+        events.insert(dice.randint(0, len(events)), dice.choice(ODD))
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    *(_change_field, _remove_field, _swap_fields, _same_value, _same_argument, _move, _stretch, _shuffle),
+    *(
+        _shuffle_times,
+        _drop,
+        _repeat,
+        _rename,
+        _recategorise,
+        _steps,
+        _groups,
+        _header,
+        _devices,
+        _foreign_event,
+    ),
+)
+
+
+def _text(dice: random.Random, document: Json) -> bytes:
+    """Return a document as JSON; sometimes with fields twice, cut off, or with damaged bytes."""
+    text = json.dumps(document).encode()
+    what = dice.random()
+    if what < 0.08:
+        field = dice.choice(
+            [b'"ts": 5, ', b'"dur": "x", ', b'"name": "other", ', b'"args": {"a": [}, ', b'"cat": 1, ']
+        )
+        text = text.replace(b'"ph":', field + b'"ph":', dice.randint(1, 50))
+    elif what < 0.12:
+        text = text[: dice.randint(0, len(text))]
+    elif what < 0.16:
+        damaged = bytearray(text)
+        for _ in range(dice.randint(1, 20)):
+            damaged[dice.randrange(len(damaged))] = dice.randrange(256)
+        text = bytes(damaged)
+    return text
+
+
+def mutant(number: int, runs: list[Seed], folder: Path) -> Path:
+    """Write mutant ``number`` into a folder of its own, and return that."""
+    dice = random.Random(number)
+    run = runs[number % len(runs)]
+    documents = [json.loads(json.dumps(document)) for document in run.ranks]
+    if dice.random() < 0.1:
+        documents.append(json.loads(json.dumps(dice.choice(dice.choice(runs).ranks))))
+    if len(documents) > 1 and dice.random() < 0.1:
+        documents.pop(dice.randrange(len(documents)))
+    for _ in range(dice.choice([1, 1, 2, 3, 5, 8])):
+        mutate = dice.choice(MUTATIONS)
+        for document in documents if dice.random() < 0.5 else [dice.choice(documents)]:
+            mutate(dice, document)
+    target = folder / str(number)
+    target.mkdir(parents=True)
+    for rank, document in enumerate(documents):
+        (target / f"rank-{rank}.json").write_bytes(_text(dice, document))
+    return target
+
+
+@cache
+def _rules() -> Any:
+    return load_rules(())
+
+
+def diagnose(folder: Path, number: int) -> str:
+    """Diagnose a folder and write every report; return the outcome in a word."""
+    try:
+        measurements, limits, cycles = measure([folder], Options(jobs=1))
+        judgement = evaluate(_rules(), measurements)
+        diagnosis = compose(measurements, judgement, limits=limits, cycle=cycles.cycle, cycles=cycles.cycles)
+        text = render(diagnosis, "json")
+        assert to_json(from_json(text.encode())) == to_json(diagnosis), "the JSON reads back as another"
+        render(diagnosis, "text")
+        if number % 4 == 0:
+            render(diagnosis, "html")
+    except TracedocError:
+        return "refused"
+    errors = [name for name, fact in diagnosis.facts.items() if str(fact.unknown).startswith("error:")]
+    errors += [one.rule for one in diagnosis.verdicts if one.outcome == "error"]
+    assert not errors, f"contained: {errors[:3]}"
+    return "diagnosed"
+
+
+def main() -> int:
+    """Try the mutants that the command line names; return how many failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=20_000)
+    parser.add_argument("--from", type=int, default=0, dest="first")
+    parser.add_argument("--keep", type=Path)
+    given = parser.parse_args()
+    runs = seeds()
+    print(f"{len(runs)} runs to mutate, tracedoc {tracedoc.__version__}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
+
+        def trial(number: int) -> str:
+            folder = mutant(number, runs, given.keep or Path(scratch))
+            try:
+                return diagnose(folder, number)
+            finally:
+                if given.keep is None:
+                    shutil.rmtree(folder)
+
+        return repeat("traces", range(given.first, given.first + given.count), trial)
+
+
+if __name__ == "__main__":
+    sys.exit(1 if main() else 0)

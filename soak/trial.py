@@ -1,0 +1,76 @@
+"""Try one thing many times: a seed for each, a clock against hangs, and each kind of failure told once."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+LONGEST_S = 30
+
+
+class HangsError(BaseException):
+    """A trial took longer than :data:`LONGEST_S`; no ``except Exception`` can swallow it."""
+
+
+@contextmanager
+def clock(seconds: int = LONGEST_S) -> Iterator[None]:
+    """Raise :class:`HangsError` in what takes longer."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise HangsError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def repeat(what: str, numbers: range, trial: Callable[[int], str]) -> int:
+    """Call ``trial`` with every number; return how many calls raised what no caller expects.
+
+    ``trial`` returns the outcome in a word, which is counted.
+    """
+    outcomes: Counter[str] = Counter()
+    failures: dict[str, list[int]] = {}
+    slowest, began = (0.0, -1), time.monotonic()
+    for done, number in enumerate(numbers, start=1):
+        start = time.monotonic()
+        try:
+            with clock():
+                outcomes[trial(number)] += 1
+        except (Exception, HangsError) as error:
+            place = _place(error)
+            if place not in failures:
+                print(f"FAILED {what} {number}: {place}", flush=True)
+                traceback.print_exc(limit=-8)
+            failures.setdefault(place, []).append(number)
+        slowest = max(slowest, (time.monotonic() - start, number))
+        if done % 500 == 0:
+            print(f"{what}: {done} of {len(numbers)}, {sum(map(len, failures.values()))} failed", flush=True)
+    for place, failed in failures.items():
+        print(f"{len(failed):6} x {place}  (numbers {failed[:6]})")
+    count = sum(map(len, failures.values()))
+    told = ", ".join(f"{word} {times}" for word, times in outcomes.most_common())
+    print(
+        f"{what}: {len(numbers)} tried in {time.monotonic() - began:.0f} s, {count} failed; {told}; "
+        f"slowest {slowest[0]:.1f} s ({slowest[1]})",
+        flush=True,
+    )
+    sys.stdout.flush()
+    return count
+
+
+def _place(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if "/tracedoc/" in frame.filename]
+    frame = own[-1] if own else last
+    return f"{type(error).__name__} at {frame.filename.rpartition('/tracedoc/')[2]}:{frame.lineno}"
