@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tracedoc.ranks.blame import Blame, Lateness, Link, assign_blame
 from tracedoc.ranks.exposure import arrivals_by_rank, exposed_waits
 from tracedoc.ranks.matching import RankCollectives, match_collectives
@@ -128,3 +130,21 @@ def test_a_wait_before_the_group_last_met_is_no_excuse() -> None:
     late = [late for late in found.late_arrivals() if late.collective.group.ranks == pair]
     assert [[link.rank for link in one.chain] for one in late] == [[0]]
     assert [one.cost_ns for one in late] == [{1: 28 * MS}]
+
+
+@pytest.mark.parametrize(("launch", "lateness"), [(29, Lateness.COMPUTE), (30, Lateness.HOST)])
+def test_a_rank_is_late_by_what_it_comes_after_the_median_of_the_others(
+    launch: int, lateness: Lateness
+) -> None:
+    # The others come at 0, 10 and 20. From 10 to 50 are 40 ms; half of them have passed at 30.
+    starts = [(0, 0), (10, 1), (20, 1), (50, launch)]
+    found = blame(*([operation((0, 1, 2, 3), start, 60, at, Held.COMPUTE)] for start, at in starts))
+    (late,) = found.late_arrivals()
+    assert late.chain == (Link(3, 0, lateness, 40 * MS),)
+
+
+def test_of_two_others_the_first_one_is_the_median() -> None:
+    starts = [0, 10, 50]
+    found = blame(*([operation((0, 1, 2), start, 60, 0, Held.COMPUTE)] for start in starts))
+    (late,) = found.late_arrivals()
+    assert late.chain == (Link(2, 0, Lateness.COMPUTE, 50 * MS),)

@@ -1,0 +1,109 @@
+"""Definitions at their edges: each test fails where the definition is read in its nearest other way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+import tracedoc
+from tracedoc.facts.catalog import Measurement
+from tracedoc.facts.measure_run import Measurements
+from tracedoc.testing import TraceBuilder
+
+
+def measured(folder: Path, builders: Iterable[TraceBuilder]) -> Measurements:
+    for builder in builders:
+        builder.write(folder / f"rank-{builder.rank}.json")
+    measurements, _, _ = tracedoc.measure([folder])
+    return measurements
+
+
+def facts_of(folder: Path, *builders: TraceBuilder) -> Mapping[str, Measurement]:
+    return measured(folder, builders).facts
+
+
+def step(builder: TraceBuilder, index: int) -> TraceBuilder:
+    """Add the host range of step ``index``, which is 100 ms long, with a backward pass."""
+    return builder.step(index, 100 * index, 100 * index + 99).backward(100 * index + 50, 100 * index + 60)
+
+
+def test_the_compute_stream_is_the_one_that_computes_longest_not_the_one_with_most_kernels(
+    tmp_path: Path,
+) -> None:
+    builder = TraceBuilder()
+    for index, start in [(1, 120), (2, 230)]:
+        step(builder, index)
+        builder.kernel("long", start, start + 50, stream=7, launch_ms=start - 1)
+        for at in (1, 5, 9):
+            builder.kernel("short", 100 * index + at, 100 * index + at + 1, stream=9)
+    # From 120 to 230; the three short kernels of each step begin 100 ms apart.
+    assert facts_of(tmp_path, builder)["step_ms"].value == 110
+
+
+@pytest.mark.parametrize(
+    ("complete", "world_size", "confidence"),
+    [
+        ([3, 3], 2, "high"),
+        ([3, 2], 2, "medium"),  # the rank with the fewest steps counts
+        ([3, 0], 2, "medium"),
+        ([3, 3], 3, "medium"),
+        ([0, 0], 2, "low"),
+    ],
+)
+def test_confidence_is_that_of_the_rank_with_the_fewest_complete_steps(
+    tmp_path: Path, complete: list[int], world_size: int, confidence: str
+) -> None:
+    builders = []
+    for rank, count in enumerate(complete):
+        builder = TraceBuilder(rank, world_size)
+        for index in range(1, count + 2):  # the last one only closes the one before
+            step(builder, index).kernel("k", 100 * index + 10, 100 * index + 20)
+        builders.append(builder)
+    assert measured(tmp_path, builders).confidence == confidence
+
+
+def test_a_pageable_copy_costs_its_exposed_time_and_the_idle_time_inside_its_call(tmp_path: Path) -> None:
+    builder = TraceBuilder()
+    for index in (1, 2, 3):
+        start = 100 * index
+        step(builder, index).kernel("first", start, start + 20)
+        builder.copy("HtoD", start + 40, start + 46, pageable=True, launch_ms=start + 30)
+        builder.kernel("other", start + 33, start + 38, stream=9, launch_ms=start + 29)
+        builder.kernel("other", start + 44, start + 50, stream=9, launch_ms=start + 29.5)
+    # The call lasts from 30 to 46: idle 30-33 and 38-40, exposed copy 40-44. The GPU is idle outside it too:
+    # 20-30 and 50-100.
+    facts = facts_of(tmp_path, builder)
+    assert facts["idle_ms"].value == 65
+    assert facts["pageable_stall_ms"].value == 9
+
+
+def run_with_a_late_rank(late_ms: Iterable[float], *, loader_ms: float = 0.0) -> list[TraceBuilder]:
+    """Draw steps of 100 ms on three ranks, of which rank 1 comes to the all-reduce so much later.
+
+    It waits for its data loader for up to ``loader_ms`` of that, and launches the rest later.
+    """
+    builders = [TraceBuilder(rank, 3) for rank in range(3)]
+    for builder in builders:
+        for index, late in enumerate([*late_ms, 0.0], 1):
+            start, later = 100 * index, late if builder.rank == 1 else 0.0
+            step(builder, index).kernel("k", start + 1, start + 10, launch_ms=start)
+            if later:
+                builder.loader(start + 20, start + 20 + min(loader_ms, later))
+            come = start + 20 + later
+            builder.collective("allreduce", come, start + 90, launch_ms=come)
+    return builders
+
+
+def test_a_rank_is_late_in_a_step_from_two_percent_of_it(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, *run_with_a_late_rank([2.0, 1.99, 2.0, 1.99, 1.99]))
+    assert facts["step_ms"].value == 100
+    assert facts["straggler_steps_frac"].values["1"] == pytest.approx(2 / 5)
+
+
+def test_what_a_late_rank_surely_costs_is_no_longer_than_its_cause(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, *run_with_a_late_rank([30.0] * 5, loader_ms=20.0))
+    assert facts["straggler_cause"].values["1"] == "input"
+    assert facts["straggler_cost_ms"].values["1"] == pytest.approx(30)
+    assert facts["straggler_least_ms"].values["1"] == pytest.approx(20, abs=0.1)
