@@ -99,7 +99,7 @@ def test_titles_begin_small_within_a_sentence(title: str, within: str, tmp_path:
         f"{{id: own, title: {title}, topic: communication, status: stable, since: '1.0', scope: run, "
         "needs: [kernels, collectives], when: exposed_comm_excluding_wait_ms > 0, "
         "message: Much., why: Physics., "
-        "gain: hide-exposed-communication, evidence: exposed-communication}"
+        "gain: hide-exposed-communication, evidence: exposed_comm_ms}"
     )
     for builder in parse_lanes("compute 0-60\nallreduce 60-100 14336MiB", ranks=2):
         builder.write(tmp_path / f"rank-{builder.rank}.json")

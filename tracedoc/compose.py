@@ -203,7 +203,7 @@ def _lanes(digest: RankDigest) -> list[Lane]:
     step = digest.judged_step
     if step is None:
         return []
-    shown = {**{name: name for name in DRAWN}, "idle_input": "input"}
+    shown = {**{name: name for name in DRAWN}, "input_idle_ms": "input"}
     return [
         Lane(
             digest.rank,

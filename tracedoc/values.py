@@ -13,4 +13,10 @@ class Unknown(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Failed(Unknown, frozen=True):
+    """A measurement whose function raised: a defect of tracedoc. ``traceback`` says where."""
+
+    traceback: str = ""
+
+
 Value = Scalar | Unknown

@@ -14,7 +14,8 @@ from tracedoc.facts.measure_rank import measure_rank
 from tracedoc.pipeline import Options, measure
 from tracedoc.testing import TraceBuilder
 from tracedoc.testing.lanes import parse_lanes
-from tracedoc.values import Unknown, Value
+from tracedoc.timeline import stalls
+from tracedoc.values import Failed, Unknown, Value
 
 Measure = Callable[[TraceBuilder], dict[str, Value]]
 
@@ -228,8 +229,30 @@ def test_a_fact_that_fails_costs_only_itself(facts_of: Measure, monkeypatch: pyt
 
     monkeypatch.setitem(CATALOG, "idle_ms", replace(CATALOG["idle_ms"], compute=broken))
     facts = facts_of(two_steps(TraceBuilder()))
-    assert facts["idle_ms"] == Unknown("error: RuntimeError: boom")
+    failed = facts["idle_ms"]
+    assert isinstance(failed, Failed)
+    assert failed.reason == "error: RuntimeError: boom"
+    assert 'raise RuntimeError("boom")' in failed.traceback
     assert facts["step_ms"] == 100
+
+
+def test_a_shared_function_that_fails_costs_the_facts_that_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: object) -> float:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(stalls, "launch_interval_ns", broken)
+    caplog.set_level("DEBUG", logger="tracedoc")
+    diagnosis = tracedoc.diagnose([two_steps(TraceBuilder()).write(tmp_path / "rank-0.json")])
+    failed = {name for name, fact in diagnosis.facts.items() if fact.unknown == "error: RuntimeError: boom"}
+    # Facts about launches, and the hooks of FSDP, whose idle time is a part of theirs.
+    assert {"launch_pace_idle_ms", "host_away_idle_ms", "short_kernel_idle_ms"} <= failed
+    assert diagnosis.facts["step_ms"].value == 100
+    assert diagnosis.facts["exposed_comm_ms"].value == 0
+    verdicts = {one.rule_id: one.outcome for one in diagnosis.verdicts}
+    assert (verdicts["host-bound-launches"], verdicts["blocking-syncs"]) == ("error", "pass")
+    assert 'raise RuntimeError("boom")' in caplog.text
 
 
 def test_every_fact_is_held_by_a_test_or_by_the_cases_of_a_rule(repository: Path) -> None:

@@ -12,7 +12,7 @@ from tracedoc.facts.measure_run import Availability, Measurements
 from tracedoc.ranks.run_view import build_view
 from tracedoc.rules.engine import Judgement, evaluate
 from tracedoc.rules.model import Param, Rule
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Failed, Unknown, Value
 
 MS = 1_000_000
 
@@ -112,7 +112,7 @@ def test_a_missing_measurement_is_unknown_with_its_reason() -> None:
 
 
 def test_a_fact_that_failed_is_an_error_unless_it_does_not_matter() -> None:
-    failed = fact("comm_ms", "ms", Unknown("error: ZeroDivisionError in comm_ms"))
+    failed = fact("comm_ms", "ms", Failed("error: ZeroDivisionError in comm_ms"))
     verdict, _ = only(judge(rule(), of=measured(failed)))
     assert (verdict.outcome, verdict.reason) == ("error", "error: ZeroDivisionError in comm_ms")
     verdict, _ = only(judge(rule(when="comm_ms > 0 and step_ms < 0"), of=measured(failed)))

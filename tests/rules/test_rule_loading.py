@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from tracedoc.errors import RuleError
 from tracedoc.facts.catalog import FactDef, Scope
 from tracedoc.rules import load
-from tracedoc.rules.load import MAX_FILE_BYTES, load_rule, load_rules
-from tracedoc.rules.model import Param
+from tracedoc.rules.load import load_rule, load_rules
+from tracedoc.rules.model import AtMost, Param
+from tracedoc.rules.nodes import MAX_FILE_BYTES
 from tracedoc.rules.vocabulary import Vocabulary
 
 
@@ -36,7 +37,7 @@ VOCABULARY = Vocabulary(
         )
     },
     {"hide-exposed-communication"},
-    {"exposed-communication"},
+    {"exposed_comm_ms"},
 )
 
 RULE = dedent(
@@ -52,7 +53,7 @@ RULE = dedent(
       min_share: {value: 0.10, unit: fraction, why: "below this the win is within step-to-step noise"}
     when: exposed_comm_ms / step_ms > min_share   # waiting is told elsewhere
     gain: hide-exposed-communication
-    evidence: exposed-communication
+    evidence: exposed_comm_ms
     message: "{exposed_comm_ms} of each {step_ms} step is communication with no compute beside it."
     why: >
       GPUs that only communicate do no arithmetic.
@@ -101,6 +102,34 @@ def test_a_fix_may_have_a_condition_of_its_own(tmp_path: Path) -> None:
     assert load_rule(_write(tmp_path, text), vocabulary=VOCABULARY).fix_when == ("exposed_comm_ms > 0",)
     said = _error(tmp_path, "risk: none for numerics", "risk: none\n    when: exposed_com_ms > 0")
     assert "exposed_comm_ms" in said
+
+
+def test_a_fact_may_bound_the_gain_and_is_the_evidence_then(tmp_path: Path) -> None:
+    bound = "gain: {at_most: exposed_comm_ms, assuming: all of it hides}"
+    text = RULE.replace("gain: hide-exposed-communication", bound)
+    rule = load_rule(_write(tmp_path, text.replace("evidence: exposed_comm_ms\n", "")), vocabulary=VOCABULARY)
+    assert rule.gain == AtMost("exposed_comm_ms", "all of it hides")
+    assert (rule.evidence, rule.on_cpu) == ("exposed_comm_ms", "capped")
+    text = text.replace("all of it hides", "all of it hides, within_host_work: true")
+    text = text.replace("at_most: exposed_comm_ms", "at_most: step_ms")
+    rule = load_rule(_write(tmp_path, text.replace("evidence: exposed_comm_ms\n", "")), vocabulary=VOCABULARY)
+    assert rule.gain == AtMost("step_ms", "all of it hides", within_host_work=True)
+    assert rule.evidence == ""
+
+
+@pytest.mark.parametrize(
+    ("bound", "message"),
+    [
+        ("{at_most: step_ms}", "11:7: gain has no assuming"),
+        ("{at_most: strategy, assuming: x}", "11:17: strategy is not a time in ms"),
+        ("{at_most: exposed_com_ms, assuming: x}", "(did you mean 'exposed_comm_ms'?)"),
+        ("{least: 0, at_most: step_ms, assuming: x}", "11:8: gain has no field 'least'"),
+        ("{at_most: step_ms, within_host_work: 1, assuming: x}", "11:44: value must be true or false"),
+        ("[step_ms]", "11:7: gain must be text"),
+    ],
+)
+def test_a_bound_is_a_time_and_says_what_it_assumes(tmp_path: Path, bound: str, message: str) -> None:
+    assert message in _error(tmp_path, "gain: hide-exposed-communication", f"gain: {bound}")
 
 
 def test_a_guard_states_its_severity_and_is_judged_on_a_cpu_as_usual(tmp_path: Path) -> None:
@@ -154,7 +183,7 @@ def test_a_guard_states_its_severity_and_is_judged_on_a_cpu_as_usual(tmp_path: P
         ),
         ("gain: hide", "severity: note\ngain: hide", "11:1: a rule with a gain has no severity"),
         ("gain: hide-exposed-communication\n", "", "1:1: a rule needs a gain, or a severity if it has none"),
-        ("evidence: exposed-c", "evidence: exp-c", "12:11: unknown evidence 'exp-communication'"),
+        ("evidence: exposed", "evidence: expose", "12:11: unknown evidence 'expose_comm_ms'"),
         (
             "{exposed_comm_ms} of",
             "{exposed_comm} of",
@@ -168,7 +197,7 @@ def test_a_guard_states_its_severity_and_is_judged_on_a_cpu_as_usual(tmp_path: P
         ("url: https:", "url: javascript:", "22:10: url must start with https://"),
         ("why: >", "on_cpu: never\nwhy: >", "unknown on_cpu 'never' (one of: as_usual, capped)"),
         ("why: >", "yields_to: [exposed-communication]\nwhy: >", "a rule cannot yield to itself"),
-        ("evidence: exposed-communication\n", "yields_to: [other]\n", "must name its evidence"),
+        ("evidence: exposed_comm_ms\n", "yields_to: [other]\n", "must name its evidence"),
         (
             "title: Communication that nothing hides",
             'title: "\\e[2J"',

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from tracedoc.digest.packed_columns import narrow
+from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import (
     PHASES,
@@ -18,7 +19,6 @@ from tracedoc.timeline.host import (
     rank_work,
     work_before_collectives,
 )
-from tracedoc.timeline.stalls import host_away_idle
 from tracedoc.timeline.syncs import Syncs, askers, is_library, launching_threads
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import is_among
@@ -80,8 +80,11 @@ class HostDigest(msgspec.Struct, frozen=True, eq=False):
         return self.work_ns[WORK.index(cause)]
 
 
-def host_digest(timeline: RankTimeline) -> HostDigest | None:
-    """Return what a rank's digest says of its host, ``None`` where nothing can be judged."""
+def host_digest(timeline: RankTimeline, away: Spans) -> HostDigest | None:
+    """Return what a rank's digest says of its host, ``None`` where nothing can be judged.
+
+    ``away`` is the idle time while the host launches nothing for long.
+    """
     work, window = rank_work(timeline), timeline.judged
     if work is None or window is None:
         return None
@@ -91,7 +94,7 @@ def host_digest(timeline: RankTimeline) -> HostDigest | None:
         work_ns=tuple(int(total) for total in totals),
         before=_narrowed(work_before_collectives(timeline, work, host)),
         syncs=sync_totals(timeline, host)[:MAX_SYNCS],
-        away=away_totals(timeline, host)[:MAX_SYNCS],
+        away=away_totals(timeline, host, away)[:MAX_SYNCS],
     )
 
 
@@ -127,10 +130,9 @@ def sync_totals(timeline: RankTimeline, host: HostPhases) -> tuple[SyncTotal, ..
     return tuple(sorted(rows, key=lambda r: (-r.idle_ns, -r.blocked_ns, r.operator, r.where, r.line)))
 
 
-def away_totals(timeline: RankTimeline, host: HostPhases) -> tuple[AwayTotal, ...]:
+def away_totals(timeline: RankTimeline, host: HostPhases, spans: Spans) -> tuple[AwayTotal, ...]:
     """Return the gaps in which the host was away, by what it did and where, the longest time first."""
-    spans = host_away_idle(timeline)
-    if spans is None or len(spans) == 0:
+    if len(spans) == 0:
         return ()
     kept = np.argsort(spans.starts - spans.ends, kind="stable")[:MAX_GAPS]
     starts, ends = spans.starts[kept], spans.ends[kept]

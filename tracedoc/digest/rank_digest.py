@@ -22,17 +22,9 @@ from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import Budget
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import CollectiveTable
-from tracedoc.timeline.offloading import offload_stall
 from tracedoc.timeline.phase_budgets import PhaseBudget
 from tracedoc.timeline.reductions import gradient_rows
 from tracedoc.timeline.shards.times import UnitTable, small_table
-from tracedoc.timeline.stalls import (
-    hook_idle,
-    host_away_idle,
-    launch_pace_idle,
-    pageable_stall,
-    short_kernel_idle,
-)
 from tracedoc.timeline.steps import Window
 from tracedoc.timeline.strategy_signs import StrategySigns, strategy_signs
 from tracedoc.trace.columns import Kind, ProcessGroup
@@ -47,9 +39,6 @@ LANE_RANKS = 16
 
 DRAWN = ("compute", "communication", "copy")
 """Named sets that only pictures need."""
-
-EVIDENT_CAUSES = ("input", "allocator", "sync")
-"""Causes of idle time that findings point to."""
 
 MAX_KERNEL_NAMES = 60
 """The kernel table keeps this many names, those with most time."""
@@ -68,10 +57,10 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     """One rank as the other stages see it.
 
     ``rank`` is the one settled over all files, not only what the file says. ``judged`` is the position in
-    ``steps`` of the step that stands for the rank. ``spans`` are named sets inside the judged step, for
-    evidence and pictures; ``present`` are the needs that the trace meets. ``first_step`` identifies the
-    profiler's cycle. ``phases`` are those of the judged step, in order.
-    ``gradients`` tells which collectives reduce gradients; ``work`` follows ``steps``.
+    ``steps`` of the step that stands for the rank. ``spans`` are sets inside the judged step: the intervals
+    of facts by their names, as evidence, and ``DRAWN`` for pictures. ``present`` are the needs that the
+    trace meets. ``first_step`` identifies the profiler's cycle. ``phases`` are those of the judged step, in
+    order. ``gradients`` tells which collectives reduce gradients; ``work`` follows ``steps``.
     """
 
     rank: int
@@ -121,8 +110,10 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
         return tuple(step for step in self.steps if step.complete)
 
 
-def digest_timeline(timeline: RankTimeline, facts: Mapping[str, Value], *, rank: int) -> RankDigest:
-    """Return the digest of one rank's timeline with its measured ``facts``."""
+def digest_timeline(
+    timeline: RankTimeline, facts: Mapping[str, Value], intervals: Mapping[str, Spans], *, rank: int
+) -> RankDigest:
+    """Return the digest of one rank's timeline with its measured ``facts``, and the ``intervals`` of some."""
     trace, info = timeline.trace, timeline.trace.info
     steps = tuple(_step_digest(timeline, window) for window in timeline.windows) if timeline.activity else ()
     judged = timeline.judged
@@ -152,12 +143,12 @@ def digest_timeline(timeline: RankTimeline, facts: Mapping[str, Value], *, rank:
         collectives=PackedTable.of_table(timeline.collectives),
         packed_exposed_comm=PackedSet.of(_exposed_comm(timeline)),
         kernels=_kernel_table(timeline),
-        spans=PackedSpans(judged_spans(timeline)),
+        spans=PackedSpans(_judged_spans(timeline, intervals)),
         signs=strategy_signs(timeline),
         present=_present(timeline),
         limits=(*trace.limits, *timeline.limits),
         facts=NamedValues(tuple(facts), tuple(facts.values())),
-        host_work=host_digest(timeline),
+        host_work=host_digest(timeline, intervals.get("host_away_idle_ms", Spans.empty())),
         gemms=gemm_table(timeline),
         units=small_table(timeline.units, judged.index if judged is not None else None),
         phases=timeline.phase_budgets,
@@ -181,29 +172,16 @@ def _step_digest(timeline: RankTimeline, window: Window) -> StepDigest:
     )
 
 
-def judged_spans(timeline: RankTimeline) -> dict[str, Spans]:
-    """Return the named sets of time inside the judged step: activity, idle by cause (``idle_*``), stalls."""
+def _judged_spans(timeline: RankTimeline, intervals: Mapping[str, Spans]) -> dict[str, Spans]:
+    """Return the named sets of time inside the judged step: the activity, and the ``intervals`` of facts."""
     window, activity = timeline.judged, timeline.activity
     if window is None or activity is None:
         return {}
-    found = {
-        "compute": activity.compute,
-        "communication": activity.comm,
-        "copy": activity.copy,
-        "exposed_comm": activity.exposed_comm,
+    drawn = dict(zip(DRAWN, (activity.compute, activity.comm, activity.copy), strict=True))
+    return {
+        name: _longest(spans.clip(window.start_ns, window.end_ns))
+        for name, spans in {**drawn, **intervals}.items()
     }
-    if timeline.idle is not None:
-        causes = timeline.idle.spans
-        found |= {f"idle_{cause}": causes[cause] for cause in EVIDENT_CAUSES if cause in causes}
-    if not timeline.is_cpu:
-        found["idle_launch_pace"] = launch_pace_idle(timeline) or Spans.empty()
-        found["idle_host_away"] = host_away_idle(timeline) or Spans.empty()
-        found["idle_short_kernels"] = short_kernel_idle(timeline) or Spans.empty()
-        found["pageable_stall"] = pageable_stall(timeline)
-        found["idle_sharding_hooks"] = hook_idle(timeline) or Spans.empty()
-        found["offload_stall"] = offload_stall(timeline)
-    found["non_compute"] = activity.compute.complement(window.start_ns, window.end_ns)
-    return {name: _longest(spans.clip(window.start_ns, window.end_ns)) for name, spans in found.items()}
 
 
 def _exposed_comm(timeline: RankTimeline) -> Spans:

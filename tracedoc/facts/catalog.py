@@ -2,19 +2,25 @@
 
 Two kinds share one catalogue. A ``rank_fact`` is computed from a :class:`RankTimeline` inside the worker
 and travels in the digest; a ``run_fact`` is computed once, from the digests of all ranks.
+
+A fact that is a length of time may be measured as intervals: its function returns :class:`Spans`, the fact's
+value is their total in ms, and rules that name the fact show them as evidence.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from tracedoc.spans import Spans
 from tracedoc.units import UNITS
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Failed, Unknown, Value
 
 Scope = Literal["run", "rank", "step", "group", "unit"]
 NEEDS = frozenset(
@@ -35,7 +41,11 @@ NEEDS = frozenset(
 
 
 class FactDef(msgspec.Struct, frozen=True):
-    """The definition of one fact. ``compute`` takes a ``RankTimeline`` or a ``RunView``."""
+    """The definition of one fact. ``compute`` takes a ``RankTimeline`` or a ``RunView``.
+
+    ``interval`` says what each interval is, for a fact that is measured as intervals. Those of a rank's fact
+    travel in its digest; ``spans`` finds those of a run's fact, from the run, a digest and its judged step.
+    """
 
     name: str
     unit: str
@@ -44,6 +54,8 @@ class FactDef(msgspec.Struct, frozen=True):
     doc: str
     kind: Literal["rank", "run"]
     compute: Callable[[Any], Any]
+    interval: str = ""
+    spans: Callable[..., Spans | Unknown] | None = None
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -63,29 +75,39 @@ CATALOG: dict[str, FactDef] = {}
 """Every fact by name, in order of definition; filled when ``tracedoc.facts`` is imported."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
 def rank_fact(
-    name: str, *, unit: str, needs: tuple[str, ...] = (), scope: Scope = "rank"
+    name: str, *, unit: str, needs: tuple[str, ...] = (), scope: Scope = "rank", interval: str = ""
 ) -> Callable[[Function], Function]:
-    """Register ``function(RankTimeline) -> Value`` as a fact of each rank."""
-    return _register(name, unit, scope, needs, "rank")
+    """Register ``function(RankTimeline) -> Value`` as a fact of each rank.
+
+    With ``interval``, the words for one of its intervals, the function returns ``Spans | Unknown``.
+    """
+    return _register(name, unit, scope, needs, "rank", interval)
 
 
 def run_fact(
-    name: str, *, unit: str, needs: tuple[str, ...] = (), scope: Scope = "run"
+    name: str, *, unit: str, needs: tuple[str, ...] = (), scope: Scope = "run", interval: str = ""
 ) -> Callable[[Function], Function]:
-    """Register ``function(RunView) -> Value`` (scope run) or ``-> dict[str, Value]`` (other scopes)."""
-    return _register(name, unit, scope, needs, "run")
+    """Register ``function(RunView) -> Value`` (scope run) or ``-> dict[str, Value]`` (other scopes).
+
+    With ``interval``, the words for one of its intervals, the fact is one of each rank, and its function
+    ``(RunView, RankDigest, StepDigest) -> Spans | Unknown`` is asked for the judged step of each.
+    """
+    return _register(name, unit, scope, needs, "run", interval)
 
 
 def _register(
-    name: str, unit: str, scope: Scope, needs: tuple[str, ...], kind: Literal["rank", "run"]
+    name: str, unit: str, scope: Scope, needs: tuple[str, ...], kind: Literal["rank", "run"], interval: str
 ) -> Callable[[Function], Function]:
     if unit not in UNITS:
         raise ValueError(f"fact {name}: unknown unit {unit!r}")
     if not set(needs) <= NEEDS:
         raise ValueError(f"fact {name}: unknown need in {needs}")
+    if interval and (unit != "ms" or scope != "rank"):
+        raise ValueError(f"fact {name}: intervals have a length in ms, and belong to a rank")
 
     def register(function: Function) -> Function:
         if name in CATALOG:
@@ -93,18 +115,52 @@ def _register(
         doc = inspect.getdoc(function) or ""
         if not doc and sys.flags.optimize < 2:  # which strips the definitions
             raise ValueError(f"fact {name} has no definition (docstring)")
-        CATALOG[name] = FactDef(name, unit, scope, frozenset(needs), doc, kind, function)
+        by_rank = bool(interval) and kind == "run"
+        CATALOG[name] = FactDef(
+            name,
+            unit,
+            scope,
+            frozenset(needs),
+            doc,
+            kind,
+            _totals(function) if by_rank else function,
+            interval,
+            function if by_rank else None,
+        )
         return function
 
     return register
 
 
-def computed(definition: FactDef, subject: object) -> Value | dict[str, Value]:
-    """Compute one fact. A failure costs this fact only: it becomes Unknown, and its rules say error."""
+def _totals(spans: Callable[..., Spans | Unknown]) -> Callable[[Any], dict[str, Value]]:
+    """Return the function of a run that says how long the intervals of each rank are in all, in ms."""
+
+    @wraps(spans)
+    def totals(run: Any) -> dict[str, Value]:
+        found: dict[str, Value] = run.by_rank(lambda digest, step: total_ms(spans(run, digest, step)))
+        return found
+
+    return totals
+
+
+def total_ms(spans: Spans | Unknown) -> float | Unknown:
+    """Return how long intervals are in all."""
+    return spans if isinstance(spans, Unknown) else spans.total_ns / 1e6
+
+
+def attempt(function: Callable[..., Result], *arguments: object) -> Result | Failed:
+    """Call a function; if it raises, that costs what it would have measured only, and its rules say error."""
     try:
-        result: Value | dict[str, Value] = definition.compute(subject)
+        return function(*arguments)
     except Exception as error:
-        return Unknown(f"error: {type(error).__name__}: {error}")
+        return Failed(f"error: {type(error).__name__}: {error}", traceback.format_exc())
+
+
+def computed(definition: FactDef, subject: object) -> tuple[Value | dict[str, Value], Spans | None]:
+    """Compute one fact of a timeline or a run: its value or values, and its intervals if it has some here."""
+    result = attempt(definition.compute, subject)
+    if isinstance(result, Spans):
+        return total_ms(result), result
     if isinstance(result, float) and result != result:
-        return Unknown("error: not a number")
-    return result
+        return Failed("error: not a number"), None
+    return result, None

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from tracedoc.digest.rank_digest import RankDigest, digest_timeline
 from tracedoc.facts.catalog import CATALOG, computed
+from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.values import Value
 
 
 def measure_rank(timeline: RankTimeline, *, rank: int) -> RankDigest:
-    """Compute all rank facts of a timeline, and return its digest with them."""
-    values = {
-        definition.name: value
-        for definition in CATALOG.values()
-        if definition.kind == "rank" and not isinstance(value := computed(definition, timeline), dict)
-    }
-    return digest_timeline(timeline, values, rank=rank)
+    """Compute all rank facts of a timeline, and return its digest with them and their intervals."""
+    values: dict[str, Value] = {}
+    intervals: dict[str, Spans] = {}
+    for definition in CATALOG.values():
+        if definition.kind != "rank":
+            continue
+        value, spans = computed(definition, timeline)
+        if spans is not None:
+            intervals[definition.name] = spans
+        if not isinstance(value, dict):
+            values[definition.name] = value
+    return digest_timeline(timeline, values, intervals, rank=rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +15,9 @@ from tracedoc.facts.catalog import CATALOG, NEEDS, FactDef, FactTable, Measureme
 from tracedoc.ranks.run_view import RunView
 from tracedoc.timeline.strategy_signs import SHARDED_MARKS
 from tracedoc.trace.devices import device_peak
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Failed, Unknown, Value
+
+_LOG = logging.getLogger(__name__)
 
 ENOUGH_STEPS = 3
 """Fewer complete steps than this cannot tell a habit from an accident."""
@@ -57,11 +60,13 @@ def measure_run(run: RunView) -> Measurements:
             values = {str(d.rank): d.facts.get(definition.name, missing) for d in run.digests}
             facts[definition.name] = _keyed(definition, values, run, unknown)
         else:
-            result = computed(definition, run)
+            result, _ = computed(definition, run)
             if isinstance(result, dict):
                 facts[definition.name] = _keyed(definition, result, run, unknown)
             else:
                 facts[definition.name] = Measurement(definition, result)
+    for name, fact in facts.items():
+        _log_failures(name, fact)
     judged = run.judged()
     return Measurements(
         facts=facts,
@@ -72,6 +77,13 @@ def measure_run(run: RunView) -> Measurements:
         steps=tuple(sorted({step.index for digest in run.digests for step in digest.complete_steps})),
         run=run,
     )
+
+
+def _log_failures(name: str, fact: Measurement) -> None:
+    """Log where a fact failed, each place once: only ``--debug`` shows it, for a report of the defect."""
+    failed = {one for one in (fact.value, *fact.values.values()) if isinstance(one, Failed)}
+    for place in sorted(one.traceback for one in failed):
+        _LOG.debug("the fact %s failed\n%s", name, place)
 
 
 def confidence(run: RunView) -> str:

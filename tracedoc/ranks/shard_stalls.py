@@ -10,7 +10,7 @@ from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.digest.step_table import StepDigest
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.spans import Int64Array, Spans
-from tracedoc.timeline.shards.units import FORWARD, NO_TIME, ShardCalls
+from tracedoc.timeline.shards.units import NO_TIME, ShardCalls
 
 
 class StallParts(msgspec.Struct, frozen=True, eq=False):
@@ -38,6 +38,12 @@ class StallParts(msgspec.Struct, frozen=True, eq=False):
     def hideable(self) -> Int64Array:
         """The part that an earlier gather would hide behind the compute before it."""
         return self.late + self.held
+
+    def hideable_spans(self, wanted: npt.NDArray[np.bool_] | None = None) -> Spans:
+        """Return that part of all or of some stalls, as the end of each."""
+        starts = np.maximum(self.start_ns, self.end_ns - self.hideable)
+        chosen = slice(None) if wanted is None else wanted
+        return Spans.of(starts[chosen], self.end_ns[chosen])
 
 
 def stall_parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallParts | None:
@@ -102,20 +108,3 @@ def latest_arrivals(run: RunView, digest: RankDigest, rows: npt.NDArray[np.int32
     """Return when the last rank came to each of some collectives of a rank, on its clock, or ``NO_TIME``."""
     arrivals = run.arrivals[digest.rank]
     return np.where(arrivals.complete[rows], arrivals.latest_ns[rows], NO_TIME)
-
-
-def hideable_stalls(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
-    """Return the part of each stall that an earlier gather would hide, as the end of the stall."""
-    parts = stall_parts(run, digest, step)
-    return Spans.empty() if parts is None else _hideable(parts, np.ones(parts.stall.size, dtype=bool))
-
-
-def hideable_backward_stalls(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
-    """Return the same of the backward pass, recomputation included."""
-    parts = stall_parts(run, digest, step)
-    return Spans.empty() if parts is None else _hideable(parts, parts.phase != FORWARD)
-
-
-def _hideable(parts: StallParts, wanted: npt.NDArray[np.bool_]) -> Spans:
-    starts = np.maximum(parts.start_ns, parts.end_ns - parts.hideable)
-    return Spans.of(starts[wanted], parts.end_ns[wanted])

@@ -8,6 +8,7 @@ estimator without an answer is a verdict.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,16 +19,20 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import SEVERITIES, Comparison, Evidence, Finding, Fix, Gain, Instance, Verdict
 from tracedoc.digest.packed_spans import PackedSet
+from tracedoc.facts.catalog import attempt
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.rules.expression import Expression, parse
 from tracedoc.rules.expression import evaluate as evaluate_condition
-from tracedoc.rules.model import Rule
+from tracedoc.rules.model import AtMost, Rule
 from tracedoc.rules.template import WORST_RANK, fill, placeholders
 from tracedoc.spans import Spans
 from tracedoc.units import format_ms
-from tracedoc.values import Unknown, Value
-from tracedoc.whatif.evidence import EVIDENCE, MAX_FOUND, EvidenceCollector, longest_places
+from tracedoc.values import Failed, Unknown, Value
+from tracedoc.whatif.bounds import at_most
+from tracedoc.whatif.evidence import MAX_FOUND, EvidenceCollector, collectors, longest_places
 from tracedoc.whatif.gains import GAINS, GainEstimator
+
+_LOG = logging.getLogger(__name__)
 
 CRITICAL_SHARE = 0.15
 WARNING_SHARE = 0.05
@@ -79,7 +84,7 @@ def evaluate(
     measurements: Measurements,
     *,
     gains: Mapping[str, GainEstimator] = GAINS,
-    evidence: Mapping[str, EvidenceCollector] = EVIDENCE,
+    evidence: Mapping[str, EvidenceCollector] | None = None,
 ) -> Judgement:
     """Return what ``rules`` say of ``measurements``.
 
@@ -87,6 +92,7 @@ def evaluate(
     ``yields_to`` that is not among them plays no part. Estimators and collectors get the instance that is
     judged: a rank such as ``"3"``, or ``None`` for the run.
     """
+    evidence = collectors() if evidence is None else evidence
     weighed = {rule.id: _weigh(rule, measurements, gains, evidence) for rule in rules}
     sharper = {
         rule.id: [one for one in rule.yields_to if _may_silence(weighed.get(one), rule)] for rule in rules
@@ -129,7 +135,7 @@ def _weigh(
         keys = _rank_keys(condition.names, measurements)
         if not keys:
             return _Weighed(rule, _no_ranks(rule, condition.names, measurements))
-    opinions = [_judge(rule, condition, key, measurements, gains.get(rule.gain)) for key in keys]
+    opinions = [_judge(rule, condition, key, measurements, gains) for key in keys]
     verdict = _verdict(rule, opinions)
     if verdict.outcome != "finding":
         return _Weighed(rule, verdict)
@@ -150,7 +156,10 @@ def _places(
     listed: dict[Evidence, None] = {}
     times: dict[tuple[int, int | None], PackedSet] = {}
     for key in keys:
-        found = collect(measurements, key)
+        found = attempt(collect, measurements, key)
+        if isinstance(found, Failed):
+            _LOG.debug("the places of %s could not be listed\n%s", key or "the run", found.traceback)
+            continue
         for place, spans in _spans_by_place(found).items():
             times[place] = PackedSet.of(times[place].unpack() | spans if place in times else spans)
         listed |= dict.fromkeys(longest_places(found, len(keys)))
@@ -215,7 +224,7 @@ def _judge(
     condition: Expression,
     key: str | None,
     measurements: Measurements,
-    estimate: GainEstimator | None,
+    gains: Mapping[str, GainEstimator],
 ) -> _Opinion:
     values = _values(rule, condition.names, key, measurements)
     result = evaluate_condition(condition, values)
@@ -229,10 +238,21 @@ def _judge(
         return _Opinion(key, "pass", "", result.comparisons)
     if not rule.gain:
         return _Opinion(key, "finding", "", result.comparisons)
-    gain = estimate(measurements, key) if estimate else Unknown(f"there is no estimator {rule.gain}")
+    return _Opinion(key, "finding", "", result.comparisons, _gain(rule.gain, key, measurements, gains))
+
+
+def _gain(
+    bound: AtMost | str, key: str | None, measurements: Measurements, gains: Mapping[str, GainEstimator]
+) -> Gain | Unknown:
+    if isinstance(bound, AtMost):
+        gain = at_most(measurements, key, bound.fact, bound.assuming, host_stays=bound.within_host_work)
+    elif bound in gains:
+        gain = attempt(gains[bound], measurements, key)
+    else:
+        return Unknown(f"there is no estimator {bound}")
     if isinstance(gain, Gain) and not math.isfinite(gain.high_ms):
-        gain = Unknown("the bound is not finite")
-    return _Opinion(key, "finding", "", result.comparisons, gain)
+        return Unknown("the bound is not finite")
+    return gain
 
 
 def _verdict(rule: Rule, opinions: Sequence[_Opinion]) -> Verdict:
@@ -265,7 +285,7 @@ def _largest_gain_first(opinion: _Opinion) -> float:
 
 
 def _is_error(value: Value) -> bool:
-    return isinstance(value, Unknown) and value.reason.startswith("error: ")
+    return isinstance(value, Failed)
 
 
 def _together(reasons: Iterable[str]) -> str:

@@ -44,8 +44,20 @@ class Param(msgspec.Struct, frozen=True):
     why: str
 
 
+class AtMost(msgspec.Struct, frozen=True):
+    """A gain that a fact bounds: the fix gives back at most its time, ``assuming`` what it says.
+
+    With ``within_host_work`` the fix leaves the host its own work, and the step cannot get shorter than that.
+    """
+
+    fact: str
+    assuming: str
+    within_host_work: bool = False
+
+
 class Rule(msgspec.Struct, frozen=True):
-    """One rule. ``when`` is the source of the condition; ``gain`` and ``evidence`` name estimators.
+    """One rule. ``when`` is the source of the condition; ``gain`` is a bound or names an estimator,
+    ``evidence`` names the fact whose intervals are shown, both "" without one.
 
     ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``yields_to`` lists
     the ids of sharper rules. ``on_cpu`` is "capped" (a CPU trace makes it a note at most: its time shares
@@ -64,7 +76,7 @@ class Rule(msgspec.Struct, frozen=True):
     message: str
     why: str
     params: Mapping[str, Param] = msgspec.field(default_factory=dict)
-    gain: str = ""
+    gain: AtMost | str = ""
     evidence: str = ""
     severity: str = ""
     on_cpu: str = "capped"

@@ -1,4 +1,4 @@
-"""The names that rules may use: facts, gain estimators and evidence collectors."""
+"""The names that rules may use: facts, estimators of gains, and facts that can be shown as evidence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracedoc.facts.catalog import FactDef
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """Facts with their units and scopes, and the names of what can be called for a gain or evidence."""
+    """Facts with their units and scopes, the names of estimators, and the facts that have evidence."""
 
     facts: Mapping[str, FactDef]
     gains: Collection[str]
@@ -18,11 +18,11 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 def installed_vocabulary() -> Vocabulary:
-    """Return every fact, gain estimator and evidence collector of this installation."""
+    """Return every fact and estimator of this installation."""
     # Late, because a caller with a vocabulary of its own needs none of the measuring code.
     import tracedoc.facts.topics  # noqa: F401  (fills the catalogue)
     from tracedoc.facts.catalog import CATALOG
-    from tracedoc.whatif.evidence import EVIDENCE
+    from tracedoc.whatif.evidence import collectors
     from tracedoc.whatif.gains import GAINS
 
-    return Vocabulary(CATALOG, GAINS, EVIDENCE)
+    return Vocabulary(CATALOG, GAINS, collectors())

@@ -33,6 +33,20 @@ def within_host_work(
     return max(min(high, step - floor + saved_host_ms), 0.0), ()
 
 
+def at_most(
+    measurements: Measurements, key: str | None, fact: str, assuming: str, *, host_stays: bool = False
+) -> Gain | Unknown:
+    """Bound a gain by a fact and, where the fix leaves the host its own work, by what that work leaves."""
+    high = measured(measurements, fact, key)
+    if isinstance(high, Unknown):
+        return high
+    high = max(high, 0.0)
+    if not host_stays:
+        return Gain(0.0, high, "ceiling", (assuming,))
+    high, assumptions = within_host_work(measurements, key, high)
+    return Gain(0.0, high, "ceiling", (assuming, *assumptions))
+
+
 def hidden_by_compute(
     measurements: Measurements, key: str | None, exposed: float, assumption: str
 ) -> Gain | Unknown:

@@ -10,17 +10,16 @@ import numpy as np
 
 from tracedoc.diagnosis import Evidence
 from tracedoc.digest.rank_digest import RankDigest
-from tracedoc.digest.step_table import StepDigest
+from tracedoc.facts.catalog import CATALOG, FactDef
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_run.exposed_communication import latency_bound_exposed
-from tracedoc.facts.per_run.gradients import gradient_exposed
 from tracedoc.facts.per_run.uneven import uneven_ranks
-from tracedoc.facts.per_run.wrapping import fine_wrapping_spans, sharded_exposed_spans
+from tracedoc.facts.per_run.wrapping import fine_wrapping_spans
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.shard_stalls import hideable_backward_stalls, hideable_stalls
 from tracedoc.ranks.stragglers import gaps_of, stragglers, waits_for
 from tracedoc.spans import Spans
 from tracedoc.values import Unknown
+
+EvidenceCollector = Callable[[Measurements, str | None], tuple[Evidence, ...]]
 
 MAX_PEERS = 4
 """Of the ranks that wait for a late one, these many are shown: those that wait longest."""
@@ -34,40 +33,36 @@ MAX_FOUND = 3200
 MIN_FOUND = 8
 
 
-def _from_spans(name: str, what: str) -> Callable[[Measurements, str | None], tuple[Evidence, ...]]:
-    """Return a collector of the intervals of one named set in the judged step."""
+def _of_fact(fact: FactDef) -> EvidenceCollector:
+    """Return the collector of the intervals that a fact is measured as."""
 
     def collect(measurements: Measurements, key: str | None) -> tuple[Evidence, ...]:
         digest = _digest_of(measurements, key)
-        return () if digest is None else _places(digest, digest.spans.get(name, Spans.empty()), what)
+        return () if digest is None else _intervals(fact, measurements.run, digest)
 
     return collect
 
 
-def _small_collectives(measurements: Measurements, key: str | None) -> tuple[Evidence, ...]:
-    digest = _digest_of(measurements, key)
-    if digest is None or digest.judged_step is None:
+def _intervals(fact: FactDef, run: RunView, digest: RankDigest) -> tuple[Evidence, ...]:
+    if digest.judged_step is None:
         return ()
-    spans = latency_bound_exposed(measurements.run, digest, digest.judged_step)
-    return () if isinstance(spans, Unknown) else _places(digest, spans, "exposed latency-bound collective")
+    if fact.spans is None:
+        spans: Spans | Unknown = digest.spans.get(fact.name, Spans.empty())
+    else:
+        spans = fact.spans(run, digest, digest.judged_step)
+    return () if isinstance(spans, Unknown) else _places(digest, spans, fact.interval)
 
 
-def _from_run(
-    spans_of: Callable[[RunView, RankDigest, StepDigest], Spans], what: str, *, every_rank: bool = False
-) -> Callable[[Measurements, str | None], tuple[Evidence, ...]]:
-    """Return a collector of intervals of the judged step that take the whole run to find."""
-
-    def collect(measurements: Measurements, key: str | None) -> tuple[Evidence, ...]:
-        run, chosen = measurements.run, _digest_of(measurements, key)
-        digests = run.digests if every_rank and key is None else (chosen,) if chosen is not None else ()
-        return tuple(
-            place
-            for digest in digests
-            if (step := digest.judged_step) is not None
-            for place in _places(digest, spans_of(run, digest, step), what)
-        )
-
-    return collect
+def _fine_wrapping(measurements: Measurements, key: str | None) -> tuple[Evidence, ...]:
+    run, chosen = measurements.run, _digest_of(measurements, key)
+    digests = run.digests if key is None else (chosen,) if chosen is not None else ()
+    what = "latency of a small unit, or GPU idle under its hooks"
+    return tuple(
+        place
+        for digest in digests
+        if (step := digest.judged_step) is not None
+        for place in _places(digest, fine_wrapping_spans(run, digest, step), what)
+    )
 
 
 def _waits_for_straggler(
@@ -142,36 +137,15 @@ def _digest_of(measurements: Measurements, key: str | None) -> RankDigest | None
         return None  # a key that is no rank, or none that was captured
 
 
-EvidenceCollector = Callable[[Measurements, str | None], tuple[Evidence, ...]]
-
-EVIDENCE: dict[str, EvidenceCollector] = {
-    "exposed-communication": _from_spans("exposed_comm", "communication with no compute beside it"),
-    "small-collectives": _small_collectives,
-    "waits-for-late-rank": _waits_for_straggler,
-    "waits-for-any-rank": _waits_for_straggler,
-    "waits-for-uneven-work": partial(_waits_for_straggler, uneven=True),
-    "gradient-reductions": _from_run(gradient_exposed, "exposed gradient reduction"),
-    "late-launches": _from_spans("idle_launch_pace", "GPU idle: the next kernel is not launched yet"),
-    "blocking-syncs": _from_spans("idle_sync", "GPU idle after the host waited for it"),
-    "host-away": _from_spans("idle_host_away", "GPU idle: the host launches nothing for long"),
-    "short-kernels": _from_spans("idle_short_kernels", "GPU idle after a kernel shorter than a launch"),
-    "input-idle": _from_spans("idle_input", "GPU idle while the data loader is waited for"),
-    "allocator-idle": _from_spans("idle_allocator", "GPU idle while device memory is allocated or freed"),
-    "pageable-stall": _from_spans("pageable_stall", "copy from pageable memory, or idle during its call"),
-    "gather-stalls": _from_run(hideable_stalls, "compute waits for a gather that could have come earlier"),
-    "backward-gather-stalls": _from_run(
-        hideable_backward_stalls,
-        "compute of the backward pass waits for a gather that could have come earlier",
-    ),
-    "fine-wrapping": _from_run(
-        fine_wrapping_spans, "latency of a small unit, or GPU idle under its hooks", every_rank=True
-    ),
-    "sharded-communication": _from_run(
-        sharded_exposed_spans, "gather or reduce-scatter with no compute beside it"
-    ),
-    "offload": _from_spans(
-        "offload_stall", "offload copy with nothing beside it, or GPU idle under the optimizer"
-    ),
-    "non-compute": _from_spans("non_compute", "no compute runs"),
+_BEYOND_ONE_RANK: dict[str, EvidenceCollector] = {
+    "fine_wrapping_cost_ms": _fine_wrapping,
+    "straggler_cost_ms": _waits_for_straggler,
+    "straggler_any_cost_ms": _waits_for_straggler,
+    "uneven_work_ms": partial(_waits_for_straggler, uneven=True),
 }
-"""Collectors by the names that rules use. The key is a rank; ``None`` is the one that stands for the run."""
+"""Collectors of facts whose places lie on other ranks too, or are more than the fact counts."""
+
+
+def collectors() -> dict[str, EvidenceCollector]:
+    """Return the collectors by fact. The key is a rank; ``None`` is the one that stands for the run."""
+    return {fact.name: _of_fact(fact) for fact in CATALOG.values() if fact.interval} | _BEYOND_ONE_RANK

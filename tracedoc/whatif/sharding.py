@@ -1,13 +1,15 @@
-"""Bound what better sharding gives: larger units, earlier gathers, no offloading."""
+"""Bound what better sharding gives: units of another size, earlier gathers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.values import Unknown
-from tracedoc.whatif.bounds import hidden_by_compute, measured, within_host_work
+from tracedoc.whatif.bounds import at_most, hidden_by_compute, measured, within_host_work
 
 
 def merge_units(measurements: Measurements, key: str | None) -> Gain | Unknown:
@@ -59,24 +61,12 @@ def split_units(measurements: Measurements, key: str | None) -> Gain | Unknown:
     )
 
 
-def keep_on_gpu(measurements: Measurements, key: str | None) -> Gain | Unknown:
-    """Bound what keeping everything on the GPU gives: exposed copies, and idle time under a CPU optimizer."""
-    stall = measured(measurements, "offload_stall_ms", key)
-    if isinstance(stall, Unknown):
-        return stall
-    return Gain(
-        0.0, stall, "ceiling", ("parameters and optimizer stay on the GPU, whose own update takes no time",)
-    )
-
-
 def _ahead(measurements: Measurements, key: str | None, fact: str, assumption: str) -> Gain | Unknown:
-    hideable = measured(measurements, fact, key)
-    if isinstance(hideable, Unknown):
-        return hideable
-    high, assumptions = within_host_work(measurements, key, hideable)
-    if measurements.available["multi_rank"].state != "present":
-        assumptions = (*assumptions, "none of it is waiting for peers, which one rank cannot tell")
-    return Gain(0.0, high, "ceiling", (assumption, *assumptions))
+    gain = at_most(measurements, key, fact, assumption, host_stays=True)
+    if isinstance(gain, Unknown) or measurements.available["multi_rank"].state == "present":
+        return gain
+    alone = "none of it is waiting for peers, which one rank cannot tell"
+    return replace(gain, assumptions=(*gain.assumptions, alone))
 
 
 SHARDING_GAINS: dict[str, Callable[[Measurements, str | None], Gain | Unknown]] = {
@@ -84,6 +74,5 @@ SHARDING_GAINS: dict[str, Callable[[Measurements, str | None], Gain | Unknown]] 
     "gather-ahead": gather_ahead,
     "gather-backward-ahead": gather_backward_ahead,
     "split-units": split_units,
-    "keep-on-gpu": keep_on_gpu,
 }
 """Estimators of the sharding rules, by name."""

@@ -32,19 +32,3 @@ def not_wait_for_rank(measurements: Measurements, key: str | None) -> Gain | Unk
     if measurements.is_cpu and not isinstance(without_core, Unknown):
         least = max(least - without_core, 0.0)
     return Gain(least, high, "ceiling", (assumption,))
-
-
-def not_wait_for_any_rank(measurements: Measurements, key: str | None) -> Gain | Unknown:
-    """Bound what equal arrivals give: what the median rank waits for whichever rank is last."""
-    high = measured(measurements, "straggler_any_cost_ms", key)
-    if isinstance(high, Unknown):
-        return high
-    return Gain(0.0, high, "ceiling", ("all ranks come at the same time",))
-
-
-def share_work_evenly(measurements: Measurements, key: str | None) -> Gain | Unknown:
-    """Bound what equal shares of the same work give: the mean waiting for ranks that had more of it."""
-    high = measured(measurements, "uneven_work_ms", key)
-    if isinstance(high, Unknown):
-        return high
-    return Gain(0.0, high, "ceiling", ("the work of each step stays and is shared evenly by all ranks",))

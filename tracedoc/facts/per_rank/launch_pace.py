@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tracedoc.facts.catalog import rank_fact
+from tracedoc.facts.catalog import rank_fact, total_ms
 from tracedoc.facts.per_rank.kernel_mix import judged_kernels
-from tracedoc.facts.per_rank.step import NO_STEP
+from tracedoc.facts.per_rank.step import NO_STEP, idle_of_cause
+from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.stalls import (
     CLEARLY_HIGH,
@@ -16,6 +17,8 @@ from tracedoc.timeline.stalls import (
 )
 from tracedoc.values import Unknown, Value
 
+NO_LAUNCH = Unknown("no launch belongs to the step")
+
 
 @rank_fact("late_launch_idle_ms", unit="ms", needs=("launches",))
 def late_launch_idle_ms(timeline: RankTimeline) -> Value:
@@ -23,11 +26,16 @@ def late_launch_idle_ms(timeline: RankTimeline) -> Value:
 
     Time that input, allocation, a blocking sync, compilation or garbage collection explains is not in it.
     """
-    return _idle(timeline, "launch")
+    return total_ms(idle_of_cause(timeline, "launch"))
 
 
-@rank_fact("launch_pace_idle_ms", unit="ms", needs=("launches",))
-def launch_pace_idle_ms(timeline: RankTimeline) -> Value:
+@rank_fact(
+    "launch_pace_idle_ms",
+    unit="ms",
+    needs=("launches",),
+    interval="GPU idle: the next kernel is not launched yet",
+)
+def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """GPU idle time of the median step that the pace of the host's launches explains.
 
     Late-launch gaps up to twenty times the median time between two launches; in a longer gap the host does
@@ -40,44 +48,46 @@ def launch_pace_idle_ms(timeline: RankTimeline) -> Value:
     if budget is None:
         return NO_STEP
     if spans is None:
-        return Unknown("no launch belongs to the step")
+        return NO_LAUNCH
     share = spans.total_ns / budget.window_ns if budget.window_ns else 0.0
     if CLEARLY_LOW <= share < CLEARLY_HIGH:
         return Unknown("the profiler's own cost on the host may explain this much idle time")
-    return spans.total_ns / 1e6
+    return spans
 
 
-@rank_fact("host_away_idle_ms", unit="ms", needs=("launches",))
-def host_away_idle_ms(timeline: RankTimeline) -> Value:
+@rank_fact(
+    "host_away_idle_ms",
+    unit="ms",
+    needs=("launches",),
+    interval="GPU idle: the host launches nothing for long",
+)
+def host_away_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Late-launch idle time of the median step in gaps too long for the pace of launches to explain."""
-    spans = host_away_idle(timeline)
-    if (unreliable := _unreliable(timeline)) is not None:
-        return unreliable
-    return Unknown("no launch belongs to the step") if spans is None else spans.total_ns / 1e6
+    return _unreliable(timeline) or _known(host_away_idle(timeline))
 
 
 @rank_fact("host_away_gaps", unit="count", needs=("launches",))
 def host_away_gaps(timeline: RankTimeline) -> Value:
     """Number of gaps that :func:`host_away_idle_ms` adds up."""
     spans = host_away_idle(timeline)
-    return Unknown("no launch belongs to the step") if spans is None else len(spans)
+    return NO_LAUNCH if spans is None else len(spans)
 
 
-@rank_fact("sync_idle_ms", unit="ms", needs=("launches",))
-def sync_idle_ms(timeline: RankTimeline) -> Value:
+@rank_fact("sync_idle_ms", unit="ms", needs=("launches",), interval="GPU idle after the host waited for it")
+def sync_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Idle time of the median step that the host's waits for the GPU cost (``.item()``, ``.cpu()``...).
 
     After a wait in which everything launched had ended: the idle time until the next kernel starts, at most
     as long as the host was blocked. A wait beside queued work costs nothing. Waiting for input and memory
     allocation come first.
     """
-    return _unreliable(timeline) or _idle(timeline, "sync")
+    return _unreliable(timeline) or idle_of_cause(timeline, "sync")
 
 
 @rank_fact("unexplained_idle_ms", unit="ms", needs=("kernels",))
 def unexplained_idle_ms(timeline: RankTimeline) -> Value:
     """Idle time of the median step without a cause: its next event has no launch in the trace."""
-    return _idle(timeline, "unknown")
+    return total_ms(idle_of_cause(timeline, "unknown"))
 
 
 @rank_fact("kernels_per_step", unit="count", needs=("gpu", "kernels"))
@@ -99,29 +109,29 @@ def mean_kernel_ms(timeline: RankTimeline) -> Value:
 def launch_interval_ms(timeline: RankTimeline) -> Value:
     """Median time between two launches of the median step, on the thread that launches most."""
     interval = launch_interval_ns(timeline)
-    return Unknown("no launch belongs to the step") if interval is None else interval / 1e6
+    return NO_LAUNCH if interval is None else interval / 1e6
 
 
-@rank_fact("short_kernel_idle_ms", unit="ms", needs=("launches",))
-def short_kernel_idle_ms(timeline: RankTimeline) -> Value:
+@rank_fact(
+    "short_kernel_idle_ms",
+    unit="ms",
+    needs=("launches",),
+    interval="GPU idle after a kernel shorter than a launch",
+)
+def short_kernel_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Late-launch idle time of the median step around kernels shorter than this run's launch interval.
 
     A gap counts when the kernel before it is shorter than the median time between two launches: such a
     kernel cannot keep the GPU busy until the next one is launched, whatever its number.
     """
-    spans = short_kernel_idle(timeline)
-    if (unreliable := _unreliable(timeline)) is not None:
-        return unreliable
-    return Unknown("no launch belongs to the step") if spans is None else spans.total_ns / 1e6
+    return _unreliable(timeline) or _known(short_kernel_idle(timeline))
+
+
+def _known(spans: Spans | None) -> Spans | Unknown:
+    return NO_LAUNCH if spans is None else spans
 
 
 def _unreliable(timeline: RankTimeline) -> Unknown | None:
     if timeline.idle_is_reliable:
         return None
     return Unknown("idle time is unreliable: launched kernels are missing from the trace")
-
-
-def _idle(timeline: RankTimeline, cause: str) -> Value:
-    if timeline.judged is None or timeline.idle is None:
-        return NO_STEP
-    return timeline.idle.in_window(timeline.judged.start_ns, timeline.judged.end_ns)[cause] / 1e6

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from tracedoc.facts.catalog import rank_fact
-from tracedoc.facts.per_rank.step import NO_STEP
+from tracedoc.facts.per_rank.step import idle_of_cause
+from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.trace import vocabulary
 from tracedoc.trace.distinct import distinct
 from tracedoc.values import Unknown, Value
+
+NO_LOADER = Unknown("no torch DataLoader is visible in this trace")
 
 LOADERS = {
     "single_process": "num_workers=0: samples are made on the training thread",
@@ -28,17 +31,17 @@ def loader_wait_ms(timeline: RankTimeline) -> Value:
     return timeline.host_delays.input.clip(step.start_ns, step.end_ns).total_ns / 1e6
 
 
-@rank_fact("input_idle_ms", unit="ms", needs=("host_ops", "kernels"))
-def input_idle_ms(timeline: RankTimeline) -> Value:
+@rank_fact(
+    "input_idle_ms",
+    unit="ms",
+    needs=("host_ops", "kernels"),
+    interval="GPU idle while the data loader is waited for",
+)
+def input_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step in which the device is idle while the host waits for the data loader."""
-    if timeline.judged is None or timeline.idle is None:
-        return NO_STEP
-    if loader_kind(timeline) == Unknown(_NO_LOADER):
-        return Unknown(_NO_LOADER)
-    return timeline.idle.in_window(timeline.judged.start_ns, timeline.judged.end_ns)["input"] / 1e6
-
-
-_NO_LOADER = "no torch DataLoader is visible in this trace"
+    if timeline.judged is not None and loader_kind(timeline) == NO_LOADER:
+        return NO_LOADER
+    return idle_of_cause(timeline, "input")
 
 
 @rank_fact("loader_kind", unit="text", needs=("host_ops",))
@@ -49,4 +52,4 @@ def loader_kind(timeline: RankTimeline) -> Value:
     for kind, words in LOADERS.items():
         if kind in kinds:
             return words
-    return Unknown(_NO_LOADER)
+    return NO_LOADER

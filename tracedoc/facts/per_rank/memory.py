@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracedoc.facts.catalog import rank_fact
-from tracedoc.facts.per_rank.step import NO_STEP
+from tracedoc.facts.per_rank.step import NO_STEP, idle_of_cause
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.stalls import pageable_rows, pageable_stall
@@ -16,12 +16,15 @@ from tracedoc.trace.vocabulary import RuntimeRole
 from tracedoc.values import Unknown, Value
 
 
-@rank_fact("allocator_idle_ms", unit="ms", needs=("host_ops", "launches"))
-def allocator_idle_ms(timeline: RankTimeline) -> Value:
+@rank_fact(
+    "allocator_idle_ms",
+    unit="ms",
+    needs=("host_ops", "launches"),
+    interval="GPU idle while device memory is allocated or freed",
+)
+def allocator_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step in which the GPU is idle while the host allocates or frees device memory."""
-    if timeline.judged is None or timeline.idle is None:
-        return NO_STEP
-    return timeline.idle.in_window(timeline.judged.start_ns, timeline.judged.end_ns)["allocator"] / 1e6
+    return idle_of_cause(timeline, "allocator")
 
 
 @rank_fact("allocator_calls_per_step", unit="count", needs=("host_ops", "launches"))
@@ -62,8 +65,13 @@ def pageable_bytes_per_step(timeline: RankTimeline) -> Value:
     return int(sizes.sum())
 
 
-@rank_fact("pageable_stall_ms", unit="ms", needs=("gpu", "kernels"))
-def pageable_stall_ms(timeline: RankTimeline) -> Value:
+@rank_fact(
+    "pageable_stall_ms",
+    unit="ms",
+    needs=("gpu", "kernels"),
+    interval="copy from pageable memory, or idle during its call",
+)
+def pageable_stall_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step that copies from pageable memory cost the GPU.
 
     Exposed time of the copies themselves, and idle time while the host is inside the call that made one
@@ -73,7 +81,7 @@ def pageable_stall_ms(timeline: RankTimeline) -> Value:
         return NO_STEP
     if timeline.trace.info.vendor == "amd":
         return Unknown("ROCm traces do not tell pinned from pageable memory")
-    return pageable_stall(timeline).total_ns / 1e6
+    return pageable_stall(timeline)
 
 
 @rank_fact("exposed_host_copy_ms", unit="ms", needs=("gpu", "kernels"))

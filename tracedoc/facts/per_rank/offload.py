@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.facts.per_rank.step import NO_STEP
+from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.offloading import (
     cpu_optimizer_idle,
@@ -39,9 +40,14 @@ def cpu_optimizer_idle_ms(timeline: RankTimeline) -> Value:
     return cpu_optimizer_idle(timeline, cpu_optimizer_spans(timeline)).total_ns / 1e6
 
 
-@rank_fact("offload_stall_ms", unit="ms", needs=("gpu", "kernels"))
-def offload_stall_ms(timeline: RankTimeline) -> Value:
+@rank_fact(
+    "offload_stall_ms",
+    unit="ms",
+    needs=("gpu", "kernels"),
+    interval="offload copy with nothing beside it, or GPU idle under the optimizer",
+)
+def offload_stall_ms(timeline: RankTimeline) -> Spans | Unknown:
     """What offloading costs the median step: exposed large copies, and idle time under a CPU optimizer."""
     if timeline.judged is None or timeline.activity is None:
         return NO_STEP
-    return offload_stall(timeline).total_ns / 1e6
+    return offload_stall(timeline)

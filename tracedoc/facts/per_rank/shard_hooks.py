@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.facts.per_rank.step import NO_STEP
+from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.stalls import hook_idle
 from tracedoc.values import Unknown, Value
@@ -25,8 +26,13 @@ def sharding_hook_host_ms(timeline: RankTimeline) -> Value:
     return timeline.units.units.hooks.clip(step.start_ns, step.end_ns).total_ns / 1e6
 
 
-@rank_fact("sharding_hook_idle_ms", unit="ms", needs=("host_ops", "launches"))
-def sharding_hook_idle_ms(timeline: RankTimeline) -> Value:
+@rank_fact(
+    "sharding_hook_idle_ms",
+    unit="ms",
+    needs=("host_ops", "launches"),
+    interval="GPU idle while the host is inside the hooks of FSDP",
+)
+def sharding_hook_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """GPU idle time of the median step for want of launches while the host is inside FSDP's hooks.
 
     0 where the pace of launches leaves the GPU idle for less than 20 % of the step: so much the profiler's
@@ -35,4 +41,4 @@ def sharding_hook_idle_ms(timeline: RankTimeline) -> Value:
     if timeline.units is None or not len(timeline.units.units.hooks):
         return NO_HOOKS
     spans = hook_idle(timeline)
-    return NO_STEP if spans is None else spans.total_ns / 1e6
+    return NO_STEP if spans is None else spans

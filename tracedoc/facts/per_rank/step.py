@@ -18,6 +18,13 @@ QUEUE_FULL_NS = 200_000
 """A launch call takes some 5-10 us; one that takes this long waited for room in the launch queue."""
 
 
+def idle_of_cause(timeline: RankTimeline, cause: str) -> Spans | Unknown:
+    """Return the idle time of the median step that has one of the causes of :mod:`tracedoc.timeline.idle`."""
+    if timeline.judged is None or timeline.idle is None:
+        return NO_STEP
+    return timeline.idle.spans[cause].clip(timeline.judged.start_ns, timeline.judged.end_ns)
+
+
 def _part(timeline: RankTimeline, part: str) -> Value:
     budget = timeline.judged_budget
     return NO_STEP if budget is None else getattr(budget, part) / 1e6
@@ -42,10 +49,30 @@ def compute_ms(timeline: RankTimeline) -> Value:
     return _part(timeline, "compute_ns")
 
 
-@rank_fact("exposed_comm_ms", unit="ms", needs=("kernels",))
-def exposed_comm_ms(timeline: RankTimeline) -> Value:
+@rank_fact(
+    "non_compute_ms",
+    unit="ms",
+    needs=("kernels",),
+    interval="no compute runs",
+)
+def non_compute_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Time of the median step in which no compute runs: communication, copies and idle time."""
+    if timeline.judged is None or timeline.activity is None:
+        return NO_STEP
+    return timeline.activity.compute.complement(timeline.judged.start_ns, timeline.judged.end_ns)
+
+
+@rank_fact(
+    "exposed_comm_ms",
+    unit="ms",
+    needs=("kernels",),
+    interval="communication with no compute beside it",
+)
+def exposed_comm_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step in which communication runs and no compute does. Copies hide nothing."""
-    return _part(timeline, "exposed_comm_ns")
+    if timeline.judged is None or timeline.activity is None:
+        return NO_STEP
+    return timeline.activity.exposed_comm.clip(timeline.judged.start_ns, timeline.judged.end_ns)
 
 
 @rank_fact("exposed_copy_ms", unit="ms", needs=("kernels",))

@@ -96,23 +96,19 @@ def latency_bound_frac(run: RunView) -> dict[str, Value]:
     return run.by_rank(lambda digest, step: _latency_bound_share(run, digest, step))
 
 
-@run_fact("latency_bound_exposed_ms", unit="ms", scope="rank", needs=("collectives",))
-def latency_bound_exposed_ms(run: RunView) -> dict[str, Value]:
+@run_fact(
+    "latency_bound_exposed_ms",
+    unit="ms",
+    scope="rank",
+    needs=("collectives",),
+    interval="exposed latency-bound collective",
+)
+def latency_bound_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
     """Exposed time of the median step in latency-bound collectives, less known waiting.
 
     Unknown where most of that time is in calls whose peers' arrivals are not known, and these take more than
     four times as long as calls of their size on measured machines: that is waiting, or a slow network.
     """
-
-    def exposed(digest: RankDigest, step: StepDigest) -> Value:
-        spans = latency_bound_exposed(run, digest, step)
-        return spans if isinstance(spans, Unknown) else spans.total_ns / 1e6
-
-    return run.by_rank(exposed)
-
-
-def latency_bound_exposed(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
-    """Return the time that :func:`latency_bound_exposed_ms` measures."""
     latency_bound = _latency_bound(run, digest)
     if isinstance(latency_bound, Unknown):
         return latency_bound

@@ -13,6 +13,7 @@ from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.sharded_units import NOT_SHARDED, NOT_TIMED
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.shard_stalls import StallParts, stall_parts
+from tracedoc.spans import Spans
 from tracedoc.timeline.shards.units import FORWARD
 from tracedoc.values import Unknown, Value
 
@@ -40,20 +41,34 @@ def backward_gather_stall_ms(run: RunView) -> dict[str, Value]:
     return _stall(run, lambda parts: np.where(parts.phase != FORWARD, parts.stall, 0))
 
 
-@run_fact("hideable_gather_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
-def hideable_gather_stall_ms(run: RunView) -> dict[str, Value]:
+@run_fact(
+    "hideable_gather_stall_ms",
+    unit="ms",
+    scope="rank",
+    needs=("kernels", "collectives", "launches"),
+    interval="compute waits for a gather that could have come earlier",
+)
+def hideable_gather_stall_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
     """What earlier gathers would hide of the stalls of :func:`gather_stall_ms`.
 
     The stalls less what late peers cause, and less by how much what is transferred since the gather before
     takes longer than the compute since its use. The first gather of a step has nothing to hide behind.
     """
-    return _stall(run, lambda parts: parts.hideable)
+    parts = _parts(run, digest, step)
+    return parts if isinstance(parts, Unknown) else parts.hideable_spans()
 
 
-@run_fact("hideable_backward_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
-def hideable_backward_stall_ms(run: RunView) -> dict[str, Value]:
+@run_fact(
+    "hideable_backward_stall_ms",
+    unit="ms",
+    scope="rank",
+    needs=("kernels", "collectives", "launches"),
+    interval="compute of the backward pass waits for a gather that could have come earlier",
+)
+def hideable_backward_stall_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
     """The part of :func:`hideable_gather_stall_ms` in the backward pass."""
-    return _stall(run, lambda parts: np.where(parts.phase != FORWARD, parts.hideable, 0))
+    parts = _parts(run, digest, step)
+    return parts if isinstance(parts, Unknown) else parts.hideable_spans(parts.phase != FORWARD)
 
 
 @run_fact("gather_stall_wait_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))

@@ -57,10 +57,19 @@ def median_bucket_bytes(run: RunView) -> dict[str, Value]:
     return run.by_rank(lambda digest, step: median(digest, _rows(digest, step)))
 
 
-@run_fact("gradient_exposed_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
-def gradient_exposed_ms(run: RunView) -> dict[str, Value]:
+@run_fact(
+    "gradient_exposed_ms",
+    unit="ms",
+    scope="rank",
+    needs=("host_ops", "collectives"),
+    interval="exposed gradient reduction",
+)
+def gradient_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
     """Exposed time of the median step's gradient reductions, less known waiting for other ranks."""
-    return run.by_rank(lambda digest, step: gradient_exposed(run, digest, step).total_ns / 1e6)
+    rows = _rows(digest, step)
+    turn = run.arrivals[digest.rank].last_arrival_ns(digest.collectives)
+    spans = Spans.of(turn[rows], digest.collectives.end_ns[rows])
+    return (spans & digest.exposed_comm).clip(step.start_ns, step.end_ns)
 
 
 @run_fact("exposed_beside_gradients", unit="text", scope="rank", needs=("host_ops", "collectives"))
@@ -123,7 +132,7 @@ def bucket_saving_ms(run: RunView) -> dict[str, Value]:
 
     def saving(digest: RankDigest, step: StepDigest) -> Value:
         overhead = _overhead(run, digest, _rows(digest, step))
-        exposed = gradient_exposed(run, digest, step).total_ns / 1e6
+        exposed = gradient_exposed_ms(run, digest, step).total_ns / 1e6
         return overhead * exposed if isinstance(overhead, float) else overhead
 
     return run.by_rank(saving)
@@ -147,7 +156,7 @@ def late_reduction_ms(run: RunView) -> dict[str, Value]:
         after = digest.facts.get("comm_after_backward_ms", NO_PHASES)
         if not isinstance(after, (int, float)):
             return after
-        return min(float(after), gradient_exposed(run, digest, step).total_ns / 1e6)
+        return min(float(after), gradient_exposed_ms(run, digest, step).total_ns / 1e6)
 
     return run.by_rank(late)
 
@@ -160,18 +169,10 @@ def repeated_reduction_ms(run: RunView) -> dict[str, Value]:
         passes = digest.facts.get("reducing_micro_batches", NO_PHASES)
         if not isinstance(passes, int):
             return passes if isinstance(passes, Unknown) else NO_PHASES
-        exposed = gradient_exposed(run, digest, step).total_ns / 1e6
+        exposed = gradient_exposed_ms(run, digest, step).total_ns / 1e6
         return exposed * (passes - 1) / passes if passes > 1 else 0.0
 
     return run.by_rank(repeated)
-
-
-def gradient_exposed(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
-    """Return the exposed time of a step's gradient reductions, less known waiting, on the rank's clock."""
-    rows = _rows(digest, step)
-    turn = run.arrivals[digest.rank].last_arrival_ns(digest.collectives)
-    spans = Spans.of(turn[rows], digest.collectives.end_ns[rows])
-    return (spans & digest.exposed_comm).clip(step.start_ns, step.end_ns)
 
 
 def _beside_gradients(

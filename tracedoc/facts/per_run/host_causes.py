@@ -121,7 +121,9 @@ def sync_asked_by(run: RunView) -> dict[str, Value]:
 def host_away_doing(run: RunView) -> dict[str, Value]:
     """What the host does in the gaps of :func:`host_away_idle_ms`: the operator filling them, and where."""
     return {
-        str(digest.rank): _away(digest.host_work) if digest.host_work is not None else NO_STEP
+        str(digest.rank): _away(digest.host_work, digest.facts.get("host_away_idle_ms", NO_STEP))
+        if digest.host_work is not None
+        else NO_STEP
         for digest in run.digests
     }
 
@@ -161,7 +163,9 @@ def _at(where: str) -> str:
     return f" {where}" if where.startswith("between ") else f" in {where}"
 
 
-def _away(host: HostDigest) -> Value:
+def _away(host: HostDigest, idle_ms: Value) -> Value:
+    if isinstance(idle_ms, Unknown):
+        return idle_ms
     if not host.away:
         return Unknown("the host is never away for long")
     named = [

@@ -42,16 +42,21 @@ def latency_bound_gathers_frac(run: RunView) -> dict[str, Value]:
     return run.by_rank(share)
 
 
-@run_fact("sharded_exposed_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
-def sharded_exposed_ms(run: RunView) -> dict[str, Value]:
+@run_fact(
+    "sharded_exposed_ms",
+    unit="ms",
+    scope="rank",
+    needs=("kernels", "collectives"),
+    interval="gather or reduce-scatter with no compute beside it",
+)
+def sharded_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
     """Exposed time of the median step in gathers and reduce-scatters of units, less known waiting."""
-
-    def exposed(digest: RankDigest, step: StepDigest) -> Value:
-        if digest.units is None:
-            return NOT_SHARDED
-        return sharded_exposed_spans(run, digest, step).total_ns / 1e6
-
-    return run.by_rank(exposed)
+    if digest.units is None:
+        return NOT_SHARDED
+    table, rows = digest.collectives, _rows(digest)
+    turn = run.arrivals[digest.rank].last_arrival_ns(table)
+    inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
+    return inside & Spans.of(turn[rows], table.end_ns[rows])
 
 
 @run_fact("mergeable_exposed_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
@@ -126,9 +131,12 @@ def block_gather_estimate_ms(run: RunView) -> dict[str, Value]:
 
 
 def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
-    """Return where the cost of fine wrapping lies: exposed latency-bound calls, and idle time under hooks."""
+    """Return where :func:`fine_wrapping_cost_ms` lies: exposed latency-bound calls, idle time under hooks.
+
+    They are longer than it, for merged calls take time as well.
+    """
     limit = latency_bound_bytes(run, digest)
-    hooks = digest.spans.get("idle_sharding_hooks", Spans.empty())
+    hooks = digest.spans.get("sharding_hook_idle_ms", Spans.empty())
     if digest.units is None or isinstance(limit, Unknown):
         return hooks
     table = digest.collectives
@@ -136,14 +144,6 @@ def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> S
     turn = run.arrivals[digest.rank].last_arrival_ns(table)
     exposed = digest.exposed_comm & Spans.of(turn[small], table.end_ns[small])
     return (exposed | hooks).clip(step.start_ns, step.end_ns)
-
-
-def sharded_exposed_spans(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
-    """Return the time that :func:`sharded_exposed_ms` measures."""
-    table, rows = digest.collectives, _rows(digest)
-    turn = run.arrivals[digest.rank].last_arrival_ns(table)
-    inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
-    return inside & Spans.of(turn[rows], table.end_ns[rows])
 
 
 def _rows(digest: RankDigest) -> npt.NDArray[np.bool_]:
