@@ -8,6 +8,10 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tracedoc.facts.catalog import FactDef
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "facts.md"
@@ -29,21 +33,21 @@ def facts_page() -> str:
     """Return the text of the page."""
     if str(REPOSITORY) not in sys.path:
         sys.path.insert(0, str(REPOSITORY))
-    import tracedoc.facts.topics  # noqa: F401  fills the catalogue
     from tracedoc.facts.catalog import CATALOG
+    from tracedoc.facts.topics import by_topic
 
-    topics: dict[str, list[str]] = {}
-    for fact in CATALOG.values():
-        module = sys.modules[fact.compute.__module__]
-        title = (module.__doc__ or "").splitlines()[0].removeprefix("Facts about ").rstrip(".")
-        needs = ", ".join(f"`{need}`" for need in sorted(fact.needs))
-        traits = f"{fact.unit}, one for the run" if fact.scope == "run" else f"{fact.unit}, by {fact.scope}"
-        body = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", fact.doc).replace("``", "`")
-        topics.setdefault(title[0].upper() + title[1:], []).append(
-            f"### `{fact.name}`\n\n*{traits}{f'; needs {needs}' if needs else ''}*\n\n{body}\n"
-        )
-    sections = (f"## {title}\n\n" + "\n".join(entries) for title, entries in sorted(topics.items()))
+    sections = (
+        f"## {topic}\n\n" + "\n".join(_entry(CATALOG[name]) for name in names)
+        for topic, names in by_topic(list(CATALOG)).items()
+    )
     return HEAD + "\n" + "\n".join(sections)
+
+
+def _entry(fact: FactDef) -> str:
+    needs = ", ".join(f"`{need}`" for need in sorted(fact.needs))
+    traits = f"{fact.unit}, one for the run" if fact.scope == "run" else f"{fact.unit}, by {fact.scope}"
+    body = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", fact.doc).replace("``", "`")
+    return f"### `{fact.name}`\n\n*{traits}{f'; needs {needs}' if needs else ''}*\n\n{body}\n"
 
 
 if __name__ == "__main__":

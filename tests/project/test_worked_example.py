@@ -10,6 +10,8 @@ import pytest
 
 from tracedoc.facts.catalog import CATALOG
 from tracedoc.facts.per_rank import messages
+from tracedoc.facts.topics import by_topic
+from tracedoc.rules.load import load_rules
 from tracedoc.testing.cases import run_case_file
 
 TEXT = (Path(__file__).resolve().parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -34,6 +36,21 @@ def fact() -> Iterator[str]:
     yield name
     del CATALOG[name]
     delattr(messages, name)
+
+
+def test_a_rule_with_a_new_fact_takes_five_files(fact: str, tmp_path: Path) -> None:
+    files = re.findall(r"^\| `([^`]+)` \|", TEXT, re.M)
+    assert files == [
+        "tracedoc/facts/per_rank/messages.py",
+        "tests/facts/test_messages.py",
+        "rules/communication/one-large-message.yaml",
+        "tests/rules/one-large-message.yaml",
+        "CHANGELOG.md",
+    ]
+    # No sixth one: the fact has its topic, which the page of definitions follows, and rules may name it.
+    assert by_topic([fact]) == {"Communication": [fact]}
+    (tmp_path / Path(files[2]).name).write_text(block("yaml", "id:"), encoding="utf-8")
+    assert load_rules([tmp_path])[-1].id == Path(files[2]).stem
 
 
 def test_fact_passes_its_own_test(fact: str, tmp_path: Path) -> None:

@@ -101,34 +101,45 @@ def confidence(run: RunView) -> str:
 
 def availability(run: RunView) -> dict[str, Availability]:
     """Return what the capture holds, for each need."""
-    digests = run.digests
-    present = {need for need in NEEDS if any(need in digest.present for digest in digests)}
-    if len(digests) > 1:
-        present.add("multi_rank")
-    peaks = [device_peak(digest.device) for digest in digests]
-    if any(peak is None or peak.tf32_tflops for peak in peaks):
-        present.add("tf32")  # a device that is not listed may have it
-    cpu = bool(digests) and all(digest.is_cpu for digest in digests)
-    alone = run.world_size == 1 or (
-        run.world_size is None and len(digests) == 1 and not _distributed(digests)
-    )
+    present, absent = _present(run), _absent_by_nature(run)
+    missing = dict(_MISSING)
+    if "gpu" not in present | absent.keys():
+        missing |= dict.fromkeys(("kernels", "launches"), _MISSING["gpu"])  # one cause, told once
     found = {}
     for need in sorted(NEEDS):
         if need in present:
             found[need] = Availability("present")
-        elif need in ("gpu", "launches") and cpu:
-            found[need] = Availability("by_nature", "a CPU run has no GPU activity")
-        elif need in ("collectives", "multi_rank") and alone:
-            found[need] = Availability("by_nature", "one process has no peers")
-        elif need == "sharding" and not _sharded_by_name(digests):
-            found[need] = Availability("by_nature", "no parameters are sharded by FSDP or ZeRO-3")
-        elif need == "tf32":
-            found[need] = Availability("by_nature", "the device has no TF32")
-        elif need in ("kernels", "launches") and "gpu" not in present and not cpu:
-            found[need] = Availability("not_captured", _MISSING["gpu"])  # one cause, told once
+        elif need in absent:
+            found[need] = Availability("by_nature", absent[need])
         else:
-            found[need] = Availability("not_captured", _MISSING[need])
+            found[need] = Availability("not_captured", missing[need])
     return found
+
+
+def _present(run: RunView) -> set[str]:
+    present = {need for need in NEEDS if any(need in digest.present for digest in run.digests)}
+    if len(run.digests) > 1:
+        present.add("multi_rank")
+    peaks = [device_peak(digest.device) for digest in run.digests]
+    if any(peak is None or peak.tf32_tflops for peak in peaks):
+        present.add("tf32")  # a device that is not listed may have it
+    return present
+
+
+def _absent_by_nature(run: RunView) -> dict[str, str]:
+    """Return why this run cannot have what it does not have, by need."""
+    digests = run.digests
+    alone = run.world_size == 1 or (
+        run.world_size is None and len(digests) == 1 and not _distributed(digests)
+    )
+    absent = {"tf32": "the device has no TF32"}
+    if digests and all(digest.is_cpu for digest in digests):
+        absent |= dict.fromkeys(("gpu", "launches"), "a CPU run has no GPU activity")
+    if alone:
+        absent |= dict.fromkeys(("collectives", "multi_rank"), "one process has no peers")
+    if not _sharded_by_name(digests):
+        absent["sharding"] = "no parameters are sharded by FSDP or ZeRO-3"
+    return absent
 
 
 _MISSING = {

@@ -354,32 +354,21 @@ def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurement
     units = {name: fact.definition.unit for name, fact in measurements.facts.items()}
     units |= {name: param.unit for name, param in rule.params.items()}
     values = _values(rule, measurements.facts, worst.key, measurements)
-    named = WORST_RANK in placeholders(rule.message)
-    message = fill(rule.message, {**values, WORST_RANK: worst.key or ""}, {**units, WORST_RANK: "text"})
     keys = sorted((one.key for one in own.held if one.key is not None), key=lambda key: (len(key), key))
+    message = fill(rule.message, {**values, WORST_RANK: worst.key or ""}, {**units, WORST_RANK: "text"})
     if keys and len(measurements.ranks) > 1:
-        where = [] if named else [f"rank {worst.key}"]
-        if len(keys) > 1:
-            # Without a gain no rank is known to be worse than another.
-            which = "the worst" if isinstance(worst.gain, Gain) else "one"
-            where.append(f"{which} of {_ranks_text(keys)}")
-        message = _before_full_stop(message, ", ".join(where)) if where else message
-    gain = worst.gain if isinstance(worst.gain, Gain) else None
+        message = _with_ranks(message, keys, worst, named=WORST_RANK in placeholders(rule.message))
     if isinstance(worst.gain, Unknown):
         message += f" What a fix would give back is unknown: {worst.gain.reason}."
-    confidence = measurements.confidence
-    for doubt in doubts:
-        confidence = "medium" if confidence == "high" else confidence
-        note = f"{doubt.rule_id} could not be judged and may explain part of it"
-        note += f": {doubt.reason}" if doubt.reason else ""
-        if gain is not None:
-            gain = replace(gain, assumptions=(*gain.assumptions, note))
-        else:
-            message += f" {note[0].upper()}{note[1:]}."
-    if gain is not None and _share_of_step(gain, measurements) is None:
-        gain = replace(
-            gain, assumptions=(*gain.assumptions, "the length of a step is unknown: severity is note")
-        )
+    notes = [_doubt(doubt) for doubt in doubts]
+    gain = worst.gain if isinstance(worst.gain, Gain) else None
+    if gain is None:
+        message += "".join(f" {note[0].upper()}{note[1:]}." for note in notes)
+    else:
+        if _share_of_step(gain, measurements) is None:
+            notes.append("the length of a step is unknown: severity is note")
+        gain = replace(gain, assumptions=(*gain.assumptions, *notes))
+    confidence = "medium" if doubts and measurements.confidence == "high" else measurements.confidence
     return Finding(
         id=_finding_id(rule, keys, own.verdict),
         rule_id=rule.id,
@@ -396,6 +385,21 @@ def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurement
         fixes=tuple(_filled(fix, values, units) for fix in _helpful(rule, values)),
         status=rule.status,
     )
+
+
+def _with_ranks(message: str, keys: Sequence[str], worst: _Opinion, *, named: bool) -> str:
+    """Return the message with the rank whose numbers it tells, unless ``named`` there, and the others."""
+    where = [] if named else [f"rank {worst.key}"]
+    if len(keys) > 1:
+        # Without a gain no rank is known to be worse than another.
+        which = "the worst" if isinstance(worst.gain, Gain) else "one"
+        where.append(f"{which} of {_ranks_text(keys)}")
+    return _before_full_stop(message, ", ".join(where)) if where else message
+
+
+def _doubt(verdict: Verdict) -> str:
+    note = f"{verdict.rule_id} could not be judged and may explain part of it"
+    return f"{note}: {verdict.reason}" if verdict.reason else note
 
 
 def _severity(rule: Rule, gain: Gain | None, confidence: str, measurements: Measurements) -> str:

@@ -203,20 +203,10 @@ def _unit_of(node: ast.expr, units: Mapping[str, str]) -> Unit:
             return _BOOL
         case ast.UnaryOp(operand=operand):
             return _number_unit(operand, units)
-        case ast.BinOp(left=left, op=operator, right=right):
-            one, other = _number_unit(left, units), _number_unit(right, units)
-            if isinstance(operator, ast.Add | ast.Sub):
-                purpose = "added" if isinstance(operator, ast.Add) else "subtracted"
-                return _common_unit([(left, one), (right, other)], purpose)
-            return _product(one, other, 1 if isinstance(operator, ast.Mult) else -1)
-        case ast.Compare(left=left, ops=operators, comparators=rights):
-            sides = [(side, _unit_of(side, units)) for side in (left, *rights)]
-            for position, relation in enumerate(operators):
-                unit = _common_unit(sides[position : position + 2], "compared")
-                if unit.kind != "number" and type(relation) in _ORDER:
-                    word = "text" if unit.kind == "text" else "a truth value"
-                    raise ExpressionError(f"{word} has no order: use == or !=", node.col_offset)
-            return _BOOL
+        case ast.BinOp():
+            return _arithmetic_unit(node, units)
+        case ast.Compare():
+            return _comparison_unit(node, units)
         case ast.Call(func=ast.Name(id=function), args=arguments):
             measured = [(argument, _number_unit(argument, units)) for argument in arguments]
             return _common_unit(measured, f"arguments of one {function}")
@@ -232,6 +222,24 @@ def _unit_of(node: ast.expr, units: Mapping[str, str]) -> Unit:
             return _ZERO if value == 0 else _NUMBER
         case _:
             raise AssertionError(f"parse admitted {type(node).__name__}")
+
+
+def _arithmetic_unit(node: ast.BinOp, units: Mapping[str, str]) -> Unit:
+    one, other = _number_unit(node.left, units), _number_unit(node.right, units)
+    if isinstance(node.op, ast.Add | ast.Sub):
+        purpose = "added" if isinstance(node.op, ast.Add) else "subtracted"
+        return _common_unit([(node.left, one), (node.right, other)], purpose)
+    return _product(one, other, 1 if isinstance(node.op, ast.Mult) else -1)
+
+
+def _comparison_unit(node: ast.Compare, units: Mapping[str, str]) -> Unit:
+    sides = [(side, _unit_of(side, units)) for side in (node.left, *node.comparators)]
+    for position, relation in enumerate(node.ops):
+        unit = _common_unit(sides[position : position + 2], "compared")
+        if unit.kind != "number" and type(relation) in _ORDER:
+            word = "text" if unit.kind == "text" else "a truth value"
+            raise ExpressionError(f"{word} has no order: use == or !=", node.col_offset)
+    return _BOOL
 
 
 def _require_truth(node: ast.expr, units: Mapping[str, str]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Final, Literal
+from collections.abc import Callable, Container
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -30,7 +31,7 @@ _DIRECTIONS: Final[dict[str, Direction]] = {"HtoD": "HtoD", "DtoH": "DtoH", "Dto
 _NUMBER: Final = r"\d+(?:\.\d+)?"
 _INTERVAL: Final = re.compile(rf"({_NUMBER})-({_NUMBER})")
 _SIZE: Final = re.compile(rf"({_NUMBER})(B|KiB|MiB|GiB)")
-_TIMES: Final = re.compile(r"x(\d+)")
+_TIMES: Final = re.compile(r"x(0*[1-9]\d*)")
 _LENGTH: Final = re.compile(rf"({_NUMBER})(us|ms)")
 _SETTING: Final = re.compile(rf"(step|steps|lead)\s*:\s*({_NUMBER})")
 _STRATEGY: Final = re.compile(r"strategy\s*:\s*(\w+)")
@@ -149,38 +150,48 @@ def _segments(lane: str, words: list[str], line: int) -> list[Segment]:
 
 def _described(one: Segment, word: str) -> Segment:
     """Return the segment with what ``word`` says about it."""
-    if (size := _SIZE.fullmatch(word)) and (one.lane in OPERATIONS or one.lane in ("copy", "memset")):
-        return replace(one, nbytes=int(float(size[1]) * _SIZES[size[2]]))
-    if one.lane in OPERATIONS or one.lane in (*COMPUTE, "copy", "memset"):
-        if (times := _TIMES.fullmatch(word)) and int(times[1]) > 0:
-            return replace(one, count=int(times[1]))
-        if length := _LENGTH.fullmatch(word):
-            return replace(one, each_ms=float(length[1]) / (1000 if length[2] == "us" else 1))
-        if re.fullmatch(rf"lead={_NUMBER}", word):
-            return replace(one, lead_ms=float(word[5:]))
-    if one.lane in OPERATIONS or one.lane in COMPUTE:
-        if word == "unlinked":
-            return replace(one, linked=False)
-        if one.lane in OPERATIONS and word.startswith("dtype="):
-            return replace(one, dtype=word[6:])
-    if one.lane in COMPUTE and re.fullmatch(r"grid=[1-9]\d*", word):
-        return replace(one, grid=int(word[5:]))
-    if one.lane in OPERATIONS and re.fullmatch(r"ranks=\d+(,\d+)+", word):
-        return replace(one, ranks=tuple(sorted(int(rank) for rank in word[6:].split(","))))
-    if one.lane in ("send", "recv") and re.fullmatch(r"peer=\d+", word):
-        return replace(one, peer=int(word[5:]))
-    if one.lane == "copy" and word in _DIRECTIONS:
-        return replace(one, direction=_DIRECTIONS[word])
-    if one.lane == "copy" and word == "pageable":
-        return replace(one, pageable=True)
-    if one.lane == "host" and word == "optimizer":
-        return replace(one, name=CPU_OPTIMIZER)
-    if one.lane in ("compute", "optimizer", "host") and word.startswith("name="):
-        return replace(one, name=word[5:])
-    if one.lane in SHARDED_LANES and (unit := re.fullmatch(r"unit=(\S+)", word)):
-        return replace(one, unit=unit[1])
-    if one.lane == "allgather" and word == "prefetch":
-        return replace(one, prefetch=True)
-    if one.lane == "loader" and word == "workers":
-        return replace(one, workers=True)
+    for lanes, pattern, says in _WORDS:
+        if one.lane in lanes and (match := pattern.fullmatch(word)):
+            return replace(one, **says(match))
     raise LanesError(one.line, f"{word!r} says nothing about {one.lane}")
+
+
+_DEVICE_LANES: Final = (*OPERATIONS, *COMPUTE, "copy", "memset")
+
+_WORDS: Final[
+    tuple[tuple[Container[str], re.Pattern[str], Callable[[re.Match[str]], dict[str, Any]]], ...]
+] = (
+    (
+        (*OPERATIONS, "copy", "memset"),
+        _SIZE,
+        lambda match: {"nbytes": int(float(match[1]) * _SIZES[match[2]])},
+    ),
+    (_DEVICE_LANES, _TIMES, lambda match: {"count": int(match[1])}),
+    (
+        _DEVICE_LANES,
+        _LENGTH,
+        lambda match: {"each_ms": float(match[1]) / (1000 if match[2] == "us" else 1)},
+    ),
+    (_DEVICE_LANES, re.compile(rf"lead=({_NUMBER})"), lambda match: {"lead_ms": float(match[1])}),
+    ((*OPERATIONS, *COMPUTE), re.compile("unlinked"), lambda _: {"linked": False}),
+    (OPERATIONS, re.compile("dtype=(.*)"), lambda match: {"dtype": match[1]}),
+    (COMPUTE, re.compile(r"grid=([1-9]\d*)"), lambda match: {"grid": int(match[1])}),
+    (
+        OPERATIONS,
+        re.compile(r"ranks=(\d+(?:,\d+)+)"),
+        lambda match: {"ranks": tuple(sorted(int(rank) for rank in match[1].split(",")))},
+    ),
+    (("send", "recv"), re.compile(r"peer=(\d+)"), lambda match: {"peer": int(match[1])}),
+    (
+        ("copy",),
+        re.compile("|".join(_DIRECTIONS)),
+        lambda match: {"direction": _DIRECTIONS[match[0]]},
+    ),
+    (("copy",), re.compile("pageable"), lambda _: {"pageable": True}),
+    (("host",), re.compile("optimizer"), lambda _: {"name": CPU_OPTIMIZER}),
+    (("compute", "optimizer", "host"), re.compile("name=(.*)"), lambda match: {"name": match[1]}),
+    (SHARDED_LANES, re.compile(r"unit=(\S+)"), lambda match: {"unit": match[1]}),
+    (("allgather",), re.compile("prefetch"), lambda _: {"prefetch": True}),
+    (("loader",), re.compile("workers"), lambda _: {"workers": True}),
+)
+"""What a word says of an interval: on which lanes, how it is written, and the fields that it sets."""
