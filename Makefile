@@ -2,16 +2,18 @@
 # make test    run every test; installs what the tests need (a CPU build of torch among it)
 # make lint    ruff and mypy
 # make bench   measure speed and memory side by side with other tools (BENCH="--rounds 1" for options)
+# make bench-plan   hold predicted steps and peaks of `tracedoc plan` against published runs (ROWS=--rows: each run)
 # make clean   remove what the targets above made
 
 PYTHON ?= python3
 RUN ?= sample_traces/synthetic_ddp_tiny_batch
 BENCH ?=
+ROWS ?=
 
 BIN := .venv/bin
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench bench-plan clean
 
 demo: .venv/installed
 	$(BIN)/tracedoc diagnose $(RUN) -o - -o report.html
@@ -29,6 +31,9 @@ bench: .venv-bench/python .venv-hta/ready .venv-gpu-idle/ready
 	rm -rf build/lib
 	.venv-bench/bin/python $(PIP) .
 	.venv-bench/bin/python benchmarks/run.py $(BENCH)
+
+bench-plan: .venv/installed
+	$(BIN)/python benchmarks/plan.py $(ROWS)
 
 clean:
 	rm -rf .venv .venv-bench .venv-hta .venv-traceinsight .venv-gpu-idle build dist report.html *.egg-info

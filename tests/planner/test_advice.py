@@ -6,7 +6,9 @@ import pytest
 from msgspec.structs import fields
 
 from tracedoc.errors import InputError
-from tracedoc.planner.advice import Advice, Situation, Wish, _decisions, advise
+from tracedoc.planner.advice import Advice, advise
+from tracedoc.planner.candidates import Wish
+from tracedoc.planner.choice import Situation, decisions
 from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of
 from tracedoc.planner.memory import fits_instead, fits_without_sharding
 from tracedoc.planner.setup import Question, Training
@@ -92,17 +94,57 @@ def test_70b_on_8_gpus_of_80_gb_does_not_fit_and_32_gpus_or_lora_would() -> None
     advice = ask(70e9, 8, 80)
     assert chosen(advice) == "nothing"
     changes = {c.id: c for c in advice.changes}
-    assert advice.changes[0].what == "32 GPUs in 4 nodes instead of 8"
+    assert changes["gpus"].what == "32 GPUs in 4 nodes instead of 8"
     assert {"offload-all", "lora", "qlora"} <= set(changes)
+    # Four times the GPUs cost four times as much: what is moved to the host comes first.
+    order = [change.id for change in advice.changes]
+    assert order.index("offload-all") < order.index("gpus") < order.index("lora")
     assert changes["offload-all"].host_bytes_per_node / GB == pytest.approx(1120)
 
 
 def test_what_only_the_other_framework_fits_is_the_smallest_change() -> None:
     """FSDP holds a buffer in fp32 and gradients beside its shards, DeepSpeed smaller buckets."""
-    advice = ask(13e9, 4, 40, optimizer="adamw-8bit")
+    advice = ask(13e9, 4, 39, optimizer="adamw-8bit")
     assert chosen(advice) == "nothing"
     assert advice.least.strategy == "full-shard"
     assert advice.changes[0].option == "--framework deepspeed"
+
+
+def test_what_fits_but_for_the_reserve_is_tight_and_says_what_would_give_room() -> None:
+    """Published runs live there, so it is no refusal; others run out of memory: there is a change."""
+    advice = ask(13e9, 4, 40, optimizer="adamw-8bit")
+    assert advice.chosen is not None
+    assert advice.chosen.tight
+    assert -advice.chosen.memory.reserve < advice.chosen.headroom_bytes < 0
+    assert advice.changes
+
+
+def test_nothing_that_is_surely_faster_is_passed_over() -> None:
+    """A step of DDP updates all parameters on each GPU, and its range lies above what sharding takes."""
+    advice = ask(3e9, 8, 80, gpu="H100")
+    times = {c.strategy: c.step.expected_ms for c in advice.candidates if c.fits and c.step}
+    assert advice.candidates
+    assert "ddp" in times
+    assert times["ddp"] > 1.1 * times["shard-grad-op"]
+    assert chosen(advice) == "shard-grad-op"
+
+
+def test_small_changes_are_combined_before_money_is_spent() -> None:
+    """No single one of them is enough here."""
+    advice = ask(7e9, 2, 48, micro_batch=8, sequence=4096)
+    first = advice.changes[0]
+    assert first.id == "combined"
+    assert "8-bit AdamW" in first.what
+
+
+def test_one_gpu_can_offload() -> None:
+    """ZeRO-Offload trains 13e9 parameters on one GPU of 32 GB: their 16-bit weights stay there, 26 GB."""
+    deepspeed = ask(13e9, 1, 32, framework="deepspeed", offload="optimizer", sequence=512)
+    assert chosen(deepspeed) == "single-zero-2"
+    pytorch = ask(13e9, 1, 32, offload="all", sequence=512)
+    assert chosen(pytorch) == "single-fsdp"
+    assert pytorch.chosen is not None
+    assert pytorch.chosen.memory.states.host / GB == pytest.approx(13 * 16)
 
 
 def test_on_one_gpu_another_framework_changes_nothing() -> None:
@@ -157,9 +199,9 @@ def test_a_plan_says_what_would_change_it() -> None:
 
 def test_decision_rules_name_only_what_exists() -> None:
     conditions = {field.name for field in fields(Situation)}
-    for rule in _decisions().rule:
+    for rule in decisions().rule:
         assert {c.removeprefix("not ") for c in rule.when} <= conditions
-        assert set(rule.choose) <= {*STRATEGIES, "least"}
+        assert set(rule.choose) <= {*STRATEGIES, "least", "fastest"}
 
 
 def test_deepspeed_offload_is_refused_where_the_framework_has_none() -> None:

@@ -26,6 +26,7 @@ class Captured(msgspec.Struct, frozen=True):
     device: str
     busbw_gbps: float | None
     compute_ms: float | None
+    memory_bytes: float | None
     notes: tuple[str, ...]
 
 
@@ -63,8 +64,16 @@ def captured(path: str) -> Captured:
         device=diagnosis.run.device,
         busbw_gbps=rate[0] if rate else None,
         compute_ms=compute,
+        memory_bytes=_number(diagnosis, "device_memory_bytes"),
         notes=tuple(notes),
     )
+
+
+def _number(diagnosis: Diagnosis, name: str) -> float | None:
+    """Return a fact that is a number, ``None`` where it is not known."""
+    record = diagnosis.facts.get(name)
+    value = record.value if record else None
+    return float(value) if isinstance(value, int | float) and value > 0 else None
 
 
 def _model(path: str, diagnosis: Diagnosis) -> tuple[ModelShape | None, str]:

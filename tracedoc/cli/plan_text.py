@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tracedoc.planner.advice import Candidate, with_checkpointing
+from tracedoc.planner.candidates import Candidate, step_range, with_checkpointing
 from tracedoc.planner.configurations import Configuration
-from tracedoc.planner.plan import Plan, step_range
+from tracedoc.planner.plan import Plan
 from tracedoc.report.console import heading, printed_text, text_console
-from tracedoc.units import format_count, format_gb
+from tracedoc.units import format_count, format_gb, format_percent
 
 _LEAST_NEEDED = ("activ.", "other", "states", "sent", "room")
 _UNITS = "GB on each GPU, of 1e9 bytes as GPUs are sold; sent: by each GPU in a step"
@@ -145,7 +145,7 @@ def _cells(plan: Plan, candidate: Candidate) -> tuple[str, ...]:
     other = memory.working + memory.units + memory.reserve + memory.context
     return (
         candidate.title + (" *" if candidate.checkpointing else ""),
-        "yes" if candidate.fits else "no",
+        "tight" if candidate.tight else ("yes" if candidate.fits else "no"),
         _gb(candidate.total_bytes),
         _gb(candidate.headroom_bytes),
         _gb(states),
@@ -213,4 +213,12 @@ def _second_opinion(plan: Plan) -> str:
     if faster is None:
         return ""
     title = with_checkpointing(faster.title, faster.checkpointing)
-    return f"The prediction has {title} ahead ({step_range(faster)}): measure both before you settle."
+    chosen = next(c for c in plan.strategies if c.strategy == plan.recommended)
+    assert faster.step is not None
+    assert chosen.step is not None
+    less = format_percent(1 - faster.step.expected_ms / chosen.step.expected_ms)
+    simpler = f" {chosen.title} is the simpler of the two;" if chosen.family == "ddp" else ""
+    return (
+        f"{title} is predicted {less} faster ({step_range(faster)}), but not surely so:{simpler} measure both"
+        " before you settle."
+    )

@@ -62,9 +62,13 @@ def peak_memory(question: Question, strategy: Strategy, *, checkpointing: bool) 
     states = model_states(question, strategy)
     training, model = question.training, question.model
     block = block_activations(question, strategy)
-    kept = training.tokens * model.hidden * residual_bytes(question, strategy)
+    kept = mean_tokens(question) * model.hidden * residual_bytes(question, strategy)
+    selective = checkpointing and training.checkpointing == "selective"
+    if selective:
+        kept += training.tokens * _kept_selectively(question)
     stored = model.blocks * (kept if checkpointing else block) + _outside(question, strategy)
-    logits = float(training.tokens * model.vocabulary * LOGIT_BYTES) if model.has_logits else 0.0
+    per_logit = logit_bytes(question, strategy) if model.has_logits else 0.0
+    logits = training.tokens * model.vocabulary * per_logit
     at_loss, in_backward = unit_bytes(question, strategy)
     backward = _block_backward(question, strategy) + (block if checkpointing else 0.0)
     before = states.gradients if strategy.id == "single" else 0.0
@@ -80,11 +84,34 @@ def peak_memory(question: Question, strategy: Strategy, *, checkpointing: bool) 
     return Memory(moment, states, activations, working, units, absent, reserve, context)
 
 
-LOGIT_BYTES = 12
+def _kept_selectively(question: Question) -> float:
+    """Return the bytes a token that a block keeps beside its input: attention, and every second product."""
+    model, c = question.model, PRECISIONS[question.training.precision].compute
+    products = sum(model.mlp_width if m.count > 1 else m.outputs for m in model.linears[::2])
+    return c * (products + model.q_width) + 4 * model.heads
+
+
+EAGER_LOGIT_BYTES = 12
 """Bytes of one logit at the peak: as computed and its gradient (2 + 2), log-softmax and its gradient in fp32.
 
-That is what Transformers' causal-language loss holds, which computes in fp32; a fused loss needs less.
+That is what Transformers' causal-language loss holds, which computes in fp32.
 """
+
+CHUNKS = 16
+"""Parts in which a chunked loss computes its logits (torchtune's default is 8)."""
+
+
+def logit_bytes(question: Question, strategy: Strategy) -> float:
+    """Return the bytes of one logit at the peak; a fused loss writes the gradient over the logits."""
+    training, model = question.training, question.model
+    c = PRECISIONS[training.precision].compute
+    if training.loss == "fused":
+        return 2.0 * c
+    # Without a loss in fp32: as computed, log-softmax, and its gradient. Autocast computes losses in fp32.
+    wide = model.fp32_loss or residual_bytes(question, strategy) > c
+    each = EAGER_LOGIT_BYTES if wide else 3 * c
+    each += 2 * c if model.softcapped else 0  # the tanh, and what it was given
+    return each / (CHUNKS if training.loss == "chunked" else 1)
 
 
 def residual_bytes(question: Question, strategy: Strategy) -> int:
@@ -96,34 +123,72 @@ def residual_bytes(question: Question, strategy: Strategy) -> int:
 
 def block_activations(question: Question, strategy: Strategy) -> float:
     """Return the bytes that the forward pass of one block keeps for backward, without checkpointing."""
+    model = question.model
+    per_token = model.norms * _norm_bytes(question, strategy) * model.hidden
+    per_token += model.attentions * _attention_bytes(question, strategy)
+    per_token += _mlp_bytes(question, strategy)
+    if model.dropout:  # of each sublayer's result
+        per_token += (1 + model.attentions) * model.hidden
+    return mean_tokens(question) * per_token
+
+
+def mean_tokens(question: Question) -> float:
+    """Return the tokens that a mean block sees: a sound encoder's are as many as its sound has positions."""
+    model, training = question.model, question.training
+    if not model.encoder_tokens:
+        return training.tokens
+    seen = model.encoder_blocks * model.encoder_tokens
+    seen += (model.blocks - model.encoder_blocks) * training.sequence
+    return training.micro_batch * seen / model.blocks
+
+
+def _norm_bytes(question: Question, strategy: Strategy) -> int:
+    """Return what a norm keeps of a number: its input; an RMS norm in fp32 a copy of it, and the result."""
+    model, residual = question.model, residual_bytes(question, strategy)
+    if not model.rms_norm:
+        return residual
+    return model.norm_bytes or (4 + (0 if question.frozen else residual))
+
+
+def _attention_bytes(question: Question, strategy: Strategy) -> float:
+    """Return what an attention layer keeps for a token: inputs, queries, keys, values, scores, result."""
     training, model = question.training, question.model
     c = PRECISIONS[training.precision].compute
-    residual = residual_bytes(question, strategy)
-    wide = residual > c  # autocast: each matrix casts its input anew
-    hidden, width = model.hidden, model.mlp_width
-    into_attention = 3 if wide and not model.fused_qkv else 1
-    into_mlp = 2 if wide and model.gated else 1
-    frozen = bool(question.frozen)
-    targets = question.training.lora_targets or model.lora_targets
-    adapted = targets == ("all-linear",) or any(t in targets for t in ("down_proj", "wo"))
+    wide = residual_bytes(question, strategy) > c  # autocast: each matrix casts its input anew
+    kept = c * (3 if wide and not model.fused_qkv else 1) * model.hidden
+    kept += c * (2 * model.q_width + 2 * model.kv_width)
+    if model.fused_qkv and model.rotary:  # values are a part of one tensor, which stays whole
+        kept += c * (model.q_width + model.kv_width)
+    if model.head_norms:
+        kept += (model.norm_bytes or 4 + c) * (model.q_width + model.kv_width)
+    if model.math_attention:
+        # Computed in fp32, with all heads; cross attention has no bias, and takes a fused kernel.
+        share = 1.0 if model.attention_dropout else 1 / model.attentions
+        copies = (4 * 3 - c) * model.q_width - 2 * c * model.kv_width
+        scores = 12 if model.attention_dropout else 4
+        return kept + share * (copies + scores * model.heads * training.sequence)
+    if training.fused_attention and not model.dense_attention:
+        return kept + 4 * model.heads  # log-sum-exp
+    # With dropout: softmax, mask and result, 5 bytes in 16 bits. Without: softmax in fp32, and its cast.
+    scores = (2 * c + 1) if model.dropout else (4 + c if c < 4 else 4)
+    scores = (model.score_bytes or scores) + (c if model.softcapped else 0)
+    return kept + scores * model.heads * training.sequence
 
-    # The norms keep their input; an RMS norm in Transformers computes in fp32 and keeps the normalised too.
-    norm = (4 + (0 if frozen else residual)) if model.rms_norm else residual
-    per_token: float = norm * hidden + c * into_attention * hidden  # norm, and input of q, k, v
-    per_token += c * (2 * model.q_width + 2 * model.kv_width)  # q, k, v and the output
-    if training.fused_attention:
-        per_token += 4 * model.heads  # log-sum-exp
-    else:
-        # With dropout: softmax, mask and result, 5 bytes in 16 bits. Without: softmax in fp32, and its cast.
-        scores = (2 * c + 1) if model.dropout else (4 + c if c < 4 else 4)
-        per_token += scores * model.heads * training.sequence
-    per_token *= model.attentions
-    mlp: float = norm * hidden + (0 if frozen and not adapted else c * into_mlp * hidden)
+
+def _mlp_bytes(question: Question, strategy: Strategy) -> float:
+    """Return what the MLP keeps for a token: inputs, and tensors of its width, of each expert that is met."""
+    training, model = question.training, question.model
+    c = PRECISIONS[training.precision].compute
+    wide = residual_bytes(question, strategy) > c
+    targets = training.lora_targets or model.lora_targets
+    adapted = targets == ("all-linear",) or any(linear.named_by(targets) for linear in model.linears[-1:])
+    frozen = bool(question.frozen) and not adapted
+    inputs = 0 if frozen else c * (2 if wide and model.gated else 1)
+    inputs += 2 * c * model.experts_met  # each expert's tokens are picked, and its results put back
     # The last of them is the input of a matrix, and not kept if that is frozen.
-    tensors = model.mlp_tensors - (1 if frozen and not adapted and model.mlp_tensors > 1 else 0)
-    mlp += tensors * c * width
-    masks = (1 + model.attentions) * hidden if model.dropout else 0.0
-    return training.tokens * (per_token + mlp + masks)
+    tensors = model.mlp_tensors - (1 if frozen and model.mlp_tensors > 1 else 0)
+    dropped = c + 1 if model.mlp_dropout else 0  # the result, and a mask
+    return inputs * model.hidden + (tensors * c + dropped) * model.mlp_width
 
 
 def unit_bytes(question: Question, strategy: Strategy) -> tuple[float, float]:

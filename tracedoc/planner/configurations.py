@@ -103,7 +103,7 @@ def _fsdp2(question: Question, strategy: str, checkpointing: bool) -> str:
     lines += _model(question, checkpointing)
     if precision.compute == 2:
         dtype = "float16" if precision.name.startswith("fp16") else "bfloat16"
-        reduce = ", reduce_dtype=torch.float32" if precision.master else ""
+        reduce = ", reduce_dtype=torch.float32" if precision.reduce else ""
         lines.append(f"precision = MixedPrecisionPolicy(param_dtype=torch.{dtype}{reduce})")
         settings.append("mp_policy=precision")
     if offload:
@@ -149,7 +149,7 @@ def _model(question: Question, checkpointing: bool) -> list[str]:
         lines += ['# loaded with BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",']
         lines += ["#     bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16,"]
         lines += ["#     bnb_4bit_quant_storage=torch.bfloat16), on the GPU of its own process"]
-    elif training.precision == "bf16" or (training.lora_rank and training.precision == "bf16-mixed"):
+    elif training.precision == "bf16" or (training.lora_rank and training.precision.startswith("bf16-mixed")):
         lines += ["model = model.to(torch.bfloat16)"]
     elif training.lora_rank and training.precision == "fp16-mixed":
         lines += ["model = model.to(torch.float16)"]
@@ -193,7 +193,9 @@ def _optimizer(question: Question) -> list[str]:
 
 
 def _mixed_precision(question: Question) -> str:
-    return {"bf16-mixed": "bf16", "fp16-mixed": "fp16"}.get(question.training.precision, "no")
+    return {"bf16-mixed": "bf16", "bf16-mixed-reduce": "bf16", "fp16-mixed": "fp16"}.get(
+        question.training.precision, "no"
+    )
 
 
 def _accelerate(question: Question, strategy: str, checkpointing: bool) -> str:

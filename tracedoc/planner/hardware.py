@@ -12,7 +12,12 @@ from tracedoc.errors import InputError, did_you_mean
 
 
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One GPU: memory as sold in GB (1e9 bytes), dense peaks in TFLOP/s, GB/s of memory, its own link."""
+    """One GPU: memory as sold in GB (1e9 bytes), dense peaks in TFLOP/s, GB/s of memory, its own link.
+
+    ``device_gb`` is what CUDA reports. ``matmul`` and ``attention`` are the shares of the peak that matrix
+    products and fused attention reach in training, ``None`` where no run on this GPU was published.
+    ``network`` is what usually connects nodes of such GPUs.
+    """
 
     name: str
     memory_gb: float
@@ -23,6 +28,20 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fp32_tflops: float | None = None
     bf16: bool = True
     link_gbps: float | None = None
+    device_gb: float | None = None
+    matmul: float | None = None
+    attention: float | None = None
+    network: str = "roce-100g"
+
+    @property
+    def memory_bytes(self) -> float:
+        """What a program can have: as CUDA reports it, else as sold."""
+        return (self.device_gb or self.memory_gb) * 1e9
+
+    @property
+    def fp8(self) -> bool:
+        """Whether matrices can be multiplied in 8 bits at twice the rate of 16."""
+        return self.name.startswith(("H", "B", "GB", "GH", "L4", "RTX 40", "RTX 50", "RTX 6000", "MI3"))
 
 
 class LinkKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,11 +158,17 @@ def replace_gbps(link: LinkKind, gbps: float, *, measured: bool = False) -> Link
     return msgspec.structs.replace(link, gbps=gbps, efficiency=efficiency, measured=measured or link.measured)
 
 
+_RATES = {"GB": 1.0, "Gb": 1 / 8, "Gbit": 1 / 8, "gbit": 1 / 8, "MB": 1e-3, "mb": 1e-3, "TB": 1e3, "tb": 1e3}
+
+
 def _rate(text: str) -> float | None:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(GB|Gb|Gbit|MB|TB)(?:/s|ps)?\s*", text)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+?)(/s|ps)?\s*", text)
     if match is None or float(match[1]) <= 0:
         return None
-    return float(match[1]) * {"GB": 1.0, "Gb": 1 / 8, "Gbit": 1 / 8, "MB": 1e-3, "TB": 1e3}[match[2]]
+    # GB and Gb differ by their case alone; "gbps", typed without care, is how networks are sold.
+    unit = match[2] if match[2] in _RATES else match[2].lower()
+    unit = "Gb" if unit == "gb" and match[3] == "ps" else unit
+    return float(match[1]) * _RATES[unit] if unit in _RATES else None
 
 
 def _tidy(name: str) -> str:

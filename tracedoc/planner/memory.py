@@ -51,7 +51,7 @@ def model_states(question: Question, strategy: Strategy) -> ModelStates:
     precision = PRECISIONS[training.precision]
     share = shards(strategy, question.gpus, question.nodes)
     part = {what: share if what in strategy.split else 1 for what in ("parameters", "gradients", "optimizer")}
-    states = optimizer_bytes(training, question.model.hidden)
+    states = optimizer_bytes(question)
     if strategy.family == "deepspeed" and not question.frozen:
         weight, gradient = precision.compute, precision.gradient
         states += precision.master
@@ -69,18 +69,29 @@ def model_states(question: Question, strategy: Strategy) -> ModelStates:
         copies = trained * precision.compute + base
     elif strategy.family == "ddp" and precision.autocast:
         copies = float(trained * precision.compute)
-    return _offloaded(ModelStates(parameters, gradients, optimizer, copies), training.offload, strategy)
+    if training.optimizer_in_backward:
+        # Freed as soon as it is used: those of a block, or of the largest matrix outside, are there at once.
+        largest = max(question.model.block_parameters, question.model.vocabulary * question.model.hidden)
+        gradients = min(gradients, largest * gradient / part["gradients"])
+    host = 0.0
+    if OPTIMIZERS[training.optimizer].paged:
+        optimizer, host = 0.0, optimizer
+    return _offloaded(ModelStates(parameters, gradients, optimizer, copies, host), training.offload, strategy)
 
 
-def optimizer_bytes(training: Training, hidden: int) -> float:
+def optimizer_bytes(question: Question) -> float:
     """Return the bytes of optimizer state for each trained parameter, without a master copy.
 
     Adafactor keeps a row and a column of fp32 for each matrix, counted as square (Shazeer and Stern 2018,
-    arXiv 1804.04235).
+    arXiv 1804.04235). Muon updates the matrices of blocks; embeddings and head have AdamW's two states.
     """
+    training, model = question.training, question.model
     optimizer = OPTIMIZERS[training.optimizer]
-    factored = 4 * 2 / hidden if optimizer.factored else 0.0
-    return optimizer.full * PRECISIONS[training.precision].state + optimizer.one_byte + factored
+    full = optimizer.full
+    if training.optimizer == "muon" and not question.frozen:
+        full += model.outside_parameters / model.parameters
+    factored = 4 * 2 / model.hidden if optimizer.factored else 0.0
+    return full * PRECISIONS[training.precision].state + optimizer.one_byte + factored
 
 
 def frozen_bytes(question: Question) -> float:
@@ -91,25 +102,46 @@ def frozen_bytes(question: Question) -> float:
     if question.training.base_bits == 16:
         return float(question.frozen * wide)
     model = question.model
-    matrices = model.blocks * sum(m.inputs * m.outputs * m.count for m in model.linears)
+    inside = ((m, model.blocks if m.blocks is None else m.blocks) for m in model.linears)
+    matrices = sum(m.inputs * m.outputs * m.count * times for m, times in inside)
     quantised = min(matrices, model.blocks * model.block_parameters)
     bytes_each = NF4_DOUBLE_BYTES if question.training.double_quantisation else NF4_BYTES
     return quantised * bytes_each + (question.frozen - quantised) * wide
 
 
+def optimizers_with_a_byte(optimizer: str) -> str:
+    """Return the 8-bit optimizer that stands in for one, empty where there is none."""
+    return {"adamw": "adamw-8bit", "adam": "adamw-8bit", "paged-adamw": "paged-adamw-8bit"}.get(optimizer, "")
+
+
 def can_offload(strategy: Strategy, offload: str) -> bool:
     """Return whether a strategy's framework can move this to the host.
 
-    DeepSpeed moves the optimizer from stage 1 on, everything in stage 3, and it alone uses NVMe; FSDP moves
-    everything or nothing (``CPUOffloadPolicy``).
+    DeepSpeed moves the optimizer from stage 1 on, everything in stage 3, and it alone uses NVMe; on one GPU
+    it is its stage 2 with one shard. FSDP moves everything or nothing (``CPUOffloadPolicy``), on one GPU as
+    well.
     """
     if offload == "none":
-        return True
+        return not strategy.alone
     if offload == "optimizer":
         return strategy.family == "deepspeed"
     if offload == "all":
-        return strategy.family == "fsdp" or strategy.id == "zero-3"
-    return strategy.id == "zero-3"
+        return strategy.family == "fsdp" or strategy.id in ("zero-3", "single-zero-3")
+    return strategy.id in ("zero-3", "single-zero-3")
+
+
+def can_train(strategy: Strategy, question: Question) -> bool:
+    """Return whether a strategy trains with this optimizer, and with adapters, at all.
+
+    ``torch.optim.Adafactor`` has no version for sharded tensors, Muon needs whole matrices, and
+    ``ZeroRedundancyOptimizer`` fails where a rank owns parameters without gradients.
+    """
+    optimizer = OPTIMIZERS[question.training.optimizer]
+    if optimizer.whole_matrices and strategy.split and strategy.family != "deepspeed":
+        return False
+    if optimizer.whole_matrices and "parameters" in strategy.split:
+        return False
+    return not (strategy.id == "zero-redundancy" and (question.frozen or not optimizer.plain))
 
 
 def _offloaded(states: ModelStates, offload: str, strategy: Strategy) -> ModelStates:
@@ -117,10 +149,10 @@ def _offloaded(states: ModelStates, offload: str, strategy: Strategy) -> ModelSt
         return states
     if offload == "optimizer":
         # ZeRO-Offload keeps the gradients beside the optimizer, where they are split at all.
-        moved = states.optimizer + (states.gradients if "gradients" in strategy.split else 0.0)
+        moved = states.host + states.optimizer + (states.gradients if "gradients" in strategy.split else 0.0)
         kept = 0.0 if "gradients" in strategy.split else states.gradients
         return ModelStates(states.parameters, kept, 0.0, states.copies, moved)
-    return ModelStates(0.0, 0.0, 0.0, states.copies, states.states)
+    return ModelStates(0.0, 0.0, 0.0, states.copies, states.host + states.states)
 
 
 class Room(msgspec.Struct, frozen=True):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from tracedoc.planner.activations import CONTEXT_BYTES, FRAGMENTATION, NCCL_BYTES
-from tracedoc.planner.advice import Advice, Candidate, Change, Wish, advise, with_checkpointing
+from tracedoc.planner.advice import Advice, advise
+from tracedoc.planner.candidates import Candidate, Wish, step_range, with_checkpointing
+from tracedoc.planner.changes import Change
 from tracedoc.planner.configurations import Configuration, configurations
-from tracedoc.planner.hardware import LinkKind
-from tracedoc.planner.setup import OPTIMIZERS, PRECISIONS, Question, Training
+from tracedoc.planner.hardware import Gpu, LinkKind
+from tracedoc.planner.search import Found, search
+from tracedoc.planner.setup import OPTIMIZERS, PRECISIONS, Question, Training, check
 from tracedoc.planner.shape import LANGUAGE_MODEL_PARAMETERS, ModelShape
+from tracedoc.planner.timing import ATTENTION_SHARE, MATMUL_SHARE
 from tracedoc.units import format_count, format_gb, format_ms, format_percent
 
 PLAN_SCHEMA = "1"
@@ -26,6 +30,17 @@ class Asked(msgspec.Struct, frozen=True):
     gpu: str
     gpu_memory_bytes: float
     training: Training
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """What else is asked: to search the fastest micro-batch, with so many sequences for each update; how long
+    training takes for so many tokens, and what it costs at a price of a GPU and hour.
+    """
+
+    search: bool = False
+    batch: int | None = None
+    tokens: int | None = None
+    price: float | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -52,13 +67,29 @@ class Plan(msgspec.Struct, frozen=True):
     assumptions: tuple[str, ...]
     objective: str
     framework: str
+    tokens_per_second: float | None = None
+    days: float | None = None
+    cost: float | None = None
+    found: tuple[Found, ...] = ()
 
 
-def plan(question: Question, wish: Wish, *, notes: tuple[str, ...] = ()) -> Plan:
+def plan(question: Question, wish: Wish, *, notes: tuple[str, ...] = (), ask: Ask | None = None) -> Plan:
     """Return the plan for a question; ``notes`` say where its numbers come from.
 
-    Raises :class:`tracedoc.errors.InputError` for what cannot be.
+    Where a search is asked for, the plan is that of the fastest combination, if one fits. Raises
+    :class:`tracedoc.errors.InputError` for what cannot be.
     """
+    ask = ask or Ask()
+    found: tuple[Found, ...] = ()
+    if ask.search:
+        check(question)
+        found = search(question, wish, batch=ask.batch)
+        for best in found[:1]:
+            question = question.changed(
+                micro_batch=best.micro_batch,
+                accumulation=best.accumulation,
+                checkpointing=best.checkpointing,
+            )
     advice = advise(question, wish)
     chosen = advice.chosen
     model = question.model
@@ -90,7 +121,18 @@ def plan(question: Question, wish: Wish, *, notes: tuple[str, ...] = ()) -> Plan
         assumptions=(*notes, *_assumptions(question, wish), *_short(chosen)),
         objective=wish.objective,
         framework=wish.framework,
+        tokens_per_second=chosen.tokens_per_second if chosen else None,
+        **_duration(question, chosen, ask),
+        found=found,
     )
+
+
+def _duration(question: Question, chosen: Candidate | None, ask: Ask) -> dict[str, float]:
+    if ask.tokens is None or chosen is None or chosen.tokens_per_second is None:
+        return {}
+    days = ask.tokens / chosen.tokens_per_second / 86_400
+    cost = {} if ask.price is None else {"cost": days * 24 * question.gpus * ask.price}
+    return {"days": days, **cost}
 
 
 def _summary(advice: Advice) -> str:
@@ -125,25 +167,6 @@ def _missing(advice: Advice) -> str:
     )
 
 
-def step_range(candidate: Candidate) -> str:
-    """Return the predicted step in words, best to worst; empty where it is unknown."""
-    if candidate.step is None:
-        return ""
-    best, worst = candidate.step.best_ms, candidate.step.worst_ms
-    if worst < 1000:
-        low, high, unit = f"{best:.0f}", f"{worst:.0f}", "ms"
-        if best < 10:
-            return (
-                format_ms(worst)
-                if worst - best < 0.05 * worst
-                else f"{format_ms(best)} to {format_ms(worst)}"
-            )
-    else:
-        digits = 2 if worst < 10_000 else 1
-        low, high, unit = f"{best / 1e3:.{digits}f}", f"{worst / 1e3:.{digits}f}", "s"
-    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
-
-
 def _ordered(advice: Advice) -> tuple[Candidate, ...]:
     # The chosen one leads; the ranking stays as it is below.
     chosen = advice.chosen
@@ -158,7 +181,7 @@ def _assumptions(question: Question, wish: Wish) -> list[str]:
         texts.append(_assumed_shape(model))
     attention = "" if training.fused_attention else ", attention scores kept"
     texts.append(
-        f"Each GPU and step: {training.micro_batch} x {training.sequence} tokens, no gradient accumulation;"
+        f"Each GPU and step: {training.micro_batch} x {training.sequence} tokens, {_rounds(training)};"
         f" {PRECISIONS[training.precision].title}, {OPTIMIZERS[training.optimizer].title}{attention}."
     )
     if training.lora_rank:
@@ -174,6 +197,12 @@ def _assumptions(question: Question, wish: Wish) -> list[str]:
         f" {format_percent(FRAGMENTATION)} reserve on what is allocated in each step."
     )
     return [*texts, *_about_time(question, wish, cluster.inside, cluster.across)]
+
+
+def _rounds(training: Training) -> str:
+    if training.accumulation == 1:
+        return "no gradient accumulation"
+    return f"{training.accumulation} times for each update"
 
 
 def _assumed_shape(model: ModelShape) -> str:
@@ -196,6 +225,16 @@ def _short(chosen: Candidate | None) -> list[str]:
     return ["So short a step is usually bound by the host, which launches its kernels: expect more."]
 
 
+def _arithmetic(wish: Wish, gpu: Gpu, peak: float) -> str:
+    of = f"of {peak:g} TFLOP/s ({gpu.name})"
+    if wish.utilisation is not None:
+        return f"arithmetic at {format_percent(wish.utilisation)} {of}"
+    shares = (gpu.matmul or MATMUL_SHARE, gpu.attention or ATTENTION_SHARE)
+    basis = "fitted to published runs" if gpu.matmul else "a guess: no run on it is published"
+    told = " and ".join(format_percent(share) for share in shares)
+    return f"matrix products and attention at {told} {of}, {basis}; what lies between at its memory's speed"
+
+
 def _about_time(
     question: Question, wish: Wish, inside: LinkKind | None, across: LinkKind | None
 ) -> list[str]:
@@ -206,10 +245,10 @@ def _about_time(
     peak = gpu.half_tflops if half else gpu.fp32_tflops
     if peak is None:
         return [f"No time is predicted: the fp32 peak of {gpu.name} is not in the table."]
-    arithmetic = f"arithmetic at {format_percent(wish.utilisation)} of {peak:g} TFLOP/s ({gpu.name})"
+    arithmetic = _arithmetic(wish, gpu, peak)
     if wish.measured_compute_ms is not None:
         arithmetic = f"{format_ms(wish.measured_compute_ms)} of computation in a step, as the run measured"
-    texts = [f"Time: {arithmetic}; all communication hidden behind it at best, none at worst."]
+    texts = [f"Time: {arithmetic}. Half of the communication hides behind it at best, none at worst."]
     used = [link for link in (inside, across) if link is not None]
     if question.gpus > 1:
         for link in used:

@@ -23,6 +23,8 @@ class Precision(msgspec.Struct, frozen=True):
     master: int
     gradient: int
     state: int
+    reduce: int = 0
+    """What FSDP reduces gradients in; 0: as they are computed. Other frameworks reduce what they keep."""
 
     @property
     def autocast(self) -> bool:
@@ -35,8 +37,9 @@ PRECISIONS = {
     for p in (
         Precision("fp32", "fp32", compute=4, master=0, gradient=4, state=4),
         # Parameter 2, gradient 2, fp32 master 4, Adam 4 + 4: Rajbhandari et al. 2020, arXiv 1910.02054, 3.1.
-        Precision("bf16-mixed", "bf16 mixed precision", compute=2, master=4, gradient=2, state=4),
-        Precision("fp16-mixed", "fp16 mixed precision", compute=2, master=4, gradient=2, state=4),
+        Precision("bf16-mixed", "bf16 mixed precision", compute=2, master=4, gradient=2, state=4, reduce=4),
+        Precision("fp16-mixed", "fp16 mixed precision", compute=2, master=4, gradient=2, state=4, reduce=4),
+        Precision("bf16-mixed-reduce", "bf16 mixed precision, reduced in bf16", 2, 4, 2, 4),
         # The optimizer's states follow the dtype of the parameters that it holds.
         Precision("bf16", "pure bf16", compute=2, master=0, gradient=2, state=2),
     )
@@ -44,13 +47,20 @@ PRECISIONS = {
 
 
 class Optimizer(msgspec.Struct, frozen=True):
-    """States for each parameter: full numbers, single bytes, and rows plus columns (Adafactor)."""
+    """States for each parameter: full numbers, single bytes, and rows plus columns (Adafactor).
+
+    ``whole_matrices`` have to be on one GPU for the update. ``paged`` states move to the host when memory is
+    short. ``plain`` is one of ``torch.optim``, with one state for each number.
+    """
 
     name: str
     title: str
-    full: int = 0
+    full: float = 0
     one_byte: int = 0
     factored: bool = False
+    whole_matrices: bool = False
+    paged: bool = False
+    plain: bool = True
 
 
 OPTIMIZERS = {
@@ -60,14 +70,19 @@ OPTIMIZERS = {
         Optimizer("adam", "Adam", full=2),
         Optimizer("sgd", "SGD"),
         Optimizer("sgd-momentum", "SGD with momentum", full=1),
-        Optimizer("adafactor", "Adafactor", factored=True),
+        Optimizer("adafactor", "Adafactor", factored=True, whole_matrices=True, plain=False),
+        # Jordan 2024, kellerjordan.github.io/posts/muon: one momentum for matrices, AdamW for the rest.
+        Optimizer("muon", "Muon", full=1, whole_matrices=True, plain=False),
         # Dettmers et al. 2022, arXiv 2110.02861; a quantisation constant for 2048 numbers is left out.
-        Optimizer("adamw-8bit", "8-bit AdamW", one_byte=2),
+        Optimizer("adamw-8bit", "8-bit AdamW", one_byte=2, plain=False),
+        Optimizer("paged-adamw", "paged AdamW", full=2, paged=True, plain=False),
+        Optimizer("paged-adamw-8bit", "paged 8-bit AdamW", one_byte=2, paged=True, plain=False),
     )
 }
 
 OFFLOADS = ("none", "optimizer", "all", "nvme")
-CHECKPOINTING = ("auto", "on", "off")
+CHECKPOINTING = ("auto", "on", "selective", "off")
+LOSSES = ("eager", "fused", "chunked")
 
 NF4_BYTES = 0.5 + 4 / 64
 """Bytes of a 4-bit weight with one fp32 constant for 64 weights (Dettmers et al. 2023, arXiv 2305.14314)."""
@@ -80,8 +95,12 @@ class Training(msgspec.Struct, frozen=True):
 
     ``lora_rank`` 0 means that all parameters are trained. ``base_bits`` 4 is QLoRA with double quantisation
     unless ``double_quantisation`` is off. ``fused_attention`` keeps no attention scores (flash attention,
-    PyTorch's SDPA). ``offload`` moves to host memory the optimizer (and its gradients), or all model states,
-    or these to NVMe.
+    PyTorch's SDPA). ``loss`` "eager" is that of Transformers, which computes in fp32; "fused" keeps the
+    logits once, in place; "chunked" a part of them at a time. ``accumulation`` is micro-batches for each
+    update. ``optimizer_in_backward`` updates each parameter as its gradient comes, and frees that.
+    ``compiled`` is ``torch.compile``, ``fp8`` matrix products in 8 bits. ``checkpointing`` "selective"
+    keeps attention and every second matrix product, as torchtitan does. ``offload`` moves to host memory
+    the optimizer (and its gradients), or all model states, or these to NVMe.
     """
 
     precision: str = "bf16-mixed"
@@ -95,6 +114,11 @@ class Training(msgspec.Struct, frozen=True):
     checkpointing: str = "auto"
     fused_attention: bool = True
     offload: str = "none"
+    loss: str = "eager"
+    accumulation: int = 1
+    optimizer_in_backward: bool = False
+    compiled: bool = False
+    fp8: bool = False
 
     @property
     def tokens(self) -> int:
@@ -110,6 +134,11 @@ class Question(msgspec.Struct, frozen=True):
     gpus: int
     nodes: int
     memory_bytes: float
+
+    @property
+    def tokens_in_a_step(self) -> int:
+        """Tokens of all GPUs from one update to the next."""
+        return self.training.tokens * self.training.accumulation * self.gpus
 
     @property
     def gpus_per_node(self) -> int:
@@ -145,11 +174,13 @@ def check(question: Question) -> None:
     _known("optimizer", training.optimizer, OPTIMIZERS)
     _known("offload", training.offload, OFFLOADS)
     _known("checkpointing", training.checkpointing, CHECKPOINTING)
+    _known("loss", training.loss, LOSSES)
     for name, value in (
         ("gpus", question.gpus),
         ("nodes", question.nodes),
         ("seq", training.sequence),
         ("micro-batch", training.micro_batch),
+        ("accumulation", training.accumulation),
     ):
         if value < 1:
             raise InputError(f"--{name} is {value}, and must be 1 or more", f"the least is: --{name} 1")
@@ -171,9 +202,11 @@ def check(question: Question) -> None:
         raise InputError(f"a base of {training.base_bits} bits is not known", "use 4 (QLoRA) or 16")
     if training.base_bits == 4 and not training.lora_rank:
         raise InputError("4-bit weights cannot be trained themselves", "add adapters: --lora-rank 16")
-    names = [linear.name for linear in model.linears]
+    matrices = (*model.linears, *model.outside_linears)
+    names = list(dict.fromkeys(name for linear in matrices for name in linear.names))
     for target in training.lora_targets:
-        if target != "all-linear" and target not in names:
+        known = target in names or any(linear.named_by((target,)) for linear in matrices)
+        if target != "all-linear" and not known:
             raise InputError(
                 f"{model.name} has no matrix called {target!r}{did_you_mean(target, names)}",
                 f"known: all-linear, {', '.join(names)}",

@@ -17,12 +17,32 @@ LANGUAGE_MODEL_PARAMETERS = _PARAMETERS_PER_ENTRY * VOCABULARY_ASSUMED
 
 
 class Linear(msgspec.Struct, frozen=True):
-    """One matrix of a block: ``inputs`` x ``outputs`` weights, ``count`` of them (experts)."""
+    """One matrix of a block: ``inputs`` x ``outputs`` weights, ``count`` of them (experts).
+
+    ``name`` is its path inside the block. ``blocks`` is in how many blocks it is, ``None`` for all. PEFT
+    gives it adapters unless ``adapted`` is off, of ``ranks`` times the rank; ``needs`` are the names that
+    have to be among the targets for it, where its own name is none.
+    """
 
     name: str
     inputs: int
     outputs: int
     count: int = 1
+    blocks: int | None = None
+    ranks: int = 1
+    adapted: bool = True
+    needs: tuple[str, ...] = ()
+
+    def named_by(self, targets: tuple[str, ...]) -> bool:
+        """Return whether PEFT takes this matrix for one of the targets: by its path, or by the end of it."""
+        if self.needs:
+            return set(self.needs) <= set(targets)
+        return any(self.name == target or self.name.endswith(f".{target}") for target in targets)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The words that name this matrix as a target."""
+        return self.needs or (self.name.rsplit(".", 1)[-1],)
 
 
 class ModelShape(msgspec.Struct, frozen=True):
@@ -31,8 +51,15 @@ class ModelShape(msgspec.Struct, frozen=True):
     ``parameters`` is all of them; ``active_parameters`` those that one token meets (fewer with experts).
     ``block_parameters`` is the largest block, ``outside_parameters`` what belongs to no block. ``q_width``
     and ``kv_width`` are heads times head size. ``mlp_width`` is what one token meets, over all its experts.
-    ``attentions`` is the attention layers of a mean block (1.5 in an encoder-decoder), ``mlp_tensors`` how
-    many tensors of the MLP's width its forward pass keeps.
+    ``attentions`` is the attention layers of a mean block (1.5 in an encoder-decoder), ``norms`` its norms,
+    ``mlp_tensors`` how many tensors of the MLP's width its forward pass keeps, ``experts_met`` the experts
+    that a token meets (0: there are none). ``dense_attention`` says that the model computes its scores
+    itself, whatever kernel is chosen, and keeps ``score_bytes`` of each where that is not what eager
+    attention usually keeps; ``math_attention`` that no fused kernel takes its heads or its bias, so that
+    PyTorch computes in fp32. The first ``encoder_blocks`` see ``encoder_tokens``, whatever the sequence is.
+    ``softcapped`` says that its logits pass a tanh; ``head_norms`` that queries and keys do a norm;
+    ``fp32_loss`` that the loss is computed in fp32. ``norm_bytes`` is what an RMS norm in fp32 keeps of a
+    number; 0 is a copy and the result.
     """
 
     name: str
@@ -48,9 +75,24 @@ class ModelShape(msgspec.Struct, frozen=True):
     mlp_width: int
     vocabulary: int
     linears: tuple[Linear, ...]
+    outside_linears: tuple[Linear, ...] = ()
     gated: bool = True
     rms_norm: bool = True
+    norms: float = 2
+    head_norms: bool = False
+    norm_bytes: int = 0
+    rotary: bool = False
+    softcapped: bool = False
+    fp32_loss: bool = True
+    dense_attention: bool = False
+    math_attention: bool = False
+    score_bytes: int = 0
+    encoder_blocks: int = 0
+    encoder_tokens: int = 0
+    experts_met: int = 0
     dropout: bool = False
+    attention_dropout: bool = False
+    mlp_dropout: bool = False
     fused_qkv: bool = False
     mlp_tensors: float = 4
     has_logits: bool = True
@@ -89,10 +131,10 @@ def shape_from_parameters(parameters: int) -> ModelShape:
     # Gated: gate, up and down of 8/3 hidden each hold as much as 8 hidden^2.
     mlp = 8 * hidden // 3
     linears = (
-        *(Linear(name, hidden, hidden) for name in ("q_proj", "k_proj", "v_proj", "o_proj")),
-        Linear("gate_proj", hidden, mlp),
-        Linear("up_proj", hidden, mlp),
-        Linear("down_proj", mlp, hidden),
+        *(Linear(f"self_attn.{name}_proj", hidden, hidden) for name in "qkvo"),
+        Linear("mlp.gate_proj", hidden, mlp),
+        Linear("mlp.up_proj", hidden, mlp),
+        Linear("mlp.down_proj", mlp, hidden),
     )
     return ModelShape(
         name="Llama shape assumed" if parameters >= LANGUAGE_MODEL_PARAMETERS else "layers not known",
@@ -115,9 +157,14 @@ def shape_from_parameters(parameters: int) -> ModelShape:
 def lora_parameters(shape: ModelShape, rank: int, targets: tuple[str, ...]) -> int:
     """Return the trainable parameters of LoRA adapters: rank x (inputs + outputs) of every target matrix.
 
-    ``targets`` names matrices of a block, or is ``("all-linear",)``; embeddings and head get none, as in
-    PEFT. Hu et al. 2021, arXiv 2106.09685, section 4.1.
+    ``targets`` names matrices as PEFT takes names, or is ``("all-linear",)``; the head that makes logits gets
+    none there, as in PEFT. Hu et al. 2021, arXiv 2106.09685, section 4.1.
     """
     every = targets == ("all-linear",)
-    chosen = [linear for linear in shape.linears if every or linear.name in targets]
-    return shape.blocks * rank * sum((m.inputs + m.outputs) * m.count for m in chosen)
+
+    def size(matrices: tuple[Linear, ...], blocks: int) -> int:
+        chosen = [m for m in matrices if (every and m.adapted) or (not every and m.named_by(targets))]
+        repeats = ((m, blocks if m.blocks is None else m.blocks) for m in chosen)
+        return sum(times * m.ranks * rank * (m.inputs + m.outputs) * m.count for m, times in repeats)
+
+    return size(shape.linears, shape.blocks) + size(shape.outside_linears, 1)

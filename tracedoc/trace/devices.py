@@ -48,9 +48,12 @@ DEVICE_PEAKS: dict[str, DevicePeak] = {
     "a100 80gb": _tensor_peak(312, 156, None, 2039, 300, 19.5),
     "a100 pcie": _tensor_peak(312, 156, None, 1555, 31, 19.5),
     "a100 pcie 80gb": _tensor_peak(312, 156, None, 1935, 31, 19.5),
+    "a800": _tensor_peak(312, 156, None, 2039, 200, 19.5),
+    "a30": _tensor_peak(165, 82, None, 933, 31, 10.3),
     "h100": _tensor_peak(989, 494, 1979, 3350, 450, 67),
     "h100 pcie": _tensor_peak(756, 378, 1513, 2000, 63, 51),
     "h100 nvl": _tensor_peak(835, 417, 1671, 3900, 300, 60),
+    "h100 96gb": _tensor_peak(989, 494, 1979, 2400, 450, 67),
     "h200": _tensor_peak(989, 494, 1979, 4800, 450, 67),
     "h200 nvl": _tensor_peak(835, 417, 1671, 4800, 450, 60),
     # Boards of a GH200 differ in what joins the GPUs: NVLink pair by pair, a switch, or the network alone.
@@ -60,6 +63,7 @@ DEVICE_PEAKS: dict[str, DevicePeak] = {
     "h800": _tensor_peak(989, 494, 1979, 3350, 200, 67),
     "b200": _tensor_peak(2250, 1125, 4500, 8000, 900),
     "gb200": _tensor_peak(2500, 1250, 5000, 8000, 900),
+    "b300": _tensor_peak(2250, 1125, 4500, 8000, 900),
     # Volta has no bf16 tensor cores.
     "v100": DevicePeak(None, 125, None, None, 15.7, 900, 150, 25),
     "v100 pcie": DevicePeak(None, 112, None, None, 14.0, 900, 15.8),
@@ -73,14 +77,18 @@ DEVICE_PEAKS: dict[str, DevicePeak] = {
     "l40s": _tensor_peak(362, 183, 733, 864, 31, 91.6),
     "l4": _tensor_peak(121, 60, 242, 300, 31, 30.3),
     "rtx 6000 ada": _tensor_peak(364, 182, 728, 960, 31, 91.1),
+    "rtx 3080": _tensor_peak(59.5, 29.8, None, 760, 31, 29.8),
     "rtx 3090": _tensor_peak(71, 35.6, None, 936, 31, 35.6),
+    "rtx 4080": _tensor_peak(97.5, 48.7, 195, 717, 31, 48.7),
     "rtx 4090": _tensor_peak(165, 82.6, 330, 1008, 31, 82.6),
     "rtx 5090": _tensor_peak(209, 104.8, 419, 1792, 63, 104.8),
     # A device in a trace is one of the two dies of the card.
     "mi250x": _tensor_peak(191.5, None, None, 1638, 350, peer=50),
+    "mi210": _tensor_peak(181, None, None, 1638, 31),
     "mi250": _tensor_peak(181, None, None, 1638, 350, peer=50),
     "mi300x": _tensor_peak(1307, 654, 2615, 5300, 448, 163.4, peer=64),
     "mi325x": _tensor_peak(1300, 654, 2610, 6000, 448, 163.4, peer=64),
+    "mi350x": _tensor_peak(2300, None, 4600, 8000, 535, peer=76),
     "mi355x": _tensor_peak(2500, None, 5000, 8000, 535, peer=76),
 }
 """Peaks by the words that a device name must hold; the entry with most words wins."""

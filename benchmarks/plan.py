@@ -1,0 +1,148 @@
+"""Hold what ``tracedoc plan`` predicts against runs that others published: ``make bench-plan``.
+
+``published_rows.json`` holds the runs with their sources. The constants of ``planner/timing.py`` and the
+shares in ``hardware.toml`` were fitted to the rows of llm-foundry; those of the others were left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tracedoc.planner.activations import peak_memory
+from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of
+from tracedoc.planner.model_config import read_model_config
+from tracedoc.planner.setup import Question, Training
+from tracedoc.planner.strategies import STRATEGIES
+from tracedoc.planner.timing import Step, predict
+
+ROWS = Path(__file__).with_name("published_rows.json")
+_OF_TRAINING = (
+    "precision", "loss", "accumulation", "compiled", "fp8", "optimizer", "optimizer_in_backward",
+    "lora_rank", "base_bits",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One published run beside what is predicted for it; times in milliseconds of one micro-batch."""
+
+    published: dict[str, Any]
+    question: Question
+    step: Step
+    measured_ms: float
+    needed_bytes: float
+    predicted_gib: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.step.expected_ms / self.question.training.accumulation / self.measured_ms - 1
+
+    @property
+    def in_range(self) -> bool:
+        """Whether the predicted range holds the measured step."""
+        rounds = self.question.training.accumulation
+        return self.step.best_ms <= rounds * self.measured_ms <= self.step.worst_ms
+
+    @property
+    def refused(self) -> bool:
+        """Whether the plan says of a run that ran that it does not fit."""
+        return self.needed_bytes > self.question.memory_bytes
+
+    @property
+    def peak_error(self) -> float | None:
+        """Predicted over published peak, less one; ``None`` where none is published."""
+        peak = self.published.get("peak_gib")
+        return self.predicted_gib / peak - 1 if peak else None
+
+
+def rows() -> Iterator[Row]:
+    """Yield every published run with its prediction."""
+    document = json.loads(ROWS.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        models = {name: _shape(Path(folder), keys) for name, keys in document["models"].items()}
+    for row in document["rows"]:
+        yield _predicted(document["defaults"] | row, models[row["model"]])
+
+
+def _shape(folder: Path, keys: dict[str, Any]) -> Any:
+    file = folder / "config.json"
+    file.write_text(json.dumps(keys))
+    return read_model_config(file)
+
+
+def _predicted(row: dict[str, Any], model: Any) -> Row:
+    gpu = find_gpu(row["gpu"])
+    nodes = max(1, row["gpus"] // 8)
+    training = Training(
+        sequence=row["seq"],
+        micro_batch=row["micro_batch"],
+        checkpointing=row["checkpointing"],
+        lora_targets=tuple(row.get("lora_targets", ())),
+        **{name: row[name] for name in _OF_TRAINING if name in row},
+    )
+    question = Question(model, training, row["gpus"], nodes, gpu.memory_bytes)
+    across = find_link(row.get("network", gpu.network), across=True) if nodes > 1 else None
+    strategy, checkpointing = STRATEGIES[row["strategy"]], row["checkpointing"] != "off"
+    step = predict(question, strategy, Cluster(gpu, link_of(gpu), across), checkpointing=checkpointing)
+    assert step is not None
+    memory = peak_memory(question, strategy, checkpointing=checkpointing)
+    measured = training.tokens / row["tokens_per_second"] * 1e3
+    # What PyTorch reserved has no context in it.
+    allocated = (memory.total - memory.context) / 2**30
+    return Row(row, question, step, measured, memory.total - memory.reserve, allocated)
+
+
+def summary(some: Iterable[Row]) -> dict[str, float]:
+    """Return how well the predictions hold, errors as shares."""
+    chosen = list(some)
+    errors = [abs(row.error) for row in chosen]
+    peaks = [abs(row.peak_error) for row in chosen if row.peak_error is not None]
+    return {
+        "rows": len(chosen),
+        "median": median(errors),
+        "within 15 %": sum(error <= 0.15 for error in errors) / len(errors),
+        "in range": sum(row.in_range for row in chosen) / len(chosen),
+        "refused": sum(row.refused for row in chosen),
+        "peaks": len(peaks),
+        "peaks within 10 %": sum(error <= 0.10 for error in peaks) / len(peaks) if peaks else float("nan"),
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Print the errors by source, and with ``--rows`` of every run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", action="store_true", help="print every run")
+    given = parser.parse_args(arguments)
+    everything = list(rows())
+    print("source        rows  median  within 15 %  in range  refused  peaks  peaks within 10 %")
+    for source in dict.fromkeys(row.published["source"] for row in everything):
+        found = summary(row for row in everything if row.published["source"] == source)
+        peaks = f"{found['peaks within 10 %']:>17.0%}" if found["peaks"] else f"{'-':>17}"
+        print(
+            f"{source:<12}{found['rows']:>6}{found['median']:>8.1%}{found['within 15 %']:>13.0%}"
+            f"{found['in range']:>10.0%}{found['refused']:>9}{found['peaks']:>7}  {peaks}"
+        )
+    if given.rows:
+        print("\nerror  measured ms  predicted ms  peak  run")
+        for row in everything:
+            p = row.published
+            predicted = row.step.expected_ms / row.question.training.accumulation
+            peak = f"{row.peak_error:+.0%}" if row.peak_error is not None else ""
+            kind = f"{p['checkpointing']} {'compiled ' * p.get('compiled', 0)}{'fp8' * p.get('fp8', 0)}"
+            what = (
+                f"{p['model']} {p['gpus']}x {p['gpu']} {p['micro_batch']}x{p['seq']} {p['strategy']} {kind}"
+            )
+            print(f"{row.error:>+5.0%}{row.measured_ms:>13.0f}{predicted:>14.0f}  {peak:>4}  {what}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,152 @@
+"""Hold how long a step takes against sums by hand; the constants are held by published runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracedoc.planner.activations import block_activations
+from tracedoc.planner.hardware import Cluster, Gpu, LinkKind
+from tracedoc.planner.setup import Question, Training
+from tracedoc.planner.shape import shape_from_parameters
+from tracedoc.planner.strategies import STRATEGIES
+from tracedoc.planner.timing import EXPOSED_SHARE, NARROW, WIDE, Step, predict, step_flops
+
+P = 1_000_000_000
+LINK = LinkKind("link", "a link", False, gbps=100, efficiency=0.5, latency_us=0, source="test")
+SLOW = LinkKind("network", "a network", True, gbps=10, efficiency=1, latency_us=0, source="test")
+GPU = Gpu("GPU", 80, half_tflops=100, hbm_gbps=1000, link="nvlink", source="test", fp32_tflops=10)
+
+
+def question(gpus: int = 8, nodes: int = 1, **training: object) -> Question:
+    return Question(shape_from_parameters(P), Training(**training), gpus, nodes, 80e9)
+
+
+def step(asked: Question, strategy: str, **how: object) -> Step:
+    how = {"checkpointing": False, "utilisation": 0.5} | how
+    found = predict(asked, STRATEGIES[strategy], Cluster(GPU, LINK, None), **how)
+    assert found is not None
+    return found
+
+
+def test_arithmetic_is_6_flops_a_parameter_and_token() -> None:
+    asked = question(sequence=1000)
+    forward, backward, again = step_flops(asked, checkpointing=False)
+    model = asked.model
+    attention = 12 * model.blocks * model.hidden * 1000 * 1000
+    assert forward.total + backward.total == pytest.approx(6 * P * 1000 + attention)
+    assert again.total == 0
+    # Blocks are computed again, embeddings and head are not.
+    again = step_flops(asked, checkpointing=True)[2]
+    assert again.total == pytest.approx(2 * (P - model.outside_parameters) * 1000 + attention / 3)
+
+
+def test_selective_checkpointing_computes_every_second_product_again() -> None:
+    """A Llama block of width h: q, k, v, o of h^2, gate, up, down of 8/3 h^2; k, o and up of 12 h^2 again."""
+    asked = question(sequence=1000, checkpointing="selective")
+    again = step_flops(asked, checkpointing=True)[2]
+    inside = 2 * (P - asked.model.outside_parameters) * 1000
+    assert again.attention == 0
+    assert again.matmul == pytest.approx(inside * (1 + 1 + 8 / 3) / 12, rel=1e-3)
+
+
+def test_what_a_run_computed_replaces_the_estimate_and_is_partly_repeated_by_checkpointing() -> None:
+    """300 ms, of which forward is a third, and embeddings and head a small part of that."""
+    cluster = Cluster(GPU, LINK, None)
+    asked = question(1)
+    flops = step_flops(asked, checkpointing=True)
+    steps = [
+        predict(asked, STRATEGIES["single"], cluster, checkpointing=again, measured_compute_ms=300.0)
+        for again in (False, True)
+    ]
+    repeated = 300 * flops[2].total / (flops[0].total + flops[1].total)
+    assert 80 < repeated < 100
+    assert [one.compute_ms for one in steps if one] == pytest.approx([300, 300 + repeated])
+
+
+def test_no_time_is_predicted_without_gpu_or_link() -> None:
+    for cluster in (Cluster(None, LINK, None), Cluster(GPU, None, None)):
+        assert predict(question(), STRATEGIES["ddp"], cluster, checkpointing=False) is None
+    assert predict(question(16, 2), STRATEGIES["hsdp"], Cluster(GPU, LINK, None), checkpointing=False) is None
+
+
+def test_the_range_hides_half_or_nothing_and_adds_the_spread() -> None:
+    """ZeRO-3 of P in bf16 on 8: each pass takes 7/8 x 2e9 / 50e9 = 35 ms, of which one call cannot hide."""
+    asked = question(8)
+    found = step(asked, "zero-3", measured_compute_ms=300.0)
+    first = 3 * 35 / (asked.model.blocks + 1)
+    rest = 3 * 35 - first
+    low, high = NARROW
+    assert found.comm_ms == pytest.approx(3 * 35)
+    assert found.best_ms == pytest.approx(low * (300 + first + rest / 2))
+    assert found.expected_ms == pytest.approx(300 + first + EXPOSED_SHARE * rest)
+    assert found.worst_ms == pytest.approx(high * (300 + 3 * 35))
+
+
+def test_a_step_is_never_shorter_than_its_link_needs() -> None:
+    found = step(question(8), "zero-3", measured_compute_ms=3.0)
+    assert found.expected_ms == pytest.approx(3 * 35, rel=0.01)
+
+
+def test_accumulation_repeats_all_but_the_update() -> None:
+    once, four = (step(question(8, accumulation=n), "full-shard") for n in (1, 4))
+    assert four.optimizer_ms == once.optimizer_ms
+    assert four.expected_ms - four.optimizer_ms == pytest.approx(4 * (once.expected_ms - once.optimizer_ms))
+
+
+def test_what_no_product_does_runs_at_the_speed_of_the_memory() -> None:
+    """At no arithmetic: 9.2 passes over what blocks keep, 48 bytes a logit, over 1000 GB/s."""
+    fast = Gpu("GPU", 80, 1e9, 1000, "nvlink", "test", matmul=1.0, attention=1.0)
+    asked = question(1)
+    found = predict(asked, STRATEGIES["single"], Cluster(fast, None, None), checkpointing=False)
+    assert found is not None
+    kept = asked.model.blocks * block_activations(asked, STRATEGIES["single"])
+    moved = 9.2 * kept + 48 * asked.training.tokens * asked.model.vocabulary
+    assert found.compute_ms == pytest.approx(moved / 1e9)
+    half = asked.changed(compiled=True)
+    compiled = predict(half, STRATEGIES["single"], Cluster(fast, None, None), checkpointing=False)
+    assert compiled is not None
+    assert compiled.compute_ms < found.compute_ms
+
+
+def test_a_gpu_without_published_runs_has_a_wider_range() -> None:
+    found = step(question(1), "single")
+    low, high = WIDE
+    assert found.best_ms == pytest.approx(low * found.expected_ms)
+    assert found.worst_ms == pytest.approx(high * found.expected_ms)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "milliseconds"),
+    [
+        # Adam's 8 bytes and 4 of the parameter, read and written; 4 of the gradient read: 28 bytes.
+        ("ddp", "fp32", 28.0),
+        ("full-shard", "fp32", 28.0 / 8),
+        ("zero-1", "fp32", 28.0 / 8),
+    ],
+)
+def test_the_update_is_bound_by_the_memory_of_the_gpu(
+    strategy: str, precision: str, milliseconds: float
+) -> None:
+    found = step(question(precision=precision), strategy)
+    assert found.optimizer_ms == pytest.approx(milliseconds)
+    assert found.host_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "offload", "milliseconds"),
+    [
+        # P/8 gradients and parameters of 4 bytes over PCIe: 1e9 bytes at 16 GB/s; the CPUs of the node touch
+        # 28 P bytes at 100 GB/s.
+        ("zero-2", "optimizer", 62.5 + 280),
+        # Both passes fetch the shard of the parameters again: 2 x 4 P / 8 bytes more.
+        ("full-shard", "all", 62.5 + 62.5 + 280),
+        # The node's 16 P bytes of states are read from NVMe and written back at 6 GB/s.
+        ("zero-3", "nvme", 62.5 + 62.5 + 280 + 2 * 16 / 6 * 1000),
+    ],
+)
+def test_an_update_on_the_host_takes_its_copies_and_its_memory(
+    strategy: str, offload: str, milliseconds: float
+) -> None:
+    found = step(question(precision="fp32", offload=offload), strategy)
+    assert found.optimizer_ms == 0
+    assert found.host_ms == pytest.approx(milliseconds)

@@ -1,0 +1,1 @@
+"""How the ``config.json`` of each family of models is read."""

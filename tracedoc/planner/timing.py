@@ -1,0 +1,203 @@
+"""Predict how long a training step takes: arithmetic, memory traffic, communication and update.
+
+Arithmetic is 6 FLOPs a parameter and token (Kaplan et al. 2020, arXiv 2001.08361) and 12 a layer, position
+and width for attention (Chowdhery et al. 2022, arXiv 2204.02311, appendix B). Matrix products and attention
+reach a share of the GPU's peak; norms, activation functions and the loss are bound by its memory. The
+shares and the constants below are fitted to published runs; ``make bench-plan`` prints how well they hold.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tracedoc.planner.activations import block_activations, mean_tokens
+from tracedoc.planner.hardware import Cluster, Gpu
+from tracedoc.planner.memory import frozen_bytes, model_states, optimizer_bytes
+from tracedoc.planner.setup import PRECISIONS, Question
+from tracedoc.planner.strategies import STRATEGIES, Strategy, shards
+from tracedoc.planner.traffic import seconds, transfers
+
+MATMUL_SHARE, ATTENTION_SHARE = 0.68, 0.42
+"""Shares of the peak where no run on this GPU was published: between those of A100 and H100."""
+
+PASSES_OVER_ACTIVATIONS = 9.2
+"""How often the bytes that a block keeps for backward cross the memory of the GPU in forward and backward."""
+COMPILED_PASSES = 0.5
+"""What of these passes ``torch.compile`` leaves, by fusing what works element by element."""
+LOGIT_TRAFFIC_BYTES = 48
+"""Bytes that the loss moves for each logit, in forward and backward."""
+RECOMPUTED_MATMUL = 0.8
+"""What a recomputed matrix product takes of what the mean of forward and backward does."""
+EXPOSED_SHARE = 0.75
+"""Share of the communication beside computation that lengthens the step, by waiting or contention."""
+FP8_SPEEDUP = 1.45
+"""Gain of matrix products in 8 bits over 16, with the conversions that they need."""
+
+NARROW, WIDE = (0.94, 1.10), (0.72, 1.40)
+"""Spread around the prediction, for GPUs of which runs are published and for others."""
+
+HOST_LINK_GBPS = 16.0
+"""What copies between host and GPU reach over PCIe 4: an estimate."""
+HOST_MEMORY_GBPS = 100.0
+"""What all optimizers of a node on its CPUs read and write: an estimate for a server of two sockets."""
+NVME_GBPS = 6.0
+"""What the NVMe drives of a node read or write: an estimate for two drives."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A predicted optimizer step in milliseconds, all its micro-batches together.
+
+    ``compute_ms``, ``optimizer_ms``, ``host_ms`` and ``comm_ms`` are its parts. ``expected_ms`` counts the
+    part of communication that published runs did not hide; ``best_ms`` and ``worst_ms`` hide half or
+    nothing of it, and add the spread of the published runs. What cannot hide is in all three: the first
+    gather, the last reduction, and what follows the optimizer.
+    """
+
+    compute_ms: float
+    optimizer_ms: float
+    host_ms: float
+    comm_ms: float
+    best_ms: float
+    expected_ms: float
+    worst_ms: float
+
+
+class Flops(msgspec.Struct, frozen=True):
+    """FLOPs of one micro-batch on one GPU, in matrix products and in attention."""
+
+    matmul: float
+    attention: float
+
+    @property
+    def total(self) -> float:
+        """Both together."""
+        return self.matmul + self.attention
+
+
+def step_flops(question: Question, *, checkpointing: bool) -> tuple[Flops, Flops, Flops]:
+    """Return the FLOPs of one micro-batch: forward, backward, and what checkpointing computes again.
+
+    With adapters the weights' gradients are not computed: 4 FLOPs a parameter and token instead of 6. The
+    head and the loss are in no block and are not recomputed.
+    """
+    model, training = question.model, question.training
+    inside = max(0.0, 2.0 * (model.active_parameters - model.outside_parameters) * mean_tokens(question))
+    linear = inside + 2.0 * min(model.active_parameters, model.outside_parameters) * training.tokens
+    context = model.encoder_tokens or training.sequence
+    attention = 4.0 * model.blocks * model.attentions * model.q_width * context * mean_tokens(question)
+    forward = Flops(linear, attention)
+    backward = Flops(linear * (1 if question.frozen else 2), 2 * attention)
+    if not checkpointing:
+        return forward, backward, Flops(0.0, 0.0)
+    if training.checkpointing == "selective":
+        return forward, backward, Flops(inside * (1 - kept_matmuls(question)), 0.0)
+    return forward, backward, Flops(inside, attention)
+
+
+def kept_matmuls(question: Question) -> float:
+    """Return the share of a block's products that selective checkpointing keeps: every second one."""
+    sizes = [m.inputs * m.outputs * m.count for m in question.model.linears]
+    return sum(sizes[::2]) / sum(sizes) if sizes else 0.5
+
+
+def predict(
+    question: Question,
+    strategy: Strategy,
+    cluster: Cluster,
+    *,
+    checkpointing: bool,
+    utilisation: float | None = None,
+    measured_compute_ms: float | None = None,
+    scale: float = 1.0,
+) -> Step | None:
+    """Return the predicted step, ``None`` where the GPU or a link that is used is not known.
+
+    ``utilisation`` is a share of the peak that replaces the fitted model of computation.
+    ``measured_compute_ms`` is a step's computation on this GPU, its update included, in place of the
+    estimate; checkpointing adds its forward pass to it again. ``scale`` multiplies the estimate of
+    computation.
+    """
+    gpu = cluster.gpu
+    if gpu is None:
+        return None
+    parts = _computation(question, strategy, gpu, checkpointing=checkpointing, utilisation=utilisation)
+    if parts is None:
+        return None
+    if measured_compute_ms is not None:
+        forward, backward, again = step_flops(question, checkpointing=checkpointing)
+        once = forward.total + backward.total
+        parts = [f.total / once * measured_compute_ms / 1e3 for f in (forward, backward, again)]
+    rounds = question.training.accumulation
+    compute = sum(parts) * (1.0 if measured_compute_ms is not None else scale)
+    hideable = unhidden = after = 0.0
+    for transfer in transfers(question, strategy):
+        taken = seconds(transfer, question, cluster)
+        if taken is None:
+            return None
+        if transfer.phase == "step":
+            after += taken
+            continue
+        each = taken if transfer.every_round else taken / rounds
+        unhidden += each / transfer.calls
+        hideable += each - each / transfer.calls
+    optimizer, host = _update(question, strategy, gpu.hbm_gbps)
+    optimizer = optimizer if measured_compute_ms is None else 0.0
+    fixed = optimizer + host + after
+
+    def step(exposed: float) -> float:
+        # Where the link is the bottleneck, computation hides behind it.
+        overlapped = max(compute + exposed * hideable, hideable)
+        return fixed + rounds * (overlapped + unhidden)
+
+    low, high = NARROW if gpu.matmul or measured_compute_ms is not None else WIDE
+    comm = rounds * (hideable + unhidden) + after
+    times = (rounds * compute, optimizer, host, comm)
+    span = (low * step(0.5), step(EXPOSED_SHARE), high * step(1.0))
+    return Step(*(1e3 * t for t in (*times, *span)))
+
+
+def _computation(
+    question: Question, strategy: Strategy, gpu: Gpu, *, checkpointing: bool, utilisation: float | None
+) -> list[float] | None:
+    """Return the seconds of forward, backward and recomputation of one micro-batch, or ``None``."""
+    training, model = question.training, question.model
+    precision = PRECISIONS[training.precision]
+    peak = gpu.half_tflops if precision.compute == 2 else gpu.fp32_tflops
+    if peak is None:
+        return None
+    flops = step_flops(question, checkpointing=checkpointing)
+    if utilisation is not None:
+        return [f.total / (peak * 1e12 * utilisation) for f in flops]
+    faster = FP8_SPEEDUP if training.fp8 else 1.0
+    matmul = peak * 1e12 * (gpu.matmul or MATMUL_SHARE) * faster
+    attention = peak * 1e12 * (gpu.attention or ATTENTION_SHARE)
+    forward, backward, again = (f.matmul / matmul + f.attention / attention for f in flops)
+    again -= (1 - RECOMPUTED_MATMUL) * flops[2].matmul / matmul
+    passes = PASSES_OVER_ACTIVATIONS * (COMPILED_PASSES if training.compiled else 1.0)
+    moved = passes * model.blocks * block_activations(question, strategy)
+    if model.has_logits:
+        moved += LOGIT_TRAFFIC_BYTES * training.tokens * model.vocabulary
+        if training.loss == "chunked":  # each chunk's logits are computed again in backward
+            backward += 2.0 * training.tokens * model.vocabulary * model.hidden / matmul
+    elementwise = moved / (gpu.hbm_gbps * 1e9)
+    return [forward + elementwise / 3, backward + elementwise * 2 / 3, again]
+
+
+def _update(question: Question, strategy: Strategy, hbm_gbps: float) -> tuple[float, float]:
+    # The update reads and writes states and parameters and reads gradients: bound by memory.
+    training = question.training
+    precision = PRECISIONS[training.precision]
+    part = shards(strategy, question.gpus, question.nodes) if "optimizer" in strategy.split else 1
+    owned = question.trainable / part
+    each = 2 * (optimizer_bytes(question) + (precision.master or precision.compute))
+    touched = owned * (each + precision.gradient)
+    if training.offload == "none":
+        return touched / (hbm_gbps * 1e9), 0.0
+    node = question.gpus_per_node
+    copied = owned * (precision.gradient + precision.compute)
+    if training.offload != "optimizer":
+        copied += 2 * (question.trainable * precision.compute + frozen_bytes(question)) / part
+    host = copied / (HOST_LINK_GBPS * 1e9) + touched * node / (HOST_MEMORY_GBPS * 1e9)
+    if training.offload == "nvme":
+        host += 2 * model_states(question, STRATEGIES["zero-3"]).host * node / (NVME_GBPS * 1e9)
+    return 0.0, host
