@@ -37,12 +37,13 @@ bench-plan: .venv/installed
 
 clean:
 	rm -rf .venv .venv-bench .venv-hta .venv-traceinsight .venv-gpu-idle build dist report.html *.egg-info
+	rm -f tracedoc/trace/_scanner.*.so
 
 .venv/python .venv-bench/python:
 	$(PYTHON) -m venv $(@D)
 	touch $@
 
-.venv/installed: pyproject.toml .venv/python
+.venv/installed: pyproject.toml setup.py $(wildcard native/*) .venv/python
 	$(BIN)/python $(PIP) --editable .
 	touch $@
 

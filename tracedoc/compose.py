@@ -94,6 +94,7 @@ def _run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, 
         frameworks=tuple(dict.fromkeys(one for rank in run.job.ranks for one in rank.frameworks))
         if run.job is not None
         else (),
+        reader=", ".join(sorted({digest.reader for digest in run.digests if digest.reader})),
     )
 
 

@@ -106,7 +106,10 @@ class Strategy(msgspec.Struct, frozen=True):
 
 
 class RunInfo(msgspec.Struct, frozen=True):
-    """What was looked at; ``frameworks`` are the wrappers and trainers in use, as the manifest tells."""
+    """What was looked at; ``frameworks`` are the wrappers and trainers in use, as the manifest tells.
+
+    ``reader`` is what read the traces: "native", "python", or both where workers differ.
+    """
 
     world_size: int | None
     ranks_seen: tuple[int, ...]
@@ -118,6 +121,7 @@ class RunInfo(msgspec.Struct, frozen=True):
     cycle: int | None = None
     cycles: tuple[int, ...] = ()
     frameworks: tuple[str, ...] = ()
+    reader: str = ""
 
 
 class Evidence(msgspec.Struct, frozen=True):

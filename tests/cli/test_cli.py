@@ -21,6 +21,7 @@ from tracedoc import __version__
 from tracedoc.cli import main
 from tracedoc.diagnosis import Diagnosis, from_json, to_json
 from tracedoc.errors import InputError
+from tracedoc.trace.native import reader_name
 
 
 @dataclass(frozen=True)
@@ -304,7 +305,7 @@ def test_facts_as_json_hold_values_and_reasons(pipeline: Pipeline, trace: str):
 
 
 def test_version_is_one_line():
-    assert run("--version").stdout == f"tracedoc {__version__}\n"
+    assert run("--version").stdout == f"tracedoc {__version__} ({reader_name()} reader)\n"
 
 
 def test_every_help_has_an_example():

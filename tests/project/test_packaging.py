@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tracedoc.trace.native import VARIABLE
+
 NOT_PART_OF_THE_SOURCES = shutil.ignore_patterns(
-    ".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", "report.html"
+    ".git",
+    ".venv*",
+    "build",
+    "dist",
+    "*.egg-info",
+    "__pycache__",
+    "*.so",
+    "*.pyd",
+    ".*_cache",
+    ".hypothesis",
+    "report.html",
 )
+MADE_HERE = {".pyc", ".so", ".pyd"}
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +40,17 @@ def sources(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def build(sources: Path, kind: str, into: Path) -> Path:
+def build(sources: Path, kind: str, into: Path, **environment: str) -> Path:
     """Build a "wheel", "editable" wheel or "sdist" with the declared backend, without the network."""
     script = f"import sys, setuptools.build_meta as backend; print(backend.build_{kind}(sys.argv[1]))"
     into.mkdir(exist_ok=True)
     done = subprocess.run(
-        [sys.executable, "-c", script, str(into)], cwd=sources, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, str(into)],
+        cwd=sources,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return into / done.stdout.splitlines()[-1]
@@ -67,6 +86,20 @@ def rules_in(interpreter: Path, elsewhere: Path) -> tuple[str, list[str]]:
     return where, ids.split()
 
 
+def reader_in(interpreter: Path, elsewhere: Path) -> str:
+    """Return what an installed tracedoc says of itself."""
+    done = subprocess.run(
+        [str(interpreter), "-m", "tracedoc", "--version"],
+        cwd=elsewhere,
+        env={name: value for name, value in os.environ.items() if name != VARIABLE},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("(")[1].strip(")\n")
+
+
 def rule_ids(repository: Path) -> set[str]:
     return {path.stem for path in (repository / "rules").glob("*/*.yaml")}
 
@@ -80,13 +113,28 @@ def test_a_wheel_carries_the_rules_and_the_hook(sources: Path, repository: Path,
     assert set(ids) == rule_ids(repository)
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_a_wheel_reads_natively_where_there_is_a_compiler(sources: Path, tmp_path: Path) -> None:
+    wheel = build(sources, "wheel", tmp_path / "dist")
+    assert reader_in(clean_environment(wheel, tmp_path / "venv"), tmp_path) == "native reader"
+
+
+def test_a_wheel_is_built_without_a_compiler(repository: Path, tmp_path: Path) -> None:
+    sources = tmp_path / "sources"
+    shutil.copytree(repository, sources, ignore=NOT_PART_OF_THE_SOURCES)
+    wheel = build(sources, "wheel", tmp_path / "dist", CC="/bin/false")
+    interpreter = clean_environment(wheel, tmp_path / "venv")
+    assert reader_in(interpreter, tmp_path) == "python reader"
+    assert set(rules_in(interpreter, tmp_path)[1]) == rule_ids(repository)
+
+
 def test_a_wheel_carries_every_data_file(sources: Path, repository: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(build(sources, "wheel", tmp_path / "dist")) as wheel:
         names = set(wheel.namelist())
     data = {
         str(path.relative_to(repository))
         for path in (repository / "tracedoc").rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and path.suffix not in MADE_HERE
     }
     assert data <= names
     assert not any(name.startswith(("tests/", "sample_traces/", "rules/")) for name in names)
@@ -105,9 +153,9 @@ def test_a_source_distribution_is_the_repository(sources: Path, repository: Path
     wanted = {"LICENSE", "README.md", "CHANGELOG.md", "Makefile", "tests/conftest.py", "tests/oracle.py"}
     wanted |= {
         str(path.relative_to(repository))
-        for folder in ("tracedoc", "rules", "sample_traces", "docs")
+        for folder in ("tracedoc", "rules", "sample_traces", "docs", "native")
         for path in (repository / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and path.suffix not in MADE_HERE
     }
     assert wanted <= names
 

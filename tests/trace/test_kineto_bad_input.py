@@ -432,3 +432,19 @@ def test_a_list_of_ranks_that_cannot_be_costs_no_event(ranks: str) -> None:
     trace = read(json.dumps({"traceEvents": [event("record_param_comms", 1, **args)]}))
     (collective,) = trace.collectives.values()
     assert (collective.group_ranks, collective.group_size) == ((), 8)
+
+
+def test_an_event_without_a_time_beside_exact_ones_is_left_out():
+    exact = {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": "a",
+        "pid": 1,
+        "tid": 1,
+        "ts": 1712195495519689.047,
+        "dur": 1,
+    }
+    timeless = {"ph": "X", "cat": "cpu_op", "name": "b", "pid": 1, "tid": 1, "dur": 1}
+    trace = read(json.dumps([exact, timeless, exact]).encode())
+    assert [trace.row_name(row) for row in range(len(trace))] == ["a", "a"]
+    assert [limit.code for limit in trace.limits] == ["impossible-times"]

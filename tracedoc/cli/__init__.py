@@ -25,6 +25,7 @@ from tracedoc.cli.plan import plan
 from tracedoc.cli.report import report
 from tracedoc.cli.rules import rules
 from tracedoc.errors import TracedocError
+from tracedoc.trace.native import reader_name
 
 EXIT_CANNOT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -134,12 +135,25 @@ def _sentence(message: str) -> str:
     return message[:1].lower() + message[1:]
 
 
+def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        click.echo(f"tracedoc {__version__} ({reader_name()} reader)")
+        context.exit()
+
+
 @click.group(
     "tracedoc",
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(__version__, prog_name="tracedoc", message="%(prog)s %(version)s")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_show_version,
+    help="Show the version.",
+)
 def main() -> None:
     """Say why multi-GPU training is slow, what to change, and how much it would give back.
 

@@ -60,7 +60,8 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     ``steps`` of the step that stands for the rank. ``spans`` are sets inside the judged step: the intervals
     of facts by their names, as evidence, and ``DRAWN`` for pictures. ``present`` are the needs that the
     trace meets. ``first_step`` identifies the profiler's cycle. ``phases`` are those of the judged step, in
-    order. ``gradients`` tells which collectives reduce gradients; ``work`` follows ``steps``.
+    order. ``gradients`` tells which collectives reduce gradients; ``work`` follows ``steps``; ``reader`` is what
+    read the trace.
     """
 
     rank: int
@@ -93,6 +94,7 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     phases: tuple[PhaseBudget, ...] = ()
     gradients: npt.NDArray[np.bool_] = msgspec.field(default_factory=lambda: np.zeros(0, dtype=bool))
     work: WorkTable | None = None
+    reader: str = ""
 
     @property
     def exposed_comm(self) -> Spans:
@@ -154,6 +156,7 @@ def digest_timeline(
         phases=timeline.phase_budgets,
         gradients=gradient_rows(timeline),
         work=work_table(timeline),
+        reader=info.reader,
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import struct
 from collections.abc import Collection
 from typing import Any
 
@@ -25,7 +23,7 @@ from tracedoc.trace.columns import (
     TraceInfo,
 )
 from tracedoc.trace.distinct import distinct
-from tracedoc.trace.events import IMPOSSIBLE, Decoded, EventDecoder, Int64Array
+from tracedoc.trace.events import IMPOSSIBLE, Int64Array
 from tracedoc.trace.growing import Growing
 from tracedoc.trace.metadata import (
     Header,
@@ -37,68 +35,17 @@ from tracedoc.trace.metadata import (
     read_header,
     vendor_of_calls,
 )
-from tracedoc.trace.records import Args, CollectiveFields, InstantArgs, Metadata
-from tracedoc.trace.vocabulary import event_kind, kind_of
+from tracedoc.trace.part import Part, number_of
+from tracedoc.trace.reader import PythonReader
+from tracedoc.trace.records import CollectiveFields, Metadata
+from tracedoc.trace.tables import COUNTED, DROPPED, Ids, Tables, category_text
+from tracedoc.trace.vocabulary import kind_of
 
 _ABSOLUTE_NS = 1_000_000_000_000_000_000  # 1e15 us: no relative time is that large
 # Beyond these, differences and sums of times would overflow: 126 years, and twelve days.
 _LATEST_NS = 4_000_000_000_000_000_000
 _LONGEST_NS = 1_000_000_000_000_000
-_GPU_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC, Kind.GPU_ANNOTATION, Kind.ACCELERATOR)
-_DROPPED = 255
-# Belongs to a device and a stream; has shapes; allocator's counters; a wait for an event.
-_ON_GPU, _SHAPED, _COUNTED, _WAITS = 1, 2, 4, 8
-_MEMORY = "[memory]"
 _HOST_MEMORY = 0  # c10::DeviceType::CPU
-_TRAILING_NUMBER = re.compile(r"(-?\d{1,18})\s*$")
-
-# Shapes are kept where batch sizes, FLOPs or collective sizes are read from them; all of them would
-# double the memory of a trace.
-_SHAPED_OPS = re.compile(
-    r"aten::(?:mm|addmm|bmm|baddbmm|linear|matmul|_scaled_mm|_scaled_grouped_mm|_grouped_mm|embedding|"
-    r"_?convolution\w*|conv\w+|cudnn_convolution\w*|miopen_convolution\w*|\w*_attention\w*)$"
-    r"|flash_attn\w*::|aten::_flash_attention|(?:gloo|nccl):|c10d::|_c10d_functional::"
-)
-
-
-class _Ids(dict[Any, int]):
-    """Gives each distinct key the next number, in order of appearance."""
-
-    def __missing__(self, key: Any) -> int:
-        number = self[key] = len(self)
-        return number
-
-
-class _Heads(_Ids):
-    """Numbers what many events have in common: their category, name, process and thread.
-
-    The lists tell of each number the kind, and which name and thread it is; ``traits[number]`` tells what
-    else is kept of such events: ``_ON_GPU``, ``_SHAPED``, ``_COUNTED`` and ``_WAITS``.
-    """
-
-    def __init__(self) -> None:
-        self.categories, self.names, self.threads = _Ids(), _Ids(), _Ids()
-        self.kind: list[int] = []
-        self.name: list[int] = []
-        self.thread: list[int] = []
-        self.traits = bytearray()
-
-    def __missing__(self, key: tuple[Any, Any, Any, Any]) -> int:
-        number = super().__missing__(key)
-        category, name, pid, tid = key
-        self.categories[category]
-        self.name.append(self.names[name])
-        self.thread.append(self.threads[pid, tid])
-        kind = event_kind(category_text(category), category_text(name))
-        self.kind.append(_DROPPED if kind is None else kind)
-        self.traits.append(
-            _ON_GPU * (kind in _GPU_KINDS)
-            | _SHAPED * (_SHAPED_OPS.match(category_text(name)) is not None)
-            | _COUNTED * (name == _MEMORY)
-            | _WAITS * (kind is Kind.SYNC)
-        )
-        return number
-
 
 _COLUMNS: dict[str, type[np.generic]] = {
     "ts": np.int64,
@@ -107,32 +54,30 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "correlation": np.int64,
     "external_id": np.int64,
     # What few events carry: the rows of the events, and what they say.
-    "gpu_row": np.int64,
-    "place": np.int32,
-    "sized_row": np.int64,
-    "nbytes": np.int64,
-    "memory_row": np.int64,
-    "memory_type": np.int64,
-    "memory_device": np.int64,
-    "allocated": np.int64,
-    "reserved": np.int64,
-    "sync_row": np.int64,
-    "wait_on_stream": np.int64,
-    "recorded_by": np.int64,
+    "placed.row": np.int64,
+    "placed.place": np.int32,
+    "sized.row": np.int64,
+    "sized.nbytes": np.int64,
+    "counted.row": np.int64,
+    "counted.type": np.int64,
+    "counted.device": np.int64,
+    "counted.allocated": np.int64,
+    "counted.reserved": np.int64,
+    "waits.row": np.int64,
+    "waits.wait_on_stream": np.int64,
+    "waits.recorded_by": np.int64,
 }
 
 
 class Columns:
     """The columns of a trace while it is read."""
 
-    def __init__(self) -> None:
-        self._heads = _Heads()
+    def __init__(self, tables: Tables) -> None:
+        self._heads, self._places = tables.heads, tables.places
         self._columns = {name: Growing(dtype) for name, dtype in _COLUMNS.items()}
         self._rows = 0
         self._collectives: dict[int, CollectiveArgs] = {}
         self._shapes: dict[int, Shapes] = {}
-        self._places = _Ids()
-        self._shape_cache: dict[tuple[bytes, bytes], Shapes] = {}
         self._process_names: dict[str, str] = {}
         self._thread_names: dict[tuple[str, str], str] = {}
 
@@ -141,29 +86,24 @@ class Columns:
         """The categories of all events so far, as the file holds them."""
         return self._heads.categories.keys()
 
-    def add(self, decoded: Decoded) -> None:
-        """Append one decoded chunk."""
-        for item in decoded.metadata:
+    def append(self, part: Part) -> None:
+        """Append the columns of one chunk."""
+        for item in part.metadata:
             self._add_metadata(item)
-        events, args = decoded.events, decoded.args
-        if not events:
-            return
-        heads = _interned(self._heads, [(event.cat, event.name, event.pid, event.tid) for event in events])
-        self._put("head", heads)
-        self._put("ts", decoded.starts)
-        self._put("dur", decoded.durations)
-        self._put("correlation", _numbers([a.correlation for a in args]))
-        self._put("external_id", _external_ids(args))
-        for position, fields in decoded.collectives.items():
-            self._collectives[self._rows + position] = _collective(fields)
-        traits = np.frombuffer(self._heads.traits, dtype=np.uint8)[heads]
-        self._add_gpu(np.flatnonzero(traits & _ON_GPU), heads, args)
-        self._add_shapes(np.flatnonzero(traits & _SHAPED), args)
-        self._add_memory(np.flatnonzero(traits & _COUNTED), args)
-        self._add_syncs(np.flatnonzero(traits & _WAITS), args)
-        self._rows += len(events)
+        for name, values in part.events.items():
+            self._columns[name].extend(values)
+        for table in ("placed", "sized", "counted", "waits"):
+            columns = getattr(part, table)
+            if columns["row"].size:
+                for name, values in columns.items():
+                    self._columns[f"{table}.{name}"].extend(values + self._rows if name == "row" else values)
+        for row, fields in part.collectives.items():
+            self._collectives[self._rows + row] = _collective(fields)
+        for row, shapes in part.shapes.items():
+            self._shapes[self._rows + row] = shapes
+        self._rows += part.events["ts"].size
 
-    def trace(self, path: str, outcome: Outcome, decoder: EventDecoder, limits: list[Limit]) -> Trace:
+    def trace(self, path: str, outcome: Outcome, reader: PythonReader, limits: list[Limit]) -> Trace:
         """Return the finished trace, sorted by start time."""
         header = read_header(outcome.metadata)
         heads, names = self._take("head"), tuple(category_text(name) for name in self._heads.names)
@@ -171,9 +111,9 @@ class Columns:
         ts, dur = self._take("ts"), self._take("dur")
         impossible = (ts < -_ABSOLUTE_NS) | (ts > _LATEST_NS) | (dur == IMPOSSIBLE) | (dur > _LONGEST_NS)
         negative = (dur < 0) & ~impossible
-        keep = np.flatnonzero((kind != _DROPPED) & ~impossible)
-        broken = int((impossible & (kind != _DROPPED)).sum())
-        clamped = int((negative & (kind != _DROPPED)).sum())
+        keep = np.flatnonzero((kind != DROPPED) & ~impossible)
+        broken = int((impossible & (kind != DROPPED)).sum())
+        clamped = int((negative & (kind != DROPPED)).sum())
         if broken or clamped:
             limits.append(
                 Limit(
@@ -202,11 +142,11 @@ class Columns:
         correlation = self._take("correlation")[keep]
         correlation[correlation <= 0] = NO_ID  # 0 is how CUPTI and roctracer say "none"
         limits.extend(self._device_limits(path, kind))
-        heads, gpu_rows = heads[keep], self._take("gpu_row")
+        heads, gpu_rows = heads[keep], self._take("placed.row")
         name = np.array(self._heads.name, dtype=np.int32)[heads]
         device, stream, grid, grids = self._gpu_columns(gpu_rows, keep)
         return Trace(
-            info=self._info(path, header, outcome, decoder, names, kind, name),
+            info=self._info(path, header, outcome, reader, names, kind, name),
             ts_ns=ts,
             dur_ns=dur,
             name=name,
@@ -229,54 +169,6 @@ class Columns:
         )
 
     # Adding.
-
-    def _put(self, column: str, part: npt.NDArray[Any]) -> None:
-        self._columns[column].extend(part)
-
-    def _add_gpu(
-        self, positions: npt.NDArray[np.intp], heads: npt.NDArray[np.int32], args: list[Args]
-    ) -> None:
-        """Keep where the events at ``positions`` ran on a GPU, and how many bytes they moved."""
-        if not positions.size:
-            return
-        found = [args[i] for i in positions.tolist()]
-        places = [
-            (a.device, a.stream, bytes(a.grid), head)
-            for a, head in zip(found, heads[positions].tolist(), strict=True)
-        ]
-        self._put("gpu_row", positions + self._rows)
-        self._put("place", _interned(self._places, places))
-        sized = [i for i, a in enumerate(found) if a.nbytes is not None]
-        self._put("sized_row", positions[sized] + self._rows)
-        self._put("nbytes", _numbers([found[i].nbytes for i in sized]))
-
-    def _add_memory(self, positions: npt.NDArray[np.intp], args: list[Args]) -> None:
-        """Keep the allocator's counters of the instants at ``positions``."""
-        if not positions.size:
-            return
-        counters = [(i, a) for i in positions.tolist() if isinstance(a := args[i], InstantArgs)]
-        self._put("memory_row", np.array([i for i, _ in counters], dtype=np.int64) + self._rows)
-        self._put("memory_type", _numbers([a.device_type for _, a in counters]))
-        self._put("memory_device", _numbers([a.device_id for _, a in counters]))
-        self._put("allocated", _numbers([a.allocated for _, a in counters]))
-        self._put("reserved", _numbers([a.reserved for _, a in counters]))
-
-    def _add_syncs(self, positions: npt.NDArray[np.intp], args: list[Args]) -> None:
-        """Keep what the synchronisation records at ``positions`` wait for."""
-        waits = [i for i in positions.tolist() if args[i].recorded_by is not None]
-        if waits:
-            self._put("sync_row", np.array(waits, dtype=np.int64) + self._rows)
-            self._put("wait_on_stream", _numbers([args[i].wait_on_stream for i in waits]))
-            self._put("recorded_by", _numbers([args[i].recorded_by for i in waits]))
-
-    def _add_shapes(self, positions: npt.NDArray[np.intp], args: list[Args]) -> None:
-        for position in positions.tolist():
-            dims, types = bytes(args[position].input_dims), bytes(args[position].input_types)
-            if dims:
-                shapes = self._shape_cache.get((dims, types))
-                if shapes is None:
-                    shapes = self._shape_cache[dims, types] = _shapes(dims, types)
-                self._shapes[self._rows + position] = shapes
 
     def _add_metadata(self, item: Metadata) -> None:
         label = category_text(item.args.name)
@@ -304,16 +196,16 @@ class Columns:
 
         Where the arguments do not say, process and thread are device and stream.
         """
-        heads, grids = list(self._heads), _Ids()
+        heads, grids = list(self._heads), Ids()
         devices, streams, numbers = [], [], []
         for device, stream, raw, head in self._places:
             _, _, pid, tid = heads[head]
-            devices.append(_number(pid if device is None else device))
-            streams.append(_number(tid if stream is None else stream))
+            devices.append(number_of(pid if device is None else device))
+            streams.append(number_of(tid if stream is None else stream))
             grid = _grid(raw)
             numbers.append(grids[grid] if grid else NO_ID)
         place = np.full(self._rows, NO_ID, dtype=np.int32)
-        place[gpu_rows] = self._take("place")
+        place[gpu_rows] = self._take("placed.place")
         place = place[keep]
         return (
             _of_place(devices, np.int32)[place],
@@ -324,13 +216,13 @@ class Columns:
 
     def _nbytes(self) -> Int64Array:
         spread = np.full(self._rows, NO_ID, dtype=np.int64)
-        spread[self._take("sized_row")] = self._take("nbytes")
+        spread[self._take("sized.row")] = self._take("sized.nbytes")
         return spread
 
     def _memory(self, row_of: npt.NDArray[np.int32]) -> MemoryCounters | None:
-        rows = row_of[self._take("memory_row")]
+        rows = row_of[self._take("counted.row")]
         types, device, allocated, reserved = (
-            self._take(name) for name in ("memory_type", "memory_device", "allocated", "reserved")
+            self._take(f"counted.{name}") for name in ("type", "device", "allocated", "reserved")
         )
         kept = np.flatnonzero((rows >= 0) & (types != _HOST_MEMORY))
         if kept.size == 0:
@@ -339,8 +231,8 @@ class Columns:
         return MemoryCounters(rows[kept].astype(np.intp), device[kept], allocated[kept], reserved[kept])
 
     def _syncs(self, row_of: npt.NDArray[np.int32]) -> SyncRecords | None:
-        rows = row_of[self._take("sync_row")]
-        streams, recorded_by = self._take("wait_on_stream"), self._take("recorded_by")
+        rows = row_of[self._take("waits.row")]
+        streams, recorded_by = self._take("waits.wait_on_stream"), self._take("waits.recorded_by")
         kept = np.flatnonzero(rows >= 0)
         if kept.size == 0:
             return None
@@ -375,7 +267,7 @@ class Columns:
         path: str,
         header: Header,
         outcome: Outcome,
-        decoder: EventDecoder,
+        reader: PythonReader,
         names: tuple[str, ...],
         kind: npt.NDArray[np.uint8],
         name: npt.NDArray[np.int32],
@@ -394,64 +286,20 @@ class Columns:
             groups=header.groups,
             group_count=header.group_count,
             has_shapes=header.has_shapes or any(shape.dims for shape in self._shapes.values()),
-            has_memory=header.has_memory or any(traits & _COUNTED for traits in self._heads.traits),
+            has_memory=header.has_memory or any(traits & COUNTED for traits in self._heads.traits),
             vendor=vendor,
             nccl_version=header.nccl_version,
             raw_bytes=outcome.raw_bytes,
-            events_read=decoder.read,
+            events_read=reader.read,
+            reader=reader.name,
             truncated=outcome.truncated,
         )
-
-
-def _interned(table: _Ids, keys: list[Any]) -> npt.NDArray[np.int32]:
-    try:
-        return np.fromiter(map(table.__getitem__, keys), np.int32, len(keys))
-    except TypeError:  # a list or an object stands where a name should
-        texts = (tuple(part if _is_plain(part) else str(part) for part in key) for key in keys)
-        return np.fromiter((table[key] for key in texts), np.int32, len(keys))
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (str, bytes, int, float))
 
 
 def _of_place(values: list[int], dtype: type[np.signedinteger[Any]]) -> npt.NDArray[Any]:
     """Return the values of all places as an array, whose last is for no place; too large ones are no id."""
     exact = np.array([*values, NO_ID], dtype=np.int64)
     return np.where(exact.astype(dtype) == exact, exact, NO_ID).astype(dtype)
-
-
-def _external_ids(args: list[Args]) -> Int64Array:
-    """Return the ids that link launches to operators; old traces spell their key in lower case."""
-    ids = _numbers([a.external_id for a in args])
-    old = [i for i in np.flatnonzero(ids == NO_ID).tolist() if args[i].old_external_id != NO_ID]
-    if old:
-        ids = ids.copy()
-        ids[old] = _numbers([args[i].old_external_id for i in old])
-    return ids
-
-
-def _numbers(values: list[Any]) -> Int64Array:
-    try:
-        return np.frombuffer(
-            struct.pack(f"{len(values)}q", *values), np.int64
-        )  # half the time of np.fromiter
-    except struct.error:
-        return np.fromiter((_number(value) for value in values), np.int64, len(values))
-
-
-def _number(value: Any) -> int:
-    """Return an id as int64: "stream 7" is 7; what is no number, or too large, is ``NO_ID``."""
-    number = as_int(value)
-    if number is None and isinstance(value, str):
-        match = _TRAILING_NUMBER.search(value)
-        number = int(match.group(1)) if match else None
-    return NO_ID if number is None else number
-
-
-def category_text(value: Any) -> str:
-    """Return a category or name as text, whatever the file holds in its place."""
-    return value if isinstance(value, str) else str(value)
 
 
 def _collective(args: CollectiveFields) -> CollectiveArgs:
@@ -480,15 +328,3 @@ def _grid(raw: bytes) -> tuple[int, ...]:
         return tuple(msgspec.json.decode(raw, type=tuple[int, int, int])) if raw else ()
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ()
-
-
-def _shapes(dims: bytes, types: bytes) -> Shapes:
-    try:
-        sizes = msgspec.json.decode(dims)
-        kinds = msgspec.json.decode(types) if types else []
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return Shapes((), ())
-    return Shapes(
-        tuple(sizes) if isinstance(sizes, list) else (),
-        tuple(category_text(kind) for kind in kinds) if isinstance(kinds, list) else (),
-    )

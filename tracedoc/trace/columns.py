@@ -108,6 +108,7 @@ class TraceInfo(msgspec.Struct, frozen=True):
     nccl_version: str = ""
     raw_bytes: int = 0  # decompressed size that was read
     events_read: int = 0  # whole events in the file, of every phase
+    reader: str = ""  # what read it: "native" or "python"
     truncated: bool = False
 
 

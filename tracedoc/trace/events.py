@@ -38,6 +38,7 @@ IMPOSSIBLE = np.iinfo(np.int64).min
 _LARGEST_NS = 4_000_000_000_000_000_000
 # Below 2^43 us a float64 is less than half a nanosecond from the decimal text it was read from.
 _EXACT_BELOW_US = float(2**43)
+_EXACT_BELOW_NS = 2**43 * 1000
 # Both roundings, of the text and of the product, are then less than half a nanosecond together.
 _EXACT_PRODUCT_BELOW_US = float(2**40)
 _LARGE_FRACTION = re.compile(rb'"ts"\s*:\s*"?\d{13,}\.')
@@ -47,7 +48,9 @@ _WHOLE = re.compile(rb"(?:\d{1,16}\n)*\d{1,16}")
 _WORD = 64
 _BARE_TOKEN = re.compile(rb'("\s*:\s*)-?(?:inf|nan|NaN|Infinity|N/A)(?=\s*[,}\]])')
 
-_FRAME = "python_function"
+FRAME = "python_function"
+"""The category of Python frames."""
+
 LONG_FRAME_US = 100.0
 _OWN_FRAME = re.compile(
     r"(?:.*/)?(?:torch|(?:site|dist)-packages/torch|runpy\.py|threading\.py|contextlib\.py|importlib|"
@@ -97,7 +100,7 @@ class EventDecoder:
 
     def __init__(self, *, python_functions: bool, long_frames: bool = False) -> None:
         self.read = 0
-        self._left_out = {LEFT_OUT} if python_functions else {LEFT_OUT, _FRAME}
+        self._left_out = {LEFT_OUT} if python_functions else {LEFT_OUT, FRAME}
         self._keep_long = long_frames and not python_functions
         self._known = True
         self._exact = False
@@ -121,7 +124,7 @@ class EventDecoder:
             if self._exact:
                 elements = _decoder(known=self._known, exact=True)(view)
                 events, metadata, times = self._sorted_out(elements)
-                starts = _text_ns([bytes(time) for time in times])
+                starts = _text_ns([b"" if type(time) is float else bytes(time) for time in times])
             decoded = _decoded(events, metadata, starts, buffer)
             self.read += len(elements)
             return decoded
@@ -140,6 +143,11 @@ class EventDecoder:
                 mended = _BARE_TOKEN.sub(rb"\1null", bytes(view))
                 return self.chunk(bytearray(mended), 0, len(mended))
             raise problem from None
+
+    def note_starts(self, starts: Int64Array, buffer: bytearray, begin: int, end: int) -> None:
+        """Take note of a chunk that was read elsewhere: whether starts need exact decimals from here on."""
+        if not self._exact and (starts >= _EXACT_BELOW_NS).any():
+            self._exact = _LARGE_FRACTION.search(buffer, begin, end) is not None
 
     def single(self, text: bytes) -> Decoded | None:
         """Decode one event, mending Kineto's own invalid JSON; ``None`` if it cannot be mended."""
@@ -160,7 +168,7 @@ class EventDecoder:
                 e
                 for e in elements
                 if e.cat not in left_out
-                or (type(e) is Complete and e.cat == _FRAME and _is_long_frame(e.name, e.dur))
+                or (type(e) is Complete and e.cat == FRAME and _is_long_frame(e.name, e.dur))
             ]
         else:
             kept = [e for e in elements if e.cat not in left_out]
@@ -178,7 +186,7 @@ class EventDecoder:
             raise MalformedJson(str(error)) from None
         items = [item for item in elements if isinstance(item, dict)]
         timed = [item for item in items if item.get("ph") in ("X", "i")]
-        kept = [item for item in timed if item.get("cat") != _FRAME or _FRAME not in self._left_out]
+        kept = [item for item in timed if item.get("cat") != FRAME or FRAME not in self._left_out]
         self.read += len(items)
         events = [_loose_event(item) for item in kept]
         collectives = {row: _loose_args(item, CollectiveFields) for row, item in enumerate(kept)}
@@ -211,14 +219,26 @@ def _collectives(args: list[Args], buffer: bytearray) -> dict[int, CollectiveFie
     none = NOTHING
     rows = [row for row, name in enumerate(names) if name is not none and bytes(name) != b"null"]
     first = _address(buffer)
-    objects = [_object_around(_address(names[row]) - first, buffer) for row in rows]
+    fields = collective_fields([_address(names[row]) - first for row in rows], buffer)
+    return dict(zip(rows, fields, strict=True))
+
+
+def collective_fields(positions: list[int], buffer: bytearray) -> list[CollectiveFields]:
+    """Return the arguments around the names of collectives, which stand at ``positions``.
+
+    Raises :class:`msgspec.ValidationError` where they are not found, as when texts hold braces.
+    """
+    if not positions:
+        return []
     try:
-        decoded = _DECODE_COLLECTIVES(b"[%b]" % b",".join(objects))
+        decoded: list[CollectiveFields] = _DECODE_COLLECTIVES(
+            b"[%b]" % b",".join(_object_around(position, buffer) for position in positions)
+        )
     except msgspec.DecodeError as error:
         raise msgspec.ValidationError(str(error)) from None
-    if len(decoded) != len(rows) or any(fields.name is None for fields in decoded):
+    if len(decoded) != len(positions) or any(fields.name is None for fields in decoded):
         raise msgspec.ValidationError("the arguments of collectives hold braces")
-    return dict(zip(rows, decoded, strict=True))
+    return decoded
 
 
 def _object_around(position: int, buffer: bytearray) -> bytearray:
@@ -261,7 +281,12 @@ def _loose_metadata(item: dict[str, Any]) -> Metadata:
 
 def _is_long_frame(name: Any, dur: float) -> bool:
     """Tell whether a Python frame took 0.1 ms or more, and is neither torch's nor Python's own."""
-    return dur >= LONG_FRAME_US and isinstance(name, str) and ".py(" in name and not _OWN_FRAME.match(name)
+    return dur >= LONG_FRAME_US and is_frame_of_a_person(name)
+
+
+def is_frame_of_a_person(name: Any) -> bool:
+    """Tell whether a Python frame is neither torch's nor Python's own."""
+    return isinstance(name, str) and ".py(" in name and not _OWN_FRAME.match(name)
 
 
 def _loose_args(item: dict[str, Any], kind: type[_Fields]) -> _Fields:

@@ -9,11 +9,12 @@ from contextlib import closing, nullcontext
 from typing import Any, BinaryIO
 
 from tracedoc.errors import InputError, Limit
-from tracedoc.trace.assemble import Columns, category_text
+from tracedoc.trace.assemble import Columns
 from tracedoc.trace.chunks import NotJson, Outcome, cut
 from tracedoc.trace.columns import Trace
-from tracedoc.trace.events import EventDecoder
+from tracedoc.trace.reader import PythonReader, make_reader
 from tracedoc.trace.source import Source, open_stream
+from tracedoc.trace.tables import Tables, category_text
 from tracedoc.trace.vocabulary import KINDS
 
 _DAMAGE = ("truncated-trace", "damaged-events", "impossible-times")
@@ -45,8 +46,9 @@ def read_trace(
     try:
         with opened as file:
             source = Source(name, file, on_bytes, max_bytes)
-            decoder = EventDecoder(python_functions=python_functions, long_frames=long_frames)
-            return _read(source, decoder, strict=strict)
+            tables = Tables()
+            reader = make_reader(tables, python_functions=python_functions, long_frames=long_frames)
+            return _read(source, reader, Columns(tables), strict=strict)
     finally:
         if collecting:
             gc.enable()
@@ -57,17 +59,15 @@ def _closing(name: str) -> Any:
     return nullcontext(file) if name == "-" else closing(file)
 
 
-def _read(source: Source, decoder: EventDecoder, *, strict: bool) -> Trace:
-    columns = Columns()
-
+def _read(source: Source, reader: PythonReader, columns: Columns, *, strict: bool) -> Trace:
     def decode_chunk(buffer: bytearray, begin: int, end: int) -> None:
-        columns.add(decoder.chunk(buffer, begin, end))
+        columns.append(reader.chunk(buffer, begin, end))
 
     def decode_one(text: bytes) -> bool:
-        decoded = decoder.single(text)
-        if decoded is not None:
-            columns.add(decoded)
-        return decoded is not None
+        part = reader.single(text)
+        if part is not None:
+            columns.append(part)
+        return part is not None
 
     try:
         outcome = cut(source, decode_chunk, decode_one, stop_at=frozenset({"nodes"}))
@@ -75,8 +75,8 @@ def _read(source: Source, decoder: EventDecoder, *, strict: bool) -> Trace:
         raise _not_json(source, problem.head) from None
     outcome.truncated = outcome.truncated or source.damaged
     _check_it_is_a_trace(source.path, outcome, columns)
-    limits = _damage_limits(source.path, outcome, decoder.read, columns)
-    trace = columns.trace(source.path, outcome, decoder, limits)
+    limits = _damage_limits(source.path, outcome, reader.read, columns)
+    trace = columns.trace(source.path, outcome, reader, limits)
     lost = [limit for limit in trace.limits if limit.code in _DAMAGE]
     if strict and lost:
         raise InputError(lost[0].message, "without the strict mode, what is whole in it is read")

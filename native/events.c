@@ -1,0 +1,521 @@
+/* Read the events of a chunk of a trace into columns, if all of it is plain.
+ *
+ * Plain is what the typed decoder of tracedoc/trace/events.py takes as it stands, and some of that is called
+ * odd here as well: keys that come twice, numbers in unusual spelling. So whatever is read here, it reads alike.
+ */
+
+#include "events.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "json.h"
+
+enum { PH, CAT, NAME, PID, TID, TS, DUR, ARGS, FIELDS };
+enum {
+    EXTERNAL_ID,
+    OLD_EXTERNAL_ID,
+    CORRELATION,
+    DEVICE,
+    STREAM,
+    BYTES,
+    DEVICE_TYPE,
+    DEVICE_ID,
+    RESERVED,
+    ALLOCATED,
+    WAIT_ON_STREAM,
+    RECORDED_BY,
+    GRID, /* from here on any value will do */
+    COLLECTIVE,
+    TYPES,
+    DIMS,
+    ARGUMENTS,
+    UNKNOWN = ARGUMENTS
+};
+
+#define LARGEST_US INT64_C(4000000000000000)
+#define EXACT_BELOW_US (INT64_C(1) << 43) /* with a fraction; floats of the other reader round beyond */
+#define LONG_FRAME_NS 100000
+#define MOST_DIGITS 18
+#define LISTS(e) \
+    &(e)->times, &(e)->head, &(e)->placed, &(e)->sized, &(e)->counted, &(e)->waits, &(e)->shaped, \
+        &(e)->collectives, &(e)->metadata
+
+typedef struct {
+    Slice fields[FIELDS];
+    Slice args[ARGUMENTS];
+    uint32_t seen, seen_args;
+    bool odd;
+} Event;
+
+void events_begin(Events *events, const uint64_t random[2], enum Frames frames)
+{
+    memset(events, 0, sizeof *events);
+    table_begin(&events->heads, random[0], random[1]);
+    table_begin(&events->places, random[0], random[1]);
+    table_begin(&events->shapes, random[0], random[1]);
+    events->frames = frames;
+}
+
+void events_end(Events *events)
+{
+    List *lists[] = {LISTS(events)};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        free(lists[i]->items);
+    free(events->traits);
+    table_end(&events->heads);
+    table_end(&events->places);
+    table_end(&events->shapes);
+    memset(events, 0, sizeof *events);
+}
+
+/* Return the next item of a list, to be written; NULL where memory is short. */
+static inline void *next_item(List *list, size_t size)
+{
+    if (list->count == list->room) {
+        void *items = grown(list->items, &list->room, list->count + 1, size);
+        if (items == NULL)
+            return NULL;
+        list->items = items;
+    }
+    return (char *)list->items + size * list->count++;
+}
+
+/* --- Values --- */
+
+static inline bool is_text(Slice value, const char *text)
+{
+    size_t size = strlen(text);
+    return value.size == size && memcmp(value.at, text, size) == 0;
+}
+
+/* Tell whether a value is text, or a number that any decoder reads, or none. */
+static inline bool is_simple(Slice value)
+{
+    uint8_t first = value.at[0];
+    if (first == '"' || first == 'n')
+        return true;
+    if (value.size > MOST_DIGITS || !(is_digit(first) || first == '-'))
+        return false;
+    for (uint32_t i = 0; i < value.size; i++)
+        if ((value.at[i] | 0x20) == 'e')
+            return false;
+    return true;
+}
+
+/* Read an integer, or text that is one; `null` leaves `number` as it is. */
+static inline bool read_integer(Slice value, int64_t *number)
+{
+    const uint8_t *at = value.at, *end = at + value.size;
+    if (*at == 'n')
+        return true;
+    if (*at == '"') {
+        at++;
+        end--;
+    }
+    bool negative = at < end && *at == '-';
+    at += negative;
+    if (at == end || end - at > MOST_DIGITS)
+        return false;
+    int64_t read = 0;
+    for (; at < end; at++) {
+        if (!is_digit(*at))
+            return false;
+        read = 10 * read + (*at - '0');
+    }
+    *number = negative ? -read : read;
+    return true;
+}
+
+/* Read microseconds with at most three decimals as nanoseconds. `exact` takes fractions of any time. */
+static inline bool read_time(Slice value, bool exact, int64_t *ns)
+{
+    const uint8_t *at = value.at, *end = at + value.size;
+    bool negative = *at == '-';
+    at += negative;
+    if (end - at > 20)
+        return false;
+    int64_t whole = 0, fraction = 0;
+    for (; at < end && is_digit(*at); at++) {
+        whole = 10 * whole + (*at - '0');
+        if (whole >= LARGEST_US)
+            return false;
+    }
+    if (at < end) {
+        if (*at != '.' || end - at > 4 || (whole >= EXACT_BELOW_US && (!exact || negative)))
+            return false;
+        int64_t unit = 100;
+        for (at++; at < end; at++, unit /= 10) {
+            if (!is_digit(*at))
+                return false;
+            fraction += unit * (*at - '0');
+        }
+    }
+    *ns = negative ? -(1000 * whole + fraction) : 1000 * whole + fraction;
+    return true;
+}
+
+/* --- Keeping an event --- */
+
+static inline Slice field(const Event *event, int name)
+{
+    return event->seen >> name & 1 ? event->fields[name] : (Slice){NULL, 0};
+}
+
+static inline Slice argument(const Event *event, int name)
+{
+    return event->seen_args >> name & 1 ? event->args[name] : (Slice){NULL, 0};
+}
+
+static inline bool integer_argument(const Event *event, int name, int64_t *number)
+{
+    return !(event->seen_args >> name & 1) || read_integer(event->args[name], number);
+}
+
+static Verdict keep_counters(Events *events, const Event *event, int64_t row)
+{
+    Counted found = {row, NO_ID, NO_ID, NO_ID, NO_ID};
+    if (!integer_argument(event, DEVICE_TYPE, &found.type) || !integer_argument(event, DEVICE_ID, &found.device) ||
+        !integer_argument(event, ALLOCATED, &found.allocated) || !integer_argument(event, RESERVED, &found.reserved))
+        return ODD;
+    Counted *counted = next_item(&events->counted, sizeof *counted);
+    if (counted == NULL)
+        return NO_MEMORY;
+    *counted = found;
+    return PLAIN;
+}
+
+static Verdict keep_wait(Events *events, const Event *event, int64_t row)
+{
+    Waited found = {row, NO_ID, NO_ID};
+    if (!(event->seen_args >> RECORDED_BY & 1) || event->args[RECORDED_BY].at[0] == 'n')
+        return PLAIN;
+    if (!integer_argument(event, WAIT_ON_STREAM, &found.stream) ||
+        !integer_argument(event, RECORDED_BY, &found.recorded_by))
+        return ODD;
+    Waited *waited = next_item(&events->waits, sizeof *waited);
+    if (waited == NULL)
+        return NO_MEMORY;
+    *waited = found;
+    return PLAIN;
+}
+
+static Verdict keep_place(Events *events, const Event *event, int32_t row, uint32_t head)
+{
+    Slice parts[PARTS] = {argument(event, DEVICE), argument(event, STREAM), argument(event, GRID),
+                          {(const uint8_t *)&head, sizeof head}};
+    uint32_t place = table_number(&events->places, parts);
+    Placed *placed = place == NO_ROOM ? NULL : next_item(&events->placed, sizeof *placed);
+    if (placed == NULL)
+        return NO_MEMORY;
+    *placed = (Placed){row, (int32_t)place};
+    Slice size = argument(event, BYTES);
+    if (size.size == 0 || size.at[0] == 'n')
+        return PLAIN;
+    int64_t bytes;
+    if (!read_integer(size, &bytes))
+        return ODD;
+    Sized *sized = next_item(&events->sized, sizeof *sized);
+    if (sized == NULL)
+        return NO_MEMORY;
+    *sized = (Sized){row, bytes};
+    return PLAIN;
+}
+
+static Verdict keep_shape(Events *events, const Event *event, int32_t row)
+{
+    Slice parts[PARTS] = {argument(event, DIMS), argument(event, TYPES), {NULL, 0}, {NULL, 0}};
+    uint32_t shape = table_number(&events->shapes, parts);
+    Shaped *shaped = shape == NO_ROOM ? NULL : next_item(&events->shaped, sizeof *shaped);
+    if (shaped == NULL)
+        return NO_MEMORY;
+    *shaped = (Shaped){row, (int32_t)shape};
+    return PLAIN;
+}
+
+/* Keep a complete event or an instant, unless nobody wants it. */
+static Verdict keep(Events *events, const Event *event, bool complete, const uint8_t *begin)
+{
+    const uint32_t heads_and_times = 1u << NAME | 1u << TS;
+    if (event->odd || (event->seen & heads_and_times) != heads_and_times)
+        return ODD;
+    Times times = {0, 0, NO_ID, NO_ID};
+    Slice duration = field(event, DUR);
+    if (!read_time(event->fields[TS], true, &times.start_ns) ||
+        (duration.size && !read_time(duration, false, &times.duration_ns)))
+        return ODD;
+    Slice category = field(event, CAT);
+    if (events->frames != ALL_FRAMES && is_text(category, "\"python_function\"") &&
+        (events->frames == NO_FRAMES || !complete || times.duration_ns < LONG_FRAME_NS))
+        return PLAIN;
+    Slice parts[PARTS] = {category, event->fields[NAME], field(event, PID), field(event, TID)};
+    uint32_t head = table_number(&events->heads, parts);
+    if (head == NO_ROOM)
+        return NO_MEMORY;
+    if (head > INT32_MAX)
+        return ODD;
+    uint8_t traits = head < events->classified ? events->traits[head] : UNCLASSIFIED;
+    if (traits & REFUSED)
+        return PLAIN;
+    if (!integer_argument(event, CORRELATION, &times.correlation) ||
+        !integer_argument(event, EXTERNAL_ID, &times.external_id) ||
+        (times.external_id == NO_ID && !integer_argument(event, OLD_EXTERNAL_ID, &times.external_id)))
+        return ODD;
+    int32_t row = (int32_t)events->times.count;
+    Times *kept = next_item(&events->times, sizeof *kept);
+    int32_t *kept_head = kept == NULL ? NULL : next_item(&events->head, sizeof *kept_head);
+    if (kept_head == NULL)
+        return NO_MEMORY;
+    *kept = times;
+    *kept_head = (int32_t)head;
+    if (event->seen_args == 0)
+        return traits & ON_GPU ? keep_place(events, event, row, head) : PLAIN;
+    Slice collective = argument(event, COLLECTIVE);
+    if (collective.size && collective.at[0] != 'n') {
+        Collective *found = next_item(&events->collectives, sizeof *found);
+        if (found == NULL)
+            return NO_MEMORY;
+        *found = (Collective){row, collective.at - begin};
+    }
+    Verdict verdict = PLAIN;
+    if (traits & ON_GPU)
+        verdict = keep_place(events, event, row, head);
+    if (verdict == PLAIN && traits & SHAPED && event->seen_args >> DIMS & 1)
+        verdict = keep_shape(events, event, row);
+    if (verdict == PLAIN && traits & COUNTED && !complete)
+        verdict = keep_counters(events, event, row);
+    if (verdict == PLAIN && traits & WAITS)
+        verdict = keep_wait(events, event, row);
+    return verdict;
+}
+
+/* --- Reading an event --- */
+
+static inline int field_named(const uint8_t *key, size_t size)
+{
+    switch (size) {
+    case 2:
+        if (key[0] == 'p' && key[1] == 'h')
+            return PH;
+        return key[0] == 't' && key[1] == 's' ? TS : FIELDS;
+    case 3:
+        if (memcmp(key, "cat", 3) == 0)
+            return CAT;
+        if (memcmp(key, "pid", 3) == 0)
+            return PID;
+        if (memcmp(key, "tid", 3) == 0)
+            return TID;
+        return memcmp(key, "dur", 3) == 0 ? DUR : FIELDS;
+    case 4:
+        if (memcmp(key, "name", 4) == 0)
+            return NAME;
+        return memcmp(key, "args", 4) == 0 ? ARGS : FIELDS;
+    default:
+        return FIELDS;
+    }
+}
+
+static inline int argument_named(const uint8_t *key, size_t size)
+{
+    switch (size) {
+    case 4:
+        return memcmp(key, "grid", 4) == 0 ? GRID : UNKNOWN;
+    case 5:
+        return memcmp(key, "bytes", 5) == 0 ? BYTES : UNKNOWN;
+    case 6:
+        if (memcmp(key, "stream", 6) == 0)
+            return STREAM;
+        return memcmp(key, "device", 6) == 0 ? DEVICE : UNKNOWN;
+    case 9:
+        return memcmp(key, "Device Id", 9) == 0 ? DEVICE_ID : UNKNOWN;
+    case 10:
+        if (memcmp(key, "Input Dims", 10) == 0)
+            return DIMS;
+        return memcmp(key, "Input type", 10) == 0 ? TYPES : UNKNOWN;
+    case 11:
+        if (memcmp(key, "External id", 11) == 0)
+            return EXTERNAL_ID;
+        if (memcmp(key, "correlation", 11) == 0)
+            return CORRELATION;
+        if (memcmp(key, "external id", 11) == 0)
+            return OLD_EXTERNAL_ID;
+        return memcmp(key, "Device Type", 11) == 0 ? DEVICE_TYPE : UNKNOWN;
+    case 14:
+        if (memcmp(key, "wait_on_stream", 14) == 0)
+            return WAIT_ON_STREAM;
+        return memcmp(key, "Total Reserved", 14) == 0 ? RESERVED : UNKNOWN;
+    case 15:
+        if (memcmp(key, "Collective name", 15) == 0)
+            return COLLECTIVE;
+        return memcmp(key, "Total Allocated", 15) == 0 ? ALLOCATED : UNKNOWN;
+    case 33:
+        return memcmp(key, "wait_on_cuda_event_record_corr_id", 33) == 0 ? RECORDED_BY : UNKNOWN;
+    default:
+        return UNKNOWN;
+    }
+}
+
+/* Go behind a key and its colon; `key` gets what is between its quotes. */
+static inline Text read_key(Text at, Text end, Slice *key)
+{
+    if (at == end || *at != '"')
+        return NULL;
+    bool escaped = false;
+    Text stop = skip_string(at + 1, end, &escaped);
+    if (stop == NULL || escaped)
+        return NULL;
+    *key = (Slice){at + 1, (uint32_t)(stop - at - 2)};
+    return skip_colon(stop, end);
+}
+
+/* Go behind a value to the next key, or to the closing brace. */
+static inline Text next_key(Text at, Text end)
+{
+    at = skip_space(at, end);
+    if (at == end || *at == '}')
+        return at == end ? NULL : at;
+    at = *at == ',' ? skip_space(at + 1, end) : end;
+    return at < end && *at == '"' ? at : NULL;
+}
+
+static Text read_arguments(Event *event, Text at, Text end)
+{
+    at = skip_space(at + 1, end);
+    if (at < end && *at == '}')
+        return at + 1;
+    do {
+        Slice key;
+        Text value = read_key(at, end, &key);
+        if (value == NULL)
+            return NULL;
+        at = skip_value(value, end);
+        if (at == NULL)
+            return NULL;
+        int name = argument_named(key.at, key.size);
+        if (name != UNKNOWN) {
+            event->odd |= event->seen_args >> name & 1;
+            event->seen_args |= 1u << name;
+            event->args[name] = (Slice){value, (uint32_t)(at - value)};
+            event->odd |= name < GRID && !is_simple(event->args[name]);
+        }
+        at = next_key(at, end);
+    } while (at != NULL && at < end && *at != '}');
+    return at == NULL || at == end ? NULL : at + 1;
+}
+
+static Text read_field(Event *event, int name, Text at, Text end)
+{
+    Text value = at;
+    if (event->seen >> name & 1)
+        return NULL;
+    event->seen |= 1u << name;
+    if (name == ARGS && *at == '{')
+        return read_arguments(event, at, end);
+    bool escaped = false;
+    at = *at == '"' ? skip_string(at + 1, end, &escaped) : skip_value(at, end);
+    if (at == NULL)
+        return NULL;
+    Slice found = event->fields[name] = (Slice){value, (uint32_t)(at - value)};
+    switch (name) {
+    case PH:
+        return found.size == 3 && *value == '"' ? at : NULL;
+    case CAT:
+        event->odd |= *value != '"' || escaped;
+        break;
+    case TS:
+    case DUR:
+        event->odd |= !is_digit(*value) && *value != '-';
+        break;
+    case ARGS:
+        event->odd = true;
+        break;
+    default:
+        event->odd |= !is_simple(found);
+    }
+    return at;
+}
+
+static inline bool is_untimed(uint8_t phase)
+{
+    return phase == 's' || phase == 'f' || phase == 't' || phase == 'C' || phase == 'I';
+}
+
+/* Read the event that begins at `at`; `begin` is where the chunk begins. */
+static Text read_event(Events *events, Text at, Text begin, Text end, Verdict *verdict)
+{
+    Event event;
+    event.seen = event.seen_args = 0;
+    event.odd = false;
+    Text start = at;
+    at = skip_space(at + 1, end);
+    while (at != NULL && at < end && *at != '}') {
+        Slice key;
+        at = read_key(at, end, &key);
+        if (at == NULL)
+            return NULL;
+        int name = field_named(key.at, key.size);
+        at = name == FIELDS ? skip_value(at, end) : read_field(&event, name, at, end);
+        if (at != NULL)
+            at = next_key(at, end);
+    }
+    if (at == NULL || at == end || !(event.seen >> PH & 1))
+        return NULL;
+    at++;
+    uint8_t phase = event.fields[PH].at[1];
+    if (phase == 'X' || phase == 'i') {
+        *verdict = keep(events, &event, phase == 'X', begin);
+        return at;
+    }
+    if (phase == 'M') {
+        Span *span = next_item(&events->metadata, sizeof *span);
+        if (span == NULL)
+            *verdict = NO_MEMORY;
+        else
+            *span = (Span){start - begin, at - begin};
+        return at;
+    }
+    return is_untimed(phase) ? at : NULL;
+}
+
+Verdict events_read(Events *events, const uint8_t *begin, const uint8_t *end)
+{
+    /* What was numbered in a chunk that nobody classified is forgotten. */
+    table_truncate(&events->heads, events->classified);
+    table_truncate(&events->places, events->known_places);
+    table_truncate(&events->shapes, events->known_shapes);
+    List *lists[] = {LISTS(events)};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        lists[i]->count = 0;
+    events->elements = 0;
+    Text at = begin;
+    if (end - begin > INT32_MAX || at == end || *at != '[')
+        return ODD;
+    Verdict verdict = PLAIN;
+    do {
+        at = skip_space(at + 1, end);
+        if (at == end || *at != '{')
+            return ODD;
+        at = read_event(events, at, begin, end, &verdict);
+        if (at == NULL || verdict != PLAIN)
+            return verdict == PLAIN ? ODD : verdict;
+        events->elements++;
+        at = skip_space(at, end);
+    } while (at < end && *at == ',');
+    return at < end && *at == ']' && skip_space(at + 1, end) == end ? PLAIN : ODD;
+}
+
+bool events_classify(Events *events, const uint8_t *traits, size_t count)
+{
+    if (count != events->heads.count - events->classified)
+        return false;
+    uint8_t *room = grown(events->traits, &events->traits_room, events->heads.count, 1);
+    if (room == NULL && events->heads.count)
+        return false;
+    events->traits = room;
+    if (count)
+        memcpy(events->traits + events->classified, traits, count);
+    events->classified = events->heads.count;
+    events->known_places = events->places.count;
+    events->known_shapes = events->shapes.count;
+    return true;
+}

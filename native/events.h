@@ -1,0 +1,81 @@
+/* Read the events of a chunk of a trace into columns, if all of it is plain. */
+
+#ifndef TRACEDOC_EVENTS_H
+#define TRACEDOC_EVENTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "table.h"
+
+/* What is kept of the events with a certain head, as the assembler classified it. */
+enum { ON_GPU = 1, SHAPED = 2, COUNTED = 4, WAITS = 8, REFUSED = 16, UNCLASSIFIED = ON_GPU | SHAPED | COUNTED | WAITS };
+
+/* Which Python frames are kept. */
+enum Frames { NO_FRAMES, LONG_FRAMES, ALL_FRAMES };
+
+typedef enum { PLAIN, ODD, NO_MEMORY } Verdict;
+
+/* The tables that a chunk fills; their rows count the events that were kept. */
+typedef struct {
+    int64_t start_ns, duration_ns, correlation, external_id;
+} Times;
+typedef struct {
+    int32_t row, place;
+} Placed;
+typedef struct {
+    int64_t row, bytes;
+} Sized;
+typedef struct {
+    int64_t row, type, device, allocated, reserved;
+} Counted;
+typedef struct {
+    int64_t row, stream, recorded_by;
+} Waited;
+typedef struct {
+    int32_t row, shape;
+} Shaped;
+typedef struct {
+    int64_t row, at; /* where the name of the collective begins in the chunk */
+} Collective;
+typedef struct {
+    int64_t begin, end; /* of a metadata event in the chunk */
+} Span;
+
+typedef struct {
+    void *items;
+    size_t count, room;
+} List;
+
+typedef struct {
+    Table heads;  /* category, name, process and thread */
+    Table places; /* device, stream, grid and head */
+    Table shapes; /* dimensions and types */
+    uint8_t *traits; /* of each head that was classified */
+    size_t traits_room;
+    size_t classified, known_places, known_shapes; /* how many of each the next chunk finds */
+    enum Frames frames;
+    int64_t elements;
+    List times, head, placed, sized, counted, waits, shaped, collectives, metadata;
+} Events;
+
+#define NO_ID (-1)
+
+/* Changes with what scan() returns, so that an older build is not taken for this one. */
+#define SCANNER_LAYOUT 1
+
+void events_begin(Events *events, const uint64_t random[2], enum Frames frames);
+void events_end(Events *events);
+
+/* Read a JSON array of events. Unless the verdict is PLAIN the tables mean nothing.
+ *
+ * Heads, places and shapes that are new get the next numbers, and are forgotten by the next call unless
+ * events_classify was called.
+ */
+Verdict events_read(Events *events, const uint8_t *begin, const uint8_t *end);
+
+/* Keep the heads, places and shapes of the chunk that was read; `traits` are those of the new heads. */
+bool events_classify(Events *events, const uint8_t *traits, size_t count);
+
+#endif

@@ -1,0 +1,76 @@
+"""Read the events of a trace, chunk by chunk, natively where that is possible and in Python otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracedoc.trace.events import EventDecoder
+from tracedoc.trace.native import scanner_type
+from tracedoc.trace.part import Part, decoded_part
+from tracedoc.trace.scan import ChunkScanner
+from tracedoc.trace.tables import Tables
+
+_LONGEST_PATIENCE = 64
+
+
+class PythonReader:
+    """Reads chunks with a typed JSON decoder; every event and every damage is its business."""
+
+    name = "python"
+
+    def __init__(self, tables: Tables, *, python_functions: bool, long_frames: bool) -> None:
+        self._tables = tables
+        self._decoder = EventDecoder(python_functions=python_functions, long_frames=long_frames)
+
+    @property
+    def read(self) -> int:
+        """How many elements of the array were read, of every phase."""
+        return self._decoder.read
+
+    def chunk(self, buffer: bytearray, begin: int, end: int) -> Part:
+        """Return the events of the JSON array in ``buffer[begin:end]``.
+
+        Raises :class:`tracedoc.trace.chunks.MalformedJson` where the bytes are no JSON array.
+        """
+        return decoded_part(self._decoder.chunk(buffer, begin, end), self._tables)
+
+    def single(self, text: bytes) -> Part | None:
+        """Return one event, mended if need be; ``None`` if it cannot be read."""
+        decoded = self._decoder.single(text)
+        return None if decoded is None else decoded_part(decoded, self._tables)
+
+
+class NativeReader(PythonReader):
+    """Reads plain chunks with the native scanner, and leaves the others to the decoder."""
+
+    name = "native"
+
+    def __init__(self, scanner: Any, tables: Tables, *, python_functions: bool, long_frames: bool) -> None:
+        super().__init__(tables, python_functions=python_functions, long_frames=long_frames)
+        self._scanner = ChunkScanner(
+            scanner, tables, self._decoder, python_functions=python_functions, long_frames=long_frames
+        )
+        self._patience = 0  # chunks to decode before the scanner is tried again
+        self._setback = 0
+
+    def chunk(self, buffer: bytearray, begin: int, end: int) -> Part:
+        """Return the events of the JSON array in ``buffer[begin:end]``, as :class:`PythonReader` does."""
+        if self._patience:
+            self._patience -= 1
+            return super().chunk(buffer, begin, end)
+        part = self._scanner.part(buffer, begin, end)
+        if part is not None:
+            self._setback = 0
+            return part
+        # A file that is odd throughout need not be scanned in vain throughout.
+        self._patience = self._setback
+        self._setback = min(2 * self._setback + 1, _LONGEST_PATIENCE)
+        return super().chunk(buffer, begin, end)
+
+
+def make_reader(tables: Tables, *, python_functions: bool, long_frames: bool) -> PythonReader:
+    """Return the reader of this installation, or the one that the environment asks for."""
+    scanner = scanner_type()
+    if scanner is None:
+        return PythonReader(tables, python_functions=python_functions, long_frames=long_frames)
+    return NativeReader(scanner, tables, python_functions=python_functions, long_frames=long_frames)
