@@ -33,6 +33,8 @@ enum {
     UNKNOWN = ARGUMENTS
 };
 
+#define CLOSES (-1) /* in place of a name: the object ends */
+
 #define LARGEST_US INT64_C(4000000000000000)
 #define EXACT_BELOW_US (INT64_C(1) << 43) /* with a fraction; floats of the other reader round beyond */
 #define LONG_FRAME_NS 100000
@@ -55,6 +57,7 @@ void events_begin(Events *events, const uint64_t random[2], enum Frames frames)
     table_begin(&events->places, random[0], random[1]);
     table_begin(&events->shapes, random[0], random[1]);
     events->frames = frames;
+    events->fields.count = events->args.count = OTHER + 1;
 }
 
 void events_end(Events *events)
@@ -268,8 +271,6 @@ static Verdict keep(Events *events, const Event *event, bool complete, const uin
         return NO_MEMORY;
     *kept = times;
     *kept_head = (int32_t)head;
-    if (event->seen_args == 0)
-        return traits & ON_GPU ? keep_place(events, event, row, head) : PLAIN;
     Slice collective = argument(event, COLLECTIVE);
     if (collective.size && collective.at[0] != 'n') {
         Collective *found = next_item(&events->collectives, sizeof *found);
@@ -291,7 +292,7 @@ static Verdict keep(Events *events, const Event *event, bool complete, const uin
 
 /* --- Reading an event --- */
 
-static inline int field_named(const uint8_t *key, size_t size)
+static int field_named(const uint8_t *key, size_t size)
 {
     switch (size) {
     case 2:
@@ -315,7 +316,7 @@ static inline int field_named(const uint8_t *key, size_t size)
     }
 }
 
-static inline int argument_named(const uint8_t *key, size_t size)
+static int argument_named(const uint8_t *key, size_t size)
 {
     switch (size) {
     case 4:
@@ -355,62 +356,131 @@ static inline int argument_named(const uint8_t *key, size_t size)
     }
 }
 
-/* Go behind a key and its colon; `key` gets what is between its quotes. */
-static inline Text read_key(Text at, Text end, Slice *key)
+/* What stands between two values, up to where the second begins, is nearly always one of a few texts. So it is
+ * compared with what followed last time before it is parsed.
+ */
+static inline bool follows(const Step *step, Text at, Text end)
 {
+    size_t size = step->size;
+    if (size < 8 || (size_t)(end - at) <= size)
+        return false;
+    uint64_t text, known;
+    for (size_t i = 0; i + 8 < size; i += 8) {
+        memcpy(&text, at + i, 8);
+        memcpy(&known, step->text + i, 8);
+        if (text != known)
+            return false;
+    }
+    memcpy(&text, at + size - 8, 8);
+    memcpy(&known, step->text + size - 8, 8);
+    /* More space than last time is parsed anew. */
+    return text == known && (step->name == CLOSES || at[size] > ' ');
+}
+
+/* Parse what stands between two values, or before the first; return where the next one begins. */
+static Text parse_step(Text at, Text end, bool first, int (*named)(const uint8_t *, size_t), int *name)
+{
+    at = skip_space(at, end);
+    if (at < end && *at == '}') {
+        *name = CLOSES;
+        return at + 1;
+    }
+    if (!first)
+        at = at < end && *at == ',' ? skip_space(at + 1, end) : end;
     if (at == end || *at != '"')
         return NULL;
     bool escaped = false;
     Text stop = skip_string(at + 1, end, &escaped);
     if (stop == NULL || escaped)
         return NULL;
-    *key = (Slice){at + 1, (uint32_t)(stop - at - 2)};
+    *name = named(at + 1, (size_t)(stop - at) - 2);
     return skip_colon(stop, end);
 }
 
-/* Go behind a value to the next key, or to the closing brace. */
-static inline Text next_key(Text at, Text end)
+/* Return the step with a text, a new one if it was not known; OTHER if it cannot be remembered. */
+static uint8_t step_of(Steps *steps, Text at, size_t size, int name)
 {
-    at = skip_space(at, end);
-    if (at == end || *at == '}')
-        return at == end ? NULL : at;
-    at = *at == ',' ? skip_space(at + 1, end) : end;
-    return at < end && *at == '"' ? at : NULL;
+    if (size < 8 || size > LONGEST_STEP)
+        return OTHER;
+    uint64_t hash = size, word;
+    for (size_t i = 0; i < size; i += 8) {
+        memcpy(&word, at + (i + 8 <= size ? i : size - 8), 8);
+        hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
+        hash ^= hash >> 32;
+    }
+    uint8_t *slot = &steps->slots[hash % STEP_SLOTS];
+    Step *found = &steps->all[*slot];
+    if (*slot)
+        return found->size == size && memcmp(found->text, at, size) == 0 ? *slot : OTHER;
+    if (steps->count == MOST_STEPS)
+        return OTHER;
+    *slot = (uint8_t)steps->count++;
+    found = &steps->all[*slot];
+    found->size = (uint8_t)size;
+    found->name = (int8_t)name;
+    memcpy(found->text, at, size);
+    return *slot;
 }
 
-static Text read_arguments(Event *event, Text at, Text end)
+/* Go to the next value of an object, whose key is `name`; or behind the object, and `name` is CLOSES.
+ *
+ * `step` is the step before, FIRST at the beginning of the object, and becomes the one taken.
+ */
+static inline Text next_value(Steps *steps, uint8_t *step, Text at, Text end,
+                              int (*named)(const uint8_t *, size_t), int *name)
 {
-    at = skip_space(at + 1, end);
-    if (at < end && *at == '}')
-        return at + 1;
-    do {
-        Slice key;
-        Text value = read_key(at, end, &key);
-        if (value == NULL)
-            return NULL;
+    Step *before = &steps->all[*step];
+    for (int i = 0; i < 2; i++) {
+        uint8_t next = before->next[i];
+        if (follows(&steps->all[next], at, end)) {
+            if (i) {
+                before->next[1] = before->next[0];
+                before->next[0] = next;
+            }
+            *step = next;
+            *name = steps->all[next].name;
+            return at + steps->all[next].size;
+        }
+    }
+    Text value = parse_step(at, end, *step == FIRST, named, name);
+    if (value == NULL)
+        return NULL;
+    *step = step_of(steps, at, (size_t)(value - at), *name);
+    if (*step != OTHER) {
+        before->next[1] = before->next[0];
+        before->next[0] = *step;
+    }
+    return value;
+}
+
+static Text read_arguments(Steps *steps, Event *event, Text at, Text end)
+{
+    uint8_t step = FIRST;
+    for (;;) {
+        int name;
+        Text value = next_value(steps, &step, at, end, argument_named, &name);
+        if (value == NULL || name == CLOSES)
+            return value;
         at = skip_value(value, end);
         if (at == NULL)
             return NULL;
-        int name = argument_named(key.at, key.size);
         if (name != UNKNOWN) {
             event->odd |= event->seen_args >> name & 1;
             event->seen_args |= 1u << name;
             event->args[name] = (Slice){value, (uint32_t)(at - value)};
             event->odd |= name < GRID && !is_simple(event->args[name]);
         }
-        at = next_key(at, end);
-    } while (at != NULL && at < end && *at != '}');
-    return at == NULL || at == end ? NULL : at + 1;
+    }
 }
 
-static Text read_field(Event *event, int name, Text at, Text end)
+static inline Text read_field(Steps *steps, Event *event, int name, Text at, Text end)
 {
     Text value = at;
     if (event->seen >> name & 1)
         return NULL;
     event->seen |= 1u << name;
     if (name == ARGS && *at == '{')
-        return read_arguments(event, at, end);
+        return read_arguments(steps, event, at + 1, end);
     bool escaped = false;
     at = *at == '"' ? skip_string(at + 1, end, &escaped) : skip_value(at, end);
     if (at == NULL)
@@ -446,21 +516,21 @@ static Text read_event(Events *events, Text at, Text begin, Text end, Verdict *v
     Event event;
     event.seen = event.seen_args = 0;
     event.odd = false;
-    Text start = at;
-    at = skip_space(at + 1, end);
-    while (at != NULL && at < end && *at != '}') {
-        Slice key;
-        at = read_key(at, end, &key);
+    Text start = at++;
+    uint8_t step = FIRST;
+    for (;;) {
+        int name;
+        at = next_value(&events->fields, &step, at, end, field_named, &name);
         if (at == NULL)
             return NULL;
-        int name = field_named(key.at, key.size);
-        at = name == FIELDS ? skip_value(at, end) : read_field(&event, name, at, end);
-        if (at != NULL)
-            at = next_key(at, end);
+        if (name == CLOSES)
+            break;
+        at = name == FIELDS ? skip_value(at, end) : read_field(&events->args, &event, name, at, end);
+        if (at == NULL)
+            return NULL;
     }
-    if (at == NULL || at == end || !(event.seen >> PH & 1))
+    if (!(event.seen >> PH & 1))
         return NULL;
-    at++;
     uint8_t phase = event.fields[PH].at[1];
     if (phase == 'X' || phase == 'i') {
         *verdict = keep(events, &event, phase == 'X', begin);

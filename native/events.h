@@ -43,6 +43,26 @@ typedef struct {
     int64_t begin, end; /* of a metadata event in the chunk */
 } Span;
 
+#define LONGEST_STEP 48
+#define MOST_STEPS 255
+#define STEP_SLOTS 1024
+
+/* What stands between two values of an object: a comma, a key, a colon and space; and what followed it. */
+typedef struct {
+    uint8_t size;
+    int8_t name;
+    uint8_t next[2];
+    uint8_t text[LONGEST_STEP];
+} Step;
+
+enum { FIRST, OTHER }; /* the beginning of an object; any step that is not remembered. Neither has text. */
+
+typedef struct {
+    Step all[MOST_STEPS];
+    uint8_t slots[STEP_SLOTS]; /* by a hash of the text */
+    int count;
+} Steps;
+
 typedef struct {
     void *items;
     size_t count, room;
@@ -57,6 +77,7 @@ typedef struct {
     size_t classified, known_places, known_shapes; /* how many of each the next chunk finds */
     enum Frames frames;
     int64_t elements;
+    Steps fields, args; /* of events, and of their arguments */
     List times, head, placed, sized, counted, waits, shaped, collectives, metadata;
 } Events;
 

@@ -47,12 +47,11 @@ def text_of(*events: dict[str, Any]) -> bytes:
 
 
 @needs_scanner
-@pytest.mark.parametrize("options", OPTIONS[1:])
-def test_every_real_trace(shared_traces: Path, options: dict[str, Any]) -> None:
+def test_every_real_trace(shared_traces: Path) -> None:
     paths = sorted(shared_traces.rglob("*.json.gz"))
     assert len(paths) > 60
     for path in paths:
-        assert_alike(gzip.decompress(path.read_bytes()), **options)
+        assert_alike(gzip.decompress(path.read_bytes()), long_frames=True)
 
 
 @needs_scanner
@@ -90,12 +89,11 @@ ARGUMENTS = [
 @pytest.mark.parametrize("field", [*FIELDS, *ARGUMENTS])
 def test_odd_values(field: str) -> None:
     for value in ODD_VALUES:
-        for category in ("kernel", "cpu_op", "cuda_sync", "python_function", "unheard_of"):
+        for category in ("kernel", "cuda_sync", "python_function"):
             args = {"args": event()["args"] | {field: value}} if field in ARGUMENTS else {field: value}
             text = text_of(event(**({"cat": category, "name": "aten::mm"} | args)))
-            for options in OPTIONS:
-                assert_alike(text, **options)
-                assert_alike(text.replace(b"10.5", b"1712195495519689.047"), **options)
+            assert_alike(text, long_frames=True)
+            assert_alike(text.replace(b"10.5", b"1712195495519689.047"), long_frames=True)
 
 
 @needs_scanner
@@ -191,6 +189,7 @@ def test_new_names_in_every_chunk() -> None:
                           args={"Device Type": 1, "Device Id": 0, "Total Allocated": i, "Total Reserved": 9}),
                     event(ph="M", cat=None, name="thread_name", tid=pick, args={"name": f"t{pick}"}),
                     event(name=f"k{pick}", ts=i, pid=str(pick)),
+                    event(ph="i", name="[memory]", cat="cpu_op", ts=i, args=chance.choice([None, {}])),
                     event(name="odd", ts=str(i)),
                 ]
             )
@@ -202,7 +201,7 @@ def test_new_names_in_every_chunk() -> None:
 
 
 @needs_scanner
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(documents(), st.sampled_from([64, 200, 1000, chunks.CHUNK_BYTES]), st.sampled_from(OPTIONS))
 def test_layouts(document: tuple[str, int], chunk_bytes: int, options: dict[str, Any]) -> None:
     assert_alike(document[0].encode(), chunk_bytes, **options)
