@@ -60,8 +60,8 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     ``steps`` of the step that stands for the rank. ``spans`` are sets inside the judged step: the intervals
     of facts by their names, as evidence, and ``DRAWN`` for pictures. ``present`` are the needs that the
     trace meets. ``first_step`` identifies the profiler's cycle. ``phases`` are those of the judged step, in
-    order. ``gradients`` tells which collectives reduce gradients; ``work`` follows ``steps``; ``reader`` is what
-    read the trace.
+    order. ``gradients`` tells which collectives reduce gradients; ``work`` follows ``steps``;
+    ``reader`` is what read the trace.
     """
 
     rank: int
