@@ -18,6 +18,11 @@ LIMITS: dict[str, str] = {
         "time, and waiting is not told from transfer between them. Time synchronisation (chrony, PTP) on "
         "the hosts helps."
     ),
+    "cold-start": (
+        "The GPU idles while kernels are launched that run for the first time: their code is loaded then, "
+        "once in the life of the job. The step is longer than those that follow, and what looks like a slow "
+        "host is not. Profile after some steps of warm-up (`tracedoc collect --wait`)."
+    ),
     "collectives-disagree": (
         "Ranks of one process group recorded different operations, or different sizes, under one sequence "
         "number. Such a job is wrong or about to hang: one rank ran, say, an all-reduce where another ran a "

@@ -22,7 +22,14 @@ from tracedoc.timeline.activity import (
 from tracedoc.timeline.blocking import blocking_spans
 from tracedoc.timeline.collective_table import CollectiveTable
 from tracedoc.timeline.collectives import gloo_collectives, gpu_collectives
-from tracedoc.timeline.idle import HostSpans, IdleCauses, cpu_idle_causes, host_spans, idle_causes
+from tracedoc.timeline.idle import (
+    HostSpans,
+    IdleCauses,
+    cpu_idle_causes,
+    host_spans,
+    idle_causes,
+    long_launches,
+)
 from tracedoc.timeline.launches import Launches, Rows, link_launches, lost_share
 from tracedoc.timeline.periods import repeated_steps
 from tracedoc.timeline.phase_budgets import PhaseBudget, cpu_phase_budgets, gpu_phase_budgets
@@ -49,6 +56,9 @@ LOST_SHARE = 0.02
 
 QUEUED_IDLE_SHARE = 0.10
 """More idle time than this with work queued and nothing running: the trace lost kernels (CUDA graphs)."""
+
+COLD_SHARE = 0.05
+"""Where loading kernels leaves the GPU idle for more than this share of the step, it is not a warm one."""
 
 
 class RankTimeline(msgspec.Struct, frozen=True, eq=False):
@@ -298,7 +308,10 @@ def _judge(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimelin
                 ),
             )
     return replace(
-        timeline, windows=windows, judged=judged, limits=(*limits, *_unreliable_idle(timeline, judged))
+        timeline,
+        windows=windows,
+        judged=judged,
+        limits=(*limits, *_unreliable_idle(timeline, judged), *_cold_start(timeline, judged)),
     )
 
 
@@ -310,6 +323,25 @@ def _phase_budgets(timeline: RankTimeline) -> tuple[PhaseBudget, ...]:
         return cpu_phase_budgets(timeline.trace, phases, activity, window)
     lane = (timeline.device, timeline.stream)
     return gpu_phase_budgets(timeline.trace, timeline.events, phases, window, lane=lane)
+
+
+def _cold_start(timeline: RankTimeline, judged: Window | None) -> tuple[Limit, ...]:
+    """Return a limit where the GPU idles for long while kernels are loaded that run for the first time."""
+    if judged is None or timeline.idle is None or judged.end_ns <= judged.start_ns:
+        return ()
+    first, _ = long_launches(timeline.trace, timeline.events)
+    idle = (first & timeline.idle.spans["compile"]).clip(judged.start_ns, judged.end_ns)
+    share = idle.total_ns / (judged.end_ns - judged.start_ns)
+    if share <= COLD_SHARE:
+        return ()
+    return (
+        Limit(
+            "cold-start",
+            f"{timeline.trace.info.source}: for {format_percent(share)} of the step the GPU is idle while "
+            "kernels are launched for the first time, and loaded",
+            "a warm step is shorter: profile after some steps of warm-up",
+        ),
+    )
 
 
 def _unreliable_idle(timeline: RankTimeline, judged: Window | None) -> tuple[Limit, ...]:

@@ -24,13 +24,18 @@ CAUSES = (
 input: a data loader is waited for; allocator: device memory is allocated or freed; sync: the host waited for
 the GPU, which ran dry for it (:mod:`tracedoc.timeline.syncs`); compile: code is compiled, a module loaded or
 a graph captured; gc: Python collects garbage; profiler: the profiler's own work; launch: the next GPU event
-was not launched yet; dependency: it was launched, yet nothing runs (gaps inside a CUDA graph among them);
-unknown: its launch was not seen.
+was not launched yet, or the call that launches it has not returned; dependency: it was launched, yet nothing
+runs (gaps inside a CUDA graph among them); unknown: its launch was not seen. A long call that launches a
+kernel for the first time loads it: that is compile.
 """
 
 LAUNCH_LATENCY_NS = 50_000
 """A kernel starts at most this long after its launch on an idle GPU (5-40 us are usual); a longer wait on an
 idle GPU is not the launch's own latency."""
+
+LONG_LAUNCH_NS = 1_000_000
+"""A launch takes 5-10 us. One that lasts this long beside an idle GPU loads its kernel, or its thread was
+taken off its core; with a full queue the GPU is busy meanwhile."""
 
 _GRAPH_BUILDING = re.compile(r"(?:cuda|hip|cu)Graph(?:Instantiate|ExecUpdate|Upload)")
 _CAPTURE_BEGINS = re.compile(r"(?:cuda|hip|cu)StreamBeginCapture")
@@ -113,22 +118,43 @@ def idle_causes(
     idle = activity.busy.complement(activity.start_ns, activity.end_ns)
     syncs = find_syncs(trace, events, device, idle, host.input | host.allocator)
     launch, dependency, unknown = _by_next_launch(trace, events, idle, device)
+    long = idle.ends - idle.starts > LAUNCH_LATENCY_NS
+    gaps = Spans(idle.starts[long], idle.ends[long])
+    first, repeated = (calls & gaps for calls in long_launches(trace, events))
     found: dict[str, Spans] = {}
     rest = idle
     for cause, spans in (
         ("input", host.input),
         ("allocator", host.allocator),
         ("sync", syncs.idle),
-        ("compile", host.compile),
+        ("compile", host.compile | first),
         ("gc", host.gc),
         ("profiler", host.profiler),
-        ("launch", launch),
+        ("launch", launch | repeated),
         ("dependency", dependency),
         ("unknown", unknown),
     ):
         found[cause] = rest & spans
         rest = rest - spans
     return IdleCauses(found), syncs
+
+
+def long_launches(trace: Trace, events: GpuEvents) -> tuple[Spans, Spans]:
+    """Return when the host is inside long launches: of kernels that run for the first time, and of others."""
+    kernels = (trace.kind[events.rows] == int(Kind.KERNEL)) & (events.launch_rows != NO_ROW)
+    rows, calls = events.rows[kernels], events.launch_rows[kernels]
+    long = trace.dur_ns[calls] >= LONG_LAUNCH_NS
+    if not long.any():
+        return Spans.empty(), Spans.empty()
+    order = np.argsort(trace.ts_ns[calls], kind="stable")
+    _, earliest = np.unique(trace.name[rows[order]], return_index=True)
+    new = np.zeros(rows.size, dtype=bool)
+    new[order[earliest]] = True
+    first, others = calls[long & new], calls[long & ~new]
+    return (
+        Spans.of(trace.ts_ns[first], trace.end_ns[first]),
+        Spans.of(trace.ts_ns[others], trace.end_ns[others]),
+    )
 
 
 def cpu_idle_causes(activity: Activity, start_ns: int, end_ns: int, host: HostSpans) -> IdleCauses:

@@ -62,7 +62,8 @@ class Syncs(msgspec.Struct, frozen=True, eq=False):
     when the GPU ran dry, or where it did not, when the wait ended. ``idle_ns`` is what the wait cost the GPU:
     idle time after everything launched before had ended, until the next kernel launched after the wait
     starts, and no more of it than the host was blocked (without the wait, that kernel is launched so much
-    earlier). Time in which the loader is waited for or memory allocated is neither's. ``idle`` is the union.
+    earlier). Time in which the loader is waited for or memory allocated is neither's. ``idle`` is the union,
+    ``calls`` the time inside the blocking calls.
     """
 
     rows: Rows
@@ -72,12 +73,15 @@ class Syncs(msgspec.Struct, frozen=True, eq=False):
     at_ns: Int64Array
     idle_ns: Int64Array
     idle: Spans
+    calls: Spans
 
     @classmethod
     def none(cls) -> Syncs:
         """Return the waits of a trace without any."""
         empty = np.empty(0, dtype=np.int64)
-        return cls(np.empty(0, dtype=np.intp), empty, empty, empty, empty, empty, Spans.empty())
+        return cls(
+            np.empty(0, dtype=np.intp), empty, empty, empty, empty, empty, Spans.empty(), Spans.empty()
+        )
 
 
 def find_syncs(trace: Trace, events: GpuEvents, device: int, idle: Spans, other: Spans) -> Syncs:
@@ -108,6 +112,7 @@ def find_syncs(trace: Trace, events: GpuEvents, device: int, idle: Spans, other:
         at_ns=np.where(costs, dry, end),
         idle_ns=cost,
         idle=Spans.of(dry[cost > 0], until[cost > 0]) & free,
+        calls=Spans.of(starts, ends),
     )
 
 

@@ -138,13 +138,17 @@ def host_step_ms(timeline: RankTimeline) -> Value:
 def host_floor_ms(timeline: RankTimeline) -> Value:
     """The host's own work in the median step: its length minus the time it was blocked.
 
-    Blocked is a synchronising call, a full launch queue (a launch of 0.2 ms and more), or waiting for the
-    data loader. No fix that leaves the host's work as it is makes the step shorter than this.
+    Blocked is a synchronising call or a copy that waits for the GPU, the allocation or release of device
+    memory (which may wait for the GPU too), a full launch queue (a launch of 0.2 ms and more), or waiting
+    for the data loader. No fix that leaves the host's work as it is makes the step shorter than this.
     """
     step = timeline.judged_host_step
     if step is None or not step.finished:
         return Unknown("the host's step was not captured whole")
-    blocked = timeline.host_delays.sync | timeline.host_delays.input | _full_queue(timeline)
+    delays = timeline.host_delays
+    blocked = delays.sync | delays.input | delays.allocator | _full_queue(timeline)
+    if timeline.syncs is not None:
+        blocked |= timeline.syncs.calls
     return (step.end_ns - step.start_ns - blocked.clip(step.start_ns, step.end_ns).total_ns) / 1e6
 
 

@@ -1,0 +1,77 @@
+"""A launch call that lasts long beside an idle GPU: a kernel is loaded, or the host is held up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import tracedoc
+from tracedoc.testing import TraceBuilder
+from tracedoc.timeline.build import RankTimeline
+
+KERNELS = ((110, "a"), (130, "b"), (210, "a"), (230, "b"), (310, "a"))
+
+
+def timeline_with(tmp_path: Path, *, launched_ms: float, first_ms: float) -> RankTimeline:
+    """Return three steps of 100 ms with two kernels of 10 ms; the launch at ``launched_ms`` lasts 12 ms.
+
+    ``first_ms`` is when kernel "c" runs, which the long launch brings; it ends 13 ms after the launch.
+    """
+    builder = TraceBuilder()
+    for index in range(1, 4):
+        builder.step(index, 100 * index, 100 * index + 99).backward(100 * index + 50, 100 * index + 60)
+    for start_ms, name in KERNELS:
+        builder.kernel(name, start_ms, start_ms + 10)
+    builder.kernel(
+        "c" if first_ms == launched_ms else "b", launched_ms + 12.01, launched_ms + 20, launch_ms=launched_ms
+    )
+    trace = json.loads(builder.to_json())
+    base = min(event["ts"] for event in trace["traceEvents"] if event.get("name") == "ProfilerStep#1")
+    for event in trace["traceEvents"]:
+        if (
+            event.get("name") == "cudaLaunchKernel"
+            and abs(event["ts"] - base - (launched_ms - 100) * 1e3) < 1
+        ):
+            event["dur"] = 12_000
+    file = tmp_path / "rank-0.json"
+    file.write_text(json.dumps(trace))
+    return tracedoc.build_timeline(tracedoc.load(file))
+
+
+def idle_ms(timeline: RankTimeline, cause: str) -> float:
+    assert timeline.idle is not None
+    return timeline.idle.spans[cause].total_ns / 1e6
+
+
+def test_loading_a_kernel_that_runs_for_the_first_time_is_a_cold_start(tmp_path: Path) -> None:
+    timeline = timeline_with(tmp_path, launched_ms=250, first_ms=250)
+    assert round(idle_ms(timeline, "compile"), 2) == 12.0
+    assert idle_ms(timeline, "dependency") < 0.1
+
+
+def test_a_long_launch_of_a_known_kernel_is_a_late_launch(tmp_path: Path) -> None:
+    timeline = timeline_with(tmp_path, launched_ms=250, first_ms=0)
+    assert idle_ms(timeline, "compile") == 0
+    assert idle_ms(timeline, "dependency") < 0.1
+
+
+def test_a_step_that_loads_kernels_is_called_cold(tmp_path: Path) -> None:
+    cold = timeline_with(tmp_path, launched_ms=150, first_ms=150)
+    assert [limit.code for limit in cold.limits] == ["cold-start"]
+    assert "12 %" in cold.limits[0].message
+    assert timeline_with(tmp_path, launched_ms=150, first_ms=0).limits == ()
+
+
+def test_the_hosts_floor_holds_no_time_in_which_it_may_wait_for_the_gpu(tmp_path: Path) -> None:
+    builder = TraceBuilder()
+    for index in range(1, 4):
+        builder.step(index, 100 * index, 100 * index + 99).backward(100 * index + 50, 100 * index + 60)
+        builder.kernel("first", 100 * index + 10, 100 * index + 20, launch_ms=100 * index + 9)
+        builder.runtime("cudaFree", 100 * index + 21, 100 * index + 61)
+        builder.copy(
+            "DtoH", 100 * index + 70, 100 * index + 70.1, 4, pageable=True, launch_ms=100 * index + 65
+        )
+        builder.kernel("last", 100 * index + 71, 100 * index + 72, launch_ms=100 * index + 70.5)
+    measured = tracedoc.measure([builder.write(tmp_path / "rank-0.json")])[0]
+    # 99 ms on the host, 40 of them in cudaFree; the copy blocks from its call at 65 to its end at 70.1.
+    assert measured.facts["host_floor_ms"].value == 99 - 40 - 5.1
