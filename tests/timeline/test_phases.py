@@ -309,3 +309,25 @@ def test_recomputation_of_a_real_run_lies_inside_backward(shared_traces: Path) -
     assert len(recomputed) == 9  # 3 blocks in each of 3 steps
     assert (recomputed & phases.nodes) == recomputed
     assert len(real(shared_traces, "ddp").phases.host_spans(Phase.RECOMPUTE)) == 0  # type: ignore[union-attr]
+
+
+def test_a_phase_ends_with_its_own_work_and_never_computes_longer_than_it_lasts(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    for index in range(2):
+        at = 100.0 * index
+        trace.step(index, at, at + 100).backward(at + 20, at + 40).optimizer(at + 40, at + 46)
+        trace.kernel(GEMM, at + 10, at + 20, launch_ms=at + 5)
+        trace.kernel(GEMM, at + 25, at + 45, launch_ms=at + 22)
+        # Launched by the optimizer: 2 ms on the compute stream, 5 ms on another beside the backward pass.
+        trace.kernel("adam", at + 48, at + 50, launch_ms=at + 45)
+        trace.kernel("cast", at + 41, at + 46, launch_ms=at + 40.5, stream=9)
+        trace.loader(at + 50, at + 95)
+    timeline = timeline_of(trace, tmp_path)
+    shown = {b.phase: (b.span_ns / 1e6, b.compute_ns / 1e6) for b in timeline.phase_budgets}
+    # The loader's 60 ms until the next step's first kernel are nobody's phase.
+    assert shown == {
+        Phase.FORWARD: (10, 10),
+        Phase.BACKWARD: (20, 20),
+        Phase.OPTIMIZER: (7, 7),
+        Phase.OTHER: (68, 0),
+    }

@@ -6,10 +6,11 @@ import msgspec
 import numpy as np
 
 from tracedoc.spans import Spans
-from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, Activity, GpuEvents, gloo_rows
+from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, COPY, Activity, GpuEvents, gloo_rows
 from tracedoc.timeline.phases import Phase, Phases
 from tracedoc.timeline.steps import Window
 from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import is_among
 
 ORDER = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
 """In the order of a step; recomputation stands between forward and backward because it is forward work."""
@@ -18,8 +19,9 @@ ORDER = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER, Phase.
 class PhaseBudget(msgspec.Struct, frozen=True):
     """What one phase did in one step, in ns; work counts for the phase that launched it.
 
-    ``span_ns`` are the stretches of the step that begin with a compute kernel of the phase: over all phases
-    they add up to the step. ``compute_ns`` and ``comm_ns`` are unions; ``exposed_comm_ns`` is the
+    ``span_ns`` are the stretches of the step from a compute kernel of the phase to the last of its own work
+    before the next phase begins, and what it computes beside other phases; "other" has the rest of the step,
+    in which no phase works. ``compute_ns`` and ``comm_ns`` are unions; ``exposed_comm_ns`` is the
     communication of the phase with no compute of any phase beside it.
     """
 
@@ -48,17 +50,20 @@ def gpu_phase_budgets(
         & (trace.kind[rows] == int(Kind.KERNEL))
         & (starts >= window.start_ns)
     )
-    lasting = _lasting(starts[begins], labels[begins], window)
 
-    def spans(kind: int, phase: Phase | None = None) -> Spans:
-        mine = (classes == kind) & ((labels == phase) if phase is not None else True)
+    def spans(phase: Phase | None, *kinds: int) -> Spans:
+        mine = is_among(classes, np.array(kinds, dtype=classes.dtype))
+        mine &= (labels == phase) if phase is not None else True
         return Spans.of(starts[mine], ends[mine]).clip(window.start_ns, window.end_ns)
 
-    compute = spans(COMPUTE)
-    found = [
-        _budget(phase, lasting[phase], spans(COMPUTE, phase), spans(COMMUNICATION, phase), compute)
-        for phase in ORDER
-    ]
+    work = {phase: spans(phase, COMPUTE, COMMUNICATION, COPY) for phase in ORDER}
+    lasting = _lasting(starts[begins], labels[begins], work, window)
+    compute = spans(None, COMPUTE)
+    found = []
+    for phase in ORDER:
+        own, comm = spans(phase, COMPUTE), spans(phase, COMMUNICATION)
+        span_ns = (lasting.get(phase, Spans.empty()) | own).total_ns
+        found.append(_budget(phase, span_ns, own, comm, compute))
     return tuple(budget for budget in found if _holds(budget))
 
 
@@ -91,12 +96,28 @@ def _holds(budget: PhaseBudget) -> bool:
     return budget.span_ns > 0 or budget.compute_ns > 0 or budget.comm_ns > 0
 
 
-def _lasting(starts: np.ndarray, labels: np.ndarray, window: Window) -> dict[Phase, int]:
-    """Return how long each phase lasts: from a kernel of it to the first of the next. Starts ascend."""
-    length = window.end_ns - window.start_ns
-    if starts.size == 0:
-        return {phase: length if phase is Phase.OTHER else 0 for phase in Phase}
-    change = np.concatenate(([0], np.flatnonzero(labels[1:] != labels[:-1]) + 1))
-    edges = np.concatenate(([window.start_ns], starts[change[1:]], [window.end_ns]))
-    lengths = np.diff(edges)
-    return {phase: int(lengths[labels[change] == phase].sum()) for phase in Phase}
+def _lasting(
+    begins: np.ndarray, begin_labels: np.ndarray, own: dict[Phase, Spans], window: Window
+) -> dict[Phase, Spans]:
+    """Return when each phase lasts; ``begins`` are the starts of compute kernels, which ascend.
+
+    A stretch of a phase begins with a kernel of it and ends where the next phase begins, or before that
+    with the last of its own work: what follows until then (waiting for input, say) belongs to no phase.
+    """
+    if begins.size == 0:
+        return {Phase.OTHER: Spans.of([window.start_ns], [window.end_ns])}
+    change = np.concatenate(([0], np.flatnonzero(begin_labels[1:] != begin_labels[:-1]) + 1))
+    starts, ends = begins[change], np.append(begins[change[1:]], window.end_ns)
+    found = {}
+    for phase in ORDER[:-1]:
+        mine = begin_labels[change] == phase
+        stretches = Spans.of(starts[mine], ends[mine])
+        work = own[phase] & stretches
+        first = np.searchsorted(work.starts, stretches.starts, side="left")
+        last = np.searchsorted(work.starts, stretches.ends, side="left") - 1
+        done = np.where(last >= first, work.ends[np.maximum(last, 0)] if len(work) else 0, stretches.starts)
+        found[phase] = Spans.of(stretches.starts, done)
+    known = Spans.empty()
+    for spans in found.values():
+        known = known | spans
+    return {**found, Phase.OTHER: known.complement(window.start_ns, window.end_ns)}
