@@ -66,7 +66,8 @@ def test_the_launch_bound_run_is_host_bound_and_not_communication_bound(shared_t
 
 def test_the_healthy_run_gets_a_clean_bill(shared_traces: Path) -> None:
     diagnosis = diagnose([shared_traces / "ddp_resnet_v100_ws1_healthy"])
-    assert diagnosis.findings == ()
+    # 61 % of the step is fp32 matrix work, on a GPU whose fp16 tensor cores idle.
+    assert [finding.rule_id for finding in diagnosis.findings] == ["idle-tensor-cores"]
     assert "Compute-bound" in diagnosis.summary
 
 
@@ -86,7 +87,7 @@ def test_one_rank_of_a_communication_bound_run_cannot_tell_transfer_from_waiting
 def test_the_overlapped_run_has_mild_exposed_communication_at_most(shared_traces: Path) -> None:
     found = found_in(diagnose([shared_traces / "dlrm_v100_2rank_r1"]))
     assert all(finding.severity != "critical" for finding in found.values())
-    assert set(found) <= {"exposed-communication", "missing-ranks"}
+    assert set(found) <= {"exposed-communication", "exposed-copies", "idle-tensor-cores", "missing-ranks"}
 
 
 def test_the_starved_run_stalls_on_input_and_its_twin_with_workers_does_not(shared_traces: Path) -> None:

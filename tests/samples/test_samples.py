@@ -204,7 +204,7 @@ def test_fine_wrapping_is_named_first_and_explains_its_symptoms() -> None:
     assert finding.gain is not None
     assert 10 < finding.gain.high_ms < 33.6 - 10.4  # less than all that is not compute
     yielded = {one.rule_id for one in diagnosis.verdicts if one.outcome == "yielded"}
-    assert {"exposed-communication", "small-collectives", "host-bound-launches"} <= yielded
+    assert {"small-collectives", "host-bound-launches"} <= yielded
 
 
 @pytest.mark.parametrize(

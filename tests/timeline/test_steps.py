@@ -78,6 +78,8 @@ def test_steps_that_differ_more_than_tenfold_are_no_clock(
     for index, length in enumerate(lengths, 1):
         builder.loader(start, start + 1)
         builder.step(index, start, start + length).backward(start + 2, start + 3)
+        if index == 2:
+            builder.backward(start + 4, start + 5)  # twice the work: not the steps of one loop
         start += length + 10
     builder.loader(start, start + 1).host("aten::add", start, start + 20)
     assert steps_of(tmp_path, builder)[0] == source
@@ -250,3 +252,13 @@ def test_a_capture_of_one_step_says_that_it_is_not_whole(tmp_path: Path) -> None
     builder = training(TraceBuilder(), 100).kernel("k", 110, 120, launch_ms=105)
     messages = {limit.code: limit.message for limit in timeline_of(tmp_path, builder).limits}
     assert messages["no-complete-step"].endswith("no step was captured whole")
+
+
+def test_steps_with_the_same_work_are_a_clock_however_the_host_runs_ahead(tmp_path: Path) -> None:
+    builder, start = from_zero(), 100.0
+    for index, length in enumerate((5.0, 5.0, 99.0), 1):
+        builder.loader(start, start + 1)
+        builder.step(index, start, start + length).backward(start + 2, start + 3)
+        start += length + 1
+    builder.loader(start, start + 1).host("aten::add", start, start + 20)
+    assert steps_of(tmp_path, builder)[0] == "profiler"

@@ -34,7 +34,6 @@ NEEDS = frozenset(
         "shapes",
         "memory",
         "sharding",
-        "tf32",
     }
 )
 """What a fact or a rule may need of a capture."""

@@ -14,7 +14,6 @@ from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.catalog import CATALOG, NEEDS, FactDef, FactTable, Measurement, computed
 from tracedoc.ranks.run_view import RunView
 from tracedoc.timeline.strategy_signs import SHARDED_MARKS
-from tracedoc.trace.devices import device_peak
 from tracedoc.values import Failed, Unknown, Value
 
 _LOG = logging.getLogger(__name__)
@@ -120,9 +119,6 @@ def _present(run: RunView) -> set[str]:
     present = {need for need in NEEDS if any(need in digest.present for digest in run.digests)}
     if len(run.digests) > 1:
         present.add("multi_rank")
-    peaks = [device_peak(digest.device) for digest in run.digests]
-    if any(peak is None or peak.tf32_tflops for peak in peaks):
-        present.add("tf32")  # a device that is not listed may have it
     return present
 
 
@@ -132,7 +128,7 @@ def _absent_by_nature(run: RunView) -> dict[str, str]:
     alone = run.world_size == 1 or (
         run.world_size is None and len(digests) == 1 and not _distributed(digests)
     )
-    absent = {"tf32": "the device has no TF32"}
+    absent: dict[str, str] = {}
     if digests and all(digest.is_cpu for digest in digests):
         absent |= dict.fromkeys(("gpu", "launches"), "a CPU run has no GPU activity")
     if alone:

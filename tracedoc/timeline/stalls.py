@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.spans import Spans
+from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace import vocabulary
@@ -16,9 +17,22 @@ AWAY_LAUNCHES = 20
 """A gap as long as this many launches is no launch that came late: the host was away. In real host-bound
 traces gaps of up to some ten intervals hold the lost time; what lies beyond are single gaps."""
 
+EVENT_COST_NS = 500
+"""What recording one event on the host costs it."""
+
 CLEARLY_LOW, CLEARLY_HIGH = 0.10, 0.20
-"""The profiler itself slows the host by some 0.5 us an event. Idle shares below the first are a pass with it,
+"""The profiler itself slows the host (:data:`EVENT_COST_NS`). Idle shares below the first are a pass with it,
 above the second a finding without it; between them only an unprofiled step time can tell."""
+
+
+def profiler_cost_ns(timeline: RankTimeline) -> int:
+    """Return what recording the judged step cost the host; 0 where the step is not known."""
+    step, trace = timeline.judged_host_step, timeline.trace
+    if step is None:
+        return 0
+    recorded = trace.is_kind(Kind.CPU_OP, Kind.RUNTIME, Kind.ANNOTATION, Kind.PYTHON)
+    inside = (trace.ts_ns >= step.start_ns) & (trace.ts_ns < step.end_ns)
+    return int((recorded & inside).sum()) * EVENT_COST_NS
 
 
 def host_away_idle(timeline: RankTimeline) -> Spans | None:
@@ -36,6 +50,24 @@ def launch_pace_idle(timeline: RankTimeline) -> Spans | None:
         return Spans.empty()
     paced = late.ends - late.starts <= AWAY_LAUNCHES * interval
     return Spans(late.starts[paced], late.ends[paced])
+
+
+def awaited_comm(timeline: RankTimeline) -> Spans:
+    """Return the exposed communication of the judged step that later compute waits for, already launched."""
+    window, activity, trace, events = timeline.judged, timeline.activity, timeline.trace, timeline.events
+    if window is None or activity is None:
+        return Spans.empty()
+    exposed = activity.exposed_comm.clip(window.start_ns, window.end_ns)
+    mine = (events.classes == COMPUTE) & (trace.device[events.rows] == timeline.device)
+    rows, launch_rows = events.rows[mine], events.launch_rows[mine]
+    if not len(exposed) or not (launch_rows != NO_ROW).any():
+        return exposed
+    following = np.searchsorted(trace.ts_ns[rows], exposed.starts)
+    row = launch_rows[np.minimum(following, rows.size - 1)]
+    known = (row != NO_ROW) & (following < rows.size)
+    launched = np.where(known, trace.ts_ns[np.maximum(row, 0)], exposed.starts)
+    begins = np.clip(launched, exposed.starts, exposed.ends)
+    return Spans.of(begins, exposed.ends)
 
 
 def short_kernel_idle(timeline: RankTimeline) -> Spans | None:

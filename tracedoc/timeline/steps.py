@@ -29,6 +29,9 @@ timestamp was cut, not finished."""
 LENGTH_RATIO = 10
 """Finished ProfilerSteps that differ more than this are no clock of training steps."""
 
+ALIKE = 1.5
+"""Training steps of one job hold numbers of backward nodes that differ by less than this factor."""
+
 LINKED_SHARE = 0.10
 """With fewer linked kernels than this, host time has to decide about steps."""
 
@@ -259,7 +262,11 @@ def _profiler_steps(trace: Trace, rows: Rows, last_ns: int) -> tuple[HostStep, .
 
 
 def _why_no_clock(steps: tuple[HostStep, ...], backward: npt.NDArray[np.int64]) -> str:
-    """Return why ProfilerSteps cannot be the clock, or "". Traces without any backward pass are inference."""
+    """Return why ProfilerSteps cannot be the clock, or "". Traces without any backward pass are inference.
+
+    Lengths tell nothing where all steps hold about the same number of backward nodes: a host that is far
+    ahead runs through some steps, and is then blocked in one by a full queue or a wait.
+    """
     finished = [step for step in steps if step.finished]
     if backward.size and finished:
         held = np.searchsorted(backward, [s.end_ns for s in finished]) - np.searchsorted(
@@ -268,6 +275,8 @@ def _why_no_clock(steps: tuple[HostStep, ...], backward: npt.NDArray[np.int64]) 
         empty = int((held == 0).sum())
         if empty:
             return f"{empty} of {len(finished)} hold no backward pass"
+        if held.max() <= ALIKE * held.min():
+            return ""
     lengths = [step.end_ns - step.start_ns for step in finished]
     if lengths and max(lengths) > LENGTH_RATIO * max(min(lengths), 1):
         return "their lengths differ more than tenfold"

@@ -29,7 +29,7 @@ class KernelCategory(str, Enum):
 # kernels that Inductor names after the operators it fused ("triton_poi_fused_all_gather_into_tensor_3").
 _NEVER_COMMUNICATION = re.compile(
     r"^(?:void )?(?:at::native::|at::cuda::|at_cuda_detail::|cub::|thrust::|cutlass|cudnn|"
-    r"fbgemm_gpu::permute|triton_[a-z]+_fused|deep_ep::layout::|aten::|FSDP::)"
+    r"fbgemm_gpu::permute|triton_[a-z]+_fused|deep_ep::layout::|dpsk::ep::layout::|aten::|FSDP::)"
 )
 
 
@@ -46,7 +46,10 @@ COMMUNICATION_KERNELS: tuple[tuple[str, str], ...] = (
     ("NCCL and RCCL", r"nccl(?<![a-z]nccl)(?:x|symk?)?(?:dev)?kernel|rccl(?<![a-z]rccl)"),
     ("MSCCL and MSCCL++", r"msccl"),
     ("NVSHMEM and rocSHMEM", r"nvshmem|rocshmem"),
-    ("DeepEP", r"deep_ep::"),
+    (
+        "DeepEP and its forks",
+        r"deep_ep::|dpsk::ep|(?:inter|intra)node::(?:cached_)?(?:dispatch|combine|notify)",
+    ),
     ("NCCLX ctran", r"ctran(?:kernel|::)"),
     ("torch symmetric memory", r"multimem_|symmetric_memory::|put_signal_kernel|wait_signal_kernel"),
     ("torch intra-node", r"hybridcubemeshallreduce"),

@@ -20,14 +20,19 @@ def reduce_in_backward(measurements: Measurements, key: str | None) -> Gain | Un
 
 
 def full_link_rate(measurements: Measurements, key: str | None) -> Gain | Unknown:
-    """Bound what a link at its rate gives: the exposed transfer, less what it takes at the expected rate."""
+    """Bound what a link at its rate gives: what all transfers save, at most what of them is exposed.
+
+    What a transfer saves may come off its exposed part alone, for the rest of it then hides as before.
+    """
     exposed = measured(measurements, "exposed_transfer_ms", key)
     efficiency = measured(measurements, "link_efficiency_frac", key)
+    comm = measured(measurements, "comm_ms", key)
     if isinstance(exposed, Unknown):
         return exposed
     if isinstance(efficiency, Unknown):
         return efficiency
-    high, assumptions = within_host_work(measurements, key, exposed * max(1.0 - efficiency, 0.0))
+    saved = exposed if isinstance(comm, Unknown) else comm * max(1.0 - efficiency, 0.0)
+    high, assumptions = within_host_work(measurements, key, min(exposed, saved))
     return Gain(0.0, high, "ceiling", ("transfers reach what their size should on this link", *assumptions))
 
 

@@ -66,7 +66,7 @@ def tensor_core_frac(timeline: RankTimeline) -> Value:
 
 
 @rank_fact("plain_matrix_ms", unit="ms", needs=("gpu", "kernels"))
-def plain_matrix_ms(timeline: RankTimeline) -> Value:
+def plain_matrix_ms(timeline: RankTimeline) -> float | Unknown:
     """Summed time of the median step's matrix kernels that surely run off the tensor cores, in fp32.
 
     Products with a vector are left out: they read each number once, and tensor cores would not help.
@@ -81,6 +81,20 @@ def plain_matrix_ms(timeline: RankTimeline) -> Value:
         plain = found is not None and found.tensor_cores is False and found.dtype in ("fp32", "")
         total += time if plain and "gemv" not in name and "dot_kernel" not in name else 0
     return total / 1e6
+
+
+@rank_fact("tensor_core_saving_ms", unit="ms", needs=("gpu", "kernels"))
+def tensor_core_saving_ms(timeline: RankTimeline) -> Value:
+    """What :func:`plain_matrix_ms` would save if it ran faster by the ratio of the device's peaks.
+
+    The ratio is that of 16 bits on tensor cores and of fp32 on plain cores. All of it where the device is
+    not in the table, or its peak in fp32 is not.
+    """
+    plain, peak = plain_matrix_ms(timeline), judged_peak(timeline)
+    if isinstance(plain, Unknown) or isinstance(peak, Unknown) or not peak.fp32_tflops:
+        return plain
+    half = peak.bf16_tflops or peak.fp16_tflops
+    return plain * max(1.0 - peak.fp32_tflops / half, 0.0) if half else 0.0
 
 
 @rank_fact("matrix_dtypes", unit="text", needs=("gpu", "kernels"))
@@ -139,6 +153,22 @@ def queue_depth(timeline: RankTimeline) -> Value:
 def peak_half_tflops(timeline: RankTimeline) -> Value:
     """Dense peak of the device in 16 bits (bf16, on Volta and Turing fp16), from the vendor's data sheet."""
     return half_tflops(timeline)
+
+
+@rank_fact("peak_fp32_tflops", unit="tflops", needs=("gpu",))
+def peak_fp32_tflops(timeline: RankTimeline) -> Value:
+    """Peak of the device's plain cores in fp32, from the vendor's data sheet."""
+    peak = judged_peak(timeline)
+    return peak if isinstance(peak, Unknown) else peak.fp32_tflops or Unknown("not in the device table")
+
+
+@rank_fact("tensor_core_format", unit="text", needs=("gpu",))
+def tensor_core_format(timeline: RankTimeline) -> Value:
+    """The 16-bit format to train in on the device's tensor cores: "bf16", on Volta and Turing "fp16"."""
+    peak = judged_peak(timeline)
+    if isinstance(peak, Unknown):
+        return peak
+    return "bf16" if peak.bf16_tflops else "fp16" if peak.fp16_tflops else Unknown("it has no tensor cores")
 
 
 @rank_fact("peak_hbm_gbps", unit="gbps", needs=("gpu",))

@@ -13,6 +13,7 @@ from tracedoc.timeline.stalls import (
     host_away_idle,
     launch_interval_ns,
     launch_pace_idle,
+    profiler_cost_ns,
     short_kernel_idle,
 )
 from tracedoc.values import Unknown, Value
@@ -40,7 +41,8 @@ def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
 
     Late-launch gaps up to twenty times the median time between two launches; in a longer gap the host does
     not launch slowly, it does something else (:func:`host_away_idle_ms`). Unknown between 10 % and 20 % of
-    the step, where the profiler's own cost may be all of it: a trace alone does not tell.
+    the step where less than 10 % is left without the profiler's own cost on the host (0.5 us for each event
+    that it recorded there): a trace alone does not tell whether an unprofiled step has such gaps.
     """
     spans, budget = launch_pace_idle(timeline), timeline.judged_budget
     if (unreliable := _unreliable(timeline)) is not None:
@@ -50,7 +52,8 @@ def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     if spans is None:
         return NO_LAUNCH
     share = spans.total_ns / budget.window_ns if budget.window_ns else 0.0
-    if CLEARLY_LOW <= share < CLEARLY_HIGH:
+    less = share - profiler_cost_ns(timeline) / max(budget.window_ns, 1)
+    if CLEARLY_LOW <= share < CLEARLY_HIGH and less < CLEARLY_LOW:
         return Unknown("the profiler's own cost on the host may explain this much idle time")
     return spans
 

@@ -8,11 +8,14 @@ from tracedoc.facts.catalog import rank_fact
 from tracedoc.facts.per_rank.step import NO_STEP, idle_of_cause
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.stalls import pageable_rows, pageable_stall
+from tracedoc.timeline.syncs import askers, is_library
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.vocabulary import RuntimeRole
+from tracedoc.units import format_ms
 from tracedoc.values import Unknown, Value
 
 
@@ -98,6 +101,34 @@ def exposed_host_copy_ms(timeline: RankTimeline) -> Value:
     if exposed - host - _copies(timeline, frozenset({"DtoD"})):
         return Unknown("some copies do not tell between which memories they run")
     return host.total_ns / 1e6
+
+
+@rank_fact("exposed_copy_operators", unit="text", needs=("gpu", "kernels", "launches"))
+def exposed_copy_operators(timeline: RankTimeline) -> Value:
+    """The operators that ask for the exposed copies of the median step, with their exposed time.
+
+    The three that take longest, by the outermost library operator around the call; "other code" is none.
+    """
+    window, activity, trace = timeline.judged, timeline.activity, timeline.trace
+    if window is None or activity is None:
+        return NO_STEP
+    rows = trace.kind_rows_between(Kind.MEMCPY, window.start_ns, window.end_ns)
+    rows = rows[trace.device[rows] == timeline.device]
+    exposed = activity.exposed_copy.clip(window.start_ns, window.end_ns)
+    times = exposed.covered_ns(trace.ts_ns[rows], trace.end_ns[rows])
+    rows, times = rows[times > 0], times[times > 0]
+    if rows.size == 0:
+        return "none"
+    calls = timeline.launches.launch_rows[np.searchsorted(timeline.launches.gpu_rows, rows)]
+    linked = calls != NO_ROW
+    total: dict[str, int] = {}
+    if not linked.all():
+        total["other code"] = int(times[~linked].sum())
+    for asker, time in zip(askers(trace, calls[linked]), times[linked].tolist(), strict=True):
+        name = asker.operator if is_library(asker.operator) else "other code"
+        total[name] = total.get(name, 0) + time
+    longest = sorted(total.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{name} {format_ms(ns / 1e6)}" for name, ns in longest)
 
 
 def _copies(timeline: RankTimeline, directions: frozenset[str]) -> Spans:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from tracedoc.facts.catalog import rank_fact
+from tracedoc.facts.per_rank.step import NO_STEP
+from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
+from tracedoc.timeline.stalls import awaited_comm
 from tracedoc.values import Unknown, Value
 
 
@@ -44,6 +47,23 @@ def blocking_comm_ms(timeline: RankTimeline) -> Value:
     if timeline.judged is None or timeline.blocking is None:
         return Unknown("kernels cannot be linked to their launches")
     return timeline.blocking.clip(timeline.judged.start_ns, timeline.judged.end_ns).total_ns / 1e6
+
+
+@rank_fact(
+    "awaited_comm_ms",
+    unit="ms",
+    needs=("kernels", "collectives"),
+    interval="communication for which launched compute waits",
+)
+def awaited_comm_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Exposed communication of the median step during which the next compute kernel was already launched.
+
+    While it was not, the host keeps the GPU from computing, and without the communication it would still do
+    so. Where launches cannot be linked, all exposed communication counts.
+    """
+    if timeline.judged is None or timeline.activity is None:
+        return NO_STEP
+    return awaited_comm(timeline)
 
 
 def _of_judged_step(timeline: RankTimeline) -> CollectiveTable:

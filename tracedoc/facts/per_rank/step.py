@@ -75,10 +75,17 @@ def exposed_comm_ms(timeline: RankTimeline) -> Spans | Unknown:
     return timeline.activity.exposed_comm.clip(timeline.judged.start_ns, timeline.judged.end_ns)
 
 
-@rank_fact("exposed_copy_ms", unit="ms", needs=("kernels",))
-def exposed_copy_ms(timeline: RankTimeline) -> Value:
+@rank_fact(
+    "exposed_copy_ms",
+    unit="ms",
+    needs=("kernels",),
+    interval="copy with neither compute nor communication beside it",
+)
+def exposed_copy_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step in which a copy runs and neither compute nor communication does."""
-    return _part(timeline, "exposed_copy_ns")
+    if timeline.judged is None or timeline.activity is None:
+        return NO_STEP
+    return timeline.activity.exposed_copy.clip(timeline.judged.start_ns, timeline.judged.end_ns)
 
 
 @rank_fact("idle_ms", unit="ms", needs=("kernels",))

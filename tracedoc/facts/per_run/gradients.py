@@ -11,7 +11,7 @@ from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.digest.step_table import StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.phase_times import NO_PHASES
-from tracedoc.facts.per_run.links import half_rate_bytes
+from tracedoc.facts.per_run.links import half_rate_bytes, usual_call_ns
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
 from tracedoc.timeline.collective_table import NONE
@@ -27,6 +27,9 @@ GOOD_SIZE = 12.0
 
 FEWEST_BUCKETS = 3
 """With fewer buckets there is nothing left to reduce beside the rest of the backward pass."""
+
+EVEN_BUCKETS = 8
+"""With so many buckets of one size only an eighth of the transfer has no backward compute left beside it."""
 
 MODEL_OPS = frozenset({"all_to_all", "reduce_scatter", "send", "recv", "send_recv", ""})
 """What layers that are split over ranks exchange; and what carries no name."""
@@ -161,6 +164,31 @@ def late_reduction_ms(run: RunView) -> dict[str, Value]:
     return run.by_rank(late)
 
 
+@run_fact("splittable_reduction_ms", unit="ms", scope="rank", needs=("kernels", "host_ops", "collectives"))
+def splittable_reduction_ms(run: RunView) -> dict[str, Value]:
+    """What eight buckets of one size would hide of :func:`late_reduction_ms`; 0 where there are as many.
+
+    The eight become ready one after the other over the backward pass (of the last micro-batch) and travel in
+    turn, each with the latency of a call more than today: what is then left after the backward pass is an
+    eighth of their transfer, or all of it less seven eighths of the backward compute.
+    """
+    late = late_reduction_ms(run)
+    return run.by_rank(lambda digest, step: _splittable(run, digest, step, late[str(digest.rank)]))
+
+
+@run_fact("even_bucket_mb", unit="count", scope="rank", needs=("host_ops", "collectives"))
+def even_bucket_mb(run: RunView) -> dict[str, Value]:
+    """An eighth of the gradients of one micro-batch in MiB, rounded up, as ``bucket_cap_mb`` takes it."""
+
+    def eighth(digest: RankDigest, step: StepDigest) -> Value:
+        total = _total(digest, _rows(digest, step))
+        if isinstance(total, Unknown):
+            return total
+        return math.ceil(float(total) / _reducing_passes(digest) / EVEN_BUCKETS / 2**20)
+
+    return run.by_rank(eighth)
+
+
 @run_fact("repeated_reduction_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
 def repeated_reduction_ms(run: RunView) -> dict[str, Value]:
     """Exposed gradient reduction of all micro-batches but one that reduce, less known waiting."""
@@ -173,6 +201,37 @@ def repeated_reduction_ms(run: RunView) -> dict[str, Value]:
         return exposed * (passes - 1) / passes if passes > 1 else 0.0
 
     return run.by_rank(repeated)
+
+
+def _splittable(run: RunView, digest: RankDigest, step: StepDigest, late: Value) -> Value:
+    rows, backward = _rows(digest, step), digest.facts.get("backward_compute_ms", NO_PHASES)
+    if not isinstance(late, (int, float)) or not isinstance(backward, (int, float)):
+        return late if isinstance(late, Unknown) else NO_PHASES
+    buckets = rows.size / _reducing_passes(digest)
+    if buckets == 0 or buckets >= EVEN_BUCKETS:
+        return 0.0
+    table, passes = digest.collectives, digest.facts.get("micro_batches", 1)
+    last_arrival_ns = run.arrivals[digest.rank].last_arrival_ns(table)
+    transfer = Spans.of(last_arrival_ns[rows], table.end_ns[rows]).total_ns / 1e6 / _reducing_passes(digest)
+    transfer += (EVEN_BUCKETS - buckets) * _call_latency_ms(run, digest, rows)
+    last_pass = float(backward) / max(passes, 1) if isinstance(passes, int) else float(backward)
+    left = max(transfer / EVEN_BUCKETS, transfer - last_pass * (1 - 1 / EVEN_BUCKETS))
+    return max(float(late) - left, 0.0)
+
+
+def _call_latency_ms(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) -> float:
+    """Return what a call costs beyond its bytes on measured machines, 0 where that is not known."""
+    halves, usual = half_rate_bytes(run, digest), usual_call_ns(run, digest)[rows]
+    sizes = digest.collectives.nbytes[rows]
+    known = ~np.isnan(usual) & (sizes != NONE)
+    if isinstance(halves, Unknown) or not known.any():
+        return 0.0
+    return float(np.median((usual * halves[rows] / (sizes + halves[rows]))[known])) / 1e6
+
+
+def _reducing_passes(digest: RankDigest) -> int:
+    passes = digest.facts.get("reducing_micro_batches")
+    return passes if isinstance(passes, int) and passes > 1 else 1
 
 
 def _beside_gradients(
@@ -212,9 +271,7 @@ def _suggested(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) -> 
     half = _half_bytes(run, digest, rows)
     if isinstance(half, Unknown):
         return half
-    passes = digest.facts.get("reducing_micro_batches")
-    each = float(total) / passes if isinstance(passes, int) and passes > 1 else float(total)
-    return min(GOOD_SIZE * half, each / FEWEST_BUCKETS)
+    return min(GOOD_SIZE * half, float(total) / _reducing_passes(digest) / FEWEST_BUCKETS)
 
 
 def _overhead(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) -> Value:
