@@ -225,7 +225,7 @@ class FactRecord(msgspec.Struct, frozen=True):
 
 
 class CollectiveRow(msgspec.Struct, frozen=True):
-    """One kind of collective in the judged step, over all its calls."""
+    """One kind of collective in the analysed step, over all its calls."""
 
     op: str
     group: str
@@ -273,7 +273,7 @@ class UnitRow(msgspec.Struct, frozen=True):
 
 
 class KernelRow(msgspec.Struct, frozen=True):
-    """The kernels of one name in the judged step."""
+    """The kernels of one name in the analysed step."""
 
     name: str
     category: str
@@ -282,7 +282,7 @@ class KernelRow(msgspec.Struct, frozen=True):
 
 
 class PhaseRow(msgspec.Struct, frozen=True):
-    """One phase of the judged step: what it computed, communicated, and left exposed.
+    """One phase of the analysed step: what it computed, communicated, and left exposed.
 
     ``span_ms`` is how much of the step it takes; over all phases that is the step. Work counts for the
     phase that launched it, whenever it runs.
@@ -296,7 +296,7 @@ class PhaseRow(msgspec.Struct, frozen=True):
 
 
 class Lane(msgspec.Struct, frozen=True):
-    """Intervals for a picture, in milliseconds from the start of the judged step; thinned."""
+    """Intervals for a picture, in milliseconds from the start of the analysed step; thinned."""
 
     rank: int
     name: str  # "compute" | "communication" | "copy" | "idle" | "input"
@@ -304,14 +304,14 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 class CauseRow(msgspec.Struct, frozen=True):
-    """Idle time of the judged step by what the host did meanwhile; the rows add up to the idle time."""
+    """Idle time of the analysed step by what the host did meanwhile; the rows add up to the idle time."""
 
     cause: str
     idle_ms: float
 
 
 class SyncRow(msgspec.Struct, frozen=True):
-    """The host's waits for the GPU in the judged step that one operator asked for in one place.
+    """The host's waits for the GPU in the analysed step that one operator asked for in one place.
 
     ``draining`` of the ``count`` waits left the GPU idle, for ``idle_ms`` in all. ``line`` is the Python
     function around them, "" without stacks.
@@ -328,7 +328,7 @@ class SyncRow(msgspec.Struct, frozen=True):
 
 
 class AwayRow(msgspec.Struct, frozen=True):
-    """Long gaps of the judged step in which the host launched nothing, by what it did instead and where."""
+    """Long gaps of the analysed step in which the host launched nothing, by what it did instead and where."""
 
     doing: str
     where: str

@@ -197,12 +197,12 @@ def test_rules_found_are_counted_as_the_sections_show_them():
     verdicts = (Verdict("few-steps", "finding"), Verdict("tiny-batch", "pass"))
     view = build_view(replace(diagnosis, findings=(guard,), verdicts=verdicts, limits=()))
     assert (len(view.findings), len(view.limits)) == (0, 1)
-    assert view.outcomes == "2 rules: 1 told as a limit, 1 passed"
+    assert view.outcomes == "2 rules: 1 shown as a limit, 1 passed"
     finding = replace(guard, rule_id="straggler-rank", topic="straggler")
     both = replace(
         diagnosis, findings=(guard, finding), verdicts=(*verdicts, Verdict("straggler-rank", "finding"))
     )
-    assert build_view(both).outcomes == "3 rules: 1 found, 1 told as a limit, 1 passed"
+    assert build_view(both).outcomes == "3 rules: 1 found, 1 shown as a limit, 1 passed"
 
 
 def test_longest_places_are_shown_in_order_of_time():

@@ -106,7 +106,7 @@ def _one_process_of(args: Sequence[str]) -> AbstractContextManager[None]:
 
 
 def _replace_closed_streams() -> None:
-    """Put nothing in the place of standard streams that the caller has closed; Python has ``None`` there."""
+    """Open the null device for standard streams that the caller has closed; Python has ``None`` there."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115

@@ -18,7 +18,7 @@ _ITEM_BYTES = {"Float": 4, "BFloat16": 2, "Half": 2, "float": 4, "bfloat16": 2, 
 
 
 class Captured(msgspec.Struct, frozen=True):
-    """What a run tells; ``None`` and "" where it does not. ``notes`` say where each number comes from."""
+    """What is known from a run; ``None`` and "" where it is not. ``notes`` give the source of each number."""
 
     model: ModelShape | None
     gpus: int | None
@@ -31,7 +31,7 @@ class Captured(msgspec.Struct, frozen=True):
 
 
 def captured(path: str) -> Captured:
-    """Return what a diagnosis in JSON, or the traces of a run, tell for a plan.
+    """Return what a plan needs from a diagnosis in JSON, or from the traces of a run.
 
     Raises :class:`InputError` if the path is neither.
     """
@@ -142,7 +142,7 @@ def _bandwidth(diagnosis: Diagnosis) -> tuple[float, CollectiveRow] | None:
 
 
 def require_model(found: Captured, path: str) -> ModelShape:
-    """Return the model of a run, or raise :class:`InputError` where the run does not tell its size."""
+    """Return the model of a run, or raise :class:`InputError` where the run does not record its size."""
     if found.model is None:
         raise InputError(
             f"{path} does not tell how many parameters its model has",

@@ -39,7 +39,7 @@ def explain(name: str, rule_directories: tuple[str, ...]) -> None:
     """
     rules, facts = _known(rule_directories)
     parts = []
-    # A guard may share its name with the limit that it speaks of; then both are told.
+    # A guard may share its name with its limit; then both are explained.
     if name in rules:
         parts.append(_rule(rules[name]))
     if name in facts:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tracedoc.diagnosis import FactRecord, Scalar
 
 MANY_ALIKE = 3
-"""Facts that are unknown for one reason, from which on the reason is told once."""
+"""From this many facts that are unknown for one reason on, the reason is printed once."""
 
 
 @click.command(short_help="Print what was measured, without opinions.")

@@ -182,7 +182,7 @@ def to_stdout(text: str, report_format: str = "text") -> None:
 
 
 def drop_stdout() -> None:
-    """Have nobody read stdout any more: Python flushes it once more at exit, and would complain then."""
+    """Redirect stdout to the null device: Python flushes it at exit, and would complain then."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -43,7 +43,7 @@ class FactDef(msgspec.Struct, frozen=True):
     """The definition of one fact. ``compute`` takes a ``RankTimeline`` or a ``RunView``.
 
     ``interval`` says what each interval is, for a fact that is measured as intervals. Those of a rank's fact
-    travel in its digest; ``spans`` finds those of a run's fact, from the run, a digest and its judged step.
+    travel in its digest; ``spans`` finds those of a run's fact, from the run, a digest and its analysed step.
     """
 
     name: str
@@ -93,7 +93,7 @@ def run_fact(
     """Register ``function(RunView) -> Value`` (scope run) or ``-> dict[str, Value]`` (other scopes).
 
     With ``interval``, the words for one of its intervals, the fact is one of each rank, and its function
-    ``(RunView, RankDigest, StepDigest) -> Spans | Unknown`` is asked for the judged step of each.
+    ``(RunView, RankDigest, StepDigest) -> Spans | Unknown`` is asked for the analysed step of each.
     """
     return _register(name, unit, scope, needs, "run", interval)
 
@@ -148,7 +148,7 @@ def total_ms(spans: Spans | Unknown) -> float | Unknown:
 
 
 def attempt(function: Callable[..., Result], *arguments: object) -> Result | Failed:
-    """Call a function; if it raises, that costs what it would have measured only, and its rules say error."""
+    """Call a function; if it raises, only what it measures is lost, and rules over it end in an error."""
     try:
         return function(*arguments)
     except Exception as error:

@@ -19,7 +19,7 @@ from tracedoc.values import Failed, Unknown, Value
 _LOG = logging.getLogger(__name__)
 
 ENOUGH_STEPS = 3
-"""Fewer complete steps than this cannot tell a habit from an accident."""
+"""Fewer complete steps than this cannot separate what recurs from what happened once."""
 
 
 class Availability(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class Measurements(msgspec.Struct, frozen=True):
     """What was measured, and how far it can be trusted. The only input of the rule engine.
 
     ``available`` has one entry for each of :data:`tracedoc.facts.catalog.NEEDS`. ``confidence`` is
-    "high", "medium" or "low". ``ranks`` and ``steps`` are those judged.
+    "high", "medium" or "low". ``ranks`` and ``steps`` are those analysed.
     """
 
     facts: FactTable
@@ -103,7 +103,7 @@ def availability(run: RunView) -> dict[str, Availability]:
     present, absent = _present(run), _absent_by_nature(run)
     missing = dict(_MISSING)
     if "gpu" not in present | absent.keys():
-        missing |= dict.fromkeys(("kernels", "launches"), _MISSING["gpu"])  # one cause, told once
+        missing |= dict.fromkeys(("kernels", "launches"), _MISSING["gpu"])  # one cause, shown once
     found = {}
     for need in sorted(NEEDS):
         if need in present:
@@ -152,7 +152,7 @@ _MISSING = {
 
 
 def _sharded_by_name(digests: Sequence[RankDigest]) -> bool:
-    """Tell whether FSDP or ZeRO-3 is named and may gather: NO_SHARD has collectives but no gather."""
+    """Return whether FSDP or ZeRO-3 is named and may gather: NO_SHARD has collectives but no gather."""
     return any(
         digest.signs.seen & SHARDED_MARKS
         and (not len(digest.collectives) or bool(digest.collectives.is_op("all_gather").any()))

@@ -53,7 +53,7 @@ def host_detail(digest: RankDigest) -> HostDetail | None:
 
 
 def kernel_rows(digest: RankDigest) -> tuple[KernelRow, ...]:
-    """Return the kernels of the judged step by name."""
+    """Return the kernels of the analysed step by name."""
     kernels = digest.kernels
     return tuple(
         KernelRow(name, category.value, calls, time_ns / 1e6)
@@ -64,7 +64,7 @@ def kernel_rows(digest: RankDigest) -> tuple[KernelRow, ...]:
 
 
 def phase_rows(digest: RankDigest) -> tuple[PhaseRow, ...]:
-    """Return the phases of the judged step in order."""
+    """Return the phases of the analysed step in order."""
     return tuple(
         PhaseRow(
             p.phase.name.lower(),
@@ -78,7 +78,7 @@ def phase_rows(digest: RankDigest) -> tuple[PhaseRow, ...]:
 
 
 def collective_rows(run: RunView, digest: RankDigest) -> tuple[CollectiveRow, ...]:
-    """Return one row per kind of collective in the judged step of the rank that stands for the run."""
+    """Return one row per kind of collective in the analysed step of the rank that stands for the run."""
     step = digest.judged_step
     if step is None:
         return ()
@@ -97,7 +97,7 @@ def collective_rows(run: RunView, digest: RankDigest) -> tuple[CollectiveRow, ..
 
 
 def _across_ranks(row: CollectiveRow, run: RunView, digest: RankDigest, rows: np.ndarray) -> CollectiveRow:
-    """Return the row with what the matching over ranks says of such operations."""
+    """Return the row completed with what matching over the ranks gives for such operations."""
     found = operation_class(run, digest, rows)
     if found is None:
         return row

@@ -1,4 +1,4 @@
-"""Group the facts by topic, in the order in which a reader asks for them."""
+"""Group the facts by topic, in reading order."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""All ranks together: matching, clocks, groups, waiting, and who is waited for."""
+"""All ranks together: matching, clocks, groups, waiting, and which rank the others wait for."""

@@ -1,4 +1,4 @@
-"""What a collective of a size should reach on a link, and what those of a run did reach.
+"""Expected bandwidth of a collective by size and link, and the bandwidth that a run reached.
 
 Bandwidth here is bus bandwidth as nccl-tests define it: bytes over transfer time, times a factor of the
 operation, so that the link of one device is the bound whatever the number of ranks.
@@ -87,7 +87,7 @@ class SizeCurve(msgspec.Struct, frozen=True):
 def size_curve(device: str, ranks: int, hosts: int = 1) -> SizeCurve | None:
     """Return the curve of a group on ``device`` from the table, ``None`` for an unlisted device.
 
-    ``hosts`` is how many the group spans; over several the trace does not tell the network's rate, and the
+    ``hosts`` is how many the group spans; over several the network's rate is not in the trace, and the
     half-rate size grows with the ranks. On one host that of 8 ranks stands for larger groups, and is scaled
     down for smaller ones.
     """

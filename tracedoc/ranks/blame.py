@@ -1,7 +1,7 @@
-"""Say who came last to each matched operation, what kept that rank, and whose own work it was in the end.
+"""Attribute waiting: who came last to each operation, why, and which rank's own work was the cause.
 
 Blame is transitive: a rank that is late because it had itself been waiting in another group is not the
-cause; the last rank of that wait is asked next, until one did work of its own.
+cause. The chain goes on to the last rank of that wait, until a rank was late from work of its own.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Lateness(IntEnum):
     """What kept the last rank of an operation. Only ``HOST`` and ``COMPUTE`` make a straggler."""
 
     NONE = 0
-    """Nobody came late by more than clocks can tell, or the operation has no latest start."""
+    """No rank was later than the precision of the clocks, or the operation has no latest start."""
     HOST = 1
     """Its host launched the operation after the peers had started."""
     COMPUTE = 2
     """It was launched in time; the stream was computing until then."""
     QUEUED = 3
-    """It was launched in time, and stood behind another operation, or nothing tells what it waited for."""
+    """It was launched in time and queued behind another operation, or what it waited for is not known."""
 
 
 STRAGGLING = (Lateness.HOST, Lateness.COMPUTE)
-"""What makes a straggler; a rank that stood behind another operation is none."""
+"""What makes a straggler; a rank that was queued behind another operation is none."""
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -138,10 +138,10 @@ class Blame(msgspec.Struct, frozen=True, eq=False):
     def exposed_cost_ns(self) -> Int64Array:
         """Return the exposed waiting that each rank caused in all others, by position of the culprit."""
         matching = self.matching
-        told = self.lateness != Lateness.NONE
+        late = self.lateness != Lateness.NONE
         operation = matching.operation
         others = matching.part_rank != self.root[operation]
-        weights = np.where(told[operation] & others, self.exposed_wait_ns, 0)
+        weights = np.where(late[operation] & others, self.exposed_wait_ns, 0)
         totals = np.zeros(len(matching.ranks), dtype=np.int64)
         np.add.at(totals, self.root[operation], weights)
         return totals
@@ -155,15 +155,15 @@ def assign_blame(matching: Matching, ranks: Sequence[RankCollectives], waits: Se
     count = len(matching)
     exposed_wait = _gathered(matching, waits)
     last_part, late_ns, due = _lateness(matching)
-    told = matching.has_latest_start & (late_ns >= SKEW_NS)
+    late = matching.has_latest_start & (late_ns >= SKEW_NS)
     launch = _gathered(matching, [_on_common_clock(matching, rank) for rank in ranks])[last_part]
     held = _gathered(matching, [rank.table.held.astype(np.int64) for rank in ranks])[last_part]
     launched_late = np.where(launch == NO_TIME, 0, launch - due) >= MAIN_SHARE * late_ns
     lateness = np.full(count, Lateness.QUEUED, dtype=np.uint8)
     lateness[held == Held.COMPUTE] = Lateness.COMPUTE
     lateness[launched_late | (held == Held.LAUNCH)] = Lateness.HOST
-    lateness[~told] = Lateness.NONE
-    follows = _follows(matching, ranks, waits, last_part, np.where(told, late_ns, 0), lateness)
+    lateness[~late] = Lateness.NONE
+    follows = _follows(matching, ranks, waits, last_part, np.where(late, late_ns, 0), lateness)
     last = matching.part_rank[last_part].astype(np.intp)
     root, root_lateness = last.copy(), lateness.copy()
     # What an operation follows came before it, so that one pass in order resolves all chains.

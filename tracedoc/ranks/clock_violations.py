@@ -1,4 +1,4 @@
-"""Drop matches that violate causality: nobody leaves a collective before its last rank has come."""
+"""Drop matches that violate causality: no rank leaves a collective before its last rank has arrived."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SKEW_NS = 20_000
 
 
 class Pairs(msgspec.Struct, frozen=True, eq=False):
-    """Entries on the common clock; ``symmetric`` tells for each whether its operation is, ``slack_ns`` how
+    """Entries on the common clock; ``symmetric``: whether the operation of each is, ``slack_ns`` how
     far times of different ranks may be off."""
 
     entries: Entries
@@ -27,10 +27,10 @@ class Pairs(msgspec.Struct, frozen=True, eq=False):
 
 
 def drop_violations(pairs: Pairs, paired: IntArray, listed: npt.NDArray[np.bool_]) -> IntArray:
-    """Return operation numbers that can have happened: what order cannot tell is matched by the ends.
+    """Return operation numbers without violations: where order fails, operations are matched by their ends.
 
-    ``listed`` tells for each group whether the trace names its members. A group that was guessed, and whose
-    operations cannot have happened so, stays unmatched.
+    ``listed``: whether the trace names the members of each group. A group that was guessed, and whose
+    operations violate causality, stays unmatched.
     """
     entries = pairs.entries
     trusted = (listed | ~_impossible_groups(pairs, paired, without_pairs=True))[entries.group]
@@ -66,27 +66,27 @@ def by_operation(paired: IntArray) -> tuple[IntArray, IntArray]:
 def _impossible(
     pairs: Pairs, order: IntArray, edges: IntArray
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return for each operation whether somebody ended before the last came, and whether that can be told."""
-    told = pairs.symmetric[order[edges[:-1]]]
-    if not told.size:
-        return told, told
+    """Return for each operation whether a rank left before the last arrived, and whether that is known."""
+    judged = pairs.symmetric[order[edges[:-1]]]
+    if not judged.size:
+        return judged, judged
     latest = np.maximum.reduceat(pairs.entries.start_ns[order], edges[:-1])
     earliest = np.minimum.reduceat(pairs.entries.end_ns[order], edges[:-1])
-    return told & (earliest + pairs.slack_ns < latest), told
+    return judged & (earliest + pairs.slack_ns < latest), judged
 
 
 def _impossible_groups(pairs: Pairs, paired: IntArray, *, without_pairs: bool) -> npt.NDArray[np.bool_]:
-    """Return for each group whether too many of its operations cannot have happened so.
+    """Return for each group whether too many of its operations violate causality.
 
     ``without_pairs`` is the answer for a group that has no pair.
     """
     order, edges = by_operation(paired)
-    wrong, told = _impossible(pairs, order, edges)
+    wrong, judged = _impossible(pairs, order, edges)
     group = pairs.entries.group[order[edges[:-1]]]
     size = int(pairs.entries.group.max(initial=-1)) + 1
     count = np.bincount(group, minlength=size)
     bad = np.bincount(group, weights=wrong, minlength=size) > VIOLATION_SHARE * np.bincount(
-        group, weights=told, minlength=size
+        group, weights=judged, minlength=size
     )
     return np.asarray(np.where(count == 0, without_pairs, bad))
 
@@ -98,12 +98,12 @@ def _by_time_where_order_fails(pairs: Pairs, paired: IntArray, among: npt.NDArra
     failing = by_order & (paired == NOT_PAIRED)
     order, edges = by_operation(paired)
     if order.size:
-        wrong, told = _impossible(pairs, order, edges)
+        wrong, judged = _impossible(pairs, order, edges)
         heads = order[edges[:-1]]
         by_step = np.lexsort((entries.step[heads], entries.group[heads]))
         segments = boundaries(entries.group[heads[by_step]], entries.step[heads[by_step]])
         share = np.add.reduceat(wrong[by_step].astype(np.int64), segments[:-1])
-        count = np.add.reduceat(told[by_step].astype(np.int64), segments[:-1])
+        count = np.add.reduceat(judged[by_step].astype(np.int64), segments[:-1])
         bad = np.empty(heads.size, dtype=bool)
         bad[by_step] = np.repeat(share > VIOLATION_SHARE * count, np.diff(segments))
         failing[order[np.repeat(bad, np.diff(edges))]] = True

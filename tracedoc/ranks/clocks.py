@@ -1,7 +1,7 @@
-"""Bring the clocks of several hosts together, from the ends of symmetric collectives.
+"""Align the clocks of several hosts by the ends of symmetric collectives.
 
-All ranks leave an all-reduce, reduce-scatter or all-gather at nearly the same time; what is left of their
-difference over many operations is the clocks'.
+All ranks leave an all-reduce, reduce-scatter or all-gather at nearly the same time; what
+remains of their difference over many operations is the clock offset.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tracedoc.timeline.collective_table import boundaries, by_rank
 from tracedoc.units import format_ms
 
 RESIDUAL_SHARE = 0.10
-"""Ends that still differ by more than this share of the median wait make waits meaningless."""
+"""If ends still differ by more than this share of the median wait, waits mean nothing."""
 
 SETTLED_NS = 50_000
 """Ends this close are as good as simultaneous, whatever the waits are."""
 
 DRIFT_OPERATIONS = 12
-"""Fewer operations than this between two clocks tell an offset, not a drift."""
+"""Fewer operations than this between two clocks give an offset, not a drift."""
 
 DRIFT_PAYS = 0.75
-"""A drift is believed where it lowers the residual below this share of what a fixed offset leaves."""
+"""A drift is accepted if it lowers the residual below this share of a fixed offset's."""
 
 IntArray = npt.NDArray[np.intp]
 
@@ -190,7 +190,7 @@ def _errors(ends: Ends, clocks: npt.NDArray[np.int32]) -> dict[int, ClockError]:
 def _fit(time_ns: Int64Array, distance_ns: Int64Array) -> ClockError:
     """Return the median distance; with a steady drift where that explains the distances much better.
 
-    The drift is the median slope between operations half the capture apart, which bears outliers.
+    The drift is the median slope between operations half the capture apart, which is robust to outliers.
     """
     offset = int(np.median(distance_ns - distance_ns[0])) + int(distance_ns[0])
     fixed = ClockError(offset)

@@ -1,4 +1,4 @@
-"""Settle the strategy that traces suggest by the wrappers that were alive, as the manifest tells."""
+"""Resolve the declared strategy: check what traces suggest against the wrappers in the manifest."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ _FAMILIES = {
     "DeepSpeed ZeRO-2": ("zero-2", "gradients"),
     "DeepSpeed ZeRO-3": ("zero-3", "full"),
 }
-"""Family and sharding of a wrapper; what FSDP shards depends on settings that the trace shows better."""
+"""Family and sharding of a wrapper; what FSDP shards depends on settings, which the trace shows."""
 
 
 def resolve_strategy(claim: Claim, job: Job | None) -> Claim:
     """Return the claim with what the job's live objects add.
 
-    They confirm the family that the traces suggest, and name one where the traces show none; where both
-    differ the traces stand, for a job may hold a wrapper that the captured steps do not use.
+    They confirm the family that the traces suggest, and name one where the traces show none; where the two
+    differ the traces count: a job may hold a wrapper that the captured steps do not use.
     """
-    told = next((name for rank in job.ranks for name in rank.frameworks), None) if job is not None else None
-    if told not in _FAMILIES:
+    ranks = job.ranks if job is not None else ()
+    declared = next((name for rank in ranks for name in rank.frameworks), "")
+    if declared not in _FAMILIES:
         return claim
-    family, sharding = _FAMILIES[told]
-    evidence = f"a live {told} wrapper, says the manifest"
+    family, sharding = _FAMILIES[declared]
+    evidence = f"a live {declared} wrapper, says the manifest"
     if claim.family == family:
         return replace(claim, confidence="high", evidence=(*claim.evidence, evidence))
     if claim.family == "unknown":
-        return Claim(told, family, sharding, "high", (evidence,))
+        return Claim(declared, family, sharding, "high", (evidence,))
     return claim

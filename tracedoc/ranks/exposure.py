@@ -1,4 +1,4 @@
-"""Split the exposed communication of one rank into transfer, waiting, and what cannot be told."""
+"""Split the exposed communication of one rank into transfer, waiting, and what is not known."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SplitSpans(msgspec.Struct, frozen=True, eq=False):
 
 
 class RankArrivals(Mapping[int, Arrivals]):
-    """The arrivals of each rank; one's are made anew when they are asked for, since many take much.
+    """The arrivals of each rank, made on demand: those of many ranks take much memory.
 
     ``operations`` are, by rank, the operation of each of its rows (``NO_OPERATION`` where there is none).
     """
@@ -90,10 +90,10 @@ class RankArrivals(Mapping[int, Arrivals]):
         rows = np.flatnonzero(operations != NO_OPERATION)
         rows = rows[self._split[operations[rows]]]
         if rows.size:
-            told = operations[rows]
-            arrivals.latest_ns[rows] = self._clock.to_own(rank, self._latest_ns[told])
-            arrivals.complete[rows] = self._complete[told]
-            arrivals.pipeline[rows] = self._pipeline[told]
+            of_row = operations[rows]
+            arrivals.latest_ns[rows] = self._clock.to_own(rank, self._latest_ns[of_row])
+            arrivals.complete[rows] = self._complete[of_row]
+            arrivals.pipeline[rows] = self._pipeline[of_row]
         return arrivals
 
     def __iter__(self) -> Iterator[int]:

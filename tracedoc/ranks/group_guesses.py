@@ -1,7 +1,7 @@
-"""Find the process group of operations that do not name it, by what can have happened.
+"""Infer the process group of operations that do not name it, from causality.
 
-gloo records no group. Of the groups that the traces list, the one is meant in which nobody leaves an
-operation before the last has come.
+gloo records no group. Of the groups that the traces list, it is the one in which no rank leaves an operation
+before the last has arrived.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tracedoc.trace.columns import ProcessGroup
 from tracedoc.trace.vocabulary import SYMMETRIC_OPS
 
 ENOUGH = 3
-"""Fewer operations than this tell nothing."""
+"""Fewer operations than this prove nothing."""
 
 
 def with_guessed_groups(ranks: Sequence[RankCollectives]) -> list[RankCollectives]:
@@ -57,7 +57,7 @@ def _candidates(ranks: Sequence[RankCollectives]) -> list[dict[int, ProcessGroup
 
 
 def _can_be(op: str, groups: dict[int, ProcessGroup], tables: dict[int, CollectiveTable]) -> bool:
-    """Tell whether the operations of one kind can have happened in these groups, taken in order."""
+    """Return whether the operations of one kind fit these groups, taken in order, without a violation."""
     wrong = count = 0
     for members in {group.ranks for group in groups.values()}:
         captured = [tables[rank] for rank in members if rank in tables]

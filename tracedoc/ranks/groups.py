@@ -1,4 +1,4 @@
-"""Tell which ranks operate together: the process groups of all ranks under common numbers."""
+"""The process groups of all ranks, numbered in common."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Group(msgspec.Struct, frozen=True):
     """A process group, or the two ranks of sends in one direction within it.
 
     ``ranks`` are its members in order, as far as they are known; ``size`` is how many there are.
-    ``one_way`` tells that the first of two ranks sends and the second receives; ``listed`` that the
-    trace tells the members, which else are a guess.
+    ``one_way``: the first of two ranks sends and the second receives; ``listed``: the trace lists
+    the members, which otherwise are inferred.
     """
 
     ranks: tuple[int, ...]
@@ -28,7 +28,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class GroupNumbers:
-    """Numbers the groups of all ranks, so that equal ones meet; :attr:`groups` are in order of number."""
+    """Numbers the groups of all ranks, equal ones alike; :attr:`groups` are in order of number."""
 
     def __init__(
         self, ranks: Sequence[int], kinds: Sequence[Iterable[CollectiveKind]], world_size: int | None
@@ -94,7 +94,7 @@ class GroupNumbers:
 
 
 def pipeline_pairs(groups: Sequence[Group]) -> list[bool]:
-    """Tell which groups are two neighbours in a pipeline.
+    """Return which groups are two neighbours in a pipeline.
 
     Stages pass activations one way and gradients back. A ring that passes data one way only, as ring
     attention does, is none.

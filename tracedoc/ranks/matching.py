@@ -1,8 +1,8 @@
 """Match the collectives of all ranks into logical operations on one clock.
 
 Within a process group operations are matched by c10d's sequence number where it is recorded, else by their
-order in each step. Where the orders differ (an event was lost, a file is cut off) the ends decide: all ranks
-leave a symmetric operation together. What fits no partner stays unmatched rather than wrong.
+order in each step. Where the orders differ (an event was lost, a file is truncated) the ends decide: all
+ranks leave a symmetric operation together. What has no partner stays unmatched.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tracedoc.trace.columns import ProcessGroup
 from tracedoc.trace.vocabulary import SYMMETRIC_OPS
 
 LATEST_START_OPS = SYMMETRIC_OPS | {"all_to_all", "barrier", "send_recv"}
-"""Operations in which nobody can finish before everybody has come, so the latest start splits wait from
+"""Operations in which no rank can finish before all have arrived, so the latest start splits wait from
 transfer. ``send_recv`` is a send and its receive. Broadcast, reduce, gather and scatter have no such rule."""
 
 
@@ -53,7 +53,7 @@ class RankCollectives(msgspec.Struct, frozen=True):
 class Collective(msgspec.Struct, frozen=True):
     """One logical operation over its captured ranks; times are on the common clock, aligned with ``ranks``.
 
-    ``complete`` tells that every rank of the group was captured; else the last to come may be another one.
+    ``complete``: every rank of the group was captured; otherwise the last to arrive may be another one.
     ``rows`` are the positions in the tables of the ranks.
     """
 
@@ -94,7 +94,7 @@ class Matching(msgspec.Struct, frozen=True, eq=False):
 
     One entry for each operation, in order of its latest start: ``op`` indexes ``ops``, ``group`` indexes
     ``groups``, ``step`` and ``nbytes`` (the largest over the ranks) are ``NONE`` where unknown,
-    ``complete`` tells that no rank of the group is missing. ``first`` has one entry more: the parts of
+    ``complete``: no rank of the group is missing. ``first`` has one entry more: the parts of
     operation ``i`` are ``first[i]`` to ``first[i + 1]`` of the columns with one entry for each rank's part:
     ``part_rank`` (a position in ``ranks``), ``part_row`` (in that rank's table), ``start_ns`` and
     ``end_ns`` on the common clock.
@@ -290,7 +290,7 @@ def _candidates(entries: Entries) -> tuple[IntArray, int]:
     found, disagreeing = pair_by_number(entries, rows)
     paired[rows] = found
     total = int(paired.max(initial=-1)) + 1
-    # Before the first step nothing tells where the sequences of two ranks begin.
+    # Before the first step it is not known where the sequences of two ranks begin.
     ordered = ~numbered & ((entries.step != NONE) | bool((entries.step == NONE).all()))
     rows = np.flatnonzero(ordered)
     found = pair_by_order(entries, rows)
@@ -328,14 +328,14 @@ def _unmatched(entries: Entries, paired: IntArray) -> list[Limit]:
     several = entries.rank[order[edges[:-1]]] != entries.rank[order[edges[1:] - 1]]
     if not (entries.step == NONE).all():
         several &= entries.step[order[edges[:-1]]] != NONE
-    told = np.repeat(several, np.diff(edges))
-    missing = int((told & (paired[order] == NOT_PAIRED)).sum())
-    if missing <= VIOLATION_SHARE * told.sum():
+    shared = np.repeat(several, np.diff(edges))
+    missing = int((shared & (paired[order] == NOT_PAIRED)).sum())
+    if missing <= VIOLATION_SHARE * shared.sum():
         return []
     return [
         Limit(
             "collectives-not-matched",
-            f"{missing} of {int(told.sum())} collectives of several ranks have no partner elsewhere",
+            f"{missing} of {int(shared.sum())} collectives of several ranks have no partner elsewhere",
             "waiting is not told from transfer for them",
         )
     ]

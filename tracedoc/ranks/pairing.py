@@ -17,8 +17,8 @@ NOT_PAIRED = -1
 class Entries(msgspec.Struct, frozen=True, eq=False):
     """Operations of several ranks within groups, one entry for each rank's part, as columns.
 
-    They are sorted by ``group``, ``rank`` (a position in the list of ranks) and time. ``op`` tells
-    operations apart, ``size`` is their bytes (``NONE`` where unknown or free to differ), ``seq`` and
+    They are sorted by ``group``, ``rank`` (a position in the list of ranks) and time. ``op`` distinguishes
+    operations, ``size`` is their bytes (``NONE`` where unknown or free to differ), ``seq`` and
     ``step`` are ``NONE`` where unknown.
     """
 
@@ -38,8 +38,8 @@ class Entries(msgspec.Struct, frozen=True, eq=False):
 def pair_by_number(entries: Entries, rows: IntArray) -> tuple[IntArray, IntArray]:
     """Return an operation number for each of ``rows`` by its sequence number within the group.
 
-    Operations that share a number (coalesced ones) are told apart by their order. The second result are the
-    rows whose ranks disagree on what the operation is: they stay unpaired.
+    Operations that share a number (coalesced ones) are distinguished by their order. The second result are
+    the rows whose ranks disagree on what the operation is: they stay unpaired.
     """
     order = np.lexsort((rows, entries.rank[rows], entries.seq[rows], entries.group[rows]))
     place = rows[order]
@@ -90,9 +90,9 @@ def _by_place_in_step(entries: Entries, rows: IntArray) -> tuple[IntArray, IntAr
 def pair_by_time(entries: Entries, rows: IntArray, slack_ns: int) -> IntArray:
     """Return an operation number for each of ``rows`` of one group by when it ended; times are comparable.
 
-    Nobody leaves an operation before the last has come and all leave together, so that of two ranks those
-    operations belong together that end nearest to each other, are alike and overlap in time. What has no
-    such partner becomes an operation of its own. ``rows`` is sorted by rank and time.
+    No rank leaves an operation before the last has arrived, and all leave together. So the operations of two
+    ranks that end nearest to each other, are alike and overlap in time are one. What has no such partner
+    becomes an operation of its own. ``rows`` is sorted by rank and time.
     """
     paired = np.full(rows.size, NOT_PAIRED, dtype=np.intp)
     edges = boundaries(entries.rank[rows])

@@ -40,16 +40,16 @@ Result = TypeVar("Result")
 class RunView:
     """All captured ranks.
 
-    ``digests`` are in rank order. ``representative`` is the rank whose judged step is the lower median, which
-    stands for the run; ``None`` where no rank has one. ``splits`` holds the exposed communication of every
-    step, by ``(rank, step number)``; ``arrivals`` say for each row of a rank's collectives when the last peer
-    came, ``blame`` who came last to each matched operation, and what kept that rank;
-    ``operations`` the operation of the matching (``NO_OPERATION`` where there is none). ``curves`` hold what
-    each group of the matching should reach on its link, ``None`` where that is not known.
-    ``last_exposed_ns`` is, for each matched operation, how long its transfer is exposed on the rank that came
-    last. ``job`` is what the manifest tells, ``None`` without one; ``asking`` are the functions of the script
-    that ask for values of tensors, ``None`` where no step was recorded with Python stacks.
-    ``kept`` is what functions that many ask have said of this run (:func:`once`).
+    ``digests`` are in rank order. ``representative`` is the rank whose analysed step is the lower median,
+    which stands for the run; ``None`` where no rank has one. ``splits`` holds the exposed communication of
+    every step, by ``(rank, step number)``; ``arrivals`` say for each row of a rank's collectives when the
+    last peer came, ``blame`` who came last to each matched operation, and what kept that rank; ``operations``
+    the operation of the matching (``NO_OPERATION`` where there is none). ``curves`` hold what each group of
+    the matching should reach on its link, ``None`` where that is not known. ``last_exposed_ns`` is, for each
+    matched operation, how long its transfer is exposed on the rank that came last. ``job`` is the manifest's
+    part about the job, ``None`` without one; ``asking`` are the functions of the script that read values of
+    tensors, ``None`` where no step was recorded with Python stacks. ``kept`` caches the results of functions
+    with several callers (:func:`once`).
     """
 
     digests: tuple[RankDigest, ...]
@@ -79,16 +79,16 @@ class RunView:
         return None if self.representative is None else self.digest(self.representative)
 
     def judged(self) -> list[tuple[RankDigest, StepDigest]]:
-        """Return each rank that has a judged step, with it."""
+        """Return each rank that has a analysed step, with it."""
         return [(digest, step) for digest in self.digests if (step := digest.judged_step) is not None]
 
     def by_rank(self, measure: Callable[[RankDigest, StepDigest], Value]) -> dict[str, Value]:
-        """Return what ``measure`` says of each rank that has a judged step, by rank as facts are keyed."""
+        """Return what ``measure`` says of each rank that has a analysed step, by rank as facts are keyed."""
         return {str(digest.rank): measure(digest, step) for digest, step in self.judged()}
 
 
 def once(measure: Callable[[RunView], Result]) -> Callable[[RunView], Result]:
-    """Ask a function once of each run. What it says is kept with the run, and goes with it."""
+    """Call a function once for each run; its result is kept with the run."""
 
     @wraps(measure)
     def asked(run: RunView) -> Result:
@@ -101,7 +101,7 @@ def once(measure: Callable[[RunView], Result]) -> Callable[[RunView], Result]:
 
 
 class Splits(Mapping[tuple[int, int], ExposedSplit]):
-    """Reads like a dictionary by ``(rank, step number)``; kept as columns, of which many ranks have many."""
+    """A mapping by ``(rank, step number)``, stored as columns to save memory."""
 
     __slots__ = ("_by_rank",)
 

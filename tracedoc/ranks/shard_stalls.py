@@ -20,7 +20,7 @@ class StallParts(msgspec.Struct, frozen=True, eq=False):
     transferred since the gather before takes longer than the compute since its use: no order can hide that.
     ``late`` could be hidden, but the host launched the gather too
     late for it; ``held`` was launched in time and started late all the same. ``first`` is all of the first
-    gather of a step, which has nothing to hide behind. ``known`` tells whose arrivals are known.
+    gather of a step, which has nothing to hide behind. ``known``: those whose arrivals are known.
     """
 
     phase: npt.NDArray[np.int8]
@@ -47,11 +47,11 @@ class StallParts(msgspec.Struct, frozen=True, eq=False):
 
 
 def stall_parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallParts | None:
-    """Return the stalls of one rank in its judged step, ``None`` where units or times are not known."""
+    """Return the stalls of one rank in its analysed step, ``None`` where units or times are not known."""
     return _all_parts(run).get((digest.rank, step.index))
 
 
-@once  # many facts and rules ask for the same parts
+@once  # several facts and rules need the same parts
 def _all_parts(run: RunView) -> dict[tuple[int, int], StallParts | None]:
     return {(digest.rank, step.index): _stall_parts(run, digest, step) for digest, step in run.judged()}
 

@@ -1,4 +1,4 @@
-"""Tell a GPU that runs the same matrix products slower than its peers."""
+"""Find GPUs that run the same matrix products slower than their peers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST_RANKS = 3
 """So many ranks must run a kind, unless only two ranks do the same work: then both."""
 
 ONE_SHAPE = 1.15
-"""A kind whose median is this many times its 10 % quantile mixes shapes: a grid does not tell the depth."""
+"""A kind whose median is this many times its 10 % quantile mixes shapes: a grid does not show the depth."""
 
 MOSTLY_ALONE = 0.5
 """Where fewer of the calls run without communication, those that do may be others on each rank."""

@@ -21,7 +21,7 @@ SAME_KERNELS = 0.02
 """Numbers of kernels that differ by no more than this are one program: a rank may log a little more."""
 
 MEASURES = ("arithmetic", "thread blocks", "kernels")
-"""What tells how much work a rank has: recorded shapes, else sizes of grids; and the number of kernels."""
+"""Measures of a rank's work: recorded shapes, else sizes of grids; and the number of kernels."""
 
 CPU_MEASURES = ("arithmetic", "thread blocks", "operators")
 
@@ -102,7 +102,7 @@ class Excess(msgspec.Struct, frozen=True, eq=False):
     """How much more each rank had to do than the median of its replicas, as arrays ``[rank, step]``.
 
     ``ratio`` is that of its work by the measure that differs most, 1 at least; ``measure`` indexes
-    :data:`MEASURES`. ``explained`` tells that the work is more by :data:`MORE_WORK`, and accounts for half
+    :data:`MEASURES`. ``explained``: the work is more by :data:`MORE_WORK`, and accounts for half
     or more of its longer compute, which ``longer_ns`` gives.
     """
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 PIPE_WIDTH = 100
-"""Columns where nothing tells the width."""
+"""Columns where the width is not known."""
 
 
 def text_console(width: int, *, color: bool) -> Console:

@@ -19,7 +19,7 @@ TIMELINE_RANKS = 8
 """Ranks whose timeline is open; the others are folded."""
 
 MOST_STEPS = 48
-"""Steps drawn for a rank; a picture of more says less."""
+"""Steps drawn for a rank; with more, the picture is hard to read."""
 
 _LANE_KEYS = {
     "compute": "compute",

@@ -42,7 +42,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def phase_table(phases: Sequence[PhaseRow]) -> Table | None:
-    """Return the phases of the judged step; ``None`` without any."""
+    """Return the phases of the analysed step; ``None`` without any."""
     communicates = any(row.comm_ms for row in phases)
     columns: list[Column[PhaseRow]] = [
         ("Phase", False, lambda row: one_line(phase_name(row.phase))),
@@ -55,7 +55,7 @@ def phase_table(phases: Sequence[PhaseRow]) -> Table | None:
 
 
 def collective_table(rows: Sequence[CollectiveRow]) -> Table | None:
-    """Return the collectives of the judged step by kind; ``None`` without any."""
+    """Return the collectives of the analysed step by kind; ``None`` without any."""
     matched = any(row.wait_ms is not None for row in rows)
     columns: list[Column[CollectiveRow]] = [
         ("Operation", False, lambda row: one_line(row.op.replace("_", "-"))),
@@ -73,12 +73,12 @@ def collective_table(rows: Sequence[CollectiveRow]) -> Table | None:
         ("Bus bandwidth", True, lambda row: _gbps(row.busbw_gbps)),
         ("To expect", True, lambda row: _gbps(row.expected_gbps)),
     ]
-    told = (
+    split = (
         "wait ends when the last rank comes, and transfer begins there"
         if matched
         else "wait and transfer can be told apart only with the traces of all ranks of a group"
     )
-    return _table(f"By kind, in the judged step, with most time first; {told}", columns, rows)
+    return _table(f"By kind, in the judged step, with most time first; {split}", columns, rows)
 
 
 def host_tables(host: HostDetail | None) -> tuple[Table, ...]:

@@ -56,15 +56,15 @@ PHASES = {
 """The phases of a step in words; "other" is data, clipping, zeroing gradients."""
 
 EVIDENCE_SHOWN = 8
-"""Places told for a finding; the JSON holds them all."""
+"""Places shown for a finding; the JSON holds them all."""
 
 LEAST_COPY_SHARE = 0.02
-"""Share of the step from which exposed copies are told with where they run."""
+"""Share of the step from which exposed copies are shown with where they run."""
 
 LIMITS_OF_A_KIND = 3
-"""Limits with one code that are told in full; hundreds of ranks often share one."""
+"""Limits with one code that are shown in full; hundreds of ranks often share one."""
 
-# A guard that says in other words what a limit says: the limit is told, with the guard's fix.
+# Guards that repeat a limit: the limit is shown, with the guard's fix.
 _GUARD_OF_LIMIT = {"no-complete-step": "few-steps"}
 
 
@@ -94,7 +94,7 @@ class FindingView(msgspec.Struct, frozen=True):
 
 
 class LimitView(msgspec.Struct, frozen=True):
-    """Something the capture cannot tell, once: a limit, a guard of the capture, or both in one.
+    """Something that the capture cannot show: a limit, a guard of the capture, or both in one.
 
     ``severity`` is the guard's where that is more than a note; ``fix`` says how to capture better.
     """
@@ -172,8 +172,8 @@ def _with_copies(parts: tuple[Segment, ...], diagnosis: Diagnosis) -> tuple[Segm
     record = diagnosis.facts.get("exposed_host_copy_ms")
     if record is None or not isinstance(record.value, float | int):
         return parts
-    told = {part.key: part for part in parts}
-    copy = told.get("copy")
+    by_key = {part.key: part for part in parts}
+    copy = by_key.get("copy")
     if copy is None or copy.share < LEAST_COPY_SHARE:
         return parts
     note = f"{format_ms(record.value)} between host and device, the rest within it"
@@ -181,7 +181,7 @@ def _with_copies(parts: tuple[Segment, ...], diagnosis: Diagnosis) -> tuple[Segm
         note = "within the device"
     elif record.value > 0.98 * copy.ms:
         note = "between host and device"
-    return tuple((told | {"copy": replace(copy, note=note)}).values())
+    return tuple((by_key | {"copy": replace(copy, note=note)}).values())
 
 
 def is_guard(finding: Finding) -> bool:
@@ -315,17 +315,17 @@ def _causes(causes: dict[str, float], most: int = 3) -> str:
 
 
 def _limits(limits: tuple[Limit, ...], guards: list[Finding]) -> tuple[LimitView, ...]:
-    """Return limits and guards, each thing once; a guard's fix stands with the last limit it belongs to."""
+    """Return limits and guards, each once; a guard's fix goes with the last limit that it belongs to."""
     left = {guard.rule_id: guard for guard in guards}
-    told: list[LimitView] = []
+    shown: list[LimitView] = []
     for limit in reversed(_few_of_each(limits)):
         guard = left.pop(limit.code, None) or left.pop(_GUARD_OF_LIMIT.get(limit.code, ""), None)
         text = f"{limit.message}; {limit.effect}" if limit.effect else limit.message
-        told.append(_with_guard(limit.code, one_line(text), guard))
-    told.reverse()
+        shown.append(_with_guard(limit.code, one_line(text), guard))
+    shown.reverse()
     for guard in left.values():
-        told.append(_with_guard(guard.rule_id, one_line(guard.message).removesuffix("."), guard))
-    return tuple(told)
+        shown.append(_with_guard(guard.rule_id, one_line(guard.message).removesuffix("."), guard))
+    return tuple(shown)
 
 
 def _with_guard(code: str, text: str, guard: Finding | None) -> LimitView:
@@ -339,12 +339,12 @@ def _few_of_each(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
     by_code: dict[str, list[Limit]] = {}
     for limit in limits:
         by_code.setdefault(limit.code, []).append(limit)
-    told: list[Limit] = []
+    shown: list[Limit] = []
     for code, alike in by_code.items():
-        told += alike[:LIMITS_OF_A_KIND]
+        shown += alike[:LIMITS_OF_A_KIND]
         if len(alike) > LIMITS_OF_A_KIND:
-            told.append(Limit(code, f"{len(alike) - LIMITS_OF_A_KIND} more of this kind"))
-    return tuple(told)
+            shown.append(Limit(code, f"{len(alike) - LIMITS_OF_A_KIND} more of this kind"))
+    return tuple(shown)
 
 
 def _not_judged(verdicts: tuple[Verdict, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -361,7 +361,7 @@ def _outcomes(verdicts: tuple[Verdict, ...], guards: set[str]) -> str:
     """Return how many rules said what; ``guards`` are those whose findings stand among the limits."""
     words = {
         "finding": "found",
-        "guard": "told as a limit",
+        "guard": "shown as a limit",
         "pass": "passed",
         "yielded": "explained by another finding",
         "not_applicable": "not applicable",

@@ -102,9 +102,9 @@ def evaluate(
     times: dict[str, Times] = {}
     for rule_id in TopologicalSorter(sharper).static_order():
         own = weighed[rule_id]
-        told = [weighed[one] for one in sharper[rule_id] if verdicts[one].outcome == "finding"]
+        firing = [weighed[one] for one in sharper[rule_id] if verdicts[one].outcome == "finding"]
         doubts = [verdicts[one] for one in sharper[rule_id] if verdicts[one].outcome in ("unknown", "error")]
-        verdicts[rule_id] = _yield(own, told)
+        verdicts[rule_id] = _yield(own, firing)
         if verdicts[rule_id].outcome == "finding":
             findings.append(_finding(own, doubts, measurements))
             times[findings[-1].id] = own.times
@@ -296,18 +296,18 @@ def _together(reasons: Iterable[str]) -> str:
 
 
 def _may_silence(other: _Weighed | None, rule: Rule) -> bool:
-    """Return whether ``other`` takes part; a preview never gates, so it cannot silence a rule that does."""
+    """Return whether ``other`` counts: a preview never gates, so it cannot suppress a rule that does."""
     return other is not None and (other.rule.status == "stable" or rule.status == "preview")
 
 
-def _yield(own: _Weighed, told: Sequence[_Weighed]) -> Verdict:
+def _yield(own: _Weighed, firing: Sequence[_Weighed]) -> Verdict:
     """Return the verdict of a rule beside the sharper findings over the same time."""
-    if own.verdict.outcome != "finding" or not told:
+    if own.verdict.outcome != "finding" or not firing:
         return own.verdict
-    total_ns, covered_ns = _overlap(own.times, [other.times for other in told])
+    total_ns, covered_ns = _overlap(own.times, [other.times for other in firing])
     if covered_ns == 0 or covered_ns < COVERED_SHARE * total_ns:
         return own.verdict
-    explaining = [other.rule.id for other in told if _overlap(own.times, [other.times])[1] > 0]
+    explaining = [other.rule.id for other in firing if _overlap(own.times, [other.times])[1] > 0]
     verb = "explains" if len(explaining) == 1 else "explain"
     reason = (
         f"{' and '.join(explaining)} {verb} {format_ms(covered_ns / 1e6)} "

@@ -1,6 +1,6 @@
 """Load rules: what each field of a rule file must say, alone and beside the others.
 
-A mistake is an error with file, line, column and, if near, the right word.
+A mistake is an error with file, line, column and, where one is close, the right word.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read YAML files strictly, as nodes that know their place: a mistake is an error with file, line and column.
+"""Read YAML files strictly, as nodes with positions: a mistake is an error with file, line and column.
 
 A rule pack is data from a stranger. Aliases, tags, deep nesting, large files and control characters are
 refused, and nothing in a file is ever constructed or executed: values are read from YAML's node graph.
@@ -29,7 +29,7 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_document(path: Path) -> yaml.Node:
-    """Return the one document of a file; raise :class:`RuleError` where it is none, or holds tricks."""
+    """Return the document of a file; raise :class:`RuleError` where it is none, or uses what is refused."""
     file = str(path)
     try:
         if not path.is_file():

@@ -17,7 +17,7 @@ from tracedoc.values import Unknown, Value
 _PLACEHOLDER = re.compile(r"\{\{([a-z_][a-z0-9_]*)\}\}|\{([a-z_][a-z0-9_]*)(?::([a-z -]*)\|([a-z -]*))?\}")
 
 WORST_RANK = "rank"
-"""In the message of a rule of scope rank this is the rank whose numbers are told."""
+"""In the message of a rule of scope rank this is the rank whose numbers are shown."""
 
 
 def placeholders(template: str) -> tuple[str, ...]:

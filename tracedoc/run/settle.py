@@ -91,8 +91,8 @@ def _ranks(candidates: Sequence[Candidate], limits: list[Limit]) -> dict[str, in
     known: dict[str, int] = {}
     unknown: dict[str, list[str]] = defaultdict(list)  # the files of one process share a number
     for candidate in candidates:
-        told = (candidate.file_rank, candidate.manifest_rank, candidate.name_rank)
-        rank = next((value for value in told if value is not None), None)
+        ranks = (candidate.file_rank, candidate.manifest_rank, candidate.name_rank)
+        rank = next((value for value in ranks if value is not None), None)
         if rank is None:
             unknown[candidate.group_hint or candidate.path].append(candidate.path)
         else:

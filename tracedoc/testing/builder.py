@@ -38,7 +38,7 @@ _COMM_STREAM: Final = 20
 
 
 class _Launch(msgspec.Struct):
-    """Host events that all start where the launch does; ``start_ns`` is settled when the file is made."""
+    """Host events that all start where the launch does; ``start_ns`` is resolved when the file is made."""
 
     thread: str
     requested_ns: int

@@ -17,7 +17,7 @@ Lanes
     ``barrier``                      collectives, on the communication stream
     ``loader``                       the host waits for the next batch
     ``sync``, ``malloc``, ``free``   the host is inside cudaStreamSynchronize, cudaMalloc, cudaFree
-    ``host``                         an operator on the main thread, for show: it does not hold up launches
+    ``host``                         an operator on the main thread, for show: it does not block launches
     ``backward``                     where the autograd node is (unless given: the middle third of the step)
 
 Words

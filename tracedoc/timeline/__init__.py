@@ -1,1 +1,1 @@
-"""Traces -> timelines: what each GPU did in each step, and how ranks' collectives belong together."""
+"""Turn the trace of one rank into its timeline: what the GPU did in each step."""

@@ -18,7 +18,7 @@ from tracedoc.trace.kernels import KernelCategory
 COMPUTE, COMMUNICATION, COPY = 0, 1, 2
 
 WRAPPER_NAMESPACES = frozenset({"autograd", "torch", "c10d", "_c10d_functional", "_c10d_functional_autograd"})
-"""Namespaces of operators that hold others or enqueue: their own time is not arithmetic."""
+"""Namespaces of operators that only call others or enqueue work: their own time is not arithmetic."""
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class Activity(msgspec.Struct, frozen=True, eq=False):
         return self.compute | self.comm | self.copy
 
     def budget(self, start_ns: int, end_ns: int) -> Budget:
-        """Return the split of ``[start_ns, end_ns)``: all activity in it, whoever launched it."""
+        """Return the split of ``[start_ns, end_ns)``: all activity in it, whichever step launched it."""
         window = ([start_ns], [end_ns])
         compute, comm, exposed_comm, exposed_copy = (
             int(spans.covered_ns(*window)[0])
@@ -166,10 +166,10 @@ def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activ
     """Return the activity of a CPU/gloo trace.
 
     Compute is the union of the operators that work on the stepping threads: library operators
-    (``aten::addmm``) as a whole, and every other operator that holds no operator. Nodes of the backward
-    graph and wrappers only hold others, and the c10d operators enqueue or wait: a library operator that
-    waits for a collective inside (tensor parallelism) does not compute meanwhile. Neither do those with
-    which a data loader makes samples on the training thread, nor compilation with the operators that it
+    (``aten::addmm``) as a whole, and every other operator that holds no operator. Nodes of the backward graph
+    and wrappers only call others, and the c10d operators enqueue or wait: a library operator that waits for a
+    collective inside (tensor parallelism) does not compute meanwhile. Operators with which a data loader
+    makes samples on the training thread do not count either, nor compilation and the operators that it
     traces: on a GPU both leave the device idle. Communication is the union of the ``gloo:*`` ranges on any
     thread.
     """
@@ -219,7 +219,7 @@ def leaf_rows(trace: Trace, rows: Rows) -> Rows:
 
 
 def _is_library_operator(name: str) -> bool:
-    """Tell whether an operator came through the dispatcher (``namespace::name``) and is no wrapper."""
+    """Return whether an operator came through the dispatcher (``namespace::name``) and is no wrapper."""
     namespace, separator, _ = name.partition("::")
     return bool(separator) and namespace.isidentifier() and namespace not in WRAPPER_NAMESPACES
 

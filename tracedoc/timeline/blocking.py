@@ -1,4 +1,4 @@
-"""Find the exposed communication that held up later compute."""
+"""Find the exposed communication that blocked later compute."""
 
 from __future__ import annotations
 

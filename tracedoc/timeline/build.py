@@ -64,12 +64,12 @@ COLD_SHARE = 0.05
 class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     """What one rank's GPU (or CPU, in a CPU trace) did, and in which step.
 
-    ``device`` is the ordinal of the judged GPU, ``None`` for a CPU trace or where no device activity was
+    ``device`` is the ordinal of the analysed GPU, ``None`` for a CPU trace or where no device activity was
     captured; then ``activity`` and ``idle`` are ``None`` unless ``is_cpu``. ``windows`` are in time order;
     ``judged`` is the one that stands for the rank: the complete step of lower-median length, else the
     longest one. ``step_position[i]`` is the position in ``host.steps`` of the GPU event
     ``events.rows[i]``. ``blocking`` is ``None`` where launches are not linked; ``syncs`` in a CPU trace;
-    ``phases`` without a backward pass. ``phase_budgets`` are those of the judged step.
+    ``phases`` without a backward pass. ``phase_budgets`` are those of the analysed step.
     """
 
     trace: Trace
@@ -95,7 +95,7 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def idle_is_reliable(self) -> bool:
-        """Whether what looks idle was: no kernels were lost."""
+        """Whether idle time is reliable: no kernels were lost."""
         return not any(limit.code == "lost-kernels" for limit in self.limits)
 
     @property
@@ -105,14 +105,14 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def judged_budget(self) -> Budget | None:
-        """The exact budget of the judged step, ``None`` where nothing can be judged."""
+        """The exact budget of the analysed step, ``None`` where there is none."""
         if self.judged is None or self.activity is None:
             return None
         return self.activity.budget(self.judged.start_ns, self.judged.end_ns)
 
     @property
     def judged_host_step(self) -> HostStep | None:
-        """The host's side of the judged step, ``None`` where steps are not known."""
+        """The host's side of the analysed step, ``None`` where steps are not known."""
         position = None if self.judged is None else self.position_of(self.judged)
         return None if position is None else self.host.steps[position]
 
@@ -122,7 +122,7 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
 
 
 def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> RankTimeline:
-    """Return the timeline of one rank; ``steps`` limits the judged steps to ``[first, last]``."""
+    """Return the timeline of one rank; ``steps`` limits the analysed steps to ``[first, last]``."""
     host = find_host_steps(trace)
     launches = link_launches(trace)
     events = classify_gpu_events(trace, launches)

@@ -56,7 +56,7 @@ def gpu_collectives(
 def gloo_collectives(trace: Trace, step_of_time: np.ndarray, rows: Rows) -> CollectiveTable:
     """Return the ``gloo:*`` ranges in ``rows`` as collectives; ``step_of_time`` holds their step numbers.
 
-    gloo runs reduce-scatter as an all-reduce: the c10d operator that asked tells which it was. It records
+    gloo runs reduce-scatter as an all-reduce: the c10d operator that called it has the real name. It records
     no group; a job whose groups all have the same ranks has that one.
     """
     asked = gloo_calls(trace, rows)

@@ -1,4 +1,4 @@
-"""Find the c10d operator that asked for each gloo transfer: gloo runs them later, on threads of its own."""
+"""Find the c10d operator that issued each gloo transfer: gloo runs them later, on threads of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tracedoc.trace.columns import Kind, Trace
 
 
 def gloo_calls(trace: Trace, rows: Rows) -> dict[int, int]:
-    """Return, for each ``gloo:*`` range in ``rows``, the row of the c10d operator that asked for it.
+    """Return, for each ``gloo:*`` range in ``rows``, the row of the c10d operator that issued it.
 
     They are matched by order, within each kind whose counts agree; a range of another kind is left out.
     gloo runs a reduce-scatter as an all-reduce.

@@ -1,4 +1,4 @@
-"""Say what a rank did in an interval, as nanoseconds by cause: its arithmetic, its copies, its host."""
+"""Split what a rank did in an interval into nanoseconds by cause: arithmetic, copies, host work."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ WORK = (
     "input", "allocator", "sync", "compile", "gc", "profiler",
     "optimizer", "dispatch", "python", "dependency", "unknown",
 )  # fmt: skip
-"""What a nanosecond of a rank's device goes to; exactly one of these.
+"""The causes: each nanosecond of a rank's device has exactly one.
 
 matrix: matrix products, convolutions and attention; compute: other kernels and memsets; communication and
 copy: their exposed time. The rest is idle time: input to profiler as in
 :data:`tracedoc.timeline.idle.CAUSES`, and late launches by what the launching threads did: optimizer: inside
 ``Optimizer.step``; dispatch: inside an operator or a runtime call; python: in neither, so in Python or in
-somebody else's code. dependency: launched, yet nothing runs; unknown: no launch was seen.
+code of another library. dependency: launched, yet nothing runs; unknown: no launch was seen.
 
 In a CPU trace compute is that of operators, but time in the data loader is input even where operators make
 the samples; idle time that no range explains is "unknown": the threads sleep, wait, or run code that the
@@ -156,8 +156,8 @@ class WorkBefore(msgspec.Struct, frozen=True, eq=False):
 
     The interval runs from the start of the collective before on this rank (of any group; for the first one
     from the start of its step) to this one's start. Compared with the other ranks of the same collective it
-    says why this rank came late: what ran beside the one before counts, for a rank that waits there longer
-    does meanwhile what a late one does afterwards. All zero outside the complete and the judged steps.
+    shows why this rank was late. What ran beside the collective before counts: a rank that waits there longer
+    does meanwhile what a late one does afterwards. All zero outside the complete and the analysed steps.
 
     ``us_of[i, j]`` are microseconds of cause ``WORK[causes[j]]``, of those that occur. ``kernels`` counts
     compute kernels started in the interval: longer kernels keep the number, extra work raises it.
@@ -237,7 +237,7 @@ class HostPhases(msgspec.Struct, frozen=True, eq=False):
     """Where in the step the host is.
 
     The backward pass and the optimizer have a start and an end; elsewhere the operators before and after
-    tell, which start at ``starts_ns`` and are of ``classes``. Those of no phase (clipping, logging,
+    decide, which start at ``starts_ns`` and are of ``classes``. Those of no phase (clipping, logging,
     zeroing) are left out.
     """
 
@@ -261,7 +261,7 @@ class HostPhases(msgspec.Struct, frozen=True, eq=False):
 
 
 def host_phases(timeline: RankTimeline) -> HostPhases:
-    """Return what tells where in the step the host is."""
+    """Return the marks that show where in the step the host is."""
     if timeline.phases is None:
         return HostPhases(None, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.intp))
     rows = _stepping_rows(timeline)
@@ -284,7 +284,7 @@ def _stepping_rows(timeline: RankTimeline) -> Rows:
 
 
 def _classes(timeline: RankTimeline, phases: Phases, rows: Rows) -> npt.NDArray[np.intp]:
-    """Return whether each operator or loader range is forward, backward, optimizer, loader or neither."""
+    """Return whether each operator or loader range is forward, backward, optimizer, loader or none."""
     trace = timeline.trace
     starts = trace.ts_ns[rows]
     classes = _CLASS_OF[phases.at(starts)]

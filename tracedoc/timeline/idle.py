@@ -1,4 +1,4 @@
-"""Give every idle nanosecond of a GPU one cause: what the host was doing instead of launching."""
+"""Attribute each idle nanosecond of a GPU to one cause: what the host was doing instead of launching."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CAUSES = (
 """In order of precedence: the first that holds at a nanosecond is its cause.
 
 input: a data loader is waited for; allocator: device memory is allocated or freed; sync: the host waited for
-the GPU, which ran dry for it (:mod:`tracedoc.timeline.syncs`); compile: code is compiled, a module loaded or
-a graph captured; gc: Python collects garbage; profiler: the profiler's own work; launch: the next GPU event
-was not launched yet, or the call that launches it has not returned; dependency: it was launched, yet nothing
-runs (gaps inside a CUDA graph among them); unknown: its launch was not seen. A long call that launches a
-kernel for the first time loads it: that is compile.
+the GPU, which therefore ran out of work (:mod:`tracedoc.timeline.syncs`); compile: code is compiled, a module
+loaded or a graph captured; gc: Python collects garbage; profiler: the profiler's own work; launch: the next
+GPU event was not launched yet, or the call that launches it has not returned; dependency: it was launched,
+yet nothing runs (gaps inside a CUDA graph among them); unknown: its launch was not seen. A long call that
+launches a kernel for the first time loads it: that is compile.
 """
 
 LAUNCH_LATENCY_NS = 50_000

@@ -47,7 +47,7 @@ def lost_share(trace: Trace, launches: Launches) -> float:
     """Return the share of kernel launches whose kernel is not in the trace.
 
     Launches after the last linked one are left out: their kernels may have run when the capture was over.
-    A trace in which graphs are captured has none to tell: launches into a graph start nothing.
+    0 for a trace in which graphs are captured: launches into a graph start nothing.
     """
     launching = np.array([runtime_role(name) is RuntimeRole.LAUNCH for name in trace.names], dtype=bool)
     rows = np.flatnonzero((trace.kind == int(Kind.RUNTIME)) & launching[trace.name])

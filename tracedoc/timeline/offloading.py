@@ -25,11 +25,11 @@ CPU_OPTIMIZER_NS = 1_000_000
 
 
 FEW_LAUNCHES = 4
-"""An optimizer that launches more kernels runs on the GPU, however short they are and slow the host is."""
+"""An optimizer that launches more kernels than this runs on the GPU, even if they are short."""
 
 
 GPU_SHARE = 0.05
-"""So does one that launches few, if they take this share of its range: a fused optimizer needs one launch."""
+"""So does one whose few kernels take this share of its range: a fused optimizer launches once."""
 
 
 def offload_stall(timeline: RankTimeline) -> Spans:
@@ -46,7 +46,7 @@ def offload_stall(timeline: RankTimeline) -> Spans:
 
 
 def offloads(timeline: RankTimeline, cpu_optimizer: Spans) -> bool:
-    """Tell whether large copies bring enough to the host in the judged step, or the optimizer runs there."""
+    """Return whether the analysed step copies enough to the host, or its optimizer runs there."""
     rows, trace = large_host_copies(timeline), timeline.trace
     down = np.array([vocabulary.copy_kind(name).direction == "DtoH" for name in trace.names], dtype=bool)
     to_host = int(np.maximum(trace.nbytes[rows[down[trace.name[rows]]]], 0).sum())
@@ -54,7 +54,7 @@ def offloads(timeline: RankTimeline, cpu_optimizer: Spans) -> bool:
 
 
 def large_host_copies(timeline: RankTimeline) -> npt.NDArray[np.intp]:
-    """Return the large copies between host and device that began in the judged step."""
+    """Return the large copies between host and device that began in the analysed step."""
     window, trace = timeline.judged, timeline.trace
     if window is None or timeline.device is None:
         return np.empty(0, dtype=np.intp)
@@ -68,7 +68,7 @@ def large_host_copies(timeline: RankTimeline) -> npt.NDArray[np.intp]:
 
 
 def cpu_optimizer_idle(timeline: RankTimeline, cpu_optimizer: Spans) -> Spans:
-    """Return when the GPU is idle in the judged step while the optimizer runs on the CPU."""
+    """Return when the GPU is idle in the analysed step while the optimizer runs on the CPU."""
     window, activity = timeline.judged, timeline.activity
     if window is None or activity is None or timeline.device is None:
         return Spans.empty()
@@ -76,7 +76,7 @@ def cpu_optimizer_idle(timeline: RankTimeline, cpu_optimizer: Spans) -> Spans:
 
 
 def cpu_optimizer_spans(timeline: RankTimeline) -> Spans:
-    """Return the host time in optimizer ranges that launch hardly any work; without links nothing tells."""
+    """Return the host time in optimizer ranges that launch hardly any work; empty without links."""
     trace, events = timeline.trace, timeline.events
     steps = np.array([vocabulary.optimizer_step_class(name) is not None for name in trace.names], dtype=bool)
     rows = np.flatnonzero(trace.dur_ns >= CPU_OPTIMIZER_NS)

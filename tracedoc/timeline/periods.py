@@ -32,7 +32,7 @@ FEWEST_KERNELS = 8
 
 
 def repeated_steps(trace: Trace, launches: Launches, kernels: Rows) -> HostSteps | None:
-    """Return steps that are one repetition each, or ``None`` if the kernels repeat nothing.
+    """Return steps that are one repetition each, or ``None`` if the kernels do not repeat.
 
     ``kernels`` are the rows of the compute stream's kernels in order of start. A step begins where the
     host launched its first kernel; where launches are not linked, where that kernel starts. Only a capture

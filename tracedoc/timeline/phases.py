@@ -43,7 +43,7 @@ class Phases(msgspec.Struct, frozen=True, eq=False):
     From ``edges_ns[i]`` until the next edge the phase is ``labels[i]``; before the first edge it is OTHER.
     ``passes`` are the backward passes as ``(start_ns, end_ns)``, in time order; ``nodes`` the time inside
     nodes of the backward graph. ``of_events[i]`` is the phase of the GPU event ``events.rows[i]``,
-    ``of_collectives[i]`` that of the timeline's ``collectives[i]``, which the host asked for at
+    ``of_collectives[i]`` that of the timeline's ``collectives[i]``, which the host called at
     ``asked_ns[i]`` (its own start where the call is not known).
     """
 
@@ -71,7 +71,7 @@ GRADIENT_ELEMENTS = 65_536
 
 
 class _Marks(msgspec.Struct, frozen=True, eq=False):
-    """The host rows that tell phases apart."""
+    """The host rows that separate the phases."""
 
     backward: Rows
     tails: Rows
@@ -86,7 +86,7 @@ class _Marks(msgspec.Struct, frozen=True, eq=False):
 def find_phases(trace: Trace, host: HostSteps, events: GpuEvents, device: int | None) -> Phases | None:
     """Return the phases, ``None`` where the trace holds no backward pass (inference, GPU-only traces).
 
-    ``device`` is the judged GPU, ``None`` in a CPU trace. An unlinked GPU event takes the phase of the
+    ``device`` is the analysed GPU, ``None`` in a CPU trace. An unlinked GPU event takes the phase of the
     next linked one on its stream, as with steps.
     """
     marks = _marks(trace)
@@ -137,7 +137,7 @@ def _marks(trace: Trace) -> _Marks:
         names, lambda name: frameworks.is_forward_wrapper(name) or frameworks.is_forward_operator(name)
     )
     step = _named(names, lambda name: vocabulary.step_number(name) is not None)
-    # Before torch 1.9 the engine's own sums of gradients stand bare between the nodes.
+    # Before torch 1.9 the engine's own sums of gradients have no range between the nodes.
     loud = ~step if evaluation.any() else begins | optimizer | busy
     threads = trace.thread[rows]
     loop = _loop_threads(threads, name, marked=optimizer | busy | step, begins=begins, backward=backward)
@@ -181,7 +181,7 @@ def _loop_threads(
 
 
 def _reductions(trace: Trace, rows: Rows) -> Rows:
-    """Return the host calls that reduce gradients, as far as their kind or size tells."""
+    """Return the host calls that reduce gradients, as far as their kind or size shows it."""
     ops = [vocabulary.collective_op(name) if name.startswith("c10d::") else None for name in trace.names]
     surely = np.array([op in ("reduce_scatter", "reduce") for op in ops], dtype=bool)
     perhaps = np.array([op == "all_reduce" for op in ops], dtype=bool)
@@ -204,7 +204,7 @@ def _named(names: tuple[str, ...], matches: Callable[[str], bool]) -> BoolArray:
 
 
 def _passes(trace: Trace, marks: _Marks, nodes: Spans, boundaries: Int64Array) -> tuple[tuple[int, int], ...]:
-    """Join nodes into backward passes: between the nodes of one pass the training loop starts nothing."""
+    """Join nodes into backward passes: between the nodes of one pass the training loop launches nothing."""
     gap_starts, gap_ends = nodes.ends[:-1], nodes.starts[1:]
     starts = trace.ts_ns[marks.stepping]
     held = np.searchsorted(starts, gap_ends, side="left") - np.searchsorted(starts, gap_starts, side="left")

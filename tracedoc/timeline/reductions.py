@@ -1,4 +1,4 @@
-"""Tell the collectives that reduce gradients from the others."""
+"""Find the collectives that reduce gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tracedoc.timeline.phases import Phase
 REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 
 FLAG_BYTES = 64
-"""Fewer bytes than this are a norm, a flag for overflow or a metric: a number or two, no layer's gradient."""
+"""Fewer bytes than this are a norm, an overflow flag or a metric: a number or two, no layer's gradient."""
 
 
 def gradient_rows(timeline: RankTimeline) -> npt.NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""Find where a script asks for values of tensors, in one step that was recorded with Python stacks."""
+"""Find where a script reads values of tensors, in one step that was recorded with Python stacks."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _CALL = re.compile(
 _PLACE = re.compile(r"^(?P<file>.+\.py)\((?P<line>\d+)\): (?P<function>.+)$")
 
 _LIBRARIES = frozenset({"torch", "importlib", *sys.stdlib_module_names})
-"""Frames of these stand between the script and what it asked for."""
+"""Frames of these packages lie between the script's frame and the call."""
 
 _NEVER = re.compile(r"^torch/(?:optim|profiler|utils/data|autograd)/")
 """Code that reads values on the host by design: an optimizer counts its steps there."""
 
 
 class SourceLine(msgspec.Struct, frozen=True):
-    """A function of the script that asks for values, and how often a step.
+    """A function of the script that reads values of tensors, and how often a step.
 
-    ``line`` is where the function begins: stacks do not tell the line of the call. ``call`` is what it calls,
+    ``line`` is where the function begins: stacks do not hold the line of the call. ``call`` is what it calls,
     as ``item``.
     """
 
@@ -40,7 +40,7 @@ class SourceLine(msgspec.Struct, frozen=True):
 
 
 def asking_lines(trace: Trace) -> tuple[SourceLine, ...]:
-    """Return who reads values of tensors or synchronises, most calls first.
+    """Return the functions that read values of tensors or synchronise, most calls first.
 
     The trace must have been read with ``python_functions=True``. Whether the tensor was on a device is not in
     it: on a CPU, or for a tensor there, such a call waits for nothing.

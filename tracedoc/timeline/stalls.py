@@ -14,19 +14,20 @@ from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct, is_among
 
 AWAY_LAUNCHES = 20
-"""A gap as long as this many launches is no launch that came late: the host was away. In real host-bound
-traces gaps of up to some ten intervals hold the lost time; what lies beyond are single gaps."""
+"""In a gap longer than this many launch intervals the host is not slow at launching: it does something else.
+In real host-bound traces the lost time is in gaps of up to some ten intervals; longer ones are single
+gaps."""
 
 EVENT_COST_NS = 500
 """What recording one event on the host costs it."""
 
 CLEARLY_LOW, CLEARLY_HIGH = 0.10, 0.20
 """The profiler itself slows the host (:data:`EVENT_COST_NS`). Idle shares below the first are a pass with it,
-above the second a finding without it; between them only an unprofiled step time can tell."""
+above the second a finding without it; between them only a step time without the profiler can decide."""
 
 
 def profiler_cost_ns(timeline: RankTimeline) -> int:
-    """Return what recording the judged step cost the host; 0 where the step is not known."""
+    """Return what recording the analysed step cost the host; 0 where the step is not known."""
     step, trace = timeline.judged_host_step, timeline.trace
     if step is None:
         return 0
@@ -53,7 +54,7 @@ def launch_pace_idle(timeline: RankTimeline) -> Spans | None:
 
 
 def awaited_comm(timeline: RankTimeline) -> Spans:
-    """Return the exposed communication of the judged step that later compute waits for, already launched."""
+    """Return the exposed communication of the analysed step that later compute waits for, already launched."""
     window, activity, trace, events = timeline.judged, timeline.activity, timeline.trace, timeline.events
     if window is None or activity is None:
         return Spans.empty()
@@ -92,7 +93,7 @@ def _late_idle(timeline: RankTimeline) -> Spans | None:
 
 
 def launch_interval_ns(timeline: RankTimeline) -> float | None:
-    """Return the median time between two launches of the judged step, on the thread that launches most."""
+    """Return the median time between two launches of the analysed step, on the thread that launches most."""
     if timeline.judged is None:
         return None
     position = timeline.position_of(timeline.judged)
@@ -111,7 +112,7 @@ def launch_interval_ns(timeline: RankTimeline) -> float | None:
 
 
 def pageable_stall(timeline: RankTimeline) -> Spans:
-    """Return the time that :func:`pageable_stall_ms` measures, inside the judged step."""
+    """Return the time that :func:`pageable_stall_ms` measures, inside the analysed step."""
     window, activity, trace = timeline.judged, timeline.activity, timeline.trace
     if window is None or activity is None:
         return Spans.empty()
@@ -125,7 +126,7 @@ def pageable_stall(timeline: RankTimeline) -> Spans:
 
 
 def pageable_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
-    """Return the host-to-device copies from pageable memory that ran in the judged step."""
+    """Return the host-to-device copies from pageable memory that ran in the analysed step."""
     window, trace = timeline.judged, timeline.trace
     if window is None or timeline.device is None:
         return np.empty(0, dtype=np.intp)

@@ -1,4 +1,4 @@
-"""The signs of a strategy in one rank's trace: how often ranges occur, and what travels in which phase."""
+"""The signs of a strategy in one rank's trace: how often ranges occur, and what is sent in which phase."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SMALL_RANK = 128
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """The collectives of one kind in one phase of the judged step, over one group.
+    """The collectives of one kind in one phase of the analysed step, over one group.
 
     ``group`` is the group's description where it has one, else its name. ``site`` is "fsdp-reduce" (inside
     FSDP2's reduction of gradients), "functional" (a functional collective, as DTensor uses) or "".
@@ -75,7 +75,7 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 class StrategySigns(msgspec.Struct, frozen=True):
-    """What one rank shows of the strategy, counted over its judged step.
+    """What one rank shows of the strategy, counted over its analysed step.
 
     ``seen`` holds the marks of the whole capture, ``marks`` how often each occurs in the step. ``whole``:
     the host's step was captured whole. ``passes`` are its backward passes, ``reducing`` those in which
@@ -100,7 +100,7 @@ class StrategySigns(msgspec.Struct, frozen=True):
     collectives: int = 0
 
     def count(self, mark: str) -> int:
-        """Return how often a mark occurs in the judged step."""
+        """Return how often a mark occurs in the analysed step."""
         return dict(self.marks).get(mark, 0)
 
     def calls(self, ops: str | Iterable[str], *phases: Phase, site: str | None = None) -> int:
@@ -170,7 +170,7 @@ def _mark_of(name: str) -> str | None:
 
 
 def _asked(timeline: RankTimeline, step: HostStep) -> list[tuple[CollectiveOp, Phase, int]]:
-    """Return the collectives of the step, each with its phase and the host time that asked for it."""
+    """Return the collectives of the step, each with its phase and the host time of its call."""
     phases = timeline.phases
     if phases is None:
         labels, times = [0] * len(timeline.collectives), [o.start_ns for o in timeline.collectives]
@@ -213,7 +213,7 @@ def _is_fsdp2(name: str, role: str) -> bool:
 
 
 def _held(trace: Trace, matches: Callable[[str], bool], times: npt.NDArray[np.int64]) -> list[bool]:
-    """Tell which times lie inside host ranges of such names, on any thread."""
+    """Return which times lie inside host ranges of such names, on any thread."""
     named = np.array([matches(name) for name in trace.names], dtype=bool)
     if times.size == 0 or not named.any():
         return [False] * int(times.size)

@@ -1,4 +1,4 @@
-"""Find the calls in which the host waits for the GPU, who asked for them, and what each costs the GPU."""
+"""Find the calls in which the host waits for the GPU, what called them, and what each costs the GPU."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CLOCKS_NS = 20_000
 has waited for it."""
 
 LOOKBACK = 48
-"""An operator that asks for a sync began at most this many events before it on its thread: such operators
-hold a copy and a few views, not work of their own."""
+"""An operator that causes a sync began at most this many events before it on its thread: such operators
+contain a copy and a few views, not work of their own."""
 
 NEVER = np.iinfo(np.int64).max
 
@@ -51,7 +51,7 @@ SPELLINGS: dict[str, str] = {
 """How the operator, or with no operator around it the call, is usually written in Python."""
 
 WRAPPERS = frozenset({"autograd", "torch", "c10d", "_c10d_functional"})
-"""Namespaces of operators that hold others: the one that asks stands inside them."""
+"""Namespaces of operators that only call others: the one that causes the sync is inside them."""
 
 
 class Syncs(msgspec.Struct, frozen=True, eq=False):
@@ -59,11 +59,11 @@ class Syncs(msgspec.Struct, frozen=True, eq=False):
 
     One entry is a wait with no kernel launched inside it: ``.item()`` copies and then synchronises, and both
     calls are one wait. ``rows`` are the longest calls; ``blocked_ns`` is the time inside calls. ``at_ns`` is
-    when the GPU ran dry, or where it did not, when the wait ended. ``idle_ns`` is what the wait cost the GPU:
-    idle time after everything launched before had ended, until the next kernel launched after the wait
-    starts, and no more of it than the host was blocked (without the wait, that kernel is launched so much
-    earlier). Time in which the loader is waited for or memory allocated is neither's. ``idle`` is the union,
-    ``calls`` the time inside the blocking calls.
+    when the GPU ran out of work, or where it did not, when the wait ended. ``idle_ns`` is what the wait cost
+    the GPU: idle time after everything launched before had ended, until the next kernel launched after the
+    wait starts, and no more of it than the host was blocked (without the wait, that kernel is launched so
+    much earlier). Time in which the loader is waited for or memory is allocated does not count. ``idle`` is
+    the union, ``calls`` the time inside the blocking calls.
     """
 
     rows: Rows
@@ -126,7 +126,7 @@ def _blocking_rows(trace: Trace, events: GpuEvents) -> Rows:
     """Return the calls of launching threads in which the host waits for the GPU, in no order.
 
     A copy to the host blocks where its call returns only when the copy has ended: always in ``cudaMemcpy``,
-    and in ``cudaMemcpyAsync`` to pageable memory. Copies from the host are the input's business.
+    and in ``cudaMemcpyAsync`` to pageable memory. Copies from the host count as input.
     """
     synchronises = np.array(
         [vocabulary.runtime_role(name) is RuntimeRole.SYNC for name in trace.names], dtype=bool
@@ -197,7 +197,7 @@ def _longest(trace: Trace, rows: Rows, first: npt.NDArray[np.intp]) -> Rows:
 
 
 class Asker(msgspec.Struct, frozen=True):
-    """What asked for a wait: an operator (else the call itself), the call, the range and line around it.
+    """What caused a wait: an operator (else the call itself), the call, the range and line around it.
 
     ``line`` is the innermost Python frame outside torch that the capture holds, as ``train.py(42): log``:
     the function's first line; "" without stacks.
@@ -210,7 +210,7 @@ class Asker(msgspec.Struct, frozen=True):
 
 
 def askers(trace: Trace, rows: Rows) -> list[Asker]:
-    """Return who asked for each wait whose call stands in ``rows``.
+    """Return what caused each wait whose call is in ``rows``.
 
     The operator is the outermost one of a library around the call; the range the innermost annotation
     that a person or a framework set (not the step itself).
@@ -235,7 +235,7 @@ def askers(trace: Trace, rows: Rows) -> list[Asker]:
 
 
 def is_library(name: str) -> bool:
-    """Tell whether an operator is one of a library (``aten::item``), not one that only holds others."""
+    """Return whether an operator is one of a library (``aten::item``), not one that only holds others."""
     namespace, separator, _ = name.partition("::")
     return bool(separator) and namespace not in WRAPPERS
 

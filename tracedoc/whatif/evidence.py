@@ -1,4 +1,4 @@
-"""Places in the traces that findings point to, taken from the judged steps of the digests."""
+"""Places in the traces that findings point to, taken from the analysed steps of the digests."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _fine_wrapping(measurements: Measurements, key: str | None) -> tuple[Evidenc
 def _waits_for_straggler(
     measurements: Measurements, key: str | None, *, uneven: bool = False
 ) -> tuple[Evidence, ...]:
-    """List where the late rank ``key`` came from in its judged step, and where those waited that waited most.
+    """Return where the late rank ``key`` came from in its analysed step, and where the longest waits were.
 
     ``None`` stands for every late rank, with ``uneven`` for those that had more work than others.
     """

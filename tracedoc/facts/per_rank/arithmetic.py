@@ -171,7 +171,7 @@ def _matrix_work(timeline: RankTimeline) -> MatrixWork | Unknown:
 
 
 def _explained_share(timeline: RankTimeline, operators: np.ndarray) -> float:
-    """Return the share of the judged step's matrix-kernel time that was launched inside ``operators``."""
+    """Return the share of the analysed step's matrix-kernel time that was launched inside ``operators``."""
     trace, events = timeline.trace, timeline.events
     position = timeline.position_of(timeline.judged) if timeline.judged is not None else None
     matrix = np.zeros(len(trace.names), dtype=bool)

@@ -18,5 +18,5 @@ def complete_steps(timeline: RankTimeline) -> Value:
 
 @rank_fact("device", unit="text")
 def device(timeline: RankTimeline) -> Value:
-    """Name of the judged device as the driver gives it; "CPU" in a CPU trace."""
+    """Name of the analysed device as the driver gives it; "CPU" in a CPU trace."""
     return device_name(timeline)

@@ -49,10 +49,10 @@ def kernel_categories(timeline: RankTimeline) -> Value:
 
 @rank_fact("tensor_core_frac", unit="fraction", needs=("gpu", "kernels"))
 def tensor_core_frac(timeline: RankTimeline) -> Value:
-    """Share of the median step's matrix-kernel time that runs on tensor cores, as the kernels' names tell.
+    """Share of the median step's matrix-kernel time that runs on tensor cores, by the kernels' names.
 
     Matrix kernels are products, convolutions and attention; kernels that only transpose or add up parts do
-    not count. AMD's matrix cores count. Unknown where the names tell for less than 80 % of the time.
+    not count. AMD's matrix cores count. Unknown where the names show it for less than 80 % of the time.
     """
     formats = _format_times(timeline)
     total = sum(formats.values())
@@ -115,7 +115,7 @@ def matrix_dtypes(timeline: RankTimeline) -> Value:
 def launch_latency_ms(timeline: RankTimeline) -> Value:
     """Median time from the start of a launch to that of its kernel, of kernels that found the GPU waiting.
 
-    Those are the judged step's compute kernels launched after everything before them on the device had
+    Those are the analysed step's compute kernels launched after everything before them on the device had
     ended; elsewhere the time in the queue would be measured (:func:`queue_lead_ms`).
     """
     waited, leads = _launches_of_step(timeline)
@@ -182,7 +182,7 @@ def peak_hbm_gbps(timeline: RankTimeline) -> Value:
 def peak_link_gbps(timeline: RankTimeline) -> Value:
     """One-way bandwidth of the device's links to its peers (NVLink, xGMI, else PCIe), from the data sheet.
 
-    What the machine connects may be less: the trace does not say which links are there.
+    The machine may have fewer links: the trace does not record them.
     """
     peak = judged_peak(timeline)
     if isinstance(peak, Unknown):
@@ -191,7 +191,7 @@ def peak_link_gbps(timeline: RankTimeline) -> Value:
 
 
 def judged_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp]:
-    """Return the rows of the compute kernels that started in the judged step, in time order."""
+    """Return the rows of the compute kernels that started in the analysed step, in time order."""
     window, trace, events = timeline.judged, timeline.trace, timeline.events
     if window is None or timeline.device is None:
         return np.empty(0, dtype=np.intp)
@@ -209,19 +209,19 @@ def _time_by_name(timeline: RankTimeline, rows: npt.NDArray[np.intp]) -> tuple[l
 
 
 def _format_times(timeline: RankTimeline) -> dict[tuple[str, bool | None], int]:
-    """Return the summed time of the judged step's matrix kernels by format and use of tensor cores."""
+    """Return the summed time of the analysed step's matrix kernels by format and use of tensor cores."""
     found: dict[tuple[str, bool | None], int] = {}
     for name_id, time in zip(*_time_by_name(timeline, judged_kernels(timeline)), strict=True):
         if timeline.events.categories[name_id] in MATRIX:
-            told = matrix_format(timeline.trace.names[name_id])
-            if told is not None:
-                key = (told.dtype, told.tensor_cores)
+            named = matrix_format(timeline.trace.names[name_id])
+            if named is not None:
+                key = (named.dtype, named.tensor_cores)
                 found[key] = found.get(key, 0) + time
     return found
 
 
 def _launches_of_step(timeline: RankTimeline) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Return for the linked kernels of the judged step whether the GPU waited, and the time since launch."""
+    """Return, per linked kernel of the analysed step whether the GPU waited, and the time since launch."""
     trace, events = timeline.trace, timeline.events
     mine = trace.device[events.rows] == timeline.device
     rows, launch_rows = events.rows[mine], events.launch_rows[mine]

@@ -39,8 +39,8 @@ def late_launch_idle_ms(timeline: RankTimeline) -> Value:
 def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """GPU idle time of the median step that the pace of the host's launches explains.
 
-    Late-launch gaps up to twenty times the median time between two launches; in a longer gap the host does
-    not launch slowly, it does something else (:func:`host_away_idle_ms`). Unknown between 10 % and 20 % of
+    Late-launch gaps up to twenty times the median time between two launches; in a longer gap the host is not
+    slow at launching, it does something else (:func:`host_away_idle_ms`). Unknown between 10 % and 20 % of
     the step where less than 10 % is left without the profiler's own cost on the host (0.5 us for each event
     that it recorded there): a trace alone does not tell whether an unprofiled step has such gaps.
     """

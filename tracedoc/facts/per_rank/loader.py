@@ -23,7 +23,7 @@ LOADERS = {
 def loader_wait_ms(timeline: RankTimeline) -> Value:
     """Time of the host's median step inside the data loader's ``__next__``.
 
-    The host may wait here while the GPU still has work; :func:`input_idle_ms` says what that costs.
+    The host may wait here while the GPU still has work; the cost is :func:`input_idle_ms`.
     """
     step = timeline.judged_host_step
     if step is None:
@@ -46,7 +46,7 @@ def input_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
 
 @rank_fact("loader_kind", unit="text", needs=("host_ops",))
 def loader_kind(timeline: RankTimeline) -> Value:
-    """How the data loader makes its samples, as the name of its range tells."""
+    """How the data loader makes its samples, by the name of its range."""
     used = distinct(timeline.trace.name).tolist()
     kinds = {kind for index in used if (kind := vocabulary.data_loader(timeline.trace.names[index]))}
     for kind, words in LOADERS.items():

@@ -132,7 +132,7 @@ def exposed_copy_operators(timeline: RankTimeline) -> Value:
 
 
 def _copies(timeline: RankTimeline, directions: frozenset[str]) -> Spans:
-    """Return when copies of these directions run on the judged device."""
+    """Return when copies of these directions run on the analysed device."""
     trace = timeline.trace
     rows = np.flatnonzero((trace.kind == int(Kind.MEMCPY)) & (trace.device == timeline.device))
     names = trace.name[rows]
@@ -149,7 +149,7 @@ def _copies(timeline: RankTimeline, directions: frozenset[str]) -> Spans:
 def peak_allocated_bytes(timeline: RankTimeline) -> Value:
     """Most device memory in tensors at any time of the capture, by the allocator's counters.
 
-    Of the judged device. What other libraries hold (NCCL's buffers, the CUDA context) is not counted.
+    Of the analysed device. What other libraries hold (NCCL's buffers, the CUDA context) is not counted.
     """
     return _peak_counter(timeline, "allocated")
 
@@ -162,7 +162,7 @@ def peak_reserved_bytes(timeline: RankTimeline) -> Value:
 
 @rank_fact("device_memory_bytes", unit="bytes", needs=("gpu",))
 def device_memory_bytes(timeline: RankTimeline) -> Value:
-    """Memory of the judged device, as ``deviceProperties`` says."""
+    """Memory of the analysed device, as ``deviceProperties`` says."""
     sizes = {device.index: device.memory_bytes for device in timeline.trace.info.devices}
     size = sizes.get(-1 if timeline.device is None else timeline.device)
     return size if size else Unknown("the file does not say how much memory the device has")

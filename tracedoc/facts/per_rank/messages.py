@@ -39,7 +39,7 @@ def median_collective_bytes(timeline: RankTimeline) -> Value:
 
 @rank_fact("blocking_comm_ms", unit="ms", needs=("launches", "collectives"))
 def blocking_comm_ms(timeline: RankTimeline) -> Value:
-    """Exposed communication of the median step that held up compute already launched.
+    """Exposed communication of the median step that blocked compute already launched.
 
     A gap of the compute stream counts when the kernel after it was launched before the gap and starts
     within 20 us after a communication kernel ends. The rest of exposed communication is an upper bound.

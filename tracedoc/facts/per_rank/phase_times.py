@@ -203,7 +203,7 @@ def _per_pass(timeline: RankTimeline, ops: frozenset[str], wanted: tuple[Phase, 
 
 
 def last_backward_ns(timeline: RankTimeline) -> int | None:
-    """Return where the last compute of a backward node ends in the judged step."""
+    """Return where the last compute of a backward node ends in the analysed step."""
     window, phases, activity = timeline.judged, timeline.phases, timeline.activity
     assert window is not None
     assert phases is not None

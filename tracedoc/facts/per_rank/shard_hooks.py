@@ -33,10 +33,10 @@ def sharding_hook_host_ms(timeline: RankTimeline) -> Value:
     interval="GPU idle while the host is inside the hooks of FSDP",
 )
 def sharding_hook_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
-    """GPU idle time of the median step for want of launches while the host is inside FSDP's hooks.
+    """GPU idle time of the median step in late launches while the host is inside FSDP's hooks.
 
-    0 where the pace of launches leaves the GPU idle for less than 20 % of the step: so much the profiler's
-    own cost may explain.
+    0 where the pace of launches leaves the GPU idle for less than 20 % of the step: the profiler's own cost
+    may explain that much.
     """
     if timeline.units is None or not len(timeline.units.units.hooks):
         return NO_HOOKS

@@ -212,7 +212,7 @@ def _of_units(timeline: RankTimeline, measure: Callable[[Units], Value]) -> Valu
 
 
 def _of_step(timeline: RankTimeline, measure: Callable[[ShardCalls, Units], Value]) -> Value:
-    """Measure the gathers that the judged step launched."""
+    """Measure the gathers that the analysed step launched."""
     if timeline.units is None:
         return NOT_SHARDED
     units, mine = timeline.units.units, _judged_gathers(timeline)

@@ -15,7 +15,7 @@ def ranks_seen(run: RunView) -> Value:
 
 @run_fact("world_size", unit="count")
 def world_size(run: RunView) -> Value:
-    """Ranks of the job, as its traces say."""
+    """Ranks of the job, by its traces."""
     return run.world_size if run.world_size is not None else Unknown("no trace names the world size")
 
 
@@ -36,5 +36,5 @@ def fewest_complete_steps(run: RunView) -> Value:
 
 @run_fact("truncated_traces", unit="count")
 def truncated_traces(run: RunView) -> Value:
-    """Trace files that end before their end, or in which damaged events had to be skipped."""
+    """Trace files that are truncated, or in which damaged events had to be skipped."""
     return sum(digest.truncated for digest in run.digests)

@@ -20,7 +20,7 @@ from tracedoc.timeline.collective_table import NONE
 from tracedoc.values import Unknown, Value
 
 MOST_OVER_USUAL = 4
-"""Small calls that take this many times as long as usual have not only paid latency."""
+"""Small calls that take this many times as long as usual do more than pay latency."""
 
 WAITING_OR_SLOW = Unknown(
     "calls of unknown arrivals take several times as long as their size needs: waiting, or a slow network"
@@ -56,18 +56,18 @@ def exposed_comm_unsplit_ms(run: RunView) -> dict[str, Value]:
 
 @run_fact("exposed_comm_excluding_wait_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
 def exposed_comm_excluding_wait_ms(run: RunView) -> dict[str, Value]:
-    """Exposed communication of the median step minus what is known to be other ranks' doing.
+    """Exposed communication of the median step minus what other ranks are known to cause.
 
     That is waiting for a later rank, and transfer that the rank that came last hides behind its compute: it
-    is exposed here only because this rank had come early and run dry. With the traces of one rank nothing
-    is known, so this is all exposed communication.
+    is exposed here only because this rank arrived early and had no work left. With the traces of one rank
+    nothing is known, so this is all exposed communication.
     """
     return run.by_rank(lambda digest, step: _less_wait(run, digest, step))
 
 
 @run_fact("comm_split", unit="text")
 def comm_split(run: RunView) -> Value:
-    """Whether exposed communication could be told apart into transfer and waiting, in words."""
+    """Whether exposed communication could be split into transfer and waiting, in words."""
     representative = run.representative_digest
     step = representative.judged_step if representative is not None else None
     if representative is None or step is None:
@@ -121,7 +121,7 @@ def latency_bound_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest)
     their_ns = int(inside.covered_ns(table.start_ns[unsplit], table.end_ns[unsplit]).sum())
     if 2 * their_ns <= spans.total_ns:
         return spans
-    # Not known between hosts: the sum is NaN then, and the time stands.
+    # Not known between hosts: the sum is NaN then, and the time is kept.
     usual_ns = float(usual_call_ns(run, digest)[unsplit].sum())
     return WAITING_OR_SLOW if their_ns > MOST_OVER_USUAL * usual_ns else spans
 

@@ -51,8 +51,8 @@ def backward_gather_stall_ms(run: RunView) -> dict[str, Value]:
 def hideable_gather_stall_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
     """What earlier gathers would hide of the stalls of :func:`gather_stall_ms`.
 
-    The stalls less what late peers cause, and less by how much what is transferred since the gather before
-    takes longer than the compute since its use. The first gather of a step has nothing to hide behind.
+    The stalls minus what late peers cause, and minus the time by which the transfers since the gather before
+    exceed the compute since its use. The first gather of a step has nothing to hide behind.
     """
     parts = _parts(run, digest, step)
     return parts if isinstance(parts, Unknown) else parts.hideable_spans()
@@ -85,14 +85,14 @@ def gather_stall_wait_ms(run: RunView) -> dict[str, Value]:
 def gather_stall_bandwidth_ms(run: RunView) -> dict[str, Value]:
     """The part of the stalls by which transfers take longer than the compute they could hide behind.
 
-    All that is transferred since the gather before counts, for it shares the link: reduce-scatters too.
+    All transfers since the gather before count, reduce-scatters too, because they share the link.
     """
     return _stall(run, lambda parts: parts.bandwidth)
 
 
 @run_fact("gather_stall_late_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
 def gather_stall_late_ms(run: RunView) -> dict[str, Value]:
-    """The part of the stalls that is there because the host launched the gather too late to hide it."""
+    """The part of the stalls caused by the host launching the gather too late to hide it."""
     return _stall(run, lambda parts: parts.late)
 
 
@@ -109,7 +109,7 @@ CAUSES: dict[str, str] = {
     "bandwidth": "the transfer takes longer than the compute before it, so fetching ahead cannot hide it",
     "first": "they are the first of the step and have no compute to hide behind",
 }
-"""Why gathers stall, and the words for it."""
+"""Causes of gather stalls, and the words for them."""
 
 
 @run_fact("gather_stall_cause", unit="text", scope="rank", needs=("kernels", "collectives", "launches"))
@@ -124,7 +124,7 @@ def gather_stall_cause(run: RunView) -> dict[str, Value]:
 
 @run_fact("gather_stall_reason", unit="text", scope="rank", needs=("kernels", "collectives", "launches"))
 def gather_stall_reason(run: RunView) -> dict[str, Value]:
-    """The cause of :func:`gather_stall_cause` in words, with a caution where one rank cannot tell."""
+    """The cause of :func:`gather_stall_cause` in words, with a caution where only one rank was captured."""
 
     def reason(digest: RankDigest, step: StepDigest) -> Value:
         cause = _cause(run, digest, step)

@@ -26,13 +26,13 @@ GOOD_SIZE = 12.0
 """A message of so many half-rate sizes reaches 92 % of the link's rate: larger ones gain little."""
 
 FEWEST_BUCKETS = 3
-"""With fewer buckets there is nothing left to reduce beside the rest of the backward pass."""
+"""With fewer buckets, too few are reduced beside the rest of the backward pass."""
 
 EVEN_BUCKETS = 8
 """With so many buckets of one size only an eighth of the transfer has no backward compute left beside it."""
 
 MODEL_OPS = frozenset({"all_to_all", "reduce_scatter", "send", "recv", "send_recv", ""})
-"""What layers that are split over ranks exchange; and what carries no name."""
+"""Operations by which layers that are split over ranks exchange data, and those without a name."""
 
 NO_GRADIENTS = Unknown("no gradient reduction was seen in the step")
 
@@ -82,7 +82,7 @@ def exposed_beside_gradients(run: RunView) -> dict[str, Value]:
     The three kinds that take longest, "none" where there is none.
     """
 
-    def told(digest: RankDigest, step: StepDigest) -> str:
+    def in_words(digest: RankDigest, step: StepDigest) -> str:
         found = []
         for op in sorted({kind.op for kind in digest.collectives.kinds} - MODEL_OPS):
             rows, spans = _beside_gradients(run, digest, step, {op})
@@ -91,7 +91,7 @@ def exposed_beside_gradients(run: RunView) -> dict[str, Value]:
                 found.append((-total_ns, f"{rows.size} {word if rows.size == 1 else word + 's'}"))
         return ", ".join(f"{format_ms(-ns / 1e6)} in {words}" for ns, words in sorted(found)[:3]) or "none"
 
-    return run.by_rank(told)
+    return run.by_rank(in_words)
 
 
 @run_fact("beside_gradients_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))

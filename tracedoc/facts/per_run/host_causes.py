@@ -14,7 +14,7 @@ from tracedoc.units import format_ms
 from tracedoc.values import Unknown, Value
 
 NAMED = 2
-"""Texts name this many askers."""
+"""Texts name this many callers."""
 
 
 def _of_cause(run: RunView, cause: str) -> dict[str, Value]:
@@ -106,7 +106,7 @@ def sync_blocked_ms(run: RunView) -> dict[str, Value]:
 
 @run_fact("sync_asked_by", unit="text", scope="rank", needs=("launches",))
 def sync_asked_by(run: RunView) -> dict[str, Value]:
-    """Who asks for the most costly waits of the median step, where, how often, and the idle time it costs.
+    """What causes the most costly waits of the median step: where, how often, and at what idle time.
 
     Where is the innermost function outside torch if the capture has stacks (with its first line), else the
     range that a person or framework named, else the phase of the step.

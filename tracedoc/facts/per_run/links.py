@@ -1,4 +1,4 @@
-"""Facts about links and clocks: what transfers reach of what their size should, and how far clocks agree."""
+"""Facts about links and clocks: reached against expected bandwidth, and how far clocks agree."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def expected_transfer_gbps(run: RunView) -> Value:
     80 % of NVLink or PCIe (70 % of the links to the group's peers, where devices are wired pair by pair),
     times ``size / (size + half)``: small messages never reach the link's rate. The half-rate size is the
     larger of that of measured machines and that of this run, which is fitted where a group has three or
-    more sizes. Not known between hosts, for the trace does not tell the network.
+    more sizes. Not known between hosts: the trace does not name the network.
     """
     found = _compared(run)
     if isinstance(found, Unknown):
@@ -62,7 +62,7 @@ def link_efficiency_frac(run: RunView) -> Value:
 def clock_residual_ms(run: RunView) -> Value:
     """Median distance between the ends of one operation on two clocks, once they were brought together.
 
-    What is said about arrivals is as sure as this. Ranks of one host share a clock and are not compared.
+    Arrivals are known to this precision. Ranks of one host share a clock and are not compared.
     """
     residual = run.matching.clock.residual_ns
     return (
@@ -144,8 +144,8 @@ def operation_class(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]
         return None
     op, group = matching.op[operations[0]], int(matching.group[operations[0]])
     alike = np.flatnonzero((matching.op == op) & (matching.group == group))
-    told = alike[matching.has_latest_start[alike]]
-    last, counts = np.unique(matching.part_rank[matching.last_part[told]], return_counts=True)
+    split = alike[matching.has_latest_start[alike]]
+    last, counts = np.unique(matching.part_rank[matching.last_part[split]], return_counts=True)
     first = np.minimum.reduceat(matching.start_ns, matching.first[:-1])[alike]
     curve, sizes = run.curves[group], matching.nbytes[alike]
     sized = sizes[sizes != NONE]

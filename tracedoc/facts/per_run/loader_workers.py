@@ -18,11 +18,11 @@ def suggested_loader_workers(run: RunView) -> dict[str, Value]:
 
     Ranks of a host that name the same cores share them evenly. From 1 to 8; 8 without a manifest.
     """
-    told = {one.rank: one for one in run.job.ranks} if run.job is not None else {}
-    sharing = Counter((one.host, one.affinity) for one in told.values())
+    by_rank = {one.rank: one for one in run.job.ranks} if run.job is not None else {}
+    sharing = Counter((one.host, one.affinity) for one in by_rank.values())
 
     def workers(rank: int) -> int:
-        one = told.get(rank)
+        one = by_rank.get(rank)
         if one is None or one.cores is None:
             return MOST_WORKERS
         return min(max(one.cores // sharing[one.host, one.affinity] - 1, 1), MOST_WORKERS)

@@ -1,4 +1,4 @@
-"""Facts that the manifest tells: settings, memory, the environment, and steps without the profiler."""
+"""Facts from the manifest: settings, memory, the environment, and steps without the profiler."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ ENOUGH_STEPS = 5
 """The median of fewer timed steps is not compared."""
 
 ENOUGH_PERIODS = 5
-"""A share of fewer scheduler periods is an accident."""
+"""A share of fewer scheduler periods says nothing."""
 
 LASTING_SLOWDOWN = 0.02
-"""A job that is slower than this after the capture did not get over it."""
+"""A job that is this much slower after the capture than before has not recovered from it."""
 
 
 def by_rank(run: RunView, measure: Callable[[RankJob], Value]) -> dict[str, Value]:
-    """Return what ``measure`` finds in what each captured rank told about itself."""
+    """Return the value of ``measure`` for each captured rank's part of the manifest."""
     if run.job is None:
         return {str(digest.rank): NO_MANIFEST for digest in run.digests}
     values: dict[str, Value] = {}
     for digest in run.digests:
-        told = run.job.rank(digest.rank)
-        values[str(digest.rank)] = measure(told) if told is not None else NO_MANIFEST
+        rank = run.job.rank(digest.rank)
+        values[str(digest.rank)] = measure(rank) if rank is not None else NO_MANIFEST
     return values
 
 
@@ -54,8 +54,8 @@ def unprofiled_step_ms(run: RunView) -> dict[str, Value]:
     return by_rank(run, _unprofiled)
 
 
-def _unprofiled(told: RankJob) -> Value:
-    timed = [time for time in (told.before, told.after) if time is not None]
+def _unprofiled(rank: RankJob) -> Value:
+    timed = [time for time in (rank.before, rank.after) if time is not None]
     steps = sum(time.steps for time in timed)
     if steps < ENOUGH_STEPS:
         return Unknown(f"{steps} steps were timed without the profiler, fewer than {ENOUGH_STEPS}")
@@ -71,27 +71,27 @@ def profiler_overhead_frac(run: RunView) -> dict[str, Value]:
     return by_rank(run, _overhead)
 
 
-def _overhead(told: RankJob) -> Value:
-    usual = _unprofiled(told)
+def _overhead(rank: RankJob) -> Value:
+    usual = _unprofiled(rank)
     if isinstance(usual, Unknown):
         return usual
-    if told.during is None:
+    if rank.during is None:
         return Unknown("the recorded steps were not timed")
-    return max(told.during.median_ms / float(usual) - 1.0, 0.0)
+    return max(rank.during.median_ms / float(usual) - 1.0, 0.0)
 
 
 def job_limits(run: RunView) -> list[Limit]:
-    """Return what the job's own times say against the capture: ranks that stayed slower after it.
+    """Return the limit for a job that stayed slower after the capture, by its own step times.
 
-    Told where the median of the steps afterwards is above that before by 2 % on every rank: the ranks of a
-    job step together, and one alone is noise.
+    It is given where the median of the steps afterwards is above that before by 2 % on every rank: the ranks
+    of a job step together, and one alone is noise.
     """
     if run.job is None:
         return []
     pairs = [
-        (told.before, told.after)
-        for told in run.job.ranks
-        if told.before is not None and told.after is not None
+        (rank.before, rank.after)
+        for rank in run.job.ranks
+        if rank.before is not None and rank.after is not None
     ]
     shares = sorted(
         after.median_ms / before.median_ms - 1.0 for before, after in pairs if _enough(before, after)
@@ -121,19 +121,19 @@ def job_peak_memory_bytes(run: RunView) -> dict[str, Value]:
 
     Reserved, not allocated: what is held is not free for others. NCCL's buffers are not in it.
     """
-    return by_rank(run, lambda told: _known(told.memory.peak_reserved, "the manifest tells no GPU memory"))
+    return by_rank(run, lambda rank: _known(rank.memory.peak_reserved, "the manifest has no GPU memory"))
 
 
 @run_fact("job_peak_memory_frac", unit="fraction", scope="rank")
 def job_peak_memory_frac(run: RunView) -> dict[str, Value]:
-    """``job_peak_memory_bytes`` / the memory of the GPU, as the driver tells it."""
+    """``job_peak_memory_bytes`` / the memory of the GPU, as the driver reports it."""
     return by_rank(run, _peak_share)
 
 
-def _peak_share(told: RankJob) -> Value:
-    if not told.memory.total or told.memory.peak_reserved is None:
-        return Unknown("the manifest tells no GPU memory")
-    return told.memory.peak_reserved / told.memory.total
+def _peak_share(rank: RankJob) -> Value:
+    if not rank.memory.total or rank.memory.peak_reserved is None:
+        return Unknown("the manifest has no GPU memory")
+    return rank.memory.peak_reserved / rank.memory.total
 
 
 @run_fact("memory_headroom_bytes", unit="bytes", scope="rank")
@@ -145,16 +145,16 @@ def memory_headroom_bytes(run: RunView) -> dict[str, Value]:
     return by_rank(run, _headroom)
 
 
-def _headroom(told: RankJob) -> Value:
-    if not told.memory.total or told.memory.peak_allocated is None:
-        return Unknown("the manifest tells no GPU memory")
-    return max(told.memory.total - told.memory.peak_allocated, 0)
+def _headroom(rank: RankJob) -> Value:
+    if not rank.memory.total or rank.memory.peak_allocated is None:
+        return Unknown("the manifest has no GPU memory")
+    return max(rank.memory.total - rank.memory.peak_allocated, 0)
 
 
 @run_fact("allocation_retries", unit="count", scope="rank")
 def allocation_retries(run: RunView) -> dict[str, Value]:
     """How often the allocator had to free everything it kept and try again, since the job began."""
-    return by_rank(run, lambda told: _known(told.memory.retries, "the manifest tells no GPU memory"))
+    return by_rank(run, lambda rank: _known(rank.memory.retries, "the manifest has no GPU memory"))
 
 
 # -- settings
@@ -163,37 +163,37 @@ def allocation_retries(run: RunView) -> dict[str, Value]:
 @run_fact("loader_workers", unit="count", scope="rank")
 def loader_workers(run: RunView) -> dict[str, Value]:
     """``num_workers`` of the data loader; of several loaders, of the one with most."""
-    return by_rank(run, lambda told: _known(told.loader.workers, _NO_LOADER))
+    return by_rank(run, lambda rank: _known(rank.loader.workers, _NO_LOADER))
 
 
 @run_fact("loader_prefetch_factor", unit="count", scope="rank")
 def loader_prefetch_factor(run: RunView) -> dict[str, Value]:
     """``prefetch_factor`` of that data loader, batches made ahead by each worker; unknown without workers."""
-    return by_rank(run, lambda told: _known(told.loader.prefetch_factor, _NO_LOADER))
+    return by_rank(run, lambda rank: _known(rank.loader.prefetch_factor, _NO_LOADER))
 
 
 @run_fact("loader_pins_memory", unit="bool", scope="rank")
 def loader_pins_memory(run: RunView) -> dict[str, Value]:
     """Whether that data loader copies its batches to pinned memory."""
-    return by_rank(run, lambda told: _known(told.loader.pin_memory, _NO_LOADER))
+    return by_rank(run, lambda rank: _known(rank.loader.pin_memory, _NO_LOADER))
 
 
-_NO_LOADER = "the manifest tells of no DataLoader"
+_NO_LOADER = "the manifest has no DataLoader"
 
 
 @run_fact("ddp_bucket_bytes", unit="bytes", scope="rank")
 def ddp_bucket_bytes(run: RunView) -> dict[str, Value]:
     """``bucket_cap_mb`` of DistributedDataParallel, in bytes."""
-    return by_rank(run, lambda told: _known(told.buckets.cap_bytes, _NO_DDP))
+    return by_rank(run, lambda rank: _known(rank.buckets.cap_bytes, _NO_DDP))
 
 
 @run_fact("ddp_finds_unused", unit="bool", scope="rank")
 def ddp_finds_unused(run: RunView) -> dict[str, Value]:
     """``find_unused_parameters`` of DistributedDataParallel."""
-    return by_rank(run, lambda told: _known(told.buckets.find_unused_parameters, _NO_DDP))
+    return by_rank(run, lambda rank: _known(rank.buckets.find_unused_parameters, _NO_DDP))
 
 
-_NO_DDP = "the manifest tells of no DistributedDataParallel"
+_NO_DDP = "the manifest has no DistributedDataParallel"
 
 
 @run_fact("nccl_transports", unit="text", scope="rank")
@@ -202,8 +202,8 @@ def nccl_transports(run: RunView) -> dict[str, Value]:
     return by_rank(run, _transports)
 
 
-def _transports(told: RankJob) -> Value:
-    ways = ", ".join(f"{way} x{count}" for way, count in sorted(told.links.items(), key=lambda one: -one[1]))
+def _transports(rank: RankJob) -> Value:
+    ways = ", ".join(f"{way} x{count}" for way, count in sorted(rank.links.items(), key=lambda one: -one[1]))
     return _known(ways, "no NCCL log: collect with --nccl-log")
 
 
@@ -213,7 +213,7 @@ def values_read_in(run: RunView) -> Value:
 
     From the one step that a collected run records with Python stacks; the three with most calls. The line is
     that where the function begins; in code that runs since before that step, about where it was. Reading a
-    tensor on the CPU waits for nothing, and the stacks do not tell where a tensor is.
+    tensor on the CPU waits for nothing, and the stacks do not show where a tensor is.
     """
     if run.asking is None:
         return Unknown("no step was recorded with Python stacks: capture with `tracedoc collect`")
@@ -234,11 +234,11 @@ def cpu_throttled_frac(run: RunView) -> dict[str, Value]:
     return by_rank(run, _cpu_throttled)
 
 
-def _cpu_throttled(told: RankJob) -> Value:
-    periods = told.counters.get("cgroup.cpu.nr_periods", 0)
+def _cpu_throttled(rank: RankJob) -> Value:
+    periods = rank.counters.get("cgroup.cpu.nr_periods", 0)
     if periods < ENOUGH_PERIODS:
         return Unknown("no CPU quota, or it was seen for too short a time")
-    return told.counters.get("cgroup.cpu.nr_throttled", 0) / periods
+    return rank.counters.get("cgroup.cpu.nr_throttled", 0) / periods
 
 
 @run_fact("core_wait_frac", unit="fraction", scope="rank")
@@ -251,8 +251,8 @@ def core_wait_frac(run: RunView) -> dict[str, Value]:
     return by_rank(run, _core_wait_share)
 
 
-def _core_wait_share(told: RankJob) -> Value:
-    thread = told.training_thread
+def _core_wait_share(rank: RankJob) -> Value:
+    thread = rank.training_thread
     could = thread.get("ran_us", 0) + thread.get("waited_us", 0)
     return thread.get("waited_us", 0) / could if could > 0 else _NO_CORE_WAIT
 
@@ -263,13 +263,13 @@ def core_wait_ms(run: RunView) -> dict[str, Value]:
     return by_rank(run, _core_wait)
 
 
-def _core_wait(told: RankJob) -> Value:
-    thread = told.training_thread
+def _core_wait(rank: RankJob) -> Value:
+    thread = rank.training_thread
     steps, waited = thread.get("steps", 0), thread.get("waited_us")
     return waited / 1000 / steps if steps > 0 and waited is not None else _NO_CORE_WAIT
 
 
-_NO_CORE_WAIT = Unknown("whether processes share cores is not known: the manifest tells no times of threads")
+_NO_CORE_WAIT = Unknown("whether processes share cores is not known: the manifest has no times of threads")
 
 
 @run_fact("gpu_throttled_by", unit="text", scope="rank")
@@ -281,10 +281,10 @@ def gpu_throttled_by(run: RunView) -> dict[str, Value]:
     return by_rank(run, _gpu_throttled)
 
 
-def _gpu_throttled(told: RankJob) -> Value:
-    if not told.clocks_sampled:
+def _gpu_throttled(rank: RankJob) -> Value:
+    if not rank.clocks_sampled:
         return Unknown("the GPU's clocks were not sampled (pynvml is not installed)")
-    worst = sorted(told.throttled.items(), key=lambda one: (-one[1], one[0]))
+    worst = sorted(rank.throttled.items(), key=lambda one: (-one[1], one[0]))
     return ", ".join(f"{reason} {format_percent(share)}" for reason, share in worst) or "nothing"
 
 
@@ -301,29 +301,29 @@ def _is_on(value: str) -> bool:
     return value.strip().lower() not in ("", "0", "false", "no", "off")
 
 
-def _one_rank(run: RunView, told: RankJob) -> bool:
-    return (run.world_size or told.world_size) == 1
+def _one_rank(run: RunView, rank: RankJob) -> bool:
+    return (run.world_size or rank.world_size) == 1
 
 
-def _one_host(run: RunView, told: RankJob) -> bool:
+def _one_host(run: RunView, rank: RankJob) -> bool:
     hosts = {rank.host for rank in run.job.ranks} if run.job is not None else set()
-    everyone = len(run.digests) == (run.world_size or told.world_size)
-    return _one_rank(run, told) or (everyone and len(hosts) == 1)
+    everyone = len(run.digests) == (run.world_size or rank.world_size)
+    return _one_rank(run, rank) or (everyone and len(hosts) == 1)
 
 
-def _no_peer_access(run: RunView, told: RankJob) -> bool:
-    # GeForce RTX 40 cards have none; launchers switch it off for them, rightly.
-    return _one_rank(run, told) or re.search(r"RTX 40\d\d", told.gpu) is not None
+def _no_peer_access(run: RunView, rank: RankJob) -> bool:
+    # GeForce RTX 40 cards have no peer access; launchers switch it off for them.
+    return _one_rank(run, rank) or re.search(r"RTX 40\d\d", rank.gpu) is not None
 
 
-def _no_infiniband(run: RunView, told: RankJob) -> bool:
+def _no_infiniband(run: RunView, rank: RankJob) -> bool:
     """Whether another network takes its place: on one host none is used, in some clouds it is libfabric."""
-    variables = told.variables
-    plugin = (variables.get("FI_PROVIDER", ""), variables.get("NCCL_NET_PLUGIN", ""), told.network)
-    return _one_host(run, told) or any(re.search(r"efa|ofi|libfabric|gIB|tcpx", one, re.I) for one in plugin)
+    variables = rank.variables
+    plugin = (variables.get("FI_PROVIDER", ""), variables.get("NCCL_NET_PLUGIN", ""), rank.network)
+    return _one_host(run, rank) or any(re.search(r"efa|ofi|libfabric|gIB|tcpx", one, re.I) for one in plugin)
 
 
-def _never(run: RunView, told: RankJob) -> bool:
+def _never(run: RunView, rank: RankJob) -> bool:
     return False
 
 
@@ -339,12 +339,12 @@ _DEBUGGING = (
     _Debugging("NCCL_BLOCKING_WAIT", _is_on, _one_rank),
     _Debugging("TORCH_NCCL_BLOCKING_WAIT", _is_on, _one_rank),
 )
-"""Settings that cost speed and belong to the search for faults. The collector sets none of them."""
+"""Debugging settings that cost speed. The collector sets none of them."""
 
 
 @run_fact("debug_settings", unit="text")
 def debug_settings(run: RunView) -> Value:
-    """Environment variables for finding faults that cost speed, as ``CUDA_LAUNCH_BLOCKING=1``, or "none".
+    """Environment variables for debugging that cost speed, as ``CUDA_LAUNCH_BLOCKING=1``, or "none".
 
     Left out where they change nothing: peer access on cards without it, InfiniBand on one host or where
     libfabric takes its place, NCCL's in a world of one.
@@ -367,8 +367,8 @@ def _settings(run: RunView) -> list[str] | Unknown:
 
 
 def _settings_of_ranks(run: RunView, ranks: Iterable[RankJob]) -> Iterable[str]:
-    for told in ranks:
+    for rank in ranks:
         for setting in _DEBUGGING:
-            value = told.variables.get(setting.name)
-            if value is not None and setting.holds(value) and not setting.harmless(run, told):
+            value = rank.variables.get(setting.name)
+            if value is not None and setting.holds(value) and not setting.harmless(run, rank):
                 yield f"{setting.name}={value}"

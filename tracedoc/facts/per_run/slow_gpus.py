@@ -22,8 +22,8 @@ def gemm_slowdown_ratio(run: RunView) -> dict[str, Value]:
     """How many times as long as its peers this GPU takes for the same matrix products.
 
     Dense products by kernel name and launch grid, in calls with no communication beside them: the 10 %
-    quantile over the median of the peers', and of that the median over kinds. Peers are the ranks that do
-    the same work in every step (:data:`SAME_AMOUNT`), for a grid does not tell the depth of a product. Kinds
+    quantile over the median of the peers', and of that the median over kinds. Peers are the ranks that do the
+    same work in every step (:data:`SAME_AMOUNT`), because a grid does not show the depth of a product. Kinds
     that mix shapes, or that three ranks (both of two) do not share, are left out; three kinds are needed.
     """
     return _of_ranks(run, lambda found: found.ratio)

@@ -17,7 +17,7 @@ from tracedoc.trace.distinct import distinct, intersection, is_among
 from tracedoc.values import Unknown, Value
 
 ENOUGH_STEPS = 20
-"""With fewer logged steps nothing is said of outliers or of pauses."""
+"""With fewer logged steps, facts about outliers and pauses are unknown."""
 
 WARMUP_STEPS = 5
 """The first steps of a job allocate, compile and measure; they are left out."""
@@ -26,7 +26,7 @@ OUTLIER_RATIO = 1.5
 """A step this many times as long as the median is an outlier."""
 
 ENOUGH_PLAIN = 5
-"""So many steps without a collection tell how long a step is without one."""
+"""The length of a step without a collection is known from this many such steps on."""
 
 LEAST_REPEATS = 4
 """So many outliers at equal distances are regular."""
@@ -55,20 +55,20 @@ class Steps(msgspec.Struct, frozen=True, eq=False):
     paused_ns: Ints
 
 
-def counted_steps(told: RankJob, touched_elsewhere: Ints | None = None) -> Steps | Unknown:
-    """Return the steps of a rank's log that tell how the job runs when nobody looks.
+def counted_steps(rank: RankJob, touched_elsewhere: Ints | None = None) -> Steps | Unknown:
+    """Return the steps of a rank's log that show how the job runs without the profiler.
 
     ``touched_elsewhere`` are numbers of steps that the captures of other ranks touched: whoever waits for
     a rank that is captured is slow in the same steps.
     """
-    if told.log is None:
+    if rank.log is None:
         return Unknown("no log of all steps: it lies beside the manifest of `tracedoc collect`")
-    words = np.frombuffer(told.log.words, dtype=np.int64).reshape(-1, 3)
+    words = np.frombuffer(rank.log.words, dtype=np.int64).reshape(-1, 3)
     kind, number = words[:, 0] >> 32, words[:, 0] & 0xFFFFFFFF
     order = np.argsort(words[:, 1], kind="stable")
     steps = order[kind[order] == STEP]
     warm = (number[steps] > WARMUP_STEPS) & (words[steps, 2] > 0)
-    touched = _touched(told, words[steps])
+    touched = _touched(rank, words[steps])
     if touched_elsewhere is not None:
         touched |= is_among(number[steps], touched_elsewhere)
     kept = warm & ~touched
@@ -85,23 +85,23 @@ def counted_steps(told: RankJob, touched_elsewhere: Ints | None = None) -> Steps
 
 
 def _too_few(warm: int, touched: int) -> str:
-    """Say why the steps of a log are too few; ``warm`` is how many there are after the warm-up."""
-    told = f"{warm} {'step was' if warm == 1 else 'steps were'} logged after the first {WARMUP_STEPS}"
+    """Return why the steps of a log are too few; ``warm`` is how many there are after the warm-up."""
+    logged = f"{warm} {'step was' if warm == 1 else 'steps were'} logged after the first {WARMUP_STEPS}"
     if not touched:
-        return f"{told}, fewer than {ENOUGH_STEPS}"
+        return f"{logged}, fewer than {ENOUGH_STEPS}"
     return (
-        f"{told}; without the {touched} that the capture and the writing of its trace touched, "
+        f"{logged}; without the {touched} that the capture and the writing of its trace touched, "
         f"{warm - touched} {'is' if warm - touched == 1 else 'are'} left, fewer than {ENOUGH_STEPS}"
     )
 
 
-def _touched(told: RankJob, steps: Ints) -> NDArray[np.bool_]:
+def _touched(rank: RankJob, steps: Ints) -> NDArray[np.bool_]:
     """Return which steps the capture touched: from its beginning until its trace is written."""
-    assert told.log is not None
+    assert rank.log is not None
     ends, begins = steps[:, 1], steps[:, 1] - steps[:, 2]
     touched = np.zeros(len(steps), dtype=np.bool_)
-    windows = told.log.of_kind(WINDOW)
-    writing_ns = _QUIET_NS + int(told.json_bytes / _WRITTEN_BYTES_PER_NS)
+    windows = rank.log.of_kind(WINDOW)
+    writing_ns = _QUIET_NS + int(rank.json_bytes / _WRITTEN_BYTES_PER_NS)
     for place, (which, start, _) in enumerate(windows):
         if which == 0:
             closing = next((end for number, end, _ in windows[place + 1 :] if number == 1), None)
@@ -115,11 +115,11 @@ def _touched(told: RankJob, steps: Ints) -> NDArray[np.bool_]:
 def _touched_on_any_rank(run: RunView) -> Ints:
     """Return the numbers of the steps that the capture of some rank touched. One records a step more."""
     found = [np.empty(0, dtype=np.int64)]
-    for told in run.job.ranks if run.job is not None else ():
-        if told.log is not None:
-            words = np.frombuffer(told.log.words, dtype=np.int64).reshape(-1, 3)
+    for rank in run.job.ranks if run.job is not None else ():
+        if rank.log is not None:
+            words = np.frombuffer(rank.log.words, dtype=np.int64).reshape(-1, 3)
             steps = words[words[:, 0] >> 32 == STEP]
-            found.append(steps[_touched(told, steps), 0] & 0xFFFFFFFF)
+            found.append(steps[_touched(rank, steps), 0] & 0xFFFFFFFF)
     return distinct(np.concatenate(found))
 
 
@@ -127,7 +127,7 @@ def _logged(run: RunView) -> list[Steps] | Unknown:
     if run.job is None:
         return NO_MANIFEST
     touched = _touched_on_any_rank(run)
-    found = [counted_steps(told, touched) for told in run.job.ranks]
+    found = [counted_steps(rank, touched) for rank in run.job.ranks]
     known = [steps for steps in found if isinstance(steps, Steps)]
     reasons = [steps for steps in found if isinstance(steps, Unknown)]
     return known or reasons[0]
@@ -136,13 +136,13 @@ def _logged(run: RunView) -> list[Steps] | Unknown:
 @run_fact("logged_steps", unit="count", scope="rank")
 def logged_steps(run: RunView) -> dict[str, Value]:
     """Steps of the whole run that were timed, less the first five and those that the capture touched."""
-    return by_rank(run, lambda told: _of(run, told, lambda steps: int(steps.number.size)))
+    return by_rank(run, lambda rank: _of(run, rank, lambda steps: int(steps.number.size)))
 
 
 @run_fact("logged_step_ms", unit="ms", scope="rank")
 def logged_step_ms(run: RunView) -> dict[str, Value]:
     """Median time of these steps, from the end of one optimizer step to the end of the next, on the host."""
-    return by_rank(run, lambda told: _of(run, told, lambda steps: float(np.median(steps.length_ns)) / 1e6))
+    return by_rank(run, lambda rank: _of(run, rank, lambda steps: float(np.median(steps.length_ns)) / 1e6))
 
 
 @run_fact("gc_pause_ms", unit="ms", scope="rank")
@@ -151,13 +151,13 @@ def gc_pause_ms(run: RunView) -> dict[str, Value]:
 
     Collections shorter than 1 ms are not counted.
     """
-    return by_rank(run, lambda told: _of(run, told, lambda steps: float(steps.paused_ns.mean()) / 1e6))
+    return by_rank(run, lambda rank: _of(run, rank, lambda steps: float(steps.paused_ns.mean()) / 1e6))
 
 
 @run_fact("longest_gc_pause_ms", unit="ms", scope="rank")
 def longest_gc_pause_ms(run: RunView) -> dict[str, Value]:
     """Most time that garbage collections took in one of these steps."""
-    return by_rank(run, lambda told: _of(run, told, lambda steps: float(steps.paused_ns.max()) / 1e6))
+    return by_rank(run, lambda rank: _of(run, rank, lambda steps: float(steps.paused_ns.max()) / 1e6))
 
 
 @run_fact("worst_gc_pause_ms", unit="ms")
@@ -168,8 +168,8 @@ def worst_gc_pause_ms(run: RunView) -> Value:
     return ranks if isinstance(ranks, Unknown) else max(known, default=0.0)
 
 
-def _of(run: RunView, told: RankJob, measure: Callable[[Steps], Value]) -> Value:
-    steps = counted_steps(told, _touched_on_any_rank(run))
+def _of(run: RunView, rank: RankJob, measure: Callable[[Steps], Value]) -> Value:
+    steps = counted_steps(rank, _touched_on_any_rank(run))
     return steps if isinstance(steps, Unknown) else measure(steps)
 
 
@@ -187,7 +187,7 @@ class JobSteps(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def median_ns(self) -> float:
-        """The usual length of a step."""
+        """The median length of a step."""
         return float(np.median(self.length_ns))
 
     @property
@@ -199,7 +199,7 @@ class JobSteps(msgspec.Struct, frozen=True, eq=False):
     def gc_cost_ns(self) -> NDArray[np.float64]:
         """How much longer its collections made each step, at most.
 
-        Where nearly all steps hold one, none tells how long a step is without: then the longest pause counts.
+        Where nearly all steps have one, the length of a step without is not known: the longest pause counts.
         """
         plain = self.length_ns[self.paused_ns == 0]
         if plain.size < ENOUGH_PLAIN:

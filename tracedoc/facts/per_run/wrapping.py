@@ -1,4 +1,4 @@
-"""Facts about the grain of sharding: gathers too small to use the link, and what larger units would save."""
+"""Facts about the size of sharded units: gathers too small for the link, and what larger units would save."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def block_gather_estimate_ms(run: RunView) -> dict[str, Value]:
     """How long one gather of a whole block should take on this GPU's link, all ranks present.
 
     A curve with half of 80 % of the link's rate at the half-rate size of :func:`latency_bound_frac`; slower
-    links between nodes are not known to it.
+    links between nodes are not in it.
     """
 
     def estimate(digest: RankDigest, step: StepDigest) -> Value:

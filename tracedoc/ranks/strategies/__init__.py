@@ -1,1 +1,1 @@
-"""How a job is parallelised, told from the annotations and operators of its traces."""
+"""Recognise how a job is parallelised from the annotations and operators of its traces."""

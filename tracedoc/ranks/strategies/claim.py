@@ -1,4 +1,4 @@
-"""What a family says of a run: its name, how sure it is, and the signs it rests on."""
+"""A recognised strategy: its name, its confidence, and the evidence for it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def per_step(calls: int, what: str, where: str = "") -> str:
 
 
 def is_large(traffic: Traffic) -> bool:
-    """Tell whether a kind of collective carries parameters or gradients; unknown sizes do not tell."""
+    """Return whether a kind of collective carries parameters or gradients; False for unknown sizes."""
     return traffic.largest is not None and traffic.largest >= GRADIENT_BYTES
 
 
@@ -68,7 +68,7 @@ def sized(traffic: Sequence[Traffic], what: str, where: str = "") -> str:
 
 
 def below_world(traffic: Traffic, world_size: int | None) -> bool:
-    """Tell whether a kind of collective surely runs over a part of the ranks only."""
+    """Return whether a kind of collective surely runs over a part of the ranks only."""
     return traffic.group_size is not None and world_size is not None and 1 < traffic.group_size < world_size
 
 

@@ -41,7 +41,7 @@ def decide(signs: Sequence[StrategySigns], world_size: int | None) -> Claim:
         return _single(claim, world_size)
     beside = [found for recognise in BESIDE if (found := recognise(merged, world_size)) is not None]
     if claim is not None and claim.family == "megatron":
-        beside = []  # Its groups already say how the model is split.
+        beside = []  # Its groups already show how the model is split.
     if claim is None and beside:
         claim, beside = beside[0], beside[1:]
     claim = claim or by_hand(merged, world_size) or _unknown(merged)

@@ -1,4 +1,4 @@
-"""Recognise ZeRO as DeepSpeed runs it: it annotates nothing, so its operators and collectives must tell."""
+"""Recognise ZeRO as DeepSpeed runs it: it annotates nothing, so its operators and collectives decide."""
 
 from __future__ import annotations
 

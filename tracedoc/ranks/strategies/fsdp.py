@@ -31,7 +31,7 @@ def fsdp2(signs: StrategySigns, world_size: int | None) -> Claim | None:
         variant, sharding = "reshard after forward", "full"
     elif signs.passes and forward:
         sharding = "gradients"
-        # The root is never freed after forward, so a single unit tells nothing about the setting.
+        # The root is never freed after forward, so a single unit does not show the setting.
         variant = "no reshard after forward" if signs.fsdp2_units != 1 else "one unit"
     name = "FSDP2 HSDP" if hybrid else "FSDP2"
     return Claim(
@@ -44,7 +44,7 @@ def fsdp2(signs: StrategySigns, world_size: int | None) -> Claim | None:
 
 
 def fsdp1(signs: StrategySigns, world_size: int | None) -> Claim | None:
-    """Return FSDP1 with its sharding strategy, as far as the collectives tell."""
+    """Return FSDP1 with its sharding strategy, as far as the collectives show it."""
     if not signs.seen & {"fsdp1", "fsdp1_hook"}:
         return None
     forward, backward = gathers_in_forward(signs), gathers_in_backward(signs)
@@ -84,12 +84,12 @@ def _replicated(signs: StrategySigns) -> bool:
 
 
 def _hybrid_reductions(signs: StrategySigns, world_size: int | None) -> int:
-    """Return the all-reduces of gradients beside reduce-scatters: over replicas, where groups tell."""
+    """Return the all-reduces of gradients beside reduce-scatters: over replicas, if groups are recorded."""
     sharded = signs.select("reduce_scatter", *BACKWARD)
     reduced = [t for t in signs.select("all_reduce", *BACKWARD) if t.site != "functional"]
     if any(traffic.group_size for traffic in sharded):
         if not any(below_world(traffic, world_size) for traffic in sharded):
             return 0
     elif sum(t.calls for t in reduced) < sum(t.calls for t in sharded):
-        return 0  # Groups are not recorded: one all-reduce for each reduce-scatter is asked for.
+        return 0  # Groups are not recorded: one all-reduce for each reduce-scatter is required.
     return sum(traffic.calls for traffic in reduced if traffic.phase is not Phase.OTHER)

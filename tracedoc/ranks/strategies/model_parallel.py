@@ -78,14 +78,14 @@ def tensor_parallel(signs: StrategySigns, world_size: int | None) -> Claim | Non
 def _splits_layers(traffic: Traffic, signs: StrategySigns) -> bool:
     if _TENSOR_GROUP.search(traffic.group):
         return True
-    # Compiled FSDP2 asks for its gathers as functional collectives.
+    # Compiled FSDP2 issues its gathers as functional collectives.
     sharded = "fsdp2" in signs.seen and traffic.op != "all_reduce"
     compiled = "compiled" in signs.seen and traffic.op != "all_reduce"
     return traffic.site == "functional" and not sharded and not compiled
 
 
 def exchange(signs: StrategySigns, world_size: int | None) -> Claim | None:
-    """Return what an all-to-all in forward and backward means, as far as anything else tells."""
+    """Return what an all-to-all in forward and backward means, as far as other signs show it."""
     forward = signs.select("all_to_all", Phase.FORWARD)
     backward = signs.select("all_to_all", *BACKWARD)
     calls = sum(t.calls for t in (*forward, *backward))

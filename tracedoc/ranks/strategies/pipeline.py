@@ -13,7 +13,7 @@ CALLS_A_PASS = 4
 
 
 def pipeline(signs: StrategySigns, world_size: int | None) -> Claim | None:
-    """Return a pipeline with its schedule and micro-batches, as far as the order of passes tells."""
+    """Return a pipeline with its schedule and micro-batches, as far as the order of passes shows them."""
     traffic = [t for t in signs.select(P2P) if not CONTEXT_GROUP.search(t.group)]
     calls = sum(t.calls for t in traffic)
     evidence = [

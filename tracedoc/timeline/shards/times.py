@@ -22,7 +22,7 @@ from tracedoc.trace.distinct import is_among
 UNKNOWN_DEPTH = -1
 
 MAX_CALLS = 1024
-"""A table that travels keeps at most this many gathers, those of the judged step first."""
+"""A table in a digest keeps at most this many gathers, those of the analysed step first."""
 
 _NEVER = np.iinfo(np.int64).min // 2
 
@@ -99,11 +99,11 @@ def unit_table(
 
 
 def small_table(table: UnitTable | None, judged: int | None) -> UnitTable | None:
-    """Return the table as it travels: without what only the worker needs, of many calls those of some steps.
+    """Return the table as a digest carries it: without what only the worker needs, and of some steps only.
 
-    Kept are the judged step and those nearest to it, until the next one would make more than MAX_CALLS. The
-    hooks, and the columns ``stream``, ``elements`` and ``hook_ns``, are empty; of reductions also those that
-    say how far ahead they are.
+    These are the analysed step and those nearest to it, until the next one would make more than MAX_CALLS.
+    The hooks, and the columns ``stream``, ``elements`` and ``hook_ns``, are empty; of reductions also those
+    that say how far ahead they are.
     """
     if table is None:
         return None
@@ -236,7 +236,7 @@ def _times(calls: ShardCalls, own: _ComputeStream, gaps: _Gaps, compute: Spans) 
 def _depths(
     calls: ShardCalls, before: Int64, in_use: Int64, first: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int16]:
-    """Return how many units ahead each call started; unknown where nothing tells when its unit is used."""
+    """Return how many units ahead each call started; unknown where the use of its unit is not known."""
     depth = np.full(len(calls), UNKNOWN_DEPTH, dtype=np.int16)
     begin = 0
     for i in range(len(calls)):

@@ -34,7 +34,7 @@ NOT_PARAMETERS = frozenset({"Long", "Int", "Bool"})
 """Element types of control messages, never of parameters."""
 
 FEWEST_ELEMENTS = 256
-"""Where no range tells gathers of parameters apart (ZeRO-3), smaller ones are metrics, not parameters."""
+"""Where no range marks gathers of parameters (ZeRO-3), smaller ones are metrics, not parameters."""
 
 ROOT = "(root)"
 
@@ -48,7 +48,7 @@ class ShardCalls(msgspec.Struct, frozen=True, eq=False):
     ``prefetched``: launched from a range that fetches ahead. ``elements`` and ``nbytes`` are those of the
     whole unit, ``UNKNOWN_SIZE`` where not recorded. ``start_ns`` and ``end_ns`` are those of the kernel.
     ``hook_ns`` is when the host enters the hook after which the unit is used, ``NO_TIME`` where no hook
-    tells. ``row`` is the call's place among the rank's collectives.
+    shows it. ``row`` is the call's place among the rank's collectives.
     """
 
     unit: npt.NDArray[np.int32]
@@ -71,7 +71,7 @@ class ShardCalls(msgspec.Struct, frozen=True, eq=False):
 class Units(msgspec.Struct, frozen=True, eq=False):
     """The sharded units of one rank and every call that moves their parameters or gradients.
 
-    ``framework`` is "FSDP2", "FSDP1" or "ZeRO-3"; ``named`` tells whether ``names`` are those of modules
+    ``framework`` is "FSDP2", "FSDP1" or "ZeRO-3"; ``named``: whether ``names`` are those of modules
     (else they are places in the forward pass). ``hooks`` is when the host is inside the framework's own
     ranges, empty for ZeRO-3, which writes none.
     """
@@ -221,7 +221,7 @@ def _launched(
 
 
 def _gloo_callers(trace: Trace, collectives: Sequence[CollectiveOp]) -> dict[int, int]:
-    """Return for each gloo transfer the c10d operator that asked for it: by order, where the counts agree."""
+    """Return for each gloo transfer the c10d operator that issued it: by order, where the counts agree."""
     asking = np.array([name.startswith("c10d::") for name in trace.names], dtype=bool)
     rows = np.flatnonzero(asking[trace.name] & (trace.kind == int(Kind.CPU_OP)))
     found: dict[int, int] = {}
@@ -234,7 +234,7 @@ def _gloo_callers(trace: Trace, collectives: Sequence[CollectiveOp]) -> dict[int
 
 
 def _sized(operation: CollectiveOp, shapes: Shapes | None) -> CollectiveOp:
-    """Return the operation with the size that its c10d operator tells: gloo's range holds one shard only.
+    """Return the operation with the size from its c10d operator: gloo's range holds one shard only.
 
     ``_allgather_base_`` takes ``[[out], [in], ...]``, ``_reduce_scatter_base_`` the same.
     """
@@ -280,7 +280,7 @@ def _phases(
 
 
 def _inside_any(trace: Trace, outer: Rows, inner: Rows) -> npt.NDArray[np.bool_]:
-    """Tell for each inner row whether it starts inside some outer range on its thread; ranges may nest."""
+    """Return for each inner row whether it starts inside some outer range on its thread; ranges may nest."""
     found = np.zeros(inner.size, dtype=np.bool_)
     for thread in distinct(trace.thread[inner]).tolist():
         rows = outer[trace.thread[outer] == thread]
