@@ -54,7 +54,7 @@ def launch_pace_idle(timeline: RankTimeline) -> Spans | None:
 
 
 def awaited_comm(timeline: RankTimeline) -> Spans:
-    """Return the exposed communication of the analysed step that later compute waits for, already launched."""
+    """Return the exposed communication of the analysed step that launched compute waits for."""
     window, activity, trace, events = timeline.judged, timeline.activity, timeline.trace, timeline.events
     if window is None or activity is None:
         return Spans.empty()
