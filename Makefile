@@ -3,17 +3,21 @@
 # make lint    ruff and mypy
 # make bench   measure speed and memory side by side with other tools (BENCH="--rounds 1" for options)
 # make bench-plan   hold predicted steps and peaks of `tracedoc plan` against published runs (ROWS=--rows: each run)
+# make fuzz    mutants of real traces through both readers, the native one with sanitizers (FUZZ="--count 100000")
 # make clean   remove what the targets above made
 
 PYTHON ?= python3
 RUN ?= sample_traces/synthetic_ddp_tiny_batch
 BENCH ?=
+FUZZ ?=
+CLANG ?= clang
+FUZZ_SECONDS ?= 120
 ROWS ?=
 
 BIN := .venv/bin
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: demo test lint bench bench-plan clean
+.PHONY: demo test lint bench bench-plan fuzz clean
 
 demo: .venv/installed
 	$(BIN)/tracedoc diagnose $(RUN) -o - -o report.html
@@ -34,6 +38,20 @@ bench: .venv-bench/python .venv-hta/ready .venv-gpu-idle/ready
 
 bench-plan: .venv/installed
 	$(BIN)/python benchmarks/plan.py $(ROWS)
+
+SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+
+# Python itself is not built with the sanitizers, so their libraries are loaded before it.
+fuzz: .venv/test-installed
+	CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" $(BIN)/python setup.py -q build_ext --force \
+		--build-lib build/fuzz --build-temp build/fuzz/objects
+	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc $(BIN)/python soak/fuzz_readers.py \
+		--scanner build/fuzz/tracedoc/trace --corpus build/fuzz/corpus $(FUZZ)
+	if command -v $(CLANG) > /dev/null; then \
+		$(CLANG) $(SANITIZE) -fsanitize=fuzzer -o build/fuzz/events native/fuzz.c native/events.c native/table.c && \
+		build/fuzz/events -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -print_final_stats=1 build/fuzz/corpus; \
+	else echo "there is no $(CLANG), whose fuzzer would run now" >&2; fi
 
 clean:
 	rm -rf .venv .venv-bench .venv-hta .venv-traceinsight .venv-gpu-idle build dist report.html *.egg-info
