@@ -1,0 +1,253 @@
+"""Make the program of one step of a rank from its timeline."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from tracedoc.replay.calls import BATCH_READY_NS, INPUT_PART, Calls, find_calls, order_calls
+from tracedoc.replay.causes import Causes, find_causes
+from tracedoc.replay.device import RANK_OF_COMPUTE, DeviceEvents, device_events
+from tracedoc.replay.program import NONE, TO_HOST, Call, RankProgram
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.launches import NO_ROW
+from tracedoc.timeline.steps import Window
+from tracedoc.trace import vocabulary
+
+HANDED_OVER_NS = 300_000
+"""What a wait for a batch takes beside the waiting, at most: the batch is taken from a queue."""
+
+MOST_EVENTS = 300_000
+"""Programs of more GPU events are not kept."""
+
+
+class Unplayable(msgspec.Struct, frozen=True):
+    """Why a step has no program."""
+
+    reason: str
+
+
+class Sources(msgspec.Struct, frozen=True, eq=False):
+    """What the programs of all steps of a rank are made from.
+
+    The program of step ``p`` begins with the call at ``cuts_ns[p]``: the one that launched the step's first
+    compute kernel. So it is as long as the step is on the GPU, and what the host does before that kernel
+    belongs to the program before. ``home`` is the step whose program each event belongs to.
+    """
+
+    timeline: RankTimeline
+    calls: Calls
+    device: DeviceEvents
+    causes: Causes
+    ready_lag: Int64Array
+    cuts_ns: Int64Array
+    home: Int64Array
+
+
+def find_sources(timeline: RankTimeline) -> Sources | Unplayable:
+    """Return what programs are made from: calls, events, and their causes over the whole capture."""
+    if timeline.is_cpu or timeline.device is None or timeline.stream is None:
+        return Unplayable("no kernels were captured")
+    calls, device = find_calls(timeline), device_events(timeline)
+    if device.streams.size > 250:
+        return Unplayable("more streams than a program holds")
+    causes = find_causes(timeline, calls, device)
+    cuts = _cuts(timeline, device)
+    home = np.where(device.linked, np.searchsorted(cuts, device.launched_ns, side="right") - 1, device.step)
+    return Sources(timeline, calls, device, causes, _ready_lags(timeline, calls, causes), cuts, home)
+
+
+def _cuts(timeline: RankTimeline, device: DeviceEvents) -> Int64Array:
+    """Return when each step's first compute kernel was launched, else when its host range begins."""
+    steps = timeline.host.steps
+    cuts = np.array([step.start_ns for step in steps], dtype=np.int64)
+    kernels = device.on_stream(device.compute_stream)
+    kernels = kernels[(device.rank[kernels] == RANK_OF_COMPUTE) & device.linked[kernels]]
+    positions, first = np.unique(device.step[kernels], return_index=True)
+    there = (positions >= 0) & (positions < len(steps))
+    cuts[positions[there]] = device.launched_ns[kernels[first[there]]]
+    return np.maximum.accumulate(cuts) if cuts.size else cuts
+
+
+def _ready_lags(timeline: RankTimeline, calls: Calls, causes: Causes) -> Int64Array:
+    """Return for each wait for a batch of workers how long after the one before it ended; fill in its own."""
+    trace = timeline.trace
+    found = np.full(calls.rows.size, NONE, dtype=np.int64)
+    loads = np.flatnonzero(calls.kind == Call.INPUT)
+    workers = [vocabulary.data_loader(trace.row_name(row)) == "workers" for row in calls.rows[loads].tolist()]
+    loads = loads[np.array(workers, dtype=bool)] if loads.size else loads
+    length = calls.end_ns[loads] - calls.start_ns[loads]
+    waited = np.flatnonzero(length > BATCH_READY_NS)
+    waited = waited[waited > 0]
+    found[loads[waited]] = calls.end_ns[loads[waited]] - calls.end_ns[loads[waited - 1]]
+    causes.own_ns[loads[waited]] = np.minimum(length[waited], HANDED_OVER_NS)
+    return found
+
+
+def build_program(sources: Sources, window: Window) -> RankProgram | Unplayable:
+    """Return the program of one step: of all events that it launched, and of the calls that launched them.
+
+    A step that was not captured whole is played once, from its first call to its last event, instead of
+    again and again.
+    """
+    calls, cuts = sources.calls, sources.cuts_ns
+    position = sources.timeline.position_of(window)
+    periodic = window.complete and position is not None and position + 1 < cuts.size
+    following = None
+    if position is None:
+        first, last = 0, calls.rows.size
+        events = np.arange(sources.home.size)
+    else:
+        end = cuts[position + 1] if position + 1 < cuts.size else sources.timeline.host.steps[-1].end_ns
+        first, last = (int(i) for i in np.searchsorted(calls.start_ns, (cuts[position], end)))
+        if periodic and last < calls.rows.size:
+            following = int(calls.start_ns[last])
+        events = np.flatnonzero(sources.home == position)
+    if events.size == 0:
+        return Unplayable("the step has no GPU event")
+    if events.size > MOST_EVENTS:
+        return Unplayable(f"the step has {events.size:,} GPU events; up to {MOST_EVENTS:,} are replayed")
+    device = sources.device
+    events = events[np.lexsort((device.start_ns[events], device.stream[events]))]
+    program = _assembled(sources, window, events, slice(first, last), following, periodic=periodic)
+    return _with_causes(program, sources, events, slice(first, last), position if periodic else None)
+
+
+def _assembled(
+    sources: Sources,
+    window: Window,
+    events: npt.NDArray[np.intp],
+    span: slice,
+    following: int | None,
+    *,
+    periodic: bool,
+) -> RankProgram:
+    timeline, calls, device, causes = sources.timeline, sources.calls, sources.device, sources.causes
+    mine = Calls(*(getattr(calls, name)[span] for name in Calls.__struct_fields__))
+    blocks = causes.blocks[span]
+    lag = rejoin_lag = np.empty(0, dtype=np.int64)
+    after_return = np.empty(0, dtype=bool)
+    rejoin_from = rejoin_to = np.empty(0, dtype=np.int32)
+    if mine.rows.size:
+        order = order_calls(mine, blocks, following)
+        lag, after_return, rejoin_lag = order.lag, order.after_return, order.rejoin_lag
+        rejoin_from, rejoin_to = order.rejoin_from, order.rejoin_to
+    row_of_call = np.full(len(timeline.trace), NONE, dtype=np.int32)
+    row_of_call[mine.rows] = np.arange(mine.rows.size)
+    launch_rows = device.launch_rows[events]
+    point = np.where(launch_rows != NO_ROW, row_of_call[np.maximum(launch_rows, 0)], NONE)
+    part = timeline.phases.at(mine.start_ns) if timeline.phases else np.zeros(mine.rows.size, np.uint8)
+    part = np.where(mine.kind == Call.INPUT, np.uint8(INPUT_PART), part).astype(np.uint8)
+    none = np.empty(0, dtype=np.int32)
+    return RankProgram(
+        step=window.index,
+        step_ns=window.end_ns - window.start_ns,
+        span_ns=int(device.end_ns[events].max() - device.start_ns[events].min()),
+        periodic=periodic and (following is not None or mine.rows.size == 0),
+        start_ns=int(mine.start_ns[0]) if mine.rows.size else int(device.start_ns[events].min()),
+        is_cpu=False,
+        kind=mine.kind,
+        part=part,
+        lag=lag,
+        after_return=after_return,
+        blocks=blocks,
+        own=causes.own_ns[span],
+        ready_lag=sources.ready_lag[span],
+        rejoin_from=rejoin_from,
+        rejoin_to=rejoin_to,
+        rejoin_lag=rejoin_lag,
+        point=point.astype(np.int32),
+        launch_lag=device.launch_lag[events],
+        gap=device.gap[events],
+        dur=device.end_ns[events] - device.start_ns[events],
+        delay=device.delay[events],
+        stream=device.stream[events],
+        group=device.group[events],
+        event_part=device.part[events],
+        name=timeline.trace.name[device.rows[events]],
+        row=device.row[events].astype(np.int32),
+        cause_kind=np.empty(0, dtype=np.uint8),
+        cause_from=none,
+        cause_to=none,
+        cause_lag=np.empty(0, dtype=np.int64),
+        cause_back=np.empty(0, dtype=bool),
+    )
+
+
+def _with_causes(
+    program: RankProgram, sources: Sources, events: npt.NDArray[np.intp], span: slice, position: int | None
+) -> RankProgram:
+    """Return the program with its causes, and with the delays that they leave unexplained."""
+    device, causes = sources.device, sources.causes
+    local = np.full(device.rows.size, NONE, dtype=np.int64)
+    local[events] = np.arange(events.size)
+    earlier = _same_of_step_before(sources, events, local, position)
+    to_host = np.isin(causes.kind, TO_HOST)
+    target = causes.target
+    inside = np.where(
+        to_host,
+        (target >= span.start) & (target < span.stop),
+        local[np.minimum(target, device.rows.size - 1)] >= 0,
+    )
+    source = np.where(local[causes.source] >= 0, local[causes.source], earlier[causes.source])
+    kept = np.flatnonzero(inside & (source >= 0))
+    goal = np.where(
+        to_host[kept], target[kept] - span.start, local[np.minimum(target[kept], device.rows.size - 1)]
+    )
+    back = local[causes.source[kept]] < 0
+    orphans = np.setdiff1d(target[inside & to_host], target[kept][to_host[kept]])
+    blocks = program.blocks.copy()
+    # What a call waited for ran before the step: its time is the call's own.
+    own = program.own.copy()
+    for call in orphans.tolist():
+        own[call - span.start] = sources.calls.end_ns[call] - sources.calls.start_ns[call]
+    kinds = causes.kind[kept]
+    delay = _unexplained(device, events, kinds, causes.source[kept], goal, causes.lag_ns[kept])
+    return replace(
+        program,
+        blocks=blocks,
+        own=own,
+        delay=delay,
+        cause_kind=kinds,
+        cause_from=source[kept].astype(np.int32),
+        cause_to=goal.astype(np.int32),
+        cause_lag=causes.lag_ns[kept],
+        cause_back=back,
+    )
+
+
+def _unexplained(
+    device: DeviceEvents,
+    events: npt.NDArray[np.intp],
+    kinds: npt.NDArray[np.uint8],
+    source: Int64Array,
+    goal: Int64Array,
+    lag: Int64Array,
+) -> Int64Array:
+    delay: Int64Array = device.delay[events].copy()
+    starts = np.flatnonzero(~np.isin(kinds, TO_HOST))
+    left = device.start_ns[events[goal[starts]]] - device.end_ns[source[starts]] - lag[starts]
+    np.minimum.at(delay, goal[starts], left)
+    return np.maximum(delay, 0)
+
+
+def _same_of_step_before(
+    sources: Sources, events: npt.NDArray[np.intp], local: Int64Array, position: int | None
+) -> Int64Array:
+    """Return for the events of the step before which event of this step stands in the same place.
+
+    Places are counted from the end of each stream, for what is waited for there is what came last.
+    """
+    device = sources.device
+    same = np.full(device.rows.size, NONE, dtype=np.int64)
+    if position is None or position == 0:
+        return same
+    for code in np.unique(device.stream[events]).tolist():
+        stream = device.on_stream(code)
+        before, now = stream[sources.home[stream] == position - 1], stream[local[stream] >= 0]
+        size = min(before.size, now.size)
+        same[before[before.size - size :]] = local[now[now.size - size :]]
+    return same

@@ -1,0 +1,140 @@
+"""Find the calls of the host that a step consists of, and how one follows the other."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.replay.program import Call, Codes, Indices
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.activity import COMMUNICATION
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.launches import NO_ROW, Rows
+from tracedoc.timeline.phases import Phase
+from tracedoc.timeline.steps import outermost_rows
+from tracedoc.timeline.syncs import launching_threads
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import is_among, union
+from tracedoc.trace.vocabulary import RuntimeRole
+
+SHORT_ALLOCATION_NS = 20_000
+"""Calls of the allocator that take less count as any other work of the host."""
+
+INPUT_PART = len(Phase)
+"""The part of a step in which the data loader is asked, beside those of :class:`Phase`."""
+
+BATCH_READY_NS = 1_000_000
+"""A wait for loader workers that takes less found its batch ready."""
+
+FREES = re.compile(r"(?:cuda|hip)(?:Free|HostFree|FreeHost|FreeArray)$")
+"""Calls that give memory back wait for the device to be idle."""
+
+
+class Calls(msgspec.Struct, frozen=True, eq=False):
+    """The calls of the host in order of start, all launching threads merged, over the whole capture."""
+
+    rows: Rows
+    kind: Codes
+    start_ns: Int64Array
+    end_ns: Int64Array
+    thread: npt.NDArray[np.int32]
+
+
+def find_calls(timeline: RankTimeline) -> Calls:
+    """Return the calls that launch, wait, allocate or fetch input, on threads that launch GPU work."""
+    trace, events = timeline.trace, timeline.events
+    mine = (trace.device[events.rows] == timeline.device) & (events.launch_rows != NO_ROW)
+    launches, classes = events.launch_rows[mine], events.classes[mine]
+    kind = np.full(len(trace), np.uint8(Call.RANGE), dtype=np.uint8)
+    kind[launches] = Call.LAUNCH
+    kind[launches[trace.kind[events.rows[mine]] == int(Kind.MEMCPY)]] = Call.COPY
+    kind[launches[classes == COMMUNICATION]] = Call.COMM
+    threads = launching_threads(trace, events)
+    role = np.array([_role(name) for name in trace.names] or [0], dtype=np.uint8)[trace.name]
+    host = trace.is_kind(Kind.RUNTIME) & is_among(trace.thread, threads)
+    waits = np.flatnonzero(host & (role == _SYNC))
+    kind[waits] = Call.SYNC
+    slow = (trace.dur_ns >= SHORT_ALLOCATION_NS) & host & (role == _ALLOCATION)
+    allocations = np.flatnonzero(slow)
+    kind[allocations] = Call.ALLOCATION
+    loads = _loader_rows(trace, threads)
+    kind[loads] = Call.INPUT
+    rows = union(union(launches, waits), union(allocations, loads)).astype(np.intp)
+    return Calls(rows, kind[rows], trace.ts_ns[rows], trace.end_ns[rows], trace.thread[rows])
+
+
+_SYNC, _ALLOCATION = 1, 2
+
+
+def _role(name: str) -> int:
+    role = vocabulary.runtime_role(name)
+    return {RuntimeRole.SYNC: _SYNC, RuntimeRole.ALLOCATION: _ALLOCATION}.get(role, 0)
+
+
+def _loader_rows(trace: Trace, threads: npt.NDArray[np.int32]) -> Rows:
+    loads = np.array([vocabulary.data_loader(name) is not None for name in trace.names], dtype=bool)
+    if not loads.any():
+        return np.empty(0, dtype=np.intp)
+    rows = np.flatnonzero(trace.is_kind(Kind.ANNOTATION, Kind.CPU_OP) & loads[trace.name])
+    rows = rows[is_among(trace.thread[rows], threads)]
+    return outermost_rows(trace, rows)
+
+
+def frees_memory(trace: Trace, rows: Rows) -> npt.NDArray[np.bool_]:
+    """Tell which calls give memory back, and so wait for the device."""
+    frees = np.array([FREES.match(name) is not None for name in trace.names] or [False], dtype=bool)
+    return frees[trace.name[rows]]
+
+
+class Order(msgspec.Struct, frozen=True, eq=False):
+    """How each call of a step follows the one before it, as in a :class:`RankProgram`."""
+
+    lag: Int64Array
+    after_return: npt.NDArray[np.bool_]
+    rejoin_from: Indices
+    rejoin_to: Indices
+    rejoin_lag: Int64Array
+
+
+def order_calls(calls: Calls, blocks: npt.NDArray[np.bool_], next_start_ns: int | None) -> Order:
+    """Return how the calls of one step follow each other, the first one after the last of the step before.
+
+    ``next_start_ns`` is when the first call of the next step starts, ``None`` where it was not captured.
+    """
+    start, end = calls.start_ns, calls.end_ns
+    returned = blocks[:-1] & (end[:-1] <= start[1:])
+    origin = np.where(returned, end[:-1], start[:-1])
+    wraps = bool(blocks[-1]) and next_start_ns is not None and int(end[-1]) <= next_start_ns
+    last = int(end[-1]) if wraps else int(start[-1])
+    first = max(next_start_ns - last, 0) if next_start_ns is not None else 0
+    sources, targets = _rejoins(calls, blocks, returned)
+    return Order(
+        lag=np.concatenate(([first], start[1:] - origin)),
+        after_return=np.concatenate(([wraps], returned)),
+        rejoin_from=sources.astype(np.int32),
+        rejoin_to=targets.astype(np.int32),
+        rejoin_lag=start[targets] - end[sources],
+    )
+
+
+def _rejoins(
+    calls: Calls, blocks: npt.NDArray[np.bool_], returned: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Return the calls during which others went on, and the first call of their thread after them."""
+    sources, targets = [], []
+    during = np.flatnonzero(blocks[:-1] & ~returned)
+    for thread in np.unique(calls.thread[during]).tolist():
+        same = np.flatnonzero(calls.thread == thread)
+        mine = during[calls.thread[during] == thread]
+        following = np.searchsorted(calls.start_ns[same], calls.end_ns[mine])
+        there = following < same.size
+        sources.append(mine[there])
+        targets.append(same[following[there]])
+    if not sources:
+        none = np.empty(0, dtype=np.intp)
+        return none, none
+    return np.concatenate(sources), np.concatenate(targets)

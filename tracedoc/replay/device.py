@@ -1,0 +1,188 @@
+"""The GPU events of one device with the lags that hold between a launch, a stream and a start."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.replay.program import NONE, Codes, Group
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.activity import COMMUNICATION, COMPUTE
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.launches import NO_ROW, Rows
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.vocabulary import KernelCategory
+
+USUAL_LATENCY_NS = 10_000
+LONGEST_LATENCY_NS = 50_000
+"""From a launch to the start on an idle stream: 7 to 14 us are measured; beyond 50 us something else
+waits."""
+
+USUAL_GAP_NS = 1_500
+LONGEST_GAP_NS = 10_000
+"""From one event of a stream to the next that was queued: 1 to 3 us are measured."""
+
+UNLAUNCHED = np.iinfo(np.int64).min
+"""The launch time of events whose launch was not captured: before everything."""
+
+
+class DeviceEvents(msgspec.Struct, frozen=True, eq=False):
+    """The events of the judged device in order of start, over the whole capture.
+
+    ``launched_ns`` is when the launching call starts (``UNLAUNCHED`` without one), ``before`` the event
+    before on the same stream, ``row`` the row in the table of collectives (``NONE`` for others), ``rank`` how
+    likely an event is what others wait for (less is likelier). ``launch_lag`` and ``gap`` are what a launch
+    and the order of the stream explain of the start, ``delay`` what they leave unexplained.
+    """
+
+    rows: Rows
+    start_ns: Int64Array
+    end_ns: Int64Array
+    launched_ns: Int64Array
+    launch_rows: Rows
+    stream: Codes
+    streams: Int64Array
+    compute_stream: int
+    group: Codes
+    part: Codes
+    step: Int64Array
+    before: Int64Array
+    row: Int64Array
+    op: tuple[str, ...]
+    rank: Codes
+    launch_lag: Int64Array
+    gap: Int64Array
+    delay: Int64Array
+
+    @property
+    def linked(self) -> npt.NDArray[np.bool_]:
+        """Which events have a launch."""
+        return np.asarray(self.launch_rows != NO_ROW)
+
+    def on_stream(self, code: int) -> npt.NDArray[np.intp]:
+        """Return the events of one stream, in order."""
+        return np.flatnonzero(self.stream == code)
+
+
+_RANKS = {"all_gather": 0, "all_to_all": 1, "all_reduce": 2, "reduce_scatter": 5}
+_RANK_OF_COMM, RANK_OF_COMPUTE, RANK_OF_COPY = 2, 3, 4
+
+
+def device_events(timeline: RankTimeline) -> DeviceEvents:
+    """Return the events of the judged device of a GPU timeline."""
+    trace, events = timeline.trace, timeline.events
+    mine = np.flatnonzero(trace.device[events.rows] == timeline.device)
+    rows, launch_rows, classes = events.rows[mine], events.launch_rows[mine], events.classes[mine]
+    start, end = trace.ts_ns[rows], trace.end_ns[rows]
+    streams, stream = np.unique(trace.stream[rows], return_inverse=True)
+    launched = np.where(launch_rows != NO_ROW, trace.ts_ns[np.maximum(launch_rows, 0)], UNLAUNCHED)
+    before = _before(stream, streams.size)
+    comm = np.flatnonzero(classes == COMMUNICATION)
+    row = np.full(rows.size, NONE, dtype=np.int64)
+    row[comm] = np.arange(comm.size)
+    op = tuple(timeline.collectives.kinds[kind].op for kind in timeline.collectives.kind.tolist())
+    rank = np.where(classes == COMPUTE, RANK_OF_COMPUTE, RANK_OF_COPY).astype(np.uint8)
+    rank[comm] = [_RANKS.get(name, _RANK_OF_COMM) for name in op]
+    launch_lag = _launch_lags(start, end, launched, before, classes)
+    gap = _gaps(start, end, launched, before, classes)
+    explained = np.where(launched != UNLAUNCHED, launched + launch_lag, UNLAUNCHED)
+    behind = before >= 0
+    explained[behind] = np.maximum(explained[behind], end[before[behind]] + gap[behind])
+    phases = timeline.phases
+    own = np.flatnonzero(streams == timeline.stream)
+    return DeviceEvents(
+        rows=rows,
+        start_ns=start,
+        end_ns=end,
+        launched_ns=launched,
+        launch_rows=launch_rows,
+        stream=stream.astype(np.uint8),
+        streams=streams,
+        compute_stream=int(own[0]) if own.size else 0,
+        group=_groups(timeline, rows, classes),
+        part=phases.of_events[mine] if phases is not None else np.zeros(rows.size, dtype=np.uint8),
+        step=timeline.step_position[mine],
+        before=before,
+        row=row,
+        op=op,
+        rank=rank,
+        launch_lag=launch_lag,
+        gap=gap,
+        delay=np.where(explained == UNLAUNCHED, 0, start - explained),
+    )
+
+
+def _before(stream: npt.NDArray[np.intp], streams: int) -> Int64Array:
+    before = np.full(stream.size, NONE, dtype=np.int64)
+    for code in range(streams):
+        mine = np.flatnonzero(stream == code)
+        before[mine[1:]] = mine[:-1]
+    return before
+
+
+def _launch_lags(
+    start: Int64Array,
+    end: Int64Array,
+    launched: Int64Array,
+    before: Int64Array,
+    classes: npt.NDArray[np.int8],
+) -> Int64Array:
+    """Return how long after its launch each event starts at the earliest."""
+    linked = launched != UNLAUNCHED
+    seen = np.where(linked, start - np.where(linked, launched, start), 0)
+    idle = linked & ((before < 0) | (end[before] <= launched)) & (seen <= LONGEST_LATENCY_NS)
+    lag = np.zeros(start.size, dtype=np.int64)
+    for one in range(3):
+        mine = classes == one
+        samples = seen[idle & mine]
+        usual = int(np.median(samples)) if samples.size else USUAL_LATENCY_NS
+        lag[mine] = np.minimum(seen[mine], usual)
+    return lag
+
+
+def _gaps(
+    start: Int64Array,
+    end: Int64Array,
+    launched: Int64Array,
+    before: Int64Array,
+    classes: npt.NDArray[np.int8],
+) -> Int64Array:
+    """Return how long after the event before it on its stream each event starts at the earliest."""
+    behind = before >= 0
+    seen = np.where(behind, start - end[before], USUAL_GAP_NS)
+    queued = behind & (launched + LONGEST_LATENCY_NS < end[before]) & (seen <= LONGEST_GAP_NS)
+    gap = np.zeros(start.size, dtype=np.int64)
+    for one in range(3):
+        mine = classes == one
+        samples = seen[queued & mine]
+        usual = int(np.median(samples)) if samples.size else USUAL_GAP_NS
+        gap[mine] = np.minimum(seen[mine], usual)
+    return gap
+
+
+_GROUP_OF = {
+    KernelCategory.GEMM: Group.MATRIX,
+    KernelCategory.CONVOLUTION: Group.MATRIX,
+    KernelCategory.ATTENTION: Group.ATTENTION,
+    KernelCategory.OPTIMIZER: Group.OPTIMIZER,
+    KernelCategory.COMMUNICATION: Group.COMMUNICATION,
+}
+
+
+def _groups(timeline: RankTimeline, rows: Rows, classes: npt.NDArray[np.int8]) -> Codes:
+    trace, categories = timeline.trace, timeline.events.categories
+    of_name = np.full(len(trace.names), np.uint8(Group.POINTWISE), dtype=np.uint8)
+    for name, category in categories.items():
+        of_name[name] = _GROUP_OF.get(category, Group.POINTWISE)
+    group = of_name[trace.name[rows]]
+    group[trace.kind[rows] == int(Kind.MEMSET)] = Group.MEMSET
+    ways = {"HtoD": Group.COPY_IN, "DtoH": Group.COPY_OUT}
+    copies = np.flatnonzero((trace.kind[rows] == int(Kind.MEMCPY)) & (classes != COMMUNICATION))
+    group[copies] = [
+        ways.get(vocabulary.copy_kind(trace.row_name(row)).direction, Group.COPY_OTHER)
+        for row in rows[copies].tolist()
+    ]
+    group[classes == COMMUNICATION] = Group.COMMUNICATION
+    return group

@@ -1,0 +1,79 @@
+"""Join the collectives of all ranks' programs into operations, as the run's matching found them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.replay.program import NONE, RankProgram
+from tracedoc.replay.run_program import Joins, RunProgram, join_programs
+from tracedoc.timeline.collective_table import CollectiveTable
+from tracedoc.timeline.matching import Matching
+
+SLACK_NS = 100_000
+"""A part may end this much before the last rank has come, for clocks differ; beyond, it did not wait."""
+
+
+def join_run(
+    ranks: Sequence[int],
+    programs: Sequence[RankProgram],
+    tables: Sequence[CollectiveTable],
+    gradients: Sequence[npt.NDArray[np.bool_]],
+    matching: Matching,
+) -> RunProgram:
+    """Return the program of a run; the columns of each rank are in the order of ``ranks``.
+
+    Parts of a program that nothing is matched with wait for nobody: their whole length is transfer.
+    """
+    position = {rank: place for place, rank in enumerate(matching.ranks)}
+    latest, known = matching.latest_start_ns, matching.has_latest_start
+    operation = matching.operation
+    base, offsets = 0, []
+    event, op, transfer, nbytes, kind, group, reduces, complete = ([] for _ in range(8))
+    kinds: dict[str, int] = {}
+    for rank, program, table, gradient in zip(ranks, programs, tables, gradients, strict=True):
+        mine = np.flatnonzero(program.row >= 0)
+        rows = program.row[mine]
+        found = np.full(len(table), NONE, dtype=np.int64)
+        length = np.full(len(table), NONE, dtype=np.int64)
+        parts = np.flatnonzero(matching.part_rank == position.get(rank, NONE))
+        parts = parts[known[operation[parts]]]
+        at = matching.part_row[parts]
+        found[at], length[at] = operation[parts], matching.end_ns[parts] - latest[operation[parts]]
+        # Whoever left before the last one came did not wait for it.
+        apart = (found >= 0) & (length < -SLACK_NS)
+        found[apart] = NONE
+        moved = np.where(found[rows] >= 0, np.maximum(length[rows], 0), program.dur[mine])
+        names = [kinds.setdefault(one.op, len(kinds)) for one in table.kinds] or [0]
+        event.append(mine + base)
+        op.append(found[rows])
+        transfer.append(moved)
+        nbytes.append(table.nbytes[rows])
+        kind.append(np.array(names, dtype=np.int32)[table.kind[rows]])
+        group.append(np.where(found[rows] >= 0, matching.group[found[rows]] if len(matching) else NONE, NONE))
+        reduces.append(gradient[rows] if gradient.size else np.zeros(rows.size, dtype=bool))
+        complete.append((found[rows] >= 0) & (matching.complete[found[rows]] if len(matching) else False))
+        begins = np.array([program.start_ns], dtype=np.int64)
+        offsets.append(int(matching.clock.to_common(rank, begins)[0]) if rank in position else int(begins[0]))
+        base += program.events
+    all_ops = np.concatenate(op)
+    dense = np.unique(all_ops[all_ops >= 0], return_inverse=True)[1]
+    numbered = np.full(all_ops.size, NONE, dtype=np.int64)
+    numbered[all_ops >= 0] = dense
+    joins = Joins(
+        event=np.concatenate(event).astype(np.intp),
+        op=numbered,
+        transfer_ns=np.concatenate(transfer).astype(np.int64),
+        nbytes=np.concatenate(nbytes),
+        kind=np.concatenate(kind),
+        group=np.concatenate(group).astype(np.int32),
+        gradients=np.concatenate(reduces),
+        complete=np.concatenate(complete),
+        kinds=tuple(kinds),
+        group_sizes=tuple(one.size for one in matching.groups),
+    )
+    first = min(offsets, default=0)
+    starts = np.array(offsets, dtype=np.int64) - first if matching.clock.aligned else np.zeros(len(offsets))
+    return join_programs(ranks, programs, joins, starts.astype(np.int64))

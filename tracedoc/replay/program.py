@@ -1,0 +1,127 @@
+"""The analysed step of one rank as a program: host calls, GPU events, and what each of them waits for."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.spans import Int64Array
+
+Codes = npt.NDArray[np.uint8]
+Indices = npt.NDArray[np.int32]
+
+NONE = -1
+"""Stands in index columns where there is nothing to point to."""
+
+
+class Call(IntEnum):
+    """What a point of the host does."""
+
+    LAUNCH = 0
+    COPY = 1
+    SYNC = 2
+    ALLOCATION = 3
+    INPUT = 4
+    COMM = 5
+    RANGE = 6  # begins or ends a range without any call
+
+
+class Group(IntEnum):
+    """What a GPU event does, as far as changes tell events apart."""
+
+    MATRIX = 0
+    ATTENTION = 1
+    POINTWISE = 2
+    OPTIMIZER = 3
+    COMMUNICATION = 4
+    COPY_IN = 5
+    COPY_OUT = 6
+    COPY_OTHER = 7
+    MEMSET = 8
+    CAST = 9
+
+
+class Cause(IntEnum):
+    """Why one thing waits for another, beside the order of a stream and the launch."""
+
+    RECORDED = 0  # a Stream Wait Event, from the profiler's synchronisation records
+    CROSS = 1  # an event of another stream ended right before an otherwise unexplained start
+    ISSUE = 2  # a collective waits for the stream that it was called on
+    ORDER = 3  # compute that started after a collective had ended: perhaps it waited for it
+    SYNC = 4  # a call of the host returns when an event has ended
+    COPY = 5  # a copy that blocks the host
+    QUEUE = 6  # a launch that waits for room in the queue
+    GATHER_ISSUE = 7  # ISSUE of a gather, which may have been called on a stream of its own
+
+
+TO_HOST = (Cause.SYNC, Cause.COPY, Cause.QUEUE)
+"""Causes whose target is a point of the host, which returns then; all others delay an event's start."""
+
+
+class RankProgram(msgspec.Struct, frozen=True, eq=False):
+    """One step of one rank. All times are nanoseconds; columns of one kind have one length.
+
+    Points are calls of the host, all launching threads merged, in order of start: ``lag[i]`` from the start
+    of point ``i - 1``, or from its return where ``after_return[i]``; that of point 0 is counted from the last
+    point of the step before. A point whose ``blocks[i]`` returns ``own[i]`` after it may go on; until then it
+    waits for the causes that point to it. ``rejoin_from``, ``rejoin_to`` and ``rejoin_lag`` say that a point
+    also comes after the return of an earlier one of its thread. ``ready_lag[i]`` is, for a wait for a batch
+    that loader workers make, the time since the batch before was ready; ``NONE`` for others.
+
+    Events are those of the judged device, by stream and start: ``point[e]`` launched it (``NONE`` where
+    unknown), and it starts ``launch_lag[e]`` after that point's start, ``gap[e]`` after the event before it
+    on its stream has ended (both at the earliest), and ``delay[e]`` later than anything explains.
+
+    ``step_ns`` is the measured length of the step, ``span_ns`` the time from its first to its last event;
+    ``start_ns`` is when the first call starts (without calls the first event), on the rank's own clock.
+    ``cause_from`` are events, ``cause_to`` events or points (see :data:`TO_HOST`), ``cause_back`` tells that
+    the source belongs to the step before. ``row[e]`` is the row of a collective in the rank's table.
+    """
+
+    step: int
+    step_ns: int
+    span_ns: int
+    start_ns: int
+    periodic: bool
+    is_cpu: bool
+    kind: Codes
+    part: Codes
+    lag: Int64Array
+    after_return: npt.NDArray[np.bool_]
+    blocks: npt.NDArray[np.bool_]
+    own: Int64Array
+    ready_lag: Int64Array
+    rejoin_from: Indices
+    rejoin_to: Indices
+    rejoin_lag: Int64Array
+    point: Indices
+    launch_lag: Int64Array
+    gap: Int64Array
+    dur: Int64Array
+    delay: Int64Array
+    stream: Codes
+    group: Codes
+    event_part: Codes
+    name: Indices
+    row: Indices
+    cause_kind: Codes
+    cause_from: Indices
+    cause_to: Indices
+    cause_lag: Int64Array
+    cause_back: npt.NDArray[np.bool_]
+    names: tuple[str, ...] = ()
+    busy_beside: float = 0.0  # compute that runs beside a transfer is slower by this share; 0: not known
+    limits: tuple[str, ...] = ()
+
+    @property
+    def points(self) -> int:
+        """How many points of the host the step has."""
+        return int(self.lag.size)
+
+    @property
+    def events(self) -> int:
+        """How many GPU events the step has."""
+        return int(self.dur.size)
