@@ -1,1 +1,1 @@
-"""The analysed step as a program that can be played again, unchanged or with a change."""
+"""The analysed step of all ranks as a program that can be played again, unchanged or with a change."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.replay.program import NONE, RankProgram
+from tracedoc.ranks.matching import Matching
+from tracedoc.replay.rank.program import NONE, RankProgram
 from tracedoc.replay.run_program import Joins, RunProgram, join_programs
 from tracedoc.timeline.collective_table import CollectiveTable
-from tracedoc.timeline.matching import Matching
 
 SLACK_NS = 100_000
 """A part may end this much before the last rank has come, for clocks differ; beyond, it did not wait."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.replay.program import NONE, TO_HOST, Cause, Codes, RankProgram
+from tracedoc.replay.rank.program import NONE, TO_HOST, Cause, Codes, RankProgram
 from tracedoc.spans import Int64Array
 
 Index = npt.NDArray[np.intp]

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.replay.program import NONE
+from tracedoc.replay.rank.program import NONE
 from tracedoc.replay.run_program import Index, Mask, RunProgram
 from tracedoc.spans import Int64Array
 

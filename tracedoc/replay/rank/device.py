@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.replay.program import NONE, Codes, Group
+from tracedoc.replay.rank.program import NONE, Codes, Group
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.activity import COMMUNICATION, COMPUTE
 from tracedoc.timeline.build import RankTimeline

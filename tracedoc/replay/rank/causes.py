@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.replay.calls import Calls, frees_memory
-from tracedoc.replay.device import RANK_OF_COPY, UNLAUNCHED, DeviceEvents
-from tracedoc.replay.program import NONE, Call, Cause, Codes
+from tracedoc.replay.rank.calls import Calls, frees_memory
+from tracedoc.replay.rank.device import RANK_OF_COPY, UNLAUNCHED, DeviceEvents
+from tracedoc.replay.rank.program import NONE, Call, Cause, Codes
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, match_ids

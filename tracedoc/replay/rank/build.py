@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.replay.calls import BATCH_READY_NS, INPUT_PART, Calls, find_calls, order_calls
-from tracedoc.replay.causes import Causes, find_causes
-from tracedoc.replay.device import RANK_OF_COMPUTE, DeviceEvents, device_events
-from tracedoc.replay.program import NONE, TO_HOST, Call, RankProgram
+from tracedoc.replay.rank.calls import BATCH_READY_NS, INPUT_PART, Calls, find_calls, order_calls
+from tracedoc.replay.rank.causes import Causes, find_causes
+from tracedoc.replay.rank.device import RANK_OF_COMPUTE, DeviceEvents, device_events
+from tracedoc.replay.rank.program import NONE, TO_HOST, Call, RankProgram
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW

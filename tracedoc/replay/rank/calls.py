@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.replay.program import Call, Codes, Indices
+from tracedoc.replay.rank.program import Call, Codes, Indices
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.activity import COMMUNICATION
 from tracedoc.timeline.build import RankTimeline

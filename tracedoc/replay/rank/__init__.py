@@ -1,0 +1,1 @@
+"""The program of one rank's step, made in the worker from its timeline."""
