@@ -24,6 +24,9 @@ RESIDUAL_SHARE = 0.10
 SETTLED_NS = 50_000
 """Ends this close are as good as simultaneous, whatever the waits are."""
 
+SPREAD_NS = 100_000
+"""The ends of one operation may differ by this much with one clock too: its kernels end one by one."""
+
 DRIFT_OPERATIONS = 12
 """Fewer operations than this between two clocks give an offset, not a drift."""
 
@@ -119,7 +122,7 @@ def align_clocks(ranks: Sequence[int], hosts: Sequence[str], ends: Ends) -> Cloc
             return Clock(residual_ns=residual)
     errors = _errors(ends, clocks)
     residual, wait = _quality(ends, clocks, errors)
-    if residual > max(RESIDUAL_SHARE * wait, SETTLED_NS):
+    if residual > max(RESIDUAL_SHARE * wait, SPREAD_NS):
         reason = f"ends of one collective still differ by {format_ms(residual / 1e6)}"
         return Clock({}, residual, False, (_not_aligned(reason),))
     return Clock(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -10,11 +11,23 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.replay.rank.program import NONE, TO_HOST, Cause, Codes, RankProgram
+from tracedoc.replay.rank.program import NONE, TO_HOST, Cause, Codes, Group, RankProgram
 from tracedoc.spans import Int64Array
 
 Index = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
+
+
+_IS_COMPUTE = np.ones(len(Group), dtype=bool)
+_IS_COMPUTE[[Group.COMMUNICATION, Group.COPY_IN, Group.COPY_OUT, Group.COPY_OTHER]] = False
+
+
+class Reading(IntEnum):
+    """How a capture is read where it leaves a choice."""
+
+    FAST = 0
+    LIKELY = 1
+    SLOW = 2
 
 
 class Joins(msgspec.Struct, frozen=True, eq=False):
@@ -80,6 +93,11 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
     joins: Joins
 
     @property
+    def computes(self) -> Mask:
+        """Which events are compute: no copies and no communication."""
+        return _IS_COMPUTE[self.group]
+
+    @property
     def to_host(self) -> Mask:
         """Which causes delay the return of a call."""
         return np.isin(self.cause_kind, TO_HOST)
@@ -110,7 +128,7 @@ class RunProgram(msgspec.Struct, frozen=True, eq=False):
     ``lag``, ``own`` and ``ready`` belong to points, ``dur`` and ``delay`` to events; ``transfer``, ``joined``
     and ``launched`` to the parts of :class:`Joins`: a part that is not joined waits for nobody, one that is
     not launched does not wait for the host. ``active`` tells which causes hold. ``contention`` is by which
-    share compute is slower beside a transfer.
+    share compute is slower beside a transfer, ``reading`` how the capture was read.
     """
 
     layout: Layout
@@ -125,6 +143,7 @@ class RunProgram(msgspec.Struct, frozen=True, eq=False):
     active: Mask
     extra: Extra
     contention: float = 0.0
+    reading: Reading = Reading.LIKELY
 
     def edited(self, **columns: object) -> RunProgram:
         """Return the program with other columns; those that are left alone stay the same arrays."""

@@ -28,7 +28,8 @@ class Skeleton(msgspec.Struct, frozen=True, eq=False):
     is the node that each point is counted from. ``meeting`` are the events with a node, ``closes`` is the one
     that ends the stretch of each event, ``stretch_from`` the one before it on its stream. Runs are the events
     of one stretch that are counted from one node: they begin at ``run_start`` in ``run_event``.
-    ``sections`` hold what the edges are made from, in the order of :func:`weigh`.
+    ``sections`` hold what the edges are made from, in the order of :func:`weigh`; section ``i`` of the edges
+    is called ``section_names[i]`` and begins at ``section_bounds[i]``.
     """
 
     nodes: int
@@ -48,6 +49,8 @@ class Skeleton(msgspec.Struct, frozen=True, eq=False):
     dst: Index
     back: Mask
     sections: dict[str, Index]
+    section_names: tuple[str, ...]
+    section_bounds: Index
     point_nodes: int
     return_base: int
     load_base: int
@@ -65,9 +68,12 @@ class _Edges:
         self.src: list[Index] = []
         self.dst: list[Index] = []
         self.back: list[Mask] = []
+        self.names: list[str] = []
 
-    def add(self, src: npt.ArrayLike, dst: npt.ArrayLike, back: npt.ArrayLike = False) -> None:
+    def add(self, name: str, src: npt.ArrayLike, dst: npt.ArrayLike, back: npt.ArrayLike = False) -> None:
+        """Add the edges of a section."""
         source = np.asarray(src, dtype=np.intp)
+        self.names.append(name)
         self.src.append(source)
         self.dst.append(np.broadcast_to(np.asarray(dst, dtype=np.intp), source.shape))
         self.back.append(np.broadcast_to(np.asarray(back, dtype=bool), source.shape))
@@ -122,22 +128,22 @@ def find_skeleton(program: RunProgram) -> Skeleton:
     inner = first_point[~np.isin(first_point, first_of_rank)]
     chained = inner[layout.after_return[inner]]
     sections["after"] = chained
-    edges.add(return_of[chained - 1], node[chained])
+    edges.add("after", return_of[chained - 1], node[chained])
     plain = inner[~layout.after_return[inner]]
     sections["chain"] = plain
-    edges.add(node[plain - 1], node[plain])
+    edges.add("chain", node[plain - 1], node[plain])
     wraps = layout.periodic and points > 0
     ending = last_of_rank if wraps else last_of_rank[:0]
     beginning = first_of_rank if wraps else first_of_rank[:0]
     returned = layout.after_return[beginning]
     sections["wrap_last"], sections["wrap_first"] = ending, beginning
-    edges.add(np.where(returned, return_of[ending], node[ending]), node[beginning], True)
-    edges.add(return_of[layout.rejoin_from], node[layout.rejoin_to])
-    edges.add(node[returns], return_of[returns])
-    edges.add(load_of[loads], return_of[loads])
+    edges.add("wrap", np.where(returned, return_of[ending], node[ending]), node[beginning], True)
+    edges.add("rejoin", return_of[layout.rejoin_from], node[layout.rejoin_to])
+    edges.add("calls", node[returns], return_of[returns])
+    edges.add("batch", load_of[loads], return_of[loads])
     before, behind = _loads_in_turn(layout.point_rank[loads], layout.periodic)
     sections["load_to"] = loads[behind]
-    edges.add(load_of[loads[before]], load_of[loads[behind]], before >= behind)
+    edges.add("loader", load_of[loads[before]], load_of[loads[behind]], before >= behind)
     hosts = np.flatnonzero(to_host)
     _add_ends(
         edges, sections, "waits", layout.cause_from[hosts], return_of[layout.cause_to[hosts]],
@@ -160,7 +166,7 @@ def find_skeleton(program: RunProgram) -> Skeleton:
         new = np.ones(run_event.size, dtype=bool)
         new[1:] = (host[1:] != host[:-1]) | (stretch[1:] != stretch[:-1])
         run_start = np.flatnonzero(new)
-        edges.add(host[run_start], start_base + stretch[run_start])
+        edges.add("launches", host[run_start], start_base + stretch[run_start])
     starts = np.flatnonzero(~to_host)
     _add_ends(
         edges, sections, "causes", layout.cause_from[starts], start_of[layout.cause_to[starts]],
@@ -168,7 +174,7 @@ def find_skeleton(program: RunProgram) -> Skeleton:
     )  # fmt: skip
     joined = np.flatnonzero(joins.op >= 0)
     sections["joined"] = joined
-    edges.add(start_of[joins.event[joined]], join_base + joins.op[joined])
+    edges.add("joined", start_of[joins.event[joined]], join_base + joins.op[joined])
     tied = np.flatnonzero(~extra.of_point)
     _add_ends(
         edges, sections, "ties", extra.source[tied], start_of[extra.target[tied]], extra.back[tied], tied,
@@ -176,7 +182,7 @@ def find_skeleton(program: RunProgram) -> Skeleton:
     )  # fmt: skip
     issued = np.flatnonzero(extra.of_point)
     sections["issued"] = issued
-    edges.add(node[extra.source[issued]], start_of[extra.target[issued]], extra.back[issued])
+    edges.add("issued", node[extra.source[issued]], start_of[extra.target[issued]], extra.back[issued])
     return Skeleton(
         nodes=join_base + joins.operations,
         node=node,
@@ -195,6 +201,8 @@ def find_skeleton(program: RunProgram) -> Skeleton:
         dst=np.concatenate(edges.dst),
         back=np.concatenate(edges.back),
         sections=sections,
+        section_names=tuple(edges.names),
+        section_bounds=np.cumsum([0, *(one.size for one in edges.src)]),
         point_nodes=first_point.size,
         return_base=return_base,
         load_base=load_base,
@@ -238,19 +246,35 @@ def _add_ends(
 ) -> None:
     """Add edges from the ends of events: from their start, and where they are joined from the operation."""
     sections[f"{name}_event"], sections[f"{name}_item"] = event, item
-    edges.add(start_of[event], dst, back)
+    edges.add(name, start_of[event], dst, back)
     part = part_of[event]
     joined = np.flatnonzero((part >= 0) & (op[np.maximum(part, 0)] >= 0 if op.size else False))
     sections[f"{name}_joined"] = joined
-    edges.add(join_base + op[part[joined]], dst[joined], back[joined])
+    edges.add(f"{name}_join", join_base + op[part[joined]], dst[joined], back[joined])
 
 
 class Stretches(msgspec.Struct, frozen=True, eq=False):
-    """What the stretches of a program add up to: ``through`` is A by meeting event, ``host`` B by run."""
+    """What the stretches of a program add up to: ``through`` is A by meeting event, ``host`` B by run.
+
+    ``offset`` is how long after its node each point comes. ``latest`` is the event that decides each run,
+    ``work`` and ``host_work`` are the compute in A and B: contention makes that longer.
+    """
 
     through: Int64Array
     host: Int64Array
     offset: Int64Array
+    latest: Index
+    work: Int64Array
+    host_work: Int64Array
+
+
+class Slower(msgspec.Struct, frozen=True, eq=False):
+    """By which share compute is longer than in the program, by meeting event: within the stretch that it
+    closes, and itself.
+    """
+
+    stretch: npt.NDArray[np.float64]
+    itself: npt.NDArray[np.float64]
 
 
 def reduce_stretches(skeleton: Skeleton, program: RunProgram) -> Stretches:
@@ -263,8 +287,8 @@ def reduce_stretches(skeleton: Skeleton, program: RunProgram) -> Stretches:
     passed = np.cumsum(cost)
     meeting, before = skeleton.meeting, skeleton.stretch_from
     through = passed[meeting] - passed[meeting[before]]
-    opening = skeleton.meeting_of[skeleton.first_of_lane]
     first = skeleton.first_of_lane
+    opening = skeleton.meeting_of[first]
     through[opening] = cost[first]
     event = skeleton.run_event
     ahead = passed[skeleton.closes[event]] - passed[event] + work[event] + program.delay[event]
@@ -273,11 +297,24 @@ def reduce_stretches(skeleton: Skeleton, program: RunProgram) -> Stretches:
     idle = np.flatnonzero(part >= 0)
     if idle.size and not program.launched.all():
         reached[idle[~program.launched[part[idle]]]] = NEVER
-    host = np.maximum.reduceat(reached, skeleton.run_start) if event.size else reached
-    return Stretches(through, host, offset)
+    computed = np.cumsum(np.where(layout.computes, work, 0))
+    in_stretch = computed[meeting] - computed[meeting[before]]
+    in_stretch[opening] = 0
+    latest = event[:0]
+    if event.size:
+        host = np.maximum.reduceat(reached, skeleton.run_start)
+        run = np.repeat(np.arange(host.size), np.diff(np.append(skeleton.run_start, event.size)))
+        deciding = np.flatnonzero(reached == host[run])
+        latest = event[deciding[np.searchsorted(run[deciding], np.arange(host.size))]]
+    else:
+        host = reached
+    host_work = computed[skeleton.closes[latest]] - computed[latest] + (work * layout.computes)[latest]
+    return Stretches(through, host, offset, latest, in_stretch, host_work)
 
 
-def weigh(skeleton: Skeleton, program: RunProgram, stretches: Stretches) -> Int64Array:
+def weigh(
+    skeleton: Skeleton, program: RunProgram, stretches: Stretches, slower: Slower | None = None
+) -> Int64Array:
     """Return the weight of each edge of the skeleton, in its order."""
     layout, sections, extra = program.layout, skeleton.sections, program.extra
     offset, lag, own = stretches.offset, program.lag, program.own
@@ -289,10 +326,20 @@ def weigh(skeleton: Skeleton, program: RunProgram, stretches: Stretches) -> Int6
     returns, loads = skeleton.returns, skeleton.loads
     held = np.where(program.active, layout.cause_lag, NEVER)
 
+    through, host, length = stretches.through, stretches.host, program.dur
+    if slower is not None:
+        through = through + np.rint(slower.stretch * stretches.work).astype(np.int64)
+        of_run = skeleton.meeting_of[skeleton.closes[stretches.latest]]
+        host = host + np.rint(slower.stretch[of_run] * stretches.host_work).astype(np.int64)
+        length = length.copy()
+        meeting = skeleton.meeting[layout.computes[skeleton.meeting]]
+        own_share = slower.itself[skeleton.meeting_of[meeting]]
+        length[meeting] += np.rint(own_share * length[meeting]).astype(np.int64)
+
     def ends(name: str, more: Int64Array) -> list[Int64Array]:
         event, on = sections[f"{name}_event"], sections[f"{name}_joined"]
         part = skeleton.part_of[event]
-        alone = program.dur[event].copy()
+        alone = length[event]
         comm = np.flatnonzero(part >= 0)
         alone[comm] = joined[part[comm]]
         return [alone + more, after_join[part[on]] + more[on]]
@@ -308,8 +355,8 @@ def weigh(skeleton: Skeleton, program: RunProgram, stretches: Stretches) -> Int6
         own[loads],
         program.ready[sections["load_to"]],
         *ends("waits", held[waits] + own[layout.cause_to[waits]]),
-        *ends("streams", stretches.through[sections["streams_item"]]),
-        stretches.host,
+        *ends("streams", through[sections["streams_item"]]),
+        host,
         *ends("causes", held[starts] + program.delay[layout.cause_to[starts]]),
         np.where(program.joined[sections["joined"]], 0, NEVER),
         *ends("ties", extra.lag_ns[ties]),

@@ -9,7 +9,10 @@ from msgspec.structs import replace
 
 from tracedoc.replay.rank.calls import BATCH_READY_NS, INPUT_PART, Calls, find_calls, order_calls
 from tracedoc.replay.rank.causes import Causes, find_causes
+from tracedoc.replay.rank.contention import measure_contention
 from tracedoc.replay.rank.device import RANK_OF_COMPUTE, DeviceEvents, device_events
+from tracedoc.replay.rank.hidden_waits import with_hidden_waits
+from tracedoc.replay.rank.labels import longest_lags
 from tracedoc.replay.rank.program import NONE, TO_HOST, Call, RankProgram
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.build import RankTimeline
@@ -45,19 +48,30 @@ class Sources(msgspec.Struct, frozen=True, eq=False):
     ready_lag: Int64Array
     cuts_ns: Int64Array
     home: Int64Array
+    contention: float
 
 
 def find_sources(timeline: RankTimeline) -> Sources | Unplayable:
     """Return what programs are made from: calls, events, and their causes over the whole capture."""
     if timeline.is_cpu or timeline.device is None or timeline.stream is None:
         return Unplayable("no kernels were captured")
-    calls, device = find_calls(timeline), device_events(timeline)
+    device = device_events(timeline)
+    calls = with_hidden_waits(timeline.trace, find_calls(timeline), device)
     if device.streams.size > 250:
         return Unplayable("more streams than a program holds")
     causes = find_causes(timeline, calls, device)
     cuts = _cuts(timeline, device)
     home = np.where(device.linked, np.searchsorted(cuts, device.launched_ns, side="right") - 1, device.step)
-    return Sources(timeline, calls, device, causes, _ready_lags(timeline, calls, causes), cuts, home)
+    return Sources(
+        timeline=timeline,
+        calls=calls,
+        device=device,
+        causes=causes,
+        ready_lag=_ready_lags(timeline, calls, causes),
+        cuts_ns=cuts,
+        home=home,
+        contention=measure_contention(timeline, device),
+    )
 
 
 def _cuts(timeline: RankTimeline, device: DeviceEvents) -> Int64Array:
@@ -136,12 +150,14 @@ def _assembled(
         lag, after_return, rejoin_lag = order.lag, order.after_return, order.rejoin_lag
         rejoin_from, rejoin_to = order.rejoin_from, order.rejoin_to
     row_of_call = np.full(len(timeline.trace), NONE, dtype=np.int32)
-    row_of_call[mine.rows] = np.arange(mine.rows.size)
+    recorded = np.flatnonzero(mine.rows != NO_ROW)
+    row_of_call[mine.rows[recorded]] = recorded
     launch_rows = device.launch_rows[events]
     point = np.where(launch_rows != NO_ROW, row_of_call[np.maximum(launch_rows, 0)], NONE)
     part = timeline.phases.at(mine.start_ns) if timeline.phases else np.zeros(mine.rows.size, np.uint8)
     part = np.where(mine.kind == Call.INPUT, np.uint8(INPUT_PART), part).astype(np.uint8)
     none = np.empty(0, dtype=np.int32)
+    label_at, labels = longest_lags(timeline.trace, mine, lag)
     return RankProgram(
         step=window.index,
         step_ns=window.end_ns - window.start_ns,
@@ -167,14 +183,26 @@ def _assembled(
         stream=device.stream[events],
         group=device.group[events],
         event_part=device.part[events],
-        name=timeline.trace.name[device.rows[events]],
         row=device.row[events].astype(np.int32),
         cause_kind=np.empty(0, dtype=np.uint8),
         cause_from=none,
         cause_to=none,
         cause_lag=np.empty(0, dtype=np.int64),
         cause_back=np.empty(0, dtype=bool),
+        contention=sources.contention,
+        lead_ns=_lead(device, events),
+        label_at=label_at,
+        labels=labels,
     )
+
+
+def _lead(device: DeviceEvents, events: npt.NDArray[np.intp]) -> int:
+    """Return how early the launch of every event was, at the least; 0 without launches."""
+    linked = events[device.linked[events]]
+    if linked.size == 0:
+        return 0
+    explained = device.launched_ns[linked] + device.launch_lag[linked]
+    return max(int((device.start_ns[linked] - explained).min()), 0)
 
 
 def _with_causes(
@@ -243,7 +271,7 @@ def _same_of_step_before(
     """
     device = sources.device
     same = np.full(device.rows.size, NONE, dtype=np.int64)
-    if position is None or position == 0:
+    if position is None:
         return same
     for code in np.unique(device.stream[events]).tolist():
         stream = device.on_stream(code)

@@ -227,12 +227,11 @@ def _host_waits(
     waiting = np.flatnonzero((calls.kind == Call.SYNC) | frees)
     parts = [(Cause.SYNC, waiting, _awaited(device, calls, waiting))]
     copying = np.flatnonzero((calls.kind == Call.COPY) & (length > CLOCKS_NS))
-    copies = np.full(copying.size, NONE, dtype=np.int64)
-    of_launch = {int(row): event for event, row in enumerate(device.launch_rows.tolist()) if row != NO_ROW}
-    for index, call in enumerate(copying.tolist()):
-        event = of_launch[int(calls.rows[call])]
-        if calls.end_ns[call] >= device.end_ns[event] - 5_000:
-            copies[index] = event
+    order = np.argsort(device.launch_rows, kind="stable")
+    place = np.searchsorted(device.launch_rows[order], calls.rows[copying])
+    copied = order[np.minimum(place, order.size - 1)]
+    outlasts = calls.end_ns[copying] >= device.end_ns[copied] - 5_000
+    copies = np.where(outlasts, copied, NONE).astype(np.int64)
     parts.append((Cause.COPY, copying, copies))
     launching = is_launch(calls) & (length > LONG_LAUNCH_NS)
     full = np.flatnonzero(launching)

@@ -17,6 +17,9 @@ NONE = -1
 """Stands in index columns where there is nothing to point to."""
 
 
+UNKNOWN_SHARE = -1.0
+
+
 class Call(IntEnum):
     """What a point of the host does."""
 
@@ -79,6 +82,10 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
     ``start_ns`` is when the first call starts (without calls the first event), on the rank's own clock.
     ``cause_from`` are events, ``cause_to`` events or points (see :data:`TO_HOST`), ``cause_back`` tells that
     the source belongs to the step before. ``row[e]`` is the row of a collective in the rank's table.
+    ``contention`` is by which share compute is slower beside communication (``UNKNOWN_SHARE`` where that
+    cannot be measured), ``lead_ns`` by how much every launch was too early to hold its event up, 0 where one
+    did. ``labels`` names the work behind the longest lags of the host, which precede the
+    points ``label_at``.
     """
 
     step: int
@@ -105,16 +112,16 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
     stream: Codes
     group: Codes
     event_part: Codes
-    name: Indices
     row: Indices
     cause_kind: Codes
     cause_from: Indices
     cause_to: Indices
     cause_lag: Int64Array
     cause_back: npt.NDArray[np.bool_]
-    names: tuple[str, ...] = ()
-    busy_beside: float = 0.0  # compute that runs beside a transfer is slower by this share; 0: not known
-    limits: tuple[str, ...] = ()
+    contention: float = UNKNOWN_SHARE
+    lead_ns: int = 0
+    labels: tuple[str, ...] = ()
+    label_at: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
 
     @property
     def points(self) -> int:

@@ -1,0 +1,140 @@
+"""Play a run's program with changes: many at once, with contention, in all readings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from tracedoc.replay.contention import Beside, find_beside, slow_down
+from tracedoc.replay.run_program import Extra, Reading, RunProgram
+from tracedoc.replay.segments import (
+    NEVER,
+    Skeleton,
+    Slower,
+    Stretches,
+    find_skeleton,
+    reduce_stretches,
+    weigh,
+)
+from tracedoc.replay.solver import Plan, Solution, Times, make_plan, solve
+from tracedoc.spans import Int64Array
+
+ROUNDS = 2
+"""How often the times are worked out again after contention has changed the lengths of kernels."""
+
+LARGEST_BATCH_BYTES = 48_000_000
+"""Programs are played together as long as the weights of their edges take no more than this."""
+
+
+class Played(msgspec.Struct, frozen=True, eq=False):
+    """One program played: the steady step of the rank that stands for the run, and all that led to it."""
+
+    program: RunProgram
+    plan: Plan
+    step_ns: float
+    weights: Int64Array
+    stretches: Stretches
+    times: Times
+    before: Times
+    periods: int
+
+
+class Player:
+    """Plays changed programs of one run; ``subject`` is the position of the rank that stands for it."""
+
+    def __init__(self, subject: int) -> None:
+        self._subject = subject
+        self._plans: dict[int, tuple[Extra, Plan]] = {}
+        self._bases: dict[Reading, RunProgram] = {}
+        self._known: dict[tuple[int, Reading], tuple[Plan, Beside]] = {}
+
+    def play_base(self, programs: Sequence[RunProgram]) -> list[Played]:
+        """Play the programs without a change, one for each reading; changes are compared with them."""
+        self._bases = {program.reading: program for program in programs}
+        return self.play(programs)
+
+    def play(self, programs: Sequence[RunProgram]) -> list[Played]:
+        """Play programs; raises :class:`~tracedoc.replay.solver.Cyclic` where one waits for itself."""
+        found: dict[int, Played] = {}
+        alike: dict[int, list[int]] = {}
+        for index, program in enumerate(programs):
+            alike.setdefault(id(program.extra), []).append(index)
+        for members in alike.values():
+            plan = self._plan(programs[members[0]])
+            width = max(1, LARGEST_BATCH_BYTES // (8 * max(plan.skeleton.src.size, 1)))
+            for begin in range(0, len(members), width):
+                batch = members[begin : begin + width]
+                played = self._play_alike(plan, [programs[index] for index in batch])
+                found.update(zip(batch, played, strict=True))
+        return [found[index] for index in range(len(programs))]
+
+    def _plan(self, program: RunProgram) -> Plan:
+        if id(program.extra) not in self._plans:
+            if len(self._plans) > 4:  # the first is that of programs without ties
+                gone = self._plans.pop(list(self._plans)[1])[1]
+                self._known = {key: value for key, value in self._known.items() if value[0] is not gone}
+            self._plans[id(program.extra)] = program.extra, make_plan(find_skeleton(program))
+        return self._plans[id(program.extra)][1]
+
+    def _play_alike(self, plan: Plan, programs: list[RunProgram]) -> list[Played]:
+        skeleton = plan.skeleton
+        stretches = _reduced(skeleton, programs)
+        weights = np.stack(
+            [weigh(skeleton, program, one) for program, one in zip(programs, stretches, strict=True)], axis=1
+        )
+        solution = solve(plan, programs, weights)
+        changed = [column for column, program in enumerate(programs) if self._is_slowed(program)]
+        for _ in range(ROUNDS if changed else 0):
+            for column in changed:
+                slower = self._slower(plan, programs[column], solution, column)
+                weights[:, column] = weigh(skeleton, programs[column], stretches[column], slower)
+            solution = solve(plan, programs, weights)
+        return [
+            Played(
+                program=program,
+                plan=plan,
+                step_ns=float(solution.step_ns[self._subject, column]),
+                weights=weights[:, column],
+                stretches=stretches[column],
+                times=solution.times[:, column],
+                before=solution.before[:, column],
+                periods=solution.periods,
+            )
+            for column, program in enumerate(programs)
+        ]
+
+    def _is_slowed(self, program: RunProgram) -> bool:
+        base = self._bases.get(program.reading)
+        return program.contention > 0 and base is not None and base is not program
+
+    def _slower(self, plan: Plan, program: RunProgram, solution: Solution, column: int) -> Slower:
+        now = find_beside(plan.skeleton, program, solution.times[:, column], solution.before[:, column])
+        return slow_down(program, self._known_beside(plan, program), now)
+
+    def _known_beside(self, plan: Plan, program: RunProgram) -> Beside:
+        """Return what ran beside transfers in the capture, by the meeting events of a plan."""
+        key = id(plan), program.reading
+        if key not in self._known:
+            base = self._bases[program.reading]
+            untied = replace(program.extra, lag_ns=np.full_like(program.extra.lag_ns, NEVER))
+            base = base.edited(extra=untied)
+            weights = weigh(plan.skeleton, base, reduce_stretches(plan.skeleton, base))
+            solution = solve(plan, [base], weights[:, None])
+            beside = find_beside(plan.skeleton, base, solution.times[:, 0], solution.before[:, 0])
+            self._known[key] = plan, beside
+        return self._known[key][1]
+
+
+def _reduced(skeleton: Skeleton, programs: list[RunProgram]) -> list[Stretches]:
+    """Reduce the stretches of each program; programs with the same lags and durations share them."""
+    known: dict[tuple[int, ...], Stretches] = {}
+    found = []
+    for program in programs:
+        key = tuple(id(column) for column in (program.lag, program.dur, program.delay, program.launched))
+        if key not in known:
+            known[key] = reduce_stretches(skeleton, program)
+        found.append(known[key])
+    return found

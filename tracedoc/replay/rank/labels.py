@@ -1,0 +1,53 @@
+"""Name what the host does in its longest stretches between two calls."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracedoc.replay.rank.calls import Calls
+from tracedoc.replay.rank.program import Indices
+from tracedoc.spans import Int64Array
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import distinct
+
+MOST_LABELS = 24
+LONG_LAG_NS = 200_000
+"""Up to this many lags are named, of those that are at least this long."""
+
+LOOKBACK = 256
+"""A range around a lag began at most this many ranges before it on its thread."""
+
+LONGEST_LABEL = 120
+
+
+def longest_lags(trace: Trace, calls: Calls, lag: Int64Array) -> tuple[Indices, tuple[str, ...]]:
+    """Return the points before which the host took longest, and what it did, as far as a range says so.
+
+    The innermost range around the middle of the lag counts, on any thread that makes calls; the step itself
+    does not, nor do lags without a range.
+    """
+    chosen = np.argsort(-lag[1:], kind="stable")[:MOST_LABELS] + 1
+    chosen = np.sort(chosen[lag[chosen] >= LONG_LAG_NS])
+    if chosen.size == 0:
+        return np.empty(0, dtype=np.int32), ()
+    ranges = trace.rows(Kind.CPU_OP, Kind.ANNOTATION, Kind.PYTHON)
+    step = np.array([vocabulary.step_number(name) is not None for name in trace.names], dtype=bool)
+    ranges = ranges[~step[trace.name[ranges]]]
+    by_thread = [ranges[trace.thread[ranges] == thread] for thread in distinct(calls.thread).tolist()]
+    points, names = [], []
+    for point in chosen.tolist():
+        middle = int(calls.start_ns[point]) - int(lag[point]) // 2
+        around = [row for rows in by_thread if (row := _innermost(trace, rows, middle)) is not None]
+        if around:
+            row = max(around, key=lambda one: int(trace.ts_ns[one]))
+            points.append(point)
+            names.append(trace.row_name(row)[:LONGEST_LABEL])
+    return np.array(points, dtype=np.int32), tuple(names)
+
+
+def _innermost(trace: Trace, rows: np.ndarray, at_ns: int) -> int | None:
+    last = int(np.searchsorted(trace.ts_ns[rows], at_ns, side="right"))
+    recent = rows[max(last - LOOKBACK, 0) : last]
+    holds = recent[trace.end_ns[recent] > at_ns]
+    return int(holds[-1]) if holds.size else None

@@ -1,0 +1,60 @@
+"""Read a program fast, likely and slow: three answers to what a capture leaves open."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracedoc.replay.latency import Split, split_transfers
+from tracedoc.replay.rank.program import UNKNOWN_SHARE
+from tracedoc.replay.run_program import Reading, RunProgram, measured_delay
+
+UNMEASURED_CONTENTION = {Reading.FAST: 0.0, Reading.LIKELY: 0.06, Reading.SLOW: 0.15}
+CONTENTION_MARGIN = {Reading.FAST: 0.7, Reading.LIKELY: 1.0, Reading.SLOW: 1.3}
+
+
+LEAD_SHARE = 0.02
+LEAD_NS = 1_000_000
+"""Where every launch is early by this share of the step, and this long, the host is not what sets the pace:
+something that the trace does not show holds it back until the GPU has caught up."""
+
+
+def read_as(program: RunProgram, reading: Reading) -> RunProgram:
+    """Return the program in one reading.
+
+    The slow one keeps what the causes leave unexplained, and orders that may or may not be needed.
+    """
+    program = _without_idle_hosts(program)
+    contention = _contention(program, reading)
+    if reading is not Reading.SLOW:
+        return program.edited(reading=reading, contention=contention)
+    return program.edited(
+        reading=reading,
+        contention=contention,
+        active=np.ones_like(program.active),
+        delay=measured_delay(program),
+    )
+
+
+def _contention(program: RunProgram, reading: Reading) -> float:
+    if program.layout.joins.event.size == 0:
+        return 0.0
+    known = [one.contention for one in program.layout.programs if one.contention != UNKNOWN_SHARE]
+    if not known:
+        return UNMEASURED_CONTENTION[reading]
+    return float(np.median(known)) * CONTENTION_MARGIN[reading]
+
+
+def splits(program: RunProgram) -> dict[Reading, Split]:
+    """Return in each reading what of the transfers stays when their bytes become fewer."""
+    return {reading: split_transfers(program.layout.joins, reading) for reading in Reading}
+
+
+def _without_idle_hosts(program: RunProgram) -> RunProgram:
+    """Return the program with no work left on the hosts that are ahead of their GPU all the time."""
+    layout = program.layout
+    ahead = np.array(
+        [one.lead_ns >= max(LEAD_NS, LEAD_SHARE * one.step_ns) for one in layout.programs], dtype=bool
+    )
+    if not ahead.any():
+        return program
+    return program.edited(lag=np.where(ahead[layout.point_rank], 0, program.lag))
