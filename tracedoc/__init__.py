@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tracedoc.collector.inprocess import collect
-    from tracedoc.pipeline import Options, diagnose, measure
+    from tracedoc.pipeline import Options, diagnose, measure, predict
     from tracedoc.report.render import write_report
     from tracedoc.rules.engine import evaluate
     from tracedoc.timeline.build import build_timeline
@@ -31,6 +31,7 @@ _HOMES = {
     "evaluate": ("tracedoc.rules.engine", "evaluate"),
     "load": ("tracedoc.trace.kineto", "read_trace"),
     "measure": ("tracedoc.pipeline", "measure"),
+    "predict": ("tracedoc.pipeline", "predict"),
     "write_report": ("tracedoc.report.render", "write_report"),
 }
 
@@ -43,6 +44,7 @@ __all__ = [
     "evaluate",
     "load",
     "measure",
+    "predict",
     "write_report",
 ]
 

@@ -41,6 +41,10 @@ class RuleError(TracedocError):
     """A rule file is wrong; the message starts with ``file:line:column``."""
 
 
+class ChangeError(TracedocError):
+    """A change that was asked for is not known, or its parameters are wrong."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """A part that this capture cannot answer, while the rest stands.

@@ -22,6 +22,7 @@ from tracedoc.executors.run import run_each
 from tracedoc.executors.work import Lost
 from tracedoc.facts.measure_run import Measurements, measure_run
 from tracedoc.facts.per_run.settings import job_limits
+from tracedoc.predicted import WhatIf
 from tracedoc.ranks.run_view import build_view
 from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
@@ -34,6 +35,8 @@ from tracedoc.run.settle import Candidate, Settled, settle
 from tracedoc.timeline.source_lines import SourceLine, asking_lines
 from tracedoc.trace.kineto import read_trace
 from tracedoc.units import format_ranges
+from tracedoc.whatif.answer import what_if
+from tracedoc.whatif.changes.registry import parse_request
 from tracedoc.worker import digest_file
 
 
@@ -83,6 +86,20 @@ def diagnose(
     measurements, limits, cycles = measure(paths, chosen, progress=progress)
     judgement = evaluate(rules, measurements)
     return compose(measurements, judgement, limits=limits, cycle=cycles.cycle, cycles=cycles.cycles)
+
+
+def predict(
+    paths: Sequence[str | os.PathLike[str]], changes: Sequence[str] = (), options: Options | None = None
+) -> WhatIf:
+    """Return what the step of the run in ``paths`` would be after changes, by replaying it.
+
+    A change is written as on the command line: ``"faster-link by=2"``. Without one, the answer holds the
+    critical path, and how far each resource limits the step.
+
+    Raises :class:`InputError` where nothing can be answered, :class:`ChangeError` for a wrong change.
+    """
+    requests = [parse_request(change) for change in changes]
+    return what_if(measure(paths, options)[0].run, requests)
 
 
 class Cycles(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ import pytest
 
 import tracedoc
 
-BASE = {"errors", "units", "spans", "config", "values", "limits"}
+BASE = {"errors", "units", "spans", "config", "predicted", "values", "limits"}
 STAGES = {
     "pipeline",
     "compose",
@@ -25,6 +25,7 @@ STAGES = {
     "timeline",
     "digest",
     "ranks",
+    "replay",
     "facts",
     "whatif",
     "rules",
@@ -39,20 +40,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"errors", "units"},
     "values": set(),
     "limits": set(),
+    "predicted": set(),
     "run": BASE,
     "trace": BASE | {"run"},
     "timeline": BASE | {"trace", "run"},
     "planner": BASE,
     "diagnosis": BASE,
-    "digest": BASE | {"trace", "timeline"},
+    "replay.rank": BASE | {"trace", "timeline"},
+    "digest": BASE | {"trace", "timeline", "replay.rank"},
     "ranks": BASE | {"trace", "timeline", "digest", "run.job", "run.manifest", "run.steplog"},
+    "replay": BASE | {"trace", "timeline", "digest", "ranks"},
     "facts.catalog": BASE,
     "facts.per_rank": BASE | {"trace", "timeline", "digest", "facts.catalog"},
     "facts.measure_rank": BASE | {"timeline", "digest", "facts.catalog"},
     "facts": BASE
     | {"trace", "timeline", "digest", "ranks", "facts", "planner", "diagnosis"}
     | {"run.job", "run.manifest", "run.steplog"},
-    "whatif": BASE | {"trace", "timeline", "digest", "ranks", "facts", "planner", "diagnosis"},
+    "whatif": BASE | {"trace", "timeline", "digest", "ranks", "replay", "facts", "planner", "diagnosis"},
     "rules.model": BASE | {"facts.catalog", "diagnosis"},
     "rules.load": BASE | {"facts.catalog", "diagnosis"},
     "rules.expression": BASE | {"facts.catalog", "diagnosis"},

@@ -24,6 +24,7 @@ from tracedoc.cli.output import drop_stdout
 from tracedoc.cli.plan import plan
 from tracedoc.cli.report import report
 from tracedoc.cli.rules import rules
+from tracedoc.cli.whatif import whatif
 from tracedoc.errors import TracedocError
 from tracedoc.trace.native import reader_name
 
@@ -162,6 +163,7 @@ def main() -> None:
       tracedoc collect -- torchrun train.py     capture a few steps of a job
       tracedoc diagnose runs/a                  the answer for a folder of traces
       tracedoc diagnose runs/a -o report.html   the same as a page
+      tracedoc whatif runs/a no-sync            the step with a change, replayed
       tracedoc plan --params 7B --gpu H100      which training strategy fits
       tracedoc explain exposed-communication    what a finding means, and its fixes
 
@@ -171,5 +173,5 @@ def main() -> None:
     """
 
 
-for command in (collect, diagnose, plan, report, facts, explain, rules, completion):
+for command in (collect, diagnose, whatif, plan, report, facts, explain, rules, completion):
     main.add_command(command)

@@ -17,6 +17,7 @@ from tracedoc.run.remote import is_remote
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
+    from tracedoc.facts.measure_run import Measurements
     from tracedoc.pipeline import Options
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -88,6 +89,16 @@ def run_pipeline(paths: tuple[str, ...], options: Options) -> Diagnosis:
         _check_input(path)
     with progress_on_terminal() as progress:
         return diagnose_paths(paths, options, progress=progress)
+
+
+def run_measurement(paths: tuple[str, ...], options: Options) -> Measurements:
+    """Measure a run with a progress bar on a terminal; raise :class:`InputError` for what is no trace."""
+    from tracedoc.pipeline import measure
+
+    for path in paths:
+        _check_input(path)
+    with progress_on_terminal() as progress:
+        return measure(paths, options, progress=progress)[0]
 
 
 def show_debug(debug: bool) -> None:

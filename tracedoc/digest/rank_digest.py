@@ -18,6 +18,8 @@ from tracedoc.digest.packed_table import PackedTable
 from tracedoc.digest.step_table import StepDigest, StepTable
 from tracedoc.digest.work import WorkTable, work_table
 from tracedoc.errors import Limit
+from tracedoc.replay.rank.packing import PackedProgram
+from tracedoc.replay.rank.steps import rank_programs
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import Budget
 from tracedoc.timeline.build import RankTimeline
@@ -62,6 +64,8 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     trace meets. ``first_step`` identifies the profiler's cycle. ``phases`` are those of the judged step, in
     order. ``gradients`` tells which collectives reduce gradients; ``work`` follows ``steps``;
     ``reader`` is what read the trace.
+    ``programs`` are those of steps that can be replayed, that of the judged one first; ``unplayable`` says
+    why there are none.
     """
 
     rank: int
@@ -95,6 +99,8 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     gradients: npt.NDArray[np.bool_] = msgspec.field(default_factory=lambda: np.zeros(0, dtype=bool))
     work: WorkTable | None = None
     reader: str = ""
+    programs: tuple[PackedProgram, ...] = ()
+    unplayable: str = ""
 
     @property
     def exposed_comm(self) -> Spans:
@@ -123,6 +129,7 @@ def digest_timeline(
         (i for i, step in enumerate(steps) if judged is not None and step.index == judged.index), None
     )
     activity = timeline.activity
+    programs, unplayable = rank_programs(timeline)
     return RankDigest(
         rank=rank,
         source=info.source,
@@ -157,6 +164,8 @@ def digest_timeline(
         gradients=gradient_rows(timeline),
         work=work_table(timeline),
         reader=info.reader,
+        programs=programs,
+        unplayable=unplayable,
     )
 
 

@@ -13,7 +13,9 @@ from tracedoc.replay.run_program import Joins, RunProgram, join_programs
 from tracedoc.timeline.collective_table import CollectiveTable
 
 SLACK_NS = 100_000
-"""A part may end this much before the last rank has come, for clocks differ; beyond, it did not wait."""
+SLACK_SHARE = 0.1
+"""The time from the last start to a part's end may differ this much from the shortest part; beyond, the
+clocks are wrong, and the shortest part counts."""
 
 
 def join_run(
@@ -30,6 +32,8 @@ def join_run(
     position = {rank: place for place, rank in enumerate(matching.ranks)}
     latest, known = matching.latest_start_ns, matching.has_latest_start
     operation = matching.operation
+    length_of_part = matching.end_ns - matching.start_ns
+    shortest = np.minimum.reduceat(length_of_part, matching.first[:-1]) if len(matching) else length_of_part
     base, offsets = 0, []
     event, op, transfer, nbytes, kind, group, reduces, complete = ([] for _ in range(8))
     kinds: dict[str, int] = {}
@@ -42,10 +46,12 @@ def join_run(
         parts = parts[known[operation[parts]]]
         at = matching.part_row[parts]
         found[at], length[at] = operation[parts], matching.end_ns[parts] - latest[operation[parts]]
-        # Whoever left before the last one came did not wait for it.
-        apart = (found >= 0) & (length < -SLACK_NS)
-        found[apart] = NONE
-        moved = np.where(found[rows] >= 0, np.maximum(length[rows], 0), program.dur[mine])
+        operations = np.maximum(found[rows], 0)
+        usual = shortest[operations] if len(matching) else program.dur[mine]
+        # Where clocks differ, lengths do not: who came last was there for the transfer only.
+        doubtful = np.abs(length[rows] - usual) > np.maximum(SLACK_NS, SLACK_SHARE * usual)
+        moved = np.where(doubtful, usual, np.maximum(length[rows], 0))
+        moved = np.where(found[rows] >= 0, moved, program.dur[mine])
         names = [kinds.setdefault(one.op, len(kinds)) for one in table.kinds] or [0]
         event.append(mine + base)
         op.append(found[rows])

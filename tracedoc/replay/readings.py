@@ -27,12 +27,12 @@ def read_as(program: RunProgram, reading: Reading) -> RunProgram:
     contention = _contention(program, reading)
     if reading is not Reading.SLOW:
         return program.edited(reading=reading, contention=contention)
-    return program.edited(
-        reading=reading,
-        contention=contention,
-        active=np.ones_like(program.active),
-        delay=measured_delay(program),
-    )
+    return as_measured(program).edited(reading=reading, contention=contention)
+
+
+def as_measured(program: RunProgram) -> RunProgram:
+    """Return the program with all causes that may hold, and the delays that they leave unexplained."""
+    return program.edited(active=np.ones_like(program.active), delay=measured_delay(program))
 
 
 def _contention(program: RunProgram, reading: Reading) -> float:

@@ -218,7 +218,22 @@ def join_programs(
         joined=joins.op >= 0,
         launched=np.ones(joins.event.size, dtype=bool),
         active=BY_DEFAULT[layout.cause_kind],
-        extra=Extra.none(),
+        extra=_early(layout, programs),
+    )
+
+
+def _early(layout: Layout, programs: Sequence[RankProgram]) -> Extra:
+    """Return the ties of events to the calls of the step before that launch them."""
+    bases = zip(programs, layout.event_base, layout.point_base, strict=False)
+    found = [(one.early_event + event, one.early_point + point) for one, event, point in bases]
+    target = np.concatenate([event for event, _ in found]).astype(np.intp)
+    every = np.ones(target.size, dtype=bool)
+    return Extra(
+        source=np.concatenate([point for _, point in found]).astype(np.intp),
+        target=target,
+        of_point=every,
+        lag_ns=layout.launch_lag[target],
+        back=every & layout.periodic,
     )
 
 

@@ -7,7 +7,14 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.replay.rank.calls import BATCH_READY_NS, INPUT_PART, Calls, find_calls, order_calls
+from tracedoc.replay.rank.calls import (
+    BATCH_READY_NS,
+    BATCH_READY_SHARE,
+    INPUT_PART,
+    Calls,
+    find_calls,
+    order_calls,
+)
 from tracedoc.replay.rank.causes import Causes, find_causes
 from tracedoc.replay.rank.contention import measure_contention
 from tracedoc.replay.rank.device import RANK_OF_COMPUTE, DeviceEvents, device_events
@@ -38,7 +45,8 @@ class Sources(msgspec.Struct, frozen=True, eq=False):
 
     The program of step ``p`` begins with the call at ``cuts_ns[p]``: the one that launched the step's first
     compute kernel. So it is as long as the step is on the GPU, and what the host does before that kernel
-    belongs to the program before. ``home`` is the step whose program each event belongs to.
+    belongs to the program before. ``home`` is the step whose program each event belongs to; ``early`` are
+    collectives that the program before launches.
     """
 
     timeline: RankTimeline
@@ -48,6 +56,7 @@ class Sources(msgspec.Struct, frozen=True, eq=False):
     ready_lag: Int64Array
     cuts_ns: Int64Array
     home: Int64Array
+    early: npt.NDArray[np.bool_]
     contention: float
 
 
@@ -62,6 +71,9 @@ def find_sources(timeline: RankTimeline) -> Sources | Unplayable:
     causes = find_causes(timeline, calls, device)
     cuts = _cuts(timeline, device)
     home = np.where(device.linked, np.searchsorted(cuts, device.launched_ns, side="right") - 1, device.step)
+    # Ranks must agree on which step a collective belongs to, whatever each launches first.
+    early = (device.row >= 0) & (device.step == home + 1) & (device.step < cuts.size)
+    home = np.where(early, device.step, home)
     return Sources(
         timeline=timeline,
         calls=calls,
@@ -70,6 +82,7 @@ def find_sources(timeline: RankTimeline) -> Sources | Unplayable:
         ready_lag=_ready_lags(timeline, calls, causes),
         cuts_ns=cuts,
         home=home,
+        early=early,
         contention=measure_contention(timeline, device),
     )
 
@@ -94,9 +107,10 @@ def _ready_lags(timeline: RankTimeline, calls: Calls, causes: Causes) -> Int64Ar
     workers = [vocabulary.data_loader(trace.row_name(row)) == "workers" for row in calls.rows[loads].tolist()]
     loads = loads[np.array(workers, dtype=bool)] if loads.size else loads
     length = calls.end_ns[loads] - calls.start_ns[loads]
-    waited = np.flatnonzero(length > BATCH_READY_NS)
+    since = np.diff(calls.end_ns[loads], prepend=0)
+    waited = np.flatnonzero(length > np.maximum(BATCH_READY_NS, BATCH_READY_SHARE * since))
     waited = waited[waited > 0]
-    found[loads[waited]] = calls.end_ns[loads[waited]] - calls.end_ns[loads[waited - 1]]
+    found[loads[waited]] = since[waited]
     causes.own_ns[loads[waited]] = np.minimum(length[waited], HANDED_OVER_NS)
     return found
 
@@ -127,7 +141,38 @@ def build_program(sources: Sources, window: Window) -> RankProgram | Unplayable:
     device = sources.device
     events = events[np.lexsort((device.start_ns[events], device.stream[events]))]
     program = _assembled(sources, window, events, slice(first, last), following, periodic=periodic)
-    return _with_causes(program, sources, events, slice(first, last), position if periodic else None)
+    program = _with_causes(program, sources, events, slice(first, last), position if periodic else None)
+    return _with_early_launches(program, sources, events, slice(first, last), position)
+
+
+def _with_early_launches(
+    program: RankProgram,
+    sources: Sources,
+    events: npt.NDArray[np.intp],
+    span: slice,
+    position: int | None,
+) -> RankProgram:
+    """Return the program with the launches of those events that the step before launches.
+
+    Which call that is in the step before shows in this one: it launches the same events of the next step.
+    """
+    if position is None or not program.periodic:
+        return program
+    device, calls = sources.device, sources.calls
+    mine = np.flatnonzero(sources.early[events])
+    following = np.flatnonzero(sources.early & (sources.home == position + 1))
+    following = following[np.lexsort((device.start_ns[following], device.stream[following]))]
+    same = mine.size == following.size
+    if mine.size == 0 or not same or (device.stream[events[mine]] != device.stream[following]).any():
+        return program
+    order = np.argsort(calls.rows, kind="stable")
+    place = order[np.searchsorted(calls.rows[order], device.launch_rows[following])]
+    inside = (place >= span.start) & (place < span.stop)
+    return replace(
+        program,
+        early_event=mine[inside].astype(np.int32),
+        early_point=(place[inside] - span.start).astype(np.int32),
+    )
 
 
 def _assembled(

@@ -28,7 +28,9 @@ INPUT_PART = len(Phase)
 """The part of a step in which the data loader is asked, beside those of :class:`Phase`."""
 
 BATCH_READY_NS = 1_000_000
-"""A wait for loader workers that takes less found its batch ready."""
+BATCH_READY_SHARE = 0.03
+"""A wait for loader workers that takes less, or less than this share of the time since the batch before,
+found its batch ready."""
 
 FREES = re.compile(r"(?:cuda|hip)(?:Free|HostFree|FreeHost|FreeArray)$")
 """Calls that give memory back wait for the device to be idle."""

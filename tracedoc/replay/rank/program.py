@@ -80,6 +80,7 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
 
     ``step_ns`` is the measured length of the step, ``span_ns`` the time from its first to its last event;
     ``start_ns`` is when the first call starts (without calls the first event), on the rank's own clock.
+    Events ``early_event`` are launched in the step before, by what ``early_point`` is there.
     ``cause_from`` are events, ``cause_to`` events or points (see :data:`TO_HOST`), ``cause_back`` tells that
     the source belongs to the step before. ``row[e]`` is the row of a collective in the rank's table.
     ``contention`` is by which share compute is slower beside communication (``UNKNOWN_SHARE`` where that
@@ -120,6 +121,8 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
     cause_back: npt.NDArray[np.bool_]
     contention: float = UNKNOWN_SHARE
     lead_ns: int = 0
+    early_event: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    early_point: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
     labels: tuple[str, ...] = ()
     label_at: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
 

@@ -1,0 +1,145 @@
+"""``tracedoc whatif``: replay the analysed step with changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tracedoc.cli.completion import files
+from tracedoc.cli.output import to_stdout
+from tracedoc.cli.reading import keep_numpy_to_one_thread, reading_options, run_measurement, show_debug
+from tracedoc.errors import ChangeError
+
+if TYPE_CHECKING:
+    from tracedoc.predicted import Predicted, WhatIf
+
+
+@click.command(short_help="Replay the step with changes: what would it be then?")
+@click.argument("path", metavar="RUN", shell_complete=files)
+@click.argument("changes", nargs=-1, metavar="[CHANGE...]")
+@click.option("--list", "listing", is_flag=True, help="List all changes, and why some cannot be made here.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+@reading_options
+def whatif(
+    path: str,
+    changes: tuple[str, ...],
+    listing: bool,
+    as_json: bool,
+    steps: tuple[int, int] | None,
+    cycle: int | None,
+    jobs: int | None,
+    executor: str | None,
+    strict: bool,
+    max_bytes: int | None,
+    debug: bool,
+) -> None:
+    """Replay the analysed step of RUN with changes, and say how long it would take.
+
+    A CHANGE is a name, with parameters in one word with it or quoted together. Several are made alone, and
+    one on top of the other. Without one, the critical path is shown, and what each resource limits.
+
+    \b
+    Examples:
+      tracedoc whatif runs/a                              the critical path
+      tracedoc whatif runs/a --list                       what can be changed
+      tracedoc whatif runs/a no-sync
+      tracedoc whatif runs/a "faster-link by=2" feed-input
+      tracedoc whatif runs/a "even-rank rank=3" --json | jq .alone
+    """
+    show_debug(debug)
+    keep_numpy_to_one_thread()
+    from tracedoc.pipeline import Options
+    from tracedoc.whatif.answer import list_changes, what_if
+    from tracedoc.whatif.changes.registry import parse_request
+
+    if listing and changes:
+        raise ChangeError("--list takes no change", "leave the changes out, or --list")
+    requests = [parse_request(text) for text in changes]
+    options = Options(
+        steps=steps, cycle=cycle, jobs=jobs, executor=executor, strict=strict, max_bytes=max_bytes
+    )
+    run = run_measurement((path,), options).run
+    if listing:
+        to_stdout(_listing(list_changes(run), as_json=as_json), "json" if as_json else "text")
+        return
+    answer = what_if(run, requests)
+    if as_json:
+        import msgspec
+
+        to_stdout(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n", "json")
+    else:
+        to_stdout(answer_text(answer, many=len(run.digests) > 1))
+
+
+def _listing(changes: list[tuple[str, str, str, str]], *, as_json: bool) -> str:
+    if as_json:
+        import msgspec
+
+        names = ("change", "parameters", "does", "not_applicable")
+        rows = [dict(zip(names, row, strict=True)) for row in changes]
+        return msgspec.json.format(msgspec.json.encode(rows), indent=2).decode() + "\n"
+    from tracedoc.report.texts import one_line, plain
+
+    lines: list[str] = []
+    for title, fits in (("These can be replayed with this run:", True), ("These cannot:", False)):
+        mine = [row for row in changes if (not row[3]) == fits]
+        if mine:
+            lines += ([""] if lines else []) + [title]
+        for name, parameters, does, reason in mine:
+            lines.append(f"  {name} {parameters}".rstrip())
+            lines.append(f"      {does if fits else one_line(plain(reason))}")
+    return "\n".join(lines) + "\n"
+
+
+def answer_text(answer: WhatIf, *, many: bool) -> str:
+    """Return the answer as text."""
+    from tracedoc.predicted import NotPredicted
+    from tracedoc.report.prediction_words import piece_words, shares_of, step_change
+    from tracedoc.report.texts import one_line, plain
+
+    replay = answer.replay
+    if replay.state != "used" or replay.step_ms is None:
+        return f"No prediction: {one_line(plain(replay.reason))}.\n"
+    step_ms = replay.step_ms
+    lines = [_head(answer)]
+    if not answer.alone:
+        lines += ["", f"Critical path: {shares_of(replay.path)}"]
+        lines += [f"  {one_line(plain(piece_words(piece, ranks=many)))}" for piece in replay.longest]
+        if answer.limits:
+            lines += ["", "At the most, if one of them cost nothing:"]
+            lines += [
+                f"  {one.change}: {step_change(step_ms, one.step_ms)}, then {one.then_limited_by}"
+                for one in answer.limits
+            ]
+    for one in answer.alone:
+        lines += ["", one.change]
+        if isinstance(one, NotPredicted):
+            lines.append(f"  cannot be made to this run: {one_line(plain(one.reason))}")
+        else:
+            lines += _prediction_lines(one, step_ms)
+    if answer.together:
+        lines += ["", "One on top of the other:"]
+        lines += [f"  {step_change(step_ms, one.step_ms):44} {one.change}" for one in answer.together]
+    lines += [f"\nNote: {one_line(plain(note))}." for note in replay.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _head(answer: WhatIf) -> str:
+    from tracedoc.report.prediction_words import three_digits
+    from tracedoc.units import format_percent
+
+    replay = answer.replay
+    error = format_percent(replay.model_error_frac or 0.0)
+    step = f" {replay.step}" if replay.step is not None else ""
+    step_ms = three_digits(replay.step_ms or 0.0)
+    return f"Step{step}: {step_ms} ms, replayed within {error}. Confidence: {replay.confidence}."
+
+
+def _prediction_lines(one: Predicted, step_ms: float) -> list[str]:
+    from tracedoc.report.prediction_words import step_change
+
+    lines = [f"  {step_change(step_ms, one.step_ms)}, then limited by {one.then_limited_by}"]
+    if one.assumptions:
+        lines.append(f"  if {'; '.join(one.assumptions)}")
+    return lines

@@ -1,0 +1,90 @@
+"""What replaying a step gives: its critical path, and the step after changes, as results to show and keep."""
+
+from __future__ import annotations
+
+import msgspec
+
+Range = tuple[float, float, float]
+"""Low, likely and high, in milliseconds."""
+
+
+class Predicted(msgspec.Struct, frozen=True, tag_field="state", tag="predicted"):
+    """The step after a change, and what it saves, as ``(low, likely, high)`` in milliseconds.
+
+    ``change`` is what was replayed, as ``tracedoc whatif`` takes it. ``then_limited_by`` is the resource with
+    the largest share of the critical path after it. A change that does more work a step is counted for as
+    much work as today.
+    """
+
+    change: str
+    step_ms: Range
+    gain_ms: Range
+    then_limited_by: str
+    confidence: str
+    assumptions: tuple[str, ...] = ()
+
+
+class NotPredicted(msgspec.Struct, frozen=True, tag_field="state", tag="not-predicted"):
+    """Why a change is not predicted for this run."""
+
+    change: str
+    reason: str
+
+
+class PathPiece(msgspec.Struct, frozen=True):
+    """One kind of work on the critical path: ``ms`` of it on ``rank``, and what it is where that is known."""
+
+    resource: str
+    rank: int
+    ms: float
+    what: str = ""
+
+
+class ReplayReport(msgspec.Struct, frozen=True):
+    """How the analysed step was replayed.
+
+    ``state`` is "used", or "refused" for ``reason``; then the rest is empty. ``step_ms`` is the measured
+    step, ``replayed_ms`` the replayed one. ``path`` holds the shares of the critical path by resource
+    ("compute", "communication", "copy", "host", "input", "sync", "allocator"), ``path_ranks`` by rank, and
+    ``longest`` its longest kinds of work. ``notes`` tell what was taken for granted.
+    """
+
+    state: str
+    reason: str = ""
+    step: int | None = None
+    step_ms: float | None = None
+    replayed_ms: float | None = None
+    model_error_frac: float | None = None
+    unexplained_frac: float | None = None
+    confidence: str = ""
+    path: dict[str, float] = msgspec.field(default_factory=dict)
+    path_ranks: dict[str, float] = msgspec.field(default_factory=dict)
+    longest: tuple[PathPiece, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class PlanStep(msgspec.Struct, frozen=True):
+    """One fix of a plan: the step with it and all fixes before it, and what it adds to what they save.
+
+    ``fix`` is the finding's id and the number of its fix, as ``exposed-communication/0``.
+    """
+
+    fix: str
+    title: str
+    change: str
+    step_ms: Range
+    gain_ms: Range
+    then_limited_by: str
+
+
+class WhatIf(msgspec.Struct, frozen=True):
+    """The answer of ``tracedoc whatif``: the replay, and the step after each change.
+
+    ``alone`` has an entry for each change that was asked for, made alone; ``together`` each of them on top of
+    those before it. ``limits`` is how far the step could shrink at most if one resource cost nothing.
+    """
+
+    replay: ReplayReport
+    alone: tuple[Predicted | NotPredicted, ...] = ()
+    together: tuple[Predicted, ...] = ()
+    limits: tuple[Predicted, ...] = ()

@@ -1,0 +1,37 @@
+"""Choose the steps of a rank whose programs are kept."""
+
+from __future__ import annotations
+
+from tracedoc.replay.rank.build import Unplayable, build_program, find_sources
+from tracedoc.replay.rank.packing import PackedProgram
+from tracedoc.timeline.build import RankTimeline
+
+MOST_STEPS = 4
+MOST_KEPT_EVENTS = 60_000
+"""So many steps are kept, while they have no more events than this in all: ranks must have one in common."""
+
+
+def rank_programs(timeline: RankTimeline) -> tuple[tuple[PackedProgram, ...], str]:
+    """Return the programs of a rank's steps, the judged one first; and why there are none."""
+    judged = timeline.judged
+    if judged is None:
+        return (), "no step was found"
+    sources = find_sources(timeline)
+    if isinstance(sources, Unplayable):
+        return (), sources.reason
+    length = judged.end_ns - judged.start_ns
+    others = sorted(
+        (window for window in timeline.complete_windows if window.index != judged.index),
+        key=lambda window: (abs(window.end_ns - window.start_ns - length), window.index),
+    )
+    kept: list[PackedProgram] = []
+    for window in (judged, *others[: MOST_STEPS - 1]):
+        program = build_program(sources, window)
+        if isinstance(program, Unplayable):
+            if not kept:
+                return (), program.reason
+            continue
+        if kept and sum(one.events for one in kept) + program.events > MOST_KEPT_EVENTS:
+            break
+        kept.append(PackedProgram.of(program))
+    return tuple(kept), ""

@@ -1,0 +1,142 @@
+"""A run that can be replayed: its programs joined, in three readings, and how far that can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tracedoc.digest.rank_digest import RankDigest
+from tracedoc.ranks.run_view import RunView
+from tracedoc.replay.joins import join_run
+from tracedoc.replay.latency import Split
+from tracedoc.replay.path import Path, find_path
+from tracedoc.replay.player import Played, Player
+from tracedoc.replay.rank.program import RankProgram
+from tracedoc.replay.readings import as_measured, read_as, splits
+from tracedoc.replay.run_program import Reading, RunProgram
+from tracedoc.replay.solver import Cyclic
+
+UNSURE, WRONG = 0.02, 0.05
+"""A replay that misses the measured step by more than these shares is of low confidence, or none."""
+
+UNEXPLAINED_UNSURE, UNEXPLAINED_WRONG, UNEXPLAINED_MOST = 0.05, 0.10, 0.25
+"""The same for the share of the step that hangs on delays which nothing in the capture explains: above the
+second, such delays stay in every reading; above the third there is no replay."""
+
+SURE, UNEXPLAINED_SURE = 0.01, 0.02
+"""Below these, and with all ranks, confidence is high."""
+
+LOSING = ("lost-kernels", "no-gpu-activity")
+"""Limits of a capture with which replays are refused: kernels are missing from it."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a run cannot be replayed."""
+
+    reason: str
+
+
+class RunReplay(msgspec.Struct, frozen=True, eq=False):
+    """A run that can be replayed.
+
+    ``step_ms`` is the measured step that all answers refer to, ``replayed_ms`` what the replay without a
+    change makes of it; ``model_error_frac`` is their difference, ``unexplained_frac`` the share of the step
+    that is not replayed but kept where delays stay unexplained. ``base`` are the programs by reading.
+    """
+
+    step_ms: float
+    replayed_ms: float
+    model_error_frac: float
+    unexplained_frac: float
+    confidence: str
+    periodic: bool
+    step: int
+    subject: int
+    player: Player
+    base: Mapping[Reading, Played]
+    splits: Mapping[Reading, Split]
+    path: Path
+    notes: tuple[str, ...] = ()
+
+
+def replay_run(run: RunView) -> RunReplay | Refusal:
+    """Make a run's replay from its digests, or say why it cannot be."""
+    representative = run.representative_digest
+    if representative is None or representative.judged_step is None:
+        return Refusal("no rank has a step to analyse")
+    if any(digest.is_cpu for digest in run.digests):
+        return Refusal("runs on CPUs are not replayed")
+    chosen = _programs(run, representative)
+    if isinstance(chosen, Refusal):
+        return chosen
+    ranks = [digest.rank for digest in run.digests]
+    tables = [digest.collectives for digest in run.digests]
+    gradients = [digest.gradients for digest in run.digests]
+    program = join_run(ranks, chosen, tables, gradients, run.matching)
+    subject = ranks.index(representative.rank)
+    try:
+        return _replayed(run, program, subject, representative.judged_step.budget.window_ns / 1e6)
+    except Cyclic:
+        return Refusal("what its events wait for is contradictory")
+
+
+def _programs(run: RunView, representative: RankDigest) -> list[RankProgram] | Refusal:
+    """Return the programs of one step, the judged one if every rank has it."""
+    for digest in run.digests:
+        lost = next((limit for limit in digest.limits if limit.code in LOSING), None)
+        if lost is not None:
+            return Refusal(lost.message.removeprefix(f"{digest.source}: "))
+        if not digest.programs:
+            return Refusal(f"rank {digest.rank}: {digest.unplayable}")
+    common = set.intersection(*({one.step for one in digest.programs} for digest in run.digests))
+    step = next((one.step for one in representative.programs if one.step in common), None)
+    if step is None:
+        return Refusal("the ranks have no analysed step in common")
+    return [next(one for one in digest.programs if one.step == step).unpack() for digest in run.digests]
+
+
+def _replayed(run: RunView, program: RunProgram, subject: int, step_ms: float) -> RunReplay | Refusal:
+    player = Player(subject)
+    own = program.layout.programs[subject]
+    measured = own.step_ns if program.layout.periodic else own.span_ns
+    bare, kept = (one.step_ns / max(measured, 1) for one in player.play([program, as_measured(program)]))
+    unexplained = max(1 - bare / max(kept, 1e-9), 0.0)
+    if unexplained > UNEXPLAINED_MOST:
+        return Refusal(f"nothing in the capture explains {100 * unexplained:.0f} % of the step")
+    keeps = unexplained > UNEXPLAINED_WRONG or (abs(bare - 1) > WRONG and abs(kept - 1) <= WRONG)
+    error = abs((kept if keeps else bare) - 1)
+    if error > WRONG:
+        replayed = (kept if keeps else bare) * measured / 1e6
+        return Refusal(f"the replay of the step takes {replayed:.3g} ms, not {measured / 1e6:.3g}")
+    readings = [read_as(program, reading) for reading in Reading]
+    notes: tuple[str, ...] = ()
+    if keeps:
+        readings = [as_measured(one) for one in readings]
+        notes = (f"{100 * unexplained:.0f} % of the step hangs on delays that nothing explains: they stay",)
+    played = {one.program.reading: one for one in player.play_base(readings)}
+    likely = played[Reading.LIKELY]
+    return RunReplay(
+        step_ms=step_ms,
+        replayed_ms=likely.step_ns / 1e6,
+        model_error_frac=error,
+        unexplained_frac=unexplained,
+        confidence="low" if keeps else _confidence(run, program, error, unexplained),
+        periodic=program.layout.periodic,
+        step=own.step,
+        subject=subject,
+        player=player,
+        base=played,
+        splits=splits(program),
+        path=find_path(likely, subject),
+        notes=notes,
+    )
+
+
+def _confidence(run: RunView, program: RunProgram, error: float, unexplained: float) -> str:
+    if error > UNSURE or unexplained > UNEXPLAINED_UNSURE or not program.layout.periodic:
+        return "low"
+    everyone = run.world_size is None or len(run.digests) >= run.world_size
+    matched = bool((program.layout.joins.op >= 0).all()) or len(run.digests) == 1
+    sure = error <= SURE and unexplained <= UNEXPLAINED_SURE
+    return "high" if everyone and matched and sure else "medium"

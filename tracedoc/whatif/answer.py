@@ -1,0 +1,134 @@
+"""Answer what a run's step would be after changes: the whole of ``tracedoc whatif``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracedoc.predicted import NotPredicted, PathPiece, Predicted, ReplayReport, WhatIf
+from tracedoc.ranks.run_view import RunView
+from tracedoc.replay.run_replay import Refusal, RunReplay, replay_run
+from tracedoc.whatif.changes.change import NotApplicable, Value
+from tracedoc.whatif.changes.registry import CHANGES, Request, request
+from tracedoc.whatif.predictions import Prediction, applicable, predict
+
+LONGEST = 8
+"""Reports show so many kinds of work on the critical path."""
+
+FREE: tuple[tuple[str, dict[str, Value]], ...] = (
+    ("faster-kernels", {"by": 100.0}),
+    ("faster-link", {"by": 100.0}),
+    ("faster-host", {"by": 0.0}),
+    ("feed-input", {}),
+    ("no-sync", {}),
+    ("calm-allocator", {}),
+    ("even-ranks", {}),
+)
+"""What makes a resource cost next to nothing: the step cannot shrink further for its sake."""
+
+LEAST_SHARE = 0.01
+"""A gain below this share of the step is within the spread of any measurement."""
+
+
+def run_replay(run: RunView) -> RunReplay | Refusal:
+    """Return the replay of a run, made once."""
+    if replay_run not in run.kept:
+        run.kept[replay_run] = replay_run(run)
+    made: RunReplay | Refusal = run.kept[replay_run]
+    return made
+
+
+def replay_report(replay: RunReplay | Refusal) -> ReplayReport:
+    """Return how a run was replayed, as results keep it."""
+    if isinstance(replay, Refusal):
+        return ReplayReport("refused", replay.reason)
+    return ReplayReport(
+        state="used",
+        step=replay.step,
+        step_ms=replay.step_ms,
+        replayed_ms=replay.replayed_ms,
+        model_error_frac=replay.model_error_frac,
+        unexplained_frac=replay.unexplained_frac,
+        confidence=replay.confidence,
+        path=replay.path.shares(),
+        path_ranks={str(rank): share for rank, share in replay.path.rank_shares().items()},
+        longest=tuple(
+            PathPiece(piece.resource, piece.rank, piece.ns / 1e6, piece.what)
+            for piece in replay.path.longest(LONGEST)
+        ),
+        notes=replay.notes,
+    )
+
+
+def what_if(run: RunView, requests: Sequence[Request]) -> WhatIf:
+    """Return the step after changes: each alone, and each on top of those before it.
+
+    Without changes, return how far the step could shrink for the sake of each resource.
+    """
+    replay = run_replay(run)
+    report = replay_report(replay)
+    if isinstance(replay, Refusal):
+        return WhatIf(report)
+    if not requests:
+        free = [request(name, given) for name, given in FREE]
+        found = zip(free, predict(replay, [[one] for one in free]), strict=True)
+        limits = [as_predicted([one], answer) for one, answer in found if isinstance(answer, Prediction)]
+        kept = [one for one in limits if one.gain_ms[1] >= LEAST_SHARE * replay.step_ms]
+        return WhatIf(report, limits=tuple(sorted(kept, key=lambda one: one.step_ms[1])))
+    alone = predict(replay, [[one] for one in requests])
+    useful = [one for one, answer in zip(requests, alone, strict=True) if isinstance(answer, Prediction)]
+    plans = [useful[: count + 1] for count in range(len(useful))] if len(useful) > 1 else []
+    return WhatIf(
+        report,
+        alone=tuple(
+            NotPredicted(str(one), answer.reason)
+            if isinstance(answer, NotApplicable)
+            else as_predicted([one], answer)
+            for one, answer in zip(requests, alone, strict=True)
+        ),
+        together=tuple(
+            as_predicted(plan, answer)
+            for plan, answer in zip(plans, predict(replay, plans), strict=True)
+            if isinstance(answer, Prediction)
+        ),
+    )
+
+
+def as_predicted(requests: Sequence[Request], prediction: Prediction) -> Predicted:
+    """Return a prediction as results keep it."""
+    return Predicted(
+        change=" + ".join(map(str, requests)),
+        step_ms=prediction.step_ms,
+        gain_ms=prediction.gain_ms,
+        then_limited_by=prediction.limited_by,
+        confidence=prediction.confidence,
+        assumptions=prediction.assumptions,
+    )
+
+
+def list_changes(run: RunView) -> list[tuple[str, str, str, str]]:
+    """Return of each change its name, parameters, what it does, and why it cannot be made to this run.
+
+    The last is empty for changes that can be made.
+    """
+    replay = run_replay(run)
+    found = []
+    for change in CHANGES.values():
+        shown = " ".join(
+            f"{one.name}={one.default if one.default is not None else one.name.upper()}"
+            if not isinstance(one.default, float)
+            else f"{one.name}={one.default:g}"
+            for one in change.parameters
+        )
+        reason = replay.reason if isinstance(replay, Refusal) else _why_not(replay, change.name)
+        found.append((change.name, shown, change.doc, reason))
+    return found
+
+
+def _why_not(replay: RunReplay, name: str) -> str:
+    given = {one.name: float(_of_subject(replay)) for one in CHANGES[name].parameters if one.default is None}
+    refused = applicable(replay, CHANGES[name], request(name, given))
+    return "" if refused is None else refused.reason
+
+
+def _of_subject(replay: RunReplay) -> int:
+    return next(iter(replay.base.values())).program.layout.ranks[replay.subject]

@@ -1,0 +1,127 @@
+"""Changes of when parameters are gathered, and how often."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracedoc.replay.rank.program import NONE
+from tracedoc.replay.run_program import Extra, Index, RunProgram
+from tracedoc.timeline.phases import Phase
+from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_reading
+from tracedoc.whatif.changes.transfers import collectives_of
+
+PASSES = {
+    "forward": (Phase.FORWARD,),
+    "backward": (Phase.BACKWARD, Phase.RECOMPUTE),
+    "both": (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE),
+}
+
+
+def gather_ahead(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Start each gather when the one some units before it starts today, and launch it then."""
+    chosen = _gathers(program, ask.word("pass"))
+    ahead = int(ask.number("units"))
+    moved, model = _pairs(program, chosen, ahead)
+    if moved.size == 0:
+        return NotApplicable(f"the step has no {ask.word('pass')} gathers to move")
+    layout, joins = program.layout, program.layout.joins
+    target = joins.event[moved]
+    of_event = np.full(program.dur.size, NONE, dtype=np.intp)
+    of_event[joins.event[model]] = np.arange(model.size)
+    starts = ~layout.to_host
+    held = starts & program.active & np.isin(np.where(starts, layout.cause_to, NONE), joins.event[model])
+    ties = np.flatnonzero(held)
+    pair = of_event[layout.cause_to[ties]]
+    launched = np.flatnonzero(layout.point[joins.event[model]] >= 0)
+    dropped = starts & np.isin(np.where(starts, layout.cause_to, NONE), target)
+    on_launch = program.launched.copy()
+    on_launch[moved] = False
+    extra = Extra(
+        source=np.concatenate((layout.cause_from[ties], layout.point[joins.event[model[launched]]])),
+        target=np.concatenate((target[pair], target[launched])),
+        of_point=np.concatenate((np.zeros(ties.size, dtype=bool), np.ones(launched.size, dtype=bool))),
+        lag_ns=np.concatenate((layout.cause_lag[ties], layout.launch_lag[joins.event[model[launched]]])),
+        back=np.concatenate((layout.cause_back[ties], np.zeros(launched.size, dtype=bool))),
+    )
+    return program.edited(active=program.active & ~dropped, launched=on_launch, extra=joined(program, extra))
+
+
+def keep_gathered(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Gather parameters once a step: those of the backward pass are still there."""
+    chosen = _gathers(program, "backward")
+    if not chosen.any() or not _gathers(program, "forward").any():
+        return NotApplicable("no parameters are gathered again for the backward pass")
+    return without_collectives(program, chosen)
+
+
+def without_collectives(program: RunProgram, chosen: Mask) -> RunProgram:
+    """Return the program without some collectives: nothing waits for them, and their calls cost less.
+
+    How much of the host's time before a call belongs to it is not known: all in the fast reading, none in
+    the slow one.
+    """
+    layout, joins = program.layout, program.layout.joins
+    events = joins.event[chosen]
+    starts = ~layout.to_host
+    gone = starts & np.isin(np.where(starts, layout.cause_to, NONE), events)
+    lag = program.lag.copy()
+    points = layout.point[events]
+    points = points[points >= 0]
+    lag[points] = np.rint(lag[points] * of_reading(program.reading, 0.0, 0.5, 1.0)).astype(np.int64)
+    return program.edited(
+        active=program.active & ~gone,
+        launched=program.launched & ~chosen,
+        joined=program.joined & ~chosen,
+        transfer=np.where(chosen, 0, program.transfer),
+        lag=lag,
+    )
+
+
+def joined(program: RunProgram, extra: Extra) -> Extra:
+    """Return the ties of a program and further ones."""
+    known = program.extra
+    return Extra(
+        *(np.concatenate((getattr(known, name), getattr(extra, name))) for name in Extra.__struct_fields__)
+    )
+
+
+def _gathers(program: RunProgram, name: str) -> Mask:
+    """Return which parts gather parameters in a pass."""
+    part = program.layout.event_part[program.layout.joins.event]
+    return np.asarray(collectives_of(program, "parameters") & np.isin(part, PASSES[name]) & program.launched)
+
+
+def _pairs(program: RunProgram, chosen: Mask, ahead: int) -> tuple[Index, Index]:
+    """Return the parts to move, and for each the one of its rank, stream and pass that comes before."""
+    layout, joins = program.layout, program.layout.joins
+    mine = np.flatnonzero(chosen)
+    event = joins.event[mine]
+    backward = layout.event_part[event] != Phase.FORWARD
+    key = layout.lane[event] * 2 + backward
+    order = np.lexsort((event, key))
+    mine, key = mine[order], key[order]
+    if mine.size <= ahead:
+        return mine[:0], mine[:0]
+    same = key[ahead:] == key[:-ahead]
+    return mine[ahead:][same], mine[:-ahead][same]
+
+
+CHANGES = (
+    Change(
+        "gather-ahead",
+        "parameters are gathered this many units before they are needed, as with prefetching",
+        gather_ahead,
+        (
+            Parameter("units", "how many units ahead", 1.0, 1, 16),
+            Parameter("pass", "which gathers", "both", choices=tuple(PASSES)),
+        ),
+        "there is memory for one more gathered unit",
+    ),
+    Change(
+        "keep-gathered",
+        "parameters stay gathered from the forward to the backward pass",
+        keep_gathered,
+        (),
+        "there is memory for all gathered parameters",
+    ),
+)

@@ -1,0 +1,150 @@
+"""Changes of what the host does: its pace, and what it waits for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracedoc.replay.rank.calls import INPUT_PART
+from tracedoc.replay.rank.program import Call, Cause, Group
+from tracedoc.replay.run_program import RunProgram
+from tracedoc.timeline.phases import Phase
+from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_reading, scaled
+
+PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
+CAPTURED_HOST = (0.03, 0.06, 0.2)
+"""With CUDA graphs or compiled code the host takes this share of its time for the same kernels."""
+
+FUSED_HOST = (0.05, 0.1, 0.3)
+FUSED_KERNELS = (0.6, 0.8, 1.0)
+"""A fused optimizer launches few kernels, and reads and writes each value once."""
+
+READY_NS = 100_000
+"""What it takes to be handed a batch that is ready."""
+
+FED = (0.75, 0.85, 1.0)
+"""Workers of a loader take cores from the training process: so much of the replayed gain counts."""
+
+
+def no_sync(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Never wait for the GPU: synchronisation, and copies to the host that block."""
+    layout = program.layout
+    copied = layout.cause_kind == Cause.COPY
+    copied &= layout.group[layout.cause_from] == Group.COPY_OUT
+    waits = (layout.cause_kind == Cause.SYNC) | copied
+    waits &= (
+        layout.kind[np.where(layout.to_host, layout.cause_to, 0)] != Call.ALLOCATION if waits.any() else True
+    )
+    if not waits.any():
+        return NotApplicable("the host never waits for the GPU in the step")
+    own = program.own.copy()
+    own[layout.cause_to[waits]] = 0
+    return program.edited(active=program.active & ~waits, own=own)
+
+
+def faster_host(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Let the host take a part of its time between calls."""
+    return _paced(program, ask.number("by"), _working(program))
+
+
+def capture_graph(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Let the forward and backward pass cost the host next to nothing."""
+    return _paced(program, of_reading(program.reading, *CAPTURED_HOST), _in_parts(program, PASSES))
+
+
+def fuse_optimizer(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Let the optimizer cost the host little, and its kernels less."""
+    edited = _paced(program, of_reading(program.reading, *FUSED_HOST), _in_parts(program, (Phase.OPTIMIZER,)))
+    if isinstance(edited, NotApplicable):
+        return edited
+    chosen = (program.layout.event_part == Phase.OPTIMIZER) & program.layout.computes
+    return edited.edited(dur=scaled(edited.dur, chosen, of_reading(program.reading, *FUSED_KERNELS)))
+
+
+def calm_allocator(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Take no time for allocating and freeing device memory."""
+    layout = program.layout
+    calls = layout.kind == Call.ALLOCATION
+    if not calls.any():
+        return NotApplicable("no memory is allocated or freed in the step")
+    hosts = layout.to_host
+    freed = np.zeros(layout.cause_kind.size, dtype=bool)
+    freed[hosts] = calls[layout.cause_to[hosts]]
+    return program.edited(own=np.where(calls, 0, program.own), active=program.active & ~freed)
+
+
+def feed_input(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Have every batch ready when it is asked for."""
+    layout = program.layout
+    loads = layout.kind == Call.INPUT
+    if not loads.any():
+        return NotApplicable("no data loader is asked for a batch in the step")
+    own = np.where(loads, np.minimum(program.own, READY_NS), program.own)
+    return program.edited(own=own, ready=np.where(program.ready >= 0, 0, program.ready))
+
+
+def pin_copies(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Copy batches from pinned memory: the call does not block, and the copy is faster."""
+    layout = program.layout
+    blocking = layout.cause_kind == Cause.COPY
+    blocking &= layout.group[layout.cause_from] == Group.COPY_IN
+    if not blocking.any():
+        return NotApplicable("no copy to the device blocks the host")
+    own = program.own.copy()
+    own[layout.cause_to[blocking]] = 0
+    copies = np.zeros(program.dur.size, dtype=bool)
+    copies[layout.cause_from[blocking]] = True
+    factor = of_reading(program.reading, 0.15, 0.3, 0.5)
+    return program.edited(active=program.active & ~blocking, own=own, dur=scaled(program.dur, copies, factor))
+
+
+def _working(program: RunProgram) -> Mask:
+    return np.asarray(program.layout.part != INPUT_PART)
+
+
+def _in_parts(program: RunProgram, parts: tuple[Phase, ...]) -> Mask:
+    return np.isin(program.layout.part, parts)
+
+
+def _paced(program: RunProgram, factor: float, chosen: Mask) -> RunProgram | NotApplicable:
+    if not (program.lag[chosen] > 0).any():
+        return NotApplicable("the capture shows no work of the host there")
+    return program.edited(lag=scaled(program.lag, chosen, factor))
+
+
+CHANGES = (
+    Change("no-sync", "the host never waits for the GPU", no_sync, (), "nothing needs the values earlier"),
+    Change(
+        "faster-host",
+        "the host takes this share of its time between two calls; 0 for a host that costs nothing",
+        faster_host,
+        (Parameter("by", "the factor, from 0 to 1", 0.5, 0.0, 1.0),),
+    ),
+    Change(
+        "capture-graph",
+        "forward and backward pass are CUDA graphs or compiled, and cost the host next to nothing",
+        capture_graph,
+        (),
+        "the model can be captured: no data-dependent control flow",
+    ),
+    Change(
+        "fuse-optimizer",
+        "the optimizer is fused: few launches, each value read and written once",
+        fuse_optimizer,
+    ),
+    Change("calm-allocator", "device memory is neither allocated nor freed in the step", calm_allocator),
+    Change(
+        "feed-input",
+        "every batch is ready when it is asked for",
+        feed_input,
+        (),
+        "workers take cores from the training process",
+        FED,
+    ),
+    Change(
+        "pin-copies",
+        "batches are copied from pinned memory, without blocking the host",
+        pin_copies,
+        (),
+        "pinned copies take 15 to 50 % of the time of pageable ones",
+    ),
+)

@@ -1,0 +1,87 @@
+"""Changes of how long kernels take, and of how much work a step does."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracedoc.replay.rank.program import Call, Group
+from tracedoc.replay.run_program import RunProgram
+from tracedoc.timeline.phases import Phase
+from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter, of_reading, scaled
+from tracedoc.whatif.changes.host import PASSES
+
+GROUPS = {
+    "matrix": (Group.MATRIX,),
+    "attention": (Group.ATTENTION,),
+    "pointwise": (Group.POINTWISE, Group.CAST, Group.MEMSET),
+    "optimizer": (Group.OPTIMIZER,),
+    "all": (Group.MATRIX, Group.ATTENTION, Group.POINTWISE, Group.CAST, Group.MEMSET, Group.OPTIMIZER),
+}
+
+DOUBLED = (1.6, 1.8, 2.0)
+"""Kernels of twice the batch take this many times as long: small ones leave part of the device idle."""
+
+
+def faster_kernels(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Let kernels of a group take less time."""
+    layout = program.layout
+    chosen = np.isin(layout.group, GROUPS[ask.word("of")]) & layout.computes
+    if not chosen.any():
+        return NotApplicable(f"the step has no kernel of the group {ask.word('of')}")
+    return program.edited(dur=scaled(program.dur, chosen, 1.0 / ask.number("by")))
+
+
+def double_batch(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Do twice the work a step: kernels of both passes, copies of the batch, and its loading."""
+    layout = program.layout
+    works = np.isin(layout.event_part, PASSES) & layout.computes
+    if not works.any():
+        return NotApplicable(
+            "the capture does not show which kernels belong to the forward and backward pass"
+        )
+    dur = scaled(program.dur, works, of_reading(program.reading, *DOUBLED))
+    dur = scaled(dur, layout.group == Group.COPY_IN, 2.0)
+    loads = layout.kind == Call.INPUT
+    return program.edited(
+        dur=dur,
+        own=np.where(loads, 2 * program.own, program.own),
+        ready=np.where(program.ready >= 0, 2 * program.ready, program.ready),
+    )
+
+
+def no_recompute(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Keep activations: nothing is computed twice."""
+    layout = program.layout
+    again = (layout.event_part == Phase.RECOMPUTE) & layout.computes
+    if not again.any():
+        return NotApplicable("nothing is recomputed in the step")
+    lag = np.where(layout.part == Phase.RECOMPUTE, 0, program.lag)
+    return program.edited(dur=np.where(again, 0, program.dur), lag=lag)
+
+
+CHANGES = (
+    Change(
+        "faster-kernels",
+        "kernels of a group are this many times as fast",
+        faster_kernels,
+        (
+            Parameter("of", "which kernels", "all", choices=tuple(GROUPS)),
+            Parameter("by", "the factor, above 1 for faster ones", 2.0, 0.1, 100.0),
+        ),
+    ),
+    Change(
+        "double-batch",
+        "a step does twice the work; the answer is the time for as much work as today",
+        double_batch,
+        (),
+        "kernels take 1.6 to 2 times as long, the optimizer and collectives as long as now",
+        units=2.0,
+    ),
+    Change(
+        "no-recompute",
+        "activations are kept instead of recomputed",
+        no_recompute,
+        (),
+        "there is memory for the activations",
+    ),
+)

@@ -1,0 +1,62 @@
+"""The changes by their names, and reading them from text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tracedoc.errors import ChangeError, did_you_mean
+from tracedoc.whatif.changes import gathers, host, kernels, ranks, reductions, transfers
+from tracedoc.whatif.changes.change import Change, Value, checked_values
+
+CHANGES: dict[str, Change] = {
+    change.name: change
+    for module in (transfers, reductions, gathers, host, kernels, ranks)
+    for change in module.CHANGES
+}
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A change with the values of its parameters."""
+
+    name: str
+    values: Mapping[str, Value]
+
+    def __str__(self) -> str:
+        given = (f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+                 for name, value in self.values.items())  # fmt: skip
+        return " ".join((self.name, *given))
+
+
+def request(name: str, given: Mapping[str, Value]) -> Request:
+    """Return a change to ask for; raises :class:`ChangeError` where name or parameters are wrong."""
+    if name not in CHANGES:
+        raise ChangeError(
+            f"there is no change {name!r}{did_you_mean(name, CHANGES)}",
+            "tracedoc whatif RUN --list shows all of them",
+        )
+    return Request(name, checked_values(CHANGES[name], given))
+
+
+def parse_request(text: str) -> Request:
+    """Read ``NAME parameter=value ...``, as on the command line; raises :class:`ChangeError`."""
+    words = text.split()
+    if not words:
+        raise ChangeError("a change has a name", "tracedoc whatif RUN --list shows all of them")
+    given: dict[str, Value] = {}
+    for word in words[1:]:
+        name, separator, value = word.partition("=")
+        if not separator or not name or not value:
+            raise ChangeError(
+                f"{word!r} is no parameter of {words[0]}", "write parameters as name=value, without spaces"
+            )
+        given[name] = _number_or_word(value)
+    return request(words[0], given)
+
+
+def _number_or_word(text: str) -> Value:
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,63 @@
+"""Changes of what collectives move, and of the link that they move it over."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracedoc.replay.run_program import RunProgram
+from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter
+
+KINDS = ("all", "gradients", "parameters")
+
+
+def collectives_of(program: RunProgram, kind: str) -> Mask:
+    """Return which parts belong to collectives of a kind: gradients, gathered parameters, or all."""
+    joins = program.layout.joins
+    if kind == "gradients":
+        return joins.gradients
+    if kind == "parameters":
+        gathers = np.array([name == "all_gather" for name in joins.kinds] or [False], dtype=bool)
+        return np.asarray(gathers[joins.kind] & ~joins.gradients)
+    return np.ones(joins.event.size, dtype=bool)
+
+
+def scale_bytes(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Move fewer bytes; latency stays."""
+    return _scaled(program, ask, ask.word("of"), ask.number("by"))
+
+
+def faster_link(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Move the same bytes faster; latency stays."""
+    return _scaled(program, ask, ask.word("of"), 1.0 / ask.number("by"))
+
+
+def _scaled(program: RunProgram, ask: Ask, kind: str, factor: float) -> RunProgram | NotApplicable:
+    chosen = collectives_of(program, kind)
+    if not chosen.any():
+        what = "collective" if kind == "all" else f"collective that moves {kind}"
+        return NotApplicable(f"the step has no {what}")
+    fixed = ask.splits[program.reading].fixed_ns
+    # Another change may have been made before: what it left of the transfer is scaled.
+    kept = np.minimum(fixed, program.transfer)
+    moved = np.rint((program.transfer - kept) * factor).astype(np.int64)
+    return program.edited(transfer=np.where(chosen, kept + moved, program.transfer))
+
+
+_OF = Parameter("of", "which collectives: all, gradients, or parameters (gathers)", "all", choices=KINDS)
+
+CHANGES = (
+    Change(
+        "scale-bytes",
+        "collectives move this many times their bytes, as with compression or a smaller type",
+        scale_bytes,
+        (_OF, Parameter("by", "the factor, below 1 for fewer bytes", 0.5, 0.01, 10.0)),
+        "latency stays; casts cost nothing",
+    ),
+    Change(
+        "faster-link",
+        "the link moves bytes this many times as fast",
+        faster_link,
+        (_OF, Parameter("by", "the factor, above 1 for a faster link", 2.0, 0.1, 100.0)),
+        "latency stays",
+    ),
+)
