@@ -20,8 +20,9 @@ from tracedoc.pipeline import diagnose
 from tracedoc.report.render import render_pieces
 from tracedoc.worker import digest_file
 
-DIGEST_BYTES = 30_000
-"""A pickled digest of a few steps with some tens of collectives takes less."""
+DIGEST_BYTES = 44_000
+"""A pickled digest of a few steps with some tens of collectives takes less; 13,000 of it are the programs of
+four steps with 400 GPU events each, by which they are replayed."""
 
 RANK_BYTES = 60_000
 """One more rank costs less at the peak: its digest, and its part of matching, facts and report."""

@@ -1,0 +1,93 @@
+"""Played without a change, real captures and the samples take as long as they were measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tracedoc
+from tracedoc.ranks.run_view import RunView
+from tracedoc.replay.rank.packing import PackedProgram
+from tracedoc.replay.run_replay import Refusal, RunReplay, replay_run
+
+REAL = (
+    "ddp_resnet_a100_2rank_r0",
+    "ddp_resnet_mi300_8rank_r0",
+    "ddp_resnet_v100_ws1_healthy",
+    "dlrm_8rank_v100",
+    "dlrm_v100_2rank_r1",
+    "fsdp2_h100_4rank",
+    "published_pipeline_8rank",
+    "resnet50_2020_array_toplevel",
+    "resnet50_v100_dataloader_bound_2021",
+    "resnet50_v100_workers4_2021",
+)
+SAMPLES = (
+    "synthetic_ddp_tiny_batch",
+    "synthetic_fsdp2_fine_wrapping",
+    "synthetic_fsdp2_healthy",
+    "synthetic_zero3_gather_stall",
+)
+
+
+def run_of(folder: Path) -> RunView:
+    return tracedoc.measure([folder])[0].run
+
+
+def replayed(folder: Path) -> RunReplay:
+    found = replay_run(run_of(folder))
+    assert isinstance(found, RunReplay), found
+    return found
+
+
+@pytest.fixture(scope="module")
+def errors(shared_traces, sample_traces) -> dict[str, float]:
+    folders = [shared_traces / name for name in REAL] + [sample_traces / name for name in SAMPLES]
+    return {folder.name: replayed(folder).model_error_frac for folder in folders}
+
+
+def test_no_capture_is_missed_by_more_than_5_percent(errors):
+    assert max(errors.values()) <= 0.05
+
+
+def test_half_of_the_captures_are_met_within_1_percent(errors):
+    assert np.median(list(errors.values())) <= 0.01
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_samples_are_met_within_one_in_a_thousand(name, sample_traces):
+    assert replayed(sample_traces / name).model_error_frac < 0.001
+
+
+def test_a_graph_whose_kernels_are_missing_is_refused(shared_traces):
+    found = replay_run(run_of(shared_traces / "format_variants/sglang_Qwen3-8B_decode.json.gz"))
+    assert isinstance(found, Refusal)
+    assert "98 % of the step" in found.reason
+
+
+def test_a_trace_without_kernels_is_refused(shared_traces):
+    found = replay_run(run_of(shared_traces / "format_variants/rank_non_gpu.json.gz"))
+    assert isinstance(found, Refusal)
+
+
+def test_programs_survive_the_way_from_the_worker(sample_traces):
+    run = run_of(sample_traces / "synthetic_ddp_tiny_batch")
+    packed = run.digests[0].programs[0]
+    program = packed.unpack()
+    again = PackedProgram.of(program).unpack()
+    for name in type(program).__struct_fields__:
+        one, other = getattr(program, name), getattr(again, name)
+        if isinstance(one, np.ndarray):
+            assert one.dtype == other.dtype, name
+            assert one.tolist() == other.tolist(), name
+        else:
+            assert one == other, name
+
+
+def test_the_critical_path_is_as_long_as_the_step(sample_traces):
+    replay = replayed(sample_traces / "synthetic_zero3_gather_stall")
+    total = sum(piece.ns for piece in replay.path.pieces)
+    assert total == pytest.approx(replay.replayed_ms * 1e6, rel=1e-6)
+    assert next(iter(replay.path.shares())) == "compute"

