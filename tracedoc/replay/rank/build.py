@@ -26,6 +26,9 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.steps import Window
 from tracedoc.trace import vocabulary
+from tracedoc.trace.distinct import difference, distinct, is_among
+
+TO_HOST_CODES = np.array(TO_HOST, dtype=np.uint8)
 
 HANDED_OVER_NS = 300_000
 """What a wait for a batch takes beside the waiting, at most: the batch is taken from a queue."""
@@ -93,9 +96,9 @@ def _cuts(timeline: RankTimeline, device: DeviceEvents) -> Int64Array:
     cuts = np.array([step.start_ns for step in steps], dtype=np.int64)
     kernels = device.on_stream(device.compute_stream)
     kernels = kernels[(device.rank[kernels] == RANK_OF_COMPUTE) & device.linked[kernels]]
-    positions, first = np.unique(device.step[kernels], return_index=True)
-    there = (positions >= 0) & (positions < len(steps))
-    cuts[positions[there]] = device.launched_ns[kernels[first[there]]]
+    position = device.step[kernels]
+    kernels = kernels[(position >= 0) & (position < len(steps))][::-1]
+    cuts[device.step[kernels]] = device.launched_ns[kernels]  # backwards: the first kernel of a step counts
     return np.maximum.accumulate(cuts) if cuts.size else cuts
 
 
@@ -258,7 +261,7 @@ def _with_causes(
     local = np.full(device.rows.size, NONE, dtype=np.int64)
     local[events] = np.arange(events.size)
     earlier = _same_of_step_before(sources, events, local, position)
-    to_host = np.isin(causes.kind, TO_HOST)
+    to_host = is_among(causes.kind, TO_HOST_CODES)
     target = causes.target
     inside = np.where(
         to_host,
@@ -271,7 +274,7 @@ def _with_causes(
         to_host[kept], target[kept] - span.start, local[np.minimum(target[kept], device.rows.size - 1)]
     )
     back = local[causes.source[kept]] < 0
-    orphans = np.setdiff1d(target[inside & to_host], target[kept][to_host[kept]])
+    orphans = difference(target[inside & to_host], target[kept][to_host[kept]])
     blocks = program.blocks.copy()
     # What a call waited for ran before the step: its time is the call's own.
     own = program.own.copy()
@@ -301,7 +304,7 @@ def _unexplained(
     lag: Int64Array,
 ) -> Int64Array:
     delay: Int64Array = device.delay[events].copy()
-    starts = np.flatnonzero(~np.isin(kinds, TO_HOST))
+    starts = np.flatnonzero(~is_among(kinds, TO_HOST_CODES))
     left = device.start_ns[events[goal[starts]]] - device.end_ns[source[starts]] - lag[starts]
     np.minimum.at(delay, goal[starts], left)
     return np.maximum(delay, 0)
@@ -318,7 +321,7 @@ def _same_of_step_before(
     same = np.full(device.rows.size, NONE, dtype=np.int64)
     if position is None:
         return same
-    for code in np.unique(device.stream[events]).tolist():
+    for code in distinct(device.stream[events]).tolist():
         stream = device.on_stream(code)
         before, now = stream[sources.home[stream] == position - 1], stream[local[stream] >= 0]
         size = min(before.size, now.size)

@@ -18,7 +18,7 @@ from tracedoc.timeline.steps import outermost_rows
 from tracedoc.timeline.syncs import launching_threads
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import is_among, union
+from tracedoc.trace.distinct import distinct, is_among, union
 from tracedoc.trace.vocabulary import RuntimeRole
 
 SHORT_ALLOCATION_NS = 20_000
@@ -129,7 +129,7 @@ def _rejoins(
     """Return the calls during which others went on, and the first call of their thread after them."""
     sources, targets = [], []
     during = np.flatnonzero(blocks[:-1] & ~returned)
-    for thread in np.unique(calls.thread[during]).tolist():
+    for thread in distinct(calls.thread[during]).tolist():
         same = np.flatnonzero(calls.thread == thread)
         mine = during[calls.thread[during] == thread]
         following = np.searchsorted(calls.start_ns[same], calls.end_ns[mine])

@@ -15,6 +15,7 @@ from tracedoc.timeline.launches import NO_ROW, match_ids
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.reductions import gradient_rows
 from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import distinct, is_among
 
 EXPLAINED_NS = 3_000
 """A start that is later by no more than this is explained: launches and gaps scatter so much."""
@@ -89,7 +90,7 @@ Part = tuple[Cause, Int64Array, Int64Array, Int64Array]
 def _last_launched(device: DeviceEvents, stream: npt.NDArray[np.integer], times: Int64Array) -> Int64Array:
     """Return the last event launched before each time on the stream (a code) of each; ``NONE`` if none."""
     found = np.full(times.size, NONE, dtype=np.int64)
-    for code in np.unique(stream).tolist():
+    for code in distinct(stream).tolist():
         events = device.on_stream(code)
         mine = np.flatnonzero(stream == code)
         place = np.searchsorted(np.maximum.accumulate(device.launched_ns[events]), times[mine])
@@ -116,7 +117,7 @@ def _recorded(trace: Trace, device: DeviceEvents) -> Part | None:
     at, recorded_at, waiting, source = (one[known] for one in (at, recorded_at, waiting, source))
     sources = _last_launched(device, source, recorded_at)
     targets = np.full(at.size, NONE, dtype=np.int64)
-    for number in np.unique(waiting).tolist():
+    for number in distinct(waiting).tolist():
         events = device.on_stream(number)
         mine = np.flatnonzero(waiting == number)
         place = np.searchsorted(np.maximum.accumulate(device.launched_ns[events]), at[mine])
@@ -151,7 +152,7 @@ def _issues(device: DeviceEvents) -> tuple[list[Part], Int64Array]:
     numbers = {op: number for number, op in enumerate(dict.fromkeys(device.op))}
     ops = np.array([numbers[device.op[row]] for row in device.row[events].tolist()], dtype=np.int64)
     classes = ops * 256 + device.stream[events]
-    wrong = np.isin(classes, np.unique(classes[seen < -1_000]))
+    wrong = is_among(classes, distinct(classes[seen < -1_000]))
     events, sources, seen, ops = events[~wrong], sources[~wrong], seen[~wrong], ops[~wrong]
     lags = np.minimum(seen, ISSUE_LAG_NS)
     gather = ops == numbers.get("all_gather", NONE)
@@ -211,7 +212,7 @@ def _orders(timeline: RankTimeline, device: DeviceEvents, explained: Int64Array)
         sources.append(mine[there])
         targets.append(later[place[there]])
     source, target = np.concatenate(sources), np.concatenate(targets)
-    kept = ~np.isin(target, explained) & (device.launched_ns[source] < device.launched_ns[target])
+    kept = ~is_among(target, explained) & (device.launched_ns[source] < device.launched_ns[target])
     source, target = source[kept].astype(np.int64), target[kept].astype(np.int64)
     return Cause.ORDER, source, target, np.zeros(source.size, dtype=np.int64)
 

@@ -57,5 +57,6 @@ def measure_contention(timeline: RankTimeline, device: DeviceEvents) -> float:
 def _alike(lengths: npt.NDArray[np.float64]) -> bool:
     if lengths.size < FEWEST:
         return False
-    low, middle, high = np.percentile(lengths, (10, 50, 90))
-    return bool(high - low <= SCATTER * middle)
+    ordered = np.sort(lengths)
+    tenth = lengths.size // 10
+    return bool(ordered[-1 - tenth] - ordered[tenth] <= SCATTER * ordered[lengths.size // 2])

@@ -13,6 +13,7 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
+from tracedoc.trace.distinct import distinct
 from tracedoc.trace.vocabulary import KernelCategory
 
 USUAL_LATENCY_NS = 10_000
@@ -76,7 +77,8 @@ def device_events(timeline: RankTimeline) -> DeviceEvents:
     mine = np.flatnonzero(trace.device[events.rows] == timeline.device)
     rows, launch_rows, classes = events.rows[mine], events.launch_rows[mine], events.classes[mine]
     start, end = trace.ts_ns[rows], trace.end_ns[rows]
-    streams, stream = np.unique(trace.stream[rows], return_inverse=True)
+    streams = distinct(trace.stream[rows])
+    stream = np.searchsorted(streams, trace.stream[rows])
     launched = np.where(launch_rows != NO_ROW, trace.ts_ns[np.maximum(launch_rows, 0)], UNLAUNCHED)
     before = _before(stream, streams.size)
     comm = np.flatnonzero(classes == COMMUNICATION)
