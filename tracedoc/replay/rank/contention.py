@@ -44,7 +44,7 @@ def measure_contention(timeline: RankTimeline, device: DeviceEvents) -> float:
     for mine in np.split(order, edges[1:]):
         beside, alone = length[mine[share[mine] > BESIDE]], length[mine[share[mine] < ALONE]]
         if _alike(beside) and _alike(alone):
-            ratios.append(float(np.median(beside)) / max(float(np.median(alone)), 1.0))
+            ratios.append(_middle(beside) / max(_middle(alone), 1.0))
             weights.append(float(length[mine].sum()))
     if not ratios:
         return UNKNOWN_SHARE
@@ -52,6 +52,10 @@ def measure_contention(timeline: RankTimeline, device: DeviceEvents) -> float:
     passed = np.cumsum(np.array(weights)[ranked])
     middle = float(np.array(ratios)[ranked][np.searchsorted(passed, passed[-1] / 2)])
     return min(max(middle - 1.0, 0.0), LARGEST)
+
+
+def _middle(lengths: npt.NDArray[np.float64]) -> float:
+    return float(np.sort(lengths)[lengths.size // 2])
 
 
 def _alike(lengths: npt.NDArray[np.float64]) -> bool:
