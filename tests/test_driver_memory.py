@@ -14,7 +14,6 @@ import pytest
 from msgspec.structs import replace
 
 import tracedoc.pipeline
-from tracedoc.digest.packed_table import PackedTable
 from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.pipeline import diagnose
 from tracedoc.report.render import render_pieces
@@ -59,13 +58,11 @@ def _of_rank(digest: RankDigest, rank: int, path: str, ranks: int) -> RankDigest
     table = own.collectives
     later = rank * 1000
     everyone = tuple(range(ranks))
-    moved = PackedTable.of_table(
-        dataclasses.replace(
-            table,
-            kinds=tuple(replace(kind, group=everyone, group_size=ranks) for kind in table.kinds),
-            start_ns=table.start_ns + later,
-            end_ns=table.end_ns + later,
-        )
+    moved = dataclasses.replace(
+        table,
+        kinds=tuple(replace(kind, group=everyone, group_size=ranks) for kind in table.kinds),
+        start_ns=table.start_ns + later,
+        end_ns=table.end_ns + later,
     )
     return replace(own, rank=rank, source=path, world_size=ranks, collectives=moved)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tracedoc.diagnosis import Diagnosis, Evidence, Finding, Gain
-from tracedoc.digest.packed_spans import PackedSet
 from tracedoc.pipeline import Options, diagnose
 from tracedoc.spans import Spans
 from tracedoc.summary import combined_gain_ms
@@ -37,9 +36,7 @@ def finding(name: str, gain: float, *places: tuple[int, int], rank: int = 0) -> 
 def test_gains_over_the_same_time_are_not_added(findings: list[Finding], together: float) -> None:
     times = {
         one.id: {
-            (one.ranks[0], 1): PackedSet.of(
-                Spans.from_pairs([(place.start_ns, place.end_ns) for place in one.evidence])
-            )
+            (one.ranks[0], 1): (Spans.from_pairs([(place.start_ns, place.end_ns) for place in one.evidence]))
         }
         for one in findings
     }

@@ -19,8 +19,7 @@ from tracedoc.diagnosis import (
     StepBudget,
     Strategy,
 )
-from tracedoc.digest.rank_digest import DRAWN, LANE_RANKS, RankDigest
-from tracedoc.digest.step_table import StepDigest
+from tracedoc.digest.rank_digest import DRAWN, LANE_RANKS, RankDigest, StepDigest
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import FactTable
 from tracedoc.facts.measure_run import Measurements
@@ -210,10 +209,9 @@ def _lanes(digest: RankDigest) -> list[Lane]:
             digest.rank,
             label,
             tuple(
-                ((start - step.start_ns) / 1e6, (end - step.start_ns) / 1e6)
-                for start, end in digest.spans[name].pairs()
+                ((start - step.start_ns) / 1e6, (end - step.start_ns) / 1e6) for start, end in spans.pairs()
             ),
         )
         for name, label in shown.items()
-        if len(digest.spans.get(name, ()))
+        if len(spans := digest.spans(name))
     ]

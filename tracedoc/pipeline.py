@@ -9,14 +9,15 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from tracedoc.compose import compose
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.digest.pool import Pool, shared, without_timeline
-from tracedoc.digest.rank_digest import LANE_RANKS, RankDigest
+from tracedoc.digest.rank_digest import LANE_RANKS, RankDigest, without_timeline
+from tracedoc.digest.sharing import share
 from tracedoc.errors import InputError, Limit
 from tracedoc.executors.run import run_each
 from tracedoc.executors.work import Lost
@@ -157,12 +158,7 @@ def _read_ranks(
     settled = settle([_candidate(file, digest) for file, digest in digests], options.cycle)
     by_path = {file.path: digest for file, digest in digests}
     ranked = [replace(by_path[file.path], rank=file.rank) for file in settled.files]
-    pool = Pool()
-    return (
-        [*ranked[:LANE_RANKS], *(without_timeline(one, pool) for one in ranked[LANE_RANKS:])],
-        settled,
-        unread,
-    )
+    return [*ranked[:LANE_RANKS], *map(without_timeline, ranked[LANE_RANKS:])], settled, unread
 
 
 def _read_all(
@@ -172,7 +168,7 @@ def _read_all(
     sizes = {file.path: file.size_bytes for file in run.files}
     display = _Display(progress, sum(sizes.values()), len(sizes))
     outcomes: dict[str, RankDigest | InputError | Lost] = {}
-    pool = Pool()
+    known: dict[Any, Any] = {}
     work = partial(digest_file, steps=options.steps, strict=options.strict, max_bytes=options.max_bytes)
     on_bytes = display.bytes if progress is not None else None
     results = run_each(work, sizes, jobs=options.jobs, executor=options.executor, on_bytes=on_bytes)
@@ -180,9 +176,7 @@ def _read_all(
         for path, outcome in results:
             if not isinstance(outcome, RankDigest) and (options.strict or len(sizes) == 1):
                 raise _error(path, outcome)
-            if isinstance(outcome, RankDigest) and len(sizes) > 1:
-                outcome = shared(outcome, pool)
-            outcomes[path] = outcome
+            outcomes[path] = share(outcome, known) if isinstance(outcome, RankDigest) else outcome
             display.rank()
     digests, failed = [], []
     for file in run.files:

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
-from tracedoc.digest.packed_spans import PackedSet
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.spans import Spans
@@ -53,7 +52,7 @@ COMPUTE_BOUND = 0.80
 """With this share of compute in the step and no finding, compute is what the step is made of."""
 
 
-Times = Mapping[str, Mapping[tuple[int, int | None], PackedSet]]
+Times = Mapping[str, Mapping[tuple[int, int | None], Spans]]
 """All that findings point to, by their ids: intervals by rank and step."""
 
 
@@ -152,7 +151,7 @@ def combined_gain_ms(findings: Sequence[Finding], times: Times) -> float:
     places: dict[int, dict[str, Spans]] = defaultdict(dict)
     for finding_id in gains:
         for (rank, _), spans in times.get(finding_id, {}).items():
-            places[rank][finding_id] = places[rank].get(finding_id, Spans.empty()) | spans.unpack()
+            places[rank][finding_id] = places[rank].get(finding_id, Spans.empty()) | spans
     return max([*gains.values(), *(_claimed_ms(found, gains) for found in places.values())], default=0.0)
 
 

@@ -7,7 +7,7 @@ import msgspec
 Scalar = float | int | str | bool
 
 
-class Unknown(msgspec.Struct, frozen=True):
+class Unknown(msgspec.Struct, frozen=True, tag=True):
     """A measurement that this capture does not allow, and why. Never 0, never NaN."""
 
     reason: str
@@ -19,4 +19,4 @@ class Failed(Unknown, frozen=True):
     traceback: str = ""
 
 
-Value = Scalar | Unknown
+Value = Scalar | Unknown | Failed

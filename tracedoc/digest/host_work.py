@@ -7,7 +7,6 @@ from collections import defaultdict
 import msgspec
 import numpy as np
 
-from tracedoc.digest.packed_columns import narrow
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import (
@@ -92,19 +91,9 @@ def host_digest(timeline: RankTimeline, away: Spans) -> HostDigest | None:
     host = host_phases(timeline)
     return HostDigest(
         work_ns=tuple(int(total) for total in totals),
-        before=_narrowed(work_before_collectives(timeline, work, host)),
+        before=work_before_collectives(timeline, work, host),
         syncs=sync_totals(timeline, host)[:MAX_SYNCS],
         away=away_totals(timeline, host, away)[:MAX_SYNCS],
-    )
-
-
-def _narrowed(before: WorkBefore) -> WorkBefore:
-    return WorkBefore(
-        before.causes,
-        narrow(before.us_of),
-        narrow(before.kernels),
-        narrow(before.away_us),
-        before.away_phase,
     )
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
+from tracedoc.digest.codec import decode, encode
 from tracedoc.digest.device import device_name
 from tracedoc.digest.gemms import GemmTable, gemm_table
 from tracedoc.digest.host_work import HostDigest, host_digest
-from tracedoc.digest.named_values import NamedValues
-from tracedoc.digest.packed_columns import Unsigned, narrow
-from tracedoc.digest.packed_spans import PackedSet, PackedSpans
-from tracedoc.digest.packed_table import PackedTable
-from tracedoc.digest.step_table import StepDigest, StepTable
 from tracedoc.digest.work import WorkTable, work_table
 from tracedoc.errors import Limit
 from tracedoc.replay.rank.packing import PackedProgram
@@ -51,21 +48,32 @@ class KernelTable(msgspec.Struct, frozen=True, eq=False):
 
     names: tuple[str, ...] = ()
     categories: tuple[KernelCategory, ...] = ()
-    calls: Unsigned = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
+    calls: Int64Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     time_ns: Int64Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+
+class StepDigest(msgspec.Struct, frozen=True, eq=False):
+    """One step of one rank: its window on the rank's own clock, budget, and idle time by cause."""
+
+    index: int
+    start_ns: int
+    end_ns: int
+    complete: bool
+    budget: Budget
+    idle_ns: Mapping[str, int]
+    blocking_ns: int | None
 
 
 class RankDigest(msgspec.Struct, frozen=True, eq=False):
     """One rank as the other stages see it.
 
     ``rank`` is the one settled over all files, not only what the file says. ``judged`` is the position in
-    ``steps`` of the step that stands for the rank. ``spans`` are sets inside the judged step: the intervals
-    of facts by their names, as evidence, and ``DRAWN`` for pictures. ``present`` are the needs that the
-    trace meets. ``first_step`` identifies the profiler's cycle. ``phases`` are those of the judged step, in
-    order. ``gradients`` tells which collectives reduce gradients; ``work`` follows ``steps``;
-    ``reader`` is what read the trace.
-    ``programs`` are those of steps that can be replayed, that of the judged one first; ``unplayable`` says
-    why there are none.
+    ``steps`` of the step that stands for the rank. ``encoded_spans`` are what :meth:`spans` decodes, of which
+    few are asked for. ``exposed_comm`` is that of all steps; ``present`` are the needs that the trace meets.
+    ``first_step`` identifies the profiler's cycle. ``phases`` are those of the judged step, in order.
+    ``gradients`` tells which collectives reduce gradients; ``work`` follows ``steps``; ``reader`` is what
+    read the trace. ``programs`` are those of steps that can be replayed, that of the judged one first;
+    ``unplayable`` says why there are none.
     """
 
     rank: int
@@ -82,12 +90,12 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     first_step: int | None
     capture: Budget | None
     capture_idle_ns: Mapping[str, int]
-    steps: Sequence[StepDigest]
+    steps: tuple[StepDigest, ...]
     judged: int | None
     collectives: CollectiveTable
-    packed_exposed_comm: PackedSet
+    exposed_comm: Spans
     kernels: KernelTable
-    spans: Mapping[str, Spans]
+    encoded_spans: Mapping[str, bytes]
     signs: StrategySigns
     present: frozenset[str]
     limits: tuple[Limit, ...]
@@ -102,10 +110,13 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     programs: tuple[PackedProgram, ...] = ()
     unplayable: str = ""
 
-    @property
-    def exposed_comm(self) -> Spans:
-        """The exposed communication of all steps."""
-        return self.packed_exposed_comm.unpack()
+    def __reduce__(self) -> tuple[Callable[[bytes], RankDigest], tuple[bytes]]:
+        return decoded_digest, (encode(self),)
+
+    def spans(self, name: str) -> Spans:
+        """Return a set inside the judged step: the intervals of a fact, or one of ``DRAWN``; may be empty."""
+        encoded = self.encoded_spans.get(name)
+        return Spans.empty() if encoded is None else decode(encoded, Spans)
 
     @property
     def judged_step(self) -> StepDigest | None:
@@ -116,6 +127,29 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     def complete_steps(self) -> tuple[StepDigest, ...]:
         """The steps that were captured whole."""
         return tuple(step for step in self.steps if step.complete)
+
+
+def decoded_digest(data: bytes) -> RankDigest:
+    """Return the digest that was encoded; raises :class:`ValueError` for what is none."""
+    digest = decode(data, RankDigest)
+    if not _fits_together(digest):
+        raise ValueError("the parts of this digest do not fit together")
+    return digest
+
+
+def _fits_together(digest: RankDigest) -> bool:
+    table, work = digest.collectives, digest.work
+    columns = [getattr(table, name) for name in table.__slots__ if name != "kinds"]
+    return (
+        all(column.shape == (len(table),) for column in columns)
+        and bool(((table.kind >= 0) & (table.kind < len(table.kinds))).all())
+        and digest.gradients.shape == (len(table),)
+        and (digest.judged is None or 0 <= digest.judged < len(digest.steps))
+        and (
+            work is None
+            or all(getattr(work, name).shape == (len(digest.steps),) for name in work.__struct_fields__)
+        )
+    )
 
 
 def digest_timeline(
@@ -144,19 +178,17 @@ def digest_timeline(
         groups=info.groups,
         first_step=timeline.host.steps[0].index if timeline.host.steps else None,
         capture=activity.budget(activity.start_ns, activity.end_ns) if activity else None,
-        capture_idle_ns=(
-            timeline.idle.in_window(activity.start_ns, activity.end_ns) if activity and timeline.idle else {}
-        ),
-        steps=StepTable(steps),
+        capture_idle_ns=_idle_ns(timeline, activity.start_ns, activity.end_ns) if activity else {},
+        steps=steps,
         judged=position,
-        collectives=PackedTable.of_table(timeline.collectives),
-        packed_exposed_comm=PackedSet.of(_exposed_comm(timeline)),
+        collectives=timeline.collectives,
+        exposed_comm=_exposed_comm(timeline),
         kernels=_kernel_table(timeline),
-        spans=PackedSpans(_judged_spans(timeline, intervals)),
+        encoded_spans={name: encode(spans) for name, spans in _judged_spans(timeline, intervals).items()},
         signs=strategy_signs(timeline),
         present=_present(timeline),
         limits=(*trace.limits, *timeline.limits),
-        facts=NamedValues(tuple(facts), tuple(facts.values())),
+        facts=facts,
         host_work=host_digest(timeline, intervals.get("host_away_idle_ms", Spans.empty())),
         gemms=gemm_table(timeline),
         units=small_table(timeline.units, judged.index if judged is not None else None),
@@ -169,6 +201,12 @@ def digest_timeline(
     )
 
 
+def without_timeline(digest: RankDigest) -> RankDigest:
+    """Return the digest of a rank that no picture shows: without what only pictures need."""
+    kept = {name: spans for name, spans in digest.encoded_spans.items() if name not in DRAWN}
+    return replace(digest, encoded_spans=kept)
+
+
 def _step_digest(timeline: RankTimeline, window: Window) -> StepDigest:
     assert timeline.activity is not None
     start, end = window.start_ns, window.end_ns
@@ -179,21 +217,31 @@ def _step_digest(timeline: RankTimeline, window: Window) -> StepDigest:
         end,
         window.complete,
         timeline.activity.budget(start, end),
-        timeline.idle.in_window(start, end) if timeline.idle else {},
+        _idle_ns(timeline, start, end),
         None if blocking is None else blocking.clip(start, end).total_ns,
     )
 
 
+def _idle_ns(timeline: RankTimeline, start_ns: int, end_ns: int) -> dict[str, int]:
+    """Return the idle time of a window by cause, of those that occur."""
+    causes = timeline.idle.in_window(start_ns, end_ns) if timeline.idle else {}
+    return {cause: ns for cause, ns in causes.items() if ns}
+
+
 def _judged_spans(timeline: RankTimeline, intervals: Mapping[str, Spans]) -> dict[str, Spans]:
-    """Return the named sets of time inside the judged step: the activity, and the ``intervals`` of facts."""
+    """Return the named sets of time inside the judged step: the activity, and the ``intervals`` of facts.
+
+    Empty ones are left out.
+    """
     window, activity = timeline.judged, timeline.activity
     if window is None or activity is None:
         return {}
     drawn = dict(zip(DRAWN, (activity.compute, activity.comm, activity.copy), strict=True))
-    return {
+    inside = {
         name: _longest(spans.clip(window.start_ns, window.end_ns))
         for name, spans in {**drawn, **intervals}.items()
     }
+    return {name: spans for name, spans in inside.items() if len(spans)}
 
 
 def _exposed_comm(timeline: RankTimeline) -> Spans:
@@ -229,7 +277,7 @@ def _kernel_table(timeline: RankTimeline) -> KernelTable:
     return KernelTable(
         names=tuple(trace.names[name][:300] for name in kept),
         categories=tuple(events.categories[name] for name in kept),
-        calls=narrow(calls[order]),
+        calls=calls[order],
         time_ns=times[order].astype(np.int64),
     )
 

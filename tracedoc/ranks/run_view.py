@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import astuple
 
-from tracedoc.digest.packed_columns import PackedColumn, Unsigned, narrow
-from tracedoc.digest.rank_digest import RankDigest
-from tracedoc.digest.step_table import StepDigest
+from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.ranks.bandwidth import SizeCurve, group_curves
 from tracedoc.ranks.blame import Blame, assign_blame
 from tracedoc.ranks.exposure import (
     Arrivals,
     ExposedSplit,
-    SplitSpans,
     arrivals_by_rank,
     exposed_waits,
     split_exposed,
@@ -100,36 +96,6 @@ def once(measure: Callable[[RunView], Result]) -> Callable[[RunView], Result]:
     return asked
 
 
-class Splits(Mapping[tuple[int, int], ExposedSplit]):
-    """A mapping by ``(rank, step number)``, stored as columns to save memory."""
-
-    __slots__ = ("_by_rank",)
-
-    def __init__(self) -> None:
-        self._by_rank: dict[int, tuple[PackedColumn, Unsigned]] = {}
-
-    def add(self, rank: int, spans: SplitSpans, steps: Sequence[StepDigest]) -> None:
-        """Add the steps of one rank."""
-        found = spans.in_windows([step.start_ns for step in steps], [step.end_ns for step in steps])
-        indices = np.array([step.index for step in steps], dtype=np.int64)
-        times = np.array([astuple(split) for split in found], dtype=np.int64)
-        self._by_rank[rank] = PackedColumn.of(indices), narrow(times)
-
-    def __getitem__(self, place: tuple[int, int]) -> ExposedSplit:
-        indices, times = self._by_rank[place[0]]
-        rows = np.flatnonzero(indices.unpack() == place[1])
-        if rows.size == 0:
-            raise KeyError(place)
-        return ExposedSplit(*times[rows[-1]].tolist())
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        for rank, (indices, _) in self._by_rank.items():
-            yield from ((rank, index) for index in indices.unpack().tolist())
-
-    def __len__(self) -> int:
-        return sum(indices.size for indices, _ in self._by_rank.values())
-
-
 def build_view(
     digests: Sequence[RankDigest],
     world_size: int | None,
@@ -141,13 +107,17 @@ def build_view(
     ranks = with_guessed_groups([RankCollectives(d.rank, d.host, d.collectives, d.groups) for d in ordered])
     matching = match_collectives(ranks, world_size)
     arrivals = arrivals_by_rank(matching, ranks)
-    splits, waits = Splits(), []
+    splits: dict[tuple[int, int], ExposedSplit] = {}
+    waits = []
     for digest in ordered:
         exposed = digest.exposed_comm
         mine = arrivals[digest.rank]
         waits.append(exposed_waits(exposed, digest.collectives, mine))
         spans = split_exposed(exposed, digest.collectives, mine)
-        splits.add(digest.rank, spans, tuple(digest.steps))
+        found = spans.in_windows(
+            [step.start_ns for step in digest.steps], [step.end_ns for step in digest.steps]
+        )
+        splits |= {(digest.rank, step.index): split for step, split in zip(digest.steps, found, strict=True)}
     last_exposed = _exposed_at_last(matching, ordered, arrivals)
     return RunView(
         digests=ordered,

@@ -6,8 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest
-from tracedoc.digest.step_table import StepDigest
+from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.shards.units import NO_TIME, ShardCalls

@@ -18,7 +18,6 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.diagnosis import SEVERITIES, Comparison, Evidence, Finding, Fix, Gain, Instance, Verdict
-from tracedoc.digest.packed_spans import PackedSet
 from tracedoc.facts.catalog import attempt
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.rules.expression import Expression, parse
@@ -44,7 +43,7 @@ COVERED_SHARE = 0.5
 _WORST_BY_CONFIDENCE = {"high": "critical", "medium": "warning", "low": "note"}
 
 
-Times = Mapping[tuple[int, int | None], PackedSet]
+Times = Mapping[tuple[int, int | None], Spans]
 """The intervals that evidence points to, by rank and step."""
 
 
@@ -154,14 +153,14 @@ def _places(
     One instance after the other: the places of a thousand ranks would take hundreds of megabytes.
     """
     listed: dict[Evidence, None] = {}
-    times: dict[tuple[int, int | None], PackedSet] = {}
+    times: dict[tuple[int, int | None], Spans] = {}
     for key in keys:
         found = attempt(collect, measurements, key)
         if isinstance(found, Failed):
             _LOG.debug("the places of %s could not be listed\n%s", key or "the run", found.traceback)
             continue
         for place, spans in _spans_by_place(found).items():
-            times[place] = PackedSet.of(times[place].unpack() | spans if place in times else spans)
+            times[place] = times[place] | spans if place in times else spans
         listed |= dict.fromkeys(longest_places(found, len(keys)))
     evidence = tuple(listed)
     if len(evidence) > MAX_FOUND:
@@ -326,11 +325,11 @@ def _overlap(own: Times, others: Sequence[Times]) -> tuple[int, int]:
     """
     theirs: dict[int, list[tuple[int | None, Spans]]] = defaultdict(list)
     for other in others:
-        for (rank, step), packed in other.items():
-            theirs[rank].append((step, packed.unpack()))
+        for (rank, step), spans in other.items():
+            theirs[rank].append((step, spans))
     total_ns = covered_ns = 0
-    for (rank, step), packed in own.items():
-        spans, cover = packed.unpack(), Spans.empty()
+    for (rank, step), spans in own.items():
+        cover = Spans.empty()
         for their_step, their_spans in theirs.get(rank, ()):
             if step is None or their_step is None or their_step == step:
                 cover = cover | their_spans

@@ -47,7 +47,7 @@ def _intervals(fact: FactDef, run: RunView, digest: RankDigest) -> tuple[Evidenc
     if digest.judged_step is None:
         return ()
     if fact.spans is None:
-        spans: Spans | Unknown = digest.spans.get(fact.name, Spans.empty())
+        spans: Spans | Unknown = digest.spans(fact.name)
     else:
         spans = fact.spans(run, digest, digest.judged_step)
     return () if isinstance(spans, Unknown) else _places(digest, spans, fact.interval)

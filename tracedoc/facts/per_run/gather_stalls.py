@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest
-from tracedoc.digest.step_table import StepDigest
+from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.sharded_units import NOT_SHARDED, NOT_TIMED
 from tracedoc.ranks.run_view import RunView

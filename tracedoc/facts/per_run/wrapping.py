@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.digest.device import unlisted
-from tracedoc.digest.rank_digest import RankDigest
-from tracedoc.digest.step_table import StepDigest
+from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.sharded_units import NOT_SHARDED
 from tracedoc.facts.per_run.exposed_communication import latency_bound_bytes
@@ -136,7 +135,7 @@ def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> S
     They are longer than it, for merged calls take time as well.
     """
     limit = latency_bound_bytes(run, digest)
-    hooks = digest.spans.get("sharding_hook_idle_ms", Spans.empty())
+    hooks = digest.spans("sharding_hook_idle_ms")
     if digest.units is None or isinstance(limit, Unknown):
         return hooks
     table = digest.collectives

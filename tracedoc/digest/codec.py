@@ -1,0 +1,76 @@
+"""Encode a digest as bytes, and decode it with every type checked: nothing of what is read is executed."""
+
+from __future__ import annotations
+
+import zlib
+from math import prod
+from typing import Any, TypeVar, get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Decoded = TypeVar("Decoded")
+
+LEVEL = 1
+"""Of zlib: the higher ones save a tenth of the bytes and take three times as long."""
+
+MAX_BYTES = 1 << 30
+"""No digest takes more, decompressed."""
+
+_KINDS = "biuf"  # of numpy: truth values, integers, floats
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    """Return a struct of plain values and numpy columns as bytes: msgpack, compressed by zlib."""
+    return zlib.compress(msgspec.msgpack.encode(value, enc_hook=_plain), LEVEL)
+
+
+def decode(data: bytes, kind: type[Decoded]) -> Decoded:
+    """Return the ``kind`` of struct that :func:`encode` was given; its columns cannot be written to.
+
+    Raises :class:`ValueError` for anything else, and for what takes more than ``MAX_BYTES``.
+    """
+    inflater = zlib.decompressobj()
+    try:
+        text = inflater.decompress(data, MAX_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"not what encode() wrote: {error}") from None
+    if not inflater.eof:
+        raise ValueError(f"it is cut off, or longer than {MAX_BYTES} bytes")
+    return msgspec.msgpack.decode(text, type=kind, dec_hook=_column)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, _packed(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a digest holds no {type(value)}")
+
+
+def _packed(column: npt.NDArray[Any]) -> bytes:
+    """Return a column as zlib packs it best: differences, first all their lowest bytes, then the next."""
+    bits = np.ascontiguousarray(column).reshape(-1).view(f"u{column.itemsize}")
+    differences = np.diff(bits, prepend=bits.dtype.type(0)).view(np.uint8)
+    return bytes(differences.reshape(-1, column.itemsize).T.tobytes())
+
+
+def _column(kind: Any, value: Any) -> npt.NDArray[Any]:
+    """Return the numpy array that ``value`` describes, if it is of the ``kind`` that the field names."""
+    match value:
+        case [str(name), [*shape], bytes(content)] if name[1:2] in _KINDS:
+            dtype = np.dtype(name)
+            if np.issubdtype(dtype, get_args(get_args(kind)[1])[0]) and _nbytes(dtype, shape) == len(content):
+                planes = np.frombuffer(content, dtype=np.uint8).reshape(dtype.itemsize, -1)
+                differences = np.ascontiguousarray(planes.T).view(f"u{dtype.itemsize}")
+                # Into its own memory: views would be kept with what they look at.
+                column = np.empty(shape, dtype)
+                np.cumsum(differences, out=column.reshape(-1).view(differences.dtype))
+                column.flags.writeable = False
+                return column
+    raise ValueError(f"not a column of {kind}")
+
+
+def _nbytes(dtype: np.dtype[Any], shape: list[Any]) -> int:
+    return prod(map(int, shape)) * dtype.itemsize
