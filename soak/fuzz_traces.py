@@ -371,9 +371,15 @@ def _rules() -> Any:
 def diagnose(folder: Path, number: int) -> str:
     """Diagnose a folder and write every report; return the outcome in a word."""
     try:
-        measurements, limits, cycles = measure([folder], Options(jobs=1))
-        judgement = evaluate(_rules(), measurements)
-        diagnosis = compose(measurements, judgement, limits=limits, cycle=cycles.cycle, cycles=cycles.cycles)
+        measured = measure([folder], Options(jobs=1))
+        judgement = evaluate(_rules(), measured.measurements)
+        diagnosis = compose(
+            measured.measurements,
+            judgement,
+            limits=measured.limits,
+            cycle=measured.cycle,
+            cycles=measured.cycles,
+        )
         text = render(diagnosis, "json")
         assert to_json(from_json(text.encode())) == to_json(diagnosis), "the JSON reads back as another"
         render(diagnosis, "text")

@@ -84,9 +84,14 @@ def diagnose(
     """
     chosen = options or Options()
     rules = choose(load_rules(chosen.rule_directories), chosen.select, chosen.ignore)
-    measurements, limits, cycles = measure(paths, chosen, progress=progress)
-    judgement = evaluate(rules, measurements)
-    return compose(measurements, judgement, limits=limits, cycle=cycles.cycle, cycles=cycles.cycles)
+    measured = measure(paths, chosen, progress=progress)
+    return compose(
+        measured.measurements,
+        evaluate(rules, measured.measurements),
+        limits=measured.limits,
+        cycle=measured.cycle,
+        cycles=measured.cycles,
+    )
 
 
 def predict(
@@ -100,12 +105,17 @@ def predict(
     Raises :class:`InputError` where nothing can be answered, :class:`ChangeError` for a wrong change.
     """
     requests = [parse_request(change) for change in changes]
-    return what_if(measure(paths, options)[0].run, requests)
+    return what_if(measure(paths, options).measurements.run, requests)
 
 
-class Cycles(msgspec.Struct, frozen=True):
-    """Which of several captures of one run was judged, and which there are."""
+class Measured(msgspec.Struct, frozen=True):
+    """What :func:`measure` found: the facts, the limits of the capture, and its cycles.
 
+    ``cycle`` is which of several captures of one run was measured, ``cycles`` are those that there are.
+    """
+
+    measurements: Measurements
+    limits: tuple[Limit, ...]
     cycle: int | None
     cycles: tuple[int, ...]
 
@@ -115,8 +125,8 @@ def measure(
     options: Options | None = None,
     *,
     progress: Progress | None = None,
-) -> tuple[Measurements, tuple[Limit, ...], Cycles]:
-    """Return the facts of the run in ``paths``, the limits of the capture, and its cycles."""
+) -> Measured:
+    """Measure the run in ``paths`` without judging it."""
     chosen = options or Options()
     run = discover([os.fspath(path) for path in paths])
     ranked, settled, unread = _read_ranks(run, chosen, progress)
@@ -137,7 +147,7 @@ def measure(
         *(job.limits if job is not None else ()),
         *job_limits(view),
     )
-    return measure_run(view), _merged(limits), Cycles(settled.cycle, settled.cycles)
+    return Measured(measure_run(view), _merged(limits), settled.cycle, settled.cycles)
 
 
 def _asking(job: Job | None) -> tuple[SourceLine, ...] | None:

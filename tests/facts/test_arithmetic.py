@@ -54,7 +54,7 @@ def facts_of(folder: Path, *, passes: int, wrapper: str) -> dict[str, Value]:
         start = 100 * index
         builder.step(index, start, start + 99).backward(start + 50, start + 60)
         embeddings(builder, start + 10, passes=passes, wrapper=wrapper)
-    measurements, _, _ = tracedoc.measure([builder.write(folder / "rank-0.json")])
+    measurements = tracedoc.measure([builder.write(folder / "rank-0.json")]).measurements
     return {name: fact.value for name, fact in measurements.facts.items()}
 
 

@@ -16,7 +16,7 @@ from tracedoc.testing import TraceBuilder
 def measured(folder: Path, builders: Iterable[TraceBuilder]) -> Measurements:
     for builder in builders:
         builder.write(folder / f"rank-{builder.rank}.json")
-    measurements, _, _ = tracedoc.measure([folder])
+    measurements = tracedoc.measure([folder]).measurements
     return measurements
 
 

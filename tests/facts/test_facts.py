@@ -159,7 +159,8 @@ def test_waiting_is_told_from_transfer_where_all_ranks_are_there(tmp_path: Path)
     text = "compute 0-80\nallreduce 80-100 64MiB\nrank 1:\n  compute 0-90\n  allreduce 90-100 64MiB"
     for builder in parse_lanes(text, ranks=2):
         builder.write(tmp_path / f"rank-{builder.rank}.json")
-    measured, limits, _ = measure([tmp_path])
+    found = measure([tmp_path])
+    measured, limits = found.measurements, found.limits
     assert measured.facts["exposed_wait_ms"].values == {"0": 10, "1": 0}
     assert measured.facts["exposed_transfer_ms"].values == {"0": 10, "1": 10}
     assert measured.facts["exposed_comm_unsplit_ms"].values == {"0": 0, "1": 0}
@@ -170,7 +171,8 @@ def test_waiting_is_told_from_transfer_where_all_ranks_are_there(tmp_path: Path)
 def test_one_rank_alone_leaves_its_communication_unsplit(tmp_path: Path) -> None:
     builder = parse_lanes("compute 0-80\nallreduce 80-100 64MiB", ranks=2)[0]
     builder.write(tmp_path / "rank-0.json")
-    measured, limits, _ = measure([tmp_path])
+    found = measure([tmp_path])
+    measured, limits = found.measurements, found.limits
     assert measured.facts["exposed_comm_unsplit_ms"].value == 20
     assert measured.facts["comm_split"].value == "transfer or waiting: one rank cannot tell"
     assert measured.facts["missing_ranks"].value == 1
@@ -199,7 +201,7 @@ def test_a_tenth_of_unknown_arrivals_does_not_blur_the_rest(
             builder.collective("allreduce", start + 60, middle, group="pair", ranks=(0, 1))
             builder.collective("allreduce", middle, start + 80)
         builder.write(tmp_path / f"rank-{rank}.json")
-    measured, _, _ = measure([tmp_path])
+    measured = measure([tmp_path]).measurements
     assert measured.facts["exposed_comm_ms"].value == 20
     assert measured.facts["exposed_comm_unsplit_ms"].value == unsplit_ms
     assert measured.facts["comm_split"].value == words
@@ -208,7 +210,7 @@ def test_a_tenth_of_unknown_arrivals_does_not_blur_the_rest(
 def test_only_the_chosen_steps_are_judged(tmp_path: Path) -> None:
     text = "compute 0-50\nstep: 100"
     parse_lanes(text, ranks=1, steps=6)[0].write(tmp_path / "rank-0.json")
-    measured, _, _ = measure([tmp_path], Options(steps=(2, 3)))
+    measured = measure([tmp_path], Options(steps=(2, 3))).measurements
     assert measured.steps == (2, 3)
 
 

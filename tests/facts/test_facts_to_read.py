@@ -20,7 +20,7 @@ MIB = 1 << 20
 def of_run(folder: Path, builders: Iterable[TraceBuilder]) -> Mapping[str, Measurement]:
     for builder in builders:
         builder.write(folder / f"rank-{builder.rank}.json")
-    measurements, _, _ = tracedoc.measure([folder])
+    measurements = tracedoc.measure([folder]).measurements
     return measurements.facts
 
 
@@ -74,7 +74,7 @@ def test_the_profiler_s_own_work_is_a_cause(tmp_path: Path) -> None:
     document["traceEvents"].append({**overhead, "ts": flush["ts"] + 31_000, "dur": 20_000})
     path = tmp_path / "rank-0.json"
     path.write_text(json.dumps(document))
-    measurements, _, _ = tracedoc.measure([path])
+    measurements = tracedoc.measure([path]).measurements
     assert measurements.facts["profiler_idle_ms"].value == 20
 
 
@@ -236,7 +236,7 @@ def test_a_collective_of_unknown_size_is_not_small(tmp_path: Path) -> None:
     assert facts["latency_bound_exposed_ms"] == 10
     for builder in parse_lanes(text, ranks=2):
         (tmp_path / f"rank-{builder.rank}.json").write_text(without_size(builder, 1 * MIB))
-    measurements, _, _ = tracedoc.measure([tmp_path])
+    measurements = tracedoc.measure([tmp_path]).measurements
     assert measurements.facts["latency_bound_exposed_ms"].value == 0
     assert measurements.facts["comm_bytes_per_step"].value == Unknown("1 of 2 collectives carry no size")
 

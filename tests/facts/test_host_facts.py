@@ -12,7 +12,7 @@ from tracedoc.values import Unknown, Value
 
 
 def facts_of(path: Path) -> dict[str, Value]:
-    measurements, _, _ = tracedoc.measure([path])
+    measurements = tracedoc.measure([path]).measurements
     return {name: fact.value for name, fact in measurements.facts.items()}
 
 

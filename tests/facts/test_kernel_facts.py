@@ -19,7 +19,7 @@ BF16 = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"
 
 def one_of(tmp_path: Path, builder: TraceBuilder) -> tuple[RankTimeline, dict[str, Value]]:
     path = builder.write(tmp_path / "rank-0.json")
-    measurements, _, _ = tracedoc.measure([path])
+    measurements = tracedoc.measure([path]).measurements
     timeline = tracedoc.build_timeline(tracedoc.load(path))
     return timeline, {name: fact.value for name, fact in measurements.facts.items()}
 
@@ -105,7 +105,7 @@ def test_memory_peaks_are_those_of_the_device(tmp_path: Path) -> None:
             steps_of((BF16, 0, 60)), [(1, 10 * gib, 20 * gib), (1, 8 * gib, 24 * gib), (0, 1 << 50, 0)]
         )
     )
-    measurements, _, _ = tracedoc.measure([path])
+    measurements = tracedoc.measure([path]).measurements
     facts = {name: fact.value for name, fact in measurements.facts.items()}
     assert facts["peak_allocated_bytes"] == 10 * gib
     assert facts["peak_reserved_bytes"] == 24 * gib

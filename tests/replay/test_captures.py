@@ -33,7 +33,7 @@ SAMPLES = (
 
 
 def run_of(folder: Path) -> RunView:
-    return tracedoc.measure([folder])[0].run
+    return tracedoc.measure([folder]).measurements.run
 
 
 def replayed(folder: Path) -> RunReplay:

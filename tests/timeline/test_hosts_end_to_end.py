@@ -30,7 +30,8 @@ def test_a_second_host_whose_clock_is_seconds_ahead_changes_no_fact(
 ) -> None:
     write_rank(tmp_path / "rank-0.json", 0, "node0", 0.0)
     write_rank(tmp_path / "rank-1.json", 1, host, ahead_ms)
-    measurements, limits, _ = measure([tmp_path])
+    found = measure([tmp_path])
+    measurements, limits = found.measurements, found.limits
     assert [limit.code for limit in limits] == []
     waits, transfers = measurements.facts["exposed_wait_ms"], measurements.facts["exposed_transfer_ms"]
     assert waits.values == {"0": pytest.approx(30.0), "1": pytest.approx(0.0)}

@@ -72,6 +72,6 @@ def test_the_hosts_floor_holds_no_time_in_which_it_may_wait_for_the_gpu(tmp_path
             "DtoH", 100 * index + 70, 100 * index + 70.1, 4, pageable=True, launch_ms=100 * index + 65
         )
         builder.kernel("last", 100 * index + 71, 100 * index + 72, launch_ms=100 * index + 70.5)
-    measured = tracedoc.measure([builder.write(tmp_path / "rank-0.json")])[0]
+    measured = tracedoc.measure([builder.write(tmp_path / "rank-0.json")]).measurements
     # 99 ms on the host, 40 of them in cudaFree; the copy blocks from its call at 65 to its end at 70.1.
     assert measured.facts["host_floor_ms"].value == 99 - 40 - 5.1

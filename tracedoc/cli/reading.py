@@ -98,7 +98,7 @@ def run_measurement(paths: tuple[str, ...], options: Options) -> Measurements:
     for path in paths:
         _check_input(path)
     with progress_on_terminal() as progress:
-        return measure(paths, options, progress=progress)[0]
+        return measure(paths, options, progress=progress).measurements
 
 
 def show_debug(debug: bool) -> None:
