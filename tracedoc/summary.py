@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.spans import Spans
 from tracedoc.units import format_ms, format_percent
+from tracedoc.whatif.combined import Times, combined_gain_ms
 
 NAMED_FINDINGS = 2
 """The sentence names this many findings; the report has the rest."""
@@ -50,10 +49,6 @@ LITTLE_EXPOSED = 0.10
 
 COMPUTE_BOUND = 0.80
 """With this share of compute in the step and no finding, compute is what the step is made of."""
-
-
-Times = Mapping[str, Mapping[tuple[int, int | None], Spans]]
-"""All that findings point to, by their ids: intervals by rank and step."""
 
 
 def summarise(
@@ -139,33 +134,6 @@ def _place(measurements: Measurements, finding: Finding) -> str:
     listed = ", ".join(str(rank) for rank in ranks[:4])
     more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
     return f" (rank {listed}{more})" if len(ranks) == 1 else f" (ranks {listed}{more})"
-
-
-def combined_gain_ms(findings: Sequence[Finding], times: Times) -> float:
-    """Return a bound in ms for several fixes together: gains over the same time are not added.
-
-    A finding claims its gain evenly from the time of all its evidence. Where several claim the same time the
-    largest claim counts. Computed on each rank, the largest of them stands; never less than the largest gain.
-    """
-    gains = {finding.id: finding.gain.high_ms for finding in findings if finding.gain is not None}
-    places: dict[int, dict[str, Spans]] = defaultdict(dict)
-    for finding_id in gains:
-        for (rank, _), spans in times.get(finding_id, {}).items():
-            places[rank][finding_id] = places[rank].get(finding_id, Spans.empty()) | spans
-    return max([*gains.values(), *(_claimed_ms(found, gains) for found in places.values())], default=0.0)
-
-
-def _claimed_ms(places: Mapping[str, Spans], gains: Mapping[str, float]) -> float:
-    """Return the bound for one rank; ``places`` holds the evidence on it by finding."""
-    claims = []
-    for finding, spans in places.items():
-        if len(spans):
-            claims.append((min(gains[finding] * 1e6 / spans.total_ns, 1.0), spans))
-    total, taken = 0.0, Spans.empty()
-    for share, spans in sorted(claims, key=lambda claim: -claim[0]):
-        total += share * (spans - taken).total_ns
-        taken = taken | spans
-    return total / 1e6
 
 
 def _healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo, step: float) -> str:

@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rules.load": BASE | {"facts.catalog", "diagnosis"},
     "rules.expression": BASE | {"facts.catalog", "diagnosis"},
     "rules": BASE | {"digest", "ranks", "facts", "whatif", "diagnosis"},
-    "summary": BASE | {"diagnosis", "digest", "ranks", "facts"},
+    "summary": BASE | {"diagnosis", "digest", "ranks", "facts", "whatif"},
     "compose": BASE | STAGES - {"pipeline", "comparison"},
     "executors": {"errors"},
     "worker": BASE | {"run", "trace", "timeline", "digest", "facts.per_rank", "facts.measure_rank"},
