@@ -190,3 +190,12 @@ def test_waiting_in_a_pipeline_is_named(tmp_path: Path, device: str | None) -> N
             "Compute fills 35 % of the step; of the rest, waiting in the pipeline takes most (63 ms)"
             in summary
         )
+
+
+def test_no_cause_is_named_over_a_gap_in_which_launched_work_did_not_run(tmp_path: Path) -> None:
+    # Launched 60 ms ahead, the kernel at 90 does not start at 40: what ran in between is not in the trace.
+    found = lanes(tmp_path, "lead: 60\nstep: 100\ncompute  0-40  90-100", ranks=1)
+    assert found.summary == (
+        "100 ms/step on 1x NVIDIA H100 80GB HBM3. No diagnosis: for 50 % of the step work was queued and "
+        "nothing ran; kernels of CUDA graphs may be missing."
+    )

@@ -47,6 +47,9 @@ IDLE_WORTH_NAMING = 0.50
 LITTLE_EXPOSED = 0.10
 """With more exposed communication than this a run is not called compute-bound."""
 
+MOSTLY_QUEUED = 0.30
+"""With more idle time than this behind work that was launched, kernels are missing, and no cause is named."""
+
 COMPUTE_BOUND = 0.80
 """With this share of compute in the step and no finding, compute is what the step is made of."""
 
@@ -66,6 +69,8 @@ def summarise(
     if step == 0:
         return "No answer: what was recorded takes no time."
     head = _head(measurements, run, step)
+    if unreliable := _why_unreliable(measurements, limits, step):
+        return f"{head} No diagnosis: {unreliable}."
     gainful = [f for f in findings if f.gain is not None and f.status == "stable"]
     worth = [f for f in gainful if f.severity != "note"]
     if worth:
@@ -75,6 +80,19 @@ def summarise(
     if large and caution and not measurements.is_cpu:
         return f"{head} {caution}{_causes(measurements, large, times)}"
     return f"{head} {caution}{_healthy(measurements, findings, run, step)}"
+
+
+def _why_unreliable(measurements: Measurements, limits: Sequence[Limit], step: float) -> str:
+    """Return why the step's split cannot be trusted, or "": kernels that ran are not in the trace."""
+    queued = _number(measurements, "queued_idle_ms") or 0.0
+    if any(limit.code == "lost-kernels" for limit in limits):
+        return "kernels that were launched are missing from the trace, so what looks idle may not be"
+    if queued > MOSTLY_QUEUED * step:
+        share = format_percent(queued / step)
+        return (
+            f"for {share} of the step work was queued and nothing ran; kernels of CUDA graphs may be missing"
+        )
+    return ""
 
 
 def _head(measurements: Measurements, run: RunInfo, step: float) -> str:

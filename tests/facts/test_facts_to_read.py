@@ -350,3 +350,26 @@ def test_small_units_cost_their_latency_and_the_hooks_that_keep_the_gpu_idle(tmp
     merged = 0.75 * 8 * (0.2 - MIB / 360e6)
     assert found["mergeable_exposed_ms"].value == pytest.approx(merged)
     assert found["fine_wrapping_cost_ms"].value == pytest.approx(merged + 36, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("calls", "exposed_ms", "share"),
+    [
+        # On this link 2 ranks reach half of 360 GB/s at 9.5 MiB: a quarter of that takes 35 us.
+        ("x1600", 40, 1.0),
+        ("x4", Unknown("most of the exposed communication is in collectives that carry no size"), None),
+    ],
+)
+def test_collectives_without_a_size_are_small_where_they_are_short(
+    tmp_path: Path, calls: str, exposed_ms: float | Unknown, share: float | None
+) -> None:
+    for builder in parse_lanes(f"step: 100\ncompute 0-60\nallreduce 60-100 {calls}", ranks=2):
+        (tmp_path / f"rank-{builder.rank}.json").write_text(without_size(builder, 16 * MIB))
+    facts = tracedoc.measure([tmp_path], tracedoc.Options(jobs=1))[0].facts
+    assert facts["comm_bytes_per_step"].value == Unknown(
+        f"{calls[1:]} of {calls[1:]} collectives carry no size"
+    )
+    found = facts["latency_bound_exposed_ms"].value
+    assert found == (pytest.approx(exposed_ms, abs=0.1) if isinstance(exposed_ms, int) else exposed_ms)
+    if share is not None:
+        assert facts["latency_bound_frac"].value == share

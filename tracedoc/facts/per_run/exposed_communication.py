@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.step import NO_STEP
-from tracedoc.facts.per_run.links import half_rate_bytes, usual_call_ns
+from tracedoc.facts.per_run.links import half_rate_bytes, usual_call_ns, usual_rates
 from tracedoc.ranks.exposure import ExposedSplit
 from tracedoc.ranks.matching import NO_OPERATION
 from tracedoc.ranks.run_view import RunView
@@ -24,6 +24,8 @@ MOST_OVER_USUAL = 4
 WAITING_OR_SLOW = Unknown(
     "calls of unknown arrivals take several times as long as their size needs: waiting, or a slow network"
 )
+
+UNSIZED = Unknown("most of the exposed communication is in collectives that carry no size")
 
 LATENCY_BOUND_SHARE = 0.25
 """Below this share of the half-rate size a message takes nearly as long as an empty one."""
@@ -113,9 +115,13 @@ def latency_bound_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest)
         return latency_bound
     table = digest.collectives
     turn = run.arrivals[digest.rank].last_arrival_ns(table)
-    small = table.in_window(step.start_ns, step.end_ns) & latency_bound
+    window = table.in_window(step.start_ns, step.end_ns)
+    small = window & latency_bound
     inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
     spans = inside & Spans.of(turn[small], table.end_ns[small])
+    untold = window & (table.nbytes == NONE) & ~latency_bound & ~table.is_op("barrier")
+    if (inside & Spans.of(turn[untold], table.end_ns[untold])).total_ns > inside.total_ns / 2:
+        return UNSIZED
     unsplit = np.flatnonzero(small & ~run.arrivals[digest.rank].known)
     their_ns = int(inside.covered_ns(table.start_ns[unsplit], table.end_ns[unsplit]).sum())
     if 2 * their_ns <= spans.total_ns:
@@ -130,10 +136,11 @@ def _latency_bound_share(run: RunView, digest: RankDigest, step: StepDigest) -> 
     if isinstance(latency_bound, Unknown):
         return latency_bound
     table = digest.collectives
-    sized = table.in_window(step.start_ns, step.end_ns) & (table.nbytes != NONE) & ~table.is_op("barrier")
-    if not sized.any():
+    told = table.in_window(step.start_ns, step.end_ns) & ((table.nbytes != NONE) | latency_bound)
+    told &= ~table.is_op("barrier")
+    if not told.any():
         return Unknown("no collective carries its size")
-    return float(latency_bound[sized].mean())
+    return float(latency_bound[told].mean())
 
 
 def latency_bound_bytes(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64] | Unknown:
@@ -143,9 +150,22 @@ def latency_bound_bytes(run: RunView, digest: RankDigest) -> npt.NDArray[np.floa
 
 
 def _latency_bound(run: RunView, digest: RankDigest) -> npt.NDArray[np.bool_] | Unknown:
-    """Return a mask of the rank's sized collectives that are too small to use the link."""
-    limits, sizes = latency_bound_bytes(run, digest), digest.collectives.nbytes
-    return limits if isinstance(limits, Unknown) else np.asarray((sizes != NONE) & (sizes < limits))
+    """Return a mask of the rank's collectives that are too small to use the link.
+
+    One without a size is too small where it moves data for no longer than one of the limit's size would.
+    """
+    limits, table = latency_bound_bytes(run, digest), digest.collectives
+    if isinstance(limits, Unknown):
+        return limits
+    arrivals, rates = run.arrivals[digest.rank], usual_rates(run, digest)
+    with np.errstate(invalid="ignore"):
+        short = (table.end_ns - arrivals.last_arrival_ns(table)) < (
+            1 / LATENCY_BOUND_SHARE + 1
+        ) * limits / rates
+    unsized = (table.nbytes == NONE) & ~table.is_op("barrier")
+    return np.asarray(
+        np.where(unsized, short & arrivals.known, (table.nbytes != NONE) & (table.nbytes < limits))
+    )
 
 
 def _less_wait(run: RunView, digest: RankDigest, step: StepDigest) -> Value:

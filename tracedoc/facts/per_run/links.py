@@ -15,6 +15,9 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.values import Unknown, Value
 
+MOST_EFFICIENT = 1.5
+"""All-reduces that NVLink switches add up reach up to 1.4 times what rings do; more is no measurement."""
+
 ONE_RANK = Unknown("the traces of one rank: when data begins to move is not known")
 
 
@@ -49,13 +52,17 @@ def expected_transfer_gbps(run: RunView) -> Value:
 def link_efficiency_frac(run: RunView) -> Value:
     """Bandwidth that transfers reach as a share of what their size should on this link, weighted by bytes.
 
-    Above 1 is possible: switches can reduce by themselves. All-to-all is left out (its transfer is a lower
+    Above 1 is possible: switches can reduce by themselves. Unknown above 1.5: the link, or the time when the
+    last rank arrives, is then not what it seems. All-to-all is left out (its transfer is a lower
     bound), and so are operations of which a rank was not captured.
     """
     found = _compared(run)
     if isinstance(found, Unknown):
         return found
-    return _weighted(found, found.gbps / found.expected_gbps) if _is_known(found) else _no_link(run)
+    if not _is_known(found):
+        return _no_link(run)
+    share = _weighted(found, found.gbps / found.expected_gbps)
+    return share if share <= MOST_EFFICIENT else Unknown("transfers are faster than this link should allow")
 
 
 @run_fact("clock_residual_ms", unit="ms", needs=("collectives", "multi_rank"))
@@ -106,10 +113,17 @@ def usual_call_ns(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64]:
 
     That is ``(size + half-rate size) / rate``: on NVLink and on PCIe some 60 us for a small message.
     """
-    table = digest.collectives
-    halves = half_rate_bytes(run, digest)
+    table, halves = digest.collectives, half_rate_bytes(run, digest)
     if isinstance(halves, Unknown):
         return np.full(len(table), np.nan)
+    took = (table.nbytes + halves) / usual_rates(run, digest)
+    usual: npt.NDArray[np.float64] = np.where(table.nbytes == NONE, np.nan, took)
+    return usual
+
+
+def usual_rates(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64]:
+    """Return the rate of the link in GB/s for each of a rank's collectives, NaN where it is not known."""
+    table = digest.collectives
     by_kind = []
     for kind in table.kinds:
         ranks = kind.group_size or len(kind.group) or run.world_size or len(run.digests)
@@ -120,8 +134,7 @@ def usual_call_ns(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64]:
     matched = np.flatnonzero(operations != NO_OPERATION)
     known = np.array([(curve and curve.peak_gbps) or np.nan for curve in run.curves] or [np.nan])
     rates[matched] = known[run.matching.group[operations[matched]]]
-    usual: npt.NDArray[np.float64] = np.where(table.nbytes == NONE, np.nan, (table.nbytes + halves) / rates)
-    return usual
+    return rates
 
 
 class OperationClass(msgspec.Struct, frozen=True):

@@ -60,29 +60,35 @@ def sharded_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Sp
 
 @run_fact("mergeable_exposed_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
 def mergeable_exposed_ms(run: RunView) -> dict[str, Value]:
-    """Exposed time of the median step that latency-bound gathers and reduce-scatters would not take merged.
+    """Exposed time of the median step that gathers and reduce-scatters would not take if units were merged.
 
-    Their exposed time less known waiting, and less what the same bytes take at the full rate of the link; of
-    the rest, the share of calls that disappear if every block is one unit.
+    Each call takes longer than its bytes at the full rate of the link need. Of a transfer of this run,
+    latency is ``half / (size + half)`` (:func:`latency_bound_frac` has the half-rate size), of a
+    latency-bound one all beyond its bytes; it may be hidden and still delay what is exposed. Merged, the
+    share of calls disappears by which units outnumber blocks: so much of the latency, at most of the
+    exposed time less known waiting.
     """
 
     def saved(digest: RankDigest, step: StepDigest) -> Value:
         limit, gbps = latency_bound_bytes(run, digest), _ring_gbps(digest)
+        halves = half_rate_bytes(run, digest)
         share = _merged_share(digest)
         if isinstance(share, Unknown):
             return share
-        if isinstance(limit, Unknown) or gbps is None:
+        if isinstance(limit, Unknown) or isinstance(halves, Unknown) or gbps is None:
             return limit if isinstance(limit, Unknown) else Unknown("the rate of the link is not known")
-        rows = _rows(digest)
         table = digest.collectives
-        turn = run.arrivals[digest.rank].last_arrival_ns(table)
-        small = (
-            rows & table.in_window(step.start_ns, step.end_ns) & (table.nbytes >= 0) & (table.nbytes < limit)
-        )
+        rows = _rows(digest) & table.in_window(step.start_ns, step.end_ns) & (table.nbytes >= 0)
+        sizes, ends = table.nbytes[rows], table.end_ns[rows]
+        begins = run.arrivals[digest.rank].last_arrival_ns(table)[rows]
         inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
-        exposed = inside.covered_ns(turn[small], table.end_ns[small])
-        bytes_ns = table.nbytes[small] * _ring_factor(run, digest) / gbps
-        return float(np.maximum(exposed - bytes_ns, 0).sum()) * share / 1e6
+        exposed = inside.covered_ns(begins, ends)
+        beyond = np.maximum(ends - begins - sizes * _ring_factor(run, digest) / gbps, 0)
+        small = sizes < limit[rows]
+        latency = np.where(
+            small, beyond, np.minimum(beyond, (ends - begins) * halves[rows] / (sizes + halves[rows]))
+        )
+        return min(float(latency.sum()), float(exposed.sum())) * share / 1e6
 
     return run.by_rank(saved)
 
