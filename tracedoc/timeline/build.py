@@ -6,9 +6,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from tracedoc.errors import Limit
+from tracedoc.errors import InputError, Limit
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import (
+    COMMUNICATION,
     Activity,
     Budget,
     GpuEvents,
@@ -122,10 +123,14 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
 
 
 def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> RankTimeline:
-    """Return the timeline of one rank; ``steps`` limits the analysed steps to ``[first, last]``."""
+    """Return the timeline of one rank; ``steps`` limits the analysed steps to ``[first, last]``.
+
+    Raises :class:`InputError` for a file into which several ranks were merged.
+    """
     host = find_host_steps(trace)
     launches = link_launches(trace)
     events = classify_gpu_events(trace, launches)
+    _refuse_merged_devices(trace, events)
     delays = host_spans(trace)
     if events.rows.size:
         timeline = _gpu_timeline(trace, host, launches, events, delays)
@@ -139,6 +144,18 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
     phases = find_phases(trace, timeline.host, events, timeline.device)
     judged = _judge(replace(timeline, phases=phases, units=_units(timeline)), steps)
     return replace(judged, phase_budgets=_phase_budgets(judged))
+
+
+def _refuse_merged_devices(trace: Trace, events: GpuEvents) -> None:
+    # One process may drive several GPUs, but then its host and its compute are in the trace as well.
+    devices = distinct(trace.device[events.rows[events.classes == COMMUNICATION]])
+    alone = bool((events.classes == COMMUNICATION).all()) and not trace.is_kind(Kind.CPU_OP).any()
+    if devices.size > 1 and alone:
+        raise InputError(
+            f"{trace.info.source} holds nothing but the communication of {devices.size} devices: "
+            "the kernels of several ranks were merged into it",
+            "diagnose the folder with the ranks' own files",
+        )
 
 
 def _units(timeline: RankTimeline) -> UnitTable | None:
