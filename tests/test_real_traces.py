@@ -121,9 +121,7 @@ def test_half_of_the_ranks_of_a_trace_without_groups_claim_nothing_of_waiting(sh
     files = sorted((shared_traces / "dlrm_8rank_v100").glob("worker[0247]_*.gz"))
     diagnosis = diagnose(files)
     assert diagnosis.facts["matched_collectives_frac"].value == 0
-    assert (
-        diagnosis.facts["comm_split"].value == "transfer or waiting: the arrivals of the peers are not known"
-    )
+    assert diagnosis.facts["comm_split"].value == "arrivals unknown"
     assert [limit.effect for limit in diagnosis.limits if limit.code == "missing-ranks"] == [
         "waiting, and who comes late, are told among ranks 0, 2, 4, 7 at most"
     ]

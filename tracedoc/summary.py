@@ -7,32 +7,17 @@ from collections.abc import Sequence
 from tracedoc.diagnosis import Finding, RunInfo
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.idle_causes import WORDS
 from tracedoc.units import format_ms, format_percent
 from tracedoc.whatif.combined import Times, combined_gain_ms
 
 NAMED_FINDINGS = 2
 """The sentence names this many findings; the report has the rest."""
 
-IDLE_WORDS = {
-    "input": "waiting for the data loader",
-    "allocator": "memory is allocated or freed",
-    "sync": "the host blocks on the GPU",
-    "compile": "code is compiled",
-    "gc": "garbage collection",
-    "profiler": "the profiler itself",
-    "launch": "kernels launched late",
-    "dependency": "work queued, nothing running",
-    "unknown": "cause unknown",
-}
-
 _PROPER_NOUNS = ("Python",)
 """Titles that begin with one keep its capital in a sentence; "FSDP" and "PyTorch" show by themselves."""
 
-CPU_IDLE_WORDS = {
-    "unknown": "no operator runs: sleep, I/O, or Python of the script",
-    "compile": "code is compiled, which TORCH_LOGS=recompiles explains",
-    "gc": "Python collects garbage",
-}
+CPU_IDLE_WORDS = {cause: words.on_cpu for cause, words in WORDS.items() if words.on_cpu}
 """What the first line says of a CPU step that is mostly idle for a reason that no rule judges."""
 
 WAIT_WORTH_NAMING = 0.10
@@ -227,7 +212,7 @@ def _largest_rest(measurements: Measurements) -> tuple[str, float]:
     if digest is None or step is None:
         return "idle time", 0.0
     split = measurements.run.splits[digest.rank, step.index]
-    parts = {f"idle time ({IDLE_WORDS[cause]})": ns for cause, ns in step.idle_ns.items()}
+    parts = {f"idle time ({WORDS[cause].idle})": ns for cause, ns in step.idle_ns.items()}
     parts["waiting for peers"] = split.wait_ns
     parts["waiting in the pipeline"] = split.pipeline_wait_ns
     parts["communication with no compute beside it"] = split.transfer_ns + split.unsplit_ns

@@ -14,7 +14,7 @@ import pytest
 
 import tracedoc
 
-BASE = {"errors", "units", "spans", "config", "predicted", "values", "limits"}
+BASE = {"errors", "units", "spans", "config", "predicted", "values", "limits", "idle_causes"}
 STAGES = {
     "pipeline",
     "compose",
@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spans": set(),
     "config": {"errors", "units"},
     "values": set(),
+    "idle_causes": set(),
     "limits": set(),
     "predicted": set(),
     "run": BASE,

@@ -235,4 +235,6 @@ def test_idle_causes_below_two_percent_are_left_out():
     diagnosis = cpu()
     assert diagnosis.budget is not None
     budget = replace(diagnosis.budget, idle_ms=10.0, idle_causes_ms={"sync": 9.9, "input": 0.1})
-    assert build_view(replace(diagnosis, budget=budget)).segments[-1].note == "blocking sync 9.9 ms"
+    assert (
+        build_view(replace(diagnosis, budget=budget)).segments[-1].note == "the host blocks on the GPU 9.9 ms"
+    )

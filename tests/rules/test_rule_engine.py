@@ -11,7 +11,7 @@ from tracedoc.facts.catalog import NEEDS, FactDef, Measurement, Scope
 from tracedoc.facts.measure_run import Availability, Measurements
 from tracedoc.ranks.run_view import build_view
 from tracedoc.rules.engine import Judgement, evaluate
-from tracedoc.rules.model import Param, Rule
+from tracedoc.rules.model import Param, Rule, Words
 from tracedoc.values import Failed, Unknown, Value
 
 MS = 1_000_000
@@ -109,6 +109,18 @@ def test_a_missing_measurement_is_unknown_with_its_reason() -> None:
     assert (verdict.outcome, verdict.reason, finding) == ("unknown", "no kernels", None)
     verdict, _ = only(judge(rule(), of=measured()))
     assert (verdict.outcome, verdict.reason) == ("unknown", "comm_ms was not measured")
+
+
+@pytest.mark.parametrize(
+    ("split", "said"),
+    [("all", "40 ms in 100 ms."), ("none", "40 ms of nothing."), (Unknown("not seen"), "40 ms unknown.")],
+)
+def test_a_fact_chooses_the_words_of_the_message(split: Value, said: str) -> None:
+    words = {"kind": Words("split", {"all": "in {step_ms}", "none": "of nothing"})}
+    worded = rule(words=words, message="{comm_ms} {kind}.")
+    _, finding = only(judge(worded, of=measured(COMM_40, fact("split", "text", split))))
+    assert finding is not None
+    assert finding.message == said
 
 
 def test_a_fact_that_failed_is_an_error_unless_it_does_not_matter() -> None:

@@ -17,7 +17,7 @@ from tracedoc.errors import RuleError
 from tracedoc.facts.catalog import FactDef, Scope
 from tracedoc.rules import load
 from tracedoc.rules.load import load_rule, load_rules
-from tracedoc.rules.model import AtMost, Param
+from tracedoc.rules.model import AtMost, Param, Words
 from tracedoc.rules.nodes import MAX_FILE_BYTES
 from tracedoc.rules.vocabulary import Vocabulary
 
@@ -34,6 +34,8 @@ VOCABULARY = Vocabulary(
             _fact("exposed_comm_ms", "ms"),
             _fact("arrival_ms", "ms", "rank"),
             _fact("strategy", "text"),
+            _fact("synced", "bool"),
+            FactDef("split", "text", "run", frozenset(), "A fact.", "run", int, values=("all", "none")),
         )
     },
     {"hide-exposed-communication"},
@@ -130,6 +132,41 @@ def test_a_fact_may_bound_the_gain_and_is_the_evidence_then(tmp_path: Path) -> N
 )
 def test_a_bound_is_a_time_and_says_what_it_assumes(tmp_path: Path, bound: str, message: str) -> None:
     assert message in _error(tmp_path, "gain: hide-exposed-communication", f"gain: {bound}")
+
+
+WORDED = RULE.replace("is communication", "is communication {of_kind}").replace(
+    "message:", 'words:\n  of_kind: {of: split, say: {all: "in {step_ms}", none: of any kind}}\nmessage:'
+)
+
+
+def test_words_are_chosen_by_a_fact(tmp_path: Path) -> None:
+    rule = load_rule(_write(tmp_path, WORDED), vocabulary=VOCABULARY)
+    assert rule.words == {"of_kind": Words("split", {"all": "in {step_ms}", "none": "of any kind"})}
+    text = WORDED.replace("of: split", "of: synced").replace("all:", '"true":').replace("none:", '"false":')
+    rule = load_rule(_write(tmp_path, text), vocabulary=VOCABULARY)
+    assert rule.words["of_kind"].texts == {"true": "in {step_ms}", "false": "of any kind"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (", none: of any kind", "", "has no none"),
+        ("none: of", "nine: of", "words 'of_kind' has no field 'nine' (did you mean 'none'?)"),
+        ("of: split", "of: splits", "unknown of 'splits' (did you mean 'split'?)"),
+        ("of: split", "of: strategy", "strategy is neither true or false nor one of a few texts"),
+        ("in {step_ms}", "in {step}", "{step} is neither a fact nor a param"),
+        ("in {step_ms}", "in {of_kind}", "{of_kind} is neither a fact nor a param"),
+        ("communication {of_kind}", "communication", "words 'of_kind' is used nowhere"),
+        ("  of_kind:", "  step_ms:", "words 'step_ms' has the name of a fact or function"),
+        ("  of_kind:", "  min_share:", "words 'min_share' has the name of a fact or function"),
+        ("of: split, say", "of: split, tell", "words 'of_kind' has no field 'tell'"),
+    ],
+)
+def test_words_are_read_strictly(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in WORDED
+    with pytest.raises(RuleError) as caught:
+        load_rule(_write(tmp_path, WORDED.replace(old, new, 1)), vocabulary=VOCABULARY)
+    assert message in caught.value.message
 
 
 def test_a_guard_states_its_severity_and_is_judged_on_a_cpu_as_usual(tmp_path: Path) -> None:

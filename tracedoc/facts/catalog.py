@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, Literal, TypeVar
 
@@ -44,6 +44,7 @@ class FactDef(msgspec.Struct, frozen=True):
 
     ``interval`` says what each interval is, for a fact that is measured as intervals. Those of a rank's fact
     travel in its digest; ``spans`` finds those of a run's fact, from the run, a digest and its analysed step.
+    ``values`` are all that a text may be, where it is one of a few: rules have words for each.
     """
 
     name: str
@@ -55,6 +56,7 @@ class FactDef(msgspec.Struct, frozen=True):
     compute: Callable[[Any], Any]
     interval: str = ""
     spans: Callable[..., Spans | Unknown] | None = None
+    values: tuple[str, ...] = ()
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -78,28 +80,48 @@ Result = TypeVar("Result")
 
 
 def rank_fact(
-    name: str, *, unit: str, needs: tuple[str, ...] = (), scope: Scope = "rank", interval: str = ""
+    name: str,
+    *,
+    unit: str,
+    needs: tuple[str, ...] = (),
+    scope: Scope = "rank",
+    interval: str = "",
+    values: Iterable[str] = (),
 ) -> Callable[[Function], Function]:
     """Register ``function(RankTimeline) -> Value`` as a fact of each rank.
 
-    With ``interval``, the words for one of its intervals, the function returns ``Spans | Unknown``.
+    With ``interval``, the words for one of its intervals, the function returns ``Spans | Unknown``. A text
+    that is one of a few says which: ``values``.
     """
-    return _register(name, unit, scope, needs, "rank", interval)
+    return _register(name, unit, scope, needs, "rank", interval, tuple(values))
 
 
 def run_fact(
-    name: str, *, unit: str, needs: tuple[str, ...] = (), scope: Scope = "run", interval: str = ""
+    name: str,
+    *,
+    unit: str,
+    needs: tuple[str, ...] = (),
+    scope: Scope = "run",
+    interval: str = "",
+    values: Iterable[str] = (),
 ) -> Callable[[Function], Function]:
     """Register ``function(RunView) -> Value`` (scope run) or ``-> dict[str, Value]`` (other scopes).
 
     With ``interval``, the words for one of its intervals, the fact is one of each rank, and its function
     ``(RunView, RankDigest, StepDigest) -> Spans | Unknown`` is asked for the analysed step of each.
+    ``values`` are as for :func:`rank_fact`.
     """
-    return _register(name, unit, scope, needs, "run", interval)
+    return _register(name, unit, scope, needs, "run", interval, tuple(values))
 
 
 def _register(
-    name: str, unit: str, scope: Scope, needs: tuple[str, ...], kind: Literal["rank", "run"], interval: str
+    name: str,
+    unit: str,
+    scope: Scope,
+    needs: tuple[str, ...],
+    kind: Literal["rank", "run"],
+    interval: str,
+    values: tuple[str, ...],
 ) -> Callable[[Function], Function]:
     if unit not in UNITS:
         raise ValueError(f"fact {name}: unknown unit {unit!r}")
@@ -125,6 +147,7 @@ def _register(
             _totals(function) if by_rank else function,
             interval,
             function if by_rank else None,
+            values,
         )
         return function
 

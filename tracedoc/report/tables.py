@@ -8,28 +8,13 @@ from typing import TypeVar
 import msgspec
 
 from tracedoc.diagnosis import CollectiveRow, HostDetail, PhaseRow
+from tracedoc.idle_causes import WORDS
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import phase_name
 from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity
 
 Row = TypeVar("Row")
 Column = tuple[str, bool, Callable[[Row], str]]
-
-HOST_CAUSES = {
-    "input": "waits for input",
-    "sync": "waits for the GPU",
-    "allocator": "allocates or frees device memory",
-    "compile": "compiles",
-    "gc": "collects garbage",
-    "dispatch": "is inside an operator",
-    "optimizer": "is in the optimizer",
-    "python": "runs Python between operators",
-    "profiler": "serves the profiler",
-    "launch": "launches",
-    "dependency": "is ahead: work is queued, nothing runs",
-    "unknown": "not visible in the trace",
-}
-"""What the host does while the device is idle, in words."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -90,7 +75,7 @@ def host_tables(host: HostDetail | None) -> tuple[Table, ...]:
         _table(
             "Idle time of the device in the judged step, by what the host does meanwhile",
             [
-                ("The host", False, lambda row: HOST_CAUSES.get(row.cause, row.cause)),
+                ("The host", False, lambda row: WORDS[row.cause].host if row.cause in WORDS else row.cause),
                 ("Idle", True, lambda row: format_ms(row.idle_ms)),
                 ("Share", True, lambda row: format_percent(row.idle_ms / whole) if whole > 0 else ""),
             ],

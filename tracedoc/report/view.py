@@ -19,6 +19,7 @@ from tracedoc.diagnosis import (
     Verdict,
 )
 from tracedoc.errors import Limit
+from tracedoc.idle_causes import WORDS
 from tracedoc.report.fixes import fitting_first, framework_name
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.units import format_ms, format_percent, format_quantity, format_ranges
@@ -33,18 +34,6 @@ PARTS = (
     ("idle", "idle", "idle_ms"),
 )
 """The parts of a budget that add up to the step: key, label, field."""
-
-IDLE_CAUSES = {
-    "input": "waiting for input",
-    "allocator": "memory allocator",
-    "sync": "blocking sync",
-    "compile": "compilation",
-    "gc": "garbage collection",
-    "profiler": "the profiler itself",
-    "launch": "launched late",
-    "dependency": "dependency",
-    "unknown": "cause unknown",
-}
 
 PHASES = {
     "forward": "forward",
@@ -309,7 +298,8 @@ def _causes(causes: dict[str, float], most: int = 3) -> str:
     noise = 0.02 * sum(causes.values())
     largest = sorted(((ms, cause) for cause, ms in causes.items() if ms > noise), key=lambda pair: -pair[0])
     words = [
-        f"{IDLE_CAUSES.get(cause, cause.replace('_', ' '))} {format_ms(ms)}" for ms, cause in largest[:most]
+        f"{WORDS[cause].idle if cause in WORDS else cause.replace('_', ' ')} {format_ms(ms)}"
+        for ms, cause in largest[:most]
     ]
     return ", ".join(words)
 

@@ -22,7 +22,7 @@ from tracedoc.facts.catalog import attempt
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.rules.expression import Expression, parse
 from tracedoc.rules.expression import evaluate as evaluate_condition
-from tracedoc.rules.model import AtMost, Rule
+from tracedoc.rules.model import AtMost, Rule, Words, value_key
 from tracedoc.rules.template import WORST_RANK, fill, placeholders
 from tracedoc.spans import Spans
 from tracedoc.units import format_ms
@@ -353,6 +353,8 @@ def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurement
     units = {name: fact.definition.unit for name, fact in measurements.facts.items()}
     units |= {name: param.unit for name, param in rule.params.items()}
     values = _values(rule, measurements.facts, worst.key, measurements)
+    units |= dict.fromkeys(rule.words, "text")
+    values |= {name: _said(words, values, units) for name, words in rule.words.items()}
     keys = sorted((one.key for one in own.held if one.key is not None), key=lambda key: (len(key), key))
     message = fill(rule.message, {**values, WORST_RANK: worst.key or ""}, {**units, WORST_RANK: "text"})
     if keys and len(measurements.ranks) > 1:
@@ -384,6 +386,12 @@ def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurement
         fixes=tuple(_filled(fix, values, units) for fix in _helpful(rule, values)),
         status=rule.status,
     )
+
+
+def _said(words: Words, values: Mapping[str, Value], units: Mapping[str, str]) -> Value:
+    """Return the words for the value of a fact; one that is unknown reads so."""
+    value = values[words.fact]
+    return value if isinstance(value, Unknown) else fill(words.texts[value_key(value)], values, units)
 
 
 def _with_ranks(message: str, keys: Sequence[str], worst: _Opinion, *, named: bool) -> str:

@@ -6,7 +6,7 @@ A mistake is an error with file, line, column and, where one is close, the right
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NoReturn
@@ -17,7 +17,7 @@ from tracedoc.diagnosis import SEVERITIES, Fix
 from tracedoc.errors import RuleError, did_you_mean
 from tracedoc.facts.catalog import NEEDS
 from tracedoc.rules.expression import FUNCTIONS, ExpressionError, check, parse
-from tracedoc.rules.model import FRAMEWORKS, ON_CPU, SCOPES, STATUSES, TOPICS, AtMost, Param, Rule
+from tracedoc.rules.model import FRAMEWORKS, ON_CPU, SCOPES, STATUSES, TOPICS, AtMost, Param, Rule, Words
 from tracedoc.rules.nodes import (
     Fields,
     fail,
@@ -37,7 +37,7 @@ from tracedoc.rules.vocabulary import Vocabulary, installed_vocabulary
 from tracedoc.units import UNITS
 
 _REQUIRED = ("id", "title", "topic", "status", "since", "scope", "needs", "when", "message", "why")
-_OPTIONAL = ("params", "gain", "evidence", "severity", "on_cpu", "fixes", "yields_to")
+_OPTIONAL = ("params", "words", "gain", "evidence", "severity", "on_cpu", "fixes", "yields_to")
 _NO_NAMES = frozenset({"and", "or", "not", "in", "is", "if", "else"})
 """Words of conditions."""
 
@@ -105,14 +105,19 @@ def _rule(file: str, stem: str, root: yaml.Node, known: Vocabulary) -> Rule:
         name in known.facts and known.facts[name].scope == "rank" for name in read
     ):
         fail(file, fields["when"], "scope is rank, but no fact here is measured for each rank")
+    words, filled = _words(file, fields, known, units)
+    units |= dict.fromkeys(words, "text")
     named = {**units, WORST_RANK: "text"} if scope == "rank" else units
     message = _template(file, fields["message"], "message", named, braces=False)
     nodes = read_items(file, fields, "fixes")
     fixes = tuple(_fix(file, node, units) for node in nodes)
     conditions = [_fix_condition(file, node, units) for node in nodes]
     said = [message, *(text for fix in fixes for text in (fix.title, fix.change, fix.risk))]
-    used = {*read, *(name for _, names in conditions for name in names)}
-    _require_use(file, fields, params, used.union(*map(placeholders, said)))
+    used = {*read, *filled, *(name for _, names in conditions for name in names)}.union(
+        *map(placeholders, said)
+    )
+    _require_use(file, fields, "params", params, used)
+    _require_use(file, fields, "words", words, used)
     gain, severity = _worth(file, root, fields, known)
     evidence = _evidence(file, fields, gain, known)
     return Rule(
@@ -127,6 +132,7 @@ def _rule(file: str, stem: str, root: yaml.Node, known: Vocabulary) -> Rule:
         message=message,
         why=read_text(file, fields["why"], "why"),
         params=params,
+        words=words,
         gain=gain,
         evidence=evidence,
         severity=severity,
@@ -176,10 +182,42 @@ def _yields_to(file: str, fields: Fields, rule_id: str, evidence: str) -> tuple[
     return yields_to
 
 
-def _require_use(file: str, fields: Fields, params: Mapping[str, Param], used: set[str]) -> None:
-    for name in params:
+def _require_use(file: str, fields: Fields, field: str, names: Iterable[str], used: set[str]) -> None:
+    for name in names:
         if name not in used:
-            fail(file, key_node(fields["params"], name), f"param {name!r} is used nowhere")
+            what = "param " if field == "params" else "words "
+            fail(file, key_node(fields[field], name), f"{what}{name!r} is used nowhere")
+
+
+def _words(
+    file: str, fields: Fields, known: Vocabulary, units: Mapping[str, str]
+) -> tuple[dict[str, Words], set[str]]:
+    """Return the words that facts choose, by name, and the names that stand in them."""
+    words: dict[str, Words] = {}
+    filled: set[str] = set()
+    for name, value in read_mapping(file, fields["words"], "words").items() if "words" in fields else ():
+        key = key_node(fields["words"], name)
+        _require_name(file, key, f"words {name!r}", name, units)
+        parts = read_fields(file, value, f"words {name!r}", required=("of", "say"))
+        fact = known.facts[read_word(file, parts, "of", known.facts)]
+        values = ("true", "false") if UNITS[fact.unit].kind == "bool" else fact.values
+        if not values:
+            fail(file, parts["of"], f"{fact.name} is neither true or false nor one of a few texts")
+        said = read_fields(file, parts["say"], f"words {name!r}", required=values)
+        texts = {
+            one: _template(file, node, f"words for {one!r}", units, braces=False)
+            for one, node in said.items()
+        }
+        words[name] = Words(fact.name, texts)
+        filled.update(*map(placeholders, texts.values()))
+    return words, filled
+
+
+def _require_name(file: str, key: yaml.Node, what: str, name: str, taken: Collection[str]) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in _NO_NAMES:
+        fail(file, key, f"{what} must be lower-case words joined by underscores")
+    if name in taken or name in FUNCTIONS or name == WORST_RANK:
+        fail(file, key, f"{what} has the name of a fact or function")
 
 
 def _params(file: str, fields: Fields, known: Vocabulary) -> dict[str, Param]:
@@ -189,10 +227,7 @@ def _params(file: str, fields: Fields, known: Vocabulary) -> dict[str, Param]:
     node = fields["params"]
     for name, value in read_mapping(file, node, "params").items():
         key = key_node(node, name)
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in _NO_NAMES:
-            fail(file, key, f"param {name!r} must be lower-case words joined by underscores")
-        if name in known.facts or name in FUNCTIONS:
-            fail(file, key, f"param {name!r} has the name of a fact or function")
+        _require_name(file, key, f"param {name!r}", name, known.facts)
         parts = read_fields(file, value, f"param {name!r}", required=("value", "unit", "why"))
         unit = read_word(file, parts, "unit", UNITS)
         params[name] = Param(

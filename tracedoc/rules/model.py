@@ -55,6 +55,18 @@ class AtMost(msgspec.Struct, frozen=True):
     within_host_work: bool = False
 
 
+class Words(msgspec.Struct, frozen=True):
+    """What templates say for a fact that is one of a few texts, or true or false: a text for each value."""
+
+    fact: str
+    texts: Mapping[str, str]
+
+
+def value_key(value: Scalar) -> str:
+    """Return how YAML writes the value of a fact: a text, ``true`` or ``false``."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 class Rule(msgspec.Struct, frozen=True):
     """One rule. ``when`` is the source of the condition; ``gain`` is a bound or names an estimator,
     ``evidence`` names the fact whose intervals are shown, both "" without one.
@@ -76,6 +88,7 @@ class Rule(msgspec.Struct, frozen=True):
     message: str
     why: str
     params: Mapping[str, Param] = msgspec.field(default_factory=dict)
+    words: Mapping[str, Words] = msgspec.field(default_factory=dict)
     gain: AtMost | str = ""
     evidence: str = ""
     severity: str = ""

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tracedoc.idle_causes import CAUSES, LATE_LAUNCH
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
@@ -20,17 +21,16 @@ from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.kernels import KernelCategory
 
 WORK = (
-    "matrix", "compute", "communication", "copy",
-    "input", "allocator", "sync", "compile", "gc", "profiler",
-    "optimizer", "dispatch", "python", "dependency", "unknown",
-)  # fmt: skip
+    *("matrix", "compute", "communication", "copy"),
+    *CAUSES[: CAUSES.index("launch")],
+    *LATE_LAUNCH,
+    *CAUSES[CAUSES.index("launch") + 1 :],
+)
 """The causes: each nanosecond of a rank's device has exactly one.
 
 matrix: matrix products, convolutions and attention; compute: other kernels and memsets; communication and
-copy: their exposed time. The rest is idle time: input to profiler as in
-:data:`tracedoc.timeline.idle.CAUSES`, and late launches by what the launching threads did: optimizer: inside
-``Optimizer.step``; dispatch: inside an operator or a runtime call; python: in neither, so in Python or in
-code of another library. dependency: launched, yet nothing runs; unknown: no launch was seen.
+copy: their exposed time. The rest is idle time by :data:`tracedoc.idle_causes.CAUSES`, with late launches by
+what the launching threads did.
 
 In a CPU trace compute is that of operators, but time in the data loader is input even where operators make
 the samples; idle time that no range explains is "unknown": the threads sleep, wait, or run code that the

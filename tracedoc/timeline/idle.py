@@ -7,6 +7,7 @@ import re
 import msgspec
 import numpy as np
 
+from tracedoc.idle_causes import CAUSES
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import Activity, GpuEvents
 from tracedoc.timeline.launches import NO_ROW
@@ -15,19 +16,6 @@ from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import difference
 from tracedoc.trace.vocabulary import RuntimeRole
-
-CAUSES = (
-    "input", "allocator", "sync", "compile", "gc", "profiler", "launch", "dependency", "unknown"
-)  # fmt: skip
-"""In order of precedence: the first that holds at a nanosecond is its cause.
-
-input: a data loader is waited for; allocator: device memory is allocated or freed; sync: the host waited for
-the GPU, which therefore ran out of work (:mod:`tracedoc.timeline.syncs`); compile: code is compiled, a module
-loaded or a graph captured; gc: Python collects garbage; profiler: the profiler's own work; launch: the next
-GPU event was not launched yet, or the call that launches it has not returned; dependency: it was launched,
-yet nothing runs (gaps inside a CUDA graph among them); unknown: its launch was not seen. A long call that
-launches a kernel for the first time loads it: that is compile.
-"""
 
 LAUNCH_LATENCY_NS = 50_000
 """A kernel starts at most this long after its launch on an idle GPU (5-40 us are usual); a longer wait on an

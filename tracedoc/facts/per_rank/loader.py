@@ -12,11 +12,7 @@ from tracedoc.values import Unknown, Value
 
 NO_LOADER = Unknown("no torch DataLoader is visible in this trace")
 
-LOADERS = {
-    "single_process": "num_workers=0: samples are made on the training thread",
-    "workers": "worker processes",
-    "pipe": "a data pipe",
-}
+LOADERS = {"single_process": "training thread", "workers": "worker processes", "pipe": "data pipe"}
 
 
 @rank_fact("loader_wait_ms", unit="ms", needs=("host_ops",))
@@ -44,9 +40,12 @@ def input_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     return idle_of_cause(timeline, "input")
 
 
-@rank_fact("loader_kind", unit="text", needs=("host_ops",))
+@rank_fact("loader_kind", unit="text", needs=("host_ops",), values=LOADERS.values())
 def loader_kind(timeline: RankTimeline) -> Value:
-    """How the data loader makes its samples, by the name of its range."""
+    """Where the data loader makes its samples, by the name of its range.
+
+    One of "training thread" (num_workers=0), "worker processes" and "data pipe".
+    """
     used = distinct(timeline.trace.name).tolist()
     kinds = {kind for index in used if (kind := vocabulary.data_loader(timeline.trace.names[index]))}
     for kind, words in LOADERS.items():

@@ -27,6 +27,8 @@ WAITING_OR_SLOW = Unknown(
 
 UNSIZED = Unknown("most of the exposed communication is in collectives that carry no size")
 
+SPLITS = ("transfer", "one rank", "arrivals unknown", "arrivals partly known")
+
 LATENCY_BOUND_SHARE = 0.25
 """Below this share of the half-rate size a message takes nearly as long as an empty one."""
 
@@ -66,9 +68,14 @@ def exposed_comm_excluding_wait_ms(run: RunView) -> dict[str, Value]:
     return run.by_rank(lambda digest, step: _less_wait(run, digest, step))
 
 
-@run_fact("comm_split", unit="text")
+@run_fact("comm_split", unit="text", values=SPLITS)
 def comm_split(run: RunView) -> Value:
-    """Whether exposed communication could be split into transfer and waiting, in words."""
+    """What is known of exposed communication: how far transfer and waiting for peers could be separated.
+
+    "transfer" where they are, but for a tenth at most: :func:`exposed_comm_excluding_wait_ms` is transfer
+    then. Else it may be waiting as well: "one rank" was captured, the "arrivals unknown" of all peers, or
+    the "arrivals partly known".
+    """
     representative = run.representative_digest
     step = representative.judged_step if representative is not None else None
     if representative is None or step is None:
@@ -76,12 +83,12 @@ def comm_split(run: RunView) -> Value:
     split = run.splits[representative.rank, step.index]
     exposed = step.budget.exposed_comm_ns
     if exposed == 0 or split.unsplit_ns <= 0.1 * exposed:
-        return "transfer; waiting for peers is not in it"
+        return "transfer"
     if len(run.digests) == 1:
-        return "transfer or waiting: one rank cannot tell"
+        return "one rank"
     if split.unsplit_ns == exposed:
-        return "transfer or waiting: the arrivals of the peers are not known"
-    return "transfer or waiting: arrivals of the peers are known in part only"
+        return "arrivals unknown"
+    return "arrivals partly known"
 
 
 @run_fact("latency_bound_frac", unit="fraction", scope="rank", needs=("collectives",))

@@ -101,41 +101,25 @@ def gather_stall_held_ms(run: RunView) -> dict[str, Value]:
     return _stall(run, lambda parts: parts.held)
 
 
-CAUSES: dict[str, str] = {
-    "not prefetched": "they were launched in time, but start only when the compute before them has ended",
-    "launched late": "the host launches them too late to hide them behind the compute before",
-    "peers late": "most of the stall is waiting for the last rank to come",
-    "bandwidth": "the transfer takes longer than the compute before it, so fetching ahead cannot hide it",
-    "first": "they are the first of the step and have no compute to hide behind",
-}
-"""Causes of gather stalls, and the words for them."""
+CAUSES = ("not prefetched", "launched late", "peers late", "bandwidth", "bandwidth or peers late", "first")
+"""Why gathers stall."""
 
 
-@run_fact("gather_stall_cause", unit="text", scope="rank", needs=("kernels", "collectives", "launches"))
+@run_fact(
+    "gather_stall_cause",
+    unit="text",
+    scope="rank",
+    needs=("kernels", "collectives", "launches"),
+    values=CAUSES,
+)
 def gather_stall_cause(run: RunView) -> dict[str, Value]:
     """The largest cause of the stalls.
 
-    One of "not prefetched", "launched late", "peers late", "bandwidth" and "first" (of the step). Without the
-    arrivals of the peers "bandwidth" includes waiting for them.
+    One of "not prefetched" (launched in time, but it starts when the compute before has ended), "launched
+    late", "peers late", "bandwidth", "bandwidth or peers late" (where not all arrivals of the peers are
+    known) and "first" (of the step).
     """
     return run.by_rank(lambda digest, step: _cause(run, digest, step))
-
-
-@run_fact("gather_stall_reason", unit="text", scope="rank", needs=("kernels", "collectives", "launches"))
-def gather_stall_reason(run: RunView) -> dict[str, Value]:
-    """The cause of :func:`gather_stall_cause` in words, with a caution where only one rank was captured."""
-
-    def reason(digest: RankDigest, step: StepDigest) -> Value:
-        cause = _cause(run, digest, step)
-        if isinstance(cause, Unknown):
-            return cause
-        parts = stall_parts(run, digest, step)
-        words = CAUSES[str(cause)]
-        if cause == "bandwidth" and parts is not None and not parts.known.all():
-            return f"{words}; transfer or waiting, for the arrivals of the peers are unknown"
-        return words
-
-    return run.by_rank(reason)
 
 
 @run_fact("reduction_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
@@ -162,7 +146,7 @@ def _cause(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
         "not prefetched": int(parts.held.sum()),
         "launched late": int(parts.late.sum()),
         "peers late": int(parts.wait.sum()),
-        "bandwidth": int(parts.bandwidth.sum()),
+        "bandwidth" if parts.known.all() else "bandwidth or peers late": int(parts.bandwidth.sum()),
         "first": int(parts.first.sum()),
     }
     largest = max(totals, key=lambda cause: totals[cause])

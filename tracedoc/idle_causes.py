@@ -1,0 +1,56 @@
+"""What a device was idle for: the causes, and the words that reports have for them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+CAUSES = (
+    "input", "allocator", "sync", "compile", "gc", "profiler", "launch", "dependency", "unknown"
+)  # fmt: skip
+"""In order of precedence: the first that holds at a nanosecond is its cause.
+
+input: a data loader is waited for; allocator: device memory is allocated or freed; sync: the host waited for
+the GPU, which therefore ran out of work (:mod:`tracedoc.timeline.syncs`); compile: code is compiled, a module
+loaded or a graph captured; gc: Python collects garbage; profiler: the profiler's own work; launch: the next
+GPU event was not launched yet, or the call that launches it has not returned; dependency: it was launched,
+yet nothing runs (gaps inside a CUDA graph among them); unknown: its launch was not seen. A long call that
+launches a kernel for the first time loads it: that is compile.
+"""
+
+LATE_LAUNCH = ("optimizer", "dispatch", "python")
+"""What "launch" consists of, by what the launching threads did.
+
+optimizer: inside ``Optimizer.step``; dispatch: inside an operator or a runtime call; python: in neither, so
+in Python or in code of another library.
+"""
+
+
+class CauseWords(NamedTuple):
+    """The words for one cause: of the idle time, of what the host does in it, and of it in a CPU run."""
+
+    idle: str
+    host: str
+    on_cpu: str = ""
+
+
+WORDS = {
+    "input": CauseWords("waiting for the data loader", "waits for input"),
+    "allocator": CauseWords("memory is allocated or freed", "allocates or frees device memory"),
+    "sync": CauseWords("the host blocks on the GPU", "waits for the GPU"),
+    "compile": CauseWords(
+        "code is compiled", "compiles", "code is compiled, which TORCH_LOGS=recompiles explains"
+    ),
+    "gc": CauseWords("garbage collection", "collects garbage", "Python collects garbage"),
+    "profiler": CauseWords("the profiler itself", "serves the profiler"),
+    "launch": CauseWords("kernels launched late", "launches"),
+    "optimizer": CauseWords("kernels of the optimizer launched late", "is in the optimizer"),
+    "dispatch": CauseWords("kernels launched late by operators", "is inside an operator"),
+    "python": CauseWords("kernels launched late by Python", "runs Python between operators"),
+    "dependency": CauseWords("work queued, nothing running", "is ahead: work is queued, nothing runs"),
+    "unknown": CauseWords(
+        "cause unknown",
+        "not visible in the trace",
+        "no operator runs: sleep, I/O, or Python of the script",
+    ),
+}
+"""A finding of its own speaks of most of them; ``on_cpu`` is there for those that no rule judges."""
