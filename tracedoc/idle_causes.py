@@ -35,7 +35,7 @@ class CauseWords(NamedTuple):
 
 WORDS = {
     "input": CauseWords("waiting for the data loader", "waits for input"),
-    "allocator": CauseWords("memory is allocated or freed", "allocates or frees device memory"),
+    "allocator": CauseWords("memory allocation", "allocates or frees device memory"),
     "sync": CauseWords("the host blocks on the GPU", "waits for the GPU"),
     "compile": CauseWords(
         "code is compiled", "compiles", "code is compiled, which TORCH_LOGS=recompiles explains"

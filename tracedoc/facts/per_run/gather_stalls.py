@@ -115,9 +115,9 @@ CAUSES = ("not prefetched", "launched late", "peers late", "bandwidth", "bandwid
 def gather_stall_cause(run: RunView) -> dict[str, Value]:
     """The largest cause of the stalls.
 
-    One of "not prefetched" (launched in time, but it starts when the compute before has ended), "launched
-    late", "peers late", "bandwidth", "bandwidth or peers late" (where not all arrivals of the peers are
-    known) and "first" (of the step).
+    One of "not prefetched" (launched in time, but it starts when the compute before has ended),
+    "launched late", "peers late", "bandwidth", "bandwidth or peers late" (where not all arrivals of the
+    peers are known) and "first" (of the step).
     """
     return run.by_rank(lambda digest, step: _cause(run, digest, step))
 
