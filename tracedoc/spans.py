@@ -136,9 +136,16 @@ class Spans(msgspec.Struct, frozen=True, eq=False):
         """
         first = np.asarray(starts, dtype=np.int64)
         last = np.maximum(np.asarray(ends, dtype=np.int64), first)
-        if len(self) == 0:
+        if len(self) == 0 or first.size == 0:
             return np.zeros(first.shape, dtype=np.int64)
-        return self._covered_before(last) - self._covered_before(first)
+        near = self._touching(int(first.min()), int(last.max()))
+        return near._covered_before(last) - near._covered_before(first)
+
+    def _touching(self, start_ns: int, end_ns: int) -> Spans:
+        """Return the intervals that touch ``[start_ns, end_ns]``, and one at least: a view."""
+        first = min(int(np.searchsorted(self.ends, start_ns)), len(self) - 1)
+        last = max(int(np.searchsorted(self.starts, end_ns, side="right")), first + 1)
+        return Spans(self.starts[first:last], self.ends[first:last])
 
     def _covered_before(self, times: Int64Array) -> Int64Array:
         lengths = self.ends - self.starts
