@@ -139,7 +139,7 @@ def _environment() -> dict[str, str]:
     One thread for linear algebra, of which there is none: starting more is noise on a machine of few cores.
     """
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return kept | {"PYTHONPATH": str(REPOSITORY), "OPENBLAS_NUM_THREADS": "1"}
+    return kept | {"PYTHONPATH": str(REPOSITORY), "OPENBLAS_NUM_THREADS": "1", "TRACEDOC_CACHE": "off"}
 
 
 def _median(costs: list[Cost]) -> Cost:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+# No test depends on what was measured before, or leaves anything with the user.
+os.environ["TRACEDOC_CACHE"] = "off"
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

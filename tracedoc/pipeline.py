@@ -38,7 +38,7 @@ from tracedoc.trace.kineto import read_trace
 from tracedoc.units import format_ranges
 from tracedoc.whatif.answer import what_if
 from tracedoc.whatif.changes.registry import parse_request
-from tracedoc.worker import digest_file
+from tracedoc.worker import digest_file, kept_digest
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -47,6 +47,7 @@ class Options(msgspec.Struct, frozen=True):
     ``jobs`` is how many processes read; ``executor`` reads on other machines instead, as
     :data:`tracedoc.executors.clusters.WAYS` says. ``select`` and ``ignore`` hold rule ids or topics;
     ``strict`` turns damaged files into errors; ``max_bytes`` bounds the decompressed text of one file.
+    ``cache`` keeps the digests of large files in the user's cache folder, and takes them from there.
     """
 
     select: tuple[str, ...] = ()
@@ -58,6 +59,7 @@ class Options(msgspec.Struct, frozen=True):
     executor: str | None = None
     strict: bool = False
     max_bytes: int | None = None
+    cache: bool = False
 
 
 class ProgressEvent(msgspec.Struct, frozen=True):
@@ -176,15 +178,23 @@ def _read_all(
 ) -> tuple[list[tuple[TraceFile, RankDigest]], list[Limit]]:
     """Digest every file; one that cannot be read costs that file only, unless it is the only one."""
     sizes = {file.path: file.size_bytes for file in run.files}
-    display = _Display(progress, sum(sizes.values()), len(sizes))
     outcomes: dict[str, RankDigest | InputError | Lost] = {}
     known: dict[Any, Any] = {}
-    work = partial(digest_file, steps=options.steps, strict=options.strict, max_bytes=options.max_bytes)
+    how: dict[str, Any] = {
+        "steps": options.steps, "strict": options.strict, "max_bytes": options.max_bytes
+    }  # fmt: skip
+    for path in sizes if options.cache and options.executor is None else ():
+        kept = kept_digest(path, **how)
+        if kept is not None:
+            outcomes[path] = share(kept, known)
+    sizes = {path: size for path, size in sizes.items() if path not in outcomes}
+    display = _Display(progress, sum(sizes.values()), len(run.files), len(outcomes))
+    work = partial(digest_file, **how, cache=options.cache)
     on_bytes = display.bytes if progress is not None else None
     results = run_each(work, sizes, jobs=options.jobs, executor=options.executor, on_bytes=on_bytes)
     with closing(results):
         for path, outcome in results:
-            if not isinstance(outcome, RankDigest) and (options.strict or len(sizes) == 1):
+            if not isinstance(outcome, RankDigest) and (options.strict or len(run.files) == 1):
                 raise _error(path, outcome)
             outcomes[path] = share(outcome, known) if isinstance(outcome, RankDigest) else outcome
             display.rank()
@@ -203,9 +213,11 @@ def _read_all(
 class _Display:
     """Turns what workers say into progress events."""
 
-    def __init__(self, progress: Progress | None, total_bytes: int, total_ranks: int) -> None:
+    def __init__(
+        self, progress: Progress | None, total_bytes: int, total_ranks: int, done_ranks: int
+    ) -> None:
         self._progress = progress
-        self._now = ProgressEvent(0, total_bytes, 0, total_ranks)
+        self._now = ProgressEvent(0, total_bytes, done_ranks, total_ranks)
 
     def bytes(self, done: int) -> None:
         # A bar need not move more often than once a thousandth.

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from functools import partial
 
 import tracedoc.facts.per_rank  # noqa: F401  fills the catalogue
+from tracedoc.cache import Slot, slot_of
 from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.measure_rank import measure_rank
 from tracedoc.run.remote import is_remote, open_remote, public_name
 from tracedoc.timeline.build import build_timeline
 from tracedoc.trace.kineto import read_trace
+from tracedoc.trace.native import reader_name
 
 
 def digest_file(
@@ -21,14 +23,37 @@ def digest_file(
     steps: tuple[int, int] | None = None,
     strict: bool = False,
     max_bytes: int | None = None,
+    cache: bool = False,
 ) -> RankDigest:
-    """Return the digest of the trace in a file, behind a URL, or on standard input (``-``)."""
+    """Return the digest of the trace in a file, behind a URL, or on standard input (``-``).
+
+    ``cache`` takes what was kept of the same file before, and keeps what is made of it now.
+    """
+    slot = _slot(path, steps, strict, max_bytes) if cache else None
+    kept = slot.load(RankDigest) if slot is not None else None
+    if kept is not None:
+        return kept
     read = partial(read_trace, strict=strict, max_bytes=max_bytes, on_bytes=on_bytes, long_frames=True)
     if is_remote(path):
         with open_remote(path) as stream:
             trace = read(public_name(path), stream=stream)
     else:
         trace = read(path, stream=sys.stdin.buffer if path == "-" else None)
-    return measure_rank(
+    digest = measure_rank(
         build_timeline(trace, steps=steps), rank=-1 if trace.info.rank is None else trace.info.rank
     )
+    if slot is not None:
+        slot.store(digest)
+    return digest
+
+
+def kept_digest(
+    path: str, *, steps: tuple[int, int] | None, strict: bool, max_bytes: int | None
+) -> RankDigest | None:
+    """Return the digest that was kept of a file as it is now, ``None`` where it is to be read."""
+    slot = _slot(path, steps, strict, max_bytes)
+    return slot.load(RankDigest) if slot is not None else None
+
+
+def _slot(path: str, steps: tuple[int, int] | None, strict: bool, max_bytes: int | None) -> Slot | None:
+    return None if path == "-" or is_remote(path) else slot_of(path, steps, strict, max_bytes, reader_name())

@@ -35,6 +35,7 @@ class Options:
     executor: str | None = None
     strict: bool = False
     max_bytes: int | None = None
+    cache: bool = False
 
 
 class Pipeline:
@@ -107,14 +108,16 @@ def test_no_escape_sequence_reaches_a_pipe(pipeline: Pipeline, trace: str):
 
 def test_options_reach_the_pipeline(pipeline: Pipeline, trace: str):
     run("diagnose", trace, "--select", "a, b", "--ignore", "c", "--steps", "3-10", "--cycle", "2", "--strict")
-    assert pipeline.options == Options(select=("a", "b"), ignore=("c",), steps=(3, 10), cycle=2, strict=True)
+    assert pipeline.options == Options(
+        select=("a", "b"), ignore=("c",), steps=(3, 10), cycle=2, strict=True, cache=True
+    )
     run("diagnose", trace, "--steps", "4", "--rules", "packs/", "--jobs", "3")
-    assert pipeline.options == Options(rule_directories=("packs/",), steps=(4, 4), jobs=3)
+    assert pipeline.options == Options(rule_directories=("packs/",), steps=(4, 4), jobs=3, cache=True)
 
 
 def test_facts_reads_with_the_options_that_diagnose_has(pipeline: Pipeline, trace: str):
     both = ["--steps", "3-10", "--cycle", "2", "--jobs", "3", "--strict", "--max-bytes", "2GB"]
-    expected = Options(steps=(3, 10), cycle=2, jobs=3, strict=True, max_bytes=2_000_000_000)
+    expected = Options(steps=(3, 10), cycle=2, jobs=3, strict=True, max_bytes=2_000_000_000, cache=True)
     for command in ("diagnose", "facts"):
         pipeline.options = None
         run(command, trace, *both)
@@ -126,7 +129,12 @@ def test_facts_reads_with_the_options_that_diagnose_has(pipeline: Pipeline, trac
 )
 def test_sizes_are_numbers_with_a_unit(pipeline: Pipeline, trace: str, text: str, count: int):
     run("diagnose", trace, "--max-bytes", text)
-    assert pipeline.options == Options(max_bytes=count)
+    assert pipeline.options == Options(max_bytes=count, cache=True)
+
+
+def test_no_cache_reads_again(pipeline: Pipeline, trace: str):
+    run("diagnose", trace, "--no-cache")
+    assert pipeline.options == Options()
 
 
 def test_what_is_no_size_is_refused(pipeline: Pipeline, trace: str):

@@ -41,7 +41,7 @@ def captured(path: str) -> Captured:
     if os.path.isfile(path) and is_diagnosis(path):
         diagnosis = from_json(Path(path).read_bytes())
     else:
-        diagnosis = run_pipeline((path,), Options())
+        diagnosis = run_pipeline((path,), Options(cache=True))
     model, source = _model(path, diagnosis)
     notes = []
     if model is not None:

@@ -46,6 +46,7 @@ def diagnose(
     strict: bool,
     max_bytes: int | None,
     redact: bool | None,
+    no_cache: bool,
     debug: bool,
 ) -> None:
     """Say why a training run is slow, and what would help.
@@ -83,6 +84,7 @@ def diagnose(
         executor=executor,
         strict=strict,
         max_bytes=max_bytes,
+        cache=not no_cache,
     )
     result = run_pipeline(paths, options)
     command = "" if "-" in paths else shlex.join(["tracedoc", "diagnose", *paths])

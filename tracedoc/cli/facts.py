@@ -33,6 +33,7 @@ def facts(
     executor: str | None,
     strict: bool,
     max_bytes: int | None,
+    no_cache: bool,
     debug: bool,
 ) -> None:
     """Print what was measured by topic: name and value, or why it is unknown.
@@ -49,7 +50,13 @@ def facts(
     from tracedoc.pipeline import Options
 
     options = Options(
-        steps=steps, cycle=cycle, jobs=jobs, executor=executor, strict=strict, max_bytes=max_bytes
+        steps=steps,
+        cycle=cycle,
+        jobs=jobs,
+        executor=executor,
+        strict=strict,
+        max_bytes=max_bytes,
+        cache=not no_cache,
     )
     found = run_pipeline(paths, options).facts
     if as_json:

@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from tracedoc.cli.completion import files
 from tracedoc.cli.output import send, targets
@@ -104,6 +103,8 @@ def plan(**given: object) -> None:
       tracedoc plan --params 7B --gpus 8 --gpu H100 --micro-batch auto --tokens 100B
       tracedoc plan --params 13B --gpus 4 --gpu-memory 40GB -f json | jq .changes
     """
+    import msgspec
+
     from tracedoc.cli.plan_question import Options, question_of
     from tracedoc.planner.plan import plan as make_plan
 

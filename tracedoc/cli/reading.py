@@ -62,6 +62,7 @@ _OPTIONS = (
         metavar="SIZE",
         help="Refuse a file with more JSON, as 2GB. [gzip: 100 times its size]",
     ),
+    click.option("--no-cache", is_flag=True, help="Read again what was measured before, and keep nothing."),
     click.option("--debug", is_flag=True, help="Show where errors come from."),
 )
 

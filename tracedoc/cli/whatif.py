@@ -32,6 +32,7 @@ def whatif(
     executor: str | None,
     strict: bool,
     max_bytes: int | None,
+    no_cache: bool,
     debug: bool,
 ) -> None:
     """Replay the analysed step of RUN with changes, and say how long it would take.
@@ -57,7 +58,13 @@ def whatif(
         raise ChangeError("--list takes no change", "leave the changes out, or --list")
     requests = [parse_request(text) for text in changes]
     options = Options(
-        steps=steps, cycle=cycle, jobs=jobs, executor=executor, strict=strict, max_bytes=max_bytes
+        steps=steps,
+        cycle=cycle,
+        jobs=jobs,
+        executor=executor,
+        strict=strict,
+        max_bytes=max_bytes,
+        cache=not no_cache,
     )
     run = run_measurement((path,), options).run
     if listing:
