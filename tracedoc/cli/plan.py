@@ -128,11 +128,25 @@ def _rendered(answer: Plan, chosen: str, width: int, color: bool) -> str:
     return plan_text(answer, next_command=_next(answer), width=width, color=color)
 
 
+def _launcher(answer: Plan) -> str:
+    """Return how the training is started, with the file that was shown, on each node."""
+    asked = answer.asked
+    local = asked.gpus // asked.nodes
+    if answer.framework == "accelerate":
+        return "accelerate launch --config_file accelerate.yaml train.py"
+    if answer.framework == "deepspeed":
+        nodes = "--hostfile hostfile " if asked.nodes > 1 else f"--num_gpus {local} "
+        return f"deepspeed {nodes}train.py --deepspeed_config ds_config.json"
+    nodes = ""
+    if asked.nodes > 1:
+        nodes = f"--nnodes {asked.nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500 "
+    return f"torchrun {nodes}--nproc-per-node {local} train.py"
+
+
 def _next(answer: Plan) -> str:
     """Return the command to type next: measure what was planned, or ask again with what would fit."""
     if answer.recommended is not None:
-        local = answer.asked.gpus // answer.asked.nodes
-        return f"tracedoc collect -- torchrun --nproc-per-node {local} train.py"
+        return f"tracedoc collect -- {_launcher(answer)}"
     command = ["tracedoc", *sys.argv[1:]] if "plan" in sys.argv[1:2] else ["tracedoc", "plan", "..."]
     if not answer.changes:
         return "tracedoc plan --help"

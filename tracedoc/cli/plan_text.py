@@ -41,6 +41,8 @@ def plan_text(plan: Plan, *, next_command: str, width: int = 0, color: bool = Fa
             _bullet(console, point)
     for configuration in shown_configurations(plan):
         heading(console, "Configuration", configuration.title + _others(plan, configuration))
+        if configuration.note:
+            console.print(Text(configuration.note))
         for line in configuration.text.splitlines():
             # Code is never wrapped: a wrapped line cannot be pasted.
             console.print(Text(f"  {line}", "cyan"), soft_wrap=True)
@@ -95,17 +97,13 @@ def asked_line(plan: Plan) -> str:
 
 
 def shown_configurations(plan: Plan) -> tuple[Configuration, ...]:
-    """Return what the chosen framework needs; a DeepSpeed file goes with what refers to it."""
+    """Return what the chosen framework needs, or where it has nothing of its own what plain PyTorch does."""
     own = [c for c in plan.configurations if c.framework == plan.framework]
-    if not own:
-        own = list(plan.configurations[:1])
-    if any("ds_config.json" in c.text for c in own):
-        own += [c for c in plan.configurations if c.framework == "deepspeed" and c not in own]
-    return tuple(own)
+    return tuple(own or plan.configurations[:1])
 
 
 def _others(plan: Plan, shown: Configuration) -> str:
-    others = [c.framework for c in plan.configurations if c.framework != shown.framework]
+    others = dict.fromkeys(c.framework for c in plan.configurations if c.framework != shown.framework)
     return f"; --framework {'|'.join(others)} for the others" if others else ""
 
 

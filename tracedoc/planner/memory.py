@@ -144,6 +144,11 @@ def can_train(strategy: Strategy, question: Question) -> bool:
     return not (strategy.id == "zero-redundancy" and (question.frozen or not optimizer.plain))
 
 
+def offload_moves(question: Question, strategy: Strategy) -> float:
+    """Return the bytes that are in host memory instead of on each GPU."""
+    return model_states(question, strategy).host
+
+
 def _offloaded(states: ModelStates, offload: str, strategy: Strategy) -> ModelStates:
     if offload == "none" or not can_offload(strategy, offload):
         return states

@@ -184,6 +184,11 @@ def _assumptions(question: Question, wish: Wish) -> list[str]:
         f"Each GPU and step: {training.micro_batch} x {training.sequence} tokens, {_rounds(training)};"
         f" {PRECISIONS[training.precision].title}, {OPTIMIZERS[training.optimizer].title}{attention}."
     )
+    if training.precision == "bf16" and not training.lora_rank:
+        texts.append(
+            "Pure bf16 keeps no fp32 copy of the weights: updates below 2^-8 of a weight are lost"
+            " (--precision bf16-mixed keeps one)."
+        )
     if training.lora_rank:
         bits = ", 4-bit base with double quantisation" if training.base_bits == 4 else ""
         targets = ", ".join(training.lora_targets or model.lora_targets)
