@@ -167,9 +167,10 @@ import json, os, sys
 import torch, deepspeed
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
-torch.distributed.init_process_group("gloo", init_method=f"file://{os.getcwd()}/meeting", rank=0,
-world_size=1) deepspeed.init_distributed("gloo", auto_mpi_discovery=False) for name, (auto, plain) in
-json.load(sys.stdin).items():
+meeting = f"file://{os.getcwd()}/meeting"
+torch.distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
+deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
+for name, (auto, plain) in json.load(sys.stdin).items():
     with open("ds_config.json", "w") as file:
         json.dump(auto, file)
     arguments = TrainingArguments(
