@@ -107,7 +107,8 @@ def test_markdown_has_a_table_and_every_configuration(repository: Path, tmp_path
     text = page.read_text()
     assert text.startswith("**DDP with activation checkpointing: ")
     assert "| DDP * | yes | " in text
-    assert text.count("```") == 2 * 4
+    # One for each framework, and the adapters that Accelerate has no file for.
+    assert text.count("```") == 2 * 5
 
 
 def test_a_model_is_read_from_its_config(repository: Path, tmp_path: Path) -> None:
@@ -124,6 +125,27 @@ def test_a_captured_run_gives_gpus_parameters_and_bandwidth(repository: Path) ->
     assert plan["asked"]["gpu"] == "H100"
     assert plan["asked"]["parameters"] == 162_398_976
     assert any("264 GB/s" in text for text in plan["assumptions"])
+
+
+def test_the_prediction_is_held_against_the_run_and_rescaled_by_it(
+    repository: Path, shared_traces: Path
+) -> None:
+    """Tokens, precision, memory and present strategy are those of the capture."""
+    folder = str(shared_traces / "fsdp2_h100_4rank")
+    plan = answer(repository, folder)
+    assert plan["asked"]["gpu"] == "H100 96GB"
+    assert plan["asked"]["gpu_memory_bytes"] == 102_085_492_736
+    training = plan["asked"]["training"]
+    assert (training["micro_batch"], training["sequence"]) == (8, 2048)
+    assert training["precision"] == "bf16-mixed"
+    (told,) = (text for text in plan["assumptions"] if text.startswith("Measured "))
+    assert "Measured 54.9 ms a step with FSDP FULL_SHARD, predicted " in told
+    now = next(c for c in plan["strategies"] if c["strategy"] == "full-shard")
+    assert now["step"]["expected_ms"] == pytest.approx(54.9, rel=0.01)
+    # Another micro-batch is other work: the estimate is scaled, not the run's own computation taken.
+    more = answer(repository, folder, "--micro-batch", "16")
+    then = next(c for c in more["strategies"] if c["strategy"] == "full-shard")
+    assert then["step"]["compute_ms"] > 1.8 * now["step"]["compute_ms"]
 
 
 def test_a_small_model_of_unknown_layers_is_not_called_a_language_model(repository: Path) -> None:
@@ -179,6 +201,20 @@ def test_a_diagnosis_is_as_good_as_its_traces(repository: Path, tmp_path: Path) 
             "'q_proj'",
             "known",
         ),
+        (
+            ("--params", "7e9", "--gpu", "L4", "--gpus", "100000000"),
+            "no cluster has so many",
+            "--gpus 131072",
+        ),
+        (("--params", "7e9", "--gpu", "L4", "--batch", "8"), "without a search", "--micro-batch auto"),
+        (("--params", "7e9", "--gpu", "L4", "--price", "2"), "without --tokens", "--tokens 100B"),
+        (("--params", "7e9", "--gpu", "L4", "--micro-batch", "x"), "is no number", "--micro-batch 4"),
+        (("--params", "7e9", "--gpu", "A100", "--fp8"), "no 8-bit arithmetic", "--fp8"),
+        (
+            ("--params", "7e9", "--gpus", "8", "--gpu", "L4", "--micro-batch", "auto", "--batch", "9"),
+            "does not divide",
+            "--batch 8",
+        ),
         (("--params", "7e9", "--gpu", "L4", "-o", "plan.pdf"), "implies no format", ".md"),
         (
             ("--params", "7e9", "--gpu", "L4", "-o", "plan.txt", "-f", "json"),
@@ -198,6 +234,45 @@ def test_nonsense_is_answered_with_the_nearest_valid_choice(
     assert error in first
     assert second.startswith("hint: ")
     assert hint in second
+
+
+@pytest.mark.parametrize(
+    ("framework", "command"),
+    [
+        ("pytorch", "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"),
+        ("accelerate", "accelerate launch --config_file accelerate.yaml train.py"),
+        ("deepspeed", "deepspeed --hostfile hostfile train.py --deepspeed_config ds_config.json"),
+    ],
+)
+def test_the_next_command_starts_with_the_frameworks_launcher(
+    framework: str, command: str, repository: Path
+) -> None:
+    shown = run(repository, "--params", "7e9", "--gpus", "16", "--gpu", "H100", "--framework", framework)
+    assert shown.stdout.splitlines()[-1].startswith(f"next: tracedoc collect -- {command}")
+
+
+def test_the_fastest_micro_batch_is_searched_and_priced(repository: Path) -> None:
+    asked = ("--params", "7e9", "--gpus", "8", "--gpu", "H100", "--micro-batch", "auto", "--batch", "256")
+    plan = answer(repository, *asked, "--tokens", "100B", "--price", "2.5")
+    training = plan["asked"]["training"]
+    assert training["micro_batch"] * training["accumulation"] * 8 == 256
+    best, *others = plan["found"]
+    assert best["micro_batch"] == training["micro_batch"]
+    assert all(one["tokens_per_second"] <= 1.01 * best["tokens_per_second"] for one in others)
+    assert plan["days"] == pytest.approx(100e9 / plan["tokens_per_second"] / 86_400)
+    assert plan["cost"] == pytest.approx(plan["days"] * 24 * 8 * 2.5)
+
+
+def test_a_model_that_allows_less_gets_shorter_sequences(repository: Path, tmp_path: Path) -> None:
+    keys = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
+    (tmp_path / "config.json").write_text(json.dumps(keys | {"n_positions": 1024}))
+    plan = answer(repository, "--model", str(tmp_path), "--gpu", "L4")
+    assert plan["asked"]["training"]["sequence"] == 1024
+
+
+def test_pure_bf16_says_what_it_loses(repository: Path) -> None:
+    plan = answer(repository, "--params", "1e9", "--gpu", "L4", "--precision", "bf16")
+    assert any("below 2^-8 of a weight are lost" in text for text in plan["assumptions"])
 
 
 def test_many_gpus_are_in_nodes_of_8_where_nothing_is_said(repository: Path) -> None:

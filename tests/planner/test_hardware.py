@@ -81,6 +81,15 @@ def test_devices_of_traces_have_the_same_peaks_in_a_plan() -> None:
         assert link in (None, pytest.approx(link_of(gpu).gbps, rel=0.02)), name
 
 
+def test_devices_of_one_name_are_told_apart_by_their_memory() -> None:
+    wide = gpu_of_device("NVIDIA H100", 102_085_492_736)
+    assert wide is not None
+    assert wide.name == "H100 96GB"
+    usual = gpu_of_device("NVIDIA H100", 84_930_000_000)
+    assert usual is not None
+    assert usual.name == "H100"
+
+
 def test_memory_is_what_cuda_reports_of_the_device() -> None:
     """As totalGlobalMem in captures of these devices, to a tenth of a gigabyte."""
     reported = {"H100": 84.93e9, "A100 SXM 40GB": 42.4e9, "MI300X": 206.1e9, "V100 32GB": 34.1e9}

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.diagnosis import CollectiveRow, Diagnosis, from_json
+from tracedoc.cli.captured_training import Present, link_curve, number, present
+from tracedoc.diagnosis import Diagnosis, from_json
 from tracedoc.errors import InputError
 from tracedoc.planner.shape import ModelShape, shape_from_parameters
 from tracedoc.run.manifest import read_manifest
@@ -25,8 +26,9 @@ class Captured(msgspec.Struct, frozen=True):
     nodes: int
     device: str
     busbw_gbps: float | None
-    compute_ms: float | None
+    latency_us: float | None
     memory_bytes: float | None
+    present: Present
     notes: tuple[str, ...]
 
 
@@ -46,15 +48,19 @@ def captured(path: str) -> Captured:
     notes = []
     if model is not None:
         notes.append(f"From the run: {model.parameters:,} parameters ({source}).")
-    rate = _bandwidth(diagnosis)
-    if rate is not None:
-        gbps, row = rate
+    link = link_curve(diagnosis)
+    if link is not None:
+        gbps, latency_us, row = link
+        calls = f" and {latency_us:.3g} us a call" if latency_us else ""
         notes.append(
-            f"From the run: {gbps:.3g} GB/s bus bandwidth in its {row.op.replace('_', '-')} of"
+            f"From the run: {gbps:.3g} GB/s bus bandwidth{calls} in its {row.op.replace('_', '-')} of"
             f" {(row.bytes_median or 0) / 1e6:.3g} MB."
         )
-    compute = diagnosis.budget.compute_ms if diagnosis.budget and diagnosis.run.backend != "gloo" else None
-    notes.append("The run does not tell its sequences: activations are those of --seq and --micro-batch.")
+    now = present(diagnosis, _declared(path))
+    if now.tokens_known:
+        notes.append(f"From the run: {now.micro_batch} x {now.sequence} tokens of a GPU at a time.")
+    else:
+        notes.append("The run does not tell its sequences: activations are those of --seq and --micro-batch.")
     hosts = {rank.host for rank in diagnosis.ranks if rank.host}
     seen = diagnosis.run.world_size or len(diagnosis.run.ranks_seen) or None
     return Captured(
@@ -62,18 +68,12 @@ def captured(path: str) -> Captured:
         gpus=seen,
         nodes=max(1, len(hosts)),
         device=diagnosis.run.device,
-        busbw_gbps=rate[0] if rate else None,
-        compute_ms=compute,
-        memory_bytes=_number(diagnosis, "device_memory_bytes"),
+        busbw_gbps=link[0] if link else None,
+        latency_us=link[1] if link else None,
+        memory_bytes=number(diagnosis, "device_memory_bytes"),
+        present=now,
         notes=tuple(notes),
     )
-
-
-def _number(diagnosis: Diagnosis, name: str) -> float | None:
-    """Return a fact that is a number, ``None`` where it is not known."""
-    record = diagnosis.facts.get(name)
-    value = record.value if record else None
-    return float(value) if isinstance(value, int | float) and value > 0 else None
 
 
 def _model(path: str, diagnosis: Diagnosis) -> tuple[ModelShape | None, str]:
@@ -88,10 +88,21 @@ def _model(path: str, diagnosis: Diagnosis) -> tuple[ModelShape | None, str]:
     return None, ""
 
 
+def _declared(path: str) -> Mapping[str, object]:
+    """Return what the manifest says of the training of its first rank that says something, and its batch."""
+    for part in _parts(path):
+        if framework := _mapping(part.get("framework")):
+            return {**framework, "batch": part.get("batch")}
+    return {}
+
+
+def _parts(path: str) -> list[Mapping[str, object]]:
+    manifest = read_manifest(Path(path)) if os.path.isdir(path) else None
+    return [rank.part for rank in manifest.ranks if rank.part] if manifest else []
+
+
 def _from_manifest(directory: Path) -> ModelShape | None:
-    manifest = read_manifest(directory)
-    parts = [rank.part for rank in manifest.ranks if rank.part] if manifest else []
-    for part in parts:
+    for part in _parts(str(directory)):
         described = _mapping(_mapping(part.get("framework")).get("model"))
         total = described.get("parameters")
         if not isinstance(total, int) or total < 100_000:
@@ -126,19 +137,6 @@ def _reduced_elements(diagnosis: Diagnosis) -> int:
         and row.bytes_per_step
         and row.dtype in _ITEM_BYTES
     )
-
-
-def _bandwidth(diagnosis: Diagnosis) -> tuple[float, CollectiveRow] | None:
-    """Return the bus bandwidth of the operation that moved most bytes, if its arrivals were known."""
-    rows = [
-        row
-        for row in diagnosis.detail.collectives
-        if row.busbw_gbps and row.bytes_per_step and row.op in ("all_reduce", "all_gather", "reduce_scatter")
-    ]
-    if not rows or diagnosis.run.backend == "gloo":
-        return None
-    row = max(rows, key=lambda r: r.bytes_per_step or 0)
-    return (row.busbw_gbps, row) if row.busbw_gbps else None
 
 
 def require_model(found: Captured, path: str) -> ModelShape:

@@ -40,7 +40,6 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 @click.option("--precision", metavar="NAME", help="fp32, bf16-mixed, fp16-mixed or bf16. [bf16-mixed]")
 @click.option(
     "--optimizer",
-    default="adamw",
     metavar="NAME",
     help="adamw, adam, sgd, sgd-momentum, adafactor, muon, adamw-8bit, paged-adamw(-8bit). [adamw]",
 )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from tracedoc.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from tracedoc.cli.captured import Captured
     from tracedoc.planner.candidates import Wish
-    from tracedoc.planner.hardware import Cluster, Gpu
+    from tracedoc.planner.hardware import Cluster, Gpu, LinkKind
     from tracedoc.planner.plan import Ask
     from tracedoc.planner.setup import Question, Training
     from tracedoc.planner.shape import ModelShape
@@ -35,7 +36,7 @@ class Options(msgspec.Struct, frozen=True):
     accumulation: int | None = None
     batch: int | None = None
     precision: str | None = None
-    optimizer: str = "adamw"
+    optimizer: str | None = None
     lora_rank: int | None = None
     lora_targets: str | None = None
     qlora: bool = False
@@ -80,19 +81,49 @@ def question_of(options: Options) -> Asked:
     count, machines = _machines(options, found)
     gpu, memory = _gpu(options, found)
     cluster = _cluster(options, gpu, machines, found)
-    training = _training(options, gpu, model)
+    training = _training(options, gpu, model, found)
     question = Question(model, training, count, machines, memory)
-    own = found is not None and not _asks_for_something_else(options)
-    measured = found.compute_ms if found and own else None
-    wish = Wish(cluster, options.objective, options.framework, options.utilisation, measured)
-    return Asked(question, wish, _ask(options), _notes(options, found, machines, cluster))
+    wish = Wish(cluster, options.objective, options.framework, options.utilisation)
+    notes = _notes(options, found, machines, cluster)
+    if found is not None and not (options.params or options.config or options.gpu_name):
+        wish, notes = _measured(question, wish, options, found, notes)
+    return Asked(question, wish, _ask(options), notes)
 
 
-def _asks_for_something_else(options: Options) -> bool:
-    """Return whether the answer is about other work than that of the captured run."""
-    changed = (options.params, options.config, options.gpu_name, options.precision, options.lora_rank)
-    sizes = (options.utilisation, options.seq, options.micro_batch, options.accumulation)
-    return options.qlora or any(option is not None for option in (*changed, *sizes))
+def _measured(
+    question: Question, wish: Wish, options: Options, found: Captured, notes: tuple[str, ...]
+) -> tuple[Wish, tuple[str, ...]]:
+    """Hold the prediction for the present strategy against the run, and scale all others by what it computed.
+
+    Where the run does not tell its tokens, its computation stands for every strategy, as long as nothing
+    else is asked about.
+    """
+    from tracedoc.planner.measured import compare
+
+    now = found.present
+    if now.compute_ms is None or options.utilisation is not None:
+        return wish, notes
+    if now.tokens_known:
+        seen = question.changed(
+            sequence=now.sequence,
+            micro_batch=now.micro_batch,
+            accumulation=now.accumulation or 1,
+            precision=now.precision or question.training.precision,
+        )
+        found_out = compare(seen, wish, now.strategy, now.compute_ms, checkpointing=bool(now.checkpointing))
+        if found_out is None:
+            return wish, notes
+        wish = replace(wish, scale=found_out.scale, idle_ms=found_out.idle_ms(now.step_ms))
+        told = found_out.told(now.step_ms)
+        return wish, (*notes, told) if told else notes
+    if options.seq is None and options.micro_batch is None and options.accumulation is None:
+        changed = (options.precision, options.lora_rank)
+        if not options.qlora and changed == (None, None):
+            wish = replace(wish, measured_compute_ms=now.compute_ms)
+            if now.step_ms is not None:
+                own = f"Measured: {now.step_ms:.3g} ms a step, of which {now.compute_ms:.3g} ms computation"
+                notes = (*notes, f"{own}, which stands for every strategy.")
+    return wish, notes
 
 
 def _ask(options: Options) -> Ask:
@@ -122,20 +153,32 @@ MOST_GPUS = 131_072
 """More GPUs than any cluster had."""
 
 
-def _training(options: Options, gpu: Gpu | None, model: ModelShape) -> Training:
+def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captured | None) -> Training:
+    from tracedoc.cli.captured_training import Present
     from tracedoc.planner.setup import Training
+    from tracedoc.planner.shape import lora_parameters
+
+    now = found.present if found else Present()
+    rank = options.lora_rank or (16 if options.qlora else 0)
+    if not rank and now.trained and not options.params and not options.config:
+        # As many parameters as the run trains: adapters of the rank that comes nearest.
+        rank = max(1, round(now.trained / max(1, lora_parameters(model, 1, model.lora_targets))))
 
     if options.lora_rank is not None and options.lora_rank < 1:
         raise InputError(
             f"--lora-rank is {options.lora_rank}, and must be 1 or more", "commonly: --lora-rank 16"
         )
     training = Training(
-        precision=options.precision or ("fp16-mixed" if gpu is not None and not gpu.bf16 else "bf16-mixed"),
-        optimizer=options.optimizer.lower(),
-        sequence=min(2048, model.context or 2048) if options.seq is None else options.seq,
-        micro_batch=_micro_batch(options.micro_batch),
-        accumulation=1 if options.accumulation is None else options.accumulation,
-        lora_rank=options.lora_rank or (16 if options.qlora else 0),
+        precision=options.precision
+        or (options.gpu_name is None and now.precision)
+        or ("fp16-mixed" if gpu is not None and not gpu.bf16 else "bf16-mixed"),
+        optimizer=(options.optimizer or now.optimizer or "adamw").lower(),
+        sequence=options.seq
+        or (now.sequence if options.seq is None else 0)
+        or _usual_sequence(options, model),
+        micro_batch=_micro_batch(options.micro_batch, now.micro_batch or 1),
+        accumulation=_given(options.accumulation, now.accumulation or 1),
+        lora_rank=rank,
         lora_targets=_names(options.lora_targets),
         base_bits=4 if options.qlora else 16,
         checkpointing=options.checkpointing,
@@ -155,9 +198,17 @@ def _training(options: Options, gpu: Gpu | None, model: ModelShape) -> Training:
     return training
 
 
-def _micro_batch(text: str | None) -> int:
+def _given(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value
+
+
+def _usual_sequence(options: Options, model: ModelShape) -> int:
+    return min(2048, model.context or 2048) if options.seq is None else options.seq
+
+
+def _micro_batch(text: str | None, otherwise: int) -> int:
     if text is None or text == "auto":
-        return 1
+        return otherwise
     try:
         return int(text)
     except ValueError:
@@ -202,7 +253,7 @@ def _gpu(options: Options, found: Captured | None) -> tuple[Gpu | None, float]:
     from tracedoc.planner.quantities import parse_size
 
     name = options.gpu_name
-    gpu = find_gpu(name) if name else (gpu_of_device(found.device) if found else None)
+    gpu = find_gpu(name) if name else (gpu_of_device(found.device, found.memory_bytes) if found else None)
     if options.gpu_memory:
         return gpu, parse_size(options.gpu_memory, "--gpu-memory")
     if found is not None and found.memory_bytes and name is None:
@@ -216,7 +267,7 @@ def _gpu(options: Options, found: Captured | None) -> tuple[Gpu | None, float]:
 
 
 def _cluster(options: Options, gpu: Gpu | None, nodes: int, found: Captured | None) -> Cluster:
-    from tracedoc.planner.hardware import Cluster, find_link, link_of, replace_gbps
+    from tracedoc.planner.hardware import Cluster, find_link, link_of
 
     link, network = options.link, options.network
     if network and nodes == 1:
@@ -227,10 +278,18 @@ def _cluster(options: Options, gpu: Gpu | None, nodes: int, found: Captured | No
         across = find_link(gpu.network if gpu else ASSUMED_NETWORK, across=True)
     if found is not None and found.busbw_gbps:
         if found.nodes == 1 and link is None and inside is not None:
-            inside = replace_gbps(inside, found.busbw_gbps, measured=True)
+            inside = _as_measured(inside, found)
         elif found.nodes > 1 and network is None and across is not None:
-            across = replace_gbps(across, found.busbw_gbps, measured=True)
+            across = _as_measured(across, found)
     return Cluster(gpu, inside, across if nodes > 1 else None)
+
+
+def _as_measured(link: LinkKind, found: Captured) -> LinkKind:
+    """Return the link with what the run's collectives reached, which may include the latency of a call."""
+    from tracedoc.planner.hardware import replace_gbps
+
+    measured = replace_gbps(link, found.busbw_gbps or link.gbps, measured=True)
+    return replace(measured, latency_us=found.latency_us or 0.0)
 
 
 ASSUMED_NETWORK = "roce-100g"

@@ -35,6 +35,12 @@ def plan_text(plan: Plan, *, next_command: str, width: int = 0, color: bool = Fa
         _bullet(console, line)
     if second := _second_opinion(plan):
         console.print(Text(second))
+    if duration := _duration(plan):
+        console.print(Text(duration))
+    if plan.found:
+        heading(console, "Searched", "the fastest that fit")
+        for line in _found_lines(plan):
+            _bullet(console, line)
     if plan.turning_points:
         heading(console, "What would change the answer")
         for point in plan.turning_points:
@@ -61,14 +67,15 @@ def plan_markdown(plan: Plan) -> str:
     lines += ["", f"{_UNITS}.", *(text for note in notes for text in ("", note)), "", plan.because]
     if changes := _change_lines(plan):
         lines += ["", "Each change alone, the smallest first:", "", *(f"- {line}" for line in changes)]
-    if second := _second_opinion(plan):
-        lines += ["", second]
+    lines += [text for line in (_second_opinion(plan), _duration(plan)) if line for text in ("", line)]
+    if plan.found:
+        lines += ["", "Searched, the fastest that fit:", "", *(f"- {line}" for line in _found_lines(plan))]
     if plan.turning_points:
         lines += ["", "What would change the answer:", "", *(f"- {point}" for point in plan.turning_points)]
     for configuration in plan.configurations:
         lines += [
             "",
-            f"{configuration.title}:",
+            " ".join(text for text in (f"{configuration.title}:", configuration.note) if text),
             "",
             f"```{configuration.language}",
             configuration.text,
@@ -204,6 +211,29 @@ def _change_lines(plan: Plan) -> list[str]:
         of = f"{format_gb(change.total_bytes)} of {format_gb(change.memory_bytes)}"
         lines.append(f"{change.what}: {then}, {of}{host}; {change.why}")
     return lines
+
+
+def _duration(plan: Plan) -> str:
+    """Return tokens a second, and how long the tokens that were asked about take."""
+    if plan.tokens_per_second is None:
+        return ""
+    text = f"{format_count(plan.tokens_per_second)} tokens/s on all GPUs"
+    if plan.days is not None:
+        text += f"; {plan.days:.3g} days for all tokens"
+    if plan.cost is not None:
+        text += f", {plan.cost:,.0f} at that price"
+    return f"{text}."
+
+
+def _found_lines(plan: Plan) -> list[str]:
+    kept = {"off": "", "selective": ", selective checkpointing", "on": ", checkpointing"}
+    return [
+        f"{one.title}, micro-batch {one.micro_batch}"
+        + (f" x {one.accumulation}" if one.accumulation > 1 else "")
+        + f"{kept[one.checkpointing]}: {format_count(one.tokens_per_second)} tokens/s,"
+        f" {format_gb(one.total_bytes)}"
+        for one in plan.found
+    ]
 
 
 def _second_opinion(plan: Plan) -> str:

@@ -29,6 +29,8 @@ class Wish(msgspec.Struct, frozen=True):
     """What the GPU of a captured run computed in a step, without recomputation; it replaces the estimate."""
     scale: float = 1.0
     """What a captured run computed over what was predicted for it; the estimate is multiplied by it."""
+    idle_ms: float = 0.0
+    """What a captured run's step took beside computation and communication; every step takes it."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -100,6 +102,7 @@ def candidate(question: Question, strategy: Strategy, wish: Wish) -> Candidate:
         utilisation=wish.utilisation,
         measured_compute_ms=wish.measured_compute_ms,
         scale=wish.scale,
+        idle_ms=wish.idle_ms,
     )
     fits = memory.total - memory.reserve <= question.memory_bytes
     return Candidate(

@@ -108,8 +108,21 @@ def find_gpu(name: str) -> Gpu:
     )
 
 
-def gpu_of_device(name: str) -> Gpu | None:
-    """Return the GPU of a device name, ``None`` where the table has none like it."""
+def gpu_of_device(name: str, memory_bytes: float | None = None) -> Gpu | None:
+    """Return the GPU of a device name, ``None`` where the table has none like it.
+
+    Where several rows fit a name ("NVIDIA H100"), the memory that it reports tells them apart.
+    """
+    found = _gpu_by_words(name)
+    if found is None or not memory_bytes:
+        return found
+    alike = [gpu for gpu in gpus() if gpu.name == found.name or gpu.name.startswith(f"{found.name} ")]
+    alike = [gpu for gpu in alike if gpu.link == found.link]
+    nearest = min(alike, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes))
+    return nearest if abs(nearest.memory_bytes / memory_bytes - 1) < 0.03 else found
+
+
+def _gpu_by_words(name: str) -> Gpu | None:
     words = set(_tidy(name).split())
     if not words or words & {"laptop", "ti", "super", "d", "mig"}:
         return None

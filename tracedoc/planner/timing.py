@@ -109,13 +109,14 @@ def predict(
     utilisation: float | None = None,
     measured_compute_ms: float | None = None,
     scale: float = 1.0,
+    idle_ms: float = 0.0,
 ) -> Step | None:
     """Return the predicted step, ``None`` where the GPU or a link that is used is not known.
 
     ``utilisation`` is a share of the peak that replaces the fitted model of computation.
     ``measured_compute_ms`` is a step's computation on this GPU, its update included, in place of the
-    estimate; checkpointing adds its forward pass to it again. ``scale`` multiplies the estimate of
-    computation.
+    estimate; checkpointing adds its forward pass to it again. ``scale`` multiplies the
+    estimate of computation, ``idle_ms`` is added to each step.
     """
     gpu = cluster.gpu
     if gpu is None:
@@ -142,7 +143,7 @@ def predict(
         hideable += each - each / transfer.calls
     optimizer, host = _update(question, strategy, gpu.hbm_gbps)
     optimizer = optimizer if measured_compute_ms is None else 0.0
-    fixed = optimizer + host + after
+    fixed = optimizer + host + after + idle_ms / 1e3
 
     def step(exposed: float) -> float:
         # Where the link is the bottleneck, computation hides behind it.
