@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from tracedoc.cli import main
 from tracedoc.limits import LIMITS
+from tracedoc.planner.words import WORDS
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,18 @@ def codes_in(package: Path) -> set[str]:
 
 def test_every_limit_that_is_made_has_an_explanation(repository: Path):
     assert codes_in(repository / "tracedoc") <= set(LIMITS)
+
+
+@pytest.mark.parametrize(
+    "word", ["zero-1", "zero-2", "zero-3", "fsdp", "hsdp", "all-reduce", "exposed", "offload"]
+)
+def test_words_of_plans_are_explained_in_about_ten_lines(word: str):
+    result = run("explain", word)
+    assert result.exit_code == 0
+    lines = result.stdout.strip().splitlines()
+    assert 7 <= len(lines) <= 14
+    assert max(map(len, lines)) < 100
+    assert WORDS.keys() == {"zero-1", "zero-2", "zero-3", "fsdp", "hsdp", "all-reduce", "exposed", "offload"}
 
 
 @pytest.mark.parametrize("code", sorted(LIMITS))

@@ -14,6 +14,7 @@ from tracedoc.cli.output import text_width, to_stdout
 from tracedoc.cli.packs import rules_option
 from tracedoc.errors import TracedocError
 from tracedoc.limits import LIMITS
+from tracedoc.planner.words import WORDS
 
 if TYPE_CHECKING:
     from tracedoc.facts.catalog import FactDef
@@ -22,20 +23,21 @@ if TYPE_CHECKING:
 
 def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     rules, facts = _known(())
-    return [CompletionItem(name) for name in (*rules, *facts, *LIMITS) if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in (*rules, *facts, *LIMITS, *WORDS) if name.startswith(incomplete)]
 
 
 @click.command()
 @click.argument("name", shell_complete=_names)
 @rules_option()
 def explain(name: str, rule_directories: tuple[str, ...]) -> None:
-    """Explain a rule, a fact or a limit by its name.
+    """Explain a rule, a fact, a limit, or a word of plans by its name.
 
     \b
     Examples:
       tracedoc explain exposed-communication    a rule: when, why, fixes
       tracedoc explain exposed_comm_ms          a fact: its definition
       tracedoc explain no-complete-step         a limit: what it takes away
+      tracedoc explain zero-3                   a word: what it costs, when to use it
     """
     rules, facts = _known(rule_directories)
     parts = []
@@ -46,8 +48,10 @@ def explain(name: str, rule_directories: tuple[str, ...]) -> None:
         parts.append(_fact(facts[name]))
     if name in LIMITS:
         parts.append(f"{name}  (limit)\n\n{_paragraph(LIMITS[name])}\n")
+    if name in WORDS:
+        parts.append(WORDS[name])
     if not parts:
-        raise _unknown(name, [*rules, *facts, *LIMITS])
+        raise _unknown(name, [*rules, *facts, *LIMITS, *WORDS])
     from tracedoc.report.texts import plain
 
     to_stdout(plain("\n".join(parts)))

@@ -92,6 +92,7 @@ def read_vit(config: Config, kind: str) -> ModelShape:
         mlp_width=width,
         vocabulary=classes,
         linears=linears,
+        outside_linears=(Linear("classifier", hidden, classes),),
         gated=False,
         rms_norm=False,
         dropout=config.share("hidden_dropout_prob", default=0.0) > 0,

@@ -27,7 +27,7 @@ def read(config: Config, kind: str) -> ModelShape:
         experts, active = config.experts("num_local_experts", default=8, active=2)
         width = config.number("intermediate_size")
     else:
-        experts, active = config.experts("num_experts", default=128, active=8)
+        experts, active = config.experts("num_experts", "num_local_experts", default=128, active=8)
         width = config.number("moe_intermediate_size")
     names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     router = Linear("mlp.gate", hidden, experts)
