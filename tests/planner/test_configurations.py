@@ -45,8 +45,12 @@ def real(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-@pytest.mark.parametrize("training", TRAININGS)
-@pytest.mark.parametrize("strategy", ["ddp", "zero-redundancy", *SHARDED])
+CODE = [(strategy, training) for strategy in ("ddp", *SHARDED) for training in TRAININGS]
+# ZeroRedundancyOptimizer takes neither adapters nor what torch.optim has not.
+CODE += [("zero-redundancy", training) for training in ("full", "fp32", "fp16")]
+
+
+@pytest.mark.parametrize(("strategy", "training"), CODE)
 def test_printed_code_is_python_and_imports_what_it_uses(strategy: str, training: str) -> None:
     tree = ast.parse(printed("pytorch", strategy, training).text)
     bound = {"model", "lr", "batch", "int"}
@@ -108,10 +112,16 @@ def test_deepspeed_parses_the_printed_file(
 @pytest.mark.parametrize("training", ["full", "fp32", "8-bit", "lora"])
 @pytest.mark.parametrize("strategy", ["ddp", *SHARDED])
 def test_transformers_takes_the_printed_arguments(strategy: str, training: str, tmp_path: Path) -> None:
-    real("transformers")
+    library = real("transformers")
     text = printed("trainer", strategy, training).text
     assert 'output_dir="out"' in text
     names: dict[str, Any] = {}
+    if training == "lora":
+        real("peft")
+        config = library.LlamaConfig(
+            hidden_size=64, num_attention_heads=4, num_hidden_layers=1, vocab_size=64
+        )
+        names["model"] = library.LlamaForCausalLM(config)
     exec(text.replace('output_dir="out"', f'output_dir="{tmp_path}", use_cpu=True'), names)
     arguments = names["arguments"]
     assert arguments.per_device_train_batch_size == 1

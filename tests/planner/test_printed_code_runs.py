@@ -127,14 +127,14 @@ from accelerate import Accelerator
 from transformers import LlamaConfig, LlamaForCausalLM
 accelerator = Accelerator(cpu=True)
 torch.manual_seed(0)
-model = LlamaForCausalLM(LlamaConfig(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    vocab_size=128,
-))
+sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=128))
 {adapters}
 model = accelerator.prepare(model)
-optimizer = accelerator.prepare(torch.optim.AdamW([p for p in model.parameters() if p.requires_grad],
-lr=0.01)) ids = torch.randint(0, 128, (2, 16)) with accelerator.autocast():
+trained = [p for p in model.parameters() if p.requires_grad]
+optimizer = accelerator.prepare(torch.optim.AdamW(trained, lr=0.01))
+ids = torch.randint(0, 128, (2, 16))
+with accelerator.autocast():
     loss = model(input_ids=ids, labels=ids).loss
 accelerator.backward(loss)
 optimizer.step()
