@@ -365,7 +365,7 @@ def test_collectives_without_a_size_are_small_where_they_are_short(
 ) -> None:
     for builder in parse_lanes(f"step: 100\ncompute 0-60\nallreduce 60-100 {calls}", ranks=2):
         (tmp_path / f"rank-{builder.rank}.json").write_text(without_size(builder, 16 * MIB))
-    facts = tracedoc.measure([tmp_path], tracedoc.Options(jobs=1))[0].facts
+    facts = tracedoc.measure([tmp_path], tracedoc.Options(jobs=1)).measurements.facts
     assert facts["comm_bytes_per_step"].value == Unknown(
         f"{calls[1:]} of {calls[1:]} collectives carry no size"
     )
