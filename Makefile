@@ -1,6 +1,9 @@
 # make demo    diagnose a shipped run: terminal answer and report.html (RUN=DIR for another one)
-# make test    run every test; installs what the tests need (a CPU build of torch among it)
+# make test    run every test on all cores; installs what the tests need (a CPU build of torch among it)
 # make lint    ruff and mypy
+# make pythons the tests that need no torch, on each other Python that is supported and found
+# make mutate  change definitions one at a time, and hold that a test fails for each (MUTANTS="NAME ...")
+# make soak    long random runs and jobs that go wrong: half an hour and more
 # make bench   measure speed and memory side by side with other tools (BENCH="--rounds 1" for options)
 # make bench-plan   hold predicted steps and peaks of `tracedoc plan` against published runs (ROWS=--rows: each run)
 # make fuzz    mutants of real traces through both readers, the native one with sanitizers (FUZZ="--count 100000")
@@ -13,22 +16,36 @@ FUZZ ?=
 CLANG ?= clang
 FUZZ_SECONDS ?= 120
 ROWS ?=
+MUTANTS ?=
+# One worker a core; a worker that is done takes tests over from the others.
+XDIST ?= -n auto --dist worksteal
 
 BIN := .venv/bin
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: demo test lint bench bench-plan fuzz clean
+.PHONY: demo test lint pythons mutate soak bench bench-plan fuzz clean
 
 demo: .venv/installed
 	$(BIN)/tracedoc diagnose $(RUN) -o - -o report.html
 
 test: .venv/test-installed loaders peers
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(XDIST)
 
 lint: .venv/lint-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+pythons:
+	.ci/pythons
+
+mutate: .venv/test-installed
+	$(BIN)/python tests/mutate.py $(MUTANTS)
+
+soak: .venv/test-installed loaders
+	$(BIN)/python -m pytest -m soak
+	$(BIN)/python soak/fuzz_traces.py
+	$(BIN)/python soak/jobs.py
 
 # From the checkout, but with no editable installation: what makes one work takes time at every start.
 bench: .venv-bench/python .venv-hta/ready .venv-gpu-idle/ready
@@ -54,7 +71,7 @@ fuzz: .venv/test-installed
 	else echo "there is no $(CLANG), whose fuzzer would run now" >&2; fi
 
 clean:
-	rm -rf .venv .venv-bench .venv-hta .venv-traceinsight .venv-gpu-idle build dist report.html *.egg-info
+	rm -rf .venv .venv-bench .venv-hta .venv-traceinsight .venv-gpu-idle .venv-3.* build dist report.html *.egg-info
 	rm -f tracedoc/trace/_scanner.*.so
 
 .venv/python .venv-bench/python:
@@ -65,7 +82,7 @@ clean:
 	$(BIN)/python $(PIP) --editable .
 	touch $@
 
-.venv/test-installed: requirements/test.txt .venv/installed
+.venv/test-installed: requirements/test.txt requirements/light.txt .venv/installed
 	$(BIN)/python $(PIP) --requirement $<
 	touch $@
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -264,12 +265,21 @@ def reading(
         start_new_session=True,
     )
     signal.signal(signal.SIGINT, ours)
+    threading.Thread(target=_release, args=(process, paths), daemon=True).start()
     with ExitStack() as files:
         for path in paths:
             # Opening waits for the reader.
             file = files.enter_context(path.open("w", buffering=1))
+            assert process.poll() is None, process.communicate()[1]
             file.write('{"traceEvents": [\n')
         yield process
+
+
+def _release(process: subprocess.Popen[str], paths: Sequence[Path]) -> None:
+    """Let go whoever waits for a reader of these pipes once the process has ended: it will not read them."""
+    process.wait()
+    for path in paths:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")

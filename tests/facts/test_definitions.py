@@ -64,6 +64,33 @@ def test_confidence_is_that_of_the_rank_with_the_fewest_complete_steps(
     assert measured(tmp_path, builders).confidence == confidence
 
 
+def test_copies_hide_no_communication_and_communication_comes_before_copies(tmp_path: Path) -> None:
+    builder = TraceBuilder(0, 2)
+    for index in (1, 2, 3):
+        start = 100 * index
+        step(builder, index).kernel("k", start + 10, start + 20)
+        builder.collective("allreduce", start + 15, start + 40)
+        builder.copy("DtoH", start + 35, start + 50)
+    facts = facts_of(tmp_path, builder)
+    # Compute 10-20, exposed communication 20-40, exposed copy 40-50, idle 50-110.
+    parts = ("compute_ms", "exposed_comm_ms", "exposed_copy_ms", "idle_ms")
+    assert [facts[part].value for part in parts] == [10, 20, 10, 60]
+
+
+def test_the_host_is_away_in_gaps_longer_than_twenty_launches(tmp_path: Path) -> None:
+    builder = TraceBuilder()
+    for index in (1, 2):
+        at = 100.0 * index
+        step(builder, index)
+        for gap in [0.5] * 20 + [20.0] + [0.5] * 10 + [20.01, 0.0]:
+            builder.kernel("k", at, at + 0.5)
+            at += 0.5 + gap
+    facts = facts_of(tmp_path, builder)
+    assert facts["launch_interval_ms"].value == pytest.approx(1.0)
+    assert facts["host_away_gaps"].value == 2  # and the one at the end of the step
+    assert facts["launch_pace_idle_ms"].value == pytest.approx(30 * 0.5 + 20.0)
+
+
 def test_a_pageable_copy_costs_its_exposed_time_and_the_idle_time_inside_its_call(tmp_path: Path) -> None:
     builder = TraceBuilder()
     for index in (1, 2, 3):
@@ -79,17 +106,20 @@ def test_a_pageable_copy_costs_its_exposed_time_and_the_idle_time_inside_its_cal
     assert facts["pageable_stall_ms"].value == 9
 
 
-def run_with_a_late_rank(late_ms: Iterable[float], *, loader_ms: float = 0.0) -> list[TraceBuilder]:
+def run_with_a_late_rank(
+    late_ms: Iterable[float], *, loader_ms: float = 0.0, second_ms: float = 0.0
+) -> list[TraceBuilder]:
     """Draw steps of 100 ms on three ranks, of which rank 1 comes to the all-reduce so much later.
 
-    It waits for its data loader for up to ``loader_ms`` of that, and launches the rest later.
+    It waits for its data loader for up to ``loader_ms`` of that, and launches the rest later. Rank 2 comes
+    ``second_ms`` after rank 0.
     """
     builders = [TraceBuilder(rank, 3) for rank in range(3)]
     for builder in builders:
         for index, late in enumerate([*late_ms, 0.0], 1):
-            start, later = 100 * index, late if builder.rank == 1 else 0.0
+            start, later = 100 * index, (0.0, late, second_ms)[builder.rank]
             step(builder, index).kernel("k", start + 1, start + 10, launch_ms=start)
-            if later:
+            if builder.rank == 1 and loader_ms:
                 builder.loader(start + 20, start + 20 + min(loader_ms, later))
             come = start + 20 + later
             builder.collective("allreduce", come, start + 90, launch_ms=come)
@@ -107,3 +137,15 @@ def test_what_a_late_rank_surely_costs_is_no_longer_than_its_cause(tmp_path: Pat
     assert facts["straggler_cause"].values["1"] == "input"
     assert facts["straggler_cost_ms"].values["1"] == pytest.approx(30)
     assert facts["straggler_least_ms"].values["1"] == pytest.approx(20, abs=0.1)
+
+
+def test_what_a_late_rank_surely_costs_is_what_the_next_latest_waits_for_it(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, *run_with_a_late_rank([30.0] * 5, loader_ms=20.0, second_ms=15.0))
+    assert facts["straggler_cost_ms"].values["1"] == pytest.approx(22.5)  # of 30 and 15
+    assert facts["straggler_least_ms"].values["1"] == pytest.approx(15)
+
+
+def test_what_a_late_rank_surely_costs_holds_in_three_quarters_of_the_steps(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, *run_with_a_late_rank([30.0, 10.0, 30.0, 10.0, 30.0], loader_ms=40.0))
+    assert facts["straggler_cost_ms"].values["1"] == pytest.approx(30)
+    assert facts["straggler_least_ms"].values["1"] == pytest.approx(10)
