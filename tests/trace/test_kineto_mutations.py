@@ -33,10 +33,11 @@ def real(shared_traces: Path) -> bytes:
     return json.dumps(document, indent=2).encode()
 
 
-def test_every_prefix_of_a_real_trace_is_read_or_refused(real: bytes) -> None:
+@pytest.mark.parametrize("every", [pytest.param(17, marks=pytest.mark.soak), 101])
+def test_every_prefix_of_a_real_trace_is_read_or_refused(real: bytes, every: int) -> None:
     rows = reference_rows(real.decode())
     most = 0
-    for length in range(0, len(real) - 2, 17):
+    for length in [*range(0, len(real) - 2, every), len(real) - 3]:
         try:
             trace = read(real[:length])
         except InputError:
