@@ -36,7 +36,14 @@ def benchmark(folder: Path, megabytes: int, rounds: int, shared: Path | None) ->
     several_costs = take_turns(several(run), rounds, [run])
     many = ranks.many_ranks(folder, megabytes, rounds, shared)
     measured = goals.Measurements(
-        small_costs, large_costs, stacks_costs, several_costs, many["workers"], many["growth"], large
+        small_costs,
+        large_costs,
+        stacks_costs,
+        several_costs,
+        many["workers"],
+        many["growth"],
+        many["again"],
+        large,
     )
     return [
         *_machine(rounds, shared),

@@ -182,9 +182,8 @@ def _groups(timeline: RankTimeline, rows: Rows, classes: npt.NDArray[np.int8]) -
     group[trace.kind[rows] == int(Kind.MEMSET)] = Group.MEMSET
     ways = {"HtoD": Group.COPY_IN, "DtoH": Group.COPY_OUT}
     copies = np.flatnonzero((trace.kind[rows] == int(Kind.MEMCPY)) & (classes != COMMUNICATION))
-    group[copies] = [
-        ways.get(vocabulary.copy_kind(trace.row_name(row)).direction, Group.COPY_OTHER)
-        for row in rows[copies].tolist()
-    ]
+    for name in distinct(trace.name[rows[copies]]).tolist():
+        of_name[name] = ways.get(vocabulary.copy_kind(trace.names[name]).direction, Group.COPY_OTHER)
+    group[copies] = of_name[trace.name[rows[copies]]]
     group[classes == COMMUNICATION] = Group.COMMUNICATION
     return group

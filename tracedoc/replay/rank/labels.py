@@ -47,7 +47,8 @@ def longest_lags(trace: Trace, calls: Calls, lag: Int64Array) -> tuple[Indices, 
 
 
 def _innermost(trace: Trace, rows: np.ndarray, at_ns: int) -> int | None:
-    last = int(np.searchsorted(trace.ts_ns[rows], at_ns, side="right"))
+    # Rows are in time order, so the times of all of them need not be collected.
+    last = int(np.searchsorted(rows, np.searchsorted(trace.ts_ns, at_ns, side="right")))
     recent = rows[max(last - LOOKBACK, 0) : last]
     holds = recent[trace.end_ns[recent] > at_ns]
     return int(holds[-1]) if holds.size else None
