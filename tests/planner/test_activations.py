@@ -201,6 +201,61 @@ def test_a_block_saves_what_was_computed(kind: str, precision: str, tmp_path: Pa
     assert block_activations(question, STRATEGIES["single"]) == pytest.approx(real, rel=0.15)
 
 
+KEY_VALUES = {
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 704,
+}
+HEADS = KEY_VALUES | {"head_dim": 64}
+EAGER = {
+    "n_embd": 256,
+    "n_head": 4,
+    "attn_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "rotary_dim": 16,
+}
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral": ("mistral", KEY_VALUES),
+    "qwen3": ("qwen3", HEADS),
+    "gemma2": ("gemma2", HEADS),
+    "gemma3": ("gemma3_text", HEADS),
+    "phi3": ("phi3", KEY_VALUES | {"pad_token_id": 0}),
+    "gpt_neox, gelu_fast": ("gpt_neox", SMALL["gpt_neox"] | {"hidden_act": "gelu_fast"}),
+    "gptj": ("gptj", EAGER),
+    "bloom": ("bloom", {"hidden_size": 256, "n_head": 4}),
+    "falcon": ("falcon", {"hidden_size": 256, "num_attention_heads": 4}),
+    "mpt": ("mpt", {"d_model": 256, "n_heads": 4}),
+    "mixtral": ("mixtral", KEY_VALUES | {"num_local_experts": 4}),
+    "bert": (
+        "bert",
+        {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
+        | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "is_decoder": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_blocks_of_other_models_save_what_was_computed_within_10_percent(name: str, tmp_path: Path) -> None:
+    kind, keys = OTHERS[name]
+    depth = {"gptj": "n_layer", "bloom": "n_layer", "mpt": "n_layers"}.get(kind, "num_hidden_layers")
+    library = transformers()
+    import torch
+
+    saved = []
+    for blocks in (1, 3):
+        config = library.AutoConfig.for_model(kind, vocab_size=512, **keys, **{depth: blocks})
+        config.save_pretrained(tmp_path)
+        torch.manual_seed(0)
+        model = library.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()
+        saved.append(saved_bytes(model, "bf16"))
+    training = Training(precision="bf16", sequence=TOKENS // BATCH, micro_batch=BATCH)
+    question = Question(read_model_config(tmp_path), training, 1, 1, 80e9)
+    real = (saved[1] - saved[0]) / 2
+    assert block_activations(question, STRATEGIES["single"]) == pytest.approx(real, rel=0.10)
+
+
 @pytest.mark.parametrize(
     ("precision", "checkpointing"),
     [("fp32", False), ("bf16", False), ("bf16", True), ("bf16-mixed", False), ("bf16-mixed", True)],

@@ -108,7 +108,7 @@ def plan(**given: object) -> None:
     from tracedoc.planner.plan import plan as make_plan
 
     options = msgspec.convert(given, Options)
-    inputs = [path for path in (options.run, options.config, options.script) if path]
+    inputs = [path for path in (options.run, options.config) if path]
     places = targets(options.report_format, options.outputs, inputs, _FORMATS)
     asked = question_of(options)
     answer = make_plan(asked.question, asked.wish, notes=asked.notes, ask=asked.ask)

@@ -24,7 +24,6 @@ class Options(msgspec.Struct, frozen=True):
     run: str | None = None
     params: str | None = None
     config: str | None = None
-    script: str | None = None
     gpus: int | None = None
     nodes: int | None = None
     gpu_name: str | None = None

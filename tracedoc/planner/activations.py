@@ -183,7 +183,8 @@ def _mlp_bytes(question: Question, strategy: Strategy) -> float:
     targets = training.lora_targets or model.lora_targets
     adapted = targets == ("all-linear",) or any(linear.named_by(targets) for linear in model.linears[-1:])
     frozen = bool(question.frozen) and not adapted
-    inputs = 0 if frozen else c * (2 if wide and model.gated else 1)
+    # With one norm for both, the MLP sees what attention saw.
+    inputs = 0 if frozen or model.norms == 1 else c * (2 if wide and model.gated else 1)
     inputs += 2 * c * model.experts_met  # each expert's tokens are picked, and its results put back
     # The last of them is the input of a matrix, and not kept if that is frozen.
     tensors = model.mlp_tensors - (1 if frozen and model.mlp_tensors > 1 else 0)
