@@ -3,7 +3,7 @@
 # make lint    ruff and mypy
 # make pythons the tests that need no torch, on each other Python that is supported and found
 # make mutate  change definitions one at a time, and hold that a test fails for each (MUTANTS="NAME ...")
-# make soak    long random runs and jobs that go wrong: half an hour and more
+# make soak    random and hard inputs, jobs that go wrong: half an hour and more (SOAK="--share 0.01": a short look)
 # make bench   measure speed and memory side by side with other tools (BENCH="--rounds 1" for options)
 # make bench-plan   hold predicted steps and peaks of `tracedoc plan` against published runs (ROWS=--rows: each run)
 # make fuzz    mutants of real traces through both readers, the native one with sanitizers (FUZZ="--count 100000")
@@ -15,6 +15,7 @@ BENCH ?=
 FUZZ ?=
 CLANG ?= clang
 FUZZ_SECONDS ?= 120
+SOAK ?=
 ROWS ?=
 MUTANTS ?=
 # One worker a core; a worker that is done takes tests over from the others.
@@ -44,8 +45,7 @@ mutate: .venv/test-installed
 
 soak: .venv/test-installed loaders
 	$(BIN)/python -m pytest -m soak
-	$(BIN)/python soak/fuzz_traces.py
-	$(BIN)/python soak/jobs.py
+	$(BIN)/python soak/run.py $(SOAK)
 
 # From the checkout, but with no editable installation: what makes one work takes time at every start.
 bench: .venv-bench/python .venv-hta/ready .venv-gpu-idle/ready

@@ -385,10 +385,15 @@ def diagnose(folder: Path, number: int) -> str:
         render(diagnosis, "text")
         if number % 4 == 0:
             render(diagnosis, "html")
-    except TracedocError:
+    except TracedocError as error:
+        if error.__cause__ is not None and "by a fault of tracedoc's" in error.message:
+            raise error.__cause__ from None
         return "refused"
+    contained = [limit.message for limit in diagnosis.limits if limit.code == "internal-error"]
+    contained += [limit.message for limit in diagnosis.limits if "by a fault of tracedoc's" in limit.message]
+    assert not contained, f"contained: {contained[:3]}"
     errors = [name for name, fact in diagnosis.facts.items() if str(fact.unknown).startswith("error:")]
-    errors += [one.rule for one in diagnosis.verdicts if one.outcome == "error"]
+    errors += [one.rule_id for one in diagnosis.verdicts if one.outcome == "error"]
     assert not errors, f"contained: {errors[:3]}"
     return "diagnosed"
 

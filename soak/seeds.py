@@ -12,7 +12,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PLACES = (REPOSITORY / "sample_traces", REPOSITORY.parent / "shared" / "traces")
-MAX_EVENTS = 700
+MAX_EVENTS = 300
 MAX_RANKS = 3
 MAX_TEXT = 40_000_000
 

@@ -73,4 +73,6 @@ def _place(error: BaseException) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1]
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if "/tracedoc/" in frame.filename]
     frame = own[-1] if own else last
+    if isinstance(error, AssertionError):
+        return f"{error}"[:160]
     return f"{type(error).__name__} at {frame.filename.rpartition('/tracedoc/')[2]}:{frame.lineno}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import tracedoc
+from tracedoc.containment import Failures
 from tracedoc.diagnosis import (
     At,
     Budget,
@@ -46,25 +47,40 @@ def compose(
     representative = run.representative_digest
     info = _run_info(measurements, cycle, cycles)
     budget = _rank_budget(run, representative, _Milliseconds()) if representative is not None else None
+    failures = Failures()
+    detail = _detail(run, representative, failures) if representative is not None else Detail()
+    summary = failures.contain(
+        "the answer in a sentence",
+        lambda: summarise(measurements, judgement.findings, judgement.times, run=info, limits=limits),
+        "The measurements stand below.",
+    )
     return Diagnosis(
-        summary=_failure(limits)
-        + summarise(measurements, judgement.findings, judgement.times, run=info, limits=limits),
+        summary=_failure(limits) + summary,
         run=info,
         budget=budget,
         ranks=tuple(_rank_report(run, digest) for digest in run.digests),
         findings=judgement.findings,
         verdicts=judgement.verdicts,
         facts=_fact_records(measurements.facts),
-        limits=limits,
-        detail=Detail(
-            collectives=collective_rows(run, representative) if representative is not None else (),
-            kernels=kernel_rows(representative) if representative is not None else (),
-            lanes=tuple(lane for digest in run.digests[:LANE_RANKS] for lane in _lanes(digest)),
-            units=unit_rows(run),
-            host=host_detail(representative) if representative is not None else None,
-            phases=phase_rows(representative) if representative is not None else (),
-        ),
+        limits=(*limits, *failures.limits),
+        detail=detail,
         tool_version=tracedoc.__version__,
+    )
+
+
+def _detail(run: RunView, representative: RankDigest, failures: Failures) -> Detail:
+    contain = failures.contain
+    return Detail(
+        collectives=contain("the table of collectives", lambda: collective_rows(run, representative), ()),
+        kernels=contain("the table of kernels", lambda: kernel_rows(representative), ()),
+        lanes=contain(
+            "the timeline",
+            lambda: tuple(lane for digest in run.digests[:LANE_RANKS] for lane in _lanes(digest)),
+            (),
+        ),
+        units=contain("the table of sharded units", lambda: unit_rows(run), ()),
+        host=contain("the tables of the host", lambda: host_detail(representative), None),
+        phases=contain("the table of phases", lambda: phase_rows(representative), ()),
     )
 
 

@@ -61,6 +61,10 @@ LIMITS: dict[str, str] = {
         "negative. Events without a possible time are left out; those with a negative duration count as "
         "instants."
     ),
+    "internal-error": (
+        "A part of the answer failed by a fault of tracedoc's own. It is missing, and the rest stands "
+        "without it. Run again with --debug, which shows where, and please report it."
+    ),
     "job-failed": (
         "The job did not end well: the command's exit code was not 0. Named is the rank that went first, "
         "as far as the launcher (torchrun) or the ranks themselves could tell, with the number of the last "

@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.compose import compose
+from tracedoc.containment import Failures
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.digest.rank_digest import LANE_RANKS, RankDigest, without_timeline
 from tracedoc.digest.sharing import share
@@ -137,17 +138,22 @@ def measure(
             f"no step of {chosen.steps[0]}-{chosen.steps[1]} is in these traces",
             "leave --steps out to see which steps were captured",
         )
-    job = read_job(run.manifest)
-    view = build_view(ranked, settled.world_size, job, _asking(job))
+    failures = Failures()
+    job = failures.contain("what the manifest tells", lambda: read_job(run.manifest), None)
+    asking = failures.contain("the step with Python stacks", lambda: _asking(job), None)
+    view = build_view(ranked, settled.world_size, job, asking)
+    ending = failures.contain("how the job ended", lambda: ending_limits(run.manifest), ())
+    slower = failures.contain("the times around the capture", lambda: job_limits(view), ())
     limits = (
-        *ending_limits(run.manifest),
+        *ending,
         *run.limits,
         *settled.limits,
         *unread,
         *_limits_of_ranks(view.digests),
         *view.matching.limits,
         *(job.limits if job is not None else ()),
-        *job_limits(view),
+        *slower,
+        *failures.limits,
     )
     return Measured(measure_run(view), _merged(limits), settled.cycle, settled.cycles)
 

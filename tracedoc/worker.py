@@ -8,10 +8,13 @@ from functools import partial
 
 import tracedoc.facts.per_rank  # noqa: F401  fills the catalogue
 from tracedoc.cache import Slot, slot_of
+from tracedoc.containment import failure
 from tracedoc.digest.rank_digest import RankDigest
+from tracedoc.errors import InputError, TracedocError
 from tracedoc.facts.measure_rank import measure_rank
 from tracedoc.run.remote import is_remote, open_remote, public_name
 from tracedoc.timeline.build import build_timeline
+from tracedoc.trace.columns import Trace
 from tracedoc.trace.kineto import read_trace
 from tracedoc.trace.native import reader_name
 
@@ -34,17 +37,30 @@ def digest_file(
     if kept is not None:
         return kept
     read = partial(read_trace, strict=strict, max_bytes=max_bytes, on_bytes=on_bytes, long_frames=True)
+    name = public_name(path)
+    try:
+        digest = _digest(path, read, steps)
+    except (TracedocError, MemoryError):
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{name} could not be measured, by a fault of tracedoc's ({failure(name, error)})",
+            "--debug shows where; please report it",
+        ) from error
+    if slot is not None:
+        slot.store(digest)
+    return digest
+
+
+def _digest(path: str, read: Callable[..., Trace], steps: tuple[int, int] | None) -> RankDigest:
     if is_remote(path):
         with open_remote(path) as stream:
             trace = read(public_name(path), stream=stream)
     else:
         trace = read(path, stream=sys.stdin.buffer if path == "-" else None)
-    digest = measure_rank(
+    return measure_rank(
         build_timeline(trace, steps=steps), rank=-1 if trace.info.rank is None else trace.info.rank
     )
-    if slot is not None:
-        slot.store(digest)
-    return digest
 
 
 def kept_digest(

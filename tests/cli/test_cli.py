@@ -245,12 +245,17 @@ def test_interrupt_is_quiet(pipeline: Pipeline, trace: str):
     assert (result.exit_code, result.stdout, result.stderr.strip()) == (130, "", "")
 
 
-def test_bug_is_a_traceback_and_no_polite_error(pipeline: Pipeline, trace: str):
+def test_a_fault_of_ours_is_told_in_two_lines(pipeline: Pipeline, trace: str):
     def bug() -> Diagnosis:
-        raise ZeroDivisionError
+        raise ZeroDivisionError("by nothing")
 
     pipeline.answer = bug
-    assert isinstance(run("diagnose", trace).exception, ZeroDivisionError)
+    result = run("diagnose", trace)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines() == [
+        "error: a fault of tracedoc's ended the diagnosis: ZeroDivisionError: by nothing",
+        "hint: --debug shows where; please report it",
+    ]
 
 
 # -- report

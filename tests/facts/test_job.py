@@ -266,3 +266,21 @@ def test_the_gpu_tells_why_its_clocks_were_lowered(tmp_path: Path) -> None:
 
 def test_a_gpu_that_was_not_sampled_tells_nothing(tmp_path: Path) -> None:
     assert "pynvml" in str(diagnose(tmp_path, {"window": {}}).facts["gpu_throttled_by"].unknown)
+
+
+def test_a_log_whose_clock_was_set_back_counts_each_step_once(tmp_path: Path) -> None:
+    """Steps 21 to 40 end before steps 1 to 20 by the clock, and five of them are logged twice."""
+    diagnose(tmp_path, {}, "100 x41")
+    content = draw_log("100 x40", rank=0)
+    size = RECORD.size
+    records = [content[place : place + size] for place in range(HEADER.size, len(content), size)]
+    moved = [
+        RECORD.pack(n, kind, end - 3 * 10**9, length)
+        for n, kind, end, length in map(RECORD.unpack, records[20:])
+    ]
+    for rank in (0, 1):
+        log = content[: HEADER.size] + b"".join([*records[:20], *moved, *moved[:5]])
+        (tmp_path / f"rank-{rank}.steps").write_bytes(log)
+    facts = tracedoc.diagnose([tmp_path], tracedoc.Options(jobs=1)).facts
+    assert facts["logged_steps"].value == 35
+    assert (facts["step_outliers"].value, facts["logged_step_ms"].value) == (0, 100)

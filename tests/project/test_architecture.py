@@ -14,7 +14,7 @@ import pytest
 
 import tracedoc
 
-BASE = {"errors", "units", "spans", "config", "predicted", "values", "limits", "idle_causes"}
+BASE = {"errors", "containment", "units", "spans", "config", "predicted", "values", "limits", "idle_causes"}
 STAGES = {
     "pipeline",
     "compose",
@@ -35,6 +35,7 @@ STAGES = {
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "containment": {"errors"},
     "units": set(),
     "spans": set(),
     "config": {"errors", "units"},

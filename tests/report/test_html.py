@@ -127,3 +127,11 @@ def test_timeline_spans_the_whole_step():
     lanes = tuple(replace(lane, spans_ms=((0.0, 100.0),)) for lane in diagnosis.detail.lanes[:1])
     text = render_html(build_view(replace(diagnosis, detail=replace(diagnosis.detail, lanes=lanes))))
     assert 'd="M0.00 0H250.00V10H0.00Z"' in text
+
+
+def test_a_timeline_of_years_has_no_ticks():
+    from tracedoc.report.html import _ticks
+
+    assert [place for place, _ in _ticks(10.0)] == [0, 20, 40, 60, 80, 100]
+    for end in (1e13, 1e308, float("inf"), float("nan"), 0.0, -1.0):
+        assert _ticks(end) == ()

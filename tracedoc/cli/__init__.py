@@ -71,6 +71,9 @@ class Commands(click.Group):
             code = EXIT_CANNOT
         except (click.Abort, KeyboardInterrupt):
             code = EXIT_INTERRUPTED
+        except MemoryError:
+            _say("there is not enough memory for this", "read fewer files at once, with --jobs 1")
+            code = EXIT_CANNOT
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: click.Context) -> Any:

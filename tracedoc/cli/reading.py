@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from tracedoc.cli.output import progress_on_terminal
+from tracedoc.containment import failure
 from tracedoc.errors import InputError, TracedocError
 from tracedoc.run.remote import is_remote
 
@@ -88,8 +89,16 @@ def run_pipeline(paths: tuple[str, ...], options: Options) -> Diagnosis:
 
     for path in paths:
         _check_input(path)
-    with progress_on_terminal() as progress:
-        return diagnose_paths(paths, options, progress=progress)
+    try:
+        with progress_on_terminal() as progress:
+            return diagnose_paths(paths, options, progress=progress)
+    except (TracedocError, MemoryError):
+        raise
+    except Exception as error:
+        raise TracedocError(
+            f"a fault of tracedoc's ended the diagnosis: {failure('the diagnosis', error)}",
+            "--debug shows where; please report it",
+        ) from error
 
 
 def run_measurement(paths: tuple[str, ...], options: Options) -> Measurements:

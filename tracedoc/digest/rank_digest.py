@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from tracedoc.containment import Failures
 from tracedoc.digest.codec import decode, encode
 from tracedoc.digest.device import device_name
 from tracedoc.digest.gemms import GemmTable, gemm_table
@@ -162,8 +163,31 @@ def digest_timeline(
     position = next(
         (i for i, step in enumerate(steps) if judged is not None and step.index == judged.index), None
     )
-    activity = timeline.activity
-    programs, unplayable = rank_programs(timeline)
+    activity, failures = timeline.activity, Failures()
+    contain = failures.contain
+    kernels = contain("the table of kernels", lambda: _kernel_table(timeline), KernelTable())
+    spans: dict[str, Spans] = contain("the times of the step", lambda: _judged_spans(timeline, intervals), {})
+    signs = contain("the signs of a strategy", lambda: strategy_signs(timeline), StrategySigns())
+    host_work = contain(
+        "the work of the host",
+        lambda: host_digest(timeline, intervals.get("host_away_idle_ms", Spans.empty())),
+        None,
+    )
+    gemms = contain("the table of matrix products", lambda: gemm_table(timeline), None)
+    units = contain(
+        "the sharded units",
+        lambda: small_table(timeline.units, judged.index if judged is not None else None),
+        None,
+    )
+    gradients = contain(
+        "which collectives carry gradients",
+        lambda: gradient_rows(timeline),
+        np.zeros(len(timeline.collectives), dtype=bool),
+    )
+    work = contain("the table of work", lambda: work_table(timeline), None)
+    programs, unplayable = contain(
+        "what is to be replayed", lambda: rank_programs(timeline), ((), "it could not be read")
+    )
     return RankDigest(
         rank=rank,
         source=info.source,
@@ -183,18 +207,18 @@ def digest_timeline(
         judged=position,
         collectives=timeline.collectives,
         exposed_comm=_exposed_comm(timeline),
-        kernels=_kernel_table(timeline),
-        encoded_spans={name: encode(spans) for name, spans in _judged_spans(timeline, intervals).items()},
-        signs=strategy_signs(timeline),
+        kernels=kernels,
+        encoded_spans={name: encode(found) for name, found in spans.items()},
+        signs=signs,
         present=_present(timeline),
-        limits=(*trace.limits, *timeline.limits),
+        limits=(*trace.limits, *timeline.limits, *failures.limits),
         facts=facts,
-        host_work=host_digest(timeline, intervals.get("host_away_idle_ms", Spans.empty())),
-        gemms=gemm_table(timeline),
-        units=small_table(timeline.units, judged.index if judged is not None else None),
+        host_work=host_work,
+        gemms=gemms,
+        units=units,
         phases=timeline.phase_budgets,
-        gradients=gradient_rows(timeline),
-        work=work_table(timeline),
+        gradients=gradients,
+        work=work,
         reader=info.reader,
         programs=programs,
         unplayable=unplayable,

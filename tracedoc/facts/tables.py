@@ -78,22 +78,29 @@ def phase_rows(digest: RankDigest) -> tuple[PhaseRow, ...]:
 
 
 def collective_rows(run: RunView, digest: RankDigest) -> tuple[CollectiveRow, ...]:
-    """Return one row per kind of collective in the analysed step of the rank that stands for the run."""
+    """Return one row per kind of collective in the analysed step of the rank that stands for the run.
+
+    Of more than :data:`MAX_ROWS` those with most time.
+    """
     step = digest.judged_step
     if step is None:
         return ()
-    table, turn = digest.collectives, run.arrivals[digest.rank].last_arrival_ns(digest.collectives)
-    matched = run.arrivals[digest.rank].complete
+    starts = digest.collectives.start_ns
+    inside = np.flatnonzero((starts >= step.start_ns) & (starts < step.end_ns))
+    table = digest.collectives.take(inside)
+    arrivals = run.arrivals[digest.rank]
+    last_arrival_ns = arrivals.last_arrival_ns(digest.collectives)[inside]
+    matched = arrivals.complete[inside]
     kinds: dict[tuple[str, str, int | None, str], list[int]] = defaultdict(list)
-    inside = (table.start_ns >= step.start_ns) & (table.start_ns < step.end_ns)
-    for row in np.flatnonzero(inside).tolist():
-        kind = table.kinds[int(table.kind[row])]
+    for row, number in enumerate(table.kind.tolist()):
+        kind = table.kinds[number]
         kinds[kind.op, kind.group_name, kind.group_size or len(kind.group) or None, kind.dtype].append(row)
     rows = []
     for key, listed in kinds.items():
         places = np.array(listed)
-        rows.append(_across_ranks(_collective_row(key, table, turn, matched, places), run, digest, places))
-    return tuple(sorted(rows, key=lambda row: -row.time_ms))
+        rows.append((_collective_row(key, table, last_arrival_ns, matched, places), inside[places]))
+    rows.sort(key=lambda pair: -pair[0].time_ms)
+    return tuple(_across_ranks(row, run, digest, places) for row, places in rows[:MAX_ROWS])
 
 
 def _across_ranks(row: CollectiveRow, run: RunView, digest: RankDigest, rows: np.ndarray) -> CollectiveRow:
@@ -144,7 +151,7 @@ def _collective_row(
 
 
 MAX_ROWS = 400
-"""The table keeps this many rows, those with most stall."""
+"""The tables of units and of collectives keep this many rows, those with most stall or time."""
 
 
 def unit_rows(run: RunView) -> tuple[UnitRow, ...]:

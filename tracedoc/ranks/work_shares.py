@@ -53,9 +53,10 @@ def work_shares(run: RunView) -> Shares:
     steps = tuple(sorted(set.intersection(*complete))) if complete else ()
     kernels, blocks, flops, compute = (np.full((len(complete), len(steps)), np.nan) for _ in range(4))
     for place, digest in enumerate(run.digests):
-        at = {step.index: number for number, step in enumerate(digest.steps)}
+        own = list(digest.steps)
+        at = {step.index: number for number, step in enumerate(own)}
         chosen = [at[step] for step in steps]
-        compute[place] = [digest.steps[number].budget.compute_ns for number in chosen]
+        compute[place] = [own[number].budget.compute_ns for number in chosen]
         if digest.work is not None:
             kernels[place] = digest.work.kernels[chosen]
             blocks[place] = digest.work.blocks[chosen]

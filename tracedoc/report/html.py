@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 import msgspec
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
 
+from tracedoc.containment import Failures, failure
 from tracedoc.diagnosis import Diagnosis, FactRecord, Lane, RankReport, Scalar, StepBudget
 from tracedoc.report.fixes import framework_name
 from tracedoc.report.tables import collective_table, host_tables, phase_table
@@ -72,6 +75,44 @@ class _RankLanes(msgspec.Struct, frozen=True):
 
 def render_html(view: View) -> str:
     """Return the page. All text is escaped; links lead only to https addresses."""
+    diagnosis, failures = view.diagnosis, Failures()
+    contain = failures.contain
+    answer, rest = _sentences(one_line(diagnosis.summary))
+    columns = contain("the table of ranks", lambda: _columns(diagnosis.ranks), ())
+    hosts = {report.host for report in diagnosis.ranks}
+    devices = {report.device for report in diagnosis.ranks}
+    end = _timeline_end(diagnosis)
+    lanes = contain("the timeline", lambda: _timeline(diagnosis.detail.lanes, end), ())
+    return _template().render(
+        view=view,
+        diagnosis=diagnosis,
+        answer=answer,
+        rest=rest,
+        bar=_bar("", view.segments, diagnosis.budget.step_ms) if diagnosis.budget else None,
+        columns=columns,
+        several_hosts=len(hosts) > 1,
+        several_devices=len(devices) > 1,
+        alike=", ".join(next(iter(same)) for same in (devices, hosts) if len(same) == 1 and "" not in same),
+        rank_rows=contain("the table of ranks", lambda: _rank_rows(diagnosis.ranks, columns), ()),
+        steps=contain("the steps", lambda: _steps(view), ()),
+        lanes=lanes[:TIMELINE_RANKS],
+        more_lanes=lanes[TIMELINE_RANKS:],
+        ticks=_ticks(end),
+        phases=contain("the phases", lambda: phase_table(diagnosis.detail.phases), None),
+        collectives=contain("the collectives", lambda: collective_table(diagnosis.detail.collectives), None),
+        host=contain("the host", lambda: host_tables(diagnosis.detail.host), ()),
+        facts=[(name, record, _fact_text(record)) for name, record in diagnosis.facts.items()],
+        is_link=_is_link,
+        outcome_words={
+            outcome: outcome.replace("_", " ") for outcome in {v.outcome for v in diagnosis.verdicts}
+        },
+        value_text=_value_text,
+        failed=failures.limits,
+    )
+
+
+@cache
+def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -92,38 +133,18 @@ def render_html(view: View) -> str:
         holds=holds_text,
         line=one_line,
     )
-    diagnosis = view.diagnosis
-    answer, rest = _sentences(one_line(diagnosis.summary))
-    columns = _columns(diagnosis.ranks)
-    hosts = {report.host for report in diagnosis.ranks}
-    devices = {report.device for report in diagnosis.ranks}
-    end = _timeline_end(diagnosis)
-    lanes = _timeline(diagnosis.detail.lanes, end)
-    return environment.get_template("report.html.j2").render(
-        view=view,
-        diagnosis=diagnosis,
-        answer=answer,
-        rest=rest,
-        bar=_bar("", view.segments, diagnosis.budget.step_ms) if diagnosis.budget else None,
-        columns=columns,
-        several_hosts=len(hosts) > 1,
-        several_devices=len(devices) > 1,
-        alike=", ".join(next(iter(same)) for same in (devices, hosts) if len(same) == 1 and "" not in same),
-        rank_rows=_rank_rows(diagnosis.ranks, columns),
-        steps=_steps(view),
-        lanes=lanes[:TIMELINE_RANKS],
-        more_lanes=lanes[TIMELINE_RANKS:],
-        ticks=_ticks(end),
-        phases=phase_table(diagnosis.detail.phases),
-        collectives=collective_table(diagnosis.detail.collectives),
-        host=host_tables(diagnosis.detail.host),
-        facts=[(name, record, _fact_text(record)) for name, record in diagnosis.facts.items()],
-        is_link=_is_link,
-        outcome_words={
-            outcome: outcome.replace("_", " ") for outcome in {v.outcome for v in diagnosis.verdicts}
-        },
-        value_text=_value_text,
-    )
+    environment.globals["part"] = _part
+    return environment.get_template("report.html.j2")
+
+
+def _part(name: str, caller: Callable[[], str]) -> str:
+    """Return a part of the page; one that fails costs the others nothing."""
+    try:
+        return caller()
+    except Exception as error:
+        return Markup('<p class="quiet">The part with {} could not be shown: {}</p>').format(
+            name, failure(name, error)
+        )
 
 
 def _sentences(summary: str) -> tuple[str, str]:
@@ -230,6 +251,8 @@ def _ticks(end: float) -> tuple[tuple[float, str], ...]:
         if end / step <= 6:
             break
         step *= factor
+    else:
+        return ()  # no step lasts years
     count = int(end / step + 1e-9)
     return tuple(
         (round(100.0 * number * step / end, 3), format_ms(number * step)) for number in range(count + 1)

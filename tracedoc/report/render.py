@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tracedoc.diagnosis import Diagnosis, json_pieces
 from tracedoc.errors import InputError
-from tracedoc.report.texts import redacted
-from tracedoc.report.view import build_view
+from tracedoc.report.texts import plain, redacted
+from tracedoc.report.view import build_view, job_findings
 
 SUFFIXES = {".html": "html", ".htm": "html", ".json": "json", ".txt": "text"}
 """The format that the suffix of a file name implies."""
@@ -60,13 +60,13 @@ def next_step(diagnosis: Diagnosis, command: str, *, page_written: bool = False)
 
     ``command`` is the one that gave it, empty where it cannot be repeated.
     """
-    view = build_view(diagnosis)
-    if command and view.findings and not page_written:
+    findings = job_findings(diagnosis)
+    if command and findings and not page_written:
         return f"{command} -o report.html"
-    if view.findings:
-        return f"tracedoc explain {view.findings[0].finding.rule_id}"
-    if diagnosis.budget is None and view.limits:
-        return f"tracedoc explain {view.limits[0].code}"
+    if findings:
+        return f"tracedoc explain {plain(findings[0].rule_id)}"
+    if diagnosis.budget is None and (limits := build_view(diagnosis).limits):
+        return f"tracedoc explain {limits[0].code}"
     return f"{command} --verdicts" if command else "tracedoc rules list"
 
 

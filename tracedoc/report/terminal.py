@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tracedoc.containment import failure
 from tracedoc.diagnosis import Verdict
 from tracedoc.report.console import heading, printed_text, text_console
 from tracedoc.report.fixes import framework_name
@@ -50,18 +53,17 @@ def render_text(
     console = text_console(width, color=color)
     console.print(Text(one_line(view.diagnosis.summary), "bold"), soft_wrap=not width)
     console.print(Text(one_line(view.run), "dim"), soft_wrap=not width)
-    _budget(console, view)
-    if view.findings:
-        heading(console, "Findings")
-        for finding in view.findings:
-            _finding(console, finding)
-    _units(console, view)
-    _limits(console, view)
-    if verdicts:
-        _verdicts(console, view)
-    else:
-        _not_judged(console, view)
+    for name, show in SECTIONS.items():
+        if name != ("rules not judged" if verdicts else "verdicts"):
+            _safely(console, name, show, view)
     return printed_text(console, next_command)
+
+
+def _safely(console: Console, name: str, show: Callable[[Console, View], None], view: View) -> None:
+    try:
+        show(console, view)
+    except Exception as error:
+        console.print(Text(f"The part with {name} could not be shown: {failure(name, error)}"))
 
 
 def to_ascii(text: str) -> str:
@@ -102,7 +104,7 @@ def _budget(console: Console, view: View) -> None:
     console.print(rows)
     if view.overlap:
         console.print(Text(view.overlap, "dim"))
-    _phases(console, view)
+    _safely(console, "the phases", _phases, view)
 
 
 def _phases(console: Console, view: View) -> None:
@@ -120,6 +122,13 @@ def _phases(console: Console, view: View) -> None:
         times = (phase.span_ms, phase.compute_ms, phase.comm_ms, phase.exposed_comm_ms)[: len(titles)]
         rows.add_row(one_line(phase_name(phase.phase)), *(format_ms(time) for time in times))
     console.print(rows)
+
+
+def _findings(console: Console, view: View) -> None:
+    if view.findings:
+        heading(console, "Findings")
+    for finding in view.findings:
+        _safely(console, finding.finding.rule_id, lambda console, _: _finding(console, finding), view)  # noqa: B023
 
 
 def _finding(console: Console, view: FindingView) -> None:
@@ -257,3 +266,14 @@ def _verdict(console: Console, verdict: Verdict) -> None:
         console.print(Padding(text, (0, 0, 0, 15)))
     if instances := instances_text(verdict):
         console.print(Padding(Text(instances, "dim"), (0, 0, 0, 15)))
+
+
+SECTIONS: dict[str, Callable[[Console, View], None]] = {
+    "the split of the step": _budget,
+    "findings": _findings,
+    "sharded units": _units,
+    "limits": _limits,
+    "verdicts": _verdicts,
+    "rules not judged": _not_judged,
+}
+"""The parts of the report in order. One that fails costs the others nothing."""

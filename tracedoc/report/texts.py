@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import is_
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 import msgspec
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import Limit
@@ -75,14 +75,25 @@ def redacted(diagnosis: Diagnosis) -> Diagnosis:
     )
     sources = {file: _last_part(file) for file in files if _last_part(file) != file}
 
+    shared = _shared_beginning(list(sources))
+
     def hide(text: str) -> str:
-        for file, last in sources.items():
-            text = text.replace(file, last)
+        if text in sources:
+            return sources[text]
+        if shared in text:
+            for file, last in sources.items():
+                text = text.replace(file, last)
         text = _WINDOWS_PATH.sub(lambda match: _last_part(match[0]), text)
         text = _POSIX_PATH.sub(lambda match: _last_part(match[0]), text)
         return host_pattern.sub(lambda match: names[match[0]], text)
 
     return map_text(diagnosis, hide, keep=_IDENTIFIERS)
+
+
+def _shared_beginning(texts: Sequence[str]) -> str:
+    first, last = min(texts, default=""), max(texts, default="")
+    same = (place for place, letter in enumerate(first) if letter != last[place])
+    return first[: next(same, len(first))]
 
 
 def _last_part(path: str) -> str:
@@ -94,17 +105,26 @@ def _last_part(path: str) -> str:
     return path
 
 
+_NUMBERS = (float, int)
+
+
 def map_text(
     diagnosis: Diagnosis, change: Callable[[str], str], *, keep: frozenset[str] = frozenset()
 ) -> Diagnosis:
     """Return the diagnosis with ``change`` made to its texts; what has none to change is shared with it."""
+    changed_texts: dict[str, str] = {}
+
+    def changed_text(value: str) -> str:
+        # Ranks and steps repeat most texts.
+        if (text := changed_texts.get(value)) is None:
+            text = changed_texts.setdefault(value, change(value))
+        return value if text == value else text
 
     def walk(value: Any, field: str) -> Any:
-        if field in keep:
+        if value is None or isinstance(value, _NUMBERS) or field in keep:
             return value
         if isinstance(value, str):
-            text = change(value)
-            return value if text == value else text
+            return changed_text(value)
         if isinstance(value, tuple):
             items = tuple(walk(item, field) for item in value)
             return value if all(map(is_, items, value)) else items
@@ -117,9 +137,12 @@ def map_text(
             same = all(map(is_, found, value)) and all(map(is_, found.values(), value.values()))
             return value if same and len(found) == len(value) else found
         if isinstance(value, msgspec.Struct):
-            old = {one.name: getattr(value, one.name) for one in fields(value)}
-            new = {name: walk(item, name) for name, item in old.items()}
-            return value if all(map(is_, new.values(), old.values())) else replace(value, **new)
+            new = {}
+            for name in value.__struct_fields__:
+                item = getattr(value, name)
+                if (found := walk(item, name)) is not item:
+                    new[name] = found
+            return replace(value, **new) if new else value
         if isinstance(value, Limit):
             return Limit(value.code, change(value.message), change(value.effect))
         return value

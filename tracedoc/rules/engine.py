@@ -17,13 +17,14 @@ from graphlib import TopologicalSorter
 import msgspec
 from msgspec.structs import replace
 
+from tracedoc.containment import failure
 from tracedoc.diagnosis import SEVERITIES, Comparison, Evidence, Finding, Fix, Gain, Instance, Verdict
 from tracedoc.facts.catalog import attempt
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.rules.expression import Expression, parse
 from tracedoc.rules.expression import evaluate as evaluate_condition
 from tracedoc.rules.model import AtMost, Rule, Words, value_key
-from tracedoc.rules.template import WORST_RANK, fill, placeholders
+from tracedoc.rules.template import WORST_RANK, before_full_stop, compressed, fill, placeholders
 from tracedoc.spans import Spans
 from tracedoc.units import format_ms
 from tracedoc.values import Failed, Unknown, Value
@@ -92,7 +93,7 @@ def evaluate(
     judged: a rank such as ``"3"``, or ``None`` for the run.
     """
     evidence = collectors() if evidence is None else evidence
-    weighed = {rule.id: _weigh(rule, measurements, gains, evidence) for rule in rules}
+    weighed = {rule.id: _safely_weighed(rule, measurements, gains, evidence) for rule in rules}
     sharper = {
         rule.id: [one for one in rule.yields_to if _may_silence(weighed.get(one), rule)] for rule in rules
     }
@@ -103,10 +104,15 @@ def evaluate(
         own = weighed[rule_id]
         firing = [weighed[one] for one in sharper[rule_id] if verdicts[one].outcome == "finding"]
         doubts = [verdicts[one] for one in sharper[rule_id] if verdicts[one].outcome in ("unknown", "error")]
-        verdicts[rule_id] = _yield(own, firing)
-        if verdicts[rule_id].outcome == "finding":
-            findings.append(_finding(own, doubts, measurements))
-            times[findings[-1].id] = own.times
+        try:
+            verdict = _yield(own, firing)
+            finding = _finding(own, doubts, measurements) if verdict.outcome == "finding" else None
+        except Exception as error:
+            verdict, finding = Verdict(rule_id, "error", reason=f"error: {failure(rule_id, error)}"), None
+        verdicts[rule_id] = verdict
+        if finding is not None:
+            findings.append(finding)
+            times[finding.id] = own.times
     findings.sort(key=_worst_first)
     return Judgement(tuple(findings), tuple(verdicts[rule.id] for rule in rules), times)
 
@@ -116,6 +122,18 @@ def _worst_first(finding: Finding) -> tuple[int, float, str]:
 
 
 # -- one rule on its own
+
+
+def _safely_weighed(
+    rule: Rule,
+    measurements: Measurements,
+    gains: Mapping[str, GainEstimator],
+    evidence: Mapping[str, EvidenceCollector],
+) -> _Weighed:
+    try:
+        return _weigh(rule, measurements, gains, evidence)
+    except Exception as error:
+        return _Weighed(rule, Verdict(rule.id, "error", reason=f"error: {failure(rule.id, error)}"))
 
 
 def _weigh(
@@ -401,7 +419,7 @@ def _with_ranks(message: str, keys: Sequence[str], worst: _Opinion, *, named: bo
         # Without a gain no rank is known to be worse than another.
         which = "the worst" if isinstance(worst.gain, Gain) else "one"
         where.append(f"{which} of {_ranks_text(keys)}")
-    return _before_full_stop(message, ", ".join(where)) if where else message
+    return before_full_stop(message, ", ".join(where)) if where else message
 
 
 def _doubt(verdict: Verdict) -> str:
@@ -432,34 +450,14 @@ def _finding_id(rule: Rule, keys: Sequence[str], verdict: Verdict) -> str:
     """Return the rule's id, followed by the ranks where it holds unless it holds on all of them."""
     if not keys or len(keys) == len(verdict.instances):
         return rule.id
-    places = _compressed(keys)
+    places = compressed(keys)
     if len(places) > 40:
         places = hashlib.sha256(places.encode()).hexdigest()[:12]
     return f"{rule.id}/ranks-{places}"
 
 
 def _ranks_text(keys: Sequence[str]) -> str:
-    return f"rank {keys[0]}" if len(keys) == 1 else f"ranks {_compressed(keys, ', ')}"
-
-
-def _compressed(keys: Sequence[str], comma: str = ",") -> str:
-    """Return ranks in order with runs of three or more shortened: ``0-3,7``."""
-    if not all(key.isdecimal() for key in keys):
-        return comma.join(keys)
-    runs: list[list[int]] = []
-    for rank in sorted(int(key) for key in keys):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else comma.join(map(str, run)) for run in runs]
-    return comma.join(parts)
-
-
-def _before_full_stop(message: str, words: str) -> str:
-    """Return the message with ``words`` in brackets at its end, within those that it ends with."""
-    said, stop = (message[:-1], ".") if message.endswith(".") else (message, "")
-    return f"{said[:-1]}; {words}){stop}" if said.endswith(")") else f"{said} ({words}){stop}"
+    return f"rank {keys[0]}" if len(keys) == 1 else f"ranks {compressed(keys, ', ')}"
 
 
 def _ranks(keys: Sequence[str], times: Times, measurements: Measurements) -> tuple[int, ...]:

@@ -49,3 +49,23 @@ def fill(template: str, values: Mapping[str, Value], units: Mapping[str, str]) -
         return said
 
     return _PLACEHOLDER.sub(replace, template)
+
+
+def before_full_stop(message: str, words: str) -> str:
+    """Return the message with ``words`` in brackets at its end, within those that it ends with."""
+    said, stop = (message[:-1], ".") if message.endswith(".") else (message, "")
+    return f"{said[:-1]}; {words}){stop}" if said.endswith(")") else f"{said} ({words}){stop}"
+
+
+def compressed(keys: Sequence[str], comma: str = ",") -> str:
+    """Return ranks in order with runs of three or more shortened: ``0-3,7``."""
+    if not all(key.isdecimal() for key in keys):
+        return comma.join(keys)
+    runs: list[list[int]] = []
+    for rank in sorted(int(key) for key in keys):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else comma.join(map(str, run)) for run in runs]
+    return comma.join(parts)

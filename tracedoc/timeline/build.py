@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from tracedoc.containment import Failures
 from tracedoc.errors import InputError, Limit
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import (
@@ -70,7 +73,8 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     ``judged`` is the one that stands for the rank: the complete step of lower-median length, else the
     longest one. ``step_position[i]`` is the position in ``host.steps`` of the GPU event
     ``events.rows[i]``. ``blocking`` is ``None`` where launches are not linked; ``syncs`` in a CPU trace;
-    ``phases`` without a backward pass. ``phase_budgets`` are those of the analysed step.
+    ``phases`` without a backward pass. ``phase_budgets`` are those of the analysed step. ``positions`` are
+    those of steps in ``host.steps``, by number.
     """
 
     trace: Trace
@@ -93,6 +97,7 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     phases: Phases | None = None
     units: UnitTable | None = None
     phase_budgets: tuple[PhaseBudget, ...] = ()
+    positions: Mapping[int, int] = {}
 
     @property
     def idle_is_reliable(self) -> bool:
@@ -119,7 +124,12 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
 
     def position_of(self, window: Window) -> int | None:
         """Return the position in ``host.steps`` of a window's step, ``None`` for the whole capture."""
-        return next((p for p, step in enumerate(self.host.steps) if step.index == window.index), None)
+        return self.positions.get(window.index)
+
+    def __post_init__(self) -> None:
+        if len(self.positions) < len(self.host.steps):
+            found = {step.index: p for p, step in reversed([*enumerate(self.host.steps)])}
+            msgspec.structs.force_setattr(self, "positions", found)
 
 
 def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> RankTimeline:
@@ -141,9 +151,18 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
         timeline = RankTimeline(
             trace, False, host, delays, launches, events, position, limits=(*host.limits, *unread)
         )
-    phases = find_phases(trace, timeline.host, events, timeline.device)
-    judged = _judge(replace(timeline, phases=phases, units=_units(timeline)), steps)
-    return replace(judged, phase_budgets=_phase_budgets(judged))
+    failures = Failures()
+    phases = failures.contain(
+        "the phases of the step",
+        lambda: find_phases(trace, timeline.host, events, timeline.device, is_cpu=timeline.is_cpu),
+        None,
+    )
+    units = failures.contain("the sharded units", lambda: _units(timeline), None)
+    judged = _judge(replace(timeline, phases=phases, units=units), steps)
+    budgets: tuple[PhaseBudget, ...] = failures.contain(
+        "the times of phases", lambda: _phase_budgets(judged), ()
+    )
+    return replace(judged, phase_budgets=budgets, limits=(*judged.limits, *failures.limits))
 
 
 def _refuse_merged_devices(trace: Trace, events: GpuEvents) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Final
 
@@ -35,6 +36,7 @@ def gpu_collectives(
     arguments = _join_records(trace, rows, launch_rows)
     annotations = enclosing_rows(trace, _nccl_annotations(trace), launch_rows)
     held = _held(trace, events, device, rows, launch_rows)
+    group_ranks = {group.name: group.ranks for group in reversed(trace.info.groups) if group.name}
     found = []
     for position, row in enumerate(rows.tolist()):
         annotation = int(annotations[position])
@@ -45,6 +47,7 @@ def gpu_collectives(
                 row,
                 arguments[position],
                 annotation if annotation != NO_ROW else None,
+                group_ranks,
                 launch_ns=int(trace.ts_ns[launch_row]) if launch_row != NO_ROW else None,
                 step=int(numbers[position]) if numbers[position] >= 0 else None,
                 held=held[position],
@@ -140,6 +143,7 @@ def _operation(
     row: int,
     arguments: CollectiveArgs | None,
     annotation: int | None,
+    group_ranks: Mapping[str, tuple[int, ...]],
     *,
     launch_ns: int | None,
     step: int | None,
@@ -164,7 +168,7 @@ def _operation(
         op = vocabulary.collective_op(trace.row_name(row)) or "unknown"
     group = arguments.group_ranks if arguments is not None else ()
     if arguments is not None and not group:
-        group = next((g.ranks for g in trace.info.groups if g.name == arguments.group_name and g.name), ())
+        group = group_ranks.get(arguments.group_name, ())
     return CollectiveOp(
         op=op,
         group=group,

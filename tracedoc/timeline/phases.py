@@ -83,11 +83,14 @@ class _Marks(msgspec.Struct, frozen=True, eq=False):
     engine: npt.NDArray[np.int32]  # the threads that do nothing but run backward passes
 
 
-def find_phases(trace: Trace, host: HostSteps, events: GpuEvents, device: int | None) -> Phases | None:
+def find_phases(
+    trace: Trace, host: HostSteps, events: GpuEvents, device: int | None, *, is_cpu: bool
+) -> Phases | None:
     """Return the phases, ``None`` where the trace holds no backward pass (inference, GPU-only traces).
 
-    ``device`` is the analysed GPU, ``None`` in a CPU trace. An unlinked GPU event takes the phase of the
-    next linked one on its stream, as with steps.
+    ``device`` is the analysed GPU, ``None`` where there is none; ``is_cpu`` is false for a GPU job without
+    GPU events, whose transfers are not the timeline's collectives. An unlinked GPU event takes the phase of
+    the next linked one on its stream, as with steps.
     """
     marks = _marks(trace)
     nodes = Spans.of(trace.ts_ns[marks.backward], trace.end_ns[marks.backward])
@@ -111,7 +114,7 @@ def find_phases(trace: Trace, host: HostSteps, events: GpuEvents, device: int | 
     phases = Phases(edges, labels, passes, nodes, none, none, none.astype(np.int64))
     of_events = _of_events(trace, phases, events, marks.engine)
     if device is None:
-        rows = gloo_rows(trace)
+        rows = gloo_rows(trace) if is_cpu else np.empty(0, dtype=np.intp)
         calls = gloo_calls(trace, rows)
         asked = trace.ts_ns[[calls.get(row, row) for row in rows.tolist()]]
         return replace(phases, of_events=of_events, of_collectives=phases.at(asked), asked_ns=asked)

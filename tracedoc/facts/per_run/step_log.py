@@ -78,7 +78,9 @@ def counted_steps(rank: RankJob, touched_elsewhere: Ints | None = None) -> Steps
     home = np.searchsorted(steps_end, words[pauses, 1])
     inside = home < steps.size
     np.add.at(paused, home[inside], words[pauses[inside], 2])
-    found = Steps(number[steps[kept]], words[steps[kept], 2], paused[kept])
+    # Each number once, in order: a clock that was set back brings later steps before earlier ones.
+    numbers, once = np.unique(number[steps[kept]], return_index=True)
+    found = Steps(numbers, words[steps[kept], 2][once], paused[kept][once])
     if found.number.size < ENOUGH_STEPS:
         return Unknown(_too_few(int(warm.sum()), int((warm & touched).sum())))
     return found

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from tracedoc.containment import failure
 from tracedoc.ranks.strategies.claim import Claim, is_large
 from tracedoc.ranks.strategies.data_parallel import by_hand, data_parallel, ddp
 from tracedoc.ranks.strategies.deepspeed import zero3, zero12
@@ -34,17 +35,27 @@ NOT_RECOGNISED = "not recognised"
 def decide(signs: Sequence[StrategySigns], world_size: int | None) -> Claim:
     """Return the strategy of a run; "not recognised" where its traces do not show one."""
     merged = merge(signs)
-    claim = _first(WRAPPERS, merged, world_size)
+    failed: list[str] = []
+    claim = _decided(signs, merged, world_size, failed)
+    if failed:
+        claim = replace(claim, confidence="low", evidence=(*claim.evidence, *failed))
+    return claim
+
+
+def _decided(
+    signs: Sequence[StrategySigns], merged: StrategySigns, world_size: int | None, failed: list[str]
+) -> Claim:
+    claim = next((one for one in _claims(WRAPPERS, merged, world_size, failed)), None)
     if world_size == 1 or (world_size is None and not merged.collectives):
         if claim is not None and (claim.family == "data-parallel" or world_size is None):
             return replace(claim, confidence=claim.confidence if world_size is None else "high")
         return _single(claim, world_size)
-    beside = [found for recognise in BESIDE if (found := recognise(merged, world_size)) is not None]
+    beside = list(_claims(BESIDE, merged, world_size, failed))
     if claim is not None and claim.family == "megatron":
         beside = []  # Its groups already show how the model is split.
     if claim is None and beside:
         claim, beside = beside[0], beside[1:]
-    claim = claim or by_hand(merged, world_size) or _unknown(merged)
+    claim = claim or next(_claims((by_hand,), merged, world_size, failed), None) or _unknown(merged)
     if beside:
         names = list(dict.fromkeys(found.name for found in beside))
         evidence = tuple(word for found in beside for word in found.evidence)
@@ -74,8 +85,19 @@ def merge(signs: Sequence[StrategySigns]) -> StrategySigns:
     )
 
 
-def _first(recognisers: Sequence[Recogniser], signs: StrategySigns, world_size: int | None) -> Claim | None:
-    return next((claim for recognise in recognisers if (claim := recognise(signs, world_size))), None)
+def _claims(
+    recognisers: Sequence[Recogniser], signs: StrategySigns, world_size: int | None, failed: list[str]
+) -> Iterator[Claim]:
+    """Yield what each recogniser makes of the signs. One that fails is noted, and makes nothing of them."""
+    for recognise in recognisers:
+        try:
+            claim = recognise(signs, world_size)
+        except Exception as error:
+            name = recognise.__name__
+            failed.append(f"whether it is {name} could not be told: {failure(name, error)}")
+        else:
+            if claim is not None:
+                yield claim
 
 
 def _single(claim: Claim | None, world_size: int | None) -> Claim:

@@ -1,0 +1,99 @@
+"""Traces that contradict themselves are measured as far as they go, in time that grows with their size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracedoc
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.pipeline import Options
+from tracedoc.spans import Spans
+from tracedoc.trace.vocabulary import step_number
+
+
+def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: object) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "pid": 9, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+def diagnose(folder: Path, events: list[dict[str, Any]], **header: object) -> Diagnosis:
+    folder.mkdir(exist_ok=True)
+    path = folder / "rank-0.json"
+    path.write_text(json.dumps({"schemaVersion": 1, **header, "traceEvents": events}))
+    return tracedoc.diagnose([path], Options(jobs=1))
+
+
+def test_transfers_of_a_gpu_job_without_gpu_events_are_not_taken_for_collectives(tmp_path: Path) -> None:
+    """The job has a GPU, gloo beside it, and no GPU event was recorded."""
+    events = [
+        event("user_annotation", "ProfilerStep#1", 0, 100),
+        event("cpu_op", "autograd::engine::evaluate_function: MulBackward0", 10, 20, tid=2),
+        event("user_annotation", "gloo:all_reduce", 40, 20, tid=3),
+        event("user_annotation", "ProfilerStep#2", 100, 100),
+    ]
+    diagnosis = diagnose(tmp_path, events, deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}])
+    assert [limit.code for limit in diagnosis.limits] == ["no-gpu-activity"]
+    assert diagnosis.budget is None
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("ProfilerStep#999999999", 999_999_999),
+        ("ProfilerStep#1000000000", None),
+        ("ProfilerStep#" + "9" * 30, None),
+    ],
+)
+def test_a_step_of_an_absurd_number_is_none(name: str, number: int | None) -> None:
+    assert step_number(name) == number
+
+
+def test_an_absurd_step_costs_itself(tmp_path: Path) -> None:
+    events = [event("cpu_op", "aten::mm", 10 + 100 * n, 50) for n in range(4)]
+    events += [event("user_annotation", f"ProfilerStep#{n}", 100 * n, 100) for n in range(4)]
+    events += [event("user_annotation", f"gloo:all_reduce {10**18}", 70, 10, tid=3)]
+    events += [event("user_annotation", f"ProfilerStep#{10**18}", 400, 100)]
+    diagnosis = diagnose(tmp_path, events)
+    assert diagnosis.budget is not None
+    assert diagnosis.budget.step_ms == 0.1
+
+
+def test_an_event_without_a_time_among_those_read_exactly_is_left_out(tmp_path: Path) -> None:
+    """Times of more digits than a float has are read as text; one event has none."""
+    begin = 1_700_000_000_000_000
+    text = json.dumps([event("cpu_op", "aten::mm", 0, 50) for _ in range(3)])
+    for number in range(3):
+        text = text.replace('"ts": 0,', f'"ts": {begin + 100 * number}.125,', 1)
+    timeless = json.dumps({"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 9, "tid": 1, "dur": 3})
+    path = tmp_path / "rank-0.json"
+    path.write_text(f'{{"schemaVersion": 1, "traceEvents": {text[:-1]}, {timeless}]}}')
+    trace = tracedoc.load(path)
+    assert [trace.row_name(row) for row in range(len(trace))] == ["aten::mm"] * 3
+    assert (trace.ts_ns - trace.ts_ns[0]).tolist() == [0, 100_000, 200_000]
+
+
+def test_many_windows_over_one_set_are_measured_alike_one_by_one_and_together() -> None:
+    spans = Spans.of(np.arange(0, 1000, 10), np.arange(4, 1004, 10))
+    starts, ends = np.arange(-20, 900, 7), np.arange(30, 950, 7)
+    together = spans.covered_ns(starts, ends).tolist()
+    assert [int(spans.covered_ns(a, b)) for a, b in zip(starts, ends, strict=True)] == together
+    assert together[0] == 12  # 0-4, 10-14, 20-24
+
+
+def test_a_table_of_very_many_kinds_keeps_those_with_most_time(tmp_path: Path) -> None:
+    from tracedoc.facts.tables import MAX_ROWS
+
+    events = [event("user_annotation", f"ProfilerStep#{n}", 10_000 * n, 10_000) for n in range(2)]
+    kernel = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    for number in range(MAX_ROWS + 50):
+        about = {"Collective name": "allreduce", "Process Group Name": str(number), "Group size": 2}
+        place = {"device": 0, "stream": 7, "correlation": number}
+        events.append(event("cuda_runtime", "cudaLaunchKernel", 20 * number + 1, 1, correlation=number))
+        events.append(event("kernel", kernel, 20 * number + 5, 1 + number / 100, tid=7, **place, **about))
+    rows = diagnose(tmp_path, events, distributedInfo={"rank": 0, "world_size": 2}).detail.collectives
+    assert len(rows) == MAX_ROWS
+    assert [row.group for row in rows[:2]] == [str(MAX_ROWS + 49), str(MAX_ROWS + 48)]
