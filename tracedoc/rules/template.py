@@ -9,7 +9,7 @@ reads ``1`` and the second elsewhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tracedoc.units import format_quantity
 from tracedoc.values import Unknown, Value
