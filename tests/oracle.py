@@ -233,6 +233,28 @@ def _gpu_steps(complete: list[dict[str, Any]], gpu: list[_GpuEvent]) -> list[Win
     for (index, start), (_, end) in itertools.pairwise(ordered):
         finished = host_end[index] + UNFINISHED_NS < last_ns
         windows.append(Window(index, start, end, finished, split(gpu_intervals(gpu), start, end)))
+    return (
+        windows if any(window.complete for window in windows) else _lone_steps(complete, gpu, steps, last_ns)
+    )
+
+
+def _lone_steps(
+    complete: list[dict[str, Any]], gpu: list[_GpuEvent], steps: list[tuple[int, int, int]], last_ns: int
+) -> list[Window]:
+    """Return the host ranges of steps whose GPU work lies inside them, where no following step tells more."""
+    windows = []
+    for index, begin, end in steps:
+        own = [event for event in gpu if event.step == index]
+        inside = [event for event in complete if begin <= _start(event) < end]
+        backward = [_start(e) for e in inside if "evaluate_function" in str(e.get("name"))]
+        updates = [_start(e) for e in inside if str(e.get("name")).startswith("Optimizer.step#")]
+        finished = end + UNFINISHED_NS < last_ns or (backward and max(updates, default=0) > max(backward))
+        if not own or not finished:
+            continue
+        first, last = min(event.start for event in own), max(event.end for event in own)
+        before = [event.end for event in gpu if event.step != index and event.start < first]
+        if begin <= first and last <= end and all(other <= begin for other in before):
+            windows.append(Window(index, begin, end, True, split(gpu_intervals(gpu), begin, end)))
     return windows
 
 

@@ -262,3 +262,29 @@ def test_steps_with_the_same_work_are_a_clock_however_the_host_runs_ahead(tmp_pa
         start += length + 1
     builder.loader(start, start + 1).host("aten::add", start, start + 20)
     assert steps_of(tmp_path, builder)[0] == "profiler"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "last_end_ms", "window"),
+    [
+        (True, 70.0, (0, 80, True)),  # the whole range: loader, compute, and the host's end
+        (True, 90.0, (0, 90, False)),  # its work goes on when the range has ended: a step may be longer
+        (False, 70.0, (30, 70, False)),  # the profiler stopped before the optimizer ran
+    ],
+)
+def test_a_lone_step_is_its_whole_host_range(
+    optimizer: bool, last_end_ms: float, window: tuple[int, int, bool], tmp_path: Path
+) -> None:
+    builder = TraceBuilder().step(1, 0, 80).loader(0, 20).backward(40, 50)
+    builder.kernel("gemm", 30, 60, launch_ms=29.99).kernel("adam", 62, last_end_ms, launch_ms=61.99)
+    if optimizer:
+        builder.optimizer(60, 65)
+    timeline = build_timeline(read(tmp_path, builder))
+    origin = int(timeline.trace.ts_ns[0])
+    (found,) = timeline.windows
+    assert ((found.start_ns - origin) / 1e6, (found.end_ns - origin) / 1e6, found.complete) == window
+    assert timeline.idle is not None
+    if window[2]:
+        causes = timeline.idle.in_window(found.start_ns, found.end_ns)
+        # 20-30, 60-62 and 70-80 nothing is launched that could run.
+        assert {cause: ns / 1e6 for cause, ns in causes.items() if ns} == {"input": 20, "launch": 22}

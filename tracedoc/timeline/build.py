@@ -46,6 +46,7 @@ from tracedoc.timeline.steps import (
     assign_steps,
     find_host_steps,
     gpu_windows,
+    holds_iteration,
     host_windows,
 )
 from tracedoc.timeline.syncs import Syncs
@@ -206,7 +207,8 @@ def _gpu_timeline(
     numbers = np.array([step.index for step in host.steps] + [-1, -1], dtype=np.int64)[position]
     collectives = gpu_collectives(trace, events, device, numbers).with_exposure(activity.exposed_comm)
     linked = bool(launches.linked.any())
-    idle, syncs = idle_causes(trace, events, activity, device, delays)
+    reach = (min([w.start_ns for w in windows]), max([w.end_ns for w in windows]))
+    idle, syncs = idle_causes(trace, events, activity, device, delays, reach)
     return RankTimeline(
         trace=trace,
         is_cpu=False,
@@ -308,13 +310,26 @@ def _unread_device(trace: Trace) -> tuple[Limit, ...] | None:
 def _own_extents(
     trace: Trace, rows: np.ndarray, position: np.ndarray, host: HostSteps, activity: Activity
 ) -> tuple[Window, ...]:
-    """Return incomplete windows from each step's first to its last own event; without steps, one window."""
-    ends = trace.ts_ns[rows] + trace.dur_ns[rows]
+    """Return the windows of steps of which no next one was captured; without steps, one window.
+
+    A step that the profiler marked begins on the GPU with its host range, or when work of another step has
+    ended; it is whole if all its work has ended when that range does. Other windows go from a step's first
+    to its last own event, and are incomplete.
+    """
+    starts, ends = trace.ts_ns[rows], trace.ts_ns[rows] + trace.dur_ns[rows]
     windows = []
     for index, step in enumerate(host.steps):
         own = position == index
-        if own.any():
-            windows.append(Window(step.index, int(trace.ts_ns[rows[own]].min()), int(ends[own].max()), False))
+        if not own.any():
+            continue
+        first, last, whole = int(starts[own].min()), int(ends[own].max()), False
+        if host.source == "profiler" and (step.finished or holds_iteration(trace, step)):
+            others = ends[~own & (starts < first)]
+            clear = step.start_ns >= int(others.max(initial=step.start_ns))
+            whole = clear and step.start_ns <= first and last <= step.end_ns
+            first = min(first, max(step.start_ns, int(others.max(initial=step.start_ns))))
+            last = step.end_ns if whole else last
+        windows.append(Window(step.index, first, last, whole))
     return tuple(windows) or (Window(0, activity.start_ns, activity.end_ns, False),)
 
 

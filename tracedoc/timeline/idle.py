@@ -100,10 +100,19 @@ def _graph_captures(trace: Trace) -> Spans:
 
 
 def idle_causes(
-    trace: Trace, events: GpuEvents, activity: Activity, device: int, host: HostSpans
+    trace: Trace,
+    events: GpuEvents,
+    activity: Activity,
+    device: int,
+    host: HostSpans,
+    windows: tuple[int, int],
 ) -> tuple[IdleCauses, Syncs]:
-    """Return the causes of the idle time of ``device`` from its first to its last event, and the waits."""
-    idle = activity.busy.complement(activity.start_ns, activity.end_ns)
+    """Return the causes of the idle time of ``device``, and the waits.
+
+    From its first to its last event, and from the beginning to the end of ``windows`` where they reach
+    further: with nothing after it, the device is idle for want of launches.
+    """
+    idle = activity.busy.complement(min(activity.start_ns, windows[0]), max(activity.end_ns, windows[1]))
     syncs = find_syncs(trace, events, device, idle, host.input | host.allocator)
     launch, dependency, unknown = _by_next_launch(trace, events, idle, device)
     long = idle.ends - idle.starts > LAUNCH_LATENCY_NS
@@ -170,6 +179,7 @@ def _by_next_launch(trace: Trace, events: GpuEvents, idle: Spans, device: int) -
     launched = np.where(linked, trace.ts_ns[np.maximum(launch_row, 0)], idle.starts)
     late = linked & (launched > idle.starts)
     launch_end = np.where(late, np.minimum(idle.ends, launched + LAUNCH_LATENCY_NS), idle.starts)
+    launch_end = np.where(idle.starts >= trace.end_ns[rows].max(), idle.ends, launch_end)
     return (
         Spans.of(idle.starts, launch_end),
         Spans.of(np.where(linked, launch_end, idle.ends), idle.ends),

@@ -207,6 +207,17 @@ def gpu_windows(
     return tuple(windows)
 
 
+def holds_iteration(trace: Trace, step: HostStep) -> bool:
+    """Tell whether an optimizer runs in a step after its backward pass: so the step reached its end.
+
+    The profiler stops as a step ends, so a range that ends with the capture may be whole, or cut off.
+    """
+    names = _named_rows(trace)
+    optimizer, backward = trace.ts_ns[names.optimizer], trace.ts_ns[names.backward]
+    inside = backward[(backward >= step.start_ns) & (backward < step.end_ns)]
+    return inside.size > 0 and bool(((optimizer > inside.max()) & (optimizer < step.end_ns)).any())
+
+
 def host_windows(host: HostSteps) -> tuple[Window, ...]:
     """Return the windows of a CPU trace: from one host step's start to the next one's."""
     windows: list[Window] = []
