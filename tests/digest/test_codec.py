@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import pickle
 import zlib
 from pathlib import Path
@@ -41,6 +43,24 @@ class Texts(msgspec.Struct, frozen=True):
 @pytest.fixture(scope="module")
 def digest(sample_traces: Path) -> RankDigest:
     return digest_file(str(sample_traces / "synthetic_fsdp2_fine_wrapping" / "rank-0.json.gz"))
+
+
+def test_numbers_beyond_64_bits_do_not_stop_a_digest(sample_traces: Path, tmp_path: Path) -> None:
+    huge = 10**30
+    packed = (sample_traces / "cpu_ddp_straggler" / "rank-0.json.gz").read_bytes()
+    content = json.loads(gzip.decompress(packed))
+    content["distributedInfo"]["pg_config"][0] |= {"ranks": [0, huge], "pg_size": huge}
+    for event in content["traceEvents"]:
+        event["name"] = event["name"].replace("ProfilerStep#", f"ProfilerStep#{huge}")
+        if "Input Dims" in event.get("args", {}):
+            event["args"]["Input Dims"] = [[huge, 10**12], [10**12, huge]]
+        if "Group size" in event.get("args", {}):
+            event["args"] |= {"Group size": huge, "Process Group Ranks": f"[0, {huge}]", "Src Rank": huge}
+    trace = tmp_path / "rank-0.json"
+    trace.write_text(json.dumps(content))
+    digest = digest_file(str(trace))
+    assert decoded_digest(encode(digest)).groups[0].ranks == ()
+    assert digest.step_source != "profiler"
 
 
 @pytest.mark.parametrize(

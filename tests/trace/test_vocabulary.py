@@ -274,6 +274,8 @@ def test_copies_say_where_they_go() -> None:
 def test_host_ranges_are_read_from_their_names() -> None:
     assert step_number("ProfilerStep#12") == 12
     assert step_number("ProfilerStep#12 (extra)") is None
+    assert step_number("ProfilerStep#999999999") == 999_999_999
+    assert step_number(f"ProfilerStep#{10**30}") is None
     assert optimizer_step_class("Optimizer.step#AdamW.step") == "AdamW"
     assert data_loader("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__") == "single_process"
     assert data_loader("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__") == "workers"

@@ -16,6 +16,7 @@ from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows, match_ids
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import CollectiveArgs, Kind, ProcessGroup, Shapes, Trace, TraceInfo
 from tracedoc.trace.distinct import distinct
+from tracedoc.trace.metadata import element_count
 
 NEVER: Final = 1 << 60
 """Longer than any trace, in nanoseconds."""
@@ -215,7 +216,10 @@ def _input_payload(op: str, shapes: Shapes | None, group_size: int | None) -> in
     extents = [extent for extent in dims if isinstance(extent, int) and extent >= 0]
     if len(extents) < len(dims):
         return None
-    nbytes = prod(extents) * size
+    elements = element_count(prod(extents))
+    if elements is None:
+        return None
+    nbytes = elements * size
     if op != "all_gather":
         return nbytes
     return None if group_size is None else nbytes * group_size

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
+from tracedoc.trace.metadata import element_count
+
 Dims = Sequence[object]
 
 
@@ -15,10 +17,9 @@ def _extents(dims: Dims, position: int) -> Dims:
 
 def extents_of(dims: Dims, position: int, length: int) -> tuple[int, ...] | None:
     """Return the extents of the argument at ``position``, ``None`` unless it has ``length`` of them."""
-    extents = _extents(dims, position)
-    if len(extents) != length or not all(isinstance(extent, int) for extent in extents):
-        return None
-    return tuple(int(str(extent)) for extent in extents)
+    extents = tuple(element_count(extent) for extent in _extents(dims, position))
+    known = tuple(extent for extent in extents if extent is not None)
+    return known if len(known) == len(extents) == length else None
 
 
 def _product(left: int, right: int, rank: int) -> Callable[[Dims], float | None]:

@@ -26,8 +26,8 @@ _VENDOR_CALLS = (("hip", "amd"), ("cuda", "nvidia"), ("cuL", "nvidia"))
 _MOST_RANKS = 1_000_000
 """More ranks than any job has; a larger number is damage."""
 
-_MOST_ELEMENTS = 1 << 40
-"""More elements than any GPU can hold; a larger number is damage, whose bytes could overflow."""
+_MOST_ELEMENTS = 1 << 39
+"""More elements than any GPU can hold. Their bytes, gathered from a million ranks, fit 64 bits."""
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -92,14 +92,15 @@ def vendor_of_calls(names: Iterable[str]) -> str:
 
 
 def rank_list(value: object) -> tuple[int, ...]:
-    """Return the ranks of a list or of its text ("[0, 1]"); empty for lists shortened with "..."."""
+    """Return the ranks of a list or of its text ("[0, 1]").
+
+    Empty for lists shortened with "...", and for those with a number that no rank can have.
+    """
     if isinstance(value, str):
         if "..." in value:
             return ()
-        numbers = re.findall(r"\d+", value)[:65536]
-        # What is longer than a rank can be is damage, and Python refuses to read thousands of digits.
-        return tuple(map(int, numbers)) if all(len(number) < 19 for number in numbers) else ()
-    if isinstance(value, list) and all(isinstance(rank, int) for rank in value):
+        value = [as_int(number) for number in re.findall(r"\d+", value)[:65536]]
+    if isinstance(value, list) and all(isinstance(rank, int) and 0 <= rank < _MOST_RANKS for rank in value):
         return tuple(value)
     return ()
 

@@ -337,7 +337,7 @@ def copy_kind(name: str) -> CopyKind:
 
 # --- Host ranges ------------------------------------------------------------------------------------
 
-_STEP = re.compile(r"ProfilerStep\s?#(\d{1,9})$")
+_STEP = re.compile(r"ProfilerStep\s?#(\d{1,9})$")  # more digits are damage, and fit no column
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(\w+)\.step$")
 _DATA_LOADER = re.compile(r"enumerate\((DataLoader|DataPipe)\)#(\w*)")
 _OLD_BACKWARD = re.compile(

@@ -21,6 +21,7 @@ from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Shapes, Trace
 from tracedoc.trace.distinct import difference, distinct, is_among
+from tracedoc.trace.metadata import element_count
 from tracedoc.trace.sharding_names import FSDP2, ZERO3, is_zero3_mark, shard_hook
 
 FORWARD, BACKWARD, RECOMPUTE = 0, 1, 2
@@ -244,8 +245,10 @@ def _sized(operation: CollectiveOp, shapes: Shapes | None) -> CollectiveOp:
     size = vocabulary.dtype_bytes(shapes.types[0])
     if not isinstance(side, (list, tuple)) or not side or size is None:
         return operation
-    extents = [extent for extent in side if isinstance(extent, int)]
-    return replace(operation, nbytes=prod(extents) * size) if len(extents) == len(side) else operation
+    if not all(isinstance(extent, int) for extent in side):
+        return operation
+    elements = element_count(prod(side))
+    return operation if elements is None else replace(operation, nbytes=elements * size)
 
 
 def _launching_ranges(
