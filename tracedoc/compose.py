@@ -26,6 +26,7 @@ from tracedoc.facts.catalog import FactTable
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.facts.per_run.strategy import strategy_of
 from tracedoc.facts.tables import collective_rows, host_detail, kernel_rows, phase_rows, unit_rows
+from tracedoc.predicted import PlanStep, ReplayReport
 from tracedoc.ranks.exposure import ExposedSplit
 from tracedoc.ranks.run_view import RunView
 from tracedoc.rules.engine import Judgement
@@ -41,6 +42,8 @@ def compose(
     limits: tuple[Limit, ...],
     cycle: int | None,
     cycles: tuple[int, ...],
+    replay: ReplayReport | None = None,
+    plan: tuple[PlanStep, ...] = (),
 ) -> Diagnosis:
     """Return the diagnosis of one run."""
     run = measurements.run
@@ -51,7 +54,9 @@ def compose(
     detail = _detail(run, representative, failures) if representative is not None else Detail()
     summary = failures.contain(
         "the answer in a sentence",
-        lambda: summarise(measurements, judgement.findings, judgement.times, run=info, limits=limits),
+        lambda: summarise(
+            measurements, judgement.findings, judgement.times, run=info, limits=limits, plan=plan
+        ),
         "The measurements stand below.",
     )
     return Diagnosis(
@@ -64,6 +69,8 @@ def compose(
         facts=_fact_records(measurements.facts),
         limits=(*limits, *failures.limits),
         detail=detail,
+        replay=replay,
+        plan=plan,
         tool_version=tracedoc.__version__,
     )
 

@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import fields
 
 from tracedoc.errors import InputError, Limit
+from tracedoc.predicted import PlanStep, Predicted, ReplayReport
 
 SCHEMA_VERSION = "1"
 
@@ -142,24 +143,36 @@ class Evidence(msgspec.Struct, frozen=True):
 class Gain(msgspec.Struct, frozen=True):
     """What a fix could give back, in milliseconds per step of the job.
 
-    ``high_ms`` is a bound that physics allows; ``low_ms`` is 0 unless the basis is a replay. Gains of
-    different findings may cover the same time and are never added.
+    With the basis "ceiling" ``high_ms`` is a bound that physics allows, and ``low_ms`` 0. With the basis
+    "replay" it is what the best of the fixes gives, and ``likely_ms`` is known. Gains of different findings
+    may cover the same time and are never added.
     """
 
     low_ms: float
     high_ms: float
     basis: str  # "ceiling" | "replay"
     assumptions: tuple[str, ...] = ()
+    likely_ms: float | None = None
+
+    @property
+    def size_ms(self) -> float:
+        """What severity follows from: the likely gain where it is known, else the bound."""
+        return self.high_ms if self.likely_ms is None else self.likely_ms
 
 
 class Fix(msgspec.Struct, frozen=True):
-    """A change that someone can paste, in the words of one framework."""
+    """A change that someone can paste, in the words of one framework.
+
+    ``replays`` is what ``tracedoc whatif`` replays for it, ``predicted`` what comes of that in this run.
+    """
 
     framework: str
     title: str
     change: str
     risk: str
     url: str = ""
+    replays: str = ""
+    predicted: Predicted | None = None
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -357,7 +370,10 @@ class Detail(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """Everything above. ``summary`` is the answer in one sentence."""
+    """Everything above. ``summary`` is the answer in one sentence.
+
+    ``plan`` are fixes in the order in which they pay, each on top of those before it.
+    """
 
     summary: str
     run: RunInfo
@@ -368,6 +384,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     facts: dict[str, FactRecord]
     limits: tuple[Limit, ...]
     detail: Detail = Detail()
+    replay: ReplayReport | None = None
+    plan: tuple[PlanStep, ...] = ()
     tool_version: str = ""
     schema_version: str = SCHEMA_VERSION
 

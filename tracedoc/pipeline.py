@@ -28,6 +28,7 @@ from tracedoc.predicted import WhatIf
 from tracedoc.ranks.run_view import build_view
 from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
+from tracedoc.rules.replayed import with_predictions
 from tracedoc.rules.selection import choose
 from tracedoc.run.discover import Run, TraceFile, discover
 from tracedoc.run.ending import ending_limits
@@ -88,12 +89,16 @@ def diagnose(
     chosen = options or Options()
     rules = choose(load_rules(chosen.rule_directories), chosen.select, chosen.ignore)
     measured = measure(paths, chosen, progress=progress)
+    measurements = measured.measurements
+    judgement, replay, plan = with_predictions(rules, evaluate(rules, measurements), measurements)
     return compose(
-        measured.measurements,
-        evaluate(rules, measured.measurements),
+        measurements,
+        judgement,
         limits=measured.limits,
         cycle=measured.cycle,
         cycles=measured.cycles,
+        replay=replay,
+        plan=plan,
     )
 
 

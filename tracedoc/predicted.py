@@ -66,7 +66,8 @@ class ReplayReport(msgspec.Struct, frozen=True):
 class PlanStep(msgspec.Struct, frozen=True):
     """One fix of a plan: the step with it and all fixes before it, and what it adds to what they save.
 
-    ``fix`` is the finding's id and the number of its fix, as ``exposed-communication/0``.
+    ``fix`` is the finding's id and the number of its fix, as ``exposed-communication/0``;
+    ``replay_of_step_ms`` the measured step without any.
     """
 
     fix: str
@@ -75,6 +76,7 @@ class PlanStep(msgspec.Struct, frozen=True):
     step_ms: Range
     gain_ms: Range
     then_limited_by: str
+    replay_of_step_ms: float = 0.0
 
 
 class WhatIf(msgspec.Struct, frozen=True):

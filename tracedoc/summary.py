@@ -8,7 +8,8 @@ from tracedoc.diagnosis import Finding, RunInfo
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.idle_causes import WORDS
-from tracedoc.units import format_ms, format_percent
+from tracedoc.predicted import PlanStep
+from tracedoc.units import format_ms, format_percent, format_step_change
 from tracedoc.whatif.combined import Times, combined_gain_ms
 
 NAMED_FINDINGS = 2
@@ -46,6 +47,7 @@ def summarise(
     *,
     run: RunInfo,
     limits: Sequence[Limit],
+    plan: Sequence[PlanStep] = (),
 ) -> str:
     """Return the first line of every report."""
     step = _number(measurements, "step_ms")
@@ -59,11 +61,11 @@ def summarise(
     gainful = [f for f in findings if f.gain is not None and f.status == "stable"]
     worth = [f for f in gainful if f.severity != "note"]
     if worth:
-        return f"{head} {_causes(measurements, worth, times)}"
-    large = [f for f in gainful if f.gain is not None and f.gain.high_ms >= WORTH_NAMING * step]
+        return f"{head} {_causes(measurements, worth, times, plan)}"
+    large = [f for f in gainful if f.gain is not None and f.gain.size_ms >= WORTH_NAMING * step]
     caution = "Confidence is low. " if measurements.confidence == "low" else ""
     if large and caution and not measurements.is_cpu:
-        return f"{head} {caution}{_causes(measurements, large, times)}"
+        return f"{head} {caution}{_causes(measurements, large, times, plan)}"
     return f"{head} {caution}{_healthy(measurements, findings, run, step)}"
 
 
@@ -99,13 +101,19 @@ def _head(measurements: Measurements, run: RunInfo, step: float) -> str:
     return f"{length} on {where}{strategy}{utilisation}."
 
 
-def _causes(measurements: Measurements, findings: Sequence[Finding], times: Times) -> str:
+def _causes(
+    measurements: Measurements, findings: Sequence[Finding], times: Times, plan: Sequence[PlanStep]
+) -> str:
     named = findings[:NAMED_FINDINGS]
     parts = []
     for finding in named:
         assert finding.gain is not None
-        length = format_ms(finding.gain.high_ms)
+        length = format_ms(finding.gain.size_ms)
         parts.append(f"{length}: {_in_a_sentence(finding.title)}{_place(measurements, finding)}.")
+    if plan and plan[0].replay_of_step_ms > 0:
+        fixes = "the first fix" if len(plan) == 1 else f"the plan's {len(plan)} fixes"
+        change = format_step_change(plan[0].replay_of_step_ms, plan[-1].step_ms)
+        return f"{' '.join(parts)} With {fixes}: {change}."
     together = format_ms(_within_the_step(measurements, named, times))
     what = "it" if len(named) == 1 else "both"
     return f"{' '.join(parts)} Fixing {what}: up to {together} a step."
@@ -120,7 +128,7 @@ def _within_the_step(measurements: Measurements, findings: Sequence[Finding], ti
     step, compute = _number(measurements, "step_ms"), _number(measurements, "compute_ms")
     if step is None or compute is None:
         return together
-    largest = max(finding.gain.high_ms for finding in findings if finding.gain is not None)
+    largest = max(finding.gain.size_ms for finding in findings if finding.gain is not None)
     return max(largest, min(together, step - compute))
 
 
@@ -172,7 +180,7 @@ def _largest_finding(noted: Sequence[Finding]) -> str:
 
 
 def _high_ms(finding: Finding) -> float:
-    return finding.gain.high_ms if finding.gain is not None else 0.0
+    return finding.gain.size_ms if finding.gain is not None else 0.0
 
 
 def _on_cpu(noted: Sequence[Finding]) -> str:

@@ -67,6 +67,32 @@ def format_ms(value: float) -> str:
     return f"{_significant(value)} ms"
 
 
+def format_step_change(step_ms: float, after_ms: tuple[float, float, float]) -> str:
+    """Return how a step changes, with its range: ``54.9 -> about 31 ms (29 to 35)``.
+
+    ``after_ms`` is low, likely and high. All numbers have one unit: seconds from one second on.
+    """
+    scale, unit = (1e-3, "s") if step_ms >= 1000 else (1.0, "ms")
+    low, likely, high = (_two_digits(value * scale) for value in after_ms)
+    span = "" if low == likely == high else f" ({low} to {high})"
+    return f"{three_digits(step_ms * scale)} -> about {likely} {unit}{span}"
+
+
+def three_digits(value: float) -> str:
+    """Return a number in three digits, with no exponent."""
+    size = abs(value)
+    if size >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+
+
+def _two_digits(value: float) -> str:
+    size = abs(value)
+    if size >= 9.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if size >= 0.995 else f"{value:.2f}"
+
+
 def format_percent(value: float) -> str:
     """Return a fraction as percent: ``38 %``; below one percent one decimal is kept, then ``<0.1 %``."""
     percent = 100.0 * value

@@ -75,7 +75,7 @@ def _unknown(name: str, known: list[str]) -> TracedocError:
 
 
 def _rule(rule: Rule) -> str:
-    from tracedoc.report.fixes import framework_name
+    from tracedoc.fixes import framework_name
     from tracedoc.units import format_quantity
 
     status = f", {rule.status}" if rule.status != "stable" else ""

@@ -102,8 +102,9 @@ def _listing(changes: list[tuple[str, str, str, str]], *, as_json: bool) -> str:
 def answer_text(answer: WhatIf, *, many: bool) -> str:
     """Return the answer as text."""
     from tracedoc.predicted import NotPredicted
-    from tracedoc.report.prediction_words import piece_words, shares_of, step_change
+    from tracedoc.report.prediction_words import piece_words, shares_of
     from tracedoc.report.texts import one_line, plain
+    from tracedoc.units import format_step_change
 
     replay = answer.replay
     if replay.state != "used" or replay.step_ms is None:
@@ -116,7 +117,7 @@ def answer_text(answer: WhatIf, *, many: bool) -> str:
         if answer.limits:
             lines += ["", "At the most, if one of them cost nothing:"]
             lines += [
-                f"  {one.change}: {step_change(step_ms, one.step_ms)}, then {one.then_limited_by}"
+                f"  {one.change}: {format_step_change(step_ms, one.step_ms)}, then {one.then_limited_by}"
                 for one in answer.limits
             ]
     for one in answer.alone:
@@ -127,14 +128,13 @@ def answer_text(answer: WhatIf, *, many: bool) -> str:
             lines += _prediction_lines(one, step_ms)
     if answer.together:
         lines += ["", "One on top of the other:"]
-        lines += [f"  {step_change(step_ms, one.step_ms):44} {one.change}" for one in answer.together]
+        lines += [f"  {format_step_change(step_ms, one.step_ms):44} {one.change}" for one in answer.together]
     lines += [f"\nNote: {one_line(plain(note))}." for note in replay.notes]
     return "\n".join(lines) + "\n"
 
 
 def _head(answer: WhatIf) -> str:
-    from tracedoc.report.prediction_words import three_digits
-    from tracedoc.units import format_percent
+    from tracedoc.units import format_percent, three_digits
 
     replay = answer.replay
     error = format_percent(replay.model_error_frac or 0.0)
@@ -144,9 +144,9 @@ def _head(answer: WhatIf) -> str:
 
 
 def _prediction_lines(one: Predicted, step_ms: float) -> list[str]:
-    from tracedoc.report.prediction_words import step_change
+    from tracedoc.units import format_step_change
 
-    lines = [f"  {step_change(step_ms, one.step_ms)}, then limited by {one.then_limited_by}"]
+    lines = [f"  {format_step_change(step_ms, one.step_ms)}, then limited by {one.then_limited_by}"]
     if one.assumptions:
         lines.append(f"  if {'; '.join(one.assumptions)}")
     return lines

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from tracedoc.containment import Failures, failure
 from tracedoc.diagnosis import Diagnosis, FactRecord, Lane, RankReport, Scalar, StepBudget
-from tracedoc.report.fixes import framework_name
+from tracedoc.fixes import framework_name
 from tracedoc.report.tables import collective_table, host_tables, phase_table
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import PARTS, Segment, View, holds_text, instances_text, segments, side_text

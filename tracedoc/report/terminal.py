@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from rich.console import Console
 from rich.padding import Padding
@@ -11,11 +12,12 @@ from rich.text import Text
 
 from tracedoc.containment import failure
 from tracedoc.diagnosis import Verdict
+from tracedoc.fixes import framework_name
 from tracedoc.report.console import heading, printed_text, text_console
-from tracedoc.report.fixes import framework_name
+from tracedoc.report.prediction_words import resource_name, shares_of
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import FindingView, Segment, View, holds_text, instances_text, phase_name, side_text
-from tracedoc.units import format_bytes, format_ms, format_percent
+from tracedoc.units import format_bytes, format_ms, format_percent, format_step_change
 
 SHOWN_UNITS = 6
 """The page has the table of all units; the terminal shows the worst."""
@@ -124,14 +126,39 @@ def _phases(console: Console, view: View) -> None:
     console.print(rows)
 
 
+def _plan(console: Console, view: View) -> None:
+    """Show the fixes in the order in which they pay, and the critical path that they shorten."""
+    plan, replay = view.diagnosis.plan, view.diagnosis.replay
+    if replay is None or replay.state != "used" or not replay.path:
+        return
+    if plan:
+        heading(console, "Plan", "each fix replayed on top of those before it")
+        rows = Table.grid(padding=(0, 2))
+        for number, one in enumerate(plan, 1):
+            change = format_step_change(one.replay_of_step_ms, one.step_ms)
+            limit = f"then {resource_name(one.then_limited_by)}"
+            rows.add_row(str(number), Text(change, "green"), Text(one_line(one.title)), Text(limit, "dim"))
+        console.print(rows)
+        console.print()
+    console.print(Text.assemble(("Critical path  ", "bold"), shares_of(replay.path)))
+    console.print()
+
+
 def _findings(console: Console, view: View) -> None:
+    replay = view.diagnosis.replay
+    step_ms = replay.step_ms if replay is not None else None
     if view.findings:
         heading(console, "Findings")
     for finding in view.findings:
-        _safely(console, finding.finding.rule_id, lambda console, _: _finding(console, finding), view)  # noqa: B023
+        show = partial(_shown_finding, finding=finding, step_ms=step_ms)
+        _safely(console, finding.finding.rule_id, show, view)
 
 
-def _finding(console: Console, view: FindingView) -> None:
+def _shown_finding(console: Console, _: View, *, finding: FindingView, step_ms: float | None) -> None:
+    _finding(console, finding, step_ms)
+
+
+def _finding(console: Console, view: FindingView, step_ms: float | None) -> None:
     finding = view.finding
     style = _STYLES.get(finding.severity, "bold")
     preview = " (preview)" if finding.status != "stable" else ""
@@ -159,6 +186,10 @@ def _finding(console: Console, view: FindingView) -> None:
         _code(console, fix.change)
         if fix.risk:
             _hanging(console, 9, "risk", Text(one_line(fix.risk)))
+        if fix.predicted is not None and step_ms:
+            words = format_step_change(step_ms, fix.predicted.step_ms)
+            limit = f", then limited by {resource_name(fix.predicted.then_limited_by)}"
+            _hanging(console, 9, "step", Text.assemble((words, "green"), limit))
     others = len(view.fixes) - 1
     more = ["why"] if finding.why and not first else []
     if others > 0:
@@ -271,6 +302,7 @@ def _verdict(console: Console, verdict: Verdict) -> None:
 SECTIONS: dict[str, Callable[[Console, View], None]] = {
     "the split of the step": _budget,
     "findings": _findings,
+    "plan": _plan,
     "sharded units": _units,
     "limits": _limits,
     "verdicts": _verdicts,

@@ -19,8 +19,8 @@ from tracedoc.diagnosis import (
     Verdict,
 )
 from tracedoc.errors import Limit
+from tracedoc.fixes import fitting_first, framework_name
 from tracedoc.idle_causes import WORDS
-from tracedoc.report.fixes import fitting_first, framework_name
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.units import format_ms, format_percent, format_quantity, format_ranges
 
@@ -188,8 +188,10 @@ def gain_text(gain: Gain | None) -> str:
     if gain is None:
         return ""
     high = format_ms(gain.high_ms)
+    if gain.likely_ms is not None and gain.likely_ms <= 0:
+        return f"none at best, up to {high} a step, by replay" if gain.high_ms > 0 else "none, by replay"
     if gain.low_ms <= 0:
-        return f"up to {high} a step"
+        return f"up to {high} a step" + (", by replay" if gain.basis == "replay" else "")
     how = ", by replay" if gain.basis == "replay" else ""
     low = format_ms(gain.low_ms)
     if low == high:
@@ -230,7 +232,7 @@ def side_text(value: Scalar | None) -> str:
 
 def _rank(finding: Finding) -> tuple[int, int, float, str]:
     severity = SEVERITIES.index(finding.severity) if finding.severity in SEVERITIES else len(SEVERITIES)
-    gain = finding.gain.high_ms if finding.gain else 0.0
+    gain = finding.gain.size_ms if finding.gain else 0.0
     return (severity, finding.status != "stable", -gain, finding.id)
 
 

@@ -113,12 +113,13 @@ def evaluate(
         if finding is not None:
             findings.append(finding)
             times[finding.id] = own.times
-    findings.sort(key=_worst_first)
+    findings.sort(key=worst_first)
     return Judgement(tuple(findings), tuple(verdicts[rule.id] for rule in rules), times)
 
 
-def _worst_first(finding: Finding) -> tuple[int, float, str]:
-    return SEVERITIES.index(finding.severity), -finding.gain.high_ms if finding.gain else 0.0, finding.id
+def worst_first(finding: Finding) -> tuple[int, float, str]:
+    """Return what findings are sorted by: severity, then gain."""
+    return SEVERITIES.index(finding.severity), -finding.gain.size_ms if finding.gain else 0.0, finding.id
 
 
 # -- one rule on its own
@@ -391,7 +392,7 @@ def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurement
     return Finding(
         id=_finding_id(rule, keys, own.verdict),
         rule_id=rule.id,
-        severity=_severity(rule, gain, confidence, measurements),
+        severity=severity_of(rule, gain, confidence, measurements),
         confidence=confidence,
         title=rule.title,
         message=message,
@@ -427,7 +428,8 @@ def _doubt(verdict: Verdict) -> str:
     return f"{note}: {verdict.reason}" if verdict.reason else note
 
 
-def _severity(rule: Rule, gain: Gain | None, confidence: str, measurements: Measurements) -> str:
+def severity_of(rule: Rule, gain: Gain | None, confidence: str, measurements: Measurements) -> str:
+    """Return the severity of a finding: by its gain as a share of the step, as far as confidence allows."""
     if rule.severity:
         severity = rule.severity
     else:
@@ -438,12 +440,12 @@ def _severity(rule: Rule, gain: Gain | None, confidence: str, measurements: Meas
 
 
 def _share_of_step(gain: Gain | Unknown | None, measurements: Measurements) -> float | None:
-    """Return the share of the run's step that ``high_ms`` gives back; ``None`` if either is unknown."""
+    """Return the share of the run's step that a fix gives back; ``None`` if either is unknown."""
     fact = measurements.facts.get("step_ms")
     step_ms = fact.value if fact else None
     if not isinstance(gain, Gain) or isinstance(step_ms, str | Unknown | None) or not step_ms > 0:
         return None
-    return gain.high_ms / step_ms
+    return gain.size_ms / step_ms
 
 
 def _finding_id(rule: Rule, keys: Sequence[str], verdict: Verdict) -> str:

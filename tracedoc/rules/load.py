@@ -32,6 +32,7 @@ from tracedoc.rules.nodes import (
     read_words,
     require_known,
 )
+from tracedoc.rules.prediction import read_prediction
 from tracedoc.rules.template import WORST_RANK, placeholders, stray_brace
 from tracedoc.rules.vocabulary import Vocabulary, installed_vocabulary
 from tracedoc.units import UNITS
@@ -267,7 +268,11 @@ def _template(file: str, node: yaml.Node, what: str, units: Mapping[str, str], *
 
 def _fix(file: str, node: yaml.Node, units: Mapping[str, str]) -> Fix:
     fields = read_fields(
-        file, node, "a fix", required=("framework", "title", "change", "risk"), optional=("url", "when")
+        file,
+        node,
+        "a fix",
+        required=("framework", "title", "change", "risk"),
+        optional=("url", "when", "predict"),
     )
     url = read_text(file, fields["url"], "url") if "url" in fields else ""
     if url and not re.fullmatch(r"https://[^\s\"'<>]+", url):
@@ -278,6 +283,7 @@ def _fix(file: str, node: yaml.Node, units: Mapping[str, str]) -> Fix:
         change=_template(file, fields["change"], "change", units, braces=True),
         risk=_template(file, fields["risk"], "risk", units, braces=False),
         url=url,
+        replays=read_prediction(file, fields["predict"]) if "predict" in fields else "",
     )
 
 

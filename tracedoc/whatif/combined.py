@@ -18,7 +18,7 @@ def combined_gain_ms(findings: Sequence[Finding], times: Times) -> float:
     A finding claims its gain evenly from the time of all its evidence. Where several claim the same time the
     largest claim counts. Computed on each rank, the largest of them stands; never less than the largest gain.
     """
-    gains = {finding.id: finding.gain.high_ms for finding in findings if finding.gain is not None}
+    gains = {finding.id: finding.gain.size_ms for finding in findings if finding.gain is not None}
     places: dict[int, dict[str, Spans]] = defaultdict(dict)
     for finding_id in gains:
         for (rank, _), spans in times.get(finding_id, {}).items():

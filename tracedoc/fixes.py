@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from tracedoc.diagnosis import Fix, RunInfo
 
@@ -37,8 +38,14 @@ def fitting_first(fixes: tuple[Fix, ...], run: RunInfo) -> tuple[Fix, ...]:
 
     Where a trainer such as Lightning makes the wrappers, its users cannot paste a change to the wrapper.
     """
-    wanted = _normal(run.strategy.name)
-    trainers = {_normal(one) for one in run.frameworks} & _TRAINERS
+    distances = misfits(fixes, run.strategy.name, run.frameworks)
+    return tuple(fix for _, fix in sorted(zip(distances, fixes, strict=True), key=lambda one: one[0]))
+
+
+def misfits(fixes: Sequence[Fix], strategy: str, frameworks: Sequence[str]) -> list[int]:
+    """Return of each fix how far it is from fitting a job of this strategy and these frameworks."""
+    wanted = _normal(strategy)
+    trainers = {_normal(one) for one in frameworks} & _TRAINERS
     if len(trainers) > 1:
         trainers -= {"accelerate"}  # Trainer works through Accelerate, which is then not the user's own.
 
@@ -52,7 +59,7 @@ def fitting_first(fixes: tuple[Fix, ...], run: RunInfo) -> tuple[Fix, ...]:
             return 1
         return 2 if framework in ("any", "pytorch") else 3
 
-    return tuple(sorted(fixes, key=distance))
+    return [distance(fix) for fix in fixes]
 
 
 def _normal(name: str) -> str:

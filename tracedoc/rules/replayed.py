@@ -1,0 +1,167 @@
+"""Replay the fixes of all findings: their predicted steps, the gains of findings, and the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from tracedoc.diagnosis import Finding, Fix, Gain
+from tracedoc.facts.measure_run import Measurements
+from tracedoc.facts.per_run.strategy import strategy_of
+from tracedoc.fixes import misfits
+from tracedoc.predicted import PlanStep, Predicted, Range, ReplayReport
+from tracedoc.replay.run_replay import Refusal, RunReplay
+from tracedoc.rules.engine import Judgement, severity_of, worst_first
+from tracedoc.rules.model import Rule
+from tracedoc.rules.prediction import JUDGED_RANK
+from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, replay_report, run_replay
+from tracedoc.whatif.changes.registry import Request, parse_request
+from tracedoc.whatif.predictions import Prediction, predict
+
+LONGEST_PLAN = 5
+"""A plan has at most this many fixes: what comes later rests on ever more assumptions."""
+
+NOT_REPLAYED = "a bound: the step was not replayed, because {}"
+
+
+def with_predictions(
+    rules: Sequence[Rule], judgement: Judgement, measurements: Measurements
+) -> tuple[Judgement, ReplayReport | None, tuple[PlanStep, ...]]:
+    """Return the judgement with every fix that can be replayed predicted, how that was done, and the plan.
+
+    The gain of a finding is then that of its best fix, and its severity follows.
+    """
+    asked = {str(one): one for one in _requests(judgement.findings).values()}
+    replay = run_replay(measurements.run)
+    report = replay_report(replay)
+    by_id = {rule.id: rule for rule in rules}
+    if isinstance(replay, Refusal):
+        return _with_ceilings(judgement, replay.reason), report, ()
+    answers = predict(replay, [[one] for one in asked.values()])
+    known = {
+        text: as_predicted([one], answer)
+        for (text, one), answer in zip(asked.items(), answers, strict=True)
+        if isinstance(answer, Prediction)
+    }
+    findings = sorted(
+        (_predicted(finding, by_id[finding.rule_id], known, measurements) for finding in judgement.findings),
+        key=worst_first,
+    )
+    plan = make_plan(replay, [_fitting(finding, measurements) for finding in findings])
+    return replace(judgement, findings=tuple(findings)), report, plan
+
+
+def _requests(findings: Sequence[Finding]) -> dict[tuple[str, int], Request]:
+    """Return the change of each fix that has one, by finding and number of the fix."""
+    return {
+        (finding.id, number): parse_request(change)
+        for finding in findings
+        for number, fix in enumerate(finding.fixes)
+        if (change := _change(finding, fix))
+    }
+
+
+def _change(finding: Finding, fix: Fix) -> str:
+    if JUDGED_RANK not in fix.replays:
+        return fix.replays
+    return fix.replays.replace(JUDGED_RANK, str(finding.ranks[0])) if len(finding.ranks) == 1 else ""
+
+
+def _with_ceilings(judgement: Judgement, reason: str) -> Judgement:
+    """Return the judgement whose gains say why they are bounds and no predictions."""
+    note = NOT_REPLAYED.format(reason)
+    findings = tuple(
+        replace(one, gain=replace(one.gain, assumptions=(*one.gain.assumptions, note)))
+        if one.gain is not None and any(fix.replays for fix in one.fixes)
+        else one
+        for one in judgement.findings
+    )
+    return replace(judgement, findings=findings)
+
+
+def _predicted(
+    finding: Finding, rule: Rule, known: Mapping[str, Predicted], measurements: Measurements
+) -> Finding:
+    fixes = tuple(
+        replace(fix, predicted=known.get(str(parse_request(change))))
+        if (change := _change(finding, fix))
+        else fix
+        for fix in finding.fixes
+    )
+    found = [fix.predicted for fix in fixes if fix.predicted is not None]
+    if not found or finding.gain is None:
+        return replace(finding, fixes=fixes)
+    best = max(found, key=lambda one: one.gain_ms[1])
+    low, likely, high = (max(ms, 0.0) for ms in best.gain_ms)
+    gain = Gain(low, high, "replay", best.assumptions, likely)
+    severity = severity_of(rule, gain, best.confidence, measurements)
+    return replace(finding, fixes=fixes, gain=gain, severity=severity)
+
+
+def _fitting(finding: Finding, measurements: Measurements) -> Finding:
+    """Return the finding whose fixes are replayed only where none fits the job better."""
+    run = measurements.run
+    frameworks = [one for rank in run.job.ranks for one in rank.frameworks] if run.job is not None else []
+    distances = misfits(finding.fixes, strategy_of(run).name, frameworks)
+    replayed = [far for far, fix in zip(distances, finding.fixes, strict=True) if fix.replays]
+    fixes = tuple(
+        fix if far == min(replayed, default=0) else replace(fix, replays="")
+        for far, fix in zip(distances, finding.fixes, strict=True)
+    )
+    return replace(finding, fixes=fixes)
+
+
+def make_plan(replay: RunReplay, findings: Sequence[Finding]) -> tuple[PlanStep, ...]:
+    """Return the fixes in the order in which they pay, each replayed on top of those before it.
+
+    Of the fixes of one finding, and of fixes that change the same, one is taken. The next is the one with
+    the largest likely gain after those before; the plan ends where none gives a hundredth of the step.
+    """
+    candidates = {
+        place: one
+        for place, one in _requests([f for f in findings if f.status == "stable"]).items()
+        if one.name != "double-batch"  # it changes what is trained; a plan does not
+    }
+    titles = {(finding.id, n): fix.title for finding in findings for n, fix in enumerate(finding.fixes)}
+    chosen: list[Request] = []
+    plan: list[PlanStep] = []
+    step = replay.step_ms
+    while candidates and len(plan) < LONGEST_PLAN:
+        distinct = {str(one): one for one in candidates.values()}
+        answers = predict(replay, [[*chosen, one] for one in distinct.values()])
+        found = {
+            text: answer
+            for text, answer in zip(distinct, answers, strict=True)
+            if isinstance(answer, Prediction)
+        }
+        best = min(found, key=lambda text: found[text].step_ms[1], default=None)
+        if best is None or step - found[best].step_ms[1] < LEAST_SHARE * replay.step_ms:
+            break
+        place = next(place for place, one in candidates.items() if str(one) == best)
+        after = found[best]
+        plan.append(
+            PlanStep(
+                fix=f"{place[0]}/{place[1]}",
+                title=titles[place],
+                change=best,
+                step_ms=after.step_ms,
+                gain_ms=_saved(plan[-1].step_ms if plan else (replay.step_ms,) * 3, after.step_ms),
+                then_limited_by=after.limited_by,
+                replay_of_step_ms=replay.step_ms,
+            )
+        )
+        chosen.append(distinct[best])
+        step = after.step_ms[1]
+        candidates = {
+            other: one
+            for other, one in candidates.items()
+            if other[0] != place[0] and one.name != distinct[best].name
+        }
+    return tuple(plan)
+
+
+def _saved(before: Range, after: Range) -> Range:
+    """Return what a fix adds to those before it, reading by reading."""
+    low, likely, high = sorted(one - other for one, other in zip(before, after, strict=True))
+    return low, likely, high
