@@ -17,7 +17,7 @@ MS = 1_000_000
 def lanes(tmp_path: Path, text: str, *, ranks: int, keep: int | None = None, steps: int = 5) -> Diagnosis:
     for builder in parse_lanes(text, ranks=ranks, steps=steps)[:keep]:
         builder.write(tmp_path / f"rank-{builder.rank}.json")
-    return diagnose([tmp_path])
+    return diagnose([tmp_path], Options(replay=False))
 
 
 def test_what_takes_no_time_has_no_answer(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tracedoc.executors.run import run_each
 from tracedoc.executors.work import Lost
 from tracedoc.facts.measure_run import Measurements, measure_run
 from tracedoc.facts.per_run.settings import job_limits
-from tracedoc.predicted import WhatIf
+from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
 from tracedoc.ranks.run_view import build_view
 from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
@@ -50,6 +50,7 @@ class Options(msgspec.Struct, frozen=True):
     :data:`tracedoc.executors.clusters.WAYS` says. ``select`` and ``ignore`` hold rule ids or topics;
     ``strict`` turns damaged files into errors; ``max_bytes`` bounds the decompressed text of one file.
     ``cache`` keeps the digests of large files in the user's cache folder, and takes them from there.
+    Without ``replay`` no fix is predicted, and gains are bounds.
     """
 
     select: tuple[str, ...] = ()
@@ -62,6 +63,7 @@ class Options(msgspec.Struct, frozen=True):
     strict: bool = False
     max_bytes: int | None = None
     cache: bool = False
+    replay: bool = True
 
 
 class ProgressEvent(msgspec.Struct, frozen=True):
@@ -90,7 +92,11 @@ def diagnose(
     rules = choose(load_rules(chosen.rule_directories), chosen.select, chosen.ignore)
     measured = measure(paths, chosen, progress=progress)
     measurements = measured.measurements
-    judgement, replay, plan = with_predictions(rules, evaluate(rules, measurements), measurements)
+    judgement = evaluate(rules, measurements)
+    replay: ReplayReport | None = None
+    plan: tuple[PlanStep, ...] = ()
+    if chosen.replay:
+        judgement, replay, plan = with_predictions(rules, judgement, measurements)
     return compose(
         measurements,
         judgement,

@@ -75,7 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": BASE | {"diagnosis", "fixes"},
     "export": BASE | {"trace", "timeline", "diagnosis"},
     "collector": {"errors", "run.manifest", "run.steplog"},
-    "cli": BASE | STAGES | {"executors", "report", "export", "collector", "testing"},
+    "cli": BASE | STAGES | {"fixes", "executors", "report", "export", "collector", "testing"},
     "interop": BASE | STAGES,
     "testing": BASE | STAGES,
     "__init__": BASE | STAGES | {"report", "export", "collector"},

@@ -113,7 +113,8 @@ def run_case(rule: str, case: Case, rule_directories: Sequence[str | Path] = ())
 
     with tempfile.TemporaryDirectory() as folder:
         paths = write_traces(case, Path(folder))
-        options = Options(rule_directories=tuple(map(str, rule_directories)), jobs=1)
+        # Drawn hosts launch right before each kernel; a case is about the rule and its bound.
+        options = Options(rule_directories=tuple(map(str, rule_directories)), jobs=1, replay=False)
         try:
             diagnosis = diagnose(paths, options)
         except TracedocError as error:

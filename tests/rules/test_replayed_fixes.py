@@ -1,0 +1,77 @@
+"""A finding's gain is that of its best fix, replayed; the plan takes fixes in the order in which they pay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import tracedoc
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.errors import RuleError
+from tracedoc.pipeline import Options
+from tracedoc.rules.load import load_rules
+
+
+@pytest.fixture(scope="module")
+def stalled(sample_traces: Path) -> Diagnosis:
+    return tracedoc.diagnose([sample_traces / "synthetic_zero3_gather_stall"])
+
+
+def test_each_fix_is_predicted_with_its_range(stalled: Diagnosis):
+    (finding,) = [one for one in stalled.findings if one.rule_id == "sharded-gather-stall"]
+    found = [fix.predicted for fix in finding.fixes if fix.predicted is not None]
+    assert found
+    for one in found:
+        low, likely, high = one.step_ms
+        assert low <= likely <= high
+        assert one.gain_ms[1] == pytest.approx(124.7 - likely, abs=0.1)
+
+
+def test_a_finding_gains_what_its_best_fix_does(stalled: Diagnosis):
+    (finding,) = [one for one in stalled.findings if one.rule_id == "sharded-gather-stall"]
+    best = max(fix.predicted.gain_ms[1] for fix in finding.fixes if fix.predicted is not None)
+    assert finding.gain is not None
+    assert finding.gain.basis == "replay"
+    assert finding.gain.likely_ms == best
+
+
+def test_the_plan_names_fixes_that_fit_the_job(stalled: Diagnosis):
+    (first, *_) = stalled.plan
+    finding, number = first.fix.rsplit("/", 1)
+    fixes = {one.id: one.fixes for one in stalled.findings}[finding]
+    assert fixes[int(number)].framework == "deepspeed"
+    assert "With the first fix: 125 -> about" in stalled.summary
+
+
+def test_steps_of_a_plan_never_grow(sample_traces: Path):
+    plan = tracedoc.diagnose([sample_traces / "synthetic_ddp_tiny_batch"]).plan
+    likely = [9.45, *(one.step_ms[1] for one in plan)]
+    assert plan
+    assert likely == sorted(likely, reverse=True)
+
+
+def test_without_a_replay_gains_are_bounds(sample_traces: Path):
+    found = tracedoc.diagnose([sample_traces / "synthetic_zero3_gather_stall"], Options(replay=False))
+    assert found.replay is None
+    assert {one.gain.basis for one in found.findings if one.gain is not None} == {"ceiling"}
+
+
+def test_a_refused_replay_says_why_gains_are_bounds(sample_traces: Path):
+    found = tracedoc.diagnose([sample_traces / "cpu_ddp_slow_loader"])
+    assert found.replay is not None
+    assert found.replay.state == "refused"
+    (stall,) = [one for one in found.findings if one.rule_id == "input-stall"]
+    assert stall.gain is not None
+    assert stall.gain.basis == "ceiling"
+    assert any("was not replayed" in text for text in stall.gain.assumptions)
+
+
+def test_a_wrong_prediction_is_an_error_of_its_rule(tmp_path: Path, repository: Path):
+    rule = yaml.safe_load((repository / "rules/input/input-stall.yaml").read_text())
+    rule["id"], rule["fixes"][0]["predict"] = "own", {"change": "feed-inputs"}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(rule))
+    with pytest.raises(RuleError) as caught:
+        load_rules([str(tmp_path)])
+    assert "did you mean 'feed-input'" in caught.value.message
