@@ -23,8 +23,9 @@ DIGEST_BYTES = 44_000
 """A pickled digest of a few steps with some tens of collectives takes less; 13,000 of it are the programs of
 four steps with 400 GPU events each, by which they are replayed."""
 
-RANK_BYTES = 60_000
-"""One more rank costs less at the peak: its digest, and its part of matching, facts and report."""
+RANK_BYTES = 500_000
+"""One more rank costs less at the peak: its digest, its part of matching, facts and report, and of the replay:
+the columns of its program, 400 calls and as many GPU events here, as edited by each fix that is played."""
 
 
 @pytest.fixture(scope="module")

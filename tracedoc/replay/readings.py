@@ -14,8 +14,9 @@ CONTENTION_MARGIN = {Reading.FAST: 0.7, Reading.LIKELY: 1.0, Reading.SLOW: 1.3}
 
 LEAD_SHARE = 0.02
 LEAD_NS = 1_000_000
-"""Where every launch is early by this share of the step, and this long, the host is not what sets the pace:
-something that the trace does not show holds it back until the GPU has caught up."""
+PACED_SHARE = 0.98
+"""Where every launch is early by this share of the step, and this long, yet the host takes as long as the
+step, it does not set the pace: something that the trace does not show holds it back for the GPU."""
 
 
 def read_as(program: RunProgram, reading: Reading) -> RunProgram:
@@ -53,7 +54,12 @@ def _without_idle_hosts(program: RunProgram) -> RunProgram:
     """Return the program with no work left on the hosts that are ahead of their GPU all the time."""
     layout = program.layout
     ahead = np.array(
-        [one.lead_ns >= max(LEAD_NS, LEAD_SHARE * one.step_ns) for one in layout.programs], dtype=bool
+        [
+            one.lead_ns >= max(LEAD_NS, LEAD_SHARE * one.step_ns)
+            and int(one.lag.sum()) >= PACED_SHARE * one.step_ns
+            for one in layout.programs
+        ],
+        dtype=bool,
     )
     if not ahead.any():
         return program
