@@ -24,8 +24,8 @@ DIGEST_BYTES = 44_000
 four steps with 400 GPU events each, by which they are replayed."""
 
 RANK_BYTES = 500_000
-"""One more rank costs less at the peak: its digest, its part of matching, facts and report, and of the replay:
-the columns of its program, 400 calls and as many GPU events here, as edited by each fix that is played."""
+"""One more rank costs less at the peak: its digest, its part of matching, facts and report, and of the
+replay: the columns of its program, 400 calls and as many GPU events here, edited by each fix."""
 
 
 @pytest.fixture(scope="module")

@@ -95,12 +95,17 @@ def diagnose(
     judgement = evaluate(rules, measurements)
     replay: ReplayReport | None = None
     plan: tuple[PlanStep, ...] = ()
+    failures = Failures()
     if chosen.replay:
-        judgement, replay, plan = with_predictions(rules, judgement, measurements)
+        judgement, replay, plan = failures.contain(
+            "the replay of the step",
+            lambda: with_predictions(rules, judgement, measurements),
+            (judgement, replay, plan),
+        )
     return compose(
         measurements,
         judgement,
-        limits=measured.limits,
+        limits=(*measured.limits, *failures.limits),
         cycle=measured.cycle,
         cycles=measured.cycles,
         replay=replay,
