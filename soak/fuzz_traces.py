@@ -29,6 +29,7 @@ from tracedoc.pipeline import Options, measure
 from tracedoc.report.render import render
 from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
+from tracedoc.values import Failed
 
 ODD: tuple[Any, ...] = (
     *(
@@ -392,7 +393,11 @@ def diagnose(folder: Path, number: int) -> str:
     contained = [limit.message for limit in diagnosis.limits if limit.code == "internal-error"]
     contained += [limit.message for limit in diagnosis.limits if "by a fault of tracedoc's" in limit.message]
     assert not contained, f"contained: {contained[:3]}"
-    errors = [name for name, fact in diagnosis.facts.items() if str(fact.unknown).startswith("error:")]
+    errors = [
+        name
+        for name, fact in measured.measurements.facts.items()
+        if any(isinstance(value, Failed) for value in (fact.value, *fact.values.values()))
+    ]
     errors += [one.rule_id for one in diagnosis.verdicts if one.outcome == "error"]
     assert not errors, f"contained: {errors[:3]}"
     return "diagnosed"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tracedoc.errors import Limit, TracedocError
+from tracedoc.errors import Limit, TracedocError, TraceLimit
 
 Part = TypeVar("Part")
 Other = TypeVar("Other")
@@ -24,6 +24,10 @@ class Failures:
     """The parts of an answer that failed; ``limits`` say which."""
 
     limits: list[Limit] = field(default_factory=list)
+
+    def of_trace(self) -> tuple[TraceLimit, ...]:
+        """Return the limits as those of a trace."""
+        return tuple(TraceLimit(limit.code, "", limit.message, limit.effect) for limit in self.limits)
 
     def contain(self, what: str, make: Callable[[], Part], instead: Other) -> Part | Other:
         """Return what ``make`` makes, or ``instead`` where it fails; ``what`` names the part.

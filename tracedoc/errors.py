@@ -56,3 +56,21 @@ class Limit:
     code: str
     message: str
     effect: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceLimit:
+    """A limit of one trace, to be shown once with the ranks that share it.
+
+    ``words`` say what was seen in the file ``source``, which is empty where the words name the file.
+    """
+
+    code: str
+    source: str
+    words: str
+    effect: str = ""
+
+    @property
+    def message(self) -> str:
+        """What was seen, with the file's name."""
+        return f"{self.source}: {self.words}" if self.source else self.words

@@ -290,11 +290,10 @@ def _limits_of_ranks(digests: Sequence[RankDigest]) -> Iterator[Limit]:
     shared: dict[tuple[str, str, str], list[int]] = {}
     for digest in digests:
         for limit in digest.limits:
-            words = limit.message.removeprefix(f"{digest.source}: ")
-            if words == limit.message:
-                yield limit
+            if limit.source:
+                shared.setdefault((limit.code, limit.words, limit.effect), []).append(digest.rank)
             else:
-                shared.setdefault((limit.code, words, limit.effect), []).append(digest.rank)
+                yield Limit(limit.code, limit.words, limit.effect)
     for (code, words, effect), ranks in shared.items():
         if len(ranks) == len(digests) > 1:
             where = "every rank"

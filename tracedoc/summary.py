@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
+from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.idle_causes import WORDS
@@ -52,7 +53,7 @@ def summarise(
     """Return the first line of every report."""
     step = _number(measurements, "step_ms")
     if step is None:
-        return f"No answer: {why_nothing(limits)}."
+        return f"No answer: {why_nothing(measurements.run.digests)}."
     if step == 0:
         return "No answer: what was recorded takes no time."
     head = _head(measurements, run, step)
@@ -256,13 +257,13 @@ def _longest(measurements: Measurements, fact: str) -> tuple[str, float]:
     return max(known.items(), key=lambda item: item[1], default=("", 0.0))
 
 
-def why_nothing(limits: Sequence[Limit]) -> str:
-    """Return why there is no device time to judge, from the limits of the capture."""
+def why_nothing(digests: Sequence[RankDigest]) -> str:
+    """Return why there is no device time to judge, from the limits of the traces."""
+    limits = [limit for digest in digests for limit in digest.limits]
     for code in ("no-gpu-activity", "unknown-device"):
         for limit in limits:
             if limit.code == code:
-                place, colon, rest = limit.message.partition(": ")
-                return rest if colon and place.startswith(("rank", "every rank")) else limit.message
+                return limit.words
     return "no step and no device activity is in these traces"
 
 

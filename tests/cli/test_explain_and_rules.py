@@ -29,12 +29,14 @@ def run(*args: str) -> Result:
 
 
 def codes_in(package: Path) -> set[str]:
-    """Return the first argument of every ``Limit(...)`` that the package makes."""
+    """Return the first argument of every ``Limit(...)`` and ``TraceLimit(...)`` that the package makes."""
     return {
         node.args[0].value
         for file in package.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Limit"
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("Limit", "TraceLimit")
         if node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)
     }
 

@@ -15,7 +15,7 @@ from tracedoc.digest.device import device_name
 from tracedoc.digest.gemms import GemmTable, gemm_table
 from tracedoc.digest.host_work import HostDigest, host_digest
 from tracedoc.digest.work import WorkTable, work_table
-from tracedoc.errors import Limit
+from tracedoc.errors import TraceLimit
 from tracedoc.replay.rank.packing import PackedProgram
 from tracedoc.replay.rank.steps import rank_programs
 from tracedoc.spans import Int64Array, Spans
@@ -99,7 +99,7 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     encoded_spans: Mapping[str, bytes]
     signs: StrategySigns
     present: frozenset[str]
-    limits: tuple[Limit, ...]
+    limits: tuple[TraceLimit, ...]
     facts: Mapping[str, Value] = msgspec.field(default_factory=dict)
     host_work: HostDigest | None = None
     gemms: GemmTable | None = None
@@ -211,7 +211,7 @@ def digest_timeline(
         encoded_spans={name: encode(found) for name, found in spans.items()},
         signs=signs,
         present=_present(timeline),
-        limits=(*trace.limits, *timeline.limits, *failures.limits),
+        limits=(*trace.limits, *timeline.limits, *failures.of_trace()),
         facts=facts,
         host_work=host_work,
         gemms=gemms,

@@ -86,7 +86,7 @@ def _programs(run: RunView, representative: RankDigest) -> list[RankProgram] | R
     for digest in run.digests:
         lost = next((limit for limit in digest.limits if limit.code in LOSING), None)
         if lost is not None:
-            return Refusal(lost.message.removeprefix(f"{digest.source}: "))
+            return Refusal(lost.words)
         if not digest.programs:
             return Refusal(f"rank {digest.rank}: {digest.unplayable}")
     common = set.intersection(*({one.step for one in digest.programs} for digest in run.digests))

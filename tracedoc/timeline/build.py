@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from tracedoc.containment import Failures
-from tracedoc.errors import InputError, Limit
+from tracedoc.errors import InputError, TraceLimit
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import (
     COMMUNICATION,
@@ -74,8 +74,9 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     ``judged`` is the one that stands for the rank: the complete step of lower-median length, else the
     longest one. ``step_position[i]`` is the position in ``host.steps`` of the GPU event
     ``events.rows[i]``. ``blocking`` is ``None`` where launches are not linked; ``syncs`` in a CPU trace;
-    ``phases`` without a backward pass. ``phase_budgets`` are those of the analysed step. ``positions`` are
-    those of steps in ``host.steps``, by number.
+    ``phases`` without a backward pass. ``phase_budgets`` are those of the analysed step. Where
+    ``kernels_lost``, launched kernels are missing from the trace, and idle time is unreliable.
+    ``positions`` are those of steps in ``host.steps``, by number.
     """
 
     trace: Trace
@@ -93,17 +94,13 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     windows: tuple[Window, ...] = ()
     judged: Window | None = None
     collectives: CollectiveTable = msgspec.field(default_factory=CollectiveTable.empty)
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[TraceLimit, ...] = ()
     syncs: Syncs | None = None
     phases: Phases | None = None
     units: UnitTable | None = None
     phase_budgets: tuple[PhaseBudget, ...] = ()
     positions: Mapping[int, int] = {}
-
-    @property
-    def idle_is_reliable(self) -> bool:
-        """Whether idle time is reliable: no kernels were lost."""
-        return not any(limit.code == "lost-kernels" for limit in self.limits)
+    kernels_lost: bool = False
 
     @property
     def complete_windows(self) -> tuple[Window, ...]:
@@ -163,7 +160,7 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
     budgets: tuple[PhaseBudget, ...] = failures.contain(
         "the times of phases", lambda: _phase_budgets(judged), ()
     )
-    return replace(judged, phase_budgets=budgets, limits=(*judged.limits, *failures.limits))
+    return replace(judged, phase_budgets=budgets, limits=(*judged.limits, *failures.of_trace()))
 
 
 def _refuse_merged_devices(trace: Trace, events: GpuEvents) -> None:
@@ -265,9 +262,10 @@ def _cpu_timeline(
         collectives=gloo_collectives(trace, step, rows).with_exposure(activity.exposed_comm),
         limits=(
             *host.limits,
-            Limit(
+            TraceLimit(
                 "cpu-trace",
-                f"{trace.info.source}: no GPU activity; operators and gloo transfers on the CPU are judged",
+                trace.info.source,
+                "no GPU activity; operators and gloo transfers on the CPU are judged",
                 "shares of time say little about a GPU job; counts, loader waits and arrival order stand",
             ),
         ),
@@ -292,7 +290,7 @@ def _stepping_threads(trace: Trace) -> np.ndarray:
     return distinct(trace.thread[rows])
 
 
-def _unread_device(trace: Trace) -> tuple[Limit, ...] | None:
+def _unread_device(trace: Trace) -> tuple[TraceLimit, ...] | None:
     """Return the limits of a trace of a GPU job that holds no GPU event, ``None`` for a CPU job's trace."""
     if (trace.kind == int(Kind.ACCELERATOR)).any():
         return ()  # the reader has said so: unknown-device
@@ -304,7 +302,7 @@ def _unread_device(trace: Trace) -> tuple[Limit, ...] | None:
         return None
     what = "the trace is of a GPU job, yet holds no GPU activity"
     effect = "nothing is said about this rank's device time"
-    return (Limit("no-gpu-activity", f"{trace.info.source}: {what}", effect),)
+    return (TraceLimit("no-gpu-activity", trace.info.source, what, effect),)
 
 
 def _own_extents(
@@ -352,17 +350,21 @@ def _judge(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimelin
             )
             limits = (
                 *limits,
-                Limit(
+                TraceLimit(
                     "no-complete-step",
-                    f"{timeline.trace.info.source}: {what}",
+                    timeline.trace.info.source,
+                    what,
                     "the longest part is judged as a step, with low confidence",
                 ),
             )
+    lost = _lost_kernels(timeline, judged)
+    doubt = lost or _queued_idle(timeline, judged)
     return replace(
         timeline,
         windows=windows,
         judged=judged,
-        limits=(*limits, *_unreliable_idle(timeline, judged), *_cold_start(timeline, judged)),
+        limits=(*limits, *((doubt,) if doubt else ()), *_cold_start(timeline, judged)),
+        kernels_lost=lost is not None,
     )
 
 
@@ -376,7 +378,7 @@ def _phase_budgets(timeline: RankTimeline) -> tuple[PhaseBudget, ...]:
     return gpu_phase_budgets(timeline.trace, timeline.events, phases, window, lane=lane)
 
 
-def _cold_start(timeline: RankTimeline, judged: Window | None) -> tuple[Limit, ...]:
+def _cold_start(timeline: RankTimeline, judged: Window | None) -> tuple[TraceLimit, ...]:
     """Return a limit where the GPU idles for long while kernels are loaded that run for the first time."""
     if judged is None or timeline.idle is None or judged.end_ns <= judged.start_ns:
         return ()
@@ -386,37 +388,41 @@ def _cold_start(timeline: RankTimeline, judged: Window | None) -> tuple[Limit, .
     if share <= COLD_SHARE:
         return ()
     return (
-        Limit(
+        TraceLimit(
             "cold-start",
-            f"{timeline.trace.info.source}: for {format_percent(share)} of the step the GPU is idle while "
+            timeline.trace.info.source,
+            f"for {format_percent(share)} of the step the GPU is idle while "
             "kernels are launched for the first time, and loaded",
             "a warm step is shorter: profile after some steps of warm-up",
         ),
     )
 
 
-def _unreliable_idle(timeline: RankTimeline, judged: Window | None) -> tuple[Limit, ...]:
+def _lost_kernels(timeline: RankTimeline, judged: Window | None) -> TraceLimit | None:
     if judged is None or timeline.idle is None or judged.end_ns <= judged.start_ns:
-        return ()
-    share = timeline.idle.in_window(judged.start_ns, judged.end_ns)["dependency"] / (
-        judged.end_ns - judged.start_ns
+        return None
+    lost = lost_share(timeline.trace, timeline.launches)
+    if lost <= LOST_SHARE:
+        return None
+    return TraceLimit(
+        "lost-kernels",
+        timeline.trace.info.source,
+        f"{format_percent(lost)} of the launched kernels are not in the trace",
+        "idle time is unreliable: the GPU may have been busy with kernels that were not recorded",
     )
-    source, lost = timeline.trace.info.source, lost_share(timeline.trace, timeline.launches)
-    if lost > LOST_SHARE:
-        return (
-            Limit(
-                "lost-kernels",
-                f"{source}: {format_percent(lost)} of the launched kernels are not in the trace",
-                "idle time is unreliable: the GPU may have been busy with kernels that were not recorded",
-            ),
-        )
+
+
+def _queued_idle(timeline: RankTimeline, judged: Window | None) -> TraceLimit | None:
+    if judged is None or timeline.idle is None or judged.end_ns <= judged.start_ns:
+        return None
+    queued_ns = timeline.idle.in_window(judged.start_ns, judged.end_ns)["dependency"]
+    share = queued_ns / (judged.end_ns - judged.start_ns)
     if share <= QUEUED_IDLE_SHARE:
-        return ()
-    return (
-        Limit(
-            "idle-with-work-queued",
-            f"{source}: for {format_percent(share)} of the step work was queued and nothing ran",
-            "that idle time is unreliable: kernels of CUDA graphs may be missing, or another device is "
-            "waited for",
-        ),
+        return None
+    return TraceLimit(
+        "idle-with-work-queued",
+        timeline.trace.info.source,
+        f"for {format_percent(share)} of the step work was queued and nothing ran",
+        "that idle time is unreliable: kernels of CUDA graphs may be missing, or another device is "
+        "waited for",
     )

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tracedoc.errors import Limit
+from tracedoc.errors import TraceLimit
 from tracedoc.timeline.launches import NO_ROW, Launches, Rows
 from tracedoc.timeline.steps import HostStep, HostSteps
 from tracedoc.trace import vocabulary
@@ -53,9 +53,10 @@ def repeated_steps(trace: Trace, launches: Launches, kernels: Rows) -> HostSteps
     steps = [HostStep(index, start, end, True) for index, (start, end) in enumerate(pairwise(edges))]
     last_ns = int(trace.end_ns.max())
     steps.append(HostStep(len(steps), edges[-1], last_ns, False))
-    limit = Limit(
+    limit = TraceLimit(
         "steps-inferred",
-        f"{trace.info.source}: nothing marks the steps; the kernels repeat {len(marks)} times",
+        trace.info.source,
+        f"nothing marks the steps; the kernels repeat {len(marks)} times",
         "one repetition is taken as a step; its first kernel need not be the first of the training loop",
     )
     return HostSteps(tuple(steps), "inferred", (limit,))

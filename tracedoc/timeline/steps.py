@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.errors import InputError, Limit
+from tracedoc.errors import InputError, TraceLimit
 from tracedoc.timeline.launches import Launches, Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
@@ -54,7 +54,7 @@ class HostSteps(msgspec.Struct, frozen=True):
 
     steps: tuple[HostStep, ...]
     source: str
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[TraceLimit, ...] = ()
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -80,16 +80,17 @@ def find_host_steps(trace: Trace) -> HostSteps:
         return HostSteps((), "none")
     last_ns = int(_host_end_ns(trace))
     backward = trace.ts_ns[names.backward]
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[TraceLimit, ...] = ()
     profiler = _profiler_steps(trace, names.steps, last_ns)
     if profiler:
         reason = _why_no_clock(profiler, backward)
         if not reason:
             return HostSteps(profiler, "profiler")
         limits = (
-            Limit(
+            TraceLimit(
                 "profiler-steps-rejected",
-                f"{trace.info.source}: {len(profiler)} ProfilerStep ranges are not training steps: {reason}",
+                trace.info.source,
+                f"{len(profiler)} ProfilerStep ranges are not training steps: {reason}",
                 "steps are taken from the optimizer or inferred instead",
             ),
         )
@@ -117,7 +118,7 @@ def _refuse_several_ranks(trace: Trace, names: _NamedRows) -> None:
 
 def assign_steps(
     trace: Trace, launches: Launches, host: HostSteps
-) -> tuple[npt.NDArray[np.int64], tuple[Limit, ...]]:
+) -> tuple[npt.NDArray[np.int64], tuple[TraceLimit, ...]]:
     """Return for each GPU event the position of its step in ``host.steps``; and the limits met.
 
     ``BEFORE`` marks events before the first step; ``len(host.steps)`` those launched after the last one.
@@ -132,9 +133,10 @@ def assign_steps(
     share = float(linked[kernels].mean()) if kernels.any() else 1.0
     if host.steps and share < LINKED_SHARE:
         return _place(trace.ts_ns[rows], starts, last_end), (
-            Limit(
+            TraceLimit(
                 "steps-by-host-clock",
-                f"{trace.info.source}: {format_percent(share)} of the kernels are linked to a launch",
+                trace.info.source,
+                f"{format_percent(share)} of the kernels are linked to a launch",
                 "steps are cut by the host's clock; they are wrong where the GPU runs behind the host",
             ),
         )

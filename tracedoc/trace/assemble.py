@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.errors import InputError, Limit
+from tracedoc.errors import InputError, TraceLimit
 from tracedoc.trace.chunks import Outcome
 from tracedoc.trace.columns import (
     NO_ID,
@@ -103,7 +103,7 @@ class Columns:
             self._shapes[self._rows + row] = shapes
         self._rows += part.events["ts"].size
 
-    def trace(self, path: str, outcome: Outcome, reader: PythonReader, limits: list[Limit]) -> Trace:
+    def trace(self, path: str, outcome: Outcome, reader: PythonReader, limits: list[TraceLimit]) -> Trace:
         """Return the finished trace, sorted by start time."""
         header = read_header(outcome.metadata)
         heads, names = self._take("head"), tuple(category_text(name) for name in self._heads.names)
@@ -116,9 +116,10 @@ class Columns:
         clamped = int((negative & (kind != DROPPED)).sum())
         if broken or clamped:
             limits.append(
-                Limit(
+                TraceLimit(
                     "impossible-times",
-                    f"{path}: events without a possible time: {broken:,}; of negative length: {clamped:,}",
+                    path,
+                    f"events without a possible time: {broken:,}; of negative length: {clamped:,}",
                     "the former are left out, the latter count as instants",
                 )
             )
@@ -247,7 +248,7 @@ class Columns:
         texts = [(category_text(pid), category_text(tid)) for pid, tid in self._heads.threads]
         return tuple(Thread(pid, tid, self._thread_names.get((pid, tid), "").strip()) for pid, tid in texts)
 
-    def _device_limits(self, path: str, kind: npt.NDArray[np.uint8]) -> list[Limit]:
+    def _device_limits(self, path: str, kind: npt.NDArray[np.uint8]) -> list[TraceLimit]:
         counts = np.bincount(kind, minlength=len(Kind))
         if not counts[Kind.ACCELERATOR] or counts[Kind.KERNEL]:
             return []
@@ -255,9 +256,10 @@ class Columns:
             category_text(c) for c in self.categories if kind_of(category_text(c)) is Kind.ACCELERATOR
         )
         return [
-            Limit(
+            TraceLimit(
                 "unknown-device",
-                f"{path}: the device activity is of a kind that is not understood ({', '.join(present)})",
+                path,
+                f"the device activity is of a kind that is not understood ({', '.join(present)})",
                 "nothing is said about this rank's device time",
             )
         ]

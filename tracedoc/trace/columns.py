@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.errors import Limit
+from tracedoc.errors import TraceLimit
 
 NO_ID = -1
 """Stands in integer columns where the event carries no such field."""
@@ -174,7 +174,7 @@ class Trace:
     threads: tuple[Thread, ...]
     collectives: dict[int, CollectiveArgs] = field(default_factory=dict)
     shapes: dict[int, Shapes] = field(default_factory=dict)
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[TraceLimit, ...] = ()
     grid: Int32Column = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     grids: tuple[tuple[int, ...], ...] = ()
     memory: MemoryCounters | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext
 from typing import Any, BinaryIO
 
-from tracedoc.errors import InputError, Limit
+from tracedoc.errors import InputError, TraceLimit
 from tracedoc.trace.assemble import Columns
 from tracedoc.trace.chunks import NotJson, Outcome, cut
 from tracedoc.trace.columns import Trace
@@ -134,12 +134,13 @@ def _check_it_is_a_trace(path: str, outcome: Outcome, columns: Columns) -> None:
         )
 
 
-def _damage_limits(path: str, outcome: Outcome, events: int, columns: Columns) -> list[Limit]:
+def _damage_limits(path: str, outcome: Outcome, events: int, columns: Columns) -> list[TraceLimit]:
     limits = []
     if outcome.truncated:
         limits.append(
-            Limit(
+            TraceLimit(
                 "truncated-trace",
+                "",
                 f"{path} ends in the middle of an event or of its metadata "
                 f"(byte {outcome.raw_bytes:,}); {events:,} whole events were read",
                 "the last step is incomplete, and what stands at the end of the file is unknown",
@@ -147,9 +148,10 @@ def _damage_limits(path: str, outcome: Outcome, events: int, columns: Columns) -
         )
     if outcome.skipped:
         limits.append(
-            Limit(
+            TraceLimit(
                 "damaged-events",
-                f"{path}: what is not valid JSON was skipped in {outcome.skipped:,} "
+                path,
+                f"what is not valid JSON was skipped in {outcome.skipped:,} "
                 f"{'place' if outcome.skipped == 1 else 'places'}, "
                 f"the first at byte {outcome.first_skipped or 0:,}; {events:,} whole events were read",
                 "what they recorded is missing",
@@ -157,17 +159,19 @@ def _damage_limits(path: str, outcome: Outcome, events: int, columns: Columns) -
         )
     if outcome.gave_up_at is not None:
         limits.append(
-            Limit(
+            TraceLimit(
                 "damaged-events",
-                f"{path}: a long stretch holds no event; nothing was read behind byte {outcome.gave_up_at:,}",
+                path,
+                f"a long stretch holds no event; nothing was read behind byte {outcome.gave_up_at:,}",
                 "what stands at the end of the file is unknown",
             )
         )
     if outcome.second_at is not None:
         limits.append(
-            Limit(
+            TraceLimit(
                 "damaged-events",
-                f"{path}: another JSON text begins at byte {outcome.second_at:,}, and was not read",
+                path,
+                f"another JSON text begins at byte {outcome.second_at:,}, and was not read",
                 "what it recorded is missing",
             )
         )

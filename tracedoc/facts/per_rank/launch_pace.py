@@ -135,6 +135,6 @@ def _known(spans: Spans | None) -> Spans | Unknown:
 
 
 def _unreliable(timeline: RankTimeline) -> Unknown | None:
-    if timeline.idle_is_reliable:
+    if not timeline.kernels_lost:
         return None
     return Unknown("idle time is unreliable: launched kernels are missing from the trace")
