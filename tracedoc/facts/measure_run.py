@@ -18,7 +18,7 @@ from tracedoc.values import Failed, Unknown, Value
 
 _LOG = logging.getLogger(__name__)
 
-ENOUGH_STEPS = 3
+STEPS_FOR_CONFIDENCE = 3
 """Fewer complete steps than this cannot separate what recurs from what happened once."""
 
 
@@ -95,7 +95,7 @@ def confidence(run: RunView) -> str:
     if not counts or max(counts) == 0:
         return "low"
     everyone = run.world_size is None or len(run.digests) >= run.world_size
-    return "high" if everyone and min(counts) >= ENOUGH_STEPS else "medium"
+    return "high" if everyone and min(counts) >= STEPS_FOR_CONFIDENCE else "medium"
 
 
 def availability(run: RunView) -> dict[str, Availability]:

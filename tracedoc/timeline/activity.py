@@ -175,9 +175,9 @@ def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activ
     """
     stepping = is_among(trace.thread, stepping_threads)
     rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & stepping)
-    enqueues = np.array([_only_enqueues(name) for name in trace.names], dtype=bool)
-    prepares = np.array([_only_prepares(name) for name in trace.names], dtype=bool)
-    library = np.array([_is_library_operator(name) for name in trace.names], dtype=bool)
+    enqueues = trace.named(_only_enqueues)
+    prepares = trace.named(_only_prepares)
+    library = trace.named(_is_library_operator)
     working = union(leaf_rows(trace, rows), rows[library[trace.name[rows]]])
     working = working[~(enqueues | prepares)[trace.name[working]]]
     waiting = rows[enqueues[trace.name[rows]]]
@@ -200,7 +200,7 @@ def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activ
 
 def gloo_rows(trace: Trace) -> Rows:
     """Return the rows of the ``gloo:*`` ranges, in which the transfers really happen."""
-    is_gloo = np.array([vocabulary.gloo_op(name) is not None for name in trace.names], dtype=bool)
+    is_gloo = trace.named(lambda name: vocabulary.gloo_op(name) is not None)
     if not is_gloo.any():
         return np.empty(0, dtype=np.intp)
     return np.flatnonzero(is_gloo[trace.name] & (trace.kind == int(Kind.ANNOTATION)))

@@ -274,17 +274,15 @@ def _cpu_timeline(
 
 def _stepping_threads(trace: Trace) -> np.ndarray:
     """Return the threads that run the training loop: those with steps, backward nodes or an optimizer."""
-    named = np.array(
-        [
+    named = trace.named(
+        lambda name: (
             vocabulary.step_number(name) is not None
             or vocabulary.optimizer_step_class(name) is not None
             or vocabulary.is_backward_node(name)
-            for name in trace.names
-        ],
-        dtype=bool,
+        )
     )
     host = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION)
-    rows = np.flatnonzero(host & named[trace.name]) if named.size else np.empty(0, dtype=np.intp)
+    rows = np.flatnonzero(host & named[trace.name])
     if rows.size == 0:
         rows = np.flatnonzero(trace.kind == int(Kind.CPU_OP))
     return distinct(trace.thread[rows])

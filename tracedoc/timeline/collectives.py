@@ -133,7 +133,7 @@ def _join_records(trace: Trace, rows: Rows, launch_rows: Rows) -> list[Collectiv
 
 
 def _nccl_annotations(trace: Trace) -> Rows:
-    named = np.array([vocabulary.nccl_annotation(name) is not None for name in trace.names], dtype=bool)
+    named = trace.named(lambda name: vocabulary.nccl_annotation(name) is not None)
     if not named.any():
         return np.empty(0, dtype=np.intp)
     return np.flatnonzero(named[trace.name] & (trace.kind == int(Kind.ANNOTATION)))

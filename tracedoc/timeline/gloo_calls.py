@@ -18,7 +18,7 @@ def gloo_calls(trace: Trace, rows: Rows) -> dict[int, int]:
     gloo runs a reduce-scatter as an all-reduce.
     """
     calls: dict[str, list[int]] = defaultdict(list)
-    c10d = np.array([name.startswith("c10d::") for name in trace.names], dtype=bool)
+    c10d = trace.named(lambda name: name.startswith("c10d::"))
     if not c10d.any():
         return {}
     for row in np.flatnonzero(c10d[trace.name] & (trace.kind == int(Kind.CPU_OP))).tolist():

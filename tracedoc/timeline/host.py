@@ -113,7 +113,7 @@ def _matrix(timeline: RankTimeline) -> tuple[Spans, Int64Array]:
 
 def _optimizer_spans(timeline: RankTimeline) -> Spans:
     trace = timeline.trace
-    named = np.array([vocabulary.optimizer_step_class(n) is not None for n in trace.names], dtype=bool)
+    named = trace.named(lambda name: vocabulary.optimizer_step_class(name) is not None)
     rows = np.flatnonzero((trace.kind == int(Kind.ANNOTATION)) & named[trace.name])
     return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
 
@@ -278,7 +278,7 @@ def _stepping_rows(timeline: RankTimeline) -> Rows:
         if timeline.is_cpu
         else launching_threads(trace, timeline.events)
     )
-    loads = np.array([vocabulary.data_loader(name) is not None for name in trace.names], dtype=bool)
+    loads = trace.named(lambda name: vocabulary.data_loader(name) is not None)
     kinds = (trace.kind == int(Kind.CPU_OP)) | ((trace.kind == int(Kind.ANNOTATION)) & loads[trace.name])
     return np.flatnonzero(kinds & is_among(trace.thread, threads))
 
@@ -289,7 +289,7 @@ def _classes(timeline: RankTimeline, phases: Phases, rows: Rows) -> npt.NDArray[
     starts = trace.ts_ns[rows]
     classes = _CLASS_OF[phases.at(starts)]
     classes[timeline.host_delays.input.covered_ns(starts, starts + 1) > 0] = _LOADER
-    seeds = np.array([name == "aten::ones_like" for name in trace.names], dtype=bool)
+    seeds = trace.named(lambda name: name == "aten::ones_like")
     made = np.flatnonzero(seeds[trace.name[rows]])
     passes = np.array([start for start, _ in phases.passes], dtype=np.int64)
     following = np.searchsorted(passes, trace.end_ns[rows[made]])

@@ -76,7 +76,7 @@ def host_spans(trace: Trace) -> HostSpans:
         Spans.of(starts[role_of == role], ends[role_of == role]) for role in range(1, 6)
     )
     overhead = trace.rows(Kind.OVERHEAD)
-    loads = np.array(["Loading" in name or "Compiler" in name for name in trace.names], dtype=bool)
+    loads = trace.named(lambda name: "Loading" in name or "Compiler" in name)
     loading = overhead[loads[trace.name[overhead]]] if overhead.size else overhead
     profiling = difference(overhead, loading)
     compiling |= Spans.of(starts[loading], ends[loading]) | _graph_captures(trace)

@@ -49,7 +49,7 @@ def lost_share(trace: Trace, launches: Launches) -> float:
     Launches after the last linked one are left out: their kernels may have run when the capture was over.
     0 for a trace in which graphs are captured: launches into a graph start nothing.
     """
-    launching = np.array([runtime_role(name) is RuntimeRole.LAUNCH for name in trace.names], dtype=bool)
+    launching = trace.named(lambda name: runtime_role(name) is RuntimeRole.LAUNCH)
     rows = np.flatnonzero((trace.kind == int(Kind.RUNTIME)) & launching[trace.name])
     linked = launches.launch_rows[launches.linked]
     if linked.size == 0 or any("StreamBeginCapture" in name for name in trace.names):

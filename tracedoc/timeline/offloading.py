@@ -48,7 +48,7 @@ def offload_stall(timeline: RankTimeline) -> Spans:
 def offloads(timeline: RankTimeline, cpu_optimizer: Spans) -> bool:
     """Return whether the analysed step copies enough to the host, or its optimizer runs there."""
     rows, trace = large_host_copies(timeline), timeline.trace
-    down = np.array([vocabulary.copy_kind(name).direction == "DtoH" for name in trace.names], dtype=bool)
+    down = trace.named(lambda name: vocabulary.copy_kind(name).direction == "DtoH")
     to_host = int(np.maximum(trace.nbytes[rows[down[trace.name[rows]]]], 0).sum())
     return to_host >= OFFLOADED_BYTES or len(cpu_optimizer) > 0
 
@@ -58,9 +58,7 @@ def large_host_copies(timeline: RankTimeline) -> npt.NDArray[np.intp]:
     window, trace = timeline.judged, timeline.trace
     if window is None or timeline.device is None:
         return np.empty(0, dtype=np.intp)
-    ways = np.array(
-        [vocabulary.copy_kind(name).direction in ("HtoD", "DtoH") for name in trace.names], dtype=bool
-    )
+    ways = trace.named(lambda name: vocabulary.copy_kind(name).direction in ("HtoD", "DtoH"))
     rows = trace.kind_rows_between(Kind.MEMCPY, window.start_ns, window.end_ns)
     large = (trace.device[rows] == timeline.device) & (trace.nbytes[rows] >= LARGE_COPY_BYTES)
     found: npt.NDArray[np.intp] = rows[large & ways[trace.name[rows]]]
@@ -78,7 +76,7 @@ def cpu_optimizer_idle(timeline: RankTimeline, cpu_optimizer: Spans) -> Spans:
 def cpu_optimizer_spans(timeline: RankTimeline) -> Spans:
     """Return the host time in optimizer ranges that launch hardly any work; empty without links."""
     trace, events = timeline.trace, timeline.events
-    steps = np.array([vocabulary.optimizer_step_class(name) is not None for name in trace.names], dtype=bool)
+    steps = trace.named(lambda name: vocabulary.optimizer_step_class(name) is not None)
     rows = np.flatnonzero(trace.dur_ns >= CPU_OPTIMIZER_NS)
     host = (trace.kind[rows] == int(Kind.ANNOTATION)) | (trace.kind[rows] == int(Kind.CPU_OP))
     rows = rows[host & steps[trace.name[rows]]]

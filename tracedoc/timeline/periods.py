@@ -63,7 +63,7 @@ def repeated_steps(trace: Trace, launches: Launches, kernels: Rows) -> HostSteps
 
 
 def _trains(trace: Trace) -> bool:
-    named = np.array([vocabulary.is_backward_node(name) for name in trace.names], dtype=bool)
+    named = trace.named(vocabulary.is_backward_node)
     return bool(named[trace.name].any())
 
 

@@ -6,7 +6,6 @@ the GPU may run two steps behind. A GPU event has the phase in which it was laun
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 
 import msgspec
@@ -126,20 +125,18 @@ def find_phases(
 
 def _marks(trace: Trace) -> _Marks:
     names = trace.names
-    evaluation = _named(names, frameworks.is_evaluation)
-    backward = evaluation if evaluation.any() else _named(names, vocabulary.is_backward_node)
-    optimizer = _named(names, lambda name: vocabulary.optimizer_step_class(name) is not None)
+    evaluation = trace.named(frameworks.is_evaluation)
+    backward = evaluation if evaluation.any() else trace.named(vocabulary.is_backward_node)
+    optimizer = trace.named(lambda name: vocabulary.optimizer_step_class(name) is not None)
     rows = trace.rows(Kind.CPU_OP, Kind.ANNOTATION)
     name = trace.name[rows]
     if not optimizer[name].any():
-        optimizer = _named(names, frameworks.is_optimizer_label)
-    busy = _named(
-        names, lambda name: vocabulary.data_loader(name) is not None or vocabulary.is_zero_grad(name)
+        optimizer = trace.named(frameworks.is_optimizer_label)
+    busy = trace.named(lambda name: vocabulary.data_loader(name) is not None or vocabulary.is_zero_grad(name))
+    begins = trace.named(
+        lambda name: frameworks.is_forward_wrapper(name) or frameworks.is_forward_operator(name)
     )
-    begins = _named(
-        names, lambda name: frameworks.is_forward_wrapper(name) or frameworks.is_forward_operator(name)
-    )
-    step = _named(names, lambda name: vocabulary.step_number(name) is not None)
+    step = trace.named(lambda name: vocabulary.step_number(name) is not None)
     # Before torch 1.9 the engine's own sums of gradients have no range between the nodes.
     loud = ~step if evaluation.any() else begins | optimizer | busy
     threads = trace.thread[rows]
@@ -150,14 +147,14 @@ def _marks(trace: Trace) -> _Marks:
     # Hooks of ZeRO-3 gather the first module's parameters before any sign of the forward pass.
     hooked = any(frameworks.is_zero3_hook(name) for name in names)
     begin_rows = rows[begins[name] & ~backward[name] & ~on_engine]
-    tails = rows[on_engine | _named(names, frameworks.is_backward_tail)[name]]
+    tails = rows[on_engine | trace.named(frameworks.is_backward_tail)[name]]
     return _Marks(
         backward=rows[backward[name] & (trace.kind[rows] == int(Kind.CPU_OP))],
         tails=union(tails, _reductions(trace, rows)),
         optimizer=outermost_rows(trace, rows[optimizer[name]]),
         busy=rows[busy[name] & of_loop],
         begins=trace.ts_ns[begin_rows],
-        gathers=rows[_named(names, frameworks.is_parameter_gather)[name]] if not hooked else rows[:0],
+        gathers=rows[trace.named(frameworks.is_parameter_gather)[name]] if not hooked else rows[:0],
         stepping=stepping,
         engine=distinct(threads[on_engine]),
     )
@@ -200,10 +197,6 @@ def _reductions(trace: Trace, rows: Rows) -> Rows:
             if op in ("reduce_scatter", "reduce") or (op == "all_reduce" and large):
                 found.append(row)
     return distinct(np.array(found, dtype=np.intp))
-
-
-def _named(names: tuple[str, ...], matches: Callable[[str], bool]) -> BoolArray:
-    return np.array([matches(name) for name in names], dtype=bool)
 
 
 def _passes(trace: Trace, marks: _Marks, nodes: Spans, boundaries: Int64Array) -> tuple[tuple[int, int], ...]:
@@ -300,8 +293,8 @@ def _recompute_spans(trace: Trace, backward: Rows) -> Spans:
 
     The nodes of a nested pass (reentrant checkpointing) are backward again.
     """
-    composite = _named(trace.names, frameworks.is_forward_operator)
-    wrapper = _named(trace.names, vocabulary.is_backward_node)
+    composite = trace.named(frameworks.is_forward_operator)
+    wrapper = trace.named(vocabulary.is_backward_node)
     operators = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & composite[trace.name])
     pairs: list[tuple[int, int]] = []
     nested: list[Spans] = []

@@ -130,14 +130,7 @@ def pageable_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
     window, trace = timeline.judged, timeline.trace
     if window is None or timeline.device is None:
         return np.empty(0, dtype=np.intp)
-    pageable = np.array(
-        [
-            (kind := vocabulary.copy_kind(name)).direction == "HtoD"
-            and kind.source_memory.lower() == "pageable"
-            for name in trace.names
-        ],
-        dtype=bool,
-    )
+    pageable = trace.named(_is_pageable_copy)
     rows = trace.kind_rows_between(Kind.MEMCPY, window.start_ns, window.end_ns)
     found: npt.NDArray[np.intp] = rows[pageable[trace.name[rows]] & (trace.device[rows] == timeline.device)]
     return found
@@ -151,3 +144,8 @@ def hook_idle(timeline: RankTimeline) -> Spans | None:
     if idle.total_ns < CLEARLY_HIGH * budget.window_ns:
         return Spans.empty()
     return idle & timeline.units.units.hooks
+
+
+def _is_pageable_copy(name: str) -> bool:
+    copy = vocabulary.copy_kind(name)
+    return copy.direction == "HtoD" and copy.source_memory.lower() == "pageable"

@@ -214,7 +214,7 @@ def _is_fsdp2(name: str, role: str) -> bool:
 
 def _held(trace: Trace, matches: Callable[[str], bool], times: npt.NDArray[np.int64]) -> list[bool]:
     """Return which times lie inside host ranges of such names, on any thread."""
-    named = np.array([matches(name) for name in trace.names], dtype=bool)
+    named = trace.named(matches)
     if times.size == 0 or not named.any():
         return [False] * int(times.size)
     rows = np.flatnonzero(named[trace.name])
@@ -230,7 +230,7 @@ def _reducing(passes: list[tuple[int, int]], asked: list[tuple[CollectiveOp, Pha
 def _alternations(timeline: RankTimeline, passes: list[tuple[int, int]]) -> int:
     """Count the gaps between backward passes in which a forward pass surely begins."""
     trace = timeline.trace
-    begins = np.array([frameworks.is_forward_operator(name) for name in trace.names], dtype=bool)
+    begins = trace.named(frameworks.is_forward_operator)
     starts = trace.ts_ns[np.flatnonzero(begins[trace.name] & (trace.kind == int(Kind.CPU_OP)))]
     return sum(
         int(np.searchsorted(starts, following) > np.searchsorted(starts, end))
@@ -247,9 +247,7 @@ def _accumulations(trace: Trace, used: npt.NDArray[np.int64]) -> int:
 
 
 def _graph_launches(trace: Trace, step: HostStep) -> int:
-    graph = np.array(
-        [vocabulary.runtime_role(name) is RuntimeRole.GRAPH_LAUNCH for name in trace.names], dtype=bool
-    )
+    graph = trace.named(lambda name: vocabulary.runtime_role(name) is RuntimeRole.GRAPH_LAUNCH)
     rows = np.flatnonzero(graph[trace.name] & (trace.kind == int(Kind.RUNTIME)))
     return int(((trace.ts_ns[rows] >= step.start_ns) & (trace.ts_ns[rows] < step.end_ns)).sum())
 

@@ -128,11 +128,9 @@ def _blocking_rows(trace: Trace, events: GpuEvents) -> Rows:
     A copy to the host blocks where its call returns only when the copy has ended: always in ``cudaMemcpy``,
     and in ``cudaMemcpyAsync`` to pageable memory. Copies from the host count as input.
     """
-    synchronises = np.array(
-        [vocabulary.runtime_role(name) is RuntimeRole.SYNC for name in trace.names], dtype=bool
-    )
+    synchronises = trace.named(lambda name: vocabulary.runtime_role(name) is RuntimeRole.SYNC)
     rows = np.flatnonzero((trace.kind == int(Kind.RUNTIME)) & synchronises[trace.name])
-    to_host = np.array([vocabulary.copy_kind(name).direction == "DtoH" for name in trace.names], dtype=bool)
+    to_host = trace.named(lambda name: vocabulary.copy_kind(name).direction == "DtoH")
     copies = (
         (trace.kind[events.rows] == int(Kind.MEMCPY))
         & to_host[trace.name[events.rows]]

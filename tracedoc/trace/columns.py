@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -209,6 +210,13 @@ class Trace:
         for kind in kinds:
             found |= self.kind == int(kind)
         return found
+
+    def named(self, matches: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+        """Tell of each name in ``names`` whether it matches; indexed by ``name``, it tells so of each event.
+
+        Where there are no names, the mask has one place, so that it can be indexed.
+        """
+        return np.array([bool(matches(name)) for name in self.names] or [False], dtype=bool)
 
     def row_name(self, row: int) -> str:
         """Return the name of the event in ``row``."""

@@ -250,7 +250,7 @@ def optimizer_fused_frac(timeline: RankTimeline) -> Value:
         return rows
     if rows.size == 0:
         return Unknown("the optimizer of the step launches no kernel")
-    fused = np.array([_FUSED.search(name) is not None for name in timeline.trace.names], dtype=bool)
+    fused = timeline.trace.named(lambda name: _FUSED.search(name) is not None)
     return float(fused[timeline.trace.name[rows]].mean())
 
 

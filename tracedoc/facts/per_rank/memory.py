@@ -40,9 +40,7 @@ def allocator_calls_per_step(timeline: RankTimeline) -> Value:
     if not steps:
         return Unknown("no finished step after the first one")
     trace = timeline.trace
-    allocates = np.array(
-        [vocabulary.runtime_role(n) is RuntimeRole.ALLOCATION for n in trace.names], dtype=bool
-    )
+    allocates = trace.named(lambda name: vocabulary.runtime_role(name) is RuntimeRole.ALLOCATION)
     times = trace.ts_ns[(trace.kind == int(Kind.RUNTIME)) & allocates[trace.name]]
     first = np.searchsorted(times, [step.start_ns for step in steps])
     last = np.searchsorted(times, [step.end_ns for step in steps])

@@ -161,13 +161,8 @@ def host_floor_ms(timeline: RankTimeline) -> Value:
 
 def _full_queue(timeline: RankTimeline) -> Spans:
     trace = timeline.trace
-    launching = np.array(
-        [
-            vocabulary.runtime_role(name) in (RuntimeRole.LAUNCH, RuntimeRole.GRAPH_LAUNCH, RuntimeRole.COPY)
-            for name in trace.names
-        ],
-        dtype=bool,
-    )
+    roles = (RuntimeRole.LAUNCH, RuntimeRole.GRAPH_LAUNCH, RuntimeRole.COPY)
+    launching = trace.named(lambda name: vocabulary.runtime_role(name) in roles)
     rows = np.flatnonzero(
         (trace.kind == int(Kind.RUNTIME)) & launching[trace.name] & (trace.dur_ns >= QUEUE_FULL_NS)
     )

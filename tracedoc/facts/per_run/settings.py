@@ -16,7 +16,7 @@ from tracedoc.values import Unknown, Value
 
 NO_MANIFEST = Unknown("no manifest: capture with `tracedoc collect`")
 
-ENOUGH_STEPS = 5
+STEPS_FOR_MEDIAN = 5
 """The median of fewer timed steps is not compared."""
 
 ENOUGH_PERIODS = 5
@@ -57,8 +57,8 @@ def unprofiled_step_ms(run: RunView) -> dict[str, Value]:
 def _unprofiled(rank: RankJob) -> Value:
     timed = [time for time in (rank.before, rank.after) if time is not None]
     steps = sum(time.steps for time in timed)
-    if steps < ENOUGH_STEPS:
-        return Unknown(f"{steps} steps were timed without the profiler, fewer than {ENOUGH_STEPS}")
+    if steps < STEPS_FOR_MEDIAN:
+        return Unknown(f"{steps} steps were timed without the profiler, fewer than {STEPS_FOR_MEDIAN}")
     return sum(time.median_ms * time.steps for time in timed) / steps
 
 
@@ -109,7 +109,7 @@ def job_limits(run: RunView) -> list[Limit]:
 
 
 def _enough(before: StepTime, after: StepTime) -> bool:
-    return before.steps >= ENOUGH_STEPS and after.steps >= ENOUGH_STEPS and before.median_ms > 0
+    return before.steps >= STEPS_FOR_MEDIAN and after.steps >= STEPS_FOR_MEDIAN and before.median_ms > 0
 
 
 # -- memory

@@ -16,7 +16,7 @@ from tracedoc.run.steplog import COLLECTION, STEP, WINDOW
 from tracedoc.trace.distinct import distinct, intersection, is_among
 from tracedoc.values import Unknown, Value
 
-ENOUGH_STEPS = 20
+STEPS_FOR_OUTLIERS = 20
 """With fewer logged steps, facts about outliers and pauses are unknown."""
 
 WARMUP_STEPS = 5
@@ -81,7 +81,7 @@ def counted_steps(rank: RankJob, touched_elsewhere: Ints | None = None) -> Steps
     # Each number once, in order: a clock that was set back brings later steps before earlier ones.
     numbers, once = np.unique(number[steps[kept]], return_index=True)
     found = Steps(numbers, words[steps[kept], 2][once], paused[kept][once])
-    if found.number.size < ENOUGH_STEPS:
+    if found.number.size < STEPS_FOR_OUTLIERS:
         return Unknown(_too_few(int(warm.sum()), int((warm & touched).sum())))
     return found
 
@@ -90,10 +90,10 @@ def _too_few(warm: int, touched: int) -> str:
     """Return why the steps of a log are too few; ``warm`` is how many there are after the warm-up."""
     logged = f"{warm} {'step was' if warm == 1 else 'steps were'} logged after the first {WARMUP_STEPS}"
     if not touched:
-        return f"{logged}, fewer than {ENOUGH_STEPS}"
+        return f"{logged}, fewer than {STEPS_FOR_OUTLIERS}"
     return (
         f"{logged}; without the {touched} that the capture and the writing of its trace touched, "
-        f"{warm - touched} {'is' if warm - touched == 1 else 'are'} left, fewer than {ENOUGH_STEPS}"
+        f"{warm - touched} {'is' if warm - touched == 1 else 'are'} left, fewer than {STEPS_FOR_OUTLIERS}"
     )
 
 
@@ -218,8 +218,8 @@ def job_steps(run: RunView) -> JobSteps | Unknown:
     numbers = ranks[0].number
     for other in ranks[1:]:
         numbers = intersection(numbers, other.number)
-    if numbers.size < ENOUGH_STEPS:
-        return Unknown(f"the logs of the ranks share {numbers.size} steps, fewer than {ENOUGH_STEPS}")
+    if numbers.size < STEPS_FOR_OUTLIERS:
+        return Unknown(f"the logs of the ranks share {numbers.size} steps, fewer than {STEPS_FOR_OUTLIERS}")
     places = [np.searchsorted(steps.number, numbers) for steps in ranks]
     lengths = np.stack([steps.length_ns[place] for steps, place in zip(ranks, places, strict=True)])
     paused = np.stack([steps.paused_ns[place] for steps, place in zip(ranks, places, strict=True)])

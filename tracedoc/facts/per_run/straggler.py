@@ -15,7 +15,7 @@ NOTICED = 0.02
 """A rank counts as late in a step from this share of the step on; less is within the jitter of launches."""
 
 
-ENOUGH_STEPS = 10
+STEPS_FOR_CHANGE = 10
 """Of fewer steps nothing is said about how the late rank changes."""
 
 
@@ -141,10 +141,10 @@ def straggler_changes_frac(run: RunView) -> Value:
     if not worst:
         return Unknown("no rank is late") if _matched(run) else _NOT_MATCHED
     steps = len(stragglers(run)[0].steps)
-    if len(set(worst)) > 1 and steps < ENOUGH_STEPS:
+    if len(set(worst)) > 1 and steps < STEPS_FOR_CHANGE:
         return Unknown(
             f"the late rank changes, and {steps} steps cannot tell jitter from a habit: "
-            f"capture {ENOUGH_STEPS} (tracedoc collect --active {ENOUGH_STEPS})"
+            f"capture {STEPS_FOR_CHANGE} (tracedoc collect --active {STEPS_FOR_CHANGE})"
         )
     return 1.0 - max(map(worst.count, worst)) / len(worst)
 

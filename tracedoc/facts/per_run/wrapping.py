@@ -11,13 +11,11 @@ from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.sharded_units import NOT_SHARDED
 from tracedoc.facts.per_run.exposed_communication import latency_bound_bytes
 from tracedoc.facts.per_run.links import half_rate_bytes
+from tracedoc.ranks.bandwidth import RING_SHARE
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
 from tracedoc.trace.devices import device_peak
 from tracedoc.values import Unknown, Value
-
-RING_SHARE = 0.8
-"""Large all-gathers inside a node reach this share of the link's rate (361 of 450 GB/s on 8x H200)."""
 
 
 @run_fact("latency_bound_gathers_frac", unit="fraction", scope="rank", needs=("collectives",))

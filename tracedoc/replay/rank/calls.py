@@ -78,7 +78,7 @@ def _role(name: str) -> int:
 
 
 def _loader_rows(trace: Trace, threads: npt.NDArray[np.int32]) -> Rows:
-    loads = np.array([vocabulary.data_loader(name) is not None for name in trace.names], dtype=bool)
+    loads = trace.named(lambda name: vocabulary.data_loader(name) is not None)
     if not loads.any():
         return np.empty(0, dtype=np.intp)
     rows = np.flatnonzero(trace.is_kind(Kind.ANNOTATION, Kind.CPU_OP) & loads[trace.name])
@@ -88,7 +88,7 @@ def _loader_rows(trace: Trace, threads: npt.NDArray[np.int32]) -> Rows:
 
 def frees_memory(trace: Trace, rows: Rows) -> npt.NDArray[np.bool_]:
     """Tell which calls give memory back, and so wait for the device."""
-    frees = np.array([FREES.match(name) is not None for name in trace.names] or [False], dtype=bool)
+    frees = trace.named(lambda name: FREES.match(name) is not None)
     return frees[trace.name[rows]]
 
 

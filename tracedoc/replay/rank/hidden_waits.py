@@ -53,7 +53,7 @@ def _drained(device: DeviceEvents, begin: np.ndarray, end: np.ndarray) -> np.nda
 
 def _named_share(trace: Trace, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     rows = trace.rows(Kind.CPU_OP, Kind.ANNOTATION, Kind.PYTHON)
-    step = np.array([vocabulary.step_number(name) is not None for name in trace.names], dtype=bool)
+    step = trace.named(lambda name: vocabulary.step_number(name) is not None)
     rows = rows[~step[trace.name[rows]]]
     covered = Spans.of(trace.ts_ns[rows], trace.end_ns[rows]).covered_ns(begin, end)
     return np.asarray(covered / np.maximum(end - begin, 1))

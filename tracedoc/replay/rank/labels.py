@@ -32,7 +32,7 @@ def longest_lags(trace: Trace, calls: Calls, lag: Int64Array) -> tuple[Indices, 
     if chosen.size == 0:
         return np.empty(0, dtype=np.int32), ()
     ranges = trace.rows(Kind.CPU_OP, Kind.ANNOTATION, Kind.PYTHON)
-    step = np.array([vocabulary.step_number(name) is not None for name in trace.names], dtype=bool)
+    step = trace.named(lambda name: vocabulary.step_number(name) is not None)
     ranges = ranges[~step[trace.name[ranges]]]
     by_thread = [ranges[trace.thread[ranges] == thread] for thread in distinct(calls.thread).tolist()]
     points, names = [], []

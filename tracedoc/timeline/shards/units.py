@@ -223,7 +223,7 @@ def _launched(
 
 def _gloo_callers(trace: Trace, collectives: Sequence[CollectiveOp]) -> dict[int, int]:
     """Return for each gloo transfer the c10d operator that issued it: by order, where the counts agree."""
-    asking = np.array([name.startswith("c10d::") for name in trace.names], dtype=bool)
+    asking = trace.named(lambda name: name.startswith("c10d::"))
     rows = np.flatnonzero(asking[trace.name] & (trace.kind == int(Kind.CPU_OP)))
     found: dict[int, int] = {}
     for op in ("all_gather", "reduce_scatter"):
