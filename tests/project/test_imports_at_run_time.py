@@ -42,3 +42,24 @@ def test_diagnose_imports_nothing_heavy(repository: Path, sample_traces: Path, t
 def test_help_imports_neither_numpy_nor_anything_heavy(repository: Path) -> None:
     imported = modules_after(repository, "--help")
     assert imported & (HEAVY | {"numpy", "jinja2", "isal"}) == set()
+
+
+def test_a_worker_imports_nothing_of_the_run(repository: Path) -> None:
+    """What is said of all ranks, and what judges it, is the driver's."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, tracedoc.worker; print(*sys.modules)"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = set(done.stdout.split())
+    assert "tracedoc.timeline.build" in imported
+    of_driver = (
+        "tracedoc.ranks",
+        "tracedoc.facts.per_run",
+        "tracedoc.whatif",
+        "tracedoc.rules",
+        "tracedoc.report",
+    )
+    assert [name for name in imported if name.startswith(of_driver)] == []
