@@ -6,6 +6,7 @@
 # make soak    random and hard inputs, jobs that go wrong: half an hour and more (SOAK="--share 0.01": a short look)
 # make bench   measure speed and memory side by side with other tools (BENCH="--rounds 1" for options)
 # make bench-plan   hold predicted steps and peaks of `tracedoc plan` against published runs (ROWS=--rows: each run)
+# make bench-truth  diagnose 200 random simulated jobs whose causes are known (TRUTH="--only heavy-stage --wrong")
 # make fuzz    mutants of real traces through both readers, the native one with sanitizers (FUZZ="--count 100000")
 # make clean   remove what the targets above made
 
@@ -21,10 +22,11 @@ MUTANTS ?=
 # One worker a core; a worker that is done takes tests over from the others.
 XDIST ?= -n auto --dist worksteal
 
+TRUTH ?=
 BIN := .venv/bin
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: demo test lint pythons mutate soak bench bench-plan fuzz clean
+.PHONY: demo test lint pythons mutate soak bench bench-plan bench-truth fuzz clean
 
 demo: .venv/installed
 	$(BIN)/tracedoc diagnose $(RUN) -o - -o report.html
@@ -52,6 +54,9 @@ bench: .venv-bench/python .venv-hta/ready .venv-gpu-idle/ready
 	rm -rf build/lib
 	.venv-bench/bin/python $(PIP) .
 	.venv-bench/bin/python benchmarks/run.py $(BENCH)
+
+bench-truth: .venv/test-installed
+	$(BIN)/python benchmarks/truth.py $(TRUTH)
 
 bench-plan: .venv/installed
 	$(BIN)/python benchmarks/plan.py $(ROWS)

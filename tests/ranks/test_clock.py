@@ -27,7 +27,8 @@ def ends(*parts: tuple[int, int, int, float]) -> Ends:
         for number in range(OPERATIONS)
     )
     operation, rank, end = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
-    return Ends(operation.astype(np.int32), rank.astype(np.int32), end - 10 * MS, end)
+    symmetric = np.ones(end.size, dtype=bool)
+    return Ends(operation.astype(np.int32), rank.astype(np.int32), end - 10 * MS, end, symmetric)
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e-5, -1e-5])
@@ -85,6 +86,7 @@ def test_few_operations_tell_an_offset_and_no_drift() -> None:
             found.rank[: 2 * operations],
             found.start_ns[: 2 * operations],
             found.end_ns[: 2 * operations],
+            found.symmetric[: 2 * operations],
         )
         assert (align_clocks([0, 1], ["a", "b"], few).errors[1].rate != 0.0) == drifts
 

@@ -11,12 +11,13 @@ MS = 1_000_000
 
 
 def late(**excess_us: list[int]) -> Straggler:
-    """Return a rank for which two peers wait 10 and 6 ms in each of four steps: 8 ms the median one."""
+    """Return a rank that costs 8 ms in each of four steps, in which two peers wait for it 10 and 6 ms."""
     columns = [excess_us.get(cause, [0, 0, 0, 0]) for cause in CAUSES]
     return Straggler(
         rank=3,
         steps=(1, 2, 3, 4),
         peers=(0, 1),
+        gain_ns=np.array([8 * MS] * 4),
         cost_ns=np.array([[10 * MS, 6 * MS]] * 4),
         operations=(0,),
         excess_us=np.array(columns, dtype=np.int64).T,
@@ -26,7 +27,7 @@ def late(**excess_us: list[int]) -> Straggler:
 
 
 def test_what_peers_wait() -> None:
-    assert late().high_ns.tolist() == [8 * MS] * 4
+    assert late().gain_ns.tolist() == [8 * MS] * 4
     assert late().low_ns.tolist() == [6 * MS] * 4
 
 

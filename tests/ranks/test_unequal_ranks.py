@@ -285,11 +285,9 @@ def test_waits_in_two_groups_at_once_count_once(tmp_path: Path) -> None:
     assert facts["uneven_work_steps"].value == 6
 
 
-def test_a_late_rank_costs_what_the_median_peer_waits_and_surely_what_the_next_one_does(
-    tmp_path: Path,
-) -> None:
+def test_a_late_rank_costs_what_the_next_one_waits_for_it(tmp_path: Path) -> None:
     """Ranks compute 60, 70, 66 and 85 ms: the peers of rank 3 wait 25, 15 and 19 ms for it."""
     write_run(tmp_path, 4, lambda rank, step: (60.0, 70.0, 66.0, 85.0)[rank])
     facts = judged(tmp_path).facts
-    assert facts["straggler_cost_ms"].values["3"] == pytest.approx(19, abs=1e-3)
+    assert facts["straggler_cost_ms"].values["3"] == pytest.approx(15, abs=1e-3)
     assert facts["straggler_least_ms"].values["3"] == pytest.approx(15, abs=1e-3)

@@ -124,6 +124,7 @@ BOUNDED = [
     ("cpu-offload-transfer", {"offload_stall_ms": 70.0}, 70.0),
     ("rotating-straggler", {"straggler_any_cost_ms": 25.0}, 25.0),
     ("uneven-work", {"uneven_work_ms": 26.0}, 26.0),
+    ("pipeline-bubble", {"pipeline_bubble_excess_ms": 40.0}, 40.0),
 ]
 
 
@@ -176,6 +177,13 @@ def test_what_a_late_rank_waits_for_a_core_is_not_sure(is_cpu: bool, least: floa
 
 MAIN = {name: next(iter(facts)) for name, facts, _ in BOUNDED if facts and name != "fill-the-step"}
 MAIN["not-wait-for-rank"] = "straggler_cost_ms"
+MAIN["balance-stages"] = "stage_imbalance_ms"
+
+
+def test_equal_stages_give_what_the_replay_says_within_its_margin() -> None:
+    found = gain("balance-stages", {**STEP, "stage_imbalance_ms": 20.0})
+    assert isinstance(found, Gain)
+    assert (found.low_ms, found.high_ms, found.basis) == (pytest.approx(17), pytest.approx(23), "replay")
 
 
 def test_the_bound_of_every_rule_is_held_here() -> None:

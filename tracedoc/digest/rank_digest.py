@@ -14,6 +14,7 @@ from tracedoc.digest.codec import decode, encode
 from tracedoc.digest.device import device_name
 from tracedoc.digest.gemms import GemmTable, gemm_table
 from tracedoc.digest.host_work import HostDigest, host_digest
+from tracedoc.digest.meetings import Meetings, meetings
 from tracedoc.digest.work import WorkTable, work_table
 from tracedoc.errors import TraceLimit
 from tracedoc.replay.rank.packing import PackedProgram
@@ -74,7 +75,8 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     ``first_step`` identifies the profiler's cycle. ``phases`` are those of the judged step, in order.
     ``gradients`` tells which collectives reduce gradients; ``work`` follows ``steps``; ``reader`` is what
     read the trace. ``programs`` are those of steps that can be replayed, that of the judged one first;
-    ``unplayable`` says why there are none.
+    ``unplayable`` says why there are none. ``meetings`` is the path of the
+    rank between its meetings with others.
     """
 
     rank: int
@@ -110,6 +112,7 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     reader: str = ""
     programs: tuple[PackedProgram, ...] = ()
     unplayable: str = ""
+    meetings: Meetings | None = None
 
     def __reduce__(self) -> tuple[Callable[[bytes], RankDigest], tuple[bytes]]:
         return decoded_digest, (encode(self),)
@@ -222,6 +225,7 @@ def digest_timeline(
         reader=info.reader,
         programs=programs,
         unplayable=unplayable,
+        meetings=meetings(timeline),
     )
 
 

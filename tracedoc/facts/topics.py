@@ -17,6 +17,7 @@ TOPICS = {
         per_rank.offload,
     ),
     "Stragglers": (per_run.straggler, per_run.uneven, per_run.slow_gpus),
+    "Pipelines": (per_run.pipelines,),
     "Host and idle time": (per_rank.launch_pace, per_run.host_causes),
     "Input": (per_rank.loader, per_run.loader_workers),
     "Memory and copies": (per_rank.memory,),

@@ -19,7 +19,7 @@ from tracedoc.timeline.collective_table import boundaries, by_rank
 from tracedoc.units import format_ms
 
 RESIDUAL_SHARE = 0.10
-"""If ends still differ by more than this share of the median wait, waits mean nothing."""
+"""If ends still differ by more than this share of the mean wait, waits mean nothing."""
 
 SETTLED_NS = 50_000
 """Ends this close are as good as simultaneous, whatever the waits are."""
@@ -88,15 +88,22 @@ class Clock(msgspec.Struct, frozen=True):
 
 
 class Ends(msgspec.Struct, frozen=True, eq=False):
-    """Symmetric operations over their ranks, one entry for each rank that took part.
+    """Operations in which ranks wait for each other, one entry for each rank that took part.
 
-    ``operation`` numbers the operations and is sorted; ``rank`` is a position in the list of ranks.
+    ``operation`` numbers the operations and is sorted; ``rank`` is a position in the list of ranks. Of
+    ``symmetric`` ones all ranks leave together, which tells about clocks; the others only how long waits are.
     """
 
     operation: npt.NDArray[np.int32]
     rank: npt.NDArray[np.int32]
     start_ns: Int64Array
     end_ns: Int64Array
+    symmetric: npt.NDArray[np.bool_]
+
+    def leaving_together(self) -> Ends:
+        """Return the symmetric operations."""
+        mine = self.symmetric
+        return Ends(self.operation[mine], self.rank[mine], self.start_ns[mine], self.end_ns[mine], mine[mine])
 
 
 def align_clocks(ranks: Sequence[int], hosts: Sequence[str], ends: Ends) -> Clock:
@@ -109,7 +116,7 @@ def align_clocks(ranks: Sequence[int], hosts: Sequence[str], ends: Ends) -> Cloc
     named = {host for host in hosts if host}
     if len(ranks) < 2 or (len(named) == 1 and all(hosts)):
         return Clock()
-    if ends.operation.size == 0:
+    if not ends.symmetric.any():
         if len(named) < 2:
             return Clock()
         return Clock(
@@ -164,6 +171,10 @@ def _distances(
 
 def _errors(ends: Ends, clocks: npt.NDArray[np.int32]) -> dict[int, ClockError]:
     """Return the error of each clock against the first one of those it is connected with."""
+    symmetric = ends.leaving_together()
+    # Stages of a pipeline on hosts of their own share no symmetric operation: then a send and its receive,
+    # which end together but for what is buffered, are the next best.
+    ends = symmetric if _connect_all(symmetric, clocks) else ends
     found = _distances(ends.operation, clocks[ends.rank], ends.end_ns)
     order = np.lexsort((found.time_ns, found.other, found.first))
     first, other = found.first[order], found.other[order]
@@ -188,6 +199,18 @@ def _errors(ends: Ends, clocks: npt.NDArray[np.int32]) -> dict[int, ClockError]:
                     errors[far] = _after(errors[near], fit)
                     front.append(far)
     return errors
+
+
+def _connect_all(ends: Ends, clocks: npt.NDArray[np.int32]) -> bool:
+    """Tell whether operations lead from every clock to every other one."""
+    found = _distances(ends.operation, clocks[ends.rank], ends.end_ns)
+    reached, grown = {int(clocks[0])}, True
+    pairs = set(zip(found.first.tolist(), found.other.tolist(), strict=True))
+    while grown:
+        near = {b for a, b in pairs if a in reached} | {a for a, b in pairs if b in reached}
+        grown = not near <= reached
+        reached |= near
+    return len(reached) == np.unique(clocks).size
 
 
 def _fit(time_ns: Int64Array, distance_ns: Int64Array) -> ClockError:
@@ -233,7 +256,10 @@ def _after(near: ClockError, fit: ClockError) -> ClockError:
 def _quality(
     ends: Ends, clocks: npt.NDArray[np.int32], errors: Mapping[int, ClockError]
 ) -> tuple[int, float]:
-    """Return the median distance of ends between clocks, and the median wait, once ``errors`` are removed."""
+    """Return the median distance of ends between clocks, and the mean wait, once ``errors`` are removed.
+
+    Waits of sends and receives count: those of a pipeline are the longest.
+    """
     start_ns, end_ns, clock = ends.start_ns, ends.end_ns, clocks[ends.rank]
     if errors:
         start_ns, end_ns = start_ns.copy(), end_ns.copy()
@@ -241,11 +267,12 @@ def _quality(
         for number, error in errors.items():
             mine = parts[number]
             start_ns[mine], end_ns[mine] = error.to_common(start_ns[mine]), error.to_common(end_ns[mine])
-    distance = _distances(ends.operation, clock, end_ns).distance_ns
+    together = ends.symmetric
+    distance = _distances(ends.operation[together], clock[together], end_ns[together]).distance_ns
     residual = int(np.median(np.abs(distance))) if distance.size else 0
     edges = boundaries(ends.operation)
     latest = np.repeat(np.maximum.reduceat(start_ns, edges[:-1]), np.diff(edges))
-    return residual, float(np.median(latest - start_ns))
+    return residual, float(np.mean(latest - start_ns))
 
 
 def _not_aligned(reason: str) -> Limit:

@@ -259,12 +259,14 @@ def _entries(
         kind = kind[row]
         # What one rank gives to an all-to-all need not be what another one gives.
         free = np.array([name == "all_to_all" for name in names] or [False])
+        # The two ranks of a send count it among other operations: its number says nothing.
+        paired = np.array([name == "send_recv" for name in names] or [False])
         found: tuple[npt.NDArray[np.generic], ...] = (
             group[kind],
             np.full(row.size, position, dtype=np.int32),
             op[kind],
             np.where(free[kind], NONE, nbytes[row]),
-            table.seq[row],
+            np.where(paired[kind], NONE, table.seq[row]),
             table.step[row],
             table.start_ns[row],
             table.end_ns[row],
@@ -314,10 +316,14 @@ def _mask(ops: Sequence[str], wanted: frozenset[str], codes: npt.NDArray[np.int3
 
 
 def _ends(entries: Entries, paired: IntArray, ops: Sequence[str]) -> Ends:
-    chosen = np.flatnonzero((paired != NOT_PAIRED) & _mask(ops, SYMMETRIC_OPS, entries.op))
+    chosen = np.flatnonzero((paired != NOT_PAIRED) & _mask(ops, LATEST_START_OPS, entries.op))
     order = chosen[np.lexsort((entries.rank[chosen], paired[chosen]))]
     return Ends(
-        paired[order].astype(np.int32), entries.rank[order], entries.start_ns[order], entries.end_ns[order]
+        paired[order].astype(np.int32),
+        entries.rank[order],
+        entries.start_ns[order],
+        entries.end_ns[order],
+        _mask(ops, SYMMETRIC_OPS, entries.op)[order],
     )
 
 

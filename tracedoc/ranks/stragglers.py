@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from tracedoc.ranks.blame import STRAGGLING
 from tracedoc.ranks.groups import pipeline_pairs
+from tracedoc.ranks.pipelines import SlowWorker, pipeline, slow_workers
+from tracedoc.ranks.rehearsal import gains_without, rehearsal
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.slowness import SLOWER, SLOWER_IN_MOST, slowness_by_rank
 from tracedoc.ranks.work_shares import work_excess, work_shares
@@ -43,6 +45,9 @@ REAL_SHARE = 0.5
 class Straggler(msgspec.Struct, frozen=True, eq=False):
     """One rank for which others wait.
 
+    ``gain_ns[s]`` is how much shorter step ``steps[s]`` would be if nobody ever waited for this rank, as a
+    replay of all ranks tells: their own hosts and their own work still take what they take. In a CPU trace it
+    is what the median peer waits.
     ``cost_ns[s, p]`` is how long peer ``peers[p]`` waits for it in step ``steps[s]`` with no compute beside
     it: the union of its waits in operations whose chain of blame ends at this rank. ``operations`` are those
     (indices of the matching) to which it came last itself. ``excess_us[s, c]`` is what it did before them
@@ -54,6 +59,7 @@ class Straggler(msgspec.Struct, frozen=True, eq=False):
     rank: int
     steps: tuple[int, ...]
     peers: tuple[int, ...]
+    gain_ns: Int64Array
     cost_ns: Int64Array
     operations: tuple[int, ...]
     excess_us: Int64Array
@@ -61,14 +67,9 @@ class Straggler(msgspec.Struct, frozen=True, eq=False):
     away_phase: int
 
     @property
-    def high_ns(self) -> Int64Array:
-        """What the median peer waits in each step: the others could be so much earlier without this rank."""
-        return np.asarray(np.median(self.cost_ns, axis=1), dtype=np.int64)
-
-    @property
     def low_ns(self) -> Int64Array:
         """What the peer that waits least waits in each step: the second-latest rank is as late as that."""
-        return np.asarray(self.cost_ns.min(axis=1), dtype=np.int64)
+        return np.asarray(np.minimum(self.cost_ns.min(axis=1), self.gain_ns), dtype=np.int64)
 
     @property
     def cause(self) -> str:
@@ -77,11 +78,11 @@ class Straggler(msgspec.Struct, frozen=True, eq=False):
         What it does in nearly every step comes before what adds up to more in a few.
         """
         habit = np.sort(self.excess_us, axis=0)[(len(self.steps) - 1) // 4]
-        if habit.max() >= LEAST_SHARE * float(np.median(self.high_ns)) / 1000 > 0:
+        if habit.max() >= LEAST_SHARE * float(np.median(self.gain_ns)) / 1000 > 0:
             return CAUSES[int(habit.argmax())]
         excess = self.excess_us.sum(axis=0)
         best = int(excess.argmax())
-        enough = max(CAUSE_SHARE * excess.sum(), LEAST_SHARE * self.high_ns.sum() / 1000)
+        enough = max(CAUSE_SHARE * excess.sum(), LEAST_SHARE * self.gain_ns.sum() / 1000)
         return CAUSES[best] if excess[best] > 0 and excess[best] >= enough else ""
 
     @property
@@ -96,10 +97,13 @@ class Straggler(msgspec.Struct, frozen=True, eq=False):
 def stragglers(run: RunView) -> tuple[Straggler, ...]:
     """Return the ranks for which others wait, the most costly first. With one rank there are none."""
     steps = _steps(run)
+    if pipeline(run) is not None:
+        return tuple(_slow_worker(run, worker) for worker in slow_workers(run) if worker.gain_ns.any())
     costs = run.blame.exposed_cost_ns()
     suspects = np.argsort(-costs, kind="stable")[:MAX_SUSPECTS]
     found = [_late_rank(run, int(position), steps) for position in suspects if costs[position] > 0]
-    return tuple(one for one in found if one.cost_ns.any())
+    found = [one for one in found if one.gain_ns.any()]
+    return tuple(sorted(found, key=lambda one: -int(one.gain_ns.sum())))
 
 
 def _steps(run: RunView) -> tuple[int, ...]:
@@ -133,15 +137,46 @@ def _late_rank(run: RunView, position: int, steps: Sequence[int]) -> Straggler:
         cost[:, column] = _waited(run, place, mine, steps)
     own = np.flatnonzero(blamed & (blame.last == position))
     excess, more_kernels, phase = _what_it_did(run, position, own, steps)
+    waited = np.asarray(np.median(cost, axis=1), dtype=np.int64)
+    gain = waited if rehearsal(run) is None else np.maximum(gains_without(run, position, steps), 0)
     return Straggler(
         rank=matching.ranks[position],
         steps=tuple(steps),
         peers=tuple(matching.ranks[place] for place in peers),
+        gain_ns=gain,
         cost_ns=cost,
         operations=tuple(own.tolist()),
         excess_us=excess,
         more_kernels=more_kernels,
         away_phase=phase,
+    )
+
+
+def _slow_worker(run: RunView, worker: SlowWorker) -> Straggler:
+    """Return a rank that holds up its pipeline as a straggler: its passes take longer, or its host."""
+    found, matching = pipeline(run), run.matching
+    assert found is not None
+    steps, position = found.steps, worker.place
+    own = np.flatnonzero(is_among(matching.step, steps) & (run.blame.root == position))
+    excess = np.zeros((len(steps), len(CAUSES)), dtype=np.int64)
+    excess[:, CAUSES.index("kernels")] = worker.longer_ns // 1000
+    if not worker.longer_ns.any():
+        excess = _what_it_did(run, position, own[run.blame.last[own] == position], steps)[0]
+    peers = tuple(place for place in range(len(matching.ranks)) if place != position)
+    cost = np.zeros((len(steps), len(peers)), dtype=np.int64)
+    for column, place in enumerate(peers):
+        parts = np.flatnonzero(is_among(matching.operation, own) & (matching.part_rank == place))
+        cost[:, column] = _waited(run, place, parts, steps)
+    return Straggler(
+        rank=matching.ranks[position],
+        steps=steps,
+        peers=tuple(matching.ranks[place] for place in peers),
+        gain_ns=np.maximum(worker.gain_ns, 0),
+        cost_ns=cost,
+        operations=tuple(own[run.blame.last[own] == position].tolist()),
+        excess_us=excess,
+        more_kernels=1.0,
+        away_phase=0,
     )
 
 

@@ -11,6 +11,7 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.values import Unknown
 from tracedoc.whatif.bounds import at_most, hidden_by_compute, measured
 from tracedoc.whatif.gradients import GRADIENT_GAINS
+from tracedoc.whatif.pipelines import balance_stages
 from tracedoc.whatif.sharding import SHARDING_GAINS
 from tracedoc.whatif.straggler import not_wait_for_rank
 
@@ -86,6 +87,7 @@ GAINS: dict[str, GainEstimator] = {
     **GRADIENT_GAINS,
     "stop-collections": stop_collections,
     "not-wait-for-rank": not_wait_for_rank,
+    "balance-stages": balance_stages,
 }
 """Estimators by the names that rules use, of gains that no fact alone bounds. The key is a rank, ``None`` for
 the run."""

@@ -9,12 +9,12 @@ from tracedoc.whatif.bounds import measured
 
 
 def not_wait_for_rank(measurements: Measurements, key: str | None) -> Gain | Unknown:
-    """Bound what a late rank costs: the waiting of the rank that waits least, and that of the median rank.
+    """Bound what a late rank costs, at most a replay without waiting for it.
 
-    With the late rank in time the next-latest one is waited for still; what all wait in most steps, while it
-    is at what makes it late, is surely gained; what the median rank waits at most. In a CPU run the processes
-    may share cores and then also wait by chance, which no change of one rank mends: there only what the late
-    rank does longer in most steps counts, and what it waited for a core is not sure to be gained.
+    What all wait in most steps, while it is at what makes it late, is surely gained. In a CPU run the
+    processes may share cores and then also wait by chance, which no change of one rank mends: there only
+    what the late rank does longer in most steps counts, and what it waited for a core is not sure to be
+    gained.
     """
     high, low = (
         measured(measurements, "straggler_cost_ms", key),
@@ -22,7 +22,7 @@ def not_wait_for_rank(measurements: Measurements, key: str | None) -> Gain | Unk
     )
     if isinstance(high, Unknown):
         return high
-    assumption = "this rank comes as early as the median of the others"
+    assumption = "this rank never comes later than the others"
     recurring = measured(measurements, "straggler_recurring_ms", key)
     if measurements.is_cpu and not isinstance(recurring, Unknown) and recurring < high:
         high = recurring

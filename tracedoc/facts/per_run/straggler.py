@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tracedoc.facts.catalog import run_fact
+from tracedoc.ranks.rehearsal import Together, gains_together, rehearsal
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.stragglers import MORE_KERNELS, Straggler, kernel_cause, story, stragglers
 from tracedoc.values import Unknown, Value
@@ -15,19 +16,26 @@ NOTICED = 0.02
 """A rank counts as late in a step from this share of the step on; less is within the jitter of launches."""
 
 
-STEPS_FOR_CHANGE = 10
-"""Of fewer steps nothing is said about how the late rank changes."""
+NAMED_RANKS = 4
+"""So many late ranks are named."""
 
 
 @run_fact("straggler_cost_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_cost_ms(run: RunView) -> dict[str, Value]:
-    """What the median other rank waits for this rank per step, with no compute beside it.
+    """How much shorter a step would be if nobody ever waited for this rank.
 
-    A wait belongs to the rank that the chain of blame ends at: one that came late from work of its own, not
-    from waiting for somebody else, nor from standing behind another operation. The median over the steps
-    that all ranks captured whole; 0 for a rank that nobody waits for.
+    All ranks are replayed from one meeting to the next, without this one's arrivals: the others' own work
+    and the pace of their hosts stay, and where they are as slow as this rank nothing is gained. Of ranks
+    that come last from work of their own, not from waiting for somebody else. The median over the steps
+    that all ranks captured whole (or the mean, where that is more); 0 for a rank that nobody waits for. In
+    a CPU trace it is what the median other rank waits for it, with no compute beside it.
     """
-    return _of_late(run, lambda late: float(np.median(late.high_ns)) / 1e6, 0.0)
+
+    def cost(late: Straggler) -> Value:
+        usual = float(np.median(late.gain_ns)) / 1e6
+        return usual if rehearsal(run) is None else max(usual, float(late.gain_ns.mean()) / 1e6)
+
+    return _of_late(run, cost, 0.0)
 
 
 @run_fact("straggler_least_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
@@ -55,8 +63,8 @@ def straggler_steps_frac(run: RunView) -> dict[str, Value]:
 @run_fact("straggler_share_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_share_frac(run: RunView) -> dict[str, Value]:
     """This rank's share of all waiting for late ranks, over all steps."""
-    total = sum(int(late.high_ns.sum()) for late in stragglers(run))
-    return _of_late(run, lambda late: int(late.high_ns.sum()) / total if total else 0.0, 0.0)
+    total = sum(int(late.gain_ns.sum()) for late in stragglers(run))
+    return _of_late(run, lambda late: int(late.gain_ns.sum()) / total if total else 0.0, 0.0)
 
 
 @run_fact("straggler_collectives_per_step", unit="count", scope="rank", needs=("collectives", "multi_rank"))
@@ -102,7 +110,7 @@ def straggler_explained_frac(run: RunView) -> dict[str, Value]:
     """
 
     def explained(late: Straggler) -> Value:
-        waited = late.high_ns.astype(np.float64)
+        waited = late.gain_ns.astype(np.float64)
         if late.cause == "kernels" and late.more_kernels < MORE_KERNELS:
             waited = np.full(waited.size, np.median(waited))
         shares = np.minimum(late.cause_ns / np.maximum(waited, 1.0), 1.0)[waited > 0]
@@ -131,31 +139,46 @@ def straggler_recurring_ms(run: RunView) -> dict[str, Value]:
     return _of_late(run, recurring, 0.0)
 
 
-@run_fact("straggler_changes_frac", unit="fraction", needs=("collectives", "multi_rank"))
-def straggler_changes_frac(run: RunView) -> Value:
-    """Share of the steps with a late rank in which it is another than the one most often late.
+@run_fact("straggler_steady_frac", unit="fraction", needs=("collectives", "multi_rank"))
+def straggler_steady_frac(run: RunView) -> Value:
+    """Share of the steps in which the rank that is most often the late one is it.
 
-    Unknown where fewer than ten steps name several ranks: so few cannot tell jitter from a habit.
+    A rank is late in a step in which it costs the others most, and 2 % of the step or more. Little means that
+    the late rank changes, or that there is one in some steps only.
     """
-    worst = [rank for rank in _worst_by_step(run) if rank is not None]
-    if not worst:
+    worst = _worst_by_step(run)
+    late = [rank for rank in worst if rank is not None]
+    if not late:
         return Unknown("no rank is late") if _matched(run) else _NOT_MATCHED
-    steps = len(stragglers(run)[0].steps)
-    if len(set(worst)) > 1 and steps < STEPS_FOR_CHANGE:
-        return Unknown(
-            f"the late rank changes, and {steps} steps cannot tell jitter from a habit: "
-            f"capture {STEPS_FOR_CHANGE} (tracedoc collect --active {STEPS_FOR_CHANGE})"
-        )
-    return 1.0 - max(map(worst.count, worst)) / len(worst)
+    return max(map(late.count, late)) / len(worst)
+
+
+@run_fact("straggler_turns", unit="text", needs=("collectives", "multi_rank"))
+def straggler_turns(run: RunView) -> Value:
+    """Which ranks are late in how many of the steps, the most frequent first, in words."""
+    worst = _worst_by_step(run)
+    late = [rank for rank in worst if rank is not None]
+    if not late:
+        return Unknown("no rank is late") if _matched(run) else _NOT_MATCHED
+    counts = sorted({rank: late.count(rank) for rank in late}.items(), key=lambda one: (-one[1], one[0]))
+    shown = [f"rank {rank} in {count}" for rank, count in counts[:NAMED_RANKS]]
+    rest = len(counts) - NAMED_RANKS
+    return ", ".join(shown) + (f", {rest} other ranks in the rest" if rest > 0 else "")
 
 
 @run_fact("straggler_any_cost_ms", unit="ms", needs=("collectives", "multi_rank"))
 def straggler_any_cost_ms(run: RunView) -> Value:
-    """What the median rank waits for whichever rank costs most in a step; the median over the steps."""
+    """How much shorter a step would be if every rank came to every collective as early as the median rank.
+
+    By the replay of :func:`straggler_cost_ms`; the mean over the steps. In a CPU trace, what the median rank
+    waits for whichever rank costs most.
+    """
     late = stragglers(run)
     if not late:
         return 0.0 if _matched(run) else _NOT_MATCHED
-    return float(np.median(np.max([one.high_ns for one in late], axis=0))) / 1e6
+    if rehearsal(run) is None:
+        return float(np.median(np.max([one.gain_ns for one in late], axis=0))) / 1e6
+    return max(float(np.mean(gains_together(run, Together.MEDIAN, late[0].steps))) / 1e6, 0.0)
 
 
 @run_fact("straggler_steps_compared", unit="count", needs=("collectives", "multi_rank"))
@@ -197,7 +220,7 @@ def _worst_by_step(run: RunView) -> list[int | None]:
     representative = run.representative_digest
     step = representative.judged_step if representative is not None else None
     least = NOTICED * step.budget.window_ns if step is not None else 0.0
-    costs = np.stack([one.high_ns for one in late])
+    costs = np.stack([one.gain_ns for one in late])
     worst = costs.argmax(axis=0)
     return [
         late[place].rank if costs[place, column] >= max(least, 1.0) else None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from tracedoc.facts.catalog import run_fact
+from tracedoc.ranks.pipelines import even_gain_ns, pass_ratios
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.work_shares import (
     CPU_MEASURES,
     MEASURES,
+    MORE_WORK,
     replicas,
     waits_by_excess,
     work_excess,
@@ -52,7 +54,13 @@ def uneven_work_ms(run: RunView) -> Value:
     the same gradients, where that accounts for half or more of their longer compute, and the compute for
     half or more of their lateness. All ranks' compute and waiting add up to the step, so that with equal
     shares the step is shorter by the mean waiting. The median over the steps that all ranks captured whole.
+
+    In a pipeline samples are dealt out in micro-batches: there it is how much shorter a step would be if each
+    stage took every micro-batch equally long, as a replay of all ranks tells, the mean over the steps.
     """
+    gain_ns = even_gain_ns(run)
+    if gain_ns is not None:
+        return max(float(gain_ns.mean()), 0.0) / 1e6
     excess = work_excess(run)
     if excess is None:
         return NO_REPLICAS
@@ -64,8 +72,11 @@ def uneven_work_ratio(run: RunView) -> Value:
     """Work of the rank with most of it in a step, over the median of its replicas: the median over steps.
 
     By the measure that differs most, of those of :func:`work_ratio` and the number of kernels; 1 where that
-    is equal.
+    is equal. In a pipeline the 90 % quantile of a micro-batch's time over the mean of its stage.
     """
+    passes = pass_ratios(run)
+    if passes.size:
+        return float(np.quantile(passes, 0.9))
     excess = work_excess(run)
     return NO_REPLICAS if excess is None else float(np.median(excess.ratio.max(axis=0)))
 
@@ -73,6 +84,8 @@ def uneven_work_ratio(run: RunView) -> Value:
 @run_fact("uneven_work_measure", unit="text", needs=("kernels", "collectives", "multi_rank"))
 def uneven_work_measure(run: RunView) -> Value:
     """What :func:`uneven_work_ratio` counts in most steps: arithmetic, thread blocks, kernels, operators."""
+    if pass_ratios(run).size:
+        return "time"
     excess = work_excess(run)
     if excess is None:
         return NO_REPLICAS
@@ -84,9 +97,29 @@ def uneven_work_measure(run: RunView) -> Value:
 
 @run_fact("uneven_work_steps", unit="count", needs=("kernels", "collectives", "multi_rank"))
 def uneven_work_steps(run: RunView) -> Value:
-    """Steps in which ranks wait for one with more work than its replicas, as ``uneven_work_ms`` counts."""
+    """Steps in which ranks wait for one with more work than its replicas, as ``uneven_work_ms`` counts.
+
+    In a pipeline every pass of a rank through a micro-batch counts as one, where it takes 5 % more or less
+    than the mean of its stage.
+    """
+    passes = pass_ratios(run)
+    if passes.size:
+        return int((np.abs(passes - 1.0) >= MORE_WORK).sum())
     excess = work_excess(run)
     return NO_REPLICAS if excess is None else int(waits_by_excess(run, excess).any(axis=0).sum())
+
+
+@run_fact("uneven_work_compared", unit="count", needs=("kernels", "collectives", "multi_rank"))
+def uneven_work_compared(run: RunView) -> Value:
+    """Steps, in a pipeline passes through a micro-batch, over which :func:`uneven_work_steps` counts."""
+    passes = pass_ratios(run)
+    return int(passes.size) if passes.size else len(work_shares(run).steps)
+
+
+@run_fact("uneven_work_of", unit="text", needs=("kernels", "collectives", "multi_rank"))
+def uneven_work_of(run: RunView) -> Value:
+    """What :func:`uneven_work_compared` counts, in words."""
+    return "passes through micro-batches" if pass_ratios(run).size else "steps"
 
 
 def uneven_ranks(run: RunView) -> frozenset[int]:

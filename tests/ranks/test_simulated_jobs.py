@@ -1,0 +1,88 @@
+"""Simulated jobs with one fault: the right rank and rule, and a gain as large as the fault costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.simulated.spec import Fault, Job
+from tests.simulated.traces import Capture, write_traces
+from tests.simulated.truth import Truth
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.pipeline import Options, diagnose
+
+DDP = {"kind": "ddp", "ranks": 4, "layers": 6}
+FSDP = {"kind": "fsdp", "ranks": 4, "layers": 6}
+TENSOR = {"kind": "tensor", "ranks": 4, "tensor": 2, "layers": 6}
+PIPELINE = {"kind": "pipeline", "ranks": 8, "stages": 4, "layers": 4, "micro_batches": 8, "kernels": 4}
+CLOCKS = Capture({rank: 700.0 * (rank // 2) for rank in range(8)}, ranks_a_host=2)
+
+
+def simulated(folder: Path, job: Job, capture: Capture | None = None) -> tuple[Truth, Diagnosis]:
+    truth = Truth(job)
+    write_traces(truth.played, job.ranks, folder, capture or Capture())
+    return truth, diagnose([folder], Options(jobs=1))
+
+
+def cost_ms(diagnosis: Diagnosis, rank: int, rule: str = "straggler-rank") -> float:
+    """Return what a late rank, or the heavy stage, costs a step."""
+    if rule == "stage-imbalance":
+        cost = diagnosis.facts["stage_imbalance_ms"].value
+    else:
+        cost = diagnosis.facts["straggler_cost_ms"].values[str(rank)]
+    assert isinstance(cost, float)
+    return cost
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "rule", "ranks"),
+    [
+        (DDP, Fault("straggler-compute", 2, 1.4), "straggler-rank", (2,)),
+        (FSDP, Fault("straggler-host", 1, 15.0), "straggler-rank", (1,)),
+        (TENSOR, Fault("straggler-compute", 3, 1.4), "straggler-rank", (3,)),
+        (PIPELINE, Fault("heavy-stage", 3, 1.6), "stage-imbalance", (6, 7)),
+        (PIPELINE, Fault("heavy-stage", 0, 1.6), "stage-imbalance", (0, 1)),
+        (PIPELINE, Fault("slow-worker", 4, 1.6), "straggler-rank", (4,)),
+    ],
+    ids=lambda one: one.name if isinstance(one, Fault) else None,
+)
+@pytest.mark.parametrize("capture", [None, CLOCKS], ids=["one clock", "clocks apart"])
+def test_the_fault_comes_first_with_what_it_costs(
+    tmp_path: Path,
+    kind: dict[str, object],
+    fault: Fault,
+    rule: str,
+    ranks: tuple[int, ...],
+    capture: Capture | None,
+) -> None:
+    job = Job(3, steps=3, faults=(fault,), **kind)  # type: ignore[arg-type]
+    truth, diagnosis = simulated(tmp_path, job, capture)
+    # With a host that waits once a step, not waiting hides what one rank's host does as well.
+    found = [one for one in diagnosis.findings if one.rule_id != "blocking-syncs"]
+    assert (found[0].rule_id, found[0].ranks) == (rule, ranks)
+    cost = cost_ms(diagnosis, ranks[0], rule)
+    assert cost == pytest.approx(truth.gain_of_fault(fault.name), rel=0.15)
+
+
+@pytest.mark.parametrize("kind", [DDP, FSDP, TENSOR, PIPELINE], ids=lambda one: str(one["kind"]))
+def test_a_healthy_job_gets_no_warning(tmp_path: Path, kind: dict[str, object]) -> None:
+    _, diagnosis = simulated(tmp_path, Job(4, steps=3, **kind))  # type: ignore[arg-type]
+    assert [one.rule_id for one in diagnosis.findings if one.severity != "note"] == []
+
+
+def test_one_step_is_enough_to_name_a_rank_that_is_late_at_its_start(tmp_path: Path) -> None:
+    job = Job(5, steps=1, faults=(Fault("straggler-host", 2, 20.0),), **DDP)  # type: ignore[arg-type]
+    truth, diagnosis = simulated(tmp_path, job)
+    late = next(one for one in diagnosis.findings if one.rule_id == "straggler-rank")
+    assert late.ranks == (2,)
+    assert cost_ms(diagnosis, 2) == pytest.approx(truth.gain_of_fault("straggler-host"), rel=0.15)
+
+
+def test_hosts_that_are_equally_slow_have_no_straggler(tmp_path: Path) -> None:
+    bound = Fault("launch-bound", -1, 90.0)
+    late = Fault("straggler-host", 1, 0.5)
+    job = Job(6, steps=3, faults=(bound, late), **FSDP)  # type: ignore[arg-type]
+    _, diagnosis = simulated(tmp_path, job)
+    assert diagnosis.findings[0].rule_id == "host-bound-launches"
+    assert cost_ms(diagnosis, 1) < 2.0

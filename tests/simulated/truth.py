@@ -1,0 +1,117 @@
+"""What is true of a simulated job: what each fault costs, and what each rule's cause would give back.
+
+The cause is removed, with the same chances, and the job is played again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.simulated.machine import play
+from tests.simulated.programs import WARM_UP, programs
+from tests.simulated.spec import Job
+
+RULES_OF_FAULT = {
+    "straggler-host": ("straggler-rank",),
+    "straggler-compute": ("straggler-rank",),
+    "straggler-input": ("straggler-rank", "input-stall"),
+    "pauses": ("straggler-rank", "rotating-straggler", "step-outliers"),
+    "rotating": ("rotating-straggler",),
+    "uneven": ("uneven-work", "rotating-straggler"),
+    "heavy-stage": ("stage-imbalance",),
+    "slow-worker": ("straggler-rank",),
+    "slow-link": ("slow-interconnect", "exposed-communication", "sharded-gather-stall"),
+    "exposed-comm": ("exposed-communication", "sharded-gather-stall"),
+    "small-buckets": ("small-gradient-buckets", "small-collectives"),
+    "giant-bucket": ("late-gradient-reduction", "tail-all-reduce"),
+    "every-micro-batch": ("reduction-every-micro-batch",),
+    "fine-wrap": ("fine-fsdp-wrapping", "small-collectives"),
+    "coarse-wrap": ("coarse-fsdp-wrapping",),
+    "no-prefetch": ("sharded-gather-stall", "missing-backward-prefetch"),
+    "launch-bound": ("host-bound-launches", "tiny-kernels"),
+    "tiny-batch": ("tiny-batch", "host-bound-launches", "tiny-kernels"),
+    "syncs": ("blocking-syncs",),
+    "loader": ("input-stall",),
+    "pageable": ("pageable-copies",),
+    "allocator": ("allocator-churn",),
+}
+"""Which rules name a fault."""
+
+OF_A_RANK = ("straggler-host", "straggler-compute", "straggler-input", "slow-worker")
+"""Faults of one rank, which has to be named."""
+
+_NO_TRANSFER = {"link": 1e9, "latency": 0.0}
+
+
+class Truth:
+    """The step of a job, and of the same job without a cause, in ms."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._periods: dict[str, float] = {}
+        self.played = play(programs(job))
+        self.step_ms = self.played.period(WARM_UP)
+
+    def gain_of_fault(self, name: str) -> float:
+        """Return what the step loses without one of the job's faults."""
+        if name == "heavy-stage":  # its work stays, shared by all stages
+            return self._gain(f"fault {name}", self.job.changed(balanced=1.0))
+        if name == "uneven":  # the samples stay, dealt out evenly
+            return self._gain("even", self.job.changed(even=-1.0))
+        if name == "exposed-comm":
+            return self._gain("no transfer", self.job.changed(**_NO_TRANSFER))
+        return self._gain(f"fault {name}", self.job.without(name))
+
+    def gain_of_rule(self, rule: str, ranks: tuple[int, ...]) -> float | None:
+        """Return what removing the cause that a rule names would give back; ``None`` where not defined."""
+        job = self.job
+        changed: Job | None = None
+        if rule == "straggler-rank":
+            changed = job.changed(even=float(ranks[0])) if ranks else None
+        elif rule in ("rotating-straggler", "uneven-work", "step-outliers"):
+            changed = job.changed(even=-1.0)
+        elif rule == "stage-imbalance":
+            changed = job.changed(balanced=1.0)
+        elif rule in ("host-bound-launches", "tiny-kernels", "unfused-optimizer"):
+            changed = job.changed(host=0.03)
+        elif rule == "tiny-batch":
+            return self._doubled()
+        elif rule == "blocking-syncs":
+            changed = replace(job, logs=False).changed(syncs=0.0)
+        elif rule == "host-away":
+            changed = job.without("straggler-host").without("pauses").without("rotating")
+        elif rule == "input-stall":
+            changed = job.without("straggler-input").changed(loader=0.0)
+        elif rule == "pageable-copies":
+            changed = job.changed(pinned=1.0)
+        elif rule == "allocator-churn":
+            changed = job.changed(calm=1.0)
+        elif rule in _MENDED_BY:
+            found = [name for name in _MENDED_BY[rule] if job.fault(name)]
+            changed = job.without(found[0]) if found else None
+        elif rule in _TRANSFERS:
+            changed = job.changed(**_NO_TRANSFER)
+        return None if changed is None else self._gain(f"{rule} {ranks}", changed)
+
+    def _gain(self, key: str, job: Job) -> float:
+        if key not in self._periods:
+            self._periods[key] = play(programs(job)).period(WARM_UP)
+        return self.step_ms - self._periods[key]
+
+    def _doubled(self) -> float:
+        """Return what doubling the batch gives, counted per unit of today's work."""
+        return self.step_ms - play(programs(self.job.changed(compute=2.0))).period(WARM_UP) / 2
+
+
+_TRANSFERS = ("exposed-communication", "small-collectives")
+_MENDED_BY = {
+    "late-gradient-reduction": ("giant-bucket",),
+    "tail-all-reduce": ("giant-bucket",),
+    "slow-interconnect": ("slow-link",),
+    "sharded-gather-stall": ("no-prefetch",),
+    "missing-backward-prefetch": ("no-prefetch",),
+    "small-gradient-buckets": ("small-buckets",),
+    "reduction-every-micro-batch": ("every-micro-batch",),
+    "fine-fsdp-wrapping": ("fine-wrap",),
+    "coarse-fsdp-wrapping": ("coarse-wrap",),
+}
