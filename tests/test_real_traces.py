@@ -159,3 +159,16 @@ def test_every_format_opens_with_an_answer_a_limit_or_an_error(shared_traces: Pa
         assert answers[unread] == "unknown-device"
     assert "idle-with-work-queued" in answers["sglang_Qwen3-8B_decode"]
     assert answers["step_based_trace_2543932"] == "answer"
+
+
+def test_four_launch_bound_hosts_are_no_straggler(shared_traces: Path) -> None:
+    diagnosis = diagnose([shared_traces / "fsdp2_h100_4rank"])
+    first, second = diagnosis.findings[:2]
+    assert (first.rule_id, first.severity) == ("host-bound-launches", "warning")
+    assert (second.rule_id, second.severity) == ("input-stall", "warning")
+    assert diagnosis.budget is not None
+    # The whole ProfilerStep: 22 to 25 ms pass before the first kernel.
+    assert diagnosis.budget.step_ms == pytest.approx(77.1, abs=0.1)
+    straggler = found_in(diagnosis).get("straggler-rank")
+    # Rank 2 comes last to 27 of 28 collectives, yet all hosts are equally slow: it costs 3 ms.
+    assert straggler is None or (straggler.gain is not None and straggler.gain.high_ms < 5)

@@ -22,6 +22,8 @@ from tracedoc.whatif.predictions import Prediction, predict
 LONGEST_PLAN = 5
 """A plan has at most this many fixes: what comes later rests on ever more assumptions."""
 
+_SURER = ("low", "medium", "high").index
+
 NOT_REPLAYED = "a bound: the step was not replayed, because {}"
 
 
@@ -95,7 +97,11 @@ def _predicted(
     best = max(found, key=lambda one: one.gain_ms[1])
     low, likely, high = (max(ms, 0.0) for ms in best.gain_ms)
     gain = Gain(low, high, "replay", best.assumptions, likely)
-    severity = severity_of(rule, gain, best.confidence, measurements)
+    # A replay that is not sure makes its number doubtful, not the cause that was seen.
+    confidence = (
+        min(finding.confidence, "medium", key=_SURER) if best.confidence == "low" else best.confidence
+    )
+    severity = severity_of(rule, gain, confidence, measurements)
     return replace(finding, fixes=fixes, gain=gain, severity=severity)
 
 
