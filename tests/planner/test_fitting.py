@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tracedoc.errors import InputError
-from tracedoc.planner import KnownRun, what_fits
-from tracedoc.planner.fitting import ADVICE
+from tracedoc.planner.fitting import ADVICE, KnownRun, what_fits
 
 GB = 1e9
 RUN = KnownRun(10**9, gpus=4, memory_bytes=40 * GB, peak_bytes=10 * GB, strategy="full-shard")
