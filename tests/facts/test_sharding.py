@@ -72,7 +72,7 @@ def test_rows_of_units_hold_medians_and_come_in_the_order_of_the_passes(tmp_path
 
 def test_one_rank_cannot_tell_waiting_from_transfer(tmp_path: Path) -> None:
     parse_lanes(BLOCKS, ranks=2)[0].write(tmp_path / "rank-0.json")
-    diagnosis = diagnose([tmp_path], Options(jobs=1))
+    diagnosis = diagnose([tmp_path], Options(jobs=1, replay=False))
     assert [(row.wait_ms, row.transfer_ms) for row in diagnosis.detail.units] == [(None, None)] * 8
     assert value(diagnosis, "gather_stall_wait_ms") == 0
     (stall,) = (one for one in diagnosis.findings if one.rule_id == "sharded-gather-stall")
