@@ -25,7 +25,7 @@ from tracedoc.executors.work import Lost
 from tracedoc.facts.measure_run import Measurements, measure_run
 from tracedoc.facts.per_run.settings import job_limits
 from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
-from tracedoc.ranks.run_view import build_view
+from tracedoc.ranks.run_view import build_run_view
 from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
 from tracedoc.rules.replayed import with_predictions
@@ -157,7 +157,7 @@ def measure(
     failures = Failures()
     job = failures.contain("what the manifest tells", lambda: read_job(run.manifest), None)
     asking = failures.contain("the step with Python stacks", lambda: _asking(job), None)
-    view = build_view(ranked, settled.world_size, job, asking)
+    view = build_run_view(ranked, settled.world_size, job, asking)
     ending = failures.contain("how the job ended", lambda: ending_limits(run.manifest), ())
     slower = failures.contain("the times around the capture", lambda: job_limits(view), ())
     limits = (

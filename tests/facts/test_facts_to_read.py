@@ -49,6 +49,13 @@ def test_the_slowest_step_is_the_longest_complete_one(tmp_path: Path) -> None:
     assert (facts["step_ms"], facts["slowest_step_ms"]) == (100, 140)
 
 
+def test_steps_that_take_no_time_have_no_jitter(tmp_path: Path) -> None:
+    builder = TraceBuilder(device=None).host("aten::add", 100, 300)
+    for index in (1, 2, 3, 4):
+        builder.step(index, 100, 100)
+    assert values(tmp_path, builder)["step_jitter_frac"] == Unknown("half of the steps take no time")
+
+
 def test_idle_time_of_the_host_s_other_delays(tmp_path: Path) -> None:
     builder = steps(TraceBuilder(), 100, 200, 300)
     # The judged step is 110 to 210, idle from 120 on; its successor is launched at 209.

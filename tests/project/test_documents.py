@@ -13,6 +13,8 @@ from types import ModuleType
 
 import pytest
 
+import tracedoc
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -79,6 +81,18 @@ def test_python_of_the_library_guide_runs(tmp_path: Path, monkeypatch: pytest.Mo
     for block in re.findall(r"```python\n(.*?)```", text, re.S):
         exec(compile(block, "docs/library.md", "exec"), names)
     assert {path.name for path in tmp_path.iterdir()} == {"sample_traces", "report.html", "diagnosis.json"}
+
+
+def test_the_library_guide_lists_what_is_public_and_uses_nothing_else() -> None:
+    text = (REPOSITORY / "docs" / "library.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `tracedoc\.([\w.]+)` \|", text, re.M)
+    modules = {name for name in listed if importlib.util.find_spec(f"tracedoc.{name}")}
+    assert set(listed) - modules == set(tracedoc.__all__)
+    blocks = "\n".join(re.findall(r"```py(?:thon)?\n(.*?)```", text, re.S))
+    imported = set(re.findall(r"from tracedoc\.([\w.]+) import", blocks))
+    called = set(re.findall(r"\btracedoc\.(\w+)\(", blocks))
+    assert imported <= modules
+    assert called <= set(tracedoc.__all__)
 
 
 def test_the_page_of_facts_holds_every_definition() -> None:

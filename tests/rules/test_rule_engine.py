@@ -9,7 +9,7 @@ import pytest
 from tracedoc.diagnosis import Evidence, Finding, Fix, Gain, Verdict
 from tracedoc.facts.catalog import NEEDS, FactDef, Measurement, Scope
 from tracedoc.facts.measure_run import Availability, Measurements
-from tracedoc.ranks.run_view import build_view
+from tracedoc.ranks.run_view import build_run_view
 from tracedoc.rules.engine import Judgement, evaluate
 from tracedoc.rules.model import Param, Rule, Words
 from tracedoc.values import Failed, Unknown, Value
@@ -32,7 +32,7 @@ def measured(
 ) -> Measurements:
     table = {one.definition.name: one for one in (fact("step_ms", "ms", step_ms), *facts)}
     available = {need: Availability("present") for need in NEEDS} | dict(absent or {})
-    return Measurements(table, available, confidence, is_cpu, ranks, (3, 4), build_view((), None))
+    return Measurements(table, available, confidence, is_cpu, ranks, (3, 4), build_run_view((), None))
 
 
 def rule(rule_id: str = "exposed", **changes: object) -> Rule:

@@ -9,7 +9,7 @@ import pytest
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.catalog import CATALOG, NEEDS, Measurement
 from tracedoc.facts.measure_run import Availability, Measurements
-from tracedoc.ranks.run_view import build_view
+from tracedoc.ranks.run_view import build_run_view
 from tracedoc.rules.load import load_rules
 from tracedoc.rules.model import AtMost
 from tracedoc.values import Unknown
@@ -36,7 +36,7 @@ def gain(name: str, facts: Facts, *, is_cpu: bool = False, absent: str = "") -> 
     """Return what the estimator ``name``, or the rule of that name, says of these facts, and of no others."""
     table = {fact: Measurement(CATALOG[fact], value) for fact, value in facts.items()}
     available = {need: Availability("by_nature" if need == absent else "present") for need in NEEDS}
-    measurements = Measurements(table, available, "high", is_cpu, (0,), (1, 2, 3), build_view((), None))
+    measurements = Measurements(table, available, "high", is_cpu, (0,), (1, 2, 3), build_run_view((), None))
     if name in GAINS:
         return GAINS[name](measurements, None)
     bound = AT_MOST[name]

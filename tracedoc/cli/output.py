@@ -112,21 +112,17 @@ def write(
     redact: bool | None = None,
 ) -> None:
     """Write every report of a diagnosis."""
-    from tracedoc.report.render import next_step, render_pieces
+    from tracedoc.report.render import render_pieces
 
     page_written = any(place.format == "html" for place in places)
 
     def rendered(report_format: str, width: int, color: bool) -> Iterable[str]:
-        step = ""
-        if report_format == "text":
-            step = next_step(diagnosis, command, page_written=page_written)
-            if verdicts and step.endswith(" --verdicts"):
-                step = "tracedoc rules list"
         return render_pieces(
             diagnosis,
             report_format,
             redact=redact,
-            next_command=step,
+            command=command,
+            page_written=page_written,
             verdicts=verdicts,
             width=width,
             color=color,

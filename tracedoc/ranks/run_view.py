@@ -96,7 +96,7 @@ def once(measure: Callable[[RunView], Result]) -> Callable[[RunView], Result]:
     return asked
 
 
-def build_view(
+def build_run_view(
     digests: Sequence[RankDigest],
     world_size: int | None,
     job: Job | None = None,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tracedoc.diagnosis import Diagnosis, json_pieces
 from tracedoc.errors import InputError
-from tracedoc.report.texts import plain, redacted
-from tracedoc.report.view import build_view, job_findings
+from tracedoc.report.texts import redacted
+from tracedoc.report.view import View, build_view
 
 SUFFIXES = {".html": "html", ".htm": "html", ".json": "json", ".txt": "text"}
 """The format that the suffix of a file name implies."""
@@ -29,14 +29,16 @@ def render_pieces(
     report_format: str,
     *,
     redact: bool | None = None,
-    next_command: str = "",
+    command: str = "",
+    page_written: bool = False,
     verdicts: bool = False,
     width: int = 0,
     color: bool = False,
 ) -> Iterator[str]:
     """Yield the text of :func:`render` in pieces: the JSON of many ranks is never held as a whole.
 
-    ``verdicts``, ``width`` and ``color`` are for text: see :func:`tracedoc.report.terminal.render_text`.
+    The others are for text. ``command`` is the one that gave the answer, empty where it cannot be repeated;
+    for ``verdicts``, ``width`` and ``color`` see :func:`tracedoc.report.terminal.render_text`.
     """
     hide = report_format in _REDACTED_BY_DEFAULT if redact is None else redact
     if report_format == "json":
@@ -51,23 +53,19 @@ def render_pieces(
         return
     from tracedoc.report.terminal import render_text
 
-    command = next_command or next_step(diagnosis, "")
-    yield render_text(view, next_command=command, verdicts=verdicts, width=width, color=color)
+    following = _next_command(view, command, page_written=page_written, verdicts=verdicts)
+    yield render_text(view, next_command=following, verdicts=verdicts, width=width, color=color)
 
 
-def next_step(diagnosis: Diagnosis, command: str, *, page_written: bool = False) -> str:
-    """Return the command to type after reading the answer.
-
-    ``command`` is the one that gave it, empty where it cannot be repeated.
-    """
-    findings = job_findings(diagnosis)
-    if command and findings and not page_written:
+def _next_command(view: View, command: str, *, page_written: bool, verdicts: bool) -> str:
+    """Return the command to type after reading the answer."""
+    if command and view.findings and not page_written:
         return f"{command} -o report.html"
-    if findings:
-        return f"tracedoc explain {plain(findings[0].rule_id)}"
-    if diagnosis.budget is None and (limits := build_view(diagnosis).limits):
-        return f"tracedoc explain {limits[0].code}"
-    return f"{command} --verdicts" if command else "tracedoc rules list"
+    if view.findings:
+        return f"tracedoc explain {view.findings[0].finding.rule_id}"
+    if view.diagnosis.budget is None and view.limits:
+        return f"tracedoc explain {view.limits[0].code}"
+    return f"{command} --verdicts" if command and not verdicts else "tracedoc rules list"
 
 
 def write_report(

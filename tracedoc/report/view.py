@@ -128,7 +128,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
             fitting_first(finding.fixes, diagnosis.run),
             _longest(finding.evidence),
         )
-        for number, finding in enumerate(job_findings(diagnosis), 1)
+        for number, finding in enumerate((one for one in ordered if not is_guard(one)), 1)
     )
     return View(
         diagnosis=diagnosis,
@@ -141,11 +141,6 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
         not_judged=_not_judged(diagnosis.verdicts),
         outcomes=_outcomes(diagnosis.verdicts, {one.rule_id for one in ordered if is_guard(one)}),
     )
-
-
-def job_findings(diagnosis: Diagnosis) -> list[Finding]:
-    """Return the findings about the job, not about its capture, as they are numbered."""
-    return sorted((one for one in diagnosis.findings if not is_guard(one)), key=_rank)
 
 
 def segments(budget: BudgetParts) -> tuple[Segment, ...]:

@@ -72,11 +72,11 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     ``device`` is the ordinal of the analysed GPU, ``None`` for a CPU trace or where no device activity was
     captured; then ``activity`` and ``idle`` are ``None`` unless ``is_cpu``. ``windows`` are in time order;
     ``judged`` is the one that stands for the rank: the complete step of lower-median length, else the
-    longest one. ``step_position[i]`` is the position in ``host.steps`` of the GPU event
-    ``events.rows[i]``. ``blocking`` is ``None`` where launches are not linked; ``syncs`` in a CPU trace;
-    ``phases`` without a backward pass. ``phase_budgets`` are those of the analysed step. Where
-    ``kernels_lost``, launched kernels are missing from the trace, and idle time is unreliable.
-    ``positions`` are those of steps in ``host.steps``, by number.
+    longest one; ``judged_budget`` is its exact budget. ``step_position[i]`` is the position in
+    ``host.steps`` of the GPU event ``events.rows[i]``. ``blocking`` is ``None`` where launches are not
+    linked; ``syncs`` in a CPU trace; ``phases`` without a backward pass. ``phase_budgets`` are those of the
+    analysed step. Where ``kernels_lost``, launched kernels are missing from the trace, and idle time is
+    unreliable. ``positions`` are those of steps in ``host.steps``, by number.
     """
 
     trace: Trace
@@ -93,6 +93,7 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     blocking: Spans | None = None
     windows: tuple[Window, ...] = ()
     judged: Window | None = None
+    judged_budget: Budget | None = None
     collectives: CollectiveTable = msgspec.field(default_factory=CollectiveTable.empty)
     limits: tuple[TraceLimit, ...] = ()
     syncs: Syncs | None = None
@@ -106,13 +107,6 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     def complete_windows(self) -> tuple[Window, ...]:
         """The steps that were captured whole."""
         return tuple(window for window in self.windows if window.complete)
-
-    @property
-    def judged_budget(self) -> Budget | None:
-        """The exact budget of the analysed step, ``None`` where there is none."""
-        if self.judged is None or self.activity is None:
-            return None
-        return self.activity.budget(self.judged.start_ns, self.judged.end_ns)
 
     @property
     def judged_host_step(self) -> HostStep | None:
@@ -355,12 +349,14 @@ def _judge(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimelin
                     "the longest part is judged as a step, with low confidence",
                 ),
             )
+    activity = timeline.activity
     lost = _lost_kernels(timeline, judged)
     doubt = lost or _queued_idle(timeline, judged)
     return replace(
         timeline,
         windows=windows,
         judged=judged,
+        judged_budget=activity.budget(judged.start_ns, judged.end_ns) if judged and activity else None,
         limits=(*limits, *((doubt,) if doubt else ()), *_cold_start(timeline, judged)),
         kernels_lost=lost is not None,
     )

@@ -120,9 +120,12 @@ def step_jitter_frac(timeline: RankTimeline) -> Value:
     lengths = [window.end_ns - window.start_ns for window in timeline.complete_windows]
     if len(lengths) < 3:
         return Unknown(f"{len(lengths)} complete steps; three are needed")
+    median = float(np.median(lengths))
+    if median == 0.0:
+        return Unknown("half of the steps take no time")
     # Not np.percentile: its first call imports numpy.ma.
     long = np.interp(0.95 * (len(lengths) - 1), np.arange(len(lengths)), np.sort(lengths))
-    return float(long / np.median(lengths) - 1.0)
+    return float(long / median - 1.0)
 
 
 @rank_fact("slowest_step_ms", unit="ms")
