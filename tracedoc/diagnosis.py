@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from inspect import cleandoc
+from textwrap import shorten
 from typing import Any
 
 import msgspec
@@ -389,24 +389,30 @@ class Diagnosis(msgspec.Struct, frozen=True):
     tool_version: str = ""
     schema_version: str = SCHEMA_VERSION
 
-    def to_frame(self) -> Any:
-        """Return the steps of all ranks as a pandas ``DataFrame``, one row for each rank and step.
+    def __repr__(self) -> str:
+        """Return the answer and the findings in one line."""
+        found = ", ".join(dict.fromkeys(finding.rule_id for finding in self.findings)) or "none"
+        return f"<Diagnosis: {shorten(self.summary, 160, placeholder=' ...')} Findings: {found}>"
 
-        Columns are ``rank``, ``step``, ``complete``, ``start_ms`` and the parts of the budget; idle time by
-        cause is ``idle_<cause>_ms``, 0 in steps without that cause.
+    def _repr_html_(self) -> str:
+        """Return the answer, the step, and the findings for a notebook."""
+        from tracedoc.report.notebook import notebook_html
+
+        return notebook_html(self)
+
+    def to_frame(self, table: str = "steps") -> Any:
+        """Return a table as a pandas ``DataFrame``: "steps", "ranks", "findings", "collectives" or "kernels".
+
+        "steps" has a row for each rank and step, "ranks" the median step of each; both have the parts of the
+        budget, and idle time by cause as ``idle_<cause>_ms`` (0 without that cause). "findings" has the gain
+        and the first fix of each. "collectives" and "kernels" are those of the analysed step. The columns
+        have the names of the JSON; what is not known is ``None`` or NaN.
+
+        Raises :class:`InputError` for another table.
         """
-        import pandas
+        from tracedoc.frames import frame
 
-        names = [f.name for f in fields(StepBudget) if f.name not in ("index", "idle_causes_ms")]
-        causes = sorted({c for report in self.ranks for step in report.steps for c in step.idle_causes_ms})
-        rows = [
-            {"rank": report.rank, "step": step.index}
-            | {name: getattr(step, name) for name in names}
-            | {f"idle_{cause}_ms": step.idle_causes_ms.get(cause, 0.0) for cause in causes}
-            for report in self.ranks
-            for step in report.steps
-        ]
-        return pandas.DataFrame(rows, columns=None if rows else ["rank", "step", *names])
+        return frame(self, table)
 
 
 def to_json(diagnosis: Diagnosis) -> str:
@@ -481,18 +487,3 @@ def from_json(text: str | bytes) -> Diagnosis:
             "upgrade tracedoc",
         )
     return diagnosis
-
-
-def json_schema() -> str:
-    """Return the JSON Schema of a diagnosis, as the package ships it in ``schema/diagnosis-1.json``."""
-    schema = msgspec.json.schema(Diagnosis)
-    for described in schema["$defs"].values():
-        # Python 3.13 takes the indentation out of docstrings, earlier ones keep it.
-        described["description"] = cleandoc(described["description"])
-    head = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"tracedoc diagnosis, schema {SCHEMA_VERSION}",
-    }
-    return (
-        msgspec.json.format(msgspec.json.encode({**head, **schema}, order="sorted"), indent=2).decode() + "\n"
-    )

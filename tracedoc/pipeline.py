@@ -77,14 +77,16 @@ class ProgressEvent(msgspec.Struct, frozen=True):
 
 Progress = Callable[[ProgressEvent], None]
 
+Path = str | os.PathLike[str]
+
 
 def diagnose(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: Path | Sequence[Path],
     options: Options | None = None,
     *,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Return the diagnosis of the run in ``paths`` (files, directories, or ``-`` for standard input).
+    """Return the diagnosis of the run in ``paths``: a folder or a file, or several; ``-`` is standard input.
 
     Raises :class:`InputError` where nothing can be answered, :class:`RuleError` for a wrong rule file.
     """
@@ -114,7 +116,7 @@ def diagnose(
 
 
 def predict(
-    paths: Sequence[str | os.PathLike[str]], changes: Sequence[str] = (), options: Options | None = None
+    paths: Path | Sequence[Path], changes: Sequence[str] = (), options: Options | None = None
 ) -> WhatIf:
     """Return what the step of the run in ``paths`` would be after changes, by replaying it.
 
@@ -140,14 +142,15 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def measure(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: Path | Sequence[Path],
     options: Options | None = None,
     *,
     progress: Progress | None = None,
 ) -> Measured:
     """Measure the run in ``paths`` without judging it."""
     chosen = options or Options()
-    run = discover([os.fspath(path) for path in paths])
+    listed = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+    run = discover([os.fspath(path) for path in listed])
     ranked, settled, unread = _read_ranks(run, chosen, progress)
     if chosen.steps is not None and not any(digest.steps for digest in ranked):
         raise InputError(

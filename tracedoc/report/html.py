@@ -113,6 +113,11 @@ def render_html(view: View) -> str:
 
 @cache
 def _template() -> Template:
+    return template("report.html.j2")
+
+
+def template(name: str) -> Template:
+    """Return a template by the name of its file; it escapes every text and knows how to write quantities."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -134,7 +139,7 @@ def _template() -> Template:
         line=one_line,
     )
     environment.globals["part"] = _part
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)
 
 
 def _part(name: str, caller: Callable[[], str]) -> str:

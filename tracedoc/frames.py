@@ -1,0 +1,118 @@
+"""The tables of a diagnosis as pandas frames, for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from msgspec.structs import fields
+
+from tracedoc.diagnosis import (
+    BudgetParts,
+    CollectiveRow,
+    Diagnosis,
+    KernelRow,
+    RankReport,
+    StepBudget,
+)
+from tracedoc.errors import InputError
+from tracedoc.fixes import fitting_first
+
+Row = dict[str, Any]
+
+
+def frame(diagnosis: Diagnosis, table: str) -> Any:
+    """Return one of :data:`TABLES` as a ``DataFrame``; an empty one keeps its columns.
+
+    Raises :class:`InputError` for another name.
+    """
+    if table not in TABLES:
+        raise InputError(f"a diagnosis has no table {table!r}", f"its tables: {', '.join(TABLES)}")
+    import pandas
+
+    columns, rows = TABLES[table](diagnosis)
+    return pandas.DataFrame(rows, columns=columns)
+
+
+def _steps(diagnosis: Diagnosis) -> tuple[list[str], list[Row]]:
+    names = _names(StepBudget, but=("index", "idle_causes_ms"))
+    steps = [(report.rank, step) for report in diagnosis.ranks for step in report.steps]
+    causes = _causes(step for _, step in steps)
+    rows = [
+        {"rank": rank, "step": step.index} | _values(step, names) | _idle(step, causes)
+        for rank, step in steps
+    ]
+    return ["rank", "step", *names, *_idle_names(causes)], rows
+
+
+def _ranks(diagnosis: Diagnosis) -> tuple[list[str], list[Row]]:
+    names = _names(BudgetParts, but=("idle_causes_ms",))
+    causes = _causes(report.budget for report in diagnosis.ranks if report.budget is not None)
+    rows = [_rank(report, names, causes) for report in diagnosis.ranks]
+    first = ["rank", "host", "device", "source", "complete_steps", "step"]
+    return [*first, *names, *_idle_names(causes), "capture_ms"], rows
+
+
+def _rank(report: RankReport, names: list[str], causes: list[str]) -> Row:
+    budget = report.budget
+    row = _values(report, ["rank", "host", "device", "source"])
+    row["complete_steps"] = sum(step.complete for step in report.steps)
+    row["step"] = budget.at.step if budget is not None and budget.at is not None else None
+    if budget is not None:
+        row |= _values(budget, names) | _idle(budget, causes)
+    row["capture_ms"] = report.capture.span_ms if report.capture is not None else None
+    return row
+
+
+def _findings(diagnosis: Diagnosis) -> tuple[list[str], list[Row]]:
+    names = ["rule_id", "severity", "confidence", "title", "message", "topic", "ranks", "steps"]
+    gains = ["low_ms", "likely_ms", "high_ms", "basis"]
+    rows = []
+    for finding in diagnosis.findings:
+        row = _values(finding, names)
+        row |= {f"gain_{name}": getattr(finding.gain, name, None) for name in gains}
+        for fix in fitting_first(finding.fixes, diagnosis.run)[:1]:
+            row |= {"fix": fix.title, "change": fix.change}
+        rows.append(row)
+    return [*names, *(f"gain_{name}" for name in gains), "fix", "change"], rows
+
+
+def _collectives(diagnosis: Diagnosis) -> tuple[list[str], list[Row]]:
+    names = _names(CollectiveRow)
+    return names, [_values(row, names) for row in diagnosis.detail.collectives]
+
+
+def _kernels(diagnosis: Diagnosis) -> tuple[list[str], list[Row]]:
+    names = _names(KernelRow)
+    return names, [_values(row, names) for row in diagnosis.detail.kernels]
+
+
+TABLES: dict[str, Callable[[Diagnosis], tuple[list[str], list[Row]]]] = {
+    "steps": _steps,
+    "ranks": _ranks,
+    "findings": _findings,
+    "collectives": _collectives,
+    "kernels": _kernels,
+}
+"""What :meth:`Diagnosis.to_frame` knows: each gives the names of its columns, and its rows."""
+
+
+def _names(kind: type, *, but: tuple[str, ...] = ()) -> list[str]:
+    return [one.name for one in fields(kind) if one.name not in but]
+
+
+def _values(of: object, names: Iterable[str]) -> Row:
+    return {name: getattr(of, name) for name in names}
+
+
+def _causes(budgets: Iterable[BudgetParts]) -> list[str]:
+    return sorted({cause for budget in budgets for cause in budget.idle_causes_ms})
+
+
+def _idle_names(causes: list[str]) -> list[str]:
+    return [f"idle_{cause}_ms" for cause in causes]
+
+
+def _idle(budget: BudgetParts, causes: list[str]) -> Row:
+    times = (budget.idle_causes_ms.get(cause, 0.0) for cause in causes)
+    return dict(zip(_idle_names(causes), times, strict=True))
