@@ -194,7 +194,7 @@ def test_the_largest_file_comes_first():
 
 @pytest.mark.parametrize(
     ("executor", "module", "extra"),
-    [("dask://local", "distributed", "tracedoc[dask]"), ("mpi", "mpi4py", "tracedoc[mpi]")],
+    [("dask://local", "distributed", ".[dask]"), ("mpi", "mpi4py", ".[mpi]")],
 )
 def test_an_executor_that_is_not_installed_says_what_to_install(
     executor: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
@@ -202,7 +202,7 @@ def test_an_executor_that_is_not_installed_says_what_to_install(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InputError) as caught:
         list(run_each(length, {"a": 1, "b": 1}, executor=executor))
-    assert caught.value.hint == f"pip install '{extra}'"
+    assert caught.value.hint == f"in a checkout of tracedoc: pip install '{extra}'"
 
 
 @pytest.mark.parametrize("executor", ["ray", "dask://", "", "mpi://node"])

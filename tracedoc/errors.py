@@ -74,3 +74,8 @@ class TraceLimit:
     def message(self) -> str:
         """What was seen, with the file's name."""
         return f"{self.source}: {self.words}" if self.source else self.words
+
+
+def how_to_install(extra: str) -> str:
+    """Return the hint for an optional part of tracedoc that is not installed."""
+    return f"in a checkout of tracedoc: pip install '.[{extra}]'"

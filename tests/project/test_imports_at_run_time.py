@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HEAVY = {"torch", "pandas", "matplotlib", "hta", "dask", "distributed", "mpi4py", "fsspec"}
 DIAGNOSE = """
 import json, sys
@@ -18,8 +20,8 @@ finally:
 """
 
 
-def modules_after(repository: Path, *arguments: str) -> set[str]:
-    """Return the top-level packages that are imported once the command is done."""
+def after(repository: Path, *arguments: str) -> tuple[set[str], str]:
+    """Return the top-level packages that are imported once the command is done, and what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", DIAGNOSE, *arguments],
         cwd=repository,
@@ -28,20 +30,25 @@ def modules_after(repository: Path, *arguments: str) -> set[str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return {name.split(".")[0] for name in json.loads(done.stderr.splitlines()[-1])}
+    return {name.split(".")[0] for name in json.loads(done.stderr.splitlines()[-1])}, done.stdout
 
 
 def test_diagnose_imports_nothing_heavy(repository: Path, sample_traces: Path, tmp_path: Path) -> None:
     run = sample_traces / "synthetic_ddp_tiny_batch"
     page = tmp_path / "report.html"
-    imported = modules_after(repository, "diagnose", str(run), "-o", str(page))
+    imported, _ = after(repository, "diagnose", str(run), "-o", str(page))
     assert page.stat().st_size > 0
     assert imported & HEAVY == set()
 
 
-def test_help_imports_neither_numpy_nor_anything_heavy(repository: Path) -> None:
-    imported = modules_after(repository, "--help")
-    assert imported & (HEAVY | {"numpy", "jinja2", "isal"}) == set()
+COMMANDS = ["", "collect", "diagnose", "facts", "whatif", "report", "plan", "explain", "rules list"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples_and_imports_nothing_that_takes_time(repository: Path, command: str) -> None:
+    imported, shown = after(repository, *command.split(), "--help")
+    assert imported & (HEAVY | {"numpy", "msgspec", "yaml", "rich", "jinja2", "isal"}) == set()
+    assert "Examples:" in shown
 
 
 def test_a_worker_imports_nothing_of_the_run(repository: Path) -> None:

@@ -194,7 +194,7 @@ def test_without_fsspec_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(InputError, match="s3://") as caught:
         discover(["s3://bucket/run"])
-    assert caught.value.hint == "pip install 'tracedoc[remote]'"
+    assert caught.value.hint == "in a checkout of tracedoc: pip install '.[remote]'"
 
 
 def test_an_unknown_scheme_is_an_error():

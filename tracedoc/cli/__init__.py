@@ -151,6 +151,7 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(
+    "-V",
     "--version",
     is_flag=True,
     expose_value=False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import report_options, targets, write
+from tracedoc.cli.output import report_options, say, targets, write
 from tracedoc.cli.packs import rules_option
 from tracedoc.cli.reading import keep_numpy_to_one_thread, reading_options, run_pipeline, show_debug
 from tracedoc.config import LEVELS, Config, find_config
@@ -46,6 +46,7 @@ def diagnose(
     strict: bool,
     max_bytes: int | None,
     redact: bool | None,
+    browse: bool,
     no_cache: bool,
     debug: bool,
 ) -> None:
@@ -60,6 +61,7 @@ def diagnose(
       tracedoc diagnose runs/a
       tracedoc diagnose rank0.json.gz rank1.json.gz --steps 3-10
       tracedoc diagnose runs/a -o - -o report.html -o diagnosis.json
+      tracedoc diagnose runs/a --open                  the page, in a browser
       tracedoc diagnose runs/a -f json | jq .findings
       tracedoc diagnose runs/a --fail-on warning       in a pipeline
 
@@ -70,7 +72,7 @@ def diagnose(
     places = targets(report_format, outputs, paths)
     config = _settings()
     if config.source:
-        click.echo(f"settings: {config.source}", err=True)
+        say(f"settings: {config.source}")
     keep_numpy_to_one_thread()
     from tracedoc.pipeline import Options
 
@@ -88,11 +90,11 @@ def diagnose(
     )
     result = run_pipeline(paths, options)
     command = "" if "-" in paths else shlex.join(["tracedoc", "diagnose", *paths])
-    write(result, places, command=command, verdicts=verdicts, redact=redact)
+    write(result, places, command=command, verdicts=verdicts, redact=redact, browse=browse)
     level = fail_on or config.fail_on
     if level and (count := _gating(result, level)):
         are = "finding is" if count == 1 else "findings are"
-        click.echo(f"--fail-on {level}: {count} {are} {level} or worse", err=True)
+        say(f"--fail-on {level}: {count} {are} {level} or worse")
         raise click.exceptions.Exit(1)
 
 

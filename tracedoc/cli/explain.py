@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from tracedoc.cli.output import text_width, to_stdout
+from tracedoc.cli.output import format_option, json_text, text_width, to_stdout
 from tracedoc.cli.packs import rules_option
 from tracedoc.errors import TracedocError
 from tracedoc.limits import LIMITS
@@ -19,6 +19,9 @@ from tracedoc.planner.words import WORDS
 if TYPE_CHECKING:
     from tracedoc.facts.catalog import FactDef
     from tracedoc.rules.model import Rule
+
+_RULE_FIELDS = ("id", "title", "topic", "status", "since", "scope", "when", "params", "why", "fixes")
+_FACT_FIELDS = ("name", "unit", "scope", "doc")
 
 
 def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -29,7 +32,8 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 @click.command()
 @click.argument("name", shell_complete=_names)
 @rules_option()
-def explain(name: str, rule_directories: tuple[str, ...]) -> None:
+@format_option()
+def explain(name: str, rule_directories: tuple[str, ...], report_format: str | None) -> None:
     """Explain a rule, a fact, a limit, or a word of plans by its name.
 
     \b
@@ -38,8 +42,15 @@ def explain(name: str, rule_directories: tuple[str, ...]) -> None:
       tracedoc explain exposed_comm_ms          a fact: its definition
       tracedoc explain no-complete-step         a limit: what it takes away
       tracedoc explain zero-3                   a word: what it costs, when to use it
+      tracedoc explain tiny-batch -f json | jq .rule.when
     """
     rules, facts = _known(rule_directories)
+    if report_format == "json":
+        entries = _entries(name, rules, facts)
+        if not entries:
+            raise _unknown(name, [*rules, *facts, *LIMITS, *WORDS])
+        to_stdout(json_text(entries), "json")
+        return
     parts = []
     # A guard may share its name with its limit; then both are explained.
     if name in rules:
@@ -55,6 +66,22 @@ def explain(name: str, rule_directories: tuple[str, ...]) -> None:
     from tracedoc.report.texts import plain
 
     to_stdout(plain("\n".join(parts)))
+
+
+def _entries(name: str, rules: Mapping[str, Rule], facts: Mapping[str, FactDef]) -> dict[str, object]:
+    """Return what a name means for programs, by kind: a rule, a fact, a limit, a word of plans."""
+    entries: dict[str, object] = {}
+    if name in rules:
+        rule = rules[name]
+        entries["rule"] = {key: getattr(rule, key) for key in _RULE_FIELDS} | {"needs": sorted(rule.needs)}
+    if name in facts:
+        fact = facts[name]
+        entries["fact"] = {key: getattr(fact, key) for key in _FACT_FIELDS} | {"needs": sorted(fact.needs)}
+    if name in LIMITS:
+        entries["limit"] = LIMITS[name]
+    if name in WORDS:
+        entries["word"] = WORDS[name]
+    return entries
 
 
 def _known(rule_directories: Sequence[str]) -> tuple[dict[str, Rule], Mapping[str, FactDef]]:

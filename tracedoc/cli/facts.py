@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import to_stdout
+from tracedoc.cli.output import format_option, json_text, to_stdout
 from tracedoc.cli.reading import keep_numpy_to_one_thread, reading_options, run_pipeline, show_debug
 
 if TYPE_CHECKING:
@@ -20,12 +20,13 @@ MANY_ALIKE = 3
 
 @click.command(short_help="Print what was measured, without opinions.")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=files)
-@click.option("--json", "as_json", is_flag=True, help="Write JSON, with the definitions.")
+@format_option()
+@click.option("--json", "report_format", flag_value="json", hidden=True)
 @click.option("--ranks", is_flag=True, help="Show the values of every rank or group too.")
 @reading_options
 def facts(
     paths: tuple[str, ...],
-    as_json: bool,
+    report_format: str | None,
     ranks: bool,
     steps: tuple[int, int] | None,
     cycle: int | None,
@@ -42,7 +43,7 @@ def facts(
     Examples:
       tracedoc facts runs/a
       tracedoc facts runs/a --ranks
-      tracedoc facts runs/a --json | jq .step_ms.value
+      tracedoc facts runs/a -f json | jq .step_ms.value
       tracedoc explain exposed_comm_ms                 the definition
     """
     show_debug(debug)
@@ -59,10 +60,8 @@ def facts(
         cache=not no_cache,
     )
     found = run_pipeline(paths, options).facts
-    if as_json:
-        import msgspec
-
-        to_stdout(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n", "json")
+    if report_format == "json":
+        to_stdout(json_text(found), "json")
     else:
         to_stdout(facts_table(found, ranks=ranks))
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import webbrowser
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkstemp
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.errors import InputError
+from tracedoc.errors import InputError, TracedocError
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
@@ -28,14 +31,50 @@ WIDEST = 110
 _REDRAW_S = 0.1
 
 
-_OPTIONS = (
-    click.option(
+_QUIET = "tracedoc.quiet"
+
+
+def format_option(*others: str) -> Callable[[Command], Command]:
+    """Return the option ``-f`` of every command that prints data: text, json, and ``others``."""
+    return click.option(
         "-f",
         "--format",
         "report_format",
-        type=click.Choice(["text", "json", "html"]),
+        type=click.Choice(["text", "json", *others]),
         help="Format of stdout. [text]",
-    ),
+    )
+
+
+def quiet_option(command: Command) -> Command:
+    """Add ``-q``: what is said beside the result, on stderr, is left out; errors are not."""
+    return click.option(
+        "-q",
+        "--quiet",
+        is_flag=True,
+        expose_value=False,
+        callback=_keep_quiet,
+        help="Say nothing on stderr but errors.",
+    )(command)
+
+
+def _keep_quiet(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    context.meta[_QUIET] = wanted
+
+
+def is_quiet() -> bool:
+    """Return whether the command that runs was given ``-q``."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_QUIET))
+
+
+def say(message: str) -> None:
+    """Write a line beside the result to stderr, unless ``-q`` was given."""
+    if not is_quiet():
+        click.echo(message, err=True)
+
+
+_OPTIONS = (
+    format_option("html"),
     click.option(
         "-o",
         "--output",
@@ -49,6 +88,7 @@ _OPTIONS = (
     click.option(
         "--redact/--no-redact", default=None, help="Hide host names and absolute paths. [only in html]"
     ),
+    click.option("--open", "browse", is_flag=True, help="Show the page in a browser."),
 )
 
 
@@ -57,6 +97,13 @@ def report_options(command: Command) -> Command:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def json_text(value: object) -> str:
+    """Return a value of ours as indented JSON with a final newline."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +157,17 @@ def write(
     command: str,
     verdicts: bool = False,
     redact: bool | None = None,
+    browse: bool = False,
 ) -> None:
-    """Write every report of a diagnosis."""
+    """Write every report of a diagnosis; with ``browse`` show the page, from a temporary file if need be."""
     from tracedoc.report.render import render_pieces
 
+    pages = [place.path for place in places if place.format == "html" and place.path != "-"]
+    if browse and not pages:
+        handle, page = mkstemp(prefix="tracedoc-", suffix=".html")
+        os.close(handle)
+        pages = [page]
+        places = (*places, Target(page, "html"))
     page_written = any(place.format == "html" for place in places)
 
     def rendered(report_format: str, width: int, color: bool) -> Iterable[str]:
@@ -129,6 +183,8 @@ def write(
         )
 
     send(places, rendered, diagnosis.summary)
+    if browse and not webbrowser.open(Path(pages[0]).absolute().as_uri()):
+        raise TracedocError("no browser can be opened here", f"open {pages[0]} in one")
 
 
 def send(places: Sequence[Target], rendered: Callable[[str, int, bool], Iterable[str]], summary: str) -> None:
@@ -148,10 +204,10 @@ def send(places: Sequence[Target], rendered: Callable[[str, int, bool], Iterable
         else:
             save(place.path, rendered(place.format, 0, False))
     if all(place.path != "-" for place in places):
-        click.echo(one_line(plain(summary)), err=True)
+        say(one_line(plain(summary)))
     for place in places:
         if place.path != "-":
-            click.echo(f"wrote {place.path}", err=True)
+            say(f"wrote {place.path}")
 
 
 def to_stdout(text: str, report_format: str = "text") -> None:
@@ -194,8 +250,8 @@ def text_width() -> int:
 
 @contextmanager
 def progress_on_terminal() -> Iterator[Callable[[ProgressEvent], None] | None]:
-    """Yield a function that draws progress on stderr, or ``None`` where stderr is no terminal."""
-    if not sys.stderr.isatty():
+    """Yield a function that draws progress on stderr; ``None`` with ``-q``, or where it is no terminal."""
+    if not sys.stderr.isatty() or is_quiet():
         yield None
         return
     from rich.console import Console

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import send, targets
+from tracedoc.cli.output import format_option, json_text, quiet_option, send, targets
 
 if TYPE_CHECKING:
     from tracedoc.planner.plan import Plan
@@ -70,13 +70,7 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 )
 @click.option("--tokens", metavar="N", help="Tokens to train on, as 300B: adds days.")
 @click.option("--price", type=float, metavar="X", help="Price of a GPU and hour: adds the cost of --tokens.")
-@click.option(
-    "-f",
-    "--format",
-    "report_format",
-    type=click.Choice(["text", "json", "markdown"]),
-    help="Format of stdout. [text]",
-)
+@format_option("markdown")
 @click.option(
     "-o",
     "--output",
@@ -86,6 +80,7 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
     shell_complete=files,
     help="Write .txt, .json or .md; - is stdout.",
 )
+@quiet_option
 def plan(**given: object) -> None:
     """Say which training strategy fits, what it costs, and how to set it up.
 
@@ -119,9 +114,7 @@ def _rendered(answer: Plan, chosen: str, width: int, color: bool) -> str:
     from tracedoc.cli.plan_text import plan_markdown, plan_text
 
     if chosen == "json":
-        import msgspec
-
-        return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n"
+        return json_text(answer)
     if chosen == "markdown":
         return plan_markdown(answer)
     return plan_text(answer, next_command=_next(answer), width=width, color=color)

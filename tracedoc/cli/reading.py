@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from tracedoc.cli.output import progress_on_terminal
+from tracedoc.cli.output import progress_on_terminal, quiet_option
 from tracedoc.containment import failure
 from tracedoc.errors import InputError, TracedocError
 from tracedoc.run.remote import is_remote
@@ -64,6 +64,7 @@ _OPTIONS = (
         help="Refuse a file with more JSON, as 2GB. [gzip: 100 times its size]",
     ),
     click.option("--no-cache", is_flag=True, help="Read again what was measured before, and keep nothing."),
+    quiet_option,
     click.option("--debug", is_flag=True, help="Show where errors come from."),
 )
 

@@ -9,15 +9,21 @@ from pathlib import Path
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import report_options, targets, write
+from tracedoc.cli.output import quiet_option, report_options, targets, write
 from tracedoc.errors import InputError
 
 
 @click.command()
 @click.argument("diagnosis", metavar="DIAGNOSIS", shell_complete=files)
 @report_options
+@quiet_option
 def report(
-    diagnosis: str, report_format: str | None, outputs: tuple[str, ...], verdicts: bool, redact: bool | None
+    diagnosis: str,
+    report_format: str | None,
+    outputs: tuple[str, ...],
+    verdicts: bool,
+    redact: bool | None,
+    browse: bool,
 ) -> None:
     """Show a diagnosis that was saved as JSON; - is stdin.
 
@@ -25,6 +31,7 @@ def report(
     Examples:
       tracedoc report diagnosis.json
       tracedoc report diagnosis.json -o report.html
+      tracedoc report diagnosis.json --open
       tracedoc report diagnosis.json -f json --redact > to-share.json
     """
     from tracedoc.diagnosis import from_json
@@ -42,6 +49,7 @@ def report(
         command="" if diagnosis == "-" else shlex.join(["tracedoc", "report", diagnosis]),
         verdicts=verdicts,
         redact=redact,
+        browse=browse,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tracedoc.cli.completion import folders
-from tracedoc.cli.output import to_stdout
+from tracedoc.cli.output import format_option, json_text, to_stdout
 from tracedoc.cli.packs import rules_option
 from tracedoc.errors import InputError, RuleError, TracedocError
 
@@ -26,18 +26,24 @@ def rules() -> None:
 
 @rules.command("list")
 @rules_option()
-def list_rules(rule_directories: tuple[str, ...]) -> None:
+@format_option()
+def list_rules(rule_directories: tuple[str, ...], report_format: str | None) -> None:
     """List every rule: id, topic, status, title.
 
     \b
     Examples:
       tracedoc rules list
       tracedoc rules list --rules my-rules/
+      tracedoc rules list -f json | jq -r '.[].id'
     """
     from tracedoc.report.texts import plain
     from tracedoc.rules.load import load_rules
 
     found = load_rules(rule_directories)
+    if report_format == "json":
+        names = ("id", "topic", "status", "title", "since", "scope")
+        to_stdout(json_text([{name: getattr(rule, name) for name in names} for rule in found]), "json")
+        return
     rows = [
         ("rule", "topic", "status", "title"),
         *((rule.id, rule.topic, rule.status, rule.title) for rule in found),

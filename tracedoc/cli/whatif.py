@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import to_stdout
+from tracedoc.cli.output import format_option, json_text, to_stdout
 from tracedoc.cli.reading import keep_numpy_to_one_thread, reading_options, run_measurement, show_debug
 from tracedoc.errors import ChangeError
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 @click.argument("path", metavar="RUN", shell_complete=files)
 @click.argument("changes", nargs=-1, metavar="[CHANGE...]")
 @click.option("--list", "listing", is_flag=True, help="List all changes, and why some cannot be made here.")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+@format_option()
+@click.option("--json", "report_format", flag_value="json", hidden=True)
 @reading_options
 def whatif(
     path: str,
     changes: tuple[str, ...],
     listing: bool,
-    as_json: bool,
+    report_format: str | None,
     steps: tuple[int, int] | None,
     cycle: int | None,
     jobs: int | None,
@@ -46,9 +47,10 @@ def whatif(
       tracedoc whatif runs/a --list                       what can be changed
       tracedoc whatif runs/a no-sync
       tracedoc whatif runs/a "faster-link by=2" feed-input
-      tracedoc whatif runs/a "even-rank rank=3" --json | jq .alone
+      tracedoc whatif runs/a "even-rank rank=3" -f json | jq .alone
     """
     show_debug(debug)
+    as_json = report_format == "json"
     keep_numpy_to_one_thread()
     from tracedoc.pipeline import Options
     from tracedoc.whatif.answer import list_changes, what_if
@@ -72,20 +74,16 @@ def whatif(
         return
     answer = what_if(run, requests)
     if as_json:
-        import msgspec
-
-        to_stdout(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n", "json")
+        to_stdout(json_text(answer), "json")
     else:
         to_stdout(answer_text(answer, many=len(run.digests) > 1))
 
 
 def _listing(changes: list[tuple[str, str, str, str]], *, as_json: bool) -> str:
     if as_json:
-        import msgspec
-
         names = ("change", "parameters", "does", "not_applicable")
         rows = [dict(zip(names, row, strict=True)) for row in changes]
-        return msgspec.json.format(msgspec.json.encode(rows), indent=2).decode() + "\n"
+        return json_text(rows)
     from tracedoc.report.texts import one_line, plain
 
     lines: list[str] = []

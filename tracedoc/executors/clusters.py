@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tracedoc.errors import InputError
+from tracedoc.errors import InputError, how_to_install
 from tracedoc.executors.local import interrupts_wait, usable_cores
 from tracedoc.executors.work import Lost, OnBytes, Outcomes, Result, Work, user_error
 
@@ -86,7 +86,7 @@ def _dask(address: str, workers: int) -> Iterator[_Workers]:
     try:
         import distributed
     except ImportError as error:
-        raise InputError(f"--executor dask:// needs Dask: {error}", "pip install 'tracedoc[dask]'") from None
+        raise InputError(f"--executor dask:// needs Dask: {error}", how_to_install("dask")) from None
     losses = (
         distributed.scheduler.KilledWorker,
         distributed.comm.CommClosedError,
@@ -155,7 +155,7 @@ def _mpi() -> Iterator[_Workers]:
         from mpi4py import MPI
         from mpi4py.futures import MPICommExecutor
     except (ImportError, RuntimeError) as error:
-        raise InputError(f"--executor mpi needs MPI: {error}", "pip install 'tracedoc[mpi]'") from None
+        raise InputError(f"--executor mpi needs MPI: {error}", how_to_install("mpi")) from None
     world = MPI.COMM_WORLD
     if world.Get_size() < 2:
         raise InputError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
-from tracedoc.errors import InputError
+from tracedoc.errors import InputError, how_to_install
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 # What networks and logins raise that is no OSError, by the modules that define it.
@@ -147,11 +147,11 @@ def _open_filesystem(path: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError:
-        raise InputError(f"{scheme}:// needs fsspec", "pip install 'tracedoc[remote]'") from None
+        raise InputError(f"{scheme}:// needs fsspec", how_to_install("remote")) from None
     try:
         filesystem, inner = url_to_fs(path)
     except ImportError as error:
-        raise InputError(f"{scheme}:// cannot be opened: {error}", "pip install 'tracedoc[remote]'") from None
+        raise InputError(f"{scheme}:// cannot be opened: {error}", how_to_install("remote")) from None
     except ValueError as error:
         raise InputError(
             f"{scheme}:// is no kind of path that is known: {error}", "use s3://, gs://, hf:// or https://"
