@@ -1,4 +1,4 @@
-"""Diagnose mutants of real traces, whole and in this process: no traceback, no hang.
+"""Diagnose mutants of real and simulated traces, whole and in this process: no traceback, hang or warning.
 
     python soak/fuzz_traces.py [--count 20000] [--from 0] [--keep DIR]
 
@@ -8,11 +8,14 @@ Mutant N of a seed is always the same; ``--keep DIR --from N --count 1`` writes 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import random
 import shutil
 import sys
 import tempfile
+import warnings
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -29,7 +32,9 @@ from tracedoc.pipeline import Options, measure
 from tracedoc.report.render import render
 from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
+from tracedoc.rules.replayed import with_predictions
 from tracedoc.values import Failed
+from tracedoc.whatif.answer import what_if
 
 ODD: tuple[Any, ...] = (
     *(
@@ -325,43 +330,57 @@ MUTATIONS: tuple[Mutation, ...] = (
 )
 
 
-def _text(dice: random.Random, document: Json) -> bytes:
-    """Return a document as JSON; sometimes with fields twice, cut off, or with damaged bytes."""
+def _text(dice: random.Random, document: Json) -> tuple[bytes, str]:
+    """Return a document as JSON, sometimes with fields twice, cut off, or with damaged bytes, and which."""
     text = json.dumps(document).encode()
     what = dice.random()
     if what < 0.08:
         field = dice.choice(
             [b'"ts": 5, ', b'"dur": "x", ', b'"name": "other", ', b'"args": {"a": [}, ', b'"cat": 1, ']
         )
-        text = text.replace(b'"ph":', field + b'"ph":', dice.randint(1, 50))
-    elif what < 0.12:
-        text = text[: dice.randint(0, len(text))]
-    elif what < 0.16:
-        damaged = bytearray(text)
-        for _ in range(dice.randint(1, 20)):
-            damaged[dice.randrange(len(damaged))] = dice.randrange(256)
-        text = bytes(damaged)
-    return text
+        return text.replace(b'"ph":', field + b'"ph":', dice.randint(1, 50)), "fields twice"
+    if what < 0.12:
+        return text[: dice.randint(0, len(text))], "cut off"
+    if what < 0.16:
+        return _damaged(dice, text), "damaged bytes"
+    if what < 0.18:
+        packed = gzip.compress(text, 1)
+        damaged = dice.random() < 0.5
+        return _damaged(dice, packed) if damaged else packed[: dice.randint(0, len(packed))], "damaged .gz"
+    return text, ""
 
 
-def mutant(number: int, runs: list[Seed], folder: Path) -> Path:
-    """Write mutant ``number`` into a folder of its own, and return that."""
+def _damaged(dice: random.Random, text: bytes) -> bytes:
+    damaged = bytearray(text)
+    for _ in range(dice.randint(1, 20)):
+        damaged[dice.randrange(len(damaged))] = dice.randrange(256)
+    return bytes(damaged)
+
+
+def mutant(number: int, runs: list[Seed], folder: Path) -> tuple[Path, set[str]]:
+    """Write mutant ``number`` into a folder of its own; return that, and how it was changed."""
     dice = random.Random(number)
     run = runs[number % len(runs)]
-    documents = [json.loads(json.dumps(document)) for document in run.ranks]
+    documents = [json.loads(json.dumps(one)) for one in (run.steps if dice.random() < 0.3 else run.ranks)]
+    kinds = set()
     if dice.random() < 0.1:
         documents.append(json.loads(json.dumps(dice.choice(dice.choice(runs).ranks))))
+        kinds.add("rank of another job")
     if len(documents) > 1 and dice.random() < 0.1:
         documents.pop(dice.randrange(len(documents)))
+        kinds.add("rank missing")
     for _ in range(dice.choice([1, 1, 2, 3, 5, 8])):
         mutate = dice.choice(MUTATIONS)
+        kinds.add(mutate.__name__.strip("_").replace("_", " "))
         for document in documents if dice.random() < 0.5 else [dice.choice(documents)]:
             mutate(dice, document)
     target = folder / str(number)
     target.mkdir(parents=True)
     for rank, document in enumerate(documents):
-        (target / f"rank-{rank}.json").write_bytes(_text(dice, document))
-    return target
+        text, kind = _text(dice, document)
+        kinds |= {kind} if kind else set()
+        (target / f"rank-{rank}.json").write_bytes(text)
+    return target, kinds
 
 
 @cache
@@ -373,16 +392,24 @@ def diagnose(folder: Path, number: int) -> str:
     """Diagnose a folder and write every report; return the outcome in a word."""
     try:
         measured = measure([folder], Options(jobs=1))
-        judgement = evaluate(_rules(), measured.measurements)
+        judgement, replay, plan = with_predictions(
+            _rules(), evaluate(_rules(), measured.measurements), measured.measurements
+        )
         diagnosis = compose(
             measured.measurements,
             judgement,
             limits=measured.limits,
             cycle=measured.cycle,
             cycles=measured.cycles,
+            replay=replay,
+            plan=plan,
         )
+        if number % 4 == 1:
+            what_if(measured.measurements.run, [])
         text = render(diagnosis, "json")
-        assert to_json(from_json(text.encode())) == to_json(diagnosis), "the JSON reads back as another"
+        # Where a name is no Unicode, numbers are written otherwise: equal as values.
+        again = json.loads(to_json(from_json(text.encode())))
+        assert again == json.loads(text), "the JSON reads back as another"
         render(diagnosis, "text")
         if number % 4 == 0:
             render(diagnosis, "html")
@@ -410,19 +437,29 @@ def main() -> int:
     parser.add_argument("--from", type=int, default=0, dest="first")
     parser.add_argument("--keep", type=Path)
     given = parser.parse_args()
+    warnings.simplefilter("error")
     runs = seeds()
     print(f"{len(runs)} runs to mutate, tracedoc {tracedoc.__version__}", flush=True)
+    tried: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
 
         def trial(number: int) -> str:
-            folder = mutant(number, runs, given.keep or Path(scratch))
+            folder, kinds = mutant(number, runs, given.keep or Path(scratch))
+            tried.update(kinds)
             try:
                 return diagnose(folder, number)
+            except BaseException:
+                failed.update(kinds)
+                raise
             finally:
                 if given.keep is None:
                     shutil.rmtree(folder)
 
-        return repeat("traces", range(given.first, given.first + given.count), trial)
+        count = repeat("traces", range(given.first, given.first + given.count), trial)
+    for kind, times in tried.most_common():
+        print(f"  {kind}: {times} mutants, {failed[kind]} failed", flush=True)
+    return count
 
 
 if __name__ == "__main__":

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import tracedoc
-from tracedoc.facts.catalog import CATALOG
+from tracedoc.facts.catalog import CATALOG, computed
 from tracedoc.facts.measure_rank import measure_rank
 from tracedoc.pipeline import Options, measure
 from tracedoc.testing import TraceBuilder
@@ -263,3 +265,10 @@ def test_every_fact_is_held_by_a_test_or_by_the_cases_of_a_rule(repository: Path
     rules = "".join(path.read_text(encoding="utf-8") for path in (repository / "rules").rglob("*.yaml"))
     held = set(re.findall(r"[a-z][a-z0-9_]+", tests + rules))
     assert [name for name in CATALOG if name not in held] == []
+
+
+def test_a_value_that_is_no_number_is_a_fault_of_its_fact() -> None:
+    for value in (math.nan, math.inf):
+        definition = replace(CATALOG["stage"], compute=lambda run, value=value: {"0": 1.0, "1": value})
+        values, _ = computed(definition, None)
+        assert values == {"0": 1.0, "1": Failed("error: not a number")}

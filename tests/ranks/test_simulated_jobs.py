@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,22 @@ def test_hosts_that_are_equally_slow_have_no_straggler(tmp_path: Path) -> None:
     _, diagnosis = simulated(tmp_path, job)
     assert diagnosis.findings[0].rule_id == "host-bound-launches"
     assert cost_ms(diagnosis, 1) < 2.0
+
+
+def test_a_group_of_one_rank_is_no_neighbour_of_a_pipeline(tmp_path: Path) -> None:
+    job = Job(4, steps=3, **PIPELINE)  # type: ignore[arg-type]
+    write_traces(Truth(job).played, job.ranks, tmp_path, Capture())
+    path = tmp_path / "rank-0.json"
+    content = json.loads(path.read_text())
+    sent = next(event for event in content["traceEvents"] if "Collective name" in event.get("args", {}))
+    alone = {
+        "Collective name": "allreduce",
+        "Process Group Name": "9",
+        "Process Group Ranks": "[0]",
+        "Group size": 1,
+    }
+    content["traceEvents"].append({**sent, "ts": sent["ts"] + 1e6, "args": {**sent["args"], **alone}})
+    path.write_text(json.dumps(content))
+    facts = diagnose([tmp_path], Options(jobs=1)).facts
+    assert facts["pipeline_stages"].value == 4
+    assert facts["pipeline_micro_batches"].value == 8

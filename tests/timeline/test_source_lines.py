@@ -54,3 +54,17 @@ def test_the_counters_of_an_optimizer_are_on_the_host(tmp_path: Path) -> None:
 
 def test_other_calls_are_none_of_it(tmp_path: Path) -> None:
     assert lines(tmp_path, ("train.py(40): main", 0, 100), ("<built-in method append of list>", 1, 2)) == ()
+
+
+def test_a_function_that_returned_or_runs_on_another_thread_does_not_ask(tmp_path: Path) -> None:
+    builder = TraceBuilder(rank=0, device=None)
+    for name, start, end, thread in (
+        ("train.py(40): main", 0, 100, "main"),
+        ("train.py(50): returned", 10, 20, "main"),
+        ("train.py(60): elsewhere", 5, 90, "other"),
+        (ITEM, 30, 31, "main"),
+        (ITEM, 40, 41, "third"),
+    ):
+        builder.host(name, start, end, category="python_function", thread=thread)
+    trace = read_trace(builder.write(tmp_path / "rank-0.json"), python_functions=True)
+    assert asking_lines(trace) == (SourceLine("train.py", 40, "main", "item", 1),)

@@ -9,7 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tracedoc.trace.distinct import difference, distinct, intersection, is_among, union
+from tracedoc.trace.distinct import (
+    difference,
+    distinct,
+    intersection,
+    is_among,
+    medians_by_value,
+    places_by_value,
+    union,
+)
 
 FAR = 2**62
 
@@ -64,3 +72,19 @@ def test_a_worker_needs_no_masked_arrays(repository: Path) -> None:
     traces = sorted((repository / "sample_traces").glob("*_ddp_*/rank-0.json*"))
     assert traces
     subprocess.run([sys.executable, "-c", program, *map(str, traces)], cwd=repository, check=True)
+
+
+@pytest.mark.parametrize("values", [[], [4], [7, -1, 7, FAR, -1, 7]])
+def test_each_value_comes_with_its_places_in_order(values: list[int]) -> None:
+    found = {value: places.tolist() for value, places in places_by_value(np.array(values, dtype=np.int64))}
+    assert list(found) == sorted(set(values))
+    assert found == {value: [n for n, one in enumerate(values) if one == value] for value in values}
+
+
+@pytest.mark.parametrize("keys", [[], [4], [7, -1, 7, FAR, -1, 7], [2, 2, 2, 2]])
+def test_medians_are_those_of_the_values_beside_each_key(keys: list[int]) -> None:
+    values = np.array([10, -3, 40, 2**60, 8, 11][: len(keys)], dtype=np.int64)
+    found, medians = medians_by_value(np.array(keys, dtype=np.int64), values)
+    assert found.tolist() == sorted(set(keys))
+    expected = [float(np.median([v for k, v in zip(keys, values, strict=True) if k == key])) for key in found]
+    assert medians.tolist() == expected

@@ -10,6 +10,7 @@ value is their total in ms, and rules that name the fact show them as evidence.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -183,6 +184,13 @@ def computed(definition: FactDef, subject: object) -> tuple[Value | dict[str, Va
     result = attempt(definition.compute, subject)
     if isinstance(result, Spans):
         return total_ms(result), result
-    if isinstance(result, float) and result != result:
-        return Failed("error: not a number"), None
-    return result, None
+    if isinstance(result, dict):
+        return {key: _finite(value) for key, value in result.items()}, None
+    return _finite(result), None
+
+
+def _finite(value: Value) -> Value:
+    """Return a value; one that is no number, or has no end, is a fault of the fact."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return Failed("error: not a number")
+    return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +25,9 @@ from tracedoc.ranks.shard_stalls import latest_arrivals
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.host import IDLE_WORK
-from tracedoc.timeline.shards.times import UNKNOWN_DEPTH, CallTimes
+from tracedoc.timeline.shards.times import UNKNOWN_DEPTH, CallTimes, UnitTable
 from tracedoc.timeline.shards.units import BACKWARD, NO_TIME, PHASES, UNKNOWN_SIZE, ShardCalls
-from tracedoc.trace.distinct import is_among
+from tracedoc.trace.distinct import is_among, medians_by_value, places_by_value
 from tracedoc.trace.vocabulary import busbw_factor
 
 
@@ -163,38 +162,66 @@ def unit_rows(run: RunView) -> tuple[UnitRow, ...]:
     digest = run.representative_digest
     if digest is None or digest.units is None:
         return ()
-    table = digest.units
     whole = [step.index for step in digest.complete_steps] or [step.index for step in digest.steps]
-    rows = []
-    for phase in range(len(PHASES)):
-        order = range(len(table.units.names))
-        for unit in order if phase != BACKWARD else reversed(order):
-            row = _unit_row(run, digest, unit, phase, whole)
-            if row is not None:
-                rows.append(row)
-    if len(rows) <= MAX_ROWS:
-        return tuple(rows)
-    worst = sorted(range(len(rows)), key=lambda i: (-(rows[i].stall_ms or 0.0), i))[:MAX_ROWS]
-    return tuple(rows[i] for i in sorted(worst))
+    steps = np.array(whole, dtype=np.int64)
+    gathers, reductions = (
+        _places_by_row(calls, steps) for calls in (digest.units.units.gathers, digest.units.units.reductions)
+    )
+    rows = sorted(gathers.keys() | reductions.keys(), key=_in_order_of_passes)
+    if len(rows) > MAX_ROWS:
+        stall = _median_stalls(digest.units, steps)
+        rows = sorted(sorted(rows, key=lambda row: -stall.get(row, 0.0))[:MAX_ROWS], key=_in_order_of_passes)
+    none = np.empty(0, dtype=np.intp)
+    return tuple(
+        _unit_row(run, digest, row, gathers.get(row, none), reductions.get(row, none), len(whole))
+        for row in rows
+    )
+
+
+def _row_of(calls: ShardCalls) -> Int64Array:
+    """Return for each call its row of the table: unit and pass in one number."""
+    return calls.unit.astype(np.int64) * len(PHASES) + calls.phase
+
+
+def _in_order_of_passes(row: int) -> tuple[int, int]:
+    """Sort the forward pass first; the backward pass goes from the last unit to the first."""
+    unit, phase = divmod(row, len(PHASES))
+    return phase, -unit if phase == BACKWARD else unit
+
+
+def _places_by_row(calls: ShardCalls, steps: Int64Array) -> dict[int, npt.NDArray[np.intp]]:
+    # Calls that fit no unit have the number -1.
+    wanted = np.flatnonzero(is_among(calls.step, steps) & (calls.unit >= 0))
+    return {row: wanted[places] for row, places in places_by_value(_row_of(calls)[wanted])}
+
+
+def _median_stalls(table: UnitTable, steps: Int64Array) -> dict[int, float]:
+    if table.gather_times is None:
+        return {}
+    calls, stall_ns = table.units.gathers, table.gather_times.stall_ns
+    wanted = is_among(calls.step, steps) & (stall_ns != NO_TIME)
+    rows, medians = medians_by_value(_row_of(calls)[wanted], stall_ns[wanted])
+    return dict(zip(rows.tolist(), medians.tolist(), strict=True))
 
 
 def _unit_row(
-    run: RunView, digest: RankDigest, unit: int, phase: int, steps: Iterable[int]
-) -> UnitRow | None:
+    run: RunView,
+    digest: RankDigest,
+    row: int,
+    mine: npt.NDArray[np.intp],
+    reduced: npt.NDArray[np.intp],
+    steps: int,
+) -> UnitRow:
     table = digest.units
     assert table is not None
-    units, listed = table.units, np.array(list(steps), dtype=np.int64)
-    mine = np.flatnonzero(_of(units.gathers, unit, phase, listed))
-    reduced = np.flatnonzero(_of(units.reductions, unit, phase, listed))
-    if mine.size + reduced.size == 0:
-        return None
-    gathers, times = units.gathers, table.gather_times
+    unit, phase = divmod(row, len(PHASES))
+    units, gathers, times = table.units, table.units.gathers, table.gather_times
     latest = latest_arrivals(run, digest, gathers.row[mine])
     known = bool(mine.size) and bool((latest != NO_TIME).all())
     starts, ends = gathers.start_ns[mine], gathers.end_ns[mine]
     turn = np.clip(latest, starts, ends)
     sizes = gathers.nbytes[gathers.unit == unit]
-    per_step = max(listed.size, 1)
+    per_step = max(steps, 1)
     return UnitRow(
         name=units.names[unit],
         phase=PHASES[phase],
@@ -211,10 +238,6 @@ def _unit_row(
         reduction_ms=_median_ms(units.reductions.end_ns[reduced] - units.reductions.start_ns[reduced]),
         reduction_stall_ms=_timed(table.reduction_times, "stall_ns", reduced),
     )
-
-
-def _of(calls: ShardCalls, unit: int, phase: int, steps: Int64Array) -> npt.NDArray[np.bool_]:
-    return np.asarray((calls.unit == unit) & (calls.phase == phase) & is_among(calls.step, steps))
 
 
 def _timed(times: CallTimes | None, column: str, mine: npt.NDArray[np.intp]) -> float | None:

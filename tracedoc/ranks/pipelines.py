@@ -137,7 +137,10 @@ def _chains(run: RunView) -> list[list[int]]:
 def _micro_batches(run: RunView, stages: Sequence[Sequence[int]], steps: Sequence[int]) -> int:
     """Return how often the first stage sends to the second in a step."""
     first, second = run.digests[stages[0][0]].rank, {run.digests[place].rank for place in stages[1]}
-    ways = [group.ranks[0] == first and group.ranks[1] in second for group in run.matching.groups]
+    ways = [
+        group.one_way and group.ranks[0] == first and group.ranks[1] in second
+        for group in run.matching.groups
+    ]
     mine = np.array(ways or [False])[run.matching.group] & np.isin(run.matching.step, steps)
     return round(float(mine.sum()) / len(steps))
 

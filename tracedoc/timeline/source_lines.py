@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
+from collections.abc import Container, Iterable, Iterator
+from itertools import islice
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import is_among
 
 _CALL = re.compile(
     r"^<built-in (?:method|function) "
@@ -23,6 +25,10 @@ _LIBRARIES = frozenset({"torch", "importlib", *sys.stdlib_module_names})
 
 _NEVER = re.compile(r"^torch/(?:optim|profiler|utils/data|autograd)/")
 """Code that reads values on the host by design: an optimizer counts its steps there."""
+
+
+_DEEPEST = 1000
+"""Python's own limit of frames on a stack."""
 
 
 class SourceLine(msgspec.Struct, frozen=True):
@@ -48,24 +54,39 @@ def asking_lines(trace: Trace) -> tuple[SourceLine, ...]:
     rows = np.flatnonzero(trace.kind == int(Kind.PYTHON))
     calls = {i: match[1] for i, name in enumerate(trace.names) if (match := _CALL.match(name))}
     counted: Counter[tuple[str, int, str, str]] = Counter()
-    starts, ends, threads = trace.ts_ns[rows], trace.end_ns[rows], trace.thread[rows]
-    for asked in np.flatnonzero(is_among(trace.name[rows], list(calls))).tolist():
-        around = np.flatnonzero(
-            (starts <= starts[asked]) & (ends >= ends[asked]) & (threads == threads[asked])
-        )
-        # The innermost began last; of frames that began together the shorter lies inside.
-        order = around[np.lexsort((-ends[around], starts[around]))][::-1]
-        place = _caller([trace.names[int(trace.name[rows[i]])] for i in order.tolist() if i != asked])
+    for name, around in _calls_with_stacks(trace, rows, calls):
+        place = _caller(trace.names[frame] for frame in around)
         if place is not None:
             file, line, function = place
-            counted[file, line, function, calls[int(trace.name[rows[asked]])]] += 1
+            counted[file, line, function, calls[name]] += 1
     return tuple(
         SourceLine(file, line, function, call, count)
         for (file, line, function, call), count in sorted(counted.items(), key=lambda one: (-one[1], one[0]))
     )
 
 
-def _caller(frames: list[str]) -> tuple[str, int, str] | None:
+def _calls_with_stacks(
+    trace: Trace, rows: npt.NDArray[np.intp], calls: Container[int]
+) -> Iterator[tuple[int, Iterator[int]]]:
+    """Yield the name of each call, and those of the frames around it from the innermost outwards."""
+    starts, ends, threads = trace.ts_ns[rows], trace.end_ns[rows], trace.thread[rows]
+    # Of frames that began together the longer lies outside.
+    order = np.lexsort((-ends, starts, threads))
+    frames: list[tuple[int, int]] = []
+    thread_now = -1
+    columns = (trace.name[rows[order]], ends[order], threads[order])
+    for name, end, thread in zip(*(column.tolist() for column in columns), strict=True):
+        if thread != thread_now:
+            frames.clear()
+            thread_now = thread
+        while frames and frames[-1][1] < end:
+            frames.pop()
+        if name in calls:
+            yield name, (frame for frame, _ in islice(reversed(frames), _DEEPEST))
+        frames.append((name, end))
+
+
+def _caller(frames: Iterable[str]) -> tuple[str, int, str] | None:
     """Return the innermost frame of the script's own code; frames run from the innermost outwards."""
     for frame in frames:
         if _NEVER.match(frame):

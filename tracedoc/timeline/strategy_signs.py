@@ -224,7 +224,9 @@ def _held(trace: Trace, matches: Callable[[str], bool], times: npt.NDArray[np.in
 
 def _reducing(passes: list[tuple[int, int]], asked: list[tuple[CollectiveOp, Phase, int]]) -> int:
     times = [at for operation, _, at in asked if operation.op in ("all_reduce", "reduce_scatter", "reduce")]
-    return sum(any(start <= at < end for at in times) for start, end in passes)
+    ordered = np.sort(np.array(times, dtype=np.int64))
+    edges = np.searchsorted(ordered, np.array(passes, dtype=np.int64).reshape(-1, 2))
+    return int((edges[:, 1] > edges[:, 0]).sum())
 
 
 def _alternations(timeline: RankTimeline, passes: list[tuple[int, int]]) -> int:

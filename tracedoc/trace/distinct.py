@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,6 +34,36 @@ def distinct(values: npt.NDArray[_Integer]) -> npt.NDArray[_Integer]:
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     kept: npt.NDArray[_Integer] = ordered[first]
     return kept
+
+
+def places_by_value(
+    values: npt.NDArray[np.integer[Any]],
+) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """Yield each distinct value, in rising order, and where it stands, in order.
+
+    A mask for each value would take time with the square where there are as many values as places.
+    """
+    if values.size == 0:
+        return
+    order = np.argsort(values, kind="stable")
+    edges = np.flatnonzero(np.diff(values[order])) + 1
+    bounds = [0, *edges.tolist(), order.size]
+    for first, end in pairwise(bounds):
+        yield int(values[order[first]]), order[first:end]
+
+
+def medians_by_value(
+    keys: npt.NDArray[_Integer], values: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[_Integer], npt.NDArray[np.float64]]:
+    """Return the distinct keys, in rising order, and the median of the values that stand beside each."""
+    order = np.lexsort((values, keys))
+    ordered, by_key = values[order], keys[order]
+    first = np.ones(keys.size, dtype=bool)
+    np.not_equal(by_key[1:], by_key[:-1], out=first[1:])
+    begins = np.flatnonzero(first)
+    counts = np.diff(np.append(begins, keys.size))
+    low, high = ordered[begins + (counts - 1) // 2], ordered[begins + counts // 2]
+    return by_key[begins], (low.astype(np.float64) + high) / 2
 
 
 def is_among(values: npt.NDArray[np.integer[Any]], wanted: npt.ArrayLike) -> npt.NDArray[np.bool_]:

@@ -32,6 +32,9 @@ NO_SIZES = Unknown("the gathers carry no sizes")
 SAME_SHARE = 0.9
 """A pattern of sizes repeats if this share of the units agrees with it."""
 
+LONGEST_BLOCK = 256
+"""A block has at most so many units: longer patterns are not looked for."""
+
 
 @rank_fact("sharding_framework", unit="text")
 def sharding_framework(timeline: RankTimeline) -> Value:
@@ -257,7 +260,7 @@ def _blocks(units: Units) -> int:
     sizes = unit_bytes(units)
     for root in (0, 1):  # FSDP1 gathers the root's own parameters first
         body = sizes[root:]
-        for period in range(1, body.size // 2 + 1):
+        for period in range(1, min(body.size // 2, LONGEST_BLOCK) + 1):
             if float(np.mean(body[period:] == body[:-period])) >= SAME_SHARE:
                 return max(round(body.size / period), 1)
     return len(units.names)

@@ -6,6 +6,7 @@ the gathers of the backward pass are found again by their size, from the last un
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from math import prod
 
@@ -20,7 +21,7 @@ from tracedoc.timeline.collective_table import CollectiveOp
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Shapes, Trace
-from tracedoc.trace.distinct import difference, distinct, is_among
+from tracedoc.trace.distinct import difference, distinct, is_among, medians_by_value, places_by_value
 from tracedoc.trace.metadata import element_count
 from tracedoc.trace.sharding_names import FSDP2, ZERO3, is_zero3_mark, shard_hook
 
@@ -181,10 +182,11 @@ def _hook_ranges(trace: Trace) -> _Ranges | None:
     found: dict[str, dict[str, list[Rows]]] = {}
     counts: dict[str, int] = {}
     annotation = trace.kind == int(Kind.ANNOTATION)
-    for index, (framework, role) in roles.items():
-        rows = np.flatnonzero(annotation & (trace.name == index))
-        found.setdefault(framework, {}).setdefault(role, []).append(rows)
-        counts[framework] = counts.get(framework, 0) + int(rows.size)
+    marked = np.flatnonzero(annotation & is_among(trace.name, list(roles)))
+    for index, places in places_by_value(trace.name[marked]):
+        framework, role = roles[index]
+        found.setdefault(framework, {}).setdefault(role, []).append(marked[places])
+        counts[framework] = counts.get(framework, 0) + int(places.size)
     if counts:
         framework = max(counts, key=lambda one: (counts[one], one))
         by_role = {role: np.sort(np.concatenate(rows)) for role, rows in found[framework].items()}
@@ -347,32 +349,30 @@ class _Places:
             [NO_STEP if o.step is None else o.step for o in reductions.operations], dtype=np.int64
         )
         known = set(self._model)
-        for step in distinct(steps).tolist():
-            mine = [
-                i for i in np.flatnonzero(steps == step).tolist()
-                if _elements(reductions.operations[i]) in known
-            ]  # fmt: skip
+        for _, places in places_by_value(steps):
+            mine = [i for i in places.tolist() if _elements(reductions.operations[i]) in known]
             sizes = [_elements(reductions.operations[i]) for i in mine]
             unit[mine] = self._walk(sizes, down=True)
         return unit
 
     def _walk(self, sizes: Sequence[int], down: bool) -> list[int]:
         """Return the place of each size, going through the model in one direction and round its end."""
+        places_of: dict[int, list[int]] = {}
+        for number, size in enumerate(self._model):
+            places_of.setdefault(size, []).append(number)
         found: list[int] = []
-        turn = -1 if down else 1
         place = len(self._model) if down else -1
         for size in sizes:
-            order = [(place + turn * k) % len(self._model) for k in range(1, len(self._model) + 1)]
-            # From the place before the first (or after the last) the walk must not wrap onto its own start.
-            if place in (-1, len(self._model)):
-                order = list(range(len(self._model)))[::turn]
-            match = next((p for p in order if self._model[p] == size), None)
-            if match is None:
-                self._model.append(size)
-                match = len(self._model) - 1
+            places = places_of.setdefault(size, [])
+            if places:
+                # The last of them stands before the first, and the first behind the last.
+                following = bisect_left(places, place) - 1 if down else bisect_right(places, place)
+                place = places[following % len(places)]
+                found.append(place)
             else:
-                place = match
-            found.append(match)
+                places.append(len(self._model))
+                found.append(len(self._model))
+                self._model.append(size)
         return found
 
 
@@ -437,12 +437,14 @@ def _using_hooks(trace: Trace, ranges: _Ranges, names: tuple[str, ...], calls: S
             held = _next_hook(trace, rows, calls.launch_ns, calls.prefetched)
             found[in_pass] = held[in_pass]
             continue
-        owner = np.array([_unit_name(trace, row) for row in rows.tolist()], dtype=object)
-        for number in distinct(calls.unit[in_pass]).tolist():
-            mine = in_pass & (calls.unit == number)
-            own = rows[owner == names[number]]
-            if own.size:
-                found[mine] = _next_hook(trace, own, calls.launch_ns[mine], np.zeros(int(mine.sum()), bool))
+        number_of = {name: number for number, name in enumerate(names)}
+        owner = np.array([number_of.get(_unit_name(trace, row), -1) for row in rows.tolist()], np.int64)
+        rows_of = {number: rows[places] for number, places in places_by_value(owner)}
+        mine = np.flatnonzero(in_pass)
+        for number, places in places_by_value(calls.unit[mine]):
+            if number in rows_of:
+                own, at = rows_of[number], calls.launch_ns[mine[places]]
+                found[mine[places]] = _next_hook(trace, own, at, np.zeros(at.size, bool))
     return found
 
 
@@ -489,8 +491,7 @@ def unit_elements(units: Units) -> npt.NDArray[np.float64]:
 
 def _per_unit(units: Units, values: Int64Array) -> npt.NDArray[np.float64]:
     found = np.full(len(units.names), np.nan)
-    for unit in range(len(units.names)):
-        mine = values[units.gathers.unit == unit]
-        if mine.size and (mine != UNKNOWN_SIZE).all():
-            found[unit] = float(np.median(mine))
+    unit, medians = medians_by_value(units.gathers.unit, values)
+    found[unit] = medians
+    found[units.gathers.unit[values == UNKNOWN_SIZE]] = np.nan
     return found
