@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import marshal
 import random
 import shutil
 import sys
@@ -133,6 +134,11 @@ PHASES = ("X", "B", "E", "i", "M", "s", "f", "C", "b", "e", "", "XX")
 Mutation = Callable[[random.Random, Json], None]
 
 
+def _copy(document: Json) -> Json:
+    copied: Json = marshal.loads(marshal.dumps(document))
+    return copied
+
+
 def _events(document: Json) -> list[Json]:
     found = document.get("traceEvents")
     return [event for event in found if isinstance(event, dict)] if isinstance(found, list) else []
@@ -229,7 +235,7 @@ def _drop(dice: random.Random, document: Json) -> None:
 
 
 def _repeat(dice: random.Random, document: Json) -> None:
-    copies = [json.loads(json.dumps(event)) for event in _some(dice, document)]
+    copies = [_copy(event) for event in _some(dice, document)]
     shift = dice.choice([0, 0, 1, 1e4])
     for event in copies:
         event["ts"] = _number(event.get("ts")) + shift
@@ -361,10 +367,10 @@ def mutant(number: int, runs: list[Seed], folder: Path) -> tuple[Path, set[str]]
     """Write mutant ``number`` into a folder of its own; return that, and how it was changed."""
     dice = random.Random(number)
     run = runs[number % len(runs)]
-    documents = [json.loads(json.dumps(one)) for one in (run.steps if dice.random() < 0.3 else run.ranks)]
+    documents = [_copy(one) for one in (run.steps if dice.random() < 0.2 else run.ranks)]
     kinds = set()
     if dice.random() < 0.1:
-        documents.append(json.loads(json.dumps(dice.choice(dice.choice(runs).ranks))))
+        documents.append(_copy(dice.choice(dice.choice(runs).ranks)))
         kinds.add("rank of another job")
     if len(documents) > 1 and dice.random() < 0.1:
         documents.pop(dice.randrange(len(documents)))
