@@ -69,12 +69,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cache": {"digest"},
     "worker": BASE | {"cache", "run", "trace", "timeline", "digest", "facts.per_rank", "facts.measure_rank"},
     "pipeline": BASE | STAGES | {"executors", "worker"},
+    "crosscheck": BASE | {"trace", "timeline"},
     "fixes": BASE | {"diagnosis"},
     "frames": BASE | {"diagnosis", "fixes"},
     "schema": {"diagnosis"},
     "report": BASE | {"diagnosis", "fixes"},
     "collector": {"errors", "run.manifest", "run.steplog"},
-    "cli": BASE | STAGES | {"fixes", "executors", "report", "collector", "testing"},
+    "cli": BASE | STAGES | {"fixes", "executors", "report", "collector", "crosscheck", "testing"},
     "testing": BASE | STAGES,
     "__init__": BASE | STAGES | {"report", "collector"},
     "__main__": {"cli"},
@@ -93,7 +94,7 @@ PACKAGE_MAY_BE_IMPORTED_IN: dict[str, tuple[str, ...]] = {
     "distributed": ("executors",),
     "mpi4py": ("executors",),
     "fsspec": ("run.remote",),
-    "hta": (),
+    "hta": ("crosscheck.hta_side",),
 }
 ONLY_INSIDE_FUNCTIONS = {"torch", "pandas", "matplotlib", "hta", "distributed", "mpi4py", "fsspec"}
 

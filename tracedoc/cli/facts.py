@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import format_option, json_text, to_stdout
-from tracedoc.cli.reading import keep_numpy_to_one_thread, reading_options, run_pipeline, show_debug
+from tracedoc.cli.output import format_option, json_text, text_width, to_stdout
+from tracedoc.cli.reading import (
+    keep_numpy_to_one_thread,
+    reading_options,
+    run_measurement,
+    run_pipeline,
+    show_debug,
+)
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import FactRecord, Scalar
+    from tracedoc.pipeline import Options
 
 MANY_ALIKE = 3
 """From this many facts that are unknown for one reason on, the reason is printed once."""
@@ -23,11 +30,17 @@ MANY_ALIKE = 3
 @format_option()
 @click.option("--json", "report_format", flag_value="json", hidden=True)
 @click.option("--ranks", is_flag=True, help="Show the values of every rank or group too.")
+@click.option(
+    "--cross-check",
+    is_flag=True,
+    help="Compare with HolisticTraceAnalysis instead: its breakdown and overlap beside ours, with reasons.",
+)
 @reading_options
 def facts(
     paths: tuple[str, ...],
     report_format: str | None,
     ranks: bool,
+    cross_check: bool,
     steps: tuple[int, int] | None,
     cycle: int | None,
     jobs: int | None,
@@ -44,6 +57,7 @@ def facts(
       tracedoc facts runs/a
       tracedoc facts runs/a --ranks
       tracedoc facts runs/a -f json | jq .step_ms.value
+      tracedoc facts runs/a --cross-check              HolisticTraceAnalysis beside it
       tracedoc explain exposed_comm_ms                 the definition
     """
     show_debug(debug)
@@ -59,11 +73,26 @@ def facts(
         max_bytes=max_bytes,
         cache=not no_cache,
     )
+    if cross_check:
+        _cross_check(paths, options, report_format)
+        return
     found = run_pipeline(paths, options).facts
     if report_format == "json":
         to_stdout(json_text(found), "json")
     else:
         to_stdout(facts_table(found, ranks=ranks))
+
+
+def _cross_check(paths: tuple[str, ...], options: Options, report_format: str | None) -> None:
+    from tracedoc.cli.cross_check import check_text
+    from tracedoc.crosscheck.agreement import cross_check
+
+    digests = run_measurement(paths, options).run.digests
+    found = cross_check([(digest.rank, digest.source) for digest in digests])
+    if report_format == "json":
+        to_stdout(json_text(found), "json")
+    else:
+        to_stdout(check_text(found, text_width()))
 
 
 def facts_table(records: dict[str, FactRecord], *, ranks: bool) -> str:

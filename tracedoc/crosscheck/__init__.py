@@ -1,0 +1,1 @@
+"""What HolisticTraceAnalysis says of the same files, and why it differs."""
