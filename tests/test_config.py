@@ -64,7 +64,9 @@ def test_example_of_the_guide_is_valid(repository: Path, tmp_path: Path) -> None
     text = (repository / "docs" / "settings.md").read_text(encoding="utf-8")
     source = write(tmp_path / "tracedoc.toml", text.split("```toml\n")[1].split("```")[0])
     chosen = ("communication", "host", "input-stall")
-    assert find_config(tmp_path) == Config(chosen, ("tiny-kernels",), "warning", source)
+    assert find_config(tmp_path) == Config(
+        chosen, ("tiny-kernels",), "warning", ("exposed_comm_frac <= 0.15", "step_ms <= 420"), source
+    )
 
 
 def test_command_line_goes_before_the_settings(

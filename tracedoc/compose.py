@@ -9,6 +9,7 @@ from tracedoc.containment import Failures
 from tracedoc.diagnosis import (
     At,
     Budget,
+    BudgetCheck,
     CaptureBudget,
     Detail,
     Diagnosis,
@@ -44,6 +45,7 @@ def compose(
     cycles: tuple[int, ...],
     replay: ReplayReport | None = None,
     plan: tuple[PlanStep, ...] = (),
+    budgets: tuple[BudgetCheck, ...] = (),
 ) -> Diagnosis:
     """Return the diagnosis of one run."""
     run = measurements.run
@@ -71,6 +73,7 @@ def compose(
         detail=detail,
         replay=replay,
         plan=plan,
+        budgets=budgets,
         tool_version=tracedoc.__version__,
     )
 

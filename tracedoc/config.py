@@ -10,7 +10,7 @@ from typing import Any
 from tracedoc.errors import InputError, did_you_mean
 
 LEVELS = ("critical", "warning", "note")
-KEYS = ("select", "ignore", "fail-on")
+KEYS = ("select", "ignore", "fail-on", "budgets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class Config:
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     fail_on: str | None = None
+    budgets: tuple[str, ...] = ()
     source: str = ""
 
 
@@ -70,11 +71,18 @@ def _config(table: dict[str, Any], file: Path) -> Config:
     level = table.get("fail-on")
     if level is not None and level not in LEVELS:
         raise InputError(f"{file}: fail-on is {level!r}", f"use one of {', '.join(LEVELS)}")
-    return Config(_names(table, "select", file), _names(table, "ignore", file), level, str(file))
+    return Config(
+        select=_texts(table, "select", file),
+        ignore=_texts(table, "ignore", file),
+        fail_on=level,
+        budgets=_texts(table, "budgets", file),
+        source=str(file),
+    )
 
 
-def _names(table: dict[str, Any], key: str, file: Path) -> tuple[str, ...]:
-    names = table.get(key, [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InputError(f"{file}: {key} is no list of rules", f'write it as {key} = ["tiny-batch"]')
-    return tuple(names)
+def _texts(table: dict[str, Any], key: str, file: Path) -> tuple[str, ...]:
+    texts = table.get(key, [])
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        what, example = ("budgets", "step_ms <= 420") if key == "budgets" else ("rules", "tiny-batch")
+        raise InputError(f"{file}: {key} is no list of {what}", f'write it as {key} = ["{example}"]')
+    return tuple(texts)

@@ -226,6 +226,20 @@ class Verdict(msgspec.Struct, frozen=True):
     compared: str | None = None
 
 
+class BudgetCheck(msgspec.Struct, frozen=True):
+    """A performance budget of the project, as ``step_ms <= 420``, and what was measured.
+
+    ``outcome`` is "met", "broken", or "unknown" for ``reason``; ``limit`` and ``value`` are in ``unit``.
+    """
+
+    text: str
+    outcome: str
+    limit: float
+    unit: str
+    value: float | None = None
+    reason: str = ""
+
+
 class FactRecord(msgspec.Struct, frozen=True):
     """A fact as it is written to JSON: ``value`` or ``unknown``, and the values by key."""
 
@@ -372,7 +386,8 @@ class Detail(msgspec.Struct, frozen=True):
 class Diagnosis(msgspec.Struct, frozen=True):
     """Everything above. ``summary`` is the answer in one sentence.
 
-    ``plan`` are fixes in the order in which they pay, each on top of those before it.
+    ``plan`` are fixes in the order in which they pay, each on top of those before it. ``budgets`` are the
+    performance budgets that the project set itself.
     """
 
     summary: str
@@ -386,6 +401,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     detail: Detail = Detail()
     replay: ReplayReport | None = None
     plan: tuple[PlanStep, ...] = ()
+    budgets: tuple[BudgetCheck, ...] = ()
     tool_version: str = ""
     schema_version: str = SCHEMA_VERSION
 

@@ -22,10 +22,12 @@ from tracedoc.digest.sharing import share
 from tracedoc.errors import InputError, Limit
 from tracedoc.executors.run import run_each
 from tracedoc.executors.work import Lost
+from tracedoc.facts.catalog import CATALOG
 from tracedoc.facts.measure_run import Measurements, measure_run
 from tracedoc.facts.per_run.settings import job_limits
 from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
 from tracedoc.ranks.run_view import build_run_view
+from tracedoc.rules.budgets import judge_budgets, parse_budgets
 from tracedoc.rules.engine import evaluate
 from tracedoc.rules.load import load_rules
 from tracedoc.rules.replayed import with_predictions
@@ -50,7 +52,8 @@ class Options(msgspec.Struct, frozen=True):
     :data:`tracedoc.executors.clusters.WAYS` says. ``select`` and ``ignore`` hold rule ids or topics;
     ``strict`` turns damaged files into errors; ``max_bytes`` bounds the decompressed text of one file.
     ``cache`` keeps the digests of large files in the user's cache folder, and takes them from there.
-    Without ``replay`` no fix is predicted, and gains are bounds.
+    Without ``replay`` no fix is predicted, and gains are bounds. ``budgets`` are performance budgets to
+    judge, as ``"step_ms <= 420"``.
     """
 
     select: tuple[str, ...] = ()
@@ -64,6 +67,7 @@ class Options(msgspec.Struct, frozen=True):
     max_bytes: int | None = None
     cache: bool = False
     replay: bool = True
+    budgets: tuple[str, ...] = ()
 
 
 class ProgressEvent(msgspec.Struct, frozen=True):
@@ -92,6 +96,7 @@ def diagnose(
     """
     chosen = options or Options()
     rules = choose(load_rules(chosen.rule_directories), chosen.select, chosen.ignore)
+    budgets = parse_budgets(chosen.budgets, CATALOG)
     measured = measure(paths, chosen, progress=progress)
     measurements = measured.measurements
     judgement = evaluate(rules, measurements)
@@ -112,6 +117,7 @@ def diagnose(
         cycles=measured.cycles,
         replay=replay,
         plan=plan,
+        budgets=judge_budgets(budgets, measurements.facts),
     )
 
 

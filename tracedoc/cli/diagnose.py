@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     type=click.Choice(LEVELS),
     help="Exit with 1 on a finding this severe; previews never count.",
 )
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    metavar="LIMIT",
+    help="Exit with 1 unless this holds, as 'step_ms <= 420'.",
+)
 @reading_options
 def diagnose(
     paths: tuple[str, ...],
@@ -40,6 +47,7 @@ def diagnose(
     steps: tuple[int, int] | None,
     cycle: int | None,
     fail_on: str | None,
+    budgets: tuple[str, ...],
     verdicts: bool,
     jobs: int | None,
     executor: str | None,
@@ -64,9 +72,12 @@ def diagnose(
       tracedoc diagnose runs/a --open                  the page, in a browser
       tracedoc diagnose runs/a -f json | jq .findings
       tracedoc diagnose runs/a --fail-on warning       in a pipeline
+      tracedoc diagnose runs/a --budget 'step_ms <= 420'
+      tracedoc diagnose runs/a -f markdown             for a pull request
 
-    A project may keep select, ignore and fail-on in tracedoc.toml, or in
-    pyproject.toml under [tool.tracedoc]; options given here go before them.
+    A project may keep select, ignore, fail-on and budgets in tracedoc.toml,
+    or in pyproject.toml under [tool.tracedoc]; options given here go before
+    them.
     """
     show_debug(debug)
     places = targets(report_format, outputs, paths)
@@ -87,15 +98,29 @@ def diagnose(
         strict=strict,
         max_bytes=max_bytes,
         cache=not no_cache,
+        budgets=budgets or config.budgets,
     )
     result = run_pipeline(paths, options)
     command = "" if "-" in paths else shlex.join(["tracedoc", "diagnose", *paths])
     write(result, places, command=command, verdicts=verdicts, redact=redact, browse=browse)
     level = fail_on or config.fail_on
-    if level and (count := _gating(result, level)):
+    count = _gating(result, level) if level else 0
+    if count:
         are = "finding is" if count == 1 else "findings are"
         say(f"--fail-on {level}: {count} {are} {level} or worse")
+    missed = _missed(result)
+    for words in missed:
+        say(f"budget {words}")
+    if (level and count) or missed:
         raise click.exceptions.Exit(1)
+
+
+def _missed(diagnosis: Diagnosis) -> list[str]:
+    """Return the budgets that are not met, in words. What cannot be told is not met: a gate stays shut."""
+    from tracedoc.report.texts import plain
+    from tracedoc.report.view import budget_words
+
+    return [plain(budget_words(check)) for check in diagnosis.budgets if check.outcome != "met"]
 
 
 def _settings() -> Config:

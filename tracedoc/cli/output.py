@@ -74,7 +74,7 @@ def say(message: str) -> None:
 
 
 _OPTIONS = (
-    format_option("html"),
+    format_option("html", "markdown", "sarif", "junit", "github"),
     click.option(
         "-o",
         "--output",
@@ -82,11 +82,13 @@ _OPTIONS = (
         multiple=True,
         metavar="FILE",
         shell_complete=files,
-        help="Write .html, .json or .txt; - is stdout.",
+        help="Write .html, .json, .txt, .md, .sarif or .xml (JUnit); - is stdout.",
     ),
     click.option("--verdicts", is_flag=True, help="List what every rule said, with its numbers."),
     click.option(
-        "--redact/--no-redact", default=None, help="Hide host names and absolute paths. [only in html]"
+        "--redact/--no-redact",
+        default=None,
+        help="Hide host names and absolute paths. [in all but text and json]",
     ),
     click.option("--open", "browse", is_flag=True, help="Show the page in a browser."),
 )

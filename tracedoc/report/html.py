@@ -15,7 +15,16 @@ from tracedoc.diagnosis import Diagnosis, FactRecord, Lane, RankReport, Scalar, 
 from tracedoc.fixes import framework_name
 from tracedoc.report.tables import collective_table, host_tables, phase_table
 from tracedoc.report.texts import one_line
-from tracedoc.report.view import PARTS, Segment, View, holds_text, instances_text, segments, side_text
+from tracedoc.report.view import (
+    PARTS,
+    Segment,
+    View,
+    budget_words,
+    holds_text,
+    instances_text,
+    segments,
+    side_text,
+)
 from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity, format_ranges
 
 TIMELINE_RANKS = 8
@@ -137,6 +146,7 @@ def template(name: str) -> Template:
         instances=instances_text,
         holds=holds_text,
         line=one_line,
+        budget=budget_words,
     )
     environment.globals["part"] = _part
     return environment.get_template(name)

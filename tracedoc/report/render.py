@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tracedoc.diagnosis import Diagnosis, json_pieces
@@ -11,16 +11,67 @@ from tracedoc.errors import InputError
 from tracedoc.report.texts import redacted
 from tracedoc.report.view import View, build_view
 
-SUFFIXES = {".html": "html", ".htm": "html", ".json": "json", ".txt": "text"}
+SUFFIXES = {
+    ".html": "html",
+    ".htm": "html",
+    ".json": "json",
+    ".txt": "text",
+    ".md": "markdown",
+    ".sarif": "sarif",
+    ".xml": "junit",
+}
 """The format that the suffix of a file name implies."""
 
-_REDACTED_BY_DEFAULT = frozenset({"html"})
+FORMATS = ("text", "json", "html", "markdown", "sarif", "junit", "github")
+"""Every format of a diagnosis."""
+
+_REDACTED_BY_DEFAULT = frozenset({"html", "markdown", "sarif", "junit", "github"})
 # JSON leaves these as they are, and a terminal that shows the JSON would obey them.
 _OBEYED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
+def _html(view: View) -> str:
+    from tracedoc.report.html import render_html
+
+    return render_html(view)
+
+
+def _markdown(view: View) -> str:
+    from tracedoc.report.markdown import render_markdown
+
+    return render_markdown(view)
+
+
+def _sarif(view: View) -> str:
+    from tracedoc.report.sarif import render_sarif
+
+    return render_sarif(view)
+
+
+def _junit(view: View) -> str:
+    from tracedoc.report.junit import render_junit
+
+    return render_junit(view)
+
+
+def _annotations(view: View) -> str:
+    from tracedoc.report.annotations import render_annotations
+
+    return render_annotations(view)
+
+
+# Each is imported when it is asked for: a page needs jinja2, JUnit an XML library.
+_RENDERERS: dict[str, Callable[[View], str]] = {
+    "html": _html,
+    "markdown": _markdown,
+    "sarif": _sarif,
+    "junit": _junit,
+    "github": _annotations,
+}
+
+
 def render(diagnosis: Diagnosis, report_format: str, *, redact: bool | None = None) -> str:
-    """Return the report; ``redact`` defaults to yes for formats that are passed on (html)."""
+    """Return the report; ``redact`` defaults to yes for formats that are passed on: all but text and JSON."""
     return "".join(render_pieces(diagnosis, report_format, redact=redact))
 
 
@@ -46,10 +97,8 @@ def render_pieces(
             yield _OBEYED.sub(lambda match: f"\\u{ord(match[0]):04x}", piece)
         return
     view = build_view(diagnosis, redact=hide)
-    if report_format == "html":
-        from tracedoc.report.html import render_html
-
-        yield render_html(view)
+    if report_format != "text":
+        yield _RENDERERS[report_format](view)
         return
     from tracedoc.report.terminal import render_text
 
@@ -77,7 +126,9 @@ def write_report(
     """
     chosen = report_format or SUFFIXES.get(Path(path).suffix.lower())
     if chosen is None:
-        raise InputError(f"{path}: the name implies no format", "end the name in .html, .json or .txt")
+        raise InputError(
+            f"{path}: the name implies no format", f"end the name in one of {', '.join(SUFFIXES)}"
+        )
     save(path, render_pieces(diagnosis, chosen, redact=redact))
 
 

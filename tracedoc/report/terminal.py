@@ -16,7 +16,16 @@ from tracedoc.fixes import framework_name
 from tracedoc.report.console import heading, printed_text, text_console
 from tracedoc.report.prediction_words import resource_name, shares_of
 from tracedoc.report.texts import one_line
-from tracedoc.report.view import FindingView, Segment, View, holds_text, instances_text, phase_name, side_text
+from tracedoc.report.view import (
+    FindingView,
+    Segment,
+    View,
+    budget_words,
+    holds_text,
+    instances_text,
+    phase_name,
+    side_text,
+)
 from tracedoc.units import format_bytes, format_ms, format_percent, format_step_change
 
 SHOWN_UNITS = 6
@@ -141,6 +150,17 @@ def _plan(console: Console, view: View) -> None:
         console.print(rows)
         console.print()
     console.print(Text.assemble(("Critical path  ", "bold"), shares_of(replay.path)))
+    console.print()
+
+
+def _budgets(console: Console, view: View) -> None:
+    """Show the performance budgets that the project set itself."""
+    if not view.diagnosis.budgets:
+        return
+    heading(console, "Budgets")
+    for check in view.diagnosis.budgets:
+        words, style = budget_words(check), "green" if check.outcome == "met" else "bold red"
+        _bullet(console, Text(one_line(words), style))
     console.print()
 
 
@@ -301,6 +321,7 @@ def _verdict(console: Console, verdict: Verdict) -> None:
 
 SECTIONS: dict[str, Callable[[Console, View], None]] = {
     "the split of the step": _budget,
+    "budgets": _budgets,
     "findings": _findings,
     "plan": _plan,
     "sharded units": _units,

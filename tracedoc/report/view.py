@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 from msgspec.structs import replace
 
 from tracedoc.diagnosis import (
     SEVERITIES,
+    BudgetCheck,
     BudgetParts,
     Comparison,
     Diagnosis,
@@ -52,6 +55,10 @@ LEAST_COPY_SHARE = 0.02
 
 LIMITS_OF_A_KIND = 3
 """Limits with one code that are shown in full; hundreds of ranks often share one."""
+
+_SCRIPT_LINE = re.compile(
+    r"(?P<file>[\w./\\\\-]{1,300}\.py)(?::(?P<line>\d{1,7})|\((?P<in_brackets>\d{1,7})\))"
+)
 
 # Guards that repeat a limit: the limit is shown, with the guard's fix.
 _GUARD_OF_LIMIT = {"no-complete-step": "few-steps"}
@@ -192,6 +199,21 @@ def gain_text(gain: Gain | None) -> str:
     if low == high:
         return f"about {high} a step{how}"
     return f"{low.removesuffix(high[high.index(' ') :])} to {high} a step{how}"
+
+
+def script_line(item: FindingView) -> tuple[str, int] | None:
+    """Return the file and line that a finding names first, in its message or its places in the trace."""
+    for text in (item.finding.message, *(place.what for place in item.evidence)):
+        if match := _SCRIPT_LINE.search(text):
+            return match["file"], max(1, int(match["line"] or match["in_brackets"]))
+    return None
+
+
+def budget_words(check: BudgetCheck) -> str:
+    """Return a performance budget with what was measured: ``step_ms <= 420: 431 ms, broken``."""
+    if check.value is None:
+        return f"{check.text}: not known" + (f" ({one_line(check.reason)})" if check.reason else "")
+    return f"{check.text}: {format_quantity(check.value, check.unit)}, {check.outcome}"
 
 
 def instances_text(verdict: Verdict) -> str:

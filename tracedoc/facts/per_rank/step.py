@@ -100,6 +100,15 @@ def comm_ms(timeline: RankTimeline) -> Value:
     return _part(timeline, "comm_ns")
 
 
+@rank_fact("exposed_comm_frac", unit="fraction", needs=("kernels",))
+def exposed_comm_frac(timeline: RankTimeline) -> Value:
+    """Share of the median step in which communication runs and no compute does. Copies hide nothing."""
+    if timeline.judged is None or timeline.activity is None:
+        return NO_STEP
+    start, end = timeline.judged.start_ns, timeline.judged.end_ns
+    return timeline.activity.exposed_comm.clip(start, end).total_ns / (end - start)
+
+
 @rank_fact("overlap_frac", unit="fraction", needs=("kernels", "collectives"))
 def overlap_frac(timeline: RankTimeline) -> Value:
     """Share of the communication time that compute hides, in the median step.

@@ -1,0 +1,179 @@
+"""What a pull request shows: Markdown, SARIF, JUnit and annotations."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from msgspec.structs import replace
+from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonSchema as SarifLog
+
+from tests.example_diagnoses import DIAGNOSES, HOSTILE, sharded
+from tracedoc.diagnosis import BudgetCheck, Diagnosis
+from tracedoc.report.markdown import MARK, MAX_CHARACTERS, safe
+from tracedoc.report.render import render
+from tracedoc.report.view import job_findings
+
+FORMATS = ("markdown", "sarif", "junit", "github")
+
+
+def with_message(message: str) -> Diagnosis:
+    diagnosis = sharded()
+    first, *others = diagnosis.findings
+    return replace(diagnosis, findings=(replace(first, message=message), *others))
+
+
+def with_budgets() -> Diagnosis:
+    return replace(
+        sharded(),
+        budgets=(
+            BudgetCheck("step_ms <= 420", "met", 420.0, "ms", 400.0),
+            BudgetCheck("exposed_comm_frac <= 0.15", "broken", 0.15, "fraction", 0.325),
+            BudgetCheck("comm_ms <= 9", "unknown", 9.0, "ms", None, "no communication was captured"),
+        ),
+    )
+
+
+@pytest.mark.parametrize("name", sorted(DIAGNOSES))
+@pytest.mark.parametrize("report_format", FORMATS)
+def test_every_diagnosis_has_every_format(name: str, report_format: str):
+    text = render(DIAGNOSES[name](), report_format)
+    assert text.endswith("\n")
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
+
+
+# -- Markdown
+
+
+def test_comment_begins_with_its_mark_and_the_answer():
+    lines = render(sharded(), "markdown").split("\n")
+    assert lines[0] == MARK
+    assert lines[1].startswith("### ")
+
+
+def test_at_most_ten_lines_stand_outside_of_what_is_folded():
+    for name in DIAGNOSES:
+        text = re.sub("(?s)<details>.*?</details>\n?", "", render(DIAGNOSES[name](), "markdown"))
+        assert len([line for line in text.split("\n") if line.strip()]) <= 10, name
+
+
+def test_findings_of_the_job_stand_in_order():
+    text = render(sharded(), "markdown")
+    titles = [safe(one.title) for one in job_findings(sharded())]
+    places = [text.index(f"**{title}**") for title in titles]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>",
+        "[click](https://example.org)",
+        "![x](https://example.org/x.png)",
+        "https://example.org and www.example.org",
+        "@everyone see #1",
+        "a | b `c` **d** _e_ ~~f~~",
+        "</details>",
+        "line\n# heading",
+    ],
+)
+def test_text_stays_text(text: str):
+    shown = safe(text)
+    assert not re.search(r"(?<!\\)[`*_\[\]~|]", shown)
+    assert not re.search(r"[<>@]|://|www\.|#1\b|\n", shown.replace("&#", "&"))
+    # What a reader sees is what was written.
+    assert html.unescape(re.sub(r"\\([\\`*_\[\]~|])", r"\1", shown)) == " ".join(text.split())
+
+
+def test_long_comment_loses_its_last_parts_and_says_so():
+    text = render(with_message("word " * 20_000), "markdown")
+    assert len(text) <= MAX_CHARACTERS + 500
+    assert "1 more part does not fit in a comment." in text
+
+
+def test_fence_is_longer_than_backticks_in_the_code():
+    diagnosis = sharded()
+    first, *others = diagnosis.findings
+    fix = replace(first.fixes[0], change="a\n````\nb")
+    text = render(replace(diagnosis, findings=(replace(first, fixes=(fix,)), *others)), "markdown")
+    assert "`````\na\n````\nb\n`````" in text
+
+
+def test_budgets_are_counted_and_those_not_met_named():
+    text = render(with_budgets(), "markdown")
+    assert (
+        "Budgets: 1 of 3 met; **exposed\\_comm\\_frac &lt;= 0.15: 32 %, broken**; "
+        "**comm\\_ms &lt;= 9: not known (no communication was captured)**." in text
+    )
+
+
+# -- SARIF
+
+
+@pytest.mark.parametrize("name", sorted(DIAGNOSES))
+def test_sarif_fits_its_schema(name: str):
+    SarifLog.model_validate_json(render(DIAGNOSES[name](), "sarif"))
+
+
+def test_each_finding_is_a_result_at_its_trace():
+    run = json.loads(render(sharded(), "sarif"))["runs"][0]
+    assert [one["ruleId"] for one in run["results"]] == [one.rule_id for one in job_findings(sharded())]
+    for result in run["results"]:
+        assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
+    uris = [one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for one in run["results"]]
+    assert all(re.fullmatch(r"rank-\d\.json\.gz", uri) for uri in uris), "redacted: the last part only"
+
+
+@pytest.mark.parametrize("named", ["write_metrics (train.py:34)", "train.py(34): write_metrics"])
+def test_result_points_at_the_line_that_the_message_names(named: str):
+    results = json.loads(render(with_message(f"The host is in {named}."), "sarif"))["runs"][0]["results"]
+    places = [one["locations"][0]["physicalLocation"] for one in results]
+    assert {"artifactLocation": {"uri": "train.py"}, "region": {"startLine": 34}} in places
+
+
+# -- JUnit
+
+
+def test_suite_counts_what_it_holds():
+    suite = ElementTree.fromstring(render(with_budgets(), "junit")).find("testsuite")
+    assert suite is not None
+    cases = suite.findall("testcase")
+    assert int(suite.attrib["tests"]) == len(cases) == len(sharded().verdicts) + 3
+    assert int(suite.attrib["failures"]) == sum(case.find("failure") is not None for case in cases)
+    assert int(suite.attrib["skipped"]) == sum(case.find("skipped") is not None for case in cases)
+
+
+def test_broken_budget_fails_and_unknown_one_is_skipped():
+    suite = ElementTree.fromstring(render(with_budgets(), "junit"))
+    outcomes = {
+        case.attrib["name"]: [child.tag for child in case]
+        for case in suite.iter("testcase")
+        if case.attrib["classname"] == "tracedoc.budgets"
+    }
+    assert outcomes == {
+        "step_ms <= 420": [],
+        "exposed_comm_frac <= 0.15": ["failure"],
+        "comm_ms <= 9": ["skipped"],
+    }
+
+
+# -- annotations
+
+
+def test_annotation_is_one_line_whatever_it_says():
+    text = render(with_message("a%b\r\n::error::stolen, c:d"), "github")
+    lines = text.rstrip("\n").split("\n")
+    assert all(re.match(r"::(error|warning|notice) title=tracedoc", line) for line in lines)
+    assert any("::a%25b\\x0d ::error::stolen, c:d" in line for line in lines)
+
+
+def test_hostile_title_ends_no_property():
+    diagnosis = sharded()
+    first, *others = diagnosis.findings
+    shown = render(
+        replace(diagnosis, findings=(replace(first, title=f"x,line=1::{HOSTILE}"), *others)), "github"
+    )
+    assert "title=tracedoc%3A x%2Cline=1%3A%3A" in shown
