@@ -18,7 +18,7 @@ from fuzz_manifests import places
 from fuzz_traces import ODD
 from trial import repeat
 
-from tracedoc.diagnosis import from_json
+from tracedoc.diagnosis_json import from_json
 from tracedoc.errors import TracedocError
 from tracedoc.pipeline import Options, diagnose
 from tracedoc.report.render import render

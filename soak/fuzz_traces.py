@@ -27,7 +27,7 @@ from trial import repeat
 
 import tracedoc
 from tracedoc.compose import compose
-from tracedoc.diagnosis import from_json, to_json
+from tracedoc.diagnosis_json import from_json, to_json
 from tracedoc.errors import TracedocError
 from tracedoc.pipeline import Options, measure
 from tracedoc.report.render import render

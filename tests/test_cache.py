@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tracedoc import cache, pipeline, worker
-from tracedoc.diagnosis import to_json
+from tracedoc.diagnosis_json import to_json
 from tracedoc.errors import InputError
 from tracedoc.pipeline import Options, diagnose
 

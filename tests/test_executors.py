@@ -20,7 +20,8 @@ import pytest
 
 import tracedoc.executors.local
 import tracedoc.pipeline
-from tracedoc.diagnosis import Diagnosis, to_json
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.diagnosis_json import to_json
 from tracedoc.errors import InputError
 from tracedoc.executors.local import _start_method
 from tracedoc.executors.run import run_each

@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from tests.example_diagnoses import hostile, sharded
 from tracedoc import __version__
 from tracedoc.cli import main
-from tracedoc.diagnosis import Diagnosis, from_json, to_json
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.diagnosis_json import from_json, to_json
 from tracedoc.errors import InputError
 from tracedoc.trace.native import reader_name
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from tests.example_diagnoses import sharded
 from tracedoc.cli import main
-from tracedoc.diagnosis import to_json
+from tracedoc.diagnosis_json import to_json
 
 PLAN = ("plan", "--params", "7B", "--gpus", "2", "--gpu", "H100")
 

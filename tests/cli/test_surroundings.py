@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import tracedoc.__main__
-from tracedoc.diagnosis import from_json
+from tracedoc.diagnosis_json import from_json
 
 RUN = "synthetic_ddp_tiny_batch"
 

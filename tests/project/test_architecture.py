@@ -29,6 +29,7 @@ STAGES = {
     "whatif",
     "rules",
     "diagnosis",
+    "diagnosis_json",
     "planner",
 }
 
@@ -70,10 +71,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker": BASE | {"cache", "run", "trace", "timeline", "digest", "facts.per_rank", "facts.measure_rank"},
     "pipeline": BASE | STAGES | {"executors", "worker"},
     "crosscheck": BASE | {"trace", "timeline"},
+    "diagnosis_json": BASE | {"diagnosis"},
     "fixes": BASE | {"diagnosis"},
     "frames": BASE | {"diagnosis", "fixes"},
     "schema": {"diagnosis"},
-    "report": BASE | {"diagnosis", "fixes"},
+    "report": BASE | {"diagnosis", "diagnosis_json", "fixes"},
     "collector": {"errors", "run.manifest", "run.steplog"},
     "cli": BASE | STAGES | {"fixes", "executors", "report", "collector", "crosscheck", "testing"},
     "testing": BASE | STAGES,

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonSchema as SarifLog
 
 from tests.example_diagnoses import DIAGNOSES, HOSTILE, sharded
-from tracedoc.diagnosis import BudgetCheck, Diagnosis
+from tracedoc.diagnosis import BudgetCheck, Diagnosis, Finding
 from tracedoc.report.markdown import MARK, MAX_CHARACTERS, safe
 from tracedoc.report.render import render
-from tracedoc.report.view import job_findings
+from tracedoc.report.view import build_view
 
 FORMATS = ("markdown", "sarif", "junit", "github")
 
@@ -24,6 +24,11 @@ def with_message(message: str) -> Diagnosis:
     diagnosis = sharded()
     first, *others = diagnosis.findings
     return replace(diagnosis, findings=(replace(first, message=message), *others))
+
+
+def listed(diagnosis: Diagnosis) -> list[Finding]:
+    """Return the findings about the job, in the order of every report."""
+    return [item.finding for item in build_view(diagnosis).findings]
 
 
 def with_budgets() -> Diagnosis:
@@ -62,7 +67,7 @@ def test_at_most_ten_lines_stand_outside_of_what_is_folded():
 
 def test_findings_of_the_job_stand_in_order():
     text = render(sharded(), "markdown")
-    titles = [safe(one.title) for one in job_findings(sharded())]
+    titles = [safe(one.title) for one in listed(sharded())]
     places = [text.index(f"**{title}**") for title in titles]
     assert places == sorted(places)
 
@@ -120,7 +125,7 @@ def test_sarif_fits_its_schema(name: str):
 
 def test_each_finding_is_a_result_at_its_trace():
     run = json.loads(render(sharded(), "sarif"))["runs"][0]
-    assert [one["ruleId"] for one in run["results"]] == [one.rule_id for one in job_findings(sharded())]
+    assert [one["ruleId"] for one in run["results"]] == [one.rule_id for one in listed(sharded())]
     for result in run["results"]:
         assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
     uris = [one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for one in run["results"]]

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.example_diagnoses import DIAGNOSES, sharded
-from tracedoc.diagnosis import from_json, json_pieces, to_json
+from tracedoc.diagnosis_json import from_json, json_pieces, to_json
 from tracedoc.errors import InputError
 from tracedoc.report.render import render
 from tracedoc.schema import json_schema

@@ -10,7 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.cli.captured_training import Present, link_curve, number, present
-from tracedoc.diagnosis import Diagnosis, from_json
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.diagnosis_json import from_json
 from tracedoc.errors import InputError
 from tracedoc.planner.shape import ModelShape, shape_from_parameters
 from tracedoc.run.manifest import read_manifest

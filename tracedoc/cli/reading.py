@@ -142,7 +142,7 @@ def is_diagnosis(path: str) -> bool:
             text = file.read()
     except OSError:
         return False  # the reader will say what is wrong with it
-    from tracedoc.diagnosis import from_json
+    from tracedoc.diagnosis_json import from_json
 
     try:
         from_json(text)

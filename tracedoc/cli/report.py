@@ -34,7 +34,7 @@ def report(
       tracedoc report diagnosis.json --open
       tracedoc report diagnosis.json -f json --redact > to-share.json
     """
-    from tracedoc.diagnosis import from_json
+    from tracedoc.diagnosis_json import from_json
 
     places = targets(report_format, outputs, () if diagnosis == "-" else (diagnosis,))
     text = _read(diagnosis)

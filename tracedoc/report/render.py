@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from tracedoc.diagnosis import Diagnosis, json_pieces
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.diagnosis_json import json_pieces
 from tracedoc.errors import InputError
 from tracedoc.report.texts import redacted
 from tracedoc.report.view import View, build_view
