@@ -36,7 +36,8 @@ def test_a_wait_is_named_with_its_operator_and_place(tmp_path: Path) -> None:
     assert facts["sync_idle_ms"] == 10
     assert facts["sync_blocked_ms"] == 57
     assert facts["syncs_per_step"] == facts["draining_syncs_per_step"] == 1
-    assert facts["sync_asked_by"] == "aten::item, usually .item(), in log the loss (1 a step, 10 ms)"
+    assert (facts["sync_call"], facts["sync_place"]) == (".item()", "log the loss")
+    assert (facts["sync_call_waits"], facts["sync_call_idle_ms"], facts["sync_places"]) == (1, 10, 1)
 
 
 def test_the_diagnosis_keeps_the_tables_of_the_host(tmp_path: Path) -> None:
@@ -55,8 +56,8 @@ def test_a_step_without_waits_says_so(tmp_path: Path) -> None:
     (builder,) = parse_lanes("compute 0-100", ranks=1, lead=0.01)
     facts = facts_of(builder.write(tmp_path / "rank-0.json"))
     assert facts["syncs_per_step"] == 0
-    assert facts["sync_asked_by"] == Unknown("no wait of the step leaves the GPU idle")
-    assert facts["host_away_doing"] == Unknown("the host is never away for long")
+    assert facts["sync_call"] == Unknown("no wait of the step leaves the GPU idle")
+    assert facts["host_away_operator"] == Unknown("the host is never away for long")
 
 
 def test_a_long_gap_is_named_by_the_operator_that_fills_it(tmp_path: Path) -> None:
@@ -73,7 +74,8 @@ def test_a_long_gap_is_named_by_the_operator_that_fills_it(tmp_path: Path) -> No
     )
     facts = facts_of(builder.write(tmp_path / "rank-0.json"))
     assert facts["host_away_gaps"] == 1
-    assert facts["host_away_doing"] == "aten::sort between two steps (40 ms)"
+    assert (facts["host_away_operator"], facts["host_away_phase"]) == ("aten::sort", "between two steps")
+    assert (facts["host_away_operator_ms"], facts["host_away_kinds"]) == (40, 1)
 
 
 def test_gaps_of_one_kind_are_told_by_number_longest_and_sum(tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ def test_a_capture_with_stacks_names_the_function(tmp_path: Path) -> None:
             at = start + 1 + depth / 10
             builder.host(frame, at, start + 60.5, category="python_function")
     facts = facts_of(builder.write(tmp_path / "rank-0.json"))
-    assert facts["sync_asked_by"] == "aten::item, usually .item(), in metrics.py(40): log (1 a step, 10 ms)"
+    assert (facts["sync_call"], facts["sync_place"]) == (".item()", "metrics.py(40): log")
 
 
 def test_lost_kernels_make_idle_time_unknown_and_are_a_limit(tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ import pytest
 
 from tracedoc.diagnosis import Diagnosis, Finding
 from tracedoc.pipeline import Options, diagnose
-from tracedoc.ranks.slowness import SLOWER, SLOWER_IN_MOST
-from tracedoc.rules.load import load_rules
 from tracedoc.testing import TraceBuilder
 
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
@@ -175,9 +173,12 @@ def test_a_gpu_is_compared_with_the_median_of_unequal_peers(tmp_path: Path) -> N
     assert ratios["0"] == pytest.approx(60 / 66, rel=1e-4)
 
 
-def test_the_cause_and_the_rule_call_the_same_gpu_slow() -> None:
-    params = next(rule for rule in load_rules() if rule.id == "slow-gpu").params
-    assert (params["slower"].value, params["in_most"].value) == (SLOWER, SLOWER_IN_MOST)
+def test_a_gpu_that_is_a_little_slower_is_the_cause_and_no_finding_of_its_own(tmp_path: Path) -> None:
+    """3 % is within what equal GPUs differ by; it still is what the others wait for."""
+    write_run(tmp_path, 4, lambda rank, step: 61.8 if rank == 2 else 60.0)
+    diagnosis = judged(tmp_path)
+    assert diagnosis.facts["straggler_cause"].values["2"] == "slow GPU"
+    assert "slow-gpu" not in about_ranks(diagnosis)
 
 
 def test_a_rank_with_larger_batches_is_late_for_its_work_and_not_for_its_gpu(tmp_path: Path) -> None:

@@ -22,12 +22,6 @@ ONE_SHAPE = 1.15
 MOSTLY_ALONE = 0.5
 """Where fewer of the calls run without communication, those that do may be others on each rank."""
 
-SLOWER = 1.07
-"""Kernels of equal GPUs differ by 3 to 5 %, as power and silicon do; the rule has the same number."""
-
-SLOWER_IN_MOST = 1.05
-"""A slow GPU is slower by so much in three quarters of the kinds; the rule has the same number."""
-
 
 class Slowness(msgspec.Struct, frozen=True):
     """How many times as long as its peers a rank takes for the same products: median and lower quartile.

@@ -14,13 +14,12 @@ from tracedoc.ranks.groups import pipeline_pairs
 from tracedoc.ranks.pipelines import SlowWorker, pipeline, slow_workers
 from tracedoc.ranks.rehearsal import gains_without, rehearsal
 from tracedoc.ranks.run_view import RunView, once
-from tracedoc.ranks.slowness import SLOWER, SLOWER_IN_MOST, slowness_by_rank
+from tracedoc.ranks.slowness import slowness_by_rank
 from tracedoc.ranks.work_shares import work_excess, work_shares
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.collective_table import NONE
-from tracedoc.timeline.host import IDLE_WORK, PHASES, WORK
+from tracedoc.timeline.host import WORK
 from tracedoc.trace.distinct import is_among
-from tracedoc.units import format_ms, format_quantity
 from tracedoc.values import Unknown
 
 MAX_SUSPECTS = 8
@@ -28,6 +27,9 @@ MAX_SUSPECTS = 8
 
 CAUSES = ("kernels", *WORK[2:])
 """What can make a rank late: :data:`WORK`, with all kernels as one."""
+
+KERNEL_CAUSES = ("more kernels", "larger kernels", "slow GPU", "longer kernels")
+"""What can be the matter with the kernels of a late rank."""
 
 CAUSE_SHARE = 0.5
 """What explains at least this share of a lateness is called its cause."""
@@ -283,23 +285,12 @@ def _more_in_whole_steps(run: RunView, position: int, members: dict[int, set[int
     return inf if np.isnan(more) else more
 
 
-def story(late: Straggler, run: RunView) -> str:
-    """Say in words what a late rank did while the others waited."""
-    cause = late.cause
-    if not cause:
-        return "no more time than its peers on any one thing that the traces show"
-    what = _kernels(late, run) if cause == "kernels" else _WORDS[cause]
-    phase = PHASES[late.away_phase]
-    where = f" in {phase}" if phase.startswith("the ") else f", {phase}"
-    where = where if cause in IDLE_WORK and late.away_phase else ""
-    return f"{format_ms(float(np.median(late.cause_ns)) / 1e6)} more than its peers in {what}{where}"
-
-
 def kernel_cause(late: Straggler, run: RunView) -> str:
     """Return why the kernels of a rank that they make late take longer, as far as it is known.
 
-    "more kernels", "larger kernels" (as many, on more data), "slow GPU" (its matrix products take longer, by
-    half or more of what its compute does), else "longer kernels".
+    "more kernels", "larger kernels" (as many, on more data), "slow GPU" (three in four of its matrix products
+    take longer than those of its peers, at the median by half or more of what its compute does), else "longer
+    kernels".
     """
     if late.more_kernels >= MORE_KERNELS:
         return "more kernels"
@@ -307,46 +298,7 @@ def kernel_cause(late: Straggler, run: RunView) -> str:
     excess, slowness = work_excess(run), slowness_by_rank(run)[late.rank]
     if excess is not None and excess.explained[place].mean() >= CAUSE_SHARE:
         return "larger kernels"
-    if isinstance(slowness, Unknown) or slowness.ratio < SLOWER or slowness.low_ratio < SLOWER_IN_MOST:
+    if isinstance(slowness, Unknown) or slowness.low_ratio <= 1.0:
         return "longer kernels"
     enough = slowness.ratio - 1.0 >= CAUSE_SHARE * (slowness.compute_ratio - 1.0)
     return "slow GPU" if enough else "longer kernels"
-
-
-def _kernels(late: Straggler, run: RunView) -> str:
-    """Say in words which kernels a rank spent more time in than its peers."""
-    if run.digest(late.rank).is_cpu:
-        return _CPU_KERNELS[kernel_cause(late, run)]
-    cause, slowness = kernel_cause(late, run), slowness_by_rank(run)[late.rank]
-    if cause == "more kernels":
-        return cause
-    if cause == "larger kernels":
-        return "kernels, as many as theirs, which work on more data"
-    if isinstance(slowness, Unknown):
-        return "kernels, as many as theirs"
-    times = format_quantity(slowness.ratio, "ratio")
-    return f"kernels, as many as theirs: its matrix products take {times}x as long at the same shapes"
-
-
-_CPU_KERNELS = {
-    "more kernels": "more operators",
-    "larger kernels": "operators, as many as theirs, which work on more data",
-    "longer kernels": "operators, as many as theirs",
-    "slow GPU": "operators, as many as theirs",
-}
-
-_WORDS = {
-    "communication": "other communication",
-    "copy": "copies",
-    "input": "its data loader",
-    "allocator": "device memory calls (cudaMalloc, cudaFree)",
-    "sync": "waits of the host for the GPU",
-    "compile": "compilation",
-    "gc": "garbage collection",
-    "profiler": "the profiler itself",
-    "optimizer": "the optimizer's host code",
-    "dispatch": "launching operators",
-    "python": "Python between operators",
-    "dependency": "work that was launched and did not start",
-    "unknown": "code that no operator covers (sleep, I/O, or Python)",
-}

@@ -20,3 +20,9 @@ def complete_steps(timeline: RankTimeline) -> Value:
 def device(timeline: RankTimeline) -> Value:
     """Name of the analysed device as the driver gives it; "CPU" in a CPU trace."""
     return device_name(timeline)
+
+
+@rank_fact("compute_calls", unit="text", values=("kernels", "operators"))
+def compute_calls(timeline: RankTimeline) -> Value:
+    """What compute consists of: kernels, in a CPU trace operators."""
+    return "operators" if timeline.is_cpu else "kernels"

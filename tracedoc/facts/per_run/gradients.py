@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,6 @@ from tracedoc.facts.per_run.links import half_rate_bytes, usual_call_ns
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
 from tracedoc.timeline.collective_table import NONE
-from tracedoc.units import format_ms
 from tracedoc.values import Unknown, Value
 
 GLOO_HALF_BYTES = 256 * 2**10
@@ -74,25 +74,6 @@ def gradient_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
     return (spans & digest.exposed_comm).clip(step.start_ns, step.end_ns)
 
 
-@run_fact("exposed_beside_gradients", unit="text", scope="rank", needs=("host_ops", "collectives"))
-def exposed_beside_gradients(run: RunView) -> dict[str, Value]:
-    """The collectives that :func:`beside_gradients_ms` counts, by kind, with their exposed time.
-
-    The three kinds that take longest, "none" where there is none.
-    """
-
-    def in_words(digest: RankDigest, step: StepDigest) -> str:
-        found = []
-        for op in sorted({kind.op for kind in digest.collectives.kinds} - MODEL_OPS):
-            rows, spans = _beside_gradients(run, digest, step, {op})
-            if total_ns := spans.total_ns:
-                word = op.replace("_", "-")
-                found.append((-total_ns, f"{rows.size} {word if rows.size == 1 else word + 's'}"))
-        return ", ".join(f"{format_ms(-ns / 1e6)} in {words}" for ns, words in sorted(found)[:3]) or "none"
-
-    return run.by_rank(in_words)
-
-
 @run_fact("beside_gradients_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
 def beside_gradients_ms(run: RunView) -> dict[str, Value]:
     """Exposed time of the median step's collectives that reduce no gradients, less known waiting.
@@ -106,6 +87,24 @@ def beside_gradients_ms(run: RunView) -> dict[str, Value]:
         return _beside_gradients(run, digest, step, ops)[1].total_ns / 1e6
 
     return run.by_rank(beside)
+
+
+@run_fact("beside_gradients_op", unit="text", scope="rank", needs=("host_ops", "collectives"))
+def beside_gradients_op(run: RunView) -> dict[str, Value]:
+    """The kind of collective that takes most of :func:`beside_gradients_ms`."""
+    return _of_longest_beside(run, lambda op, rows, spans: op)
+
+
+@run_fact("beside_gradients_op_calls", unit="count", scope="rank", needs=("host_ops", "collectives"))
+def beside_gradients_op_calls(run: RunView) -> dict[str, Value]:
+    """Collectives of the median step that are of the kind of :func:`beside_gradients_op`."""
+    return _of_longest_beside(run, lambda op, rows, spans: int(rows.size))
+
+
+@run_fact("beside_gradients_op_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
+def beside_gradients_op_ms(run: RunView) -> dict[str, Value]:
+    """What of :func:`beside_gradients_ms` is of the kind of :func:`beside_gradients_op`."""
+    return _of_longest_beside(run, lambda op, rows, spans: spans.total_ns / 1e6)
 
 
 @run_fact("suggested_bucket_bytes", unit="bytes", scope="rank", needs=("host_ops", "collectives"))
@@ -231,6 +230,22 @@ def _call_latency_ms(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp
 def _reducing_passes(digest: RankDigest) -> int:
     passes = digest.facts.get("reducing_micro_batches")
     return passes if isinstance(passes, int) and passes > 1 else 1
+
+
+def _of_longest_beside(
+    run: RunView, value: Callable[[str, npt.NDArray[np.intp], Spans], Value]
+) -> dict[str, Value]:
+    """Return what is said of the kind of collective that takes longest of those that reduce no gradients."""
+
+    def longest(digest: RankDigest, step: StepDigest) -> Value:
+        ops = sorted({kind.op for kind in digest.collectives.kinds} - MODEL_OPS)
+        found = [(op, *_beside_gradients(run, digest, step, {op})) for op in ops]
+        most = max(found, key=lambda one: one[2].total_ns, default=None)
+        if most is None or not most[2].total_ns:
+            return Unknown("no collective beside the gradients is exposed")
+        return value(*most)
+
+    return run.by_rank(longest)
 
 
 def _beside_gradients(

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from tracedoc.digest.host_work import HostDigest, SyncTotal
+from tracedoc.digest.host_work import AwayTotal, HostDigest, SyncTotal
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.step import NO_STEP
 from tracedoc.ranks.run_view import RunView
 from tracedoc.timeline.host import PHASES
 from tracedoc.timeline.syncs import SPELLINGS
-from tracedoc.units import format_ms
 from tracedoc.values import Unknown, Value
-
-NAMED = 2
-"""Texts name this many callers."""
 
 
 def _of_cause(run: RunView, cause: str) -> dict[str, Value]:
@@ -104,28 +100,69 @@ def sync_blocked_ms(run: RunView) -> dict[str, Value]:
     return _of_syncs(run, lambda syncs: sum(t.blocked_ns for t in syncs if t.draining) / 1e6)
 
 
-@run_fact("sync_asked_by", unit="text", scope="rank", needs=("launches",))
-def sync_asked_by(run: RunView) -> dict[str, Value]:
-    """What causes the most costly waits of the median step: where, how often, and at what idle time.
+@run_fact("sync_call", unit="text", scope="rank", needs=("launches",))
+def sync_call(run: RunView) -> dict[str, Value]:
+    """What asks for the waits that cost the median step most idle time, as scripts write it: ``.item()``.
 
-    Where is the innermost function outside torch if the capture has stacks (with its first line), else the
-    range that a person or framework named, else the phase of the step.
+    Of an operator that is not written in one way, and of a call outside any, it is the name. Waits of one
+    operator at one place count together.
     """
-    return {
-        str(digest.rank): _asked_by(digest.host_work) if digest.host_work is not None else NO_STEP
-        for digest in run.digests
-    }
+    return _of_costly(run, lambda syncs: SPELLINGS.get(syncs[0].operator, syncs[0].operator))
 
 
-@run_fact("host_away_doing", unit="text", scope="rank", needs=("launches",))
-def host_away_doing(run: RunView) -> dict[str, Value]:
-    """What the host does in the gaps of :func:`host_away_idle_ms`: the operator filling them, and where."""
-    return {
-        str(digest.rank): _away(digest.host_work, digest.facts.get("host_away_idle_ms", NO_STEP))
-        if digest.host_work is not None
-        else NO_STEP
-        for digest in run.digests
-    }
+@run_fact("sync_place", unit="text", scope="rank", needs=("launches",))
+def sync_place(run: RunView) -> dict[str, Value]:
+    """Where the waits of :func:`sync_call` are.
+
+    The innermost function outside torch if the capture has stacks (with its first line), else the range that
+    a person or framework named, else the phase of the step.
+    """
+    return _of_costly(run, lambda syncs: syncs[0].line or syncs[0].where)
+
+
+@run_fact("sync_call_waits", unit="count", scope="rank", needs=("launches",))
+def sync_call_waits(run: RunView) -> dict[str, Value]:
+    """Waits of :func:`sync_call` in the median step."""
+    return _of_costly(run, lambda syncs: syncs[0].count)
+
+
+@run_fact("sync_call_idle_ms", unit="ms", scope="rank", needs=("launches",))
+def sync_call_idle_ms(run: RunView) -> dict[str, Value]:
+    """Idle time of the median step after the waits of :func:`sync_call`."""
+    return _of_costly(run, lambda syncs: syncs[0].idle_ns / 1e6)
+
+
+@run_fact("sync_places", unit="count", scope="rank", needs=("launches",))
+def sync_places(run: RunView) -> dict[str, Value]:
+    """Operators and places whose waits leave the GPU idle in the median step."""
+    return _of_costly(run, len)
+
+
+@run_fact("host_away_operator", unit="text", scope="rank", needs=("launches",))
+def host_away_operator(run: RunView) -> dict[str, Value]:
+    """The operator that fills most of the gaps of :func:`host_away_idle_ms`: half of each or more of them.
+
+    "Python" where no operator does. Gaps in one phase of the step count together.
+    """
+    return _of_gaps(run, lambda gaps: gaps[0].doing)
+
+
+@run_fact("host_away_phase", unit="text", scope="rank", needs=("launches",), values=PHASES)
+def host_away_phase(run: RunView) -> dict[str, Value]:
+    """Where in the step the gaps of :func:`host_away_operator` are."""
+    return _of_gaps(run, lambda gaps: gaps[0].where)
+
+
+@run_fact("host_away_operator_ms", unit="ms", scope="rank", needs=("launches",))
+def host_away_operator_ms(run: RunView) -> dict[str, Value]:
+    """Idle time of the median step in the gaps of :func:`host_away_operator`."""
+    return _of_gaps(run, lambda gaps: gaps[0].idle_ns / 1e6)
+
+
+@run_fact("host_away_kinds", unit="count", scope="rank", needs=("launches",))
+def host_away_kinds(run: RunView) -> dict[str, Value]:
+    """Operators and phases in which the gaps of :func:`host_away_idle_ms` are."""
+    return _of_gaps(run, len)
 
 
 def _of_syncs(run: RunView, amount: Callable[[tuple[SyncTotal, ...]], float]) -> dict[str, Value]:
@@ -140,37 +177,27 @@ def _of_syncs(run: RunView, amount: Callable[[tuple[SyncTotal, ...]], float]) ->
     return found
 
 
-def _asked_by(host: HostDigest) -> Value:
-    costly = [total for total in host.syncs if total.idle_ns]
-    if not costly:
-        return Unknown("no wait of the step leaves the GPU idle")
-    named = [
-        f"{_spelt(total)}{_at(total.line or total.where)}"
-        f" ({total.count} a step, {format_ms(total.idle_ns / 1e6)})"
-        for total in costly[:NAMED]
-    ]
-    return ", ".join(named) + (f" and {len(costly) - NAMED} more" if len(costly) > NAMED else "")
+def _of_costly(run: RunView, value: Callable[[Sequence[SyncTotal]], Value]) -> dict[str, Value]:
+    """Return what is said of each rank's waits that leave the GPU idle, the most costly first."""
+
+    def of_host(host: HostDigest) -> Value:
+        costly = [total for total in host.syncs if total.idle_ns]
+        return value(costly) if costly else Unknown("no wait of the step leaves the GPU idle")
+
+    return {
+        str(digest.rank): of_host(digest.host_work) if digest.host_work is not None else NO_STEP
+        for digest in run.digests
+    }
 
 
-def _spelt(total: SyncTotal) -> str:
-    spelling = SPELLINGS.get(total.operator)
-    return f"{total.operator}, usually {spelling}," if spelling else total.operator
-
-
-def _at(where: str) -> str:
-    if where == PHASES[0]:
-        return ""
-    return f" {where}" if where.startswith("between ") else f" in {where}"
-
-
-def _away(host: HostDigest, idle_ms: Value) -> Value:
-    if isinstance(idle_ms, Unknown):
-        return idle_ms
-    if not host.away:
-        return Unknown("the host is never away for long")
-    named = [
-        f"{total.doing if total.doing != 'Python' else 'Python outside any operator'}"
-        f"{_at(total.where)} ({format_ms(total.idle_ns / 1e6)})"
-        for total in host.away[:NAMED]
-    ]
-    return ", ".join(named) + (f" and {len(host.away) - NAMED} more" if len(host.away) > NAMED else "")
+def _of_gaps(run: RunView, value: Callable[[Sequence[AwayTotal]], Value]) -> dict[str, Value]:
+    """Return what is said of the gaps in which each rank's host launches nothing, the longest first."""
+    found: dict[str, Value] = {}
+    for digest in run.digests:
+        idle = digest.facts.get("host_away_idle_ms", NO_STEP) if digest.host_work is not None else NO_STEP
+        if isinstance(idle, Unknown) or digest.host_work is None:
+            found[str(digest.rank)] = idle
+        else:
+            gaps = digest.host_work.away
+            found[str(digest.rank)] = value(gaps) if gaps else Unknown("the host is never away for long")
+    return found

@@ -7,14 +7,22 @@ from collections.abc import Callable
 import numpy as np
 
 from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.per_run.settings import core_wait_ms
 from tracedoc.ranks.rehearsal import Together, gains_together, rehearsal
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.stragglers import MORE_KERNELS, Straggler, kernel_cause, story, stragglers
+from tracedoc.ranks.stragglers import (
+    CAUSES,
+    KERNEL_CAUSES,
+    MORE_KERNELS,
+    Straggler,
+    kernel_cause,
+    stragglers,
+)
+from tracedoc.timeline.host import PHASES
 from tracedoc.values import Unknown, Value
 
 NOTICED = 0.02
 """A rank counts as late in a step from this share of the step on; less is within the jitter of launches."""
-
 
 NAMED_RANKS = 4
 """So many late ranks are named."""
@@ -31,11 +39,7 @@ def straggler_cost_ms(run: RunView) -> dict[str, Value]:
     a CPU trace it is what the median other rank waits for it, with no compute beside it.
     """
 
-    def cost(late: Straggler) -> Value:
-        usual = float(np.median(late.gain_ns)) / 1e6
-        return usual if rehearsal(run) is None else max(usual, float(late.gain_ns.mean()) / 1e6)
-
-    return _of_late(run, cost, 0.0)
+    return _of_late(run, lambda late: _cost_ms(run, late), 0.0)
 
 
 @run_fact("straggler_least_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
@@ -73,22 +77,21 @@ def straggler_collectives_per_step(run: RunView) -> dict[str, Value]:
     return _of_late(run, lambda late: len(late.operations) / max(len(late.steps), 1), 0.0)
 
 
-@run_fact("straggler_story", unit="text", scope="rank", needs=("collectives", "multi_rank"))
-def straggler_story(run: RunView) -> dict[str, Value]:
-    """What this rank did, beyond the median of its peers, before the collectives to which it came last.
+@run_fact(
+    "straggler_cause",
+    unit="text",
+    scope="rank",
+    needs=("collectives", "multi_rank"),
+    values=("none", *KERNEL_CAUSES, *CAUSES[1:]),
+)
+def straggler_cause(run: RunView) -> dict[str, Value]:
+    """What this rank did longer than its peers before the collectives to which it came last.
 
     Each of its nanoseconds between two collectives has one cause, as ``tracedoc.timeline.host.WORK`` lists
-    them; the cause that explains half of the difference or more is named.
-    """
-    return _of_late(run, lambda late: story(late, run), "it is not late")
-
-
-@run_fact("straggler_cause", unit="text", scope="rank", needs=("collectives", "multi_rank"))
-def straggler_cause(run: RunView) -> dict[str, Value]:
-    """The cause in :func:`straggler_story` as a word, one of ``CAUSES``; "none" where none explains half.
-
-    For kernels it is "more kernels", "larger kernels" (as many, on more data), "slow GPU" (matrix products
-    of the same shapes take longer) or, where that is not known, "longer kernels".
+    them; the cause that explains half of the difference or more is named, "none" where there is none. For
+    kernels it is "more kernels", "larger kernels" (as many, on more data), "slow GPU" (matrix products of
+    the same shapes take longer) or, where that is not known, "longer kernels". In a CPU trace operators are
+    meant.
     """
 
     def word(late: Straggler) -> Value:
@@ -97,6 +100,18 @@ def straggler_cause(run: RunView) -> dict[str, Value]:
         return late.cause or "none"
 
     return _of_late(run, word, "none")
+
+
+@run_fact("straggler_excess_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_excess_ms(run: RunView) -> dict[str, Value]:
+    """How much longer than its peers this rank is at its cause: the median over the steps, 0 without one."""
+    return _of_late(run, lambda late: float(np.median(late.cause_ns)) / 1e6, 0.0)
+
+
+@run_fact("straggler_phase", unit="text", scope="rank", needs=("collectives", "multi_rank"), values=PHASES)
+def straggler_phase(run: RunView) -> dict[str, Value]:
+    """Where in the step this rank's host was longest away before a collective to which it came last."""
+    return _of_late(run, lambda late: PHASES[late.away_phase], PHASES[0])
 
 
 @run_fact("straggler_explained_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
@@ -137,6 +152,25 @@ def straggler_recurring_ms(run: RunView) -> dict[str, Value]:
         return sum(_habitual(excess_us[:, cause]) for cause in range(excess_us.shape[1])) / 1e3
 
     return _of_late(run, recurring, 0.0)
+
+
+@run_fact("straggler_core_wait_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_core_wait_frac(run: RunView) -> dict[str, Value]:
+    """Share of :func:`straggler_cost_ms` for which this rank had no free core (:func:`core_wait_ms`).
+
+    0 where another cause than "longer kernels" is named, and where nobody waits.
+    """
+    waits = core_wait_ms(run)
+
+    def share(late: Straggler) -> Value:
+        if late.cause != "kernels" or kernel_cause(late, run) != "longer kernels":
+            return 0.0
+        wait, cost = waits[str(late.rank)], _cost_ms(run, late)
+        if isinstance(wait, Unknown):
+            return wait
+        return float(wait) / cost if cost else 0.0
+
+    return _of_late(run, share, 0.0)
 
 
 @run_fact("straggler_steady_frac", unit="fraction", needs=("collectives", "multi_rank"))
@@ -188,6 +222,11 @@ def straggler_steps_compared(run: RunView) -> Value:
     if late:
         return len(late[0].steps)
     return 0 if _matched(run) else _NOT_MATCHED
+
+
+def _cost_ms(run: RunView, late: Straggler) -> float:
+    usual = float(np.median(late.gain_ns)) / 1e6
+    return usual if rehearsal(run) is None else max(usual, float(late.gain_ns.mean()) / 1e6)
 
 
 def _habitual(values: np.ndarray) -> float:
