@@ -24,5 +24,5 @@ def device(timeline: RankTimeline) -> Value:
 
 @rank_fact("compute_calls", unit="text", values=("kernels", "operators"))
 def compute_calls(timeline: RankTimeline) -> Value:
-    """What compute consists of: kernels, in a CPU trace operators."""
+    """What compute consists of: "kernels", in a CPU trace "operators"."""
     return "operators" if timeline.is_cpu else "kernels"

@@ -149,7 +149,11 @@ def host_away_operator(run: RunView) -> dict[str, Value]:
 
 @run_fact("host_away_phase", unit="text", scope="rank", needs=("launches",), values=PHASES)
 def host_away_phase(run: RunView) -> dict[str, Value]:
-    """Where in the step the gaps of :func:`host_away_operator` are."""
+    """Where in the step the gaps of :func:`host_away_operator` are.
+
+    "the forward pass", "between forward and backward", "the backward pass", "between backward and optimizer",
+    "the optimizer", "between two steps"; else "an unknown phase".
+    """
     return _of_gaps(run, lambda gaps: gaps[0].where)
 
 

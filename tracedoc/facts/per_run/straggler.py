@@ -87,11 +87,13 @@ def straggler_collectives_per_step(run: RunView) -> dict[str, Value]:
 def straggler_cause(run: RunView) -> dict[str, Value]:
     """What this rank did longer than its peers before the collectives to which it came last.
 
-    Each of its nanoseconds between two collectives has one cause, as ``tracedoc.timeline.host.WORK`` lists
-    them; the cause that explains half of the difference or more is named, "none" where there is none. For
-    kernels it is "more kernels", "larger kernels" (as many, on more data), "slow GPU" (matrix products of
-    the same shapes take longer) or, where that is not known, "longer kernels". In a CPU trace operators are
-    meant.
+    Each of its nanoseconds between two collectives has one cause; the one that explains half of the
+    difference or more is named, "none" where there is none.
+
+    Of kernels, or in a CPU trace operators: "more kernels"; "larger kernels", as many on more data;
+    "slow GPU", matrix products of the same shapes take longer; else "longer kernels". Other exposed work:
+    "communication", "copy". Idle time (:mod:`tracedoc.idle_causes`): "input", "allocator", "sync", "compile",
+    "gc", "profiler", "dependency", "unknown", and late launches: "optimizer", "dispatch", "python".
     """
 
     def word(late: Straggler) -> Value:
@@ -110,7 +112,11 @@ def straggler_excess_ms(run: RunView) -> dict[str, Value]:
 
 @run_fact("straggler_phase", unit="text", scope="rank", needs=("collectives", "multi_rank"), values=PHASES)
 def straggler_phase(run: RunView) -> dict[str, Value]:
-    """Where in the step this rank's host was longest away before a collective to which it came last."""
+    """Where in the step this rank's host was longest away before a collective to which it came last.
+
+    "the forward pass", "between forward and backward", "the backward pass", "between backward and optimizer",
+    "the optimizer", "between two steps"; else "an unknown phase".
+    """
     return _of_late(run, lambda late: PHASES[late.away_phase], PHASES[0])
 
 
