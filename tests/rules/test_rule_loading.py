@@ -106,6 +106,13 @@ def test_a_fix_may_have_a_condition_of_its_own(tmp_path: Path) -> None:
     assert "exposed_comm_ms" in said
 
 
+def test_a_fact_is_compared_only_with_what_it_can_be(tmp_path: Path) -> None:
+    said = _error(tmp_path, "exposed_comm_ms / step_ms > min_share ", 'exposed_comm_ms > 0 and split == "al"')
+    assert said == "10:40: when: split is never 'al' (did you mean 'all'?)"
+    text = RULE.replace("risk: none for numerics", "risk: none\n    when: '\"none\" != split'")
+    assert load_rule(_write(tmp_path, text), vocabulary=VOCABULARY).fix_when == ('"none" != split',)
+
+
 def test_a_fact_may_bound_the_gain_and_is_the_evidence_then(tmp_path: Path) -> None:
     bound = "gain: {at_most: exposed_comm_ms, assuming: all of it hides}"
     text = RULE.replace("gain: hide-exposed-communication", bound)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import add, eq, ge, gt, le, lt, mul, ne, sub, truediv
 
 import msgspec
@@ -102,13 +103,17 @@ def parse(text: str) -> Expression:
     return Expression(source, tuple(names), tree)
 
 
-def check(expression: Expression, units: Mapping[str, str]) -> Unit:
+def check(
+    expression: Expression, units: Mapping[str, str], texts: Mapping[str, Collection[str]] | None = None
+) -> Unit:
     """Return the unit of the whole expression; raise :class:`ExpressionError` where kinds or units disagree.
 
     ``units`` names the unit of each fact and parameter. Both sides of a comparison, of ``+`` and ``-``, and
     all arguments of ``min`` and ``max`` must have one unit. A bare number may meet only fractions, ratios
-    and counts, except 0, which may meet any unit; it may multiply and divide anything.
+    and counts, except 0, which may meet any unit; it may multiply and divide anything. ``texts`` holds
+    all values of each fact that is one of a few texts: it may be compared with no other text.
     """
+    _check_texts(expression, texts or {})
     return _unit_of(expression.tree, units)
 
 
@@ -186,6 +191,18 @@ def _admit_constant(node: ast.expr, value: object) -> None:
 
 def _text(node: ast.expr) -> str:
     return ast.unparse(node)
+
+
+def _check_texts(expression: Expression, texts: Mapping[str, Collection[str]]) -> None:
+    compared = [node for node in ast.walk(expression.tree) if isinstance(node, ast.Compare)]
+    for node in compared:
+        for pair in pairwise((node.left, *node.comparators)):
+            for side, other in (pair, pair[::-1]):
+                match side, other:
+                    case ast.Name(id=name), ast.Constant(value=str() as text) if name in texts:
+                        if text not in texts[name]:
+                            hint = did_you_mean(text, texts[name])
+                            raise ExpressionError(f"{name} is never {text!r}{hint}", other.col_offset)
 
 
 # -- units

@@ -101,7 +101,8 @@ def _rule(file: str, stem: str, root: yaml.Node, known: Vocabulary) -> Rule:
     params = _params(file, fields, known)
     units = {name: fact.unit for name, fact in known.facts.items()}
     units |= {name: param.unit for name, param in params.items()}
-    when, read = _condition(file, fields["when"], units)
+    texts = {name: fact.values for name, fact in known.facts.items() if fact.values}
+    when, read = _condition(file, fields["when"], units, texts)
     if scope == "rank" and not any(
         name in known.facts and known.facts[name].scope == "rank" for name in read
     ):
@@ -112,7 +113,7 @@ def _rule(file: str, stem: str, root: yaml.Node, known: Vocabulary) -> Rule:
     message = _template(file, fields["message"], "message", named, braces=False)
     nodes = read_items(file, fields, "fixes")
     fixes = tuple(_fix(file, node, units) for node in nodes)
-    conditions = [_fix_condition(file, node, units) for node in nodes]
+    conditions = [_fix_condition(file, node, units, texts) for node in nodes]
     said = [message, *(text for fix in fixes for text in (fix.title, fix.change, fix.risk))]
     used = {*read, *filled, *(name for _, names in conditions for name in names)}.union(
         *map(placeholders, said)
@@ -237,12 +238,14 @@ def _params(file: str, fields: Fields, known: Vocabulary) -> dict[str, Param]:
     return params
 
 
-def _condition(file: str, node: yaml.Node, units: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+def _condition(
+    file: str, node: yaml.Node, units: Mapping[str, str], texts: Mapping[str, Collection[str]]
+) -> tuple[str, tuple[str, ...]]:
     """Return the source of the condition, and the names that it reads."""
     source = read_text(file, node, "when")
     try:
         expression = parse(source)
-        unit = check(expression, units)
+        unit = check(expression, units, texts)
     except ExpressionError as error:
         quoted = bool(getattr(node, "style", None))
         one_line = node.start_mark.line == node.end_mark.line
@@ -287,10 +290,12 @@ def _fix(file: str, node: yaml.Node, units: Mapping[str, str]) -> Fix:
     )
 
 
-def _fix_condition(file: str, node: yaml.Node, units: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+def _fix_condition(
+    file: str, node: yaml.Node, units: Mapping[str, str], texts: Mapping[str, Collection[str]]
+) -> tuple[str, tuple[str, ...]]:
     """Return the source of a fix's condition and the names that it reads; both empty without one."""
     fields = read_mapping(file, node, "a fix")
-    return _condition(file, fields["when"], units) if "when" in fields else ("", ())
+    return _condition(file, fields["when"], units, texts) if "when" in fields else ("", ())
 
 
 def _worth(file: str, root: yaml.Node, fields: Fields, known: Vocabulary) -> tuple[AtMost | str, str]:

@@ -162,7 +162,7 @@ def peak_fp32_tflops(timeline: RankTimeline) -> Value:
     return peak if isinstance(peak, Unknown) else peak.fp32_tflops or Unknown("not in the device table")
 
 
-@rank_fact("tensor_core_format", unit="text", needs=("gpu",))
+@rank_fact("tensor_core_format", unit="text", needs=("gpu",), values=("bf16", "fp16"))
 def tensor_core_format(timeline: RankTimeline) -> Value:
     """The 16-bit format to train in on the device's tensor cores: "bf16", on Volta and Turing "fp16"."""
     peak = judged_peak(timeline)

@@ -36,7 +36,7 @@ LONGEST_BLOCK = 256
 """A block has at most so many units: longer patterns are not looked for."""
 
 
-@rank_fact("sharding_framework", unit="text")
+@rank_fact("sharding_framework", unit="text", values=("FSDP1", "FSDP2", "ZeRO-3"))
 def sharding_framework(timeline: RankTimeline) -> Value:
     """What shards the parameters: "FSDP1", "FSDP2" or "ZeRO-3", read from the ranges that it writes."""
     return NOT_SHARDED if timeline.units is None else timeline.units.units.framework

@@ -7,7 +7,7 @@ from collections import Counter
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.declared_strategy import resolve_strategy
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.strategies.claim import Claim
+from tracedoc.ranks.strategies.claim import FAMILIES, Claim
 from tracedoc.ranks.strategies.decide import decide, merge
 from tracedoc.timeline.phases import Phase
 from tracedoc.values import Unknown, Value
@@ -21,12 +21,12 @@ def strategy_of(run: RunView) -> Claim:
     return resolve_strategy(decide([digest.signs for digest in run.digests], run.world_size), run.job)
 
 
-@run_fact("strategy_family", unit="text")
+@run_fact("strategy_family", unit="text", values=FAMILIES)
 def strategy_family(run: RunView) -> Value:
     """Family of the strategy, for rules.
 
-    One of ddp, fsdp1, fsdp2, zero-1, zero-2, zero-3, zero-redundancy-optimizer, data-parallel,
-    tensor-parallel, pipeline, megatron, single, unknown. data-parallel is torch.nn.DataParallel.
+    "ddp", "fsdp1", "fsdp2", "zero-1", "zero-2", "zero-3", "zero-redundancy-optimizer", "data-parallel" (which
+    is torch.nn.DataParallel), "tensor-parallel", "pipeline", "megatron", "single" or "unknown".
     """
     return strategy_of(run).family
 

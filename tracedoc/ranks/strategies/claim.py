@@ -16,22 +16,20 @@ BACKWARD = (Phase.BACKWARD, Phase.RECOMPUTE)
 GRADIENT_BYTES = 65_536
 """A collective below this size may carry a loss, a norm or a flag; parameters and gradients are larger."""
 
-FAMILIES = frozenset(
-    {
-        "ddp",
-        "fsdp1",
-        "fsdp2",
-        "zero-1",
-        "zero-2",
-        "zero-3",
-        "zero-redundancy-optimizer",
-        "data-parallel",
-        "tensor-parallel",
-        "pipeline",
-        "megatron",
-        "single",
-        "unknown",
-    }
+FAMILIES = (
+    "ddp",
+    "fsdp1",
+    "fsdp2",
+    "zero-1",
+    "zero-2",
+    "zero-3",
+    "zero-redundancy-optimizer",
+    "data-parallel",
+    "tensor-parallel",
+    "pipeline",
+    "megatron",
+    "single",
+    "unknown",
 )
 
 
