@@ -26,7 +26,6 @@ from tracedoc.timeline.collective_table import CollectiveTable
 from tracedoc.timeline.phase_budgets import PhaseBudget
 from tracedoc.timeline.reductions import gradient_rows
 from tracedoc.timeline.shards.times import UnitTable, small_table
-from tracedoc.timeline.steps import Window
 from tracedoc.timeline.strategy_signs import StrategySigns, strategy_signs
 from tracedoc.trace.columns import Kind, ProcessGroup
 from tracedoc.trace.kernels import KernelCategory
@@ -161,7 +160,7 @@ def digest_timeline(
 ) -> RankDigest:
     """Return the digest of one rank's timeline with its measured ``facts``, and the ``intervals`` of some."""
     trace, info = timeline.trace, timeline.trace.info
-    steps = tuple(_step_digest(timeline, window) for window in timeline.windows) if timeline.activity else ()
+    steps = _step_digests(timeline)
     judged = timeline.judged
     position = next(
         (i for i, step in enumerate(steps) if judged is not None and step.index == judged.index), None
@@ -205,7 +204,9 @@ def digest_timeline(
         groups=info.groups,
         first_step=timeline.host.steps[0].index if timeline.host.steps else None,
         capture=activity.budget(activity.start_ns, activity.end_ns) if activity else None,
-        capture_idle_ns=_idle_ns(timeline, activity.start_ns, activity.end_ns) if activity else {},
+        capture_idle_ns=_that_occur(timeline.idle.in_window(activity.start_ns, activity.end_ns))
+        if activity and timeline.idle
+        else {},
         steps=steps,
         judged=position,
         collectives=timeline.collectives,
@@ -235,24 +236,26 @@ def without_timeline(digest: RankDigest) -> RankDigest:
     return replace(digest, encoded_spans=kept)
 
 
-def _step_digest(timeline: RankTimeline, window: Window) -> StepDigest:
-    assert timeline.activity is not None
-    start, end = window.start_ns, window.end_ns
-    blocking = timeline.blocking
-    return StepDigest(
-        window.index,
-        start,
-        end,
-        window.complete,
-        timeline.activity.budget(start, end),
-        _idle_ns(timeline, start, end),
-        None if blocking is None else blocking.clip(start, end).total_ns,
+def _step_digests(timeline: RankTimeline) -> tuple[StepDigest, ...]:
+    if timeline.activity is None:
+        return ()
+    windows, blocking = timeline.windows, timeline.blocking
+    starts = [window.start_ns for window in windows]
+    ends = [window.end_ns for window in windows]
+    budgets = timeline.activity.budgets(starts, ends)
+    idle = [_that_occur(causes) for causes in timeline.idle.in_windows(starts, ends)] if timeline.idle else []
+    blocked: list[int | None] = [None] * len(windows)
+    if blocking is not None:
+        blocked = blocking.covered_ns(starts, ends).tolist()
+    return tuple(
+        StepDigest(window.index, window.start_ns, window.end_ns, window.complete, budget, causes, ns)
+        for window, budget, causes, ns in zip(
+            windows, budgets, idle or [{}] * len(windows), blocked, strict=True
+        )
     )
 
 
-def _idle_ns(timeline: RankTimeline, start_ns: int, end_ns: int) -> dict[str, int]:
-    """Return the idle time of a window by cause, of those that occur."""
-    causes = timeline.idle.in_window(start_ns, end_ns) if timeline.idle else {}
+def _that_occur(causes: Mapping[str, int]) -> dict[str, int]:
     return {cause: ns for cause, ns in causes.items() if ns}
 
 

@@ -58,15 +58,19 @@ class Activity(msgspec.Struct, frozen=True, eq=False):
 
     def budget(self, start_ns: int, end_ns: int) -> Budget:
         """Return the split of ``[start_ns, end_ns)``: all activity in it, whichever step launched it."""
-        window = ([start_ns], [end_ns])
+        return self.budgets([start_ns], [end_ns])[0]
+
+    def budgets(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> list[Budget]:
+        """Return :meth:`budget` of each window ``[starts[i], ends[i])``."""
+        begins, stops = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
+        length = np.maximum(stops - begins, 0)
         compute, comm, exposed_comm, exposed_copy = (
-            int(spans.covered_ns(*window)[0])
+            spans.covered_ns(begins, stops)
             for spans in (self.compute, self.comm, self.exposed_comm, self.exposed_copy)
         )
-        length = max(end_ns - start_ns, 0)
-        return Budget(
-            length, compute, exposed_comm, exposed_copy, length - compute - exposed_comm - exposed_copy, comm
-        )
+        idle = length - compute - exposed_comm - exposed_copy
+        columns = (length, compute, exposed_comm, exposed_copy, idle, comm)
+        return [Budget(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 class GpuEvents(msgspec.Struct, frozen=True, eq=False):

@@ -6,6 +6,7 @@ import re
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.idle_causes import CAUSES
 from tracedoc.spans import Spans
@@ -37,7 +38,12 @@ class IdleCauses(msgspec.Struct, frozen=True, eq=False):
 
     def in_window(self, start_ns: int, end_ns: int) -> dict[str, int]:
         """Return the idle nanoseconds of each cause in ``[start_ns, end_ns)``."""
-        return {cause: int(spans.covered_ns([start_ns], [end_ns])[0]) for cause, spans in self.spans.items()}
+        return self.in_windows([start_ns], [end_ns])[0]
+
+    def in_windows(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> list[dict[str, int]]:
+        """Return :meth:`in_window` of each window ``[starts[i], ends[i])``."""
+        columns = [spans.covered_ns(starts, ends).tolist() for spans in self.spans.values()]
+        return [dict(zip(self.spans, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 class HostSpans(msgspec.Struct, frozen=True, eq=False):
