@@ -76,6 +76,31 @@ def torchrun(how: str, rank: int, step: int, steps: int = 40, *options: str) -> 
     ]
 
 
+def own_profiler(step: int) -> list[str]:
+    """Return a job that profiles some steps itself, from a step on."""
+    return [sys.executable, str(JOBS / "profiles_itself.py"), str(step), os.devnull]
+
+
+def nodes(how: str, rank: int, step: int) -> list[str]:
+    """Return it as two nodes on this machine, with a rank each."""
+    words = ["--nnodes", "2", "--nproc_per_node", "1", "--node_rank", "{node}"]
+    words += ["--master_addr", "127.0.0.1", "--master_port", "{port}"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", *words, *script(how, rank, step)]
+    return [sys.executable, str(JOBS / "nodes.py"), "2", *launcher]
+
+
+def on_each_node(command: list[str], folder: Path) -> list[str]:
+    """Let every launcher have a collector of its own, all with one folder."""
+    end = command.index("--")
+    start = next(place for place, word in enumerate(command) if word.endswith("nodes.py")) + 2
+    return [*command[end + 1 : start], *command[: end + 1], *command[start:]]
+
+
+def in_small_files(command: list[str], folder: Path) -> list[str]:
+    """Let no file grow beyond 8 KiB, as a quota does."""
+    return ["bash", "-c", 'ulimit -f 8; exec "$0" "$@"', *command]
+
+
 def in_small_room(command: list[str], folder: Path) -> list[str]:
     """Give the run's folder a disk of its own that is soon full; needs the right to mount."""
     folder.mkdir()
@@ -123,6 +148,19 @@ CASES = [
     Case("no launcher tells: one rank SIGKILL", ranks("SIGKILL", 1, 9), "rank [01] ended after step 8"),
     Case("all done, then os._exit(0)", alone("_exit0", 30), FINE),
     *(
+        Case(f"two nodes, {how} {when}", nodes(how, 1, step), says, around=on_each_node)
+        for how, when, step, says in (
+            ("nothing", "", 0, FINE),
+            ("raise", "before the window", 3, r"rank 1 ended after step 2 with exit code 1 \(RuntimeError\)"),
+            ("SIGKILL", "in it", 9, "rank 1 ended after step 8 by SIGKILL"),
+        )
+    ),
+    Case(
+        "torchrun gets SIGKILL, inside",
+        torchrun("parent-SIGKILL", 0, 9, 100),
+        FINE,
+    ),
+    *(
         Case(f"torchrun gets {name}, {when}", torchrun(f"parent-{name}", 0, step, 400), "rank [01] ended")
         for name in ("SIGTERM", "SIGINT")
         for when, step in (("before", 3), ("inside", 9), ("after", 40))
@@ -145,11 +183,11 @@ CASES = [
     Case("python -S -E", alone("nothing", 0, 40, "-S", "-E"), NOTHING),
     Case("an attempt fails, the next does not", torchrun("raise", 1, 9, 40, "--max-restarts", "1"), FINE),
     Case("all attempts fail", torchrun("exit", 5, 9, 40, "--max-restarts", "1"), FINE),
-    Case(
-        "a profiler of its own",
-        [sys.executable, str(JOBS / "profiles_itself.py"), "8", os.devnull],
-        FINE,
+    *(
+        Case(f"a profiler of its own, {when}", own_profiler(step), FINE)
+        for when, step in (("from the start", 0), ("inside", 8), ("after", 20))
     ),
+    Case("files may not grow", torchrun("nothing", 0, 0), "", around=in_small_files),
     *(
         [Case("the disk is full", torchrun("nothing", 0, 0), "", around=in_small_room)]
         if _may_mount()
@@ -187,7 +225,9 @@ def run(command: Sequence[str], folder: Path, case: Case) -> Ended:
         os.killpg(done.pid, signal.SIGKILL)
         out, err = done.communicate()
         return Ended(-99, [], f"HANGS\n{err}")
-    return Ended(done.returncode, sorted(out.splitlines()), err)
+    # Ranks share a pipe, where the end of a line may come after the next rank's words.
+    lines = re.split(r"\n|(?=rank \d+:)", out)
+    return Ended(done.returncode, sorted(filter(None, lines)), err)
 
 
 def at_a_terminal(command: Sequence[str], asks: Path, environ: dict[str, str]) -> Ended:

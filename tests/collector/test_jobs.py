@@ -150,6 +150,15 @@ def test_ranks_that_hang_until_sigterm_leave_their_last_steps_and_die_by_it(coll
         assert ran.steps(rank)[:3] == [6, 7, 8]
 
 
+def test_a_killed_collector_leaves_the_job_alone_and_what_was_captured(collect: Collect) -> None:
+    ran = collect(*job("goes_wrong", "parent-SIGKILL", "0", "9", "40"))
+    assert ran.code == -signal.SIGKILL
+    assert re.fullmatch(r"rank 0: 40 steps, losses [\d.]+, last [\d.]+\n", ran.stdout)
+    assert not (ran.folder / "manifest.json").exists()
+    (rank,) = tracedoc.diagnose([ran.folder]).ranks
+    assert len(rank.steps) >= 5
+
+
 def test_the_jobs_own_sigterm_handler_still_decides_how_it_ends(collect: Collect) -> None:
     command = job("handles_sigterm")
     ran = collect(*command)

@@ -168,6 +168,15 @@ def test_launchers_with_one_folder_join_while_the_job_runs(tmp_path: Path) -> No
     assert late.returncode == 2
 
 
+def test_of_collectors_that_begin_at_once_in_one_folder_one_runs_its_command(tmp_path: Path) -> None:
+    launchers = [start(["-o", str(tmp_path / "run")], python("input(); print('ran')")) for _ in range(3)]
+    said = [launcher.communicate("\n", timeout=60) for launcher in launchers]
+    assert sorted(launcher.returncode for launcher in launchers) == [0, 2, 2]
+    for launcher, (out, err) in zip(launchers, said, strict=True):
+        assert out == ("ran\n" if launcher.returncode == 0 else "")
+        assert launcher.returncode == 0 or f"error: {tmp_path / 'run'} exists already" in err
+
+
 def test_a_baseline_is_the_same_command_on_one_process() -> None:
     assert single_process(["torchrun", "--nproc_per_node", "8", "t.py", "--nproc_per_node", "8"]) == [
         *("torchrun", "--nproc_per_node", "1", "t.py", "--nproc_per_node", "8")

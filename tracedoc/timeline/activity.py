@@ -102,7 +102,8 @@ def classify_gpu_events(trace: Trace, launches: Launches) -> GpuEvents:
             kernel_class[name_id] = COMMUNICATION
         elif vocabulary.is_rocm_copy_kernel(name):
             kernel_class[name_id] = COPY
-        if vocabulary.copy_kind(name).direction == "PtoP":
+    for name_id in distinct(names[kinds == int(Kind.MEMCPY)]).tolist():
+        if vocabulary.copy_kind(trace.names[name_id]).direction == "PtoP":
             copy_class[name_id] = COMMUNICATION
     classes = np.where(kinds == int(Kind.MEMCPY), copy_class[names], kernel_class[names]).astype(np.int8)
     classes[kinds == int(Kind.MEMSET)] = COMPUTE

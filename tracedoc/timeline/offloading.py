@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -48,9 +50,13 @@ def offload_stall(timeline: RankTimeline) -> Spans:
 def offloads(timeline: RankTimeline, cpu_optimizer: Spans) -> bool:
     """Return whether the analysed step copies enough to the host, or its optimizer runs there."""
     rows, trace = large_host_copies(timeline), timeline.trace
-    down = trace.named(lambda name: vocabulary.copy_kind(name).direction == "DtoH")
-    to_host = int(np.maximum(trace.nbytes[rows[down[trace.name[rows]]]], 0).sum())
-    return to_host >= OFFLOADED_BYTES or len(cpu_optimizer) > 0
+    down = rows[trace.named_among(rows, _goes("DtoH"))]
+    return int(np.maximum(trace.nbytes[down], 0).sum()) >= OFFLOADED_BYTES or len(cpu_optimizer) > 0
+
+
+def _goes(*directions: str) -> Callable[[str], bool]:
+    """Return what tells of a copy's name whether it goes in one of the directions."""
+    return lambda name: vocabulary.copy_kind(name).direction in directions
 
 
 def large_host_copies(timeline: RankTimeline) -> npt.NDArray[np.intp]:
@@ -58,10 +64,9 @@ def large_host_copies(timeline: RankTimeline) -> npt.NDArray[np.intp]:
     window, trace = timeline.judged, timeline.trace
     if window is None or timeline.device is None:
         return np.empty(0, dtype=np.intp)
-    ways = trace.named(lambda name: vocabulary.copy_kind(name).direction in ("HtoD", "DtoH"))
     rows = trace.kind_rows_between(Kind.MEMCPY, window.start_ns, window.end_ns)
     large = (trace.device[rows] == timeline.device) & (trace.nbytes[rows] >= LARGE_COPY_BYTES)
-    found: npt.NDArray[np.intp] = rows[large & ways[trace.name[rows]]]
+    found: npt.NDArray[np.intp] = rows[large][trace.named_among(rows[large], _goes("HtoD", "DtoH"))]
     return found
 
 

@@ -130,9 +130,9 @@ def pageable_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
     window, trace = timeline.judged, timeline.trace
     if window is None or timeline.device is None:
         return np.empty(0, dtype=np.intp)
-    pageable = trace.named(_is_pageable_copy)
     rows = trace.kind_rows_between(Kind.MEMCPY, window.start_ns, window.end_ns)
-    found: npt.NDArray[np.intp] = rows[pageable[trace.name[rows]] & (trace.device[rows] == timeline.device)]
+    rows = rows[trace.device[rows] == timeline.device]
+    found: npt.NDArray[np.intp] = rows[trace.named_among(rows, _is_pageable_copy)]
     return found
 
 

@@ -130,13 +130,9 @@ def _blocking_rows(trace: Trace, events: GpuEvents) -> Rows:
     """
     synchronises = trace.named(lambda name: vocabulary.runtime_role(name) is RuntimeRole.SYNC)
     rows = np.flatnonzero((trace.kind == int(Kind.RUNTIME)) & synchronises[trace.name])
-    to_host = trace.named(lambda name: vocabulary.copy_kind(name).direction == "DtoH")
-    copies = (
-        (trace.kind[events.rows] == int(Kind.MEMCPY))
-        & to_host[trace.name[events.rows]]
-        & (events.launch_rows != NO_ROW)
-    )
-    calls, copied = events.launch_rows[copies], events.rows[copies]
+    copies = np.flatnonzero((trace.kind[events.rows] == int(Kind.MEMCPY)) & (events.launch_rows != NO_ROW))
+    down = trace.named_among(events.rows[copies], lambda name: vocabulary.copy_kind(name).direction == "DtoH")
+    calls, copied = events.launch_rows[copies[down]], events.rows[copies[down]]
     waited = trace.end_ns[calls] >= trace.end_ns[copied]
     rows = union(rows, calls[waited])
     return np.asarray(rows[is_among(trace.thread[rows], launching_threads(trace, events))], dtype=np.intp)

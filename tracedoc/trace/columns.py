@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.errors import TraceLimit
+from tracedoc.trace.distinct import distinct, is_among
 
 NO_ID = -1
 """Stands in integer columns where the event carries no such field."""
@@ -217,6 +218,13 @@ class Trace:
         Where there are no names, the mask has one place, so that it can be indexed.
         """
         return np.array([bool(matches(name)) for name in self.names] or [False], dtype=bool)
+
+    def named_among(
+        self, rows: npt.NDArray[np.intp], matches: Callable[[str], object]
+    ) -> npt.NDArray[np.bool_]:
+        """Tell of each of some rows whether its name matches; names of other events are not asked about."""
+        used = distinct(self.name[rows]).tolist()
+        return is_among(self.name[rows], [name for name in used if matches(self.names[name])])
 
     def row_name(self, row: int) -> str:
         """Return the name of the event in ``row``."""

@@ -298,9 +298,20 @@ _RUNTIME_TABLE: tuple[tuple[RuntimeRole, re.Pattern[str]], ...] = (
 )
 
 
-@lru_cache(maxsize=4096)
+_RUNTIME_BEGINS = ("cuda", "hip", "cu", "ze")
+_RUNTIME_HOLDS = ("Append", "EnqueueKernelLaunch")
+
+
 def runtime_role(name: str) -> RuntimeRole:
     """Return what a runtime or driver call does; version suffixes (``_v11060``) do not matter."""
+    # Most names are those of kernels and operators, of which there may be a million.
+    if name.startswith(_RUNTIME_BEGINS) or any(part in name for part in _RUNTIME_HOLDS):
+        return _runtime_role(name)
+    return RuntimeRole.OTHER
+
+
+@lru_cache(maxsize=4096)
+def _runtime_role(name: str) -> RuntimeRole:
     return next((role for role, pattern in _RUNTIME_TABLE if pattern.match(name)), RuntimeRole.OTHER)
 
 
