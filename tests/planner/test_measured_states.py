@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.planner.ranks_of_a_job import run_as_ranks
 from tracedoc.planner.configurations import configurations
 from tracedoc.planner.memory import model_states
 from tracedoc.planner.setup import Question, Training
@@ -48,29 +47,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[st
         asked[f"{strategy} {precision}"] = (printed[0].text, DTYPES[precision])
     meeting = tmp_path_factory.mktemp("gloo") / "meeting"
     script = Path(__file__).with_name("measure_states.py")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(meeting)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ
-            | {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(WORLD), "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(WORLD)
-    ]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(asked))
-        process.stdin.close()
-        process.stdin = None
-    found = []
-    for process in processes:
-        out, err = process.communicate(timeout=240)
-        assert process.returncode == 0, err[-3000:]
-        found.append(json.loads(out.splitlines()[-1]))
-    return found
+    written = run_as_ranks([sys.executable, str(script), str(meeting)], json.dumps(asked), world_size=WORLD)
+    return [json.loads(out.splitlines()[-1]) for out in written]
 
 
 @pytest.mark.parametrize(("strategy", "precision"), CASES)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.planner.ranks_of_a_job import run_as_ranks
 from tracedoc.planner.configurations import Configuration, configurations
 from tracedoc.planner.model_config import read_model_config
 from tracedoc.planner.setup import Question, Training
@@ -65,33 +66,6 @@ def printed(model: ModelShape, strategy: str, training: Training, checkpointing:
     return list(configurations(question, strategy, checkpointing=checkpointing))
 
 
-def in_two_processes(command: list[str], stdin: str) -> list[str]:
-    """Return what each of the processes wrote."""
-    processes = [
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ
-            | {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(WORLD), "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(WORLD)
-    ]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write(stdin)
-        process.stdin.close()
-        process.stdin = None
-    found = []
-    for process in processes:
-        out, err = process.communicate(timeout=240)
-        assert process.returncode == 0, err[-3000:]
-        found.append(out)
-    return found
-
-
 @pytest.fixture(scope="module")
 def trained(llama: ModelShape, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What became of each case; all in one run, as importing takes longest."""
@@ -102,7 +76,7 @@ def trained(llama: ModelShape, tmp_path_factory: pytest.TempPathFactory) -> dict
         asked[name] = [code.text, "bfloat16" if training.precision == "bf16" else "float32"]
     meeting = tmp_path_factory.mktemp("gloo") / "meeting"
     script = Path(__file__).with_name("run_printed.py")
-    outputs = in_two_processes([sys.executable, str(script), str(meeting)], json.dumps(asked))
+    outputs = run_as_ranks([sys.executable, str(script), str(meeting)], json.dumps(asked), world_size=WORLD)
     found: dict[str, Any] = json.loads(outputs[0].splitlines()[-1])
     return found
 

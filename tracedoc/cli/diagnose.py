@@ -11,7 +11,7 @@ import click
 from tracedoc.cli.completion import files
 from tracedoc.cli.output import report_options, say, targets, write
 from tracedoc.cli.packs import rules_option
-from tracedoc.cli.reading import keep_numpy_to_one_thread, reading_options, run_pipeline, show_debug
+from tracedoc.cli.reading import Reading, reading_options, run_pipeline
 from tracedoc.config import LEVELS, Config, find_config
 
 if TYPE_CHECKING:
@@ -44,19 +44,12 @@ def diagnose(
     select: str | None,
     ignore: str | None,
     rule_directories: tuple[str, ...],
-    steps: tuple[int, int] | None,
-    cycle: int | None,
     fail_on: str | None,
     budgets: tuple[str, ...],
     verdicts: bool,
-    jobs: int | None,
-    executor: str | None,
-    strict: bool,
-    max_bytes: int | None,
     redact: bool | None,
     browse: bool,
-    no_cache: bool,
-    debug: bool,
+    reading: Reading,
 ) -> None:
     """Say why a training run is slow, and what would help.
 
@@ -79,25 +72,17 @@ def diagnose(
     or in pyproject.toml under [tool.tracedoc]; options given here go before
     them.
     """
-    show_debug(debug)
     places = targets(report_format, outputs, paths)
     config = _settings()
     if config.source:
         say(f"settings: {config.source}")
-    keep_numpy_to_one_thread()
     from tracedoc.pipeline import Options
 
     options = Options(
         select=config.select if select is None else _names(select),
         ignore=config.ignore if ignore is None else _names(ignore),
         rule_directories=rule_directories,
-        steps=steps,
-        cycle=cycle,
-        jobs=jobs,
-        executor=executor,
-        strict=strict,
-        max_bytes=max_bytes,
-        cache=not no_cache,
+        **reading,
         budgets=budgets or config.budgets,
     )
     result = run_pipeline(paths, options)

@@ -9,13 +9,7 @@ import click
 
 from tracedoc.cli.completion import files
 from tracedoc.cli.output import format_option, json_text, text_width, to_stdout
-from tracedoc.cli.reading import (
-    keep_numpy_to_one_thread,
-    reading_options,
-    run_measurement,
-    run_pipeline,
-    show_debug,
-)
+from tracedoc.cli.reading import Reading, reading_options, run_measurement, run_pipeline
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import FactRecord, Scalar
@@ -41,14 +35,7 @@ def facts(
     report_format: str | None,
     ranks: bool,
     cross_check: bool,
-    steps: tuple[int, int] | None,
-    cycle: int | None,
-    jobs: int | None,
-    executor: str | None,
-    strict: bool,
-    max_bytes: int | None,
-    no_cache: bool,
-    debug: bool,
+    reading: Reading,
 ) -> None:
     """Print what was measured by topic: name and value, or why it is unknown.
 
@@ -60,19 +47,9 @@ def facts(
       tracedoc facts runs/a --cross-check              HolisticTraceAnalysis beside it
       tracedoc explain exposed_comm_ms                 the definition
     """
-    show_debug(debug)
-    keep_numpy_to_one_thread()
     from tracedoc.pipeline import Options
 
-    options = Options(
-        steps=steps,
-        cycle=cycle,
-        jobs=jobs,
-        executor=executor,
-        strict=strict,
-        max_bytes=max_bytes,
-        cache=not no_cache,
-    )
+    options = Options(**reading)
     if cross_check:
         _cross_check(paths, options, report_format)
         return

@@ -7,7 +7,8 @@ import os
 import re
 import shlex
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
     from tracedoc.facts.measure_run import Measurements
     from tracedoc.pipeline import Options
-
-Command = TypeVar("Command", bound=Callable[..., object])
 
 _LARGEST_DIAGNOSIS = 256 << 20
 
@@ -56,7 +55,7 @@ _OPTIONS = (
     click.option(
         "--executor", metavar="WHERE", help="Read on other machines: dask://HOST:PORT, dask://local, mpi."
     ),
-    click.option("--strict", is_flag=True, help="Fail where a limit would do."),
+    click.option("--strict", is_flag=True, help="Treat damaged files as errors."),
     click.option(
         "--max-bytes",
         callback=byte_count,
@@ -69,11 +68,32 @@ _OPTIONS = (
 )
 
 
-def reading_options(command: Command) -> Command:
-    """Add the options that say how traces are read."""
+class Reading(TypedDict):
+    """How traces are read: the fields of :class:`tracedoc.pipeline.Options` that several commands have."""
+
+    steps: tuple[int, int] | None
+    cycle: int | None
+    jobs: int | None
+    executor: str | None
+    strict: bool
+    max_bytes: int | None
+    cache: bool
+
+
+def reading_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say how traces are read; the command gets them as ``reading``."""
+
+    @wraps(command)
+    def with_reading(*, debug: bool, no_cache: bool, **values: Any) -> None:
+        show_debug(debug)
+        keep_numpy_to_one_thread()
+        values["cache"] = not no_cache
+        reading = {name: values.pop(name) for name in Reading.__annotations__}
+        command(reading=reading, **values)
+
     for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+        with_reading = option(with_reading)
+    return with_reading
 
 
 def keep_numpy_to_one_thread() -> None:

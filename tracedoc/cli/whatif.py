@@ -8,7 +8,7 @@ import click
 
 from tracedoc.cli.completion import files
 from tracedoc.cli.output import format_option, json_text, to_stdout
-from tracedoc.cli.reading import keep_numpy_to_one_thread, reading_options, run_measurement, show_debug
+from tracedoc.cli.reading import Reading, reading_options, run_measurement
 from tracedoc.errors import ChangeError
 
 if TYPE_CHECKING:
@@ -27,14 +27,7 @@ def whatif(
     changes: tuple[str, ...],
     listing: bool,
     report_format: str | None,
-    steps: tuple[int, int] | None,
-    cycle: int | None,
-    jobs: int | None,
-    executor: str | None,
-    strict: bool,
-    max_bytes: int | None,
-    no_cache: bool,
-    debug: bool,
+    reading: Reading,
 ) -> None:
     """Replay the analysed step of RUN with changes, and say how long it would take.
 
@@ -49,9 +42,7 @@ def whatif(
       tracedoc whatif runs/a "faster-link by=2" feed-input
       tracedoc whatif runs/a "even-rank rank=3" -f json | jq .alone
     """
-    show_debug(debug)
     as_json = report_format == "json"
-    keep_numpy_to_one_thread()
     from tracedoc.pipeline import Options
     from tracedoc.whatif.answer import list_changes, what_if
     from tracedoc.whatif.changes.registry import parse_request
@@ -59,15 +50,7 @@ def whatif(
     if listing and changes:
         raise ChangeError("--list takes no change", "leave the changes out, or --list")
     requests = [parse_request(text) for text in changes]
-    options = Options(
-        steps=steps,
-        cycle=cycle,
-        jobs=jobs,
-        executor=executor,
-        strict=strict,
-        max_bytes=max_bytes,
-        cache=not no_cache,
-    )
+    options = Options(**reading)
     run = run_measurement((path,), options).run
     if listing:
         to_stdout(_listing(list_changes(run), as_json=as_json), "json" if as_json else "text")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
+from tracedoc.timeline.activity import Activity
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
@@ -28,6 +31,12 @@ def idle_of_cause(timeline: RankTimeline, cause: str) -> Spans | Unknown:
 def _part(timeline: RankTimeline, part: str) -> Value:
     budget = timeline.judged_budget
     return NO_STEP if budget is None else getattr(budget, part) / 1e6
+
+
+def _in_step(timeline: RankTimeline, spans: Callable[[Activity], Spans]) -> Spans | Unknown:
+    if timeline.judged is None or timeline.activity is None:
+        return NO_STEP
+    return spans(timeline.activity).clip(timeline.judged.start_ns, timeline.judged.end_ns)
 
 
 @rank_fact("step_ms", unit="ms")
@@ -70,9 +79,7 @@ def non_compute_ms(timeline: RankTimeline) -> Spans | Unknown:
 )
 def exposed_comm_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step in which communication runs and no compute does. Copies hide nothing."""
-    if timeline.judged is None or timeline.activity is None:
-        return NO_STEP
-    return timeline.activity.exposed_comm.clip(timeline.judged.start_ns, timeline.judged.end_ns)
+    return _in_step(timeline, lambda activity: activity.exposed_comm)
 
 
 @rank_fact(
@@ -83,9 +90,7 @@ def exposed_comm_ms(timeline: RankTimeline) -> Spans | Unknown:
 )
 def exposed_copy_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step in which a copy runs and neither compute nor communication does."""
-    if timeline.judged is None or timeline.activity is None:
-        return NO_STEP
-    return timeline.activity.exposed_copy.clip(timeline.judged.start_ns, timeline.judged.end_ns)
+    return _in_step(timeline, lambda activity: activity.exposed_copy)
 
 
 @rank_fact("idle_ms", unit="ms", needs=("kernels",))

@@ -92,7 +92,7 @@ def beside_gradients_ms(run: RunView) -> dict[str, Value]:
 @run_fact("beside_gradients_op", unit="text", scope="rank", needs=("host_ops", "collectives"))
 def beside_gradients_op(run: RunView) -> dict[str, Value]:
     """The kind of collective that takes most of :func:`beside_gradients_ms`."""
-    return _of_longest_beside(run, lambda op, rows, spans: op)
+    return _of_longest_beside(run, lambda op, rows, spans: op.replace("_", "-"))
 
 
 @run_fact("beside_gradients_op_calls", unit="count", scope="rank", needs=("host_ops", "collectives"))

@@ -1,9 +1,10 @@
-"""Count what the matrices of a block hold."""
+"""Count what the matrices of a block and the embeddings hold."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tracedoc.planner.config_file import Config
 from tracedoc.planner.shape import Linear
 
 
@@ -15,6 +16,14 @@ def weights(linears: Iterable[Linear]) -> int:
 def outputs(linears: Iterable[Linear]) -> int:
     """Return the biases that these matrices have, one for each output."""
     return sum(m.outputs * m.count for m in linears)
+
+
+def embeddings(config: Config, vocabulary: int, hidden: int, *, tied: bool) -> int:
+    """Return the weights of the words' embedding and of the head, which are one where they are ``tied``.
+
+    ``tied`` is what Transformers assumes where the file is silent.
+    """
+    return vocabulary * hidden * (1 if config.flag("tie_word_embeddings", tied) else 2)
 
 
 def kept_by(activation: str, default: str) -> float:

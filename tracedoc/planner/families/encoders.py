@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracedoc.planner.config_file import Config
-from tracedoc.planner.families.counting import kept_by, outputs, weights
+from tracedoc.planner.families.counting import embeddings, kept_by, outputs, weights
 from tracedoc.planner.shape import Linear, ModelShape
 
 
@@ -123,9 +123,8 @@ def read_t5(config: Config, kind: str) -> ModelShape:
     )
     encoder_block = weights(own) + weights(mlp) + 2 * hidden
     decoder_block = weights(own) + weights(cross) + weights(mlp) + 3 * hidden
-    tied = config.flag("tie_word_embeddings", True)
     bias = 2 * config.number("relative_attention_num_buckets", default=32) * heads
-    outside = vocabulary * hidden * (1 if tied else 2) + 2 * hidden + bias
+    outside = embeddings(config, vocabulary, hidden, tied=True) + 2 * hidden + bias
     total = encoder * encoder_block + decoder * decoder_block + outside
     blocks = encoder + decoder
     return ModelShape(

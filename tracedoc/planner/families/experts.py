@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracedoc.planner.config_file import Config
-from tracedoc.planner.families.counting import weights
+from tracedoc.planner.families.counting import embeddings, weights
 from tracedoc.planner.families.llama import attention
 from tracedoc.planner.shape import Linear, ModelShape
 
@@ -36,7 +36,7 @@ def read(config: Config, kind: str) -> ModelShape:
     biases = q + 2 * kv + hidden if config.flag("attention_bias", False) else 0
     block = weights(linears) + norms + biases
     vocabulary = config.number("vocab_size")
-    outside = vocabulary * hidden * (1 if config.flag("tie_word_embeddings", False) else 2) + hidden
+    outside = embeddings(config, vocabulary, hidden, tied=False) + hidden
     total = blocks * block + outside
     return ModelShape(
         name=kind,
@@ -74,7 +74,7 @@ def read_gpt_oss(config: Config, kind: str) -> ModelShape:
     biases = (q + 2 * kv + hidden) + experts + experts * (2 * width + hidden)
     block = weights(linears) + biases + heads + 2 * hidden
     vocabulary = config.number("vocab_size")
-    outside = vocabulary * hidden * (1 if config.flag("tie_word_embeddings", False) else 2) + hidden
+    outside = embeddings(config, vocabulary, hidden, tied=False) + hidden
     total = blocks * block + outside
     one_expert = 3 * hidden * width + 2 * width + hidden
     return ModelShape(
@@ -144,7 +144,7 @@ def read_deepseek(config: Config, kind: str) -> ModelShape:
     block = weights(of_attention) + weights(in_sparse) + norms
     dense_block = weights(of_attention) + weights(in_dense) + norms
     vocabulary = config.number("vocab_size")
-    outside = vocabulary * hidden * (1 if config.flag("tie_word_embeddings", False) else 2) + hidden
+    outside = embeddings(config, vocabulary, hidden, tied=False) + hidden
     total = sparse * block + dense * dense_block + outside
     return ModelShape(
         name=kind,

@@ -6,7 +6,7 @@ import msgspec
 
 from tracedoc.errors import InputError
 from tracedoc.planner.config_file import Config
-from tracedoc.planner.families.counting import kept_by, outputs, weights
+from tracedoc.planner.families.counting import embeddings, kept_by, outputs, weights
 from tracedoc.planner.shape import Linear, ModelShape
 
 
@@ -99,8 +99,9 @@ def read(config: Config, kind: str) -> ModelShape:
     block += outputs(attention) * biased[0] + outputs(mlp) * biased[1]
     vocabulary = config.number("vocab_size")
     positions = config.number("n_positions", "max_position_embeddings", "max_seq_len", default=2048)
-    tied = config.flag("tie_word_embeddings", family.tied)
-    outside = vocabulary * hidden * (1 if tied else 2) + one_norm * (2 if family.norm_after_embedding else 1)
+    outside = embeddings(config, vocabulary, hidden, tied=family.tied) + one_norm * (
+        2 if family.norm_after_embedding else 1
+    )
     if family.learned_positions >= 0:
         outside += (positions + family.learned_positions) * hidden
     outside += vocabulary if family.head_bias else 0

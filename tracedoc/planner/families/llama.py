@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracedoc.planner.config_file import Config
-from tracedoc.planner.families.counting import weights
+from tracedoc.planner.families.counting import embeddings, weights
 from tracedoc.planner.shape import Linear, ModelShape
 
 
@@ -51,7 +51,7 @@ def read(config: Config, kind: str) -> ModelShape:
         norms += 2 * q // heads
     block = weights(linears) + biases + norms
     vocabulary = config.number("vocab_size")
-    outside = vocabulary * hidden * (1 if config.flag("tie_word_embeddings", gemma) else 2) + hidden
+    outside = embeddings(config, vocabulary, hidden, tied=gemma) + hidden
     total = blocks * block + outside
     activation = config.text("hidden_activation", "hidden_act")
     return ModelShape(
