@@ -46,6 +46,7 @@ def compose(
     replay: ReplayReport | None = None,
     plan: tuple[PlanStep, ...] = (),
     budgets: tuple[BudgetCheck, ...] = (),
+    rules_left_out: int = 0,
 ) -> Diagnosis:
     """Return the diagnosis of one run."""
     run = measurements.run
@@ -57,7 +58,14 @@ def compose(
     summary = failures.contain(
         "the answer in a sentence",
         lambda: summarise(
-            measurements, judgement.findings, judgement.times, run=info, limits=limits, plan=plan
+            measurements,
+            judgement.findings,
+            judgement.times,
+            run=info,
+            limits=limits,
+            plan=plan,
+            rules_left_out=rules_left_out,
+            rules_judged=len(judgement.verdicts),
         ),
         "The measurements stand below.",
     )
@@ -74,6 +82,7 @@ def compose(
         replay=replay,
         plan=plan,
         budgets=budgets,
+        rules_left_out=rules_left_out,
         tool_version=tracedoc.__version__,
     )
 

@@ -155,8 +155,9 @@ class Gain(msgspec.Struct, frozen=True):
 
 
 class Fix(msgspec.Struct, frozen=True):
-    """A change that someone can paste, in the words of one framework.
+    """A change in the words of one framework.
 
+    ``change`` is what someone can paste, "" where only ``advice``, which is prose, can be given.
     ``replays`` is what ``tracedoc whatif`` replays for it, ``predicted`` what comes of that in this run.
     """
 
@@ -167,10 +168,14 @@ class Fix(msgspec.Struct, frozen=True):
     url: str = ""
     replays: str = ""
     predicted: Predicted | None = None
+    advice: str = ""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A verdict worth reading. ``id`` is stable over runs of one job."""
+    """A verdict worth reading. ``id`` is stable over runs of one job.
+
+    ``title`` begins with the usual name of the cause; ``says`` is the clause behind it in the first line.
+    """
 
     id: str
     rule_id: str
@@ -186,6 +191,7 @@ class Finding(msgspec.Struct, frozen=True):
     gain: Gain | None
     fixes: tuple[Fix, ...]
     status: str = "stable"
+    says: str = ""
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -381,7 +387,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """Everything above. ``summary`` is the answer in one sentence.
 
     ``plan`` are fixes in the order in which they pay, each on top of those before it. ``budgets`` are the
-    performance budgets that the project set itself.
+    performance budgets that the project set itself, ``rules_left_out`` the number of rules not selected.
     """
 
     summary: str
@@ -396,6 +402,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     replay: ReplayReport | None = None
     plan: tuple[PlanStep, ...] = ()
     budgets: tuple[BudgetCheck, ...] = ()
+    rules_left_out: int = 0
     tool_version: str = ""
     schema_version: str = SCHEMA_VERSION
 

@@ -25,6 +25,9 @@ FRAMEWORKS = {
     "unknown": "",
 }
 
+FOREIGN = 3
+"""The distance of a fix in the words of a framework that the job does not use."""
+
 _TRAINERS = frozenset({"trainer", "lightning", "accelerate"})
 
 
@@ -36,10 +39,20 @@ def framework_name(name: str) -> str:
 def fitting_first(fixes: tuple[Fix, ...], run: RunInfo) -> tuple[Fix, ...]:
     """Return the fixes with those first that fit the job: its trainer, its strategy, then any framework.
 
+    Those of other frameworks are left out where the job's is known. A fix that saves nothing by replay comes
+    after all others.
+
     Where a trainer such as Lightning makes the wrappers, its users cannot paste a change to the wrapper.
     """
     distances = misfits(fixes, run.strategy.name, run.frameworks)
-    return tuple(fix for _, fix in sorted(zip(distances, fixes, strict=True), key=lambda one: one[0]))
+    known = run.strategy.family != "unknown" and min(distances, default=FOREIGN) < FOREIGN
+    fitting = [n for n in range(len(fixes)) if distances[n] < FOREIGN or not known]
+    order = sorted(fitting, key=lambda n: (_saves_nothing(fixes[n]), distances[n]))
+    return tuple(fixes[n] for n in order)
+
+
+def _saves_nothing(fix: Fix) -> bool:
+    return fix.predicted is not None and fix.predicted.gain_ms[1] <= 0
 
 
 def misfits(fixes: Sequence[Fix], strategy: str, frameworks: Sequence[str]) -> list[int]:
@@ -57,7 +70,7 @@ def misfits(fixes: Sequence[Fix], strategy: str, frameworks: Sequence[str]) -> l
             return 0
         if framework and (wanted.startswith(framework) or (framework == "deepspeed" and "zero" in wanted)):
             return 1
-        return 2 if framework in ("any", "pytorch") else 3
+        return 2 if framework in ("any", "pytorch") else FOREIGN
 
     return [distance(fix) for fix in fixes]
 

@@ -29,6 +29,7 @@ from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
 from tracedoc.ranks.run_view import build_run_view
 from tracedoc.rules.budgets import judge_budgets, parse_budgets
 from tracedoc.rules.engine import evaluate
+from tracedoc.rules.listing import without_empty
 from tracedoc.rules.load import load_rules
 from tracedoc.rules.replayed import with_predictions
 from tracedoc.rules.selection import choose
@@ -37,6 +38,7 @@ from tracedoc.run.ending import ending_limits
 from tracedoc.run.job import Job, read_job
 from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, Settled, settle
+from tracedoc.timeline.own_code import CodePlace, places_of_source_step
 from tracedoc.timeline.source_lines import SourceLine, asking_lines
 from tracedoc.trace.kineto import read_trace
 from tracedoc.units import format_ranges
@@ -95,7 +97,8 @@ def diagnose(
     Raises :class:`InputError` where nothing can be answered, :class:`RuleError` for a wrong rule file.
     """
     chosen = options or Options()
-    rules = choose(load_rules(chosen.rule_directories), chosen.select, chosen.ignore)
+    known = load_rules(chosen.rule_directories)
+    rules = choose(known, chosen.select, chosen.ignore)
     budgets = parse_budgets(chosen.budgets, CATALOG)
     measured = measure(paths, chosen, progress=progress)
     measurements = measured.measurements
@@ -109,6 +112,7 @@ def diagnose(
             lambda: with_predictions(rules, judgement, measurements),
             (judgement, replay, plan),
         )
+    judgement = without_empty(rules, judgement, measurements, plan)
     return compose(
         measurements,
         judgement,
@@ -118,6 +122,7 @@ def diagnose(
         replay=replay,
         plan=plan,
         budgets=judge_budgets(budgets, measurements.facts),
+        rules_left_out=len(known) - len(rules),
     )
 
 
@@ -165,8 +170,8 @@ def measure(
         )
     failures = Failures()
     job = failures.contain("what the manifest tells", lambda: read_job(run.manifest), None)
-    asking = failures.contain("the step with Python stacks", lambda: _asking(job), None)
-    view = build_run_view(ranked, settled.world_size, job, asking)
+    asking, code = failures.contain("the step with Python stacks", lambda: _source_step(job), (None, ()))
+    view = build_run_view(ranked, settled.world_size, job, asking, code)
     ending = failures.contain("how the job ended", lambda: ending_limits(run.manifest), ())
     slower = failures.contain("the times around the capture", lambda: job_limits(view), ())
     limits = (
@@ -183,14 +188,15 @@ def measure(
     return Measured(measure_run(view), _merged(limits), settled.cycle, settled.cycles)
 
 
-def _asking(job: Job | None) -> tuple[SourceLine, ...] | None:
-    """Return who in the script asks for values, where a rank recorded a step with Python stacks."""
+def _source_step(job: Job | None) -> tuple[tuple[SourceLine, ...] | None, tuple[CodePlace, ...]]:
+    """Return who in the script asks for values, and where it spends time, from the step with stacks."""
     if job is None or not os.path.isfile(job.source):
-        return None
+        return None, ()
     try:
-        return asking_lines(read_trace(job.source, python_functions=True))
+        trace = read_trace(job.source, python_functions=True)
+        return asking_lines(trace), places_of_source_step(trace)
     except InputError:
-        return None  # it only adds to what the traces say
+        return None, ()  # it only adds to what the traces say
 
 
 def _read_ranks(

@@ -1,29 +1,30 @@
-"""Say the answer in one sentence or two: how long a step is, what costs most, and what fixing it gives."""
+"""Say the answer in one line: the cause in its usual name, what it costs, and the step that its fix gives."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracedoc.diagnosis import Finding, RunInfo
+from tracedoc.diagnosis import Finding, Fix, RunInfo
 from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.fixes import fitting_first
 from tracedoc.idle_causes import WORDS
 from tracedoc.predicted import PlanStep
-from tracedoc.units import format_ms, format_percent, format_step_change
-from tracedoc.whatif.combined import Times, combined_gain_ms
+from tracedoc.units import format_ms, format_percent, format_ranges, format_step_change
+from tracedoc.whatif.combined import Times, combined_gain_ms, repeats
 
 NAMED_FINDINGS = 2
-"""The sentence names this many findings; the report has the rest."""
-
-_PROPER_NOUNS = ("Python",)
-"""Titles that begin with one keep its capital in a sentence; "FSDP" and "PyTorch" show by themselves."""
+"""The line names this many findings; the report has the rest."""
 
 CPU_IDLE_WORDS = {cause: words.on_cpu for cause, words in WORDS.items() if words.on_cpu}
-"""What the first line says of a CPU step that is mostly idle for a reason that no rule judges."""
+"""What the first line says of a CPU step that is mostly idle for a reason that no rule looks for."""
 
 WAIT_WORTH_NAMING = 0.10
 """Waiting for peers is named from this share of the step on."""
+
+LOSS_WORTH_NAMING = 0.10
+"""The largest part of the step that is not compute is named from this share of the step on."""
 
 WORTH_NAMING = 0.05
 """A finding that only low confidence makes a note is named from this share of the step."""
@@ -40,6 +41,25 @@ MOSTLY_QUEUED = 0.30
 COMPUTE_BOUND = 0.80
 """With this share of compute in the step and no finding, compute is what the step is made of."""
 
+_LOSS_OF_TOPIC = {
+    "communication": {"wait", "exposed"},
+    "sharding": {"wait", "exposed", "launch"},
+    "straggler": {"wait", "launch", "sync", "compile", "gc", "unknown", "input"},
+    "pipeline": {"wait", "pipeline", "exposed"},
+    "input": {"input"},
+    "host": {"launch", "sync", "compile", "gc", "unknown", "profiler"},
+    "memory": {"copy", "allocator"},
+}
+"""The losses that findings of a topic speak of."""
+
+_LOSSES_OF_RULE = {
+    "tiny-batch": {"launch"},
+    "pageable-copies": {"copy"},
+    "cpu-offload-transfer": {"copy", "sync", "unknown"},
+    "rotating-straggler": {"wait"},
+}
+"""The same for rules that speak of something else than their topic does."""
+
 
 def summarise(
     measurements: Measurements,
@@ -49,25 +69,57 @@ def summarise(
     run: RunInfo,
     limits: Sequence[Limit],
     plan: Sequence[PlanStep] = (),
+    rules_left_out: int = 0,
+    rules_judged: int = 0,
 ) -> str:
-    """Return the first line of every report."""
+    """Return the first line of every report.
+
+    ``rules_left_out`` are those that the user did not select: without them nothing is called healthy.
+    """
     step = _number(measurements, "step_ms")
     if step is None:
         return f"No answer: {why_nothing(measurements.run.digests)}."
     if step == 0:
         return "No answer: what was recorded takes no time."
-    head = _head(measurements, run, step)
     if unreliable := _why_unreliable(measurements, limits, step):
-        return f"{head} No diagnosis: {unreliable}."
-    gainful = [f for f in findings if f.gain is not None and f.status == "stable"]
-    worth = [f for f in gainful if f.severity != "note"]
+        return f"No diagnosis: {unreliable}."
+    caution = _caution(measurements)
+    gainful = [one for one in findings if one.gain is not None and one.gain.size_ms > 0]
+    worth = [one for one in gainful if one.severity != "note"]
+    if not worth and caution and not measurements.is_cpu:
+        worth = [one for one in gainful if _high_ms(one) >= WORTH_NAMING * step]
     if worth:
-        return f"{head} {_causes(measurements, worth, times, plan)}"
-    large = [f for f in gainful if f.gain is not None and f.gain.size_ms >= WORTH_NAMING * step]
-    caution = "Confidence is low. " if measurements.confidence == "low" else ""
-    if large and caution and not measurements.is_cpu:
-        return f"{head} {caution}{_causes(measurements, large, times, plan)}"
-    return f"{head} {caution}{_healthy(measurements, findings, run, step)}"
+        named = _named(worth, times)
+        said = [_cause(measurements, finding) for finding in named]
+        if all(one.topic == "compute" for one in named) and _is_compute_bound(measurements, step):
+            said.insert(0, _compute_bound(measurements, run, step))
+        loss = _uncovered_loss(measurements, named, step)
+        sentences = [*said, *loss, _outcome(measurements, findings, named, times, plan, run=run, step=step)]
+    elif rules_left_out:
+        all_rules = rules_judged + rules_left_out
+        found = "no finding" if not findings else "only minor findings"
+        sentences = [f"{rules_judged} of {all_rules} rules judged: {found} in the {format_ms(step)} step."]
+    else:
+        sentences = [_healthy(measurements, findings, run, step)]
+    return " ".join([*sentences, *([caution] if caution else [])])
+
+
+def _named(findings: Sequence[Finding], times: Times) -> list[Finding]:
+    """Return the findings that the line names; none that repeats another one."""
+    named: list[Finding] = []
+    for finding in findings:
+        if len(named) < NAMED_FINDINGS and not any(repeats(finding, one, times) for one in named):
+            named.append(finding)
+    return named
+
+
+def _caution(measurements: Measurements) -> str:
+    """Return why the answer has low confidence, in brackets; "" where it has not."""
+    if measurements.confidence != "low":
+        return ""
+    if not measurements.steps:
+        return "(Low confidence: no complete step was captured.)"
+    return "(Low confidence: the capture is small or incomplete; the limits below say how.)"
 
 
 def _why_unreliable(measurements: Measurements, limits: Sequence[Limit], step: float) -> str:
@@ -78,52 +130,91 @@ def _why_unreliable(measurements: Measurements, limits: Sequence[Limit], step: f
     if queued > MOSTLY_QUEUED * step:
         share = format_percent(queued / step)
         return (
-            f"for {share} of the step work was queued and nothing ran; kernels of CUDA graphs may be missing"
+            f"for {share} of the step work was queued and nothing ran; kernels of CUDA graphs may be missing "
+            "from the trace"
         )
     return ""
 
 
-def _head(measurements: Measurements, run: RunInfo, step: float) -> str:
-    ranks = run.world_size or len(run.ranks_seen)
-    where = f"{ranks} CPU rank{'s' * (ranks > 1)}" if measurements.is_cpu else f"{ranks}x {run.device}"
-    known = run.strategy.confidence != "low" and run.strategy.family != "single"
-    # One pair of brackets: "(FSDP2, reshard after forward)".
-    name = run.strategy.name.removesuffix(")").replace(" (", ", ")
-    strategy = f" ({name})" if known else ""
-    mfu = _number(measurements, "mfu_frac")
-    utilisation = f", {format_percent(mfu)} MFU" if mfu is not None else ""
-    representative = measurements.run.representative_digest
-    if measurements.steps:
-        length = f"{format_ms(step)}/step"
-    elif representative is not None and representative.step_source == "none":
-        length = f"{format_ms(step)} without visible steps"
-    else:
-        length = f"{format_ms(step)} of an incomplete step"
-    return f"{length} on {where}{strategy}{utilisation}."
+# -- what costs time
 
 
-def _causes(
-    measurements: Measurements, findings: Sequence[Finding], times: Times, plan: Sequence[PlanStep]
+def _cause(measurements: Measurements, finding: Finding) -> str:
+    """Return a finding in one sentence: its usual name, and what it costs."""
+    name, _, explained = finding.title.partition(": ")
+    said = finding.says or (f"{explained}, " if explained else "") + f"up to {format_ms(_high_ms(finding))}"
+    return f"{name}: {said}{_place(measurements, finding)}."
+
+
+def _place(measurements: Measurements, finding: Finding) -> str:
+    ranks = finding.ranks
+    if len(measurements.run.digests) == 1 or not ranks or len(ranks) == len(measurements.ranks):
+        return ""
+    said = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {format_ranges(ranks[:8])}"
+    if said in finding.says:
+        return ""
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f" ({said}{more})"
+
+
+def _outcome(
+    measurements: Measurements,
+    findings: Sequence[Finding],
+    named: Sequence[Finding],
+    times: Times,
+    plan: Sequence[PlanStep],
+    *,
+    run: RunInfo,
+    step: float,
 ) -> str:
-    named = findings[:NAMED_FINDINGS]
-    parts = []
-    for finding in named:
-        assert finding.gain is not None
-        length = format_ms(finding.gain.size_ms)
-        parts.append(f"{length}: {_in_a_sentence(finding.title)}{_place(measurements, finding)}.")
-    if plan and plan[0].replay_of_step_ms > 0:
-        fixes = "the first fix" if len(plan) == 1 else f"the plan's {len(plan)} fixes"
-        change = format_step_change(plan[0].replay_of_step_ms, plan[-1].step_ms)
-        return f"{' '.join(parts)} With {fixes}: {change}."
-    together = format_ms(_within_the_step(measurements, named, times))
+    """Return what the step becomes with the fixes: replayed where that was done, else its bound."""
+    if len(plan) > 1:
+        change = format_step_change(step, plan[-1].step_ms)
+        return f"All {len(plan)} fixes of the plan: {change}."
+    if plan:
+        finding = plan[0].fix.rpartition("/")[0]
+        change = format_step_change(step, plan[0].step_ms)
+        return f"{plan[0].title}{_number_of(finding, findings)}: {change}."
+    for one in named:
+        first: Fix | None = next(iter(fitting_first(one.fixes, run)), None)
+        if first is not None and first.predicted is not None and first.predicted.gain_ms[1] > 0:
+            change = format_step_change(step, first.predicted.step_ms)
+            same_work = " for as many samples" if first.predicted.change.startswith("double-batch") else ""
+            return f"{first.title}{_number_of(one.id, findings)}: {change}{same_work}."
+    if len(named) == 1 and (gain := named[0].gain) is not None and gain.likely_ms is not None:
+        after = (step - gain.high_ms, step - gain.likely_ms, step - gain.low_ms)
+        return f"With the fix: {format_step_change(step, after)}."
+    if len(named) == 1 and (gain := named[0].gain) is not None and gain.low_ms > 0:
+        return f"Fixing it: {_bounded_step(step, gain.size_ms, gain.low_ms)}."
+    together = min(_within_the_step(measurements, named, times), step)
     what = "it" if len(named) == 1 else "both"
-    return f"{' '.join(parts)} Fixing {what}: up to {together} a step."
+    return f"Fixing {what}: {_bounded_step(step, together)} at best."
+
+
+def _bounded_step(step: float, gain: float, least: float = 0.0) -> str:
+    """Return the step before and after a fix, as ``13 -> 3 ms``, or ``13 -> 3 to 6 ms`` with a least gain."""
+    before, after = format_ms(step), format_ms(max(step - gain, 0.0))
+    unit = before[before.index(" ") :]
+    if not after.endswith(unit):
+        return f"{before} -> {after}"
+    most = format_ms(max(step - least, 0.0))
+    span = (
+        f"{after.removesuffix(unit)} to {most}" if least and most.endswith(unit) and most != after else after
+    )
+    return f"{before.removesuffix(unit)} -> {span}"
+
+
+def _number_of(finding_id: str, findings: Sequence[Finding]) -> str:
+    """Return the number under which a finding is listed, in brackets; "" for the first."""
+    listed = [one.id for one in findings if not (one.topic == "capture" and one.gain is None)]
+    place = listed.index(finding_id) + 1 if finding_id in listed else 1
+    return f" (finding {place})" if place > 1 else ""
 
 
 def _within_the_step(measurements: Measurements, findings: Sequence[Finding], times: Times) -> float:
     """Return the bound in ms for several fixes, at most the part of the named step that is not compute.
 
-    Findings of one rank can hold longer steps than the one the sentence names. Never less than the largest.
+    Findings of one rank can hold longer steps than the one the line names. Never less than the largest.
     """
     together = combined_gain_ms(findings, times)
     step, compute = _number(measurements, "step_ms"), _number(measurements, "compute_ms")
@@ -133,67 +224,103 @@ def _within_the_step(measurements: Measurements, findings: Sequence[Finding], ti
     return max(largest, min(together, step - compute))
 
 
-def _in_a_sentence(title: str) -> str:
-    first = title.partition(" ")[0]
-    common = first == "A" or (first[1:].islower() and first not in _PROPER_NOUNS)
-    return title[0].lower() + title[1:] if common else title
+def _uncovered_loss(measurements: Measurements, named: Sequence[Finding], step: float) -> list[str]:
+    """Return the largest part of the step that is not compute, unless a named finding speaks of it."""
+    kind, words, length = _largest_loss(measurements)
+    if length < LOSS_WORTH_NAMING * step or any(kind in _losses_of(one) for one in named):
+        return []
+    return [f"Largest loss: {words}, {format_ms(length)} ({format_percent(length / step)})."]
 
 
-def _place(measurements: Measurements, finding: Finding) -> str:
-    ranks = finding.ranks
-    if len(measurements.run.digests) == 1 or not ranks or len(ranks) == len(measurements.ranks):
-        return ""
-    listed = ", ".join(str(rank) for rank in ranks[:4])
-    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
-    return f" (rank {listed}{more})" if len(ranks) == 1 else f" (ranks {listed}{more})"
+def _losses_of(finding: Finding) -> set[str]:
+    return _LOSSES_OF_RULE.get(finding.rule_id, _LOSS_OF_TOPIC.get(finding.topic, set()))
+
+
+def _largest_loss(measurements: Measurements) -> tuple[str, str, float]:
+    """Return the largest part of the step that is not compute: its kind, words for it, and ms."""
+    digest = measurements.run.representative_digest
+    step = digest.judged_step if digest is not None else None
+    if digest is None or step is None:
+        return "unknown", "idle time", 0.0
+    split = measurements.run.splits[digest.rank, step.index]
+    parts = {cause: (f"idle time ({WORDS[cause].idle})", ns) for cause, ns in step.idle_ns.items()}
+    late = measurements.run.blame.waited_for(digest.rank)
+    waiting = f"rank {digest.rank} waits for rank {late}" if late is not None else "waiting for peers"
+    parts["wait"] = (waiting, split.wait_ns)
+    parts["pipeline"] = ("waiting in the pipeline", split.pipeline_wait_ns)
+    parts["exposed"] = ("exposed communication", split.transfer_ns + split.unsplit_ns)
+    parts["copy"] = ("exposed copies", step.budget.exposed_copy_ns)
+    kind = max(parts, key=lambda name: parts[name][1])
+    return kind, parts[kind][0], parts[kind][1] / 1e6
+
+
+# -- without a finding that is worth a warning
 
 
 def _healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo, step: float) -> str:
     compute = _number(measurements, "compute_ms")
-    exposed = _number(measurements, "exposed_comm_ms")
-    waiting = _waiting(measurements, step)
     if measurements.is_cpu:
-        return (
-            f"{_on_cpu(noted)}{_idle_on_cpu(measurements, step)}{_in_pipeline(measurements, step)}{waiting}"
-        )
+        waiting = _waiting(measurements, step) + _in_pipeline(measurements, step)
+        return f"{_on_cpu(noted, step)}{_idle_on_cpu(measurements, step)}{waiting}"
     if compute is None:
-        return "How its time splits cannot be told from this capture."
-    small = _largest_finding(noted)
-    if compute < COMPUTE_BOUND * step or (exposed or 0.0) > LITTLE_EXPOSED * step:
-        what, length = _largest_rest(measurements)
-        filled = f"Compute fills {format_percent(compute / step)} of the step; of the rest, {what} takes most"
-        verdict = "" if any(f.topic != "capture" for f in noted) else ", and no rule finds fault with it"
-        return f"{filled} ({format_ms(length)}){verdict}.{waiting}{small}"
+        return f"No answer: how the {format_ms(step)} step splits is not in this capture."
+    small = _minor(noted, step)
+    share = format_percent(compute / step)
+    if not _is_compute_bound(measurements, step):
+        _, what, length = _largest_loss(measurements)
+        waiting = _waiting(measurements, step) if "waits for" not in what else ""
+        return (
+            f"No single cause: compute fills {share} of the {format_ms(step)} step; the largest loss is "
+            f"{what}, {format_ms(length)}.{waiting}{small}"
+        )
+    return f"{_compute_bound(measurements, run, step)}{small}"
+
+
+def _is_compute_bound(measurements: Measurements, step: float) -> bool:
+    compute, exposed = _number(measurements, "compute_ms"), _number(measurements, "exposed_comm_ms")
+    return (
+        compute is not None and compute >= COMPUTE_BOUND * step and (exposed or 0.0) <= LITTLE_EXPOSED * step
+    )
+
+
+def _compute_bound(measurements: Measurements, run: RunInfo, step: float) -> str:
+    share = format_percent((_number(measurements, "compute_ms") or 0.0) / step)
+    exposed = _number(measurements, "exposed_comm_ms")
     if (run.world_size or 1) > 1 and exposed is not None:
-        share = format_percent(exposed / step)
-        free = f"Compute-bound: free communication would give at most {share}."
-        return f"{free} More GPUs are not your problem.{small}"
-    return f"Compute-bound: {format_percent(compute / step)} of the step is compute.{small}"
+        return (
+            f"Compute-bound: the GPUs are busy for {share} of the {format_ms(step)} step, and communication "
+            f"is hidden (at most {format_percent(exposed / step)} to gain)."
+        )
+    return f"Compute-bound: {share} of the {format_ms(step)} step is compute."
 
 
-def _largest_finding(noted: Sequence[Finding]) -> str:
-    """Say what the largest finding gives that is a note or of a preview rule; "" where none gives time."""
+def _minor(noted: Sequence[Finding], step: float) -> str:
+    """Name the largest finding that is only a note; "" where none saves time."""
     first = max(noted, key=_high_ms, default=None)
     if first is None or _high_ms(first) <= 0:
         return ""
-    what = "note" if first.severity == "note" else "finding of a preview rule"
-    return f" The largest {what} is worth up to {format_ms(_high_ms(first))} a step."
+    return f" Minor: {_short_name(first)}, up to {format_ms(_high_ms(first))}."
+
+
+def _short_name(finding: Finding) -> str:
+    name = finding.title.partition(": ")[0]
+    first = name.partition(" ")[0]
+    return name[0].lower() + name[1:] if first[1:].islower() or len(first) == 1 else name
 
 
 def _high_ms(finding: Finding) -> float:
     return finding.gain.size_ms if finding.gain is not None else 0.0
 
 
-def _on_cpu(noted: Sequence[Finding]) -> str:
-    """Return what a CPU trace without warnings says: shares of its time prove little about GPUs."""
-    first = max((f for f in noted if f.status == "stable"), key=_high_ms, default=None)
-    preview = next((f for f in noted if f.status != "stable" and f.topic != "capture"), None)
-    rules, also = ("stable rule", f" A preview rule: {_with_gain(preview)}.") if preview else ("rule", "")
-    if first is None or first.gain is None:
-        return f"No {rules} finds a cause of lost time in this CPU trace.{also}"
-    if preview is not None and preview.severity != "note":
-        return f"A CPU trace, in which no stable rule finds more than a note: {_with_gain(first)}.{also}"
-    return f"A CPU trace, with nothing above a note: {_with_gain(first)}.{also}"
+def _on_cpu(noted: Sequence[Finding], step: float) -> str:
+    """Return what a CPU run without warnings says: shares of its time prove little about GPUs."""
+    first = max((one for one in noted if one.topic != "capture"), key=_high_ms, default=None)
+    if first is None:
+        return f"CPU run: nothing found to change in the {format_ms(step)} step."
+    return (
+        f"CPU run, only minor findings: {_short_name(first)}, up to {format_ms(_high_ms(first))} of the "
+        f"{format_ms(step)} step."
+    )
 
 
 def _idle_on_cpu(measurements: Measurements, step: float) -> str:
@@ -206,28 +333,7 @@ def _idle_on_cpu(measurements: Measurements, step: float) -> str:
     idle = judged.idle_ns.get(cause, 0) / 1e6
     if idle < IDLE_WORTH_NAMING * step:
         return ""
-    return f" For {format_ms(idle)} of the step {CPU_IDLE_WORDS[cause]}."
-
-
-def _with_gain(finding: Finding) -> str:
-    gain = f", up to {format_ms(_high_ms(finding))} a step" if _high_ms(finding) > 0 else ""
-    return f"{_in_a_sentence(finding.title)}{gain}"
-
-
-def _largest_rest(measurements: Measurements) -> tuple[str, float]:
-    """Return the largest part of the step that is not compute, in words and ms."""
-    digest = measurements.run.representative_digest
-    step = digest.judged_step if digest is not None else None
-    if digest is None or step is None:
-        return "idle time", 0.0
-    split = measurements.run.splits[digest.rank, step.index]
-    parts = {f"idle time ({WORDS[cause].idle})": ns for cause, ns in step.idle_ns.items()}
-    parts["waiting for peers"] = split.wait_ns
-    parts["waiting in the pipeline"] = split.pipeline_wait_ns
-    parts["communication with no compute beside it"] = split.transfer_ns + split.unsplit_ns
-    parts["copies with no compute beside them"] = step.budget.exposed_copy_ns
-    what = max(parts, key=lambda name: parts[name])
-    return what, parts[what] / 1e6
+    return f" For {format_ms(idle)} of it {CPU_IDLE_WORDS[cause]}."
 
 
 def _waiting(measurements: Measurements, step: float) -> str:
@@ -236,7 +342,7 @@ def _waiting(measurements: Measurements, step: float) -> str:
     late = measurements.run.blame.waited_for(int(rank)) if wait_ms >= WAIT_WORTH_NAMING * step else None
     if late is None:
         return ""
-    return f" Rank {rank} waits for peers {format_ms(wait_ms)} a step, most of it for rank {late}."
+    return f" Rank {rank} waits {format_ms(wait_ms)} a step for its peers, mostly for rank {late}."
 
 
 def _in_pipeline(measurements: Measurements, step: float) -> str:
@@ -258,7 +364,7 @@ def _longest(measurements: Measurements, fact: str) -> tuple[str, float]:
 
 
 def why_nothing(digests: Sequence[RankDigest]) -> str:
-    """Return why there is no device time to judge, from the limits of the traces."""
+    """Return why there is no device time to look at, from the limits of the traces."""
     limits = [limit for digest in digests for limit in digest.limits]
     for code in ("no-gpu-activity", "unknown-device"):
         for limit in limits:

@@ -61,7 +61,9 @@ def format_quantity(value: float | int | str | bool, unit: str) -> str:
 
 
 def format_ms(value: float) -> str:
-    """Return milliseconds, rounded to what a trace supports: ``412 ms``, ``9.5 ms``, ``8.9 us``."""
+    """Return a time, rounded to what a trace supports: ``412 ms``, ``9.5 ms``, ``8.9 us``, ``2.13 s``."""
+    if abs(value) >= 999.5:
+        return f"{_significant(value / 1000)} s"
     if 0 < abs(value) < 0.0995:
         return f"{_significant(1000 * value)} us"
     return f"{_significant(value)} ms"
@@ -72,10 +74,10 @@ def format_step_change(step_ms: float, after_ms: tuple[float, float, float]) -> 
 
     ``after_ms`` is low, likely and high. All numbers have one unit: seconds from one second on.
     """
-    scale, unit = (1e-3, "s") if step_ms >= 1000 else (1.0, "ms")
+    scale, unit = (1e-3, "s") if step_ms >= 999.5 else (1.0, "ms")
     low, likely, high = (_two_digits(value * scale) for value in after_ms)
     span = "" if low == likely == high else f" ({low} to {high})"
-    return f"{three_digits(step_ms * scale)} -> about {likely} {unit}{span}"
+    return f"{_significant(step_ms * scale)} -> about {likely} {unit}{span}"
 
 
 def three_digits(value: float) -> str:

@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rules.prediction": BASE | {"whatif.changes"},
     "rules.expression": BASE | {"facts.catalog", "diagnosis"},
     "rules": BASE | {"digest", "ranks", "replay", "facts", "fixes", "whatif", "diagnosis"},
-    "summary": BASE | {"diagnosis", "digest", "ranks", "facts", "whatif"},
+    "summary": BASE | {"diagnosis", "digest", "ranks", "facts", "fixes", "whatif"},
     "compose": BASE | STAGES - {"pipeline"},
     "executors": {"errors"},
     "cache": {"digest"},

@@ -42,7 +42,7 @@ def test_the_plan_names_fixes_that_fit_the_job(stalled: Diagnosis):
     finding, number = first.fix.rsplit("/", 1)
     fixes = {one.id: one.fixes for one in stalled.findings}[finding]
     assert fixes[int(number)].framework == "deepspeed"
-    assert "With the first fix: 125 -> about" in stalled.summary
+    assert "Prefetch two blocks: 125 -> about" in stalled.summary
 
 
 def test_steps_of_a_plan_never_grow(sample_traces: Path):

@@ -18,6 +18,7 @@ from tracedoc.timeline.host import (
     rank_work,
     work_before_collectives,
 )
+from tracedoc.timeline.own_code import CodePlace, places_of_timeline
 from tracedoc.timeline.syncs import Syncs, askers, is_library, launching_threads
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import is_among
@@ -66,13 +67,14 @@ class HostDigest(msgspec.Struct, frozen=True, eq=False):
     """What the host did, of one rank.
 
     ``work_ns[j]`` is the time of cause ``WORK[j]`` in the judged step; ``before`` follows the order of the
-    digest's collectives.
+    digest's collectives. ``code`` is where the script keeps the device idle.
     """
 
     work_ns: tuple[int, ...]
     before: WorkBefore
     syncs: tuple[SyncTotal, ...] = ()
     away: tuple[AwayTotal, ...] = ()
+    code: tuple[CodePlace, ...] = ()
 
     def of(self, cause: str) -> int:
         """Return the nanoseconds of one cause in the judged step."""
@@ -94,6 +96,7 @@ def host_digest(timeline: RankTimeline, away: Spans) -> HostDigest | None:
         before=work_before_collectives(timeline, work, host),
         syncs=sync_totals(timeline, host)[:MAX_SYNCS],
         away=away_totals(timeline, host, away)[:MAX_SYNCS],
+        code=places_of_timeline(timeline),
     )
 
 

@@ -26,6 +26,7 @@ from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
 from tracedoc.run.job import Job
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import by_rank
+from tracedoc.timeline.own_code import CodePlace
 from tracedoc.timeline.source_lines import SourceLine
 from tracedoc.values import Value
 
@@ -44,7 +45,8 @@ class RunView:
     the matching should reach on its link, ``None`` where that is not known. ``last_exposed_ns`` is, for each
     matched operation, how long its transfer is exposed on the rank that came last. ``job`` is the manifest's
     part about the job, ``None`` without one; ``asking`` are the functions of the script that read values of
-    tensors, ``None`` where no step was recorded with Python stacks. ``kept`` caches the results of functions
+    tensors, ``None`` where no step was recorded with Python stacks; ``source_code`` is where the host of
+    ``source_rank`` spends time outside operators in that step. ``kept`` caches the results of functions
     with several callers (:func:`once`).
     """
 
@@ -60,6 +62,8 @@ class RunView:
     representative: int | None
     job: Job | None = None
     asking: tuple[SourceLine, ...] | None = None
+    source_code: tuple[CodePlace, ...] = ()
+    source_rank: int | None = None
     kept: dict[Callable[[RunView], Any], Any] = field(default_factory=dict, init=False, repr=False)
 
     def digest(self, rank: int) -> RankDigest:
@@ -101,6 +105,7 @@ def build_run_view(
     world_size: int | None,
     job: Job | None = None,
     asking: tuple[SourceLine, ...] | None = None,
+    source_code: tuple[CodePlace, ...] = (),
 ) -> RunView:
     """Match the collectives of all ranks and choose the rank that stands for the run."""
     ordered = tuple(sorted(digests, key=lambda digest: digest.rank))
@@ -132,6 +137,8 @@ def build_run_view(
         representative=_representative_rank(ordered),
         job=job,
         asking=asking,
+        source_code=source_code,
+        source_rank=job.source_rank if job is not None else None,
     )
 
 

@@ -63,7 +63,7 @@ def collective_table(rows: Sequence[CollectiveRow]) -> Table | None:
         if matched
         else "wait and transfer can be told apart only with the traces of all ranks of a group"
     )
-    return _table(f"By kind, in the judged step, with most time first; {split}", columns, rows)
+    return _table(f"By kind, in the analysed step, with most time first; {split}", columns, rows)
 
 
 def host_tables(host: HostDetail | None) -> tuple[Table, ...]:
@@ -73,7 +73,7 @@ def host_tables(host: HostDetail | None) -> tuple[Table, ...]:
     whole = sum(row.idle_ms for row in host.causes)
     tables = (
         _table(
-            "Idle time of the device in the judged step, by what the host does meanwhile",
+            "Idle time of the device in the analysed step, by what the host does meanwhile",
             [
                 ("The host", False, lambda row: WORDS[row.cause].host if row.cause in WORDS else row.cause),
                 ("Idle", True, lambda row: format_ms(row.idle_ms)),

@@ -65,7 +65,7 @@ def render_text(
     console.print(Text(one_line(view.diagnosis.summary), "bold"), soft_wrap=not width)
     console.print(Text(one_line(view.run), "dim"), soft_wrap=not width)
     for name, show in SECTIONS.items():
-        if name != ("rules not judged" if verdicts else "verdicts"):
+        if name != ("what rules said" if verdicts else "verdicts"):
             _safely(console, name, show, view)
     return printed_text(console, next_command)
 
@@ -140,14 +140,17 @@ def _plan(console: Console, view: View) -> None:
     plan, replay = view.diagnosis.plan, view.diagnosis.replay
     if replay is None or replay.state != "used" or not replay.path:
         return
-    if plan:
-        heading(console, "Plan", "each fix replayed on top of those before it")
+    if len(plan) > 1:
+        beside = ("  each fix replayed on top of those before it", "dim")
+        console.print(Text.assemble(("Plan", "bold"), beside))
         rows = Table.grid(padding=(0, 2))
         for number, one in enumerate(plan, 1):
             change = format_step_change(one.replay_of_step_ms, one.step_ms)
             limit = f"then {resource_name(one.then_limited_by)}"
             rows.add_row(str(number), Text(change, "green"), Text(one_line(one.title)), Text(limit, "dim"))
         console.print(rows)
+        console.print()
+    if not view.findings:
         console.print()
     console.print(Text.assemble(("Critical path  ", "bold"), shares_of(replay.path)))
     console.print()
@@ -196,20 +199,23 @@ def _finding(console: Console, view: FindingView, step_ms: float | None) -> None
     first = view.number == 1
     if finding.why and first:
         _hanging(console, 9, "why", Text(one_line(finding.why)))
-    if view.gain:
-        provided = f", if {one_line(view.assumptions)}" if view.assumptions else ""
-        _hanging(console, 9, "gain", Text.assemble((view.gain, "green"), provided))
+    predicted = view.fixes[0].predicted if view.fixes else None
+    if view.gain and predicted is None:
+        _hanging(console, 9, "saves", Text.assemble((view.gain, "green"), _provided(view.assumptions)))
     if view.fixes:
         fix = view.fixes[0]
         name = framework_name(one_line(fix.framework))
         _hanging(console, 9, "fix", Text.assemble(one_line(fix.title), (f" ({name})" if name else "", "dim")))
+        if fix.advice:
+            _hanging(console, 9, "", Text(one_line(fix.advice)))
         _code(console, fix.change)
-        if fix.risk:
+        if fix.risk and fix.risk != "none":
             _hanging(console, 9, "risk", Text(one_line(fix.risk)))
-        if fix.predicted is not None and step_ms:
-            words = format_step_change(step_ms, fix.predicted.step_ms)
-            limit = f", then limited by {resource_name(fix.predicted.then_limited_by)}"
-            _hanging(console, 9, "step", Text.assemble((words, "green"), limit))
+    if predicted is not None and step_ms:
+        words = format_step_change(step_ms, predicted.step_ms)
+        limit = f", then limited by {resource_name(predicted.then_limited_by)}"
+        provided = _provided("; ".join(predicted.assumptions))
+        _hanging(console, 9, "step", Text.assemble((words, "green"), limit, provided))
     others = len(view.fixes) - 1
     more = ["why"] if finding.why and not first else []
     if others > 0:
@@ -217,6 +223,10 @@ def _finding(console: Console, view: FindingView, step_ms: float | None) -> None
     if more:
         _hanging(console, 9, "more", Text(f"{', '.join(more)}: tracedoc explain {finding.rule_id}", "dim"))
     console.print()
+
+
+def _provided(assumptions: str) -> str:
+    return f", if {one_line(assumptions)}" if assumptions else ""
 
 
 def _units(console: Console, view: View) -> None:
@@ -249,7 +259,7 @@ def _units(console: Console, view: View) -> None:
 
 
 def _code(console: Console, change: str) -> None:
-    for line in change.strip("\n").expandtabs(4).split("\n"):
+    for line in change.strip("\n").expandtabs(4).split("\n") if change else ():
         # Code is never wrapped: a wrapped line cannot be pasted.
         console.print(Text(f"         {line}", "cyan"), soft_wrap=True)
 
@@ -267,7 +277,7 @@ def _limits(console: Console, view: View) -> None:
         return
     if not view.findings:
         console.print()
-    console.print(Text.assemble(("Limits", "bold"), ("  what this capture cannot tell", "dim")))
+    console.print(Text.assemble(("Limits", "bold"), ("  what this capture cannot show", "dim")))
     for limit in view.limits:
         severity = (f"{limit.severity}  ", _STYLES.get(limit.severity, "bold")) if limit.severity else ""
         _bullet(console, Text.assemble(severity, limit.text, (f"  [{limit.code}]", "dim")))
@@ -276,14 +286,12 @@ def _limits(console: Console, view: View) -> None:
             _code(console, limit.fix.change)
 
 
-def _not_judged(console: Console, view: View) -> None:
+def _bookkeeping(console: Console, view: View) -> None:
     if not view.outcomes:
         return
     if view.limits or not view.findings:
         console.print()
-    console.print(Text.assemble((view.outcomes, "dim"), ("  (--verdicts lists them)", "dim")))
-    for reason, rules in view.not_judged:
-        _bullet(console, Text.assemble(f"not judged: {', '.join(rules)}: ", (reason, "dim")))
+    console.print(Text(f"{view.outcomes}  (--verdicts lists them)", "dim"))
 
 
 def _bullet(console: Console, text: Text) -> None:
@@ -327,6 +335,6 @@ SECTIONS: dict[str, Callable[[Console, View], None]] = {
     "sharded units": _units,
     "limits": _limits,
     "verdicts": _verdicts,
-    "rules not judged": _not_judged,
+    "what rules said": _bookkeeping,
 }
 """The parts of the report in order. One that fails costs the others nothing."""

@@ -50,6 +50,8 @@ PHASES = {
 EVIDENCE_SHOWN = 8
 """Places shown for a finding; the JSON holds them all."""
 
+CPU_IS_NOT_REPLAYED = "because runs on CPUs are not replayed"
+
 LEAST_COPY_SHARE = 0.02
 """Share of the step from which exposed copies are shown with where they run."""
 
@@ -114,7 +116,6 @@ class View(msgspec.Struct, frozen=True):
     overlap: str
     findings: tuple[FindingView, ...]
     limits: tuple[LimitView, ...]
-    not_judged: tuple[tuple[str, tuple[str, ...]], ...]
     outcomes: str
 
 
@@ -131,7 +132,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
             finding,
             _place(finding, diagnosis.run),
             gain_text(finding.gain),
-            "; ".join(finding.gain.assumptions) if finding.gain else "",
+            _assumptions(finding.gain),
             fitting_first(finding.fixes, diagnosis.run),
             _longest(finding.evidence),
         )
@@ -139,14 +140,13 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
     )
     return View(
         diagnosis=diagnosis,
-        run=_run_line(diagnosis.run),
+        run=_run_line(diagnosis),
         where=_where(diagnosis),
         segments=_with_copies(segments(budget), diagnosis) if budget else (),
         overlap=_overlap(budget) if budget else "",
         findings=findings,
         limits=_limits(diagnosis.limits, [one for one in ordered if is_guard(one)]),
-        not_judged=_not_judged(diagnosis.verdicts),
-        outcomes=_outcomes(diagnosis.verdicts, {one.rule_id for one in ordered if is_guard(one)}),
+        outcomes=_outcomes(diagnosis, {one.rule_id for one in ordered if is_guard(one)}),
     )
 
 
@@ -186,15 +186,15 @@ def is_guard(finding: Finding) -> bool:
 
 
 def gain_text(gain: Gain | None) -> str:
-    """Return the gain in words: ``up to 31 ms a step``, or ``about`` where both ends read the same."""
+    """Return the gain in words: ``up to 31 ms a step``, ``about`` where both ends are one, "" for none."""
     if gain is None:
         return ""
+    if gain.high_ms <= 0:
+        return ""
     high = format_ms(gain.high_ms)
-    if gain.likely_ms is not None and gain.likely_ms <= 0:
-        return f"none at best, up to {high} a step, by replay" if gain.high_ms > 0 else "none, by replay"
     if gain.low_ms <= 0:
-        return f"up to {high} a step" + (", by replay" if gain.basis == "replay" else "")
-    how = ", by replay" if gain.basis == "replay" else ""
+        return f"up to {high} a step" + (" (replayed)" if gain.basis == "replay" else "")
+    how = " (replayed)" if gain.basis == "replay" else ""
     low = format_ms(gain.low_ms)
     if low == high:
         return f"about {high} a step{how}"
@@ -214,6 +214,12 @@ def budget_words(check: BudgetCheck) -> str:
     if check.value is None:
         return f"{check.text}: not known" + (f" ({one_line(check.reason)})" if check.reason else "")
     return f"{check.text}: {format_quantity(check.value, check.unit)}, {check.outcome}"
+
+
+def _assumptions(gain: Gain | None) -> str:
+    """Return what a gain rests on; that a CPU run is not replayed is said once, in its limit."""
+    said = gain.assumptions if gain is not None else ()
+    return "; ".join(one for one in said if not one.endswith(CPU_IS_NOT_REPLAYED))
 
 
 def instances_text(verdict: Verdict) -> str:
@@ -247,10 +253,10 @@ def side_text(value: Scalar | None) -> str:
     return "?" if value is None else format_quantity(value, "")
 
 
-def _rank(finding: Finding) -> tuple[int, int, float, str]:
+def _rank(finding: Finding) -> tuple[int, float, str]:
     severity = SEVERITIES.index(finding.severity) if finding.severity in SEVERITIES else len(SEVERITIES)
     gain = finding.gain.size_ms if finding.gain else 0.0
-    return (severity, finding.status != "stable", -gain, finding.id)
+    return (severity, -gain, finding.id)
 
 
 def _place(finding: Finding, run: RunInfo) -> str:
@@ -270,9 +276,11 @@ def _longest(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     return tuple(sorted(longest, key=lambda place: (place.rank, place.start_ns)))
 
 
-def _run_line(run: RunInfo) -> str:
+def _run_line(diagnosis: Diagnosis) -> str:
+    run, step_ms = diagnosis.run, _value(diagnosis, "step_ms")
     seen = len(run.ranks_seen)
-    parts = [run.device] if run.device else []
+    parts = [f"{format_ms(step_ms)}/step"] if step_ms else []
+    parts += [run.device] if run.device else []
     if run.world_size is None:
         parts.append(f"{_count(seen, 'rank')} seen")
     else:
@@ -280,10 +288,17 @@ def _run_line(run: RunInfo) -> str:
     if run.backend:
         parts.append(run.backend)
     parts.append(_strategy(run))
-    parts.append(f"{_count(run.steps_judged, 'step')} judged" if run.steps_judged else "no whole step")
+    parts.append(f"{_count(run.steps_judged, 'step')} analysed" if run.steps_judged else "no complete step")
+    if (mfu := _value(diagnosis, "mfu_frac")) is not None:
+        parts.append(f"{format_percent(mfu)} MFU")
     if run.cycle is not None and len(run.cycles) > 1:
         parts.append(f"cycle {run.cycle} (recorded: {format_ranges(run.cycles)})")
     return ", ".join(part for part in parts if part)
+
+
+def _value(diagnosis: Diagnosis, fact: str) -> float | None:
+    record = diagnosis.facts.get(fact)
+    return float(record.value) if record is not None and isinstance(record.value, float | int) else None
 
 
 def _strategy(run: RunInfo) -> str:
@@ -314,7 +329,7 @@ def _overlap(budget: BudgetParts) -> str:
     )
     if budget.blocking_comm_ms is not None:
         held = format_ms(budget.blocking_comm_ms) if budget.blocking_comm_ms > 0 else "none of it"
-        text += f"; {held} holds compute up"
+        text += f"; {held} blocks compute"
     return text
 
 
@@ -361,34 +376,28 @@ def _few_of_each(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
     return tuple(shown)
 
 
-def _not_judged(verdicts: tuple[Verdict, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    by_reason: dict[str, list[str]] = {}
-    for verdict in verdicts:
-        if verdict.outcome in ("unknown", "error"):
-            by_reason.setdefault(one_line(verdict.reason) or "no reason given", []).append(verdict.rule_id)
-    return tuple(
-        (reason, tuple(ids)) for reason, ids in sorted(by_reason.items(), key=lambda item: -len(item[1]))
-    )
-
-
-def _outcomes(verdicts: tuple[Verdict, ...], guards: set[str]) -> str:
+def _outcomes(diagnosis: Diagnosis, guards: set[str]) -> str:
     """Return how many rules said what; ``guards`` are those whose findings stand among the limits."""
     words = {
         "finding": "found",
         "guard": "shown as a limit",
         "pass": "passed",
-        "yielded": "explained by another finding",
+        "yielded": "part of another finding",
         "not_applicable": "not applicable",
         "unknown": "not judged",
         "error": "failed",
     }
     outcomes = [
         "guard" if verdict.outcome == "finding" and verdict.rule_id in guards else verdict.outcome
-        for verdict in verdicts
+        for verdict in diagnosis.verdicts
     ]
     counts = {outcome: outcomes.count(outcome) for outcome in words}
     said = [f"{count} {words[outcome]}" for outcome, count in counts.items() if count]
-    return f"{_count(len(verdicts), 'rule')}: {', '.join(said)}" if said else ""
+    rules = _count(len(diagnosis.verdicts), "rule")
+    if diagnosis.rules_left_out:
+        total = len(diagnosis.verdicts) + diagnosis.rules_left_out
+        rules = f"{len(diagnosis.verdicts)} of {total} rules judged"
+    return f"{rules}: {', '.join(said)}" if said else ""
 
 
 def _count(number: int, noun: str) -> str:

@@ -23,8 +23,17 @@ from tracedoc.facts.catalog import attempt
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.rules.expression import Expression, parse
 from tracedoc.rules.expression import evaluate as evaluate_condition
-from tracedoc.rules.model import AtMost, Rule, Words, value_key
-from tracedoc.rules.template import WORST_RANK, before_full_stop, compressed, fill, placeholders
+from tracedoc.rules.model import AtMost, Rule
+from tracedoc.rules.template import WORST_RANK, compressed, fill, placeholders
+from tracedoc.rules.wording import (
+    chosen_words,
+    doubt_words,
+    filled,
+    other_step,
+    ranks_text,
+    run_step,
+    with_ranks,
+)
 from tracedoc.spans import Spans
 from tracedoc.units import format_ms
 from tracedoc.values import Failed, Unknown, Value
@@ -295,7 +304,7 @@ def _reason(opinions: Sequence[_Opinion]) -> str:
             keys_by_reason.setdefault(one.reason, []).append(one.key or "")
     if len(keys_by_reason) < 2:
         return next(iter(keys_by_reason), "")
-    return "; ".join(f"{_ranks_text(keys)}: {reason}" for reason, keys in keys_by_reason.items())
+    return "; ".join(f"{ranks_text(keys)}: {reason}" for reason, keys in keys_by_reason.items())
 
 
 def _largest_gain_first(opinion: _Opinion) -> float:
@@ -372,15 +381,27 @@ def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurement
     units = {name: fact.definition.unit for name, fact in measurements.facts.items()}
     units |= {name: param.unit for name, param in rule.params.items()}
     values = _values(rule, measurements.facts, worst.key, measurements)
+    own_step, values["step_ms"] = values.get("step_ms"), run_step(measurements)
     units |= dict.fromkeys(rule.words, "text")
-    values |= {name: _said(words, values, units) for name, words in rule.words.items()}
+    for name, words in rule.words.items():
+        values[name] = chosen_words(words, values, units)
     keys = sorted((one.key for one in own.held if one.key is not None), key=lambda key: (len(key), key))
-    message = fill(rule.message, {**values, WORST_RANK: worst.key or ""}, {**units, WORST_RANK: "text"})
+    values[WORST_RANK], units[WORST_RANK] = worst.key or "", "text"
+    message = fill(rule.message, values, units)
     if keys and len(measurements.ranks) > 1:
-        message = _with_ranks(message, keys, worst, named=WORST_RANK in placeholders(rule.message))
+        own_words = other_step(own_step, values["step_ms"])
+        named = WORST_RANK in placeholders(rule.message)
+        message = with_ranks(
+            message,
+            keys,
+            worst.key or "",
+            has_gain=isinstance(worst.gain, Gain),
+            named=named,
+            own_step=own_words,
+        )
     if isinstance(worst.gain, Unknown):
         message += f" What a fix would give back is unknown: {worst.gain.reason}."
-    notes = [_doubt(doubt) for doubt in doubts]
+    notes = [doubt_words(doubt) for doubt in doubts]
     gain = worst.gain if isinstance(worst.gain, Gain) else None
     if gain is None:
         message += "".join(f" {note[0].upper()}{note[1:]}." for note in notes)
@@ -402,30 +423,10 @@ def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurement
         steps=_steps(own.times, measurements),
         evidence=own.evidence,
         gain=gain,
-        fixes=tuple(_filled(fix, values, units) for fix in _helpful(rule, values)),
+        fixes=tuple(filled(fix, values, units) for fix in _helpful(rule, values)),
         status=rule.status,
+        says=fill(rule.says, values, units),
     )
-
-
-def _said(words: Words, values: Mapping[str, Value], units: Mapping[str, str]) -> Value:
-    """Return the words for the value of a fact; one that is unknown reads so."""
-    value = values[words.fact]
-    return value if isinstance(value, Unknown) else fill(words.texts[value_key(value)], values, units)
-
-
-def _with_ranks(message: str, keys: Sequence[str], worst: _Opinion, *, named: bool) -> str:
-    """Return the message with the rank whose numbers it tells, unless ``named`` there, and the others."""
-    where = [] if named else [f"rank {worst.key}"]
-    if len(keys) > 1:
-        # Without a gain no rank is known to be worse than another.
-        which = "the worst" if isinstance(worst.gain, Gain) else "one"
-        where.append(f"{which} of {_ranks_text(keys)}")
-    return before_full_stop(message, ", ".join(where)) if where else message
-
-
-def _doubt(verdict: Verdict) -> str:
-    note = f"{verdict.rule_id} could not be judged and may explain part of it"
-    return f"{note}: {verdict.reason}" if verdict.reason else note
 
 
 def severity_of(rule: Rule, gain: Gain | None, confidence: str, measurements: Measurements) -> str:
@@ -458,10 +459,6 @@ def _finding_id(rule: Rule, keys: Sequence[str], verdict: Verdict) -> str:
     return f"{rule.id}/ranks-{places}"
 
 
-def _ranks_text(keys: Sequence[str]) -> str:
-    return f"rank {keys[0]}" if len(keys) == 1 else f"ranks {compressed(keys, ', ')}"
-
-
 def _ranks(keys: Sequence[str], times: Times, measurements: Measurements) -> tuple[int, ...]:
     if keys:
         return tuple(sorted(int(key) for key in keys if key.isdecimal()))
@@ -479,13 +476,4 @@ def _helpful(rule: Rule, values: Mapping[str, Value]) -> tuple[Fix, ...]:
         fix
         for fix, when in zip(rule.fixes, conditions, strict=True)
         if not when or evaluate_condition(parse(when), values).value is True
-    )
-
-
-def _filled(fix: Fix, values: Mapping[str, Value], units: Mapping[str, str]) -> Fix:
-    return replace(
-        fix,
-        title=fill(fix.title, values, units),
-        change=fill(fix.change, values, units),
-        risk=fill(fix.risk, values, units),
     )

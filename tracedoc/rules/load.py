@@ -38,7 +38,7 @@ from tracedoc.rules.vocabulary import Vocabulary, installed_vocabulary
 from tracedoc.units import UNITS
 
 _REQUIRED = ("id", "title", "topic", "status", "since", "scope", "needs", "when", "message", "why")
-_OPTIONAL = ("params", "words", "gain", "evidence", "severity", "on_cpu", "fixes", "yields_to")
+_OPTIONAL = ("says", "params", "words", "gain", "evidence", "severity", "on_cpu", "fixes", "yields_to")
 _NO_NAMES = frozenset({"and", "or", "not", "in", "is", "if", "else"})
 """Words of conditions."""
 
@@ -111,10 +111,11 @@ def _rule(file: str, stem: str, root: yaml.Node, known: Vocabulary) -> Rule:
     units |= dict.fromkeys(words, "text")
     named = {**units, WORST_RANK: "text"} if scope == "rank" else units
     message = _template(file, fields["message"], "message", named, braces=False)
+    says = _template(file, fields["says"], "says", named, braces=False) if "says" in fields else ""
     nodes = read_items(file, fields, "fixes")
     fixes = tuple(_fix(file, node, units) for node in nodes)
     conditions = [_fix_condition(file, node, units, texts) for node in nodes]
-    said = [message, *(text for fix in fixes for text in (fix.title, fix.change, fix.risk))]
+    said = [message, says, *(text for fix in fixes for text in (fix.title, fix.change, fix.advice, fix.risk))]
     used = {*read, *filled, *(name for _, names in conditions for name in names)}.union(
         *map(placeholders, said)
     )
@@ -132,6 +133,7 @@ def _rule(file: str, stem: str, root: yaml.Node, known: Vocabulary) -> Rule:
         needs=_needs(file, fields),
         when=when,
         message=message,
+        says=says,
         why=read_text(file, fields["why"], "why"),
         params=params,
         words=words,
@@ -194,7 +196,10 @@ def _require_use(file: str, fields: Fields, field: str, names: Iterable[str], us
 def _words(
     file: str, fields: Fields, known: Vocabulary, units: Mapping[str, str]
 ) -> tuple[dict[str, Words], set[str]]:
-    """Return the words that facts choose, by name, and the names that stand in them."""
+    """Return the words that facts choose, by name, and the names that stand in them.
+
+    Words may hold those that stand before them.
+    """
     words: dict[str, Words] = {}
     filled: set[str] = set()
     for name, value in read_mapping(file, fields["words"], "words").items() if "words" in fields else ():
@@ -206,8 +211,9 @@ def _words(
         if not values:
             fail(file, parts["of"], f"{fact.name} is neither true or false nor one of a few texts")
         said = read_fields(file, parts["say"], f"words {name!r}", required=values)
+        earlier = {**units, **dict.fromkeys(words, "text")}
         texts = {
-            one: _template(file, node, f"words for {one!r}", units, braces=False)
+            one: _template(file, node, f"words for {one!r}", earlier, braces=False)
             for one, node in said.items()
         }
         words[name] = Words(fact.name, texts)
@@ -274,16 +280,19 @@ def _fix(file: str, node: yaml.Node, units: Mapping[str, str]) -> Fix:
         file,
         node,
         "a fix",
-        required=("framework", "title", "change", "risk"),
-        optional=("url", "when", "predict"),
+        required=("framework", "title", "risk"),
+        optional=("change", "advice", "url", "when", "predict"),
     )
+    if "change" not in fields and "advice" not in fields:
+        fail(file, node, "a fix needs a change that can be pasted, or advice in prose")
     url = read_text(file, fields["url"], "url") if "url" in fields else ""
     if url and not re.fullmatch(r"https://[^\s\"'<>]+", url):
         fail(file, fields["url"], "url must start with https://")
     return Fix(
         framework=read_word(file, fields, "framework", FRAMEWORKS),
         title=_template(file, fields["title"], "title", units, braces=False),
-        change=_template(file, fields["change"], "change", units, braces=True),
+        change=_template(file, fields["change"], "change", units, braces=True) if "change" in fields else "",
+        advice=_template(file, fields["advice"], "advice", units, braces=False) if "advice" in fields else "",
         risk=_template(file, fields["risk"], "risk", units, braces=False),
         url=url,
         replays=read_prediction(file, fields["predict"]) if "predict" in fields else "",

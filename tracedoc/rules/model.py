@@ -71,6 +71,7 @@ class Rule(msgspec.Struct, frozen=True):
     """One rule. ``when`` is the source of the condition; ``gain`` is a bound or names an estimator,
     ``evidence`` names the fact whose intervals are shown, both "" without one.
 
+    ``says`` is the clause of the first line behind the title's name, "" where its gain is all.
     ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``yields_to`` lists
     the ids of sharper rules. ``on_cpu`` is "capped" (a CPU trace makes it a note at most: its time shares
     say little) or "as_usual" (counts, loader waits, arrival order). ``fix_when`` has a condition for each
@@ -87,6 +88,7 @@ class Rule(msgspec.Struct, frozen=True):
     when: str
     message: str
     why: str
+    says: str = ""
     params: Mapping[str, Param] = msgspec.field(default_factory=dict)
     words: Mapping[str, Words] = msgspec.field(default_factory=dict)
     gain: AtMost | str = ""

@@ -3,7 +3,8 @@
 ``str.format`` would let a rule pack read attributes of our objects; here a placeholder is a name, in lower
 case as all facts and params are, and nothing else. ``{{name}}`` writes ``{name}``; every other brace stands
 for itself, so a fix may hold JSON or a Python set. ``{name:call|calls}`` is the first word where the value
-reads ``1`` and the second elsewhere.
+reads ``1`` and the second elsewhere. What stands in ``[[`` and ``]]`` around a placeholder is left
+out where a value in it is unknown, or a text that says "none".
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ from tracedoc.units import format_quantity
 from tracedoc.values import Unknown, Value
 
 _PLACEHOLDER = re.compile(r"\{\{([a-z_][a-z0-9_]*)\}\}|\{([a-z_][a-z0-9_]*)(?::([a-z -]*)\|([a-z -]*))?\}")
+
+_OPTIONAL = re.compile(r"\[\[((?:[^\[\]{}]|\{[^{}]*\})*\{[^{}]*\}(?:[^\[\]{}]|\{[^{}]*\})*)\]\]")
+
+NOTHING = ("none", "nothing", "")
+"""Values of texts for which there is nothing to say."""
 
 WORST_RANK = "rank"
 """In the message of a rule of scope rank this is the rank whose numbers are shown."""
@@ -48,7 +54,12 @@ def fill(template: str, values: Mapping[str, Value], units: Mapping[str, str]) -
             return match[3] if said == "1" else match[4]
         return said
 
-    return _PLACEHOLDER.sub(replace, template)
+    def optional(match: re.Match[str]) -> str:
+        found = [values.get(name, Unknown("")) for name in placeholders(match[1])]
+        said = not any(isinstance(value, Unknown) or value in NOTHING for value in found)
+        return match[1] if said else ""
+
+    return _PLACEHOLDER.sub(replace, _OPTIONAL.sub(optional, template))
 
 
 def before_full_stop(message: str, words: str) -> str:

@@ -103,6 +103,11 @@ class Job:
         """The path of the step that a rank recorded with Python stacks, "" where none did."""
         return next((one.source for one in self.ranks if one.source), "")
 
+    @property
+    def source_rank(self) -> int | None:
+        """The rank that recorded it, ``None`` where none did."""
+        return next((one.rank for one in self.ranks if one.source), None)
+
     def rank(self, rank: int) -> RankJob | None:
         """Return what one rank told, ``None`` where it told nothing."""
         return next((one for one in self.ranks if one.rank == rank), None)

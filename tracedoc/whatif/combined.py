@@ -12,6 +12,10 @@ Times = Mapping[str, Mapping[tuple[int, int | None], Spans]]
 """All that findings point to, by their ids: intervals by rank and step."""
 
 
+SAME = 0.9
+"""Two findings repeat each other where their times and gains agree to this share."""
+
+
 def combined_gain_ms(findings: Sequence[Finding], times: Times) -> float:
     """Return a bound in ms for several fixes together: gains over the same time are not added.
 
@@ -24,6 +28,20 @@ def combined_gain_ms(findings: Sequence[Finding], times: Times) -> float:
         for (rank, _), spans in times.get(finding_id, {}).items():
             places[rank][finding_id] = places[rank].get(finding_id, Spans.empty()) | spans
     return max([*gains.values(), *(_claimed_ms(found, gains) for found in places.values())], default=0.0)
+
+
+def repeats(one: Finding, other: Finding, times: Times) -> bool:
+    """Return whether two findings speak of the same time and promise the same gain."""
+    if one.gain is None or other.gain is None:
+        return False
+    least, most = sorted((one.gain.size_ms, other.gain.size_ms))
+    if least < SAME * most:
+        return False
+    mine, theirs = times.get(one.id, {}), times.get(other.id, {})
+    own_ns = sum(spans.total_ns for spans in mine.values())
+    other_ns = sum(spans.total_ns for spans in theirs.values())
+    shared_ns = sum((spans & theirs[place]).total_ns for place, spans in mine.items() if place in theirs)
+    return own_ns > 0 and shared_ns >= SAME * max(own_ns, other_ns)
 
 
 def _claimed_ms(places: Mapping[str, Spans], gains: Mapping[str, float]) -> float:

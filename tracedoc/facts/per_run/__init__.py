@@ -1,6 +1,7 @@
 """Facts of the run, computed from the digests of all ranks."""
 
 from tracedoc.facts.per_run import (
+    code_places,
     coverage,
     exposed_communication,
     gather_stalls,
@@ -19,6 +20,7 @@ from tracedoc.facts.per_run import (
 )
 
 __all__ = [
+    "code_places",
     "coverage",
     "exposed_communication",
     "gather_stalls",

@@ -33,6 +33,8 @@ EVEN_BUCKETS = 8
 MODEL_OPS = frozenset({"all_to_all", "reduce_scatter", "send", "recv", "send_recv", ""})
 """Operations by which layers that are split over ranks exchange data, and those without a name."""
 
+_HALVES = ("bfloat16", "half", "float16", "c10::bfloat16", "c10::half", "bf16", "fp16")
+
 NO_GRADIENTS = Unknown("no gradient reduction was seen in the step")
 
 
@@ -46,6 +48,21 @@ def gradient_buckets(run: RunView) -> dict[str, Value]:
 def gradient_bytes(run: RunView) -> dict[str, Value]:
     """Bytes of gradients that the median step reduces."""
     return run.by_rank(lambda digest, step: _total(digest, _rows(digest, step)))
+
+
+@run_fact("gradient_dtype", unit="text", scope="rank", needs=("host_ops", "collectives"))
+def gradient_dtype(run: RunView) -> dict[str, Value]:
+    """Whether most bytes of the median step's gradient reductions are "16-bit" or "wider"; else "unknown"."""
+
+    def most(digest: RankDigest, rows: npt.NDArray[np.intp]) -> Value:
+        table, of_dtype = digest.collectives, dict[str, int]()
+        for row in rows.tolist():
+            dtype = table.kinds[int(table.kind[row])].dtype.lower()
+            of_dtype[dtype] = of_dtype.get(dtype, 0) + max(int(table.nbytes[row]), 1)
+        name = max(of_dtype, key=lambda dtype: of_dtype[dtype], default="")
+        return "unknown" if not name else "16-bit" if name in _HALVES else "wider"
+
+    return run.by_rank(lambda digest, step: most(digest, _rows(digest, step)))
 
 
 @run_fact("median_bucket_bytes", unit="bytes", scope="rank", needs=("host_ops", "collectives"))

@@ -1,0 +1,81 @@
+"""Facts about where in the script time goes: the function, its file and line, or a named range."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.per_rank.step import NO_STEP
+from tracedoc.ranks.code_places import code_place
+from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.stragglers import stragglers
+from tracedoc.values import Unknown, Value
+
+FLATTENING = "flatten_dense_tensors"
+"""The operator that merges or splits tensors around a broadcast of buffers."""
+
+
+@run_fact("loader_code", unit="text", scope="rank", needs=("host_ops",))
+def loader_code(run: RunView) -> dict[str, Value]:
+    """The function of the script that takes most of the loader's time, as "`__getitem__` (`data.py:12`)".
+
+    From Python stacks, or a range that ``record_function`` names; "none" where neither shows half of
+    :func:`input_idle_ms`. The line is where the function begins.
+    """
+    return _places(run, "input_idle_ms", loading=True)
+
+
+@run_fact("host_code", unit="text", scope="rank", needs=("launches",))
+def host_code(run: RunView) -> dict[str, Value]:
+    """The function of the script in which the host is for half of :func:`host_away_idle_ms` or more.
+
+    From the same sources as :func:`loader_code`; "none" where they show none.
+    """
+    return _places(run, "host_away_idle_ms", loading=False)
+
+
+@run_fact("straggler_code", unit="text", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_code(run: RunView) -> dict[str, Value]:
+    """The function of the script in which a late rank takes longer than its peers, or "none"."""
+    found: dict[str, Value] = {str(digest.rank): "none" for digest in run.digests}
+    for late in stragglers(run):
+        if late.cause not in ("input", "python", "gc", "unknown"):
+            continue
+        spent_ms = float(np.median(late.cause_ns)) / 1e6
+        place = code_place(run, late.rank, spent_ms, loading=late.cause == "input")
+        found[str(late.rank)] = str(place or "none")
+    return found
+
+
+@run_fact("straggler_located", unit="bool", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_located(run: RunView) -> dict[str, Value]:
+    """Whether :func:`straggler_code` names a function."""
+    return {rank: place != "none" for rank, place in straggler_code(run).items()}
+
+
+@run_fact("broadcasts_buffers", unit="bool", scope="rank", needs=("launches",))
+def broadcasts_buffers(run: RunView) -> dict[str, Value]:
+    """Whether the longest gaps of :func:`host_away_idle_ms` merge or split tensors in the forward pass.
+
+    So does DDP when it broadcasts buffers, such as the statistics of batch norm, before each forward pass.
+    """
+    found: dict[str, Value] = {}
+    for digest in run.digests:
+        if digest.host_work is None:
+            found[str(digest.rank)] = NO_STEP
+            continue
+        first = next(iter(digest.host_work.away), None)
+        found[str(digest.rank)] = first is not None and FLATTENING in first.doing and "forward" in first.where
+    return found
+
+
+def _places(run: RunView, fact: str, *, loading: bool) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for digest in run.digests:
+        idle_ms = digest.facts.get(fact, NO_STEP)
+        if isinstance(idle_ms, Unknown) or not isinstance(idle_ms, float | int):
+            found[str(digest.rank)] = "none"
+            continue
+        place = code_place(run, digest.rank, float(idle_ms), loading=loading)
+        found[str(digest.rank)] = str(place or "none")
+    return found

@@ -1,0 +1,190 @@
+"""Find the functions and named ranges of a script in which the host spends time outside operators."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+
+import msgspec
+import numpy as np
+
+from tracedoc.spans import Spans
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import distinct, is_among
+
+MAX_PLACES = 8
+"""So many functions are kept, those with most time."""
+
+_FRAME = re.compile(r"^(?P<file>.+\.py)\((?P<line>\d+)\): (?P<function>.+)$")
+
+_LIBRARIES = frozenset(
+    {
+        *("torch", "torchvision", "torchaudio", "torchtext", "numpy", "scipy", "pandas", "sklearn", "PIL"),
+        *("transformers", "accelerate", "datasets", "tokenizers", "huggingface_hub", "deepspeed", "cv2"),
+        *(
+            "pytorch_lightning",
+            "lightning_fabric",
+            "lightning",
+            "wandb",
+            "tensorboard",
+            "tensorboardX",
+            "mlflow",
+        ),
+        *(
+            "tqdm",
+            "fsspec",
+            "pyarrow",
+            "h5py",
+            "webdataset",
+            "av",
+            "decord",
+            "albumentations",
+            "tracedoc",
+            "runpy",
+        ),
+        *("importlib", *sys.stdlib_module_names),
+    }
+)
+"""A function of the script that calls one of these is named, not the library's own function."""
+
+_INSTALLED = re.compile(r"-packages/|/lib/python3\.|tracedoc/collector/|^<")
+
+_OF_A_FRAMEWORK = re.compile(
+    r"ProfilerStep#|Optimizer\.|enumerate\(|DistributedDataParallel\.|FSDP|FullyShardedDataParallel|nccl:|gloo:|"
+    r"##|\[pl\]|\[Strategy\]|\[Lightning|Torch-Compiled|CompiledFxGraph|TorchDynamo|dynamo|inductor|PyTorch "
+)
+
+
+class CodePlace(msgspec.Struct, frozen=True):
+    """A function of the script, or a named range, with the host's time in it that no operator covers.
+
+    ``line`` is where the function begins; file and line are "" and 0 for a range that ``record_function``
+    names. ``loading`` tells time in the data loader from other time.
+    """
+
+    file: str
+    line: int
+    function: str
+    loading: bool
+    time_ns: int
+
+    def __str__(self) -> str:
+        if not self.file:
+            return f"the range `{self.function}`"
+        return f"`{self.function}` (`{self.file}:{self.line}`)"
+
+
+def places_of_timeline(timeline: RankTimeline) -> tuple[CodePlace, ...]:
+    """Return where the host of a rank is in the analysed step while it keeps the device idle."""
+    window, idle = timeline.judged, timeline.idle
+    if window is None or idle is None:
+        return ()
+    mine = Spans.empty()
+    for cause in ("input", "launch", "gc", "unknown"):
+        mine = mine | idle.spans[cause]
+    mine = mine.clip(window.start_ns, window.end_ns)
+    if len(mine) == 0:
+        return ()
+    loading = timeline.host_delays.input
+    operators = timeline.trace.rows(Kind.CPU_OP)
+    return _places(timeline.trace, distinct(timeline.trace.thread[operators]), mine, loading)
+
+
+def places_of_source_step(trace: Trace) -> tuple[CodePlace, ...]:
+    """Return the same of a step that was recorded on the host with all Python frames.
+
+    Time in torch's own functions is left out, but for what they call of the script's, such as a data set.
+    """
+    steps = _named(trace, lambda name: vocabulary.step_number(name) is not None)
+    if steps.size == 0:
+        return ()
+    step = int(steps[trace.dur_ns[steps].argmax()])
+    operators = trace.rows(Kind.CPU_OP)
+    busy = Spans.of(trace.ts_ns[operators], trace.end_ns[operators])
+    whole = Spans.from_pairs([(int(trace.ts_ns[step]), int(trace.end_ns[step]))])
+    loads = _named(trace, lambda name: vocabulary.data_loader(name) is not None)
+    loading = Spans.of(trace.ts_ns[loads], trace.end_ns[loads])
+    return _places(trace, np.array([trace.thread[step]]), whole - busy, loading)
+
+
+def _named(trace: Trace, fits: object) -> np.ndarray:
+    named = trace.named(fits)  # type: ignore[arg-type]
+    return np.flatnonzero((trace.kind == int(Kind.ANNOTATION)) & named[trace.name])
+
+
+def _places(trace: Trace, threads: np.ndarray, wanted: Spans, loading: Spans) -> tuple[CodePlace, ...]:
+    """Return the innermost function or range of the script at each wanted time, most time first."""
+    kinds = is_among(trace.kind, np.array([int(Kind.PYTHON), int(Kind.ANNOTATION)], dtype=trace.kind.dtype))
+    pieces: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    owners = {index: _owner(name) for index, name in enumerate(trace.names)}
+    for thread in threads.tolist():
+        rows = np.flatnonzero(kinds & (trace.thread == thread))
+        for name, start, end in _innermost(trace, rows, owners):
+            pieces[name].append((start, end))
+    found = []
+    for name, pairs in pieces.items():
+        place = owners[name]
+        if not isinstance(place, CodePlace):
+            continue
+        spans = Spans.from_pairs(pairs) & wanted
+        inside = (spans & loading).total_ns
+        found.append(msgspec.structs.replace(place, loading=True, time_ns=inside))
+        found.append(msgspec.structs.replace(place, time_ns=spans.total_ns - inside))
+    found = [one for one in found if one.time_ns > 0]
+    return tuple(sorted(found, key=lambda one: (-one.time_ns, one.file, one.line))[:MAX_PLACES])
+
+
+_THROUGH, _OPAQUE = "through", "opaque"
+
+
+def _owner(name: str) -> CodePlace | str:
+    """Return the place that a frame or range stands for.
+
+    A library's frame lets its caller through; torch's own, outside its data loader, hides it, for there
+    the host works for the model or waits for other ranks.
+    """
+    frame = _FRAME.match(name)
+    if frame is None:
+        is_range = not name.startswith("<") and "::" not in name and not name.startswith("nn.Module: ")
+        if not is_range or _OF_A_FRAMEWORK.match(name):
+            return _THROUGH
+        return CodePlace("", 0, name[:120], loading=False, time_ns=0)
+    file = frame["file"]
+    if "torch/" in file and "torch/utils/data" not in file and "torch/profiler" not in file:
+        return _OPAQUE
+    library = re.split(r"[/.]", file, maxsplit=1)[0] in _LIBRARIES or _INSTALLED.search(file)
+    if library or frame["function"] == "<module>":
+        return _THROUGH
+    return CodePlace(file, int(frame["line"]), frame["function"], loading=False, time_ns=0)
+
+
+def _innermost(
+    trace: Trace, rows: np.ndarray, owners: dict[int, CodePlace | str]
+) -> list[tuple[int, int, int]]:
+    """Return ``(name, start, end)`` of the times at which a frame is the innermost that counts."""
+    chosen = [row for row in rows.tolist() if owners[int(trace.name[row])] != _THROUGH]
+    order = sorted(chosen, key=lambda row: (int(trace.ts_ns[row]), -int(trace.dur_ns[row])))
+    found: list[tuple[int, int, int]] = []
+    open_: list[tuple[int, int]] = []  # name and end
+    since = 0
+
+    def close(until: int) -> None:
+        nonlocal since
+        while open_ and open_[-1][1] <= until:
+            name, end = open_.pop()
+            if end > since:
+                found.append((name, since, end))
+                since = end
+
+    for row in order:
+        start, end = int(trace.ts_ns[row]), int(trace.end_ns[row])
+        close(start)
+        if open_ and start > since:
+            found.append((open_[-1][0], since, start))
+        since = max(since, start) if open_ else start
+        open_.append((int(trace.name[row]), min(end, open_[-1][1]) if open_ else end))
+    close(sys.maxsize)
+    return found
