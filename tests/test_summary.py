@@ -97,8 +97,8 @@ def test_a_preview_rule_is_named_like_others(tmp_path: Path) -> None:
     found = lanes(tmp_path, "lead: 0.01\nhost 62-99 name=aten::sort\ncompute 0-60 x100\nstep: 100", ranks=1)
     assert [one.rule_id for one in found.findings] == ["host-away"]
     assert found.summary == (
-        "Long host gaps: the GPU is idle for 40 ms of the 100 ms step in 1 long gap: aten::sort between "
-        "two steps (40 ms). Fixing it: 100 -> 60 ms at best."
+        "Long host gaps: the GPU is idle for 40 ms of the 100 ms step in 1 long gap, aten::sort "
+        "(between two steps). Fixing it: 100 -> 60 ms at best."
     )
 
 

@@ -28,7 +28,7 @@ def shown(evidence: list[Evidence]) -> list[tuple[int, int | None, float, float,
 
 
 def test_a_place_counts_from_the_first_event_of_the_trace(tmp_path: Path) -> None:
-    diagnosis = drawn(tmp_path, "compute 0-60\nallreduce 60-100 64MiB")
+    diagnosis = drawn(tmp_path, "compute 0-60\nallreduce 60-100 14336MiB")
     found = places(diagnosis, "exposed-communication")
     # Five steps of 100 ms: the third one is judged. The trace begins with a launch 1 ms before the first.
     assert shown(found) == [(0, 2, 261, 301, 40)]

@@ -164,7 +164,7 @@ def test_the_longest_pause_told_is_that_of_any_rank(tmp_path: Path) -> None:
     found = tracedoc.diagnose([tmp_path], tracedoc.Options(jobs=1))
     assert found.facts["worst_gc_pause_ms"].value == 60
     (finding,) = [one for one in found.findings if one.rule_id == "gc-pauses"]
-    assert "the longest held a rank up for 60 ms" in finding.message
+    assert "the longest pause took 60 ms" in finding.message
 
 
 def test_steps_that_the_capture_touches_do_not_count() -> None:

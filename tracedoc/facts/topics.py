@@ -18,7 +18,7 @@ TOPICS = {
     ),
     "Stragglers": (per_run.straggler, per_run.uneven, per_run.slow_gpus),
     "Pipelines": (per_run.pipelines,),
-    "Host and idle time": (per_rank.launch_pace, per_run.host_causes),
+    "Host and idle time": (per_rank.launch_pace, per_run.host_causes, per_run.code_places),
     "Input": (per_rank.loader, per_run.loader_workers),
     "Memory and copies": (per_rank.memory,),
     "Kernels and arithmetic": (per_rank.kernel_mix, per_rank.arithmetic),
