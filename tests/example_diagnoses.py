@@ -19,7 +19,6 @@ from tracedoc.diagnosis import (
     Gain,
     Instance,
     KernelRow,
-    Lane,
     PhaseRow,
     RankReport,
     RunInfo,
@@ -28,6 +27,7 @@ from tracedoc.diagnosis import (
     Verdict,
 )
 from tracedoc.errors import Limit
+from tracedoc.picture import Picture, PictureRow
 
 HOSTILE = "<script>alert('\"x\"')</script>[bold red]\x1b[31m\x00\u202egnp.exe🔥"
 
@@ -178,14 +178,26 @@ def sharded(hosts: tuple[str, str] = ("gpu-node-a", "gpu-node-b")) -> Diagnosis:
             "count", "rank", 1840, None, {"0": 1840, "5": {"unknown": "no launches"}}, "Kernels in the step."
         ),
     }
-    lanes = tuple(
-        Lane(rank, name, spans)
-        for rank in (0, 5)
-        for name, spans in (
-            ("compute", ((0.0, 120.0), (130.0, 200.0), (290.0, 350.0))),
-            ("communication", ((100.0, 140.0), (200.0, 290.0), (350.0, 390.0))),
-            ("idle", ((390.0, 400.0),)),
-        )
+    picture = Picture(
+        5,
+        400.0,
+        True,
+        tuple(
+            PictureRow(
+                rank,
+                0.0,
+                400.0,
+                {
+                    "forward": ((0.0, 120.0), (130.0, 200.0)),
+                    "backward": ((290.0, 350.0),),
+                    "wait": ((200.0, 290.0),) if rank == 0 else ((350.0, 360.0),),
+                    "communication": ((100.0, 140.0), (200.0, 290.0), (350.0, 390.0)),
+                    "idle allocator": ((390.0, 400.0),),
+                },
+            )
+            for rank in (0, 5)
+        ),
+        left_out=5,
     )
     return Diagnosis(
         summary=(
@@ -236,7 +248,7 @@ def sharded(hosts: tuple[str, str] = ("gpu-node-a", "gpu-node-b")) -> Diagnosis:
                 KernelRow("sm90_xmma_gemm_bf16bf16_bf16f32", "gemm", 640, 180.0),
                 KernelRow("void at::native::vectorized_elementwise_kernel<4>", "elementwise", 900, 30.0),
             ),
-            lanes=lanes,
+            picture=picture,
             phases=(
                 PhaseRow("forward", 120.0, 90.0, 60.0, 20.0),
                 PhaseRow("backward", 260.0, 150.0, 140.0, 110.0),
@@ -312,8 +324,8 @@ def hostile() -> Diagnosis:
         detail=Detail(
             (CollectiveRow(HOSTILE, HOSTILE, None, HOSTILE, 1.0, None, None, 1.0, 1.0, None, None, None),),
             (KernelRow(HOSTILE, HOSTILE, 1, 1.0),),
-            (Lane(0, HOSTILE, ((0.0, 10.0),)),),
             phases=(PhaseRow(HOSTILE, 10.0, 5.0, 1.0, 1.0),),
+            picture=Picture(0, 10.0, True, (PictureRow(0, 0.0, 10.0, {HOSTILE: ((0.0, 10.0),)}),)),
         ),
         tool_version="0.1.0",
     )

@@ -72,9 +72,15 @@ def _with_compute(definition: Any) -> Any:
 
 PARTS: list[tuple[object, str]] = [
     *((rank_digest, name) for name in ("_kernel_table", "strategy_signs", "host_digest", "gemm_table")),
-    *((rank_digest, name) for name in ("small_table", "gradient_rows", "work_table", "_judged_spans")),
+    *(
+        (rank_digest, name)
+        for name in ("drawn_sets", "small_table", "gradient_rows", "work_table", "_judged_spans")
+    ),
     *((build, name) for name in ("find_phases", "_units", "_phase_budgets")),
-    *((compose, name) for name in ("collective_rows", "kernel_rows", "_lanes", "unit_rows", "host_detail")),
+    *(
+        (compose, name)
+        for name in ("collective_rows", "kernel_rows", "step_picture", "unit_rows", "host_detail")
+    ),
     *((compose, name) for name in ("phase_rows", "summarise")),
     *((pipeline, name) for name in ("read_job", "job_limits", "ending_limits", "_asking")),
 ]
@@ -156,7 +162,7 @@ def test_a_part_of_the_text_fails_alone(run: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     "name",
-    ["_columns", "_timeline", "_rank_rows", "_steps", "phase_table", "collective_table", "host_tables"],
+    ["_columns", "draw", "_rank_rows", "_steps", "phase_table", "collective_table", "host_tables"],
 )
 def test_a_table_of_the_page_fails_alone(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     diagnosis = tracedoc.diagnose([run])

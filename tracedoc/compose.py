@@ -14,18 +14,18 @@ from tracedoc.diagnosis import (
     Detail,
     Diagnosis,
     FactRecord,
-    Lane,
     RankReport,
     RunInfo,
     Scalar,
     StepBudget,
     Strategy,
 )
-from tracedoc.digest.rank_digest import DRAWN, LANE_RANKS, RankDigest, StepDigest
+from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import FactTable
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.facts.per_run.strategy import strategy_of
+from tracedoc.facts.step_picture import step_picture
 from tracedoc.facts.tables import collective_rows, host_detail, kernel_rows, phase_rows, unit_rows
 from tracedoc.predicted import PlanStep, ReplayReport
 from tracedoc.ranks.exposure import ExposedSplit
@@ -92,11 +92,7 @@ def _detail(run: RunView, representative: RankDigest, failures: Failures) -> Det
     return Detail(
         collectives=contain("the table of collectives", lambda: collective_rows(run, representative), ()),
         kernels=contain("the table of kernels", lambda: kernel_rows(representative), ()),
-        lanes=contain(
-            "the timeline",
-            lambda: tuple(lane for digest in run.digests[:LANE_RANKS] for lane in _lanes(digest)),
-            (),
-        ),
+        picture=contain("the timeline", lambda: step_picture(run), None),
         units=contain("the table of sharded units", lambda: unit_rows(run), ()),
         host=contain("the tables of the host", lambda: host_detail(representative), None),
         phases=contain("the table of phases", lambda: phase_rows(representative), ()),
@@ -232,21 +228,3 @@ def _fact_records(facts: FactTable) -> dict[str, FactRecord]:
         )
         for name, measurement in facts.items()
     }
-
-
-def _lanes(digest: RankDigest) -> list[Lane]:
-    step = digest.judged_step
-    if step is None:
-        return []
-    shown = {**{name: name for name in DRAWN}, "input_idle_ms": "input"}
-    return [
-        Lane(
-            digest.rank,
-            label,
-            tuple(
-                ((start - step.start_ns) / 1e6, (end - step.start_ns) / 1e6) for start, end in spans.pairs()
-            ),
-        )
-        for name, label in shown.items()
-        if len(spans := digest.spans(name))
-    ]

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tracedoc.errors import Limit
+from tracedoc.picture import Picture
 from tracedoc.predicted import PlanStep, Predicted, ReplayReport
 
 SCHEMA_VERSION = "1"
@@ -322,14 +323,6 @@ class PhaseRow(msgspec.Struct, frozen=True):
     exposed_comm_ms: float
 
 
-class Lane(msgspec.Struct, frozen=True):
-    """Intervals for a picture, in milliseconds from the start of the analysed step; thinned."""
-
-    rank: int
-    name: str  # "compute" | "communication" | "copy" | "idle" | "input"
-    spans_ms: tuple[tuple[float, float], ...]
-
-
 class CauseRow(msgspec.Struct, frozen=True):
     """Idle time of the analysed step by what the host did meanwhile; the rows add up to the idle time."""
 
@@ -377,10 +370,10 @@ class Detail(msgspec.Struct, frozen=True):
 
     collectives: tuple[CollectiveRow, ...] = ()
     kernels: tuple[KernelRow, ...] = ()
-    lanes: tuple[Lane, ...] = ()
     units: tuple[UnitRow, ...] = ()
     host: HostDetail | None = None
     phases: tuple[PhaseRow, ...] = ()
+    picture: Picture | None = None
 
 
 class Diagnosis(msgspec.Struct, frozen=True):

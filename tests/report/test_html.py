@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from html.parser import HTMLParser
 
@@ -9,10 +11,15 @@ import pytest
 from msgspec.structs import replace
 
 from tests.example_diagnoses import DIAGNOSES, sharded
+from tracedoc.diagnosis_json import from_json
+from tracedoc.errors import InputError
+from tracedoc.report.drawing import ticks
+from tracedoc.report.embedded import diagnosis_in_page
 from tracedoc.report.html import MOST_STEPS, render_html
+from tracedoc.report.render import render
 from tracedoc.report.view import build_view
 
-VOID = {"meta", "link", "br", "rect", "path"}
+VOID = {"meta", "link", "br"}
 
 
 class Page(HTMLParser):
@@ -38,7 +45,8 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if "script" not in self.open:
+            self.text += data
 
 
 def page(name: str) -> Page:
@@ -50,7 +58,7 @@ def test_page_is_well_formed_and_needs_nothing_else(name: str):
     built = page(name)
     assert built.open == []
     tags = {tag for tag, _ in built.elements}
-    assert not tags & {"script", "link", "img", "iframe", "object", "form", "base"}
+    assert not tags & {"link", "img", "iframe", "object", "form", "base"}
     for _, attributes in built.elements:
         assert not any(key.startswith("on") for key in attributes)
         assert "src" not in attributes
@@ -59,12 +67,16 @@ def test_page_is_well_formed_and_needs_nothing_else(name: str):
 
 
 @pytest.mark.parametrize("name", sorted(DIAGNOSES))
-def test_policy_forbids_everything_but_inline_style(name: str):
+def test_policy_allows_inline_style_and_the_script_of_the_page(name: str):
     policies = [
         a["content"] for tag, a in page(name).elements if a.get("http-equiv") == "Content-Security-Policy"
     ]
     assert policies[0] is not None
-    assert policies[0].startswith("default-src 'none'; style-src 'unsafe-inline'")
+    (script,) = re.findall(r"(?s)<script>(.*?)</script>", html(name))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policies[0].startswith(
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; base-uri 'none'"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(DIAGNOSES))
@@ -72,7 +84,9 @@ def test_pictures_have_words_and_tables_have_captions(name: str):
     built = page(name)
     pictures = [attributes for tag, attributes in built.elements if tag == "svg"]
     assert pictures
-    assert all(attributes.get("aria-label") for attributes in pictures)
+    assert all(
+        attributes.get("aria-label") or attributes.get("aria-hidden") == "true" for attributes in pictures
+    )
     count = [tag for tag, _ in built.elements].count
     assert count("table") == count("caption")
     assert count("h1") == 1
@@ -122,16 +136,55 @@ def test_healthy_page_says_that_nothing_was_found():
     assert "Nothing found to change." in page("healthy").text
 
 
-def test_timeline_spans_the_whole_step():
+def html(name: str) -> str:
+    return render_html(build_view(DIAGNOSES[name](), redact=True))
+
+
+def test_picture_has_a_row_for_each_drawn_rank():
+    text = html("sharded")
+    assert re.findall(r'<span class="name">(rank \d+)</span>', text) == ["rank 0", "rank 5"]
+    assert "Step 5; all ranks on one clock" in text
+    assert "5 more ranks are not drawn" in text
+
+
+def test_picture_spans_the_whole_step():
+    # Waiting from 200 to 290 ms of 400 ms, on a scale of 1000.
+    assert 'class="wait" d="M500.00 0H725.00V10H500.00Z"' in html("sharded")
+
+
+def test_ranks_without_a_common_clock_are_not_said_to_have_one():
     diagnosis = sharded()
-    lanes = tuple(replace(lane, spans_ms=((0.0, 100.0),)) for lane in diagnosis.detail.lanes[:1])
-    text = render_html(build_view(replace(diagnosis, detail=replace(diagnosis.detail, lanes=lanes))))
-    assert 'd="M0.00 0H250.00V10H0.00Z"' in text
+    picture = replace(diagnosis.detail.picture, aligned=False)
+    text = render_html(build_view(replace(diagnosis, detail=replace(diagnosis.detail, picture=picture))))
+    assert "each rank from its own beginning: clocks differ" in text
 
 
-def test_a_timeline_of_years_has_no_ticks():
-    from tracedoc.report.html import _ticks
-
-    assert [place for place, _ in _ticks(10.0)] == [0, 20, 40, 60, 80, 100]
+def test_a_picture_of_years_has_no_ticks():
+    assert [place for place, _ in ticks(10.0)] == [0, 20, 40, 60, 80, 100]
     for end in (1e13, 1e308, float("inf"), float("nan"), 0.0, -1.0):
-        assert _ticks(end) == ()
+        assert ticks(end) == ()
+
+
+@pytest.mark.parametrize("span", [float("nan"), float("inf"), -1.0, 0.0, 1e300])
+def test_impossible_picture_is_not_drawn(span: float):
+    diagnosis = sharded()
+    picture = replace(diagnosis.detail.picture, span_ms=span)
+    text = render_html(build_view(replace(diagnosis, detail=replace(diagnosis.detail, picture=picture))))
+    assert 'id="picture"' not in text
+
+
+@pytest.mark.parametrize("name", sorted(DIAGNOSES))
+def test_page_holds_the_diagnosis_that_it_shows(name: str):
+    text = render(DIAGNOSES[name](), "html", redact=False)
+    kept = from_json(diagnosis_in_page(text.encode()))
+    assert kept.summary == build_view(DIAGNOSES[name]()).diagnosis.summary
+    assert from_json(diagnosis_in_page(render(kept, "html", redact=False).encode())) == kept
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"), [(0.1, "holds no diagnosis"), (0.9, "cut off within its diagnosis")]
+)
+def test_a_page_that_was_cut_off_is_told(cut: float, message: str):
+    data = html("sharded").encode()
+    with pytest.raises(InputError, match=message):
+        diagnosis_in_page(data[: int(cut * len(data))])

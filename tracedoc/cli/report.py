@@ -25,21 +25,23 @@ def report(
     redact: bool | None,
     browse: bool,
 ) -> None:
-    """Show a diagnosis that was saved as JSON; - is stdin.
+    """Show a diagnosis that was saved as JSON or as a page; - is stdin.
 
     \b
     Examples:
       tracedoc report diagnosis.json
       tracedoc report diagnosis.json -o report.html
+      tracedoc report report.html
       tracedoc report diagnosis.json --open
       tracedoc report diagnosis.json -f json --redact > to-share.json
     """
     from tracedoc.diagnosis_json import from_json
+    from tracedoc.report.embedded import diagnosis_in_page, is_page
 
     places = targets(report_format, outputs, () if diagnosis == "-" else (diagnosis,))
     text = _read(diagnosis)
     try:
-        result = from_json(text)
+        result = from_json(diagnosis_in_page(text) if is_page(text) else text)
     except InputError as error:
         name = "standard input" if diagnosis == "-" else diagnosis
         raise InputError(f"{name}: {error.message}", error.hint) from error

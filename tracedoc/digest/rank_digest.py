@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tracedoc.containment import Failures
 from tracedoc.digest.codec import decode, encode
 from tracedoc.digest.device import device_name
+from tracedoc.digest.drawn import drawn_sets
 from tracedoc.digest.gemms import GemmTable, gemm_table
 from tracedoc.digest.host_work import HostDigest, host_digest
 from tracedoc.digest.meetings import Meetings, meetings
@@ -34,11 +35,8 @@ from tracedoc.values import Value
 MAX_SPANS = 400
 """Pictures and evidence keep at most this many intervals of a kind, the longest ones."""
 
-LANE_RANKS = 16
-"""Pictures show the lanes of at most this many ranks, those with the lowest numbers."""
-
-DRAWN = ("compute", "communication", "copy")
-"""Named sets that only pictures need."""
+LANE_RANKS = 64
+"""Pictures show at most this many ranks, those with the lowest numbers."""
 
 MAX_KERNEL_NAMES = 60
 """The kernel table keeps this many names, those with most time."""
@@ -75,7 +73,7 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     ``gradients`` tells which collectives reduce gradients; ``work`` follows ``steps``; ``reader`` is what
     read the trace. ``programs`` are those of steps that can be replayed, that of the judged one first;
     ``unplayable`` says why there are none. ``meetings`` is the path of the
-    rank between its meetings with others.
+    rank between its meetings with others. ``drawn`` are encoded sets of time for pictures (:mod:`.drawn`).
     """
 
     rank: int
@@ -112,12 +110,13 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     programs: tuple[PackedProgram, ...] = ()
     unplayable: str = ""
     meetings: Meetings | None = None
+    drawn: Mapping[str, bytes] = msgspec.field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Callable[[bytes], RankDigest], tuple[bytes]]:
         return decoded_digest, (encode(self),)
 
     def spans(self, name: str) -> Spans:
-        """Return a set inside the judged step: the intervals of a fact, or one of ``DRAWN``; may be empty."""
+        """Return the intervals of a fact inside the analysed step; may be empty."""
         encoded = self.encoded_spans.get(name)
         return Spans.empty() if encoded is None else decode(encoded, Spans)
 
@@ -190,6 +189,7 @@ def digest_timeline(
     programs, unplayable = contain(
         "what is to be replayed", lambda: rank_programs(timeline), ((), "it could not be read")
     )
+    drawn = contain("what pictures show", lambda: drawn_sets(timeline), {})
     return RankDigest(
         rank=rank,
         source=info.source,
@@ -227,13 +227,13 @@ def digest_timeline(
         programs=programs,
         unplayable=unplayable,
         meetings=meetings(timeline),
+        drawn=drawn,
     )
 
 
 def without_timeline(digest: RankDigest) -> RankDigest:
     """Return the digest of a rank that no picture shows: without what only pictures need."""
-    kept = {name: spans for name, spans in digest.encoded_spans.items() if name not in DRAWN}
-    return replace(digest, encoded_spans=kept)
+    return replace(digest, drawn={})
 
 
 def _step_digests(timeline: RankTimeline) -> tuple[StepDigest, ...]:
@@ -260,18 +260,11 @@ def _that_occur(causes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _judged_spans(timeline: RankTimeline, intervals: Mapping[str, Spans]) -> dict[str, Spans]:
-    """Return the named sets of time inside the judged step: the activity, and the ``intervals`` of facts.
-
-    Empty ones are left out.
-    """
-    window, activity = timeline.judged, timeline.activity
-    if window is None or activity is None:
+    """Return the ``intervals`` of facts inside the analysed step, without empty ones."""
+    window = timeline.judged
+    if window is None or timeline.activity is None:
         return {}
-    drawn = dict(zip(DRAWN, (activity.compute, activity.comm, activity.copy), strict=True))
-    inside = {
-        name: _longest(spans.clip(window.start_ns, window.end_ns))
-        for name, spans in {**drawn, **intervals}.items()
-    }
+    inside = {name: _longest(spans.clip(window.start_ns, window.end_ns)) for name, spans in intervals.items()}
     return {name: spans for name, spans in inside.items() if len(spans)}
 
 

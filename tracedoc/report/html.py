@@ -1,8 +1,11 @@
-"""Write a diagnosis as one HTML page that needs neither network nor scripts."""
+"""Write a diagnosis as one HTML page: it needs no network, and reads without its script."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,8 +14,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from tracedoc.containment import Failures, failure
-from tracedoc.diagnosis import Diagnosis, FactRecord, Lane, RankReport, Scalar, StepBudget
+from tracedoc.diagnosis import BudgetParts, Diagnosis, FactRecord, RankReport, Scalar, StepBudget
 from tracedoc.fixes import framework_name
+from tracedoc.predicted import PlanStep, ReplayReport
+from tracedoc.report.drawing import STATES, draw
+from tracedoc.report.prediction_words import shares_of
 from tracedoc.report.tables import collective_table, host_tables, phase_table
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import (
@@ -25,22 +31,17 @@ from tracedoc.report.view import (
     segments,
     side_text,
 )
-from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity, format_ranges
-
-TIMELINE_RANKS = 8
-"""Ranks whose timeline is open; the others are folded."""
+from tracedoc.units import (
+    format_bytes,
+    format_ms,
+    format_percent,
+    format_quantity,
+    format_ranges,
+    format_step_change,
+)
 
 MOST_STEPS = 48
 """Steps drawn for a rank; with more, the picture is hard to read."""
-
-_LANE_KEYS = {
-    "compute": "compute",
-    "communication": "transfer",
-    "copy": "copy",
-    "idle": "idle",
-    "input": "pipeline",
-}
-_LANE_ORDER = tuple(_LANE_KEYS)
 
 
 class _Box(msgspec.Struct, frozen=True):
@@ -65,21 +66,20 @@ class _RankRow(msgspec.Struct, frozen=True):
     bar: _Bar
 
 
+class _PlanRow(msgspec.Struct, frozen=True):
+    """A fix of the plan: the step with it in percent of today's, its range beyond that, and both in words."""
+
+    title: str
+    now: str
+    likely: float
+    range: float
+    change: str
+
+
 class _RankSteps(msgspec.Struct, frozen=True):
     rank: int
     bars: tuple[_Bar, ...]
     left_out: int
-
-
-class _LaneRow(msgspec.Struct, frozen=True):
-    name: str
-    key: str
-    path: str
-
-
-class _RankLanes(msgspec.Struct, frozen=True):
-    rank: int
-    rows: tuple[_LaneRow, ...]
 
 
 def render_html(view: View) -> str:
@@ -90,23 +90,29 @@ def render_html(view: View) -> str:
     columns = contain("the table of ranks", lambda: _columns(diagnosis.ranks), ())
     hosts = {report.host for report in diagnosis.ranks}
     devices = {report.device for report in diagnosis.ranks}
-    end = _timeline_end(diagnosis)
-    lanes = contain("the timeline", lambda: _timeline(diagnosis.detail.lanes, end), ())
+    parts = tuple(_by_cause(view.segments, diagnosis.budget)) if diagnosis.budget else ()
+    drawing = contain(
+        "the timeline", lambda: draw(diagnosis.detail.picture, diagnosis.ranks, view.findings), None
+    )
     return _template().render(
         view=view,
         diagnosis=diagnosis,
         answer=answer,
         rest=rest,
-        bar=_bar("", view.segments, diagnosis.budget.step_ms) if diagnosis.budget else None,
+        parts=parts,
+        bar=_bar("", parts, diagnosis.budget.step_ms) if diagnosis.budget else None,
         columns=columns,
         several_hosts=len(hosts) > 1,
         several_devices=len(devices) > 1,
         alike=", ".join(next(iter(same)) for same in (devices, hosts) if len(same) == 1 and "" not in same),
         rank_rows=contain("the table of ranks", lambda: _rank_rows(diagnosis.ranks, columns), ()),
         steps=contain("the steps", lambda: _steps(view), ()),
-        lanes=lanes[:TIMELINE_RANKS],
-        more_lanes=lanes[TIMELINE_RANKS:],
-        ticks=_ticks(end),
+        drawing=drawing,
+        plan=contain("the plan", lambda: tuple(_plan(diagnosis.plan)), ()),
+        path=contain("the critical path", lambda: _path(diagnosis.replay), ""),
+        data=_data(diagnosis),
+        script=_script()[0],
+        script_hash=_script()[1],
         phases=contain("the phases", lambda: phase_table(diagnosis.detail.phases), None),
         collectives=contain("the collectives", lambda: collective_table(diagnosis.detail.collectives), None),
         host=contain("the host", lambda: host_tables(diagnosis.detail.host), ()),
@@ -183,6 +189,51 @@ def _bar(label: str, parts: Iterable[Segment], longest_ms: float) -> _Bar:
     return _Bar(label, format_ms(total), tuple(boxes), ", ".join(words))
 
 
+def _plan(plan: Sequence[PlanStep]) -> Iterator[_PlanRow]:
+    for one in plan:
+        _, likely, high = (100.0 * ms / one.replay_of_step_ms for ms in one.step_ms)
+        yield _PlanRow(
+            one.title,
+            format_ms(one.replay_of_step_ms),
+            round(min(100.0, likely), 2),
+            round(max(0.0, min(100.0, high) - likely), 2),
+            format_step_change(one.replay_of_step_ms, one.step_ms),
+        )
+
+
+def _path(replay: ReplayReport | None) -> str:
+    return shares_of(replay.path) if replay is not None and replay.state == "used" else ""
+
+
+def _data(diagnosis: Diagnosis) -> Markup:
+    """Return the diagnosis as JSON that ends no element: ``tracedoc report`` reads it from the page."""
+    text = json.dumps(msgspec.to_builtins(diagnosis), ensure_ascii=True, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+@cache
+def _script() -> tuple[Markup, str]:
+    """Return the page's one script, and the hash by which its policy lets it run, and nothing else."""
+    text = (Path(__file__).parent / "templates" / "page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return Markup(text), f"sha256-{digest}"
+
+
+def _by_cause(parts: Sequence[Segment], budget: BudgetParts) -> Iterator[Segment]:
+    """Yield the parts of a step, idle time by its cause: what a GPU waits for is no empty time."""
+    for part in parts:
+        if part.key != "idle":
+            yield part
+            continue
+        causes = sorted(budget.idle_causes_ms.items(), key=lambda one: -one[1])
+        rest = part.ms - sum(ms for _, ms in causes)
+        for cause, ms in causes:
+            key, words = STATES.get(f"idle {cause}", ("idle", cause))
+            yield Segment(key, words, ms, ms / budget.step_ms)
+        if rest > 1e-6 * budget.step_ms:
+            yield Segment("idle", "idle", rest, rest / budget.step_ms)
+
+
 def _columns(reports: tuple[RankReport, ...]) -> tuple[tuple[str, str, str], ...]:
     budgets = [report.budget for report in reports if report.budget]
     return tuple(part for part in PARTS if any(getattr(budget, part[2]) > 0 for budget in budgets))
@@ -225,53 +276,6 @@ def _steps(view: View) -> tuple[_RankSteps, ...]:
 
 def _step_label(step: StepBudget) -> str:
     return f"step {step.index}" if step.complete else f"step {step.index} (cut off)"
-
-
-def _timeline(lanes: tuple[Lane, ...], end: float) -> tuple[_RankLanes, ...]:
-    by_rank: dict[int, list[Lane]] = {}
-    for lane in lanes:
-        by_rank.setdefault(lane.rank, []).append(lane)
-    return tuple(
-        _RankLanes(rank, tuple(_lane_row(lane, end) for lane in sorted(found, key=_lane_place)))
-        for rank, found in sorted(by_rank.items())
-    )
-
-
-def _lane_place(lane: Lane) -> int:
-    return _LANE_ORDER.index(lane.name) if lane.name in _LANE_ORDER else len(_LANE_ORDER)
-
-
-def _lane_row(lane: Lane, end: float) -> _LaneRow:
-    scale = 1000.0 / end if end > 0 else 0.0
-    path = "".join(
-        f"M{start * scale:.2f} 0H{max(stop * scale, start * scale + 0.4):.2f}V10H{start * scale:.2f}Z"
-        for start, stop in lane.spans_ms
-    )
-    return _LaneRow(lane.name, _LANE_KEYS.get(lane.name, "other"), path)
-
-
-def _timeline_end(diagnosis: Diagnosis) -> float:
-    if not diagnosis.detail.lanes:
-        return 0.0
-    step_ms = diagnosis.budget.step_ms if diagnosis.budget else 0.0
-    return max(step_ms, *(stop for lane in diagnosis.detail.lanes for _, stop in lane.spans_ms), 0.0)
-
-
-def _ticks(end: float) -> tuple[tuple[float, str], ...]:
-    """Return places (percent) and labels of at most seven round numbers of milliseconds."""
-    if end <= 0:
-        return ()
-    step = 10.0**-3
-    for factor in (2.0, 2.5, 2.0) * 12:
-        if end / step <= 6:
-            break
-        step *= factor
-    else:
-        return ()  # no step lasts years
-    count = int(end / step + 1e-9)
-    return tuple(
-        (round(100.0 * number * step / end, 3), format_ms(number * step)) for number in range(count + 1)
-    )
 
 
 def _fact_text(record: FactRecord) -> str:

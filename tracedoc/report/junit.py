@@ -51,7 +51,7 @@ def _found(case: ElementTree.Element, item: FindingView) -> None:
     lines = [one_line(finding.message), item.place]
     lines += [f"gain: {item.gain}"] if item.gain else []
     for fix in item.fixes[:1]:
-        lines += [f"fix: {one_line(fix.title)}", fix.change]
+        lines += [f"fix: {one_line(fix.title)}", *filter(None, (one_line(fix.advice), fix.change))]
     text = "\n".join(lines)
     if finding.severity in _FAILING:
         _child(case, "failure", finding.title, text).set("type", finding.severity)

@@ -138,8 +138,11 @@ def _finding_details(item: FindingView) -> Iterator[str]:
     for fix in item.fixes[:SHOWN_FIXES]:
         name = framework_name(fix.framework)
         yield f"**{safe(fix.title)}**{f' ({safe(name)})' if name else ''}"
-        yield _code(fix.change)
-        if fix.risk:
+        if fix.advice:
+            yield safe(fix.advice)
+        if fix.change:
+            yield _code(fix.change)
+        if fix.risk and fix.risk != "none":
             yield f"Risk: {safe(fix.risk)}."
     if (others := len(item.fixes) - SHOWN_FIXES) > 0:
         yield f"{others} more: `tracedoc explain {finding.rule_id.replace('`', '')}`"

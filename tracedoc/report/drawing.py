@@ -1,0 +1,193 @@
+"""Lay out the picture of a step: a row of coloured stretches for each rank, all on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from tracedoc.diagnosis import RankReport
+from tracedoc.idle_causes import WORDS
+from tracedoc.picture import Picture, PictureRow
+from tracedoc.report.view import FindingView
+from tracedoc.units import format_ms
+
+MARKED_FINDINGS = 5
+"""Findings that are marked in the picture, each at its longest place on a rank."""
+
+NARROW_ROWS = 16
+"""With more ranks than this the rows are low, to fit on a screen."""
+
+LEAST = 0.35
+"""Width, in thousandths of the picture, that a stretch has at least: shorter ones could not be seen."""
+
+STATES: dict[str, tuple[str, str]] = {
+    "idle unknown": ("idle", "idle, cause unknown"),
+    "idle dependency": ("idle", WORDS["dependency"].idle),
+    "idle launch": ("launch", WORDS["launch"].idle),
+    "idle profiler": ("delay", WORDS["profiler"].idle),
+    "idle gc": ("delay", WORDS["gc"].idle),
+    "idle compile": ("delay", WORDS["compile"].idle),
+    "idle allocator": ("delay", WORDS["allocator"].idle),
+    "idle sync": ("sync", WORDS["sync"].idle),
+    "idle input": ("input", WORDS["input"].idle),
+    "copy": ("copy", "exposed copies"),
+    "unsplit": ("unsplit", "communication (transfer or waiting)"),
+    "wait": ("wait", "waiting for peers"),
+    "pipeline": ("pipeline", "waiting in the pipeline"),
+    "transfer": ("transfer", "exposed transfer"),
+    "compute": ("compute", "compute"),
+    "forward": ("forward", "forward"),
+    "recompute": ("recompute", "recomputation"),
+    "backward": ("backward", "backward"),
+    "optimizer": ("optimizer", "optimizer"),
+}
+"""Colour and words of what a rank may do, in the order of painting: what comes later covers the rest."""
+
+_LEGEND = tuple(dict.fromkeys(("forward", "recompute", "backward", "optimizer", "compute", *STATES)))
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """Everything of one kind that a rank does, as one SVG path in a box of 1000 by 10."""
+
+    key: str
+    title: str
+    path: str
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Where a finding is seen on a rank: from ``left`` for ``width``, in percent of the picture."""
+
+    number: int
+    severity: str
+    title: str
+    left: float
+    width: float
+
+
+class DrawnRank(msgspec.Struct, frozen=True):
+    """One row: its states, the communication beside them, and the findings that it shows."""
+
+    rank: int
+    text: str
+    states: tuple[Stretch, ...]
+    communication: str
+    marks: tuple[Mark, ...]
+
+
+class Drawing(msgspec.Struct, frozen=True):
+    """The whole picture; ``ticks`` are places in percent with their labels, ``legend`` colours with words."""
+
+    caption: str
+    rows: tuple[DrawnRank, ...]
+    ticks: tuple[tuple[float, str], ...]
+    legend: tuple[tuple[str, str], ...]
+    span_ms: float
+    low: bool
+
+
+def draw(
+    picture: Picture | None, reports: Sequence[RankReport], findings: Sequence[FindingView]
+) -> Drawing | None:
+    """Return the picture to show; ``None`` where there is none, or where its times make no picture."""
+    if picture is None or not picture.rows or not 0 < picture.span_ms < 1e12:
+        return None
+    by_rank = {report.rank: report for report in reports}
+    rows = tuple(
+        _drawn(row, picture, by_rank.get(row.rank), findings[:MARKED_FINDINGS]) for row in picture.rows
+    )
+    used = {name for row in picture.rows for name in row.spans_ms}
+    legend = dict.fromkeys(STATES[name] for name in _LEGEND if name in used)
+    return Drawing(
+        caption=_caption(picture),
+        rows=rows,
+        ticks=ticks(picture.span_ms),
+        legend=tuple(legend),
+        span_ms=picture.span_ms,
+        low=len(rows) > NARROW_ROWS,
+    )
+
+
+def ticks(span_ms: float) -> tuple[tuple[float, str], ...]:
+    """Return places (percent) and labels of at most seven round numbers of milliseconds."""
+    if span_ms <= 0:
+        return ()
+    step = 10.0**-3
+    for factor in (2.0, 2.5, 2.0) * 12:
+        if span_ms / step <= 6:
+            break
+        step *= factor
+    else:
+        return ()  # no step lasts years
+    count = int(span_ms / step + 1e-9)
+    return tuple(
+        (round(100.0 * number * step / span_ms, 3), format_ms(number * step)) for number in range(count + 1)
+    )
+
+
+def _caption(picture: Picture) -> str:
+    several = len(picture.rows) > 1
+    words = [f"Step {picture.step}"]
+    if several:
+        words.append(
+            "all ranks on one clock" if picture.aligned else "each rank from its own beginning: clocks differ"
+        )
+    if any("communication" in row.spans_ms for row in picture.rows):
+        words.append("the thin line below a rank is communication, hidden or not")
+    if picture.left_out:
+        words.append(f"{picture.left_out} more ranks are not drawn")
+    return "; ".join(words)
+
+
+def _drawn(
+    row: PictureRow, picture: Picture, report: RankReport | None, findings: Sequence[FindingView]
+) -> DrawnRank:
+    states = [
+        Stretch(key, f"rank {row.rank}: {words}, {format_ms(_total(row, name))}", _path(row, name, picture))
+        for name, (key, words) in STATES.items()
+        if name in row.spans_ms
+    ]
+    largest = sorted(
+        ((words, _total(row, name)) for name, (_, words) in STATES.items() if name in row.spans_ms),
+        key=lambda one: -one[1],
+    )
+    text = f"rank {row.rank}: " + ", ".join(f"{words} {format_ms(ms)}" for words, ms in largest[:5])
+    marks = tuple(_marks(row, picture, report, findings)) if report is not None else ()
+    return DrawnRank(row.rank, text, tuple(states), _path(row, "communication", picture), marks)
+
+
+def _total(row: PictureRow, name: str) -> float:
+    return sum(end - start for start, end in row.spans_ms.get(name, ()))
+
+
+def _path(row: PictureRow, name: str, picture: Picture) -> str:
+    scale = 1000.0 / picture.span_ms
+    return "".join(
+        f"M{start * scale:.2f} 0H{max(end * scale, start * scale + LEAST):.2f}V10H{start * scale:.2f}Z"
+        for start, end in row.spans_ms.get(name, ())
+    )
+
+
+def _marks(
+    row: PictureRow, picture: Picture, report: RankReport, findings: Sequence[FindingView]
+) -> Iterator[Mark]:
+    """Yield the longest place of each finding on this rank in the drawn step."""
+    own = next((step for step in report.steps if step.index == picture.step), None)
+    if own is None:
+        return
+    for item in findings:
+        places = [
+            place
+            for place in item.finding.evidence
+            if place.rank == row.rank and place.step in (picture.step, None)
+        ]
+        longest = max(places, key=lambda place: place.end_ns - place.start_ns, default=None)
+        if longest is None:
+            continue
+        start = row.start_ms + longest.start_ns / 1e6 - own.start_ms
+        end = min(start + (longest.end_ns - longest.start_ns) / 1e6, picture.span_ms)
+        if 0 <= start < end:
+            left, width = (100.0 * part / picture.span_ms for part in (start, end - start))
+            yield Mark(
+                item.number, item.finding.severity, longest.what, round(left, 3), round(max(width, 0.2), 3)
+            )
