@@ -14,7 +14,11 @@ import pytest
 
 import tracedoc
 
-BASE = {"errors", "containment", "units", "spans", "config", "predicted", "values", "limits", "idle_causes"}
+BASE = {"errors", "containment", "units", "spans", "config", "picture", "predicted"} | {
+    "values",
+    "limits",
+    "idle_causes",
+}
 STAGES = {
     "pipeline",
     "compose",
@@ -42,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "values": set(),
     "idle_causes": set(),
     "limits": set(),
+    "picture": set(),
     "predicted": set(),
     "run": BASE,
     "trace": BASE | {"run"},
