@@ -89,7 +89,7 @@ def judge(seed: int, fault: str | None) -> Counts:
 
 
 def _names(job: Job, finding: Finding, fault: str) -> bool:
-    """Tell whether a finding names a fault of a job, and its rank."""
+    """Return whether a finding names a fault of a job, and its rank."""
     if finding.rule_id not in RULES_OF_FAULT[fault]:
         return False
     found = job.fault(fault)

@@ -143,7 +143,7 @@ def _two_steps(timed: Sequence[Json]) -> Iterator[Json]:
 
 
 def _matters(event: Json) -> bool:
-    """Tell whether an event has a part in what steps and collectives are made of."""
+    """Return whether an event has a part in what steps and collectives are made of."""
     words = f"{event.get('cat', '')} {event.get('name', '')}".lower()
     told = event.get("args")
     named = isinstance(told, dict) and "Collective name" in told

@@ -126,7 +126,7 @@ def _version() -> str:
 
 
 def _is_private(folder: Path) -> bool:
-    """Tell whether nobody else can write into a folder."""
+    """Return whether nobody else can write into a folder."""
     if sys.platform == "win32":
         return True
     found = folder.stat()

@@ -32,7 +32,7 @@ class Failures:
     def contain(self, what: str, make: Callable[[], Part], instead: Other) -> Part | Other:
         """Return what ``make`` makes, or ``instead`` where it fails; ``what`` names the part.
 
-        What users are to be told, and a lack of memory, pass.
+        Errors meant for users, and a lack of memory, pass.
         """
         try:
             return make()

@@ -37,7 +37,7 @@ class BudgetParts(msgspec.Struct, frozen=True):
 
     The second line splits exposed communication exactly: transfer + wait + pipeline_wait + unsplit.
     ``overlap_frac`` is hidden / all communication, ``None`` without communication;
-    ``blocking_comm_ms`` is ``None`` where it cannot be told.
+    ``blocking_comm_ms`` is ``None`` where it is not known.
     """
 
     step_ms: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 LIMITS: dict[str, str] = {
     "bad-job-file": (
         "The manifest names a file (a log of steps, or the step with Python stacks) that cannot be used: it "
-        "lies outside the run's folder, is no regular file, is too large, or is damaged. What it would tell "
+        "lies outside the run's folder, is no regular file, is too large, or is damaged. What it would say "
         "about the job, such as outliers among all steps, is unknown; the rest stands."
     ),
     "bad-manifest": (
@@ -15,8 +15,8 @@ LIMITS: dict[str, str] = {
     "clocks-not-aligned": (
         "The clocks of the hosts differ by an amount that the matched collectives do not settle: the "
         "residual is more than 10 % of the median wait. Ranks on different hosts are then not compared in "
-        "time, and waiting is not told from transfer between them. Time synchronisation (chrony, PTP) on "
-        "the hosts helps."
+        "time, and waiting is not separated from transfer between them. Time synchronisation (chrony, PTP) "
+        "on the hosts helps."
     ),
     "cold-start": (
         "The GPU idles while kernels are launched that run for the first time: their code is loaded then, "
@@ -32,7 +32,7 @@ LIMITS: dict[str, str] = {
     "collectives-not-matched": (
         "Some collectives of one rank have no partner in the traces of the others, or would end before "
         "all their ranks have started: ranks are missing, captured different steps, or the sequence "
-        "numbers disagree. For these, waiting and transfer cannot be told apart. Capture the same steps "
+        "numbers disagree. For these, waiting and transfer cannot be separated. Capture the same steps "
         "on every rank of a group."
     ),
     "cpu-trace": (
@@ -86,8 +86,8 @@ LIMITS: dict[str, str] = {
         "fewer steps."
     ),
     "missing-ranks": (
-        "The run has more ranks than traces. Waiting and late ranks are told among those that are there, as "
-        "far as their operations can be matched: where the traces name no groups of ranks, that takes all "
+        "The run has more ranks than traces. Waiting and late ranks are judged among those that are there, "
+        "as far as their operations can be matched: where the traces name no groups of ranks, that takes all "
         "ranks. A missing one may be the one that the others wait for, and rank 0 is often not like the "
         "rest. Profile every rank, in the same steps."
     ),
@@ -115,7 +115,7 @@ LIMITS: dict[str, str] = {
         "profiler.step() once at the end of each iteration."
     ),
     "rank-assumed": (
-        "Traces do not tell their rank, or all tell the same one, so ranks were told by file names or in "
+        "Traces do not hold their rank, or all hold the same one, so ranks were taken from file names or in "
         "their order. Ranks in the report may not be those of the job. Initialise torch.distributed "
         "before the profiler starts, or put the rank into the file name: rank-3.json.gz."
     ),
@@ -130,10 +130,10 @@ LIMITS: dict[str, str] = {
         "shifted, while the budget of the whole capture is exact. Record CPU activity as well."
     ),
     "steps-inferred": (
-        "Neither ProfilerStep, nor an optimizer, nor a data loader marks the steps, so they were told from "
-        "the kernels of the compute stream: what repeats from one end of the capture to the other is taken "
-        "as a step. Lengths and shares hold; where a step begins may differ from the training loop. Give "
-        "the profiler a schedule, and call profiler.step() once at the end of each iteration."
+        "Neither ProfilerStep, nor an optimizer, nor a data loader marks the steps, so they were inferred "
+        "from the kernels of the compute stream: what repeats from one end of the capture to the other is "
+        "taken as a step. Lengths and shares hold; where a step begins may differ from the training loop. "
+        "Give the profiler a schedule, and call profiler.step() once at the end of each iteration."
     ),
     "truncated-trace": (
         "The file ends in the middle: the job was stopped while it wrote, or a copy broke off. What is "

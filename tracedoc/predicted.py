@@ -46,7 +46,7 @@ class ReplayReport(msgspec.Struct, frozen=True):
     ``state`` is "used", or "refused" for ``reason``; then the rest is empty. ``step_ms`` is the measured
     step, ``replayed_ms`` the replayed one. ``path`` holds the shares of the critical path by resource
     ("compute", "communication", "copy", "host", "input", "sync", "allocator"), ``path_ranks`` by rank, and
-    ``longest`` its longest kinds of work. ``notes`` tell what was taken for granted.
+    ``longest`` its longest kinds of work. ``notes`` list what was assumed.
     """
 
     state: str

@@ -8,7 +8,7 @@ import msgspec
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """A unit as powers of time, data and items; ``kind`` tells numbers from text and truth values.
+    """A unit as powers of time, data and items; ``kind`` distinguishes numbers, text and truth values.
 
     ``exponent`` is the power of ten to seconds, bytes and items: bytes a millisecond are not GB/s.
     """

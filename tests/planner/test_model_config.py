@@ -30,7 +30,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         LLAMA_7B | {"model_type": "mistral", "intermediate_size": 14336, "num_key_value_heads": 8},
         7_241_732_096,
     ),
-    "Mistral-7B, key heads not told": (
+    "Mistral-7B, key heads not given": (
         LLAMA_7B | {"model_type": "mistral", "intermediate_size": 14336},
         7_241_732_096,
     ),

@@ -162,7 +162,7 @@ class Simulation:
         return [one for one in heads if one.op.kind != "comm" or self._complete(one)]
 
     def _complete(self, event: Event) -> bool:
-        """Tell whether all ranks of a collective have come to it."""
+        """Return whether all ranks of a collective have come to it."""
         ranks = event.op.ranks or tuple(range(self.job.ranks))
         heads = {(e.rank, e.op.key, e.step) for q in self.queues.values() for e in q[:1] if e.start >= 0}
         return all((rank, event.op.key, event.step) in heads for rank in ranks)

@@ -1,4 +1,4 @@
-"""Steps told from repetition, where nothing marks them."""
+"""Steps inferred from repetition, where nothing marks them."""
 
 from __future__ import annotations
 

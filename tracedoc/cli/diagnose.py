@@ -101,7 +101,7 @@ def diagnose(
 
 
 def _missed(diagnosis: Diagnosis) -> list[str]:
-    """Return the budgets that are not met, in words. What cannot be told is not met: a gate stays shut."""
+    """Return the budgets that are not met, in words. What is unknown is not met: a gate stays shut."""
     from tracedoc.report.texts import plain
     from tracedoc.report.view import budget_words
 

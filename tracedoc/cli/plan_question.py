@@ -113,8 +113,8 @@ def _measured(
         if found_out is None:
             return wish, notes
         wish = replace(wish, scale=found_out.scale, idle_ms=found_out.idle_ms(now.step_ms))
-        told = found_out.told(now.step_ms)
-        return wish, (*notes, told) if told else notes
+        note = found_out.note(now.step_ms)
+        return wish, (*notes, note) if note else notes
     if options.seq is None and options.micro_batch is None and options.accumulation is None:
         changed = (options.precision, options.lora_rank)
         if not options.qlora and changed == (None, None):

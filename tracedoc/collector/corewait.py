@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 _SCHEDULE = Path("/proc/thread-self/schedstat")
-"""What the Linux scheduler says of the thread that asks: ns that it ran, and ns ready without a core."""
+"""What the Linux scheduler counts for the calling thread: ns that it ran, and ns ready without a core."""
 
 
 class CoreWait:

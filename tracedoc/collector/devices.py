@@ -124,11 +124,11 @@ def summarise_samples(samples: list[tuple[int | None, int | None, int | None, in
     clocks = sorted(sample[0] for sample in samples if sample[0] is not None)
     powers = sorted(sample[1] for sample in samples if sample[1] is not None)
     heats = [sample[2] for sample in samples if sample[2] is not None]
-    told = [sample[3] for sample in samples if sample[3] is not None]
+    reasons = [sample[3] for sample in samples if sample[3] is not None]
     throttled = {
-        name: round(sum(bool(bits & mask) for bits in told) / len(told), 4)
+        name: round(sum(bool(bits & mask) for bits in reasons) / len(reasons), 4)
         for mask, name in THROTTLE_REASONS.items()
-        if any(bits & mask for bits in told)
+        if any(bits & mask for bits in reasons)
     }
     return known(
         samples=len(samples),

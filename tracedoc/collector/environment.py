@@ -29,14 +29,14 @@ _PACKAGES = (
     "torchtitan",
     "apex",
 )
-"""Their versions are told where the process has imported them."""
+"""Their versions are recorded where the process has imported them."""
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _NODES = Path("/sys/devices/system/node")
 
 
 def describe_environment() -> Plain:
-    """Return what a rank can tell about its surroundings without asking another process."""
+    """Return what a rank knows of its surroundings without starting another process."""
     return known(
         variables=kept_variables(os.environ),
         versions=versions(),

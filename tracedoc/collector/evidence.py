@@ -1,4 +1,4 @@
-"""What the hook asks at six points of a rank's life, and keeps in the rank's part of the manifest.
+"""What the hook reads at six points of a rank's run, and keeps in the rank's part of the manifest.
 
 Every function may fail: the hook guards each call, notes the failure in the rank's part and goes on. What
 they return is merged key by key into ``rank-<r>.manifest.json``, so values must be JSON and keys unlike those
@@ -88,7 +88,7 @@ def on_start(config: Mapping[str, object]) -> Facts:
 
 
 def on_first_step(live: object) -> Facts:
-    """Return what the live objects tell, right after the first step; ``live`` is what steps.
+    """Return what the live objects show, right after the first step; ``live`` is what steps.
 
     That is a ``torch.optim.Optimizer`` or a ``DeepSpeedEngine``. Modules and loaders are found with ``gc``.
     """
@@ -140,7 +140,7 @@ def on_window_end() -> Facts:
 
 
 def on_source_step(*, ends: bool) -> Facts:
-    """Note that the step with Python stacks begins or ends: its length tells nothing of the job."""
+    """Note that the step with Python stacks begins or ends: its length is not that of the job's steps."""
     watch = _watch()
     if watch is not None and watch.log is not None:
         watch.log.window(ends=ends)
@@ -173,7 +173,7 @@ def on_exit() -> Facts:
 
 
 def _so_far(watch: _Watch) -> Facts:
-    # Another thread than the training's runs only where the job hangs or is told to end: CUDA may not answer.
+    # Another thread than the training's runs this only where the job hangs or ends: CUDA may not answer.
     training = threading.get_ident() == watch.thread
     return known(
         memory=describe_memory() if training else None,

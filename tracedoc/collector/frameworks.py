@@ -80,7 +80,7 @@ def _class_at(module: str, name: str) -> Any:
 
 
 def describe(live: Live) -> Plain:
-    """Return the configuration of the training, as far as its live objects tell it."""
+    """Return the configuration of the training, as far as its live objects show it."""
     parts: dict[str, Callable[[], Any]] = {
         "model": lambda: describe_model(live),
         "ddp": lambda: [describe_ddp(one) for one in live["ddp"][:MAX_OBJECTS]],
@@ -262,13 +262,13 @@ def describe_meshes(meshes: list[Any]) -> list[Plain]:
     """Return the shapes of the device meshes and the names of their dimensions, each once."""
     found: list[Plain] = []
     for mesh in meshes:
-        told = known(
+        shape = known(
             shape=probe(lambda mesh: [int(length) for length in mesh.shape], mesh),
             names=plain(getattr(mesh, "mesh_dim_names", None)),
             device=plain(getattr(mesh, "device_type", None)),
         )
-        if told not in found and len(found) < MAX_OBJECTS:
-            found.append(told)
+        if shape not in found and len(found) < MAX_OBJECTS:
+            found.append(shape)
     return found
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from tracedoc.collector.probe import Plain
 
 LONG_PAUSE_NS = 1_000_000
-"""A collection of at least this length is told with its time; shorter ones are only summed up."""
+"""A collection of at least this length is listed with its time; shorter ones are only summed up."""
 
 OnPause = Callable[[int, int, int], None]
 """Called with generation, end and length of a long pause, in nanoseconds of ``time.time_ns``."""
@@ -26,11 +26,11 @@ class CollectionWatch:
         self.longest_ns = [0, 0, 0]
 
     def begin(self) -> None:
-        """Be told of every collection from now on."""
+        """Count every collection from now on."""
         gc.callbacks.append(self._watch)
 
     def end(self) -> None:
-        """Be told no more."""
+        """Stop counting."""
         if self._watch in gc.callbacks:
             gc.callbacks.remove(self._watch)
 

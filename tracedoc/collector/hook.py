@@ -76,7 +76,7 @@ class Hook:
 
     def hide_from_dynamo(self, module: ModuleType) -> None:
         """Keep ``torch.compile`` from tracing into the hook where an optimizer's step is compiled."""
-        self._listener.tell = module.disable(self.stepped)
+        self._listener.on_step = module.disable(self.stepped)
 
     def stepped(self, stepped: Any) -> None:
         """Take note of a step that just ended; ends the process if that was asked for."""

@@ -34,7 +34,7 @@ def collect(folder: str | os.PathLike[str], **options: Any) -> Capture:
     the same rank left in the folder is replaced. Then: ``tracedoc diagnose FOLDER``.
 
     Raises :class:`InputError` for an unknown option and for a folder that cannot be made. What goes wrong
-    later is told in the manifest, and the training goes on.
+    later is noted in the manifest, and the training goes on.
     """
     known = sorted({field.name for field in fields(Options)} - _NOT_HERE)
     for name in options:

@@ -203,7 +203,7 @@ def _is_same_job(node: Part, job: str, command: Sequence[str], environ: Mapping[
 
 
 def _is_one_of_several(command: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Return whether a job has other launchers: its command speaks of nodes, or its rank is set already."""
+    """Return whether a job has other launchers: its command names nodes, or its rank is set already."""
     nodes = re.search(
         r"--(?:n?nodes|num[-_](?:nodes|machines)|(?:node|machine)[-_]rank)[= ](?!1\b)", " ".join(command)
     )
@@ -211,7 +211,7 @@ def _is_one_of_several(command: Sequence[str], environ: Mapping[str, str]) -> bo
 
 
 def _job(command: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return what the launchers of one job on several nodes have in common, "" if nothing tells."""
+    """Return what the launchers of one job on several nodes have in common, "" if nothing does."""
     if environ.get("SLURM_JOB_ID") and environ.get("SLURM_STEP_ID"):
         return f"slurm-{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
     if environ.get("PMIX_NAMESPACE"):

@@ -17,7 +17,7 @@ from pathlib import Path
 from tracedoc.collector.probe import Plain, known
 
 MAX_BYTES = 8 * 1024 * 1024
-"""At most this much of a log is read: the start of it tells the links."""
+"""At most this much of a log is read: its start lists the links."""
 
 MAX_LINKS = 256
 MAX_WARNINGS = 10
@@ -44,7 +44,7 @@ _WARNING = re.compile(r"NCCL WARN (.+)")
 
 
 def read_nccl_log(environment: Mapping[str, str], pid: int) -> Plain:
-    """Return the summary of the log that a process was told to write, nothing where it wrote none."""
+    """Return the summary of the log that a process was asked to write, nothing where it wrote none."""
     pattern = environment.get("NCCL_DEBUG_FILE", "")
     if not pattern or pattern in ("/dev/stdout", "/dev/stderr"):
         return {}
@@ -66,10 +66,10 @@ def log_files(pattern: str, pid: int) -> list[str]:
 
 
 def summarise_log(lines: Iterable[str]) -> Plain:
-    """Return what the lines of a log tell: version, network, links, rings, NVLS, settings and warnings.
+    """Return what the lines of a log show: version, network, links, rings, NVLS, settings and warnings.
 
     ``transports`` counts channels by way of transport (``P2P/CUMEM``, ``SHM/direct``, ``NET/IB``); ``links``
-    tells each pair of ranks once. ``gdr`` is whether the network card reads GPU memory directly.
+    lists each pair of ranks once. ``gdr`` is whether the network card reads GPU memory directly.
     """
     library = version = network = ""
     adapters: dict[str, list[str]] = {}
@@ -144,9 +144,9 @@ def _transport(way: str) -> tuple[str, bool]:
 
 def _communicators(found: Iterable[tuple[int, ...]]) -> list[Plain]:
     sized = sorted(found, reverse=True)
-    told = {one[0] for one in sized if len(one) == 3}
+    with_nodes = {one[0] for one in sized if len(one) == 3}
     return [
         {"ranks": one[0], "nodes": one[1], "local_ranks": one[2]} if len(one) == 3 else {"ranks": one[0]}
         for one in sized
-        if len(one) == 3 or one[0] not in told
+        if len(one) == 3 or one[0] not in with_nodes
     ][:32]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 CONFIG_NAME = "config.json"
 MOST_FULL_RANKS = 16
-"""Up to so many ranks are all captured in full: beyond, the files cost more than they tell."""
+"""Up to so many ranks are all captured in full: beyond, the files cost more than they show."""
 
 
 @dataclass(frozen=True, slots=True)

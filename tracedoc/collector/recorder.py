@@ -24,7 +24,7 @@ class Recorder:
     """A profiler session of ours.
 
     Not :class:`torch.profiler.profile` with a schedule: its bookkeeping would run at every step of the job.
-    ``settings`` tells the manifest what was recorded; ``any_thread`` is whether a thread other than the one
+    ``settings`` is what the manifest says was recorded; ``any_thread`` is whether a thread other than the one
     that trains can stop it with its data.
     """
 

@@ -1,4 +1,4 @@
-"""Tell whether a name or a value may be of a key, a token or a password; in doubt it is."""
+"""Return whether a name or a value may be of a key, a token or a password; in doubt it is."""
 
 from __future__ import annotations
 

@@ -156,13 +156,13 @@ class Session:
             return
         try:
             recorder = self._recorder
-            told = "the process was told to end (SIGTERM)" if reason == SIGTERM else reason
+            why = "the process was asked to end (SIGTERM)" if reason == SIGTERM else reason
             if self._phase == _OPEN and recorder is not None:
                 if recorder.any_thread or threading.get_ident() == self._owner:
-                    self._finish(PARTIAL, told, hurried=True, wait=True)
+                    self._finish(PARTIAL, why, hurried=True, wait=True)
                 else:
                     # This torch would stop nothing from here, and an empty session must not be exported.
-                    self._stop_asked = told
+                    self._stop_asked = why
         finally:
             self._lock.release()
         if self._writer is not None and reason == SIGTERM:

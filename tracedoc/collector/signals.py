@@ -1,4 +1,4 @@
-"""Notice that a job is told to end, or that time is up, even while its main thread hangs in a collective."""
+"""Notice that a job is asked to end, or that time is up, even while its main thread hangs in a collective."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIGTERM = "SIGTERM"
 """The reason given for a capture that a signal cut short."""
 
 LONGEST_LAST_WORDS_S = 20.0
-"""How long a process that is told to end is kept for its trace: launchers kill after 30 seconds."""
+"""How long a process that is asked to end is kept for its trace: launchers kill after 30 seconds."""
 
 _DONE = b"\0"
 
@@ -84,7 +84,7 @@ class EndWatch:
         self._catches = True
         before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         if before != -1:
-            # Somebody's event loop lives on it: the hung case is given up, not the loop.
+            # The application's event loop uses it: the hung case is not handled, so that the loop stays.
             signal.set_wakeup_fd(before)
         else:
             self._owns_wakeup = True

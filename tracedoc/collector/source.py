@@ -1,4 +1,4 @@
-"""One more step on one rank, recorded with Python stacks: it tells where in the script an operator is called.
+"""One more step on one rank, recorded with Python stacks: it shows where in the script an operator is called.
 
 Stacks slow a step, so they are kept out of the captured ones, and come last, when all steps are timed. Only
 the host is recorded: no device has to be watched a second time.
@@ -48,7 +48,7 @@ class SourceStep:
         self._recorder.stop(hurried=True)
 
     def end(self, written: Callable[[str], None]) -> None:
-        """Stop, and write the file; ``written`` is told its name when it is whole, on another thread."""
+        """Stop, and write the file; another thread calls ``written`` with its name when it is complete."""
         grown = self._recorder.grown_bytes()
         self._recorder.stop()
         if self._recorder.is_empty or grown > self._options.max_mb * 1e6:

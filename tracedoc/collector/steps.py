@@ -30,10 +30,10 @@ _nesting = _Nesting()
 
 
 class Listener:
-    """Whom to tell of steps; ``tell`` can be exchanged once steps are being counted."""
+    """Who is called at each step; ``on_step`` can be exchanged once steps are being counted."""
 
-    def __init__(self, tell: Callable[[Any], None]) -> None:
-        self.tell = tell
+    def __init__(self, on_step: Callable[[Any], None]) -> None:
+        self.on_step = on_step
 
 
 def count_outermost(
@@ -41,7 +41,7 @@ def count_outermost(
     listener: Listener,
     is_whole: Callable[[Any], bool] = lambda stepped: True,
 ) -> Callable[..., Any]:
-    """Return a step function that calls ``listener.tell(self)`` after every outermost call that returned.
+    """Return a step function that calls ``listener.on_step(self)`` after every outermost call that returned.
 
     ``is_whole(self)`` is asked before the call, whether it is a step or one of several accumulated.
     """
@@ -55,7 +55,7 @@ def count_outermost(
         finally:
             _nesting.depth -= 1
         if whole and _nesting.depth == 0:
-            listener.tell(args[0])
+            listener.on_step(args[0])
         return result
 
     return counted

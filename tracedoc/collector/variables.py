@@ -81,7 +81,7 @@ MAX_LENGTH = 300
 def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that matter for speed, in order of their names; never the whole environment.
 
-    A value that looks like a key or token stands as :data:`WITHHELD`; a variable whose name speaks of one
+    A value that looks like a key or token stands as :data:`WITHHELD`; a variable whose name suggests one
     is left out.
     """
     kept = {}

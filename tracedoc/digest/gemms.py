@@ -30,7 +30,7 @@ class GemmTable(msgspec.Struct, frozen=True, eq=False):
     ``keys`` are the same for the same kernel with the same grid on every rank, in ascending order; ``names``
     are shortened. ``calls`` counts all calls: ``alone`` those with no communication beside the kernel,
     ``beside`` those with communication beside half of it or more. Durations are in nanoseconds, 0 where a
-    kind has no such call. ``gridded`` tells where the grid is known: without it, one row may mix shapes.
+    kind has no such call. ``gridded`` marks where the grid is known: without it, one row may mix shapes.
     """
 
     keys: npt.NDArray[np.uint64]

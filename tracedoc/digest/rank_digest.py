@@ -70,7 +70,7 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     ``steps`` of the step that stands for the rank. ``encoded_spans`` are what :meth:`spans` decodes, of which
     few are asked for. ``exposed_comm`` is that of all steps; ``present`` are the needs that the trace meets.
     ``first_step`` identifies the profiler's cycle. ``phases`` are those of the judged step, in order.
-    ``gradients`` tells which collectives reduce gradients; ``work`` follows ``steps``; ``reader`` is what
+    ``gradients`` marks the collectives that reduce gradients; ``work`` follows ``steps``; ``reader`` is what
     read the trace. ``programs`` are those of steps that can be replayed, that of the judged one first;
     ``unplayable`` says why there are none. ``meetings`` is the path of the
     rank between its meetings with others. ``drawn`` are encoded sets of time for pictures (:mod:`.drawn`).

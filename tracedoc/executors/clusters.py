@@ -36,8 +36,8 @@ def on_cluster(
 ) -> Outcomes[Result]:
     """Yield what the workers of ``executor`` (one of :data:`WAYS`) make of each path, as it comes.
 
-    ``jobs`` are the workers of a cluster that is started here. ``on_bytes`` is told the stored bytes of the
-    paths that are done. Raises :class:`InputError` where there are no such workers.
+    ``jobs`` are the workers of a cluster that is started here. ``on_bytes`` is called with the stored
+    bytes of the paths that are done. Raises :class:`InputError` where there are no such workers.
     """
     if "-" in sizes:
         raise InputError("standard input cannot be read by other workers", "leave --executor out")

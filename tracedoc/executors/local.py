@@ -39,7 +39,7 @@ def usable_cores() -> int:
 
 
 def here(work: Work[Result], paths: Sequence[str], on_bytes: OnBytes | None) -> Outcomes[Result]:
-    """Yield what this process makes of each path; ``on_bytes`` is told the bytes read so far."""
+    """Yield what this process makes of each path; ``on_bytes`` is called with the bytes read so far."""
     total = 0
 
     def add(count: int) -> None:
@@ -68,28 +68,28 @@ def in_processes(
 
     What a worker was lost with is read again at the end, each alone, where it has the memory to itself.
     """
-    told = _sum_of_all(on_bytes) if on_bytes is not None else None
+    on_read = _sum_of_all(on_bytes) if on_bytes is not None else None
     suspects = []
-    with closing(_by_team(work, paths, workers, told)) as outcomes:
+    with closing(_by_team(work, paths, workers, on_read)) as outcomes:
         for path, outcome in outcomes:
             if isinstance(outcome, Lost):
                 suspects.append(path)
             else:
                 yield path, outcome
     for path in suspects:
-        with closing(_by_team(work, [path], 1, told)) as outcomes:
+        with closing(_by_team(work, [path], 1, on_read)) as outcomes:
             yield from outcomes
 
 
 def _sum_of_all(on_bytes: OnBytes) -> Callable[[str, int], None]:
-    """Return what is told the bytes of each path so far, and tells those of all."""
+    """Return a function that takes the bytes of one path so far, and passes on those of all paths."""
     done: dict[str, int] = {}
 
-    def told(path: str, count: int) -> None:
+    def on_read(path: str, count: int) -> None:
         done[path] = count
         on_bytes(sum(done.values()))
 
-    return told
+    return on_read
 
 
 class _Member(msgspec.Struct):
@@ -100,7 +100,7 @@ class _Member(msgspec.Struct):
 
 
 def _by_team(
-    work: Work[Result], paths: Sequence[str], workers: int, told: Callable[[str, int], None] | None
+    work: Work[Result], paths: Sequence[str], workers: int, on_read: Callable[[str, int], None] | None
 ) -> Outcomes[Result]:
     """Yield what some processes make of each path; :class:`Lost` for one whose process ended over it.
 
@@ -116,7 +116,7 @@ def _by_team(
     try:
         while waiting or team:
             while may_start and waiting and len(team) < workers:
-                may_start = _start_worker(work, waiting, team, told is not None)
+                may_start = _start_worker(work, waiting, team, on_read is not None)
             if not team:
                 yield from here(work, tuple(waiting), None)
                 return
@@ -130,8 +130,8 @@ def _by_team(
                     yield path, Lost("the process that read it was killed or ran out of memory")
                     continue
                 if isinstance(said, int):
-                    if told is not None:
-                        told(path, said)
+                    if on_read is not None:
+                        on_read(path, said)
                     continue
                 if waiting:
                     member.path = waiting.popleft()
@@ -190,7 +190,9 @@ def _native_threads() -> int | None:
         return None
 
 
-def _start_worker(work: Work[Result], waiting: deque[str], team: dict[Any, _Member], told: bool) -> bool:
+def _start_worker(
+    work: Work[Result], waiting: deque[str], team: dict[Any, _Member], report_bytes: bool
+) -> bool:
     """Start a worker with the next path; return false where the system allows no further process.
 
     A worker that is not forked would import the caller's script, which may call us again at its top level;
@@ -209,7 +211,7 @@ def _start_worker(work: Work[Result], waiting: deque[str], team: dict[Any, _Memb
         try:
             ours, its = context.Pipe()
             with closing(its):
-                process = context.Process(target=_serve, args=(its, work, told), daemon=True)
+                process = context.Process(target=_serve, args=(its, work, report_bytes), daemon=True)
                 process.start()
             team[ours] = _Member(process, waiting.popleft())
             with suppress(OSError):
@@ -239,7 +241,7 @@ def interrupts_wait(*, forked: bool) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-def _serve(connection: Any, work: Work[Result], told: bool) -> None:
+def _serve(connection: Any, work: Work[Result], report_bytes: bool) -> None:
     """Do what the parent asks for, one path after the other, until it ends this process."""
     # Ctrl-C reaches the whole process group; the parent ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -257,8 +259,8 @@ def _serve(connection: Any, work: Work[Result], told: bool) -> None:
             path = connection.recv()
             count = 0
             try:
-                said: tuple[Any, Exception | None, str] = work(path, add if told else None), None, ""
-            except Exception as error:  # the parent tells the user's mistakes from ours
+                said: tuple[Any, Exception | None, str] = work(path, add if report_bytes else None), None, ""
+            except Exception as error:  # the parent distinguishes the user's mistakes from ours
                 said = None, error, traceback.format_exc()
             connection.send(said)
 

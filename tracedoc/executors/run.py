@@ -28,8 +28,8 @@ def run_each(
     ``executor`` is one of :data:`tracedoc.executors.clusters.WAYS`; without it, ``jobs`` processes of this
     machine (one a core), or this very process where more would not pay. An :class:`InputError` that ``work``
     raises is yielded and a worker that dies costs its own path only; other exceptions are bugs and are
-    raised. ``on_bytes`` is told the bytes read so far, of all paths together. Close the iterator to stop: it
-    leaves no process behind.
+    raised. ``on_bytes`` is called with the bytes read so far, of all paths together. Close the iterator to
+    stop: it leaves no process behind.
     """
     paths = sorted(sizes, key=lambda path: -sizes[path])
     if executor is not None:

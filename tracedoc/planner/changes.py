@@ -126,17 +126,17 @@ def _optimizer_8bit(question: Question, wish: Wish) -> Iterator[Try]:
 
 def _combined(question: Question, wish: Wish) -> Iterator[Try]:
     """Yield what changes the training little, together: a smaller micro-batch, chunked loss, 8-bit Adam."""
-    told: list[str] = []
+    names: list[str] = []
     options: list[str] = []
     combined = question
     for name in _COMBINED:
         tries = list(_TRIES[name](combined, wish))
         if tries:
             what, option, combined = tries[-1]
-            told.append(what)
+            names.append(what)
             options.append(option)
-            if len(told) > 1:
-                yield " and ".join(told), " ".join(options), combined
+            if len(names) > 1:
+                yield " and ".join(names), " ".join(options), combined
 
 
 _COMBINED = ("loss", "micro-batch", "optimizer-8bit")

@@ -111,7 +111,7 @@ def find_gpu(name: str) -> Gpu:
 def gpu_of_device(name: str, memory_bytes: float | None = None) -> Gpu | None:
     """Return the GPU of a device name, ``None`` where the table has none like it.
 
-    Where several rows fit a name ("NVIDIA H100"), the memory that it reports tells them apart.
+    Where several rows fit a name ("NVIDIA H100"), the memory that it reports distinguishes them.
     """
     found = _gpu_by_words(name)
     if found is None or not memory_bytes:

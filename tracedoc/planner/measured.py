@@ -25,7 +25,7 @@ class Comparison(msgspec.Struct, frozen=True):
         """Return what a step took beyond computation and communication: the host's part, which stays."""
         return max(0.0, measured_ms - self.rescaled.expected_ms) if measured_ms else 0.0
 
-    def told(self, measured_ms: float | None) -> str:
+    def note(self, measured_ms: float | None) -> str:
         """Return measured and predicted step in a sentence; empty where no step was measured."""
         if measured_ms is None:
             return ""

@@ -236,8 +236,8 @@ def _arithmetic(wish: Wish, gpu: Gpu, peak: float) -> str:
         return f"arithmetic at {format_percent(wish.utilisation)} {of}"
     shares = (gpu.matmul or MATMUL_SHARE, gpu.attention or ATTENTION_SHARE)
     basis = "fitted to published runs" if gpu.matmul else "a guess: no run on it is published"
-    told = " and ".join(format_percent(share) for share in shares)
-    return f"matrix products and attention at {told} {of}, {basis}; what lies between at its memory's speed"
+    efficiencies = " and ".join(format_percent(share) for share in shares)
+    return f"matrix products and attention at {efficiencies} {of}, {basis}; all else at the speed of memory"
 
 
 def _about_time(

@@ -24,7 +24,7 @@ def ddp_code(question: Question, strategy: str, checkpointing: bool) -> str:
     if question.training.base_bits != 4:  # 4-bit weights stay where they were loaded
         lines += [f"model.to({place})"]
     if question.training.optimizer == "muon":
-        lines += _optimizer(question)  # while the blocks can be told apart
+        lines += _optimizer(question)  # while the blocks can be distinguished
     if several:
         lines += ["model = DistributedDataParallel("]
         lines += ["    model, device_ids=[local_rank], gradient_as_bucket_view=True", ")"]

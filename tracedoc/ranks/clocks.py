@@ -202,7 +202,7 @@ def _errors(ends: Ends, clocks: npt.NDArray[np.int32]) -> dict[int, ClockError]:
 
 
 def _connect_all(ends: Ends, clocks: npt.NDArray[np.int32]) -> bool:
-    """Tell whether operations lead from every clock to every other one."""
+    """Return whether operations lead from every clock to every other one."""
     found = _distances(ends.operation, clocks[ends.rank], ends.end_ns)
     reached, grown = {int(clocks[0])}, True
     pairs = set(zip(found.first.tolist(), found.other.tolist(), strict=True))
@@ -279,5 +279,5 @@ def _not_aligned(reason: str) -> Limit:
     return Limit(
         "clocks-not-aligned",
         f"the clocks of the hosts cannot be brought together: {reason}",
-        "waiting is not told from transfer",
+        "waiting is not separated from transfer",
     )

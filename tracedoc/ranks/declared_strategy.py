@@ -29,7 +29,7 @@ def resolve_strategy(claim: Claim, job: Job | None) -> Claim:
     if declared not in _FAMILIES:
         return claim
     family, sharding = _FAMILIES[declared]
-    evidence = f"a live {declared} wrapper, says the manifest"
+    evidence = f"a live {declared} wrapper, by the manifest"
     if claim.family == family:
         return replace(claim, confidence="high", evidence=(*claim.evidence, evidence))
     if claim.family == "unknown":

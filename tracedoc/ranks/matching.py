@@ -342,7 +342,7 @@ def _unmatched(entries: Entries, paired: IntArray) -> list[Limit]:
         Limit(
             "collectives-not-matched",
             f"{missing} of {int(shared.sum())} collectives of several ranks have no partner elsewhere",
-            "waiting is not told from transfer for them",
+            "waiting is not separated from transfer for them",
         )
     ]
 

@@ -104,7 +104,7 @@ def _parts_of_step(
 
 
 def _steps(run: RunView) -> tuple[int, ...]:
-    """Return the steps that all ranks show: of few, the one that was cut off tells as much of its passes."""
+    """Return the steps that all ranks show: of few, the one that was cut off shows as much of its passes."""
     common = set.intersection(*[{step.index for step in digest.steps} for digest in run.digests])
     return tuple(sorted(common))
 
@@ -147,7 +147,7 @@ def _micro_batches(run: RunView, stages: Sequence[Sequence[int]], steps: Sequenc
 
 @once
 def balanced_gain_ns(run: RunView) -> Int64Array | None:
-    """Return how much shorter each step would be if all stages computed equally long, as a replay tells."""
+    """Return how much shorter each step would be if all stages computed equally long, by a replay."""
     found, plan = pipeline(run), rehearsal(run)
     if found is None or plan is None:
         return None

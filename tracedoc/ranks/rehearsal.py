@@ -1,4 +1,4 @@
-"""Replay all ranks from meeting to meeting: when each would have been where, had somebody been earlier.
+"""Replay all ranks from meeting to meeting: when each would have arrived, had a rank been earlier.
 
 Unchanged it gives the times that were measured. Changed, it tells what a step would have taken: with one rank
 never the last, with all ranks at the same time, or with other amounts of work. Launches stay when they were,
@@ -144,7 +144,7 @@ def rehearsal(run: RunView) -> Rehearsal | None:
 
 
 def _is_as_measured(run: RunView, plan: Rehearsal) -> bool:
-    """Tell whether the replay, unchanged, gives the measured ends of the complete steps."""
+    """Return whether the replay, unchanged, gives the measured ends of the complete steps."""
     for digest, edges in zip(run.digests, plan.measured_ends, strict=True):
         for number, step in enumerate(digest.steps):
             end = int(run.matching.clock.to_common(digest.rank, np.array([step.end_ns]))[0])
@@ -194,7 +194,7 @@ def _one_way(run: RunView) -> list[bool]:
 
 
 def _is_held_back(digest: RankDigest) -> bool:
-    """Tell whether a host is always far ahead of its GPU, and yet never further."""
+    """Return whether a host is always far ahead of its GPU, and yet never further."""
     path = digest.meetings
     assert path is not None
     slack = path.slack_ns[path.kernels > 0][1:]  # what comes before the first is not known
@@ -306,7 +306,7 @@ class _State:
         self.edges = [[NEVER] * (len(steps) + 1) for steps in plan.steps]
 
     def open(self, item: int) -> bool:
-        """Tell whether a row's operation has not met yet."""
+        """Return whether a row's operation has not met yet."""
         operation = self.plan.operation[item]
         return operation >= 0 and len(self.met[operation]) < self.plan.members[operation]
 

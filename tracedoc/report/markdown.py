@@ -125,7 +125,7 @@ def _folds(view: View) -> Iterator[str]:
         )
     if view.limits:
         yield _fold(
-            "What this capture cannot tell", "\n".join(f"- {safe(limit.text)}" for limit in view.limits)
+            "What this capture cannot show", "\n".join(f"- {safe(limit.text)}" for limit in view.limits)
         )
 
 

@@ -61,7 +61,7 @@ def collective_table(rows: Sequence[CollectiveRow]) -> Table | None:
     split = (
         "wait ends when the last rank comes, and transfer begins there"
         if matched
-        else "wait and transfer can be told apart only with the traces of all ranks of a group"
+        else "wait and transfer can be separated only with the traces of all ranks of a group"
     )
     return _table(f"By kind, in the analysed step, with most time first; {split}", columns, rows)
 

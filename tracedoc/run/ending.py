@@ -27,7 +27,7 @@ _TOLD_TO_END = frozenset({-signal.SIGTERM, _BY_SIGNAL + signal.SIGTERM})
 class _End:
     """The end of one rank.
 
-    ``code`` is its exit code, or minus the signal that ended it, ``None`` where nobody told; ``error`` the
+    ``code`` is its exit code, or minus the signal that ended it, ``None`` where it is unknown; ``error`` the
     exception that ended it; ``last_step`` the number of the last step that it finished, from 0; ``at_ns``
     its last sign of life.
     """

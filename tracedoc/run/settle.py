@@ -126,7 +126,7 @@ def _distrust_equal_ranks(candidates: Sequence[Candidate], limits: list[Limit]) 
     limits.append(
         Limit(
             "rank-assumed",
-            f"all {len(candidates)} traces say that they are rank {next(iter(inside))}: told apart by name",
+            f"all {len(candidates)} traces say that they are rank {next(iter(inside))}: known by their names",
             "ranks in this report may not be those of the job",
         )
     )

@@ -55,7 +55,7 @@ def offloads(timeline: RankTimeline, cpu_optimizer: Spans) -> bool:
 
 
 def _goes(*directions: str) -> Callable[[str], bool]:
-    """Return what tells of a copy's name whether it goes in one of the directions."""
+    """Return a function that says whether a copy's name is of one of the directions."""
     return lambda name: vocabulary.copy_kind(name).direction in directions
 
 

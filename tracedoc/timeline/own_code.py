@@ -62,7 +62,7 @@ class CodePlace(msgspec.Struct, frozen=True):
     """A function of the script, or a named range, with the host's time in it that no operator covers.
 
     ``line`` is where the function begins; file and line are "" and 0 for a range that ``record_function``
-    names. ``loading`` tells time in the data loader from other time.
+    names. ``loading`` marks time in the data loader.
     """
 
     file: str

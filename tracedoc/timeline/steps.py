@@ -210,7 +210,7 @@ def gpu_windows(
 
 
 def holds_iteration(trace: Trace, step: HostStep) -> bool:
-    """Tell whether an optimizer runs in a step after its backward pass: so the step reached its end.
+    """Return whether an optimizer runs in a step after its backward pass: so the step reached its end.
 
     The profiler stops as a step ends, so a range that ends with the capture may be whole, or cut off.
     """
@@ -277,7 +277,7 @@ def _profiler_steps(trace: Trace, rows: Rows, last_ns: int) -> tuple[HostStep, .
 def _why_no_clock(steps: tuple[HostStep, ...], backward: npt.NDArray[np.int64]) -> str:
     """Return why ProfilerSteps cannot be the clock, or "". Traces without any backward pass are inference.
 
-    Lengths tell nothing where all steps hold about the same number of backward nodes: a host that is far
+    Lengths mean nothing where all steps hold about the same number of backward nodes: a host that is far
     ahead runs through some steps, and is then blocked in one by a full queue or a wait.
     """
     finished = [step for step in steps if step.finished]

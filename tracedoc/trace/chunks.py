@@ -48,7 +48,7 @@ class ByteSource(Protocol):
 
 
 class MalformedJson(Exception):  # noqa: N818 - a signal between the cutter and the decoder
-    """The decoder met bytes that are not JSON, at ``offset`` of its input if it could tell."""
+    """The decoder met bytes that are not JSON, at ``offset`` of its input if it is known."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

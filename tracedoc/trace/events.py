@@ -280,12 +280,12 @@ def _loose_metadata(item: dict[str, Any]) -> Metadata:
 
 
 def _is_long_frame(name: Any, dur: float) -> bool:
-    """Tell whether a Python frame took 0.1 ms or more, and is neither torch's nor Python's own."""
+    """Return whether a Python frame took 0.1 ms or more, and is neither torch's nor Python's own."""
     return dur >= LONG_FRAME_US and is_frame_of_a_person(name)
 
 
 def is_frame_of_a_person(name: Any) -> bool:
-    """Tell whether a Python frame is neither torch's nor Python's own."""
+    """Return whether a Python frame is neither torch's nor Python's own."""
     return isinstance(name, str) and ".py(" in name and not _OWN_FRAME.match(name)
 
 

@@ -35,17 +35,17 @@ _OPTIMIZER_LABEL = re.compile(r"[#\s]*(?:optimizer|optim)(?:[ _.]step)?[#\s]*$",
 
 
 def is_evaluation(name: str) -> bool:
-    """Tell whether an operator is the engine's range around one node of the backward graph (torch 1.9+)."""
+    """Return whether an operator is the engine's range around one node of the backward graph (torch 1.9+)."""
     return name.startswith(_EVALUATION)
 
 
 def is_forward_wrapper(name: str) -> bool:
-    """Tell whether a range belongs to a wrapper's forward pass: the pass has begun where one starts."""
+    """Return whether a range belongs to a wrapper's forward pass: the pass has begun where one starts."""
     return _FORWARD_WRAPPER.match(name) is not None
 
 
 def is_forward_operator(name: str) -> bool:
-    """Tell whether an operator is composite and of the forward pass.
+    """Return whether an operator is composite and of the forward pass.
 
     The backward graph never calls these itself: inside one of its nodes they are recomputation.
     """
@@ -53,22 +53,22 @@ def is_forward_operator(name: str) -> bool:
 
 
 def is_zero3_hook(name: str) -> bool:
-    """Tell whether an operator is a module hook of DeepSpeed's ZeRO-3."""
+    """Return whether an operator is a module hook of DeepSpeed's ZeRO-3."""
     return _ZERO3_HOOK.match(name) is not None
 
 
 def is_backward_tail(name: str) -> bool:
-    """Tell whether a range ends a backward pass after its last node: buckets copied back, shards freed."""
+    """Return whether a range ends a backward pass after its last node: buckets copied back, shards freed."""
     return _BACKWARD_TAIL.match(name) is not None
 
 
 def is_optimizer_label(name: str) -> bool:
-    """Tell whether a range is a user's own label of the optimizer's step: ``## optimizer ##``."""
+    """Return whether a range is a user's own label of the optimizer's step: ``## optimizer ##``."""
     return _OPTIMIZER_LABEL.match(name) is not None
 
 
 def is_parameter_gather(name: str) -> bool:
-    """Tell whether a c10d operator hands updated parameters back to all ranks after the optimizer."""
+    """Return whether a c10d operator hands updated parameters back to all ranks after the optimizer."""
     return name.startswith(("c10d::_allgather_base", "c10d::allgather", "c10d::broadcast"))
 
 

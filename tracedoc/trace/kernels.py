@@ -8,7 +8,7 @@ from functools import lru_cache
 
 
 class KernelCategory(str, Enum):
-    """What a GPU kernel computes, told from its name."""
+    """What a GPU kernel computes, by its name."""
 
     COMMUNICATION = "communication"
     ATTENTION = "attention"
@@ -71,7 +71,7 @@ COMMUNICATION_KERNELS: tuple[tuple[str, str], ...] = (
 _COMMUNICATION = re.compile("|".join(pattern for _, pattern in COMMUNICATION_KERNELS))
 _NCCL_FUNCTION = re.compile(r"nccl[A-Z]")
 
-# Inductor names its kernels triton_<shape>_fused_<operators>_<n>; the shape tells more than the operators.
+# Inductor names its kernels triton_<shape>_fused_<operators>_<n>; the shape says more than the operators.
 _INDUCTOR = re.compile(r"^triton_(poi|red|per|tem|for|mm|bmm|split)_")
 _INDUCTOR_NORM = re.compile(r"(?:layer|rms|batch|group)_norm")
 _INDUCTOR_SOFTMAX = re.compile(r"softmax|nll_loss|cross_entropy")
@@ -177,7 +177,7 @@ def _inductor_category(shape: str, name: str) -> KernelCategory:
 
 
 def is_communication_kernel(name: str) -> bool:
-    """Tell whether a kernel moves data between GPUs, whoever wrote it."""
+    """Return whether a kernel moves data between GPUs, whoever wrote it."""
     if _NEVER_COMMUNICATION.match(name):
         return False
     return _NCCL_FUNCTION.match(name) is not None or _COMMUNICATION.search(name.lower()) is not None

@@ -33,7 +33,7 @@ def read_trace(
     """Return the trace in a file; ``-`` is standard input, ``stream`` is read instead of ``path``.
 
     Damage is skipped and a truncated file is read up to its last whole event; both are limits of the
-    trace, and with ``strict`` errors. ``on_bytes`` is told how many stored bytes were read. ``max_bytes``
+    trace, and with ``strict`` errors. ``on_bytes`` is called with the stored bytes read so far. ``max_bytes``
     bounds the decompressed text; by default only a gzip file that inflates implausibly is refused.
     ``python_functions`` keeps the Python frames of a capture with stacks, ``long_frames`` only the long ones
     outside torch. Raises :class:`InputError` where the file is no Kineto trace, saying what it is.

@@ -11,8 +11,8 @@ import msgspec
 class MatrixFormat(msgspec.Struct, frozen=True):
     """What a matrix kernel multiplies, and with what.
 
-    ``dtype`` is "bf16", "fp16", "fp8", "int8", "tf32", "fp32" or "fp64", "" where the name does not tell.
-    ``tensor_cores`` is ``None`` where the name does not tell. AMD's matrix cores count as tensor cores.
+    ``dtype`` is "bf16", "fp16", "fp8", "int8", "tf32", "fp32" or "fp64", "" where the name does not show it.
+    ``tensor_cores`` is ``None`` where the name does not show it. AMD's matrix cores count as tensor cores.
     """
 
     dtype: str

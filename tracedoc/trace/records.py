@@ -33,7 +33,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
 
 
 class InstantArgs(Args, gc=False, frozen=True):
-    """The arguments of an instant, which may tell what the allocator holds, in bytes."""
+    """The arguments of an instant, which may hold the allocator's totals, in bytes."""
 
     device_type: Any = msgspec.field(name="Device Type", default=None)
     device_id: Any = msgspec.field(name="Device Id", default=None)

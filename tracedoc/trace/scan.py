@@ -106,7 +106,7 @@ class ChunkScanner:
         )
 
     def _add_heads(self, keys: list[tuple[Any, ...]]) -> None:
-        """Look up what new heads are, and tell the scanner what to keep of their events."""
+        """Look up what new heads are, and set what the scanner keeps of their events."""
         numbers, traits = [], bytearray()
         for key in keys:
             if self._judges_frames and key[0] == FRAME and not is_frame_of_a_person(key[1]):

@@ -63,5 +63,5 @@ def shard_hook(name: str) -> Hook | None:
 
 
 def is_zero3_mark(name: str) -> bool:
-    """Tell whether an operator is one of those that only DeepSpeed's ZeRO-3 puts into a graph."""
+    """Return whether an operator is one of those that only DeepSpeed's ZeRO-3 puts into a graph."""
     return ZERO3_MARK.match(name) is not None

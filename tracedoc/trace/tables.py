@@ -41,7 +41,7 @@ class Ids(dict[Any, int]):
 class Heads(Ids):
     """Numbers what many events have in common: their category, name, process and thread.
 
-    The lists tell of each number the kind, and which name and thread it is; ``traits[number]`` tells what
+    The lists give the kind, name and thread of each number; ``traits[number]`` says what
     else is kept of such events: ``ON_GPU``, ``SHAPED``, ``COUNTED`` and ``WAITS``.
     """
 

@@ -156,7 +156,7 @@ def _op_of_name(name: str) -> str | None:
 
 
 def is_p2p(op: str) -> bool:
-    """Tell whether an operation is between two ranks only."""
+    """Return whether an operation is between two ranks only."""
     return op in P2P_OPS
 
 
@@ -318,7 +318,7 @@ def _runtime_role(name: str) -> RuntimeRole:
 class CopyKind(msgspec.Struct, frozen=True):
     """Where a copy goes: direction HtoD, DtoH, DtoD, PtoP, HtoH or "unknown"; and both memories.
 
-    Memories are "Pageable", "Pinned", "Device"... on CUDA; ROCm says only "Host"; "" if not told.
+    Memories are "Pageable", "Pinned", "Device"... on CUDA; ROCm says only "Host"; "" if not named.
     """
 
     direction: str
@@ -373,7 +373,7 @@ def optimizer_step_class(name: str) -> str | None:
 
 
 def is_zero_grad(name: str) -> bool:
-    """Tell whether a host range is ``Optimizer.zero_grad``."""
+    """Return whether a host range is ``Optimizer.zero_grad``."""
     return name.startswith("Optimizer.zero_grad#")
 
 
@@ -388,7 +388,7 @@ def data_loader(name: str) -> str | None:
 
 
 def is_backward_node(name: str) -> bool:
-    """Tell whether an operator is a node of the backward graph.
+    """Return whether an operator is a node of the backward graph.
 
     Traces before torch 1.9 have no ``evaluate_function`` ranges, only the nodes' own names.
     """
@@ -396,10 +396,10 @@ def is_backward_node(name: str) -> bool:
 
 
 def is_compile_range(name: str) -> bool:
-    """Tell whether a host range is compilation (Dynamo, Inductor), not running compiled code."""
+    """Return whether a host range is compilation (Dynamo, Inductor), not running compiled code."""
     return _COMPILE.match(name) is not None
 
 
 def is_gc_range(name: str) -> bool:
-    """Tell whether a host range is Python's garbage collection."""
+    """Return whether a host range is Python's garbage collection."""
     return _GC.match(name) is not None

@@ -61,7 +61,7 @@ def tensor_core_frac(timeline: RankTimeline) -> Value:
     known = sum(ns for (_, on), ns in formats.items() if on is not None)
     if known < KNOWN_SHARE * total:
         share = format_percent(known / total)
-        return Unknown(f"the names of the kernels tell for {share} of their time only")
+        return Unknown(f"kernel names show it for only {share} of the kernel time")
     return sum(ns for (_, on), ns in formats.items() if on) / known
 
 

@@ -42,7 +42,7 @@ def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     Late-launch gaps up to twenty times the median time between two launches; in a longer gap the host is not
     slow at launching, it does something else (:func:`host_away_idle_ms`). Unknown between 10 % and 20 % of
     the step where less than 10 % is left without the profiler's own cost on the host (0.5 us for each event
-    that it recorded there): a trace alone does not tell whether an unprofiled step has such gaps.
+    that it recorded there): a trace alone does not show whether an unprofiled step has such gaps.
     """
     spans, budget = launch_pace_idle(timeline), timeline.judged_budget
     if (unreliable := _unreliable(timeline)) is not None:

@@ -51,7 +51,7 @@ def allocator_calls_per_step(timeline: RankTimeline) -> Value:
 def pageable_copies_per_step(timeline: RankTimeline) -> Value:
     """Copies from pageable host memory to the device in the median step. ROCm does not record the memory."""
     if timeline.trace.info.vendor == "amd":
-        return Unknown("ROCm traces do not tell pinned from pageable memory")
+        return Unknown("ROCm traces do not distinguish pinned from pageable memory")
     return int(pageable_rows(timeline).size)
 
 
@@ -59,7 +59,7 @@ def pageable_copies_per_step(timeline: RankTimeline) -> Value:
 def pageable_bytes_per_step(timeline: RankTimeline) -> Value:
     """Bytes copied from pageable host memory to the device in the median step."""
     if timeline.trace.info.vendor == "amd":
-        return Unknown("ROCm traces do not tell pinned from pageable memory")
+        return Unknown("ROCm traces do not distinguish pinned from pageable memory")
     sizes = timeline.trace.nbytes[pageable_rows(timeline)]
     if (sizes < 0).any():
         return Unknown("the copies carry no size")
@@ -81,7 +81,7 @@ def pageable_stall_ms(timeline: RankTimeline) -> Spans | Unknown:
     if timeline.judged is None or timeline.activity is None:
         return NO_STEP
     if timeline.trace.info.vendor == "amd":
-        return Unknown("ROCm traces do not tell pinned from pageable memory")
+        return Unknown("ROCm traces do not distinguish pinned from pageable memory")
     return pageable_stall(timeline)
 
 
@@ -97,7 +97,7 @@ def exposed_host_copy_ms(timeline: RankTimeline) -> Value:
     exposed = timeline.activity.exposed_copy.clip(timeline.judged.start_ns, timeline.judged.end_ns)
     host = exposed & _copies(timeline, frozenset({"HtoD", "DtoH"}))
     if exposed - host - _copies(timeline, frozenset({"DtoD"})):
-        return Unknown("some copies do not tell between which memories they run")
+        return Unknown("some copies do not name the memories they run between")
     return host.total_ns / 1e6
 
 

@@ -278,5 +278,7 @@ def _depth(timeline: RankTimeline, phase: int | None) -> Value:
     if phase is not None:
         mine = mine & ((calls.phase == FORWARD) == (phase == FORWARD))
     return (
-        int(np.median(times.depth[mine])) if mine.any() else Unknown("nothing tells when the units are used")
+        int(np.median(times.depth[mine]))
+        if mine.any()
+        else Unknown("the order in which the units are used is not known")
     )

@@ -143,11 +143,11 @@ def _latency_bound_share(run: RunView, digest: RankDigest, step: StepDigest) -> 
     if isinstance(latency_bound, Unknown):
         return latency_bound
     table = digest.collectives
-    told = table.in_window(step.start_ns, step.end_ns) & ((table.nbytes != NONE) | latency_bound)
-    told &= ~table.is_op("barrier")
-    if not told.any():
+    counted = table.in_window(step.start_ns, step.end_ns) & ((table.nbytes != NONE) | latency_bound)
+    counted &= ~table.is_op("barrier")
+    if not counted.any():
         return Unknown("no collective carries its size")
-    return float(latency_bound[told].mean())
+    return float(latency_bound[counted].mean())
 
 
 def latency_bound_bytes(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64] | Unknown:

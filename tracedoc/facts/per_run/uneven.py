@@ -56,7 +56,7 @@ def uneven_work_ms(run: RunView) -> Value:
     shares the step is shorter by the mean waiting. The median over the steps that all ranks captured whole.
 
     In a pipeline samples are dealt out in micro-batches: there it is how much shorter a step would be if each
-    stage took every micro-batch equally long, as a replay of all ranks tells, the mean over the steps.
+    stage took every micro-batch equally long, by a replay of all ranks, the mean over the steps.
     """
     gain_ns = even_gain_ns(run)
     if gain_ns is not None:

@@ -94,7 +94,7 @@ def _claims(
             claim = recognise(signs, world_size)
         except Exception as error:
             name = recognise.__name__
-            failed.append(f"whether it is {name} could not be told: {failure(name, error)}")
+            failed.append(f"whether it is {name} is not known: {failure(name, error)}")
         else:
             if claim is not None:
                 yield claim

@@ -43,7 +43,7 @@ def with_hidden_waits(trace: Trace, calls: Calls, device: DeviceEvents) -> Calls
 
 
 def _drained(device: DeviceEvents, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Tell whether all that was launched before each pause ended inside it, right before its end."""
+    """Return whether all that was launched before each pause ended inside it, right before its end."""
     order = np.argsort(device.launched_ns, kind="stable")
     reach = np.maximum.accumulate(device.end_ns[order])
     place = np.searchsorted(device.launched_ns[order], end)
