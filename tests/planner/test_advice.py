@@ -10,7 +10,6 @@ from tracedoc.planner.advice import Advice, advise
 from tracedoc.planner.candidates import Wish
 from tracedoc.planner.choice import Situation, decisions
 from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of
-from tracedoc.planner.memory import fits_instead, fits_without_sharding
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import shape_from_parameters
 from tracedoc.planner.strategies import STRATEGIES
@@ -208,21 +207,3 @@ def test_deepspeed_offload_is_refused_where_the_framework_has_none() -> None:
     with pytest.raises(InputError, match="pytorch cannot offload 'optimizer'") as caught:
         ask(7e9, 4, 40, offload="optimizer")
     assert "--offload all" in caught.value.hint
-
-
-def test_rules_can_ask_whether_a_run_fits_without_sharding() -> None:
-    """1e9 parameters: 16 GB of states and 2 GB of 16-bit copies; 5 GB of activations fit 24 GB, 7 do not."""
-    assert fits_without_sharding(10**9, 24 * GB, other_bytes=5 * GB).fits
-    assert not fits_without_sharding(10**9, 24 * GB, other_bytes=7 * GB).fits
-    assert fits_without_sharding(10**9, 18 * GB).fits  # to the last byte
-
-
-def test_rules_can_ask_whether_parameters_may_stay_gathered() -> None:
-    """7e9 parameters stay gathered for 14 GB more."""
-    room = fits_instead(
-        7 * 10**9, 80 * GB, peak_bytes=60 * GB, gpus=8, now="full-shard", then="shard-grad-op"
-    )
-    assert room.needed_bytes == 74 * GB
-    assert room.fits
-    with pytest.raises(InputError, match="did you mean 'full-shard'"):
-        fits_instead(7 * 10**9, 80 * GB, peak_bytes=1.0, gpus=8, now="full-shards", then="ddp")

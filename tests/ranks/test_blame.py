@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.ranks.blame import Blame, Lateness, Link, assign_blame
+from tests.ranks.late_arrivals import Link, late_arrivals
+from tracedoc.ranks.blame import Blame, Lateness, assign_blame
 from tracedoc.ranks.exposure import arrivals_by_rank, exposed_waits
 from tracedoc.ranks.matching import RankCollectives, match_collectives
 from tracedoc.spans import Spans
@@ -39,7 +40,7 @@ def test_a_rank_that_computed_longer_is_compute_late() -> None:
         [operation((0, 1), 0, 12, 0, Held.LAUNCH)],
         [operation((0, 1), 10, 12, 1, Held.COMPUTE)],
     )
-    (late,) = found.late_arrivals()
+    (late,) = late_arrivals(found)
     assert late.chain == (Link(1, 0, Lateness.COMPUTE, 10 * MS),)
     assert (late.cost_ns, late.exposed_cost_ns) == ({0: 10 * MS}, {0: 10 * MS})
     assert found.exposed_cost_ns().tolist() == [0, 10 * MS]
@@ -50,7 +51,7 @@ def test_a_rank_whose_host_launched_after_the_peers_is_host_late() -> None:
         [operation((0, 1), 0, 12, 0, Held.LAUNCH)],
         [operation((0, 1), 10, 12, 9, Held.COMPUTE)],
     )
-    (late,) = found.late_arrivals()
+    (late,) = late_arrivals(found)
     assert late.culprit.lateness == Lateness.HOST
 
 
@@ -63,7 +64,7 @@ def test_blame_goes_through_the_group_in_which_the_late_rank_was_waiting() -> No
         [operation((2, 3), 10, 42, 1, Held.COMPUTE), operation((0, 2), 50, 53, 2, Held.COMPUTE)],
         [operation((2, 3), 40, 42, 1, Held.COMPUTE), operation((1, 3), 50, 53, 2, Held.COMPUTE)],
     )
-    chains = {late.collective.group.ranks: late.chain for late in found.late_arrivals()}
+    chains = {late.collective.group.ranks: late.chain for late in late_arrivals(found)}
     assert [link.rank for link in chains[2, 3]] == [3]
     assert [link.rank for link in chains[0, 2]] == [2, 3]
     assert [link.rank for link in chains[1, 3]] == [3]
@@ -77,7 +78,7 @@ def test_a_rank_behind_another_operation_of_its_stream_is_queued_and_that_one_is
         [operation((1, 2), 4, 40, 1, Held.COMPUTE), operation((0, 1), 40, 42, 2, Held.COMMUNICATION)],
         [operation((1, 2), 34, 40, 34, Held.LAUNCH)],
     )
-    late = next(late for late in found.late_arrivals() if late.collective.group.ranks == (0, 1))
+    late = next(late for late in late_arrivals(found) if late.collective.group.ranks == (0, 1))
     assert [(link.rank, link.lateness) for link in late.chain] == [
         (1, Lateness.QUEUED),
         (2, Lateness.HOST),
@@ -89,7 +90,7 @@ def test_ranks_that_come_together_are_nobodys_fault() -> None:
         [operation((0, 1), 0, 2, 0, Held.LAUNCH)],
         [operation((0, 1), 0, 2, 0, Held.LAUNCH)],
     )
-    assert list(found.late_arrivals()) == []
+    assert list(late_arrivals(found)) == []
 
 
 def test_a_wait_that_the_median_peer_had_as_well_is_no_excuse() -> None:
@@ -106,7 +107,7 @@ def test_a_wait_that_the_median_peer_had_as_well_is_no_excuse() -> None:
         *([operation((rank, rank + 4), 11, 12, 11, Held.LAUNCH)] for rank in (0, 1, 2)),
         [operation((3, 7), 1, 2, 0, Held.LAUNCH)],
     )
-    late = next(late for late in found.late_arrivals() if late.collective.group.ranks == everyone)
+    late = next(late for late in late_arrivals(found) if late.collective.group.ranks == everyone)
     assert late.chain == (Link(0, late.chain[0].operation, Lateness.COMPUTE, 15 * MS),)
 
 
@@ -127,7 +128,7 @@ def test_a_wait_before_the_group_last_met_is_no_excuse() -> None:
         ],
         [operation((0, 2), 35, 37, 1, Held.COMPUTE)],
     )
-    late = [late for late in found.late_arrivals() if late.collective.group.ranks == pair]
+    late = [late for late in late_arrivals(found) if late.collective.group.ranks == pair]
     assert [[link.rank for link in one.chain] for one in late] == [[0]]
     assert [one.cost_ns for one in late] == [{1: 28 * MS}]
 
@@ -139,12 +140,12 @@ def test_a_rank_is_late_by_what_it_comes_after_the_median_of_the_others(
     # The others come at 0, 10 and 20. From 10 to 50 are 40 ms; half of them have passed at 30.
     starts = [(0, 0), (10, 1), (20, 1), (50, launch)]
     found = blame(*([operation((0, 1, 2, 3), start, 60, at, Held.COMPUTE)] for start, at in starts))
-    (late,) = found.late_arrivals()
+    (late,) = late_arrivals(found)
     assert late.chain == (Link(3, 0, lateness, 40 * MS),)
 
 
 def test_of_two_others_the_first_one_is_the_median() -> None:
     starts = [0, 10, 50]
     found = blame(*([operation((0, 1, 2), start, 60, 0, Held.COMPUTE)] for start in starts))
-    (late,) = found.late_arrivals()
+    (late,) = late_arrivals(found)
     assert late.chain == (Link(2, 0, Lateness.COMPUTE, 50 * MS),)

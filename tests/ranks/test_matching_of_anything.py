@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.ranks.late_arrivals import late_arrivals
 from tracedoc.ranks.bandwidth import group_curves, transfers
 from tracedoc.ranks.blame import assign_blame
 from tracedoc.ranks.exposure import arrivals_by_rank, exposed_waits, split_exposed
@@ -75,7 +76,7 @@ def test_matching_never_fails_and_its_parts_fit(seed: int) -> None:
         assert total == exposed.total_ns
     blame = assign_blame(matching, ranks, waits)
     assert (blame.follows < np.arange(len(matching))).all()
-    for late in blame.late_arrivals():
+    for late in late_arrivals(blame):
         assert late.chain[0].rank == late.collective.last_rank
     names = {rank.rank: "NVIDIA H200" for rank in ranks}
     assert (transfers(matching, group_curves(matching, names, names)).gbps >= 0).all()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from tests.ranks.late_arrivals import late_arrivals
 from tests.ranks.simulator import Part, Simulated, balanced_program, delayed, simulate, uneven_program
 from tracedoc.ranks.blame import Blame, Lateness, assign_blame
 from tracedoc.ranks.exposure import ExposedSplit, arrivals_by_rank, exposed_waits, split_exposed
@@ -146,7 +147,7 @@ def test_one_delay_explains_all_waiting_wherever_it_shows(shape: tuple[int, int]
     for seed in SEEDS:
         program, late = delayed(balanced_program(seed, *shape), seed, shape[0] * shape[1], 30)
         found = seen(simulate(shape[0] * shape[1], program)).blame
-        arrivals = list(found.late_arrivals())
+        arrivals = list(late_arrivals(found))
         assert arrivals
         assert {arrival.culprit.rank for arrival in arrivals} == {late}
         assert {arrival.culprit.lateness for arrival in arrivals} == {Lateness.COMPUTE}
@@ -203,9 +204,9 @@ def test_a_missing_rank_that_is_not_late_changes_no_wait_of_the_others(numbered:
         full, part = seen(run, numbered=numbered), seen(run, numbered=numbered, missing=[missing])
         for rank, split in part.splits.items():
             assert split.wait_ns == pytest.approx(full.splits[rank].wait_ns, rel=0.02)
-        roots = {arrival.culprit.rank for arrival in part.blame.late_arrivals()}
+        roots = {arrival.culprit.rank for arrival in late_arrivals(part.blame)}
         # Where the way to the cause led through the missing rank, the chain ends before it.
-        assert late in roots or missing in {r for a in full.blame.late_arrivals() for r in _ranks(a.chain)}
+        assert late in roots or missing in {r for a in late_arrivals(full.blame) for r in _ranks(a.chain)}
         partial = [one for one in part.matching.collectives if not one.complete]
         assert {missing in one.group.ranks for one in partial} == {True}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks.late_arrivals import late_arrivals
 from tracedoc.pipeline import measure
 from tracedoc.testing import TraceBuilder
 
@@ -36,6 +37,6 @@ def test_a_second_host_whose_clock_is_seconds_ahead_changes_no_fact(
     waits, transfers = measurements.facts["exposed_wait_ms"], measurements.facts["exposed_transfer_ms"]
     assert waits.values == {"0": pytest.approx(30.0), "1": pytest.approx(0.0)}
     assert transfers.values == {"0": pytest.approx(5.0), "1": pytest.approx(5.0)}
-    late = list(measurements.run.blame.late_arrivals())
+    late = list(late_arrivals(measurements.run.blame))
     assert {arrival.culprit.rank for arrival in late} == {1}
     assert {arrival.culprit.lateness.name for arrival in late} == {"COMPUTE"}

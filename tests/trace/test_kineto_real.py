@@ -11,7 +11,7 @@ from tests.trace.reference import reference_rows, rows_of
 from tracedoc.errors import InputError
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.kineto import read_trace
-from tracedoc.trace.vocabulary import is_p2p
+from tracedoc.trace.vocabulary import P2P_OPS
 
 NOT_TRACES = {
     "eg.rank_0.pt.trace.json.gz": "execution trace",
@@ -68,7 +68,7 @@ def test_collective_arguments_of_kernels_and_records(shared_traces: Path) -> Non
     first = trace.collectives[kernels[0]]
     assert (first.group_ranks, first.group_size, first.group_name) == ((0, 1), 2, "0")
     assert sum(c.in_elements or 0 for c in trace.collectives.values() if c.name == "allreduce") > 0
-    assert not any(is_p2p(c.name) for c in trace.collectives.values())
+    assert not any(c.name in P2P_OPS for c in trace.collectives.values())
 
 
 def test_shapes_of_gloo_collectives_and_matrix_products_are_kept(shared_traces: Path) -> None:

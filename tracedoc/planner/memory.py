@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import msgspec
 
-from tracedoc.errors import InputError, did_you_mean
 from tracedoc.planner.setup import (
     NF4_BYTES,
     NF4_DOUBLE_BYTES,
     OPTIMIZERS,
     PRECISIONS,
     Question,
-    Training,
 )
-from tracedoc.planner.shape import shape_from_parameters
-from tracedoc.planner.strategies import STRATEGIES, Strategy, shards
+from tracedoc.planner.strategies import Strategy, shards
 
 
 class ModelStates(msgspec.Struct, frozen=True):
@@ -158,65 +155,3 @@ def _offloaded(states: ModelStates, offload: str, strategy: Strategy) -> ModelSt
         kept = 0.0 if "gradients" in strategy.split else states.gradients
         return ModelStates(states.parameters, kept, 0.0, states.copies, moved)
     return ModelStates(0.0, 0.0, 0.0, states.copies, states.host + states.states)
-
-
-class Room(msgspec.Struct, frozen=True):
-    """Whether something fits: bytes needed and bytes there."""
-
-    fits: bool
-    needed_bytes: float
-    memory_bytes: float
-
-
-def fits_without_sharding(
-    parameters: int,
-    memory_bytes: float,
-    *,
-    precision: str = "bf16-mixed",
-    optimizer: str = "adamw",
-    other_bytes: float = 0.0,
-) -> Room:
-    """Return whether every GPU can hold all model states: whether DDP is possible.
-
-    ``other_bytes`` is what else lives on the GPU (activations, context), if that was measured; 0 makes the
-    answer a necessary condition only. This is for rules that want to say "do not shard".
-    """
-    states = _states(parameters, 2, 1, "ddp", precision, optimizer)
-    needed = states.states + states.copies + other_bytes
-    return Room(needed <= memory_bytes, needed, memory_bytes)
-
-
-def fits_instead(
-    parameters: int,
-    memory_bytes: float,
-    *,
-    peak_bytes: float,
-    gpus: int,
-    now: str,
-    then: str,
-    nodes: int = 1,
-    precision: str = "bf16-mixed",
-    optimizer: str = "adamw",
-) -> Room:
-    """Return whether a run that peaks at ``peak_bytes`` under strategy ``now`` would fit under ``then``.
-
-    The difference of the model states of the two is added to the measured peak; strategies are named as in
-    :data:`tracedoc.planner.strategies.STRATEGIES`. This is for rules that want to say "shard less".
-    """
-    before = _states(parameters, gpus, nodes, now, precision, optimizer)
-    after = _states(parameters, gpus, nodes, then, precision, optimizer)
-    needed = peak_bytes + (after.states + after.copies) - (before.states + before.copies)
-    return Room(needed <= memory_bytes, needed, memory_bytes)
-
-
-def _states(
-    parameters: int, gpus: int, nodes: int, strategy: str, precision: str, optimizer: str
-) -> ModelStates:
-    if strategy not in STRATEGIES:
-        raise InputError(
-            f"no strategy is called {strategy!r}{did_you_mean(strategy, STRATEGIES)}",
-            f"known: {', '.join(STRATEGIES)}",
-        )
-    training = Training(precision=precision, optimizer=optimizer)
-    question = Question(shape_from_parameters(parameters), training, gpus, nodes, 1.0)
-    return model_states(question, STRATEGIES[strategy])

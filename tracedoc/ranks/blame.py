@@ -6,7 +6,7 @@ cause. The chain goes on to the last rank of that wait, until a rank was late fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 
 import msgspec
@@ -16,7 +16,6 @@ import numpy.typing as npt
 from tracedoc.ranks.clock_violations import SKEW_NS
 from tracedoc.ranks.matching import (
     NO_OPERATION,
-    Collective,
     Matching,
     RankCollectives,
     operations_of_rows,
@@ -46,34 +45,6 @@ STRAGGLING = (Lateness.HOST, Lateness.COMPUTE)
 """What makes a straggler; a rank that was queued behind another operation is none."""
 
 
-class Link(msgspec.Struct, frozen=True):
-    """One step of a chain of blame: ``rank`` came last to ``operation`` (an index of the matching)."""
-
-    rank: int
-    operation: int
-    lateness: Lateness
-    late_ns: int
-
-
-class LateArrival(msgspec.Struct, frozen=True):
-    """One operation to which a rank came late.
-
-    ``chain`` begins with the last rank of this operation and ends with the one that did its own work;
-    ``cost_ns`` holds what each captured rank of the group waited, ``exposed_cost_ns`` the part of it with
-    no compute beside it. Both leave out ranks that did not wait.
-    """
-
-    collective: Collective
-    chain: tuple[Link, ...]
-    cost_ns: Mapping[int, int]
-    exposed_cost_ns: Mapping[int, int]
-
-    @property
-    def culprit(self) -> Link:
-        """The end of the chain: the rank that did its own work, where and why."""
-        return self.chain[-1]
-
-
 class Blame(msgspec.Struct, frozen=True, eq=False):
     """Who is to blame for each operation of a matching, as columns of its length.
 
@@ -92,37 +63,6 @@ class Blame(msgspec.Struct, frozen=True, eq=False):
     root: IntArray
     root_lateness: npt.NDArray[np.uint8]
     exposed_wait_ns: Int64Array
-
-    def chain(self, operation: int) -> tuple[Link, ...]:
-        """Return the chain of blame of one operation, at least one link."""
-        links = []
-        while operation != NO_OPERATION:
-            links.append(
-                Link(
-                    self.matching.ranks[int(self.last[operation])],
-                    operation,
-                    Lateness(int(self.lateness[operation])),
-                    int(self.late_ns[operation]),
-                )
-            )
-            operation = int(self.follows[operation])
-        return tuple(links)
-
-    def late_arrivals(self, at_least_ns: int = SKEW_NS) -> Iterator[LateArrival]:
-        """Yield the operations whose last rank came so late, in order of time."""
-        matching = self.matching
-        wait_ns = matching.wait_ns
-        for index in np.flatnonzero(
-            (self.lateness != Lateness.NONE) & (self.late_ns >= at_least_ns)
-        ).tolist():
-            parts = slice(int(matching.first[index]), int(matching.first[index + 1]))
-            ranks = [matching.ranks[rank] for rank in matching.part_rank[parts].tolist()]
-            yield LateArrival(
-                matching.collective(index),
-                self.chain(index),
-                _waiting(ranks, wait_ns[parts]),
-                _waiting(ranks, self.exposed_wait_ns[parts]),
-            )
 
     def waited_for(self, rank: int) -> int | None:
         """Return the rank at the end of most of a rank's exposed waiting, ``None`` if there is none."""
@@ -287,7 +227,3 @@ def _excess_of_last(matching: Matching, waited: Int64Array, last_part: IntArray)
     # The last rank is among them: of two the other one is wanted, of many it hardly matters.
     middle = waited[order[matching.first[:-1] + np.maximum(counts - 2, 0) // 2]]
     return np.asarray(waited[last_part] - middle, dtype=np.int64)
-
-
-def _waiting(ranks: Sequence[int], wait_ns: Int64Array) -> dict[int, int]:
-    return {rank: wait for rank, wait in zip(ranks, wait_ns.tolist(), strict=True) if wait > 0}

@@ -155,11 +155,6 @@ def _op_of_name(name: str) -> str | None:
     return _OP_OF_WORD[match.group(1)] if match else None
 
 
-def is_p2p(op: str) -> bool:
-    """Return whether an operation is between two ranks only."""
-    return op in P2P_OPS
-
-
 def gloo_op(name: str) -> str | None:
     """Return the operation of a ``gloo:`` annotation, ``None`` for any other name."""
     return collective_op(name) if name.startswith("gloo:") else None
@@ -316,33 +311,32 @@ def _runtime_role(name: str) -> RuntimeRole:
 
 
 class CopyKind(msgspec.Struct, frozen=True):
-    """Where a copy goes: direction HtoD, DtoH, DtoD, PtoP, HtoH or "unknown"; and both memories.
+    """Where a copy goes: direction HtoD, DtoH, DtoD, PtoP, HtoH or "unknown"; and from which memory.
 
     Memories are "Pageable", "Pinned", "Device"... on CUDA; ROCm says only "Host"; "" if not named.
     """
 
     direction: str
     source_memory: str = ""
-    target_memory: str = ""
 
 
-_CUDA_COPY = re.compile(r"Memcpy (\w+)(?: \((.+?) -> (.+?)\))?")
+_CUDA_COPY = re.compile(r"Memcpy (\w+)(?: \((.+?) -> .+?\))?")
 _SPELT_COPY = re.compile(r"(Host|Device|Peer)To(Host|Device|Peer)", re.IGNORECASE)
 _DIRECTIONS = frozenset({"HtoD", "DtoH", "DtoD", "PtoP", "HtoH"})
 
 
 @lru_cache(maxsize=1024)
 def copy_kind(name: str) -> CopyKind:
-    """Return the direction and memories of a copy (``Memcpy HtoD (Pageable -> Device)``)."""
+    """Return the direction of a copy and where it comes from (``Memcpy HtoD (Pageable -> Device)``)."""
     match = _CUDA_COPY.match(name)
     if match:
         direction = match.group(1).replace("A", "D")  # CUDA arrays live on the device.
         known = direction if direction in _DIRECTIONS else "unknown"
-        return CopyKind(known, match.group(2) or "", match.group(3) or "")
+        return CopyKind(known, match.group(2) or "")
     spelt = _SPELT_COPY.search(name)
     if spelt:
         source, target = spelt.group(1).capitalize(), spelt.group(2).capitalize()
-        return CopyKind(f"{source[0]}to{target[0]}", source, target)
+        return CopyKind(f"{source[0]}to{target[0]}", source)
     return CopyKind("unknown")
 
 
