@@ -100,6 +100,10 @@ class _Walk:
         self._program: RunProgram = played.program
         self._order = np.argsort(self._skeleton.dst, kind="stable")
         self._begin = np.searchsorted(self._skeleton.dst[self._order], np.arange(self._skeleton.nodes + 1))
+        self._labels = [
+            dict(zip(own.label_at.tolist(), own.labels, strict=True))
+            for own in played.program.layout.programs
+        ]
 
     def backwards(self, subject: int) -> Iterator[Piece]:
         """Yield the pieces of the path, the last one first."""
@@ -238,11 +242,10 @@ class _Walk:
         """Return what the host does right before a point."""
         layout = self._program.layout
         rank = int(layout.point_rank[point])
-        own, base = layout.programs[rank], int(layout.point_base[rank])
-        what = PARTS[int(layout.part[max(point - 1, base)])]
-        if own.label_at.size:
-            named = np.flatnonzero(own.label_at == point - base)
-            what = own.labels[int(named[0])] if named.size else what
+        base = int(layout.point_base[rank])
+        what = self._labels[rank].get(point - base)
+        if what is None:
+            what = PARTS[int(layout.part[max(point - 1, base)])]
         return Piece("host", self._rank(rank), ns, what)
 
 
