@@ -6,6 +6,7 @@ python soak/fuzz_manifests.py [--count 2000] [--from 0]
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import random
@@ -20,7 +21,7 @@ from trial import repeat
 
 from tracedoc.run.manifest import PART_SUFFIX
 from tracedoc.run.steplog import CAPACITY, COLLECTION, HEADER, MAGIC, RECORD, STEP, WINDOW
-from tracedoc.testing import parse_lanes
+from tracedoc.testing import TraceBuilder, parse_lanes
 from tracedoc.testing.jobs import draw_log
 
 LANES = "compute 0-60\nallreduce 60-100 256MiB"
@@ -125,6 +126,21 @@ def log(dice: random.Random) -> bytes:
     return content[: dice.randint(0, len(content))] if dice.random() < 0.2 else content
 
 
+def source(dice: random.Random) -> bytes:
+    """Return a step with Python stacks, sometimes with frames of odd times, or damaged."""
+    builder = TraceBuilder(rank=0, device=None)
+    for number in range(dice.choice([1, 30, 300])):
+        name = dice.choice(
+            ["train.py(40): main", "<built-in method item of Tensor object at 0x7f>", "torch/x.py(1): f"]
+        )
+        begin = dice.choice([0.0, 1.0 * number, dice.uniform(0, 100)])
+        thread = dice.choice(["main", "main", "other"])
+        end = begin + dice.choice([0.0, 1.0, 50.0])
+        builder.host(name, begin, end, category="python_function", thread=thread)
+    packed = gzip.compress(builder.to_json().encode())
+    return packed if dice.random() < 0.8 else packed[: dice.randint(0, len(packed))]
+
+
 def write(number: int, folder: Path) -> Path:
     """Write mutant ``number`` into a folder of its own, and return that."""
     dice = random.Random(number)
@@ -135,6 +151,8 @@ def write(number: int, folder: Path) -> Path:
         if dice.random() < 0.95:
             builder.write(run / f"rank-{rank}.json")
         (run / f"rank-{rank}.steps").write_bytes(log(dice))
+        if rank == 0:
+            (run / "rank-0.source.gz").write_bytes(source(dice))
     os.mkfifo(run / "pipe")
     (run / "folder").mkdir()
     (run / "link").symlink_to(dice.choice(["/dev/zero", "link", "..", "pipe", "/etc/hostname"]))

@@ -23,7 +23,7 @@ PLACES = (REPOSITORY / "sample_traces", REPOSITORY.parent / "shared" / "traces")
 MAX_EVENTS = 300
 MAX_STEP_EVENTS = 1500
 MAX_RANKS = 3
-MAX_SIMULATED = 8000
+MAX_SIMULATED = 5000
 """Events of a simulated job, whose ranks are taken all and whole."""
 SIMULATED_SEEDS = range(2_000_000, 2_000_040)
 MAX_TEXT = 40_000_000

@@ -37,22 +37,25 @@ def clock(seconds: int = LONGEST_S) -> Iterator[None]:
 def repeat(what: str, numbers: range, trial: Callable[[int], str]) -> int:
     """Call ``trial`` with every number; return how many calls raised what no caller expects.
 
-    ``trial`` returns the outcome in a word, which is counted.
+    ``trial`` returns the outcome in a word, which is counted. Ctrl-C ends it early, with the figures so far.
     """
     outcomes: Counter[str] = Counter()
     failures: dict[str, list[int]] = {}
-    slowest, began = (0.0, -1), time.monotonic()
+    slowest, began, tried = (0.0, -1), time.monotonic(), 0
     for done, number in enumerate(numbers, start=1):
         start = time.process_time()
         try:
             with clock():
                 outcomes[trial(number)] += 1
+        except KeyboardInterrupt:
+            break
         except (Exception, HangsError) as error:
             place = _place(error)
             if place not in failures:
                 print(f"FAILED {what} {number}: {place}", flush=True)
                 traceback.print_exc(limit=-8)
             failures.setdefault(place, []).append(number)
+        tried = done
         slowest = max(slowest, (time.process_time() - start, number))
         if done % 500 == 0:
             print(f"{what}: {done} of {len(numbers)}, {sum(map(len, failures.values()))} failed", flush=True)
@@ -61,7 +64,7 @@ def repeat(what: str, numbers: range, trial: Callable[[int], str]) -> int:
     count = sum(map(len, failures.values()))
     told = ", ".join(f"{word} {times}" for word, times in outcomes.most_common())
     print(
-        f"{what}: {len(numbers)} tried in {time.monotonic() - began:.0f} s, {count} failed; {told}; "
+        f"{what}: {tried} tried in {time.monotonic() - began:.0f} s, {count} failed; {told}; "
         f"slowest {slowest[0]:.1f} s of processor time ({slowest[1]})",
         flush=True,
     )

@@ -130,6 +130,7 @@ def test_numbers_and_texts_of_a_stranger_become_plain() -> None:
         10_000,
     )
     assert "[" * 31 + "None" in repr(plain["f"])
+    assert plain_json(b"[1e308, -1e308, 1e18, -0.5]") == [None, None, 1e18, -0.5]
     for bad in (b"", b"\xff\xfe", b"[" * 100_000, b"9" * 5000):
         with pytest.raises(ValueError):
             plain_json(bad)

@@ -40,6 +40,15 @@ def test_transfers_of_a_gpu_job_without_gpu_events_are_not_taken_for_collectives
     assert diagnosis.budget is None
 
 
+def test_a_step_that_takes_no_time_has_no_shares(tmp_path: Path) -> None:
+    events = [event("cpu_op", name, 10, 0, tid=n) for n, name in enumerate(("aten::mm", "c10d::allreduce_"))]
+    events.append(event("user_annotation", "gloo:all_reduce", 10, 0, tid=3))
+    facts = diagnose(tmp_path, events).facts
+    failed = [name for name, fact in facts.items() if str(fact.unknown).startswith("error")]
+    assert failed == []
+    assert facts["exposed_comm_frac"].unknown == "the step takes no time"
+
+
 @pytest.mark.parametrize(
     ("name", "number"),
     [

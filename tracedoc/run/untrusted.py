@@ -6,13 +6,12 @@ Standard library only: the hook in the user's process imports this module too.
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
 from pathlib import Path
 
 MAX_NUMBER = 2**63
-"""Whole numbers of this size and beyond fit no counter."""
+"""Numbers of this size and beyond fit no counter, and are no measurement of anything."""
 
 MAX_DEPTH = 32
 MAX_TEXT = 10_000
@@ -92,7 +91,7 @@ def _is_name(name: str) -> bool:
 def plain_json(text: bytes) -> object:
     """Return the value of a JSON text, with what no honest writer writes made harmless.
 
-    Whole numbers beyond 64 bits and those that are none (NaN, Infinity) become ``None``, halves of
+    Numbers beyond 64 bits and those that are none (NaN, Infinity) become ``None``, halves of
     characters become ``?``, long texts are cut, and so is what is nested deeper than :data:`MAX_DEPTH`.
     Raises ``ValueError`` for a text that is no JSON.
     """
@@ -111,7 +110,7 @@ def _plain(value: object, depth: int) -> object:
     if isinstance(value, int):
         return value if -MAX_NUMBER < value < MAX_NUMBER else None
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if abs(value) < MAX_NUMBER else None  # NaN is not below it
     if depth == 0:
         return None
     if isinstance(value, list):

@@ -111,6 +111,8 @@ def exposed_comm_frac(timeline: RankTimeline) -> Value:
     if timeline.judged is None or timeline.activity is None:
         return NO_STEP
     start, end = timeline.judged.start_ns, timeline.judged.end_ns
+    if end <= start:
+        return Unknown("the step takes no time")
     return timeline.activity.exposed_comm.clip(start, end).total_ns / (end - start)
 
 
