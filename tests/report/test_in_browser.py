@@ -1,0 +1,112 @@
+"""The page in a real browser: it asks for nothing, zooms, copies, and reads without scripts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.example_diagnoses import DIAGNOSES
+from tracedoc.report.render import write_report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    flags = [
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    ]
+    with sync_api.sync_playwright() as player:
+        chromium = player.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages")
+    for name, diagnosis in DIAGNOSES.items():
+        write_report(diagnosis(), str(folder / f"{name}.html"))
+    return folder
+
+
+def opened(browser: Any, file: Path, **how: Any) -> tuple[Any, list[str]]:
+    """Open a page; the list fills with everything that it complains of or asks for."""
+    page = browser.new_context(**how).new_page()
+    noted: list[str] = []
+    page.on("console", lambda message: noted.append(message.text))
+    page.on("pageerror", lambda error: noted.append(str(error)))
+    page.on("request", lambda request: noted.append(request.url) if request.url != file.as_uri() else None)
+    page.on("dialog", lambda dialog: noted.append(dialog.message))
+    page.goto(file.as_uri())
+    return page, noted
+
+
+@pytest.mark.parametrize("name", sorted(DIAGNOSES))
+def test_page_complains_of_nothing_and_asks_for_nothing(browser: Any, pages: Path, name: str) -> None:
+    page, noted = opened(browser, pages / f"{name}.html")
+    assert noted == []
+    assert page.locator("h1").count() == 1
+
+
+def test_zoom_shows_half_of_the_step_and_the_whole_again(browser: Any, pages: Path) -> None:
+    page, _ = opened(browser, pages / "sharded.html")
+    drawing = page.locator("#picture svg.states").first
+    assert drawing.get_attribute("viewBox") == "0 0 1000 10"
+    page.get_by_text("Zoom in").click()
+    assert drawing.get_attribute("viewBox") == "250 0 500 10"
+    assert page.locator("#shown").inner_text() == "100 ms to 300 ms"
+    page.locator("#picture").press("0")
+    assert drawing.get_attribute("viewBox") == "0 0 1000 10"
+
+
+def test_pan_stops_at_the_end_of_the_step(browser: Any, pages: Path) -> None:
+    page, _ = opened(browser, pages / "sharded.html")
+    page.get_by_text("Zoom in").click()
+    for _ in range(9):
+        page.get_by_text("Later").click()
+    assert page.locator("#shown").inner_text() == "200 ms to 400 ms"
+
+
+def test_copy_gives_the_code_of_the_fix(browser: Any, pages: Path) -> None:
+    page, _ = opened(browser, pages / "sharded.html", permissions=["clipboard-read", "clipboard-write"])
+    code = page.locator("article pre").first.text_content()
+    page.locator("article .copy-button").first.click()
+    page.get_by_text("Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == code
+
+
+def test_page_reads_without_scripts(browser: Any, pages: Path) -> None:
+    page, noted = opened(browser, pages / "sharded.html", java_script_enabled=False)
+    assert noted == []
+    assert not page.get_by_text("Zoom in").is_visible()
+    assert page.locator("#picture svg.states").first.is_visible()
+    heads = page.locator("h2").all_inner_texts()
+    assert (
+        heads.index("Where the step goes") < heads.index("The step on every rank") < heads.index("Findings")
+    )
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_is_wider_than_the_screen(browser: Any, pages: Path, width: int) -> None:
+    for name in DIAGNOSES:
+        page, _ = opened(browser, pages / f"{name}.html", viewport={"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+
+
+def test_page_is_dark_where_the_reader_wants_it(browser: Any, pages: Path) -> None:
+    colours = {}
+    for scheme in ("light", "dark"):
+        page, _ = opened(browser, pages / "sharded.html", color_scheme=scheme)
+        colours[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert colours == {"light": "rgb(252, 252, 250)", "dark": "rgb(20, 23, 26)"}
