@@ -65,7 +65,7 @@ def test_the_model_is_that_below_the_wrapper(ddp: Path) -> None:
     assert model["block"] == {"class": "Block", "count": 4, "parameters": BLOCK}
 
 
-def test_the_loader_the_batch_and_the_optimizer_are_told(ddp: Path) -> None:
+def test_the_loader_the_batch_and_the_optimizer_are_reported(ddp: Path) -> None:
     facts = facts_of(ddp, 1)
     (loader,) = facts["framework"]["loaders"]
     assert (loader["batch_size"], loader["num_workers"], loader["pin_memory"]) == (8, 0, False)
@@ -89,7 +89,7 @@ def test_no_token_is_kept(ddp: Path) -> None:
     assert "PATH" not in variables
 
 
-def test_versions_processors_and_threads_are_told(ddp: Path) -> None:
+def test_versions_processors_and_threads_are_reported(ddp: Path) -> None:
     import torch
 
     environment = facts_of(ddp, 0)["environment"]

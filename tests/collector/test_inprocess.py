@@ -134,12 +134,12 @@ def test_the_trainer_of_lightning(tmp_path: Path) -> None:
     assert (rank.state, rank.steps_total) == (COMPLETE, 40)
 
 
-def test_an_unknown_option_is_told(tmp_path: Path) -> None:
+def test_an_unknown_option_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'activ'.*did you mean 'active'"):
         tracedoc.collect(tmp_path, activ=3)
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be made"):
         tracedoc.collect(tmp_path / "file" / "run")

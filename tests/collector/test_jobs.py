@@ -213,7 +213,7 @@ def test_only_the_ranks_asked_for_are_recorded(collect: Collect) -> None:
     assert "captured 1 of 1 ranks" in ran.stderr
 
 
-def test_ranks_that_do_not_exist_are_told(collect: Collect) -> None:
+def test_ranks_that_do_not_exist_are_reported(collect: Collect) -> None:
     ran = collect(*job("plain", "5"), options="--ranks 7")
     assert (ran.code, ran.manifest()["state"]) == (0, "nothing")
     assert "error: none of the ranks asked for made an optimizer step" in ran.stderr

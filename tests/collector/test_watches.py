@@ -65,7 +65,7 @@ def test_other_bytes_are_no_log(tmp_path: Path) -> None:
         read_step_log(tmp_path / "none")
 
 
-def test_collections_are_counted_and_long_ones_told() -> None:
+def test_collections_are_counted_and_long_ones_reported() -> None:
     pauses: list[tuple[int, int, int]] = []
     watch = CollectionWatch(lambda *pause: pauses.append(pause))
     callbacks = list(gc.callbacks)

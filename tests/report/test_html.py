@@ -184,7 +184,7 @@ def test_page_holds_the_diagnosis_that_it_shows(name: str):
 @pytest.mark.parametrize(
     ("cut", "message"), [(0.1, "holds no diagnosis"), (0.9, "cut off within its diagnosis")]
 )
-def test_a_page_that_was_cut_off_is_told(cut: float, message: str):
+def test_a_page_that_was_cut_off_is_reported(cut: float, message: str):
     data = html("sharded").encode()
     with pytest.raises(InputError, match=message):
         diagnosis_in_page(data[: int(cut * len(data))])

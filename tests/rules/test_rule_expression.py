@@ -249,7 +249,7 @@ def test_a_chain_is_told_link_by_link() -> None:
     assert result.value is False
 
 
-def test_a_condition_that_is_one_fact_is_told() -> None:
+def test_a_condition_that_is_one_fact_is_reported() -> None:
     assert [c.holds for c in evaluate(parse("ok"), {"ok": True}).comparisons] == [True]
     assert [c.reason for c in evaluate(parse("ok"), {}).comparisons] == ["ok was not measured"]
 

@@ -111,7 +111,7 @@ def test_leftovers_of_a_crash_count_only_where_the_rank_has_nothing_else(tmp_pat
         ('{"learning_rate": 0.1}', "not a trace"),
     ],
 )
-def test_what_is_no_trace_is_left_out_and_told(tmp_path: Path, text: str, why: str) -> None:
+def test_what_is_no_trace_is_left_out_and_reported(tmp_path: Path, text: str, why: str) -> None:
     put(tmp_path, "rank-0.json")
     put(tmp_path, "rank-1.json", text=text)
     run = discover([str(tmp_path)])

@@ -107,7 +107,7 @@ def test_missing_ranks_are_a_limit() -> None:
     assert codes([Candidate("r70", name_rank=70)]) == []
 
 
-def test_ranks_recorded_at_different_steps_are_told() -> None:
+def test_ranks_recorded_at_different_steps_are_reported() -> None:
     assert codes([Candidate("a", file_rank=0, first_step=3), Candidate("b", file_rank=1, first_step=5)]) == [
         "different-steps"
     ]

@@ -65,7 +65,7 @@ def test_changes_are_made_one_on_top_of_the_other(tmp_path):
     assert steps[2] < 35.0
 
 
-def test_without_a_change_the_path_and_the_limits_are_told(tmp_path):
+def test_without_a_change_the_path_and_the_limits_are_reported(tmp_path):
     answer = tracedoc.predict([ddp(tmp_path)])
     assert answer.replay.path["compute"] == pytest.approx(0.594, abs=0.01)
     assert answer.replay.path["communication"] == pytest.approx(0.396, abs=0.01)

@@ -1,4 +1,4 @@
-"""Let a profiler that the job opens itself have its way: ours gives up its session before that begins.
+"""Give way to a profiler that the job opens itself: ours ends its session before that begins.
 
 Two profiler sessions at a time end badly: the second silently takes over, and exporting the emptied first
 one crashes the process.

@@ -63,7 +63,7 @@ class Hook:
             engine.train_batch = count_outermost(engine.train_batch, self._listener)
 
     def watch_children(self, module: ModuleType) -> None:
-        """Note how the ranks ended that torchrun finds failed: nobody else learns their exit codes."""
+        """Note how the ranks ended that torchrun finds failed: no other process gets their exit codes."""
         failure = module.ProcessFailure
         begun = failure.__post_init__
 
@@ -179,7 +179,7 @@ def _is_boundary(engine: Any) -> bool:
 
 
 def identify(torch: ModuleType, options: Options) -> dict[str, Any]:
-    """Return who this process is in its job: its process group knows best, then the launcher's variables."""
+    """Return who this process is in its job: from its process group, else from the launcher's variables."""
     rank, world_size = 0, 1
     for rank_name, size_name in _RANK_VARIABLES:
         if os.environ.get(rank_name, "").isdecimal():
@@ -204,7 +204,7 @@ def identify(torch: ModuleType, options: Options) -> dict[str, Any]:
 
 
 def write_exit(folder: Path, pid: int, code: int) -> None:
-    """Leave word that a process of this host ended with an exit code, or with minus the signal."""
+    """Record that a process of this host ended with an exit code, or with minus the signal."""
     host = socket.gethostname()
     part = {
         "schema": MANIFEST_SCHEMA,

@@ -50,7 +50,7 @@ def collect(folder: str | os.PathLike[str], **options: Any) -> Capture:
 
 
 class Capture:
-    """A capture in this process, driven by :meth:`step`; under ``tracedoc collect`` it leaves all to that."""
+    """A capture in this process, driven by :meth:`step`; under ``tracedoc collect`` it does nothing."""
 
     def __init__(self, options: Options) -> None:
         self.folder = Path(options.folder)
@@ -73,7 +73,7 @@ class Capture:
         self._end("the loop ended" if kind is None else f"the loop ended by {kind.__name__}")
 
     def step(self, stepped: object | None = None) -> None:
-        """Tell that a step of the training just ended; ``stepped`` may be the optimizer."""
+        """Count a step of the training that just ended; ``stepped`` may be the optimizer."""
         if not self._entered:
             return
         try:
@@ -106,14 +106,14 @@ class Capture:
 
 
 class _Process:
-    """What a process has once: the watch over profilers of the script, and the session that gives way."""
+    """What a process has once: the watch over the script's profilers, and the session that they may end."""
 
     def __init__(self) -> None:
         self.foreign: ForeignProfilers | None = None
         self.session: Session | None = None
 
     def give_way(self) -> None:
-        """Let go of the profiler: the script is about to open one."""
+        """Release the profiler: the script is about to open one."""
         if self.session is not None:
             self.session.give_way()
 

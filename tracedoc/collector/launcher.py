@@ -155,7 +155,7 @@ def _open_folder(options: Options, job: str, command: Sequence[str]) -> tuple[Op
 
 
 def _node(options: Options, job: str, command: Sequence[str]) -> dict[str, object]:
-    """Return what a launcher says of itself when it begins."""
+    """Return what a launcher records of itself when it begins."""
     return {
         "schema": MANIFEST_SCHEMA,
         "part": "node",

@@ -1,4 +1,4 @@
-"""Ask foreign objects what they are, without ever failing: versions differ and attributes come and go.
+"""Read foreign objects, without ever failing: versions differ and attributes come and go.
 
 This is a part of the hook's border in the user's process: what cannot be read is left out.
 """
@@ -17,7 +17,7 @@ MAX_TEXT = 300
 
 
 def probe(question: Callable[..., Any], *subjects: Any) -> Any:
-    """Return what ``question`` says of the subjects, ``None`` where asking failed in any way."""
+    """Return what ``question`` says of the subjects, ``None`` where reading failed in any way."""
     try:
         return question(*subjects)
     except Exception:

@@ -124,7 +124,7 @@ class Recorder:
 def _device(torch: ModuleType) -> str:
     """Return the kind of accelerator that the profiler can watch here, "" for none.
 
-    A device that the job has not touched yet is not initialised for the sake of a trace.
+    A device that the job has not used yet is not initialised for a trace.
     """
     for name in ("cuda", "xpu", "mtia"):
         module = getattr(torch, name, None)

@@ -39,8 +39,8 @@ _BEFORE, _OPEN, _CLOSING, _AFTER, _DONE = range(5)
 class Session:
     """The capture of this rank, driven by :meth:`step`.
 
-    ``part`` is what the rank says of itself. Every public method runs under one lock, since a signal or the
-    time limit may end the capture from another thread.
+    ``part`` is the rank's part of the manifest. Every public method runs under one lock, since a signal or
+    the time limit may end the capture from another thread.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Session:
     # The life of a rank.
 
     def first_step(self, stepped: object) -> None:
-        """Begin: the process has shown itself to be a rank by the step that just ended."""
+        """Begin: the step that just ended shows that the process is a rank."""
         self.count = 1
         self.part["clock"] = self._clock.name
         self.part["started"] = _now()

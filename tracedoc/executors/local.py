@@ -149,7 +149,7 @@ def _by_team(
 
 
 def _end(connection: Any, team: dict[Any, _Member]) -> None:
-    """End a worker that has nothing more to do, or nobody to do it for."""
+    """End a worker that has nothing more to do, or no parent to do it for."""
     process = team[connection].process
     process.kill()
     process.join()
@@ -167,7 +167,7 @@ def _outcome(result: Any, error: Exception | None, raised: str) -> Any:
 
 
 class InWorker(Exception):  # noqa: N818 - no failure of its own: it is shown as the cause of one
-    """Tells where in a worker an exception was raised, as the text of its traceback."""
+    """Says where in a worker an exception was raised, as the text of its traceback."""
 
 
 def _start_method() -> str:

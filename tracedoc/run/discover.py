@@ -349,7 +349,7 @@ def _rank_in(*names: str) -> int | None:
 
 
 def _why_no_trace(path: Path) -> str:
-    """Return why a file cannot be a trace, "" if it may be one; only the reader can tell for sure."""
+    """Return why a file cannot be a trace, "" if it may be one; only reading it shows for sure."""
     try:
         with path.open("rb") as file:
             head = file.read(_SNIFFED_BYTES)

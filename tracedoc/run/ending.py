@@ -1,4 +1,4 @@
-"""Tell how a job ended that did not end well: which rank went first, after which step, and how.
+"""Say how a job ended that did not end well: which rank went first, after which step, and how.
 
 Standard library only.
 """
@@ -16,7 +16,7 @@ from tracedoc.run.steplog import STEP, read_step_log
 from tracedoc.run.untrusted import UnusableError, inside
 
 MAX_RANKS = 64
-"""The logs of at most this many ranks are asked when they were last alive."""
+"""The logs of at most this many ranks are read for when they were last alive."""
 
 _BY_SIGNAL = 128
 _RAISED = " ended by "
@@ -39,13 +39,13 @@ class _End:
     at_ns: int
 
     @property
-    def was_told_to_end(self) -> bool:
+    def was_ended_by_launcher(self) -> bool:
         """Whether its launcher ended it, which launchers do to all ranks once one has failed."""
         return self.code in _TOLD_TO_END
 
 
 def ending_limits(manifest: Manifest | None) -> list[Limit]:
-    """Return one limit where the job did not end well or nobody saw its end, none where it did."""
+    """Return one limit where the job did not end well or its end was not seen, none where it did."""
     words = how_it_ended(manifest)
     if words:
         return [Limit("job-failed", words, "what was captured before is judged")]
@@ -75,7 +75,7 @@ def how_it_ended(manifest: Manifest | None) -> str:
     ends = [_end(entry, alone) for entry in ranks[:MAX_RANKS] if _ended_badly(entry, alone)]
     if not ends:
         return f"the job ended {_with(bad[0], '')}"
-    first = min(ends, key=lambda end: (end.was_told_to_end, end.at_ns, end.rank))
+    first = min(ends, key=lambda end: (end.was_ended_by_launcher, end.at_ns, end.rank))
     step = ""
     if first.last_step is not None:
         # Ranks step together: where others are well ahead, this one's last records are lost.

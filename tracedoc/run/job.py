@@ -1,4 +1,4 @@
-"""What the manifest of a run tells about the job beside its traces: settings, memory, times of other steps.
+"""What the manifest of a run says about the job beside its traces: settings, memory, times of other steps.
 
 A manifest is written by many versions on many machines: what is missing or of another type is unknown.
 Standard library only.
@@ -56,7 +56,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class RankJob:
-    """What one rank told about itself.
+    """What one rank recorded about itself.
 
     ``before``, ``during`` and ``after`` are times of steps by the host's clock: without, with, and again
     without the profiler. ``frameworks`` are the wrappers in use, then the trainers around them;
@@ -93,7 +93,7 @@ class RankJob:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the ranks of a run told, in rank order; ``limits`` are files of theirs that are not used."""
+    """What the ranks of a run recorded, in rank order; ``limits`` are files of theirs that are not used."""
 
     ranks: tuple[RankJob, ...]
     limits: tuple[Limit, ...] = ()
@@ -109,12 +109,12 @@ class Job:
         return next((one.rank for one in self.ranks if one.source), None)
 
     def rank(self, rank: int) -> RankJob | None:
-        """Return what one rank told, ``None`` where it told nothing."""
+        """Return what one rank recorded, ``None`` where it recorded nothing."""
         return next((one for one in self.ranks if one.rank == rank), None)
 
 
 def read_job(manifest: Manifest | None) -> Job | None:
-    """Return what a manifest tells about its job, ``None`` where no rank told anything.
+    """Return what a manifest tells about its job, ``None`` where no rank recorded anything.
 
     Step logs are read from beside the manifest; behind a URL they are not.
     """

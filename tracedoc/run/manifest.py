@@ -23,7 +23,7 @@ MANIFEST_SCHEMA = 1
 PART_SUFFIX = ".manifest.json"
 
 MAX_BYTES = 64 << 20
-"""A manifest, or all parts of one, beyond this size is not read: a rank tells of itself in some 10 KiB."""
+"""A manifest, or all parts of one, beyond this size is not read: the part of a rank takes some 10 KiB."""
 
 COMPLETE, PARTIAL, NOTHING = "complete", "partial", "nothing"
 """The states that last: all steps asked for, some of them, no trace; each with its reason."""
@@ -301,7 +301,7 @@ def _is_exit(part: Part) -> bool:
 def _settled(part: Part, ended: bool, exits: Mapping[tuple[object, object], Part]) -> dict[str, object]:
     """Return a rank's part with the state it will keep, once nothing of the job runs any more.
 
-    ``exits`` are the parts by which launchers tell how processes ended, by host and process number.
+    ``exits`` are the parts in which launchers say how processes ended, by host and process number.
     """
     entry = {key: value for key, value in part.items() if key not in ("schema", "part")}
     place = (_text(part, "host"), part["pid"] if isinstance(part.get("pid"), int) else None)

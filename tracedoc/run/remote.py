@@ -56,8 +56,8 @@ def public_name(path: str) -> str:
 
 
 def remote_size(path: str) -> int:
-    """Return the stored size of a remote file, 0 where the server does not tell."""
-    with _told(path):
+    """Return the stored size of a remote file, 0 where the server does not say."""
+    with _in_words(path):
         filesystem, inner = _open_filesystem(path)
         return int(filesystem.info(inner).get("size") or 0)
     raise AssertionError
@@ -68,7 +68,7 @@ def is_remote_folder(path: str) -> bool:
     if _is_web(path):
         # Others would be downloaded whole, in search of links.
         return urlsplit(path).path.endswith("/")
-    with _told(path):
+    with _in_words(path):
         filesystem, inner = _open_filesystem(path)
         return bool(filesystem.isdir(inner))
     raise AssertionError
@@ -76,7 +76,7 @@ def is_remote_folder(path: str) -> bool:
 
 def list_remote(path: str) -> list[RemoteEntry]:
     """Return what a remote folder holds, one level deep."""
-    with _told(path):
+    with _in_words(path):
         filesystem, inner = _open_filesystem(path)
         entries = []
         for found in filesystem.ls(inner, detail=True):
@@ -90,7 +90,7 @@ def list_remote(path: str) -> list[RemoteEntry]:
 
 def read_remote(path: str) -> bytes:
     """Return a small remote file whole."""
-    with _told(path):
+    with _in_words(path):
         filesystem, inner = _open_filesystem(path)
         return bytes(filesystem.cat_file(inner))
     raise AssertionError
@@ -99,7 +99,7 @@ def read_remote(path: str) -> bytes:
 @contextmanager
 def open_remote(path: str) -> Iterator[BinaryIO]:
     """Open a remote file to be read once from front to back; blocks of it are fetched as they are needed."""
-    with _told(path):
+    with _in_words(path):
         filesystem, inner = _open_filesystem(path)
         # Not every web server gives parts of a file; one answer is read as it comes.
         block = 0 if _is_web(path) else _BLOCK_BYTES
@@ -108,7 +108,7 @@ def open_remote(path: str) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
+def _in_words(path: str) -> Iterator[None]:
     """Turn what networks raise into words about the path."""
     name = public_name(path)
     try:

@@ -1,4 +1,4 @@
-"""Read what strangers wrote: regular files of bounded size, from inside one folder, and JSON of plain values.
+"""Read untrusted files: regular ones of bounded size, from inside one folder, and JSON of plain values.
 
 Standard library only: the hook in the user's process imports this module too.
 """
@@ -89,7 +89,7 @@ def _is_name(name: str) -> bool:
 
 
 def plain_json(text: bytes) -> object:
-    """Return the value of a JSON text, with what no honest writer writes made harmless.
+    """Return the value of a JSON text, with impossible values made harmless.
 
     Numbers beyond 64 bits and those that are none (NaN, Infinity) become ``None``, halves of
     characters become ``?``, long texts are cut, and so is what is nested deeper than :data:`MAX_DEPTH`.

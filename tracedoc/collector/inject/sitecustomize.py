@@ -73,7 +73,7 @@ def _call_after(spec: Any) -> None:
 
 
 def _note(error: Exception) -> None:
-    """Leave word for the launcher why there is no hook: the job's Python may be too old for it."""
+    """Record for the launcher why there is no hook: the job's Python may be too old for it."""
     try:
         with open(os.path.join(_here, "failed"), "w", encoding="utf-8") as file:
             file.write("Python " + sys.version.split()[0] + ": " + type(error).__name__ + ": " + str(error))
