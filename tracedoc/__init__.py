@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tracedoc.collector.inprocess import collect
+    from tracedoc.comparison.compare import compare
     from tracedoc.pipeline import Options, diagnose, measure, predict
     from tracedoc.report.render import write_report
     from tracedoc.rules.engine import evaluate
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Options": ("tracedoc.pipeline", "Options"),
+    "compare": ("tracedoc.comparison.compare", "compare"),
     "collect": ("tracedoc.collector.inprocess", "collect"),
     "build_timeline": ("tracedoc.timeline.build", "build_timeline"),
     "diagnose": ("tracedoc.pipeline", "diagnose"),
@@ -40,6 +42,7 @@ __all__ = [
     "__version__",
     "build_timeline",
     "collect",
+    "compare",
     "diagnose",
     "evaluate",
     "load",

@@ -75,6 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cache": {"digest"},
     "worker": BASE | {"cache", "run", "trace", "timeline", "digest", "facts.per_rank", "facts.measure_rank"},
     "pipeline": BASE | STAGES | {"executors", "worker"},
+    "comparison": BASE | {"diagnosis"},
     "crosscheck": BASE | {"trace", "timeline"},
     "diagnosis_json": BASE | {"diagnosis"},
     "fixes": BASE | {"diagnosis"},
@@ -82,9 +83,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "schema": {"diagnosis"},
     "report": BASE | {"diagnosis", "diagnosis_json", "fixes"},
     "collector": {"errors", "run.manifest", "run.steplog"},
-    "cli": BASE | STAGES | {"fixes", "executors", "report", "collector", "crosscheck", "testing"},
+    "cli": BASE
+    | STAGES
+    | {"fixes", "executors", "report", "collector", "comparison", "crosscheck", "testing"},
     "testing": BASE | STAGES,
-    "__init__": BASE | STAGES | {"report", "collector"},
+    "__init__": BASE | STAGES | {"report", "collector", "comparison"},
     "__main__": {"cli"},
 }
 """Each room and the rooms it may import beside itself and the package; the longest name that fits counts."""

@@ -16,6 +16,7 @@ import click
 
 from tracedoc import __version__
 from tracedoc.cli.collect import collect
+from tracedoc.cli.compare import compare
 from tracedoc.cli.completion import completion
 from tracedoc.cli.diagnose import diagnose
 from tracedoc.cli.explain import explain
@@ -167,6 +168,7 @@ def main() -> None:
       tracedoc collect -- torchrun train.py     capture a few steps of a job
       tracedoc diagnose runs/a                  the answer for a folder of traces
       tracedoc diagnose runs/a -o report.html   the same as a page
+      tracedoc compare runs/a runs/b            what a change did
       tracedoc whatif runs/a no-sync            the step with a change, replayed
       tracedoc plan --params 7B --gpu H100      which training strategy fits
       tracedoc explain exposed-communication    what a finding means, and its fixes
@@ -177,5 +179,5 @@ def main() -> None:
     """
 
 
-for command in (collect, diagnose, whatif, plan, report, facts, explain, rules, completion):
+for command in (collect, diagnose, compare, whatif, plan, report, facts, explain, rules, completion):
     main.add_command(command)

@@ -154,7 +154,7 @@ def is_diagnosis(path: str) -> bool:
     """Return whether a file is a diagnosis that tracedoc wrote."""
     try:
         with open(path, "rb") as file:
-            if not re.match(rb'\s*\{\s*"(summary|schema_version|tool_version)"', file.read(200)):
+            if not _begins_as_diagnosis(file.read(200)):
                 return False
             if os.fstat(file.fileno()).st_size > _LARGEST_DIAGNOSIS:
                 return False
@@ -169,3 +169,16 @@ def is_diagnosis(path: str) -> bool:
     except TracedocError:
         return False
     return True
+
+
+def looks_like_diagnosis(path: str) -> bool:
+    """Return whether a file begins as a diagnosis does, whole and of this version or not."""
+    try:
+        with open(path, "rb") as file:
+            return _begins_as_diagnosis(file.read(200))
+    except OSError:
+        return False
+
+
+def _begins_as_diagnosis(head: bytes) -> bool:
+    return re.match(rb'\s*\{\s*"(summary|schema_version|tool_version)"', head) is not None

@@ -1,0 +1,138 @@
+"""``tracedoc compare`` on runs, diagnoses and what is neither."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from msgspec.structs import replace
+
+from tests.example_diagnoses import HOSTILE, sharded
+from tracedoc.cli import main
+from tracedoc.diagnosis_json import to_json
+
+
+def compare(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["compare", *arguments])
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> str:
+    file = tmp_path / "before.json"
+    file.write_text(to_json(sharded()), encoding="utf-8")
+    return str(file)
+
+
+@pytest.fixture
+def slower(tmp_path: Path) -> str:
+    """Half as long again: every step, and the budget with its idle time."""
+    base = sharded()
+    assert base.budget is not None
+    ranks = tuple(
+        replace(rank, steps=tuple(replace(s, step_ms=1.5 * s.step_ms) for s in rank.steps))
+        for rank in base.ranks
+    )
+    budget = replace(base.budget, step_ms=600.0, idle_ms=base.budget.idle_ms + 200.0)
+    file = tmp_path / "slower.json"
+    file.write_text(to_json(replace(base, ranks=ranks, budget=budget)), encoding="utf-8")
+    return str(file)
+
+
+def test_real_pair_is_improved_by_its_loader(shared_traces: Path) -> None:
+    """Four loader workers instead of none, as the profiler's own tutorial shows it."""
+    pair = (
+        shared_traces / "resnet50_v100_dataloader_bound_2021",
+        shared_traces / "resnet50_v100_workers4_2021",
+    )
+    result = compare(*map(str, pair), "-f", "json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["verdict"]["word"] == "improved"
+    fall = found["waterfall"]
+    assert fall["ideal_ms"] == pytest.approx(176, abs=1)
+    assert fall["measured_ms"] == pytest.approx(128, abs=2)
+    largest = max(fall["parts"], key=lambda part: abs(part["change_ms"]))
+    assert largest["key"] == "input"
+    assert sum(part["change_ms"] for part in fall["parts"]) == pytest.approx(-found["realised_ms"], abs=0.001)
+    fixed = {one["rule_id"]: one for one in found["findings"] if one["state"] == "fixed"}
+    low, high = fixed["input-stall"]["predicted_ms"]
+    assert low <= found["realised_ms"] <= high
+
+
+def test_text_begins_with_the_verdict_and_its_part(before: str, slower: str) -> None:
+    lines = compare(before, slower).stdout.splitlines()
+    assert lines[0] == "Regressed: 400 ms -> 600 ms a step, mostly other idle time (+200 ms)."
+    assert any(line.startswith("step") and line.endswith("+200 ms") for line in lines)
+
+
+def test_a_regression_fails_where_it_is_asked_for(before: str, slower: str) -> None:
+    assert compare(before, slower).exit_code == 0
+    assert compare(before, slower, "--fail-on-regression", "5%").exit_code == 1
+    assert compare(before, slower, "--fail-on-regression", "60%").exit_code == 0
+    assert compare(slower, before, "--fail-on-regression", "5").exit_code == 0
+
+
+def test_inconclusive_does_not_fail_and_says_what_would_decide(before: str, tmp_path: Path) -> None:
+    base = sharded()
+    few = tuple(replace(rank, steps=rank.steps[:2]) for rank in base.ranks)
+    file = tmp_path / "few.json"
+    file.write_text(to_json(replace(base, ranks=few)), encoding="utf-8")
+    result = compare(before, str(file), "--fail-on-regression", "5%")
+    assert result.exit_code == 0
+    assert "inconclusive" in result.stderr
+    assert "about 5 steps on each side would decide" in result.stderr
+
+
+def test_markdown_shows_text_as_text_and_no_hosts(tmp_path: Path, before: str) -> None:
+    base = sharded()
+    finding = replace(
+        base.findings[0], rule_id="new-one", title=HOSTILE, message="on gpu-node-a: <b>x</b> @here"
+    )
+    file = tmp_path / "after.json"
+    file.write_text(to_json(replace(base, findings=(finding,))), encoding="utf-8")
+    text = compare(before, str(file), "-f", "markdown").stdout
+    assert "<script" not in text
+    assert "<b>" not in text
+    assert "gpu-node-a" not in text
+    assert "| Part of the step | BASE | HEAD | change |" in text
+
+
+def test_formats_go_to_files(before: str, slower: str, tmp_path: Path) -> None:
+    result = compare(before, slower, "-o", str(tmp_path / "c.md"), "-o", str(tmp_path / "c.json"))
+    assert result.stdout == ""
+    assert result.stderr.startswith("Regressed: ")
+    assert json.loads((tmp_path / "c.json").read_text())["verdict"]["word"] == "regressed"
+
+
+def test_page_is_answered_with_what_to_give_instead(before: str, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("<!doctype html><title>half a pa")
+    result = compare(before, str(page))
+    assert result.exit_code == 2
+    assert "is a page, and holds no data to compare" in result.stderr
+
+
+def test_diagnosis_of_another_schema_is_an_error(before: str, tmp_path: Path) -> None:
+    file = tmp_path / "old.json"
+    file.write_text(to_json(replace(sharded(), schema_version="0")), encoding="utf-8")
+    result = compare(before, str(file))
+    assert result.exit_code == 2
+    assert "schema 0" in result.stderr
+
+
+def test_cut_off_diagnosis_is_an_error(before: str, tmp_path: Path) -> None:
+    file = tmp_path / "cut.json"
+    file.write_text(Path(before).read_text(encoding="utf-8")[:2000], encoding="utf-8")
+    result = compare(before, str(file))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("option", [("--samples-per-step", "64"), ("--fail-on-regression", "much")])
+def test_wrong_values_are_errors_with_an_example(before: str, option: tuple[str, str]) -> None:
+    result = compare(before, before, *option)
+    assert result.exit_code == 2
+    assert " such as " in result.stderr

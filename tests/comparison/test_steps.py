@@ -1,0 +1,129 @@
+"""Whether a change is more than noise."""
+
+from __future__ import annotations
+
+import random
+from itertools import permutations
+from math import comb
+
+import pytest
+from msgspec.structs import replace
+
+from tests.example_diagnoses import sharded
+from tracedoc.comparison.steps import (
+    StepChange,
+    _cut,
+    _rank_sum_counts,
+    run_steps,
+    step_change,
+    verdict_on,
+)
+from tracedoc.diagnosis import Diagnosis, FactRecord
+
+
+def lasting(*steps_ms: float, device: str = "NVIDIA H100 80GB HBM3", unprofiled: float = 0.0) -> Diagnosis:
+    """Return a run of one rank with complete steps of these lengths."""
+    whole = sharded()
+    rank = whole.ranks[0]
+    steps = tuple(
+        replace(rank.steps[0], index=index, complete=True, step_ms=ms) for index, ms in enumerate(steps_ms)
+    )
+    facts = {"unprofiled_step_ms": FactRecord("ms", "rank", unprofiled)} if unprofiled else {}
+    run = replace(whole.run, device=device)
+    return replace(whole, ranks=(replace(rank, steps=steps),), run=run, facts=facts)
+
+
+def word(base: Diagnosis, head: Diagnosis) -> str:
+    return verdict_on(step_change(base, head)).word
+
+
+def test_statistic_has_the_distribution_of_counted_orders() -> None:
+    values = [0] * (2 * 3 + 1)
+    for order in set(permutations("aabbb")):
+        values[sum(order[i] == "b" and order[j] == "a" for i in range(5) for j in range(i + 1, 5))] += 1
+    assert list(_rank_sum_counts(2, 3)) == values
+    assert sum(_rank_sum_counts(7, 5)) == comb(12, 5)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "critical"), [(4, 4, 0), (5, 5, 2), (8, 8, 13), (10, 10, 23), (5, 9, 7)]
+)
+def test_ends_are_those_of_published_tables(first: int, second: int, critical: int) -> None:
+    """Critical values of the Mann-Whitney U at 5 %, two-sided, as every textbook prints them."""
+    assert _cut(first, second) == critical
+
+
+def test_large_samples_take_the_normal_approximation() -> None:
+    assert _cut(61, 61) == pytest.approx(_cut(60, 60) * (61 / 60) ** 2, rel=0.02)
+
+
+def test_the_run_s_step_is_the_median_of_its_ranks() -> None:
+    run = sharded()
+    steps = run_steps(run)
+    assert len(steps) == len({s.index for rank in run.ranks for s in rank.steps if s.complete})
+
+
+def test_all_steps_shorter_is_improved() -> None:
+    assert word(lasting(176, 178, 175, 181, 168), lasting(139, 124, 128, 129, 161)) == "improved"
+    assert word(lasting(139, 124, 128, 129, 161), lasting(176, 178, 175, 181, 168)) == "regressed"
+
+
+def test_same_steps_are_unchanged() -> None:
+    steps = (100.0, 101.0, 99.5, 100.5, 100.2)
+    assert word(lasting(*steps), lasting(*reversed(steps))) == "unchanged"
+
+
+def test_change_within_the_noise_of_two_captures_is_not_a_regression() -> None:
+    steps = [100 + 0.1 * i for i in range(8)]
+    assert word(lasting(*steps), lasting(*(1.015 * s for s in steps))) == "unchanged"
+    assert word(lasting(*steps), lasting(*(1.06 * s for s in steps))) == "regressed"
+    cpu = {"device": "CPU"}
+    assert word(lasting(*steps, **cpu), lasting(*(1.06 * s for s in steps), **cpu)) == "unchanged"
+
+
+def test_wild_steps_are_inconclusive_and_say_how_many_would_do() -> None:
+    found = verdict_on(step_change(lasting(100, 140, 90, 130, 105), lasting(120, 95, 150, 110, 100)))
+    assert found.word == "inconclusive"
+    assert found.steps_needed is None or found.steps_needed > 5
+    more = verdict_on(step_change(lasting(100, 128, 90, 120, 105), lasting(122, 140, 115, 150, 128)))
+    assert more.word == "inconclusive"
+    assert more.steps_needed is not None
+
+
+@pytest.mark.parametrize("counts", [(1, 9), (2, 2), (3, 3)])
+def test_few_steps_decide_nothing(counts: tuple[int, int]) -> None:
+    found = verdict_on(step_change(lasting(*[100.0] * counts[0]), lasting(*[50.0] * counts[1])))
+    assert found.word == "inconclusive"
+    assert "cannot be told from noise" in found.why
+
+
+def test_side_without_steps_is_inconclusive() -> None:
+    assert verdict_on(step_change(lasting(), lasting(100))).why == "a side has no complete step"
+
+
+def test_absurd_steps_are_no_steps() -> None:
+    assert run_steps(lasting(100, 1e300, 0, -5, 100)) == [100, 100]
+    wild = verdict_on(step_change(lasting(1e-300, 1e8, 1e-300, 1e8), lasting(1e8, 1e-300, 1e8, 1e-300)))
+    assert (wild.word, wild.steps_needed) == ("inconclusive", None)
+
+
+def test_steps_without_the_profiler_may_object() -> None:
+    before, after = (100.0, 101.0, 102.0, 103.0, 104.0), (90.0, 91.0, 92.0, 93.0, 94.0)
+    assert word(lasting(*before, unprofiled=80), lasting(*after, unprofiled=70)) == "improved"
+    assert word(lasting(*before, unprofiled=70), lasting(*after, unprofiled=80)) == "inconclusive"
+
+
+def test_captures_of_one_job_are_seldom_told_apart() -> None:
+    """Of 400 pairs drawn from one distribution at most a few may seem different: 5 %, less for the margin."""
+    draw = random.Random(7)
+    apart = 0
+    for _ in range(400):
+        base, head = ([100 * draw.lognormvariate(0, 0.03) for _ in range(6)] for _ in range(2))
+        apart += word(lasting(*base), lasting(*head)) in ("improved", "regressed")
+    assert apart <= 8
+
+
+def test_change_is_stated_with_both_ends() -> None:
+    change = step_change(lasting(100, 100, 100, 100), lasting(110, 110, 110, 110))
+    assert isinstance(change, StepChange)
+    assert (change.low_frac, change.change_frac, change.high_frac) == pytest.approx((0.1, 0.1, 0.1))

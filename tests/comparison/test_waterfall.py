@@ -1,0 +1,106 @@
+"""The waterfall names each loss that was put into a job, and adds up exactly."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+import tracedoc
+from tests.example_diagnoses import DIAGNOSES
+from tracedoc.comparison.compare import compare
+from tracedoc.comparison.waterfall import Waterfall, waterfall
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.testing import parse_lanes
+
+EXACT_MS = 0.001
+
+
+@cache
+def job(
+    kernels: float = 0, link: float = 0, late: float = 0, loader: float = 0, host: float = 0
+) -> Diagnosis:
+    """Return the diagnosis of 4 ranks whose step has 60 ms of compute, an all-reduce of 20, and 20 more.
+
+    The amounts are ms: the kernels before the all-reduce take longer, the transfer does, rank 3 comes late to
+    it, the loader keeps the GPU waiting longer than its 10 ms, the host launches the last kernels late.
+    """
+    computed = 60 + kernels
+    arrived = computed + late
+    reduced = arrived + 20 + link
+    again = reduced + 10 + host
+    ended = again + 10
+    lanes = f"""
+        step: {ended + 10 + loader}
+        lead: 0.5
+        compute    0-{computed} x20   {reduced}-{reduced + 10} x5   {again}-{ended} x5
+        allreduce  {computed}-{reduced}  64MiB lead=30
+        loader     {ended}-{ended + 9.5 + loader}
+        rank 3:
+          allreduce  {arrived}-{reduced}  64MiB lead={0.5 if late else 30}
+    """
+    with TemporaryDirectory() as folder:
+        for rank, builder in enumerate(parse_lanes(lanes, ranks=4)):
+            builder.write(Path(folder) / f"rank-{rank}.json")
+        return tracedoc.diagnose(folder, tracedoc.Options(jobs=1, replay=False))
+
+
+def changes(fall: Waterfall) -> dict[str, float]:
+    return {part.key: part.change_ms for part in fall.parts}
+
+
+MIXED = {"kernels": 5.0, "link": 9.0, "late": 7.0, "loader": 11.0, "host": 8.0}
+PART_OF = {"kernels": "slower-kernels", "link": "transfer", "late": "wait", "loader": "input", "host": "host"}
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [{"kernels": 10.0}, {"link": 8.0}, {"late": 12.0}, {"loader": 15.0}, {"host": 6.0}, MIXED],
+    ids=lambda losses: "+".join(losses),
+)
+def test_each_loss_is_the_part_that_it_was_put_into(losses: dict[str, float]) -> None:
+    found = compare(job(), job(**losses))
+    assert found.verdict is not None
+    assert found.verdict.word == "regressed"
+    fall = found.waterfall
+    within = 0.02 * fall.measured_ms
+    put = {PART_OF[name]: ms for name, ms in losses.items()}
+    for key, change in changes(fall).items():
+        assert change == pytest.approx(put.get(key, 0.0), abs=within), key
+    assert fall.measured_ms - fall.ideal_ms == pytest.approx(sum(losses.values()), abs=EXACT_MS)
+    assert sum(changes(fall).values()) == pytest.approx(fall.measured_ms - fall.ideal_ms, abs=EXACT_MS)
+
+
+def test_who_comes_late_is_the_evidence_of_waiting() -> None:
+    parts = {part.key: part for part in compare(job(), job(late=12.0)).waterfall.parts}
+    assert parts["wait"].evidence.startswith("rank 3 arrives last in 100 %")
+
+
+def test_the_slower_kernel_is_named() -> None:
+    parts = {part.key: part for part in compare(job(), job(kernels=10.0)).waterfall.parts}
+    assert parts["slower-kernels"].evidence.startswith("most of it ")
+
+
+def test_healed_job_is_improved_by_as_much() -> None:
+    found = compare(job(late=12.0), job())
+    assert found.verdict is not None
+    assert found.verdict.word == "improved"
+    assert found.realised_ms == pytest.approx(12, abs=EXACT_MS)
+    assert {one.rule_id for one in found.findings if one.state == "fixed"} >= {"straggler-rank"}
+
+
+@pytest.mark.parametrize("work", [1.0, 0.5, 0.125])
+@pytest.mark.parametrize("name", sorted(DIAGNOSES))
+def test_any_two_budgets_add_up(name: str, work: float) -> None:
+    head = DIAGNOSES[name]()
+    fall = waterfall(job(), head, work)
+    if head.budget is None:
+        assert fall is None
+        return
+    assert fall is not None
+    budget = head.budget
+    parts = budget.compute_ms + budget.exposed_comm_ms + budget.exposed_copy_ms + budget.idle_ms
+    if parts == pytest.approx(budget.step_ms):
+        assert sum(changes(fall).values()) == pytest.approx(fall.measured_ms - fall.ideal_ms, abs=EXACT_MS)

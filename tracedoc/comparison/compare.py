@@ -1,0 +1,76 @@
+"""Two diagnoses become one comparison."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tracedoc.comparison.differences import (
+    FactChange,
+    KernelChange,
+    Setting,
+    facts_that_moved,
+    kernels_that_changed,
+    limits_of,
+    settings_that_differ,
+)
+from tracedoc.comparison.findings import FindingChange, finding_changes
+from tracedoc.comparison.scaling import Scaling, scaling_of
+from tracedoc.comparison.steps import StepChange, Verdict, step_change, verdict_on
+from tracedoc.comparison.waterfall import Waterfall, waterfall
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.errors import InputError, Limit
+
+
+class RunComparison(msgspec.Struct, frozen=True):
+    """What changed from BASE to HEAD.
+
+    ``verdict`` is about runs on the same number of GPUs; with ``scaling`` the question is another one, and
+    it is ``None``. ``realised_ms`` is how much shorter the analysed step became.
+    """
+
+    verdict: Verdict | None
+    steps: StepChange | None
+    waterfall: Waterfall
+    scaling: Scaling | None
+    realised_ms: float
+    findings: tuple[FindingChange, ...]
+    facts: tuple[FactChange, ...]
+    kernels: tuple[KernelChange, ...]
+    settings: tuple[Setting, ...]
+    limits: tuple[Limit, ...]
+
+
+def compare(
+    base: Diagnosis,
+    head: Diagnosis,
+    *,
+    scaling: str | None = None,
+    samples_per_step: tuple[float, float] | None = None,
+) -> RunComparison:
+    """Return what changed from ``base`` to ``head``.
+
+    ``scaling`` is "weak" (the same batch per GPU) or "strong" (the same batch in all); without it the
+    arithmetic of the captures decides. ``samples_per_step`` are those of all GPUs of each side.
+
+    Raises :class:`InputError` where a side has no step, the sides are swapped, or nothing tells how the work
+    of different numbers of GPUs compares.
+    """
+    for name, side in (("BASE", base), ("HEAD", head)):
+        if side.budget is None or side.budget.step_ms <= 0:
+            raise InputError(f"{name} has no step to compare", "tracedoc diagnose says why")
+    found = scaling_of(base, head, kind=scaling, samples=samples_per_step)
+    parts = waterfall(base, head, found.work_frac if found is not None else 1.0)
+    assert parts is not None
+    steps = step_change(base, head)
+    return RunComparison(
+        verdict=verdict_on(steps) if found is None else None,
+        steps=steps,
+        waterfall=parts,
+        scaling=found,
+        realised_ms=parts.ideal_ms - parts.measured_ms,
+        findings=finding_changes(base, head),
+        facts=facts_that_moved(base, head),
+        kernels=kernels_that_changed(base, head),
+        settings=settings_that_differ(base, head),
+        limits=tuple(limits_of(base, head)),
+    )

@@ -1,0 +1,114 @@
+"""Whether more GPUs do the same work each, or share it, and how efficient they are."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.errors import InputError
+
+KINDS = ("weak", "strong")
+
+_ALIKE = 0.1
+"""How far the arithmetic of a GPU may be from that of a kind of scaling."""
+
+
+class Scaling(msgspec.Struct, frozen=True):
+    """From ``base_gpus`` to ``head_gpus``: ``kind`` is "weak", "strong" or "other", ``evidence`` says why.
+
+    ``efficiency`` is the ideal step over the measured one, ``speed_up`` how much more work is done in a
+    second, at most ``head_gpus / base_gpus`` if nothing is lost. Samples per second are known where samples
+    were given.
+    """
+
+    base_gpus: int
+    head_gpus: int
+    kind: str
+    evidence: str
+    work_frac: float
+    efficiency: float
+    speed_up: float
+    base_samples_per_s: float | None = None
+    head_samples_per_s: float | None = None
+
+
+def gpus(diagnosis: Diagnosis) -> int:
+    """Return how many ranks the job has, as far as the capture tells."""
+    return diagnosis.run.world_size or len(diagnosis.run.ranks_seen)
+
+
+def scaling_of(
+    base: Diagnosis,
+    head: Diagnosis,
+    *,
+    kind: str | None = None,
+    samples: tuple[float, float] | None = None,
+) -> Scaling | None:
+    """Return how the work scales; ``None`` for runs on the same number of GPUs without a word about it.
+
+    Raises :class:`InputError` where the sides are swapped, or nothing tells whether the GPUs share the work.
+    """
+    before, after = gpus(base), gpus(head)
+    if before == after and kind is None and samples is None:
+        return None
+    if before > after:
+        raise InputError(
+            f"BASE has {before} GPUs and HEAD {after}: the sides are swapped",
+            "name the run on fewer GPUs first",
+        )
+    if samples is not None:
+        work, evidence = (samples[1] / after) / (samples[0] / before), "samples per step were given"
+    elif kind is not None:
+        work, evidence = (1.0 if kind == "weak" else before / after), "as told"
+    else:
+        work, evidence = _by_arithmetic(base, head)
+    steps = [side.budget.step_ms if side.budget is not None else 0.0 for side in (base, head)]
+    faster = steps[0] / steps[1] if steps[1] > 0 else 0.0
+    return Scaling(
+        base_gpus=before,
+        head_gpus=after,
+        kind=_name_of(work, before / after),
+        evidence=evidence,
+        work_frac=work,
+        efficiency=faster * work,
+        speed_up=faster * work * after / before,
+        base_samples_per_s=_rate(samples[0], steps[0]) if samples else None,
+        head_samples_per_s=_rate(samples[1], steps[1]) if samples else None,
+    )
+
+
+def _rate(samples: float, step_ms: float) -> float | None:
+    return 1000 * samples / step_ms if step_ms > 0 else None
+
+
+def _name_of(work: float, shared: float) -> str:
+    if abs(work - 1.0) <= _ALIKE:
+        return "weak"
+    return "strong" if abs(work / shared - 1.0) <= _ALIKE else "other"
+
+
+def _by_arithmetic(base: Diagnosis, head: Diagnosis) -> tuple[float, str]:
+    """Return the work of a GPU of HEAD as a share of one of BASE, by the arithmetic of the model."""
+    before, after = _flop(base), _flop(head)
+    if before is None or after is None:
+        raise InputError(
+            "nothing in these captures tells whether the GPUs share one batch or have one each",
+            "add --scaling weak (the same batch per GPU), --scaling strong (the same global batch), or"
+            " --samples-per-step BASE,HEAD",
+        )
+    ratio = after / before
+    shared = gpus(base) / gpus(head)
+    evidence = f"a GPU does {ratio:.2f} times the arithmetic of a step"
+    if abs(ratio - 1.0) <= _ALIKE:
+        return 1.0, evidence
+    return (shared if abs(ratio / shared - 1.0) <= _ALIKE else ratio), evidence
+
+
+def _flop(diagnosis: Diagnosis) -> float | None:
+    """Return the arithmetic of the model in a step of one GPU, in TFLOP."""
+    rate, step = diagnosis.facts.get("model_tflops"), diagnosis.facts.get("step_ms")
+    if rate is None or step is None:
+        return None
+    if not isinstance(rate.value, int | float) or not isinstance(step.value, int | float):
+        return None
+    return rate.value * step.value / 1000 if rate.value > 0 and step.value > 0 else None
