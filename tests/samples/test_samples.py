@@ -17,6 +17,7 @@ from types import ModuleType
 import pytest
 
 from sample_traces import simulated_job
+from tracedoc.comparison.compare import compare
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.pipeline import Options, diagnose
 
@@ -27,7 +28,15 @@ SYNTHETIC = (
     "synthetic_fsdp2_healthy",
     "synthetic_zero3_gather_stall",
 )
-REAL = ("cpu_ddp_healthy", "cpu_ddp_slow_loader", "cpu_ddp_small_buckets", "cpu_ddp_straggler", "cpu_fsdp2")
+REAL = (
+    "cpu_ddp_healthy",
+    "cpu_ddp_slow_loader",
+    "cpu_ddp_small_buckets",
+    "cpu_ddp_straggler",
+    "cpu_ddp_slow_metrics",
+    "cpu_ddp_rare_metrics",
+    "cpu_fsdp2",
+)
 
 
 @cache
@@ -248,3 +257,22 @@ def test_other_runs_do_not_wait_for_input(name: str) -> None:
 )
 def test_cause_is_named(name: str, rule: str) -> None:
     assert rule in _found(name)
+
+
+def test_function_that_makes_a_rank_late_is_named() -> None:
+    finding = next(
+        one for one in _diagnosis("cpu_ddp_slow_metrics").findings if one.rule_id == "straggler-rank"
+    )
+    assert finding.ranks == (0,)
+    assert "`write_metrics` (`train.py:13`)" in finding.message
+
+
+def test_rare_metrics_make_no_rank_late_and_the_difference_is_explained() -> None:
+    assert "straggler-rank" not in _found("cpu_ddp_rare_metrics")
+    compared = compare(_diagnosis("cpu_ddp_slow_metrics"), _diagnosis("cpu_ddp_rare_metrics"))
+    assert compared.verdict is not None
+    assert compared.verdict.word == "improved"
+    assert min(compared.waterfall.parts, key=lambda part: part.change_ms).key == "wait"
+    (fixed,) = (one for one in compared.findings if one.state == "fixed")
+    assert fixed.predicted_ms is not None
+    assert fixed.predicted_ms[0] <= compared.realised_ms <= fixed.predicted_ms[1]
