@@ -14,7 +14,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 RUN = "sample_traces/synthetic_ddp_tiny_batch"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-WIDTH, HEIGHT = 1100, 1000
+WIDTH, HEIGHT = 1100, 1450
 
 
 def main() -> None:

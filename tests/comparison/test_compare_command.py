@@ -106,12 +106,24 @@ def test_formats_go_to_files(before: str, slower: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "c.json").read_text())["verdict"]["word"] == "regressed"
 
 
-def test_page_is_answered_with_what_to_give_instead(before: str, tmp_path: Path) -> None:
+def test_page_compares_like_the_diagnosis_in_it(before: str, slower: str, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    page.write_text("<!doctype html><title>half a pa")
+    CliRunner().invoke(main, ["report", slower, "-o", str(page)])
+    of_page = json.loads(compare(before, str(page), "-f", "json").stdout)
+    of_json = json.loads(compare(before, slower, "-f", "json").stdout)
+    assert of_page["waterfall"] == of_json["waterfall"]
+    assert of_page["verdict"] == of_json["verdict"]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_page_that_was_cut_off_is_an_error(before: str, tmp_path: Path, share: float) -> None:
+    page = tmp_path / "report.html"
+    CliRunner().invoke(main, ["report", before, "-o", str(page)])
+    whole = page.read_bytes()
+    page.write_bytes(whole[: int(share * len(whole))])
     result = compare(before, str(page))
     assert result.exit_code == 2
-    assert "is a page, and holds no data to compare" in result.stderr
+    assert result.stderr.startswith(f"error: {page}: the page ")
 
 
 def test_diagnosis_of_another_schema_is_an_error(before: str, tmp_path: Path) -> None:

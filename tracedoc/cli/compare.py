@@ -10,7 +10,7 @@ import click
 
 from tracedoc.cli.completion import files
 from tracedoc.cli.output import Target, format_option, json_text, say, send, targets
-from tracedoc.cli.reading import Reading, looks_like_diagnosis, reading_options, run_pipeline
+from tracedoc.cli.reading import Reading, holds_diagnosis, reading_options, run_pipeline
 from tracedoc.errors import InputError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def compare(
     fail_on_regression: float | None,
     reading: Reading,
 ) -> None:
-    """Say what changed from BASE to HEAD: each a run, or its diagnosis as JSON.
+    """Say what changed from BASE to HEAD: each a run, or its diagnosis as JSON or page.
 
     With as many GPUs on both sides: improved, unchanged, regressed, or
     inconclusive; which parts of the step changed; and whether a fix gave
@@ -124,22 +124,18 @@ def _asks_markdown(places: tuple[Target, ...]) -> bool:
 
 
 def _side(path: str, options: Options) -> Diagnosis:
-    """Return the diagnosis of a run, or the one that a file holds."""
-    if path.lower().endswith((".html", ".htm")) and os.path.isfile(path):
-        raise InputError(
-            f"{path} is a page, and holds no data to compare",
-            "give the folder of its run, or its diagnosis: tracedoc diagnose RUN -o diagnosis.json",
-        )
-    if not os.path.isfile(path) or not looks_like_diagnosis(path):
+    """Return the diagnosis of a run, or the one that a file holds: JSON, or a page."""
+    if not os.path.isfile(path) or not holds_diagnosis(path):
         return run_pipeline((path,), options)
     from tracedoc.diagnosis_json import from_json
+    from tracedoc.report.embedded import diagnosis_in_page, is_page
 
     if os.path.getsize(path) > _LARGEST_DIAGNOSIS:
         raise InputError(f"{path} is larger than a diagnosis gets", "give the folder of its run")
     with open(path, "rb") as file:
-        text = file.read()
+        data = file.read()
     try:
-        return from_json(text)
+        return from_json(diagnosis_in_page(data) if is_page(data) else data)
     except InputError as error:
         raise InputError(f"{path}: {error.message}", error.hint) from error
 

@@ -171,13 +171,16 @@ def is_diagnosis(path: str) -> bool:
     return True
 
 
-def looks_like_diagnosis(path: str) -> bool:
-    """Return whether a file begins as a diagnosis does, whole and of this version or not."""
+def holds_diagnosis(path: str) -> bool:
+    """Return whether a file begins as a diagnosis or a page does, whole and of this version or not."""
+    from tracedoc.report.embedded import is_page
+
     try:
         with open(path, "rb") as file:
-            return _begins_as_diagnosis(file.read(200))
+            head = file.read(200)
     except OSError:
         return False
+    return _begins_as_diagnosis(head) or is_page(head)
 
 
 def _begins_as_diagnosis(head: bytes) -> bool:
