@@ -123,7 +123,7 @@ def test_half_of_the_ranks_of_a_trace_without_groups_claim_nothing_of_waiting(sh
     assert diagnosis.facts["matched_collectives_frac"].value == 0
     assert diagnosis.facts["comm_split"].value == "arrivals unknown"
     assert [limit.effect for limit in diagnosis.limits if limit.code == "missing-ranks"] == [
-        "waiting, and who comes late, are told among ranks 0, 2, 4, 7 at most"
+        "waiting and late ranks are known among ranks 0, 2, 4, 7 at most"
     ]
     assert not {"straggler-rank", "rotating-straggler"} & set(found_in(diagnosis))
 

@@ -100,7 +100,10 @@ def _detail(run: RunView, representative: RankDigest, failures: Failures) -> Det
 
 
 def _failure(limits: tuple[Limit, ...]) -> str:
-    """Return what is said before all else: that the job failed, and how."""
+    """Return what is said before all else: that the job failed, and how, or that a rank ended early."""
+    early = next((limit.message for limit in limits if limit.code == "ended-early"), "")
+    if early:
+        return f"{early[0].upper()}{early[1:]}. "
     words = next((limit.message for limit in limits if limit.code == "job-failed"), "")
     return f"The job failed: {words}. " if words else ""
 

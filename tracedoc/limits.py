@@ -5,8 +5,8 @@ from __future__ import annotations
 LIMITS: dict[str, str] = {
     "bad-job-file": (
         "The manifest names a file (a log of steps, or the step with Python stacks) that cannot be used: it "
-        "lies outside the run's folder, is no regular file, is too large, or is damaged. What it would say "
-        "about the job, such as outliers among all steps, is unknown; the rest stands."
+        "lies outside the run's folder, is no regular file, is too large, or is damaged. What it would add, "
+        "such as outliers among all steps, is unknown; the rest stands."
     ),
     "bad-manifest": (
         "manifest.json in the run's folder cannot be used. The run is read as if there were none: ranks "
@@ -30,16 +30,16 @@ LIMITS: dict[str, str] = {
         "depend on the rank."
     ),
     "collectives-not-matched": (
-        "Some collectives of one rank have no partner in the traces of the others, or would end before "
-        "all their ranks have started: ranks are missing, captured different steps, or the sequence "
-        "numbers disagree. For these, waiting and transfer cannot be separated. Capture the same steps "
-        "on every rank of a group."
+        "Some collectives of one rank have no partner in the traces of the others, or would end before all "
+        "their ranks have started: ranks are missing, captured different steps, or the sequence numbers "
+        "disagree. For these, waiting and transfer cannot be separated. Capture the same steps on every "
+        "rank of a group."
     ),
     "cpu-trace": (
         "The run holds no GPU activity: compute is the time in operators on the stepping threads, "
-        "communication is gloo. A healthy small CPU job is exposed for more than half of its step, so "
-        "rules on shares of time are notes at most. Counts, loader waits and arrival order are judged as "
-        "usual."
+        "communication is gloo. A healthy small CPU job has exposed communication for more than half of its "
+        "step, so findings about shares of time are notes at most, and the step is not replayed. Counts, "
+        "loader waits and arrival order count as usual."
     ),
     "damaged-events": (
         "Pieces of the file are not valid JSON and were skipped; the events around them were read. What "
@@ -47,9 +47,9 @@ LIMITS: dict[str, str] = {
         "off or files written by two processes look like this."
     ),
     "different-steps": (
-        "The ranks were recorded from different steps on. Collectives are matched only where the "
-        "recordings overlap. Give every rank the same schedule(wait, warmup, active), and call "
-        "profiler.step() equally often on all of them."
+        "The ranks were recorded from different steps on. Collectives are matched only where the recordings "
+        "overlap. Give every rank the same schedule(wait, warmup, active), and call profiler.step() equally "
+        "often on all of them."
     ),
     "idle-with-work-queued": (
         "For a large part of the step, work was queued and nothing seemed to run. Kernels inside CUDA "
@@ -66,9 +66,9 @@ LIMITS: dict[str, str] = {
         "without it. Run again with --debug, which shows where, and please report it."
     ),
     "job-failed": (
-        "The job did not end well: the command's exit code was not 0. Named is the rank that went first, "
-        "as far as the launcher (torchrun) or the ranks themselves could tell, with the number of the last "
-        "step that it finished, counted from 0. What was captured before is judged as ever."
+        "The job did not end well: the command's exit code was not 0. The message names the rank that ended "
+        "first, as far as the launcher (torchrun) or the ranks themselves recorded it, with the number of "
+        "the last step that it finished, counted from 0. What was captured before is analysed as usual."
     ),
     "job-unfinished": (
         "The manifest was merged from what the ranks had written so far, because `tracedoc collect` did not "
@@ -76,8 +76,8 @@ LIMITS: dict[str, str] = {
     ),
     "lost-kernels": (
         "Some launches have no kernel in the trace: the profiler's buffers overflowed, or it recorded some "
-        "streams or devices only. What looks idle may have been busy, so nothing is said about a host that "
-        "launches late. Record fewer steps at a time."
+        "streams or devices only. What looks idle may have been busy, so no launch-bound finding is given. "
+        "Record fewer steps at a time."
     ),
     "lost-rank": (
         "The process that read a trace was killed, or ran out of memory, also when it read that trace "
@@ -86,20 +86,24 @@ LIMITS: dict[str, str] = {
         "fewer steps."
     ),
     "missing-ranks": (
-        "The run has more ranks than traces. Waiting and late ranks are judged among those that are there, "
-        "as far as their operations can be matched: where the traces name no groups of ranks, that takes all "
-        "ranks. A missing one may be the one that the others wait for, and rank 0 is often not like the "
+        "The run has more ranks than traces. Waiting and late ranks are known among those that are there, "
+        "as far as their operations can be matched; where the traces name no groups of ranks, that takes "
+        "all ranks. A missing one may be the one that the others wait for, and rank 0 is often not like the "
         "rest. Profile every rank, in the same steps."
     ),
     "no-complete-step": (
-        "No step lies whole within the capture. The longest one is judged from its first to its last GPU "
-        "event, and every finding has low confidence. Capture at least three active steps: "
+        "No step lies completely within the capture. The longest one is analysed from its first to its last "
+        "GPU event, and every finding has low confidence. Capture at least three active steps: "
         "schedule(wait=1, warmup=2, active=4)."
     ),
     "no-gpu-activity": (
-        "The trace holds no GPU events, so nothing is said about device time; in particular not that the "
-        "device is idle. Pass ProfilerActivity.CUDA to the profiler, and check that no other tool held the "
-        "GPU's counters (CUPTI allows one)."
+        "The trace holds no GPU events, so device time is unknown; an idle device is not implied. Pass "
+        "ProfilerActivity.CUDA to the profiler, and check that no other tool held the GPU's counters (CUPTI "
+        "allows one)."
+    ),
+    "ended-early": (
+        "A rank's trace ends more than a step before those of the others: it crashed, was stopped, or called "
+        "profiler.step() fewer times. Look at its log first; the steps that all ranks have are analysed."
     ),
     "not-a-trace": (
         "A file that was found beside the traces is not one, and was left out. Name the trace files "
@@ -107,17 +111,17 @@ LIMITS: dict[str, str] = {
     ),
     "other-cycles": (
         "The folder holds several profiler cycles of each rank, as tensorboard_trace_handler writes them. "
-        "Only one is judged: the newest that most ranks have. Choose another with --cycle."
+        "Only one is analysed: the newest that most ranks have. Choose another with --cycle."
     ),
     "profiler-steps-rejected": (
-        "The ProfilerStep ranges hold no backward pass, or their lengths differ more than tenfold, so "
-        "they do not mark training steps. Steps come from the optimizer or are inferred. Call "
-        "profiler.step() once at the end of each iteration."
+        "The ProfilerStep ranges hold no backward pass, or their lengths differ more than tenfold, so they "
+        "do not mark training steps. Steps come from the optimizer or are inferred. Call profiler.step() "
+        "once at the end of each iteration."
     ),
     "rank-assumed": (
-        "Traces do not hold their rank, or all hold the same one, so ranks were taken from file names or in "
-        "their order. Ranks in the report may not be those of the job. Initialise torch.distributed "
-        "before the profiler starts, or put the rank into the file name: rank-3.json.gz."
+        "The traces do not name their rank, or all name the same one, so ranks come from file names or from "
+        "their order. Ranks in the report may not be those of the job. Initialise torch.distributed before "
+        "the profiler starts, or put the rank into the file name: rank-3.json.gz."
     ),
     "slower-after-capture": (
         "On every rank the median of ten steps after the capture is more than 2 % above that of ten steps "
@@ -130,24 +134,23 @@ LIMITS: dict[str, str] = {
         "shifted, while the budget of the whole capture is exact. Record CPU activity as well."
     ),
     "steps-inferred": (
-        "Neither ProfilerStep, nor an optimizer, nor a data loader marks the steps, so they were inferred "
+        "Neither ProfilerStep, nor an optimizer, nor a data loader marks the steps, so they are inferred "
         "from the kernels of the compute stream: what repeats from one end of the capture to the other is "
         "taken as a step. Lengths and shares hold; where a step begins may differ from the training loop. "
         "Give the profiler a schedule, and call profiler.step() once at the end of each iteration."
     ),
     "truncated-trace": (
-        "The file ends in the middle: the job was stopped while it wrote, or a copy broke off. What is "
-        "whole in it is used; the last step is incomplete. Events are not in order of time in a file, so "
+        "The file ends in the middle: the job was stopped while it wrote, or a copy broke off. The complete "
+        "events in it are used; the last step is incomplete. Events are not in order of time in a file, so "
         "earlier steps can lack events too. Copy it again, or capture fewer steps."
     ),
     "unfinished-export": (
-        "A file is what an export left that did not finish. What is whole in it is read. Let the process "
-        "live until the profiler has written its trace."
+        "The file is what an export left that did not finish. The complete events in it are read. Let the "
+        "process live until the profiler has written its trace."
     ),
     "unknown-device": (
-        "The trace records device activity of a kind that is not understood, such as a new accelerator. "
-        "Nothing is said about how busy that device was; what the host did is read. "
-        "A newer tracedoc may know the device."
+        "The trace records device activity of an unknown kind, such as a new accelerator. How busy that "
+        "device was is not reported; what the host did is read. A newer tracedoc may know the device."
     ),
     "unread-file": (
         "A file could not be read at all and is left out; the others stand. Its rank counts as missing. "

@@ -26,6 +26,7 @@ from tracedoc.facts.catalog import CATALOG
 from tracedoc.facts.measure_run import Measurements, measure_run
 from tracedoc.facts.per_run.settings import job_limits
 from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
+from tracedoc.ranks.early_ends import ended_early
 from tracedoc.ranks.run_view import build_run_view
 from tracedoc.rules.budgets import judge_budgets, parse_budgets
 from tracedoc.rules.engine import evaluate
@@ -173,9 +174,11 @@ def measure(
     asking, code = failures.contain("the step with Python stacks", lambda: _source_step(job), (None, ()))
     view = build_run_view(ranked, settled.world_size, job, asking, code)
     ending = failures.contain("how the job ended", lambda: ending_limits(run.manifest), ())
+    early = () if ending else failures.contain("who ended early", lambda: ended_early(view), ())
     slower = failures.contain("the times around the capture", lambda: job_limits(view), ())
     limits = (
         *ending,
+        *early,
         *run.limits,
         *settled.limits,
         *unread,

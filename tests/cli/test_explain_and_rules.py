@@ -67,7 +67,14 @@ def test_limit_is_explained_in_sentences(code: str):
 
 def test_rule_is_explained_with_condition_thresholds_and_fixes():
     text = run("explain", "exposed-communication").stdout
-    for part in ("(rule, communication", "Found when\n", "min_share = 10 %", "Fixes\n", "FSDP2: ", "risk: "):
+    for part in (
+        "(rule, communication",
+        "Found when\n",
+        "min_share = 10 %",
+        "Fixes, with",
+        "FSDP2: ",
+        "risk: ",
+    ):
         assert part in text
 
 

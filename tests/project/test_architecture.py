@@ -14,10 +14,18 @@ import pytest
 
 import tracedoc
 
-BASE = {"errors", "containment", "units", "spans", "config", "picture", "predicted"} | {
+BASE = {
+    "errors",
+    "containment",
+    "units",
+    "spans",
+    "config",
+    "picture",
+    "predicted",
     "values",
     "limits",
     "idle_causes",
+    "answer_words",
 }
 STAGES = {
     "pipeline",
@@ -47,6 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "idle_causes": set(),
     "limits": set(),
     "picture": set(),
+    "answer_words": set(),
     "predicted": set(),
     "run": BASE,
     "trace": BASE | {"run"},

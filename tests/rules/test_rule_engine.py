@@ -205,12 +205,12 @@ def test_an_unknown_gain_is_a_note_that_says_so() -> None:
     verdict, finding = only(judge(rule(), of=measured(COMM_40), gain=gain))
     assert finding is not None
     assert (finding.severity, finding.gain) == ("note", None)
-    assert finding.message.endswith(" What a fix would give back is unknown: the host was not captured.")
+    assert finding.message.endswith(" What a fix would save is unknown: the host was not captured.")
     assert verdict.reason == "the gain is unknown: the host was not captured"
 
 
 def test_without_a_step_time_a_gain_is_a_note() -> None:
-    of = measured(COMM_40, step_ms=Unknown("no step was captured whole"))
+    of = measured(COMM_40, step_ms=Unknown("no complete step was captured"))
     _, finding = only(judge(rule(when="comm_ms > 0", params={}), of=of))
     assert finding is not None
     assert finding.severity == "note"

@@ -102,7 +102,7 @@ def test_missing_ranks_are_a_limit() -> None:
     (limit,) = settled.limits
     assert limit.code == "missing-ranks"
     assert limit.message == "ranks 3, 5-7 of 8 are missing"
-    assert limit.effect == "waiting, and who comes late, are told among ranks 0-2, 4 at most"
+    assert limit.effect == "waiting and late ranks are known among ranks 0-2, 4 at most"
     assert codes([Candidate("r0", name_rank=0), Candidate("r2", name_rank=2)]) == ["missing-ranks"]
     assert codes([Candidate("r70", name_rank=70)]) == []
 

@@ -251,7 +251,7 @@ def test_without_any_step_the_capture_is_judged_as_one_and_that_is_said(tmp_path
 def test_a_capture_of_one_step_says_that_it_is_not_whole(tmp_path: Path) -> None:
     builder = training(TraceBuilder(), 100).kernel("k", 110, 120, launch_ms=105)
     messages = {limit.code: limit.message for limit in timeline_of(tmp_path, builder).limits}
-    assert messages["no-complete-step"].endswith("no step was captured whole")
+    assert messages["no-complete-step"].endswith("no complete step was captured")
 
 
 def test_steps_with_the_same_work_are_a_clock_however_the_host_runs_ahead(tmp_path: Path) -> None:

@@ -235,5 +235,5 @@ def test_one_rank_cannot_tell_a_stall_from_waiting() -> None:
     assert isinstance(several, Gain)
     assert one.high_ms == several.high_ms == 14.0
     assert set(one.assumptions) - set(several.assumptions) == {
-        "none of it is waiting for peers, which one rank cannot tell"
+        "none of it is waiting for peers, which one rank alone cannot show"
     }

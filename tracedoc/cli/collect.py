@@ -271,7 +271,7 @@ def _tell_beside(alone: Outcome, outcome: Outcome) -> None:
 def _steps(ranks: tuple[ManifestRank, ...]) -> str:
     spans = {(entry.steps_first, entry.steps_recorded) for entry in ranks}
     first, recorded = max(spans, key=lambda span: span[1])
-    words = f"steps {first}-{first + recorded - 1}" if recorded else "no whole step"
+    words = f"steps {first}-{first + recorded - 1}" if recorded else "no complete step"
     return words if len(spans) == 1 else f"{words} (not the same on every rank)"
 
 

@@ -1,4 +1,4 @@
-"""``tracedoc explain``: what a rule, a fact or a limit means."""
+"""``tracedoc explain``: what a rule, a fact, a limit or a word means, and what a rule says of a run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
+from tracedoc.answer_words import ANSWER_WORDS
 from tracedoc.cli.output import format_option, json_text, text_width, to_stdout
 from tracedoc.cli.packs import rules_option
 from tracedoc.errors import TracedocError
@@ -26,29 +27,43 @@ _FACT_FIELDS = ("name", "unit", "scope", "doc")
 
 def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     rules, facts = _known(())
-    return [CompletionItem(name) for name in (*rules, *facts, *LIMITS, *WORDS) if name.startswith(incomplete)]
+    return [
+        CompletionItem(name)
+        for name in (*rules, *facts, *LIMITS, *WORDS, *ANSWER_WORDS)
+        if name.startswith(incomplete)
+    ]
 
 
 @click.command()
 @click.argument("name", shell_complete=_names)
+@click.argument("run", nargs=-1, metavar="[RUN]...")
 @rules_option()
 @format_option()
-def explain(name: str, rule_directories: tuple[str, ...], report_format: str | None) -> None:
-    """Explain a rule, a fact, a limit, or a word of plans by its name.
+def explain(
+    name: str, run: tuple[str, ...], rule_directories: tuple[str, ...], report_format: str | None
+) -> None:
+    """Explain a rule, a fact, a limit, or a word of an answer or a plan.
+
+    With a run, a rule shows its numbers of that run, and all fixes that fit its framework.
 
     \b
     Examples:
       tracedoc explain exposed-communication    a rule: when, why, fixes
       tracedoc explain exposed_comm_ms          a fact: its definition
       tracedoc explain no-complete-step         a limit: what it takes away
-      tracedoc explain zero-3                   a word: what it costs, when to use it
+      tracedoc explain launch-bound             a word of an answer
+      tracedoc explain zero-3                   a word of plans: what it costs
+      tracedoc explain input-stall runs/a       a rule, with the numbers of a run
       tracedoc explain tiny-batch -f json | jq .rule.when
     """
     rules, facts = _known(rule_directories)
+    if run:
+        _explain_in(name, run, rules, rule_directories, report_format)
+        return
     if report_format == "json":
         entries = _entries(name, rules, facts)
         if not entries:
-            raise _unknown(name, [*rules, *facts, *LIMITS, *WORDS])
+            raise _unknown(name, [*rules, *facts, *LIMITS, *WORDS, *ANSWER_WORDS])
         to_stdout(json_text(entries), "json")
         return
     parts = []
@@ -59,13 +74,39 @@ def explain(name: str, rule_directories: tuple[str, ...], report_format: str | N
         parts.append(_fact(facts[name]))
     if name in LIMITS:
         parts.append(f"{name}  (limit)\n\n{_paragraph(LIMITS[name])}\n")
+    if name in ANSWER_WORDS:
+        parts.append(f"{name}  (word of an answer)\n\n{_paragraph(ANSWER_WORDS[name])}\n")
     if name in WORDS:
         parts.append(WORDS[name])
     if not parts:
-        raise _unknown(name, [*rules, *facts, *LIMITS, *WORDS])
+        raise _unknown(name, [*rules, *facts, *LIMITS, *WORDS, *ANSWER_WORDS])
     from tracedoc.report.texts import plain
 
     to_stdout(plain("\n".join(parts)))
+
+
+def _explain_in(
+    name: str,
+    run: tuple[str, ...],
+    rules: Mapping[str, Rule],
+    rule_directories: tuple[str, ...],
+    report_format: str | None,
+) -> None:
+    """Print what a rule says of a run: its finding with every fitting fix, else why there is none."""
+    from tracedoc.cli.reading import run_pipeline
+    from tracedoc.pipeline import Options
+    from tracedoc.report.terminal import render_rule
+    from tracedoc.report.view import build_view
+
+    if name not in rules:
+        raise TracedocError(f"no rule is called {name!r}", "with a run, name a rule: tracedoc rules list")
+    diagnosis = run_pipeline(run, Options(rule_directories=rule_directories))
+    if report_format == "json":
+        found = [one for one in diagnosis.findings if one.rule_id == name]
+        said = [one for one in diagnosis.verdicts if one.rule_id == name]
+        to_stdout(json_text({"findings": found, "verdicts": said}), "json")
+        return
+    to_stdout(render_rule(build_view(diagnosis), name, width=text_width()))
 
 
 def _entries(name: str, rules: Mapping[str, Rule], facts: Mapping[str, FactDef]) -> dict[str, object]:
@@ -79,8 +120,8 @@ def _entries(name: str, rules: Mapping[str, Rule], facts: Mapping[str, FactDef])
         entries["fact"] = {key: getattr(fact, key) for key in _FACT_FIELDS} | {"needs": sorted(fact.needs)}
     if name in LIMITS:
         entries["limit"] = LIMITS[name]
-    if name in WORDS:
-        entries["word"] = WORDS[name]
+    if name in WORDS or name in ANSWER_WORDS:
+        entries["word"] = ANSWER_WORDS.get(name) or WORDS[name]
     return entries
 
 
@@ -103,6 +144,7 @@ def _unknown(name: str, known: list[str]) -> TracedocError:
 
 def _rule(rule: Rule) -> str:
     from tracedoc.fixes import framework_name
+    from tracedoc.rules.template import without_numbers
     from tracedoc.units import format_quantity
 
     status = f", {rule.status}" if rule.status != "stable" else ""
@@ -126,15 +168,18 @@ def _rule(rule: Rule) -> str:
     if rule.yields_to:
         lines += ["", _paragraph(f"Gives way to: {', '.join(rule.yields_to)}", hang=2)]
     if rule.fixes:
-        lines += ["", "Fixes"]
+        lines += ["", f"Fixes, with the numbers of a run: tracedoc explain {rule.id} RUN"]
     for place, fix in enumerate(rule.fixes):
         when = rule.fix_when[place] if rule.fix_when else ""
-        lines.append(_paragraph(f"{framework_name(fix.framework)}: {fix.title}", 2, hang=4))
+        lines.append(_paragraph(f"{framework_name(fix.framework)}: {without_numbers(fix.title)}", 2, hang=4))
         if when:
             lines.append(_paragraph(f"only where {when}", 4))
-        lines.append(indent(fix.change.strip("\n"), "    "))
-        if fix.risk:
-            lines.append(_paragraph(f"risk: {fix.risk}", 4))
+        if fix.advice:
+            lines.append(_paragraph(without_numbers(fix.advice), 4))
+        if fix.change:
+            lines.append(indent(without_numbers(fix.change).strip("\n"), "    "))
+        if fix.risk and fix.risk != "none":
+            lines.append(_paragraph(f"risk: {without_numbers(fix.risk)}", 4))
         if fix.url:
             lines.append(f"    {fix.url}")
         lines.append("")

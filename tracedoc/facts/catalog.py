@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -80,6 +81,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
 
+def _plain(doc: str) -> str:
+    """Return a docstring without the roles and double backticks of reStructuredText: users read it."""
+    return re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", doc).replace("``", "`")
+
+
 def rank_fact(
     name: str,
     *,
@@ -134,7 +140,7 @@ def _register(
     def register(function: Function) -> Function:
         if name in CATALOG:
             raise ValueError(f"fact {name} is defined twice")
-        doc = inspect.getdoc(function) or ""
+        doc = _plain(inspect.getdoc(function) or "")
         if not doc and sys.flags.optimize < 2:  # which strips the definitions
             raise ValueError(f"fact {name} has no definition (docstring)")
         by_rank = bool(interval) and kind == "run"

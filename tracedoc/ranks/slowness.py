@@ -46,7 +46,7 @@ def slowness_by_rank(run: RunView) -> dict[int, Slowness | Unknown]:
 def _slowness(run: RunView, place: int, times: Floats) -> Slowness | Unknown:
     shares = work_shares(run)
     if not shares.steps:
-        return Unknown("no step was captured whole on all ranks")
+        return Unknown("no complete step was captured on all ranks")
     alike = np.flatnonzero(shares.alike(place))
     others = alike[alike != place]
     if others.size == 0:

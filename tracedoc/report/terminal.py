@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tracedoc.containment import failure
-from tracedoc.diagnosis import Verdict
+from tracedoc.diagnosis import Fix, Verdict
 from tracedoc.fixes import framework_name
 from tracedoc.report.console import heading, printed_text, text_console
 from tracedoc.report.prediction_words import resource_name, shares_of
@@ -68,6 +68,23 @@ def render_text(
         if name != ("what rules said" if verdicts else "verdicts"):
             _safely(console, name, show, view)
     return printed_text(console, next_command)
+
+
+def render_rule(view: View, rule_id: str, *, width: int = 0) -> str:
+    """Return what one rule says of a run: its findings with all fitting fixes, or why it has none."""
+    console = text_console(width, color=False)
+    console.print(Text(one_line(view.run), "dim"), soft_wrap=not width)
+    replay = view.diagnosis.replay
+    step_ms = replay.step_ms if replay is not None else None
+    mine = [one for one in view.findings if one.finding.rule_id == rule_id]
+    for finding in mine:
+        console.print()
+        _finding(console, finding, step_ms, whole=True)
+    if not mine:
+        console.print()
+        for verdict in (one for one in view.diagnosis.verdicts if one.rule_id == rule_id):
+            _verdict(console, verdict)
+    return printed_text(console, f"tracedoc explain {rule_id}")
 
 
 def _safely(console: Console, name: str, show: Callable[[Console, View], None], view: View) -> None:
@@ -181,7 +198,8 @@ def _shown_finding(console: Console, _: View, *, finding: FindingView, step_ms: 
     _finding(console, finding, step_ms)
 
 
-def _finding(console: Console, view: FindingView, step_ms: float | None) -> None:
+def _finding(console: Console, view: FindingView, step_ms: float | None, *, whole: bool = False) -> None:
+    """Show a finding with its first fix, or ``whole`` with its reasoning and every fix that fits."""
     finding = view.finding
     style = _STYLES.get(finding.severity, "bold")
     preview = " (preview)" if finding.status != "stable" else ""
@@ -196,33 +214,36 @@ def _finding(console: Console, view: FindingView, step_ms: float | None) -> None
     _hanging(console, 3, "", Text(one_line(finding.message)))
     _hanging(console, 3, "", Text(view.place, "dim"))
     # The whole reasoning once: with every finding it would bury the next one.
-    first = view.number == 1
+    first = view.number == 1 or whole
     if finding.why and first:
         _hanging(console, 9, "why", Text(one_line(finding.why)))
     predicted = view.fixes[0].predicted if view.fixes else None
     if view.gain and predicted is None:
         _hanging(console, 9, "saves", Text.assemble((view.gain, "green"), _provided(view.assumptions)))
-    if view.fixes:
-        fix = view.fixes[0]
-        name = framework_name(one_line(fix.framework))
-        _hanging(console, 9, "fix", Text.assemble(one_line(fix.title), (f" ({name})" if name else "", "dim")))
-        if fix.advice:
-            _hanging(console, 9, "", Text(one_line(fix.advice)))
-        _code(console, fix.change)
-        if fix.risk and fix.risk != "none":
-            _hanging(console, 9, "risk", Text(one_line(fix.risk)))
-    if predicted is not None and step_ms:
-        words = format_step_change(step_ms, predicted.step_ms)
-        limit = f", then limited by {resource_name(predicted.then_limited_by)}"
-        provided = _provided("; ".join(predicted.assumptions))
-        _hanging(console, 9, "step", Text.assemble((words, "green"), limit, provided))
-    others = len(view.fixes) - 1
+    for fix in view.fixes if whole else view.fixes[:1]:
+        _fix(console, fix, step_ms)
+    others = 0 if whole else len(view.fixes) - 1
     more = ["why"] if finding.why and not first else []
     if others > 0:
         more.append(f"{others} other fix{'es' * (others > 1)}")
     if more:
         _hanging(console, 9, "more", Text(f"{', '.join(more)}: tracedoc explain {finding.rule_id}", "dim"))
     console.print()
+
+
+def _fix(console: Console, fix: Fix, step_ms: float | None) -> None:
+    name = framework_name(one_line(fix.framework))
+    _hanging(console, 9, "fix", Text.assemble(one_line(fix.title), (f" ({name})" if name else "", "dim")))
+    if fix.advice:
+        _hanging(console, 9, "", Text(one_line(fix.advice)))
+    _code(console, fix.change)
+    if fix.risk and fix.risk != "none":
+        _hanging(console, 9, "risk", Text(one_line(fix.risk)))
+    if fix.predicted is not None and step_ms:
+        words = format_step_change(step_ms, fix.predicted.step_ms)
+        limit = f", then limited by {resource_name(fix.predicted.then_limited_by)}"
+        provided = _provided("; ".join(fix.predicted.assumptions))
+        _hanging(console, 9, "step", Text.assemble((words, "green"), limit, provided))
 
 
 def _provided(assumptions: str) -> str:

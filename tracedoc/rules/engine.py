@@ -400,7 +400,7 @@ def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurement
             own_step=own_words,
         )
     if isinstance(worst.gain, Unknown):
-        message += f" What a fix would give back is unknown: {worst.gain.reason}."
+        message += f" What a fix would save is unknown: {worst.gain.reason}."
     notes = [doubt_words(doubt) for doubt in doubts]
     gain = worst.gain if isinstance(worst.gain, Gain) else None
     if gain is None:

@@ -62,6 +62,15 @@ def fill(template: str, values: Mapping[str, Value], units: Mapping[str, str]) -
     return _PLACEHOLDER.sub(replace, _OPTIONAL.sub(optional, template))
 
 
+def without_numbers(template: str) -> str:
+    """Return ``template`` as it reads without a run: ``...`` for each value, and no optional part."""
+    return _PLACEHOLDER.sub(_blank, _OPTIONAL.sub("", template))
+
+
+def _blank(match: re.Match[str]) -> str:
+    return "{" + match[1] + "}" if match[2] is None else match[4] if match[4] is not None else "..."
+
+
 def before_full_stop(message: str, words: str) -> str:
     """Return the message with ``words`` in brackets at its end, within those that it ends with."""
     said, stop = (message[:-1], ".") if message.endswith(".") else (message, "")

@@ -153,7 +153,7 @@ def _manifest_in(directory: Path, limits: list[Limit]) -> Manifest | None:
     try:
         return read_manifest(directory)
     except InputError as error:
-        limits.append(Limit("bad-manifest", error.message, "ranks are told by the files and their names"))
+        limits.append(Limit("bad-manifest", error.message, "ranks come from the files and their names"))
         return None
 
 
@@ -312,7 +312,7 @@ def _remote_manifest(entries: Sequence[RemoteEntry], limits: list[Limit]) -> Man
             raise InputError(f"{name} is larger than {MAX_BYTES:,} bytes")
         return parse_manifest(read_remote(found.path), name)
     except InputError as error:
-        limits.append(Limit("bad-manifest", error.message, "ranks are told by the files and their names"))
+        limits.append(Limit("bad-manifest", error.message, "ranks come from the files and their names"))
         return None
 
 

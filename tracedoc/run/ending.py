@@ -48,13 +48,13 @@ def ending_limits(manifest: Manifest | None) -> list[Limit]:
     """Return one limit where the job did not end well or its end was not seen, none where it did."""
     words = how_it_ended(manifest)
     if words:
-        return [Limit("job-failed", words, "what was captured before is judged")]
+        return [Limit("job-failed", words, "what was captured before is analysed")]
     if manifest is not None and any(not node.get("ended") for node in manifest.nodes):
         return [
             Limit(
                 "job-unfinished",
                 "`tracedoc collect` did not see the end of the job: it still runs, or both were killed",
-                "what was captured until now is judged",
+                "what was captured until now is analysed",
             )
         ]
     return []

@@ -133,7 +133,7 @@ def _limits(unusable: Sequence[str]) -> Iterator[Limit]:
     """Yield one limit for all files that were named and not used; it quotes the first."""
     if unusable:
         more = f", and {len(unusable) - 1} more such" if unusable[1:] else ""
-        yield Limit("bad-job-file", f"{unusable[0]}{more}", "what it would tell about the job is unknown")
+        yield Limit("bad-job-file", f"{unusable[0]}{more}", "what it says about the job is unknown")
 
 
 def _rank(entry: ManifestRank, folder: Path | None, unusable: list[str]) -> RankJob | None:

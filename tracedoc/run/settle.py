@@ -126,7 +126,8 @@ def _distrust_equal_ranks(candidates: Sequence[Candidate], limits: list[Limit]) 
     limits.append(
         Limit(
             "rank-assumed",
-            f"all {len(candidates)} traces say that they are rank {next(iter(inside))}: known by their names",
+            f"all {len(candidates)} traces say that they are rank {next(iter(inside))}, so "
+            "they are separated by name",
             "ranks in this report may not be those of the job",
         )
     )
@@ -169,7 +170,7 @@ def _choose_cycle(
                 "other-cycles",
                 f"{len(cycles)} profiler cycles were recorded: this is cycle {wanted}, "
                 f"the {_plural(len(others), 'other is', 'others are')} {', '.join(others)}",
-                "only one cycle is judged; choose another with --cycle",
+                "only one cycle is analysed; choose another with --cycle",
             )
         )
     return {rank: files[wanted] for rank, files in numbered.items() if wanted in files}, wanted, cycles
@@ -230,9 +231,9 @@ def _note_missing(present: Mapping[int, Candidate], world_size: int | None, limi
             "missing-ranks",
             f"{_plural(len(missing), 'rank', 'ranks')} {format_ranges(missing)} of {len(expected)} "
             f"{_plural(len(missing), 'is', 'are')} missing",
-            "the trace of one rank tells neither what is waiting nor who comes late"
+            "one rank alone shows neither waiting nor who is late"
             if len(present) == 1
-            else f"waiting, and who comes late, are told among ranks {format_ranges(present)} at most",
+            else f"waiting and late ranks are known among ranks {format_ranges(present)} at most",
         )
     )
 

@@ -259,8 +259,8 @@ def _cpu_timeline(
             TraceLimit(
                 "cpu-trace",
                 trace.info.source,
-                "no GPU activity; operators and gloo transfers on the CPU are judged",
-                "shares of time say little about a GPU job; counts, loader waits and arrival order stand",
+                "CPU run, without GPU activity: compute is operator time, communication is gloo",
+                "shares of time say little about a GPU job; counts, loader waits and arrival order hold",
             ),
         ),
     )
@@ -338,7 +338,7 @@ def _judge(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimelin
             what = (
                 "no training step was found"
                 if timeline.host.source == "none"
-                else "no step was captured whole"
+                else "no complete step was captured"
             )
             limits = (
                 *limits,
@@ -346,7 +346,7 @@ def _judge(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimelin
                     "no-complete-step",
                     timeline.trace.info.source,
                     what,
-                    "the longest part is judged as a step, with low confidence",
+                    "the longest part is analysed as a step, with low confidence",
                 ),
             )
     activity = timeline.activity

@@ -65,7 +65,7 @@ def _ahead(measurements: Measurements, key: str | None, fact: str, assumption: s
     gain = at_most(measurements, key, fact, assumption, host_stays=True)
     if isinstance(gain, Unknown) or measurements.available["multi_rank"].state == "present":
         return gain
-    alone = "none of it is waiting for peers, which one rank cannot tell"
+    alone = "none of it is waiting for peers, which one rank alone cannot show"
     return replace(gain, assumptions=(*gain.assumptions, alone))
 
 

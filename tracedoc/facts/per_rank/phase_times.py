@@ -183,7 +183,7 @@ def _whole_host_step(timeline: RankTimeline) -> HostStep | Unknown:
     if timeline.phases is None:
         return NO_PHASES
     if step is None or not step.finished:
-        return Unknown("the host's step was not captured whole")
+        return Unknown("the host's step is not complete")
     return step
 
 

@@ -22,7 +22,7 @@ def sharding_hook_host_ms(timeline: RankTimeline) -> Value:
     if timeline.units is None or not len(timeline.units.units.hooks):
         return NO_HOOKS
     if step is None or not step.finished:
-        return Unknown("the host's step was not captured whole")
+        return Unknown("the host's step is not complete")
     return timeline.units.units.hooks.clip(step.start_ns, step.end_ns).total_ns / 1e6
 
 

@@ -15,7 +15,7 @@ from tracedoc.trace.columns import Kind
 from tracedoc.trace.vocabulary import RuntimeRole
 from tracedoc.values import Unknown, Value
 
-NO_STEP = Unknown("no step and no device activity to judge")
+NO_STEP = Unknown("no step and no device activity to analyse")
 
 QUEUE_FULL_NS = 200_000
 """A launch call takes some 5-10 us; one that takes this long waited for room in the launch queue."""
@@ -148,7 +148,7 @@ def step_jitter_frac(timeline: RankTimeline) -> Value:
 def slowest_step_ms(timeline: RankTimeline) -> Value:
     """Length of the slowest complete step."""
     lengths = [window.end_ns - window.start_ns for window in timeline.complete_windows]
-    return max(lengths) / 1e6 if lengths else Unknown("no step was captured whole")
+    return max(lengths) / 1e6 if lengths else Unknown("no complete step was captured")
 
 
 @rank_fact("host_step_ms", unit="ms", needs=("host_ops",))
@@ -156,7 +156,7 @@ def host_step_ms(timeline: RankTimeline) -> Value:
     """Length of the median step on the host; it may be shorter than on the GPU while a queue fills."""
     step = timeline.judged_host_step
     if step is None or not step.finished:
-        return Unknown("the host's step was not captured whole")
+        return Unknown("the host's step is not complete")
     return (step.end_ns - step.start_ns) / 1e6
 
 
@@ -170,7 +170,7 @@ def host_floor_ms(timeline: RankTimeline) -> Value:
     """
     step = timeline.judged_host_step
     if step is None or not step.finished:
-        return Unknown("the host's step was not captured whole")
+        return Unknown("the host's step is not complete")
     delays = timeline.host_delays
     blocked = delays.sync | delays.input | delays.allocator | _full_queue(timeline)
     if timeline.syncs is not None:

@@ -101,7 +101,14 @@ def gather_stall_held_ms(run: RunView) -> dict[str, Value]:
     return _stall(run, lambda parts: parts.held)
 
 
-CAUSES = ("not prefetched", "launched late", "peers late", "bandwidth", "bandwidth or peers late", "first")
+CAUSES = (
+    "not prefetched",
+    "launched too late",
+    "peers late",
+    "bandwidth",
+    "bandwidth or peers late",
+    "first",
+)
 """Why gathers stall."""
 
 
@@ -116,7 +123,7 @@ def gather_stall_cause(run: RunView) -> dict[str, Value]:
     """The largest cause of the stalls.
 
     One of "not prefetched" (launched in time, but it starts when the compute before has ended),
-    "launched late", "peers late", "bandwidth", "bandwidth or peers late" (where not all arrivals of the
+    "launched too late", "peers late", "bandwidth", "bandwidth or peers late" (where not all arrivals of the
     peers are known) and "first" (of the step).
     """
     return run.by_rank(lambda digest, step: _cause(run, digest, step))
@@ -144,7 +151,7 @@ def _cause(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
         return parts
     totals = {
         "not prefetched": int(parts.held.sum()),
-        "launched late": int(parts.late.sum()),
+        "launched too late": int(parts.late.sum()),
         "peers late": int(parts.wait.sum()),
         "bandwidth" if parts.known.all() else "bandwidth or peers late": int(parts.bandwidth.sum()),
         "first": int(parts.first.sum()),

@@ -41,7 +41,7 @@ def work_ratio(run: RunView) -> dict[str, Value]:
         ratios = amounts[place] / np.median(amounts[others], axis=0) if shares.steps else np.empty(0)
         known = ratios[~np.isnan(ratios)]
         found[str(digest.rank)] = (
-            float(np.median(known)) if known.size else Unknown("no step was captured whole on all ranks")
+            float(np.median(known)) if known.size else Unknown("no complete step was captured on all ranks")
         )
     return found
 
