@@ -17,7 +17,7 @@ BANNED = {
     r"is worth (?:up to|about)|surely gain|gives? back|give back": "saves",
     r"not your problem": "the GPUs are busy",
     r"explained by another finding": "part of another finding",
-    r"whole steps?\b|captured whole": "complete step",
+    r"(?:no|\d) whole steps?\b|captured whole": "complete step",
     r"arrivals of the peers": "this capture cannot separate waiting from transfer",
     r"takes no step|of its own that tells": "is missing",
     r"told strategy|undrawn|cannot tell\b|can tell\b|be told from|told apart": "cannot separate, cannot show",
