@@ -251,7 +251,7 @@ def test_a_live_wrapper_settles_the_strategy() -> None:
     job = Job((RankJob(0, frameworks=("DDP",)),))
     confirmed = resolve_strategy(claim("ddp", "medium"), job)
     assert (confirmed.name, confirmed.confidence) == ("DDP", "high")
-    assert confirmed.evidence == ("seen in the trace", "a live DDP wrapper, says the manifest")
+    assert confirmed.evidence == ("seen in the trace", "a live DDP wrapper, by the manifest")
     named = resolve_strategy(claim("unknown"), job)
     assert (named.name, named.family, named.sharding, named.confidence) == ("DDP", "ddp", "none", "high")
     assert resolve_strategy(claim("fsdp2", "high"), job).family == "fsdp2"
