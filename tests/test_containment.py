@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def told(diagnosis: Diagnosis) -> list[str]:
+def internal_errors(diagnosis: Diagnosis) -> list[str]:
     return [limit.message for limit in diagnosis.limits if limit.code == "internal-error"]
 
 
@@ -94,7 +94,7 @@ def test_a_part_of_the_answer_fails_alone(
     diagnosis = tracedoc.diagnose([run])
     assert diagnosis.budget is not None
     assert diagnosis.budget.step_ms == 100
-    (message,) = told(diagnosis)
+    (message,) = internal_errors(diagnosis)
     assert "failed: ZeroDivisionError: broken on purpose" in message
     for report_format in ("text", "html", "json"):
         assert "broken on purpose" in render(diagnosis, report_format)
@@ -113,7 +113,7 @@ def test_a_strategy_that_cannot_be_recognised_costs_itself(
     assert (claim.name == "DDP") == (place != its_own)
     if place <= its_own:  # those after it are not asked
         assert claim.confidence == "low"
-        assert claim.evidence[-1].endswith("could not be told: ZeroDivisionError: broken on purpose")
+        assert claim.evidence[-1].endswith("is not known: ZeroDivisionError: broken on purpose")
 
 
 @pytest.mark.parametrize("name", ["BESIDE", "by_hand"])
@@ -122,6 +122,19 @@ def test_what_runs_beside_a_strategy_costs_itself(monkeypatch: pytest.MonkeyPatc
     claim = decide.decide([StrategySigns(collectives=3)], 2)
     assert (claim.name, claim.confidence) == (decide.NOT_RECOGNISED, "low")
     assert "broken on purpose" in claim.evidence[-1]
+
+
+def test_a_rule_that_failed_is_named_where_no_cause_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for builder in parse_lanes("step: 100\ncompute 0-97\nallreduce 40-100 64MiB", ranks=2):
+        builder.write(tmp_path / f"rank-{builder.rank}.json")
+    usual: Callable[..., Any] = engine._weigh
+    monkeypatch.setattr(
+        engine, "_weigh", lambda rule, *given: fail() if rule.id == "tiny-batch" else usual(rule, *given)
+    )
+    summary = tracedoc.diagnose([tmp_path]).summary
+    assert summary.endswith("The rule tiny-batch failed and could not be judged.")
 
 
 @pytest.mark.parametrize("step", ["_weigh", "_yield", "_finding"])

@@ -66,6 +66,7 @@ def compose(
             plan=plan,
             rules_left_out=rules_left_out,
             rules_judged=len(judgement.verdicts),
+            rules_failed=[one.rule_id for one in judgement.verdicts if one.outcome == "error"],
         ),
         "The measurements stand below.",
     )

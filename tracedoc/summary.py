@@ -71,10 +71,12 @@ def summarise(
     plan: Sequence[PlanStep] = (),
     rules_left_out: int = 0,
     rules_judged: int = 0,
+    rules_failed: Sequence[str] = (),
 ) -> str:
     """Return the first line of every report.
 
     ``rules_left_out`` are those that the user did not select: without them nothing is called healthy.
+    ``rules_failed`` are the ids of rules that ended in an error; they are named where no cause is.
     """
     step = _number(measurements, "step_ms")
     if step is None:
@@ -101,6 +103,9 @@ def summarise(
         sentences = [f"{rules_judged} of {all_rules} rules judged: {found} in the {format_ms(step)} step."]
     else:
         sentences = [_healthy(measurements, findings, run, step)]
+    if rules_failed and not worth:
+        which = "rule" if len(rules_failed) == 1 else "rules"
+        sentences.append(f"The {which} {', '.join(rules_failed)} failed and could not be judged.")
     return " ".join([*sentences, *([caution] if caution else [])])
 
 
