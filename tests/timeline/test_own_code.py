@@ -1,0 +1,87 @@
+"""Where the host spends time outside operators: the innermost function of the script, or a named range."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tracedoc.pipeline import Options, diagnose
+from tracedoc.ranks.early_ends import ended_early
+from tracedoc.ranks.run_view import build_run_view
+from tracedoc.testing.builder import TraceBuilder
+from tracedoc.testing.lanes import parse_lanes
+from tracedoc.timeline.own_code import CodePlace, places_of_source_step
+from tracedoc.trace.kineto import read_trace
+from tracedoc.worker import digest_file
+
+
+def places(tmp_path: Path, *events: tuple[str, float, float, str]) -> list[tuple[str, bool, float]]:
+    """Return function, whether it loads, and ms, of a step from 0 to 100 ms with these host events."""
+    builder = TraceBuilder(rank=0, device=None)
+    builder.host("ProfilerStep#7", 0, 100, category="user_annotation")
+    for name, start, end, category in events:
+        builder.host(name, start, end, category=category)
+    trace = read_trace(builder.write(tmp_path / "rank-0.json"), python_functions=True)
+    return [(str(one), one.loading, one.time_ns / 1e6) for one in places_of_source_step(trace)]
+
+
+def test_the_innermost_function_of_the_script_has_the_time(tmp_path: Path) -> None:
+    """60 ms sleep in write_metrics; of main's other 40 ms an operator covers 30."""
+    found = places(
+        tmp_path,
+        ("train.py(30): main", 0, 100, "python_function"),
+        ("train.py(4): write_metrics", 10, 70, "python_function"),
+        ("json/__init__.py(183): dumps", 11, 20, "python_function"),
+        ("<built-in function sleep>", 20, 70, "python_function"),
+        ("aten::mm", 70, 100, "cpu_op"),
+    )
+    assert found == [("`write_metrics` (`train.py:4`)", False, 60), ("`main` (`train.py:30`)", False, 10)]
+
+
+def test_time_in_torch_is_not_the_script_s(tmp_path: Path) -> None:
+    """In backward() the host waits for other ranks: that is no code of main."""
+    found = places(
+        tmp_path,
+        ("train.py(30): main", 0, 100, "python_function"),
+        ("torch/_tensor.py(566): backward", 20, 100, "python_function"),
+    )
+    assert found == [("`main` (`train.py:30`)", False, 20)]
+
+
+def test_a_data_set_is_found_inside_the_loader(tmp_path: Path) -> None:
+    loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    found = places(
+        tmp_path,
+        ("train.py(30): main", 0, 100, "python_function"),
+        (loader, 10, 60, "user_annotation"),
+        ("torch/utils/data/dataloader.py(720): __next__", 10, 60, "python_function"),
+        ("data.py(8): __getitem__", 12, 58, "python_function"),
+        ("PIL/Image.py(3000): open", 12, 58, "python_function"),
+    )
+    assert ("`__getitem__` (`data.py:8`)", True, 46) in found
+
+
+def test_a_named_range_stands_where_there_are_no_frames(tmp_path: Path) -> None:
+    found = places(
+        tmp_path,
+        ("write_metrics", 10, 70, "user_annotation"),
+        ("Optimizer.step#SGD.step", 80, 100, "user_annotation"),
+    )
+    assert found == [("the range `write_metrics`", False, 60)]
+
+
+def test_a_place_reads_as_code() -> None:
+    assert str(CodePlace("a/train.py", 4, "f", loading=False, time_ns=1)) == "`f` (`a/train.py:4`)"
+
+
+@pytest.mark.parametrize(("steps", "early"), [(5, False), (4, False), (2, True)])
+def test_a_rank_that_ends_early_is_told_first(tmp_path: Path, steps: int, early: bool) -> None:
+    """Steps of 100 ms: one step less may be chance, three are not."""
+    for rank, count in ((0, 5), (1, steps)):
+        builder = parse_lanes("compute 0-60\nallreduce 60-100 64MiB", ranks=2, steps=count)[rank]
+        builder.write(tmp_path / f"rank-{rank}.json")
+    digests = [digest_file(str(tmp_path / f"rank-{rank}.json")) for rank in (0, 1)]
+    assert [one.code for one in ended_early(build_run_view(digests, 2))] == ["ended-early"] * early
+    summary = diagnose([tmp_path], Options(replay=False)).summary
+    assert summary.startswith("Rank 1 ended up to 300 ms before the others") is early
