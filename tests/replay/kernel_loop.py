@@ -28,18 +28,19 @@ def play_loop(program: RunProgram, periods: int) -> list[np.ndarray]:  # noqa: C
     for k in range(program.extra.source.size):
         one = (getattr(program.extra, name)[k] for name in ("source", "lag_ns", "back", "of_point"))
         ties[int(program.extra.target[k])].append(tuple(one))
-    points, events = lay.part.size, lay.lane.size
+    points, events = lay.points, lay.events
+    lane, rank_of_event = lay.lane(np.arange(events)), lay.event_rank
     loads = defaultdict(list)
     for i in np.flatnonzero(program.ready >= 0).tolist():
-        loads[int(lay.point_rank[i])].append(i)
+        loads[int(lay.rank_of_point(i))].append(i)
     before = [np.full(n, NEVER) for n in (points, points, points, events, events)]
     found = []
     for period in range(periods):
         floor = 0 if period == 0 else NEVER
         start, back, ready, begin, end = (np.full(n, floor) for n in (points, points, points, events, events))
         if period == 0:
-            start += lay.offset_ns[lay.point_rank]
-            begin += lay.offset_ns[lay.event_rank]
+            start += lay.offset_ns[lay.rank_of_point(np.arange(points))]
+            begin += lay.offset_ns[rank_of_event]
         stable = False
         while not stable:
             old = [one.copy() for one in (start, back, ready, begin, end)]
@@ -70,10 +71,10 @@ def play_loop(program: RunProgram, periods: int) -> list[np.ndarray]:  # noqa: C
             previous = -1
             for e in range(events):
                 p = part.get(e)
-                opens = previous < 0 or lay.lane[previous] != lay.lane[e]
+                opens = previous < 0 or lane[previous] != lane[e]
                 at = begin[e] if period == 0 else NEVER
                 if opens:
-                    tail = e + int(np.searchsorted(-(lay.lane[e:] == lay.lane[e]).astype(int), 0)) - 1
+                    tail = e + int(np.searchsorted(-(lane[e:] == lane[e]).astype(int), 0)) - 1
                     at = max(at, before[4][tail] + lay.gap[e] + program.delay[e] if lay.periodic else NEVER)
                 else:
                     at = max(at, end[previous] + lay.gap[e] + program.delay[e])

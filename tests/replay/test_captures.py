@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import tracedoc
+from tracedoc.digest.programs import EncodedProgram
 from tracedoc.ranks.run_view import RunView
-from tracedoc.replay.rank.packing import PackedProgram
 from tracedoc.replay.run_replay import Refusal, RunReplay, replay_run
 
 REAL = (
@@ -74,9 +74,8 @@ def test_a_trace_without_kernels_is_refused(shared_traces):
 
 def test_programs_survive_the_way_from_the_worker(sample_traces):
     run = run_of(sample_traces / "synthetic_ddp_tiny_batch")
-    packed = run.digests[0].programs[0]
-    program = packed.unpack()
-    again = PackedProgram.of(program).unpack()
+    program = run.digests[0].programs[0].decoded()
+    again = EncodedProgram.of(program).decoded()
     for name in type(program).__struct_fields__:
         one, other = getattr(program, name), getattr(again, name)
         if isinstance(one, np.ndarray):

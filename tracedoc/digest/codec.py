@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from math import prod
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -61,7 +61,9 @@ def _column(kind: Any, value: Any) -> npt.NDArray[Any]:
     match value:
         case [str(name), [*shape], bytes(content)] if name[1:2] in _KINDS:
             dtype = np.dtype(name)
-            if np.issubdtype(dtype, get_args(get_args(kind)[1])[0]) and _nbytes(dtype, shape) == len(content):
+            element = get_args(get_args(kind)[1])[0]
+            element = get_origin(element) or element
+            if np.issubdtype(dtype, element) and _nbytes(dtype, shape) == len(content):
                 planes = np.frombuffer(content, dtype=np.uint8).reshape(dtype.itemsize, -1)
                 differences = np.ascontiguousarray(planes.T).view(f"u{dtype.itemsize}")
                 # Into its own memory: views would be kept with what they look at.

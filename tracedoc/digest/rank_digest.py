@@ -16,9 +16,9 @@ from tracedoc.digest.drawn import drawn_sets
 from tracedoc.digest.gemms import GemmTable, gemm_table
 from tracedoc.digest.host_work import HostDigest, host_digest
 from tracedoc.digest.meetings import Meetings, meetings
+from tracedoc.digest.programs import EncodedProgram
 from tracedoc.digest.work import WorkTable, work_table
 from tracedoc.errors import TraceLimit
-from tracedoc.replay.rank.packing import PackedProgram
 from tracedoc.replay.rank.steps import rank_programs
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import Budget
@@ -107,7 +107,7 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     gradients: npt.NDArray[np.bool_] = msgspec.field(default_factory=lambda: np.zeros(0, dtype=bool))
     work: WorkTable | None = None
     reader: str = ""
-    programs: tuple[PackedProgram, ...] = ()
+    programs: tuple[EncodedProgram, ...] = ()
     unplayable: str = ""
     meetings: Meetings | None = None
     drawn: Mapping[str, bytes] = msgspec.field(default_factory=dict)
@@ -224,7 +224,7 @@ def digest_timeline(
         gradients=gradients,
         work=work,
         reader=info.reader,
-        programs=programs,
+        programs=tuple(map(EncodedProgram.of, programs)),
         unplayable=unplayable,
         meetings=meetings(timeline),
         drawn=drawn,

@@ -24,12 +24,12 @@ def find_beside(skeleton: Skeleton, program: RunProgram, times: Times, before: T
     """Return the shares of one program by the times of its nodes in two periods (one column)."""
     layout, joins = program.layout, program.layout.joins
     meeting = skeleton.meeting
-    rank = layout.event_rank[meeting]
+    rank = layout.rank_of_event(meeting)
     start = times[skeleton.start_base : skeleton.join_base].astype(np.float64)
     previous = before[skeleton.start_base : skeleton.join_base].astype(np.float64)
     origin = float(start.min(initial=0))
     length = program.dur[meeting].astype(np.float64)
-    part = skeleton.part_of[meeting]
+    part = skeleton.part
     comm = np.flatnonzero(part >= 0)
     of = part[comm]
     length[comm] = program.transfer[of]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from tracedoc.ranks.matching import Matching
 from tracedoc.replay.rank.program import NONE, RankProgram
-from tracedoc.replay.run_program import Joins, RunProgram, join_programs
+from tracedoc.replay.run_program import Gathering, Joins, RunProgram
 from tracedoc.timeline.collective_table import CollectiveTable
 
 SLACK_NS = 100_000
@@ -20,7 +20,7 @@ clocks are wrong, and the shortest part counts."""
 
 def join_run(
     ranks: Sequence[int],
-    programs: Sequence[RankProgram],
+    programs: Iterable[RankProgram],
     tables: Sequence[CollectiveTable],
     gradients: Sequence[npt.NDArray[np.bool_]],
     matching: Matching,
@@ -34,10 +34,11 @@ def join_run(
     operation = matching.operation
     length_of_part = matching.end_ns - matching.start_ns
     shortest = np.minimum.reduceat(length_of_part, matching.first[:-1]) if len(matching) else length_of_part
-    base, offsets = 0, []
+    gathering, base, offsets = Gathering(), 0, []
     event, op, transfer, nbytes, kind, group, reduces, complete = ([] for _ in range(8))
     kinds: dict[str, int] = {}
     for rank, program, table, gradient in zip(ranks, programs, tables, gradients, strict=True):
+        gathering.add(rank, program)
         mine = np.flatnonzero(program.row >= 0)
         rows = program.row[mine]
         found = np.full(len(table), NONE, dtype=np.int64)
@@ -82,4 +83,4 @@ def join_run(
     )
     first = min(offsets, default=0)
     starts = np.array(offsets, dtype=np.int64) - first if matching.clock.aligned else np.zeros(len(offsets))
-    return join_programs(ranks, programs, joins, starts.astype(np.int64))
+    return gathering.joined(joins, starts.astype(np.int64))

@@ -137,13 +137,13 @@ class _Walk:
         return found
 
     def _node(self, event: int) -> int:
-        skeleton, part = self._skeleton, int(self._skeleton.part_of[event])
+        skeleton, part = self._skeleton, self._part(event)
         if part != NONE and self._program.joined[part]:
             return skeleton.join_base + int(self._program.layout.joins.op[part])
-        return skeleton.start_base + int(skeleton.meeting_of[event])
+        return skeleton.start_base + int(skeleton.meeting_of(event))
 
     def _length(self, event: int) -> int:
-        part = int(self._skeleton.part_of[event])
+        part = self._part(event)
         return int(self._program.transfer[part] if part != NONE else self._program.dur[event])
 
     def _of_edge(self, edge: int) -> Iterator[Piece]:
@@ -155,7 +155,7 @@ class _Walk:
         base, _, joined = name.partition("_")
         if base in ("waits", "streams", "causes", "ties"):
             place = int(skeleton.sections[f"{base}_joined"][place]) if joined else place
-            event = int(skeleton.sections[f"{base}_event"][place])
+            event = int(skeleton.meeting[skeleton.sections[f"{base}_from"][place]])
             started = not joined and bool(self._is_joined(event))
             length = 0.0 if started else min(float(self._length(event)), weight)
             rest = weight - length
@@ -173,7 +173,7 @@ class _Walk:
         elif name == "launches":
             event = int(self._played.stretches.latest[place])
             point = int(layout.point[event])
-            hosted = float(self._played.stretches.offset[point] + layout.launch_lag[event])
+            hosted = float(self._since_node(point) + int(layout.launch_lag[event]))
             yield self._of_event(event, weight - hosted, within=True)
             yield from self._of_lags(point, hosted)
         elif name in ("after", "chain", "wrap", "rejoin", "calls", "batch", "loader"):
@@ -191,7 +191,7 @@ class _Walk:
             yield from self._of_lags(point, weight - own)
         elif name in ("batch", "loader"):
             points = skeleton.loads if name == "batch" else skeleton.sections["load_to"]
-            yield Piece("input", self._rank(layout.point_rank[points[place]]), weight, "the data loader")
+            yield Piece("input", self._rank(int(layout.rank_of_point(int(points[place])))), weight, "the data loader")
         else:
             keys = {"after": "after", "chain": "chain", "wrap": "wrap_first"}
             points = layout.rejoin_to if name == "rejoin" else skeleton.sections[keys[name]]
@@ -201,8 +201,21 @@ class _Walk:
             else:
                 yield self._of_lag(point, weight)
 
+    def _part(self, event: int) -> int:
+        """Return which part of a collective a meeting event is, ``NONE`` for others."""
+        place = int(self._skeleton.meeting_of(event))
+        there = place < self._skeleton.meeting.size and int(self._skeleton.meeting[place]) == event
+        return int(self._skeleton.part[place]) if there else NONE
+
+    def _first(self, point: int) -> int:
+        """Return the point that another one is counted from."""
+        return int(self._skeleton.first_point[int(self._skeleton.node_of(point))])
+
+    def _since_node(self, point: int) -> int:
+        return int(self._program.lag[self._first(point) + 1 : point + 1].sum())
+
     def _is_joined(self, event: int) -> bool:
-        part = int(self._skeleton.part_of[event])
+        part = self._part(event)
         return part != NONE and bool(self._program.joined[part])
 
     def _rank(self, position: int) -> int:
@@ -212,25 +225,25 @@ class _Walk:
         layout, joins = self._program.layout, self._program.layout.joins
         group = Group(int(layout.group[event]))
         resource = "compute" if within else _OF_GROUP.get(group, "compute")
-        what, part = "", int(self._skeleton.part_of[event])
+        what, part = "", self._part(event)
         if resource == "communication" and part != NONE:
             what = joins.kinds[int(joins.kind[part])]
         elif resource == "compute":
             what = PARTS[int(layout.event_part[event])]
-        return Piece(resource, self._rank(layout.event_rank[event]), ns, what)
+        return Piece(resource, self._rank(int(layout.rank_of_event(event))), ns, what)
 
     def _of_call(self, point: int, ns: float) -> Piece:
         """Return what a blocked call itself takes."""
         layout = self._program.layout
         kind = Call(int(layout.kind[point]))
         return Piece(
-            _OF_CALL.get(kind, "host"), self._rank(layout.point_rank[point]), ns, _NAMES.get(kind, "")
+            _OF_CALL.get(kind, "host"), self._rank(int(layout.rank_of_point(point))), ns, _NAMES.get(kind, "")
         )
 
     def _of_lags(self, point: int, ns: float) -> Iterator[Piece]:
         """Yield what the host does between the point that ``point`` is counted from and itself."""
         skeleton, lag = self._skeleton, self._program.lag
-        for before in range(point, int(skeleton.first_point[skeleton.node[point]]), -1):
+        for before in range(point, self._first(point), -1):
             taken = min(float(lag[before]), ns)
             if taken > 0:
                 yield self._of_lag(before, taken)
@@ -241,7 +254,7 @@ class _Walk:
     def _of_lag(self, point: int, ns: float) -> Piece:
         """Return what the host does right before a point."""
         layout = self._program.layout
-        rank = int(layout.point_rank[point])
+        rank = int(layout.rank_of_point(point))
         base = int(layout.point_base[rank])
         what = self._labels[rank].get(point - base)
         if what is None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from tracedoc.replay.latency import Split, split_transfers
 from tracedoc.replay.rank.program import UNKNOWN_SHARE
-from tracedoc.replay.run_program import Reading, RunProgram, measured_delay
+from tracedoc.replay.run_program import Reading, RunProgram
 
 UNMEASURED_CONTENTION = {Reading.FAST: 0.0, Reading.LIKELY: 0.06, Reading.SLOW: 0.15}
 CONTENTION_MARGIN = {Reading.FAST: 0.7, Reading.LIKELY: 1.0, Reading.SLOW: 1.3}
@@ -33,13 +33,13 @@ def read_as(program: RunProgram, reading: Reading) -> RunProgram:
 
 def as_measured(program: RunProgram) -> RunProgram:
     """Return the program with all causes that may hold, and the delays that they leave unexplained."""
-    return program.edited(active=np.ones_like(program.active), delay=measured_delay(program))
+    return program.edited(active=np.ones_like(program.active), delay=program.layout.delay)
 
 
 def _contention(program: RunProgram, reading: Reading) -> float:
     if program.layout.joins.event.size == 0:
         return 0.0
-    known = [one.contention for one in program.layout.programs if one.contention != UNKNOWN_SHARE]
+    known = [one.contention for one in program.layout.notes if one.contention != UNKNOWN_SHARE]
     if not known:
         return UNMEASURED_CONTENTION[reading]
     return float(np.median(known)) * CONTENTION_MARGIN[reading]
@@ -56,11 +56,12 @@ def _without_idle_hosts(program: RunProgram) -> RunProgram:
     ahead = np.array(
         [
             one.lead_ns >= max(LEAD_NS, LEAD_SHARE * one.step_ns)
-            and int(one.lag.sum()) >= PACED_SHARE * one.step_ns
-            for one in layout.programs
+            and one.lag_ns >= PACED_SHARE * one.step_ns
+            for one in layout.notes
         ],
         dtype=bool,
     )
     if not ahead.any():
         return program
-    return program.edited(lag=np.where(ahead[layout.point_rank], 0, program.lag))
+    idle = np.repeat(ahead, np.diff(layout.point_base))
+    return program.edited(lag=np.where(idle, 0, program.lag))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.replay.rank.program import NONE, TO_HOST, Cause, Codes, Group, RankProgram
+from tracedoc.replay.rank.program import NONE, TO_HOST, Cause, Codes, Group, Indices, Lags, RankProgram, narrow
 from tracedoc.spans import Int64Array
 
 Index = npt.NDArray[np.intp]
@@ -57,45 +57,89 @@ class Joins(msgspec.Struct, frozen=True, eq=False):
         return int(self.op.max(initial=NONE)) + 1
 
 
+class RankNotes(msgspec.Struct, frozen=True, eq=False):
+    """What a :class:`RankProgram` says of itself beside its columns; fields are named as there."""
+
+    step: int
+    step_ns: int
+    span_ns: int
+    lag_ns: int
+    lead_ns: int
+    contention: float
+    label_at: Indices
+    labels: tuple[str, ...]
+
+
 class Layout(msgspec.Struct, frozen=True, eq=False):
     """What no change edits: how points, events and causes of all ranks hang together.
 
     Columns are those of :class:`RankProgram`, one rank after the other, with indices into the whole.
-    ``point_rank`` and ``event_rank`` are positions in ``ranks``; ``lane`` numbers each stream of each rank.
+    ``point_base`` and ``event_base`` are where the points and events of each rank begin, and where the last
+    ones end.
     """
 
     ranks: tuple[int, ...]
-    programs: tuple[RankProgram, ...]
+    notes: tuple[RankNotes, ...]
     periodic: bool
     offset_ns: Int64Array
     point_base: Int64Array
     event_base: Int64Array
-    point_rank: Index
-    event_rank: Index
     kind: Codes
     part: Codes
     after_return: Mask
     blocks: Mask
-    rejoin_from: Index
-    rejoin_to: Index
-    rejoin_lag: Int64Array
-    point: Index
-    launch_lag: Int64Array
-    gap: Int64Array
-    lane: Index
+    rejoin_from: Indices
+    rejoin_to: Indices
+    rejoin_lag: Lags
+    point: Indices
+    launch_lag: Lags
+    gap: Lags
+    delay: Lags
+    stream: Codes
     group: Codes
     event_part: Codes
     cause_kind: Codes
-    cause_from: Index
-    cause_to: Index
-    cause_lag: Int64Array
+    cause_from: Indices
+    cause_to: Indices
+    cause_lag: Lags
     cause_back: Mask
     joins: Joins
 
     @property
+    def points(self) -> int:
+        """How many points of hosts there are."""
+        return int(self.part.size)
+
+    @property
+    def events(self) -> int:
+        """How many GPU events there are."""
+        return int(self.stream.size)
+
+    @property
+    def event_rank(self) -> Indices:
+        """The position in ``ranks`` of each event's rank."""
+        return np.repeat(np.arange(len(self.ranks), dtype=np.int32), np.diff(self.event_base))
+
+    def rank_of_point(self, point: Index | int) -> Index:
+        """Return the positions in ``ranks`` of the ranks that points belong to."""
+        return np.asarray(np.searchsorted(self.point_base, point, side="right") - 1)
+
+    def rank_of_event(self, event: Index | int) -> Index:
+        """Return the positions in ``ranks`` of the ranks that events belong to."""
+        return np.asarray(np.searchsorted(self.event_base, event, side="right") - 1)
+
+    def lane(self, event: Index) -> Index:
+        """Return a number for the stream and rank of each event."""
+        return 256 * self.rank_of_event(event) + self.stream[event]
+
+    @property
     def computes(self) -> Mask:
         """Which events are compute: no copies and no communication."""
-        return _IS_COMPUTE[self.group]
+        return self.computes_of(slice(None))
+
+    def computes_of(self, events: slice | Index) -> Mask:
+        """Return which of some events are compute."""
+        return _IS_COMPUTE[self.group[events]]
 
     @property
     def to_host(self) -> Mask:
@@ -132,11 +176,11 @@ class RunProgram(msgspec.Struct, frozen=True, eq=False):
     """
 
     layout: Layout
-    lag: Int64Array
-    own: Int64Array
-    ready: Int64Array
-    dur: Int64Array
-    delay: Int64Array
+    lag: Lags
+    own: Lags
+    ready: Lags
+    dur: Lags
+    delay: Lags
     transfer: Int64Array
     joined: Mask
     launched: Mask
@@ -147,7 +191,8 @@ class RunProgram(msgspec.Struct, frozen=True, eq=False):
 
     def edited(self, **columns: object) -> RunProgram:
         """Return the program with other columns; those that are left alone stay the same arrays."""
-        return replace(self, **columns)
+        slim = {name: narrow(value) for name, value in columns.items() if name in _LONG}
+        return replace(self, **{**columns, **slim})
 
 
 BY_DEFAULT = np.ones(len(Cause), dtype=bool)
@@ -155,88 +200,103 @@ BY_DEFAULT[[Cause.ORDER, Cause.GATHER_ISSUE]] = False
 """Which causes hold where nothing speaks for the slow reading."""
 
 
+_LONG = ("lag", "own", "ready", "dur", "delay")
+"""The columns of a program that have an entry for each point or event."""
+
+
+class Gathering:
+    """Collects the programs of ranks one by one; what it holds of each is narrow."""
+
+    def __init__(self) -> None:
+        self._ranks: list[int] = []
+        self._notes: list[RankNotes] = []
+        self._columns: dict[str, list[Any]] = {name: [] for name in (*_OF_LAYOUT, *_OF_PROGRAM)}
+        self._early: list[tuple[Index, Index]] = []
+        self._points = [0]
+        self._events = [0]
+        self._periodic = True
+
+    def add(self, rank: int, program: RankProgram) -> None:
+        """Add the program of one more rank."""
+        point, event = self._points[-1], self._events[-1]
+        to_host = np.isin(program.cause_kind, TO_HOST)
+        moved = {
+            "rejoin_from": program.rejoin_from + point,
+            "rejoin_to": program.rejoin_to + point,
+            "point": np.where(program.point < 0, program.point, program.point + point),
+            "cause_from": program.cause_from + event,
+            "cause_to": program.cause_to + np.where(to_host, point, event),
+        }
+        for name, found in self._columns.items():
+            found.append(narrow(moved[name] if name in moved else getattr(program, name)))
+        self._early.append((program.early_event + event, program.early_point + point))
+        self._ranks.append(rank)
+        self._notes.append(
+            RankNotes(
+                program.step,
+                program.step_ns,
+                program.span_ns,
+                int(program.lag.sum()),
+                program.lead_ns,
+                program.contention,
+                program.label_at,
+                program.labels,
+            )
+        )
+        self._points.append(point + program.points)
+        self._events.append(event + program.events)
+        self._periodic &= program.periodic
+
+    def joined(self, joins: Joins, offset_ns: Int64Array) -> RunProgram:
+        """Return all programs as one; ``offset_ns`` is when each begins, on a common clock."""
+        whole = {name: np.concatenate(self._columns.pop(name)) for name in (*_OF_LAYOUT, *_OF_PROGRAM)}
+        layout = Layout(
+            ranks=tuple(self._ranks),
+            notes=tuple(self._notes),
+            periodic=self._periodic,
+            offset_ns=offset_ns,
+            point_base=np.array(self._points, dtype=np.int64),
+            event_base=np.array(self._events, dtype=np.int64),
+            joins=joins,
+            **{name: whole[name] for name in _OF_LAYOUT},
+        )
+        target = np.concatenate([event for event, _ in self._early]).astype(np.intp)
+        every = np.ones(target.size, dtype=bool)
+        return RunProgram(
+            layout=layout,
+            lag=whole["lag"],
+            own=whole["own"],
+            ready=whole["ready_lag"],
+            dur=whole["dur"],
+            delay=np.broadcast_to(np.int32(0), layout.events),
+            transfer=joins.transfer_ns,
+            joined=joins.op >= 0,
+            launched=np.ones(joins.event.size, dtype=bool),
+            active=BY_DEFAULT[layout.cause_kind],
+            # Events that calls of the step before launch.
+            extra=Extra(
+                source=np.concatenate([point for _, point in self._early]).astype(np.intp),
+                target=target,
+                of_point=every,
+                lag_ns=layout.launch_lag[target].astype(np.int64),
+                back=every & layout.periodic,
+            ),
+        )
+
+
+_OF_PROGRAM = ("lag", "own", "ready_lag", "dur")
+_OF_LAYOUT = (
+    "kind", "part", "after_return", "blocks", "rejoin_from", "rejoin_to", "rejoin_lag",
+    "point", "launch_lag", "gap", "delay", "stream", "group", "event_part",
+    "cause_kind", "cause_from", "cause_to", "cause_lag", "cause_back",
+)  # fmt: skip
+
+
 def join_programs(
-    ranks: Sequence[int], programs: Sequence[RankProgram], joins: Joins, offset_ns: Int64Array
+    ranks: Sequence[int], programs: Iterable[RankProgram], joins: Joins, offset_ns: Int64Array
 ) -> RunProgram:
     """Return the programs of ``ranks`` as one; ``offset_ns`` is when each begins, on a common clock."""
-    points = np.array([0, *np.cumsum([program.points for program in programs])], dtype=np.int64)
-    events = np.array([0, *np.cumsum([program.events for program in programs])], dtype=np.int64)
-
-    def all_of(name: str, base: Int64Array | None = None) -> Any:
-        found = [getattr(program, name) for program in programs]
-        if base is not None:
-            found = [
-                np.where(one < 0, NONE, one + start) for one, start in zip(found, base[:-1], strict=True)
-            ]
-            return np.concatenate(found).astype(np.intp)
-        return np.concatenate(found)
-
-    targets = []
-    for number, program in enumerate(programs):
-        to_host = np.isin(program.cause_kind, TO_HOST)
-        targets.append(program.cause_to + np.where(to_host, points[number], events[number]))
-    lanes = [program.stream.astype(np.intp) + 256 * number for number, program in enumerate(programs)]
-    counts = np.diff(points), np.diff(events)
-    layout = Layout(
-        ranks=tuple(ranks),
-        programs=tuple(programs),
-        periodic=all(program.periodic for program in programs),
-        offset_ns=offset_ns,
-        point_base=points,
-        event_base=events,
-        point_rank=np.repeat(np.arange(len(programs)), counts[0]),
-        event_rank=np.repeat(np.arange(len(programs)), counts[1]),
-        kind=all_of("kind"),
-        part=all_of("part"),
-        after_return=all_of("after_return"),
-        blocks=all_of("blocks"),
-        rejoin_from=all_of("rejoin_from", points),
-        rejoin_to=all_of("rejoin_to", points),
-        rejoin_lag=all_of("rejoin_lag"),
-        point=all_of("point", points),
-        launch_lag=all_of("launch_lag"),
-        gap=all_of("gap"),
-        lane=np.concatenate(lanes),
-        group=all_of("group"),
-        event_part=all_of("event_part"),
-        cause_kind=all_of("cause_kind"),
-        cause_from=all_of("cause_from", events),
-        cause_to=np.concatenate(targets).astype(np.intp),
-        cause_lag=all_of("cause_lag"),
-        cause_back=all_of("cause_back"),
-        joins=joins,
-    )
-    delay = all_of("delay")
-    return RunProgram(
-        layout=layout,
-        lag=all_of("lag"),
-        own=all_of("own"),
-        ready=all_of("ready_lag"),
-        dur=all_of("dur"),
-        delay=np.zeros_like(delay),
-        transfer=joins.transfer_ns,
-        joined=joins.op >= 0,
-        launched=np.ones(joins.event.size, dtype=bool),
-        active=BY_DEFAULT[layout.cause_kind],
-        extra=_early(layout, programs),
-    )
-
-
-def _early(layout: Layout, programs: Sequence[RankProgram]) -> Extra:
-    """Return the ties of events to the calls of the step before that launch them."""
-    bases = zip(programs, layout.event_base, layout.point_base, strict=False)
-    found = [(one.early_event + event, one.early_point + point) for one, event, point in bases]
-    target = np.concatenate([event for event, _ in found]).astype(np.intp)
-    every = np.ones(target.size, dtype=bool)
-    return Extra(
-        source=np.concatenate([point for _, point in found]).astype(np.intp),
-        target=target,
-        of_point=every,
-        lag_ns=layout.launch_lag[target],
-        back=every & layout.periodic,
-    )
-
-
-def measured_delay(program: RunProgram) -> Int64Array:
-    """Return what the causes leave unexplained of each event's start."""
-    return np.concatenate([one.delay for one in program.layout.programs])
+    gathering = Gathering()
+    for rank, program in zip(ranks, programs, strict=True):
+        gathering.add(rank, program)
+    return gathering.joined(joins, offset_ns)

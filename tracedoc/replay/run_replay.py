@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -67,13 +67,13 @@ def replay_run(run: RunView) -> RunReplay | Refusal:
         return Refusal("no rank has a step to analyse")
     if any(digest.is_cpu for digest in run.digests):
         return Refusal("runs on CPUs are not replayed")
-    chosen = _programs(run, representative)
-    if isinstance(chosen, Refusal):
-        return chosen
+    step = _common_step(run, representative)
+    if isinstance(step, Refusal):
+        return step
     ranks = [digest.rank for digest in run.digests]
     tables = [digest.collectives for digest in run.digests]
     gradients = [digest.gradients for digest in run.digests]
-    program = join_run(ranks, chosen, tables, gradients, run.matching)
+    program = join_run(ranks, _decoded(run, step), tables, gradients, run.matching)
     subject = ranks.index(representative.rank)
     try:
         return _replayed(run, program, subject, representative.judged_step.budget.window_ns / 1e6)
@@ -81,8 +81,8 @@ def replay_run(run: RunView) -> RunReplay | Refusal:
         return Refusal("what its events wait for is contradictory")
 
 
-def _programs(run: RunView, representative: RankDigest) -> list[RankProgram] | Refusal:
-    """Return the programs of one step, the judged one if every rank has it."""
+def _common_step(run: RunView, representative: RankDigest) -> int | Refusal:
+    """Return the step to replay: the judged one if every rank has its program."""
     for digest in run.digests:
         lost = next((limit for limit in digest.limits if limit.code in LOSING), None)
         if lost is not None:
@@ -91,14 +91,17 @@ def _programs(run: RunView, representative: RankDigest) -> list[RankProgram] | R
             return Refusal(f"rank {digest.rank}: {digest.unplayable}")
     common = set.intersection(*({one.step for one in digest.programs} for digest in run.digests))
     step = next((one.step for one in representative.programs if one.step in common), None)
-    if step is None:
-        return Refusal("the ranks have no analysed step in common")
-    return [next(one for one in digest.programs if one.step == step).unpack() for digest in run.digests]
+    return Refusal("the ranks have no analysed step in common") if step is None else step
+
+
+def _decoded(run: RunView, step: int) -> Iterator[RankProgram]:
+    for digest in run.digests:
+        yield next(one for one in digest.programs if one.step == step).decoded()
 
 
 def _replayed(run: RunView, program: RunProgram, subject: int, step_ms: float) -> RunReplay | Refusal:
     player = Player(subject)
-    own = program.layout.programs[subject]
+    own = program.layout.notes[subject]
     measured = own.step_ns if program.layout.periodic else own.span_ns
     bare, kept = (one.step_ns / max(measured, 1) for one in player.play([program, as_measured(program)]))
     unexplained = max(1 - bare / max(kept, 1e-9), 0.0)

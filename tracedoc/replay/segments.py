@@ -13,38 +13,52 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.replay.rank.program import NONE
-from tracedoc.replay.run_program import Index, Mask, RunProgram
+from tracedoc.replay.run_program import Index, Layout, Mask, RunProgram
 from tracedoc.spans import Int64Array
 
 NEVER = -(1 << 60)
 """Earlier than any time: the weight of an edge that does not hold."""
 
+BLOCK = 200_000
+"""Stretches are reduced for ranks with so many points and events together: what that takes is then small."""
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Some ranks: where their points, events, meeting events, and runs of launches stand in the whole."""
+
+    points: slice
+    events: slice
+    meetings: slice
+    runs: slice
+
 
 class Skeleton(msgspec.Struct, frozen=True, eq=False):
     """The meeting points of a program as nodes, and the edges between them. Weights are in :func:`weigh`.
 
-    Nodes are, in this order: points whose time is not only the sum of lags since another one, returns of
-    blocked calls, batches of the loader, starts of events where something meets, and operations. ``node``
-    is the node that each point is counted from. ``meeting`` are the events with a node, ``closes`` is the one
-    that ends the stretch of each event, ``stretch_from`` the one before it on its stream. Runs are the events
-    of one stretch that are counted from one node: they begin at ``run_start`` in ``run_event``.
+    Nodes are, in this order: points whose time is not only the sum of lags since another one (the
+    ``first_point`` of some), returns of blocked calls, batches of the loader, starts of events where something
+    meets, and operations. ``meeting`` are the events with a node, ``part`` which part of a collective each of
+    them is (``NONE`` for others), ``stretch_from`` the one before it on its stream.
+
+    Runs are the events of one stretch that are counted from one node: a run begins at ``run_start`` of the
+    events with a launch, and the meeting event ``run_closes`` ends its stretch. ``sampled`` are the points
+    whose time since their node is needed. Stretches are reduced block by block, ``blocks`` of whole ranks.
+
     ``sections`` hold what the edges are made from, in the order of :func:`weigh`; section ``i`` of the edges
     is called ``section_names[i]`` and begins at ``section_bounds[i]``.
     """
 
     nodes: int
-    node: Index
     first_point: Index
     returns: Index
     loads: Index
     meeting: Index
-    is_meeting: Mask
-    meeting_of: Index
-    closes: Index
+    part: Index
     stretch_from: Index
     run_start: Index
-    run_event: Index
-    part_of: Index
+    run_closes: Index
+    sampled: Index
+    blocks: tuple[Block, ...]
     src: Index
     dst: Index
     back: Mask
@@ -60,11 +74,22 @@ class Skeleton(msgspec.Struct, frozen=True, eq=False):
     first_of_lane: Index
     rank_of_lane: Index
 
+    def node_of(self, point: Index | int) -> Index:
+        """Return the nodes that points are counted from."""
+        return np.asarray(np.searchsorted(self.first_point, point, side="right") - 1)
+
+    def meeting_of(self, event: Index | int) -> Index:
+        """Return the places of meeting events in ``meeting``."""
+        return np.asarray(np.searchsorted(self.meeting, event))
+
 
 class _Edges:
     """Collects edges section by section; what a section is made from is kept for its weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, meeting: Index, part: Index, op: Int64Array, start_base: int, join_base: int) -> None:
+        self._meeting, self._part, self._op = meeting, part, op
+        self._start_base, self._join_base = start_base, join_base
+        self.sections: dict[str, Index] = {}
         self.src: list[Index] = []
         self.dst: list[Index] = []
         self.back: list[Mask] = []
@@ -78,125 +103,116 @@ class _Edges:
         self.dst.append(np.broadcast_to(np.asarray(dst, dtype=np.intp), source.shape))
         self.back.append(np.broadcast_to(np.asarray(back, dtype=bool), source.shape))
 
+    def add_ends(self, name: str, event: Index, dst: Index, back: Mask, item: Index) -> None:
+        """Add edges from the ends of events: from their start, and where they are joined from the operation."""
+        place = np.searchsorted(self._meeting, event)
+        self.sections[f"{name}_from"], self.sections[f"{name}_item"] = place, item
+        self.add(name, self._start_base + place, dst, back)
+        part = self._part[place]
+        joined = np.flatnonzero((part >= 0) & (self._op[np.maximum(part, 0)] >= 0 if self._op.size else False))
+        self.sections[f"{name}_joined"] = joined
+        self.add(f"{name}_join", self._join_base + self._op[part[joined]], dst[joined], back[joined])
+
 
 def find_skeleton(program: RunProgram) -> Skeleton:
     """Return the meeting points of a program, whatever its times are."""
-    layout, extra = program.layout, program.extra
-    points, events, joins = layout.part.size, layout.lane.size, layout.joins
+    layout, extra, joins = program.layout, program.extra, program.layout.joins
     to_host = layout.to_host
     first_of_rank, last_of_rank = _edges_of_ranks(layout.point_base)
     explicit = layout.after_return.copy()
     explicit[first_of_rank] = True
     explicit[layout.rejoin_to] = True
-    node = np.cumsum(explicit) - 1
     first_point = np.flatnonzero(explicit)
     returns = np.flatnonzero(layout.blocks)
     loads = np.flatnonzero(program.ready >= 0)
 
-    is_meeting = np.zeros(events, dtype=bool)
-    change = np.ones(events, dtype=bool)
-    change[1:] = layout.lane[1:] != layout.lane[:-1]
-    first_event = np.flatnonzero(change)
-    last_event = np.append(first_event[1:], events) - 1
-    is_meeting[first_event] = is_meeting[last_event] = True
-    is_meeting[joins.event] = True
-    is_meeting[layout.cause_from] = True
-    is_meeting[layout.cause_to[~to_host]] = True
-    is_meeting[extra.target] = True
-    is_meeting[extra.source[~extra.of_point]] = True
+    first_event = _first_of_lanes(layout)
+    last_event = np.append(first_event[1:], layout.events) - 1
+    is_meeting = np.zeros(layout.events, dtype=bool)
+    for events in (first_event, last_event, joins.event, layout.cause_from, layout.cause_to[~to_host],
+                   extra.target, extra.source[~extra.of_point]):  # fmt: skip
+        is_meeting[events] = True
     meeting = np.flatnonzero(is_meeting)
-    meeting_of = np.full(events, NONE, dtype=np.intp)
-    meeting_of[meeting] = np.arange(meeting.size)
-    # The meeting event that closes each event's stretch is the next one at or after it.
-    closing = np.minimum(np.searchsorted(meeting, np.arange(events)), max(meeting.size - 1, 0))
-    closes = meeting[closing] if events else np.empty(0, dtype=np.intp)
+    part = np.full(meeting.size, NONE, dtype=np.intp)
+    part[np.searchsorted(meeting, joins.event)] = np.arange(joins.event.size)
 
     return_base = first_point.size
     load_base = return_base + returns.size
     start_base = load_base + loads.size
     join_base = start_base + meeting.size
-    return_of = np.full(points, NONE, dtype=np.intp)
-    return_of[returns] = return_base + np.arange(returns.size)
-    load_of = np.full(points, NONE, dtype=np.intp)
-    load_of[loads] = load_base + np.arange(loads.size)
-    start_of = start_base + meeting_of
-    part_of = np.full(events, NONE, dtype=np.intp)
-    part_of[joins.event] = np.arange(joins.event.size)
 
-    edges = _Edges()
-    sections: dict[str, Index] = {}
+    def node(points: Index) -> Index:
+        return np.asarray(np.searchsorted(first_point, points, side="right") - 1)
+
+    def return_of(points: Index) -> Index:
+        return return_base + np.searchsorted(returns, points)
+
+    def start_of(events: Index) -> Index:
+        return start_base + np.searchsorted(meeting, events)
+
+    edges = _Edges(meeting, part, joins.op, start_base, join_base)
+    sections = edges.sections
     inner = first_point[~np.isin(first_point, first_of_rank)]
     chained = inner[layout.after_return[inner]]
     sections["after"] = chained
-    edges.add("after", return_of[chained - 1], node[chained])
+    edges.add("after", return_of(chained - 1), node(chained))
     plain = inner[~layout.after_return[inner]]
     sections["chain"] = plain
-    edges.add("chain", node[plain - 1], node[plain])
-    wraps = layout.periodic and points > 0
+    edges.add("chain", node(plain - 1), node(plain))
+    wraps = layout.periodic and layout.points > 0
     ending = last_of_rank if wraps else last_of_rank[:0]
     beginning = first_of_rank if wraps else first_of_rank[:0]
     returned = layout.after_return[beginning]
     sections["wrap_last"], sections["wrap_first"] = ending, beginning
-    edges.add("wrap", np.where(returned, return_of[ending], node[ending]), node[beginning], True)
-    edges.add("rejoin", return_of[layout.rejoin_from], node[layout.rejoin_to])
-    edges.add("calls", node[returns], return_of[returns])
-    edges.add("batch", load_of[loads], return_of[loads])
-    before, behind = _loads_in_turn(layout.point_rank[loads], layout.periodic)
+    edges.add("wrap", np.where(returned, return_of(ending), node(ending)), node(beginning), True)
+    edges.add("rejoin", return_of(layout.rejoin_from), node(layout.rejoin_to))
+    edges.add("calls", node(returns), return_of(returns))
+    edges.add("batch", load_base + np.arange(loads.size), return_of(loads))
+    before, behind = _loads_in_turn(layout.rank_of_point(loads), layout.periodic)
     sections["load_to"] = loads[behind]
-    edges.add("loader", load_of[loads[before]], load_of[loads[behind]], before >= behind)
+    edges.add("loader", load_base + before, load_base + behind, before >= behind)
     hosts = np.flatnonzero(to_host)
-    _add_ends(
-        edges, sections, "waits", layout.cause_from[hosts], return_of[layout.cause_to[hosts]],
-        layout.cause_back[hosts], hosts, start_of, join_base, joins.op, part_of,
-    )  # fmt: skip
-    leading = meeting_of[first_event]
+    edges.add_ends(
+        "waits", layout.cause_from[hosts], return_of(layout.cause_to[hosts]), layout.cause_back[hosts], hosts
+    )
+    leading = np.searchsorted(meeting, first_event)
     behind_of = np.arange(meeting.size) - 1
-    behind_of[leading] = meeting_of[last_event]
+    behind_of[leading] = np.searchsorted(meeting, last_event)
     opens = np.zeros(meeting.size, dtype=bool)
     opens[leading] = True
     chosen = np.flatnonzero(~opens | layout.periodic)
-    _add_ends(
-        edges, sections, "streams", meeting[behind_of[chosen]], start_base + chosen, opens[chosen], chosen,
-        start_of, join_base, joins.op, part_of,
-    )  # fmt: skip
-    run_event = np.flatnonzero(layout.point >= 0)
-    run_start = run_event[:0]
-    if run_event.size:
-        host, stretch = node[layout.point[run_event]], closing[run_event]
-        new = np.ones(run_event.size, dtype=bool)
-        new[1:] = (host[1:] != host[:-1]) | (stretch[1:] != stretch[:-1])
-        run_start = np.flatnonzero(new)
-        edges.add("launches", host[run_start], start_base + stretch[run_start])
+    edges.add_ends("streams", meeting[behind_of[chosen]], start_base + chosen, opens[chosen], chosen)
+    runs = [_runs(layout, block, first_point, meeting) for block in _blocks_of_ranks(layout)]
+    run_closes = np.concatenate([closes for _, closes, _ in runs])
+    edges.add("launches", np.concatenate([host for _, _, host in runs]), start_base + run_closes)
     starts = np.flatnonzero(~to_host)
-    _add_ends(
-        edges, sections, "causes", layout.cause_from[starts], start_of[layout.cause_to[starts]],
-        layout.cause_back[starts], starts, start_of, join_base, joins.op, part_of,
+    edges.add_ends(
+        "causes", layout.cause_from[starts], start_of(layout.cause_to[starts]), layout.cause_back[starts],
+        starts,
     )  # fmt: skip
     joined = np.flatnonzero(joins.op >= 0)
     sections["joined"] = joined
-    edges.add("joined", start_of[joins.event[joined]], join_base + joins.op[joined])
+    edges.add("joined", start_of(joins.event[joined]), join_base + joins.op[joined])
     tied = np.flatnonzero(~extra.of_point)
-    _add_ends(
-        edges, sections, "ties", extra.source[tied], start_of[extra.target[tied]], extra.back[tied], tied,
-        start_of, join_base, joins.op, part_of,
-    )  # fmt: skip
+    edges.add_ends("ties", extra.source[tied], start_of(extra.target[tied]), extra.back[tied], tied)
     issued = np.flatnonzero(extra.of_point)
     sections["issued"] = issued
-    edges.add("issued", node[extra.source[issued]], start_of[extra.target[issued]], extra.back[issued])
+    edges.add("issued", node(extra.source[issued]), start_of(extra.target[issued]), extra.back[issued])
+    asked = {"chain": plain - 1, "calls": returns, "wrap": ending, "issued": extra.source[issued]}
+    sampled = np.unique(np.concatenate(list(asked.values())))
+    sections |= {f"{name}_sample": np.searchsorted(sampled, points) for name, points in asked.items()}
     return Skeleton(
         nodes=join_base + joins.operations,
-        node=node,
         first_point=first_point,
         returns=returns,
         loads=loads,
         meeting=meeting,
-        is_meeting=is_meeting,
-        meeting_of=meeting_of,
-        closes=closes,
+        part=part,
         stretch_from=behind_of,
-        run_start=run_start,
-        run_event=run_event,
-        part_of=part_of,
+        run_start=np.concatenate([begins for begins, _, _ in runs]),
+        run_closes=run_closes,
+        sampled=sampled,
+        blocks=_blocks(layout, meeting, [begins.size for begins, _, _ in runs]),
         src=np.concatenate(edges.src),
         dst=np.concatenate(edges.dst),
         back=np.concatenate(edges.back),
@@ -210,8 +226,57 @@ def find_skeleton(program: RunProgram) -> Skeleton:
         join_base=join_base,
         last_of_lane=last_event,
         first_of_lane=first_event,
-        rank_of_lane=layout.event_rank[first_event],
+        rank_of_lane=layout.rank_of_event(first_event),
     )
+
+
+def _first_of_lanes(layout: Layout) -> Index:
+    """Return the first event of each stream of each rank."""
+    change = np.ones(layout.events, dtype=bool)
+    change[1:] = layout.stream[1:] != layout.stream[:-1]
+    change[layout.event_base[:-1][np.diff(layout.event_base) > 0]] = True
+    return np.flatnonzero(change)
+
+
+def _blocks_of_ranks(layout: Layout) -> list[tuple[slice, slice]]:
+    """Return the points and events of blocks of ranks: as few as a block may have, but one rank at least."""
+    size = layout.event_base + layout.point_base
+    bounds = [0]
+    for rank in range(1, size.size):
+        if size[rank] - size[bounds[-1]] > BLOCK or rank == size.size - 1:
+            bounds.append(rank)
+    return [
+        (
+            slice(int(layout.point_base[begin]), int(layout.point_base[end])),
+            slice(int(layout.event_base[begin]), int(layout.event_base[end])),
+        )
+        for begin, end in zip(bounds, bounds[1:], strict=False)
+    ]
+
+
+def _runs(
+    layout: Layout, block: tuple[slice, slice], first_point: Index, meeting: Index
+) -> tuple[Index, Index, Index]:
+    """Return where runs begin among the events of a block with a launch, what closes them, and their nodes."""
+    points, events = block
+    launch = layout.point[events]
+    event = np.flatnonzero(launch >= 0)
+    node_of_point = np.searchsorted(first_point, np.arange(points.start, points.stop), side="right") - 1
+    host = node_of_point[launch[event] - points.start]
+    closes = np.searchsorted(meeting, event + events.start)
+    new = np.ones(event.size, dtype=bool)
+    new[1:] = (host[1:] != host[:-1]) | (closes[1:] != closes[:-1])
+    begins = np.flatnonzero(new)
+    return begins, closes[begins], host[begins]
+
+
+def _blocks(layout: Layout, meeting: Index, runs: list[int]) -> tuple[Block, ...]:
+    ends = np.cumsum([0, *runs]).tolist()
+    found = []
+    for number, (points, events) in enumerate(_blocks_of_ranks(layout)):
+        first, last = np.searchsorted(meeting, (events.start, events.stop)).tolist()
+        found.append(Block(points, events, slice(first, last), slice(ends[number], ends[number + 1])))
+    return tuple(found)
 
 
 def _edges_of_ranks(base: Int64Array) -> tuple[Index, Index]:
@@ -231,38 +296,16 @@ def _loads_in_turn(rank: Index, periodic: bool) -> tuple[Index, Index]:
     return (np.concatenate(before), np.concatenate(behind)) if before else (none, none)
 
 
-def _add_ends(
-    edges: _Edges,
-    sections: dict[str, Index],
-    name: str,
-    event: Index,
-    dst: Index,
-    back: Mask,
-    item: Index,
-    start_of: Index,
-    join_base: int,
-    op: Int64Array,
-    part_of: Index,
-) -> None:
-    """Add edges from the ends of events: from their start, and where they are joined from the operation."""
-    sections[f"{name}_event"], sections[f"{name}_item"] = event, item
-    edges.add(name, start_of[event], dst, back)
-    part = part_of[event]
-    joined = np.flatnonzero((part >= 0) & (op[np.maximum(part, 0)] >= 0 if op.size else False))
-    sections[f"{name}_joined"] = joined
-    edges.add(f"{name}_join", join_base + op[part[joined]], dst[joined], back[joined])
-
-
 class Stretches(msgspec.Struct, frozen=True, eq=False):
     """What the stretches of a program add up to: ``through`` is A by meeting event, ``host`` B by run.
 
-    ``offset`` is how long after its node each point comes. ``latest`` is the event that decides each run,
-    ``work`` and ``host_work`` are the compute in A and B: contention makes that longer.
+    ``sample`` is how long after its node each sampled point comes. ``latest`` is the event that decides each
+    run, ``work`` and ``host_work`` are the compute in A and B: contention makes that longer.
     """
 
     through: Int64Array
     host: Int64Array
-    offset: Int64Array
+    sample: Int64Array
     latest: Index
     work: Int64Array
     host_work: Int64Array
@@ -279,37 +322,62 @@ class Slower(msgspec.Struct, frozen=True, eq=False):
 
 def reduce_stretches(skeleton: Skeleton, program: RunProgram) -> Stretches:
     """Return the max-plus maps of all stretches; as long as lags and durations stay, they do."""
-    layout = program.layout
-    total = np.cumsum(program.lag)
-    offset = total - total[skeleton.first_point][skeleton.node] if total.size else total
-    work = np.where(skeleton.is_meeting, 0, program.dur)
-    cost = layout.gap + program.delay + work
-    passed = np.cumsum(cost)
-    meeting, before = skeleton.meeting, skeleton.stretch_from
+    unlaunched = program.layout.joins.event[~program.launched]
+    parts = [_reduced(skeleton, program, block, unlaunched) for block in skeleton.blocks]
+    return Stretches(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def _reduced(
+    skeleton: Skeleton, program: RunProgram, block: Block, unlaunched: Index
+) -> tuple[npt.NDArray[np.int64], ...]:
+    """Return the columns of :class:`Stretches` for one block; indices in it count from its beginning."""
+    layout, points, events, mine = program.layout, block.points, block.events, block.meetings
+    offset = _offsets(skeleton, program, points)
+    low, high = np.searchsorted(skeleton.sampled, (points.start, points.stop))
+    sample = offset[skeleton.sampled[low:high] - points.start]
+    meeting = skeleton.meeting[mine] - events.start
+    before = skeleton.stretch_from[mine] - mine.start
+    work = program.dur[events].copy()
+    work[meeting] = 0
+    delay = program.delay[events]
+    cost = layout.gap[events] + delay + work
+    passed = np.cumsum(cost, dtype=np.int64)
+    computed = np.cumsum(np.where(layout.computes_of(events), work, 0), dtype=np.int64)
     through = passed[meeting] - passed[meeting[before]]
-    first = skeleton.first_of_lane
-    opening = skeleton.meeting_of[first]
-    through[opening] = cost[first]
-    event = skeleton.run_event
-    ahead = passed[skeleton.closes[event]] - passed[event] + work[event] + program.delay[event]
-    reached = offset[layout.point[event]] + layout.launch_lag[event] + ahead
-    part = skeleton.part_of[event]
-    idle = np.flatnonzero(part >= 0)
-    if idle.size and not program.launched.all():
-        reached[idle[~program.launched[part[idle]]]] = NEVER
-    computed = np.cumsum(np.where(layout.computes, work, 0))
     in_stretch = computed[meeting] - computed[meeting[before]]
+    opening = np.flatnonzero(before >= np.arange(before.size))
+    through[opening] = cost[meeting[opening]]
     in_stretch[opening] = 0
-    latest = event[:0]
-    if event.size:
-        host = np.maximum.reduceat(reached, skeleton.run_start)
-        run = np.repeat(np.arange(host.size), np.diff(np.append(skeleton.run_start, event.size)))
-        deciding = np.flatnonzero(reached == host[run])
-        latest = event[deciding[np.searchsorted(run[deciding], np.arange(host.size))]]
-    else:
-        host = reached
-    host_work = computed[skeleton.closes[latest]] - computed[latest] + (work * layout.computes)[latest]
-    return Stretches(through, host, offset, latest, in_stretch, host_work)
+
+    launch = layout.point[events]
+    event = np.flatnonzero(launch >= 0)
+    if event.size == 0:
+        none = np.empty(0, dtype=np.int64)
+        return through, none, sample, none, in_stretch, none
+    begins = skeleton.run_start[block.runs]
+    run = np.repeat(np.arange(begins.size), np.diff(np.append(begins, event.size)))
+    closes = skeleton.meeting[skeleton.run_closes[block.runs]] - events.start
+    launch = launch[event] - points.start
+    reached = offset[launch] + layout.launch_lag[events][event]
+    reached += passed[closes][run] - passed[event] + work[event] + delay[event]
+    idle = unlaunched[(unlaunched >= events.start) & (unlaunched < events.stop)] - events.start
+    if idle.size:
+        reached[np.isin(event, idle)] = NEVER
+    host = np.maximum.reduceat(reached, begins)
+    deciding = np.flatnonzero(reached == host[run])
+    latest = event[deciding[np.searchsorted(run[deciding], np.arange(host.size))]]
+    host_work = computed[closes] - computed[latest] + (work * layout.computes_of(events))[latest]
+    return through, host, sample, latest + events.start, in_stretch, host_work
+
+
+def _offsets(skeleton: Skeleton, program: RunProgram, points: slice) -> Int64Array:
+    """Return how long after its node each point of a block comes."""
+    total = np.cumsum(program.lag[points], dtype=np.int64)
+    if total.size == 0:
+        return total
+    low, high = np.searchsorted(skeleton.first_point, (points.start, points.stop))
+    first = skeleton.first_point[low:high] - points.start
+    return total - np.repeat(total[first], np.diff(np.append(first, total.size)))
 
 
 def weigh(
@@ -317,41 +385,35 @@ def weigh(
 ) -> Int64Array:
     """Return the weight of each edge of the skeleton, in its order."""
     layout, sections, extra = program.layout, skeleton.sections, program.extra
-    offset, lag, own = stretches.offset, program.lag, program.own
+    lag, own, sample = program.lag, program.own, stretches.sample
     joined = np.where(program.joined, 0, program.transfer)
     after_join = np.where(program.joined, program.transfer, NEVER)
-    chained, plain = sections["after"], sections["chain"]
     last, first = sections["wrap_last"], sections["wrap_first"]
-    returned = layout.after_return[first]
+    wrapped = np.where(layout.after_return[first], 0, sample[sections["wrap_sample"]])
     returns, loads = skeleton.returns, skeleton.loads
-    held = np.where(program.active, layout.cause_lag, NEVER)
-
-    through, host, length = stretches.through, stretches.host, program.dur
+    held = np.where(program.active, layout.cause_lag.astype(np.int64), NEVER)
+    through, host = stretches.through, stretches.host
+    length = program.dur[skeleton.meeting].astype(np.int64)
     if slower is not None:
         through = through + np.rint(slower.stretch * stretches.work).astype(np.int64)
-        of_run = skeleton.meeting_of[skeleton.closes[stretches.latest]]
-        host = host + np.rint(slower.stretch[of_run] * stretches.host_work).astype(np.int64)
-        length = length.copy()
-        meeting = skeleton.meeting[layout.computes[skeleton.meeting]]
-        own_share = slower.itself[skeleton.meeting_of[meeting]]
-        length[meeting] += np.rint(own_share * length[meeting]).astype(np.int64)
+        host = host + np.rint(slower.stretch[skeleton.run_closes] * stretches.host_work).astype(np.int64)
+        compute = layout.computes_of(skeleton.meeting)
+        length += np.where(compute, np.rint(slower.itself * length).astype(np.int64), 0)
+    comm = np.flatnonzero(skeleton.part >= 0)
+    length[comm] = joined[skeleton.part[comm]]
 
     def ends(name: str, more: Int64Array) -> list[Int64Array]:
-        event, on = sections[f"{name}_event"], sections[f"{name}_joined"]
-        part = skeleton.part_of[event]
-        alone = length[event]
-        comm = np.flatnonzero(part >= 0)
-        alone[comm] = joined[part[comm]]
-        return [alone + more, after_join[part[on]] + more[on]]
+        source, on = sections[f"{name}_from"], sections[f"{name}_joined"]
+        return [length[source] + more, after_join[skeleton.part[source[on]]] + more[on]]
 
     waits, starts = sections["waits_item"], sections["causes_item"]
     ties, issued = sections["ties_item"], sections["issued"]
     weights = [
-        lag[chained],
-        offset[plain - 1] + lag[plain],
-        np.where(returned, lag[first], offset[last] + lag[first]),
+        lag[sections["after"]],
+        sample[sections["chain_sample"]] + lag[sections["chain"]],
+        lag[first] + wrapped,
         layout.rejoin_lag,
-        offset[returns] + own[returns],
+        sample[sections["calls_sample"]] + own[returns],
         own[loads],
         program.ready[sections["load_to"]],
         *ends("waits", held[waits] + own[layout.cause_to[waits]]),
@@ -360,6 +422,6 @@ def weigh(
         *ends("causes", held[starts] + program.delay[layout.cause_to[starts]]),
         np.where(program.joined[sections["joined"]], 0, NEVER),
         *ends("ties", extra.lag_ns[ties]),
-        offset[extra.source[issued]] + extra.lag_ns[issued],
+        sample[sections["issued_sample"]] + extra.lag_ns[issued],
     ]
-    return np.concatenate(weights)
+    return np.concatenate(weights).astype(np.int64, copy=False)

@@ -144,8 +144,8 @@ def _floor(plan: Plan, program: RunProgram) -> Int64Array:
     """Return when each node can be reached at the earliest in the first step."""
     layout, skeleton = program.layout, plan.skeleton
     floor = np.zeros(skeleton.nodes, dtype=np.int64)
-    floor[: skeleton.point_nodes] = layout.offset_ns[layout.point_rank[skeleton.first_point]]
-    rank = layout.event_rank[skeleton.meeting]
+    floor[: skeleton.point_nodes] = layout.offset_ns[layout.rank_of_point(skeleton.first_point)]
+    rank = layout.rank_of_event(skeleton.meeting)
     floor[skeleton.start_base : skeleton.join_base] = layout.offset_ns[rank]
     return floor
 
@@ -159,7 +159,7 @@ def _pass(plan: Plan, times: Times, weights: Times) -> None:
 def _begins(plan: Plan, times: Times) -> Int64Array:
     """Return when the first event of each rank starts; one row a rank."""
     skeleton = plan.skeleton
-    first = times[skeleton.start_base + skeleton.meeting_of[skeleton.first_of_lane]]
+    first = times[skeleton.start_base + skeleton.meeting_of(skeleton.first_of_lane)]
     return np.minimum.reduceat(first, plan.lanes_of_rank, axis=0)
 
 
@@ -167,8 +167,9 @@ def _ends(plan: Plan, programs: list[RunProgram], times: Times) -> Int64Array:
     """Return when the last event of each rank's step has ended; one row a rank, one column a program."""
     skeleton, joins = plan.skeleton, programs[0].layout.joins
     last = skeleton.last_of_lane
-    part = skeleton.part_of[last]
-    started = times[skeleton.start_base + skeleton.meeting_of[last]]
+    place = skeleton.meeting_of(last)
+    part = skeleton.part[place]
+    started = times[skeleton.start_base + place]
     operation = np.maximum(joins.op[part], 0) if joins.op.size else part
     met = times[skeleton.join_base + operation] if joins.operations else started
     ends = np.empty_like(started)

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.spans import Int64Array
-
 Codes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int32]
+Lags = npt.NDArray[np.signedinteger[Any]]
+"""Nanoseconds, in 32 bits where they are few."""
 
 NONE = -1
 """Stands in index columns where there is nothing to point to."""
 
 
 UNKNOWN_SHARE = -1.0
+
+
+_NARROW = 1 << 28
+
+
+def narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return integers in 32 bits where they are so small that a few of them can be added there."""
+    if values.dtype != np.int64 or values.size == 0:
+        return values
+    least, most = int(values.min()), int(values.max())
+    return values.astype(np.int32) if -_NARROW < least and most < _NARROW else values
 
 
 class Call(IntEnum):
@@ -97,19 +109,19 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
     is_cpu: bool
     kind: Codes
     part: Codes
-    lag: Int64Array
+    lag: Lags
     after_return: npt.NDArray[np.bool_]
     blocks: npt.NDArray[np.bool_]
-    own: Int64Array
-    ready_lag: Int64Array
+    own: Lags
+    ready_lag: Lags
     rejoin_from: Indices
     rejoin_to: Indices
-    rejoin_lag: Int64Array
+    rejoin_lag: Lags
     point: Indices
-    launch_lag: Int64Array
-    gap: Int64Array
-    dur: Int64Array
-    delay: Int64Array
+    launch_lag: Lags
+    gap: Lags
+    dur: Lags
+    delay: Lags
     stream: Codes
     group: Codes
     event_part: Codes
@@ -117,7 +129,7 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
     cause_kind: Codes
     cause_from: Indices
     cause_to: Indices
-    cause_lag: Int64Array
+    cause_lag: Lags
     cause_back: npt.NDArray[np.bool_]
     contention: float = UNKNOWN_SHARE
     lead_ns: int = 0
@@ -135,3 +147,31 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
     def events(self) -> int:
         """How many GPU events the step has."""
         return int(self.dur.size)
+
+    @property
+    def fits_together(self) -> bool:
+        """Whether columns of one kind have one length, and indices point to what is there."""
+        columns = (
+            (_OF_POINTS, self.points), (_OF_EVENTS, self.events), (_OF_CAUSES, self.cause_kind.size),
+            (_OF_REJOINS, self.rejoin_from.size), (("early_event", "early_point"), self.early_event.size),
+        )  # fmt: skip
+        if any(getattr(self, name).shape != (size,) for names, size in columns for name in names):
+            return False
+        to_host = np.isin(self.cause_kind, TO_HOST)
+        pointers = (
+            (self.rejoin_from, 0, self.points), (self.rejoin_to, 0, self.points),
+            (self.point, NONE, self.points), (self.cause_from, 0, self.events),
+            (self.cause_to[to_host], 0, self.points), (self.cause_to[~to_host], 0, self.events),
+            (self.early_event, 0, self.events), (self.early_point, 0, self.points),
+            (self.row, NONE, 1 << 31), (self.cause_kind, 0, len(Cause)), (self.kind, 0, len(Call)),
+            (self.group, 0, len(Group)),
+        )  # fmt: skip
+        return all(bool(((column >= least) & (column < most)).all()) for column, least, most in pointers)
+
+
+_OF_POINTS = ("kind", "part", "lag", "after_return", "blocks", "own", "ready_lag")
+_OF_EVENTS = (
+    "point", "launch_lag", "gap", "dur", "delay", "stream", "group", "event_part", "row",
+)  # fmt: skip
+_OF_CAUSES = ("cause_kind", "cause_from", "cause_to", "cause_lag", "cause_back")
+_OF_REJOINS = ("rejoin_from", "rejoin_to", "rejoin_lag")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracedoc.replay.rank.build import Unplayable, build_program, find_sources
-from tracedoc.replay.rank.packing import PackedProgram
+from tracedoc.replay.rank.program import RankProgram
 from tracedoc.timeline.build import RankTimeline
 
 MOST_STEPS = 4
@@ -11,7 +11,7 @@ MOST_KEPT_EVENTS = 60_000
 """So many steps are kept, while they have no more events than this in all: ranks must have one in common."""
 
 
-def rank_programs(timeline: RankTimeline) -> tuple[tuple[PackedProgram, ...], str]:
+def rank_programs(timeline: RankTimeline) -> tuple[tuple[RankProgram, ...], str]:
     """Return the programs of a rank's steps, the judged one first; and why there are none."""
     judged = timeline.judged
     if judged is None:
@@ -24,7 +24,7 @@ def rank_programs(timeline: RankTimeline) -> tuple[tuple[PackedProgram, ...], st
         (window for window in timeline.complete_windows if window.index != judged.index),
         key=lambda window: (abs(window.end_ns - window.start_ns - length), window.index),
     )
-    kept: list[PackedProgram] = []
+    kept: list[RankProgram] = []
     for window in (judged, *others[: MOST_STEPS - 1]):
         program = build_program(sources, window)
         if isinstance(program, Unplayable):
@@ -33,5 +33,5 @@ def rank_programs(timeline: RankTimeline) -> tuple[tuple[PackedProgram, ...], st
             continue
         if kept and sum(one.events for one in kept) + program.events > MOST_KEPT_EVENTS:
             break
-        kept.append(PackedProgram.of(program))
+        kept.append(program)
     return tuple(kept), ""

@@ -97,7 +97,7 @@ def _pairs(program: RunProgram, chosen: Mask, ahead: int) -> tuple[Index, Index]
     mine = np.flatnonzero(chosen)
     event = joins.event[mine]
     backward = layout.event_part[event] != Phase.FORWARD
-    key = layout.lane[event] * 2 + backward
+    key = layout.lane(event) * 2 + backward
     order = np.lexsort((event, key))
     mine, key = mine[order], key[order]
     if mine.size <= ahead:

@@ -16,7 +16,7 @@ def reduce_once(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     joins = program.layout.joins
     number = _backward_pass(program)
     last = np.zeros(len(program.layout.ranks), dtype=np.intp)
-    rank = program.layout.event_rank[joins.event]
+    rank = program.layout.rank_of_event(joins.event)
     np.maximum.at(last, rank[joins.gradients], number[joins.gradients])
     early = joins.gradients & (number < last[rank])
     if not early.any():
@@ -68,7 +68,7 @@ def _last_of_message(program: RunProgram, together: int) -> Index:
     layout, joins = program.layout, program.layout.joins
     found = np.full(joins.event.size, NONE, dtype=np.intp)
     mine = np.flatnonzero(joins.gradients & program.launched)
-    key = layout.lane[joins.event[mine]] * 64 + np.minimum(_backward_pass(program)[mine], 63)
+    key = layout.lane(joins.event[mine]) * 64 + np.minimum(_backward_pass(program)[mine], 63)
     key = key * 64 + joins.kind[mine]
     for one in np.unique(key).tolist():
         parts = mine[key == one]
@@ -90,7 +90,7 @@ def _backward_pass(program: RunProgram) -> Index:
         begins[marked[opens]] = 1
     number = np.cumsum(begins)
     point = layout.point[joins.event]
-    first = number[np.minimum(layout.point_base[layout.event_rank[joins.event]], max(number.size - 1, 0))]
+    first = number[np.minimum(layout.point_base[layout.rank_of_event(joins.event)], max(number.size - 1, 0))]
     return np.asarray(np.where(point >= 0, number[np.maximum(point, 0)] - first, 0), dtype=np.intp)
 
 
