@@ -98,20 +98,18 @@ class _Walk:
         self._played = played
         self._skeleton = played.plan.skeleton
         self._program: RunProgram = played.program
-        self._order = np.argsort(self._skeleton.dst, kind="stable")
-        self._begin = np.searchsorted(self._skeleton.dst[self._order], np.arange(self._skeleton.nodes + 1))
         self._labels = [
             dict(zip(own.label_at.tolist(), own.labels, strict=True))
-            for own in played.program.layout.programs
+            for own in played.program.layout.notes
         ]
 
     def backwards(self, subject: int) -> Iterator[Piece]:
         """Yield the pieces of the path, the last one first."""
-        skeleton, times = self._skeleton, self._played.times
+        skeleton, times, plan = self._skeleton, self._played.times, self._played.plan
         node, event = self._last(subject)
         yield self._of_event(event, self._length(event))
         for _ in range(2 * skeleton.nodes + 2):
-            edges = self._order[self._begin[node] : self._begin[node + 1]]
+            edges = plan.into[plan.into_begin[node] : plan.into_begin[node + 1]]
             if edges.size == 0:
                 return
             source = skeleton.src[edges]

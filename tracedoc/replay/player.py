@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from tracedoc.replay.contention import Beside, find_beside, slow_down
-from tracedoc.replay.run_program import Extra, Reading, RunProgram
+from tracedoc.replay.run_program import Reading, RunProgram
 from tracedoc.replay.segments import (
     NEVER,
     Skeleton,
@@ -25,8 +25,11 @@ from tracedoc.spans import Int64Array
 ROUNDS = 2
 """How often the times are worked out again after contention has changed the lengths of kernels."""
 
-LARGEST_BATCH_BYTES = 48_000_000
-"""Programs are played together as long as the weights of their edges take no more than this."""
+BATCH_BYTES = 24_000_000
+"""Programs are played together as long as what they and their edges take is no more than this."""
+
+MOST_PLANS = 4
+"""So many plans are kept: most changes need that of the program without a change."""
 
 
 class Played(msgspec.Struct, frozen=True, eq=False):
@@ -47,24 +50,30 @@ class Player:
 
     def __init__(self, subject: int) -> None:
         self._subject = subject
-        self._plans: dict[int, tuple[Extra, Plan]] = {}
+        self._plans: dict[bytes, Plan] = {}
         self._bases: dict[Reading, RunProgram] = {}
-        self._known: dict[tuple[int, Reading], tuple[Plan, Beside]] = {}
+        self._beside: dict[tuple[bytes, Reading], Beside] = {}
 
     def play_base(self, programs: Sequence[RunProgram]) -> list[Played]:
         """Play the programs without a change, one for each reading; changes are compared with them."""
         self._bases = {program.reading: program for program in programs}
         return self.play(programs)
 
+    def together(self, program: RunProgram) -> int:
+        """Return how many programs like this one are best edited and played together."""
+        layout = program.layout
+        edges = self._plan(program).skeleton.src.size
+        return max(1, BATCH_BYTES // (4 * (layout.points + layout.events) + 24 * edges))
+
     def play(self, programs: Sequence[RunProgram]) -> list[Played]:
         """Play programs; raises :class:`~tracedoc.replay.solver.Cyclic` where one waits for itself."""
         found: dict[int, Played] = {}
-        alike: dict[int, list[int]] = {}
+        alike: dict[bytes, list[int]] = {}
         for index, program in enumerate(programs):
-            alike.setdefault(id(program.extra), []).append(index)
+            alike.setdefault(program.extra.shape, []).append(index)
         for members in alike.values():
             plan = self._plan(programs[members[0]])
-            width = max(1, LARGEST_BATCH_BYTES // (8 * max(plan.skeleton.src.size, 1)))
+            width = self.together(programs[members[0]])
             for begin in range(0, len(members), width):
                 batch = members[begin : begin + width]
                 played = self._play_alike(plan, [programs[index] for index in batch])
@@ -72,12 +81,14 @@ class Player:
         return [found[index] for index in range(len(programs))]
 
     def _plan(self, program: RunProgram) -> Plan:
-        if id(program.extra) not in self._plans:
-            if len(self._plans) > 4:  # the first is that of programs without ties
-                gone = self._plans.pop(list(self._plans)[1])[1]
-                self._known = {key: value for key, value in self._known.items() if value[0] is not gone}
-            self._plans[id(program.extra)] = program.extra, make_plan(find_skeleton(program))
-        return self._plans[id(program.extra)][1]
+        key = program.extra.shape
+        if key not in self._plans:
+            if len(self._plans) == MOST_PLANS:  # the first is that of programs without ties
+                gone = list(self._plans)[1]
+                del self._plans[gone]
+                self._beside = {one: kept for one, kept in self._beside.items() if one[0] != gone}
+            self._plans[key] = make_plan(find_skeleton(program))
+        return self._plans[key]
 
     def _play_alike(self, plan: Plan, programs: list[RunProgram]) -> list[Played]:
         skeleton = plan.skeleton
@@ -116,16 +127,16 @@ class Player:
 
     def _known_beside(self, plan: Plan, program: RunProgram) -> Beside:
         """Return what ran beside transfers in the capture, by the meeting events of a plan."""
-        key = id(plan), program.reading
-        if key not in self._known:
-            base = self._bases[program.reading]
+        key = program.extra.shape, program.reading
+        if key not in self._beside:
             untied = replace(program.extra, lag_ns=np.full_like(program.extra.lag_ns, NEVER))
-            base = base.edited(extra=untied)
+            base = self._bases[program.reading].edited(extra=untied)
             weights = weigh(plan.skeleton, base, reduce_stretches(plan.skeleton, base))
             solution = solve(plan, [base], weights[:, None])
-            beside = find_beside(plan.skeleton, base, solution.times[:, 0], solution.before[:, 0])
-            self._known[key] = plan, beside
-        return self._known[key][1]
+            self._beside[key] = find_beside(
+                plan.skeleton, base, solution.times[:, 0], solution.before[:, 0]
+            )
+        return self._beside[key]
 
 
 def _reduced(skeleton: Skeleton, programs: list[RunProgram]) -> list[Stretches]:

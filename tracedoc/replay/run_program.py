@@ -159,11 +159,11 @@ class Extra(msgspec.Struct, frozen=True, eq=False):
     lag_ns: Int64Array
     back: Mask
 
-    @classmethod
-    def none(cls) -> Extra:
-        """Return no ties."""
-        index, mask = np.empty(0, dtype=np.intp), np.empty(0, dtype=bool)
-        return cls(index, index, mask, np.empty(0, dtype=np.int64), mask)
+    @property
+    def shape(self) -> bytes:
+        """What is tied to what, whatever the lags: equal for ties that only differ in them."""
+        columns = (self.source, self.target, self.of_point, self.back)
+        return b"".join(np.ascontiguousarray(column).tobytes() for column in columns)
 
 
 class RunProgram(msgspec.Struct, frozen=True, eq=False):

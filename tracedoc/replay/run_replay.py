@@ -11,7 +11,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.replay.joins import join_run
 from tracedoc.replay.latency import Split
 from tracedoc.replay.path import Path, find_path
-from tracedoc.replay.player import Played, Player
+from tracedoc.replay.player import Player
 from tracedoc.replay.rank.program import RankProgram
 from tracedoc.replay.readings import as_measured, read_as, splits
 from tracedoc.replay.run_program import Reading, RunProgram
@@ -37,6 +37,13 @@ class Refusal(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Base(msgspec.Struct, frozen=True, eq=False):
+    """The program without a change in one reading, and how long its step takes."""
+
+    program: RunProgram
+    step_ns: float
+
+
 class RunReplay(msgspec.Struct, frozen=True, eq=False):
     """A run that can be replayed.
 
@@ -54,7 +61,7 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
     step: int
     subject: int
     player: Player
-    base: Mapping[Reading, Played]
+    base: Mapping[Reading, Base]
     splits: Mapping[Reading, Split]
     path: Path
     notes: tuple[str, ...] = ()
@@ -129,7 +136,7 @@ def _replayed(run: RunView, program: RunProgram, subject: int, step_ms: float) -
         step=own.step,
         subject=subject,
         player=player,
-        base=played,
+        base={reading: Base(one.program, one.step_ns) for reading, one in played.items()},
         splits=splits(program),
         path=find_path(likely, subject),
         notes=notes,

@@ -25,7 +25,8 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
     """The order in which the nodes of a skeleton can be worked out.
 
     Edges within a step are in order of level and target; ``levels`` holds for each level its nodes, its edges
-    and where the edges of each node begin. ``lanes_of_rank`` is the first lane of each rank.
+    and where the edges of each node begin. ``lanes_of_rank`` is the first lane of each rank. The edges of all
+    kinds into a node ``n`` are ``into[into_begin[n] : into_begin[n + 1]]``.
     """
 
     skeleton: Skeleton
@@ -37,6 +38,8 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
     back_nodes: Index
     back_starts: Index
     lanes_of_rank: Index
+    into: Index
+    into_begin: Index
 
 
 def make_plan(skeleton: Skeleton) -> Plan:
@@ -59,6 +62,7 @@ def make_plan(skeleton: Skeleton) -> Plan:
     targets = skeleton.dst[back]
     new = np.flatnonzero(np.concatenate(([True], targets[1:] != targets[:-1]))) if back.size else back
     lanes = skeleton.rank_of_lane
+    into = np.argsort(skeleton.dst, kind="stable")
     return Plan(
         skeleton=skeleton,
         edge=inner,
@@ -69,6 +73,8 @@ def make_plan(skeleton: Skeleton) -> Plan:
         back_nodes=targets[new],
         back_starts=new,
         lanes_of_rank=np.flatnonzero(np.concatenate(([True], lanes[1:] != lanes[:-1]))),
+        into=into,
+        into_begin=np.searchsorted(skeleton.dst[into], np.arange(skeleton.nodes + 1)),
     )
 
 

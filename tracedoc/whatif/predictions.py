@@ -37,22 +37,43 @@ class Prediction(msgspec.Struct, frozen=True):
 
 
 def predict(replay: RunReplay, plans: Sequence[Sequence[Request]]) -> list[Prediction | NotApplicable]:
-    """Return the step after each of several lists of changes, each list applied together, in order."""
-    edited: list[tuple[int, Reading, RunProgram]] = []
-    found: dict[int, NotApplicable] = {}
-    for index, requests in enumerate(plans):
-        for reading in Reading:
-            program = apply_changes(replay, requests, reading)
-            if isinstance(program, NotApplicable):
-                found[index] = program
-                break
-            edited.append((index, reading, program))
-    edited = [one for one in edited if one[0] not in found]
-    played = _played(replay, edited, found)
+    """Return the step after each of several lists of changes, each list applied together, in order.
+
+    Programs are edited as they are played, some lists at a time: of many ranks each takes megabytes.
+    """
+    together = max(1, replay.player.together(replay.base[Reading.LIKELY].program) // len(Reading))
     answers: list[Prediction | NotApplicable] = []
-    for index, requests in enumerate(plans):
-        answers.append(found[index] if index in found else _prediction(replay, requests, played[index]))
+    for begin in range(0, len(plans), together):
+        answers += _predicted(replay, plans[begin : begin + together])
     return answers
+
+
+def _predicted(replay: RunReplay, plans: Sequence[Sequence[Request]]) -> list[Prediction | NotApplicable]:
+    edited = [_edited(replay, requests) for requests in plans]
+    programs = [program for one in edited if not isinstance(one, NotApplicable) for program in one]
+    try:
+        played = iter(replay.player.play(programs))
+    except Cyclic:
+        if len(plans) == 1:
+            return [NotApplicable("with it, something would wait for itself")]
+        return [answer for one in plans for answer in _predicted(replay, [one])]
+    return [
+        one
+        if isinstance(one, NotApplicable)
+        else _prediction(replay, requests, {reading: next(played) for reading in Reading})
+        for requests, one in zip(plans, edited, strict=True)
+    ]
+
+
+def _edited(replay: RunReplay, requests: Sequence[Request]) -> list[RunProgram] | NotApplicable:
+    """Return the run's program after changes in all readings."""
+    programs = []
+    for reading in Reading:
+        program = apply_changes(replay, requests, reading)
+        if isinstance(program, NotApplicable):
+            return program
+        programs.append(program)
+    return programs
 
 
 def apply_changes(
@@ -66,25 +87,6 @@ def apply_changes(
             return edited
         program = edited
     return program
-
-
-def _played(
-    replay: RunReplay, edited: list[tuple[int, Reading, RunProgram]], failed: dict[int, NotApplicable]
-) -> dict[int, dict[Reading, Played]]:
-    found: dict[int, dict[Reading, Played]] = {}
-    try:
-        results = replay.player.play([program for _, _, program in edited])
-    except Cyclic:
-        results = []
-        for index, _, program in edited:
-            try:
-                results += replay.player.play([program])
-            except Cyclic:
-                failed[index] = NotApplicable("with it, something would wait for itself")
-                results.append(replay.base[Reading.LIKELY])
-    for (index, reading, _), one in zip(edited, results, strict=True):
-        found.setdefault(index, {})[reading] = one
-    return found
 
 
 def _prediction(replay: RunReplay, requests: Sequence[Request], played: dict[Reading, Played]) -> Prediction:
