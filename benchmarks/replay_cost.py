@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.digest.programs import EncodedProgram
+from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.ranks.run_view import RunView, build_view
 from tracedoc.replay.run_replay import RunReplay, replay_run
 from tracedoc.testing import TraceBuilder

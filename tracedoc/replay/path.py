@@ -189,7 +189,9 @@ class _Walk:
             yield from self._of_lags(point, weight - own)
         elif name in ("batch", "loader"):
             points = skeleton.loads if name == "batch" else skeleton.sections["load_to"]
-            yield Piece("input", self._rank(int(layout.rank_of_point(int(points[place])))), weight, "the data loader")
+            yield Piece(
+                "input", self._rank(int(layout.rank_of_point(int(points[place])))), weight, "the data loader"
+            )
         else:
             keys = {"after": "after", "chain": "chain", "wrap": "wrap_first"}
             points = layout.rejoin_to if name == "rejoin" else skeleton.sections[keys[name]]
@@ -240,7 +242,7 @@ class _Walk:
 
     def _of_lags(self, point: int, ns: float) -> Iterator[Piece]:
         """Yield what the host does between the point that ``point`` is counted from and itself."""
-        skeleton, lag = self._skeleton, self._program.lag
+        lag = self._program.lag
         for before in range(point, self._first(point), -1):
             taken = min(float(lag[before]), ns)
             if taken > 0:

@@ -53,10 +53,12 @@ class Player:
         self._plans: dict[bytes, Plan] = {}
         self._bases: dict[Reading, RunProgram] = {}
         self._beside: dict[tuple[bytes, Reading], Beside] = {}
+        self._reduced: dict[tuple[bytes, Reading], Stretches] = {}
 
     def play_base(self, programs: Sequence[RunProgram]) -> list[Played]:
         """Play the programs without a change, one for each reading; changes are compared with them."""
         self._bases = {program.reading: program for program in programs}
+        self._beside, self._reduced = {}, {}
         return self.play(programs)
 
     def together(self, program: RunProgram) -> int:
@@ -87,12 +89,13 @@ class Player:
                 gone = list(self._plans)[1]
                 del self._plans[gone]
                 self._beside = {one: kept for one, kept in self._beside.items() if one[0] != gone}
+                self._reduced = {one: kept for one, kept in self._reduced.items() if one[0] != gone}
             self._plans[key] = make_plan(find_skeleton(program))
         return self._plans[key]
 
     def _play_alike(self, plan: Plan, programs: list[RunProgram]) -> list[Played]:
         skeleton = plan.skeleton
-        stretches = _reduced(skeleton, programs)
+        stretches = [self._stretches(skeleton, program) for program in programs]
         weights = np.stack(
             [weigh(skeleton, program, one) for program, one in zip(programs, stretches, strict=True)], axis=1
         )
@@ -131,21 +134,18 @@ class Player:
         if key not in self._beside:
             untied = replace(program.extra, lag_ns=np.full_like(program.extra.lag_ns, NEVER))
             base = self._bases[program.reading].edited(extra=untied)
-            weights = weigh(plan.skeleton, base, reduce_stretches(plan.skeleton, base))
+            weights = weigh(plan.skeleton, base, self._stretches(plan.skeleton, base))
             solution = solve(plan, [base], weights[:, None])
-            self._beside[key] = find_beside(
-                plan.skeleton, base, solution.times[:, 0], solution.before[:, 0]
-            )
+            self._beside[key] = find_beside(plan.skeleton, base, solution.times[:, 0], solution.before[:, 0])
         return self._beside[key]
 
-
-def _reduced(skeleton: Skeleton, programs: list[RunProgram]) -> list[Stretches]:
-    """Reduce the stretches of each program; programs with the same lags and durations share them."""
-    known: dict[tuple[int, ...], Stretches] = {}
-    found = []
-    for program in programs:
-        key = tuple(id(column) for column in (program.lag, program.dur, program.delay, program.launched))
-        if key not in known:
-            known[key] = reduce_stretches(skeleton, program)
-        found.append(known[key])
-    return found
+    def _stretches(self, skeleton: Skeleton, program: RunProgram) -> Stretches:
+        """Reduce the stretches of a program; one with the lags and durations of its base shares them."""
+        base = self._bases.get(program.reading)
+        columns = ("lag", "dur", "delay", "launched")
+        if base is None or any(getattr(base, name) is not getattr(program, name) for name in columns):
+            return reduce_stretches(skeleton, program)
+        key = program.extra.shape, program.reading
+        if key not in self._reduced:
+            self._reduced[key] = reduce_stretches(skeleton, program)
+        return self._reduced[key]

@@ -55,8 +55,7 @@ def _without_idle_hosts(program: RunProgram) -> RunProgram:
     layout = program.layout
     ahead = np.array(
         [
-            one.lead_ns >= max(LEAD_NS, LEAD_SHARE * one.step_ns)
-            and one.lag_ns >= PACED_SHARE * one.step_ns
+            one.lead_ns >= max(LEAD_NS, LEAD_SHARE * one.step_ns) and one.lag_ns >= PACED_SHARE * one.step_ns
             for one in layout.notes
         ],
         dtype=bool,

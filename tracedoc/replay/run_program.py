@@ -11,10 +11,20 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.replay.rank.program import NONE, TO_HOST, Cause, Codes, Group, Indices, Lags, RankProgram, narrow
+from tracedoc.replay.rank.program import (
+    NONE,
+    TO_HOST,
+    Cause,
+    Codes,
+    Group,
+    Indices,
+    Lags,
+    RankProgram,
+    narrow,
+)
 from tracedoc.spans import Int64Array
 
-Index = npt.NDArray[np.intp]
+Index = npt.NDArray[np.signedinteger[Any]]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -189,7 +199,7 @@ class RunProgram(msgspec.Struct, frozen=True, eq=False):
     contention: float = 0.0
     reading: Reading = Reading.LIKELY
 
-    def edited(self, **columns: object) -> RunProgram:
+    def edited(self, **columns: Any) -> RunProgram:
         """Return the program with other columns; those that are left alone stay the same arrays."""
         slim = {name: narrow(value) for name, value in columns.items() if name in _LONG}
         return replace(self, **{**columns, **slim})

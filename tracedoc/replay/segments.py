@@ -8,6 +8,8 @@ work from there on. A stretch of thousands of kernels so becomes a few edges, wi
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +37,8 @@ class Block(msgspec.Struct, frozen=True):
 class Skeleton(msgspec.Struct, frozen=True, eq=False):
     """The meeting points of a program as nodes, and the edges between them. Weights are in :func:`weigh`.
 
-    Nodes are, in this order: points whose time is not only the sum of lags since another one (the
-    ``first_point`` of some), returns of blocked calls, batches of the loader, starts of events where something
+    Nodes are, in this order: points whose time is not only the sum of lags since another one
+    (``first_point``), returns of blocked calls, batches of the loader, starts of events where something
     meets, and operations. ``meeting`` are the events with a node, ``part`` which part of a collective each of
     them is (``NONE`` for others), ``stretch_from`` the one before it on its stream.
 
@@ -104,12 +106,14 @@ class _Edges:
         self.back.append(np.broadcast_to(np.asarray(back, dtype=bool), source.shape))
 
     def add_ends(self, name: str, event: Index, dst: Index, back: Mask, item: Index) -> None:
-        """Add edges from the ends of events: from their start, and where they are joined from the operation."""
+        """Add edges from the ends of events: from their starts, of joined ones also from the operations."""
         place = np.searchsorted(self._meeting, event)
         self.sections[f"{name}_from"], self.sections[f"{name}_item"] = place, item
         self.add(name, self._start_base + place, dst, back)
         part = self._part[place]
-        joined = np.flatnonzero((part >= 0) & (self._op[np.maximum(part, 0)] >= 0 if self._op.size else False))
+        joined = np.flatnonzero(
+            (part >= 0) & (self._op[np.maximum(part, 0)] >= 0 if self._op.size else False)
+        )
         self.sections[f"{name}_joined"] = joined
         self.add(f"{name}_join", self._join_base + self._op[part[joined]], dst[joined], back[joined])
 
@@ -163,7 +167,7 @@ def find_skeleton(program: RunProgram) -> Skeleton:
     ending = last_of_rank if wraps else last_of_rank[:0]
     beginning = first_of_rank if wraps else first_of_rank[:0]
     returned = layout.after_return[beginning]
-    sections["wrap_last"], sections["wrap_first"] = ending, beginning
+    sections["wrap_first"] = beginning
     edges.add("wrap", np.where(returned, return_of(ending), node(ending)), node(beginning), True)
     edges.add("rejoin", return_of(layout.rejoin_from), node(layout.rejoin_to))
     edges.add("calls", node(returns), return_of(returns))
@@ -250,14 +254,14 @@ def _blocks_of_ranks(layout: Layout) -> list[tuple[slice, slice]]:
             slice(int(layout.point_base[begin]), int(layout.point_base[end])),
             slice(int(layout.event_base[begin]), int(layout.event_base[end])),
         )
-        for begin, end in zip(bounds, bounds[1:], strict=False)
+        for begin, end in pairwise(bounds)
     ]
 
 
 def _runs(
     layout: Layout, block: tuple[slice, slice], first_point: Index, meeting: Index
 ) -> tuple[Index, Index, Index]:
-    """Return where runs begin among the events of a block with a launch, what closes them, and their nodes."""
+    """Return where runs begin among a block's events with a launch, what closes them, and their nodes."""
     points, events = block
     launch = layout.point[events]
     event = np.flatnonzero(launch >= 0)
@@ -377,7 +381,8 @@ def _offsets(skeleton: Skeleton, program: RunProgram, points: slice) -> Int64Arr
         return total
     low, high = np.searchsorted(skeleton.first_point, (points.start, points.stop))
     first = skeleton.first_point[low:high] - points.start
-    return total - np.repeat(total[first], np.diff(np.append(first, total.size)))
+    since: Int64Array = total - np.repeat(total[first], np.diff(np.append(first, total.size)))
+    return since
 
 
 def weigh(
@@ -388,7 +393,7 @@ def weigh(
     lag, own, sample = program.lag, program.own, stretches.sample
     joined = np.where(program.joined, 0, program.transfer)
     after_join = np.where(program.joined, program.transfer, NEVER)
-    last, first = sections["wrap_last"], sections["wrap_first"]
+    first = sections["wrap_first"]
     wrapped = np.where(layout.after_return[first], 0, sample[sections["wrap_sample"]])
     returns, loads = skeleton.returns, skeleton.loads
     held = np.where(program.active, layout.cause_lag.astype(np.int64), NEVER)

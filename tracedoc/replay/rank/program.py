@@ -29,7 +29,7 @@ def narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if values.dtype != np.int64 or values.size == 0:
         return values
     least, most = int(values.min()), int(values.max())
-    return values.astype(np.int32) if -_NARROW < least and most < _NARROW else values
+    return values.astype(np.int32) if max(-least, most) < _NARROW else values
 
 
 class Call(IntEnum):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
+from tracedoc.replay.rank.program import Lags
 from tracedoc.replay.run_program import RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter
@@ -11,6 +13,9 @@ from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter
 EXCESS_NS = 100_000
 EXCESS_SHARE = 0.5
 """One lag of the host counts as longer than elsewhere if it is by so much, and by this share."""
+
+AT_ONCE = 500_000
+"""So many times are compared at once."""
 
 
 def even_rank(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
@@ -48,21 +53,19 @@ def share_work(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
 
 def _evened(program: RunProgram, positions: tuple[int, ...]) -> RunProgram:
     layout = program.layout
-    dur, lag, own = program.dur.copy(), program.lag.copy(), program.own.copy()
-    events, points = layout.event_base, layout.point_base
+    dur, computes = program.dur.copy(), layout.computes
+    events = layout.event_base
     sums = _work_by_part(program)
     for position in positions:
-        others = [other for other in range(len(layout.ranks)) if other != position]
+        others = np.arange(len(layout.ranks)) != position
         mine = slice(int(events[position]), int(events[position + 1]))
         # Kernels jitter: what a rank computes too much of is the sum of a part, not each single one.
         usual = np.median(sums[others], axis=0)
         factor = np.minimum(usual / np.maximum(sums[position], 1.0), 1.0)
         factor[usual <= 0] = 1.0
-        scale = np.where(layout.computes[mine], factor[layout.event_part[mine]], 1.0)
+        scale = np.where(computes[mine], factor[layout.event_part[mine]], 1.0)
         dur[mine] = np.rint(dur[mine] * scale).astype(np.int64)
-        here = slice(int(points[position]), int(points[position + 1]))
-        for column in (lag, own):
-            column[here] = _usual_host(column, layout.point_base, position, others)
+    lag, own = (_usual_host(column, layout.point_base, positions) for column in (program.lag, program.own))
     return program.edited(dur=dur, lag=lag, own=own)
 
 
@@ -75,21 +78,48 @@ def _work_by_part(program: RunProgram) -> np.ndarray:
     return sums.reshape(len(layout.ranks), parts)
 
 
-def _usual_host(column: Int64Array, base: Int64Array, position: int, others: list[int]) -> Int64Array:
-    """Return a rank's host times with those that are far longer than elsewhere as long as there.
+def _usual_host(column: Lags, base: Int64Array, positions: tuple[int, ...]) -> Lags:
+    """Return host times, those of some ranks no longer than elsewhere.
 
-    Ranks that make as many calls are compared call by call, others in all.
+    Ranks that make as many calls are compared call by call: what is far longer than on the median of the
+    others is as long as there. Others are compared in all.
     """
+    found: Lags = column.copy()
     counts = np.diff(base)
-    mine = column[base[position] : base[position + 1]]
-    alike = [other for other in others if counts[other] == counts[position]]
-    if alike:
-        usual = np.median([column[base[one] : base[one + 1]] for one in alike], axis=0).astype(np.int64)
-        excess = mine - usual > np.maximum(EXCESS_NS, EXCESS_SHARE * usual)
-        return np.asarray(np.where(excess, usual, mine))
-    usual_sum = float(np.median([column[base[one] : base[one + 1]].sum() for one in others]))
-    factor = min(usual_sum / max(float(mine.sum()), 1.0), 1.0) if usual_sum else 1.0
-    return np.asarray(np.rint(mine * factor), dtype=np.int64)
+    passed = np.concatenate(([0], np.cumsum(column, dtype=np.int64)))
+    totals = (passed[base[1:]] - passed[base[:-1]]).astype(np.float64)
+    chosen = np.array(positions)
+    for count in np.unique(counts[chosen]).tolist():
+        alike = np.flatnonzero(counts == count)
+        mine = np.isin(alike, chosen)
+        if alike.size > 1:
+            for first in range(0, count, width := max(1, AT_ONCE // alike.size)):
+                at = base[alike][:, None] + np.arange(first, min(first + width, count))
+                times = column[at]
+                usual = _median_of_others(times)
+                excess = times - usual > np.maximum(EXCESS_NS, EXCESS_SHARE * usual)
+                found[at[mine]] = np.where(excess, usual, times)[mine]
+            continue
+        position = int(alike[0])
+        usual_sum = float(np.median(np.delete(totals, position)))
+        factor = min(usual_sum / max(float(totals[position]), 1.0), 1.0) if usual_sum else 1.0
+        own = slice(int(base[position]), int(base[position + 1]))
+        found[own] = np.rint(column[own] * factor)
+    return found
+
+
+def _median_of_others(times: Lags) -> Lags:
+    """Return for each entry the median of the other rows of its column."""
+    others = times.shape[0] - 1
+    low, high = (others - 1) // 2, others // 2
+    ordered = np.partition(times, sorted({low, low + 1, high, high + 1} & set(range(others + 1))), axis=0)
+
+    def nth(place: int) -> npt.NDArray[np.float64]:
+        # Without its own entry, all that comes after it moves up by one.
+        moved = np.where(times <= ordered[place], ordered[place + 1], ordered[place])
+        return np.asarray(moved, dtype=np.float64)
+
+    return np.asarray((nth(low) + nth(high)) / 2, dtype=np.int64)
 
 
 CHANGES = (
