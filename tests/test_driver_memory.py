@@ -19,13 +19,14 @@ from tracedoc.pipeline import diagnose
 from tracedoc.report.render import render_pieces
 from tracedoc.worker import digest_file
 
-DIGEST_BYTES = 44_000
-"""A pickled digest of a few steps with some tens of collectives takes less; 13,000 of it are the programs of
+DIGEST_BYTES = 30_000
+"""A pickled digest of a few steps with some tens of collectives takes less; 11,000 of it are the programs of
 four steps with 400 GPU events each, by which they are replayed."""
 
-RANK_BYTES = 500_000
+RANK_BYTES = 200_000
 """One more rank costs less at the peak: its digest, its part of matching, facts and report, and of the
-replay: the columns of its program, 400 calls and as many GPU events here, edited by each fix."""
+replay: the columns of its program (400 calls and as many GPU events here take 24,000), and of some changed
+ones at a time."""
 
 
 @pytest.fixture(scope="module")

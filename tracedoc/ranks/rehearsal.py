@@ -7,6 +7,7 @@ but for what the host waited for.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -43,7 +44,10 @@ class Together(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Rehearsal:
-    """All that a replay needs, on the common clock, as lists: one entry for each action, rank by rank.
+    """All that a replay needs, on the common clock: one entry for each action, rank by rank.
+
+    Columns are arrays of Python, which take single entries in and out faster than numpy's, and a fifth of
+    the memory of lists.
 
     ``steps`` are the numbers of each rank's steps; ``ends`` where the actions of each rank end. ``item``
     is a row of all ranks' collectives, or an edge of a step: the beginning of the first one, the ends of
@@ -56,17 +60,17 @@ class Rehearsal:
 
     steps: tuple[tuple[int, ...], ...]
     ends: tuple[int, ...]
-    action: list[int]
-    item: list[int]
-    at_ns: list[int]
-    work_ns: list[int]
-    limit_ns: list[int]
-    lag_ns: list[int]
-    operation: list[int]
-    launch_ns: list[int]
-    before: list[int]
-    rest_ns: list[int]
-    members: list[int]
+    action: array[int]
+    item: array[int]
+    at_ns: array[int]
+    work_ns: array[int]
+    limit_ns: array[int]
+    lag_ns: array[int]
+    operation: array[int]
+    launch_ns: array[int]
+    before: array[int]
+    rest_ns: array[int]
+    members: array[int]
     one_way: list[bool]
     held_back: tuple[bool, ...]
     offsets: tuple[int, ...]
@@ -94,12 +98,12 @@ class Rehearsal:
         return self._measured[0]
 
     @property
-    def measured_ns(self) -> list[int]:
+    def measured_ns(self) -> array[int]:
         """When the compute stream was done with each action, unchanged."""
         return self._measured[1]
 
     @cached_property
-    def _measured(self) -> tuple[list[list[int]], list[int]]:
+    def _measured(self) -> tuple[list[list[int]], array[int]]:
         state = _State(self, None, Together.LAST, None, unchanged=True)
         return _play(state), state.reached_ns
 
@@ -118,10 +122,8 @@ def rehearsal(run: RunView) -> Rehearsal | None:
         rows.append(_operations(run, digest, offsets[-1]))
         offsets.append(offsets[-1] + len(digest.collectives))
     ends = np.cumsum([parts[0].size for parts in paths]).tolist()
-    action, item, at, work, limit, lag = (
-        np.concatenate(parts).tolist() for parts in zip(*paths, strict=True)
-    )
-    operation, launch, before, rest = (np.concatenate(parts).tolist() for parts in zip(*rows, strict=True))
+    action, item, at, work, limit, lag = (_ints(np.concatenate(parts)) for parts in zip(*paths, strict=True))
+    operation, launch, before, rest = (_ints(np.concatenate(parts)) for parts in zip(*rows, strict=True))
     plan = Rehearsal(
         steps=tuple(tuple(step.index for step in digest.steps) for digest in run.digests),
         ends=tuple(ends),
@@ -135,12 +137,16 @@ def rehearsal(run: RunView) -> Rehearsal | None:
         launch_ns=launch,
         before=before,
         rest_ns=rest,
-        members=np.diff(run.matching.first).tolist(),
+        members=_ints(np.diff(run.matching.first)),
         one_way=_one_way(run),
         held_back=tuple(_is_held_back(digest) for digest in run.digests),
         offsets=tuple(offsets),
     )
     return plan if _is_as_measured(run, plan) else None
+
+
+def _ints(column: npt.NDArray[np.integer]) -> array[int]:
+    return array("q", column.astype(np.int64).tobytes())
 
 
 def _is_as_measured(run: RunView, plan: Rehearsal) -> bool:
@@ -275,6 +281,10 @@ def _play(state: _State) -> list[list[int]]:
     return state.edges
 
 
+def _filled(value: int, count: int) -> array[int]:
+    return array("q", [value]) * count
+
+
 class _State:
     """How far each rank is, and when."""
 
@@ -298,10 +308,10 @@ class _State:
         self.awaited = [NEVER] * ranks
         self.now = [NEVER] * ranks
         self.behind_ns = [0] * ranks  # how much later than measured each compute stream is
-        self.reached_ns = [NEVER] * plan.ends[-1]
+        self.reached_ns = _filled(NEVER, plan.ends[-1])
         self.shifts = [[0] for _ in range(ranks)]  # how much later each host is, after each of its waits
-        self.ready, self.ends, self.late = [NEVER] * rows, [NEVER] * rows, [0] * rows
-        self.caught_up, self.caught_up_at = [0] * ranks, [0] * rows
+        self.ready, self.ends, self.late = (_filled(one, rows) for one in (NEVER, NEVER, 0))
+        self.caught_up, self.caught_up_at = [0] * ranks, _filled(0, rows)
         self.met: list[list[tuple[int, int]]] = [[] for _ in plan.members]
         self.edges = [[NEVER] * (len(steps) + 1) for steps in plan.steps]
 
