@@ -11,16 +11,20 @@ FULL = 60
 
 
 def draw_run(seed: int) -> RunProgram:
-    """Return a run of one to three ranks; one seed in five is played once instead of again and again."""
+    """Return a run of one to three ranks; one seed in five is played once instead of again and again.
+
+    Of those, every second one is a lone step, as long as the host's range.
+    """
     rng = np.random.default_rng(seed)
     ranks = int(rng.integers(1, 4))
     periodic = seed % 5 != 4
     collectives = int(rng.integers(0, 6))
-    programs = [_draw_rank(rng, collectives, periodic=periodic) for _ in range(ranks)]
+    framed = seed % 10 == 9
+    programs = [_draw_rank(rng, collectives, periodic=periodic, framed=framed) for _ in range(ranks)]
     return _join(rng, programs)
 
 
-def _draw_rank(rng: np.random.Generator, collectives: int, *, periodic: bool) -> RankProgram:
+def _draw_rank(rng: np.random.Generator, collectives: int, *, periodic: bool, framed: bool) -> RankProgram:
     events, points = int(rng.integers(20, 60)), int(rng.integers(30, 80))
     streams = int(rng.integers(1, 4))
     # Events in order of launch; each goes to one stream, collectives in the same order on the last one.
@@ -61,7 +65,7 @@ def _draw_rank(rng: np.random.Generator, collectives: int, *, periodic: bool) ->
     rejoin_from = np.array([i for i, _ in rejoins], dtype=np.int32)
     rejoin_to = np.array([j for _, j in rejoins], dtype=np.int32)
     return RankProgram(
-        step=0, step_ns=1, span_ns=1, start_ns=0, periodic=periodic, is_cpu=False,
+        step=0, step_ns=1, span_ns=1, start_ns=0, periodic=periodic, is_cpu=False, framed=framed,
         kind=np.full(points, Call.LAUNCH, dtype=np.uint8),
         part=np.zeros(points, dtype=np.uint8),
         lag=rng.integers(0, FULL, points),

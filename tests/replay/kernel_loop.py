@@ -11,8 +11,8 @@ from tracedoc.replay.run_program import RunProgram
 NEVER = -(1 << 60)
 
 
-def play_loop(program: RunProgram, periods: int) -> list[np.ndarray]:  # noqa: C901 - one loop, in one piece
-    """Return when each event ends, for each of ``periods`` steps played one after the other."""
+def play_loop(program: RunProgram, periods: int) -> list[tuple[np.ndarray, np.ndarray]]:  # noqa: C901 - one loop, in one piece
+    """Return when each event ends and each point starts, in each of ``periods`` steps one after the other."""
     lay = program.layout
     first = {int(b) for b in lay.point_base[:-1]}
     last = {int(b): int(e) - 1 for b, e in zip(lay.point_base[:-1], lay.point_base[1:], strict=True)}
@@ -98,5 +98,5 @@ def play_loop(program: RunProgram, periods: int) -> list[np.ndarray]:  # noqa: C
                     end[e] = begin[e] + program.transfer[p]
             stable = all((a == b).all() for a, b in zip(old, (start, back, ready, begin, end), strict=True))
         before = [start, back, ready, begin, end]
-        found.append(end.copy())
+        found.append((end.copy(), start.copy()))
     return found

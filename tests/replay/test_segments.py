@@ -27,22 +27,27 @@ def test_segments_equal_the_kernel_loop(seed):
     solution = solve(make_plan(skeleton), [program], weights[:, None])
     played = play_loop(program, solution.periods)
     if not program.layout.periodic:
-        first = play_begins(program)
-        expected = [end - begin for end, begin in zip(ends_by_rank(program, played[0]), first, strict=True)]
-        assert solution.step_ns[:, 0].tolist() == expected
+        assert solution.step_ns[:, 0].tolist() == played_once(program, *played[0])
         return
-    last, before, earlier = (ends_by_rank(program, ends) for ends in reversed(played[-3:]))
+    last, before, earlier = (ends_by_rank(program, ends) for ends, _ in reversed(played[-3:]))
     lengths = [a - b for a, b in zip(last, before, strict=True)]
     if solution.periods == 8 and solution.step_ns[:, 0].tolist() != lengths:
         lengths = [(a - c) / 2 for a, c in zip(last, earlier, strict=True)]
     assert solution.step_ns[:, 0].tolist() == lengths
 
 
-def play_begins(program: RunProgram) -> list[int]:
-    """Return when the first event of each rank starts: its end less its length, where it is not joined."""
-    ends, rank = play_loop(program, 1)[0], program.layout.event_rank
-    starts = ends - program.dur
-    return [int(starts[rank == one].min()) for one in range(len(program.layout.ranks))]
+def played_once(program: RunProgram, ends: np.ndarray, points: np.ndarray) -> list[int]:
+    """Return the length of each rank's only step: of its events, or from its first point to the last."""
+    layout = program.layout
+    starts, found = ends - program.dur, []
+    for one, framed in enumerate(note.framed for note in layout.notes):
+        mine = layout.event_rank == one
+        begin, end = starts[mine].min(), ends[mine].max()
+        if framed:
+            begin = points[layout.point_base[one]]
+            end = max(end, points[layout.point_base[one + 1] - 1])
+        found.append(int(end - begin))
+    return found
 
 
 def test_programs_are_played_together_as_alone():

@@ -107,7 +107,8 @@ class _Walk:
         """Yield the pieces of the path, the last one first."""
         skeleton, times, plan = self._skeleton, self._played.times, self._played.plan
         node, event = self._last(subject)
-        yield self._of_event(event, self._length(event))
+        if event is not None:
+            yield self._of_event(event, self._length(event))
         for _ in range(2 * skeleton.nodes + 2):
             edges = plan.into[plan.into_begin[node] : plan.into_begin[node + 1]]
             if edges.size == 0:
@@ -122,11 +123,15 @@ class _Walk:
             yield from self._of_edge(edge)
             node = int(skeleton.src[edge])
 
-    def _last(self, subject: int) -> tuple[int, int]:
-        """Return the node and the event with which the step of a rank ends."""
+    def _last(self, subject: int) -> tuple[int, int | None]:
+        """Return the node with which the step of a rank ends, and the event, unless the host ends it."""
         skeleton = self._skeleton
         lanes = np.flatnonzero(skeleton.rank_of_lane == subject)
-        best, found = -1, (0, 0)
+        best, found = -1, (0, None)
+        place = np.flatnonzero(skeleton.framed == subject)
+        if place.size:
+            closing = int(skeleton.closing[place[0]])
+            best, found = int(self._played.times[closing]), (closing, None)
         for event in skeleton.last_of_lane[lanes].tolist():
             node = self._node(event)
             end = int(self._played.times[node]) + self._length(event)

@@ -73,6 +73,7 @@ class RankNotes(msgspec.Struct, frozen=True, eq=False):
     step: int
     step_ns: int
     span_ns: int
+    framed: bool
     lag_ns: int
     lead_ns: int
     contention: float
@@ -124,6 +125,11 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
     def events(self) -> int:
         """How many GPU events there are."""
         return int(self.stream.size)
+
+    @property
+    def framed(self) -> Index:
+        """The positions in ``ranks`` of ranks whose step is a range of the host."""
+        return np.flatnonzero([one.framed for one in self.notes])
 
     @property
     def event_rank(self) -> Indices:
@@ -246,6 +252,7 @@ class Gathering:
                 program.step,
                 program.step_ns,
                 program.span_ns,
+                program.framed,
                 int(program.lag.sum()),
                 program.lead_ns,
                 program.contention,

@@ -109,7 +109,7 @@ def _decoded(run: RunView, step: int) -> Iterator[RankProgram]:
 def _replayed(run: RunView, program: RunProgram, subject: int, step_ms: float) -> RunReplay | Refusal:
     player = Player(subject)
     own = program.layout.notes[subject]
-    measured = own.step_ns if program.layout.periodic else own.span_ns
+    measured = own.step_ns if program.layout.periodic or own.framed else own.span_ns
     bare, kept = (one.step_ns / max(measured, 1) for one in player.play([program, as_measured(program)]))
     unexplained = max(1 - bare / max(kept, 1e-9), 0.0)
     if unexplained > UNEXPLAINED_MOST:
@@ -144,9 +144,10 @@ def _replayed(run: RunView, program: RunProgram, subject: int, step_ms: float) -
 
 
 def _confidence(run: RunView, program: RunProgram, error: float, unexplained: float) -> str:
-    if error > UNSURE or unexplained > UNEXPLAINED_UNSURE or not program.layout.periodic:
+    once = not program.layout.periodic
+    if error > UNSURE or unexplained > UNEXPLAINED_UNSURE or (once and not program.layout.framed.size):
         return "low"
     everyone = run.world_size is None or len(run.digests) >= run.world_size
     matched = bool((program.layout.joins.op >= 0).all()) or len(run.digests) == 1
     sure = error <= SURE and unexplained <= UNEXPLAINED_SURE
-    return "high" if everyone and matched and sure else "medium"
+    return "high" if everyone and matched and sure and not once else "medium"

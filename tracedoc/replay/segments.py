@@ -46,6 +46,8 @@ class Skeleton(msgspec.Struct, frozen=True, eq=False):
     events with a launch, and the meeting event ``run_closes`` ends its stretch. ``sampled`` are the points
     whose time since their node is needed. Stretches are reduced block by block, ``blocks`` of whole ranks.
 
+    ``framed`` are the ranks whose step is a range of the host, between the nodes ``opening`` and ``closing``.
+
     ``sections`` hold what the edges are made from, in the order of :func:`weigh`; section ``i`` of the edges
     is called ``section_names[i]`` and begins at ``section_bounds[i]``.
     """
@@ -75,6 +77,9 @@ class Skeleton(msgspec.Struct, frozen=True, eq=False):
     last_of_lane: Index
     first_of_lane: Index
     rank_of_lane: Index
+    framed: Index
+    opening: Index
+    closing: Index
 
     def node_of(self, point: Index | int) -> Index:
         """Return the nodes that points are counted from."""
@@ -125,6 +130,7 @@ def find_skeleton(program: RunProgram) -> Skeleton:
     first_of_rank, last_of_rank = _edges_of_ranks(layout.point_base)
     explicit = layout.after_return.copy()
     explicit[first_of_rank] = True
+    explicit[layout.point_base[layout.framed + 1] - 1] = True
     explicit[layout.rejoin_to] = True
     first_point = np.flatnonzero(explicit)
     returns = np.flatnonzero(layout.blocks)
@@ -231,6 +237,9 @@ def find_skeleton(program: RunProgram) -> Skeleton:
         last_of_lane=last_event,
         first_of_lane=first_event,
         rank_of_lane=layout.rank_of_event(first_event),
+        framed=layout.framed,
+        opening=node(layout.point_base[layout.framed]),
+        closing=node(layout.point_base[layout.framed + 1] - 1),
     )
 
 

@@ -163,14 +163,19 @@ def _pass(plan: Plan, times: Times, weights: Times) -> None:
 
 
 def _begins(plan: Plan, times: Times) -> Int64Array:
-    """Return when the first event of each rank starts; one row a rank."""
+    """Return when each rank's step begins: with its first event, or the host's range; one row a rank."""
     skeleton = plan.skeleton
     first = times[skeleton.start_base + skeleton.meeting_of(skeleton.first_of_lane)]
-    return np.minimum.reduceat(first, plan.lanes_of_rank, axis=0)
+    begins: Times = np.minimum.reduceat(first, plan.lanes_of_rank, axis=0)
+    begins[skeleton.framed] = times[skeleton.opening]
+    return begins
 
 
 def _ends(plan: Plan, programs: list[RunProgram], times: Times) -> Int64Array:
-    """Return when the last event of each rank's step has ended; one row a rank, one column a program."""
+    """Return when each rank's step has ended, one row a rank, one column a program.
+
+    It ends with its last event, or with the host's range if that comes later.
+    """
     skeleton, joins = plan.skeleton, programs[0].layout.joins
     last = skeleton.last_of_lane
     place = skeleton.meeting_of(last)
@@ -185,4 +190,6 @@ def _ends(plan: Plan, programs: list[RunProgram], times: Times) -> Int64Array:
         of = part[comm]
         begun = np.where(program.joined[of], met[comm, column], started[comm, column])
         ends[comm, column] = begun + program.transfer[of]
-    return np.maximum.reduceat(ends, plan.lanes_of_rank, axis=0)
+    found: Times = np.maximum.reduceat(ends, plan.lanes_of_rank, axis=0)
+    found[skeleton.framed] = np.maximum(found[skeleton.framed], times[skeleton.closing])
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -132,11 +134,14 @@ def build_program(sources: Sources, window: Window) -> RankProgram | Unplayable:
         first, last = 0, calls.rows.size
         events = np.arange(sources.home.size)
     else:
+        begin = int(cuts[position]) if periodic else min(int(cuts[position]), window.start_ns)
         end = cuts[position + 1] if position + 1 < cuts.size else sources.timeline.host.steps[-1].end_ns
-        first, last = (int(i) for i in np.searchsorted(calls.start_ns, (cuts[position], end)))
+        first, last = (int(i) for i in np.searchsorted(calls.start_ns, (begin, end)))
         if periodic and last < calls.rows.size:
             following = int(calls.start_ns[last])
-        events = np.flatnonzero(sources.home == position)
+        launched = sources.device.launched_ns
+        before = (launched >= begin) & (launched < cuts[position])
+        events = np.flatnonzero((sources.home == position) | before)
     if events.size == 0:
         return Unplayable("the step has no GPU event")
     if events.size > MOST_EVENTS:
@@ -145,7 +150,48 @@ def build_program(sources: Sources, window: Window) -> RankProgram | Unplayable:
     events = events[np.lexsort((device.start_ns[events], device.stream[events]))]
     program = _assembled(sources, window, events, slice(first, last), following, periodic=periodic)
     program = _with_causes(program, sources, events, slice(first, last), position if periodic else None)
+    if window.complete and not periodic and last > first:
+        return _framed(program, window, int(calls.start_ns[first]), _goes_on(sources, last - 1, window))
     return _with_early_launches(program, sources, events, slice(first, last), position)
+
+
+def _goes_on(sources: Sources, call: int, window: Window) -> int | None:
+    """Return when the host goes on after the last call of a lone step; ``None`` if that is after its end."""
+    calls = sources.calls
+    since = calls.end_ns[call] if sources.causes.blocks[call] else calls.start_ns[call]
+    return int(since) if since <= window.end_ns else None
+
+
+def _framed(program: RankProgram, window: Window, first_ns: int, last_ns: int | None) -> RankProgram:
+    """Return the program of a lone step between the beginning and the end of the host's range."""
+    if last_ns is None or first_ns < window.start_ns:
+        return program
+
+    def between(name: str, first: int, last: int) -> npt.NDArray[Any]:
+        column = getattr(program, name)
+        return np.concatenate(([first], column, [last])).astype(column.dtype)
+
+    after_return = between("after_return", 0, bool(program.blocks[-1]))
+    lag = between("lag", 0, window.end_ns - last_ns)
+    lag[1] = first_ns - window.start_ns
+    to_host = is_among(program.cause_kind, TO_HOST_CODES)
+    return replace(
+        program,
+        framed=True,
+        start_ns=window.start_ns,
+        lag=lag,
+        after_return=after_return,
+        kind=between("kind", Call.RANGE, Call.RANGE),
+        part=between("part", 0, 0),
+        blocks=between("blocks", 0, 0),
+        own=between("own", 0, 0),
+        ready_lag=between("ready_lag", NONE, NONE),
+        rejoin_from=program.rejoin_from + 1,
+        rejoin_to=program.rejoin_to + 1,
+        point=np.where(program.point == NONE, NONE, program.point + 1).astype(np.int32),
+        cause_to=program.cause_to + to_host.astype(np.int32),
+        label_at=program.label_at + 1,
+    )
 
 
 def _with_early_launches(
