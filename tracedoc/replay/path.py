@@ -260,11 +260,11 @@ class _Walk:
         """Return what the host does right before a point."""
         layout = self._program.layout
         rank = int(layout.rank_of_point(point))
+        rank = int(layout.rank_of_point(point))
         base = int(layout.point_base[rank])
         what = self._labels[rank].get(point - base)
         if what is None:
             what = PARTS[int(layout.part[max(point - 1, base)])]
-        return Piece("host", self._rank(rank), ns, what)
 
 
 PARTS = ("", "the forward pass", "the backward pass", "recomputation", "the optimizer", "fetching a batch")

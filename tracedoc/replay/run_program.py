@@ -74,6 +74,7 @@ class RankNotes(msgspec.Struct, frozen=True, eq=False):
     step_ns: int
     span_ns: int
     framed: bool
+    is_cpu: bool
     lag_ns: int
     lead_ns: int
     contention: float
@@ -125,6 +126,11 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
     def events(self) -> int:
         """How many GPU events there are."""
         return int(self.stream.size)
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the ranks compute on CPUs: then the host's time is the work itself."""
+        return any(one.is_cpu for one in self.notes)
 
     @property
     def framed(self) -> Index:
@@ -205,6 +211,10 @@ class RunProgram(msgspec.Struct, frozen=True, eq=False):
     contention: float = 0.0
     reading: Reading = Reading.LIKELY
 
+    def played_once(self) -> RunProgram:
+        """Return the program played once, from the times that were measured, instead of again and again."""
+        return replace(self, layout=replace(self.layout, periodic=False))
+
     def edited(self, **columns: Any) -> RunProgram:
         """Return the program with other columns; those that are left alone stay the same arrays."""
         slim = {name: narrow(value) for name, value in columns.items() if name in _LONG}
@@ -253,6 +263,7 @@ class Gathering:
                 program.step_ns,
                 program.span_ns,
                 program.framed,
+                program.is_cpu,
                 int(program.lag.sum()),
                 program.lead_ns,
                 program.contention,

@@ -27,6 +27,8 @@ second, such delays stay in every reading; above the third there is no replay.""
 SURE, UNEXPLAINED_SURE = 0.01, 0.02
 """Below these, and with all ranks, confidence is high."""
 
+SHARED_CORES = "processes and loader workers that share cores slow each other down, which is not replayed"
+
 LOSING = ("lost-kernels", "no-gpu-activity")
 """Limits of a capture with which replays are refused: kernels are missing from it."""
 
@@ -72,8 +74,6 @@ def replay_run(run: RunView) -> RunReplay | Refusal:
     representative = run.representative_digest
     if representative is None or representative.judged_step is None:
         return Refusal("no rank has a step to analyse")
-    if any(digest.is_cpu for digest in run.digests):
-        return Refusal("runs on CPUs are not replayed")
     step = _common_step(run, representative)
     if isinstance(step, Refusal):
         return step
@@ -82,8 +82,18 @@ def replay_run(run: RunView) -> RunReplay | Refusal:
     gradients = [digest.gradients for digest in run.digests]
     program = join_run(ranks, _decoded(run, step), tables, gradients, run.matching)
     subject = ranks.index(representative.rank)
+    step_ms = representative.judged_step.budget.window_ns / 1e6
     try:
-        return _replayed(run, program, subject, representative.judged_step.budget.window_ns / 1e6)
+        found = _replayed(run, program, subject, step_ms)
+        if (
+            isinstance(found, Refusal)
+            and program.layout.periodic
+            and len(program.layout.framed) == len(ranks)
+        ):
+            # Ranks whose steps differ do not repeat them; the one that was captured may be played alone.
+            once = _replayed(run, program.played_once(), subject, step_ms)
+            return found if isinstance(once, Refusal) else once
+        return found
     except Cyclic:
         return Refusal("what its events wait for is contradictory")
 
@@ -120,10 +130,10 @@ def _replayed(run: RunView, program: RunProgram, subject: int, step_ms: float) -
         replayed = (kept if keeps else bare) * measured / 1e6
         return Refusal(f"the replay of the step takes {replayed:.3g} ms, not {measured / 1e6:.3g}")
     readings = [read_as(program, reading) for reading in Reading]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = (SHARED_CORES,) if own.is_cpu else ()
     if keeps:
         readings = [as_measured(one) for one in readings]
-        notes = (f"{100 * unexplained:.0f} % of the step hangs on delays that nothing explains: they stay",)
+        notes += (f"{100 * unexplained:.0f} % of the step hangs on delays that nothing explains: they stay",)
     played = {one.program.reading: one for one in player.play_base(readings)}
     likely = played[Reading.LIKELY]
     return RunReplay(
@@ -145,7 +155,8 @@ def _replayed(run: RunView, program: RunProgram, subject: int, step_ms: float) -
 
 def _confidence(run: RunView, program: RunProgram, error: float, unexplained: float) -> str:
     once = not program.layout.periodic
-    if error > UNSURE or unexplained > UNEXPLAINED_UNSURE or (once and not program.layout.framed.size):
+    cpu = any(one.is_cpu for one in program.layout.notes)
+    if cpu or error > UNSURE or unexplained > UNEXPLAINED_UNSURE or (once and not program.layout.framed.size):
         return "low"
     everyone = run.world_size is None or len(run.digests) >= run.world_size
     matched = bool((program.layout.joins.op >= 0).all()) or len(run.digests) == 1

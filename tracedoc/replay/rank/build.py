@@ -10,12 +10,11 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from tracedoc.replay.rank.calls import (
-    BATCH_READY_NS,
-    BATCH_READY_SHARE,
     INPUT_PART,
     Calls,
     find_calls,
     order_calls,
+    ready_lags,
 )
 from tracedoc.replay.rank.causes import Causes, find_causes
 from tracedoc.replay.rank.contention import measure_contention
@@ -27,13 +26,9 @@ from tracedoc.spans import Int64Array
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.steps import Window
-from tracedoc.trace import vocabulary
 from tracedoc.trace.distinct import difference, distinct, is_among
 
 TO_HOST_CODES = np.array(TO_HOST, dtype=np.uint8)
-
-HANDED_OVER_NS = 300_000
-"""What a wait for a batch takes beside the waiting, at most: the batch is taken from a queue."""
 
 MOST_EVENTS = 300_000
 """Programs of more GPU events are not kept."""
@@ -67,7 +62,7 @@ class Sources(msgspec.Struct, frozen=True, eq=False):
 
 def find_sources(timeline: RankTimeline) -> Sources | Unplayable:
     """Return what programs are made from: calls, events, and their causes over the whole capture."""
-    if timeline.is_cpu or timeline.device is None or timeline.stream is None:
+    if timeline.device is None or timeline.stream is None:
         return Unplayable("no kernels were captured")
     device = device_events(timeline)
     calls = with_hidden_waits(timeline.trace, find_calls(timeline), device)
@@ -84,7 +79,7 @@ def find_sources(timeline: RankTimeline) -> Sources | Unplayable:
         calls=calls,
         device=device,
         causes=causes,
-        ready_lag=_ready_lags(timeline, calls, causes),
+        ready_lag=ready_lags(timeline.trace, calls, causes.own_ns),
         cuts_ns=cuts,
         home=home,
         early=early,
@@ -102,22 +97,6 @@ def _cuts(timeline: RankTimeline, device: DeviceEvents) -> Int64Array:
     kernels = kernels[(position >= 0) & (position < len(steps))][::-1]
     cuts[device.step[kernels]] = device.launched_ns[kernels]  # backwards: the first kernel of a step counts
     return np.maximum.accumulate(cuts) if cuts.size else cuts
-
-
-def _ready_lags(timeline: RankTimeline, calls: Calls, causes: Causes) -> Int64Array:
-    """Return for each wait for a batch of workers how long after the one before it ended; fill in its own."""
-    trace = timeline.trace
-    found = np.full(calls.rows.size, NONE, dtype=np.int64)
-    loads = np.flatnonzero(calls.kind == Call.INPUT)
-    workers = [vocabulary.data_loader(trace.row_name(row)) == "workers" for row in calls.rows[loads].tolist()]
-    loads = loads[np.array(workers, dtype=bool)] if loads.size else loads
-    length = calls.end_ns[loads] - calls.start_ns[loads]
-    since = np.diff(calls.end_ns[loads], prepend=0)
-    waited = np.flatnonzero(length > np.maximum(BATCH_READY_NS, BATCH_READY_SHARE * since))
-    waited = waited[waited > 0]
-    found[loads[waited]] = since[waited]
-    causes.own_ns[loads[waited]] = np.minimum(length[waited], HANDED_OVER_NS)
-    return found
 
 
 def build_program(sources: Sources, window: Window) -> RankProgram | Unplayable:

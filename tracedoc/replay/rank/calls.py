@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.replay.rank.program import Call, Codes, Indices
+from tracedoc.replay.rank.program import NONE, Call, Codes, Indices
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.activity import COMMUNICATION
 from tracedoc.timeline.build import RankTimeline
@@ -31,6 +31,9 @@ BATCH_READY_NS = 1_000_000
 BATCH_READY_SHARE = 0.03
 """A wait for loader workers that takes less, or less than this share of the time since the batch before,
 found its batch ready."""
+
+HANDED_OVER_NS = 300_000
+"""What a wait for a batch takes beside the waiting, at most: the batch is taken from a queue."""
 
 FREES = re.compile(r"(?:cuda|hip)(?:Free|HostFree|FreeHost|FreeArray)$")
 """Calls that give memory back wait for the device to be idle."""
@@ -63,7 +66,7 @@ def find_calls(timeline: RankTimeline) -> Calls:
     slow = (trace.dur_ns >= SHORT_ALLOCATION_NS) & host & (role == _ALLOCATION)
     allocations = np.flatnonzero(slow)
     kind[allocations] = Call.ALLOCATION
-    loads = _loader_rows(trace, threads)
+    loads = loader_rows(trace, threads)
     kind[loads] = Call.INPUT
     rows = union(union(launches, waits), union(allocations, loads)).astype(np.intp)
     return Calls(rows, kind[rows], trace.ts_ns[rows], trace.end_ns[rows], trace.thread[rows])
@@ -77,13 +80,32 @@ def _role(name: str) -> int:
     return {RuntimeRole.SYNC: _SYNC, RuntimeRole.ALLOCATION: _ALLOCATION}.get(role, 0)
 
 
-def _loader_rows(trace: Trace, threads: npt.NDArray[np.int32]) -> Rows:
+def loader_rows(trace: Trace, threads: npt.NDArray[np.int32]) -> Rows:
+    """Return the rows in which threads fetch a batch."""
     loads = trace.named(lambda name: vocabulary.data_loader(name) is not None)
     if not loads.any():
         return np.empty(0, dtype=np.intp)
     rows = np.flatnonzero(trace.is_kind(Kind.ANNOTATION, Kind.CPU_OP) & loads[trace.name])
     rows = rows[is_among(trace.thread[rows], threads)]
     return outermost_rows(trace, rows)
+
+
+def ready_lags(trace: Trace, calls: Calls, own_ns: Int64Array) -> Int64Array:
+    """Return for each wait for a batch of workers how long after the one before it ended; fill in its own.
+
+    ``NONE`` for all other calls.
+    """
+    found = np.full(calls.rows.size, NONE, dtype=np.int64)
+    loads = np.flatnonzero(calls.kind == Call.INPUT)
+    workers = [vocabulary.data_loader(trace.row_name(row)) == "workers" for row in calls.rows[loads].tolist()]
+    loads = loads[np.array(workers, dtype=bool)] if loads.size else loads
+    length = calls.end_ns[loads] - calls.start_ns[loads]
+    since = np.diff(calls.end_ns[loads], prepend=0)
+    waited = np.flatnonzero(length > np.maximum(BATCH_READY_NS, BATCH_READY_SHARE * since))
+    waited = waited[waited > 0]
+    found[loads[waited]] = since[waited]
+    own_ns[loads[waited]] = np.minimum(length[waited], HANDED_OVER_NS)
+    return found
 
 
 def frees_memory(trace: Trace, rows: Rows) -> npt.NDArray[np.bool_]:

@@ -92,8 +92,8 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
 
     ``step_ns`` is the measured length of the step, ``span_ns`` the time from its first to its last event;
     ``start_ns`` is when the first call starts (without calls the first event), on the rank's own clock.
-    A ``framed`` program is that of a lone step: its first and last point are where the host's range of the
-    step begins and ends, and the step is as long as from the one to the other, or to its last event.
+    The first and last point of a ``framed`` program are where the host's range of the step begins and ends:
+    played once, the step is as long as from the one to the other, or to its last event.
     Events ``early_event`` are launched in the step before, by what ``early_point`` is there.
     ``cause_from`` are events, ``cause_to`` events or points (see :data:`TO_HOST`), ``cause_back`` tells that
     the source belongs to the step before. ``row[e]`` is the row of a collective in the rank's table.

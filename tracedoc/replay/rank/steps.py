@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from tracedoc.replay.rank.build import Unplayable, build_program, find_sources
+from tracedoc.replay.rank.cpu import build_cpu_program, find_cpu_sources
 from tracedoc.replay.rank.program import RankProgram
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.steps import Window
 
 MOST_STEPS = 4
 MOST_KEPT_EVENTS = 60_000
@@ -16,9 +21,14 @@ def rank_programs(timeline: RankTimeline) -> tuple[tuple[RankProgram, ...], str]
     judged = timeline.judged
     if judged is None:
         return (), "no step was found"
-    sources = find_sources(timeline)
-    if isinstance(sources, Unplayable):
-        return (), sources.reason
+    if timeline.is_cpu:
+        cpu = find_cpu_sources(timeline)
+        build: Callable[[Window], RankProgram | Unplayable] = partial(build_cpu_program, cpu)
+    else:
+        sources = find_sources(timeline)
+        if isinstance(sources, Unplayable):
+            return (), sources.reason
+        build = partial(build_program, sources)
     length = judged.end_ns - judged.start_ns
     others = sorted(
         (window for window in timeline.complete_windows if window.index != judged.index),
@@ -26,7 +36,7 @@ def rank_programs(timeline: RankTimeline) -> tuple[tuple[RankProgram, ...], str]
     )
     kept: list[RankProgram] = []
     for window in (judged, *others[: MOST_STEPS - 1]):
-        program = build_program(sources, window)
+        program = build(window)
         if isinstance(program, Unplayable):
             if not kept:
                 return (), program.reason

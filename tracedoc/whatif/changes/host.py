@@ -24,9 +24,13 @@ READY_NS = 100_000
 FED = (0.75, 0.85, 1.0)
 """Workers of a loader take cores from the training process: so much of the replayed gain counts."""
 
+ON_CPUS = NotApplicable("the ranks compute on CPUs: the time of the host is the work itself")
+
 
 def no_sync(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     """Never wait for the GPU: synchronisation, and copies to the host that block."""
+    if program.layout.is_cpu:
+        return ON_CPUS
     layout = program.layout
     copied = layout.cause_kind == Cause.COPY
     copied &= layout.group[layout.cause_from] == Group.COPY_OUT
@@ -43,16 +47,22 @@ def no_sync(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
 
 def faster_host(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     """Let the host take a part of its time between calls."""
+    if program.layout.is_cpu:
+        return ON_CPUS
     return _paced(program, ask.number("by"), _working(program))
 
 
 def capture_graph(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     """Let the forward and backward pass cost the host next to nothing."""
+    if program.layout.is_cpu:
+        return ON_CPUS
     return _paced(program, of_reading(program.reading, *CAPTURED_HOST), _in_parts(program, PASSES))
 
 
 def fuse_optimizer(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     """Let the optimizer cost the host little, and its kernels less."""
+    if program.layout.is_cpu:
+        return ON_CPUS
     edited = _paced(program, of_reading(program.reading, *FUSED_HOST), _in_parts(program, (Phase.OPTIMIZER,)))
     if isinstance(edited, NotApplicable):
         return edited
