@@ -8,9 +8,11 @@ import pytest
 import yaml
 
 import tracedoc
+import tracedoc.whatif.answer
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import RuleError
 from tracedoc.pipeline import Options
+from tracedoc.replay.run_replay import Refusal
 from tracedoc.rules.load import load_rules
 
 
@@ -58,7 +60,8 @@ def test_without_a_replay_gains_are_bounds(sample_traces: Path):
     assert {one.gain.basis for one in found.findings if one.gain is not None} == {"ceiling"}
 
 
-def test_a_refused_replay_says_why_gains_are_bounds(sample_traces: Path):
+def test_a_refused_replay_says_why_gains_are_bounds(sample_traces: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tracedoc.whatif.answer, "replay_run", lambda run: Refusal("kernels are missing"))
     found = tracedoc.diagnose([sample_traces / "cpu_ddp_slow_loader"])
     assert found.replay is not None
     assert found.replay.state == "refused"

@@ -12,7 +12,9 @@ from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter
 
 EXCESS_NS = 100_000
 EXCESS_SHARE = 0.5
-"""One lag of the host counts as longer than elsewhere if it is by so much, and by this share."""
+EXCESS_OF_WORK = 0.1
+"""One lag of the host counts as longer than elsewhere if it is by so much, and by this share: on CPUs, where
+it holds the work itself, by the second one."""
 
 AT_ONCE = 500_000
 """So many times are compared at once."""
@@ -65,7 +67,9 @@ def _evened(program: RunProgram, positions: tuple[int, ...]) -> RunProgram:
         factor[usual <= 0] = 1.0
         scale = np.where(computes[mine], factor[layout.event_part[mine]], 1.0)
         dur[mine] = np.rint(dur[mine] * scale).astype(np.int64)
-    lag, own = (_usual_host(column, layout.point_base, positions) for column in (program.lag, program.own))
+    share = EXCESS_OF_WORK if layout.is_cpu else EXCESS_SHARE
+    columns = program.lag, program.own
+    lag, own = (_usual_host(column, layout.point_base, positions, share=share) for column in columns)
     return program.edited(dur=dur, lag=lag, own=own)
 
 
@@ -78,7 +82,7 @@ def _work_by_part(program: RunProgram) -> np.ndarray:
     return sums.reshape(len(layout.ranks), parts)
 
 
-def _usual_host(column: Lags, base: Int64Array, positions: tuple[int, ...]) -> Lags:
+def _usual_host(column: Lags, base: Int64Array, positions: tuple[int, ...], *, share: float) -> Lags:
     """Return host times, those of some ranks no longer than elsewhere.
 
     Ranks that make as many calls are compared call by call: what is far longer than on the median of the
@@ -97,7 +101,7 @@ def _usual_host(column: Lags, base: Int64Array, positions: tuple[int, ...]) -> L
                 at = base[alike][:, None] + np.arange(first, min(first + width, count))
                 times = column[at]
                 usual = _median_of_others(times)
-                excess = times - usual > np.maximum(EXCESS_NS, EXCESS_SHARE * usual)
+                excess = times - usual > np.maximum(EXCESS_NS, share * usual)
                 found[at[mine]] = np.where(excess, usual, times)[mine]
             continue
         position = int(alike[0])

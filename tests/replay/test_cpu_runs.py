@@ -1,0 +1,65 @@
+"""Runs on CPUs are replayed: the host's time is the work, and it waits for gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tracedoc
+from tracedoc.predicted import Predicted
+from tracedoc.replay.run_replay import RunReplay, replay_run
+from tracedoc.testing import TraceBuilder
+
+FOLDERS = ("ac", "acc", "comp", "ddp", "ds2", "ds3", "fsdp1", "fsdp2", "fsdp2_mp", "hsdp", "nw_acc", "tp")
+
+
+def write_rank(folder: Path, rank: int, *, work_ms: float, step_ms: float) -> None:
+    """Write four steps: work, 20 ms more, an all-reduce of 20 ms after the last rank, and 20 ms of work."""
+    builder = TraceBuilder(rank, 2, device=None)
+    for number in range(4):
+        begin = number * step_ms
+        issued, reduced = begin + work_ms + 20, begin + step_ms - 20
+        builder.step(number, begin, begin + step_ms)
+        builder.host("aten::mm", begin, begin + work_ms)
+        builder.host("aten::addmm", begin + work_ms, issued)
+        builder.collective("allreduce", issued, reduced, nbytes=64 << 20, launch_ms=issued)
+        builder.host("aten::mul", reduced, begin + step_ms)
+    builder.write(folder / f"rank-{rank}.json")
+
+
+@pytest.fixture
+def late_rank(tmp_path: Path) -> Path:
+    write_rank(tmp_path, 0, work_ms=40, step_ms=140)
+    write_rank(tmp_path, 1, work_ms=80, step_ms=140)
+    return tmp_path
+
+
+def test_a_late_rank_made_even_costs_nothing_more(late_rank):
+    answer = tracedoc.predict([late_rank], ["even-rank rank=1"])
+    assert answer.replay.replayed_ms == pytest.approx(140, abs=0.1)
+    even = answer.alone[0]
+    assert isinstance(even, Predicted)
+    assert even.step_ms[1] == pytest.approx(100, abs=0.2)
+
+
+def test_the_path_leads_over_the_late_rank(late_rank):
+    path = tracedoc.predict([late_rank]).replay
+    # 100 ms of work on rank 1, 20 ms of transfer, 20 ms of work on either.
+    assert path.path["compute"] == pytest.approx(120 / 140, abs=0.01)
+    assert path.path["communication"] == pytest.approx(20 / 140, abs=0.01)
+    assert path.path_ranks["1"] >= 100 / 140
+
+
+def test_the_host_cannot_be_made_faster_than_its_work(late_rank):
+    for change in ("no-sync", "faster-host by=0.5", "capture-graph", "fuse-optimizer"):
+        (answer,) = tracedoc.predict([late_rank], [change]).alone
+        assert not isinstance(answer, Predicted), change
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_real_jobs_are_met_within_5_percent(name, shared_traces):
+    found = replay_run(tracedoc.measure([shared_traces / "cpu_gloo" / name]).measurements.run)
+    assert isinstance(found, RunReplay), found
+    assert found.model_error_frac <= 0.05
+    assert found.confidence == "low"
