@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from tracedoc.digest.programs import EncodedProgram
 from tracedoc.digest.rank_digest import RankDigest
-from tracedoc.ranks.run_view import RunView, build_view
+from tracedoc.ranks.run_view import RunView, build_run_view
 from tracedoc.replay.run_replay import RunReplay, replay_run
 from tracedoc.testing import TraceBuilder
 from tracedoc.whatif.changes.registry import parse_request
@@ -88,7 +88,7 @@ def view_of(ranks: int, folder: Path) -> RunView:
     with ProcessPoolExecutor(1) as other:
         digest = other.submit(_digest, folder / "rank-0.json").result()
     rng = np.random.default_rng(0)
-    return build_view([_of_rank(digest, rank, ranks, rng) for rank in range(ranks)], ranks)
+    return build_run_view([_of_rank(digest, rank, ranks, rng) for rank in range(ranks)], ranks)
 
 
 def _digest(path: Path) -> RankDigest:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from tracedoc.replay.rank.program import NONE, Call, Cause, Group, RankProgram
+import numpy as np
+from msgspec.structs import replace
+
+from tracedoc.replay.rank.program import NONE, TO_HOST, Call, Cause, Group, RankProgram
 from tracedoc.replay.run_program import Joins, RunProgram, join_programs
 
 FULL = 60
@@ -21,7 +25,47 @@ def draw_run(seed: int) -> RunProgram:
     collectives = int(rng.integers(0, 6))
     framed = seed % 10 == 9
     programs = [_draw_rank(rng, collectives, periodic=periodic, framed=framed) for _ in range(ranks)]
-    return _join(rng, programs)
+    return join_ranks([with_transfers(rng, one) for one in programs])
+
+
+class Drawn(NamedTuple):
+    """The program of one rank, the transfers of its collectives, and when it begins."""
+
+    program: RankProgram
+    transfer_ns: np.ndarray
+    offset_ns: int
+
+
+def draw_ranks(seed: int) -> list[Drawn]:
+    """Return the ranks of a run that is played again and again, before they are joined."""
+    rng = np.random.default_rng(seed)
+    collectives = int(rng.integers(1, 6))
+    ranks = int(rng.integers(2, 4))
+    programs = [_draw_rank(rng, collectives, periodic=True, framed=False) for _ in range(ranks)]
+    return [with_transfers(rng, one) for one in programs]
+
+
+def with_transfers(rng: np.random.Generator, program: RankProgram) -> Drawn:
+    """Return a program with lengths of transfers for its collectives."""
+    count = int((program.row >= 0).sum())
+    return Drawn(program, rng.integers(10, FULL, count), int(rng.integers(0, 100)))
+
+
+def with_streams(program: RankProgram, order: np.ndarray) -> RankProgram:
+    """Return the program with its streams renumbered: stream ``s`` becomes ``order[s]``."""
+    stream = order[program.stream].astype(np.uint8)
+    place = np.lexsort((np.arange(stream.size), stream))
+    number = np.empty(stream.size, dtype=np.int32)
+    number[place] = np.arange(stream.size, dtype=np.int32)
+    to_host = np.isin(program.cause_kind, TO_HOST)
+    columns = ("point", "launch_lag", "gap", "dur", "delay", "group", "event_part", "row")
+    return replace(
+        program,
+        stream=stream[place],
+        cause_from=number[program.cause_from],
+        cause_to=np.where(to_host, program.cause_to, number[np.where(to_host, 0, program.cause_to)]),
+        **{name: getattr(program, name)[place] for name in columns},
+    )
 
 
 def _draw_rank(rng: np.random.Generator, collectives: int, *, periodic: bool, framed: bool) -> RankProgram:
@@ -93,17 +137,17 @@ def _draw_rank(rng: np.random.Generator, collectives: int, *, periodic: bool, fr
     )  # fmt: skip
 
 
-def _join(rng: np.random.Generator, programs: list[RankProgram]) -> RunProgram:
+def join_ranks(ranks: Sequence[Drawn]) -> RunProgram:
     """Join the collectives of all ranks, the n-th with the n-th, so that nothing waits in a circle."""
     event, op, transfer = [], [], []
-    base, common = 0, min(int((one.row >= 0).sum()) for one in programs)
-    for one in programs:
-        mine = np.flatnonzero(one.row >= 0)
-        joined = (one.row[mine] < common) & (len(programs) > 1)
+    base, common = 0, min(one.transfer_ns.size for one in ranks)
+    for program, transfers, _ in ranks:
+        mine = np.flatnonzero(program.row >= 0)
+        joined = (program.row[mine] < common) & (len(ranks) > 1)
         event.append(mine + base)
-        op.append(np.where(joined, one.row[mine], NONE))
-        transfer.append(np.where(joined, rng.integers(10, FULL, mine.size), one.dur[mine]))
-        base += one.events
+        op.append(np.where(joined, program.row[mine], NONE))
+        transfer.append(np.where(joined, transfers[program.row[mine]], program.dur[mine]))
+        base += program.events
     size = sum(one.size for one in event)
     joins = Joins(
         event=np.concatenate(event).astype(np.intp),
@@ -115,7 +159,7 @@ def _join(rng: np.random.Generator, programs: list[RankProgram]) -> RunProgram:
         gradients=np.zeros(size, dtype=bool),
         complete=np.ones(size, dtype=bool),
         kinds=("all_reduce",),
-        group_sizes=(len(programs),),
+        group_sizes=(len(ranks),),
     )
-    offsets = rng.integers(0, 100, len(programs)).astype(np.int64)
-    return join_programs(range(len(programs)), programs, joins, offsets)
+    offsets = np.array([one.offset_ns for one in ranks], dtype=np.int64)
+    return join_programs(range(len(ranks)), [one.program for one in ranks], joins, offsets)

@@ -36,7 +36,10 @@ class Op:
 
 @dataclass
 class Job:
-    """What is simulated: the instructions of one step by rank, and the speeds of the machine."""
+    """What is simulated: the instructions of one step by rank, and the speeds of the machine.
+
+    The ranks of ``late`` compute ``late_by`` times as long, one of them in each step, in turns.
+    """
 
     ranks: int
     step: dict[int, list[Op]]
@@ -46,6 +49,8 @@ class Job:
     host: float = 1.0
     jitter: float = 0.0
     seed: int = 0
+    late: tuple[int, ...] = ()
+    late_by: float = 1.0
 
 
 @dataclass
@@ -137,6 +142,8 @@ class Simulation:
         else:
             event = Event(op, rank, self.now, step)
             event.left = self._jittered(op.ms)
+            if op.kind == "kernel" and self.job.late and self.job.late[step % len(self.job.late)] == rank:
+                event.left *= self.job.late_by
             if op.kind == "comm":
                 event.left = self.job.latency_ms + op.nbytes / (self.job.gbps * 1e6)
             self.queues.setdefault((rank, op.stream), []).append(event)
@@ -211,6 +218,8 @@ class Simulation:
 
     def _write_event(self, builder: TraceBuilder, event: Event) -> None:
         op = event.op
+        if op.part == "backward":
+            builder.backward(event.launched - 0.0005, event.launched + CALL_MS, thread="main")
         if op.kind == "comm":
             group = "0" if not op.ranks else "g" + "-".join(map(str, op.ranks))
             builder.collective(
@@ -219,6 +228,4 @@ class Simulation:
                 group=group, ranks=op.ranks or None,
             )  # fmt: skip
             return
-        if op.part == "backward":
-            builder.backward(event.launched - 0.0005, event.launched + CALL_MS, thread="main")
         builder.kernel(op.name, event.start, event.end, stream=op.stream, launch_ms=event.launched)

@@ -39,7 +39,8 @@ def play_loop(program: RunProgram, periods: int) -> list[tuple[np.ndarray, np.nd
         floor = 0 if period == 0 else NEVER
         start, back, ready, begin, end = (np.full(n, floor) for n in (points, points, points, events, events))
         if period == 0:
-            start += lay.offset_ns[lay.rank_of_point(np.arange(points))]
+            for times in (start, back, ready):
+                times += lay.offset_ns[lay.rank_of_point(np.arange(points))]
             begin += lay.offset_ns[rank_of_event]
         stable = False
         while not stable:

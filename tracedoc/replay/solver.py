@@ -150,7 +150,8 @@ def _floor(plan: Plan, program: RunProgram) -> Int64Array:
     """Return when each node can be reached at the earliest in the first step."""
     layout, skeleton = program.layout, plan.skeleton
     floor = np.zeros(skeleton.nodes, dtype=np.int64)
-    floor[: skeleton.point_nodes] = layout.offset_ns[layout.rank_of_point(skeleton.first_point)]
+    points = np.concatenate((skeleton.first_point, skeleton.returns, skeleton.loads))
+    floor[: skeleton.start_base] = layout.offset_ns[layout.rank_of_point(points)]
     rank = layout.rank_of_event(skeleton.meeting)
     floor[skeleton.start_base : skeleton.join_base] = layout.offset_ns[rank]
     return floor
