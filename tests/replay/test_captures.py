@@ -68,7 +68,9 @@ def test_a_graph_whose_kernels_are_missing_is_refused(shared_traces):
 
 
 def test_a_trace_without_kernels_is_refused(shared_traces):
-    found = replay_run(run_of(shared_traces / "format_variants/rank_non_gpu.json.gz"))
+    found = replay_run(
+        run_of(shared_traces / "format_variants/rank-70.Mar_25_20_48_12.2861.pt.trace.json.gz")
+    )
     assert isinstance(found, Refusal)
 
 
