@@ -99,8 +99,7 @@ class _Walk:
         self._skeleton = played.plan.skeleton
         self._program: RunProgram = played.program
         self._labels = [
-            dict(zip(own.label_at.tolist(), own.labels, strict=True))
-            for own in played.program.layout.notes
+            dict(zip(own.label_at.tolist(), own.labels, strict=True)) for own in played.program.layout.notes
         ]
 
     def backwards(self, subject: int) -> Iterator[Piece]:
@@ -260,11 +259,11 @@ class _Walk:
         """Return what the host does right before a point."""
         layout = self._program.layout
         rank = int(layout.rank_of_point(point))
-        rank = int(layout.rank_of_point(point))
         base = int(layout.point_base[rank])
         what = self._labels[rank].get(point - base)
         if what is None:
             what = PARTS[int(layout.part[max(point - 1, base)])]
+        return Piece("compute" if layout.notes[rank].is_cpu else "host", self._rank(rank), ns, what)
 
 
 PARTS = ("", "the forward pass", "the backward pass", "recomputation", "the optimizer", "fetching a batch")
