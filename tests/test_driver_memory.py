@@ -19,7 +19,7 @@ from tracedoc.pipeline import diagnose
 from tracedoc.report.render import render_pieces
 from tracedoc.worker import digest_file
 
-DIGEST_BYTES = 30_000
+DIGEST_BYTES = 34_000
 """A pickled digest of a few steps with some tens of collectives takes less; 11,000 of it are the programs of
 four steps with 400 GPU events each, by which they are replayed."""
 
