@@ -6,6 +6,7 @@
 # make soak    random and hard inputs, jobs that go wrong: half an hour and more (SOAK="--share 0.01": a short look)
 # make bench   measure speed and memory side by side with other tools (BENCH="--rounds 1" for options)
 # make bench-plan   hold predicted steps and peaks of `tracedoc plan` against published runs (ROWS=--rows: each run)
+# make bench-replay hold predicted steps against 300 simulated jobs with the fix applied (REPLAY="--jobs 60 --wrong")
 # make bench-truth  diagnose 200 random simulated jobs whose causes are known (TRUTH="--only heavy-stage --wrong")
 # make fuzz    mutants of real traces through both readers, the native one with sanitizers (FUZZ="--count 100000")
 # make clean   remove what the targets above made
@@ -26,7 +27,7 @@ TRUTH ?=
 BIN := .venv/bin
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: demo test lint pythons mutate soak bench bench-plan bench-truth fuzz clean
+.PHONY: demo test lint pythons mutate soak bench bench-plan bench-truth bench-replay fuzz clean
 
 demo: .venv/installed
 	$(BIN)/tracedoc diagnose $(RUN) -o - -o report.html
@@ -57,6 +58,9 @@ bench: .venv-bench/python .venv-hta/ready .venv-gpu-idle/ready
 
 bench-truth: .venv/test-installed
 	$(BIN)/python benchmarks/truth.py $(TRUTH)
+
+bench-replay: .venv/test-installed
+	$(BIN)/python benchmarks/replay.py $(REPLAY)
 
 bench-plan: .venv/installed
 	$(BIN)/python benchmarks/plan.py $(ROWS)
