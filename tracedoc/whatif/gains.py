@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.values import Unknown
+from tracedoc.whatif.balanced_stages import balance_stages
 from tracedoc.whatif.bounds import at_most, hidden_by_compute, measured
-from tracedoc.whatif.gradients import GRADIENT_GAINS
-from tracedoc.whatif.pipelines import balance_stages
+from tracedoc.whatif.earlier_reduction import GRADIENT_GAINS
+from tracedoc.whatif.late_rank import not_wait_for_rank
 from tracedoc.whatif.sharding import SHARDING_GAINS
-from tracedoc.whatif.straggler import not_wait_for_rank
 
 GainEstimator = Callable[[Measurements, str | None], Gain | Unknown]
 

@@ -1,4 +1,4 @@
-"""Bound what a rank that comes in time would give back: what the others wait for it."""
+"""Bound what a rank that arrives in time would save: what the others wait for it."""
 
 from __future__ import annotations
 
