@@ -113,6 +113,21 @@ def test_steps_without_the_profiler_may_object() -> None:
     assert word(lasting(*before, unprofiled=70), lasting(*after, unprofiled=80)) == "inconclusive"
 
 
+def test_waiting_for_cores_may_explain_a_change() -> None:
+    """100 -> 150 ms: 30 ms of waiting leave 120 and a regression, 50 explain all of it."""
+
+    def waiting(run: Diagnosis, wait_ms: float) -> Diagnosis:
+        return replace(run, facts={"core_wait_ms": FactRecord("ms", "rank", wait_ms, values={"0": wait_ms})})
+
+    fast, slow = lasting(*[100.0] * 5), lasting(*[150.0] * 5)
+    assert word(fast, waiting(slow, 30)) == "regressed"
+    assert word(waiting(slow, 30), fast) == "improved"
+    assert word(fast, waiting(slow, 50)) == "inconclusive"
+    assert word(waiting(slow, 50), fast) == "inconclusive"
+    assert word(waiting(fast, 90), slow) == "regressed"
+    assert "free cores" in verdict_on(step_change(fast, waiting(slow, 50))).why
+
+
 def test_captures_of_one_job_are_seldom_told_apart() -> None:
     """Of 400 pairs drawn from one distribution at most a few may seem different: 5 %, less for the margin."""
     draw = random.Random(7)

@@ -36,7 +36,8 @@ class StepChange(msgspec.Struct, frozen=True):
     """The steps of two runs in milliseconds, and the change from BASE to HEAD as a share of BASE.
 
     ``low_frac`` to ``high_frac`` is the interval of 95 %; with too few steps it is all that they allow.
-    ``noise_frac`` is the change below which two captures of one job are not told apart.
+    ``noise_frac`` is the change below which two captures of one job are not told apart. The waited shares are
+    how much of a step training threads waited for a free core, on the rank where they did most.
     """
 
     base_ms: float
@@ -47,6 +48,8 @@ class StepChange(msgspec.Struct, frozen=True):
     low_frac: float
     high_frac: float
     noise_frac: float
+    base_waited_frac: float = 0.0
+    head_waited_frac: float = 0.0
     base_unprofiled_ms: float | None = None
     head_unprofiled_ms: float | None = None
 
@@ -90,6 +93,8 @@ def step_change(base: Diagnosis, head: Diagnosis) -> StepChange | None:
         low_frac=expm1(low),
         high_frac=expm1(high),
         noise_frac=LEAST_CHANGE_ON_CPU if on_cpu else LEAST_CHANGE,
+        base_waited_frac=_waited(base, before),
+        head_waited_frac=_waited(head, after),
         base_unprofiled_ms=_unprofiled(base),
         head_unprofiled_ms=_unprofiled(head),
     )
@@ -114,9 +119,30 @@ def verdict_on(change: StepChange | None) -> Verdict:
         word = "unchanged"
     if not word:
         return Verdict("inconclusive", "the steps vary more than the change", _needed(change))
+    if word != "unchanged" and _other_work_explains(change):
+        return Verdict("inconclusive", "training threads waited for free cores, which may explain the change")
     if word != "unchanged" and _contradicted(change):
         return Verdict("inconclusive", "the steps without the profiler do not agree with the captured ones")
     return Verdict(word)
+
+
+def _other_work_explains(change: StepChange) -> bool:
+    """Return whether the change could vanish if the slower side had not waited for cores.
+
+    What else runs on the machine differs from capture to capture.
+    """
+    if change.change_frac < 0:
+        return (1 + change.high_frac) > (1 - change.base_waited_frac) * (1 - change.noise_frac)
+    return (1 + change.low_frac) * (1 - change.head_waited_frac) < 1 + change.noise_frac
+
+
+def _waited(diagnosis: Diagnosis, steps_ms: Sequence[float]) -> float:
+    """Return the share of a step in which training threads waited for a free core; 0 where unknown."""
+    record = diagnosis.facts.get("core_wait_ms")
+    if record is None:
+        return 0.0
+    waits = [value for value in record.values.values() if isinstance(value, int | float)]
+    return min(max(waits, default=0.0) / float(np.median(steps_ms)), 1.0)
 
 
 def _contradicted(change: StepChange) -> bool:
