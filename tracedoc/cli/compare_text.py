@@ -155,7 +155,8 @@ def _fixed(one: FindingChange, found: RunComparison) -> str:
     low, high = one.predicted_ms
     predicted = f"up to {format_ms(high)}" if low <= 0 else f"{format_ms(low)} to {format_ms(high)}"
     if one.likely_ms is not None and one.likely_ms > 0:
-        predicted = f"about {format_ms(one.likely_ms)} ({predicted})"
+        likely = format_ms(one.likely_ms)
+        predicted = f"about {likely}" + (f" ({predicted})" if format_ms(low) != format_ms(high) else "")
     realised = found.realised_ms
     became = f"{format_ms(abs(realised))} {'shorter' if realised >= 0 else 'longer'}"
     return f"{text}: predicted {predicted}; the whole step became {became}"
