@@ -20,7 +20,7 @@ BANNED = {
     r"(?:no|\d) whole steps?\b|captured whole": "complete step",
     r"arrivals of the peers": "this capture cannot separate waiting from transfer",
     r"takes no step|of its own that tells": "is missing",
-    r"told strategy|undrawn|cannot tell\b|can tell\b|be told from|told apart": "cannot separate, cannot show",
+    r"told strategy|undrawn|cannot tell\b|can tell\b|told apart": "cannot separate, cannot show",
     r":(?:func|class|data|mod|meth):`": "a name in backticks",
 }
 """Patterns, each with the words that VOICE asks for."""

@@ -38,8 +38,8 @@ LIMITS: dict[str, str] = {
     "cpu-trace": (
         "The run holds no GPU activity: compute is the time in operators on the stepping threads, "
         "communication is gloo. A healthy small CPU job has exposed communication for more than half of its "
-        "step, so findings about shares of time are notes at most, and the step is not replayed. Counts, "
-        "loader waits and arrival order count as usual."
+        "step, so findings about shares of time are notes at most. Counts, loader waits and arrival order "
+        "count as usual."
     ),
     "damaged-events": (
         "Pieces of the file are not valid JSON and were skipped; the events around them were read. What "

@@ -50,8 +50,6 @@ PHASES = {
 EVIDENCE_SHOWN = 8
 """Places shown for a finding; the JSON holds them all."""
 
-CPU_IS_NOT_REPLAYED = "because runs on CPUs are not replayed"
-
 LEAST_COPY_SHARE = 0.02
 """Share of the step from which exposed copies are shown with where they run."""
 
@@ -132,7 +130,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
             finding,
             _place(finding, diagnosis.run),
             gain_text(finding.gain),
-            _assumptions(finding.gain),
+            "; ".join(finding.gain.assumptions) if finding.gain else "",
             fitting_first(finding.fixes, diagnosis.run),
             _longest(finding.evidence),
         )
@@ -214,12 +212,6 @@ def budget_words(check: BudgetCheck) -> str:
     if check.value is None:
         return f"{check.text}: not known" + (f" ({one_line(check.reason)})" if check.reason else "")
     return f"{check.text}: {format_quantity(check.value, check.unit)}, {check.outcome}"
-
-
-def _assumptions(gain: Gain | None) -> str:
-    """Return what a gain rests on; that a CPU run is not replayed is said once, in its limit."""
-    said = gain.assumptions if gain is not None else ()
-    return "; ".join(one for one in said if not one.endswith(CPU_IS_NOT_REPLAYED))
 
 
 def instances_text(verdict: Verdict) -> str:
