@@ -15,7 +15,7 @@ from tracedoc.diagnosis_json import from_json
 from tracedoc.errors import InputError
 from tracedoc.report.drawing import ticks
 from tracedoc.report.embedded import diagnosis_in_page
-from tracedoc.report.html import MOST_STEPS, render_html
+from tracedoc.report.html import MOST_STEPS, MOST_STEPS_CARRIED, render_html
 from tracedoc.report.render import render
 from tracedoc.report.view import build_view
 
@@ -188,3 +188,13 @@ def test_a_page_that_was_cut_off_is_reported(cut: float, message: str):
     data = html("sharded").encode()
     with pytest.raises(InputError, match=message):
         diagnosis_in_page(data[: int(cut * len(data))])
+
+
+def test_page_of_very_many_steps_leaves_its_diagnosis_out():
+    diagnosis = sharded()
+    rank = diagnosis.ranks[0]
+    many = replace(rank, steps=rank.steps[:1] * (MOST_STEPS_CARRIED + 1))
+    page = render(replace(diagnosis, ranks=(many,)), "html")
+    assert len(page) < 500_000
+    with pytest.raises(InputError, match="does not carry its diagnosis, which has too many steps"):
+        diagnosis_in_page(page.encode())

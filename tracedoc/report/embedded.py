@@ -26,4 +26,9 @@ def diagnosis_in_page(data: bytes) -> bytes:
     end = data.find(_END, begin)
     if end < 0:
         raise InputError("the page is cut off within its diagnosis", "copy the page again")
+    if end == begin + len(_BEGIN):
+        raise InputError(
+            "the page does not carry its diagnosis, which has too many steps",
+            "write it beside the page: tracedoc diagnose RUN -o page.html -o diagnosis.json",
+        )
     return data[begin + len(_BEGIN) : end]

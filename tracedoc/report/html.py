@@ -59,6 +59,10 @@ class _Bar(msgspec.Struct, frozen=True):
     text: str
 
 
+MOST_STEPS_CARRIED = 20_000
+"""Of all ranks together; each takes some 350 bytes."""
+
+
 class _RankRow(msgspec.Struct, frozen=True):
     report: RankReport
     place: str
@@ -206,7 +210,12 @@ def _path(replay: ReplayReport | None) -> str:
 
 
 def _data(diagnosis: Diagnosis) -> Markup:
-    """Return the diagnosis as JSON that ends no element: ``tracedoc report`` reads it from the page."""
+    """Return the diagnosis as JSON that ends no element: ``tracedoc report`` reads it from the page.
+
+    That of very many steps is not carried: a page must open.
+    """
+    if sum(len(rank.steps) for rank in diagnosis.ranks) > MOST_STEPS_CARRIED:
+        return Markup("")
     text = json.dumps(msgspec.to_builtins(diagnosis), ensure_ascii=True, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
