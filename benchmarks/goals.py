@@ -21,6 +21,7 @@ class Measurements:
     growth: Costs
     again: Costs
     large_file: Path
+    event_bytes: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ def goals(measured: Measurements, megabytes: int) -> list[Goal]:
             False,
             "MB",
         ),
+        Goal(f"columns of a trace, {mb}", 30, measured.event_bytes, False, "bytes an event"),
         Goal(f"memory of the tree, 8 x {mb} on 2 workers", 200, diagnosed, False, "MB"),
         Goal("memory of the tree, 32 ranks against 8", 1.25, _growth(growth, "32", "8", "peak_mb"), False),
         Goal(

@@ -10,6 +10,7 @@ import argparse
 import os
 import platform
 import subprocess
+import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -44,6 +45,7 @@ def benchmark(folder: Path, megabytes: int, rounds: int, shared: Path | None) ->
         many["growth"],
         many["again"],
         large,
+        _event_bytes(plain),
     )
     return [
         *_machine(rounds, shared),
@@ -58,6 +60,13 @@ def benchmark(folder: Path, megabytes: int, rounds: int, shared: Path | None) ->
         *start_up(max(rounds, 5)),
         f"All of this took {(time.monotonic() - began) / 60:.0f} minutes.",
     ]
+
+
+def _event_bytes(path: Path) -> float | None:
+    """Return what the columns of a trace take for each event."""
+    command = [sys.executable, str(Path(__file__).with_name("entry_columns.py")), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return float(done.stdout) if done.returncode == 0 else None
 
 
 def quick(folder: Path, rounds: int, shared: Path | None) -> list[str]:
