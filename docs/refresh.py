@@ -1,4 +1,4 @@
-"""Rewrite the command outputs that the documents show, and docs/facts.md.
+"""Rewrite the command outputs that the documents show, docs/facts.md and docs/rules/.
 
 A document shows one between ``<!-- output: tracedoc ... -->`` and ``<!-- end of output -->``. Run from the
 root of the repository: ``.venv/bin/python docs/refresh.py``.
@@ -45,6 +45,7 @@ def refreshed(text: str) -> str:
 
 
 if __name__ == "__main__":
-    subprocess.run([sys.executable, "docs/facts_page.py"], cwd=REPOSITORY, check=True)
+    for made in ("docs/facts_page.py", "docs/rule_pages.py"):
+        subprocess.run([sys.executable, made], cwd=REPOSITORY, check=True)
     for document in documents():
         document.write_text(refreshed(document.read_text(encoding="utf-8")), encoding="utf-8")

@@ -42,7 +42,7 @@ def test_the_longest_places_come_in_order_of_time(tmp_path: Path) -> None:
     for length in lengths:
         lanes.append(f"compute {now}-{now + 3}\nallreduce {now + 3}-{now + 3 + length} 64MiB")
         now += 3 + length
-    diagnosis = drawn(tmp_path, "\n".join([*lanes, f"step: {now}"]))
+    diagnosis = drawn(tmp_path, "\n".join([*lanes, f"backward 0-{now}", f"step: {now}"]))
     values = [place.value for place in places(diagnosis, "exposed-communication")]
     assert (values[0], values[-1]) == (6, 5)
     assert sorted(values, reverse=True)[:5] == [6, 5, 3, 3, 2]

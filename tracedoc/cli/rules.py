@@ -21,6 +21,7 @@ def rules() -> None:
       tracedoc rules list
       tracedoc rules check my-rules/
       tracedoc rules test my-rules/
+      tracedoc rules new slow-tokeniser --in my-rules/
     """
 
 
@@ -89,6 +90,27 @@ def check(directory: str) -> None:
     click.echo(f"{_count(len(files), 'rule file')} checked, {len(problems)} wrong")
     if problems:
         raise click.exceptions.Exit(1)
+
+
+@rules.command()
+@click.argument("rule_id", metavar="ID")
+@click.option("--in", "directory", metavar="DIR", default="rules", help="The pack's folder. [rules]")
+def new(rule_id: str, directory: str) -> None:
+    """Write a new rule and its cases into a pack, ready to be changed.
+
+    DIR/ID.yaml is the rule, DIR/tests/ID.yaml draws its steps. Both pass
+    as they are; docs/rules.md has every field.
+
+    \b
+    Examples:
+      tracedoc rules new slow-tokeniser --in my-rules/
+      tracedoc rules test my-rules/
+    """
+    from tracedoc.rules.scaffold import write_rule
+
+    for path in write_rule(rule_id, Path(directory)):
+        click.echo(f"wrote {path}")
+    click.echo(f"next: change both, then tracedoc rules check {directory}; tracedoc rules test {directory}")
 
 
 @rules.command("test")

@@ -23,6 +23,7 @@ from tracedoc.replay.rank.steps import rank_programs
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import Budget
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.collective_roles import collective_roles
 from tracedoc.timeline.collective_table import CollectiveTable
 from tracedoc.timeline.phase_budgets import PhaseBudget
 from tracedoc.timeline.reductions import gradient_rows
@@ -70,7 +71,8 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     ``steps`` of the step that stands for the rank. ``encoded_spans`` are what :meth:`spans` decodes, of which
     few are asked for. ``exposed_comm`` is that of all steps; ``present`` are the needs that the trace meets.
     ``first_step`` identifies the profiler's cycle. ``phases`` are those of the judged step, in order.
-    ``gradients`` marks the collectives that reduce gradients; ``work`` follows ``steps``; ``reader`` is what
+    ``gradients`` marks the collectives that reduce gradients, ``roles`` what the others are for
+    (:class:`tracedoc.timeline.collective_roles.Role`); ``work`` follows ``steps``; ``reader`` is what
     read the trace. ``programs`` are those of steps that can be replayed, that of the judged one first;
     ``unplayable`` says why there are none. ``meetings`` is the path of the
     rank between its meetings with others. ``drawn`` are encoded sets of time for pictures (:mod:`.drawn`).
@@ -105,6 +107,7 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     units: UnitTable | None = None
     phases: tuple[PhaseBudget, ...] = ()
     gradients: npt.NDArray[np.bool_] = msgspec.field(default_factory=lambda: np.zeros(0, dtype=bool))
+    roles: npt.NDArray[np.uint8] = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
     work: WorkTable | None = None
     reader: str = ""
     programs: tuple[EncodedProgram, ...] = ()
@@ -145,7 +148,7 @@ def _fits_together(digest: RankDigest) -> bool:
     return (
         all(column.shape == (len(table),) for column in columns)
         and bool(((table.kind >= 0) & (table.kind < len(table.kinds))).all())
-        and digest.gradients.shape == (len(table),)
+        and digest.gradients.shape == digest.roles.shape == (len(table),)
         and (digest.judged is None or 0 <= digest.judged < len(digest.steps))
         and (
             work is None
@@ -185,6 +188,11 @@ def digest_timeline(
         lambda: gradient_rows(timeline),
         np.zeros(len(timeline.collectives), dtype=bool),
     )
+    roles = contain(
+        "what collectives are for",
+        lambda: collective_roles(timeline),
+        np.zeros(len(timeline.collectives), dtype=np.uint8),
+    )
     work = contain("the table of work", lambda: work_table(timeline), None)
     programs, unplayable = contain(
         "what is to be replayed", lambda: rank_programs(timeline), ((), "it could not be read")
@@ -222,6 +230,7 @@ def digest_timeline(
         units=units,
         phases=timeline.phase_budgets,
         gradients=gradients,
+        roles=roles,
         work=work,
         reader=info.reader,
         programs=tuple(map(EncodedProgram.of, programs)),

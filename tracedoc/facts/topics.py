@@ -7,8 +7,15 @@ from tracedoc.facts.catalog import CATALOG
 
 TOPICS = {
     "Step": (per_rank.step, per_rank.phase_times),
-    "Communication": (per_rank.messages, per_run.exposed_communication, per_run.links),
-    "Gradients": (per_run.gradients,),
+    "Communication": (
+        per_rank.messages,
+        per_run.exposed_communication,
+        per_run.purposes,
+        per_run.links,
+        per_run.slow_transfers,
+        per_rank.contention,
+    ),
+    "Gradients": (per_run.gradients, per_run.gradient_format, per_rank.unused_search),
     "Sharding": (
         per_rank.sharded_units,
         per_run.gather_stalls,
@@ -18,12 +25,18 @@ TOPICS = {
     ),
     "Stragglers": (per_run.straggler, per_run.uneven, per_run.slow_gpus),
     "Pipelines": (per_run.pipelines,),
-    "Host and idle time": (per_rank.launch_pace, per_run.host_causes, per_run.code_places),
+    "Host and idle time": (
+        per_rank.launch_pace,
+        per_run.host_causes,
+        per_run.code_places,
+        per_rank.compilation,
+    ),
     "Input": (per_rank.loader, per_run.loader_workers),
-    "Memory and copies": (per_rank.memory,),
-    "Kernels and arithmetic": (per_rank.kernel_mix, per_rank.arithmetic),
+    "Memory and copies": (per_rank.memory, per_run.memory_room),
+    "Kernels and arithmetic": (per_rank.kernel_mix, per_rank.attention, per_rank.arithmetic),
     "Job and capture": (
         per_run.strategy,
+        per_rank.process,
         per_rank.capture,
         per_run.coverage,
         per_run.settings,

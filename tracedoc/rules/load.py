@@ -37,8 +37,11 @@ from tracedoc.rules.template import WORST_RANK, placeholders, stray_brace
 from tracedoc.rules.vocabulary import Vocabulary, installed_vocabulary
 from tracedoc.units import UNITS
 
-_REQUIRED = ("id", "title", "topic", "status", "since", "scope", "needs", "when", "message", "why")
-_OPTIONAL = ("says", "params", "words", "gain", "evidence", "severity", "on_cpu", "fixes", "yields_to")
+REQUIRED = ("id", "title", "topic", "status", "since", "scope", "needs", "when", "message", "why")
+OPTIONAL = ("says", "params", "words", "gain", "evidence", "severity", "on_cpu", "fixes", "yields_to")
+FIX_FIELDS = (("framework", "title", "risk"), ("change", "advice", "url", "when", "predict"))
+"""Of a rule, and of one of its fixes: the fields that must and that may be there."""
+
 _NO_NAMES = frozenset({"and", "or", "not", "in", "is", "if", "else"})
 """Words of conditions."""
 
@@ -95,7 +98,7 @@ def load_rule(path: str | Path, *, vocabulary: Vocabulary | None = None) -> Rule
 
 
 def _rule(file: str, stem: str, root: yaml.Node, known: Vocabulary) -> Rule:
-    fields = read_fields(file, root, "a rule", required=_REQUIRED, optional=_OPTIONAL)
+    fields = read_fields(file, root, "a rule", required=REQUIRED, optional=OPTIONAL)
     rule_id = _id(file, stem, fields["id"])
     scope = read_word(file, fields, "scope", SCOPES)
     params = _params(file, fields, known)
@@ -280,8 +283,8 @@ def _fix(file: str, node: yaml.Node, units: Mapping[str, str]) -> Fix:
         file,
         node,
         "a fix",
-        required=("framework", "title", "risk"),
-        optional=("change", "advice", "url", "when", "predict"),
+        required=FIX_FIELDS[0],
+        optional=FIX_FIELDS[1],
     )
     if "change" not in fields and "advice" not in fields:
         fail(file, node, "a fix needs a change that can be pasted, or advice in prose")

@@ -24,6 +24,9 @@ COMPUTE: Final = ("compute", "optimizer")
 CPU_OPTIMIZER: Final = "Optimizer.step"
 """What a host interval is called in which an optimizer runs that launches nothing."""
 
+RECOMPUTED: Final = "aten::linear"
+"""The operator around what is computed again: the backward graph itself never calls it."""
+
 LANES: Final = (*COMPUTE, "copy", "memset", *OPERATIONS, "loader", *BLOCKING, "host", "backward")
 """Every lane's name."""
 
@@ -70,6 +73,8 @@ class Segment(msgspec.Struct, frozen=True):
     workers: bool = False
     unit: str = ""
     prefetch: bool = False
+    op: str = ""
+    recomputed: bool = False
 
     def parts(self) -> list[tuple[float, float]]:
         """Return the intervals of the ``count`` kernels, copies or collectives that it stands for."""
@@ -190,6 +195,8 @@ _WORDS: Final[
     (("copy",), re.compile("pageable"), lambda _: {"pageable": True}),
     (("host",), re.compile("optimizer"), lambda _: {"name": CPU_OPTIMIZER}),
     (("compute", "optimizer", "host"), re.compile("name=(.*)"), lambda match: {"name": match[1]}),
+    (("compute",), re.compile(r"op=(\S+)"), lambda match: {"op": match[1]}),
+    (("compute",), re.compile("recomputed"), lambda _: {"op": RECOMPUTED, "recomputed": True}),
     (SHARDED_LANES, re.compile(r"unit=(\S+)"), lambda match: {"unit": match[1]}),
     (("allgather",), re.compile("prefetch"), lambda _: {"prefetch": True}),
     (("loader",), re.compile("workers"), lambda _: {"workers": True}),

@@ -28,6 +28,8 @@ Words
     ``lead=5``             launched 5 ms before its start
     ``unlinked``           the launch is not in the file
     ``name=flash_fwd``     name of the kernel or operator
+    ``op=aten::_softmax``  operator that launches the kernel; ``aten::mm`` unless said
+    ``recomputed``         the backward pass computes a part of the forward pass again
     ``grid=264``           thread blocks of a kernel; 132 unless said
     ``dtype=Float``        element type of a collective; BFloat16 unless said
     ``ranks=0,1``          the members of a collective's group; other ranks do not take part
@@ -191,9 +193,9 @@ def _draw_gpu(
     use: UnitUse | None,
 ) -> None:
     within = ranges_around(shape.strategy, use) if use else ()
-    thread = use.thread if use else "main"
+    thread = use.thread if use else "autograd" if one.recomputed else "main"
     if one.lane in COMPUTE:
-        kernel, op = (GEMM_KERNEL, "aten::mm") if one.lane == "compute" else _OPTIMIZER
+        kernel, op = (GEMM_KERNEL, one.op or "aten::mm") if one.lane == "compute" else _OPTIMIZER
         builder.kernel(
             one.name or kernel, start, end,
             launch_ms=launch, linked=one.linked, op=op, thread=thread, within=within, grid=(one.grid, 1, 1),
@@ -266,7 +268,7 @@ def _draw_cpu_step(builder: TraceBuilder, lanes: list[Segment], index: int, *, s
             else:
                 # The operator of a collective must stand beside this one, not in it: only leaves compute.
                 for begin, stop in _around_calls(first, last, calls):
-                    builder.host(one.name or "aten::mm", origin + begin, origin + stop)
+                    builder.host(one.name or one.op or "aten::mm", origin + begin, origin + stop)
 
 
 def _draw_host(builder: TraceBuilder, one: Segment, start: float, end: float, shape: _Shape) -> bool:

@@ -74,7 +74,7 @@ def gloo_collectives(trace: Trace, step_of_time: np.ndarray, rows: Rows) -> Coll
                 group=single.ranks if single else (),
                 group_name=single.name if single else "",
                 group_size=single.size if single else None,
-                nbytes=_input_payload(op, trace.shapes.get(row), single.size if single else None),
+                nbytes=input_payload(op, trace.shapes.get(row), single.size if single else None),
                 dtype=_dims_dtype(trace.shapes.get(row)),
                 seq=None,
                 stream=int(trace.thread[row]),
@@ -160,9 +160,11 @@ def _operation(
             op or "unknown", arguments.in_elements, arguments.out_elements, dtype
         )
     if annotation is not None:
-        op = op or vocabulary.nccl_annotation(trace.row_name(annotation))
+        named = vocabulary.nccl_annotation(trace.row_name(annotation))
+        # NCCL has no barrier: c10d reduces one number, and says so in the range around it only.
+        op = named if named == "barrier" else op or named
         if nbytes is None:
-            nbytes = _input_payload(op or "unknown", trace.shapes.get(annotation), trace.info.world_size)
+            nbytes = input_payload(op or "unknown", trace.shapes.get(annotation), trace.info.world_size)
             dtype = dtype or _dims_dtype(trace.shapes.get(annotation))
     if op in (None, "unknown"):
         # A coalesced group is recorded without its operation; its kernel has a name.
@@ -203,7 +205,7 @@ def _only_group(info: TraceInfo) -> ProcessGroup | None:
     return groups[0] if groups and complete and len({group.ranks for group in groups}) == 1 else None
 
 
-def _input_payload(op: str, shapes: Shapes | None, group_size: int | None) -> int | None:
+def input_payload(op: str, shapes: Shapes | None, group_size: int | None) -> int | None:
     """Return the payload of an operation from its first input tensor, e.g. ``[[394241]]`` and ``float``.
 
     The input of an all-gather is one rank's shard, its payload the full output.

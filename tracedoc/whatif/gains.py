@@ -12,6 +12,7 @@ from tracedoc.values import Unknown
 from tracedoc.whatif.balanced_stages import balance_stages
 from tracedoc.whatif.bounds import at_most, hidden_by_compute, measured
 from tracedoc.whatif.earlier_reduction import GRADIENT_GAINS
+from tracedoc.whatif.hiding import HIDING_GAINS
 from tracedoc.whatif.late_rank import not_wait_for_rank
 from tracedoc.whatif.sharding import SHARDING_GAINS
 
@@ -84,6 +85,7 @@ GAINS: dict[str, GainEstimator] = {
     "avoid-syncs": avoid_syncs,
     "fill-the-step": fill_the_step,
     **SHARDING_GAINS,
+    **HIDING_GAINS,
     **GRADIENT_GAINS,
     "stop-collections": stop_collections,
     "not-wait-for-rank": not_wait_for_rank,

@@ -2,7 +2,10 @@
 
 from tracedoc.facts.per_rank import (
     arithmetic,
+    attention,
     capture,
+    compilation,
+    contention,
     kernel_mix,
     launch_pace,
     loader,
@@ -10,14 +13,19 @@ from tracedoc.facts.per_rank import (
     messages,
     offload,
     phase_times,
+    process,
     shard_hooks,
     sharded_units,
     step,
+    unused_search,
 )
 
 __all__ = [
     "arithmetic",
+    "attention",
     "capture",
+    "compilation",
+    "contention",
     "kernel_mix",
     "launch_pace",
     "loader",
@@ -25,7 +33,9 @@ __all__ = [
     "messages",
     "offload",
     "phase_times",
+    "process",
     "shard_hooks",
     "sharded_units",
     "step",
+    "unused_search",
 ]

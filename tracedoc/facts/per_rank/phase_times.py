@@ -53,6 +53,12 @@ def recompute_frac(timeline: RankTimeline) -> Value:
     return sum(b.compute_ns for b in timeline.phase_budgets if b.phase is Phase.RECOMPUTE) / total
 
 
+@rank_fact("recompute_ms", unit="ms", needs=("kernels", "host_ops"))
+def recompute_ms(timeline: RankTimeline) -> Value:
+    """Compute time of the median step that repeats the forward pass inside backward (checkpointing)."""
+    return _part(timeline, "compute_ns", Phase.RECOMPUTE)
+
+
 @rank_fact("forward_exposed_comm_ms", unit="ms", needs=("kernels", "host_ops"))
 def forward_exposed_comm_ms(timeline: RankTimeline) -> Value:
     """Communication of the median step that forward launched and that no compute hides."""

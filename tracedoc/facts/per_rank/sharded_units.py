@@ -29,6 +29,9 @@ NOT_SHARDED = Unknown("no parameters are gathered by FSDP or ZeRO-3 in this trac
 NOT_TIMED = Unknown("a CPU trace has no compute stream that stalls")
 NO_SIZES = Unknown("the gathers carry no sizes")
 
+THRICE = 2.5
+"""From this many gathers of a unit on, most units are gathered a third time."""
+
 SAME_SHARE = 0.9
 """A pattern of sizes repeats if this share of the units agrees with it."""
 
@@ -72,6 +75,17 @@ def largest_unit_frac(timeline: RankTimeline) -> Value:
         return NO_SIZES if np.isnan(sizes).any() else float(sizes.max() / max(sizes.sum(), 1.0))
 
     return _of_units(timeline, largest)
+
+
+@rank_fact("all_units_bytes", unit="bytes", needs=("collectives",))
+def all_units_bytes(timeline: RankTimeline) -> Value:
+    """Gathered size of all units, each counted once: what the whole model takes when it is gathered."""
+
+    def total(units: Units) -> Value:
+        sizes = unit_bytes(units)
+        return NO_SIZES if np.isnan(sizes).any() else float(sizes.sum())
+
+    return _of_units(timeline, total)
 
 
 @rank_fact("fsdp_blocks", unit="count", needs=("collectives",))
@@ -174,6 +188,17 @@ def regather_frac(timeline: RankTimeline) -> Value:
         return float(distinct(calls.unit[calls.phase != FORWARD]).size / len(units.names))
 
     return _of_step(timeline, share)
+
+
+@rank_fact("gathered_thrice", unit="bool", needs=("collectives",))
+def gathered_thrice(timeline: RankTimeline) -> Value:
+    """Whether most units are gathered three times a micro-batch: forward, recomputed forward, backward.
+
+    Checkpointing that stands outside of FSDP recomputes a block whose parameters were freed again. Judged by
+    ``gathers_per_unit`` of 2.5 and more.
+    """
+    ratio = gathers_per_unit(timeline)
+    return ratio if isinstance(ratio, Unknown) else float(ratio) >= THRICE
 
 
 @rank_fact("prefetch_depth", unit="count", needs=("collectives", "launches"))

@@ -22,6 +22,9 @@ STEPS_FOR_MEDIAN = 5
 ENOUGH_PERIODS = 5
 """A share of fewer scheduler periods says nothing."""
 
+DEFAULT_QUEUES = 8
+"""Of CUDA, where ``CUDA_DEVICE_MAX_CONNECTIONS`` is not set."""
+
 LASTING_SLOWDOWN = 0.02
 """A job that is this much slower after the capture than before has not recovered from it."""
 
@@ -288,7 +291,40 @@ def _gpu_throttled(rank: RankJob) -> Value:
     return ", ".join(f"{reason} {format_percent(share)}" for reason, share in worst) or "nothing"
 
 
+SLOWDOWNS = frozenset(
+    {"hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake"}
+)
+"""Reasons for lower clocks that are no ordinary ones: heat, and power that the machine could not give."""
+
+
+@run_fact("gpu_slowed_frac", unit="fraction", scope="rank")
+def gpu_slowed_frac(run: RunView) -> dict[str, Value]:
+    """Share of the capture's samples in which heat or a power brake lowered the GPU's clocks.
+
+    The largest share of one reason, of samples taken ten times a second; a power cap, which is ordinary under
+    full load, is none of them.
+    """
+
+    def slowed(rank: RankJob) -> Value:
+        if not rank.clocks_sampled:
+            return Unknown("the GPU's clocks were not sampled (pynvml is not installed)")
+        return max((share for reason, share in rank.throttled.items() if reason in SLOWDOWNS), default=0.0)
+
+    return by_rank(run, slowed)
+
+
 # -- the environment
+
+
+@run_fact("hardware_queues", unit="count", scope="rank")
+def hardware_queues(run: RunView) -> dict[str, Value]:
+    """``CUDA_DEVICE_MAX_CONNECTIONS``: queues by which streams reach the GPU; 8 where it is not set."""
+
+    def queues(rank: RankJob) -> Value:
+        value = rank.variables.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip()
+        return int(value) if value.isdecimal() and len(value) < 6 else DEFAULT_QUEUES
+
+    return by_rank(run, queues)
 
 
 class _Debugging(NamedTuple):

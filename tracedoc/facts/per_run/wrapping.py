@@ -14,6 +14,7 @@ from tracedoc.facts.per_run.links import half_rate_bytes
 from tracedoc.ranks.bandwidth import RING_SHARE
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
+from tracedoc.timeline.shards.units import FORWARD
 from tracedoc.trace.devices import device_peak
 from tracedoc.values import Unknown, Value
 
@@ -51,6 +52,24 @@ def sharded_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Sp
     if digest.units is None:
         return NOT_SHARDED
     table, rows = digest.collectives, _rows(digest)
+    turn = run.arrivals[digest.rank].last_arrival_ns(table)
+    inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
+    return inside & Spans.of(turn[rows], table.end_ns[rows])
+
+
+@run_fact(
+    "regather_exposed_ms",
+    unit="ms",
+    scope="rank",
+    needs=("kernels", "collectives"),
+    interval="gather of the backward pass with no compute beside it",
+)
+def regather_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
+    """Exposed time of the median step in gathers of the backward pass, less known waiting."""
+    if digest.units is None:
+        return NOT_SHARDED
+    table, calls = digest.collectives, digest.units.units.gathers
+    rows = calls.row[calls.phase != FORWARD]
     turn = run.arrivals[digest.rank].last_arrival_ns(table)
     inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
     return inside & Spans.of(turn[rows], table.end_ns[rows])

@@ -1,0 +1,204 @@
+"""Write docs/rules/: a page for each rule, an index by symptom, and what each rule has been seen on.
+
+Run from the root of the repository: ``.venv/bin/python docs/rule_pages.py``; ``docs/refresh.py`` does it too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+if str(REPOSITORY) not in sys.path:
+    sys.path.insert(0, str(REPOSITORY))
+
+from docs.rule_drawings import drawing  # noqa: E402
+from tracedoc.facts.topics import CATALOG  # noqa: E402
+from tracedoc.rules.expression import parse  # noqa: E402
+from tracedoc.rules.load import builtin_directory, load_rules  # noqa: E402
+from tracedoc.rules.model import TOPICS, AtMost  # noqa: E402
+from tracedoc.rules.schema import rule_schema  # noqa: E402
+from tracedoc.testing.cases import Case, load_cases  # noqa: E402
+from tracedoc.units import format_quantity  # noqa: E402
+
+if TYPE_CHECKING:
+    from tracedoc.rules.model import Rule
+
+PAGES = REPOSITORY / "docs" / "rules"
+SYMPTOMS = REPOSITORY / "docs" / "symptoms.yaml"
+SEEN = REPOSITORY / "docs" / "seen_on.yaml"
+DRAWN = "compute 0-100"  # what a case without lanes draws: nothing to show
+
+
+def files() -> dict[Path, str]:
+    """Return the text of every file that this makes, by its path."""
+    found: dict[Path, str] = {}
+    rules = load_rules()
+    cases = {rule.id: _cases(rule.id) for rule in rules}
+    for rule in rules:
+        picture = _picture(cases[rule.id])
+        if picture:
+            found[PAGES / f"{rule.id}.svg"] = picture
+        found[PAGES / f"{rule.id}.md"] = "\n".join(_page(rule, cases[rule.id], bool(picture))) + "\n"
+    found[PAGES / "README.md"] = "\n".join(_index(rules)) + "\n"
+    found[PAGES / "seen.md"] = "\n".join(_seen(rules, cases)) + "\n"
+    schema = json.dumps(rule_schema(), indent=1)
+    found[builtin_directory() / "rule.schema.json"] = schema + "\n"
+    return found
+
+
+def _cases(rule_id: str) -> tuple[Case, ...]:
+    path = REPOSITORY / "tests" / "rules" / f"{rule_id}.yaml"
+    return load_cases(path).cases if path.exists() else ()
+
+
+def _first(cases: Sequence[Case], *outcomes: str) -> Case | None:
+    return next((case for case in cases if case.expect.outcome in outcomes), None)
+
+
+def _picture(cases: Sequence[Case]) -> str:
+    faulty = _first(cases, "finding")
+    return drawing(faulty) if faulty is not None and faulty.lanes.strip() != DRAWN else ""
+
+
+def _page(rule: Rule, cases: Sequence[Case], drawn: bool) -> Iterator[str]:
+    yield f"# {rule.title}"
+    yield ""
+    yield f"`{rule.id}` · {rule.topic} · {rule.status} · judged for {_scope(rule)}"
+    yield ""
+    faulty = _first(cases, "finding")
+    if faulty is not None:
+        yield "## What it looks like"
+        yield ""
+        yield f"{_sentence(faulty.name)}"
+        yield ""
+        if drawn:
+            yield f"![The step of the case: {faulty.name}]({rule.id}.svg)"
+            yield ""
+    yield "## Why it hurts"
+    yield ""
+    yield from (rule.why.strip(), "")
+    yield "## How it is measured"
+    yield ""
+    yield from ("```text", *_wrapped(rule.when), "```", "")
+    yield from (f"- {_fact(name)}" for name in parse(rule.when).names if name in CATALOG)
+    yield ""
+    yield f"Gain: {_gain(rule)}"
+    if rule.needs:
+        needs = ", ".join(f"`{need}`" for need in sorted(rule.needs))
+        yield ""
+        yield f"The capture must hold {needs}; without them the rule is not judged."
+    if rule.yields_to:
+        sharper = ", ".join(f"[{one}]({one}.md)" for one in rule.yields_to)
+        yield ""
+        yield f"It says nothing where one of these explains half of the same time: {sharper}."
+    if rule.params:
+        yield from ("", "## Thresholds", "", "| name | value | why |", "|---|---|---|")
+        for name, param in rule.params.items():
+            yield f"| `{name}` | {format_quantity(param.value, param.unit)} | {param.why} |"
+    if rule.fixes:
+        yield from ("", "## Fixes", "")
+        yield from _fixes(rule)
+    quiet = [case for case in cases if case.expect.outcome in ("pass", "yielded")]
+    if quiet:
+        yield from ("## What looks like it and is not", "")
+        yield from (f"- {_sentence(case.name)}" for case in quiet)
+        yield ""
+    unsure = [case for case in cases if case.expect.outcome in ("unknown", "not_applicable")]
+    if unsure:
+        yield from ("## When it is not judged", "")
+        yield from (f"- {_sentence(case.name)} ({case.expect.outcome.replace('_', ' ')})" for case in unsure)
+        yield ""
+    references = list(dict.fromkeys(fix.url for fix in rule.fixes if fix.url))
+    if references:
+        yield from ("## References", "")
+        yield from (f"- <{url}>" for url in references)
+        yield ""
+    yield "[All rules](README.md)"
+
+
+def _scope(rule: Rule) -> str:
+    return "each rank" if rule.scope == "rank" else "the run"
+
+
+def _fact(name: str) -> str:
+    return f"[`{name}`](../facts.md#{name}): {CATALOG[name].doc.splitlines()[0].replace('``', '`')}"
+
+
+def _gain(rule: Rule) -> str:
+    if isinstance(rule.gain, AtMost):
+        stays = "; the host's own work stays" if rule.gain.within_host_work else ""
+        return f"at most `{rule.gain.fact}`, if {rule.gain.assuming}{stays}."
+    if rule.gain:
+        return f"at most what `{rule.gain}` allows ([the gain](../rules.md#the-gain))."
+    return f"none; it is always a {rule.severity}."
+
+
+def _fixes(rule: Rule) -> Iterator[str]:
+    for number, fix in enumerate(rule.fixes):
+        when = f", where `{rule.fix_when[number]}`" if rule.fix_when[number] else ""
+        yield f"**{fix.title}** ({fix.framework}{when})"
+        yield ""
+        if fix.change:
+            yield from ("```text", fix.change, "```", "")
+        if fix.advice:
+            yield from (fix.advice, "")
+        replayed = f" Replayed as `{fix.replays}`." if fix.replays else ""
+        yield f"Risk: {fix.risk}.{replayed}"
+        yield ""
+
+
+def _index(rules: Sequence[Rule]) -> Iterator[str]:
+    titles = {rule.id: rule.title for rule in rules}
+    yield from ("# The rules", "", "What slows training down, by what you see, then by topic.", "")
+    yield from ("[What each rule has been seen on](seen.md) · [how a rule is written](../rules.md)", "")
+    yield from ("## By symptom", "")
+    for entry in yaml.safe_load(SYMPTOMS.read_text(encoding="utf-8")):
+        yield from (f"**{entry['symptom']}**", "")
+        yield from (f"- [{titles[one]}]({one}.md)" for one in entry["rules"])
+        yield ""
+    yield from ("## By topic", "")
+    for topic in TOPICS:
+        yield from (f"**{topic.capitalize()}**", "")
+        yield from (f"- [`{rule.id}`]({rule.id}.md): {rule.title}" for rule in rules if rule.topic == topic)
+        yield ""
+
+
+def _seen(rules: Sequence[Rule], cases: Mapping[str, Sequence[Case]]) -> Iterator[str]:
+    seen = yaml.safe_load(SEEN.read_text(encoding="utf-8"))
+    yield from ("# What each rule has been seen on", "")
+    yield "Each rule is tested on drawn steps that it must flag, and on healthy ones that look alike"
+    yield "(`tests/rules`). The last column names samples and captures of real jobs that it flagged."
+    yield ""
+    yield from (
+        "| rule | a step that fires it | a look-alike that stays quiet | captures that fire it |",
+        "|---|---|---|---|",
+    )
+    for rule in rules:
+        faulty, alike = _first(cases[rule.id], "finding"), _first(cases[rule.id], "pass", "yielded")
+        captures = ", ".join(seen.get(rule.id, ())) or "none yet"
+        names = [case.name if case else "in a test of its own" for case in (faulty, alike)]
+        yield f"| [{rule.id}]({rule.id}.md) | {names[0]} | {names[1]} | {captures} |"
+
+
+def _wrapped(condition: str) -> Iterator[str]:
+    words = " ".join(condition.split())
+    yield from words.replace(" and ", "\nand ").split("\n")
+
+
+def _sentence(name: str) -> str:
+    return f"{name[0].upper()}{name[1:]}."
+
+
+if __name__ == "__main__":
+    PAGES.mkdir(exist_ok=True)
+    made = files()
+    for stale in {*PAGES.glob("*.md"), *PAGES.glob("*.svg")} - set(made):
+        stale.unlink()
+    for path, text in made.items():
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,70 @@
+"""Facts about torch.compile at work in steps that should be warm."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracedoc.facts.catalog import rank_fact
+from tracedoc.spans import Spans
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.steps import HostStep
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind
+from tracedoc.values import Unknown, Value
+
+SHORTEST_NS = 1_000_000
+"""Compiling takes longer; what is shorter only looks whether compiled code still fits."""
+
+NO_WARM_STEP = Unknown("no finished step after the first one")
+
+
+@rank_fact("recompiling_steps", unit="count", needs=("host_ops",))
+def recompiling_steps(timeline: RankTimeline) -> Value:
+    """Captured steps in which torch.compile compiles for a millisecond or more; the first is left out.
+
+    By the ranges of Dynamo and Inductor. Loading of kernels is not compilation.
+    """
+    steps = _warm_steps(timeline)
+    if not steps:
+        return NO_WARM_STEP
+    compiling = _compiling(timeline)
+    return sum(compiling.clip(step.start_ns, step.end_ns).total_ns >= SHORTEST_NS for step in steps)
+
+
+@rank_fact("recompile_ms", unit="ms", needs=("host_ops",))
+def recompile_ms(timeline: RankTimeline) -> Value:
+    """What compiling costs a captured step on average, the first one left out.
+
+    Idle time of the GPU inside the ranges of Dynamo and Inductor; in a CPU trace the time inside them.
+    """
+    steps = _warm_steps(timeline)
+    if not steps:
+        return NO_WARM_STEP
+    compiling, activity = _compiling(timeline), timeline.activity
+    if not timeline.is_cpu and activity is not None:
+        compiling = compiling - activity.busy
+    cost = compiling.covered_ns([step.start_ns for step in steps], [step.end_ns for step in steps])
+    return float(cost.sum()) / len(steps) / 1e6
+
+
+@rank_fact("recompiled", unit="text", needs=("host_ops",))
+def recompiled(timeline: RankTimeline) -> Value:
+    """The longest range of Dynamo or Inductor after the first captured step; "none" without any."""
+    steps = _warm_steps(timeline)
+    if not steps:
+        return NO_WARM_STEP
+    trace = timeline.trace
+    rows = np.flatnonzero(trace.named(vocabulary.is_compile_range)[trace.name])
+    rows = rows[(trace.ts_ns[rows] >= steps[0].start_ns) & (trace.dur_ns[rows] >= SHORTEST_NS)]
+    return trace.row_name(int(rows[np.argmax(trace.dur_ns[rows])])) if rows.size else "none"
+
+
+def _warm_steps(timeline: RankTimeline) -> list[HostStep]:
+    return [step for step in timeline.host.steps[1:] if step.finished]
+
+
+def _compiling(timeline: RankTimeline) -> Spans:
+    trace = timeline.trace
+    host = (trace.kind == int(Kind.CPU_OP)) | (trace.kind == int(Kind.ANNOTATION))
+    rows = np.flatnonzero(host & trace.named(vocabulary.is_compile_range)[trace.name])
+    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])

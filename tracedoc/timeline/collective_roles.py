@@ -1,0 +1,141 @@
+"""Tell what the collectives of one rank are for, beside moving gradients and sharded parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.spans import Int64Array, Spans
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.collective_table import NONE, CollectiveTable
+from tracedoc.timeline.phases import Phase, Phases
+from tracedoc.timeline.reductions import FLAG_BYTES
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.distinct import distinct, is_among
+
+BOOKKEEPING_BYTES = 1 << 20
+"""Metrics, flags and pickled objects are smaller; what is larger is part of the training, or a checkpoint."""
+
+LAYER_BYTES = 1 << 16
+"""A layer that is split over ranks exchanges activations of this size and more; SyncBatchNorm's statistics
+(a few values a channel), and what a loss function counts, are smaller."""
+
+_OBJECT_DTYPES = ("byte", "unsigned char", "uint8", "long", "long int", "int64", "int", "int32")
+_LAYER_OPS = ("all_reduce", "reduce_scatter", "all_gather")
+_MESSAGES = ("all_reduce", "all_gather", "broadcast", "gather", "reduce", "scatter")
+
+
+class Role(IntEnum):
+    """What a collective is for. ``OTHER`` is the rest: gradients, sharded parameters, pipelines, experts."""
+
+    OTHER = 0
+    BOOKKEEPING = 1
+    """A barrier, or a small message outside of the passes, of clipping and of the optimizer."""
+    BUFFERS = 2
+    """DDP's broadcast of the module's buffers before a forward pass."""
+    OPTIMIZER_GATHER = 3
+    """Updated parameters, handed out by a sharded optimizer."""
+    LAYER = 4
+    """Activations (and their gradients) of a layer that is split over ranks."""
+    UNUSED_MAP = 5
+    """DDP's map of the parameters that got a gradient, one integer each."""
+
+
+def collective_roles(timeline: RankTimeline) -> npt.NDArray[np.uint8]:
+    """Return the :class:`Role` of each of the rank's collectives; barriers only without a backward pass."""
+    table, phases = timeline.collectives, timeline.phases
+    roles = np.zeros(len(table), dtype=np.uint8)
+    if phases is not None:
+        launched, asked = phases.of_collectives, phases.asked_ns
+        passes = is_in(launched, Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
+        sharded = _sharded(timeline)
+        layers = _layer_kinds(timeline, launched, sharded)
+        roles[layers[table.kind] & passes & ~sharded & (table.nbytes >= FLAG_BYTES)] = Role.LAYER
+        is_map = table.is_op("all_reduce") & _has_dtype(table, "int", "int32")
+        roles[is_map & (launched == Phase.BACKWARD)] = Role.UNUSED_MAP
+        handed_out = table.is_op("all_gather", "broadcast") & (launched == Phase.OPTIMIZER)
+        roles[handed_out & (table.nbytes >= FLAG_BYTES) & ~sharded] = Role.OPTIMIZER_GATHER
+        roles[_bookkeeping(timeline, phases)] = Role.BOOKKEEPING
+        wrapper = _spans_named(timeline, lambda name: name == "DistributedDataParallel.forward")
+        inside = wrapper.covered_ns(asked, asked + 1) > 0
+        roles[table.is_op("broadcast") & inside] = Role.BUFFERS
+    roles[table.is_op("barrier")] = Role.BOOKKEEPING
+    return roles
+
+
+def is_in(labels: npt.NDArray[np.uint8], *phases: Phase) -> npt.NDArray[np.bool_]:
+    """Return which labels are one of ``phases``."""
+    return is_among(labels, np.array([int(phase) for phase in phases]))
+
+
+def _bookkeeping(timeline: RankTimeline, phases: Phases) -> npt.NDArray[np.bool_]:
+    """Return the small messages that no pass, no clipping and no optimizer needs.
+
+    Between the backward pass and the optimizer gradients are clipped and checked for overflow: what is
+    small there belongs to the step. In the forward pass only a number or two count: a logged loss.
+    """
+    table, launched = timeline.collectives, phases.of_collectives
+    updates = phases.host_spans(Phase.OPTIMIZER)
+    small = table.is_op(*_MESSAGES) & (table.nbytes != NONE)
+    outside = small & (launched == Phase.OTHER) & (table.nbytes <= BOOKKEEPING_BYTES)
+    if len(updates) == 0:  # where clipping ends cannot be told
+        return np.zeros(len(table), dtype=bool)
+    outside &= ~_leads_to_update(phases, phases.asked_ns)
+    logged = small & (launched == Phase.FORWARD) & (table.nbytes < FLAG_BYTES)
+    # Gathers behind the optimizer count to it, for they may hand out parameters: not those of integers.
+    steps = _spans_named(timeline, lambda name: vocabulary.optimizer_step_class(name) is not None)
+    behind = (launched == Phase.OPTIMIZER) & (steps.covered_ns(phases.asked_ns, phases.asked_ns + 1) == 0)
+    metric = table.is_op("all_reduce") | _has_dtype(table, *_OBJECT_DTYPES)
+    after = small & behind & metric & (table.nbytes <= BOOKKEEPING_BYTES)
+    return np.asarray(outside | logged | after)
+
+
+def _has_dtype(table: CollectiveTable, *names: str) -> npt.NDArray[np.bool_]:
+    """Return which rows are of one of some element types, named as Kineto and c10d do."""
+    found = [kind.dtype.replace("c10::", "").lower() in names for kind in table.kinds]
+    return np.array(found or [False], dtype=bool)[table.kind]
+
+
+def _leads_to_update(phases: Phases, times: Int64Array) -> npt.NDArray[np.bool_]:
+    """Return which times lie between a backward pass and the optimizer, with no other phase between."""
+    last = np.searchsorted(phases.edges_ns, times, side="right") - 1
+    before = np.clip(last - 1, 0, phases.labels.size - 1)
+    after = np.clip(last + 1, 0, phases.labels.size - 1)
+    following = (last + 1 < phases.labels.size) & (phases.labels[after] == Phase.OPTIMIZER)
+    behind = is_in(phases.labels[before], Phase.BACKWARD, Phase.RECOMPUTE) & (last >= 1)
+    return np.asarray(following & behind)
+
+
+def _sharded(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
+    """Return which collectives move sharded parameters or their gradients."""
+    found = np.zeros(len(timeline.collectives), dtype=bool)
+    if timeline.units is not None:
+        found[timeline.units.units.gathers.row] = True
+        found[timeline.units.units.reductions.row] = True
+    return found
+
+
+def _layer_kinds(
+    timeline: RankTimeline, launched: npt.NDArray[np.uint8], sharded: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Return the kinds whose group adds up activations in the forward pass, as tensor parallelism does."""
+    table = timeline.collectives
+    adds = table.is_op("all_reduce", "reduce_scatter") & (launched == Phase.FORWARD) & ~sharded
+    splitting = {
+        (table.kinds[kind].group, table.kinds[kind].group_name)
+        for kind in distinct(table.kind[adds & (table.nbytes >= LAYER_BYTES)]).tolist()
+    }
+    found = [kind.op in _LAYER_OPS and (kind.group, kind.group_name) in splitting for kind in table.kinds]
+    return np.array(found or [False], dtype=bool)
+
+
+def _spans_named(timeline: RankTimeline, matches: Callable[[str], bool]) -> Spans:
+    """Return the time inside host ranges of such names, on any thread."""
+    trace = timeline.trace
+    host = (trace.kind == int(Kind.ANNOTATION)) | (trace.kind == int(Kind.CPU_OP))
+    rows = np.flatnonzero(host & trace.named(matches)[trace.name])
+    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
