@@ -106,3 +106,45 @@ def test_a_group_of_one_rank_is_no_neighbour_of_a_pipeline(tmp_path: Path) -> No
     facts = diagnose([tmp_path], Options(jobs=1)).facts
     assert facts["pipeline_stages"].value == 4
     assert facts["pipeline_micro_batches"].value == 8
+
+
+def test_stages_on_hosts_of_their_own_are_aligned_by_their_sends(tmp_path: Path) -> None:
+    """Stages that hold no replicas have no symmetric operation in common."""
+    lone = {**PIPELINE, "ranks": 4}
+    job = Job(7, steps=3, faults=(Fault("heavy-stage", 3, 1.6),), **lone)  # type: ignore[arg-type]
+    _, diagnosis = simulated(tmp_path, job, CLOCKS)
+    assert (diagnosis.findings[0].rule_id, diagnosis.findings[0].ranks) == ("stage-imbalance", (3,))
+    assert "clocks-not-aligned" not in {limit.code for limit in diagnosis.limits}
+
+
+def test_a_lone_step_begins_when_the_steps_before_it_are_done(tmp_path: Path) -> None:
+    """The host launched it while the GPU still ran two steps that the profiler did not see."""
+    two = {**PIPELINE, "ranks": 2, "stages": 2}
+    heavy = Fault("heavy-stage", 0, 1.6)
+    job = Job(8, steps=1, logs=False, faults=(heavy,), **two)  # type: ignore[arg-type]
+    truth, diagnosis = simulated(tmp_path, job)
+    assert diagnosis.facts["step_ms"].value == pytest.approx(truth.step_ms, rel=0.15)
+    assert diagnosis.findings[0].rule_id == "stage-imbalance"
+
+
+def test_a_rank_that_takes_turns_costs_what_it_does_on_average(tmp_path: Path) -> None:
+    """The step that is replayed shows no pause: what it gains is nothing, which is no bound."""
+    job = Job(13, steps=6, faults=(Fault("pauses", 1, 30.0),), **FSDP)  # type: ignore[arg-type]
+    truth, diagnosis = simulated(tmp_path, job)
+    found = next(one for one in diagnosis.findings if one.rule_id == "rotating-straggler")
+    assert found.gain is not None
+    assert found.gain.high_ms >= truth.gain_of_fault("pauses") > 5.0
+
+
+def test_what_comes_before_a_lone_step_s_first_kernel_counts(tmp_path: Path) -> None:
+    job = Job(5, steps=1, faults=(Fault("straggler-host", 2, 20.0),), **DDP)  # type: ignore[arg-type]
+    truth, diagnosis = simulated(tmp_path, job)
+    late = next(one for one in diagnosis.findings if one.rule_id == "straggler-rank")
+    assert late.gain is not None
+    assert late.gain.high_ms >= 0.99 * truth.gain_of_fault("straggler-host") > 15.0
+
+
+def test_launches_that_come_late_are_no_excess_of_the_pipeline(tmp_path: Path) -> None:
+    job = Job(10, steps=3, faults=(Fault("launch-bound", -1, 130.0),), **PIPELINE)  # type: ignore[arg-type]
+    _, diagnosis = simulated(tmp_path, job)
+    assert "pipeline-bubble" not in {one.rule_id for one in diagnosis.findings}

@@ -14,6 +14,9 @@ ADAM = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::na
 WARM_UP = 2
 """Steps before the capture."""
 
+_OF_GRADIENTS = ("bucket", "scatter", "gradients")
+"""Keys of operations that reduce gradients."""
+
 
 def programs(job: Job) -> list[list[Instruction]]:
     """Return the program of every rank."""
@@ -89,17 +92,23 @@ class _Writer:
         job = self.job
         scale = exp(job.jitter * job.normal(self.rank, self.step, *place))
         slow = job.fault("straggler-compute") or job.fault("slow-worker")
-        if slow and slow.rank == self.rank and not self.even:
+        if slow and job.stages > 1 and job.replicas == 1:  # no more than a stage with more work, to look at
+            scale *= self._stage_scale(slow.amount, slow.rank)
+        elif slow and slow.rank == self.rank and not self.even:
             scale *= slow.amount
         heavy = job.fault("heavy-stage")
-        if heavy and job.change.get("balanced"):
-            scale *= 1 + (heavy.amount - 1) / job.stages
-        elif heavy and heavy.rank == self.stage:
-            scale *= heavy.amount
+        if heavy:
+            scale *= self._stage_scale(heavy.amount, heavy.rank)
         uneven = job.fault("uneven")
         if uneven:
             scale *= self._length(self.replica)
         return scale
+
+    def _stage_scale(self, amount: float, stage: int) -> float:
+        """Return how much longer than usual a stage computes if one has more to do than the others."""
+        if self.job.change.get("balanced"):
+            return 1 + (amount - 1) / self.job.stages
+        return amount if stage == self.stage and not self.even else 1.0
 
     def _length(self, replica: int) -> float:
         """Return how much longer the samples of a replica are than usual, in this step and micro-batch."""
@@ -157,7 +166,8 @@ class _Writer:
         **more: object,
     ) -> Meet:
         job = self.job
-        ms = job.transfer_ms(mib, share * (len(members) - 1) / len(members))
+        carried = mib * job.change.get("gradient bytes", 1.0) if key[1] in _OF_GRADIENTS else mib
+        ms = job.transfer_ms(carried, share * (len(members) - 1) / len(members))
         ms *= exp(0.5 * job.jitter * job.normal("transfer", *key))
         group = "0" if len(members) == job.ranks else "_".join(map(str, members))
         return Meet(
@@ -195,6 +205,7 @@ class _Writer:
         giant = job.fault("giant-bucket")
         small = job.fault("small-buckets")
         bucket = 1e9 if giant else small.amount if small else job.bucket_mib
+        bucket *= job.change.get("merged", 1.0)
         pending, number, keys = 0.0, 0, []
         yield Mark("thread:autograd")
         for layer in reversed(layers):
@@ -238,17 +249,21 @@ class _Writer:
             ordered = units if way == "forward" else units[::-1]
             backward = way == "backward"
             reductions = []
-            ahead = job.prefetch and not job.fault("no-prefetch")
+            ahead = int(job.prefetch and not job.fault("no-prefetch")) + int(
+                job.change.get(f"ahead {way}", 0)
+            )
+            gathered = 0
             for place, (name, layers, size) in enumerate(ordered):
                 label = "" if name == "root" else f" ({name})"
                 hook = f"FSDP::pre_{way}{label}"
-                if place == 0 or not ahead:
+                if place == gathered:
                     yield self._gather(name, size, way, (hook, f"FSDP::all_gather{label}"), ahead=place == 0)
+                    gathered += 1
                 yield Wait(self._key("gather", name, way))
-                if ahead and place + 1 < len(ordered):
-                    following, _, more = ordered[place + 1]
+                for following, _, more in ordered[gathered : place + ahead + 1]:
                     fetch = (hook, f"FSDP::{way}_prefetch for {following}", f"FSDP::all_gather ({following})")
                     yield self._gather(following, more, way, fetch, ahead=True)
+                gathered = max(gathered, min(place + ahead + 1, len(ordered)))
                 shared = layers or [int(name.split(".")[1])]
                 parts = len([1 for _, _, s in ordered if s == size]) / job.layers if size < 1 else 1.0
                 for layer in shared:

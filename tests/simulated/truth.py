@@ -54,7 +54,8 @@ class Truth:
 
     def gain_of_fault(self, name: str) -> float:
         """Return what the step loses without one of the job's faults."""
-        if name == "heavy-stage":  # its work stays, shared by all stages
+        lone_stage = name == "slow-worker" and self.job.replicas == 1
+        if name == "heavy-stage" or lone_stage:  # its work stays, shared by all stages
             return self._gain(f"fault {name}", self.job.changed(balanced=1.0))
         if name == "uneven":  # the samples stay, dealt out evenly
             return self._gain("even", self.job.changed(even=-1.0))
@@ -92,6 +93,40 @@ class Truth:
         elif rule in _TRANSFERS:
             changed = job.changed(**_NO_TRANSFER)
         return None if changed is None else self._gain(f"{rule} {ranks}", changed)
+
+    def gain_of_change(self, change: str) -> float | None:
+        """Return what a change, as ``tracedoc whatif`` takes it, gives back; ``None`` where not defined."""
+        name, *given = change.split()
+        values = dict(one.split("=") for one in given)
+        if name == "double-batch":
+            return self._doubled()
+        changed = self._changed(name, values)
+        return None if changed is None else self._gain(change, changed)
+
+    def _changed(self, name: str, values: dict[str, str]) -> Job | None:
+        job = self.job
+        if name == "scale-bytes" and values["of"] == "gradients":
+            return job.changed(**{"gradient bytes": float(values["by"])})
+        if name == "gather-ahead":
+            passes = ("forward", "backward") if values["pass"] == "both" else (values["pass"],)
+            return job.changed(**{f"ahead {one}": float(values["units"]) for one in passes})
+        if name == "merge-buckets":
+            return job.changed(merged=float(values["count"]))
+        if name == "even-rank":
+            return job.changed(even=float(values["rank"]))
+        if name == "reduce-once":
+            return job.without("every-micro-batch")
+        if name == "no-sync":
+            return replace(job, logs=False).changed(syncs=0.0)
+        alone = {
+            "even-ranks": {"even": -1.0},
+            "share-work": {"even": -1.0},
+            "capture-graph": {"host": 0.03},
+            "feed-input": {"loader": 0.0},
+            "pin-copies": {"pinned": 1.0},
+            "calm-allocator": {"calm": 1.0},
+        }
+        return job.changed(**alone[name]) if name in alone else None
 
     def _gain(self, key: str, job: Job) -> float:
         if key not in self._periods:

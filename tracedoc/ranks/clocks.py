@@ -1,7 +1,8 @@
 """Align the clocks of several hosts by the ends of symmetric collectives.
 
 All ranks leave an all-reduce, reduce-scatter or all-gather at nearly the same time; what
-remains of their difference over many operations is the clock offset.
+remains of their difference over many operations is the clock offset. Where ranks only send and receive, the
+ends of these have to do.
 """
 
 from __future__ import annotations
@@ -116,13 +117,14 @@ def align_clocks(ranks: Sequence[int], hosts: Sequence[str], ends: Ends) -> Cloc
     named = {host for host in hosts if host}
     if len(ranks) < 2 or (len(named) == 1 and all(hosts)):
         return Clock()
+    clocks = _numbered([host or f" rank {rank}" for rank, host in zip(ranks, hosts, strict=True)])
     if not ends.symmetric.any():
         if len(named) < 2:
             return Clock()
-        return Clock(
-            aligned=False, limits=(_not_aligned("there is no symmetric collective to align them by"),)
-        )
-    clocks = _numbered([host or f" rank {rank}" for rank, host in zip(ranks, hosts, strict=True)])
+        if not ends.operation.size or not _connect_all(ends, clocks):
+            return Clock(
+                aligned=False, limits=(_not_aligned("there is no symmetric collective to align them by"),)
+            )
     if len(named) < 2:
         residual, wait = _quality(ends, clocks, {})
         if residual <= max(RESIDUAL_SHARE * wait, SETTLED_NS):
@@ -258,7 +260,8 @@ def _quality(
 ) -> tuple[int, float]:
     """Return the median distance of ends between clocks, and the mean wait, once ``errors`` are removed.
 
-    Waits of sends and receives count: those of a pipeline are the longest.
+    Waits of sends and receives count: those of a pipeline are the longest. Where there are no
+    symmetric operations, distances are those of sends and receives: what is buffered lies in them too.
     """
     start_ns, end_ns, clock = ends.start_ns, ends.end_ns, clocks[ends.rank]
     if errors:
@@ -267,7 +270,7 @@ def _quality(
         for number, error in errors.items():
             mine = parts[number]
             start_ns[mine], end_ns[mine] = error.to_common(start_ns[mine]), error.to_common(end_ns[mine])
-    together = ends.symmetric
+    together = ends.symmetric if ends.symmetric.any() else np.ones(end_ns.size, dtype=bool)
     distance = _distances(ends.operation[together], clock[together], end_ns[together]).distance_ns
     residual = int(np.median(np.abs(distance))) if distance.size else 0
     edges = boundaries(ends.operation)

@@ -17,6 +17,7 @@ from tracedoc.rules.model import Rule
 from tracedoc.rules.prediction import JUDGED_RANK
 from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, replay_report, run_replay
 from tracedoc.whatif.changes.registry import Request, parse_request
+from tracedoc.whatif.over_steps import Cost, cost_over_steps
 from tracedoc.whatif.predictions import Prediction, predict
 
 LONGEST_PLAN = 5
@@ -25,6 +26,11 @@ LONGEST_PLAN = 5
 _SURER = ("low", "medium", "high").index
 
 NOT_REPLAYED = "a bound: the step was not replayed, because {}"
+
+UNLIKE_THE_OTHERS = "a bound: the step that is replayed shows little of it"
+
+SHOWN = 0.5
+"""A step with less than this share of what a cause costs on average does not show it."""
 
 
 def with_predictions(
@@ -47,7 +53,10 @@ def with_predictions(
         if isinstance(answer, Prediction)
     }
     findings = sorted(
-        (_predicted(finding, by_id[finding.rule_id], known, measurements) for finding in judgement.findings),
+        (
+            _predicted(finding, by_id[finding.rule_id], known, replay, measurements)
+            for finding in judgement.findings
+        ),
         key=worst_first,
     )
     plan = make_plan(replay, [_fitting(finding, measurements) for finding in findings])
@@ -83,7 +92,11 @@ def _with_ceilings(judgement: Judgement, reason: str) -> Judgement:
 
 
 def _predicted(
-    finding: Finding, rule: Rule, known: Mapping[str, Predicted], measurements: Measurements
+    finding: Finding,
+    rule: Rule,
+    known: Mapping[str, Predicted],
+    replay: RunReplay,
+    measurements: Measurements,
 ) -> Finding:
     fixes = tuple(
         _with_prediction(finding, fix, known[str(parse_request(change))], measurements)
@@ -95,8 +108,15 @@ def _predicted(
     if not found or finding.gain is None:
         return replace(finding, fixes=fixes)
     best = max(found, key=lambda one: one.gain_ms[1])
+    cost = _cost(finding, rule, replay.step, measurements)
+    if cost is not None and not _shows(replay, best, finding.gain, cost):
+        fixes = tuple(replace(fix, predicted=None) for fix in fixes)
+        bound = replace(finding.gain, assumptions=(*finding.gain.assumptions, UNLIKE_THE_OTHERS))
+        return replace(finding, fixes=fixes, gain=_bound_over_steps(bound, cost))
     low, likely, high = (max(ms, 0.0) for ms in best.gain_ms)
     gain = Gain(low, high, "replay", best.assumptions, likely)
+    if cost is not None:
+        gain = _gain_over_steps(gain, cost)
     # A replay that is not sure makes its number doubtful, not the cause that was seen.
     confidence = (
         min(finding.confidence, "medium", key=_SURER) if best.confidence == "low" else best.confidence
@@ -114,6 +134,37 @@ def _with_prediction(finding: Finding, fix: Fix, predicted: Predicted, measureme
     if measurements.is_cpu and finding.gain is not None and predicted.gain_ms[1] > finding.gain.size_ms:
         return replace(fix, replays="")
     return replace(fix, predicted=predicted)
+
+
+def _cost(finding: Finding, rule: Rule, step: int, measurements: Measurements) -> Cost | None:
+    """Return what the cause of a finding costs over the captured steps, where that is known."""
+    key = str(finding.ranks[0]) if rule.scope == "rank" and len(finding.ranks) == 1 else None
+    return cost_over_steps(measurements.run, rule.evidence, key, step)
+
+
+def _shows(replay: RunReplay, best: Predicted, bound: Gain, cost: Cost) -> bool:
+    """Tell whether the replayed step shows what the finding is about.
+
+    A pause, or a rank whose turn it is to be late, may be in any step; and of a lone step what comes before
+    its first kernel is not replayed.
+    """
+    lone = not replay.periodic
+    return cost.analysed_ms >= SHOWN * cost.mean_ms and not (lone and best.gain_ms[1] < SHOWN * bound.high_ms)
+
+
+def _gain_over_steps(gain: Gain, cost: Cost) -> Gain:
+    """Return the gain of the mean step, from that of the analysed one."""
+    more = cost.mean_ms - cost.analysed_ms
+    likely = max((gain.likely_ms or 0.0) + more, 0.0)
+    low = min(max(gain.low_ms + more - cost.error_ms, 0.0), likely)
+    high = max(gain.high_ms, gain.high_ms + more + cost.error_ms)
+    return replace(gain, low_ms=low, likely_ms=likely, high_ms=high)
+
+
+def _bound_over_steps(gain: Gain, cost: Cost) -> Gain:
+    """Return a bound that holds for the mean step; its size stays that of the captured steps."""
+    high = max(gain.high_ms, cost.mean_ms + cost.error_ms)
+    return replace(gain, likely_ms=gain.size_ms, high_ms=high)
 
 
 def _fitting(finding: Finding, measurements: Measurements) -> Finding:

@@ -34,7 +34,7 @@ from tracedoc.timeline.idle import (
     idle_causes,
     long_launches,
 )
-from tracedoc.timeline.launches import Launches, Rows, link_launches, lost_share
+from tracedoc.timeline.launches import NO_ROW, Launches, Rows, link_launches, lost_share
 from tracedoc.timeline.periods import repeated_steps
 from tracedoc.timeline.phase_budgets import PhaseBudget, cpu_phase_budgets, gpu_phase_budgets
 from tracedoc.timeline.phases import Phases, find_phases
@@ -61,6 +61,9 @@ LOST_SHARE = 0.02
 
 QUEUED_IDLE_SHARE = 0.10
 """More idle time than this with work queued and nothing running: the trace lost kernels (CUDA graphs)."""
+
+QUEUED_NS = 1_000_000
+"""A kernel that starts so long after its launch, with nothing of its step before, waited for its turn."""
 
 COLD_SHARE = 0.05
 """Where loading kernels leaves the GPU idle for more than this share of the step, it is not a warm one."""
@@ -194,7 +197,8 @@ def _gpu_timeline(
     boundary = (trace.kind[rows] == int(Kind.KERNEL)) & (trace.stream[rows] == stream)
     windows = gpu_windows(trace, rows, position[on_device], boundary, host) if stream is not None else ()
     if not any(window.complete for window in windows):
-        windows = _own_extents(trace, rows, position[on_device], host, activity)
+        launched = launches.launch_rows[on_device]
+        windows = _own_extents(trace, rows, launched, boundary, position[on_device], host, activity)
     numbers = np.array([step.index for step in host.steps] + [-1, -1], dtype=np.int64)[position]
     collectives = gpu_collectives(trace, events, device, numbers).with_exposure(activity.exposed_comm)
     linked = bool(launches.linked.any())
@@ -298,13 +302,21 @@ def _unread_device(trace: Trace) -> tuple[TraceLimit, ...] | None:
 
 
 def _own_extents(
-    trace: Trace, rows: np.ndarray, position: np.ndarray, host: HostSteps, activity: Activity
+    trace: Trace,
+    rows: Rows,
+    launched: Rows,
+    begins: np.ndarray,
+    position: np.ndarray,
+    host: HostSteps,
+    activity: Activity,
 ) -> tuple[Window, ...]:
     """Return the windows of steps of which no next one was captured; without steps, one window.
 
     A step that the profiler marked begins on the GPU with its host range, or when work of another step has
     ended; it is whole if all its work has ended when that range does. Other windows go from a step's first
-    to its last own event, and are incomplete.
+    to its last own event, and are incomplete; from its first kernel on the compute stream where the GPU still
+    ran earlier steps when the host launched it. ``launched`` are the rows of the calls that launched
+    ``rows``, ``begins`` marks the kernels on the compute stream.
     """
     starts, ends = trace.ts_ns[rows], trace.ts_ns[rows] + trace.dur_ns[rows]
     windows = []
@@ -319,8 +331,27 @@ def _own_extents(
             whole = clear and step.start_ns <= first and last <= step.end_ns
             first = min(first, max(step.start_ns, int(others.max(initial=step.start_ns))))
             last = step.end_ns if whole else last
+        if not whole and _waited_for_its_turn(trace, rows[own], launched[own]):
+            first = int(starts[own & begins].min(initial=last))
         windows.append(Window(step.index, first, last, whole))
     return tuple(windows) or (Window(0, activity.start_ns, activity.end_ns, False),)
+
+
+def _waited_for_its_turn(trace: Trace, rows: Rows, launched: Rows) -> bool:
+    """Tell whether the first kernel of a step was launched long before it starts, with nothing in between.
+
+    Then the GPU was busy with steps before the capture, of whose kernels none is shown.
+    """
+    kernels = np.flatnonzero(trace.kind[rows] == int(Kind.KERNEL))
+    if kernels.size == 0:
+        return False
+    first = kernels[int(trace.ts_ns[rows[kernels]].argmin())]
+    start = int(trace.ts_ns[rows[first]])
+    if launched[first] == NO_ROW:
+        return False
+    ends = trace.ts_ns[rows] + trace.dur_ns[rows]
+    idle_since = max(int(trace.ts_ns[launched[first]]), int(ends[ends <= start].max(initial=0)))
+    return start - idle_since > QUEUED_NS
 
 
 def _judge(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimeline:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -82,8 +82,8 @@ def pipeline_bubble_excess_ms(run: RunView) -> Value:
     """How much longer a step is than the schedule asks for with equal stages and micro-batches.
 
     That is the mean step less what the passes of the mean stage and the schedule's own bubble take, and
-    less what unequal stages, slow ranks and micro-batches cost: sends and receives that nothing hides,
-    pauses, the optimizer.
+    less what unequal stages, slow ranks, micro-batches and late launches (on the rank that has most of them)
+    cost: sends and receives that nothing hides, pauses, the optimizer.
     """
     found, bubble = pipeline(run), pipeline_schedule_bubble_frac(run)
     if found is None or isinstance(bubble, Unknown):
@@ -102,10 +102,18 @@ def pipeline_bubble_excess_ms(run: RunView) -> Value:
         judged.budget.window_ns
         - ideal
         - slow
+        - 1e6 * max(_late_launches_ms(run), default=0.0)
         - max(float(balanced.mean()), 0.0)
         - max(float(even.mean()), 0.0)
     )
     return max(rest, 0.0) / 1e6
+
+
+def _late_launches_ms(run: RunView) -> Iterator[float]:
+    for digest in run.digests:
+        idle = digest.facts.get("launch_pace_idle_ms")
+        if isinstance(idle, (int, float)):
+            yield float(idle)
 
 
 def _of(run: RunView, measure: Callable[[Pipeline], Value]) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracedoc.facts.catalog import run_fact
-from tracedoc.ranks.pipelines import even_gain_ns, pass_ratios
+from tracedoc.ranks.pipelines import even_gain_ns, pass_ratios, pipeline
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.work_shares import (
     CPU_MEASURES,
@@ -53,18 +53,15 @@ def uneven_work_ms(run: RunView) -> Value:
     Counted is exposed waiting for ranks that had 5 % more work or more than the median of those that reduce
     the same gradients, where that accounts for half or more of their longer compute, and the compute for
     half or more of their lateness. All ranks' compute and waiting add up to the step, so that with equal
-    shares the step is shorter by the mean waiting. The median over the steps that all ranks captured whole.
+    shares the step is shorter by the mean waiting. The mean over the steps that all ranks captured whole.
 
     In a pipeline samples are dealt out in micro-batches: there it is how much shorter a step would be if each
     stage took every micro-batch equally long, by a replay of all ranks, the mean over the steps.
     """
-    gain_ns = even_gain_ns(run)
-    if gain_ns is not None:
-        return max(float(gain_ns.mean()), 0.0) / 1e6
-    excess = work_excess(run)
-    if excess is None:
+    by_step = uneven_by_step(run)
+    if by_step is None:
         return NO_REPLICAS
-    return float(np.median(waits_by_excess(run, excess).mean(axis=0))) / 1e6
+    return max(float(np.mean(list(by_step.values()))), 0.0) / 1e6
 
 
 @run_fact("uneven_work_ratio", unit="ratio", needs=("kernels", "collectives", "multi_rank"))
@@ -120,6 +117,18 @@ def uneven_work_compared(run: RunView) -> Value:
 def uneven_work_of(run: RunView) -> Value:
     """What :func:`uneven_work_compared` counts, in words."""
     return "passes through micro-batches" if pass_ratios(run).size else "steps"
+
+
+def uneven_by_step(run: RunView) -> dict[int, float] | None:
+    """Return what :func:`uneven_work_ms` is the mean of, in ns, by step."""
+    gain_ns, found = even_gain_ns(run), pipeline(run)
+    if gain_ns is not None and found is not None:
+        return dict(zip(found.steps, gain_ns.astype(np.float64).tolist(), strict=True))
+    excess = work_excess(run)
+    if excess is None:
+        return None
+    waits = waits_by_excess(run, excess).mean(axis=0)
+    return dict(zip(work_shares(run).steps, waits.tolist(), strict=True))
 
 
 def uneven_ranks(run: RunView) -> frozenset[int]:

@@ -1,0 +1,90 @@
+"""What a cause costs in every captured step: a replay of one step says nothing of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.facts.per_run.uneven import uneven_by_step
+from tracedoc.ranks.rehearsal import Together, gains_together, rehearsal
+from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.stragglers import stragglers
+
+ByStep = Mapping[int, float]
+
+SURE = 2.0
+"""The mean of a long run lies within so many standard errors of that of the captured steps, in 95 %."""
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """What a cause costs the analysed step and the mean step, in ms.
+
+    ``error_ms`` is how much more the mean of a long run may be than that of the captured steps, 0 where one
+    step tells nothing of it.
+    """
+
+    analysed_ms: float
+    mean_ms: float
+    error_ms: float
+
+
+def cost_over_steps(run: RunView, fact: str, key: str | None, step: int) -> Cost | None:
+    """Return what the cause that a fact measures costs over the steps, ``None`` where that is not known.
+
+    ``key`` is a rank, ``None`` the run; ``step`` the analysed step.
+    """
+    measure = _BY_STEP.get(fact)
+    found = measure(run, key) if measure is not None else {}
+    if step not in found:
+        return None
+    costs = np.array(list(found.values()), dtype=np.float64) / 1e6
+    error = SURE * float(costs.std(ddof=1)) / len(costs) ** 0.5 if len(costs) > 1 else 0.0
+    return Cost(found[step] / 1e6, float(costs.mean()), error)
+
+
+def _of_rank(run: RunView, key: str | None) -> ByStep:
+    late = next((one for one in stragglers(run) if str(one.rank) == key), None)
+    return {} if late is None else _numbered(late.steps, late.gain_ns)
+
+
+def _of_any_rank(run: RunView, key: str | None) -> ByStep:
+    late = stragglers(run)
+    if not late or rehearsal(run) is None:
+        return {}
+    return _numbered(late[0].steps, np.maximum(gains_together(run, Together.MEDIAN, late[0].steps), 0))
+
+
+def _of_uneven_work(run: RunView, key: str | None) -> ByStep:
+    return uneven_by_step(run) or {}
+
+
+def _idle_for(cause: str) -> Callable[[RunView, str | None], ByStep]:
+    """Return what measures the idle time of one cause, on the rank that has most of it in a step."""
+
+    def measure(run: RunView, key: str | None) -> ByStep:
+        found: dict[int, float] = {}
+        for digest in run.digests:
+            if key in (None, str(digest.rank)):
+                for step in digest.complete_steps:
+                    found[step.index] = max(found.get(step.index, 0.0), step.idle_ns.get(cause, 0))
+        return found
+
+    return measure
+
+
+def _numbered(steps: tuple[int, ...], costs_ns: npt.NDArray[np.int64]) -> ByStep:
+    return dict(zip(steps, costs_ns.astype(np.float64).tolist(), strict=True))
+
+
+_BY_STEP: dict[str, Callable[[RunView, str | None], ByStep]] = {
+    "straggler_cost_ms": _of_rank,
+    "straggler_any_cost_ms": _of_any_rank,
+    "uneven_work_ms": _of_uneven_work,
+    "input_idle_ms": _idle_for("input"),
+    "allocator_idle_ms": _idle_for("allocator"),
+    "sync_idle_ms": _idle_for("sync"),
+}
+"""What measures a cause in every step, in ns, by the fact that measures it in one or in all of them."""
