@@ -87,6 +87,8 @@ class Truth:
             changed = job.changed(pinned=1.0)
         elif rule == "allocator-churn":
             changed = job.changed(calm=1.0)
+        elif rule == "missing-backward-prefetch":
+            changed = job.changed(**{"ahead backward": 1.0})
         elif rule in _MENDED_BY:
             found = [name for name in _MENDED_BY[rule] if job.fault(name)]
             changed = job.without(found[0]) if found else None
@@ -144,7 +146,6 @@ _MENDED_BY = {
     "tail-all-reduce": ("giant-bucket",),
     "slow-interconnect": ("slow-link",),
     "sharded-gather-stall": ("no-prefetch",),
-    "missing-backward-prefetch": ("no-prefetch",),
     "small-gradient-buckets": ("small-buckets",),
     "reduction-every-micro-batch": ("every-micro-batch",),
     "fine-fsdp-wrapping": ("fine-wrap",),

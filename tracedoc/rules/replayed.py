@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import hypot
 
 from msgspec.structs import replace
 
@@ -45,7 +46,7 @@ def with_predictions(
     report = replay_report(replay)
     by_id = {rule.id: rule for rule in rules}
     if isinstance(replay, Refusal):
-        return _with_ceilings(judgement, replay.reason), report, ()
+        return _with_ceilings(by_id, judgement, replay.reason, measurements), report, ()
     answers = predict(replay, [[one] for one in asked.values()])
     known = {
         text: as_predicted([one], answer)
@@ -79,7 +80,9 @@ def _change(finding: Finding, fix: Fix) -> str:
     return fix.replays.replace(JUDGED_RANK, str(finding.ranks[0])) if len(finding.ranks) == 1 else ""
 
 
-def _with_ceilings(judgement: Judgement, reason: str) -> Judgement:
+def _with_ceilings(
+    rules: Mapping[str, Rule], judgement: Judgement, reason: str, measurements: Measurements
+) -> Judgement:
     """Return the judgement whose gains say why they are bounds and no predictions."""
     note = NOT_REPLAYED.format(reason)
     findings = tuple(
@@ -88,7 +91,19 @@ def _with_ceilings(judgement: Judgement, reason: str) -> Judgement:
         else one
         for one in judgement.findings
     )
-    return replace(judgement, findings=findings)
+    representative = measurements.run.representative_digest
+    step = representative.judged_step if representative is not None else None
+    if step is None:
+        return replace(judgement, findings=findings)
+    held = (_bound_for_mean_step(one, rules[one.rule_id], step.index, measurements) for one in findings)
+    return replace(judgement, findings=tuple(held))
+
+
+def _bound_for_mean_step(finding: Finding, rule: Rule, step: int, measurements: Measurements) -> Finding:
+    cost = _cost(finding, rule, step, measurements)
+    if cost is None or finding.gain is None or measurements.is_cpu:
+        return finding
+    return replace(finding, gain=_bound_over_steps(finding.gain, cost))
 
 
 def _predicted(
@@ -106,7 +121,7 @@ def _predicted(
     )
     found = [fix.predicted for fix in fixes if fix.predicted is not None]
     if not found or finding.gain is None:
-        return replace(finding, fixes=fixes)
+        return _bound_for_mean_step(replace(finding, fixes=fixes), rule, replay.step, measurements)
     best = max(found, key=lambda one: one.gain_ms[1])
     cost = _cost(finding, rule, replay.step, measurements)
     if cost is not None and not _shows(replay, best, finding.gain, cost):
@@ -153,11 +168,15 @@ def _shows(replay: RunReplay, best: Predicted, bound: Gain, cost: Cost) -> bool:
 
 
 def _gain_over_steps(gain: Gain, cost: Cost) -> Gain:
-    """Return the gain of the mean step, from that of the analysed one."""
-    more = cost.mean_ms - cost.analysed_ms
-    likely = max((gain.likely_ms or 0.0) + more, 0.0)
-    low = min(max(gain.low_ms + more - cost.error_ms, 0.0), likely)
-    high = max(gain.high_ms, gain.high_ms + more + cost.error_ms)
+    """Return the gain of the mean step, from that of the analysed one.
+
+    What a replay leaves open and what a few steps tell of their mean have nothing to do with each other: their
+    margins add up as squares.
+    """
+    was = gain.size_ms
+    likely = max(was + cost.mean_ms - cost.analysed_ms, 0.0)
+    low = max(likely - hypot(was - gain.low_ms, cost.error_ms), 0.0)
+    high = likely + hypot(gain.high_ms - was, cost.error_ms)
     return replace(gain, low_ms=low, likely_ms=likely, high_ms=high)
 
 

@@ -48,12 +48,17 @@ def at_most(
 
 
 def hidden_by_compute(
-    measurements: Measurements, key: str | None, exposed: float, assumption: str
+    measurements: Measurements,
+    key: str | None,
+    exposed: float,
+    assumption: str,
+    *,
+    beside_ms: float = 0.0,
 ) -> Gain | Unknown:
     """Bound what hiding ``exposed`` ms of communication gives.
 
-    At most the compute that runs with no communication beside it, for nothing else can hide it, and at most
-    the step minus the host's own work.
+    At most the compute that runs with no communication beside it, and ``beside_ms`` of communication that
+    other communication may hide, for nothing else can; and at most the step minus the host's own work.
     """
     compute = measured(measurements, "compute_ms", key)
     comm = measured(measurements, "comm_ms", key)
@@ -61,5 +66,5 @@ def hidden_by_compute(
     if isinstance(compute, Unknown) or isinstance(comm, Unknown) or isinstance(all_exposed, Unknown):
         return Unknown("the budget of the step is not known")
     room = max(compute - (comm - all_exposed), 0.0)
-    high, assumptions = within_host_work(measurements, key, min(exposed, room))
+    high, assumptions = within_host_work(measurements, key, min(exposed, room + beside_ms))
     return Gain(0.0, high, "ceiling", (assumption, *assumptions))

@@ -10,7 +10,7 @@ from tracedoc.diagnosis import Gain
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.values import Unknown
 from tracedoc.whatif.balanced_stages import balance_stages
-from tracedoc.whatif.bounds import at_most, hidden_by_compute, measured
+from tracedoc.whatif.bounds import at_most, hidden_by_compute, measured, within_host_work
 from tracedoc.whatif.earlier_reduction import GRADIENT_GAINS
 from tracedoc.whatif.hiding import HIDING_GAINS
 from tracedoc.whatif.late_rank import not_wait_for_rank
@@ -20,15 +20,20 @@ GainEstimator = Callable[[Measurements, str | None], Gain | Unknown]
 
 
 def hide_exposed_communication(measurements: Measurements, key: str | None) -> Gain | Unknown:
-    """Bound what hiding exposed communication behind compute gives.
+    """Bound what hiding exposed communication behind compute, or sending less, gives.
 
-    At most the exposed communication less known waiting; at most the compute that runs with no communication
-    beside it, for nothing else can hide it; and at most the step minus the host's own work, which stays.
+    At most the exposed communication less known waiting, and at most the step minus the host's own work, which
+    stays. Where some of it may be waiting, at most the compute that runs with no communication beside it: fewer
+    bytes do not shorten waiting.
     """
     exposed = measured(measurements, "exposed_comm_excluding_wait_ms", key)
     if isinstance(exposed, Unknown):
         return exposed
-    return hidden_by_compute(measurements, key, exposed, "the transfer hides behind compute completely")
+    split = measurements.facts.get("comm_split")
+    if split is None or split.value != "transfer":
+        return hidden_by_compute(measurements, key, exposed, "the transfer hides behind compute completely")
+    high, assumptions = within_host_work(measurements, key, exposed)
+    return Gain(0.0, high, "ceiling", ("what compute cannot hide is not sent", *assumptions))
 
 
 def avoid_syncs(measurements: Measurements, key: str | None) -> Gain | Unknown:

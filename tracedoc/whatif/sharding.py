@@ -52,12 +52,20 @@ def gather_backward_ahead(measurements: Measurements, key: str | None) -> Gain |
 
 
 def split_units(measurements: Measurements, key: str | None) -> Gain | Unknown:
-    """Bound what smaller units give: exposed gathers and reductions, at most the compute to hide them."""
+    """Bound what smaller units give: exposed gathers and reductions, at most what there is to hide them.
+
+    That is compute, and of the gathers and reductions of a backward pass, which then run beside each other,
+    the shorter ones: half of all at most.
+    """
     exposed = measured(measurements, "sharded_exposed_ms", key)
     if isinstance(exposed, Unknown):
         return exposed
     return hidden_by_compute(
-        measurements, key, exposed, "all but the first and last unit hides behind compute"
+        measurements,
+        key,
+        exposed,
+        "all but the first and last unit hides behind compute and other units",
+        beside_ms=exposed / 2,
     )
 
 
