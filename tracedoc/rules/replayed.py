@@ -158,7 +158,7 @@ def _cost(finding: Finding, rule: Rule, step: int, measurements: Measurements) -
 
 
 def _shows(replay: RunReplay, best: Predicted, bound: Gain, cost: Cost) -> bool:
-    """Tell whether the replayed step shows what the finding is about.
+    """Return whether the replayed step shows what the finding is about.
 
     A pause, or a rank whose turn it is to be late, may be in any step; and of a lone step what comes before
     its first kernel is not replayed.
@@ -170,8 +170,8 @@ def _shows(replay: RunReplay, best: Predicted, bound: Gain, cost: Cost) -> bool:
 def _gain_over_steps(gain: Gain, cost: Cost) -> Gain:
     """Return the gain of the mean step, from that of the analysed one.
 
-    What a replay leaves open and what a few steps tell of their mean have nothing to do with each other: their
-    margins add up as squares.
+    What a replay leaves open and what few steps leave open of their mean are independent: the margins add
+    up as squares.
     """
     was = gain.size_ms
     likely = max(was + cost.mean_ms - cost.analysed_ms, 0.0)

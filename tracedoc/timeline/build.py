@@ -338,7 +338,7 @@ def _own_extents(
 
 
 def _waited_for_its_turn(trace: Trace, rows: Rows, launched: Rows) -> bool:
-    """Tell whether the first kernel of a step was launched long before it starts, with nothing in between.
+    """Return whether the first kernel of a step was launched long before it starts, with nothing in between.
 
     Then the GPU was busy with steps before the capture, of whose kernels none is shown.
     """

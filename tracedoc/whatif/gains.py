@@ -22,9 +22,9 @@ GainEstimator = Callable[[Measurements, str | None], Gain | Unknown]
 def hide_exposed_communication(measurements: Measurements, key: str | None) -> Gain | Unknown:
     """Bound what hiding exposed communication behind compute, or sending less, gives.
 
-    At most the exposed communication less known waiting, and at most the step minus the host's own work, which
-    stays. Where some of it may be waiting, at most the compute that runs with no communication beside it: fewer
-    bytes do not shorten waiting.
+    At most the exposed communication less known waiting, and at most the step minus the host's own work,
+    which stays. Where some of it may be waiting, at most the compute that runs with no communication beside
+    it: fewer bytes do not shorten waiting.
     """
     exposed = measured(measurements, "exposed_comm_excluding_wait_ms", key)
     if isinstance(exposed, Unknown):

@@ -1,4 +1,4 @@
-"""What a cause costs in every captured step: a replay of one step says nothing of the others."""
+"""What a cause costs in every captured step, of which a replay shows one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tracedoc.ranks.stragglers import stragglers
 ByStep = Mapping[int, float]
 
 SURE = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81)
-"""Quantiles of Student's distribution, from one degree of freedom on: the mean of a long run is at most so many
-standard errors above that of the captured steps, in 95 % of cases."""
+"""Quantiles of Student's distribution, from one degree of freedom on: in 95 % of cases the mean of a long run
+is at most so many standard errors above that of the captured steps."""
 
 
 class Cost(msgspec.Struct, frozen=True):
     """What a cause costs the analysed step and the mean step, in ms.
 
-    ``error_ms`` is how much more the mean of a long run may be than that of the captured steps, 0 where one
-    step tells nothing of it.
+    ``error_ms`` is how much more the mean of a long run may be than that of the captured steps, 0 where only
+    one step was captured.
     """
 
     analysed_ms: float
