@@ -101,7 +101,7 @@ def _with_ceilings(
 
 def _bound_for_mean_step(finding: Finding, rule: Rule, step: int, measurements: Measurements) -> Finding:
     cost = _cost(finding, rule, step, measurements)
-    if cost is None or finding.gain is None or measurements.is_cpu:
+    if cost is None or finding.gain is None:
         return finding
     return replace(finding, gain=_bound_over_steps(finding.gain, cost))
 
@@ -152,7 +152,12 @@ def _with_prediction(finding: Finding, fix: Fix, predicted: Predicted, measureme
 
 
 def _cost(finding: Finding, rule: Rule, step: int, measurements: Measurements) -> Cost | None:
-    """Return what the cause of a finding costs over the captured steps, where that is known."""
+    """Return what the cause of a finding costs over the captured steps, where that is known.
+
+    Not on CPUs, where the processes of a job share cores: what one costs the others is partly chance.
+    """
+    if measurements.is_cpu:
+        return None
     key = str(finding.ranks[0]) if rule.scope == "rank" and len(finding.ranks) == 1 else None
     return cost_over_steps(measurements.run, rule.evidence, key, step)
 
