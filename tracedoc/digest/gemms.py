@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.trace.columns import Kind
@@ -90,9 +91,8 @@ def _gemm_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
         )
     windows = [w for w in timeline.windows if w.complete or w == timeline.judged]
     starts = trace.ts_ns[events.rows]
-    judged = np.zeros(events.rows.size, dtype=bool)
-    for window in windows:
-        judged |= (starts >= window.start_ns) & (starts < window.end_ns)
+    steps = Spans.of([window.start_ns for window in windows], [window.end_ns for window in windows])
+    judged = steps.covered_ns(starts, starts + 1) > 0
     judged &= (events.classes == COMPUTE) & (trace.device[events.rows] == timeline.device)
     judged &= (trace.kind[events.rows] == int(Kind.KERNEL)) & dense[trace.name[events.rows]]
     return np.asarray(events.rows[judged], dtype=np.intp)

@@ -60,13 +60,16 @@ def _launched(timeline: RankTimeline, windows: tuple[Window, ...]) -> tuple[Int6
     sizes = np.array([prod(grid) if grid else 0 for grid in trace.grids] + [0], dtype=np.int64)
     grids = trace.grid[rows] if trace.grid.size else np.full(rows.size, -1, dtype=np.int32)
     blocks = np.where(sized[trace.name[rows]], sizes[grids], 0)  # a grid of -1 is the 0 at the end
-    found_kernels, found_blocks = [], []
-    for window in windows:
-        number = timeline.position_of(window)
-        inside = position == number if number is not None else np.ones(rows.size, dtype=bool)
-        found_kernels.append(int(inside.sum()))
-        found_blocks.append(int(blocks[inside].sum()))
-    return np.array(found_kernels, dtype=np.int64), np.array(found_blocks, dtype=np.int64)
+    numbers = [timeline.position_of(window) for window in windows]
+    last = max((number for number in numbers if number is not None), default=-1)
+    placed = (position >= 0) & (position <= last)
+    kernels, sums = np.zeros(last + 2, dtype=np.int64), np.zeros(last + 2, dtype=np.int64)
+    np.add.at(kernels, position[placed], 1)
+    np.add.at(sums, position[placed], blocks[placed])
+    # A window that is no step of the host holds everything.
+    kernels[-1], sums[-1] = rows.size, blocks.sum()
+    places = np.array([-1 if number is None else number for number in numbers], dtype=np.intp)
+    return kernels[places], sums[places]
 
 
 def _operators(timeline: RankTimeline, windows: tuple[Window, ...]) -> tuple[Int64Array, Int64Array]:
