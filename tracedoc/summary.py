@@ -175,6 +175,10 @@ def _outcome(
     """Return what the step becomes with the fixes: replayed where that was done, else its bound."""
     if len(plan) > 1:
         change = format_step_change(step, plan[-1].step_ms)
+        if len(plan) == 2:
+            title, second = (one.title for one in plan)
+            then = second[:1].lower() + second[1:] if second[1:2].islower() else second
+            return f"{title}, then {then}: {change}."
         return f"All {len(plan)} fixes of the plan: {change}."
     if plan:
         finding = plan[0].fix.rpartition("/")[0]

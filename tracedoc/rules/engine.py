@@ -126,9 +126,10 @@ def evaluate(
     return Judgement(tuple(findings), tuple(verdicts[rule.id] for rule in rules), times)
 
 
-def worst_first(finding: Finding) -> tuple[int, float, str]:
-    """Return what findings are sorted by: severity, then gain."""
-    return SEVERITIES.index(finding.severity), -finding.gain.size_ms if finding.gain else 0.0, finding.id
+def worst_first(finding: Finding) -> tuple[int, bool, float, str]:
+    """Return what findings are sorted by: severity, those of stable rules before previews, then gain."""
+    gain_ms = finding.gain.size_ms if finding.gain else 0.0
+    return SEVERITIES.index(finding.severity), finding.status != "stable", -gain_ms, finding.id
 
 
 # -- one rule on its own
