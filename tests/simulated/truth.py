@@ -11,6 +11,9 @@ from tests.simulated.machine import play
 from tests.simulated.programs import WARM_UP, programs
 from tests.simulated.spec import Job
 
+_EXPOSED = ("exposed-communication", "exposed-parameter-gather", "exposed-tensor-parallel")
+"""Rules about communication with no compute beside it; the sharper ones say what it moves."""
+
 RULES_OF_FAULT = {
     "straggler-host": ("straggler-rank",),
     "straggler-compute": ("straggler-rank",),
@@ -20,8 +23,8 @@ RULES_OF_FAULT = {
     "uneven": ("uneven-work", "rotating-straggler"),
     "heavy-stage": ("stage-imbalance",),
     "slow-worker": ("straggler-rank",),
-    "slow-link": ("slow-interconnect", "exposed-communication", "sharded-gather-stall"),
-    "exposed-comm": ("exposed-communication", "sharded-gather-stall"),
+    "slow-link": ("slow-interconnect", "sharded-gather-stall", *_EXPOSED),
+    "exposed-comm": ("sharded-gather-stall", *_EXPOSED),
     "small-buckets": ("small-gradient-buckets", "small-collectives"),
     "giant-bucket": ("late-gradient-reduction", "tail-all-reduce"),
     "every-micro-batch": ("reduction-every-micro-batch",),
@@ -140,7 +143,7 @@ class Truth:
         return self.step_ms - play(programs(self.job.changed(compute=2.0))).period(WARM_UP) / 2
 
 
-_TRANSFERS = ("exposed-communication", "small-collectives")
+_TRANSFERS = (*_EXPOSED, "small-collectives")
 _MENDED_BY = {
     "late-gradient-reduction": ("giant-bucket",),
     "tail-all-reduce": ("giant-bucket",),
