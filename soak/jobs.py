@@ -78,7 +78,9 @@ def torchrun(how: str, rank: int, step: int, steps: int = 40, *options: str) -> 
 
 def own_profiler(step: int) -> list[str]:
     """Return a job that profiles some steps itself, from a step on."""
-    return [sys.executable, str(JOBS / "profiles_itself.py"), str(step), os.devnull]
+    # Not os.devnull: the profiler replaces what it exports to by a file of its own.
+    own = Path(tempfile.gettempdir()) / f"own-profile-{os.getpid()}.json"
+    return [sys.executable, str(JOBS / "profiles_itself.py"), str(step), str(own)]
 
 
 def nodes(how: str, rank: int, step: int) -> list[str]:

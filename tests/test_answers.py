@@ -182,8 +182,10 @@ def _language(fix: Fix, code: str) -> str:
         return "json"
     if fix.framework == "accelerate" and code.startswith("fsdp_config:"):
         return "yaml"
-    shell = ("export ", "unset ", "nvidia-smi", "docker ", "tracedoc ", "NCCL_DEBUG", "top ", "dcgmi ", "--")
-    return "shell" if code.startswith(shell) else "python"
+    shell = ("export ", "unset ", "nvidia-smi", "docker ", "tracedoc ", "top ", "dcgmi ", "--")
+    shell += ("torchrun ", "accelerate launch ")
+    assigned = re.match(r"[A-Z][A-Z_]+=", code)
+    return "shell" if code.startswith(shell) or assigned else "python"
 
 
 @pytest.mark.parametrize(("rule", "fix"), _fixes(), ids=lambda one: getattr(one, "id", ""))

@@ -113,6 +113,18 @@ LIMITS: dict[str, str] = {
         "The folder holds several profiler cycles of each rank, as tensorboard_trace_handler writes them. "
         "Only one is analysed: the newest that most ranks have. Choose another with --cycle."
     ),
+    "other-device": (
+        "The two runs that are compared ran on different devices. What changed is that of the device and of "
+        "everything else together. Compare runs on the same kind of machine."
+    ),
+    "other-strategy": (
+        "The two runs that are compared split the model differently, such as DDP and FSDP. The parts of the "
+        "step compare, collectives of one kind do not."
+    ),
+    "other-work": (
+        "Fewer than half of the kernels' time has the same names in the two runs that are compared. They may "
+        "be different models, batches or versions."
+    ),
     "profiler-steps-rejected": (
         "The ProfilerStep ranges hold no backward pass, or their lengths differ more than tenfold, so they "
         "do not mark training steps. Steps come from the optimizer or are inferred. Call profiler.step() "

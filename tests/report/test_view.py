@@ -36,14 +36,13 @@ def test_worst_finding_comes_first_whatever_the_order():
     ]
 
 
-def test_a_preview_stands_where_its_gain_puts_it():
+def test_a_preview_stands_behind_what_is_as_severe():
     diagnosis = sharded()
     transfer, straggler = diagnosis.findings
     preview = replace(straggler, severity="warning", status="preview")
     found = build_view(replace(diagnosis, findings=(transfer, preview))).findings
-    sizes = [item.finding.gain.size_ms for item in found if item.finding.gain is not None]
-    assert sizes == sorted(sizes, reverse=True)
-    assert len(sizes) == 2
+    assert [item.finding.status for item in found] == ["stable", "preview"]
+    assert transfer.severity == "warning"
 
 
 @pytest.mark.parametrize(

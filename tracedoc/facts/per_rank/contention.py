@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import numpy as np
 import numpy.typing as npt
 
@@ -35,7 +37,7 @@ def contention_ratio(timeline: RankTimeline) -> Value:
     themselves are left out, and three kinds are needed.
     """
     found = _compared(timeline)
-    return found if isinstance(found, Unknown) else float(np.median(found[0]))
+    return found if isinstance(found, Unknown) else median(found[0].tolist())
 
 
 @rank_fact("contention_ms", unit="ms", needs=("gpu", "kernels", "collectives"))

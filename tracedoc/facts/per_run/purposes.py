@@ -20,7 +20,7 @@ from tracedoc.values import Unknown, Value
 JUST_AFTER_NS = 50_000
 """An idle piece that begins this soon after a collective's end comes from the host's wait for it."""
 
-NO_PEERS = Unknown("ranks were not captured or matched: transfer and waiting cannot be told apart")
+NO_PEERS = Unknown("ranks were not captured or matched: transfer and waiting cannot be separated")
 
 UNSIZED = Unknown("they carry no size")
 

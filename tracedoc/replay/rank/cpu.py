@@ -92,7 +92,9 @@ def find_cpu_sources(timeline: RankTimeline) -> CpuSources:
 def _main_threads(timeline: RankTimeline) -> npt.NDArray[np.int32]:
     """Return the threads with the most operators first."""
     trace = timeline.trace
-    threads, counts = np.unique(trace.thread[trace.rows(Kind.CPU_OP)], return_counts=True)
+    ran = trace.thread[trace.rows(Kind.CPU_OP)]
+    threads = distinct(ran)
+    counts = np.bincount(np.searchsorted(threads, ran), minlength=threads.size)
     return np.asarray(threads[np.argsort(-counts, kind="stable")], dtype=np.int32)
 
 

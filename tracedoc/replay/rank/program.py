@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tracedoc.trace.distinct import is_among
+
 Codes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int32]
 Lags = npt.NDArray[np.signedinteger[Any]]
@@ -160,7 +162,7 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
         )  # fmt: skip
         if any(getattr(self, name).shape != (size,) for names, size in columns for name in names):
             return False
-        to_host = np.isin(self.cause_kind, TO_HOST)
+        to_host = is_among(self.cause_kind, TO_HOST)
         pointers = (
             (self.rejoin_from, 0, self.points), (self.rejoin_to, 0, self.points),
             (self.point, NONE, self.points), (self.cause_from, 0, self.events),
