@@ -193,4 +193,4 @@ def _peak_counter(timeline: RankTimeline, counter: str) -> Value:
         return Unknown("device memory was not recorded (profile_memory=True)")
     values = getattr(memory, counter)[memory.device == timeline.device]
     largest = int(values.max(initial=-1))
-    return largest if largest >= 0 else Unknown("the allocator's counters are not those of the analysed device")
+    return largest if largest >= 0 else Unknown("the counters of the allocator are of another device")
