@@ -151,6 +151,15 @@ def test_suite_counts_what_it_holds():
     assert int(suite.attrib["skipped"]) == sum(case.find("skipped") is not None for case in cases)
 
 
+def test_what_a_rule_says_of_the_capture_is_skipped_not_passed():
+    said = {"rule_id": "few-steps", "topic": "capture", "gain": None, "message": "Two steps."}
+    guard = replace(sharded().findings[0], **said)
+    verdict = replace(sharded().verdicts[0], rule_id="few-steps", outcome="finding")
+    diagnosis = replace(sharded(), findings=(guard,), verdicts=(verdict,))
+    (case,) = ElementTree.fromstring(render(diagnosis, "junit")).iter("testcase")
+    assert [(child.tag, child.attrib["message"]) for child in case] == [("skipped", "Two steps.")]
+
+
 def test_broken_budget_fails_and_unknown_one_is_skipped():
     suite = ElementTree.fromstring(render(with_budgets(), "junit"))
     outcomes = {

@@ -104,6 +104,14 @@ def test_nothing_is_wider_than_the_screen(browser: Any, pages: Path, width: int)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
 
 
+def test_tables_of_the_step_are_whole_on_a_telephone(browser: Any, pages: Path) -> None:
+    page, _ = opened(browser, pages / "sharded.html", viewport={"width": 390, "height": 900})
+    for table in ("table.parts", "table.phases"):
+        box = page.locator(table).first
+        hidden = box.evaluate("one => one.parentElement.scrollWidth - one.parentElement.clientWidth")
+        assert hidden <= 0, table
+
+
 def test_page_is_dark_where_the_reader_wants_it(browser: Any, pages: Path) -> None:
     colours = {}
     for scheme in ("light", "dark"):

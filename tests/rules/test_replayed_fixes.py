@@ -78,3 +78,15 @@ def test_a_wrong_prediction_is_an_error_of_its_rule(tmp_path: Path, repository: 
     with pytest.raises(RuleError) as caught:
         load_rules([str(tmp_path)])
     assert "did you mean 'feed-input'" in caught.value.message
+
+
+def test_a_doubtful_prediction_does_not_lessen_what_is_sure(sample_traces: Path):
+    """On CPUs predictions have low confidence; their low end is still most of the step."""
+    found = tracedoc.diagnose([sample_traces / "cpu_ddp_slow_loader"]).findings[0]
+    predicted = found.fixes[0].predicted
+    assert found.rule_id == "input-stall"
+    assert predicted is not None
+    assert predicted.confidence == "low"
+    assert found.gain is not None
+    assert found.gain.low_ms > 0.15 * 111
+    assert found.severity == "critical"

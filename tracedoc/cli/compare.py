@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import Target, format_option, json_text, say, send, targets
+from tracedoc.cli.output import Target, format_option, json_text, output_option, say, send, targets
 from tracedoc.cli.reading import Reading, holds_diagnosis, reading_options, run_pipeline
 from tracedoc.errors import InputError
 
@@ -52,15 +52,7 @@ def _pair(ctx: click.Context, param: click.Parameter, value: str | None) -> tupl
 @click.argument("base", metavar="BASE", shell_complete=files)
 @click.argument("head", metavar="HEAD", shell_complete=files)
 @format_option("markdown")
-@click.option(
-    "-o",
-    "--output",
-    "outputs",
-    multiple=True,
-    metavar="FILE",
-    shell_complete=files,
-    help="Write .txt, .json or .md; - is stdout.",
-)
+@output_option(".txt, .json or .md")
 @click.option(
     "--scaling",
     type=click.Choice(["weak", "strong"]),

@@ -45,6 +45,19 @@ def format_option(*others: str) -> Callable[[Command], Command]:
     )
 
 
+def output_option(suffixes: str) -> Callable[[Command], Command]:
+    """Return the option ``-o``; ``suffixes`` says in words which names it writes."""
+    return click.option(
+        "-o",
+        "--output",
+        "outputs",
+        multiple=True,
+        metavar="FILE",
+        shell_complete=files,
+        help=f"Write {suffixes}; - is stdout.",
+    )
+
+
 def quiet_option(command: Command) -> Command:
     """Add ``-q``: what is said beside the result, on stderr, is left out; errors are not."""
     return click.option(
@@ -75,15 +88,7 @@ def say(message: str) -> None:
 
 _OPTIONS = (
     format_option("html", "markdown", "sarif", "junit", "github"),
-    click.option(
-        "-o",
-        "--output",
-        "outputs",
-        multiple=True,
-        metavar="FILE",
-        shell_complete=files,
-        help="Write .html, .json, .txt, .md, .sarif or .xml (JUnit); - is stdout.",
-    ),
+    output_option(".html, .json, .txt, .md, .sarif or .xml (JUnit)"),
     click.option("--verdicts", is_flag=True, help="List what every rule said, with its numbers."),
     click.option(
         "--redact/--no-redact",

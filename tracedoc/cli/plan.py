@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import format_option, json_text, quiet_option, send, targets
+from tracedoc.cli.output import format_option, json_text, output_option, quiet_option, send, targets
 
 if TYPE_CHECKING:
     from tracedoc.planner.plan import Plan
@@ -71,15 +71,7 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 @click.option("--tokens", metavar="N", help="Tokens to train on, as 300B: adds days.")
 @click.option("--price", type=float, metavar="X", help="Price of a GPU and hour: adds the cost of --tokens.")
 @format_option("markdown")
-@click.option(
-    "-o",
-    "--output",
-    "outputs",
-    multiple=True,
-    metavar="FILE",
-    shell_complete=files,
-    help="Write .txt, .json or .md; - is stdout.",
-)
+@output_option(".txt, .json or .md")
 @quiet_option
 def plan(**given: object) -> None:
     """Say which training strategy fits, what it costs, and how to set it up.

@@ -6,7 +6,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 from tracedoc.report.texts import one_line
-from tracedoc.report.view import FindingView, View, budget_words
+from tracedoc.report.view import FindingView, View, budget_words, is_guard
 
 _FAILING = frozenset({"critical", "warning"})
 
@@ -17,16 +17,20 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def render_junit(view: View) -> str:
     """Return a suite with a test for each rule and each budget.
 
-    A critical finding, a warning, and a broken budget are failures; what could not be judged is skipped; a
-    rule that failed itself is an error. A note passes, and stands in the test's output.
+    A critical finding, a warning, and a broken budget are failures; what could not be judged, and what a rule
+    says of the capture, is skipped; a rule that failed itself is an error. A note passes, and stands in the
+    test's output.
     """
     found = {item.finding.rule_id: item for item in view.findings}
+    guards = {one.rule_id: one for one in view.diagnosis.findings if is_guard(one)}
     suite = ElementTree.Element("testsuite", name="tracedoc")
     for verdict in view.diagnosis.verdicts:
         case = _case(suite, "tracedoc.rules", verdict.rule_id)
         item = found.get(verdict.rule_id)
         if item is not None:
             _found(case, item)
+        elif verdict.rule_id in guards:
+            _child(case, "skipped", guards[verdict.rule_id].message)
         elif verdict.outcome == "error":
             _child(case, "error", verdict.reason)
         elif verdict.outcome in ("unknown", "not_applicable"):

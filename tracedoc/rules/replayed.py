@@ -7,7 +7,7 @@ from math import hypot
 
 from msgspec.structs import replace
 
-from tracedoc.diagnosis import Finding, Fix, Gain
+from tracedoc.diagnosis import SEVERITIES, Finding, Fix, Gain
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.facts.per_run.strategy import strategy_of
 from tracedoc.fixes import misfits
@@ -136,7 +136,11 @@ def _predicted(
     confidence = (
         min(finding.confidence, "medium", key=_SURER) if best.confidence == "low" else best.confidence
     )
-    severity = severity_of(rule, gain, confidence, measurements)
+    likely_severity = severity_of(rule, gain, confidence, measurements)
+    # Of what is saved at least there is no doubt.
+    least = Gain(gain.low_ms, gain.low_ms, "replay")
+    least_severity = severity_of(rule, least, finding.confidence, measurements)
+    severity = min(likely_severity, least_severity, key=SEVERITIES.index)
     return replace(finding, fixes=fixes, gain=gain, severity=severity)
 
 

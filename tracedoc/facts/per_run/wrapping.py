@@ -51,10 +51,7 @@ def sharded_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Sp
     """Exposed time of the median step in gathers and reduce-scatters of units, less known waiting."""
     if digest.units is None:
         return NOT_SHARDED
-    table, rows = digest.collectives, _rows(digest)
-    turn = run.arrivals[digest.rank].last_arrival_ns(table)
-    inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
-    return inside & Spans.of(turn[rows], table.end_ns[rows])
+    return _exposed_after_arrival(run, digest, step, _rows(digest))
 
 
 @run_fact(
@@ -68,11 +65,8 @@ def regather_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
     """Exposed time of the median step in gathers of the backward pass, less known waiting."""
     if digest.units is None:
         return NOT_SHARDED
-    table, calls = digest.collectives, digest.units.units.gathers
-    rows = calls.row[calls.phase != FORWARD]
-    turn = run.arrivals[digest.rank].last_arrival_ns(table)
-    inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
-    return inside & Spans.of(turn[rows], table.end_ns[rows])
+    calls = digest.units.units.gathers
+    return _exposed_after_arrival(run, digest, step, calls.row[calls.phase != FORWARD])
 
 
 @run_fact("mergeable_exposed_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
@@ -166,6 +160,16 @@ def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> S
     turn = run.arrivals[digest.rank].last_arrival_ns(table)
     exposed = digest.exposed_comm & Spans.of(turn[small], table.end_ns[small])
     return (exposed | hooks).clip(step.start_ns, step.end_ns)
+
+
+def _exposed_after_arrival(
+    run: RunView, digest: RankDigest, step: StepDigest, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]
+) -> Spans:
+    """Return when some of a rank's collectives are exposed in a step, from the last known arrival on."""
+    table = digest.collectives
+    begins = run.arrivals[digest.rank].last_arrival_ns(table)
+    inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
+    return inside & Spans.of(begins[rows], table.end_ns[rows])
 
 
 def _rows(digest: RankDigest) -> npt.NDArray[np.bool_]:
