@@ -201,6 +201,13 @@ def test_new_names_in_every_chunk() -> None:
 
 
 @needs_scanner
+def test_a_chunk_of_which_nothing_is_kept_is_read() -> None:
+    """Flow events alone, before any event with a head of its own."""
+    flow = '{"ph": "s", "name": "aten::mm", "pid": 0, "tid": 1, "args": {}, "ts": 0}'
+    assert_alike(f"[{','.join([flow] * 4)}]".encode(), 64)
+
+
+@needs_scanner
 @settings(max_examples=40, deadline=None)
 @given(documents(), st.sampled_from([64, 200, 1000, chunks.CHUNK_BYTES]), st.sampled_from(OPTIONS))
 def test_layouts(document: tuple[str, int], chunk_bytes: int, options: dict[str, Any]) -> None:

@@ -141,9 +141,7 @@ class _Positions:
         self._kept: _Rows | None = None
         self._traits: _Rows | None = None
         if has_new:
-            traits = tables.traits_of(heads)
-            traits[heads == _NO_HEAD] = 0
-            self._traits = traits
+            self._traits = tables.traits_of(heads)
             if (heads == _NO_HEAD).any():
                 self._kept = heads != _NO_HEAD
                 self._position = np.where(self._kept, np.cumsum(self._kept) - 1, -1)

@@ -82,8 +82,11 @@ class Tables:
         self._shapes: dict[tuple[bytes, bytes], Shapes] = {}
 
     def traits_of(self, heads: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        """Return the traits of events by the numbers of their heads."""
-        return np.frombuffer(self.heads.traits, dtype=np.uint8)[heads]
+        """Return the traits of events by the numbers of their heads; a negative number has none."""
+        traits = np.zeros(heads.size, dtype=np.uint8)
+        known = heads >= 0
+        traits[known] = np.frombuffer(self.heads.traits, dtype=np.uint8)[heads[known]]
+        return traits
 
     def shapes_of(self, dims: bytes, types: bytes) -> Shapes:
         """Return the shapes that two JSON texts spell, the same object for the same texts."""
