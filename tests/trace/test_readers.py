@@ -202,9 +202,13 @@ def test_new_names_in_every_chunk() -> None:
 
 @needs_scanner
 def test_a_chunk_of_which_nothing_is_kept_is_read() -> None:
-    """Flow events alone, before any event with a head of its own."""
+    """A Python frame that is left out, before any event that is kept."""
     flow = '{"ph": "s", "name": "aten::mm", "pid": 0, "tid": 1, "args": {}, "ts": 0}'
-    assert_alike(f"[{','.join([flow] * 4)}]".encode(), 64)
+    frame = (
+        '{"ph": "X", "name": "aten::mm", "pid": 0, "tid": 1, "cat": "python_function", "dur": 100, "ts": 0}'
+    )
+    last = '{"ph": "X", "cat": "cpu_op", "name": "last", "pid": 1, "tid": 1, "ts": 5, "dur": 1}'
+    assert_alike(f"[{','.join([flow, flow, flow, frame, last])}]".encode(), 64, long_frames=True)
 
 
 @needs_scanner
