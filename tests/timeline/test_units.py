@@ -12,8 +12,8 @@ import pytest
 from tracedoc import load
 from tracedoc.testing import TraceBuilder
 from tracedoc.timeline.build import RankTimeline, build_timeline
+from tracedoc.timeline.shards.shard_units import FORWARD, NO_TIME, PHASES, block_of
 from tracedoc.timeline.shards.times import UnitTable, small_table
-from tracedoc.timeline.shards.units import FORWARD, NO_TIME, PHASES, block_of
 
 MIB = 1 << 20
 

@@ -19,7 +19,7 @@ from tracedoc.digest.meetings import Meetings, meetings
 from tracedoc.digest.programs import EncodedProgram
 from tracedoc.digest.work import WorkTable, work_table
 from tracedoc.errors import TraceLimit
-from tracedoc.replay.rank.steps import rank_programs
+from tracedoc.replay.rank.kept_steps import rank_programs
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import Budget
 from tracedoc.timeline.build import RankTimeline

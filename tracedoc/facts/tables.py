@@ -25,8 +25,8 @@ from tracedoc.ranks.shard_stalls import latest_arrivals
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.host import IDLE_WORK
+from tracedoc.timeline.shards.shard_units import BACKWARD, NO_TIME, PHASES, UNKNOWN_SIZE, ShardCalls
 from tracedoc.timeline.shards.times import UNKNOWN_DEPTH, CallTimes, UnitTable
-from tracedoc.timeline.shards.units import BACKWARD, NO_TIME, PHASES, UNKNOWN_SIZE, ShardCalls
 from tracedoc.trace.distinct import is_among, medians_by_value, places_by_value
 from tracedoc.trace.vocabulary import busbw_factor
 

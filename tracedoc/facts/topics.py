@@ -13,7 +13,7 @@ TOPICS = {
         per_run.purposes,
         per_run.links,
         per_run.slow_transfers,
-        per_rank.contention,
+        per_rank.overlap_slowdown,
     ),
     "Gradients": (per_run.gradients, per_run.gradient_format, per_rank.unused_search),
     "Sharding": (
@@ -24,11 +24,11 @@ TOPICS = {
         per_rank.offload,
     ),
     "Stragglers": (per_run.straggler, per_run.uneven, per_run.slow_gpus),
-    "Pipelines": (per_run.pipelines,),
+    "Pipelines": (per_run.stages,),
     "Host and idle time": (
         per_rank.launch_pace,
         per_run.host_causes,
-        per_run.code_places,
+        per_run.script_places,
         per_rank.compilation,
     ),
     "Input": (per_rank.loader, per_run.loader_workers),

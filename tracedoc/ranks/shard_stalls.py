@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.spans import Int64Array, Spans
-from tracedoc.timeline.shards.units import NO_TIME, ShardCalls
+from tracedoc.timeline.shards.shard_units import NO_TIME, ShardCalls
 
 
 class StallParts(msgspec.Struct, frozen=True, eq=False):

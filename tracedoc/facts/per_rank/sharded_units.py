@@ -11,8 +11,7 @@ import numpy.typing as npt
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.facts.per_rank.step import NO_STEP
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.shards.times import UNKNOWN_DEPTH, picked
-from tracedoc.timeline.shards.units import (
+from tracedoc.timeline.shards.shard_units import (
     BACKWARD,
     FORWARD,
     ROOT,
@@ -22,6 +21,7 @@ from tracedoc.timeline.shards.units import (
     unit_bytes,
     unit_elements,
 )
+from tracedoc.timeline.shards.times import UNKNOWN_DEPTH, picked
 from tracedoc.trace.distinct import distinct
 from tracedoc.values import Unknown, Value
 

@@ -1,7 +1,6 @@
 """Facts of the run, computed from the digests of all ranks."""
 
 from tracedoc.facts.per_run import (
-    code_places,
     coverage,
     exposed_communication,
     gather_stalls,
@@ -11,11 +10,12 @@ from tracedoc.facts.per_run import (
     links,
     loader_workers,
     memory_room,
-    pipelines,
     purposes,
+    script_places,
     settings,
     slow_gpus,
     slow_transfers,
+    stages,
     step_log,
     straggler,
     strategy,
@@ -24,7 +24,6 @@ from tracedoc.facts.per_run import (
 )
 
 __all__ = [
-    "code_places",
     "coverage",
     "exposed_communication",
     "gather_stalls",
@@ -34,11 +33,12 @@ __all__ = [
     "links",
     "loader_workers",
     "memory_room",
-    "pipelines",
     "purposes",
+    "script_places",
     "settings",
     "slow_gpus",
     "slow_transfers",
+    "stages",
     "step_log",
     "straggler",
     "strategy",

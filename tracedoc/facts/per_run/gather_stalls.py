@@ -13,7 +13,7 @@ from tracedoc.facts.per_rank.sharded_units import NOT_SHARDED, NOT_TIMED
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.shard_stalls import StallParts, stall_parts
 from tracedoc.spans import Spans
-from tracedoc.timeline.shards.units import FORWARD
+from tracedoc.timeline.shards.shard_units import FORWARD
 from tracedoc.values import Unknown, Value
 
 

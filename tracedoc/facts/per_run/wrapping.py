@@ -14,7 +14,7 @@ from tracedoc.facts.per_run.links import half_rate_bytes
 from tracedoc.ranks.bandwidth import RING_SHARE
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
-from tracedoc.timeline.shards.units import FORWARD
+from tracedoc.timeline.shards.shard_units import FORWARD
 from tracedoc.trace.devices import device_peak
 from tracedoc.values import Unknown, Value
 

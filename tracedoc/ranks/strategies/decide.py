@@ -18,7 +18,7 @@ from tracedoc.ranks.strategies.model_parallel import (
     megatron,
     tensor_parallel,
 )
-from tracedoc.ranks.strategies.pipeline import pipeline
+from tracedoc.ranks.strategies.pipeline_parallel import pipeline
 from tracedoc.timeline.strategy_signs import SHARDED_MARKS, StrategySigns
 
 Recogniser = Callable[[StrategySigns, "int | None"], "Claim | None"]

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.replay.rank.calls import Calls, frees_memory
-from tracedoc.replay.rank.device import RANK_OF_COPY, UNLAUNCHED, DeviceEvents
+from tracedoc.replay.rank.gpu_events import RANK_OF_COPY, UNLAUNCHED, DeviceEvents
 from tracedoc.replay.rank.program import NONE, Call, Cause, Codes
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.build import RankTimeline

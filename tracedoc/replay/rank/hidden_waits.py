@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracedoc.replay.rank.calls import Calls
-from tracedoc.replay.rank.device import DeviceEvents
+from tracedoc.replay.rank.gpu_events import DeviceEvents
 from tracedoc.replay.rank.program import Call
 from tracedoc.spans import Spans
 from tracedoc.timeline.launches import NO_ROW

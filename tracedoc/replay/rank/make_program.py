@@ -17,9 +17,9 @@ from tracedoc.replay.rank.calls import (
     ready_lags,
 )
 from tracedoc.replay.rank.causes import Causes, find_causes
-from tracedoc.replay.rank.contention import measure_contention
-from tracedoc.replay.rank.device import RANK_OF_COMPUTE, DeviceEvents, device_events
+from tracedoc.replay.rank.gpu_events import RANK_OF_COMPUTE, DeviceEvents, device_events
 from tracedoc.replay.rank.hidden_waits import with_hidden_waits
+from tracedoc.replay.rank.kernel_slowdown import measure_contention
 from tracedoc.replay.rank.labels import longest_lags
 from tracedoc.replay.rank.program import NONE, TO_HOST, Call, RankProgram
 from tracedoc.spans import Int64Array

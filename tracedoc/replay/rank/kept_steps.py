@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from tracedoc.replay.rank.build import Unplayable, build_program, find_sources
 from tracedoc.replay.rank.cpu import build_cpu_program, find_cpu_sources
+from tracedoc.replay.rank.make_program import Unplayable, build_program, find_sources
 from tracedoc.replay.rank.program import RankProgram
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.steps import Window

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.replay.rank.device import RANK_OF_COMPUTE, DeviceEvents
+from tracedoc.replay.rank.gpu_events import RANK_OF_COMPUTE, DeviceEvents
 from tracedoc.replay.rank.program import UNKNOWN_SHARE
 from tracedoc.timeline.build import RankTimeline
 
