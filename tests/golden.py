@@ -1,15 +1,18 @@
 """Write the golden files again: ``python -m tests.golden``, from the root of the repository.
 
-``tests/report/golden`` holds hand-made diagnoses, ``tests/golden_answers`` what ``tracedoc diagnose`` prints
-of every sample and of six real traces.
+``tests/report/golden`` holds hand-made diagnoses as text and as what forges read, ``tests/golden_answers``
+what ``tracedoc diagnose`` prints of every sample and of six real traces, and of two samples what forges read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.example_diagnoses import DIAGNOSES
+from tracedoc.diagnosis import Diagnosis
 from tracedoc.pipeline import Options, diagnose
+from tracedoc.report.render import render
 from tracedoc.report.terminal import render_text
 from tracedoc.report.view import build_view
 
@@ -27,6 +30,10 @@ REAL_RUNS = (
     "published_pipeline_8rank",
 )
 HAND_MADE = ("sharded", "healthy", "cpu")
+FOR_FORGES = {"md": "markdown", "sarif": "sarif", "xml": "junit", "codequality.json": "codequality"}
+"""The suffix of a golden file, and its format."""
+SHOWN_TO_FORGES = ("cpu_ddp_slow_metrics", "synthetic_fsdp2_healthy")
+"""Samples whose answers are kept as forges read them: one with a line of its script, one without a fault."""
 
 
 def runs() -> dict[str, Path]:
@@ -35,12 +42,21 @@ def runs() -> dict[str, Path]:
     return samples | {name: REAL / name for name in REAL_RUNS if (REAL / name).is_dir()}
 
 
-def answer(folder: Path) -> str:
-    """Return what is printed of a run; the name of the folder stands for its path."""
-    return render_text(
-        build_view(diagnose([folder], Options(cache=False))),
-        next_command=f"tracedoc diagnose {folder.name} -o report.html",
+def answers(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield suffixes and texts of the golden files of a run; the name of the folder stands for its path."""
+    found = diagnose([folder], Options(cache=False))
+    yield (
+        "txt",
+        render_text(build_view(found), next_command=f"tracedoc diagnose {folder.name} -o report.html"),
     )
+    if folder.name in SHOWN_TO_FORGES:
+        yield from for_forges(found)
+
+
+def for_forges(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    """Yield suffixes and texts of a diagnosis as forges read it."""
+    for suffix, report_format in FOR_FORGES.items():
+        yield suffix, render(diagnosis, report_format)
 
 
 def shown(name: str) -> str:
@@ -51,8 +67,10 @@ def shown(name: str) -> str:
 
 if __name__ == "__main__":
     for name in HAND_MADE:
-        (ROOT / "tests" / "report" / "golden" / f"{name}.txt").write_text(shown(name), encoding="utf-8")
+        for suffix, text in (("txt", shown(name)), *for_forges(DIAGNOSES[name]())):
+            (ROOT / "tests" / "report" / "golden" / f"{name}.{suffix}").write_text(text, encoding="utf-8")
     folder = ROOT / "tests" / "golden_answers"
     folder.mkdir(exist_ok=True)
     for name, path in runs().items():
-        (folder / f"{name}.txt").write_text(answer(path), encoding="utf-8")
+        for suffix, text in answers(path):
+            (folder / f"{name}.{suffix}").write_text(text, encoding="utf-8")

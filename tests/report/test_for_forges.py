@@ -6,18 +6,22 @@ import html
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonSchema as SarifLog
 
 from tests.example_diagnoses import DIAGNOSES, HOSTILE, sharded
+from tests.golden import HAND_MADE, for_forges
 from tracedoc.diagnosis import BudgetCheck, Diagnosis, Finding
+from tracedoc.errors import Limit
 from tracedoc.report.markdown import MARK, MAX_CHARACTERS, safe
 from tracedoc.report.render import render
 from tracedoc.report.view import build_view
 
-FORMATS = ("markdown", "sarif", "junit", "github")
+FORMATS = ("markdown", "sarif", "junit", "github", "codequality")
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def with_message(message: str) -> Diagnosis:
@@ -48,6 +52,13 @@ def test_every_diagnosis_has_every_format(name: str, report_format: str):
     text = render(DIAGNOSES[name](), report_format)
     assert text.endswith("\n")
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
+
+
+@pytest.mark.parametrize("name", HAND_MADE)
+def test_forges_read_what_the_golden_files_say(name: str):
+    for suffix, text in for_forges(DIAGNOSES[name]()):
+        golden = (GOLDEN / f"{name}.{suffix}").read_text(encoding="utf-8")
+        assert text == golden, "run python -m tests.golden and read what changed"
 
 
 # -- Markdown
@@ -99,6 +110,27 @@ def test_long_comment_loses_its_last_parts_and_says_so():
     assert "1 more part does not fit in a comment." in text
 
 
+def huge() -> Diagnosis:
+    """Return a diagnosis with everything that can be long or many."""
+    diagnosis = sharded()
+    findings = tuple(
+        replace(diagnosis.findings[0], id=f"f{number}", title=f"Finding {number} " + "t" * 2_000)
+        for number in range(500)
+    )
+    limits = tuple(Limit(f"limit-{number}", "m" * 500, "e" * 500) for number in range(3_000))
+    checks = tuple(BudgetCheck(f"f{number} <= 1", "broken", 1.0, "ms", 2.0) for number in range(3_000))
+    return replace(
+        diagnosis, summary="Straggler: " + "s" * 50_000, findings=findings, limits=limits, budgets=checks
+    )
+
+
+def test_comment_of_a_huge_run_is_one_that_a_forge_accepts():
+    text = render(huge(), "markdown")
+    assert len(text) < 65_000
+    assert text.count("<details>") == text.count("</details>") > 10
+    assert "parts do not fit in a comment." in text
+
+
 def test_fence_is_longer_than_backticks_in_the_code():
     diagnosis = sharded()
     first, *others = diagnosis.findings
@@ -139,7 +171,54 @@ def test_result_points_at_the_line_that_the_message_names(named: str):
     assert {"artifactLocation": {"uri": "train.py"}, "region": {"startLine": 34}} in places
 
 
+# -- GitLab's code quality
+
+
+def test_each_finding_has_what_gitlab_needs():
+    found = json.loads(render(sharded(), "codequality"))
+    assert [one["check_name"] for one in found] == [one.rule_id for one in listed(sharded())]
+    assert len({one["fingerprint"] for one in found}) == len(found)
+    for one in found:
+        assert one["severity"] in ("info", "minor", "major", "critical", "blocker")
+        assert one["location"]["lines"]["begin"] >= 1
+        assert not one["location"]["path"].startswith(("/", "./"))
+
+
 # -- JUnit
+
+
+# What a suite may hold, as the schema of the Jenkins xUnit plugin has it (junit-10.xsd): children of each
+# element in their order, and attributes, those that must be there first.
+JUNIT_CHILDREN = {
+    "testsuites": ("testsuite",),
+    "testsuite": ("testcase",),
+    "testcase": ("skipped", "error", "failure", "system-out"),
+    "skipped": (),
+    "error": (),
+    "failure": (),
+    "system-out": (),
+}
+JUNIT_ATTRIBUTES: dict[str, tuple[set[str], set[str]]] = {
+    "testsuites": (set(), set()),
+    "testsuite": ({"name", "tests", "failures", "errors"}, {"skipped"}),
+    "testcase": ({"name", "classname"}, set()),
+    "skipped": (set(), {"message"}),
+    "error": (set(), {"message", "type"}),
+    "failure": (set(), {"message", "type"}),
+    "system-out": (set(), set()),
+}
+
+
+@pytest.mark.parametrize("name", sorted(DIAGNOSES))
+def test_junit_has_the_structure_of_its_schema(name: str):
+    for element in ElementTree.fromstring(render(DIAGNOSES[name](), "junit")).iter():
+        needed, optional = JUNIT_ATTRIBUTES[element.tag]
+        assert needed <= set(element.attrib) <= needed | optional
+        allowed = JUNIT_CHILDREN[element.tag]
+        places = [allowed.index(child.tag) for child in element]
+        assert places == sorted(places)
+        if element.tag == "testcase":
+            assert sum(child.tag in ("skipped", "error", "failure") for child in element) <= 1
 
 
 def test_suite_counts_what_it_holds():

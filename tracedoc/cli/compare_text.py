@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from tracedoc.report.markdown import safe
+from tracedoc.report.markdown import comment, fold, safe
 from tracedoc.report.texts import one_line, plain
 from tracedoc.units import format_ms, format_percent, format_quantity
 
@@ -63,17 +63,28 @@ def comparison_text(found: RunComparison, width: int) -> str:
 
 
 def comparison_markdown(found: RunComparison) -> str:
-    """Return the comparison as Markdown; names from the runs are written as code."""
-    lines = [f"**{safe(first_line(found))}**", ""]
+    """Return the comparison as a comment: the answer, the table of changes, and everything else folded.
+
+    Names from the runs read as just that text.
+    """
+    lines = [f"### {safe(first_line(found))}", ""]
     noise = _noise(found)
     if noise:
         lines += [safe(noise), ""]
     head, *rows = _parts(found)
     lines += [f"| {' | '.join(head)} |", "|---|--:|--:|--:|---|"]
     lines += [f"| {' | '.join(safe(cell) for cell in row)} |" for row in rows]
-    for title, items in _lists(found):
-        lines += ["", f"**{title}**", "", *(f"- {safe(item)}" for item in items)]
-    return "\n".join(lines) + "\n"
+    lines += ["", _counts(found)]
+    folds = (fold(title, "\n".join(f"- {safe(item)}" for item in items)) for title, items in _lists(found))
+    return comment("\n".join(lines).rstrip("\n"), folds)
+
+
+def _counts(found: RunComparison) -> str:
+    """Return how many findings are fixed, new and still there."""
+    words = {"fixed": "fixed", "new": "new", "persisting": "still there"}
+    counts = {state: sum(one.state == state for one in found.findings) for state in words}
+    said = ", ".join(f"{count} {words[state]}" for state, count in counts.items() if count)
+    return f"Findings: {said}." if said else ""
 
 
 def _noise(found: RunComparison) -> str:

@@ -87,7 +87,7 @@ def say(message: str) -> None:
 
 
 _OPTIONS = (
-    format_option("html", "markdown", "sarif", "junit", "github"),
+    format_option("html", "markdown", "sarif", "junit", "github", "codequality"),
     output_option(".html, .json, .txt, .md, .sarif or .xml (JUnit)"),
     click.option("--verdicts", is_flag=True, help="List what every rule said, with its numbers."),
     click.option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import astuple
 
@@ -41,19 +41,28 @@ def render_markdown(view: View) -> str:
     failures = Failures()
     head = failures.contain("the answer", lambda: "\n".join(_head(view)), "")
     folds = failures.contain("the findings", lambda: list(_folds(view)), [])
+    return comment(head, folds, [safe(limit.message) for limit in failures.limits])
+
+
+def comment(head: str, folds: Iterable[str], notes: Iterable[str] = ()) -> str:
+    """Return a comment of a head, parts that are folded, and notes; parts that do not fit are counted.
+
+    A head that alone is too long is cut.
+    """
+    if len(head) > MAX_CHARACTERS // 2:
+        head = f"{head[: MAX_CHARACTERS // 2]}\n\nThe rest does not fit in a comment."
     lines = [MARK, head, ""]
     room = MAX_CHARACTERS - sum(len(line) + 1 for line in lines) - 200
     left_out = 0
-    for fold in folds:
-        if len(fold) + 1 > room:
+    for part in folds:
+        if len(part) + 1 > room:
             left_out += 1
             continue
-        lines.append(fold)
-        room -= len(fold) + 1
+        lines.append(part)
+        room -= len(part) + 1
     if left_out:
         lines.append(f"{left_out} more {'part does' if left_out == 1 else 'parts do'} not fit in a comment.")
-    lines += [f"{safe(limit.message)}" for limit in failures.limits]
-    return "\n".join(lines).rstrip("\n") + "\n"
+    return "\n".join([*lines, *notes]).rstrip("\n") + "\n"
 
 
 def safe(text: str) -> str:
@@ -101,7 +110,7 @@ def _folds(view: View) -> Iterator[str]:
     """Yield the folded parts, the most useful first: a comment that gets too long loses its end."""
     plan, replay = view.diagnosis.plan, view.diagnosis.replay
     if plan and replay is not None:
-        yield _fold(
+        yield fold(
             "Plan: each fix on top of those before it",
             *(
                 f"{number}. {safe(one.title)}: {safe(format_step_change(one.replay_of_step_ms, one.step_ms))}"
@@ -109,22 +118,20 @@ def _folds(view: View) -> Iterator[str]:
             ),
         )
     for item in view.findings:
-        yield _fold(f"{item.number}. {safe(item.finding.title)}", *_finding_details(item))
+        yield fold(f"{item.number}. {safe(item.finding.title)}", *_finding_details(item))
     if view.segments:
         rows = (
             f"| {safe(label)} | {format_ms(ms)} | {format_percent(share)} | {safe(note)} |"
             for _, label, ms, share, note in map(astuple, view.segments)
         )
-        yield _fold(
+        yield fold(
             f"Where the step goes ({safe(view.where)})",
             "| Part | Time | Share | Largest causes |\n|---|--:|--:|---|\n" + "\n".join(rows),
         )
     if view.diagnosis.budgets:
-        yield _fold(
-            "Budgets", "\n".join(f"- {safe(budget_words(check))}" for check in view.diagnosis.budgets)
-        )
+        yield fold("Budgets", "\n".join(f"- {safe(budget_words(check))}" for check in view.diagnosis.budgets))
     if view.limits:
-        yield _fold(
+        yield fold(
             "What this capture cannot show", "\n".join(f"- {safe(limit.text)}" for limit in view.limits)
         )
 
@@ -148,7 +155,8 @@ def _finding_details(item: FindingView) -> Iterator[str]:
         yield f"{others} more: `tracedoc explain {finding.rule_id.replace('`', '')}`"
 
 
-def _fold(title: str, *paragraphs: str) -> str:
+def fold(title: str, *paragraphs: str) -> str:
+    """Return paragraphs that are shown once their title is clicked; all of it is Markdown already."""
     body = "\n\n".join(paragraphs)
     return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
 

@@ -23,10 +23,10 @@ SUFFIXES = {
 }
 """The format that the suffix of a file name implies."""
 
-FORMATS = ("text", "json", "html", "markdown", "sarif", "junit", "github")
+FORMATS = ("text", "json", "html", "markdown", "sarif", "junit", "github", "codequality")
 """Every format of a diagnosis."""
 
-_REDACTED_BY_DEFAULT = frozenset({"html", "markdown", "sarif", "junit", "github"})
+_REDACTED_BY_DEFAULT = frozenset({"html", "markdown", "sarif", "junit", "github", "codequality"})
 # JSON leaves these as they are, and a terminal that shows the JSON would obey them.
 _OBEYED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -61,6 +61,12 @@ def _annotations(view: View) -> str:
     return render_annotations(view)
 
 
+def _code_quality(view: View) -> str:
+    from tracedoc.report.codequality import render_code_quality
+
+    return render_code_quality(view)
+
+
 # Each is imported when it is asked for: a page needs jinja2, JUnit an XML library.
 _RENDERERS: dict[str, Callable[[View], str]] = {
     "html": _html,
@@ -68,6 +74,7 @@ _RENDERERS: dict[str, Callable[[View], str]] = {
     "sarif": _sarif,
     "junit": _junit,
     "github": _annotations,
+    "codequality": _code_quality,
 }
 
 

@@ -71,16 +71,20 @@ def _result(item: FindingView, view: View, order: list[str]) -> dict[str, Any]:
 
 
 def _location(item: FindingView, view: View) -> dict[str, Any]:
-    """Return the line of the script that the finding names, else the trace that shows it."""
+    file, line = location(item, view)
+    place: dict[str, Any] = {"artifactLocation": {"uri": _uri(file)}}
+    return {"physicalLocation": place | ({"region": {"startLine": line}} if line is not None else {})}
+
+
+def location(item: FindingView, view: View) -> tuple[str, int | None]:
+    """Return the file and line of the script that the finding names, else the trace that shows it."""
     place = script_line(item)
     if place is not None:
-        file, line = place
-        return {"physicalLocation": {"artifactLocation": {"uri": _uri(file)}, "region": {"startLine": line}}}
+        return place
     sources = {report.rank: report.source for report in view.diagnosis.ranks}
     worst = max(item.finding.evidence, key=_length, default=None)
     ranks = (worst.rank,) if worst is not None else item.finding.ranks
-    source = next((sources[rank] for rank in ranks if rank in sources), "trace.json")
-    return {"physicalLocation": {"artifactLocation": {"uri": _uri(source)}}}
+    return next((sources[rank] for rank in ranks if rank in sources), "trace.json"), None
 
 
 def _length(place: Evidence) -> int:
