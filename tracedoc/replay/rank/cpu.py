@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from tracedoc.replay.rank.calls import INPUT_PART, Calls, loader_rows, order_calls, ready_lags
 from tracedoc.replay.rank.labels import longest_lags
-from tracedoc.replay.rank.program import NONE, Call, Cause, Group, RankProgram
+from tracedoc.replay.rank.program import NONE, Call, Cause, Group, RankProgram, Unplayable
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import gloo_rows
 from tracedoc.timeline.build import RankTimeline
@@ -50,15 +50,18 @@ class CpuSources(msgspec.Struct, frozen=True, eq=False):
     ready_lag: Int64Array
 
 
-def find_cpu_sources(timeline: RankTimeline) -> CpuSources:
-    """Return the calls of the host over the whole capture, and what they wait for.
+def find_cpu_sources(timeline: RankTimeline) -> CpuSources | Unplayable:
+    """Return the calls of the host over the whole capture, and what they wait for; or why there are none.
 
     Operators are the work of the host between its calls. It waits where it runs none until a collective of
     its own has ended, and for its data loader.
     """
     trace, table = timeline.trace, timeline.collectives
+    threads = _main_threads(timeline)
+    if not threads.size:
+        return Unplayable("no operator of the host was captured")
     issued = _issued(timeline)
-    loads = loader_rows(trace, _main_threads(timeline))
+    loads = loader_rows(trace, threads)
     begin, end, awaited = _waits(timeline, issued)
     asking = Spans.of(trace.ts_ns[loads], trace.end_ns[loads])
     alone = asking.covered_ns(begin, end) == 0
@@ -83,7 +86,7 @@ def find_cpu_sources(timeline: RankTimeline) -> CpuSources:
         np.repeat(np.array([kind for kind, _, _ in blocks], dtype=np.uint8), sizes)[order],
         start[order],
         stop[order],
-        np.full(start.size, _main_threads(timeline)[0], dtype=np.int32),
+        np.full(start.size, threads[0], dtype=np.int32),
     )
     own = np.where(calls.kind == Call.INPUT, calls.end_ns - calls.start_ns, 0)
     return CpuSources(timeline, calls, row[order], own, ready_lags(trace, calls, own))
@@ -134,8 +137,8 @@ def _waits(timeline: RankTimeline, issued: Int64Array) -> tuple[Int64Array, Int6
     return np.maximum(begin, np.minimum(last, ended)), ended, row
 
 
-def build_cpu_program(sources: CpuSources, window: Window) -> RankProgram:
-    """Return the program of one step, from the beginning of the host's range to that of the next one.
+def build_cpu_program(sources: CpuSources, window: Window) -> RankProgram | Unplayable:
+    """Return the program of one step, from the beginning of the host's range to that of the next; or why not.
 
     The beginning of the next step is its last point. Its events are collectives, on the threads of gloo as
     streams, and one that stands for the beginning of the step: a step has an event even where it has no
@@ -145,6 +148,8 @@ def build_cpu_program(sources: CpuSources, window: Window) -> RankProgram:
     table = timeline.collectives
     first = int(np.searchsorted(calls.start_ns, window.start_ns))
     last = int(np.searchsorted(calls.start_ns, window.end_ns))
+    if last == first:
+        return Unplayable("nothing was captured in the step")
     span = slice(first, last)
     mine = Calls(*(getattr(calls, name)[span] for name in Calls.__struct_fields__))
     row, own = sources.row[span], sources.own_ns[span].copy()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from tracedoc.replay.rank.cpu import build_cpu_program, find_cpu_sources
-from tracedoc.replay.rank.make_program import Unplayable, build_program, find_sources
-from tracedoc.replay.rank.program import RankProgram
+from tracedoc.replay.rank.make_program import build_program, find_sources
+from tracedoc.replay.rank.program import RankProgram, Unplayable
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.steps import Window
 
@@ -23,6 +23,8 @@ def rank_programs(timeline: RankTimeline) -> tuple[tuple[RankProgram, ...], str]
         return (), "no step was found"
     if timeline.is_cpu:
         cpu = find_cpu_sources(timeline)
+        if isinstance(cpu, Unplayable):
+            return (), cpu.reason
         build: Callable[[Window], RankProgram | Unplayable] = partial(build_cpu_program, cpu)
     else:
         sources = find_sources(timeline)

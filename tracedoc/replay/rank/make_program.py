@@ -21,7 +21,7 @@ from tracedoc.replay.rank.gpu_events import RANK_OF_COMPUTE, DeviceEvents, devic
 from tracedoc.replay.rank.hidden_waits import with_hidden_waits
 from tracedoc.replay.rank.kernel_slowdown import measure_contention
 from tracedoc.replay.rank.labels import longest_lags
-from tracedoc.replay.rank.program import NONE, TO_HOST, Call, RankProgram
+from tracedoc.replay.rank.program import NONE, TO_HOST, Call, RankProgram, Unplayable
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW
@@ -32,12 +32,6 @@ TO_HOST_CODES = np.array(TO_HOST, dtype=np.uint8)
 
 MOST_EVENTS = 300_000
 """Programs of more GPU events are not kept."""
-
-
-class Unplayable(msgspec.Struct, frozen=True):
-    """Why a step has no program."""
-
-    reason: str
 
 
 class Sources(msgspec.Struct, frozen=True, eq=False):

@@ -78,6 +78,12 @@ TO_HOST = (Cause.SYNC, Cause.COPY, Cause.QUEUE)
 """Causes whose target is a point of the host, which returns then; all others delay an event's start."""
 
 
+class Unplayable(msgspec.Struct, frozen=True):
+    """Why a step has no program."""
+
+    reason: str
+
+
 class RankProgram(msgspec.Struct, frozen=True, eq=False):
     """One step of one rank. All times are nanoseconds; columns of one kind have one length.
 
