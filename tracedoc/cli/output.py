@@ -88,7 +88,7 @@ def say(message: str) -> None:
 
 _OPTIONS = (
     format_option("html", "markdown", "sarif", "junit", "github", "codequality"),
-    output_option(".html, .json, .txt, .md, .sarif or .xml (JUnit)"),
+    output_option(".html, .json, .txt, .md, .sarif, .xml (JUnit) or .perfetto.json.gz"),
     click.option("--verdicts", is_flag=True, help="List what every rule said, with its numbers."),
     click.option(
         "--redact/--no-redact",
@@ -133,16 +133,16 @@ def targets(
     is for stdout and for other names. Raises :class:`InputError` early, before the work, for a file that
     would replace an input.
     """
-    if suffixes is None:
-        from tracedoc.report import render
+    from tracedoc.report import render
 
+    if suffixes is None:
         suffixes = render.SUFFIXES
     found = []
     used = False
     for path in outputs or ("-",):
         if path != "-":
             _check_file(path, inputs)
-        implied = None if path == "-" else suffixes.get(os.path.splitext(path)[1].lower())
+        implied = None if path == "-" else render.implied_format(path, suffixes)
         used = used or implied is None
         chosen = implied or report_format or ("text" if path == "-" else None)
         if chosen is None:
@@ -167,7 +167,7 @@ def write(
     browse: bool = False,
 ) -> None:
     """Write every report of a diagnosis; with ``browse`` show the page, from a temporary file if need be."""
-    from tracedoc.report.render import render_pieces
+    from tracedoc.report.render import FILES_ONLY, render_file, render_pieces, save_bytes
 
     pages = [place.path for place in places if place.format == "html" and place.path != "-"]
     if browse and not pages:
@@ -189,9 +189,21 @@ def write(
             color=color,
         )
 
-    send(places, rendered, diagnosis.summary)
+    files = [place for place in places if place.format in FILES_ONLY]
+    send([place for place in places if place not in files], rendered, diagnosis.summary)
+    for place in files:
+        save_bytes(place.path, render_file(diagnosis, place.format, redact=redact))
+        say(f"wrote {place.path}{_where_to_look(diagnosis) if place.format == 'perfetto' else ''}")
     if browse and not webbrowser.open(Path(pages[0]).absolute().as_uri()):
         raise TracedocError("no browser can be opened here", f"open {pages[0]} in one")
+
+
+def _where_to_look(diagnosis: Diagnosis) -> str:
+    from tracedoc.report.common_clock import place_to_look
+    from tracedoc.report.view import build_view
+
+    place = place_to_look(build_view(diagnosis))
+    return f": open it at https://ui.perfetto.dev{f', and look at {place}' if place else ''}"
 
 
 def send(places: Sequence[Target], rendered: Callable[[str, int, bool], Iterable[str]], summary: str) -> None:

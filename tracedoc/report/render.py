@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from tracedoc.diagnosis import Diagnosis
@@ -20,11 +22,16 @@ SUFFIXES = {
     ".md": "markdown",
     ".sarif": "sarif",
     ".xml": "junit",
+    ".perfetto.json": "perfetto",
+    ".perfetto.json.gz": "perfetto",
 }
-"""The format that the suffix of a file name implies."""
+"""The format that the end of a file name implies; the longest end that fits counts."""
 
 FORMATS = ("text", "json", "html", "markdown", "sarif", "junit", "github", "codequality")
 """Every format of a diagnosis."""
+
+FILES_ONLY = frozenset({"perfetto"})
+"""Formats that are no text to read: only files get them, never stdout."""
 
 _REDACTED_BY_DEFAULT = frozenset({"html", "markdown", "sarif", "junit", "github", "codequality"})
 # JSON leaves these as they are, and a terminal that shows the JSON would obey them.
@@ -76,6 +83,24 @@ _RENDERERS: dict[str, Callable[[View], str]] = {
     "github": _annotations,
     "codequality": _code_quality,
 }
+
+
+def implied_format(path: str, suffixes: Mapping[str, str] = SUFFIXES) -> str | None:
+    """Return the format that a file's name implies; ``None`` if its end is none of ``suffixes``."""
+    name = Path(path).name.lower()
+    fitting = [suffix for suffix in suffixes if name.endswith(suffix) and name != suffix]
+    return suffixes[max(fitting, key=len)] if fitting else None
+
+
+def render_file(diagnosis: Diagnosis, report_format: str, *, redact: bool | None = None) -> bytes:
+    """Return what a file of one of :data:`FILES_ONLY` holds; ``redact`` defaults to yes.
+
+    Raises :class:`InputError` where the diagnosis has no step to draw.
+    """
+    view = build_view(diagnosis, redact=redact is not False)
+    from tracedoc.report.perfetto import render_perfetto
+
+    return render_perfetto(view)
 
 
 def render(diagnosis: Diagnosis, report_format: str, *, redact: bool | None = None) -> str:
@@ -132,19 +157,34 @@ def write_report(
 
     Raises :class:`InputError` if the name implies no format or the file cannot be written.
     """
-    chosen = report_format or SUFFIXES.get(Path(path).suffix.lower())
+    chosen = report_format or implied_format(path)
     if chosen is None:
         raise InputError(
             f"{path}: the name implies no format", f"end the name in one of {', '.join(SUFFIXES)}"
         )
-    save(path, render_pieces(diagnosis, chosen, redact=redact))
+    if chosen in FILES_ONLY:
+        save_bytes(path, render_file(diagnosis, chosen, redact=redact))
+    else:
+        save(path, render_pieces(diagnosis, chosen, redact=redact))
 
 
 def save(path: str, pieces: Iterable[str]) -> None:
     """Write a text to a file as UTF-8; raise :class:`InputError` if that fails."""
+    with _written(path), Path(path).open("w", encoding="utf-8", errors="replace", newline="\n") as file:
+        file.writelines(pieces)
+
+
+def save_bytes(path: str, content: bytes) -> None:
+    """Write a file, packed if its name ends in ``.gz``; raise :class:`InputError` if that fails."""
+    packed = gzip.compress(content, mtime=0) if path.lower().endswith(".gz") else content
+    with _written(path):
+        Path(path).write_bytes(packed)
+
+
+@contextmanager
+def _written(path: str) -> Iterator[None]:
     try:
-        with Path(path).open("w", encoding="utf-8", errors="replace", newline="\n") as file:
-            file.writelines(pieces)
+        yield
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(

@@ -35,6 +35,7 @@ _TRACE_NAME = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
 # A crash during export leaves the file that would have been renamed at the end.
 _LEFTOVER_NAME = re.compile(r"\.json(?:\.gz)?\.(?:tmp|part)$", re.IGNORECASE)
 _OWN_FILES = frozenset({MANIFEST_NAME, "diagnosis.json"})
+_VIEW_SUFFIXES = (".perfetto.json", ".perfetto.json.gz")
 _SNIFFED_BYTES = 64 * 1024
 
 _RANK_IN_NAME = (
@@ -232,7 +233,7 @@ def _files_in(directory: Path, manifest: dict[Path, int], limits: list[Limit]) -
 
 
 def _is_ours(name: str) -> bool:
-    return name in _OWN_FILES or name.endswith(PART_SUFFIX)
+    return name in _OWN_FILES or name.endswith((PART_SUFFIX, *_VIEW_SUFFIXES))
 
 
 def _with_leftovers(
@@ -370,6 +371,8 @@ def _why_no_trace(path: Path) -> str:
         return "is a Git LFS pointer, not the trace itself"
     if text[:1] not in b"{[":
         return "is not JSON"
+    if re.match(rb'\{\s*"tracedocView"\s*:', text):
+        return "was written by tracedoc, for Perfetto"
     if re.match(rb'\{\s*"schema"\s*:', text) and b'"nodes"' in text:
         return "is an execution trace, not a profiler trace"
     if complete and not _TRACE_KEYS.search(text):

@@ -115,6 +115,11 @@ def _check_it_is_a_trace(path: str, outcome: Outcome, columns: Columns) -> None:
             f"{path} is a PyTorch execution trace, not a Kineto trace",
             "pass the file that torch.profiler's export_chrome_trace wrote",
         )
+    if "tracedocView" in outcome.metadata:
+        raise InputError(
+            f"{path} was written by tracedoc for Perfetto, and is no trace of a job",
+            "diagnose the run that it was written for",
+        )
     record = "pass a trace that torch.profiler exported (export_chrome_trace or tensorboard_trace_handler)"
     if not outcome.has_events:
         if outcome.truncated:
