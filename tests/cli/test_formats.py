@@ -11,7 +11,9 @@ from click.testing import CliRunner, Result
 
 from tests.example_diagnoses import sharded
 from tracedoc.cli import main
+from tracedoc.collector import launcher
 from tracedoc.diagnosis_json import to_json
+from tracedoc.run.manifest import read_manifest
 
 PLAN = ("plan", "--params", "7B", "--gpus", "2", "--gpu", "H100")
 
@@ -85,6 +87,16 @@ def test_quiet_says_nothing_beside_the_result(saved: str, tmp_path: Path):
     quiet = run("report", saved, "-o", str(page), "-q")
     assert (quiet.exit_code, quiet.stdout, quiet.stderr) == (0, "", "")
     assert run("report", saved, "-q").stdout == run("report", saved).stdout
+
+
+def test_quiet_says_nothing_of_what_was_collected(sample_traces: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = sample_traces / "cpu_ddp_rare_metrics"
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    captured = launcher.Outcome(0, folder, manifest, torch_processes=2)
+    monkeypatch.setattr(launcher, "collect", lambda command, options: captured)
+    assert "tracedoc: captured 2 of 2 ranks" in run("collect", "--", "python", "train.py").stderr
+    assert run("collect", "-q", "--", "python", "train.py").stderr == ""
 
 
 def test_quiet_hides_no_error(tmp_path: Path):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracedoc.cli.completion import files, folders
+from tracedoc.cli.output import is_quiet, quiet_option, say
 
 if TYPE_CHECKING:
     from tracedoc.collector.launcher import Outcome
@@ -116,6 +117,7 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str) -> str:
     "--baseline", is_flag=True, help="First capture the same command on one process, in DIR/baseline."
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@quiet_option
 @click.pass_context
 def collect(
     ctx: click.Context,
@@ -187,9 +189,7 @@ def collect(
                 ranks="all",
                 exit_after_capture=True,
             )
-            click.echo(
-                f"tracedoc: one process first: {shlex.join(launcher.public_command(single))}", err=True
-            )
+            say(f"tracedoc: one process first: {shlex.join(launcher.public_command(single))}")
             alone = launcher.collect(single, first)
             _tell_outcome(alone, first)
         outcome = launcher.collect(command, options)
@@ -201,9 +201,12 @@ def collect(
         _tell_beside(alone, outcome)
     if outcome.manifest.ranks and then_diagnose:
         sys.stdout.flush()
-        subprocess.run([sys.executable, "-m", "tracedoc", "diagnose", _shown(outcome.folder)], check=False)
+        quiet = ["--quiet"] if is_quiet() else []
+        subprocess.run(
+            [sys.executable, "-m", "tracedoc", "diagnose", _shown(outcome.folder), *quiet], check=False
+        )
     elif outcome.manifest.ranks:
-        click.echo(f"next: tracedoc diagnose {shlex.quote(_shown(outcome.folder))}", err=True)
+        say(f"next: tracedoc diagnose {shlex.quote(_shown(outcome.folder))}")
     ctx.exit(outcome.code)
 
 
@@ -233,22 +236,21 @@ def _tell_outcome(outcome: Outcome, options: Options) -> None:
     manifest = outcome.manifest
     for entry in (*manifest.ranks, *manifest.silent):
         if entry.reason and entry.level:
-            click.echo(f"tracedoc: rank {entry.rank}: {entry.state}: {entry.reason}", err=True)
+            say(f"tracedoc: rank {entry.rank}: {entry.state}: {entry.reason}")
     if words := how_it_ended(manifest):
-        click.echo(f"tracedoc: {words}", err=True)
+        say(f"tracedoc: {words}")
     if manifest.ranks:
         count = len(manifest.ranks)
         asked = count + sum(entry.level != "" for entry in manifest.silent)
         world = max(_whole(entry, "world_size") for entry in (*manifest.ranks, *manifest.silent))
         if options.ranks in ("auto", "all"):
             asked = max(asked, world)
-        click.echo(
+        say(
             f"tracedoc: captured {count} of {asked} ranks, "
-            f"{_steps(manifest.ranks)}, {_size(manifest.ranks)} in {_shown(outcome.folder)}",
-            err=True,
+            f"{_steps(manifest.ranks)}, {_size(manifest.ranks)} in {_shown(outcome.folder)}"
         )
         if times := _times(manifest.ranks):
-            click.echo(f"tracedoc: {times}", err=True)
+            say(f"tracedoc: {times}")
         return
     message, hint = _why_nothing(outcome, options.start + options.warmup)
     click.echo(f"error: {message}\nhint: {hint}", err=True)
@@ -263,9 +265,9 @@ def _tell_beside(alone: Outcome, outcome: Outcome) -> None:
         times = (
             f"{format_ms(one.before.median_ms)} on one process, {format_ms(job.before.median_ms)} in the job"
         )
-        click.echo(f"tracedoc: a step before the capture (median): {times}", err=True)
+        say(f"tracedoc: a step before the capture (median): {times}")
     shown = shlex.quote(_shown(alone.folder))
-    click.echo(f"tracedoc: the one process: tracedoc diagnose {shown}", err=True)
+    say(f"tracedoc: the one process: tracedoc diagnose {shown}")
 
 
 def _steps(ranks: tuple[ManifestRank, ...]) -> str:

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from tracedoc.answer_words import ANSWER_WORDS
-from tracedoc.cli.output import format_option, json_text, text_width, to_stdout
+from tracedoc.cli.output import format_option, json_text, quiet_option, text_width, to_stdout
 from tracedoc.cli.packs import rules_option
 from tracedoc.errors import TracedocError
 from tracedoc.limits import LIMITS
@@ -39,6 +39,7 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 @click.argument("run", nargs=-1, metavar="[RUN]...")
 @rules_option()
 @format_option()
+@quiet_option
 def explain(
     name: str, run: tuple[str, ...], rule_directories: tuple[str, ...], report_format: str | None
 ) -> None:
