@@ -410,6 +410,17 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
         return notebook_html(self)
 
+    def figure(self) -> Any:
+        """Return a matplotlib ``Figure``: the drawn step of all ranks, their budgets, and their waits.
+
+        A notebook shows it; ``figure.savefig("figure.pdf")`` keeps it. Raises :class:`InputError` where the
+        capture has no step to draw.
+        """
+        from tracedoc.report.figures import diagnosis_figure
+        from tracedoc.report.view import build_view
+
+        return diagnosis_figure(build_view(self))
+
     def to_frame(self, table: str = "steps") -> Any:
         """Return a table as a pandas ``DataFrame``: "steps", "ranks", "findings", "collectives" or "kernels".
 

@@ -27,6 +27,7 @@ class Asked(TypedDict):
 
 
 _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
+_FIGURES = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
 _LARGEST_DIAGNOSIS = 256 << 20
 
 
@@ -52,7 +53,7 @@ def _pair(ctx: click.Context, param: click.Parameter, value: str | None) -> tupl
 @click.argument("base", metavar="BASE", shell_complete=files)
 @click.argument("head", metavar="HEAD", shell_complete=files)
 @format_option("markdown")
-@output_option(".txt, .json or .md")
+@output_option(".txt, .json or .md, or the waterfall as .png, .svg or .pdf")
 @click.option(
     "--scaling",
     type=click.Choice(["weak", "strong"]),
@@ -95,7 +96,7 @@ def compare(
       tracedoc compare runs/1gpu runs/8gpu --scaling weak
       tracedoc compare main.json branch.json --fail-on-regression 5%
     """
-    places = targets(report_format, outputs, (base, head), _FORMATS)
+    places = targets(report_format, outputs, (base, head), _FORMATS | _FIGURES)
     from tracedoc.comparison.compare import compare as compare_runs
     from tracedoc.pipeline import Options
     from tracedoc.report.texts import redacted
@@ -104,15 +105,15 @@ def compare(
     sides = _side(base, options), _side(head, options)
     how: Asked = {"scaling": scaling, "samples_per_step": samples_per_step}
     found = compare_runs(*sides, **how)
-    # Markdown is for others to read, as in `tracedoc diagnose`.
-    shared = compare_runs(*map(redacted, sides), **how) if _asks_markdown(places) else found
+    # Markdown and figures are for others to read, as in `tracedoc diagnose`.
+    shared = compare_runs(*map(redacted, sides), **how) if _is_shared(places) else found
     _write(found, shared, places)
     if fail_on_regression is not None:
         _gate(found, fail_on_regression)
 
 
-def _asks_markdown(places: tuple[Target, ...]) -> bool:
-    return any(place.format == "markdown" for place in places)
+def _is_shared(places: tuple[Target, ...]) -> bool:
+    return any(place.format not in ("text", "json") for place in places)
 
 
 def _side(path: str, options: Options) -> Diagnosis:
@@ -133,15 +134,20 @@ def _side(path: str, options: Options) -> Diagnosis:
 
 
 def _write(found: RunComparison, shared: RunComparison, places: tuple[Target, ...]) -> None:
-    """Write the comparison; ``shared`` is the one without names of hosts, for Markdown."""
-    from tracedoc.cli.compare_text import comparison_markdown, comparison_text, first_line
+    """Write the comparison; ``shared`` is the one without names of hosts, to pass on."""
+    from tracedoc.cli.compare_text import comparison_markdown, comparison_text, first_line, waterfall_drawing
+    from tracedoc.report.render import save_bytes
 
     def rendered(chosen: str, width: int, color: bool) -> list[str]:
         if chosen == "json":
             return [json_text(found)]
         return [comparison_markdown(shared) if chosen == "markdown" else comparison_text(found, width)]
 
-    send(places, rendered, first_line(found))
+    figures = [place for place in places if place.format in _FIGURES.values()]
+    send([place for place in places if place not in figures], rendered, first_line(found))
+    for place in figures:
+        save_bytes(place.path, waterfall_drawing(shared, place.format))
+        say(f"wrote {place.path}")
 
 
 def _gate(found: RunComparison, least: float) -> None:

@@ -1,4 +1,4 @@
-"""Show a comparison as text, or as Markdown for a pull request."""
+"""Show a comparison as text, as Markdown for a pull request, or as a waterfall."""
 
 from __future__ import annotations
 
@@ -77,6 +77,22 @@ def comparison_markdown(found: RunComparison) -> str:
     lines += ["", _counts(found)]
     folds = (fold(title, "\n".join(f"- {safe(item)}" for item in items)) for title, items in _lists(found))
     return comment("\n".join(lines).rstrip("\n"), folds)
+
+
+def waterfall_drawing(found: RunComparison, file_format: str) -> bytes:
+    """Return the waterfall of a comparison as "png", "svg" or "pdf"; small parts are one."""
+    from tracedoc.report.waterfall_figure import render_waterfall
+
+    fall = found.waterfall
+    least = _LEAST_PART * max(fall.ideal_ms, fall.measured_ms)
+    shown = [(one_line(part.label), part.change_ms) for part in fall.parts if abs(part.change_ms) >= least]
+    small = sum(part.change_ms for part in fall.parts if abs(part.change_ms) < least)
+    changes = [*shown, ("smaller parts", small)] if small else shown
+    sides = ("ideal step", "HEAD") if found.scaling is not None else ("BASE", "HEAD")
+    title = plain(first_line(found))
+    return render_waterfall(
+        file_format, title, (sides[0], fall.ideal_ms), changes, (sides[1], fall.measured_ms)
+    )
 
 
 def _counts(found: RunComparison) -> str:

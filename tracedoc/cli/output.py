@@ -88,7 +88,7 @@ def say(message: str) -> None:
 
 _OPTIONS = (
     format_option("html", "markdown", "sarif", "junit", "github", "codequality"),
-    output_option(".html, .json, .txt, .md, .sarif, .xml (JUnit) or .perfetto.json.gz"),
+    output_option(".html, .json, .txt, .md, .sarif, .xml (JUnit), .perfetto.json.gz, .png, .svg or .pdf"),
     click.option("--verdicts", is_flag=True, help="List what every rule said, with its numbers."),
     click.option(
         "--redact/--no-redact",

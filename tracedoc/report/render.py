@@ -24,13 +24,16 @@ SUFFIXES = {
     ".xml": "junit",
     ".perfetto.json": "perfetto",
     ".perfetto.json.gz": "perfetto",
+    ".png": "png",
+    ".svg": "svg",
+    ".pdf": "pdf",
 }
 """The format that the end of a file name implies; the longest end that fits counts."""
 
 FORMATS = ("text", "json", "html", "markdown", "sarif", "junit", "github", "codequality")
 """Every format of a diagnosis."""
 
-FILES_ONLY = frozenset({"perfetto"})
+FILES_ONLY = frozenset({"perfetto", "png", "svg", "pdf"})
 """Formats that are no text to read: only files get them, never stdout."""
 
 _REDACTED_BY_DEFAULT = frozenset({"html", "markdown", "sarif", "junit", "github", "codequality"})
@@ -98,9 +101,13 @@ def render_file(diagnosis: Diagnosis, report_format: str, *, redact: bool | None
     Raises :class:`InputError` where the diagnosis has no step to draw.
     """
     view = build_view(diagnosis, redact=redact is not False)
-    from tracedoc.report.perfetto import render_perfetto
+    if report_format == "perfetto":
+        from tracedoc.report.perfetto import render_perfetto
 
-    return render_perfetto(view)
+        return render_perfetto(view)
+    from tracedoc.report.figures import render_figure
+
+    return render_figure(view, report_format)
 
 
 def render(diagnosis: Diagnosis, report_format: str, *, redact: bool | None = None) -> str:

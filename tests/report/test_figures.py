@@ -1,0 +1,144 @@
+"""Figures for slides and papers: what they show, that they are safe, and the same each time."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace
+
+from tests.example_diagnoses import HOSTILE, sharded
+from tracedoc.cli import main
+from tracedoc.diagnosis import Detail, Diagnosis
+from tracedoc.diagnosis_json import to_json
+from tracedoc.errors import InputError
+from tracedoc.report.drawing import STATES
+from tracedoc.report.figure_style import HATCHES, colours
+from tracedoc.report.figures import diagnosis_figure
+from tracedoc.report.render import render_file
+from tracedoc.report.view import PARTS, build_view
+from tracedoc.report.waterfall_figure import render_waterfall
+
+BEGINS = {"png": b"\x89PNG\r\n", "pdf": b"%PDF-", "svg": b"<?xml"}
+
+
+def panel(figure: Any, title: str) -> Any:
+    """Return the axes under a title."""
+    return next(axis for axis in figure.axes if axis.get_title(loc="left").startswith(title))
+
+
+@pytest.fixture(scope="module")
+def figure() -> Any:
+    return sharded().figure()
+
+
+def test_budgets_are_stacked_and_as_long_as_the_step(figure: Any) -> None:
+    """Rank 0: compute 250, transfer 40, waiting 90, copies 2, idle 18; 400 ms in all."""
+    bars = [bar for bar in panel(figure, "Where the median step").patches if round(bar.get_y() + 0.4) == 0]
+    assert [(bar.get_x(), bar.get_width()) for bar in bars] == [
+        (0, 250), (250, 40), (290, 90), (380, 2), (382, 18),
+    ]  # fmt: skip
+
+
+def test_heat_map_has_the_waits_of_complete_steps(figure: Any) -> None:
+    """Rank 5, the sixth of seven ranks, waits 10 ms a step and the others 90; step 7 is incomplete."""
+    (image,) = panel(figure, "Exposed waiting").get_images()
+    expected = np.full((7, 4), 90.0)
+    expected[4] = 10.0  # rank 3 was not captured
+    assert image.get_array().tolist() == expected.tolist()
+
+
+def test_the_late_rank_stands_out(figure: Any) -> None:
+    labels = panel(figure, "Step 5, all ranks on one clock").get_yticklabels()
+    assert [(label.get_text(), label.get_fontweight()) for label in labels] == [
+        ("rank 0", "normal"),
+        ("rank 5", "bold"),
+    ]
+
+
+def test_timeline_has_each_state_at_its_time(figure: Any) -> None:
+    drawn = panel(figure, "Step 5").collections
+    waits = [
+        tuple(path.get_extents().intervalx)
+        for bars in drawn
+        if bars.get_hatch() == HATCHES["wait"]
+        for path in bars.get_paths()
+    ]
+    assert waits == [(200, 290), (350, 360)]
+
+
+def test_no_two_colours_that_meet_are_one_in_grey() -> None:
+    """By relative luminance as in ITU-R BT.709; patterns tell apart what is alike."""
+
+    def grey(key: str) -> float:
+        red, green, blue = (int(colours()[key][at : at + 2], 16) / 255 for at in (1, 3, 5))
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    keys = [key for key, _, _ in PARTS]
+    for first, second in combinations(keys, 2):
+        alike = abs(grey(first) - grey(second)) < 0.1
+        assert not alike or HATCHES.get(first) != HATCHES.get(second), (first, second)
+    assert {key for key, _ in STATES.values()} <= set(colours())
+    assert set(HATCHES) <= set(colours())
+
+
+@pytest.mark.parametrize("file_format", sorted(BEGINS))
+def test_figure_has_one_file(file_format: str) -> None:
+    diagnosis = replace(sharded(), summary=f"Costs $5_{{6}} and {HOSTILE}")
+    content = render_file(diagnosis, file_format)
+    assert content.startswith(BEGINS[file_format])
+    if file_format == "svg":
+        assert content == render_file(diagnosis, file_format), "no date, no random number"
+        assert b"<script" not in content
+        text = " ".join(ElementTree.fromstring(content).itertext())
+        assert "$5_{6}" in text, "no formula"
+        assert "gpu-node" not in text
+        assert not re.search(rb'(?:href|src)="(?!#|data:image/)', content), "nothing is fetched"
+
+
+def test_capture_without_a_step_has_no_figure() -> None:
+    nothing: Diagnosis = replace(sharded(), ranks=(), detail=Detail())
+    with pytest.raises(InputError, match="no step to draw"):
+        diagnosis_figure(build_view(nothing))
+
+
+def test_settings_of_the_user_stay(figure: Any) -> None:
+    import matplotlib
+
+    assert matplotlib.rcParams["axes.spines.top"] is True
+    assert not figure.axes[0].spines["top"].get_visible()
+
+
+def test_waterfall_leads_from_one_step_to_the_other() -> None:
+    content = render_waterfall(
+        "svg",
+        "Improved: 100 ms -> 70 ms",
+        ("BASE", 100.0),
+        [("waiting", -40.0), ("copies", 10.0)],
+        ("HEAD", 70.0),
+    )
+    words = ElementTree.fromstring(content).itertext()
+    shown = [word.strip() for word in words if word.strip()]
+    assert "Improved: 100 ms -> 70 ms" in shown
+    places = [shown.index(word) for word in ("BASE", "waiting", "copies", "HEAD")]
+    assert places == sorted(places)
+    assert {"100 ms", "-40 ms", "+10 ms", "70 ms"} <= set(shown)
+
+
+def test_commands_write_figures(tmp_path: Path) -> None:
+    before = tmp_path / "before.json"
+    before.write_text(to_json(sharded()), encoding="utf-8")
+    figure, waterfall = tmp_path / "figure.pdf", tmp_path / "waterfall.png"
+    done = CliRunner().invoke(main, ["report", str(before), "-o", str(figure)])
+    assert done.exit_code == 0, done.stderr
+    assert f"wrote {figure}" in done.stderr
+    assert figure.read_bytes().startswith(BEGINS["pdf"])
+    done = CliRunner().invoke(main, ["compare", str(before), str(before), "-o", str(waterfall)])
+    assert done.exit_code == 0, done.stderr
+    assert waterfall.read_bytes().startswith(BEGINS["png"])
