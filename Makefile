@@ -1,6 +1,7 @@
 # make demo    diagnose a shipped run: terminal answer and report.html (RUN=DIR for another one)
 # make test    run every test on all cores; installs what the tests need (a CPU build of torch among it)
 # make lint    ruff and mypy
+# make docs    the documentation as a site, in build/site: docs, rules, decisions, and a gallery of answers
 # make pythons the tests that need no torch, on each other Python that is supported and found
 # make mutate  change definitions one at a time, and hold that a test fails for each (MUTANTS="NAME ...")
 # make soak    random and hard inputs, jobs that go wrong: half an hour and more (SOAK="--share 0.01": a short look)
@@ -27,7 +28,7 @@ TRUTH ?=
 BIN := .venv/bin
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: demo test lint pythons mutate soak bench bench-plan bench-truth bench-replay fuzz clean
+.PHONY: demo test lint docs pythons mutate soak bench bench-plan bench-truth bench-replay fuzz clean
 
 demo: .venv/installed
 	$(BIN)/tracedoc diagnose $(RUN) -o - -o report.html
@@ -39,6 +40,13 @@ lint: .venv/lint-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# What it is built from is installed before; building asks for nothing, and links that lead nowhere are errors.
+docs: .venv/installed .venv-docs/ready
+	if [ -x .venv-docs/bin/mkdocs ]; then \
+		$(BIN)/python docs/gallery.py build/gallery && \
+		NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet; \
+	else echo "mkdocs could not be installed; the site is not built" >&2; fi
 
 pythons:
 	.ci/pythons
@@ -80,7 +88,7 @@ fuzz: .venv/test-installed
 	else echo "there is no $(CLANG), whose fuzzer would run now" >&2; fi
 
 clean:
-	rm -rf .venv .venv-bench .venv-hta .venv-traceinsight .venv-gpu-idle .venv-3.* build dist report.html *.egg-info
+	rm -rf .venv .venv-bench .venv-hta .venv-traceinsight .venv-gpu-idle .venv-docs .venv-3.* build dist report.html *.egg-info
 	rm -f tracedoc/trace/_scanner.*.so
 
 .venv/python .venv-bench/python:
@@ -115,4 +123,4 @@ peers: .venv-hta/ready .venv-traceinsight/ready
 .venv-%/ready: requirements/%.txt
 	$(PYTHON) -m venv .venv-$*
 	if .venv-$*/bin/python $(PIP) --requirement $<; then touch $@; \
-	else echo "$* could not be installed; what compares with it will be left out" >&2; fi
+	else echo "$* could not be installed; what needs it will be left out" >&2; fi
