@@ -29,6 +29,7 @@ enum {
     COLLECTIVE,
     TYPES,
     DIMS,
+    VALUES,
     ARGUMENTS,
     UNKNOWN = ARGUMENTS
 };
@@ -227,7 +228,11 @@ static Verdict keep_place(Events *events, const Event *event, int32_t row, uint3
 
 static Verdict keep_shape(Events *events, const Event *event, int32_t row)
 {
-    Slice parts[PARTS] = {argument(event, DIMS), argument(event, TYPES), {NULL, 0}, {NULL, 0}};
+    /* Values differ from call to call, and are kept of sends and receives alone: they name the other rank. */
+    bool names_peer = is_text(event->fields[NAME], "\"c10d::send\"") || is_text(event->fields[NAME], "\"c10d::recv_\"");
+    Slice none = {NULL, 0};
+    Slice parts[PARTS] = {argument(event, DIMS), argument(event, TYPES),
+                          names_peer ? argument(event, VALUES) : none, none};
     uint32_t shape = table_number(&events->shapes, parts);
     Shaped *shaped = shape == NO_ROOM ? NULL : next_item(&events->shaped, sizeof *shaped);
     if (shaped == NULL)
@@ -348,6 +353,8 @@ static int argument_named(const uint8_t *key, size_t size)
     case 15:
         if (memcmp(key, "Collective name", 15) == 0)
             return COLLECTIVE;
+        if (memcmp(key, "Concrete Inputs", 15) == 0)
+            return VALUES;
         return memcmp(key, "Total Allocated", 15) == 0 ? ALLOCATED : UNKNOWN;
     case 33:
         return memcmp(key, "wait_on_cuda_event_record_corr_id", 33) == 0 ? RECORDED_BY : UNKNOWN;

@@ -71,7 +71,7 @@ typedef struct {
 typedef struct {
     Table heads;  /* category, name, process and thread */
     Table places; /* device, stream, grid and head */
-    Table shapes; /* dimensions and types */
+    Table shapes; /* dimensions and types; of sends and receives, values */
     uint8_t *traits; /* of each head that was classified */
     size_t traits_room;
     size_t classified, known_places, known_shapes; /* how many of each the next chunk finds */
@@ -84,7 +84,7 @@ typedef struct {
 #define NO_ID (-1)
 
 /* Changes with what scan() returns, so that an older build is not taken for this one. */
-#define SCANNER_LAYOUT 1
+#define SCANNER_LAYOUT 2
 
 void events_begin(Events *events, const uint64_t random[2], enum Frames frames);
 void events_end(Events *events);

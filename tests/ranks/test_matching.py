@@ -232,3 +232,48 @@ def test_a_receive_whose_send_is_not_known_is_neither_waiting_nor_transfer() -> 
     table = CollectiveTable.of([p2p("recv", 0, 0, 12)])
     (split,) = split_exposed(Spans.from_pairs([(0, 12 * MS)]), table, arrivals).in_windows([0], [12 * MS])
     assert (split.pipeline_wait_ns, split.transfer_ns, split.unsplit_ns) == (0, 0, 12 * MS)
+
+
+def bare(start: int, end: int, op: str, nbytes: int, peer: int | None = None) -> CollectiveOp:
+    return operation(start, end, op=op, group=(), group_name="", group_size=None, nbytes=nbytes, peer=peer)
+
+
+def test_groups_that_gloo_does_not_name_are_told_apart_by_the_sizes_in_them() -> None:
+    """Tensor groups (0, 1) and (2, 3), data groups (0, 2) and (1, 3), of one description."""
+    everyone = []
+    for rank, (tensor, data) in enumerate(
+        [((0, 1), (0, 2)), ((0, 1), (1, 3)), ((2, 3), (0, 2)), ((2, 3), (1, 3))]
+    ):
+        late = 30 if rank > 1 else 0
+        listed = [bare(start + late, start + late + 5, "all_reduce", 4096) for start in (0, 100, 200)]
+        listed += [
+            bare(60 + start + rank % 2 * 20, 75 + start + rank % 2 * 20, "all_reduce", 8)
+            for start in (0, 100, 200)
+        ]
+        groups = (ProcessGroup("1", "undefined", tensor, 2), ProcessGroup("3", "undefined", data, 2))
+        everyone.append(RankCollectives(rank, "a", CollectiveTable.of(listed), groups))
+    filled = with_guessed_groups(everyone)
+    found = {(rank.rank, row.nbytes, row.group) for rank in filled for row in rank.table}
+    assert {(rank, size): group for rank, size, group in found} == {
+        **{(0, 4096): (0, 1), (1, 4096): (0, 1), (2, 4096): (2, 3), (3, 4096): (2, 3)},
+        **{(0, 8): (0, 2), (1, 8): (1, 3), (2, 8): (0, 2), (3, 8): (1, 3)},
+    }
+
+
+def test_ranks_of_gloo_sends_are_counted_within_the_group_in_which_all_are_received() -> None:
+    """Two pipelines of two stages: ranks 0 and 2, 1 and 3; rank 1 of their groups is the second stage."""
+    everyone = []
+    for rank in range(4):
+        stages = (rank % 2, rank % 2 + 2)
+        there, back = ("send", "recv") if rank < 2 else ("recv", "send")
+        peer = 1 if rank < 2 else 0
+        listed = [
+            bare(start, start + 5, op, 64, peer)
+            for start, op in ((0, there), (10, there), (20, back), (30, back))
+        ]
+        groups = (ProcessGroup("0", "default_pg", (0, 1, 2, 3), 4), ProcessGroup("1", "pp", stages, 2))
+        everyone.append(RankCollectives(rank, "a", CollectiveTable.of(listed), groups))
+    filled = with_guessed_groups(everyone)
+    matching = match_collectives(filled, 4)
+    assert {group.ranks for group in matching.groups} == {(0, 2), (2, 0), (1, 3), (3, 1)}
+    assert len(matching) == 8

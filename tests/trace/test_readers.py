@@ -17,8 +17,10 @@ from tests.trace.both_readers import assert_alike, read
 from tests.trace.test_kineto_layouts import documents
 from tests.trace.test_kineto_mutations import mutated
 from tracedoc.errors import InputError
+from tracedoc.testing import TraceBuilder
 from tracedoc.trace import chunks, native
 from tracedoc.trace.columns import Trace
+from tracedoc.trace.kineto import read_trace
 from tracedoc.trace.scan import ChunkScanner
 
 OPTIONS: list[dict[str, Any]] = [{}, {"long_frames": True}, {"python_functions": True}]
@@ -249,3 +251,17 @@ def test_a_scanner_of_another_version_is_passed_over(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(native.VARIABLE, "native")
     with pytest.raises(InputError, match="not built"):
         native.reader_name()
+
+
+@pytest.mark.parametrize("reader", ["python", pytest.param("native", marks=needs_scanner)])
+def test_values_are_kept_of_sends_and_receives_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    """Their third value is the other rank; those of other operators differ from call to call."""
+    monkeypatch.setenv(native.VARIABLE, reader)
+    builder = TraceBuilder(0, 3, device=None)
+    builder.collective("send", 0, 1, nbytes=64, peer=2)
+    builder.host("aten::mm", 2, 3, dims=[[2, 2], [2, 2]], values=["", ""])
+    trace = read_trace(builder.write(tmp_path / "rank-0.json"))
+    values = {trace.row_name(row): shapes.values for row, shapes in trace.shapes.items()}
+    assert values == {"c10d::send": ("", "", "2", "0"), "gloo:send": (), "aten::mm": ()}

@@ -6,80 +6,157 @@ before the last has arrived.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
 from tracedoc.ranks.clock_violations import SKEW_NS, VIOLATION_SHARE
 from tracedoc.ranks.matching import RankCollectives
-from tracedoc.timeline.collective_table import CollectiveTable
+from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.trace.columns import ProcessGroup
 from tracedoc.trace.vocabulary import SYMMETRIC_OPS
 
 ENOUGH = 3
 """Fewer operations than this prove nothing."""
 
+P2P = ("send", "recv")
+
+_Groups = Mapping[int, ProcessGroup]
+"""One group for each rank: what a line of the script made, of which each rank is in one."""
+
 
 def with_guessed_groups(ranks: Sequence[RankCollectives]) -> list[RankCollectives]:
     """Return the ranks with the group filled in where exactly one listed group is possible.
 
-    Times are compared as they are, so that ranks on hosts with different clocks keep their gaps.
+    Operations of one kind are in one group, or where that cannot be, those of one kind and size. Times are
+    compared as they are, so that ranks on hosts with different clocks keep their gaps.
     """
-    ops = sorted({kind.op for rank in ranks for kind in rank.table.kinds if _is_open(kind.group, kind.op)})
-    tables = {rank.rank: rank.table for rank in ranks}
-    found: dict[str, dict[int, ProcessGroup]] = {}
-    for op in ops:
-        possible = [groups for groups in _candidates(ranks) if _can_be(op, groups, tables)]
+    open_ops = sorted({kind.op for rank in ranks for kind in rank.table.kinds if not kind.group})
+    candidates = _candidates(ranks) if open_ops else []
+    found = list(ranks)
+    for op in open_ops:
+        if op in SYMMETRIC_OPS:
+            found = _filled_by_size(found, op, candidates)
+    if any(op in P2P for op in open_ops):
+        possible = [groups for groups in candidates if _sends_arrive(ranks, groups)]
         if len(possible) == 1:
-            found[op] = possible[0]
-    return [_filled(rank, found) for rank in ranks] if found else list(ranks)
+            found = [_filled(rank, rank.table.is_op(*P2P), possible[0]) for rank in found]
+    return found
 
 
-def _is_open(group: tuple[int, ...], op: str) -> bool:
-    return not group and op in SYMMETRIC_OPS
+def _filled_by_size(
+    ranks: list[RankCollectives], op: str, candidates: Sequence[_Groups]
+) -> list[RankCollectives]:
+    every = [_open_rows(rank.table, op) for rank in ranks]
+    possible = [groups for groups in candidates if _can_be(ranks, every, groups)]
+    if len(possible) == 1:
+        return [_filled(rank, rows, possible[0]) for rank, rows in zip(ranks, every, strict=True)]
+    if possible:
+        return ranks
+    for size in sorted(
+        {int(n) for rank, rows in zip(ranks, every, strict=True) for n in rank.table.nbytes[rows]}
+    ):
+        of_size = [rows & (rank.table.nbytes == size) for rank, rows in zip(ranks, every, strict=True)]
+        possible = [groups for groups in candidates if size != NONE and _can_be(ranks, of_size, groups)]
+        if len(possible) == 1:
+            ranks = [_filled(rank, rows, possible[0]) for rank, rows in zip(ranks, of_size, strict=True)]
+    return ranks
 
 
-def _candidates(ranks: Sequence[RankCollectives]) -> list[dict[int, ProcessGroup]]:
-    """Return, for each description that every rank lists once, the group of each rank."""
-    by_description: dict[str, dict[int, ProcessGroup]] = {}
-    repeated = set()
+def _open_rows(table: CollectiveTable, op: str) -> npt.NDArray[np.bool_]:
+    is_open = np.array([kind.op == op and not kind.group for kind in table.kinds] or [False])
+    return np.asarray(is_open[table.kind])
+
+
+def _candidates(ranks: Sequence[RankCollectives]) -> list[_Groups]:
+    """Return the groups that each rank is in one of: those of a description, in the order of their making.
+
+    A rank that lists several groups of one description has made them in the order in which all did.
+    """
+    listed: dict[tuple[str, int], dict[int, ProcessGroup]] = defaultdict(dict)
     for rank in ranks:
+        seen: dict[str, int] = defaultdict(int)
         for group in rank.groups:
-            if rank.rank in by_description.setdefault(group.description, {}):
-                repeated.add(group.description)
-            by_description[group.description][rank.rank] = group
-    return [
-        groups
-        for description, groups in by_description.items()
-        if description not in repeated and len(groups) == len(ranks)
-    ]
+            listed[group.description, seen[group.description]][rank.rank] = group
+            seen[group.description] += 1
+    return [groups for groups in listed.values() if len(groups) == len(ranks) and _agree(groups)]
 
 
-def _can_be(op: str, groups: dict[int, ProcessGroup], tables: dict[int, CollectiveTable]) -> bool:
-    """Return whether the operations of one kind fit these groups, taken in order, without a violation."""
+def _agree(groups: _Groups) -> bool:
+    """Return whether the ranks that a group lists list it themselves."""
+    return all(
+        rank in group.ranks
+        and all(groups[peer].ranks == group.ranks for peer in group.ranks if peer in groups)
+        for rank, group in groups.items()
+    )
+
+
+def _can_be(ranks: Sequence[RankCollectives], rows: Sequence[npt.NDArray[np.bool_]], groups: _Groups) -> bool:
+    """Return whether these operations fit these groups, taken in order, without a violation."""
+    mine = {rank.rank: rank.table.take(chosen) for rank, chosen in zip(ranks, rows, strict=True)}
     wrong = count = 0
     for members in {group.ranks for group in groups.values()}:
-        captured = [tables[rank] for rank in members if rank in tables]
+        captured = [mine[rank] for rank in members if rank in mine]
         if len(captured) < 2:
             continue
-        mine = [table.take(table.is_op(op)) for table in captured]
-        if len({len(table) for table in mine}) > 1:
+        if len({len(table) for table in captured}) > 1:
             return False
-        latest = np.max([table.start_ns for table in mine], axis=0)
-        earliest = np.min([table.end_ns for table in mine], axis=0)
+        latest = np.max([table.start_ns for table in captured], axis=0)
+        earliest = np.min([table.end_ns for table in captured], axis=0)
         wrong += int((earliest + SKEW_NS < latest).sum())
         count += latest.size
     return count >= ENOUGH and wrong <= VIOLATION_SHARE * count
 
 
-def _filled(rank: RankCollectives, found: dict[str, dict[int, ProcessGroup]]) -> RankCollectives:
-    kinds = []
-    for kind in rank.table.kinds:
-        group = found[kind.op][rank.rank] if kind.op in found and not kind.group else None
-        kinds.append(
-            kind
-            if group is None
-            else replace(kind, group=group.ranks, group_name=group.name, group_size=group.size)
-        )
-    return replace(rank, table=rank.table.with_kinds(tuple(kinds)))
+def _sends_arrive(ranks: Sequence[RankCollectives], groups: _Groups) -> bool:
+    """Return whether every send has its receive where ranks are counted within these groups.
+
+    A receive ends after its send began, and as many are sent as received.
+    """
+    sent: dict[tuple[int, int], list[int]] = defaultdict(list)
+    received: dict[tuple[int, int], list[int]] = defaultdict(list)
+    captured = {rank.rank for rank in ranks}
+    for rank in ranks:
+        members, table = groups[rank.rank].ranks, rank.table
+        for kind, start, end in zip(
+            table.kind.tolist(), table.start_ns.tolist(), table.end_ns.tolist(), strict=True
+        ):
+            op, peer = table.kinds[kind].op, table.kinds[kind].peer
+            if op not in P2P:
+                continue
+            if peer is None or peer >= len(members) or members[peer] == rank.rank:
+                return False
+            if members[peer] not in captured:
+                continue
+            if op == "send":
+                sent[rank.rank, members[peer]].append(start)
+            else:
+                received[members[peer], rank.rank].append(end)
+    if sent.keys() != received.keys() or any(len(sent[way]) != len(received[way]) for way in sent):
+        return False
+    late = [
+        begun > ended + SKEW_NS
+        for way in sent
+        for begun, ended in zip(sorted(sent[way]), sorted(received[way]), strict=True)
+    ]
+    return len(late) >= ENOUGH and sum(late) <= VIOLATION_SHARE * len(late)
+
+
+def _filled(rank: RankCollectives, rows: npt.NDArray[np.bool_], groups: _Groups) -> RankCollectives:
+    """Return a rank with the group of some operations; a kind that has others too is divided."""
+    table, group = rank.table, groups[rank.rank]
+    kinds, kind = list(table.kinds), table.kind.copy()
+    for number in sorted(set(table.kind[rows].tolist())):
+        old = kinds[number]
+        peer = group.ranks[old.peer] if old.op in P2P and old.peer is not None else old.peer
+        named = replace(old, group=group.ranks, group_name=group.name, group_size=group.size, peer=peer)
+        of_kind = table.kind == number
+        if (rows | ~of_kind).all():
+            kinds[number] = named
+        else:
+            kind[rows & of_kind] = len(kinds)
+            kinds.append(named)
+    return replace(rank, table=table.with_kinds(tuple(kinds), kind))

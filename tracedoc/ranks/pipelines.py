@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.digest.meetings import Action
+from tracedoc.ranks.cpu_stages import CpuWork, cpu_work
 from tracedoc.ranks.groups import pipeline_pairs
 from tracedoc.ranks.rehearsal import Rehearsal, gains_of_work, gains_without, rehearsal
 from tracedoc.ranks.run_view import RunView, once
@@ -23,24 +24,34 @@ ALL_PASSES = 0.8
 SLOWER = 0.05
 """Replicas whose passes differ by less do the same work."""
 
+SLOWER_CPU = 0.15
+"""Replicas that share cores differ by so much without a fault."""
+
 
 class Pipeline(msgspec.Struct, frozen=True, eq=False):
     """The stages of a run, first to last, as positions of ranks; the ranks of a stage do the same work.
 
     ``steps`` are those that all ranks show with all of their passes. ``pass_ns[rank, step]`` is what each
-    works on forward and backward passes in them, without the optimizer; ``micro_batches`` are those of a
-    step.
+    works on forward and backward passes in them, without the optimizer; ``away_ns`` is the part of it without
+    work on the device, known in CPU runs (:mod:`tracedoc.ranks.cpu_stages`), whose passes are whole steps
+    without communication. ``micro_batches`` are those of a step.
     """
 
     stages: tuple[tuple[int, ...], ...]
     steps: tuple[int, ...]
     pass_ns: Floats
+    away_ns: Floats
     micro_batches: int
 
     @property
     def stage_ns(self) -> Floats:
         """What each rank of a stage works on passes in a step at least, on average."""
         return np.array([self.pass_ns[list(stage)].mean(axis=1).min() for stage in self.stages])
+
+    @property
+    def stage_away_ns(self) -> Floats:
+        """What each rank of a stage is away in a step at least, on average."""
+        return np.array([self.away_ns[list(stage)].mean(axis=1).min() for stage in self.stages])
 
     def stage_of(self, place: int) -> int:
         """Return the stage of a rank (a position), -1 where it has none."""
@@ -58,10 +69,10 @@ def pipeline(run: RunView) -> Pipeline | None:
     steps = _steps(run)
     if not chains or len({len(chain) for chain in chains}) > 1 or not steps:
         return None
+    stages = tuple(tuple(sorted(places)) for places in zip(*chains, strict=True))
     plan = rehearsal(run)
     if plan is None:
-        return None
-    stages = tuple(tuple(sorted(places)) for places in zip(*chains, strict=True))
+        return _on_cpus(run, stages)
     work = np.array(plan.work_ns)
     passes = np.array(
         [
@@ -73,7 +84,16 @@ def pipeline(run: RunView) -> Pipeline | None:
     # The last step is cut off by the end of the capture, mostly behind its last pass.
     whole = passes.sum(axis=0) >= ALL_PASSES * np.median(passes.sum(axis=0))
     steps = tuple(np.array(steps)[whole].tolist())
-    return Pipeline(stages, steps, passes[:, whole], _micro_batches(run, stages, steps))
+    away = np.zeros((len(run.digests), len(steps)))
+    return Pipeline(stages, steps, passes[:, whole], away, _micro_batches(run, stages, steps))
+
+
+def _on_cpus(run: RunView, stages: tuple[tuple[int, ...], ...]) -> Pipeline | None:
+    work = cpu_work(run) if all(digest.is_cpu for digest in run.digests) else None
+    if work is None:
+        return None
+    away = np.repeat(work.usual_away_ns[:, np.newaxis], len(work.steps), axis=1)
+    return Pipeline(stages, work.steps, work.compute_ns + away, away, _micro_batches(run, stages, work.steps))
 
 
 def _parts_of_step(
@@ -147,13 +167,21 @@ def _micro_batches(run: RunView, stages: Sequence[Sequence[int]], steps: Sequenc
 
 @once
 def balanced_gain_ns(run: RunView) -> Int64Array | None:
-    """Return how much shorter each step would be if all stages computed equally long, by a replay."""
+    """Return how much shorter each step would be if all stages computed equally long, by a replay.
+
+    Without one, in CPU runs: of m micro-batches all but one pass while the slowest stage sets the pace, and
+    in a step each takes every stage in turn once, whichever has the work: (m - 1) / m of what the slowest
+    stage takes longer than the mean.
+    """
     found, plan = pipeline(run), rehearsal(run)
-    if found is None or plan is None:
+    if found is None:
         return None
     if found.micro_batches < 2:  # stages take turns, whichever has the work
         return np.zeros(len(found.steps), dtype=np.int64)
     stage_ns = found.stage_ns
+    if plan is None:
+        longer = (stage_ns.max() - stage_ns.mean()) * (found.micro_batches - 1) / found.micro_batches
+        return np.full(len(found.steps), round(longer), dtype=np.int64)
     work = np.array(plan.work_ns, dtype=np.float64)
     for number, stage in enumerate(found.stages):
         for place in stage:
@@ -279,8 +307,10 @@ class SlowWorker(msgspec.Struct, frozen=True, eq=False):
 def slow_workers(run: RunView) -> tuple[SlowWorker, ...]:
     """Return the ranks that hold up their pipeline, and with it the others, by more than their replicas."""
     found, plan = pipeline(run), rehearsal(run)
-    if found is None or plan is None:
+    if found is None:
         return ()
+    if plan is None:
+        return _away_workers(found, cpu_work(run))
     workers = []
     idle = _idle_ns(run, found)
     for stage in found.stages:
@@ -299,6 +329,24 @@ def slow_workers(run: RunView) -> tuple[SlowWorker, ...]:
                 workers.append(SlowWorker(place, np.maximum(longer, 0).astype(np.int64), gain))
             elif (idle[place] - np.median(idle[others], axis=0)).mean() >= SLOWER * usual.mean():
                 gain = gains_without(run, place, found.steps)
+                workers.append(SlowWorker(place, np.zeros(len(found.steps), dtype=np.int64), gain))
+    return tuple(sorted(workers, key=lambda worker: -int(worker.gain_ns.sum())))
+
+
+def _away_workers(found: Pipeline, work: CpuWork | None) -> tuple[SlowWorker, ...]:
+    """Return the ranks of a CPU run that are away for longer than their replicas: the others wait as long."""
+    workers: list[SlowWorker] = []
+    if work is None:
+        return ()
+    for stage in found.stages:
+        for place in stage:
+            others = [other for other in stage if other != place]
+            if not others:
+                continue
+            usual = np.median(work.usual_away_ns[others])
+            if work.usual_away_ns[place] - usual >= SLOWER_CPU * found.pass_ns[others].mean():
+                longer = work.away_ns[place] - np.median(work.away_ns[others], axis=0)
+                gain = np.maximum(longer, 0).astype(np.int64)
                 workers.append(SlowWorker(place, np.zeros(len(found.steps), dtype=np.int64), gain))
     return tuple(sorted(workers, key=lambda worker: -int(worker.gain_ns.sum())))
 

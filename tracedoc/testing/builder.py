@@ -100,9 +100,15 @@ class TraceBuilder:
         category: Literal["cpu_op", "user_annotation", "python_function"] = "cpu_op",
         dims: Sequence[object] | None = None,
         types: Sequence[str] | None = None,
+        values: Sequence[str] = (),
     ) -> TraceBuilder:
-        """Add an operator or a range on a host thread: "main", "autograd" or a name of its own."""
+        """Add an operator or a range on a host thread: "main", "autograd" or a name of its own.
+
+        ``dims``, ``types`` and ``values`` are those of its inputs.
+        """
         args: dict[str, object] = {"External id": self._next_external_id(), **self._shapes(dims, types)}
+        if values:
+            args["Concrete Inputs"] = list(values)
         self._host_event(category, name, thread, _ns(start_ms), _ns(end_ms) - _ns(start_ms), args=args)
         return self
 
@@ -259,6 +265,7 @@ class TraceBuilder:
             self._gloo(
                 operation, start_ms, end_ms, in_elements, out_elements,
                 dtype=dtype, launch_ms=launch_ms, within=within,
+                peer=None if peer is None or peer not in members else members.index(peer),
             )  # fmt: skip
             return self
         arguments = collective_arguments(
@@ -428,12 +435,14 @@ class TraceBuilder:
         dtype: str,
         launch_ms: float | None,
         within: Sequence[str],
+        peer: int | None,
     ) -> None:
         dims, types = gloo_shapes(operation, in_elements, out_elements, dtype=dtype)
         called = start_ms if launch_ms is None else launch_ms
         for name in within:
             self.host(name, called, called + 0.001, category="user_annotation")
-        self.host(operation.operator, called, called + 0.001, dims=dims, types=types)
+        values = () if peer is None else ("", "", str(peer), "0")
+        self.host(operation.operator, called, called + 0.001, dims=dims, types=types, values=values)
         # Send and receive run on the thread that calls them; the rest alternates between two loops.
         loop = "main" if operation.gloo in ("send", "recv") else f"gloo{sum(self._sequence.values()) % 2}"
         self.host(

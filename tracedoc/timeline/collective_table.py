@@ -187,9 +187,11 @@ class CollectiveTable:
         wanted = np.array([kind.op in ops for kind in self.kinds], dtype=bool)
         return wanted[self.kind] if wanted.size else np.zeros(len(self), dtype=bool)
 
-    def with_kinds(self, kinds: tuple[CollectiveKind, ...]) -> CollectiveTable:
-        """Return the same rows with ``kinds`` in place of theirs."""
-        return replace(self, kinds=kinds)
+    def with_kinds(
+        self, kinds: tuple[CollectiveKind, ...], kind: npt.NDArray[np.int32] | None = None
+    ) -> CollectiveTable:
+        """Return the same rows with ``kinds`` in place of theirs, and with which each row is of, if given."""
+        return replace(self, kinds=kinds, kind=self.kind if kind is None else kind)
 
     def with_exposure(self, exposed: Spans) -> CollectiveTable:
         """Return the table with ``exposed_ns`` filled in from the rank's exposed communication."""

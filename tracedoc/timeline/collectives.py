@@ -60,8 +60,9 @@ def gpu_collectives(
 def gloo_collectives(trace: Trace, step_of_time: np.ndarray, rows: Rows) -> CollectiveTable:
     """Return the ``gloo:*`` ranges in ``rows`` as collectives; ``step_of_time`` holds their step numbers.
 
-    gloo runs reduce-scatter as an all-reduce: the c10d operator that called it has the real name. It records
-    no group; a job whose groups all have the same ranks has that one.
+    gloo runs reduce-scatter as an all-reduce: the c10d operator that called it has the real name, and of a
+    send or receive the other rank. gloo records no group; a job whose groups all have the same ranks has
+    that one.
     """
     asked = gloo_calls(trace, rows)
     single = _only_group(trace.info)
@@ -82,6 +83,7 @@ def gloo_collectives(trace: Trace, step_of_time: np.ndarray, rows: Rows) -> Coll
                 end_ns=int(trace.ts_ns[row] + trace.dur_ns[row]),
                 launch_ns=None,
                 step=int(step_of_time[position]) if step_of_time[position] >= 0 else None,
+                peer=_peer_of_call(op, trace.shapes.get(asked.get(row, row))),
                 held=Held.LAUNCH,
             )
         )
@@ -196,6 +198,14 @@ def _peer(op: str, arguments: CollectiveArgs | None) -> int | None:
         return None
     peer = arguments.dst_rank if op == "send" else arguments.src_rank
     return peer if peer is not None and peer >= 0 and op in ("send", "recv", "broadcast") else None
+
+
+def _peer_of_call(op: str, shapes: Shapes | None) -> int | None:
+    """Return the other rank of a send or receive by c10d's arguments: tensors, group, rank within it, tag."""
+    if op not in ("send", "recv") or shapes is None or len(shapes.values) < 3:
+        return None
+    rank = shapes.values[2]
+    return int(rank) if rank.isascii() and rank.isdigit() and len(rank) < 8 else None
 
 
 def _only_group(info: TraceInfo) -> ProcessGroup | None:

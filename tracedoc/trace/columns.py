@@ -87,10 +87,14 @@ class CollectiveArgs(msgspec.Struct, frozen=True):
 
 
 class Shapes(msgspec.Struct, frozen=True):
-    """``Input Dims`` and ``Input type`` of one operator: nested lists of int, and type names."""
+    """``Input Dims`` and ``Input type`` of one operator: nested lists of int, and type names.
+
+    ``values`` are its ``Concrete Inputs`` as texts, of sends and receives alone.
+    """
 
     dims: tuple[object, ...]
     types: tuple[str, ...]
+    values: tuple[str, ...] = ()
 
 
 class TraceInfo(msgspec.Struct, frozen=True):

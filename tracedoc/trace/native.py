@@ -10,7 +10,7 @@ from tracedoc.errors import InputError
 VARIABLE = "TRACEDOC_READER"
 """The environment variable that chooses the reader: ``python``, ``native``, or nothing for the faster one."""
 
-LAYOUT = 1
+LAYOUT = 2
 """What the scanner must return to be understood here; an older build is passed over."""
 
 

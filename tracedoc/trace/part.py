@@ -59,7 +59,7 @@ def decoded_part(decoded: Decoded, tables: Tables) -> Part:
         sized=sized,
         counted=_counters(np.flatnonzero(traits & COUNTED), args),
         waits=_waits(np.flatnonzero(traits & WAITS), args),
-        shapes=_shapes_of(np.flatnonzero(traits & SHAPED), args, tables),
+        shapes=_shapes_of(np.flatnonzero(traits & SHAPED), heads, args, tables),
         collectives=decoded.collectives,
         metadata=decoded.metadata,
     )
@@ -112,9 +112,20 @@ def _waits(positions: npt.NDArray[np.intp], args: list[Args]) -> Table:
     }
 
 
-def _shapes_of(positions: npt.NDArray[np.intp], args: list[Args], tables: Tables) -> dict[int, Shapes]:
-    found = ((i, bytes(args[i].input_dims), bytes(args[i].input_types)) for i in positions.tolist())
-    return {i: tables.shapes_of(dims, types) for i, dims, types in found if dims}
+def _shapes_of(
+    positions: npt.NDArray[np.intp], heads: npt.NDArray[np.int32], args: list[Args], tables: Tables
+) -> dict[int, Shapes]:
+    found = ((i, args[i], bytes(args[i].input_dims)) for i in positions.tolist())
+    return {
+        i: tables.shapes_of(dims, bytes(one.input_types), _values(one, heads[i], tables))
+        for i, one, dims in found
+        if dims
+    }
+
+
+def _values(args: Args, head: int, tables: Tables) -> bytes:
+    """Return the text of an operator's values, of those alone that name another rank."""
+    return bytes(args.input_values) if tables.heads.names_peer[head] else b""
 
 
 def _external_ids(args: list[Args]) -> Int64Array:

@@ -49,7 +49,7 @@ class ChunkScanner:
         self._decoder = decoder
         self._judges_frames = frames == _LONG_FRAMES
         self._head_of, self._place_of = Growing(np.int32), Growing(np.int32)
-        self._shapes: list[tuple[bytes, bytes]] = []
+        self._shapes: list[tuple[bytes, bytes, bytes]] = []
 
     def part(self, buffer: bytearray, begin: int, end: int) -> Part | None:
         """Return the events of a chunk, ``None`` where anything in it is not plain."""

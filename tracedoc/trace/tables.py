@@ -21,6 +21,9 @@ ON_GPU, SHAPED, COUNTED, WAITS = 1, 2, 4, 8
 _GPU_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC, Kind.GPU_ANNOTATION, Kind.ACCELERATOR)
 _MEMORY = "[memory]"
 
+NAMING_PEERS = frozenset({"c10d::send", "c10d::recv_"})
+"""Operators whose values are kept: they name the other rank."""
+
 # Shapes are kept where batch sizes, FLOPs or collective sizes are read from them; all of them would
 # double the memory of a trace.
 _SHAPED_OPS = re.compile(
@@ -41,8 +44,8 @@ class Ids(dict[Any, int]):
 class Heads(Ids):
     """Numbers what many events have in common: their category, name, process and thread.
 
-    The lists give the kind, name and thread of each number; ``traits[number]`` says what
-    else is kept of such events: ``ON_GPU``, ``SHAPED``, ``COUNTED`` and ``WAITS``.
+    The lists give the kind, name and thread of each number, and whether its values name another rank;
+    ``traits[number]`` says what else is kept of such events: ``ON_GPU``, ``SHAPED``, ``COUNTED``, ``WAITS``.
     """
 
     def __init__(self) -> None:
@@ -50,6 +53,7 @@ class Heads(Ids):
         self.kind: list[int] = []
         self.name: list[int] = []
         self.thread: list[int] = []
+        self.names_peer: list[bool] = []
         self.traits = bytearray()
 
     def __missing__(self, key: tuple[Any, Any, Any, Any]) -> int:
@@ -60,6 +64,7 @@ class Heads(Ids):
         self.thread.append(self.threads[pid, tid])
         kind = event_kind(category_text(category), category_text(name))
         self.kind.append(DROPPED if kind is None else kind)
+        self.names_peer.append(name in NAMING_PEERS)
         self.traits.append(
             ON_GPU * (kind in _GPU_KINDS)
             | SHAPED * (_SHAPED_OPS.match(category_text(name)) is not None)
@@ -79,7 +84,7 @@ class Tables:
     def __init__(self) -> None:
         self.heads = Heads()
         self.places = Ids()
-        self._shapes: dict[tuple[bytes, bytes], Shapes] = {}
+        self._shapes: dict[tuple[bytes, bytes, bytes], Shapes] = {}
 
     def traits_of(self, heads: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
         """Return the traits of events by the numbers of their heads; a negative number has none."""
@@ -88,11 +93,11 @@ class Tables:
         traits[known] = np.frombuffer(self.heads.traits, dtype=np.uint8)[heads[known]]
         return traits
 
-    def shapes_of(self, dims: bytes, types: bytes) -> Shapes:
-        """Return the shapes that two JSON texts spell, the same object for the same texts."""
-        known = self._shapes.get((dims, types))
+    def shapes_of(self, dims: bytes, types: bytes, values: bytes) -> Shapes:
+        """Return the shapes that JSON texts spell, the same object for the same texts."""
+        known = self._shapes.get((dims, types, values))
         if known is None:
-            known = self._shapes[dims, types] = _shapes(dims, types)
+            known = self._shapes[dims, types, values] = _shapes(dims, types, values)
         return known
 
 
@@ -114,13 +119,12 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (str, bytes, int, float))
 
 
-def _shapes(dims: bytes, types: bytes) -> Shapes:
+def _shapes(dims: bytes, types: bytes, values: bytes) -> Shapes:
     try:
-        sizes = msgspec.json.decode(dims)
-        kinds = msgspec.json.decode(types) if types else []
+        sizes, *texts = (msgspec.json.decode(text) if text else [] for text in (dims, types, values))
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Shapes((), ())
     return Shapes(
         tuple(sizes) if isinstance(sizes, list) else (),
-        tuple(category_text(kind) for kind in kinds) if isinstance(kinds, list) else (),
+        *(tuple(map(category_text, listed)) if isinstance(listed, list) else () for listed in texts),
     )

@@ -12,6 +12,8 @@ from tracedoc.ranks.pipelines import Pipeline, balanced_gain_ns, even_gain_ns, p
 from tracedoc.ranks.run_view import RunView
 from tracedoc.values import Unknown, Value
 
+LONGER_AT = ("compute", "host")
+
 NO_PIPELINE = Unknown(
     "no stages of a pipeline are seen: no rank passes data on to another one and gets some back"
 )
@@ -40,7 +42,9 @@ def stage_pass_ms(run: RunView) -> dict[str, Value]:
     """What the fastest rank of this rank's stage works on forward and backward passes in a step, on average.
 
     From the first operation of a step to its last send or receive and the work that follows that, without the
-    waiting for other ranks, the reduction of gradients and the optimizer.
+    waiting for other ranks, the reduction of gradients and the optimizer. In a CPU run its step without
+    communication: the compute of all ranks is shared out by their arithmetic, since processes share cores,
+    and time without operators counts as far as it is there in at least three quarters of the steps.
     """
     return _by_rank(run, lambda found, number: float(found.stage_ns[number]) / 1e6)
 
@@ -51,13 +55,30 @@ def other_stages_pass_ms(run: RunView) -> dict[str, Value]:
     return _by_rank(run, lambda found, number: float(np.delete(found.stage_ns, number).mean()) / 1e6)
 
 
+@run_fact("stage_longer_at", unit="text", scope="rank", needs=("collectives", "multi_rank"), values=LONGER_AT)
+def stage_longer_at(run: RunView) -> dict[str, Value]:
+    """At what this rank's stage takes longer than the others: "compute", or in a CPU run "host".
+
+    "host" is time in which no operator runs: a sleep, files, Python. It is named where it makes half of the
+    difference or more.
+    """
+
+    def longer_at(found: Pipeline, number: int) -> Value:
+        longer = found.stage_ns[number] - np.delete(found.stage_ns, number).mean()
+        away = found.stage_away_ns[number] - np.delete(found.stage_away_ns, number).mean()
+        return "host" if away > 0 and away >= longer / 2 else "compute"
+
+    return _by_rank(run, longer_at)
+
+
 @run_fact("stage_imbalance_ms", unit="ms", needs=("collectives", "multi_rank"))
 def stage_imbalance_ms(run: RunView) -> Value:
     """How much shorter a step would be if the passes of all stages took equally long.
 
     All ranks are replayed from one meeting to the next, the work of each stage scaled to the mean of all;
     what follows the passes (an optimizer that waits for others inside) takes each rank as long as the
-    fastest. The mean over the steps that all ranks show.
+    fastest. The mean over the steps that all ranks show. CPU runs are not replayed: there it is
+    (m - 1) / m of what the slowest stage takes longer than the mean, with m micro-batches.
     """
     return _mean(balanced_gain_ns(run))
 
@@ -90,6 +111,8 @@ def pipeline_bubble_excess_ms(run: RunView) -> Value:
         return bubble
     if found.micro_batches < 2:
         return Unknown("with one micro-batch the stages take turns")
+    if run.digests[0].is_cpu:
+        return Unknown("processes that share cores wait for each other beyond what the schedule asks for")
     balanced, even = balanced_gain_ns(run), even_gain_ns(run)
     if balanced is None or even is None or run.representative_digest is None:
         return NO_PIPELINE
