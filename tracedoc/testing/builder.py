@@ -25,6 +25,7 @@ from tracedoc.testing.names import (
     Operation,
     collective_arguments,
     gloo_shapes,
+    gloo_values,
 )
 
 GEMM_KERNEL: Final = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
@@ -102,13 +103,11 @@ class TraceBuilder:
         types: Sequence[str] | None = None,
         values: Sequence[str] = (),
     ) -> TraceBuilder:
-        """Add an operator or a range on a host thread: "main", "autograd" or a name of its own.
-
-        ``dims``, ``types`` and ``values`` are those of its inputs.
-        """
-        args: dict[str, object] = {"External id": self._next_external_id(), **self._shapes(dims, types)}
-        if values:
-            args["Concrete Inputs"] = list(values)
+        """Add an operator or a range on a host thread: "main", "autograd" or a name of its own."""
+        args: dict[str, object] = {
+            "External id": self._next_external_id(),
+            **self._shapes(dims, types, values),
+        }
         self._host_event(category, name, thread, _ns(start_ms), _ns(end_ms) - _ns(start_ms), args=args)
         return self
 
@@ -265,7 +264,7 @@ class TraceBuilder:
             self._gloo(
                 operation, start_ms, end_ms, in_elements, out_elements,
                 dtype=dtype, launch_ms=launch_ms, within=within,
-                peer=None if peer is None or peer not in members else members.index(peer),
+                values=gloo_values(members, peer),
             )  # fmt: skip
             return self
         arguments = collective_arguments(
@@ -425,23 +424,13 @@ class TraceBuilder:
         return events
 
     def _gloo(
-        self,
-        operation: Operation,
-        start_ms: float,
-        end_ms: float,
-        in_elements: int,
-        out_elements: int,
-        *,
-        dtype: str,
-        launch_ms: float | None,
-        within: Sequence[str],
-        peer: int | None,
-    ) -> None:
+        self, operation: Operation, start_ms: float, end_ms: float, in_elements: int, out_elements: int, *,
+        dtype: str, launch_ms: float | None, within: Sequence[str], values: Sequence[str],
+    ) -> None:  # fmt: skip
         dims, types = gloo_shapes(operation, in_elements, out_elements, dtype=dtype)
         called = start_ms if launch_ms is None else launch_ms
         for name in within:
             self.host(name, called, called + 0.001, category="user_annotation")
-        values = () if peer is None else ("", "", str(peer), "0")
         self.host(operation.operator, called, called + 0.001, dims=dims, types=types, values=values)
         # Send and receive run on the thread that calls them; the rest alternates between two loops.
         loop = "main" if operation.gloo in ("send", "recv") else f"gloo{sum(self._sequence.values()) % 2}"
@@ -462,11 +451,14 @@ class TraceBuilder:
         self._groups[group] = members
         return members
 
-    def _shapes(self, dims: Sequence[object] | None, types: Sequence[str] | None) -> dict[str, object]:
+    def _shapes(
+        self, dims: Sequence[object] | None, types: Sequence[str] | None, values: Sequence[str] = ()
+    ) -> dict[str, object]:
         if dims is None:
             return {}
         self._has_shapes = True
-        return {"Input Dims": list(dims), "Input type": list(types or ["float"] * len(dims))}
+        found = {"Input Dims": list(dims), "Input type": list(types or ["float"] * len(dims))}
+        return found | ({"Concrete Inputs": list(values)} if values else {})
 
     def _host_event(
         self,

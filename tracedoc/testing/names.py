@@ -102,3 +102,8 @@ def gloo_shapes(
     if operation.scatter:
         return [[out_elements], [in_elements], [], [], []], [kind, kind, "", "Scalar", "Scalar"]
     return [[[in_elements]], [], [], [], [], []], ["TensorList", "", "", "", "Scalar", "Scalar"]
+
+
+def gloo_values(members: Sequence[int], peer: int | None) -> tuple[str, ...]:
+    """Return the ``Concrete Inputs`` of a send or receive on gloo: the other rank within the group."""
+    return ("", "", str(members.index(peer)), "0") if peer is not None and peer in members else ()
