@@ -164,14 +164,20 @@ def straggler_recurring_ms(run: RunView) -> dict[str, Value]:
 def straggler_core_wait_frac(run: RunView) -> dict[str, Value]:
     """Share of :func:`straggler_cost_ms` for which this rank had no free core (:func:`core_wait_ms`).
 
-    0 where another cause than "longer kernels" is named, and where nobody waits.
+    All of it where "longer kernels" is the cause, which nothing else shows. Other causes are seen on their own,
+    and there only what it waited longer than the median of the other ranks counts, nothing where that is not
+    known. 0 where nobody waits.
     """
     waits = core_wait_ms(run)
 
     def share(late: Straggler) -> Value:
-        if late.cause != "kernels" or kernel_cause(late, run) != "longer kernels":
-            return 0.0
         wait, cost = waits[str(late.rank)], _cost_ms(run, late)
+        if late.cause != "kernels" or kernel_cause(late, run) != "longer kernels":
+            others = [value for rank, value in waits.items() if rank != str(late.rank)]
+            known = [float(value) for value in (wait, *others) if not isinstance(value, (Unknown, str))]
+            if len(known) <= len(others):
+                return 0.0
+            wait = max(known[0] - float(np.median(known[1:])), 0.0)
         if isinstance(wait, Unknown):
             return wait
         return float(wait) / cost if cost else 0.0
