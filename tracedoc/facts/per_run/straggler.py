@@ -164,9 +164,9 @@ def straggler_recurring_ms(run: RunView) -> dict[str, Value]:
 def straggler_core_wait_frac(run: RunView) -> dict[str, Value]:
     """Share of :func:`straggler_cost_ms` for which this rank had no free core (:func:`core_wait_ms`).
 
-    All of it where "longer kernels" is the cause, which nothing else shows. Other causes are seen on their own,
-    and there only what it waited longer than the median of the other ranks counts, nothing where that is not
-    known. 0 where nobody waits.
+    All of it where "longer kernels" is the cause, which nothing else shows. Of other causes, which are seen
+    on their own, only what it waited longer than the median of the other ranks; 0 where that is not known,
+    and where nobody waits.
     """
     waits = core_wait_ms(run)
 
