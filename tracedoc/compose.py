@@ -31,6 +31,7 @@ from tracedoc.predicted import PlanStep, ReplayReport
 from tracedoc.ranks.exposure import ExposedSplit
 from tracedoc.ranks.run_view import RunView
 from tracedoc.rules.engine import Judgement
+from tracedoc.run.job_settings import job_settings
 from tracedoc.summary import summarise
 from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.values import Unknown, Value
@@ -129,6 +130,7 @@ def _run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, 
         if run.job is not None
         else (),
         reader=", ".join(sorted({digest.reader for digest in run.digests if digest.reader})),
+        settings=job_settings(run.job),
     )
 
 

@@ -104,7 +104,8 @@ class Strategy(msgspec.Struct, frozen=True):
 class RunInfo(msgspec.Struct, frozen=True):
     """What was looked at; ``frameworks`` are the wrappers and trainers in use, as the manifest tells.
 
-    ``reader`` is what read the traces: "native", "python", or both where workers differ.
+    ``reader`` is what read the traces: "native", "python", or both where workers differ. ``settings`` are
+    versions, variables and settings of the job by name, empty without a manifest.
     """
 
     world_size: int | None
@@ -118,6 +119,7 @@ class RunInfo(msgspec.Struct, frozen=True):
     cycles: tuple[int, ...] = ()
     frameworks: tuple[str, ...] = ()
     reader: str = ""
+    settings: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Evidence(msgspec.Struct, frozen=True):

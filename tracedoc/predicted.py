@@ -46,7 +46,8 @@ class ReplayReport(msgspec.Struct, frozen=True):
     ``state`` is "used", or "refused" for ``reason``; then the rest is empty. ``step_ms`` is the measured
     step, ``replayed_ms`` the replayed one. ``path`` holds the shares of the critical path by resource
     ("compute", "communication", "copy", "host", "input", "sync", "allocator"), ``path_ranks`` by rank, and
-    ``longest`` its longest kinds of work. ``notes`` list what was assumed.
+    ``longest`` its longest kinds of work. ``notes`` list what was assumed. ``more_ranks`` is the step on
+    twice and four times as many ranks, each with the work of today's.
     """
 
     state: str
@@ -61,6 +62,7 @@ class ReplayReport(msgspec.Struct, frozen=True):
     path_ranks: dict[str, float] = msgspec.field(default_factory=dict)
     longest: tuple[PathPiece, ...] = ()
     notes: tuple[str, ...] = ()
+    more_ranks: tuple[Predicted | NotPredicted, ...] = ()
 
 
 class PlanStep(msgspec.Struct, frozen=True):

@@ -90,7 +90,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fixes": BASE | {"diagnosis"},
     "frames": BASE | {"diagnosis", "fixes"},
     "schema": {"diagnosis"},
-    "report": BASE | {"diagnosis", "diagnosis_json", "fixes"},
+    "report": BASE | {"diagnosis", "diagnosis_json", "fixes", "comparison"},
     "collector": {"errors", "run.manifest", "run.steplog"},
     "cli": BASE
     | STAGES

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import Target, format_option, json_text, output_option, say, send, targets
+from tracedoc.cli.output import Target, format_option, output_option, say, targets
 from tracedoc.cli.reading import Reading, holds_diagnosis, reading_options, run_pipeline
+from tracedoc.cli.sheets import FORMATS, are_shared, diagnosis_in, write_sheet
 from tracedoc.errors import InputError
 
 if TYPE_CHECKING:
     from tracedoc.comparison.compare import RunComparison
     from tracedoc.diagnosis import Diagnosis
     from tracedoc.pipeline import Options
-
-
-class Asked(TypedDict):
-    """What the user said about the work on the two sides."""
-
-    scaling: str | None
-    samples_per_step: tuple[float, float] | None
-
-
-_FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
-_FIGURES = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
-_LARGEST_DIAGNOSIS = 256 << 20
 
 
 def _percent(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
@@ -40,20 +29,21 @@ def _percent(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     return float(match[1]) / 100
 
 
-def _pair(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, float] | None:
+def _samples(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, ...] | None:
     if value is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)", value)
-    if match is None or not float(match[1]) or not float(match[2]):
-        raise click.BadParameter(f"{value!r} is no pair of numbers such as 64,512", ctx, param)
-    return float(match[1]), float(match[2])
+    if re.fullmatch(r"\d+(?:\.\d+)?(?:,\d+(?:\.\d+)?)+", value) is None:
+        raise click.BadParameter(f"{value!r} are no numbers such as 64,512", ctx, param)
+    samples = tuple(float(part) for part in value.split(","))
+    if not all(0 < one < 1e15 for one in samples):
+        raise click.BadParameter(f"{value!r}: a step has samples, such as 64,512", ctx, param)
+    return samples
 
 
-@click.command(short_help="Compare two runs: what a change did, what more GPUs lose.")
-@click.argument("base", metavar="BASE", shell_complete=files)
-@click.argument("head", metavar="HEAD", shell_complete=files)
-@format_option("markdown")
-@output_option(".txt, .json or .md, or the waterfall as .png, .svg or .pdf")
+@click.command(short_help="Compare runs: what a change did, what more GPUs lose.")
+@click.argument("runs", metavar="BASE HEAD...", nargs=-1, required=True, shell_complete=files)
+@format_option("markdown", "html")
+@output_option(".txt, .json, .md, .html, .png or .svg")
 @click.option(
     "--scaling",
     type=click.Choice(["weak", "strong"]),
@@ -61,9 +51,9 @@ def _pair(ctx: click.Context, param: click.Parameter, value: str | None) -> tupl
 )
 @click.option(
     "--samples-per-step",
-    callback=_pair,
-    metavar="BASE,HEAD",
-    help="Samples of all GPUs in a step, on each side.",
+    callback=_samples,
+    metavar="BASE,HEAD...",
+    help="Samples (or tokens) of all GPUs in a step, for each run.",
 )
 @click.option(
     "--fail-on-regression",
@@ -73,12 +63,11 @@ def _pair(ctx: click.Context, param: click.Parameter, value: str | None) -> tupl
 )
 @reading_options
 def compare(
-    base: str,
-    head: str,
+    runs: tuple[str, ...],
     report_format: str | None,
     outputs: tuple[str, ...],
     scaling: str | None,
-    samples_per_step: tuple[float, float] | None,
+    samples_per_step: tuple[float, ...] | None,
     fail_on_regression: float | None,
     reading: Reading,
 ) -> None:
@@ -87,67 +76,82 @@ def compare(
     With as many GPUs on both sides: improved, unchanged, regressed, or
     inconclusive; which parts of the step changed; and whether a fix gave
     what was predicted. With more GPUs in HEAD: why they are not as many
-    times faster.
+    times faster. With three runs or more: the curve over their GPUs, where
+    it bends, and how it would go on.
 
     \b
     Examples:
       tracedoc compare runs/before runs/after
       tracedoc compare before.json after.json -f markdown
+      tracedoc compare before.json after.json -o compare.html -o compare.png
       tracedoc compare runs/1gpu runs/8gpu --scaling weak
+      tracedoc compare 1gpu/ 2gpu/ 4gpu/ 8gpu/ --samples-per-step 64,128,256,512
       tracedoc compare main.json branch.json --fail-on-regression 5%
     """
-    places = targets(report_format, outputs, (base, head), _FORMATS | _FIGURES)
-    from tracedoc.comparison.compare import compare as compare_runs
+    if len(runs) < 2:
+        raise click.UsageError("a comparison needs two runs: tracedoc compare BASE HEAD")
+    places = targets(report_format, outputs, runs, FORMATS)
     from tracedoc.pipeline import Options
-    from tracedoc.report.texts import redacted
 
     options = Options(**reading)
-    sides = _side(base, options), _side(head, options)
-    how: Asked = {"scaling": scaling, "samples_per_step": samples_per_step}
-    found = compare_runs(*sides, **how)
-    # Markdown and figures are for others to read, as in `tracedoc diagnose`.
-    shared = compare_runs(*map(redacted, sides), **how) if _is_shared(places) else found
-    _write(found, shared, places)
+    sides = [_side(path, options) for path in runs]
+    if len(sides) > 2:
+        if fail_on_regression is not None:
+            raise InputError("--fail-on-regression needs two runs", "compare them two at a time")
+        _series(sides, places, scaling, samples_per_step)
+        return
+    found = _two(sides, places, scaling, samples_per_step)
     if fail_on_regression is not None:
         _gate(found, fail_on_regression)
-
-
-def _is_shared(places: tuple[Target, ...]) -> bool:
-    return any(place.format not in ("text", "json") for place in places)
 
 
 def _side(path: str, options: Options) -> Diagnosis:
     """Return the diagnosis of a run, or the one that a file holds: JSON, or a page."""
     if not os.path.isfile(path) or not holds_diagnosis(path):
         return run_pipeline((path,), options)
-    from tracedoc.diagnosis_json import from_json
-    from tracedoc.report.embedded import diagnosis_in_page, is_page
-
-    if os.path.getsize(path) > _LARGEST_DIAGNOSIS:
-        raise InputError(f"{path} is larger than a diagnosis gets", "give the folder of its run")
-    with open(path, "rb") as file:
-        data = file.read()
-    try:
-        return from_json(diagnosis_in_page(data) if is_page(data) else data)
-    except InputError as error:
-        raise InputError(f"{path}: {error.message}", error.hint) from error
+    return diagnosis_in(path)
 
 
-def _write(found: RunComparison, shared: RunComparison, places: tuple[Target, ...]) -> None:
-    """Write the comparison; ``shared`` is the one without names of hosts, to pass on."""
-    from tracedoc.cli.compare_text import comparison_markdown, comparison_text, first_line, waterfall_drawing
-    from tracedoc.report.render import save_bytes
+def _two(
+    sides: list[Diagnosis],
+    places: tuple[Target, ...],
+    scaling: str | None,
+    samples: tuple[float, ...] | None,
+) -> RunComparison:
+    from tracedoc.comparison.compare import compare as compare_runs
+    from tracedoc.report.comparison_words import comparison_sheet
+    from tracedoc.report.texts import redacted
 
-    def rendered(chosen: str, width: int, color: bool) -> list[str]:
-        if chosen == "json":
-            return [json_text(found)]
-        return [comparison_markdown(shared) if chosen == "markdown" else comparison_text(found, width)]
+    if samples is not None and len(samples) != 2:
+        raise InputError(
+            f"{len(samples)} numbers of samples were given for 2 runs", "give two, such as 64,512"
+        )
+    pair = (samples[0], samples[1]) if samples is not None else None
 
-    figures = [place for place in places if place.format in _FIGURES.values()]
-    send([place for place in places if place not in figures], rendered, first_line(found))
-    for place in figures:
-        save_bytes(place.path, waterfall_drawing(shared, place.format))
-        say(f"wrote {place.path}")
+    def made(base: Diagnosis, head: Diagnosis) -> RunComparison:
+        return compare_runs(base, head, scaling=scaling, samples_per_step=pair)
+
+    found = made(*sides)
+    shared = made(*map(redacted, sides)) if are_shared(places) else found
+    write_sheet(places, found, comparison_sheet(found), comparison_sheet(shared))
+    return found
+
+
+def _series(
+    sides: list[Diagnosis],
+    places: tuple[Target, ...],
+    scaling: str | None,
+    samples: tuple[float, ...] | None,
+) -> None:
+    from tracedoc.comparison.series import compare_series
+    from tracedoc.report.series_words import series_sheet
+    from tracedoc.report.texts import redacted
+
+    found = compare_series(sides, scaling=scaling, samples_per_step=samples)
+    shared = found
+    if are_shared(places):
+        shared = compare_series([redacted(one) for one in sides], scaling=scaling, samples_per_step=samples)
+    write_sheet(places, found, series_sheet(found), series_sheet(shared))
 
 
 def _gate(found: RunComparison, least: float) -> None:

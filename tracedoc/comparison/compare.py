@@ -5,16 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from tracedoc.comparison.differences import (
+    CollectiveChange,
     FactChange,
     KernelChange,
-    Setting,
+    collectives_that_changed,
     facts_that_moved,
     kernels_that_changed,
     limits_of,
-    settings_that_differ,
 )
 from tracedoc.comparison.findings import FindingChange, finding_changes
 from tracedoc.comparison.scaling import Scaling, scaling_of
+from tracedoc.comparison.settings import Setting, places_that_differ, settings_that_differ
 from tracedoc.comparison.steps import StepChange, Verdict, step_change, verdict_on
 from tracedoc.comparison.waterfall import Waterfall, waterfall
 from tracedoc.diagnosis import Diagnosis
@@ -36,7 +37,9 @@ class RunComparison(msgspec.Struct, frozen=True):
     findings: tuple[FindingChange, ...]
     facts: tuple[FactChange, ...]
     kernels: tuple[KernelChange, ...]
+    collectives: tuple[CollectiveChange, ...]
     settings: tuple[Setting, ...]
+    places: tuple[Setting, ...]
     limits: tuple[Limit, ...]
 
 
@@ -71,6 +74,8 @@ def compare(
         findings=finding_changes(base, head),
         facts=facts_that_moved(base, head),
         kernels=kernels_that_changed(base, head),
+        collectives=collectives_that_changed(base, head),
         settings=settings_that_differ(base, head),
+        places=places_that_differ(base, head),
         limits=tuple(limits_of(base, head)),
     )

@@ -1,12 +1,12 @@
-"""What else differs between two runs: settings, counts, kernels, and what cannot be compared."""
+"""What else differs between two runs: kernels, collectives, counts, and what cannot be compared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from tracedoc.diagnosis import Diagnosis
+from tracedoc.diagnosis import CollectiveRow, Diagnosis
 from tracedoc.errors import Limit
 
 MOST_KERNELS = 5
@@ -30,20 +30,28 @@ _LEAST_SHARE = 0.01
 _LEAST_COUNT_CHANGE = 0.05
 
 
-class Setting(msgspec.Struct, frozen=True):
-    """Something that is not a measurement, and differs."""
-
-    name: str
-    base: str
-    head: str
-
-
 class KernelChange(msgspec.Struct, frozen=True):
     """A kernel whose time in the analysed step changed; no calls where the side does not have it."""
 
     name: str
     base_calls: int
     head_calls: int
+    base_ms: float
+    head_ms: float
+
+
+class CollectiveChange(msgspec.Struct, frozen=True):
+    """A kind of collective whose calls, bytes or time in the analysed step differ; 0 where a side has none.
+
+    ``group_size`` is HEAD's where both have one; bytes are ``None`` where they are not known.
+    """
+
+    op: str
+    dtype: str
+    base_calls: float
+    head_calls: float
+    base_bytes: int | None
+    head_bytes: int | None
     base_ms: float
     head_ms: float
 
@@ -57,24 +65,11 @@ class FactChange(msgspec.Struct, frozen=True):
     head: float
 
 
-def settings_that_differ(base: Diagnosis, head: Diagnosis) -> tuple[Setting, ...]:
-    """Return device, ranks, backend, strategy, frameworks, and texts among the facts that differ."""
-    pairs = [
-        ("device", base.run.device, head.run.device),
-        ("GPUs", str(base.run.world_size), str(head.run.world_size)),
-        ("backend", base.run.backend, head.run.backend),
-        ("strategy", base.run.strategy.name, head.run.strategy.name),
-        ("frameworks", ", ".join(base.run.frameworks), ", ".join(head.run.frameworks)),
-        ("tracedoc", base.tool_version, head.tool_version),
-    ]
-    return tuple(Setting(name, before, after) for name, before, after in pairs if before != after)
-
-
 def kernels_that_changed(base: Diagnosis, head: Diagnosis) -> tuple[KernelChange, ...]:
     """Return the kernels whose time changed most, from a hundredth of the shorter step on."""
     before = {row.name: row for row in base.detail.kernels}
     after = {row.name: row for row in head.detail.kernels}
-    step = min((side.budget.step_ms for side in (base, head) if side.budget), default=0.0)
+    step = _shorter_step(base, head)
     changes = []
     for name in dict.fromkeys((*before, *after)):
         old, new = before.get(name), after.get(name)
@@ -90,21 +85,76 @@ def kernels_that_changed(base: Diagnosis, head: Diagnosis) -> tuple[KernelChange
     return tuple(sorted(changes, key=lambda one: -abs(one.head_ms - one.base_ms))[:MOST_KERNELS])
 
 
+def collectives_that_changed(base: Diagnosis, head: Diagnosis) -> tuple[CollectiveChange, ...]:
+    """Return the kinds of collectives (operation and type) of which calls, bytes or time differ."""
+    before, after = _by_kind(base), _by_kind(head)
+    step = _shorter_step(base, head)
+    found = []
+    for op, dtype in dict.fromkeys((*before, *after)):
+        old, new = before.get((op, dtype), ()), after.get((op, dtype), ())
+        change = CollectiveChange(
+            op,
+            dtype,
+            sum(row.calls_per_step for row in old),
+            sum(row.calls_per_step for row in new),
+            _bytes(old),
+            _bytes(new),
+            sum(row.time_ms for row in old),
+            sum(row.time_ms for row in new),
+        )
+        if (
+            _differs(change.base_calls, change.head_calls)
+            or _differs(change.base_bytes or 0, change.head_bytes or 0)
+            or abs(change.head_ms - change.base_ms) > _LEAST_SHARE * step
+        ):
+            found.append(change)
+    return tuple(sorted(found, key=lambda one: -abs(one.head_ms - one.base_ms))[:MOST_KERNELS])
+
+
+def _by_kind(side: Diagnosis) -> dict[tuple[str, str], tuple[CollectiveRow, ...]]:
+    found: dict[tuple[str, str], tuple[CollectiveRow, ...]] = {}
+    for row in side.detail.collectives:
+        found[row.op, row.dtype] = (*found.get((row.op, row.dtype), ()), row)
+    return found
+
+
+def _bytes(rows: Iterable[CollectiveRow]) -> int | None:
+    sizes = [row.bytes_per_step for row in rows]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
+
+
+def _differs(old: float, new: float) -> bool:
+    return abs(new - old) > _LEAST_COUNT_CHANGE * max(abs(old), abs(new))
+
+
+def _shorter_step(base: Diagnosis, head: Diagnosis) -> float:
+    return min((side.budget.step_ms for side in (base, head) if side.budget), default=0.0)
+
+
 def facts_that_moved(base: Diagnosis, head: Diagnosis) -> tuple[FactChange, ...]:
-    """Return those of :data:`COUNTS` that differ by a twentieth or more."""
+    """Return those of :data:`COUNTS` that differ by a twentieth or more, on every rank.
+
+    What differs between the ranks of one run by as much says nothing about the two runs.
+    """
     found = []
     for name in COUNTS:
-        old, new = _number(base, name), _number(head, name)
-        if old is None or new is None or abs(new - old) <= _LEAST_COUNT_CHANGE * max(abs(old), abs(new)):
+        old, new = _numbers(base, name), _numbers(head, name)
+        if not old or not new:
             continue
-        found.append(FactChange(name, base.facts[name].unit, old, new))
+        nearest = (max(old), min(new)) if min(new) > max(old) else (min(old), max(new))
+        if (min(new) > max(old) or max(new) < min(old)) and _differs(*nearest):
+            found.append(FactChange(name, base.facts[name].unit, old[0], new[0]))
     return tuple(found)
 
 
-def _number(diagnosis: Diagnosis, name: str) -> float | None:
+def _numbers(diagnosis: Diagnosis, name: str) -> list[float]:
+    """Return the value of a fact that stands for the run, and those of its ranks."""
     record = diagnosis.facts.get(name)
-    value = record.value if record is not None else None
-    return float(value) if isinstance(value, int | float) else None
+    values = (
+        (record.value, *record.values.values()) if record is not None and record.value is not None else ()
+    )
+    return [float(value) for value in values if isinstance(value, int | float)]
 
 
 def limits_of(base: Diagnosis, head: Diagnosis) -> Iterator[Limit]:
@@ -121,6 +171,14 @@ def limits_of(base: Diagnosis, head: Diagnosis) -> Iterator[Limit]:
             f"BASE uses {base.run.strategy.name}, HEAD {head.run.strategy.name}",
             "parts of the step compare; collectives of one kind do not",
         )
+    for package in ("torch", "cuda", "hip"):
+        old, new = (side.run.settings.get(package) for side in (base, head))
+        if old and new and old != new:
+            yield Limit(
+                "other-version",
+                f"BASE ran with {package} {old}, HEAD with {new}",
+                "kernels and collectives may be others for that reason alone",
+            )
     if _other_work(base, head):
         yield Limit(
             "other-work",
@@ -133,7 +191,7 @@ def limits_of(base: Diagnosis, head: Diagnosis) -> Iterator[Limit]:
             yield Limit(
                 "missing-ranks",
                 f"{side} has {ranks} of {world} ranks",
-                "waiting for the others cannot be told from transfer",
+                "waiting for the others cannot be separated from transfer",
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tracedoc.comparison.viewpoint import compared_budget
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError
 
@@ -17,8 +18,9 @@ class Scaling(msgspec.Struct, frozen=True):
     """From ``base_gpus`` to ``head_gpus``: ``kind`` is "weak", "strong" or "other", ``evidence`` says why.
 
     ``efficiency`` is the ideal step over the measured one, ``speed_up`` how much more work is done in a
-    second, at most ``head_gpus / base_gpus`` if nothing is lost. Samples per second are known where samples
-    were given.
+    second, at most ``head_gpus / base_gpus`` if nothing is lost. ``gpu_time_ratio`` is how much more GPU time
+    a unit of work takes than on BASE's GPUs. Samples per second, and GPU-hours for a million samples, are
+    known where samples were given.
     """
 
     base_gpus: int
@@ -28,8 +30,11 @@ class Scaling(msgspec.Struct, frozen=True):
     work_frac: float
     efficiency: float
     speed_up: float
+    gpu_time_ratio: float
     base_samples_per_s: float | None = None
     head_samples_per_s: float | None = None
+    base_gpu_hours: float | None = None
+    head_gpu_hours: float | None = None
 
 
 def gpus(diagnosis: Diagnosis) -> int:
@@ -62,7 +67,7 @@ def scaling_of(
         work, evidence = (1.0 if kind == "weak" else before / after), "as told"
     else:
         work, evidence = _by_arithmetic(base, head)
-    steps = [side.budget.step_ms if side.budget is not None else 0.0 for side in (base, head)]
+    steps = [budget.step_ms if budget is not None else 0.0 for budget in map(compared_budget, (base, head))]
     faster = steps[0] / steps[1] if steps[1] > 0 else 0.0
     return Scaling(
         base_gpus=before,
@@ -72,13 +77,22 @@ def scaling_of(
         work_frac=work,
         efficiency=faster * work,
         speed_up=faster * work * after / before,
-        base_samples_per_s=_rate(samples[0], steps[0]) if samples else None,
-        head_samples_per_s=_rate(samples[1], steps[1]) if samples else None,
+        gpu_time_ratio=1 / (faster * work) if faster * work > 0 else 0.0,
+        base_samples_per_s=samples_per_s(samples[0], steps[0]) if samples else None,
+        head_samples_per_s=samples_per_s(samples[1], steps[1]) if samples else None,
+        base_gpu_hours=gpu_hours(samples[0], steps[0], before) if samples else None,
+        head_gpu_hours=gpu_hours(samples[1], steps[1], after) if samples else None,
     )
 
 
-def _rate(samples: float, step_ms: float) -> float | None:
+def samples_per_s(samples: float, step_ms: float) -> float | None:
+    """Return the samples that all GPUs train in a second."""
     return 1000 * samples / step_ms if step_ms > 0 else None
+
+
+def gpu_hours(samples: float, step_ms: float, gpus: int) -> float:
+    """Return the hours of one GPU that a million samples take."""
+    return gpus * step_ms / 3.6e6 * 1e6 / samples
 
 
 def _name_of(work: float, shared: float) -> str:

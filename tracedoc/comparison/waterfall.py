@@ -6,11 +6,27 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tracedoc.diagnosis import Budget, Diagnosis, KernelRow
+from tracedoc.comparison.evidence import (
+    idle_words,
+    offload_words,
+    transfer_words,
+    waiting_words,
+    workers_words,
+)
+from tracedoc.comparison.viewpoint import compared_budget
+from tracedoc.diagnosis import At, Budget, Diagnosis, KernelRow
 
 _HOST = ("launch", "optimizer", "dispatch", "python", "sync", "allocator", "compile", "gc", "profiler")
 _SAME_CALLS = 0.02
 """A kernel counts as the same on both sides if its calls differ by no more than this share."""
+
+_OF_BUDGET = (
+    ("transfer", "exposed transfer", "exposed_transfer_ms"),
+    ("wait", "waiting for peers", "exposed_wait_ms"),
+    ("pipeline", "waiting in the pipeline", "pipeline_wait_ms"),
+    ("unsplit", "exposed communication (transfer or waiting)", "exposed_comm_unsplit_ms"),
+    ("copy", "exposed copies and offload", "exposed_copy_ms"),
+)
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -31,52 +47,81 @@ class Waterfall(msgspec.Struct, frozen=True):
     """``ideal_ms`` plus the changes of all parts is ``measured_ms``; parts come in the order of the budget.
 
     ``work_frac`` is the work of a GPU of HEAD as a share of that of a GPU of BASE: 1 where they do the same.
+    ``base_at`` and ``head_at`` say which rank's step each side is.
     """
 
     ideal_ms: float
     measured_ms: float
     work_frac: float
     parts: tuple[Part, ...]
+    base_at: At | None = None
+    head_at: At | None = None
 
 
 def waterfall(base: Diagnosis, head: Diagnosis, work_frac: float = 1.0) -> Waterfall | None:
     """Return how BASE's analysed step, less or more work per GPU considered, becomes HEAD's.
 
-    ``None`` where a side has no budget.
+    A side whose analysed step is that of a straggler is seen from a rank that waits for it
+    (:func:`~tracedoc.comparison.viewpoint.compared_budget`). ``None`` where a side has no budget.
     """
-    if base.budget is None or head.budget is None:
+    before, after = compared_budget(base), compared_budget(head)
+    if before is None or after is None:
         return None
     return Waterfall(
-        ideal_ms=base.budget.step_ms * work_frac,
-        measured_ms=head.budget.step_ms,
+        ideal_ms=before.step_ms * work_frac,
+        measured_ms=after.step_ms,
         work_frac=work_frac,
-        parts=tuple(_parts(base, head, base.budget, head.budget, work_frac)),
+        parts=tuple(_parts(base, head, before, after, work_frac)),
+        base_at=before.at,
+        head_at=after.at,
     )
 
 
 def _parts(base: Diagnosis, head: Diagnosis, before: Budget, after: Budget, work: float) -> Iterator[Part]:
-    slower, words = _same_kernels(base.detail.kernels, head.detail.kernels, work)
-    more = after.compute_ms - before.compute_ms * work - slower
-    yield Part("slower-kernels", "compute: the same kernels, slower or faster", 0.0, slower, slower, words)
-    rest = after.compute_ms - slower
-    yield Part("compute", "compute: more, fewer or other kernels", before.compute_ms * work, rest, more)
-    for key, label, name in (
-        ("transfer", "exposed transfer", "exposed_transfer_ms"),
-        ("wait", "waiting for peers", "exposed_wait_ms"),
-        ("pipeline", "waiting in the pipeline", "pipeline_wait_ms"),
-        ("unsplit", "exposed communication (transfer or waiting)", "exposed_comm_unsplit_ms"),
-        ("copy", "exposed copies and offload", "exposed_copy_ms"),
-    ):
-        more = getattr(after, name) > getattr(before, name) * work
-        words = _last_ranks(head if more else base) if key in ("wait", "unsplit") else ""
-        yield _of(key, label, getattr(before, name) * work, getattr(after, name), words)
-    groups = (("input", "input", ("input",)), ("host", "host and launches", _HOST))
+    yield from _compute(base, head, before, after, work=work)
+    for key, label, name in _OF_BUDGET:
+        ideal, measured = getattr(before, name) * work, getattr(after, name)
+        yield _of(key, label, ideal, measured, _words(key, base, head, more=measured > ideal))
     rest_before, rest_after = before.idle_ms * work, after.idle_ms
-    for key, label, causes in groups:
+    for key, label, causes in (("input", "input", ("input",)), ("host", "host and launches", _HOST)):
         ideal, measured = _causes(before, causes) * work, _causes(after, causes)
         rest_before, rest_after = rest_before - ideal, rest_after - measured
-        yield _of(key, label, ideal, measured)
-    yield _of("idle", "other idle time", rest_before, rest_after)
+        words = workers_words(base, head) if key == "input" else idle_words(before, after, causes)
+        yield _of(key, label, ideal, measured, words)
+    named = {*_HOST, "input"}
+    others = tuple(cause for cause in {**before.idle_causes_ms, **after.idle_causes_ms} if cause not in named)
+    yield _of("idle", "other idle time", rest_before, rest_after, idle_words(before, after, others))
+
+
+def _compute(
+    base: Diagnosis, head: Diagnosis, before: Budget, after: Budget, *, work: float
+) -> Iterator[Part]:
+    """Yield compute, split by what is known of both analysed steps: kernels by name, recomputation."""
+    known = before is base.budget and after is head.budget
+    known = known and bool(base.detail.kernels) and bool(head.detail.kernels)
+    if not known:
+        yield _of("compute", "compute", before.compute_ms * work, after.compute_ms)
+        return
+    slower, words = _same_kernels(base.detail.kernels, head.detail.kernels, work)
+    yield Part("slower-kernels", "compute: the same kernels, slower or faster", 0.0, slower, slower, words)
+    again_before, again_after = _recomputed(base) * work, _recomputed(head)
+    if bool(again_before) != bool(again_after):
+        # Kernels that only one side runs again have other numbers of calls: they are not among the same.
+        yield _of("recompute", "compute: recomputation", again_before, again_after)
+    else:
+        again_before = again_after = 0.0
+    ideal = before.compute_ms * work - again_before
+    rest = after.compute_ms - slower - again_after
+    words = _other_kernels(base.detail.kernels, head.detail.kernels, work)
+    yield Part("compute", "compute: more, fewer or other kernels", ideal, rest, rest - ideal, words)
+
+
+def _words(key: str, base: Diagnosis, head: Diagnosis, *, more: bool) -> str:
+    if key == "transfer":
+        return transfer_words(base, head)
+    if key == "copy":
+        return offload_words(base, head)
+    return waiting_words(head if more else base) if key in ("wait", "unsplit") else ""
 
 
 def _of(key: str, label: str, ideal: float, measured: float, evidence: str = "") -> Part:
@@ -87,6 +132,10 @@ def _causes(budget: Budget, causes: tuple[str, ...]) -> float:
     return sum(budget.idle_causes_ms.get(cause, 0.0) for cause in causes)
 
 
+def _recomputed(side: Diagnosis) -> float:
+    return sum(row.compute_ms for row in side.detail.phases if row.phase == "recompute")
+
+
 def _same_kernels(
     before: tuple[KernelRow, ...], after: tuple[KernelRow, ...], work: float
 ) -> tuple[float, str]:
@@ -95,7 +144,7 @@ def _same_kernels(
     changes = [
         (row.time_ms - known[row.name].time_ms * work, row)
         for row in after
-        if row.name in known and abs(row.calls - known[row.name].calls) <= _SAME_CALLS * row.calls
+        if row.name in known and _as_many(known[row.name], row)
     ]
     if not changes:
         return 0.0, ""
@@ -105,14 +154,23 @@ def _same_kernels(
     return total, f"most of it {row.name}: {was:.3g} -> {row.time_ms:.3g} ms" if change else ""
 
 
-def _last_ranks(side: Diagnosis) -> str:
-    """Return which rank came last most often, where one did in most operations."""
-    last: dict[str, int] = {}
-    for row in side.detail.collectives:
-        for rank, count in row.last_arrivals.items():
-            last[rank] = last.get(rank, 0) + count
-    if not last:
+def _other_kernels(before: tuple[KernelRow, ...], after: tuple[KernelRow, ...], work: float) -> str:
+    """Return how the number of kernels that are not the same changed, and which kind of them most."""
+    old = {row.name: row for row in before if row.category != "communication"}
+    new = {row.name: row for row in after if row.category != "communication"}
+    same = {name for name in old.keys() & new.keys() if _as_many(old[name], new[name])}
+    times: dict[str, float] = {}
+    calls = [0, 0]
+    for place, (side, share) in enumerate(((old, -work), (new, 1.0))):
+        for name, row in side.items():
+            if name not in same:
+                times[row.category] = times.get(row.category, 0.0) + share * row.time_ms
+                calls[place] += row.calls
+    if not times or calls == [0, 0]:
         return ""
-    rank = max(last, key=lambda one: last[one])
-    share = last[rank] / sum(last.values())
-    return f"rank {rank} arrives last in {100 * share:.0f} % of the collectives" if share >= 0.5 else ""
+    category = max(times, key=lambda one: abs(times[one]))
+    return f"{calls[0]} -> {calls[1]} such kernels, most of it {category}"
+
+
+def _as_many(old: KernelRow, new: KernelRow) -> bool:
+    return abs(new.calls - old.calls) <= _SAME_CALLS * new.calls

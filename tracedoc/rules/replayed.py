@@ -16,7 +16,7 @@ from tracedoc.replay.run_replay import Refusal, RunReplay
 from tracedoc.rules.engine import Judgement, severity_of, worst_first
 from tracedoc.rules.model import Rule
 from tracedoc.rules.prediction import JUDGED_RANK
-from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, replay_report, run_replay
+from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, on_more_ranks, replay_report, run_replay
 from tracedoc.whatif.changes.registry import Request, parse_request
 from tracedoc.whatif.over_steps import Cost, cost_over_steps
 from tracedoc.whatif.predictions import Prediction, predict
@@ -61,6 +61,7 @@ def with_predictions(
         key=worst_first,
     )
     plan = make_plan(replay, [_fitting(finding, measurements) for finding in findings])
+    report = replace(report, more_ranks=on_more_ranks(replay))
     return replace(judgement, findings=tuple(findings)), report, plan
 
 

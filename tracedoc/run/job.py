@@ -70,6 +70,7 @@ class RankJob:
     host: str = ""
     world_size: int | None = None
     gpu: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     before: StepTime | None = None
     during: StepTime | None = None
@@ -147,6 +148,7 @@ def _rank(entry: ManifestRank, folder: Path | None, unusable: list[str]) -> Rank
         host=entry.host,
         world_size=_value(part, "world_size", int),
         gpu=_value(_entry(environment, "gpu"), "name", str) or "",
+        versions=_values(_entry(environment, "versions"), str),
         variables=_values(_entry(environment, "variables"), str),
         before=entry.before,
         during=entry.during,

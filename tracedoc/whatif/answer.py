@@ -25,6 +25,9 @@ FREE: tuple[tuple[str, dict[str, Value]], ...] = (
 )
 """What makes a resource cost next to nothing: the step cannot shrink further for its sake."""
 
+TIMES_AS_MANY = (2.0, 4.0)
+"""A diagnosis predicts the step on so many times as many ranks."""
+
 LEAST_SHARE = 0.01
 """A gain below this share of the step is within the spread of any measurement."""
 
@@ -90,6 +93,17 @@ def what_if(run: RunView, requests: Sequence[Request]) -> WhatIf:
             for plan, answer in zip(plans, predict(replay, plans), strict=True)
             if isinstance(answer, Prediction)
         ),
+    )
+
+
+def on_more_ranks(replay: RunReplay) -> tuple[Predicted | NotPredicted, ...]:
+    """Return the step on more ranks, as :data:`TIMES_AS_MANY` says, or why that is not predicted."""
+    requests = [request("more-ranks", {"by": by}) for by in TIMES_AS_MANY]
+    return tuple(
+        NotPredicted(str(one), answer.reason)
+        if isinstance(answer, NotApplicable)
+        else as_predicted([one], answer)
+        for one, answer in zip(requests, predict(replay, [[one] for one in requests]), strict=True)
     )
 
 

@@ -28,14 +28,14 @@ def even_rank(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
         return NotApplicable(f"rank {rank} was not captured")
     if len(ranks) < 2:
         return NotApplicable("one rank has no peers")
-    return _evened(program, (ranks.index(rank),))
+    return evened(program, (ranks.index(rank),))
 
 
 def even_ranks(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     """Let no rank take longer than its peers do at the median."""
     if len(program.layout.ranks) < 2:
         return NotApplicable("one rank has no peers")
-    return _evened(program, tuple(range(len(program.layout.ranks))))
+    return evened(program, tuple(range(len(program.layout.ranks))))
 
 
 def share_work(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
@@ -53,7 +53,8 @@ def share_work(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     return program.edited(dur=dur)
 
 
-def _evened(program: RunProgram, positions: tuple[int, ...]) -> RunProgram:
+def evened(program: RunProgram, positions: tuple[int, ...]) -> RunProgram:
+    """Return the program in which the ranks at some positions take no longer than the others' median."""
     layout = program.layout
     dur, computes = program.dur.copy(), layout.computes
     events = layout.event_base

@@ -1,0 +1,214 @@
+"""A series of runs on more and more GPUs: the curve, where it bends, and how it would go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from tracedoc.comparison.compare import RunComparison, compare
+from tracedoc.comparison.scaling import gpu_hours, gpus, samples_per_s
+from tracedoc.comparison.viewpoint import compared_budget
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.errors import InputError
+from tracedoc.predicted import NotPredicted, Range
+
+LEAST_BEND = 0.05
+"""A curve bends where a step of it is less efficient than the one before it by this much."""
+
+ONE_HOST = 8
+"""Hosts seldom have more GPUs: beyond so many the network between hosts may decide."""
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One run of a series: its step, and what its GPUs are worth.
+
+    ``efficiency`` and ``speed_up`` are against the first run, ``step_efficiency`` against the run before it
+    (1 for the first). ``gpu_time_ratio`` is how much more GPU time a unit of work takes than in the first.
+    ``lost_to`` is the part of the step that grew most since the run before, "" where none did.
+    """
+
+    gpus: int
+    step_ms: float
+    efficiency: float
+    step_efficiency: float
+    speed_up: float
+    gpu_time_ratio: float
+    lost_to: str = ""
+    lost_ms: float = 0.0
+    samples_per_s: float | None = None
+    gpu_hours: float | None = None
+
+
+class Beyond(msgspec.Struct, frozen=True):
+    """A step on more GPUs than any run has: predicted by replay, or bounded.
+
+    ``step_ms`` is low, likely and high, ``None`` where it is not predicted for ``reason``; ``least_ms`` is
+    what the step takes at least, and ``most_efficiency`` what follows from it.
+    """
+
+    gpus: int
+    step_ms: Range | None
+    efficiency: Range | None
+    least_ms: float
+    most_efficiency: float
+    confidence: str = ""
+    assumptions: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Series(msgspec.Struct, frozen=True):
+    """Runs in order of their GPUs; ``kind`` is that of the scaling between the first and the last.
+
+    ``bend`` is the number of GPUs at which the curve bends most, ``None`` where it does not. ``comparisons``
+    are those of each run with the one before it, ``whole`` that of the last with the first.
+    """
+
+    kind: str
+    evidence: str
+    points: tuple[Point, ...]
+    bend: int | None
+    beyond: tuple[Beyond, ...]
+    comparisons: tuple[RunComparison, ...]
+    whole: RunComparison
+
+
+def compare_series(
+    runs: Sequence[Diagnosis],
+    *,
+    scaling: str | None = None,
+    samples_per_step: Sequence[float] | None = None,
+) -> Series:
+    """Return the curve of three runs or more, in any order.
+
+    ``scaling`` is as for :func:`~tracedoc.comparison.compare.compare`; ``samples_per_step`` are those of all
+    GPUs of each run, in the order of ``runs``.
+
+    Raises :class:`InputError` where a run has no step, two have as many GPUs, or nothing tells how the work
+    of different numbers of GPUs compares.
+    """
+    samples = list(samples_per_step or [])
+    if samples and len(samples) != len(runs):
+        raise InputError(
+            f"{len(samples)} numbers of samples were given for {len(runs)} runs",
+            "give --samples-per-step one number for each run, in their order",
+        )
+    order = sorted(range(len(runs)), key=lambda place: gpus(runs[place]))
+    sides = [runs[place] for place in order]
+    given = [samples[place] for place in order] if samples else []
+    for one, other in pairwise(sides):
+        if gpus(one) == gpus(other):
+            raise InputError(
+                f"two of these runs have {gpus(one)} GPUs: a series has each number of GPUs once",
+                "compare two runs on as many GPUs alone",
+            )
+
+    def pair(first: int, second: int) -> RunComparison:
+        both = (given[first], given[second]) if given else None
+        return compare(sides[first], sides[second], scaling=scaling, samples_per_step=both)
+
+    last = len(sides) - 1
+    against_first = [pair(0, place) for place in range(1, last + 1)]
+    steps = [pair(place, place + 1) for place in range(last)]
+    points = tuple(_points(sides, given, against_first, steps))
+    whole = against_first[-1]
+    assert whole.scaling is not None
+    return Series(
+        kind=whole.scaling.kind,
+        evidence=whole.scaling.evidence,
+        points=points,
+        bend=_bend(points),
+        beyond=tuple(_beyond(sides[-1], points[-1], points[0], whole)),
+        comparisons=tuple(steps),
+        whole=whole,
+    )
+
+
+def _points(
+    sides: Sequence[Diagnosis],
+    samples: Sequence[float],
+    against_first: Sequence[RunComparison],
+    steps: Sequence[RunComparison],
+) -> Iterator[Point]:
+    for place, side in enumerate(sides):
+        budget = compared_budget(side)
+        assert budget is not None
+        count, step_ms = gpus(side), budget.step_ms
+        rate = samples_per_s(samples[place], step_ms) if samples else None
+        hours = gpu_hours(samples[place], step_ms, count) if samples else None
+        if not place:
+            yield Point(count, step_ms, 1.0, 1.0, 1.0, 1.0, samples_per_s=rate, gpu_hours=hours)
+            continue
+        whole, step = against_first[place - 1].scaling, steps[place - 1]
+        assert whole is not None
+        assert step.scaling is not None
+        part = max(step.waterfall.parts, key=lambda one: one.change_ms)
+        yield Point(
+            gpus=count,
+            step_ms=step_ms,
+            efficiency=whole.efficiency,
+            step_efficiency=step.scaling.efficiency,
+            speed_up=whole.speed_up,
+            gpu_time_ratio=whole.gpu_time_ratio,
+            lost_to=part.label if part.change_ms > 0 else "",
+            lost_ms=max(part.change_ms, 0.0),
+            samples_per_s=rate,
+            gpu_hours=hours,
+        )
+
+
+def _bend(points: Sequence[Point]) -> int | None:
+    """Return at how many GPUs the efficiency of a step of the curve falls most."""
+    falls = [
+        (before.step_efficiency - after.step_efficiency, after.gpus) for before, after in pairwise(points)
+    ]
+    fall, count = max(falls, default=(0.0, 0))
+    return count if fall >= LEAST_BEND else None
+
+
+def _beyond(last: Diagnosis, point: Point, first: Point, whole: RunComparison) -> Iterator[Beyond]:
+    """Yield the step on twice and four times as many GPUs as the last run has."""
+    assert whole.scaling is not None
+    budget = compared_budget(last)
+    assert budget is not None
+    predictions = last.replay.more_ranks if last.replay is not None else ()
+    refused = last.replay.reason if last.replay is not None else "the diagnosis holds no replay"
+    weak = whole.scaling.kind == "weak"
+    for place, times in enumerate((2, 4)):
+        answer = predictions[place] if place < len(predictions) else None
+        # Of one batch for all, each GPU computes less; its gradients stay as many bytes.
+        least = point.step_ms if weak else budget.compute_ms / times + budget.exposed_transfer_ms
+        ideal = first.step_ms if weak else point.step_ms * point.efficiency / times
+        count = point.gpus * times
+        reason = ""
+        if whole.scaling.kind == "other":
+            reason, least = "the runs neither keep the batch of a GPU nor share one batch", 0.0
+        elif not weak:
+            reason = "smaller batches on each GPU change its kernels, which no replay shows"
+        elif answer is None:
+            reason = refused or "the diagnosis is older than these predictions"
+        elif isinstance(answer, NotPredicted):
+            reason = answer.reason
+        elif count > ONE_HOST and len({rank.host for rank in last.ranks}) < 2:
+            reason = "the GPUs to add may be on other hosts, and this capture shows no network between hosts"
+        most = min(ideal / least, 1.0) if least > 0 else 1.0
+        if reason or answer is None or isinstance(answer, NotPredicted):
+            yield Beyond(count, None, None, least, most, reason=reason)
+            continue
+        low, likely, high = (max(ms * point.step_ms / _replayed(last), 1e-9) for ms in answer.step_ms)
+        yield Beyond(
+            gpus=count,
+            step_ms=(low, likely, high),
+            efficiency=(ideal / high, ideal / likely, ideal / low),
+            least_ms=least,
+            most_efficiency=most,
+            confidence=answer.confidence,
+            assumptions=answer.assumptions,
+        )
+
+
+def _replayed(last: Diagnosis) -> float:
+    """Return the step that predictions start from; the compared one may be another rank's."""
+    step_ms = last.replay.step_ms if last.replay is not None else None
+    return step_ms or 1.0
