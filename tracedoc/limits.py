@@ -121,6 +121,10 @@ LIMITS: dict[str, str] = {
         "The two runs that are compared split the model differently, such as DDP and FSDP. The parts of the "
         "step compare, collectives of one kind do not."
     ),
+    "other-version": (
+        "The two runs that are compared ran with different versions of PyTorch, CUDA or ROCm. Kernels and "
+        "collectives may be others for that reason alone. Compare on one version, or change nothing else."
+    ),
     "other-work": (
         "Fewer than half of the kernels' time has the same names in the two runs that are compared. They may "
         "be different models, batches or versions."

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from io import BytesIO
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tracedoc.report.sheet import Sheet
 from tracedoc.report.texts import one_line, plain
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 FIGURES = {".png": "png", ".svg": "svg"}
 """The kinds of figures by the suffix of their file."""
@@ -58,7 +55,7 @@ def figure_bytes(sheet: Sheet, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def _frame(axes: Axes, sheet: Sheet) -> None:
+def _frame(axes: Any, sheet: Sheet) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 1000)
     axes.set_xticks([])
