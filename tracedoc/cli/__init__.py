@@ -21,6 +21,7 @@ from tracedoc.cli.completion import completion
 from tracedoc.cli.diagnose import diagnose
 from tracedoc.cli.explain import explain
 from tracedoc.cli.facts import facts
+from tracedoc.cli.history import history
 from tracedoc.cli.output import drop_stdout
 from tracedoc.cli.plan import plan
 from tracedoc.cli.report import report
@@ -179,5 +180,5 @@ def main() -> None:
     """
 
 
-for command in (collect, diagnose, compare, whatif, plan, report, facts, explain, rules, completion):
+for command in (collect, diagnose, compare, history, whatif, plan, report, facts, explain, rules, completion):
     main.add_command(command)

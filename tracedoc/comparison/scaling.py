@@ -66,7 +66,7 @@ def scaling_of(
     elif kind is not None:
         work, evidence = (1.0 if kind == "weak" else before / after), "as told"
     else:
-        work, evidence = _by_arithmetic(base, head)
+        work, evidence = _from_captures(base, head)
     steps = [budget.step_ms if budget is not None else 0.0 for budget in map(compared_budget, (base, head))]
     faster = steps[0] / steps[1] if steps[1] > 0 else 0.0
     return Scaling(
@@ -101,21 +101,38 @@ def _name_of(work: float, shared: float) -> str:
     return "strong" if abs(work / shared - 1.0) <= _ALIKE else "other"
 
 
-def _by_arithmetic(base: Diagnosis, head: Diagnosis) -> tuple[float, str]:
-    """Return the work of a GPU of HEAD as a share of one of BASE, by the arithmetic of the model."""
+def _from_captures(base: Diagnosis, head: Diagnosis) -> tuple[float, str]:
+    """Return the work of a GPU of HEAD as a share of one of BASE: by arithmetic, else by the loaders."""
     before, after = _flop(base), _flop(head)
+    if before is not None and after is not None:
+        ratio = after / before
+        return _work(ratio, base, head), f"a GPU does {ratio:.2f} times the arithmetic of a step"
+    before, after = _batch(base), _batch(head)
     if before is None or after is None:
         raise InputError(
             "nothing in these captures tells whether the GPUs share one batch or have one each",
             "add --scaling weak (the same batch per GPU), --scaling strong (the same global batch), or"
             " --samples-per-step BASE,HEAD",
         )
-    ratio = after / before
+    return _work(after / before, base, head), f"batches of {before:.0f} and {after:.0f} samples on a GPU"
+
+
+def _work(ratio: float, base: Diagnosis, head: Diagnosis) -> float:
+    """Return a ratio as exactly that of weak or strong scaling where it is near one of them."""
     shared = gpus(base) / gpus(head)
-    evidence = f"a GPU does {ratio:.2f} times the arithmetic of a step"
     if abs(ratio - 1.0) <= _ALIKE:
-        return 1.0, evidence
-    return (shared if abs(ratio / shared - 1.0) <= _ALIKE else ratio), evidence
+        return 1.0
+    return shared if abs(ratio / shared - 1.0) <= _ALIKE else ratio
+
+
+def _batch(diagnosis: Diagnosis) -> float | None:
+    """Return the samples of a GPU's step: the batch of its loader, in each of its micro-batches."""
+    batch = diagnosis.run.settings.get("batch size of the loader", "")
+    if not batch.isdecimal() or not 0 < int(batch) < 10**9:
+        return None
+    record = diagnosis.facts.get("micro_batches")
+    parts = record.value if record is not None else None
+    return float(batch) * (parts if isinstance(parts, int | float) and parts > 0 else 1)
 
 
 def _flop(diagnosis: Diagnosis) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracedoc.diagnosis import Budget, Diagnosis, RankReport
 
-_LEAST_COST = 0.02
+_LEAST_COST = 0.1
 """A rank that costs the others this share of the step is one that they wait for."""
 
 

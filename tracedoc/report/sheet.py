@@ -59,7 +59,7 @@ def sheet_text(sheet: Sheet, width: int) -> str:
     lines += [fill(plain(one_line(note)), columns) for note in sheet.notes]
     for table in sheet.tables:
         lines += [""] + ([fill(plain(one_line(table.caption)), columns)] if table.caption else [])
-        lines += _aligned(table)
+        lines += _aligned(table, columns)
     for title, items in sheet.lists:
         lines += ["", title]
         lines += [
@@ -87,7 +87,8 @@ def _rest(table: Table) -> str:
     return "|---" * (len(table.titles) - 1 - table.numbers) + "|"
 
 
-def _aligned(table: Table) -> Iterator[str]:
+def _aligned(table: Table, columns: int) -> Iterator[str]:
+    """Yield the rows in columns; a last cell that does not fit stands below its row."""
     rows = [tuple(plain(one_line(cell)) for cell in row) for row in (table.titles, *table.rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.titles))]
     for row in rows:
@@ -95,4 +96,9 @@ def _aligned(table: Table) -> Iterator[str]:
             f"{cell:>{widths[place]}}" if 1 <= place <= table.numbers else f"{cell:<{widths[place]}}"
             for place, cell in enumerate(row)
         ]
-        yield "  ".join(cells).rstrip()
+        line = "  ".join(cells).rstrip()
+        if len(line) <= columns or len(row) == table.numbers + 1:
+            yield line
+            continue
+        yield "  ".join(cells[:-1]).rstrip()
+        yield fill(row[-1], columns, initial_indent="    ", subsequent_indent="    ")

@@ -6,8 +6,23 @@ from collections.abc import Iterator
 
 from tracedoc.run.job import Job, RankJob
 
-PER_PROCESS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""Variables that differ from rank to rank, or from node to node, for no reason of the job's."""
+NO_SETTINGS = frozenset(
+    {
+        *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+        *(
+            "RANK",
+            "LOCAL_RANK",
+            "GROUP_RANK",
+            "ROLE_RANK",
+            "WORLD_SIZE",
+            "LOCAL_WORLD_SIZE",
+            "GROUP_WORLD_SIZE",
+        ),
+        *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID"),
+        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    }
+)
+"""Variables that name a process, a start or a device: they differ for no reason of the job's."""
 
 
 def job_settings(job: Job | None) -> dict[str, str]:
@@ -21,7 +36,7 @@ def job_settings(job: Job | None) -> dict[str, str]:
 def _of_rank(rank: RankJob) -> Iterator[tuple[str, str]]:
     yield from rank.versions.items()
     for name, value in rank.variables.items():
-        if name not in PER_PROCESS:
+        if name not in NO_SETTINGS:
             yield name, value
     loader, buckets = rank.loader, rank.buckets
     for name, given in (

@@ -1,0 +1,125 @@
+"""The runs of a folder one after the other: steps, efficiency, findings, and what fixes were worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from tracedoc.comparison.compare import RunComparison, compare
+from tracedoc.comparison.findings import FindingChange
+from tracedoc.comparison.scaling import gpus
+from tracedoc.comparison.viewpoint import compared_budget
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.errors import InputError
+
+
+class HistoryRun(msgspec.Struct, frozen=True):
+    """One run: its step and its parts in milliseconds, and how it differs from the run before it.
+
+    ``busy_frac`` is the share of the step in which the GPU computes. ``efficiency`` is against the run on
+    fewest GPUs, ``None`` where nothing tells how their work compares. ``verdict`` is that of the comparison
+    with the run before it, "" where there is none to compare with; ``fixed`` are the findings gone since
+    then, with what was predicted, and ``realised_ms`` how much shorter the step became. ``problem`` says why
+    a run has no step.
+    """
+
+    name: str
+    gpus: int
+    step_ms: float | None
+    parts_ms: dict[str, float]
+    busy_frac: float | None
+    efficiency: float | None
+    findings: tuple[str, ...]
+    verdict: str = ""
+    change_frac: float | None = None
+    fixed: tuple[FindingChange, ...] = ()
+    realised_ms: float | None = None
+    problem: str = ""
+
+
+class History(msgspec.Struct, frozen=True):
+    """Runs in their order; ``unread`` are entries of the folder that hold no run, with the reason."""
+
+    folder: str
+    runs: tuple[HistoryRun, ...]
+    unread: tuple[tuple[str, str], ...] = ()
+
+
+def history(
+    folder: str,
+    runs: Sequence[tuple[str, Diagnosis]],
+    *,
+    scaling: str | None = None,
+    unread: Sequence[tuple[str, str]] = (),
+) -> History:
+    """Return the history of named diagnoses, in the order given."""
+    fewest = min((one for _, one in runs if one.budget is not None), key=gpus, default=None)
+    comparisons = [None, *(_compared(before, after, scaling) for (_, before), (_, after) in pairwise(runs))]
+    return History(
+        folder,
+        tuple(
+            _run(name, diagnosis, comparison, _efficiency(fewest, diagnosis, scaling))
+            for (name, diagnosis), comparison in zip(runs, comparisons, strict=True)
+        ),
+        tuple(unread),
+    )
+
+
+def _compared(before: Diagnosis, after: Diagnosis, scaling: str | None) -> RunComparison | None:
+    if gpus(before) > gpus(after):
+        return None
+    try:
+        return compare(before, after, scaling=scaling if gpus(before) != gpus(after) else None)
+    except InputError:
+        return None
+
+
+def _efficiency(fewest: Diagnosis | None, diagnosis: Diagnosis, scaling: str | None) -> float | None:
+    if fewest is None or diagnosis.budget is None:
+        return None
+    if gpus(fewest) == gpus(diagnosis):
+        return None
+    try:
+        found = compare(fewest, diagnosis, scaling=scaling)
+    except InputError:
+        return None
+    return found.scaling.efficiency if found.scaling is not None else None
+
+
+def _run(
+    name: str, diagnosis: Diagnosis, comparison: RunComparison | None, efficiency: float | None
+) -> HistoryRun:
+    budget = compared_budget(diagnosis)
+    findings = tuple(dict.fromkeys(one.rule_id for one in diagnosis.findings if one.topic != "capture"))
+    if budget is None or budget.step_ms <= 0:
+        problem = "no step to analyse"
+        return HistoryRun(name, gpus(diagnosis), None, {}, None, None, findings, problem=problem)
+    alike = comparison is not None and comparison.verdict is not None
+    return HistoryRun(
+        name=name,
+        gpus=gpus(diagnosis),
+        step_ms=budget.step_ms,
+        parts_ms={
+            "compute": budget.compute_ms,
+            "transfer": budget.exposed_transfer_ms,
+            "wait": budget.exposed_wait_ms,
+            "pipeline": budget.pipeline_wait_ms,
+            "unsplit": budget.exposed_comm_unsplit_ms,
+            "copy": budget.exposed_copy_ms,
+            "input": budget.idle_causes_ms.get("input", 0.0),
+            "idle": budget.idle_ms - budget.idle_causes_ms.get("input", 0.0),
+        },
+        busy_frac=budget.compute_ms / budget.step_ms,
+        efficiency=efficiency,
+        findings=findings,
+        verdict=comparison.verdict.word if comparison is not None and comparison.verdict is not None else "",
+        change_frac=comparison.steps.change_frac if alike and comparison and comparison.steps else None,
+        fixed=tuple(_fixed(comparison)) if alike and comparison else (),
+        realised_ms=comparison.realised_ms if alike and comparison else None,
+    )
+
+
+def _fixed(comparison: RunComparison) -> Iterator[FindingChange]:
+    return (one for one in comparison.findings if one.state == "fixed")
