@@ -148,3 +148,98 @@ def test_wrong_values_are_errors_with_an_example(before: str, option: tuple[str,
     result = compare(before, before, *option)
     assert result.exit_code == 2
     assert " such as " in result.stderr
+
+
+def test_page_runs_no_script_and_requests_nothing(before: str, slower: str, tmp_path: Path) -> None:
+    page = tmp_path / "c.html"
+    assert compare(before, slower, "-o", str(page)).exit_code == 0
+    text = page.read_text(encoding="utf-8")
+    assert "default-src 'none'; style-src 'unsafe-inline'" in text
+    for word in ("<script", "http://", "https://", " src=", "@import", "url("):
+        assert word not in text, word
+    assert "Regressed: 400 ms -&gt; 600 ms" in text
+    # BASE, the part that grew by 200 of 600 ms from where BASE ends, and HEAD.
+    assert '<rect class="other" x="0.00" y="0" width="666.67" height="10">' in text
+    assert '<rect class="idle" x="666.67" y="0" width="333.33" height="10">' in text
+
+
+def test_page_shows_hostile_names_as_text(before: str, tmp_path: Path) -> None:
+    base = sharded()
+    finding = replace(base.findings[0], rule_id="new-one", title=HOSTILE, message="on gpu-node-a")
+    file, page = tmp_path / "after.json", tmp_path / "c.html"
+    file.write_text(to_json(replace(base, findings=(finding,))), encoding="utf-8")
+    compare(before, str(file), "-o", str(page))
+    text = page.read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert "gpu-node-a" not in text
+
+
+def test_figure_is_the_waterfall(before: str, slower: str, tmp_path: Path) -> None:
+    png, svg = tmp_path / "c.png", tmp_path / "c.svg"
+    result = compare(before, slower, "-o", str(png), "-o", str(svg))
+    assert result.stderr.splitlines()[-2:] == [f"wrote {png}", f"wrote {svg}"]
+    assert png.read_bytes().startswith(b"\x89PNG\r\n")
+    assert "other idle time" in svg.read_text(encoding="utf-8")
+    again = tmp_path / "again.svg"
+    compare(before, slower, "-o", str(again))
+    assert again.read_bytes() == svg.read_bytes()
+
+
+def scaled(tmp_path: Path, gpus: int) -> str:
+    base = sharded()
+    run = replace(base.run, world_size=gpus, ranks_seen=tuple(range(gpus)))
+    file = tmp_path / f"{gpus}.json"
+    file.write_text(to_json(replace(base, run=run)), encoding="utf-8")
+    return str(file)
+
+
+def test_three_runs_are_a_series(tmp_path: Path) -> None:
+    files = [scaled(tmp_path, gpus) for gpus in (1, 2, 4)]
+    result = compare(*files, "--scaling", "weak", "-f", "json")
+    assert result.exit_code == 0, result.stderr
+    assert [point["efficiency"] for point in json.loads(result.stdout)["points"]] == [1, 1, 1]
+    page = tmp_path / "series.html"
+    assert compare(*files, "--scaling", "weak", "-o", str(page)).exit_code == 0
+    assert "Efficiency: the ideal step over the measured one" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "words"),
+    [
+        ((1,), (), "a comparison needs two runs"),
+        ((4, 1), ("--scaling", "weak"), "the sides are swapped"),
+        ((1, 4), (), "whether the GPUs share one batch"),
+        ((1, 2, 4), (), "whether the GPUs share one batch"),
+        ((1, 2, 4), ("--samples-per-step", "64,128"), "2 numbers of samples were given for 3 runs"),
+        ((1, 4), ("--samples-per-step", "64,128,256"), "3 numbers of samples were given for 2 runs"),
+        ((1, 4), ("--samples-per-step", "64,0"), "a step has samples"),
+        ((1, 2, 4), ("--fail-on-regression", "5%"), "--fail-on-regression needs two runs"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_in_words(
+    tmp_path: Path, gpus: tuple[int, ...], options: tuple[str, ...], words: str
+) -> None:
+    result = compare(*(scaled(tmp_path, count) for count in gpus), *options)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split()).replace("A comparison", "a comparison")
+    assert "Traceback" not in result.stderr
+
+
+def test_side_without_steps_is_named(before: str, tmp_path: Path) -> None:
+    file = tmp_path / "nothing.json"
+    file.write_text(to_json(replace(sharded(), budget=None)), encoding="utf-8")
+    result = compare(before, str(file))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: HEAD has no step to compare")
+
+
+def test_two_diagnoses_are_compared_without_reading_a_trace(
+    before: str, slower: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("a trace is read")
+
+    monkeypatch.setattr("tracedoc.pipeline.read_trace", refuse)
+    monkeypatch.setattr("tracedoc.pipeline.measure", refuse)
+    assert compare(before, slower).exit_code == 0
