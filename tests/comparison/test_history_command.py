@@ -76,7 +76,7 @@ def test_figures_and_pages_are_written(runs: Path, tmp_path: Path) -> None:
     assert names[0].read_bytes().startswith(b"\x89PNG\r\n")
     assert "waiting for peers" in names[1].read_text()
     assert names[2].read_text().startswith("<!doctype html>")
-    assert names[3].read_text().startswith("**2 runs")
+    assert names[3].read_text().startswith("<!-- tracedoc -->\n### 2 runs")
 
 
 def test_what_holds_no_run_is_listed_with_its_reason(runs: Path) -> None:

@@ -30,7 +30,16 @@ def comparison_sheet(found: RunComparison) -> Sheet:
         bars_caption=f"From the {'ideal' if found.scaling else 'old'} step to the measured one",
         tables=(_parts(found),),
         lists=tuple(_lists(found)),
+        counts=_counts(found),
     )
+
+
+def _counts(found: RunComparison) -> str:
+    """Return how many findings are fixed, new and still there."""
+    words = {"fixed": "fixed", "new": "new", "persisting": "still there"}
+    counts = {state: sum(one.state == state for one in found.findings) for state in words}
+    said = ", ".join(f"{count} {words[state]}" for state, count in counts.items() if count)
+    return f"Findings: {said}." if said else ""
 
 
 def first_line(found: RunComparison) -> str:

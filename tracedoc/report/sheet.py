@@ -7,7 +7,7 @@ from textwrap import fill
 
 import msgspec
 
-from tracedoc.report.markdown import safe
+from tracedoc.report.markdown import comment, fold, safe
 from tracedoc.report.texts import one_line, plain
 
 Row = tuple[str, ...]
@@ -41,7 +41,10 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Sheet(msgspec.Struct, frozen=True):
-    """All that a comparison, a series or a history shows; ``bars`` are for pages and figures."""
+    """All that a comparison, a series or a history shows; ``bars`` are for pages and figures.
+
+    ``counts`` is what the lists hold in a line, for where they are folded.
+    """
 
     answer: str
     notes: tuple[str, ...] = ()
@@ -50,6 +53,7 @@ class Sheet(msgspec.Struct, frozen=True):
     legend: tuple[tuple[str, str], ...] = ()
     tables: tuple[Table, ...] = ()
     lists: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    counts: str = ""
 
 
 def sheet_text(sheet: Sheet, width: int) -> str:
@@ -70,17 +74,23 @@ def sheet_text(sheet: Sheet, width: int) -> str:
 
 
 def sheet_markdown(sheet: Sheet) -> str:
-    """Return a sheet as Markdown; names from the runs read as just that text."""
-    lines = [f"**{safe(sheet.answer)}**"]
+    """Return a sheet as a comment: the answer, notes and tables, and the lists folded.
+
+    Names from the runs read as just that text.
+    """
+    lines = [f"### {safe(sheet.answer)}"]
     for note in sheet.notes:
         lines += ["", safe(note)]
     for table in sheet.tables:
         lines += ["", *([safe(table.caption), ""] if table.caption else [])]
         lines += [f"| {' | '.join(table.titles)} |", "|---" + "|--:" * table.numbers + _rest(table)]
         lines += [f"| {' | '.join(safe(cell) for cell in row)} |" for row in table.rows]
-    for title, items in sheet.lists:
-        lines += ["", f"**{title}**", "", *(f"- {safe(item)}" for item in items)]
-    return "\n".join(lines) + "\n"
+    if sheet.counts:
+        lines += ["", safe(sheet.counts)]
+    folds = (
+        fold(safe(title), "\n".join(f"- {safe(item)}" for item in items)) for title, items in sheet.lists
+    )
+    return comment("\n".join(lines), folds)
 
 
 def _rest(table: Table) -> str:
