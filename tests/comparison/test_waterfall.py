@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from msgspec.structs import replace
 
 import tracedoc
 from tests.example_diagnoses import DIAGNOSES
@@ -47,6 +48,21 @@ def job(
         return tracedoc.diagnose(folder, tracedoc.Options(jobs=1, replay=False))
 
 
+@cache
+def alone(work: int = 1) -> Diagnosis:
+    """Return the same step on one GPU, with ``work`` times the batch."""
+    lanes = f"""
+        step: {90 * work}
+        lead: {0.5 * work}
+        compute    0-{60 * work} x20   {60 * work}-{70 * work} x5   {70 * work}-{80 * work} x5
+        loader     {80 * work}-{89.5 * work}
+    """
+    with TemporaryDirectory() as folder:
+        for builder in parse_lanes(lanes, ranks=1):
+            builder.write(Path(folder) / "rank-0.json")
+        return tracedoc.diagnose(folder, tracedoc.Options(jobs=1, replay=False))
+
+
 def changes(fall: Waterfall) -> dict[str, float]:
     return {part.key: part.change_ms for part in fall.parts}
 
@@ -71,6 +87,66 @@ def test_each_loss_is_the_part_that_it_was_put_into(losses: dict[str, float]) ->
         assert change == pytest.approx(put.get(key, 0.0), abs=within), key
     assert fall.measured_ms - fall.ideal_ms == pytest.approx(sum(losses.values()), abs=EXACT_MS)
     assert sum(changes(fall).values()) == pytest.approx(fall.measured_ms - fall.ideal_ms, abs=EXACT_MS)
+
+
+PAIRS = (
+    ({"kernels": 5.0}, {"link": 9.0, "host": 8.0}),
+    ({"late": 7.0, "loader": 11.0}, {"kernels": 5.0, "late": 12.0}),
+    ({"link": 9.0, "host": 8.0}, {"loader": 11.0}),
+    (MIXED, {"late": 12.0}),
+    (MIXED, {}),
+)
+
+
+@pytest.mark.parametrize(("before", "after"), PAIRS, ids=lambda losses: "+".join(losses) or "none")
+def test_losses_of_both_sides_are_told_apart(before: dict[str, float], after: dict[str, float]) -> None:
+    fall = compare(job(**before), job(**after)).waterfall
+    for name, key in PART_OF.items():
+        put = after.get(name, 0.0) - before.get(name, 0.0)
+        assert changes(fall)[key] == pytest.approx(put, abs=0.02 * fall.measured_ms), key
+    assert sum(changes(fall).values()) == pytest.approx(fall.measured_ms - fall.ideal_ms, abs=EXACT_MS)
+
+
+@pytest.mark.parametrize(("scaling", "work"), [("weak", 1), ("strong", 4)])
+@pytest.mark.parametrize("losses", [{}, {"link": 8.0}, {"late": 12.0}, MIXED], ids=lambda one: "+".join(one))
+def test_each_loss_of_scaling_is_its_part(scaling: str, work: int, losses: dict[str, float]) -> None:
+    """One GPU takes 90 ms for the work of each of four, which also need 20 ms of transfer."""
+    found = compare(alone(work), job(**losses), scaling=scaling)
+    fall = found.waterfall
+    assert fall.ideal_ms == pytest.approx(90, abs=EXACT_MS)
+    put = {PART_OF[name]: ms for name, ms in losses.items()}
+    put["transfer"] = put.get("transfer", 0.0) + 20
+    for key, change in changes(fall).items():
+        assert change == pytest.approx(put.get(key, 0.0), abs=0.02 * fall.measured_ms), key
+    assert sum(changes(fall).values()) == pytest.approx(20 + sum(losses.values()), abs=EXACT_MS)
+    assert found.scaling is not None
+    assert found.scaling.efficiency == pytest.approx(90 / (110 + sum(losses.values())))
+
+
+def test_late_rank_of_two_is_waiting_whoever_stands_for_the_run() -> None:
+    """Rank 1 of two sleeps 40 ms before it reduces: on rank 0 that is waiting, whichever step is analysed."""
+
+    def two(late: int) -> Diagnosis:
+        lanes = f"""
+            step: {100 + late}
+            lead: 0.5
+            compute    0-60 x6   {80 + late}-{100 + late} x2
+            allreduce  60-{80 + late}  64MiB lead=30
+            rank 1:
+              allreduce  {60 + late}-{80 + late}  64MiB lead=0.5
+        """
+        with TemporaryDirectory() as folder:
+            for rank, builder in enumerate(parse_lanes(lanes, ranks=2)):
+                builder.write(Path(folder) / f"rank-{rank}.json")
+            return tracedoc.diagnose(folder, tracedoc.Options(jobs=1, replay=False))
+
+    healthy, late = two(0), two(40)
+    for own in (0, 1):
+        seen = replace(late, budget=next(one.budget for one in late.ranks if one.rank == own))
+        fall = compare(healthy, seen).waterfall
+        assert fall.head_at is not None
+        assert fall.head_at.rank == 0
+        assert changes(fall)["wait"] == pytest.approx(40, abs=0.5)
 
 
 def test_who_comes_late_is_the_evidence_of_waiting() -> None:

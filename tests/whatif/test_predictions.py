@@ -98,3 +98,45 @@ def test_a_wrong_change_is_told_with_the_way_out(change, words):
         tracedoc.predict(["nowhere"], [change])
     assert words in caught.value.message
     assert caught.value.hint
+
+
+def test_more_ranks_send_more_and_keep_latency_between_a_tree_and_a_ring(tmp_path):
+    """An all-reduce of 4 ranks crosses each link 1.5 times instead of once: 40 -> 60 ms.
+
+    At most 4/68 of the 40 ms are latency, which a ring of 4 has three times: 7.06 + 1.5 * 37.65 ms.
+    """
+    low, likely, high = predicted(tracedoc.predict([ddp(tmp_path)], ["more-ranks by=2"])).step_ms
+    assert low == pytest.approx(121.0, abs=0.1)
+    assert high == pytest.approx(101.0 - 40.0 + 7.06 + 56.47, abs=0.1)
+    assert low <= likely <= high
+
+
+def test_the_last_of_more_ranks_may_come_later(tmp_path):
+    """A rank that is 15 ms late of two: the expected largest of 4 deviates is 1.78 times that of 2."""
+    run = ddp(tmp_path, late_ms=15.0)
+    low, likely, high = predicted(tracedoc.predict([run], ["more-ranks by=2"])).step_ms
+    assert low == pytest.approx(136.0, abs=0.1)
+    assert high == pytest.approx(116.0 - 40.0 + 7.06 + 56.47 + 0.78 * 15.0, abs=0.2)
+    assert low < likely < high
+
+
+def test_one_rank_has_no_link_to_go_on_with(tmp_path):
+    builder = TraceBuilder(0, 1)
+    for index in range(3):
+        start = 100.0 * index + 1.0
+        builder.step(index, start - 0.5, start + 99.0)
+        builder.kernel("sgemm", start, start + 90.0, launch_ms=start - 0.01)
+        builder.runtime("cudaDeviceSynchronize", start + 0.2, start + 98.0)
+    builder.write(tmp_path / "rank-0.json")
+    (answer,) = tracedoc.predict([tmp_path], ["more-ranks"]).alone
+    assert isinstance(answer, NotPredicted)
+    assert "no collective of several ranks" in answer.reason
+
+
+def test_a_diagnosis_keeps_the_step_on_more_ranks(tmp_path):
+    diagnosis = tracedoc.diagnose(ddp(tmp_path))
+    assert diagnosis.replay is not None
+    twice, four_times = diagnosis.replay.more_ranks
+    assert isinstance(twice, Predicted)
+    assert isinstance(four_times, Predicted)
+    assert twice.step_ms[1] < four_times.step_ms[1]

@@ -156,7 +156,7 @@ def _parts(found: RunComparison) -> Table:
         rows.append(("smaller parts", "", "", signed(small), ""))
     total = fall.measured_ms - fall.ideal_ms
     rows.append(("step", format_ms(fall.ideal_ms), format_ms(fall.measured_ms), signed(total), ""))
-    return Table(("Part of the step", ideal, "HEAD", "change", ""), tuple(rows), 3)
+    return Table(("Part of the step", ideal, "HEAD", "change", "evidence"), tuple(rows), 3)
 
 
 def _lists(found: RunComparison) -> Iterator[tuple[str, tuple[str, ...]]]:
