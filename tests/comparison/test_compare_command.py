@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -180,7 +181,10 @@ def test_figure_is_the_waterfall(before: str, slower: str, tmp_path: Path) -> No
     result = compare(before, slower, "-o", str(png), "-o", str(svg))
     assert result.stderr.splitlines()[-2:] == [f"wrote {png}", f"wrote {svg}"]
     assert png.read_bytes().startswith(b"\x89PNG\r\n")
-    assert "other idle time" in svg.read_text(encoding="utf-8")
+    words = [word.strip() for word in ElementTree.fromstring(svg.read_bytes()).itertext() if word.strip()]
+    places = [words.index(word) for word in ("BASE", "other idle time", "HEAD")]
+    assert places == sorted(places)
+    assert {"400 ms", "+200 ms", "600 ms"} <= set(words)
     again = tmp_path / "again.svg"
     compare(before, slower, "-o", str(again))
     assert again.read_bytes() == svg.read_bytes()

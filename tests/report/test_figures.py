@@ -23,7 +23,6 @@ from tracedoc.report.figure_style import HATCHES, colours
 from tracedoc.report.figures import diagnosis_figure
 from tracedoc.report.render import render_file
 from tracedoc.report.view import PARTS, build_view
-from tracedoc.report.waterfall_figure import render_waterfall
 
 BEGINS = {"png": b"\x89PNG\r\n", "pdf": b"%PDF-", "svg": b"<?xml"}
 
@@ -113,22 +112,6 @@ def test_settings_of_the_user_stay(figure: Any) -> None:
 
     assert matplotlib.rcParams["axes.spines.top"] is True
     assert not figure.axes[0].spines["top"].get_visible()
-
-
-def test_waterfall_leads_from_one_step_to_the_other() -> None:
-    content = render_waterfall(
-        "svg",
-        "Improved: 100 ms -> 70 ms",
-        ("BASE", 100.0),
-        [("waiting", -40.0), ("copies", 10.0)],
-        ("HEAD", 70.0),
-    )
-    words = ElementTree.fromstring(content).itertext()
-    shown = [word.strip() for word in words if word.strip()]
-    assert "Improved: 100 ms -> 70 ms" in shown
-    places = [shown.index(word) for word in ("BASE", "waiting", "copies", "HEAD")]
-    assert places == sorted(places)
-    assert {"100 ms", "-40 ms", "+10 ms", "70 ms"} <= set(shown)
 
 
 def test_commands_write_figures(tmp_path: Path) -> None:

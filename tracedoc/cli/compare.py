@@ -43,7 +43,7 @@ def _samples(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.command(short_help="Compare runs: what a change did, what more GPUs lose.")
 @click.argument("runs", metavar="BASE HEAD...", nargs=-1, required=True, shell_complete=files)
 @format_option("markdown", "html")
-@output_option(".txt, .json, .md, .html, .png or .svg")
+@output_option(".txt, .json, .md, .html, .png, .svg or .pdf")
 @click.option(
     "--scaling",
     type=click.Choice(["weak", "strong"]),

@@ -25,7 +25,7 @@ _PAGES = (".json", ".html", ".htm")
 @click.command(short_help="List the runs of a folder: steps, findings, what fixes gave.")
 @click.argument("folder", metavar="DIR", shell_complete=folders)
 @format_option("markdown", "html")
-@output_option(".txt, .json, .md, .html, .png or .svg")
+@output_option(".txt, .json, .md, .html, .png, .svg or .pdf")
 @click.option(
     "--scaling",
     type=click.Choice(["weak", "strong"]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracedoc.cli.output import Target, json_text, say, send
@@ -14,16 +13,18 @@ if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
     from tracedoc.report.sheet import Sheet
 
-FORMATS = {".txt": "text", ".json": "json", ".md": "markdown", ".html": "html", ".png": "png", ".svg": "svg"}
+FORMATS = {
+    **{".txt": "text", ".json": "json", ".md": "markdown", ".html": "html", ".htm": "html"},
+    **{".png": "png", ".svg": "svg", ".pdf": "pdf"},
+}
 """The format that the suffix of a file name implies."""
 
-_SHARED = ("markdown", "html", "png", "svg")
 _LARGEST_DIAGNOSIS = 256 << 20
 
 
 def are_shared(places: Sequence[Target]) -> bool:
     """Return whether others read some of it: then hosts and absolute paths are hidden, as in a diagnosis."""
-    return any(place.format in _SHARED for place in places)
+    return any(place.format not in ("text", "json") for place in places)
 
 
 def diagnosis_in(path: str) -> Diagnosis:
@@ -43,8 +44,10 @@ def diagnosis_in(path: str) -> Diagnosis:
 
 def write_sheet(places: Sequence[Target], value: object, sheet: Sheet, shared: Sheet) -> None:
     """Write a sheet to its places; ``shared`` is the one without hosts, ``value`` what JSON holds."""
+    from tracedoc.report.figure_style import FIGURE_FORMATS
+    from tracedoc.report.render import save_bytes
     from tracedoc.report.sheet import sheet_markdown, sheet_text
-    from tracedoc.report.sheet_figure import FIGURES, figure_bytes
+    from tracedoc.report.sheet_figure import sheet_figure
     from tracedoc.report.sheet_page import sheet_page
 
     def rendered(chosen: str, width: int, color: bool) -> list[str]:
@@ -54,19 +57,9 @@ def write_sheet(places: Sequence[Target], value: object, sheet: Sheet, shared: S
             return [sheet_page(shared)]
         return [sheet_markdown(shared) if chosen == "markdown" else sheet_text(sheet, width)]
 
-    figures = [place for place in places if place.format in FIGURES.values()]
+    figures = [place for place in places if place.format in FIGURE_FORMATS]
     for place in figures:
-        _save(place.path, figure_bytes(shared, place.format))
+        save_bytes(place.path, sheet_figure(shared, place.format))
     send([place for place in places if place not in figures], rendered, sheet.answer)
     for place in figures:
         say(f"wrote {place.path}")
-
-
-def _save(path: str, data: bytes) -> None:
-    try:
-        Path(path).write_bytes(data)
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be written: {error.strerror or error}",
-            "name a file in a folder that exists and may be written",
-        ) from error
