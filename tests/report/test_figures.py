@@ -62,14 +62,13 @@ def test_the_late_rank_stands_out(figure: Any) -> None:
 
 
 def test_timeline_has_each_state_at_its_time(figure: Any) -> None:
-    drawn = panel(figure, "Step 5").collections
-    waits = [
-        tuple(path.get_extents().intervalx)
-        for bars in drawn
-        if bars.get_hatch() == HATCHES["wait"]
-        for path in bars.get_paths()
+    drawn = panel(figure, "Step 5").patches
+    (waits,) = (patch.get_path().vertices for patch in drawn if patch.get_hatch() == HATCHES["wait"])
+    # Rank 0 is the first row, rank 5 the second.
+    assert [(bar[0][0], bar[1][0], bar[0][1]) for bar in waits.reshape(-1, 5, 2)] == [
+        (200, 290, -0.4),
+        (350, 360, 0.6),
     ]
-    assert waits == [(200, 290), (350, 360)]
 
 
 def test_no_two_colours_that_meet_are_one_in_grey() -> None:

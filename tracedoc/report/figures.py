@@ -32,8 +32,6 @@ _LABELLED_ROWS = 24
 _LONGEST_TITLE = 400
 _LEGEND_COLUMNS = 4
 _ANY_CAUSE = ("idle",)
-_FINE = 4000
-"""Intervals beyond which vector files get the timeline as pixels."""
 
 Panel = Callable[[Any], None]
 
@@ -97,19 +95,10 @@ def _drawable(report: RankReport) -> bool:
 
 def _timeline(axis: Any, picture: Picture, view: View) -> None:
     rows = picture.rows[:MOST_ROWS]
-    fine = sum(map(len, (pairs for row in rows for pairs in row.spans_ms.values()))) > _FINE
-    for at, row in enumerate(rows):
-        for state, (key, _) in STATES.items():
-            bars = [
-                (start, end - start)
-                for start, end in row.spans_ms.get(state, ())
-                if -LATEST_MS < start < end < LATEST_MS
-            ]
-            if bars:
-                axis.broken_barh(bars, (at - 0.4, 0.8), rasterized=fine, **_paint(key))
-        if drawn := row.spans_ms.get("communication", ()):
-            lines = [(start, end - start) for start, end in drawn if -LATEST_MS < start < end < LATEST_MS]
-            axis.broken_barh(lines, (at + 0.4, 0.1), color=colours()["ink"], linewidth=0, rasterized=fine)
+    # Each state is one patch for all ranks: thousands of them would take matplotlib half a minute.
+    for state, (key, _) in STATES.items():
+        _bars(axis, rows, state, -0.4, 0.8, _paint(key))
+    _bars(axis, rows, "communication", 0.4, 0.1, {"facecolor": colours()["ink"], "linewidth": 0})
     _mark(axis, rows, picture, view)
     named = {
         rank for item in view.findings[:MARKED_FINDINGS] for rank in item.finding.ranks
@@ -119,6 +108,24 @@ def _timeline(axis: Any, picture: Picture, view: View) -> None:
     axis.set_xlim(0, picture.span_ms)
     clock = "all ranks on one clock" if picture.aligned else "each rank from its own beginning"
     _heading(axis, f"Step {picture.step}, {clock}", "ms")
+
+
+def _bars(
+    axis: Any, rows: Sequence[PictureRow], state: str, lift: float, height: float, paint: dict[str, Any]
+) -> None:
+    """Draw when each rank was in a state, as bars ``lift`` below its row and ``height`` high."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    corners = [
+        ((start, low), (end, low), (end, low + height), (start, low + height), (start, low))
+        for low, row in ((at + lift, row) for at, row in enumerate(rows))
+        for start, end in row.spans_ms.get(state, ())
+        if -LATEST_MS < start < end < LATEST_MS
+    ]
+    if corners:
+        codes = (Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY) * len(corners)
+        axis.add_patch(PathPatch(Path(np.array(corners).reshape(-1, 2), codes), **paint))
 
 
 def _mark(axis: Any, rows: Sequence[PictureRow], picture: Picture, view: View) -> None:
