@@ -30,6 +30,9 @@ MOST_ROWS = 64
 
 _LABELLED_ROWS = 24
 _LONGEST_TITLE = 400
+_MOST_NAMED = 4
+"""Ranks of one finding whose labels stand out."""
+
 _LEGEND_COLUMNS = 4
 _ANY_CAUSE = ("idle",)
 
@@ -100,10 +103,9 @@ def _timeline(axis: Any, picture: Picture, view: View) -> None:
         _bars(axis, rows, state, -0.4, 0.8, _paint(key))
     _bars(axis, rows, "communication", 0.4, 0.1, {"facecolor": colours()["ink"], "linewidth": 0})
     _mark(axis, rows, picture, view)
-    named = {
-        rank for item in view.findings[:MARKED_FINDINGS] for rank in item.finding.ranks
-        if len(item.finding.ranks) < len(rows)
-    }  # fmt: skip
+    few = max(1, min(_MOST_NAMED, len(rows) // 2))
+    marked = (item.finding.ranks for item in view.findings[:MARKED_FINDINGS])
+    named = {rank for ranks in marked if len(ranks) <= few for rank in ranks}
     _rank_labels(axis, [row.rank for row in rows], named)
     axis.set_xlim(0, picture.span_ms)
     clock = "all ranks on one clock" if picture.aligned else "each rank from its own beginning"
