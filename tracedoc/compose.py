@@ -24,9 +24,13 @@ from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import FactTable
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.facts.memory_curve import memory_curve
 from tracedoc.facts.per_run.strategy import strategy_of
 from tracedoc.facts.step_picture import step_picture
 from tracedoc.facts.tables import collective_rows, host_detail, kernel_rows, phase_rows, unit_rows
+from tracedoc.facts.transfer_table import transfer_table
+from tracedoc.facts.unit_timeline import unit_timeline
+from tracedoc.facts.waits import wait_table
 from tracedoc.predicted import PlanStep, ReplayReport
 from tracedoc.ranks.exposure import ExposedSplit
 from tracedoc.ranks.run_view import RunView
@@ -98,6 +102,10 @@ def _detail(run: RunView, representative: RankDigest, failures: Failures) -> Det
         units=contain("the table of sharded units", lambda: unit_rows(run), ()),
         host=contain("the tables of the host", lambda: host_detail(representative), None),
         phases=contain("the table of phases", lambda: phase_rows(representative), ()),
+        waits=contain("who waits for whom", lambda: wait_table(run), None),
+        transfers=contain("the table of transfers", lambda: transfer_table(run), None),
+        unit_timeline=contain("the timeline of sharded units", lambda: unit_timeline(run), None),
+        memory=contain("the memory over time", lambda: memory_curve(run), None),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tracedoc.charts import MemoryCurve, Transfers, UnitTimeline, Waits
 from tracedoc.errors import Limit
 from tracedoc.picture import Picture
 from tracedoc.predicted import PlanStep, Predicted, ReplayReport
@@ -376,6 +377,10 @@ class Detail(msgspec.Struct, frozen=True):
     host: HostDetail | None = None
     phases: tuple[PhaseRow, ...] = ()
     picture: Picture | None = None
+    waits: Waits | None = None
+    transfers: Transfers | None = None
+    unit_timeline: UnitTimeline | None = None
+    memory: MemoryCurve | None = None
 
 
 class Diagnosis(msgspec.Struct, frozen=True):

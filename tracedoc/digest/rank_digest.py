@@ -16,6 +16,7 @@ from tracedoc.digest.drawn import drawn_sets
 from tracedoc.digest.gemms import GemmTable, gemm_table
 from tracedoc.digest.host_work import HostDigest, host_digest
 from tracedoc.digest.meetings import Meetings, meetings
+from tracedoc.digest.memory import MemoryTable, memory_table
 from tracedoc.digest.programs import EncodedProgram
 from tracedoc.digest.work import WorkTable, work_table
 from tracedoc.errors import TraceLimit
@@ -76,6 +77,7 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     read the trace. ``programs`` are those of steps that can be replayed, that of the judged one first;
     ``unplayable`` says why there are none. ``meetings`` is the path of the
     rank between its meetings with others. ``drawn`` are encoded sets of time for pictures (:mod:`.drawn`).
+    ``memory`` is that of the device over the capture, ``None`` where it was not recorded.
     """
 
     rank: int
@@ -114,6 +116,7 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     unplayable: str = ""
     meetings: Meetings | None = None
     drawn: Mapping[str, bytes] = msgspec.field(default_factory=dict)
+    memory: MemoryTable | None = None
 
     def __reduce__(self) -> tuple[Callable[[bytes], RankDigest], tuple[bytes]]:
         return decoded_digest, (encode(self),)
@@ -198,6 +201,7 @@ def digest_timeline(
         "what is to be replayed", lambda: rank_programs(timeline), ((), "it could not be read")
     )
     drawn = contain("what pictures show", lambda: drawn_sets(timeline), {})
+    memory = contain("the memory over time", lambda: memory_table(timeline), None)
     return RankDigest(
         rank=rank,
         source=info.source,
@@ -237,6 +241,7 @@ def digest_timeline(
         unplayable=unplayable,
         meetings=meetings(timeline),
         drawn=drawn,
+        memory=memory,
     )
 
 
