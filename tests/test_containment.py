@@ -177,7 +177,7 @@ def test_a_part_of_the_text_fails_alone(run: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     "name",
-    ["_columns", "draw", "_rank_rows", "_steps", "phase_table", "collective_table", "host_tables"],
+    ["columns_of", "draw", "rank_rows", "steps_of_ranks", "phase_table", "collective_table", "kernel_groups"],
 )
 def test_a_table_of_the_page_fails_alone(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     diagnosis = tracedoc.diagnose([run])

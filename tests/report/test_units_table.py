@@ -32,7 +32,7 @@ def text_of(diagnosis: Diagnosis) -> str:
 
 def test_page_has_a_row_for_each_unit_and_leaves_unknown_cells_empty() -> None:
     page = render_html(build_view(with_units(ROW, replace(ROW, name="layers.<1>", stall_ms=None))))
-    (first, second) = re.findall(r'<tr><th scope="row"><code>layers.*?</tr>', page)
+    (first, second) = re.findall(r'<tr><th scope="row">layers.*?</tr>', page)
     assert re.findall(r">([^<>]+)</td>", first) == [
         "forward", "256 MiB", "1", "-30 ms", "2.5 ms", "0.5 ms", "2 ms", "8 ms", "1.5 ms", "0",
     ]  # fmt: skip

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from tracedoc.diagnosis import RankReport
+from tracedoc.diagnosis import Diagnosis, RankReport
 from tracedoc.idle_causes import WORDS
 from tracedoc.picture import Picture, PictureRow
+from tracedoc.report.heat_map import waits_mostly_for
 from tracedoc.report.view import FindingView
 from tracedoc.units import format_ms
 
@@ -44,13 +45,21 @@ STATES: dict[str, tuple[str, str]] = {
 }
 """Colour and words of what a rank may do, in the order of painting: what comes later covers the rest."""
 
+Ticks = tuple[tuple[float, str], ...]
+"""Places in percent with their labels."""
+
 _LEGEND = tuple(dict.fromkeys(("forward", "recompute", "backward", "optimizer", "compute", *STATES)))
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """Everything of one kind that a rank does, as one SVG path in a box of 1000 by 10."""
+    """Everything of one kind that a rank does, as one SVG path in a box of 1000 by 10.
+
+    ``name`` is its key in ``PictureRow.spans_ms``.
+    """
 
     key: str
+    name: str
+    words: str
     title: str
     path: str
 
@@ -66,9 +75,16 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class DrawnRank(msgspec.Struct, frozen=True):
-    """One row: its states, the communication beside them, and the findings that it shows."""
+    """One row: its states, the communication beside them, and the findings that it shows.
+
+    ``stage`` is its stage of a pipeline, ``cause`` the cause that a finding sees on this rank and few others,
+    ``waits_for`` the rank that it mostly waits for; empty and ``None`` where there is none.
+    """
 
     rank: int
+    stage: str
+    cause: str
+    waits_for: int | None
     text: str
     states: tuple[Stretch, ...]
     communication: str
@@ -80,21 +96,33 @@ class Drawing(msgspec.Struct, frozen=True):
 
     caption: str
     rows: tuple[DrawnRank, ...]
-    ticks: tuple[tuple[float, str], ...]
+    ticks: Ticks
     legend: tuple[tuple[str, str], ...]
     span_ms: float
     low: bool
 
 
-def draw(
-    picture: Picture | None, reports: Sequence[RankReport], findings: Sequence[FindingView]
-) -> Drawing | None:
+def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | None:
     """Return the picture to show; ``None`` where there is none, or where its times make no picture."""
+    picture = diagnosis.detail.picture
     if picture is None or not picture.rows or not 0 < picture.span_ms < 1e12:
         return None
-    by_rank = {report.rank: report for report in reports}
+    by_rank = {report.rank: report for report in diagnosis.ranks}
+    stages = diagnosis.facts["stage"].values if "stage" in diagnosis.facts else {}
+    waits_for = waits_mostly_for(diagnosis.detail.waits, picture.step)
+    causes = _causes(findings, len(diagnosis.run.ranks_seen))
     rows = tuple(
-        _drawn(row, picture, by_rank.get(row.rank), findings[:MARKED_FINDINGS]) for row in picture.rows
+        DrawnRank(
+            rank=row.rank,
+            stage=f"stage {stage}" if isinstance(stage := stages.get(str(row.rank)), int) else "",
+            cause=causes.get(row.rank, ""),
+            waits_for=waits_for.get(row.rank),
+            text=_words(row),
+            states=tuple(_states(row, picture)),
+            communication=_path(row, "communication", picture),
+            marks=tuple(_marks(row, picture, by_rank.get(row.rank), findings[:MARKED_FINDINGS])),
+        )
+        for row in picture.rows
     )
     used = {name for row in picture.rows for name in row.spans_ms}
     legend = dict.fromkeys(STATES[name] for name in _LEGEND if name in used)
@@ -108,7 +136,7 @@ def draw(
     )
 
 
-def ticks(span_ms: float) -> tuple[tuple[float, str], ...]:
+def ticks(span_ms: float) -> Ticks:
     """Return places (percent) and labels of at most seven round numbers of milliseconds."""
     if span_ms <= 0:
         return ()
@@ -139,21 +167,28 @@ def _caption(picture: Picture) -> str:
     return "; ".join(words)
 
 
-def _drawn(
-    row: PictureRow, picture: Picture, report: RankReport | None, findings: Sequence[FindingView]
-) -> DrawnRank:
-    states = [
-        Stretch(key, f"rank {row.rank}: {words}, {format_ms(_total(row, name))}", _path(row, name, picture))
-        for name, (key, words) in STATES.items()
-        if name in row.spans_ms
-    ]
-    largest = sorted(
-        ((words, _total(row, name)) for name, (_, words) in STATES.items() if name in row.spans_ms),
-        key=lambda one: -one[1],
-    )
-    text = f"rank {row.rank}: " + ", ".join(f"{words} {format_ms(ms)}" for words, ms in largest[:5])
-    marks = tuple(_marks(row, picture, report, findings)) if report is not None else ()
-    return DrawnRank(row.rank, text, tuple(states), _path(row, "communication", picture), marks)
+def _causes(findings: Sequence[FindingView], ranks: int) -> dict[int, str]:
+    """Return the cause that is found on a rank and not on most: a title begins with it."""
+    causes: dict[int, str] = {}
+    for item in findings:
+        if 0 < len(item.finding.ranks) <= ranks / 2:
+            for rank in item.finding.ranks:
+                causes.setdefault(rank, item.finding.title.partition(":")[0])
+    return causes
+
+
+def _states(row: PictureRow, picture: Picture) -> Iterator[Stretch]:
+    for name, (key, words) in STATES.items():
+        if name in row.spans_ms:
+            title = f"rank {row.rank}: {words}, {format_ms(_total(row, name))}"
+            yield Stretch(key, name, words, title, _path(row, name, picture))
+
+
+def _words(row: PictureRow) -> str:
+    """Return what the rank does most, for those who do not see it."""
+    times = [(words, _total(row, name)) for name, (_, words) in STATES.items() if name in row.spans_ms]
+    largest = sorted(times, key=lambda one: -one[1])[:5]
+    return f"rank {row.rank}: " + ", ".join(f"{words} {format_ms(ms)}" for words, ms in largest)
 
 
 def _total(row: PictureRow, name: str) -> float:
@@ -161,18 +196,23 @@ def _total(row: PictureRow, name: str) -> float:
 
 
 def _path(row: PictureRow, name: str, picture: Picture) -> str:
-    scale = 1000.0 / picture.span_ms
+    return path_of(row.spans_ms.get(name, ()), 1000.0 / picture.span_ms)
+
+
+def path_of(intervals: Iterable[tuple[float, float]], scale: float) -> str:
+    """Return intervals as one SVG path in a box of 1000 by 10; none is too short to be seen."""
     return "".join(
         f"M{start * scale:.2f} 0H{max(end * scale, start * scale + LEAST):.2f}V10H{start * scale:.2f}Z"
-        for start, end in row.spans_ms.get(name, ())
+        for start, end in intervals
     )
 
 
 def _marks(
-    row: PictureRow, picture: Picture, report: RankReport, findings: Sequence[FindingView]
+    row: PictureRow, picture: Picture, report: RankReport | None, findings: Sequence[FindingView]
 ) -> Iterator[Mark]:
     """Yield the longest place of each finding on this rank in the drawn step."""
-    own = next((step for step in report.steps if step.index == picture.step), None)
+    steps = report.steps if report is not None else ()
+    own = next((step for step in steps if step.index == picture.step), None)
     if own is None:
         return
     for item in findings:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
 
-from tracedoc.diagnosis import CollectiveRow, HostDetail, PhaseRow
+from tracedoc.diagnosis import CollectiveRow, Diagnosis, HostDetail, PhaseRow, UnitRow, Verdict
 from tracedoc.idle_causes import WORDS
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import phase_name
@@ -108,6 +108,59 @@ def host_tables(host: HostDetail | None) -> tuple[Table, ...]:
         ),
     )
     return tuple(table for table in tables if table is not None)
+
+
+def unit_table(rows: Sequence[UnitRow]) -> Table | None:
+    """Return the sharded units, each in its passes; ``None`` without any."""
+    caption = (
+        "Medians over the complete steps of the rank that stands for the run. Launch lag counts from the end "
+        "of the compute before (negative: in time); compute beside is what the transfer can hide behind; "
+        "stall is idle time of the compute stream that the gather ended"
+    )
+    columns: list[Column[UnitRow]] = [
+        ("Unit", False, lambda row: one_line(row.name)),
+        ("Pass", False, lambda row: one_line(row.phase)),
+        ("Size", True, lambda row: "" if row.nbytes is None else format_bytes(row.nbytes)),
+        ("Gathers", True, lambda row: format_quantity(row.gathers_per_step, "count")),
+        ("Launch lag", True, lambda row: _ms(row.launch_lag_ms)),
+        ("Gather", True, lambda row: _ms(row.gather_ms)),
+        ("Wait", True, lambda row: _ms(row.wait_ms)),
+        ("Transfer", True, lambda row: _ms(row.transfer_ms)),
+        ("Compute beside", True, lambda row: _ms(row.compute_beside_ms)),
+        ("Stall", True, lambda row: _ms(row.stall_ms)),
+        ("Units ahead", True, lambda row: "" if row.units_ahead is None else str(row.units_ahead)),
+        ("Reduction", True, lambda row: _ms(row.reduction_ms)),
+        ("Its stall", True, lambda row: _ms(row.reduction_stall_ms)),
+    ]
+    return _table(caption, columns, rows)
+
+
+def step_words(diagnosis: Diagnosis) -> str:
+    """Return how the complete steps of the rank that stands for the run differ; "" with fewer than two."""
+    at = diagnosis.budget.at if diagnosis.budget is not None else None
+    report = next((one for one in diagnosis.ranks if at is not None and one.rank == at.rank), None)
+    lengths = sorted(step.step_ms for step in report.steps if step.complete) if report is not None else []
+    if len(lengths) < 2:
+        return ""
+    middle = lengths[(len(lengths) - 1) // 2]
+    words = (
+        f"{len(lengths)} complete steps: {format_ms(lengths[0])} to {format_ms(lengths[-1])}, "
+        f"median {format_ms(middle)}"
+    )
+    jitter = diagnosis.facts.get("step_jitter_frac")
+    if jitter is None or not isinstance(jitter.value, float | int):
+        return words
+    return f"{words}, jitter {format_percent(jitter.value)}"
+
+
+def unchecked(verdicts: Iterable[Verdict]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield why rules could not be judged, with their ids, the reason of most rules first."""
+    rules: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        if verdict.outcome == "unknown":
+            rules.setdefault(one_line(verdict.reason) or "not known", []).append(verdict.rule_id)
+    for reason, ids in sorted(rules.items(), key=lambda item: -len(item[1])):
+        yield reason, tuple(ids)
 
 
 def _table(caption: str, columns: Iterable[Column[Row]], rows: Sequence[Row]) -> Table | None:

@@ -77,7 +77,8 @@ class Segment(msgspec.Struct, frozen=True):
 class FindingView(msgspec.Struct, frozen=True):
     """A finding as it is read: numbered, with its place and gain in words, the fitting fix first.
 
-    ``evidence`` holds the longest places only, in order of time.
+    ``foreign`` are the fixes in the words of other frameworks. ``evidence`` holds the longest places only, in
+    order of time.
     """
 
     number: int
@@ -87,6 +88,7 @@ class FindingView(msgspec.Struct, frozen=True):
     assumptions: str
     fixes: tuple[Fix, ...]
     evidence: tuple[Evidence, ...]
+    foreign: tuple[Fix, ...] = ()
 
 
 class LimitView(msgspec.Struct, frozen=True):
@@ -131,8 +133,9 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
             _place(finding, diagnosis.run),
             gain_text(finding.gain),
             "; ".join(finding.gain.assumptions) if finding.gain else "",
-            fitting_first(finding.fixes, diagnosis.run),
+            fixes := fitting_first(finding.fixes, diagnosis.run),
             _longest(finding.evidence),
+            tuple(fix for fix in finding.fixes if fix not in fixes),
         )
         for number, finding in enumerate((one for one in ordered if not is_guard(one)), 1)
     )

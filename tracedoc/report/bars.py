@@ -1,0 +1,103 @@
+"""Lay out times as bars: steps, ranks, plans and gains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from tracedoc.diagnosis import BudgetParts, Finding
+from tracedoc.predicted import PlanStep, Predicted
+from tracedoc.report.drawing import STATES
+from tracedoc.report.view import Segment
+from tracedoc.units import format_ms, format_percent, format_step_change
+
+
+class Box(msgspec.Struct, frozen=True):
+    """A part of a bar; x and width in thousandths of the longest bar."""
+
+    key: str
+    x: float
+    width: float
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """A bar with its label, its length in words, and its parts in words for those who do not see it."""
+
+    label: str
+    length: str
+    boxes: tuple[Box, ...]
+    text: str
+
+
+class AfterBar(msgspec.Struct, frozen=True):
+    """A step after a fix: what surely or likely remains in percent of today's, and the range beyond."""
+
+    likely: float
+    range: float
+
+
+class PlanRow(msgspec.Struct, frozen=True):
+    """A fix of the plan with the step before any, the bar of the step with it, and both in words."""
+
+    title: str
+    now: str
+    bar: AfterBar
+    change: str
+
+
+def bar(label: str, parts: Iterable[Segment], longest_ms: float) -> Bar:
+    """Return the parts one after the other; an empty bar where ``longest_ms`` is not positive."""
+    boxes, x, total, words = [], 0.0, 0.0, []
+    for part in parts:
+        width = 1000.0 * part.ms / longest_ms if longest_ms > 0 else 0.0
+        boxes.append(Box(part.key, round(x, 2), round(width, 2)))
+        x += width
+        total += part.ms
+        words.append(f"{part.label} {format_ms(part.ms)} ({format_percent(part.share)})")
+    return Bar(label, format_ms(total), tuple(boxes), ", ".join(words))
+
+
+def by_cause(parts: Sequence[Segment], budget: BudgetParts) -> Iterator[Segment]:
+    """Yield the parts of a step, idle time by its cause: what a GPU waits for is no empty time."""
+    for part in parts:
+        if part.key != "idle":
+            yield part
+            continue
+        causes = sorted(budget.idle_causes_ms.items(), key=lambda one: -one[1])
+        rest = part.ms - sum(ms for _, ms in causes)
+        for cause, ms in causes:
+            key, words = STATES.get(f"idle {cause}", ("idle", cause))
+            yield Segment(key, words, ms, ms / budget.step_ms)
+        if rest > 1e-6 * budget.step_ms:
+            yield Segment("idle", "idle", rest, rest / budget.step_ms)
+
+
+def plan_rows(plan: Sequence[PlanStep]) -> Iterator[PlanRow]:
+    """Yield the fixes of a plan, each on top of those before it."""
+    for one in plan:
+        yield PlanRow(
+            one.title,
+            format_ms(one.replay_of_step_ms),
+            _after(one.replay_of_step_ms, one.step_ms[1], one.step_ms[2]),
+            format_step_change(one.replay_of_step_ms, one.step_ms),
+        )
+
+
+def gain_bar(finding: Finding, step_ms: float) -> AfterBar | None:
+    """Return the step without what a finding costs; of a bound the best case, then the range up to none."""
+    gain = finding.gain
+    if gain is None or gain.high_ms <= 0 or step_ms <= 0:
+        return None
+    likely = gain.high_ms if gain.likely_ms is None else gain.likely_ms
+    return _after(step_ms, step_ms - likely, step_ms - gain.low_ms)
+
+
+def predicted_words(predicted: Predicted) -> str:
+    """Return what a fix makes of the step: ``54.9 -> about 31 ms (29 to 35)``."""
+    return format_step_change(predicted.step_ms[1] + predicted.gain_ms[1], predicted.step_ms)
+
+
+def _after(step_ms: float, likely_ms: float, high_ms: float) -> AfterBar:
+    likely, high = (min(100.0, max(0.0, 100.0 * ms / step_ms)) for ms in (likely_ms, high_ms))
+    return AfterBar(round(likely, 2), round(max(0.0, high - likely), 2))
