@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from tracedoc.charts import (
+    ExpectedCurve,
+    MemoryCurve,
+    TransferRow,
+    Transfers,
+    UnitCall,
+    UnitTimeline,
+    Waits,
+)
 from tracedoc.diagnosis import (
     At,
     Budget,
@@ -254,6 +263,28 @@ def sharded(hosts: tuple[str, str] = ("gpu-node-a", "gpu-node-b")) -> Diagnosis:
                 PhaseRow("backward", 260.0, 150.0, 140.0, 110.0),
                 PhaseRow("optimizer", 20.0, 10.0, 0.0, 0.0),
             ),
+            waits=Waits(
+                (0, 5), (5, 6), ((90.0, 45.0), (10.0, None)), ((5, 5), (None, None)), left_out_ranks=5
+            ),
+            transfers=Transfers(
+                (
+                    TransferRow("all_gather", 8, 1 << 20, 64, 20.0, 40.0, 50.0, 80.0),
+                    TransferRow("all_gather", 8, 1 << 24, 64, 90.0, 100.0, 110.0, 90.0),
+                    TransferRow("reduce_scatter", 8, 1 << 22, 1, 10.0, 10.0, 10.0),
+                ),
+                (ExpectedCurve(8, 160.0, float(1 << 20)),),
+            ),
+            unit_timeline=UnitTimeline(
+                0,
+                5,
+                400.0,
+                (
+                    UnitCall("layers.0", "gather", "forward", 100.0, 140.0, 120.0, 140.0),
+                    UnitCall("layers.1", "gather", "forward", 140.0, 160.0),
+                    UnitCall("layers.0", "reduction", "backward", 350.0, 390.0, 380.0, 390.0),
+                ),
+            ),
+            memory=MemoryCurve(5, (0.0, 100.0, 400.0), (1 << 30, 3 << 30, 1 << 30), (4 << 30,) * 3, 8 << 30),
         ),
         tool_version="0.1.0",
     )
@@ -326,6 +357,18 @@ def hostile() -> Diagnosis:
             (KernelRow(HOSTILE, HOSTILE, 1, 1.0),),
             phases=(PhaseRow(HOSTILE, 10.0, 5.0, 1.0, 1.0),),
             picture=Picture(0, 10.0, True, (PictureRow(0, 0.0, 10.0, {HOSTILE: ((0.0, 10.0),)}),)),
+            waits=Waits((0, 1), (0,), ((1e300,), ()), ((0,), (7,))),
+            transfers=Transfers(
+                (
+                    TransferRow(HOSTILE, -1, 1, 1, 1.0, 1.0, 1.0),
+                    TransferRow(HOSTILE, 2, -5, 1, 0.0, 0.0, 0.0),
+                ),
+                (ExpectedCurve(2, -1.0, -1.0),),
+            ),
+            unit_timeline=UnitTimeline(
+                0, 0, 10.0, (UnitCall(HOSTILE, HOSTILE, HOSTILE, 1.0, 2.0, None, 3.0),)
+            ),
+            memory=MemoryCurve(9, (0.0, 1.0), (-1, 5), (0, 10**30)),
         ),
         tool_version="0.1.0",
     )

@@ -74,14 +74,22 @@ PARTS: list[tuple[object, str]] = [
     *((rank_digest, name) for name in ("_kernel_table", "strategy_signs", "host_digest", "gemm_table")),
     *(
         (rank_digest, name)
-        for name in ("drawn_sets", "small_table", "gradient_rows", "work_table", "_judged_spans")
+        for name in (
+            "drawn_sets",
+            "small_table",
+            "gradient_rows",
+            "work_table",
+            "_judged_spans",
+            "memory_table",
+        )
     ),
     *((build, name) for name in ("find_phases", "_units", "_phase_budgets")),
     *(
         (compose, name)
         for name in ("collective_rows", "kernel_rows", "step_picture", "unit_rows", "host_detail")
     ),
-    *((compose, name) for name in ("phase_rows", "summarise")),
+    *((compose, name) for name in ("phase_rows", "summarise", "wait_table", "transfer_table")),
+    *((compose, name) for name in ("unit_timeline", "memory_curve")),
     *((pipeline, name) for name in ("read_job", "job_limits", "ending_limits", "_source_step")),
 ]
 
@@ -177,7 +185,10 @@ def test_a_part_of_the_text_fails_alone(run: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     "name",
-    ["columns_of", "draw", "rank_rows", "steps_of_ranks", "phase_table", "collective_table", "kernel_groups"],
+    [
+        *("columns_of", "draw", "rank_rows", "steps_of_ranks", "phase_table", "collective_table"),
+        *("kernel_groups", "heat_map", "scatter", "memory_chart", "unit_chart", "step_words", "unchecked"),
+    ],
 )
 def test_a_table_of_the_page_fails_alone(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     diagnosis = tracedoc.diagnose([run])

@@ -99,18 +99,69 @@ def test_page_reads_without_scripts(browser: Any, pages: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_is_wider_than_the_screen(browser: Any, pages: Path, width: int) -> None:
+def test_nothing_is_wider_than_the_screen_and_no_table_is_cut(browser: Any, pages: Path, width: int) -> None:
     for name in DIAGNOSES:
         page, _ = opened(browser, pages / f"{name}.html", viewport={"width": width, "height": 900})
+        page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        cut = page.evaluate(
+            "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth)"
+            ".map((one) => one.querySelector('caption').textContent)"
+        )
+        assert cut == [], name
 
 
-def test_tables_of_the_step_are_whole_on_a_telephone(browser: Any, pages: Path) -> None:
-    page, _ = opened(browser, pages / "sharded.html", viewport={"width": 390, "height": 900})
-    for table in ("table.parts", "table.phases"):
-        box = page.locator(table).first
-        hidden = box.evaluate("one => one.parentElement.scrollWidth - one.parentElement.clientWidth")
-        assert hidden <= 0, table
+def test_a_stretch_says_what_it_is_under_the_pointer(browser: Any, pages: Path) -> None:
+    page, _ = opened(browser, pages / "sharded.html", viewport={"width": 1280, "height": 900})
+    box = page.locator("#picture svg.states").first.bounding_box()
+    # Of 400 ms rank 0 waits from 200 to 290.
+    page.mouse.move(box["x"] + box["width"] * 240 / 400, box["y"] + 5)
+    assert page.locator(".tip").inner_text() == "rank 0: waiting for peers, 200 ms to 290 ms (90 ms)"
+    page.mouse.move(5, 5)
+    assert not page.locator(".tip").is_visible()
+
+
+def test_keys_step_through_what_a_rank_does(browser: Any, pages: Path) -> None:
+    page, _ = opened(browser, pages / "sharded.html")
+    picture, said = page.locator("#picture"), page.locator(".shown").first
+    picture.press("ArrowDown")
+    assert said.inner_text().startswith("rank 0: forward 190 ms, waiting for peers 90 ms")
+    picture.press("ArrowDown")
+    for _ in range(3):
+        picture.press("n")
+    assert said.inner_text() == "rank 5: waiting for peers, 350 ms to 360 ms (10 ms)"
+    picture.press("p")
+    assert said.inner_text() == "rank 5: backward, 290 ms to 350 ms (60 ms)"
+
+
+def test_a_finding_shows_where_it_happens(browser: Any, pages: Path) -> None:
+    page, _ = opened(browser, pages / "sharded.html")
+    page.locator("article .show-button").first.click()
+    assert set(page.locator(".mark.lit").all_inner_texts()) == {"1"}
+    width = float(page.locator("#picture svg.states").first.get_attribute("viewBox").split()[2])
+    assert width < 1000
+
+
+def test_search_leaves_what_holds_the_words(browser: Any, pages: Path) -> None:
+    page, _ = opened(browser, pages / "sharded.html")
+    page.locator("#search").fill("low-mfu")
+    found = page.locator("main tbody tr:visible").all_inner_texts()
+    assert [text.split()[0] for text in found] == ["low-mfu"]
+    assert page.locator("details:has(#verdicts)").get_attribute("open") is not None
+    assert page.locator("#matches").inner_text() == "2 found"
+    page.locator("#search").fill("")
+    assert page.locator(".away").count() == 0
+    assert page.locator("details:has(#verdicts)").get_attribute("open") is None
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_hinders_readers(browser: Any, pages: Path, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
+    page, noted = opened(browser, pages / "sharded.html", color_scheme=scheme)
+    page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+    found = axe.Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+    assert noted == []
 
 
 def test_page_is_dark_where_the_reader_wants_it(browser: Any, pages: Path) -> None:

@@ -51,7 +51,7 @@ def bar(label: str, parts: Iterable[Segment], longest_ms: float) -> Bar:
     boxes, x, total, words = [], 0.0, 0.0, []
     for part in parts:
         width = 1000.0 * part.ms / longest_ms if longest_ms > 0 else 0.0
-        boxes.append(Box(part.key, round(x, 2), round(width, 2)))
+        boxes.append(Box(part.key, round(x, 1), round(width, 1)))
         x += width
         total += part.ms
         words.append(f"{part.label} {format_ms(part.ms)} ({format_percent(part.share)})")

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from tracedoc.containment import Failures, failure
-from tracedoc.diagnosis import Diagnosis, FactRecord, Scalar
+from tracedoc.diagnosis import Diagnosis, FactRecord
 from tracedoc.fixes import framework_name
 from tracedoc.predicted import ReplayReport
 from tracedoc.report.bars import bar, by_cause, gain_bar, plan_rows, predicted_words
@@ -28,6 +28,7 @@ from tracedoc.report.rank_rows import columns_of, rank_rows, steps_of_ranks
 from tracedoc.report.scatter import scatter
 from tracedoc.report.tables import (
     collective_table,
+    grouped_values,
     host_tables,
     phase_table,
     step_words,
@@ -122,11 +123,13 @@ def render_html(view: View) -> str:
         "jitter": contain("the steps", lambda: step_words(diagnosis), ""),
         "unchecked": contain("what could not be checked", lambda: tuple(unchecked(diagnosis.verdicts)), ()),
         "gain_bars": {item.number: gain_bar(item.finding, step_ms) for item in view.findings},
-        "facts": [(name, record, _fact_text(record)) for name, record in diagnosis.facts.items()],
+        "facts": [
+            (name, record, _fact_text(record), grouped_values(record))
+            for name, record in diagnosis.facts.items()
+        ],
         "outcome_words": {
             outcome: outcome.replace("_", " ") for outcome in {v.outcome for v in diagnosis.verdicts}
         },
-        "value_text": _value_text,
         "unit_table": contain("the table of units", lambda: unit_table(detail.units), None),
         "failed": failures.limits,
     }
@@ -216,9 +219,3 @@ def _fact_text(record: FactRecord) -> str:
     if record.value is None:
         return f"unknown: {record.unknown}" if record.unknown else "unknown"
     return format_quantity(record.value, record.unit)
-
-
-def _value_text(value: Scalar | dict[str, str], unit: str) -> str:
-    if isinstance(value, dict):
-        return f"unknown: {value.get('unknown', '')}"
-    return format_quantity(value, unit)

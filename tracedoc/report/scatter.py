@@ -73,14 +73,18 @@ def scatter(transfers: Transfers | None) -> Scatter | None:
     return Scatter(
         series=ops,
         dots=dots,
-        curves=tuple(_curve(curve, (x_from, x_to), left, top) for curve in transfers.curves),
+        curves=tuple(
+            _curve(curve, (x_from, x_to), left, top)
+            for curve in transfers.curves
+            if 0 < curve.peak_gbps < 1e9 and 0 <= curve.half_bytes < 2**60
+        ),
         x_ticks=tuple(
             (round(left(2.0**power), 2), format_bytes(2.0**power)) for power in _powers(x_from, x_to)
         ),
         y_ticks=tuple(
             (round(top(value), 2), format_quantity(value, "gbps")) for value in _decades(y_from, y_to)
         ),
-        text=f"{len(rows)} kinds of messages; of {len(expected)} with a known link {below} are too slow",
+        text=f"{len(rows)} kinds of messages; {below} of {len(expected)} with a known link lie too low",
         left_out=transfers.left_out,
     )
 
