@@ -26,7 +26,7 @@ class Picture(msgspec.Struct, frozen=True):
     """A step as all drawn ranks spent it.
 
     Where ``aligned`` is False the clocks could not be compared, and each rank begins at 0. ``left_out`` ranks
-    are not drawn.
+    are not drawn. Gaps of at most ``closed_ms`` between intervals of one kind are closed.
     """
 
     step: int
@@ -34,3 +34,4 @@ class Picture(msgspec.Struct, frozen=True):
     aligned: bool
     rows: tuple[PictureRow, ...]
     left_out: int = 0
+    closed_ms: float = 0.0

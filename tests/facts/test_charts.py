@@ -108,3 +108,15 @@ def test_of_very_many_ranks_those_that_are_waited_for_are_listed(
     waits = detail(parse_lanes(lanes, ranks=4), tmp_path).waits
     assert waits.ranks == (0, 3)
     assert waits.left_out_ranks == 2
+
+
+@pytest.mark.parametrize(("most", "closed_ms", "pieces"), [(1000, 0.1, 20), (30, 1.6, 1)])
+def test_a_picture_closes_gaps_until_it_has_few_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, closed_ms: float, pieces: int
+):
+    monkeypatch.setattr("tracedoc.facts.step_picture.MOST_INTERVALS", most)
+    # 20 kernels of 1 ms that start 2 ms apart: the gaps between them are 1 ms.
+    lanes = "step: 150\nlead: 30\ncompute 0-40 x20 1ms 100-150"
+    picture = detail(parse_lanes(lanes, ranks=1), tmp_path).picture
+    assert picture.closed_ms == pytest.approx(closed_ms)
+    assert len(picture.rows[0].spans_ms["forward"]) == pieces

@@ -52,12 +52,22 @@ def test_cells_of_many_steps_keep_their_words_for_readers_only():
 
 def test_picture_names_the_late_rank_and_who_waits_for_it():
     diagnosis = sharded()
-    assert waits_mostly_for(diagnosis.detail.waits, 5) == {0: 5}
+    assert waits_mostly_for(diagnosis.detail.waits, 5, least_ms=90.0) == {0: 5}
+    assert waits_mostly_for(diagnosis.detail.waits, 5, least_ms=90.1) == {}
     drawing = draw(diagnosis, build_view(diagnosis).findings)
     assert [(row.rank, row.cause, row.waits_for) for row in drawing.rows] == [
         (0, "", 5),
         (5, "Every rank waits for one rank", None),
     ]
+
+
+def test_a_picture_that_was_thinned_says_so():
+    diagnosis = sharded()
+    for closed_ms, said in ((0.3, False), (8.0, True)):
+        picture = replace(diagnosis.detail.picture, closed_ms=closed_ms)
+        thinned = replace(diagnosis, detail=replace(diagnosis.detail, picture=picture))
+        caption = draw(thinned, build_view(thinned).findings).caption
+        assert ("thinned: gaps below 8 ms are not drawn" in caption) == said
 
 
 def test_a_cause_on_most_ranks_is_no_name_for_any():

@@ -16,8 +16,14 @@ from tracedoc.units import format_ms
 MARKED_FINDINGS = 5
 """Findings that are marked in the picture, each at its longest place on a rank."""
 
+VISIBLE = 1000
+"""A gap shorter than the picture divided by this has about a pixel, and need not be spoken of."""
+
 NARROW_ROWS = 16
 """With more ranks than this the rows are low, to fit on a screen."""
+
+LEAST_WAIT = 0.05
+"""A rank is said to wait for another where it waits for this share of the picture at least."""
 
 LEAST = 0.35
 """Width, in thousandths of the picture, that a stretch has at least: shorter ones could not be seen."""
@@ -109,7 +115,7 @@ def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | Non
         return None
     by_rank = {report.rank: report for report in diagnosis.ranks}
     stages = diagnosis.facts["stage"].values if "stage" in diagnosis.facts else {}
-    waits_for = waits_mostly_for(diagnosis.detail.waits, picture.step)
+    waits_for = waits_mostly_for(diagnosis.detail.waits, picture.step, least_ms=LEAST_WAIT * picture.span_ms)
     causes = _causes(findings, len(diagnosis.run.ranks_seen))
     rows = tuple(
         DrawnRank(
@@ -162,6 +168,8 @@ def _caption(picture: Picture) -> str:
         )
     if any("communication" in row.spans_ms for row in picture.rows):
         words.append("the thin line below a rank is communication, hidden or not")
+    if picture.closed_ms > picture.span_ms / VISIBLE:
+        words.append(f"thinned: gaps below {format_ms(picture.closed_ms)} are not drawn")
     if picture.left_out:
         words.append(f"{picture.left_out} more ranks are not drawn")
     return "; ".join(words)

@@ -73,16 +73,17 @@ def heat_map(waits: Waits | None) -> HeatMap | None:
     )  # fmt: skip
 
 
-def waits_mostly_for(waits: Waits | None, step: int) -> dict[int, int]:
-    """Return for each rank the one that it mostly waits for in a step, where both are known."""
+def waits_mostly_for(waits: Waits | None, step: int, *, least_ms: float) -> dict[int, int]:
+    """Return for each rank that waits ``least_ms`` or more in a step the one that it mostly waits for."""
     if waits is None or step not in waits.steps:
         return {}
     column = waits.steps.index(step)
-    return {
-        rank: culprit
-        for rank, culprits in zip(waits.ranks, waits.waited_for, strict=False)
-        if column < len(culprits) and (culprit := culprits[column]) is not None
-    }
+    found = {}
+    for rank, times, culprits in zip(waits.ranks, waits.wait_ms, waits.waited_for, strict=False):
+        ms, culprit = (cells[column] if column < len(cells) else None for cells in (times, culprits))
+        if culprit is not None and ms is not None and ms >= least_ms:
+            found[rank] = int(culprit)
+    return found
 
 
 def _cell(
