@@ -6,7 +6,7 @@ import re
 
 from msgspec.structs import replace
 
-from tests.example_diagnoses import sharded
+from tests.example_diagnoses import healthy, sharded
 from tracedoc.diagnosis import Diagnosis, UnitRow
 from tracedoc.diagnosis_json import from_json, to_json
 from tracedoc.report.html import render_html
@@ -40,7 +40,7 @@ def test_page_has_a_row_for_each_unit_and_leaves_unknown_cells_empty() -> None:
 
 
 def test_page_without_units_has_no_such_table() -> None:
-    assert "Sharded units" not in render_html(build_view(sharded()))
+    assert "Sharded units" not in render_html(build_view(healthy()))
 
 
 def test_terminal_shows_the_units_that_stall_most_beside_a_finding_about_sharding() -> None:
