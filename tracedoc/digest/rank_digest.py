@@ -16,7 +16,7 @@ from tracedoc.digest.drawn import drawn_sets
 from tracedoc.digest.gemms import GemmTable, gemm_table
 from tracedoc.digest.host_work import HostDigest, host_digest
 from tracedoc.digest.meetings import Meetings, meetings
-from tracedoc.digest.memory import MemoryTable, memory_table
+from tracedoc.digest.memory_peaks import MemoryTable, memory_table
 from tracedoc.digest.programs import EncodedProgram
 from tracedoc.digest.work import WorkTable, work_table
 from tracedoc.errors import TraceLimit

@@ -9,8 +9,8 @@ import numpy as np
 from tracedoc.charts import UnitCall, UnitTimeline
 from tracedoc.digest.rank_digest import StepDigest
 from tracedoc.ranks.run_view import RunView
+from tracedoc.timeline.shards.shard_units import NO_TIME, PHASES, ShardCalls
 from tracedoc.timeline.shards.times import CallTimes
-from tracedoc.timeline.shards.units import NO_TIME, PHASES, ShardCalls
 
 MOST_CALLS = 300
 """Calls listed, those that take longest with their stall."""
