@@ -47,8 +47,8 @@ RUNS: dict[str, Callable[[Path], Path]] = {
 }
 """What is drawn, by the name of the picture; sizes are in :data:`VIEWS`."""
 
-VIEWS = {"-1280": (1280, 1500), "-390": (390, 1500)}
-REPORT_VIEW = {"": (1100, 1450)}
+VIEWS = {"-1280": (1280, 1250), "-390": (390, 1500)}
+REPORT_VIEW = {"": (1100, 1350)}
 
 
 def main() -> None:
