@@ -201,3 +201,21 @@ def test_page_of_very_many_steps_leaves_its_diagnosis_out():
     assert len(page) < 500_000
     with pytest.raises(InputError, match="does not carry its diagnosis, which has too many steps"):
         diagnosis_in_page(page.encode())
+
+
+def test_parts_of_the_page_stand_in_the_order_of_their_links():
+    built = page("sharded")
+    links = [
+        a["href"][1:] for tag, a in built.elements if tag == "a" and (a.get("href") or "").startswith("#")
+    ]
+    heads = [a.get("id") for tag, a in built.elements if tag == "h2"]
+    assert heads == [
+        "timeline", "budget", "findings", "limits", "waits", "ranks", "steps", "collectives", "units",
+        "memory", "kernels", "unchecked", "verdicts", "facts",
+    ]  # fmt: skip
+    assert [link for link in dict.fromkeys(links) if link in heads and link != "limits"] == [
+        head for head in heads if head != "limits"
+    ]
+    assert [a.get("id") for tag, a in page("healthy").elements if tag == "h2"] == [
+        "budget", "findings", "ranks", "verdicts", "facts",
+    ]  # fmt: skip

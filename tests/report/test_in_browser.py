@@ -164,6 +164,15 @@ def test_nothing_hinders_readers(browser: Any, pages: Path, scheme: str) -> None
     assert noted == []
 
 
+def test_paper_has_no_buttons_and_no_links_within_the_page(browser: Any, pages: Path) -> None:
+    page, _ = opened(browser, pages / "sharded.html")
+    page.emulate_media(media="print")
+    assert page.locator("button:visible").count() == 0
+    assert not page.locator("nav").is_visible()
+    mark = page.locator(".mark").first
+    assert mark.evaluate("one => getComputedStyle(one, '::after').content") == "none"
+
+
 def test_page_is_dark_where_the_reader_wants_it(browser: Any, pages: Path) -> None:
     colours = {}
     for scheme in ("light", "dark"):
