@@ -1,6 +1,8 @@
-"""Run all that takes long: random inputs, hard inputs, and real jobs that go wrong. ``make soak`` does.
+"""Run all that takes long: random inputs, hard inputs, real jobs that go wrong, and pairs to compare.
 
     python soak/run.py [--share 1.0]
+
+``make soak`` does.
 
 ``--share 0.01`` is a short look. Ends with 1 if anything failed.
 The last line of each part has its figures.
@@ -23,6 +25,7 @@ def main() -> int:
     share = parser.parse_args().share
     parts = [
         ["jobs.py"],
+        ["compared_runs.py", "--repetitions", str(max(round(10 * share), 1))],
         ["bombs.py", "--share", str(share)],
         ["fuzz_manifests.py", "--count", str(round(2000 * share))],
         ["fuzz_reports.py", "--count", str(round(2000 * share))],

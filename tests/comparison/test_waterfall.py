@@ -149,6 +149,28 @@ def test_late_rank_of_two_is_waiting_whoever_stands_for_the_run() -> None:
         assert changes(fall)["wait"] == pytest.approx(40, abs=0.5)
 
 
+def test_what_one_side_cannot_split_is_one_part_of_both() -> None:
+    """20 ms of transfer against 35 ms of which nobody knows what is waiting."""
+    base = job()
+    assert base.budget is not None
+    budget = replace(
+        base.budget,
+        step_ms=base.budget.step_ms + 15,
+        exposed_comm_ms=35.0,
+        exposed_transfer_ms=0.0,
+        exposed_wait_ms=0.0,
+        exposed_comm_unsplit_ms=35.0,
+    )
+    for fall, sign in (
+        (compare(base, replace(base, budget=budget)).waterfall, 1),
+        (compare(replace(base, budget=budget), base).waterfall, -1),
+    ):
+        moved = changes(fall)
+        assert moved["unsplit"] == pytest.approx(sign * 15, abs=0.1)
+        assert (moved["transfer"], moved["wait"]) == (0, 0)
+        assert sum(moved.values()) == pytest.approx(fall.measured_ms - fall.ideal_ms, abs=EXACT_MS)
+
+
 def test_who_comes_late_is_the_evidence_of_waiting() -> None:
     parts = {part.key: part for part in compare(job(), job(late=12.0)).waterfall.parts}
     assert parts["wait"].evidence.startswith("rank 3 arrives last in 100 %")

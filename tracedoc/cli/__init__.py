@@ -170,6 +170,7 @@ def main() -> None:
       tracedoc diagnose runs/a                  the answer for a folder of traces
       tracedoc diagnose runs/a -o report.html   the same as a page
       tracedoc compare runs/a runs/b            what a change did
+      tracedoc history runs                     the runs of a folder
       tracedoc whatif runs/a no-sync            the step with a change, replayed
       tracedoc plan --params 7B --gpu H100      which training strategy fits
       tracedoc explain exposed-communication    what a finding means, and its fixes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
+from msgspec.structs import replace
 
 from tracedoc.comparison.evidence import (
     idle_words,
@@ -17,6 +18,12 @@ from tracedoc.comparison.viewpoint import compared_budget
 from tracedoc.diagnosis import At, Budget, Diagnosis, KernelRow
 
 _HOST = ("launch", "optimizer", "dispatch", "python", "sync", "allocator", "compile", "gc", "profiler")
+_SPLIT_ALIKE = 0.1
+"""Transfer and waiting are compared where as much of them is split on both sides, but for this share."""
+
+_LEAST_UNSPLIT = 0.02
+"""Less than this share of the step that is not split moves no other part by more."""
+
 _SAME_CALLS = 0.02
 """A kernel counts as the same on both sides if its calls differ by no more than this share."""
 
@@ -79,6 +86,9 @@ def waterfall(base: Diagnosis, head: Diagnosis, work_frac: float = 1.0) -> Water
 
 def _parts(base: Diagnosis, head: Diagnosis, before: Budget, after: Budget, work: float) -> Iterator[Part]:
     yield from _compute(base, head, before, after, work=work)
+    if _split_unlike(before, after):
+        # What one side cannot separate is no change of either part.
+        before, after = _joined(before), _joined(after)
     for key, label, name in _OF_BUDGET:
         ideal, measured = getattr(before, name) * work, getattr(after, name)
         yield _of(key, label, ideal, measured, _words(key, base, head, more=measured > ideal))
@@ -114,6 +124,25 @@ def _compute(
     rest = after.compute_ms - slower - again_after
     words = _other_kernels(base.detail.kernels, head.detail.kernels, work)
     yield Part("compute", "compute: more, fewer or other kernels", ideal, rest, rest - ideal, words)
+
+
+def _split_unlike(before: Budget, after: Budget) -> bool:
+    """Return whether one side separates transfer from waiting and the other does not, where it matters."""
+    unknown = max(before.exposed_comm_unsplit_ms, after.exposed_comm_unsplit_ms)
+    matters = unknown > _LEAST_UNSPLIT * max(before.step_ms, after.step_ms)
+    return matters and abs(_unsplit_share(before) - _unsplit_share(after)) > _SPLIT_ALIKE
+
+
+def _unsplit_share(budget: Budget) -> float:
+    """Return how much of the exposed communication is not split; that of none counts as split."""
+    both = budget.exposed_transfer_ms + budget.exposed_wait_ms + budget.exposed_comm_unsplit_ms
+    return budget.exposed_comm_unsplit_ms / both if both > 0 else 0.0
+
+
+def _joined(budget: Budget) -> Budget:
+    """Return a budget whose transfer and waiting are one."""
+    both = budget.exposed_transfer_ms + budget.exposed_wait_ms + budget.exposed_comm_unsplit_ms
+    return replace(budget, exposed_transfer_ms=0.0, exposed_wait_ms=0.0, exposed_comm_unsplit_ms=both)
 
 
 def _words(key: str, base: Diagnosis, head: Diagnosis, *, more: bool) -> str:
