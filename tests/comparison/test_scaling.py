@@ -95,3 +95,28 @@ def test_other_device_strategy_and_missing_ranks_are_limits() -> None:
     run = replace(run, strategy=replace(run.strategy, name="DDP"))
     codes = {limit.code for limit in compare(on(8, 100), replace(head, run=run)).limits}
     assert codes == {"other-device", "other-strategy", "missing-ranks"}
+
+
+def reading(run: Diagnosis, batch: int, micro_batches: int = 1) -> Diagnosis:
+    """Return a run whose loader is known to give batches of so many samples."""
+    facts = {**run.facts, "micro_batches": FactRecord("count", "rank", micro_batches)}
+    return replace(run, facts=facts, run=replace(run.run, settings={"batch size of the loader": str(batch)}))
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro_batches", "kind", "work"),
+    [(32, 1, "weak", 1.0), (8, 1, "strong", 0.25), (8, 4, "weak", 1.0), (16, 1, "other", 0.5)],
+)
+def test_batches_of_the_loaders_are_evidence(batch: int, micro_batches: int, kind: str, work: float) -> None:
+    found = compare(reading(on(1, 100), 32), reading(on(4, 100), batch, micro_batches)).scaling
+    assert found is not None
+    assert (found.kind, found.work_frac) == (kind, work)
+
+
+def test_cost_of_a_sample_is_gpu_time() -> None:
+    """1 GPU x 100 ms for 32 samples, 4 GPUs x 50 ms for 64: 3.125 ms of a GPU each, on both sides."""
+    found = compare(on(1, 100), on(4, 50), samples_per_step=(32, 64)).scaling
+    assert found is not None
+    assert found.gpu_time_ratio == pytest.approx(1.0)
+    assert found.base_gpu_hours == pytest.approx(3.125e-3 * 1e6 / 3600)
+    assert found.head_gpu_hours == pytest.approx(3.125e-3 * 1e6 / 3600)
