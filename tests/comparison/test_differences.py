@@ -120,3 +120,13 @@ def test_unknown_costs_are_no_straggler() -> None:
     assert isinstance(compared_budget(unknown), Budget)
     assert compared_budget(replace(unknown, budget=None)) is None
     assert At(5, 5) == compared_budget(unknown).at  # type: ignore[union-attr]
+
+
+def test_one_process_has_no_strategy_to_compare() -> None:
+    base, head = sharded(), sharded()
+    single = replace(base.run.strategy, name="single process")
+    base = replace(base, run=replace(base.run, world_size=1, ranks_seen=(0,), strategy=single, backend=""))
+    head = replace(head, run=replace(head.run, ranks_seen=tuple(range(8))))
+    found = compare(base, head, scaling="weak")
+    assert found.limits == ()
+    assert "backend" not in [one.name for one in found.settings]

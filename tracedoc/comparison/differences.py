@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from tracedoc.comparison.scaling import gpus
 from tracedoc.diagnosis import CollectiveRow, Diagnosis
 from tracedoc.errors import Limit
 
@@ -165,7 +166,8 @@ def limits_of(base: Diagnosis, head: Diagnosis) -> Iterator[Limit]:
             f"BASE ran on {base.run.device or 'an unknown device'}, HEAD on {head.run.device or 'another'}",
             "the change is that of the device and of everything else together",
         )
-    if base.run.strategy.name != head.run.strategy.name:
+    alone = any(gpus(side) == 1 for side in (base, head))  # which has no strategy to compare
+    if base.run.strategy.name != head.run.strategy.name and not alone:
         yield Limit(
             "other-strategy",
             f"BASE uses {base.run.strategy.name}, HEAD {head.run.strategy.name}",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from tracedoc.comparison.scaling import gpus
 from tracedoc.diagnosis import Diagnosis
 
 TEXTS = {
@@ -41,14 +42,15 @@ def settings_that_differ(base: Diagnosis, head: Diagnosis) -> tuple[Setting, ...
     """
     pairs = [
         ("device", base.run.device, head.run.device),
-        ("GPUs", str(base.run.world_size), str(head.run.world_size)),
-        ("backend", base.run.backend, head.run.backend),
+        ("GPUs", str(gpus(base)), str(gpus(head))),
         ("strategy", base.run.strategy.name, head.run.strategy.name),
         ("frameworks", ", ".join(base.run.frameworks), ", ".join(head.run.frameworks)),
         ("tracedoc", base.tool_version, head.tool_version),
         *_recorded(base, head),
         *_of_facts(base, head, TEXTS),
     ]
+    if base.run.backend and head.run.backend:  # a single process has none
+        pairs.append(("backend", base.run.backend, head.run.backend))
     return tuple(Setting(name, before, after) for name, before, after in pairs if before != after)
 
 

@@ -94,10 +94,12 @@ def _costs(scaling: Scaling | None) -> str:
     if scaling is None or scaling.gpu_time_ratio <= 0:
         return ""
     text = f"A sample takes {scaling.gpu_time_ratio:.3g} times the GPU time ({scaling.evidence})."
-    if scaling.base_samples_per_s and scaling.head_samples_per_s:
+    if scaling.base_samples_per_s and scaling.head_samples_per_s and scaling.head_gpu_hours:
         text += (
-            f" Samples a second: {scaling.base_samples_per_s:.3g} -> {scaling.head_samples_per_s:.3g}."
-            f" GPU-hours for a million: {scaling.base_gpu_hours:.3g} -> {scaling.head_gpu_hours:.3g}."
+            f" Samples a second: {three_digits(scaling.base_samples_per_s)} ->"
+            f" {three_digits(scaling.head_samples_per_s)}."
+            f" GPU-hours for a million: {three_digits(scaling.base_gpu_hours or 0.0)} ->"
+            f" {three_digits(scaling.head_gpu_hours)}."
         )
     return text
 

@@ -27,7 +27,10 @@ def series_sheet(found: Series) -> Sheet:
     ]
     return Sheet(
         answer=_answer(found),
-        notes=(f"{found.kind.capitalize()} scaling: {found.evidence}.",),
+        notes=(
+            f"{found.kind.capitalize()} scaling: {found.evidence}. GPU time is that of a sample, against the"
+            " first run; GPU-h are hours of one GPU.",
+        ),
         bars=tuple(_bars(found)),
         bars_caption="Efficiency: the ideal step over the measured one; predictions are pale",
         tables=(_curve(found), *_beyond_tables(found.beyond), *parts),
@@ -54,8 +57,8 @@ def _answer(found: Series) -> str:
 
 def _curve(found: Series) -> Table:
     known = found.points[0].samples_per_s is not None
-    titles = ("GPUs", "step", "speed-up", "efficiency", "of this step", "GPU time of a sample")
-    extra = ("samples/s", "GPU-hours per million") if known else ()
+    titles = ("GPUs", "step", "speed-up", "efficiency", "of this step", "GPU time")
+    extra = ("samples/s", "GPU-h per 1M") if known else ()
     rows = tuple((*_row(point), *(_rates(point) if known else ()), _lost(point)) for point in found.points)
     return Table((*titles, *extra, "most lost to"), rows, len(titles) + len(extra) - 1)
 
@@ -72,7 +75,7 @@ def _row(point: Point) -> Row:
 
 
 def _rates(point: Point) -> Row:
-    return f"{point.samples_per_s or 0:.3g}", f"{point.gpu_hours or 0:.3g}"
+    return three_digits(point.samples_per_s or 0.0), three_digits(point.gpu_hours or 0.0)
 
 
 def _lost(point: Point) -> str:

@@ -107,7 +107,7 @@ def _aligned(table: Table, columns: int) -> Iterator[str]:
             for place, cell in enumerate(row)
         ]
         line = "  ".join(cells).rstrip()
-        if len(line) <= columns or len(row) == table.numbers + 1:
+        if len(line) <= columns or len(row) == table.numbers + 1 or not row[-1]:
             yield line
             continue
         yield "  ".join(cells[:-1]).rstrip()
