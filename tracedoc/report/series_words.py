@@ -126,7 +126,9 @@ def _bars(found: Series) -> Iterator[Bar]:
     most = max(1.0, *(point.efficiency for point in found.points))
     for point in found.points:
         box = Box("compute", 0.0, _FULL * point.efficiency / most)
-        yield Bar(f"{point.gpus} GPUs", format_percent(point.efficiency), (box,))
+        yield Bar(
+            f"{point.gpus} {'GPU' if point.gpus == 1 else 'GPUs'}", format_percent(point.efficiency), (box,)
+        )
     for one in found.beyond:
         if one.efficiency is not None:
             low, likely, high = (min(share / most, 1.0) * _FULL for share in one.efficiency)
