@@ -18,6 +18,9 @@ from tracedoc.timeline.shards.shard_units import FORWARD
 from tracedoc.trace.devices import device_peak
 from tracedoc.values import Unknown, Value
 
+SMALL_ON_CPU = 1 << 20
+"""Below this many bytes a transfer between processes of a host is mostly calls and switches of threads."""
+
 
 @run_fact("latency_bound_gathers_frac", unit="fraction", scope="rank", needs=("collectives",))
 def latency_bound_gathers_frac(run: RunView) -> dict[str, Value]:
@@ -77,7 +80,8 @@ def mergeable_exposed_ms(run: RunView) -> dict[str, Value]:
     latency is ``half / (size + half)`` (:func:`latency_bound_frac` has the half-rate size), of a
     latency-bound one all beyond its bytes; it may be hidden and still delay what is exposed. Merged, the
     share of calls disappears by which units outnumber blocks: so much of the latency, at most of the
-    exposed time less known waiting.
+    exposed time less known waiting. In a CPU run, whose link is not known, so much of the exposed time of
+    calls below 1 MiB.
     """
 
     def saved(digest: RankDigest, step: StepDigest) -> Value:
@@ -86,6 +90,10 @@ def mergeable_exposed_ms(run: RunView) -> dict[str, Value]:
         share = _merged_share(digest)
         if isinstance(share, Unknown):
             return share
+        if digest.is_cpu:
+            sizes = digest.collectives.nbytes
+            small = _rows(digest) & (sizes >= 0) & (sizes < SMALL_ON_CPU)
+            return _exposed_after_arrival(run, digest, step, small).total_ns * share / 1e6
         if isinstance(limit, Unknown) or isinstance(halves, Unknown) or gbps is None:
             return limit if isinstance(limit, Unknown) else Unknown("the rate of the link is not known")
         table = digest.collectives
