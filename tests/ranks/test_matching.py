@@ -185,6 +185,22 @@ def test_a_broadcast_has_no_latest_start() -> None:
     assert not arrivals_by_rank(matching, everyone)[0].known.any()
 
 
+@pytest.mark.parametrize(("members", "known"), [((0, 1), True), ((0, 1, 2), False)])
+def test_the_sender_of_a_broadcast_of_gloo_waits_for_the_only_receiver(
+    members: tuple[int, ...], known: bool
+) -> None:
+    """To more than one it sends by way of others, of which it does not wait for all."""
+    everyone = [
+        RankCollectives(
+            rank, "a", CollectiveTable.of([operation(8 * rank, 20, op="broadcast", group=members)]), gloo=True
+        )
+        for rank in members
+    ]
+    matching = match_collectives(everyone, len(members))
+    assert matching.has_latest_start.tolist() == [known]
+    assert matching.wait_ns[0] == 8 * (len(members) - 1) * MS
+
+
 def test_ranks_that_disagree_on_a_size_are_a_limit_and_still_matched() -> None:
     first, second = [operation(0, 10, seq=1)], [operation(8, 10, seq=1, nbytes=4096)]
     matching = match_collectives(ranks(first, second), 2)

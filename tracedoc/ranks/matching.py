@@ -32,9 +32,10 @@ from tracedoc.timeline.collective_table import NONE, CollectiveTable, boundaries
 from tracedoc.trace.columns import ProcessGroup
 from tracedoc.trace.vocabulary import SYMMETRIC_OPS
 
-LATEST_START_OPS = SYMMETRIC_OPS | {"all_to_all", "barrier", "send_recv"}
+LATEST_START_OPS = SYMMETRIC_OPS | {"all_to_all", "barrier", "send_recv", "broadcast_pair"}
 """Operations in which no rank can finish before all have arrived, so the latest start splits wait from
-transfer. ``send_recv`` is a send and its receive. Broadcast, reduce, gather and scatter have no such rule."""
+transfer. ``send_recv`` is a send and its receive, ``broadcast_pair`` a broadcast of gloo between two ranks,
+whose sender waits for the receiver. Other broadcasts, reduce, gather and scatter have no such rule."""
 
 
 NO_OPERATION = -1
@@ -42,12 +43,16 @@ NO_OPERATION = -1
 
 
 class RankCollectives(msgspec.Struct, frozen=True):
-    """The collectives of one rank, the host whose clock stamped them ("" if unknown), and its groups."""
+    """The collectives of one rank, the host whose clock stamped them ("" if unknown), and its groups.
+
+    ``gloo``: it ran them, and its sends last until they are received.
+    """
 
     rank: int
     host: str
     table: CollectiveTable
     groups: tuple[ProcessGroup, ...] = ()
+    gloo: bool = False
 
 
 class Collective(msgspec.Struct, frozen=True):
@@ -252,7 +257,8 @@ def _entries(
         table = rank.table
         kinds, kind, nbytes = table.kinds, table.kind, table.nbytes
         group = np.array([numbers.number(rank.rank, one) for one in kinds] or [NO_GROUP], dtype=np.int32)
-        names = ["send_recv" if one.op in ("send", "recv") else one.op for one in kinds]
+        members = [0 if number == NO_GROUP else numbers.groups[number].size for number in group.tolist()]
+        names = [_matched_as(one.op, members[place], gloo=rank.gloo) for place, one in enumerate(kinds)]
         op = np.array([codes.setdefault(name, len(codes)) for name in names] or [0], dtype=np.int32)
         row = np.flatnonzero(group[kind] != NO_GROUP)
         row = row[np.argsort(group[kind[row]], kind="stable")]
@@ -282,6 +288,13 @@ def _entries(
         column.clear()  # with many ranks, twice all columns is much
     *entries, rows, sizes = joined
     return tuple(codes), _Parts(rows, sizes), Entries(*entries)
+
+
+def _matched_as(op: str, size: int, *, gloo: bool) -> str:
+    """Return as what an operation of a group of ``size`` ranks is matched (:data:`LATEST_START_OPS`)."""
+    if op in ("send", "recv"):
+        return "send_recv"
+    return "broadcast_pair" if gloo and op == "broadcast" and size == 2 else op
 
 
 def _candidates(entries: Entries) -> tuple[IntArray, int]:

@@ -109,7 +109,9 @@ def build_run_view(
 ) -> RunView:
     """Match the collectives of all ranks and choose the rank that stands for the run."""
     ordered = tuple(sorted(digests, key=lambda digest: digest.rank))
-    ranks = with_guessed_groups([RankCollectives(d.rank, d.host, d.collectives, d.groups) for d in ordered])
+    ranks = with_guessed_groups(
+        [RankCollectives(d.rank, d.host, d.collectives, d.groups, d.is_cpu) for d in ordered]
+    )
     matching = match_collectives(ranks, world_size)
     arrivals = arrivals_by_rank(matching, ranks)
     splits: dict[tuple[int, int], ExposedSplit] = {}
