@@ -65,7 +65,7 @@ def test_the_largest_loss_stands_in_the_first_line(path: Path) -> None:
     if parts.get(label, 0) < 10 or lines[0].startswith("CPU run"):
         return
     words = {
-        "exposed transfer": ("xposed", "waits", "gather"),
+        "exposed transfer": ("xposed", "waits", "gather", "no compute beside"),
         "communication (transfer or waiting)": ("xposed communication",),
         "waiting for peers": ("wait",),
         "waiting in the pipeline": ("ipeline",),
