@@ -148,3 +148,17 @@ def test_launches_that_come_late_are_no_excess_of_the_pipeline(tmp_path: Path) -
     job = Job(10, steps=3, faults=(Fault("launch-bound", -1, 130.0),), **PIPELINE)  # type: ignore[arg-type]
     _, diagnosis = simulated(tmp_path, job)
     assert "pipeline-bubble" not in {one.rule_id for one in diagnosis.findings}
+
+
+@pytest.mark.parametrize("job", [{**DDP, "bucket_mib": 100.0, "layer_mib": 200.0}, FSDP])
+@pytest.mark.parametrize("fault", ["pause-in-forward", "straggler-host"])
+def test_a_host_that_pauses_is_not_told_of_its_kernels_or_waits(
+    tmp_path: Path, job: dict[str, object], fault: str
+) -> None:
+    # The queue of its GPU covers some of the pause, and behind .item() all ranks are idle for a moment.
+    paused = Job(3, steps=4, logs=True, faults=(Fault(fault, 2, 30.0),), **job)  # type: ignore[arg-type]
+    _, diagnosis = simulated(tmp_path, paused)
+    assert diagnosis.facts["straggler_cause"].values["2"] == "python"
+    excess = diagnosis.facts["straggler_excess_ms"].values["2"]
+    assert isinstance(excess, float)
+    assert excess == pytest.approx(cost_ms(diagnosis, 2), rel=0.2)  # each is the median of its own

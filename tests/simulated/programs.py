@@ -130,6 +130,9 @@ class _Writer:
 
     def _compute(self, ms: float, *place: object, backward: bool = False) -> Iterator[Instruction]:
         job = self.job
+        pause = job.fault("pause-in-forward")
+        if pause and pause.rank == self.rank and not self.even and not backward and place[0] == 1:
+            yield Host(pause.amount)
         ms *= self._scale(*place, backward) / job.tensor
         count = job.kernels * (2 if backward else 1)
         tiny = job.fault("tiny-batch")
@@ -169,6 +172,7 @@ class _Writer:
         carried = mib * job.change.get("gradient bytes", 1.0) if key[1] in _OF_GRADIENTS else mib
         ms = job.transfer_ms(carried, share * (len(members) - 1) / len(members))
         ms *= exp(0.5 * job.jitter * job.normal("transfer", *key))
+        ms *= 1 - job.change.get(f"no {key[1]}", 0.0)
         group = "0" if len(members) == job.ranks else "_".join(map(str, members))
         return Meet(
             op, key, group, members, max(int(mib * 2**20) // 64 * 64, 64), ms,

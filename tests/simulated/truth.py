@@ -95,6 +95,8 @@ class Truth:
         elif rule in _MENDED_BY:
             found = [name for name in _MENDED_BY[rule] if job.fault(name)]
             changed = job.without(found[0]) if found else None
+        elif rule in _ONE_PURPOSE:
+            changed = job.changed(**{f"no {_ONE_PURPOSE[rule]}": 1.0})
         elif rule in _TRANSFERS:
             changed = job.changed(**_NO_TRANSFER)
         return None if changed is None else self._gain(f"{rule} {ranks}", changed)
@@ -143,7 +145,9 @@ class Truth:
         return self.step_ms - play(programs(self.job.changed(compute=2.0))).period(WARM_UP) / 2
 
 
-_TRANSFERS = (*_EXPOSED, "small-collectives")
+_TRANSFERS = ("exposed-communication", "small-collectives")
+_ONE_PURPOSE = {"exposed-parameter-gather": "gather", "exposed-tensor-parallel": "tensor"}
+"""What rules about one kind of transfer would save at most: that kind takes no time, the others what they took."""
 _MENDED_BY = {
     "late-gradient-reduction": ("giant-bucket",),
     "tail-all-reduce": ("giant-bucket",),

@@ -237,17 +237,16 @@ def _what_it_did(
     excess = np.zeros((len(steps), len(CAUSES)), dtype=np.int64)
     kernels = peer_kernels = longest = phase = 0
     members: dict[int, set[int]] = {}
+    stretches: dict[int, tuple[int, int]] = {}
     for operation in operations.tolist():
         own: tuple[Int64Array, int] | None = None
         others: list[tuple[Int64Array, int]] = []
         places: set[int] = set()
-        for part in range(int(matching.first[operation]), int(matching.first[operation + 1])):
-            place, row = int(matching.part_rank[part]), int(matching.part_row[part])
+        for place, row in _parts(run, operation):
             work = run.digests[place].host_work
             if work is None:
                 continue
-            us = work.before.us(row)
-            did = (np.append(us[:2].sum(), us[2:]), int(work.before.kernels[row]))
+            did = (_by_cause(work.before.us(row)), int(work.before.kernels[row]))
             if place != position:
                 others.append(did)
                 places.add(place)
@@ -259,14 +258,49 @@ def _what_it_did(
             continue
         members.setdefault(int(matching.step[operation]), set()).update(places)
         step = steps.index(int(matching.step[operation]))
+        stretches[step] = (stretches.get(step, (operation,))[0], operation)
         excess[step] += own[0] - np.median([us for us, _ in others], axis=0).astype(np.int64)
         kernels += own[1]
         peer_kernels += int(np.median([count for _, count in others]))
+    for step, (first, last) in stretches.items():
+        over_all = _excess_over(run, position, first, last)
+        if over_all is not None:
+            excess[step] = np.minimum(excess[step], over_all)
     if not peer_kernels or _more_in_whole_steps(run, position, members) < REAL_SHARE * (
         kernels - peer_kernels
     ):
         return excess, 1.0, phase
     return excess, kernels / peer_kernels, phase
+
+
+def _excess_over(run: RunView, position: int, first: int, last: int) -> Int64Array | None:
+    """Return what a rank did longer than its peers up to operation ``last`` since before ``first``, in us.
+
+    Between two operations a rank may do more than its peers because they did the same earlier, beside a wait
+    that lies between two others. Over all of them that evens out. ``None`` where no peer was in both.
+    """
+    ends = dict(_parts(run, last))
+    did: dict[int, Int64Array] = {}
+    for place, row in _parts(run, first):
+        work = run.digests[place].host_work
+        if place in ends and work is not None:
+            did[place] = _by_cause(work.before.total_us(row, ends[place] + 1))
+    peers = [us for place, us in did.items() if place != position]
+    if position not in did or not peers:
+        return None
+    return np.asarray(did[position] - np.median(peers, axis=0).astype(np.int64))
+
+
+def _parts(run: RunView, operation: int) -> list[tuple[int, int]]:
+    """Return the place and the row of each rank that took part in an operation."""
+    matching = run.matching
+    parts = slice(int(matching.first[operation]), int(matching.first[operation + 1]))
+    return list(zip(matching.part_rank[parts].tolist(), matching.part_row[parts].tolist(), strict=True))
+
+
+def _by_cause(us: Int64Array) -> Int64Array:
+    """Return times by :data:`WORK` as times by :data:`CAUSES`."""
+    return np.append(us[:2].sum(), us[2:])
 
 
 def _more_in_whole_steps(run: RunView, position: int, members: dict[int, set[int]]) -> float:

@@ -49,6 +49,10 @@ _MATRIX_OPERATOR = re.compile(
 )
 
 
+PAUSE_NS = 1_000_000
+"""Between two calls of a host that launches lie microseconds of Python; for so long it does something else."""
+
+
 class Work(msgspec.Struct, frozen=True, eq=False):
     """What a rank did, as disjoint spans by the names in :data:`WORK`; kernels of compute by their starts."""
 
@@ -81,16 +85,38 @@ def rank_work(timeline: RankTimeline) -> Work | None:
         loading = timeline.host_delays.input - activity.comm
         found |= {name: found[name] - loading for name in ("matrix", "compute")} | {"input": loading}
     elif len(late):
-        threads = launching_threads(trace, timeline.events)
         optimizer = _optimizer_spans(timeline)
         found["optimizer"] = late & optimizer
         late = late - optimizer
-        rows = trace.rows(Kind.CPU_OP, Kind.RUNTIME)
-        rows = rows[is_among(trace.thread[rows], threads)]
-        busy = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+        busy = _in_calls(timeline)
         found["dispatch"] = late & busy
         found["python"] = late - busy
     return Work(tuple(found.get(name, Spans.empty()) for name in WORK), compute_starts)
+
+
+def with_pauses_behind_waits(timeline: RankTimeline, work: Work) -> Work:
+    """Return what ranks are compared by: behind a wait, the time in which a host long calls nothing is Python.
+
+    The device is idle behind a wait until the host has launched again. A host that sleeps meanwhile shows
+    neither operator nor call; its peers, which wait as well, launch at once.
+    """
+    sync, python = WORK.index("sync"), WORK.index("python")
+    if timeline.is_cpu or len(work.spans[sync]) == 0:
+        return work
+    quiet = work.spans[sync] - _in_calls(timeline)
+    long = quiet.ends - quiet.starts >= PAUSE_NS
+    pauses = Spans(quiet.starts[long], quiet.ends[long])
+    spans = list(work.spans)
+    spans[sync], spans[python] = spans[sync] - pauses, spans[python] | pauses
+    return Work(tuple(spans), work.compute_starts)
+
+
+def _in_calls(timeline: RankTimeline) -> Spans:
+    """Return when a launching thread is inside an operator or a runtime call."""
+    trace = timeline.trace
+    rows = trace.rows(Kind.CPU_OP, Kind.RUNTIME)
+    rows = rows[is_among(trace.thread[rows], launching_threads(trace, timeline.events))]
+    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
 
 
 def _matrix(timeline: RankTimeline) -> tuple[Spans, Int64Array]:
@@ -173,8 +199,12 @@ class WorkBefore(msgspec.Struct, frozen=True, eq=False):
 
     def us(self, collective: int) -> Int64Array:
         """Return the microseconds of every cause in :data:`WORK` before one collective."""
+        return self.total_us(collective, collective + 1)
+
+    def total_us(self, first: int, end: int) -> Int64Array:
+        """Return the microseconds of every cause before the collectives from ``first`` to before ``end``."""
         found = np.zeros(len(WORK), dtype=np.int64)
-        found[self.causes] = self.us_of[collective]
+        found[self.causes] = self.us_of[first:end].sum(axis=0, dtype=np.int64)
         return found
 
 

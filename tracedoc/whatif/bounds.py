@@ -65,6 +65,6 @@ def hidden_by_compute(
     all_exposed = measured(measurements, "exposed_comm_ms", key)
     if isinstance(compute, Unknown) or isinstance(comm, Unknown) or isinstance(all_exposed, Unknown):
         return Unknown("the budget of the step is not known")
-    room = max(compute - (comm - all_exposed), 0.0)
+    room = max(round(compute - (comm - all_exposed), 6), 0.0)  # whole nanoseconds
     high, assumptions = within_host_work(measurements, key, min(exposed, room + beside_ms))
     return Gain(0.0, high, "ceiling", (assumption, *assumptions))

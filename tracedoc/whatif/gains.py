@@ -12,7 +12,6 @@ from tracedoc.values import Unknown
 from tracedoc.whatif.balanced_stages import balance_stages
 from tracedoc.whatif.bounds import at_most, hidden_by_compute, measured, within_host_work
 from tracedoc.whatif.earlier_reduction import GRADIENT_GAINS
-from tracedoc.whatif.hiding import HIDING_GAINS
 from tracedoc.whatif.late_rank import not_wait_for_rank
 from tracedoc.whatif.sharding import SHARDING_GAINS
 
@@ -39,18 +38,20 @@ def hide_exposed_communication(measurements: Measurements, key: str | None) -> G
 def avoid_syncs(measurements: Measurements, key: str | None) -> Gain | Unknown:
     """Bound what a host that never waits for the GPU gives.
 
-    It is ahead by the time it was blocked for, and what it is ahead can fill the idle time after the waits
-    and late launches behind them, no more.
+    It is ahead by the time it was blocked for, and what it is ahead can fill the idle time after the waits,
+    late launches behind them, and the time in which the loader makes the next batch, no more.
     """
     idle = measured(measurements, "sync_idle_ms", key)
     blocked = measured(measurements, "sync_blocked_ms", key)
     late = measured(measurements, "late_launch_idle_ms", key)
     if isinstance(idle, Unknown):
         return idle
+    loading = measured(measurements, "input_idle_ms", key)
     if isinstance(blocked, Unknown) or isinstance(late, Unknown):
         high = idle
     else:
-        high = max(min(blocked, idle + late), idle)
+        fillable = idle + late + (0.0 if isinstance(loading, Unknown) else loading)
+        high = max(min(blocked, fillable), idle)
     return Gain(0.0, high, "ceiling", ("the host never waits, and stays ahead of the GPU",))
 
 
@@ -90,7 +91,6 @@ GAINS: dict[str, GainEstimator] = {
     "avoid-syncs": avoid_syncs,
     "fill-the-step": fill_the_step,
     **SHARDING_GAINS,
-    **HIDING_GAINS,
     **GRADIENT_GAINS,
     "stop-collections": stop_collections,
     "not-wait-for-rank": not_wait_for_rank,
