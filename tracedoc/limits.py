@@ -13,10 +13,11 @@ LIMITS: dict[str, str] = {
         "come from the traces and from file names."
     ),
     "clocks-not-aligned": (
-        "The clocks of the hosts differ by an amount that the matched collectives do not settle: the "
-        "residual is more than 10 % of the median wait. Ranks on different hosts are then not compared in "
-        "time, and waiting is not separated from transfer between them. Time synchronisation (chrony, PTP) "
-        "on the hosts helps."
+        "The clocks of the hosts differ by an amount that the matched collectives do not settle: their ends "
+        "remain apart by more than a third of the longest one, or nothing connects two hosts. Ranks on "
+        "different hosts are then not compared in time, and waiting is not separated from transfer between "
+        "them. Clocks that are merely uncertain are no limit: waits longer than that are told from transfer, "
+        "and gains have a margin. Time synchronisation (chrony, PTP) on the hosts helps."
     ),
     "cold-start": (
         "The GPU idles while kernels are launched that run for the first time: their code is loaded then, "

@@ -162,3 +162,36 @@ def test_a_host_that_pauses_is_not_told_of_its_kernels_or_waits(
     excess = diagnosis.facts["straggler_excess_ms"].values["2"]
     assert isinstance(excess, float)
     assert excess == pytest.approx(cost_ms(diagnosis, 2), rel=0.2)  # each is the median of its own
+
+
+BAD_CLOCKS = {
+    "one rank of a host is moved": Capture({2: 5.0}, jitter_ms={2: 0.05}),
+    "one rank wanders": Capture({2: 500.0}, wander={2: (1.0, 60.0)}, ranks_a_host=1),
+    "all ranks wander": Capture(
+        {1: -40.0, 2: 500.0}, wander={rank: (2.0, 80.0 + 17 * rank) for rank in range(4)}, ranks_a_host=1
+    ),
+    "all ranks jitter": Capture({1: -40.0}, jitter_ms=dict.fromkeys(range(4), 0.1), ranks_a_host=1),
+}
+
+
+@pytest.mark.parametrize("clocks", BAD_CLOCKS.values(), ids=BAD_CLOCKS.keys())
+def test_clocks_that_cannot_be_trusted_show_the_late_rank_all_the_same(
+    tmp_path: Path, clocks: Capture
+) -> None:
+    job = Job(3, steps=4, faults=(Fault("straggler-compute", 2, 1.4),), **DDP)  # type: ignore[arg-type]
+    truth, diagnosis = simulated(tmp_path, job, clocks)
+    first = diagnosis.findings[0]
+    assert (first.rule_id, first.ranks) == ("straggler-rank", (2,))
+    assert first.gain is not None
+    assert first.gain.low_ms <= truth.gain_of_fault("straggler-compute") <= first.gain.high_ms
+
+
+def test_the_gain_is_as_uncertain_as_the_clocks(tmp_path: Path) -> None:
+    job = Job(3, steps=4, faults=(Fault("straggler-compute", 2, 1.4),), **DDP)  # type: ignore[arg-type]
+
+    def width_ms(name: str, capture: Capture) -> float:
+        gain = simulated(tmp_path / name, job, capture)[1].findings[0].gain
+        assert gain is not None
+        return gain.high_ms - gain.low_ms
+
+    assert width_ms("bad", BAD_CLOCKS["all ranks wander"]) > 2 * width_ms("good", CLOCKS)

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import pi, sin
 from pathlib import Path
+from random import Random
 
 from tests.simulated.machine import COMPUTE, COPY, Copy, Free, Host, Kernel, Mark, Meet, Played, Ran, Sync
 from tests.simulated.programs import WARM_UP
 from tracedoc.testing import TraceBuilder
 
 _READ_BACK_US = 1.5
+_JITTER_EVERY_MS = 5.0
 
 
 @dataclass(frozen=True)
 class Capture:
-    """What the profilers saw of a job: clocks by rank (ms ahead, drift), ranks that are missing."""
+    """What the profilers saw of a job: clocks by rank, ranks that are missing.
+
+    A clock is some ms ahead, drifts, wanders to and fro (ms, and the ms of a period), and is some ms ahead or
+    behind by chance.
+    """
 
     ahead_ms: dict[int, float] = field(default_factory=dict)
     drift: dict[int, float] = field(default_factory=dict)
+    wander: dict[int, tuple[float, float]] = field(default_factory=dict)
+    jitter_ms: dict[int, float] = field(default_factory=dict)
     ranks_a_host: int = 8
     missing: tuple[int, ...] = ()
     host_ops: bool = True
@@ -48,7 +57,14 @@ class _Writer:
 
     def at(self, ms: float) -> float:
         """Return a time as this rank's clock stamps it."""
-        return ms * (1 + self.capture.drift.get(self.rank, 0.0)) + self.capture.ahead_ms.get(self.rank, 0.0)
+        capture, rank = self.capture, self.rank
+        wander, period = capture.wander.get(rank, (0.0, 1.0))
+        wrong = wander * sin(2 * pi * ms / period + rank)
+        if rank in capture.jitter_ms:
+            place, share = divmod(ms / _JITTER_EVERY_MS, 1.0)
+            before, after = (Random(f"{rank}/{place + at}").uniform(-1.0, 1.0) for at in (0, 1))
+            wrong += capture.jitter_ms[rank] * (before + (after - before) * share)
+        return ms * (1 + capture.drift.get(rank, 0.0)) + capture.ahead_ms.get(rank, 0.0) + wrong
 
     def written(self, ran: list[Ran]) -> TraceBuilder:
         step = -1

@@ -147,7 +147,7 @@ class Truth:
 
 _TRANSFERS = ("exposed-communication", "small-collectives")
 _ONE_PURPOSE = {"exposed-parameter-gather": "gather", "exposed-tensor-parallel": "tensor"}
-"""What rules about one kind of transfer would save at most: that kind takes no time, the others what they took."""
+"""Rules about one kind of transfer: that kind takes no time, the others take what they took."""
 _MENDED_BY = {
     "late-gradient-reduction": ("giant-bucket",),
     "tail-all-reduce": ("giant-bucket",),

@@ -90,12 +90,13 @@ class Blame(msgspec.Struct, frozen=True, eq=False):
 def assign_blame(matching: Matching, ranks: Sequence[RankCollectives], waits: Sequence[Int64Array]) -> Blame:
     """Return who is to blame for each operation; ``waits`` is the exposed waiting of each rank's rows.
 
-    Among the captured ranks of an operation only: one that was not captured may have come later still.
+    Among the captured ranks of an operation only: one that was not captured may have come later still. A
+    lateness below the uncertainty of the clocks is nobody's.
     """
     count = len(matching)
     exposed_wait = _gathered(matching, waits)
     last_part, late_ns, due = _lateness(matching)
-    late = matching.has_latest_start & (late_ns >= SKEW_NS)
+    late = matching.has_latest_start & (late_ns >= np.maximum(SKEW_NS, matching.uncertainty_ns))
     launch = _gathered(matching, [_on_common_clock(matching, rank) for rank in ranks])[last_part]
     held = _gathered(matching, [rank.table.held.astype(np.int64) for rank in ranks])[last_part]
     launched_late = np.where(launch == NO_TIME, 0, launch - due) >= MAIN_SHARE * late_ns

@@ -7,6 +7,8 @@ ends of these have to do.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -15,65 +17,52 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.errors import Limit
+from tracedoc.ranks.clock_errors import (
+    DRIFT_PAYS,
+    MOSTLY,
+    SETTLED_NS,
+    AnyError,
+    ClockError,
+    best_fit,
+    error_after,
+    fit_steady,
+    reversed_error,
+)
+from tracedoc.ranks.wandering import FEWEST, WanderingError, misses
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import boundaries, by_rank
 from tracedoc.units import format_ms
 
 RESIDUAL_SHARE = 0.10
-"""If ends still differ by more than this share of the mean wait, waits mean nothing."""
-
-SETTLED_NS = 50_000
-"""Ends this close are as good as simultaneous, whatever the waits are."""
+"""Where ranks only send and receive: if ends still differ by more than this share of the mean wait, waits
+mean nothing, for what is buffered lies in these ends too."""
 
 SPREAD_NS = 100_000
 """The ends of one operation may differ by this much with one clock too: its kernels end one by one."""
 
-DRIFT_OPERATIONS = 12
-"""Fewer operations than this between two clocks give an offset, not a drift."""
+SHIFTED = 10
+"""Ranks of one host have clocks of their own where ends differ this many times as much as that scatters."""
 
-DRIFT_PAYS = 0.75
-"""A drift is accepted if it lowers the residual below this share of a fixed offset's."""
+FEW = 4
+"""Fewer operations may be apart by the same time because they are not the same."""
+
+TELLING = 3
+"""An operation that lasts this many times the uncertainty of the clocks shows who came last."""
 
 IntArray = npt.NDArray[np.intp]
-
-
-class ClockError(msgspec.Struct, frozen=True):
-    """How far a clock is ahead of the common one: ``offset_ns`` at ``origin_ns``, ``rate`` more a second.
-
-    ``rate`` has no unit (seconds a second); ``origin_ns`` is an instant of the clock itself.
-    """
-
-    offset_ns: int
-    rate: float = 0.0
-    origin_ns: int = 0
-
-    def to_common(self, times: Int64Array) -> Int64Array:
-        """Return instants of this clock as the common clock would have stamped them."""
-        if self.rate == 0.0:
-            return times - self.offset_ns
-        drift = np.rint(self.rate * (times - self.origin_ns)).astype(np.int64)
-        return np.asarray(times - self.offset_ns - drift)
-
-    def to_own(self, times: Int64Array) -> Int64Array:
-        """Return instants of the common clock as this clock would have stamped them."""
-        if self.rate == 0.0:
-            return times + self.offset_ns
-        since = times + self.offset_ns - self.origin_ns
-        return np.asarray(
-            times + self.offset_ns + np.rint(self.rate / (1 - self.rate) * since).astype(np.int64)
-        )
 
 
 class Clock(msgspec.Struct, frozen=True):
     """How the clocks of the ranks differ from the common one; a rank that is not listed keeps it.
 
     ``residual_ns`` is the median distance that remains between the ends of one operation on two clocks,
-    ``None`` where nothing had to be compared; ``aligned`` is False where times of different ranks cannot be
-    compared.
+    ``None`` where nothing had to be compared; ``uncertainty_ns`` is what nine in ten stay below, 0 with one
+    clock. ``aligned`` is False where times of different ranks cannot be compared.
     """
 
-    errors: Mapping[int, ClockError] = msgspec.field(default_factory=dict)
+    errors: Mapping[int, AnyError] = msgspec.field(default_factory=dict)
     residual_ns: int | None = None
+    uncertainty_ns: int = 0
     aligned: bool = True
     limits: tuple[Limit, ...] = ()
 
@@ -110,34 +99,116 @@ class Ends(msgspec.Struct, frozen=True, eq=False):
 def align_clocks(ranks: Sequence[int], hosts: Sequence[str], ends: Ends) -> Clock:
     """Return one clock error per host (per rank where hosts are unknown), from the ends of operations.
 
-    Ranks of one named host share a clock and are not shifted. Unnamed ranks are shifted only where their
-    ends demand it. With nothing to align by, ranks of one host or of unknown hosts are taken as they are;
-    different named hosts are then not comparable.
+    Ranks of one named host share a clock and are not shifted, unless their ends show that they do not.
+    Unnamed ranks are shifted only where their ends demand it. With nothing to align by, ranks of one host or
+    of unknown hosts are taken as they are; different named hosts are then not comparable.
     """
     named = {host for host in hosts if host}
-    if len(ranks) < 2 or (len(named) == 1 and all(hosts)):
+    if len(ranks) < 2:
         return Clock()
     clocks = _numbered([host or f" rank {rank}" for rank, host in zip(ranks, hosts, strict=True)])
+    clocks = _with_own_clocks(ends, clocks)
+    if not clocks.any():
+        return Clock()
     if not ends.symmetric.any():
-        if len(named) < 2:
-            return Clock()
-        if not ends.operation.size or not _connect_all(ends, clocks):
-            return Clock(
-                aligned=False, limits=(_not_aligned("there is no symmetric collective to align them by"),)
-            )
+        return _aligned_by_sends(ranks, ends, clocks, several=len(named) > 1)
     if len(named) < 2:
-        residual, wait = _quality(ends, clocks, {})
-        if residual <= max(RESIDUAL_SHARE * wait, SETTLED_NS):
-            return Clock(residual_ns=residual)
+        left = _left(ends, clocks, {})
+        if left.residual_ns <= max(RESIDUAL_SHARE * left.mean_wait_ns, SETTLED_NS) and (
+            left.uncertainty_ns <= SPREAD_NS
+        ):
+            return Clock({}, left.residual_ns, left.uncertainty_ns)
+    errors: dict[int, AnyError] = dict(_errors(ends, clocks))
+    left = _left(ends, clocks, errors)
+    if left.uncertainty_ns > SETTLED_NS:
+        followed = _errors(ends, clocks, wandering=True)
+        missed = _left(ends, clocks, followed)
+        if missed.residual_ns + missed.uncertainty_ns < DRIFT_PAYS * (left.residual_ns + left.uncertainty_ns):
+            errors, left = followed, missed
+    longest = int((ends.end_ns - ends.start_ns).max(initial=0))
+    if left.uncertainty_ns > SPREAD_NS and TELLING * left.uncertainty_ns > longest:
+        reason = f"ends of one collective still differ by {format_ms(left.uncertainty_ns / 1e6)}"
+        return Clock({}, left.residual_ns, left.uncertainty_ns, False, (_not_aligned(reason),))
+    return _clock(ranks, clocks, errors, left)
+
+
+def uncertainty_by_group(ends: Ends, group: npt.NDArray[np.int32], count: int, clock: Clock) -> Int64Array:
+    """Return for each of ``count`` groups how uncertain it is when its ranks came to an operation, in ns.
+
+    ``group`` is that of each part; parts are those that the clock was aligned by. A clock that wanders is
+    known better between ranks that meet often than between those that meet once a step. Of a group that
+    meets too seldom to tell, it is that of the clock.
+    """
+    found = np.full(count, clock.uncertainty_ns, dtype=np.int64)
+    if not any(isinstance(error, WanderingError) for error in clock.errors.values()):
+        return found
+    for part in np.unique(group[ends.symmetric]).tolist():
+        mine = np.flatnonzero((group == part) & ends.symmetric)
+        between = _distances(ends.operation[mine], ends.rank[mine], ends.end_ns[mine])
+        if between.distance_ns.size >= FEWEST:
+            found[part] = int(np.quantile(_missed(between), MOSTLY))
+    return found
+
+
+def _aligned_by_sends(
+    ranks: Sequence[int], ends: Ends, clocks: npt.NDArray[np.int32], *, several: bool
+) -> Clock:
+    """Return the clock where ranks only send and receive: what is buffered lies in these ends too."""
+    if several and (not ends.operation.size or not _connect_all(ends, clocks)):
+        return Clock(
+            aligned=False, limits=(_not_aligned("there is no symmetric collective to align them by"),)
+        )
+    if not several:
+        return Clock()
     errors = _errors(ends, clocks)
-    residual, wait = _quality(ends, clocks, errors)
-    if residual > max(RESIDUAL_SHARE * wait, SPREAD_NS):
-        reason = f"ends of one collective still differ by {format_ms(residual / 1e6)}"
-        return Clock({}, residual, False, (_not_aligned(reason),))
-    return Clock(
-        {rank: errors[clock] for rank, clock in zip(ranks, clocks.tolist(), strict=True) if clock in errors},
-        residual,
+    left = _left(ends, clocks, errors)
+    if left.residual_ns > max(RESIDUAL_SHARE * left.mean_wait_ns, SPREAD_NS):
+        reason = f"ends of one collective still differ by {format_ms(left.residual_ns / 1e6)}"
+        return Clock({}, left.residual_ns, left.uncertainty_ns, False, (_not_aligned(reason),))
+    return _clock(ranks, clocks, errors, left)
+
+
+def _clock(
+    ranks: Sequence[int],
+    clocks: npt.NDArray[np.int32],
+    errors: Mapping[int, AnyError],
+    left: _Left,
+) -> Clock:
+    of_rank = {
+        rank: errors[clock] for rank, clock in zip(ranks, clocks.tolist(), strict=True) if clock in errors
+    }
+    return Clock(of_rank, left.residual_ns, left.uncertainty_ns)
+
+
+def _with_own_clocks(ends: Ends, clocks: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Return the clock of each rank, with those of a host taken apart whose ends differ by a fixed time.
+
+    Recorded by several machines of one name, or moved afterwards: on one clock ends scatter, and none is
+    always the same time, far above that scatter, from another.
+    """
+    together = ends.leaving_together()
+    found = _distances(
+        together.operation, np.arange(clocks.size, dtype=np.int32)[together.rank], together.end_ns
     )
+    same = clocks[found.first] == clocks[found.other]
+    if not same.any():
+        return clocks
+    first, other, distance_ns = found.first[same], found.other[same], found.distance_ns[same]
+    order = np.lexsort((other, first))
+    edges = boundaries(first[order], other[order])
+    apart: set[int] = set()
+    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        pair = distance_ns[order[begin:end]]
+        level = int(np.median(pair))
+        scatter = int(np.median(np.abs(pair - level)))
+        if abs(level) > max(SPREAD_NS, SHIFTED * scatter) and pair.size >= FEW:
+            apart.add(int(clocks[first[order[begin]]]))
+    if not apart:
+        return clocks
+    names = [
+        f"{clock} {place}" if clock in apart else str(clock) for place, clock in enumerate(clocks.tolist())
+    ]
+    return _numbered(names)
 
 
 def _numbered(names: Sequence[str]) -> npt.NDArray[np.int32]:
@@ -171,8 +242,11 @@ def _distances(
     return _Distances(clock[first], clock[others], later_ns, later_ns - end_ns[first])
 
 
-def _errors(ends: Ends, clocks: npt.NDArray[np.int32]) -> dict[int, ClockError]:
-    """Return the error of each clock against the first one of those it is connected with."""
+def _errors(ends: Ends, clocks: npt.NDArray[np.int32], *, wandering: bool = False) -> dict[int, AnyError]:
+    """Return the error of each clock against the first one of those it is connected with.
+
+    With ``wandering`` clocks are followed from operation to operation where there are enough of them.
+    """
     symmetric = ends.leaving_together()
     # Stages of a pipeline on hosts of their own share no symmetric operation: then a send and its receive,
     # which end together but for what is buffered, are the next best.
@@ -182,25 +256,38 @@ def _errors(ends: Ends, clocks: npt.NDArray[np.int32]) -> dict[int, ClockError]:
     first, other = found.first[order], found.other[order]
     time_ns, distance_ns = found.time_ns[order], found.distance_ns[order]
     edges = boundaries(first, other)
-    fits: dict[int, list[tuple[int, int, ClockError]]] = defaultdict(list)
+    fits: dict[int, list[tuple[int, int, int, AnyError]]] = defaultdict(list)
     for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         a, b = int(first[begin]), int(other[begin])
-        fit = _fit(time_ns[begin:end], distance_ns[begin:end])
-        fits[a].append((end - begin, b, fit))
-        fits[b].append((end - begin, a, _reversed(fit)))
-    errors: dict[int, ClockError] = {}
+        pair = time_ns[begin:end], distance_ns[begin:end]
+        fit, doubt = best_fit(*pair) if wandering else (fit_steady(*pair), SETTLED_NS)
+        fits[a].append((doubt, begin - end, b, fit))
+        fits[b].append((doubt, begin - end, a, reversed_error(fit)))
+    errors: dict[int, AnyError] = {}
     for root in sorted(fits):
-        if root in errors:
-            continue
-        errors[root] = ClockError(0)
-        front = [root]
-        while front:
-            near = front.pop(0)
-            for _, far, fit in sorted(fits[near], key=lambda entry: (-entry[0], entry[1])):
-                if far not in errors:
-                    errors[far] = _after(errors[near], fit)
-                    front.append(far)
+        if root not in errors:
+            _spread(root, fits, errors)
     return errors
+
+
+def _spread(
+    root: int,
+    fits: Mapping[int, list[tuple[int, int, int, AnyError]]],
+    errors: dict[int, AnyError],
+) -> None:
+    """Add the errors of all clocks that pairs lead to from ``root``: by the surest pairs, few of them."""
+    errors[root] = ClockError(0)
+    count = itertools.count()  # no two entries compare their fits
+    front = [(doubt, 1, size, far, next(count), root, fit) for doubt, size, far, fit in fits[root]]
+    heapq.heapify(front)
+    while front:
+        _, hops, _, far, _, near, fit = heapq.heappop(front)
+        if far in errors:
+            continue
+        errors[far] = error_after(errors[near], fit)
+        for doubt, size, other, onward in fits[far]:
+            if other not in errors:
+                heapq.heappush(front, (doubt, hops + 1, size, other, next(count), far, onward))
 
 
 def _connect_all(ends: Ends, clocks: npt.NDArray[np.int32]) -> bool:
@@ -215,67 +302,53 @@ def _connect_all(ends: Ends, clocks: npt.NDArray[np.int32]) -> bool:
     return len(reached) == np.unique(clocks).size
 
 
-def _fit(time_ns: Int64Array, distance_ns: Int64Array) -> ClockError:
-    """Return the median distance; with a steady drift where that explains the distances much better.
+class _Left(msgspec.Struct, frozen=True):
+    """What errors leave: the median distance of ends and what most stay below; and the mean wait."""
 
-    The drift is the median slope between operations half the capture apart, which is robust to outliers.
-    """
-    offset = int(np.median(distance_ns - distance_ns[0])) + int(distance_ns[0])
-    fixed = ClockError(offset)
-    half = time_ns.size // 2
-    if time_ns.size < DRIFT_OPERATIONS:
-        return fixed
-    spans = time_ns[-half:] - time_ns[:half]
-    apart = spans > 0
-    if not apart.any():
-        return fixed
-    rise = (distance_ns[-half:] - distance_ns[:half])[apart]
-    rate = float(np.median(rise / spans[apart]))
-    origin = int(time_ns[half])
-    level = distance_ns - offset - rate * (time_ns - origin)
-    drifting = ClockError(offset + round(float(np.median(level))), rate, origin)
-    left = np.median(np.abs(level - np.median(level)))
-    before = np.median(np.abs(distance_ns - offset))
-    return drifting if left < DRIFT_PAYS * before else fixed
+    residual_ns: int
+    uncertainty_ns: int
+    mean_wait_ns: float
 
 
-def _reversed(fit: ClockError) -> ClockError:
-    """Return the error of the first clock against the other one."""
-    origin = fit.origin_ns - fit.offset_ns if fit.rate else 0
-    return ClockError(-fit.offset_ns, -fit.rate, origin)
-
-
-def _after(near: ClockError, fit: ClockError) -> ClockError:
-    """Return the error of a clock that is ``fit`` ahead of one that itself is ``near`` ahead."""
-    if near.rate == 0.0 and fit.rate == 0.0:
-        return ClockError(near.offset_ns + fit.offset_ns)
-    origin = fit.origin_ns or near.origin_ns + fit.offset_ns
-    there = origin - fit.offset_ns
-    ahead = near.offset_ns + round(near.rate * (there - near.origin_ns)) if near.rate else near.offset_ns
-    return ClockError(ahead + fit.offset_ns, near.rate + fit.rate, origin)
-
-
-def _quality(
-    ends: Ends, clocks: npt.NDArray[np.int32], errors: Mapping[int, ClockError]
-) -> tuple[int, float]:
-    """Return the median distance of ends between clocks, and the mean wait, once ``errors`` are removed.
+def _left(ends: Ends, clocks: npt.NDArray[np.int32], errors: Mapping[int, AnyError]) -> _Left:
+    """Return how well the clocks agree once ``errors`` are removed.
 
     Waits of sends and receives count: those of a pipeline are the longest. Where there are no
     symmetric operations, distances are those of sends and receives: what is buffered lies in them too.
+    A clock that was followed from end to end leaves no distance there; what counts is how far each end is
+    from what those around it let expect.
     """
     start_ns, end_ns, clock = ends.start_ns, ends.end_ns, clocks[ends.rank]
+    wandering = any(isinstance(error, WanderingError) for error in errors.values())
     if errors:
         start_ns, end_ns = start_ns.copy(), end_ns.copy()
         parts = by_rank(clock, int(clocks.max()) + 1)
         for number, error in errors.items():
             mine = parts[number]
-            start_ns[mine], end_ns[mine] = error.to_common(start_ns[mine]), error.to_common(end_ns[mine])
+            start_ns[mine] = error.to_common(start_ns[mine])
+            end_ns[mine] = error.to_common(end_ns[mine])
     together = ends.symmetric if ends.symmetric.any() else np.ones(end_ns.size, dtype=bool)
-    distance = _distances(ends.operation[together], clock[together], end_ns[together]).distance_ns
-    residual = int(np.median(np.abs(distance))) if distance.size else 0
+    own_ends = ends.end_ns if wandering else end_ns
+    found = _distances(ends.operation[together], clock[together], own_ends[together])
+    distance = _missed(found) if wandering else np.abs(found.distance_ns)
     edges = boundaries(ends.operation)
     latest = np.repeat(np.maximum.reduceat(start_ns, edges[:-1]), np.diff(edges))
-    return residual, float(np.mean(latest - start_ns))
+    if not distance.size:
+        return _Left(0, 0, float(np.mean(latest - start_ns)))
+    return _Left(
+        int(np.median(distance)), int(np.quantile(distance, MOSTLY)), float(np.mean(latest - start_ns))
+    )
+
+
+def _missed(found: _Distances) -> Int64Array:
+    """Return how far the distances of each pair of clocks are from what those around them let expect."""
+    order = np.lexsort((found.time_ns, found.other, found.first))
+    edges = boundaries(found.first[order], found.other[order])
+    missed = [
+        misses(found.time_ns[order[begin:end]], found.distance_ns[order[begin:end]])
+        for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    ]
+    return np.concatenate(missed)
 
 
 def _not_aligned(reason: str) -> Limit:

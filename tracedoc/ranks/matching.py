@@ -24,7 +24,7 @@ from tracedoc.ranks.clock_violations import (
     in_numbered_groups,
     without_lone,
 )
-from tracedoc.ranks.clocks import Clock, Ends, align_clocks
+from tracedoc.ranks.clocks import TELLING, Clock, Ends, align_clocks, uncertainty_by_group
 from tracedoc.ranks.groups import NO_GROUP, Group, GroupNumbers
 from tracedoc.ranks.pairing import NOT_PAIRED, Entries, IntArray, pair_by_number, pair_by_order
 from tracedoc.spans import Int64Array
@@ -102,7 +102,8 @@ class Matching(msgspec.Struct, frozen=True, eq=False):
     ``complete``: no rank of the group is missing. ``first`` has one entry more: the parts of
     operation ``i`` are ``first[i]`` to ``first[i + 1]`` of the columns with one entry for each rank's part:
     ``part_rank`` (a position in ``ranks``), ``part_row`` (in that rank's table), ``start_ns`` and
-    ``end_ns`` on the common clock.
+    ``end_ns`` on the common clock. ``uncertainty_ns`` is how much earlier or later ranks may have come to an
+    operation than the clocks say.
     """
 
     ranks: tuple[int, ...] = ()
@@ -118,6 +119,7 @@ class Matching(msgspec.Struct, frozen=True, eq=False):
     part_row: npt.NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
     start_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
     end_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    uncertainty_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
     clock: Clock = msgspec.field(default_factory=Clock)
     limits: tuple[Limit, ...] = ()
 
@@ -153,9 +155,17 @@ class Matching(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def has_latest_start(self) -> npt.NDArray[np.bool_]:
-        """Whether the latest start splits waiting from transfer, for each operation."""
+        """Whether the latest start splits waiting from transfer, for each operation.
+
+        Not where the clocks are uncertain by more than a third of the operation's longest part.
+        """
         known = np.array([op in LATEST_START_OPS for op in self.ops], dtype=bool)
-        return known[self.op] if known.size else np.zeros(len(self), dtype=bool)
+        splits = known[self.op] if known.size else np.zeros(len(self), dtype=bool)
+        if self.clock.uncertainty_ns <= SKEW_NS or not len(self):
+            return splits
+        longest = _over_parts(np.maximum, self.end_ns - self.start_ns, self.first)
+        certain = (self.uncertainty_ns <= SKEW_NS) | (longest >= TELLING * self.uncertainty_ns)
+        return np.asarray(splits & certain)
 
     @property
     def transfer_ns(self) -> Int64Array:
@@ -213,7 +223,9 @@ def _matched(ranks: Sequence[RankCollectives], everyone: tuple[int, ...], world_
     ops, parts, entries = _entries(ranks, numbers)
     paired, disagreeing = _candidates(entries)
     uneven = _uneven(entries, paired, _mask(ops, SYMMETRIC_OPS, entries.op))
-    clock = align_clocks(everyone, [rank.host for rank in ranks], _ends(entries, paired, ops))
+    ends, ending = _ends(entries, paired, ops)
+    clock = align_clocks(everyone, [rank.host for rank in ranks], ends)
+    uncertain = uncertainty_by_group(ends, entries.group[ending], len(numbers.groups), clock)
     limits = list(clock.limits)
     if disagreeing:
         limits.append(
@@ -237,11 +249,12 @@ def _matched(ranks: Sequence[RankCollectives], everyone: tuple[int, ...], world_
         for rank, mine in zip(everyone, by_rank(entries.rank, len(everyone)), strict=True):
             entries.start_ns[mine] = clock.to_common(rank, entries.start_ns[mine])
             entries.end_ns[mine] = clock.to_common(rank, entries.end_ns[mine])
-    slack = SKEW_NS + 2 * (clock.residual_ns or 0)
+    slack = SKEW_NS + 2 * max(clock.residual_ns or 0, clock.uncertainty_ns)
     listed = np.array([group.listed for group in numbers.groups] or [True], dtype=bool)
     paired = drop_violations(Pairs(entries, _mask(ops, SYMMETRIC_OPS, entries.op), slack), paired, listed)
     limits.extend(_unmatched(entries, paired))
-    return _assembled(everyone, numbers.groups, ops, entries, parts, paired, clock, tuple(limits))
+    found = _assembled(everyone, numbers.groups, ops, entries, parts, paired, clock, tuple(limits))
+    return replace(found, uncertainty_ns=uncertain[found.group])
 
 
 def _entries(
@@ -328,16 +341,18 @@ def _mask(ops: Sequence[str], wanted: frozenset[str], codes: npt.NDArray[np.int3
     return table[codes]
 
 
-def _ends(entries: Entries, paired: IntArray, ops: Sequence[str]) -> Ends:
+def _ends(entries: Entries, paired: IntArray, ops: Sequence[str]) -> tuple[Ends, IntArray]:
+    """Return when ranks left the operations in which they wait for each other, and these entries."""
     chosen = np.flatnonzero((paired != NOT_PAIRED) & _mask(ops, LATEST_START_OPS, entries.op))
     order = chosen[np.lexsort((entries.rank[chosen], paired[chosen]))]
-    return Ends(
+    ends = Ends(
         paired[order].astype(np.int32),
         entries.rank[order],
         entries.start_ns[order],
         entries.end_ns[order],
         _mask(ops, SYMMETRIC_OPS, entries.op)[order],
     )
+    return ends, order
 
 
 def _unmatched(entries: Entries, paired: IntArray) -> list[Limit]:

@@ -50,7 +50,7 @@ _MATRIX_OPERATOR = re.compile(
 
 
 PAUSE_NS = 1_000_000
-"""Between two calls of a host that launches lie microseconds of Python; for so long it does something else."""
+"""Between two calls of a host that launches lie microseconds of Python; after this it does something else."""
 
 
 class Work(msgspec.Struct, frozen=True, eq=False):
@@ -70,7 +70,7 @@ class Work(msgspec.Struct, frozen=True, eq=False):
 
 def rank_work(timeline: RankTimeline) -> Work | None:
     """Return what the rank's device did and, where it was idle, its host; ``None`` without activity."""
-    activity, idle, trace = timeline.activity, timeline.idle, timeline.trace
+    activity, idle = timeline.activity, timeline.idle
     if activity is None or idle is None:
         return None
     matrix, compute_starts = _matrix(timeline)
@@ -95,7 +95,7 @@ def rank_work(timeline: RankTimeline) -> Work | None:
 
 
 def with_pauses_behind_waits(timeline: RankTimeline, work: Work) -> Work:
-    """Return what ranks are compared by: behind a wait, the time in which a host long calls nothing is Python.
+    """Return what ranks are compared by: where a host long calls nothing behind a wait, that is Python.
 
     The device is idle behind a wait until the host has launched again. A host that sleeps meanwhile shows
     neither operator nor call; its peers, which wait as well, launch at once.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import hypot
 
 import msgspec
 import numpy as np
@@ -24,7 +25,7 @@ class Cost(msgspec.Struct, frozen=True):
     """What a cause costs the analysed step and the mean step, in ms.
 
     ``error_ms`` is how much more the mean of a long run may be than that of the captured steps, 0 where only
-    one step was captured.
+    one step was captured; and what the clocks of the ranks leave open.
     """
 
     analysed_ms: float
@@ -45,7 +46,23 @@ def cost_over_steps(run: RunView, fact: str, key: str | None, step: int) -> Cost
     error = 0.0
     if costs.size > 1:
         error = SURE[min(costs.size - 2, len(SURE) - 1)] * float(costs.std(ddof=1)) / costs.size**0.5
+    if fact in _OF_LATE_RANKS:
+        error = hypot(error, _clock_error_ms(run, key))
     return Cost(found[step] / 1e6, float(costs.mean()), error)
+
+
+def _clock_error_ms(run: RunView, key: str | None) -> float:
+    """Return what the clocks leave open of the waiting of a step for a late rank (any, for ``None``).
+
+    Each operation to which it came last is as uncertain as the clocks; the errors have little to do with each
+    other, so that they add up as squares.
+    """
+    late = [one for one in stragglers(run) if key is None or str(one.rank) == key]
+    if not late:
+        return 0.0
+    operations = np.array([operation for one in late for operation in one.operations], dtype=np.intp)
+    uncertain_ms = run.matching.uncertainty_ns[operations] / 1e6
+    return float(np.sqrt((uncertain_ms**2).sum() / max(len(late[0].steps), 1)))
 
 
 def _of_rank(run: RunView, key: str | None) -> ByStep:
@@ -80,6 +97,9 @@ def _idle_for(cause: str) -> Callable[[RunView, str | None], ByStep]:
 def _numbered(steps: tuple[int, ...], costs_ns: npt.NDArray[np.int64]) -> ByStep:
     return dict(zip(steps, costs_ns.astype(np.float64).tolist(), strict=True))
 
+
+_OF_LATE_RANKS = ("straggler_cost_ms", "straggler_any_cost_ms", "uneven_work_ms")
+"""Facts that compare when ranks arrive."""
 
 _BY_STEP: dict[str, Callable[[RunView, str | None], ByStep]] = {
     "straggler_cost_ms": _of_rank,

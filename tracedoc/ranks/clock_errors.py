@@ -1,0 +1,114 @@
+"""How far one clock is ahead of another: by a fixed time, with a steady drift, or followed."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from tracedoc.ranks.wandering import WanderingError, follow, misses
+from tracedoc.spans import Int64Array
+
+SETTLED_NS = 50_000
+"""Ends this close are as good as simultaneous, whatever the waits are."""
+
+MOSTLY = 0.9
+"""So many ends lie within the uncertainty of the clocks."""
+
+DRIFT_OPERATIONS = 12
+"""Fewer operations than this between two clocks give an offset, not a drift."""
+
+DRIFT_PAYS = 0.75
+"""A drift is accepted if it lowers the residual below this share of a fixed offset's."""
+
+
+class ClockError(msgspec.Struct, frozen=True):
+    """How far a clock is ahead of the common one: ``offset_ns`` at ``origin_ns``, ``rate`` more a second.
+
+    ``rate`` has no unit (seconds a second); ``origin_ns`` is an instant of the clock itself.
+    """
+
+    offset_ns: int
+    rate: float = 0.0
+    origin_ns: int = 0
+
+    def to_common(self, times: Int64Array) -> Int64Array:
+        """Return instants of this clock as the common clock would have stamped them."""
+        if self.rate == 0.0:
+            return times - self.offset_ns
+        drift = np.rint(self.rate * (times - self.origin_ns)).astype(np.int64)
+        return np.asarray(times - self.offset_ns - drift)
+
+    def to_own(self, times: Int64Array) -> Int64Array:
+        """Return instants of the common clock as this clock would have stamped them."""
+        if self.rate == 0.0:
+            return times + self.offset_ns
+        since = times + self.offset_ns - self.origin_ns
+        return np.asarray(
+            times + self.offset_ns + np.rint(self.rate / (1 - self.rate) * since).astype(np.int64)
+        )
+
+
+AnyError = ClockError | WanderingError
+
+
+def fit_steady(time_ns: Int64Array, distance_ns: Int64Array) -> ClockError:
+    """Return the median distance; with a steady drift where that explains the distances much better.
+
+    The drift is the median slope between operations half the capture apart, which is robust to outliers.
+    """
+    offset = int(np.median(distance_ns - distance_ns[0])) + int(distance_ns[0])
+    fixed = ClockError(offset)
+    half = time_ns.size // 2
+    if time_ns.size < DRIFT_OPERATIONS:
+        return fixed
+    spans = time_ns[-half:] - time_ns[:half]
+    apart = spans > 0
+    if not apart.any():
+        return fixed
+    rise = (distance_ns[-half:] - distance_ns[:half])[apart]
+    rate = float(np.median(rise / spans[apart]))
+    origin = int(time_ns[half])
+    level = distance_ns - offset - rate * (time_ns - origin)
+    drifting = ClockError(offset + round(float(np.median(level))), rate, origin)
+    left = np.median(np.abs(level - np.median(level)))
+    before = np.median(np.abs(distance_ns - offset))
+    return drifting if left < DRIFT_PAYS * before else fixed
+
+
+def reversed_error(fit: AnyError) -> AnyError:
+    """Return the error of the first clock against the other one."""
+    if isinstance(fit, WanderingError):
+        return WanderingError(fit.at_ns - fit.ahead_ns, -fit.ahead_ns)
+    origin = fit.origin_ns - fit.offset_ns if fit.rate else 0
+    return ClockError(-fit.offset_ns, -fit.rate, origin)
+
+
+def error_after(near: AnyError, fit: AnyError) -> AnyError:
+    """Return the error of a clock that is ``fit`` ahead of one that itself is ``near`` ahead."""
+    if isinstance(near, ClockError) and isinstance(fit, ClockError):
+        return _both_steady(near, fit)
+    known = [fit.at_ns] if isinstance(fit, WanderingError) else []
+    known += [fit.to_own(near.at_ns)] if isinstance(near, WanderingError) else []
+    at_ns = np.unique(np.concatenate(known))
+    return WanderingError(at_ns, at_ns - near.to_common(fit.to_common(at_ns)))
+
+
+def _both_steady(near: ClockError, fit: ClockError) -> ClockError:
+    if near.rate == 0.0 and fit.rate == 0.0:
+        return ClockError(near.offset_ns + fit.offset_ns)
+    origin = fit.origin_ns or near.origin_ns + fit.offset_ns
+    there = origin - fit.offset_ns
+    ahead = near.offset_ns + round(near.rate * (there - near.origin_ns)) if near.rate else near.offset_ns
+    return ClockError(ahead + fit.offset_ns, near.rate + fit.rate, origin)
+
+
+def best_fit(time_ns: Int64Array, distance_ns: Int64Array) -> tuple[AnyError, int]:
+    """Return a followed clock where it explains the distances much better, and what most ends differ by."""
+    steady = fit_steady(time_ns, distance_ns)
+    left = np.abs(time_ns - distance_ns - steady.to_common(time_ns))
+    doubt = max(int(np.quantile(left, MOSTLY)), SETTLED_NS)
+    followed = follow(time_ns, distance_ns) if doubt > SETTLED_NS else None
+    if followed is None:
+        return steady, doubt
+    missed = max(int(np.quantile(misses(time_ns, distance_ns), MOSTLY)), SETTLED_NS)
+    return (followed, missed) if missed < DRIFT_PAYS * doubt else (steady, doubt)
