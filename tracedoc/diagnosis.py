@@ -143,7 +143,8 @@ class Gain(msgspec.Struct, frozen=True):
 
     With the basis "ceiling" ``high_ms`` is a bound that physics allows, and ``low_ms`` 0. With the basis
     "replay" it is what the best of the fixes gives, and ``likely_ms`` is known. Gains of different findings
-    may cover the same time and are never added.
+    may cover the same time and are never added. Where the cause varies from step to step the gain is that of
+    the mean captured step; ``mean_step_ms`` is how long that takes, where it differs from the analysed one.
     """
 
     low_ms: float
@@ -151,6 +152,7 @@ class Gain(msgspec.Struct, frozen=True):
     basis: str  # "ceiling" | "replay"
     assumptions: tuple[str, ...] = ()
     likely_ms: float | None = None
+    mean_step_ms: float | None = None
 
     @property
     def size_ms(self) -> float:

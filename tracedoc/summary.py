@@ -191,8 +191,9 @@ def _outcome(
             same_work = " for as many samples" if first.predicted.change.startswith("double-batch") else ""
             return f"{first.title}{_number_of(one.id, findings)}: {change}{same_work}."
     if len(named) == 1 and (gain := named[0].gain) is not None and gain.likely_ms is not None:
-        after = (step - gain.high_ms, step - gain.likely_ms, step - gain.low_ms)
-        return f"With the fix: {format_step_change(step, after)}."
+        of, what = (step, "") if gain.mean_step_ms is None else (gain.mean_step_ms, ", the mean step")
+        after = (max(of - gain.high_ms, 0.0), max(of - gain.likely_ms, 0.0), of - gain.low_ms)
+        return f"With the fix{what}: {format_step_change(of, after)}."
     if len(named) == 1 and (gain := named[0].gain) is not None and gain.low_ms > 0:
         return f"Fixing it: {_bounded_step(step, gain.size_ms, gain.low_ms)}."
     together = min(_within_the_step(measurements, named, times), step)

@@ -37,6 +37,9 @@ RESIDUAL_SHARE = 0.10
 """Where ranks only send and receive: if ends still differ by more than this share of the mean wait, waits
 mean nothing, for what is buffered lies in these ends too."""
 
+HARDLY_MATTERS = 0.01
+"""Clocks of unnamed hosts that differ by less than this share of the mean wait are left as they are."""
+
 SPREAD_NS = 100_000
 """The ends of one operation may differ by this much with one clock too: its kernels end one by one."""
 
@@ -114,9 +117,8 @@ def align_clocks(ranks: Sequence[int], hosts: Sequence[str], ends: Ends) -> Cloc
         return _aligned_by_sends(ranks, ends, clocks, several=len(named) > 1)
     if len(named) < 2:
         left = _left(ends, clocks, {})
-        if left.residual_ns <= max(RESIDUAL_SHARE * left.mean_wait_ns, SETTLED_NS) and (
-            left.uncertainty_ns <= SPREAD_NS
-        ):
+        little = HARDLY_MATTERS * left.mean_wait_ns
+        if left.residual_ns <= max(little, SETTLED_NS) and left.uncertainty_ns <= max(little, SPREAD_NS):
             return Clock({}, left.residual_ns, left.uncertainty_ns)
     errors: dict[int, AnyError] = dict(_errors(ends, clocks))
     left = _left(ends, clocks, errors)

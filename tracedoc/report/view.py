@@ -187,19 +187,23 @@ def is_guard(finding: Finding) -> bool:
 
 
 def gain_text(gain: Gain | None) -> str:
-    """Return the gain in words: ``up to 31 ms a step``, ``about`` where both ends are one, "" for none."""
+    """Return the gain in words: ``up to 31 ms a step``, ``about`` where both ends are one, "" for none.
+
+    Where the mean step is not as long as the analysed one, it says that the gain is of that.
+    """
     if gain is None:
         return ""
     if gain.high_ms <= 0:
         return ""
     high = format_ms(gain.high_ms)
-    if gain.low_ms <= 0:
-        return f"up to {high} a step" + (" (replayed)" if gain.basis == "replay" else "")
     how = " (replayed)" if gain.basis == "replay" else ""
+    of = "a step" if gain.mean_step_ms is None else f"of the mean step of {format_ms(gain.mean_step_ms)}"
+    if gain.low_ms <= 0:
+        return f"up to {high} {of}{how}"
     low = format_ms(gain.low_ms)
     if low == high:
-        return f"about {high} a step{how}"
-    return f"{low.removesuffix(high[high.index(' ') :])} to {high} a step{how}"
+        return f"about {high} {of}{how}"
+    return f"{low.removesuffix(high[high.index(' ') :])} to {high} {of}{how}"
 
 
 def script_line(item: FindingView) -> tuple[str, int] | None:

@@ -187,13 +187,13 @@ def _gain_over_steps(gain: Gain, cost: Cost) -> Gain:
     likely = max(was + cost.mean_ms - cost.analysed_ms, 0.0)
     low = max(likely - hypot(was - gain.low_ms, cost.error_ms), 0.0)
     high = likely + hypot(gain.high_ms - was, cost.error_ms)
-    return replace(gain, low_ms=low, likely_ms=likely, high_ms=high)
+    return replace(gain, low_ms=low, likely_ms=likely, high_ms=high, mean_step_ms=cost.mean_step_ms)
 
 
 def _bound_over_steps(gain: Gain, cost: Cost) -> Gain:
     """Return a bound that holds for the mean step; its size stays that of the captured steps."""
     high = max(gain.high_ms, cost.mean_ms + cost.error_ms)
-    return replace(gain, likely_ms=gain.size_ms, high_ms=high)
+    return replace(gain, likely_ms=gain.size_ms, high_ms=high, mean_step_ms=cost.mean_step_ms)
 
 
 def _fitting(finding: Finding, measurements: Measurements) -> Finding:

@@ -21,16 +21,22 @@ SURE = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81)
 is at most so many standard errors above that of the captured steps."""
 
 
+ALIKE = 0.02
+"""Steps whose lengths differ by no more than this share are alike."""
+
+
 class Cost(msgspec.Struct, frozen=True):
     """What a cause costs the analysed step and the mean step, in ms.
 
     ``error_ms`` is how much more the mean of a long run may be than that of the captured steps, 0 where only
-    one step was captured; and what the clocks of the ranks leave open.
+    one step was captured; and what the clocks of the ranks leave open. ``mean_step_ms`` is the length of the
+    mean step, ``None`` where it is that of the analysed one but for :data:`ALIKE`.
     """
 
     analysed_ms: float
     mean_ms: float
     error_ms: float
+    mean_step_ms: float | None = None
 
 
 def cost_over_steps(run: RunView, fact: str, key: str | None, step: int) -> Cost | None:
@@ -48,7 +54,23 @@ def cost_over_steps(run: RunView, fact: str, key: str | None, step: int) -> Cost
         error = SURE[min(costs.size - 2, len(SURE) - 1)] * float(costs.std(ddof=1)) / costs.size**0.5
     if fact in _OF_LATE_RANKS:
         error = hypot(error, _clock_error_ms(run, key))
-    return Cost(found[step] / 1e6, float(costs.mean()), error)
+    return Cost(found[step] / 1e6, float(costs.mean()), error, _mean_step_ms(run, step))
+
+
+def _mean_step_ms(run: RunView, analysed: int) -> float | None:
+    """Return the mean length of the complete steps, ``None`` where the analysed step is as long.
+
+    Of the ranks' lengths of one step the lower median counts, as for the analysed one.
+    """
+    lengths: dict[int, list[int]] = {}
+    for digest in run.digests:
+        for step in digest.complete_steps:
+            lengths.setdefault(step.index, []).append(step.budget.window_ns)
+    usual = {step: sorted(found)[(len(found) - 1) // 2] for step, found in lengths.items()}
+    if analysed not in usual:
+        return None
+    mean = sum(usual.values()) / len(usual)
+    return None if abs(mean - usual[analysed]) <= ALIKE * usual[analysed] else mean / 1e6
 
 
 def _clock_error_ms(run: RunView, key: str | None) -> float:

@@ -24,6 +24,9 @@ from tracedoc.values import Unknown, Value
 NOTICED = 0.02
 """A rank counts as late in a step from this share of the step on; less is within the jitter of launches."""
 
+MAINLY = 0.9
+"""A rank that causes this share of all waiting for late ranks is the late one."""
+
 NAMED_RANKS = 4
 """So many late ranks are named."""
 
@@ -197,6 +200,32 @@ def straggler_steady_frac(run: RunView) -> Value:
     if not late:
         return Unknown("no rank is late") if _matched(run) else _NOT_MATCHED
     return max(map(late.count, late)) / len(worst)
+
+
+@run_fact("straggler_main_share_frac", unit="fraction", needs=("collectives", "multi_rank"))
+def straggler_main_share_frac(run: RunView) -> Value:
+    """The share of all waiting for late ranks that the rank causes for which the others wait longest.
+
+    Over all steps; near 1 one rank is the late one, if not in every step.
+    """
+    gains = [int(one.gain_ns.sum()) for one in stragglers(run)]
+    if not sum(gains):
+        return Unknown("no rank is late") if _matched(run) else _NOT_MATCHED
+    return max(gains) / sum(gains)
+
+
+@run_fact(
+    "straggler_pattern",
+    unit="text",
+    needs=("collectives", "multi_rank"),
+    values=("several ranks", "one rank"),
+)
+def straggler_pattern(run: RunView) -> Value:
+    """Whether "one rank" causes nearly all waiting for late ranks (nine tenths), or "several ranks"."""
+    share = straggler_main_share_frac(run)
+    if isinstance(share, Unknown):
+        return share
+    return "one rank" if isinstance(share, float) and share >= MAINLY else "several ranks"
 
 
 @run_fact("straggler_turns", unit="text", needs=("collectives", "multi_rank"))
