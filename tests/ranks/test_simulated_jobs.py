@@ -195,3 +195,18 @@ def test_the_gain_is_as_uncertain_as_the_clocks(tmp_path: Path) -> None:
         return gain.high_ms - gain.low_ms
 
     assert width_ms("bad", BAD_CLOCKS["all ranks wander"]) > 2 * width_ms("good", CLOCKS)
+
+
+def test_reductions_that_queue_behind_one_that_waits_are_not_late(tmp_path: Path) -> None:
+    # On the early ranks the backward pass is over when rank 2 comes to the first of 12 reductions.
+    job = {**DDP, "layer_mib": 200.0, "bucket_mib": 100.0}
+    late = Job(4, steps=4, logs=True, faults=(Fault("straggler-host", 2, 60.0),), **job)  # type: ignore[arg-type]
+    _, diagnosis = simulated(tmp_path, late)
+    assert "late-gradient-reduction" not in {one.rule_id for one in diagnosis.findings}
+    for rank in ("0", "2"):
+        assert diagnosis.facts["late_reductions_frac"].values[rank] < 0.5  # type: ignore[operator]
+    # What rank 2 hides behind its backward pass is no late reduction of the others either.
+    after, exposed = (
+        diagnosis.facts[name].values["0"] for name in ("late_reduction_ms", "gradient_exposed_ms")
+    )
+    assert 0 < after < 0.6 * exposed  # type: ignore[operator]

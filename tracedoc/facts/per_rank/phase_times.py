@@ -6,11 +6,13 @@ import statistics
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.collective_table import CollectiveTable, Held
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.phase_budgets import PhaseBudget
 from tracedoc.timeline.phases import Phase
@@ -237,8 +239,9 @@ def last_backward_ns(timeline: RankTimeline) -> int | None:
 def late_reductions_frac(timeline: RankTimeline) -> Value:
     """Share of the median step's gradient reductions that start when backward's last compute has ended.
 
-    In DDP and FSDP all but the last start earlier, beside the rest of the backward pass. 0 for a single
-    one, which cannot start before its last gradient.
+    In DDP and FSDP all but the last start earlier, beside the rest of the backward pass. One that stands
+    behind others on its stream starts when the first of them does: they may wait for a late rank, or for the
+    link. 0 for a single one, which cannot start before its last gradient.
     """
     window = timeline.judged
     if window is None or timeline.phases is None or timeline.activity is None:
@@ -250,4 +253,15 @@ def late_reductions_frac(timeline: RankTimeline) -> Value:
     last = last_backward_ns(timeline)
     if last is None:
         return Unknown("no compute of a backward node lies in the step")
-    return float((table.start_ns[mine] >= last).mean())
+    return float((_queue_starts(table)[mine] >= last).mean())
+
+
+def _queue_starts(table: CollectiveTable) -> npt.NDArray[np.int64]:
+    """Return when the queue of operations begins that each one stands in, on its stream."""
+    order = np.lexsort((table.start_ns, table.stream))
+    opens = table.held[order] != int(Held.COMMUNICATION)
+    opens[np.concatenate(([0], np.flatnonzero(np.diff(table.stream[order])) + 1))] = True
+    head = np.maximum.accumulate(np.where(opens, np.arange(order.size), 0))
+    starts = np.empty(order.size, dtype=np.int64)
+    starts[order] = table.start_ns[order[head]]
+    return starts

@@ -175,17 +175,28 @@ def _latency_bound(run: RunView, digest: RankDigest) -> npt.NDArray[np.bool_] | 
     )
 
 
-def _less_wait(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+def hidden_by_last_ns(
+    run: RunView, digest: RankDigest, step: StepDigest, wanted: npt.NDArray[np.bool_]
+) -> int:
+    """Return how much exposed transfer of wanted collectives the rank that came last hides behind compute.
+
+    It is exposed on this rank only because it came early and had no work left.
+    """
     table, arrivals = digest.collectives, run.arrivals[digest.rank]
     operations = run.operations[digest.rank]
-    certain = arrivals.known & arrivals.complete & (operations != NO_OPERATION)
+    certain = arrivals.known & arrivals.complete & (operations != NO_OPERATION) & wanted
     rows = np.flatnonzero(certain & table.in_window(step.start_ns, step.end_ns))
     turn = np.clip(arrivals.last_arrival_ns(table)[rows], step.start_ns, step.end_ns)
     ends = np.clip(table.end_ns[rows], step.start_ns, step.end_ns)
     own = digest.exposed_comm.covered_ns(turn, ends)
-    hidden_by_last = int(np.maximum(own - run.last_exposed_ns[operations[rows]], 0).sum())
+    return int(np.maximum(own - run.last_exposed_ns[operations[rows]], 0).sum())
+
+
+def _less_wait(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    all_of_them = np.ones(len(digest.collectives), dtype=bool)
     split = run.splits[digest.rank, step.index]
-    return (max(split.transfer_ns - hidden_by_last, 0) + split.unsplit_ns) / 1e6
+    transfer_ns = max(split.transfer_ns - hidden_by_last_ns(run, digest, step, all_of_them), 0)
+    return (transfer_ns + split.unsplit_ns) / 1e6
 
 
 def _split_part(run: RunView, part: Callable[[ExposedSplit], int]) -> dict[str, Value]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.phase_times import NO_PHASES
+from tracedoc.facts.per_run.exposed_communication import hidden_by_last_ns
 from tracedoc.facts.per_run.links import half_rate_bytes, usual_call_ns
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
@@ -168,13 +169,20 @@ def suggested_bucket_mb(run: RunView) -> dict[str, Value]:
 
 @run_fact("late_reduction_ms", unit="ms", scope="rank", needs=("kernels", "host_ops", "collectives"))
 def late_reduction_ms(run: RunView) -> dict[str, Value]:
-    """Exposed gradient reduction after the backward pass, less known waiting for other ranks."""
+    """Exposed gradient reduction after the backward pass, less known waiting for other ranks.
+
+    What a rank that comes last still hides behind its backward pass is not in it either.
+    """
 
     def late(digest: RankDigest, step: StepDigest) -> Value:
         after = digest.facts.get("comm_after_backward_ms", NO_PHASES)
         if not isinstance(after, (int, float)):
             return after
-        return min(float(after), gradient_exposed_ms(run, digest, step).total_ns / 1e6)
+        exposed_ns = gradient_exposed_ms(run, digest, step).total_ns
+        return min(
+            float(after),
+            max(exposed_ns - hidden_by_last_ns(run, digest, step, digest.gradients), 0) / 1e6,
+        )
 
     return run.by_rank(late)
 
