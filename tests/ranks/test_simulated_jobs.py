@@ -12,6 +12,7 @@ from tests.simulated.traces import Capture, write_traces
 from tests.simulated.truth import Truth
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.pipeline import Options, diagnose
+from tracedoc.report.view import gain_text
 
 DDP = {"kind": "ddp", "ranks": 4, "layers": 6}
 FSDP = {"kind": "fsdp", "ranks": 4, "layers": 6}
@@ -210,3 +211,18 @@ def test_reductions_that_queue_behind_one_that_waits_are_not_late(tmp_path: Path
         diagnosis.facts[name].values["0"] for name in ("late_reduction_ms", "gradient_exposed_ms")
     )
     assert 0 < after < 0.6 * exposed  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("fault", "who"), [("pauses", "one rank"), ("rotating", "several ranks")])
+def test_who_is_late_in_some_steps_and_of_which_step_the_gain_is(
+    tmp_path: Path, fault: str, who: str
+) -> None:
+    job = Job(10, steps=5, logs=True, faults=(Fault(fault, 1, 25.0),), **DDP)  # type: ignore[arg-type]
+    truth, diagnosis = simulated(tmp_path, job)
+    found = next(one for one in diagnosis.findings if one.rule_id == "rotating-straggler")
+    assert ("one rank is late, in some steps only" in found.message) == (who == "one rank")
+    assert diagnosis.facts["straggler_pattern"].value == who
+    assert found.gain is not None
+    if fault == "pauses":  # the analysed step has none
+        assert found.gain.mean_step_ms == pytest.approx(truth.step_ms, rel=0.05)
+        assert f"of the mean step of {found.gain.mean_step_ms:.1f} ms" in gain_text(found.gain)
