@@ -25,11 +25,11 @@ class Capture:
 
     ahead_ms: dict[int, float] = field(default_factory=dict)
     drift: dict[int, float] = field(default_factory=dict)
-    wander: dict[int, tuple[float, float]] = field(default_factory=dict)
-    jitter_ms: dict[int, float] = field(default_factory=dict)
     ranks_a_host: int = 8
     missing: tuple[int, ...] = ()
     host_ops: bool = True
+    wander: dict[int, tuple[float, float]] = field(default_factory=dict)
+    jitter_ms: dict[int, float] = field(default_factory=dict)
 
 
 def write_traces(played: Played, ranks: int, directory: Path, capture: Capture) -> Path:
