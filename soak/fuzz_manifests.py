@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fuzz_traces import ODD, diagnose
+from fuzz_traces import diagnose, odd
 from trial import repeat
 
 from tracedoc.run.manifest import PART_SUFFIX
@@ -104,7 +104,7 @@ def change(dice: random.Random, content: dict[str, Any]) -> None:
         elif what < 0.5 and isinstance(container, dict):
             container[dice.choice(["0", "1", "999999", "-1", "x", "1" * 5000, "\u0663"])] = container[key]
         else:
-            container[key] = dice.choice(ODD)
+            container[key] = odd(dice)
 
 
 def log(dice: random.Random) -> bytes:

@@ -9,13 +9,14 @@ import argparse
 import json
 import random
 import sys
+from copy import deepcopy
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from fuzz_manifests import places
-from fuzz_traces import ODD
+from fuzz_traces import ODD, odd
 from trial import repeat
 
 import tracedoc
@@ -117,9 +118,9 @@ def mutant(dice: random.Random) -> bytes:
                 list: ([], old * 50 if isinstance(old, list) and len(old) < 50 else []),
                 dict: ({},),
             }
-            container[key] = dice.choice(alike.get(type(old), ODD))
+            container[key] = deepcopy(dice.choice(alike.get(type(old), ODD)))
         else:
-            container[key] = dice.choice(ODD)
+            container[key] = odd(dice)
     text = json.dumps(content).encode()
     if dice.random() < 0.05:
         text = text[: dice.randint(0, len(text))]

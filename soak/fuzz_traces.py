@@ -19,6 +19,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -160,11 +161,16 @@ def _some(dice: random.Random, document: Json) -> list[Json]:
     return [event for event in events if event.get("cat") == cat]
 
 
+def odd(dice: random.Random) -> Any:
+    """Return an odd value, a copy: a later change may go into it."""
+    return deepcopy(dice.choice(ODD))
+
+
 def _change_field(dice: random.Random, document: Json) -> None:
     for event in _some(dice, document):
         place = event["args"] if isinstance(event.get("args"), dict) and dice.random() < 0.5 else event
         if place:
-            place[dice.choice(list(place))] = dice.choice(ODD)
+            place[dice.choice(list(place))] = odd(dice)
 
 
 def _remove_field(dice: random.Random, document: Json) -> None:
@@ -186,9 +192,9 @@ def _same_value(dice: random.Random, document: Json) -> None:
     fields = {key for event in some for key in event} - {"args"}
     if fields:
         key = dice.choice(sorted(fields))
-        value = dice.choice([dice.choice(some).get(key), dice.choice(ODD)])
+        value = dice.choice([dice.choice(some).get(key), odd(dice)])
         for event in some:
-            event[key] = value
+            event[key] = deepcopy(value)
 
 
 def _same_argument(dice: random.Random, document: Json) -> None:
@@ -196,9 +202,9 @@ def _same_argument(dice: random.Random, document: Json) -> None:
     fields = {key for event in some for key in event["args"]}
     if fields:
         key = dice.choice(sorted(fields))
-        value = dice.choice([dice.choice(some)["args"].get(key), dice.choice(ODD)])
+        value = dice.choice([dice.choice(some)["args"].get(key), odd(dice)])
         for event in some:
-            event["args"][key] = value
+            event["args"][key] = deepcopy(value)
 
 
 def _number(value: object) -> float:
@@ -272,13 +278,13 @@ def _groups(dice: random.Random, document: Json) -> None:
     """Make ranks, groups and sizes contradict each other."""
     told = document.setdefault("distributedInfo", {})
     if isinstance(told, dict) and dice.random() < 0.5:
-        told[dice.choice(["rank", "world_size", "pg_count", "backend", "pg_config", "nccl_version"])] = (
-            dice.choice(ODD)
+        told[dice.choice(["rank", "world_size", "pg_count", "backend", "pg_config", "nccl_version"])] = odd(
+            dice
         )
     if isinstance(told, dict) and isinstance(told.get("pg_config"), list):
         for group in told["pg_config"]:
             if isinstance(group, dict) and group and dice.random() < 0.5:
-                group[dice.choice(list(group))] = dice.choice(ODD)
+                group[dice.choice(list(group))] = odd(dice)
     for event in _some(dice, document):
         if isinstance(event.get("args"), dict):
             for key, value in (
@@ -304,21 +310,21 @@ def _groups(dice: random.Random, document: Json) -> None:
 def _header(dice: random.Random, document: Json) -> None:
     document[
         dice.choice([*document, "schemaVersion", "deviceProperties", "baseTimeNanoseconds", "traceEvents"])
-    ] = dice.choice(ODD)
+    ] = odd(dice)
 
 
 def _devices(dice: random.Random, document: Json) -> None:
     devices = document.get("deviceProperties")
     for device in devices if isinstance(devices, list) else ():
         if isinstance(device, dict) and device:
-            device[dice.choice(list(device))] = dice.choice(ODD)
+            device[dice.choice(list(device))] = odd(dice)
 
 
 def _foreign_event(dice: random.Random, document: Json) -> None:
     """Put something that is no event among the events."""
     events = document.get("traceEvents")
     if isinstance(events, list):
-        events.insert(dice.randint(0, len(events)), dice.choice(ODD))
+        events.insert(dice.randint(0, len(events)), odd(dice))
 
 
 MUTATIONS: tuple[Mutation, ...] = (
