@@ -16,6 +16,7 @@ from tracedoc.ranks.strategies.claim import Claim
 from tracedoc.run.job import Job, RankJob, read_job
 from tracedoc.run.manifest import read_manifest
 from tracedoc.run.steplog import CAPACITY, COLLECTION, HEADER, MAGIC, RECORD, STEP, WINDOW, parse_step_log
+from tracedoc.testing import TraceBuilder
 from tracedoc.testing.jobs import draw_log, write_job
 from tracedoc.testing.lanes import parse_lanes
 from tracedoc.values import Unknown
@@ -70,6 +71,35 @@ def test_a_rank_is_told_as_many_loader_workers_as_it_has_cores(
 ) -> None:
     facts = diagnose(tmp_path, {"environment": {"host": host}}).facts
     assert facts["suggested_loader_workers"].value == workers
+
+
+@pytest.mark.parametrize(
+    ("ran_us", "workers", "pace"),
+    [
+        (80_000, 1, 1.0),  # samples take all of a core, and there is one to spare
+        (20_000, 4, 0.25),  # 20 ms of each 100 ms step are work, and 5 ms waiting for a core
+        (None, 1, 1.0),
+    ],
+)
+def test_samples_that_wait_for_a_disk_share_a_core(
+    tmp_path: Path, ran_us: int | None, workers: int, pace: float
+) -> None:
+    for rank in (0, 1):
+        builder = TraceBuilder(rank, 2, device=None)
+        for number in range(5):
+            builder.step(number, number * 100, number * 100 + 100).loader(number * 100, number * 100 + 80)
+            builder.host("aten::mm", number * 100 + 80, number * 100 + 100)
+        builder.write(tmp_path / f"rank-{rank}.json")
+    thread = {"steps": 5, "ran_us": ran_us * 5, "waited_us": 25_000} if ran_us else {}
+    part = {
+        "environment": {"host": {"cpus": 4, "cpus_allowed": 4, "affinity": "0-3"}},
+        "step_ms": {"during": {"median_ms": 100.0, "steps": 5}},
+        "window": {"training_thread": thread},
+    }
+    write_job(tmp_path, range(2), part, "")
+    facts = tracedoc.diagnose([tmp_path], tracedoc.Options(jobs=1)).facts
+    assert facts["suggested_loader_workers"].value == workers
+    assert facts["suggested_loader_pace"].value == pace
 
 
 def test_a_job_that_stays_slower_is_a_limit(tmp_path: Path) -> None:

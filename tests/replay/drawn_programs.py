@@ -100,9 +100,11 @@ def _draw_rank(rng: np.random.Generator, collectives: int, *, periodic: bool, fr
             targets.append(point)
             lags.append(int(rng.integers(0, FULL)))
             back.append(False)
-    ready = np.full(points, NONE, dtype=np.int64)
+    ready, kind = np.full(points, NONE, dtype=np.int64), np.full(points, Call.LAUNCH, dtype=np.uint8)
     if blocks.any() and rng.random() < 0.5:
-        ready[rng.choice(np.flatnonzero(blocks))] = int(rng.integers(0, 5000))
+        loads = rng.choice(np.flatnonzero(blocks), 2)
+        kind[loads] = Call.INPUT
+        ready[loads[0]] = int(rng.integers(0, 5000))
     row = np.full(events, NONE, dtype=np.int32)
     row[number[comm]] = np.arange(comm.size)
     linked = rng.random(events) < 0.9
@@ -110,7 +112,7 @@ def _draw_rank(rng: np.random.Generator, collectives: int, *, periodic: bool, fr
     rejoin_to = np.array([j for _, j in rejoins], dtype=np.int32)
     return RankProgram(
         step=0, step_ns=1, span_ns=1, start_ns=0, periodic=periodic, is_cpu=False, framed=framed,
-        kind=np.full(points, Call.LAUNCH, dtype=np.uint8),
+        kind=kind,
         part=np.zeros(points, dtype=np.uint8),
         lag=rng.integers(0, FULL, points),
         after_return=after_return,

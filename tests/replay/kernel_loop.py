@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from tracedoc.replay.rank.program import Call
 from tracedoc.replay.run_program import RunProgram
 
 NEVER = -(1 << 60)
@@ -31,7 +32,7 @@ def play_loop(program: RunProgram, periods: int) -> list[tuple[np.ndarray, np.nd
     points, events = lay.points, lay.events
     lane, rank_of_event = lay.lane(np.arange(events)), lay.event_rank
     loads = defaultdict(list)
-    for i in np.flatnonzero(program.ready >= 0).tolist():
+    for i in np.flatnonzero(lay.kind == Call.INPUT).tolist():
         loads[int(lay.rank_of_point(i))].append(i)
     before = [np.full(n, NEVER) for n in (points, points, points, events, events)]
     found = []
@@ -67,7 +68,8 @@ def play_loop(program: RunProgram, periods: int) -> list[tuple[np.ndarray, np.nd
             for mine in loads.values():
                 for k, i in enumerate(mine):
                     if k or lay.periodic:
-                        ready[i] = max(ready[i], (ready if k else before[2])[mine[k - 1]] + program.ready[i])
+                        one = (ready if k else before[2])[mine[k - 1]]
+                        ready[i] = max(ready[i], one + max(program.ready[i], 0))
             met = defaultdict(lambda: NEVER)
             previous = -1
             for e in range(events):
@@ -98,6 +100,9 @@ def play_loop(program: RunProgram, periods: int) -> list[tuple[np.ndarray, np.nd
                 else:
                     end[e] = begin[e] + program.transfer[p]
             stable = all((a == b).all() for a, b in zip(old, (start, back, ready, begin, end), strict=True))
+        if period == 0:  # the first batches are ready no earlier than they are asked for
+            for i in (i for mine in loads.values() for i in mine):
+                ready[i] = max(ready[i], back[i])
         before = [start, back, ready, begin, end]
         found.append((end.copy(), start.copy()))
     return found

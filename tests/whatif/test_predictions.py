@@ -55,6 +55,20 @@ def test_a_late_rank_that_is_like_the_others_saves_its_excess(tmp_path):
     assert other.gain_ms[1] == pytest.approx(0.0, abs=0.1)
 
 
+@pytest.mark.parametrize(("share", "step_ms"), [(1.0, 80.0), (0.5, 40.0), (0.125, 30.0), (0.0, 30.0)])
+def test_workers_make_batches_while_the_step_before_computes(tmp_path, share, step_ms):
+    """A step waits 80 ms for its batch, then takes 30 ms: with workers the slower of both counts."""
+    builder = TraceBuilder(0, 1)
+    for index in range(5):
+        start = 110.0 * index + 1
+        builder.step(index, start, start + 110).loader(start, start + 80)
+        builder.kernel("sgemm", start + 80, start + 109.99, launch_ms=start + 80)
+        builder.runtime("cudaDeviceSynchronize", start + 80.01, start + 109.99)
+    builder.write(tmp_path / "rank-0.json")
+    one = predicted(tracedoc.predict([tmp_path], [f"feed-input by={share}"]))
+    assert one.step_ms[0] == pytest.approx(step_ms, abs=0.3)
+
+
 def test_changes_are_made_one_on_top_of_the_other(tmp_path):
     answer = tracedoc.predict(
         [ddp(tmp_path, late_ms=15.0)], ["even-rank rank=1", "faster-kernels by=2", "faster-link by=100"]

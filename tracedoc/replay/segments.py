@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.replay.rank.program import NONE
+from tracedoc.replay.rank.program import NONE, Call
 from tracedoc.replay.run_program import Index, Layout, Mask, RunProgram
 from tracedoc.spans import Int64Array
 
@@ -134,7 +134,7 @@ def find_skeleton(program: RunProgram) -> Skeleton:
     explicit[layout.rejoin_to] = True
     first_point = np.flatnonzero(explicit)
     returns = np.flatnonzero(layout.blocks)
-    loads = np.flatnonzero(program.ready >= 0)
+    loads = np.flatnonzero(layout.kind == Call.INPUT)
 
     first_event = _first_of_lanes(layout)
     last_event = np.append(first_event[1:], layout.events) - 1
@@ -428,8 +428,8 @@ def weigh(
         lag[first] + wrapped,
         layout.rejoin_lag,
         sample[sections["calls_sample"]] + own[returns],
-        own[loads],
-        program.ready[sections["load_to"]],
+        np.where(program.ready[loads] >= 0, own[loads].astype(np.int64), NEVER),
+        np.maximum(program.ready, 0)[sections["load_to"]],
         *ends("waits", held[waits] + own[layout.cause_to[waits]]),
         *ends("streams", through[sections["streams_item"]]),
         host,

@@ -126,6 +126,7 @@ def solve(plan: Plan, programs: list[RunProgram], weights: Int64Array) -> Soluti
     starts = _floor(plan, programs[0])
     np.maximum(times, starts[:, None], out=times)
     _pass(plan, times, inner)
+    _ask_for_batches(plan.skeleton, times)
     ends = _ends(plan, programs, times)
     if not layout.periodic:
         length = (ends - _begins(plan, times)).astype(np.float64)
@@ -155,6 +156,16 @@ def _floor(plan: Plan, program: RunProgram) -> Int64Array:
     rank = layout.rank_of_event(skeleton.meeting)
     floor[skeleton.start_base : skeleton.join_base] = layout.offset_ns[rank]
     return floor
+
+
+def _ask_for_batches(skeleton: Skeleton, times: Times) -> None:
+    """Let the first batches be ready no earlier than they are asked for.
+
+    With a stock of batches, workers that are too slow would be waited for only after many steps.
+    """
+    batches = skeleton.load_base + np.arange(skeleton.loads.size)
+    returned = skeleton.return_base + np.searchsorted(skeleton.returns, skeleton.loads)
+    times[batches] = np.maximum(times[batches], times[returned])
 
 
 def _pass(plan: Plan, times: Times, weights: Times) -> None:

@@ -298,7 +298,7 @@ def _fix(file: str, node: yaml.Node, units: Mapping[str, str]) -> Fix:
         advice=_template(file, fields["advice"], "advice", units, braces=False) if "advice" in fields else "",
         risk=_template(file, fields["risk"], "risk", units, braces=False),
         url=url,
-        replays=read_prediction(file, fields["predict"]) if "predict" in fields else "",
+        replays=read_prediction(file, fields["predict"], units) if "predict" in fields else "",
     )
 
 

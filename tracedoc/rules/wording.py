@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from tracedoc.diagnosis import Fix, Verdict
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.rules.model import Words, value_key
+from tracedoc.rules.prediction import fill_prediction
 from tracedoc.rules.template import before_full_stop, compressed, fill
 from tracedoc.units import format_ms
 from tracedoc.values import Unknown, Value
@@ -69,4 +70,5 @@ def filled(fix: Fix, values: Mapping[str, Value], units: Mapping[str, str]) -> F
         change=fill(fix.change, values, units),
         advice=fill(fix.advice, values, units),
         risk=fill(fix.risk, values, units),
+        replays=fill_prediction(fix.replays, values),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracedoc.replay.rank.calls import INPUT_PART
-from tracedoc.replay.rank.program import Call, Cause, Group
+from tracedoc.replay.rank.program import NONE, Call, Cause, Group
 from tracedoc.replay.run_program import RunProgram
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_reading, scaled
@@ -83,13 +83,15 @@ def calm_allocator(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
 
 
 def feed_input(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
-    """Have every batch ready when it is asked for."""
+    """Let workers make batches ahead, in a share of the time that passes between two today."""
     layout = program.layout
     loads = layout.kind == Call.INPUT
     if not loads.any():
         return NotApplicable("no data loader is asked for a batch in the step")
     own = np.where(loads, np.minimum(program.own, READY_NS), program.own)
-    return program.edited(own=own, ready=np.where(program.ready >= 0, 0, program.ready))
+    # A batch that the training thread makes takes what its call does; of workers, what passes between two.
+    made = np.where(program.ready >= 0, program.ready, np.where(loads, program.own, NONE))
+    return program.edited(own=own, ready=scaled(made, made >= 0, ask.number("by")))
 
 
 def pin_copies(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
@@ -144,9 +146,9 @@ CHANGES = (
     Change("calm-allocator", "device memory is neither allocated nor freed in the step", calm_allocator),
     Change(
         "feed-input",
-        "every batch is ready when it is asked for",
+        "batches are made ahead, by worker processes",
         feed_input,
-        (),
+        (Parameter("by", "time between two batches, as a share of today's; 0: always ready", 0.0, 0.0, 1.0),),
         "workers take cores from the training process",
         FED,
     ),
