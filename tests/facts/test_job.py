@@ -99,7 +99,9 @@ def test_samples_that_wait_for_a_disk_share_a_core(
     write_job(tmp_path, range(2), part, "")
     facts = tracedoc.diagnose([tmp_path], tracedoc.Options(jobs=1)).facts
     assert facts["suggested_loader_workers"].value == workers
-    assert facts["suggested_loader_pace"].value == pace
+    assert facts["suggested_loader_interval_frac"].value == pace
+    busy = (ran_us + 5_000) / 100_000 if ran_us else None
+    assert facts["training_thread_busy_frac"].value == busy
 
 
 def test_a_job_that_stays_slower_is_a_limit(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ def _workers(run: RunView) -> dict[str, int]:
     return {str(digest.rank): workers(digest) for digest in run.digests}
 
 
-@run_fact("suggested_loader_pace", unit="fraction", scope="rank")
-def suggested_loader_pace(run: RunView) -> dict[str, Value]:
+@run_fact("suggested_loader_interval_frac", unit="fraction", scope="rank")
+def suggested_loader_interval_frac(run: RunView) -> dict[str, Value]:
     """Time between two batches with the suggested workers, as a share of today's.
 
     The workers of today / ``suggested_loader_workers``, where the training thread counts as one worker; at
