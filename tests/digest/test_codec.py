@@ -17,6 +17,7 @@ from tracedoc.digest.codec import decode, encode
 from tracedoc.digest.rank_digest import RankDigest, decoded_digest
 from tracedoc.digest.sharing import share
 from tracedoc.spans import Int64Array, Spans
+from tracedoc.testing import TraceBuilder
 from tracedoc.trace.kernels import KernelCategory
 from tracedoc.values import Failed, Unknown
 from tracedoc.worker import digest_file
@@ -151,3 +152,15 @@ def test_ranks_share_texts_and_columns() -> None:
     assert texts[1].names[0] is texts[0].names[0]
     assert share(("attention", KernelCategory.ATTENTION), known)[1] is KernelCategory.ATTENTION
     assert texts[2] == Texts(("aaaa", "b"), frozenset({"c"}))
+
+
+def test_halves_of_surrogate_pairs_cost_only_their_letter(tmp_path: Path) -> None:
+    texts = Texts(("a\ud800b", "plain"), frozenset({"\udfff"}))
+    assert decode(encode(texts), Texts) == Texts(("a?b", "plain"), frozenset({"?"}))
+    builder = TraceBuilder(0, 2, device=None)
+    for number in range(3):
+        builder.step(number, number * 10, number * 10 + 10).host("NAME", number * 10 + 1, number * 10 + 9)
+    file = builder.write(tmp_path / "rank-0.json")
+    file.write_bytes(file.read_bytes().replace(b"NAME", rb"aten::\ud800"))
+    digest = digest_file(str(file))
+    assert decoded_digest(encode(digest)).facts.keys() == digest.facts.keys()

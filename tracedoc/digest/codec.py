@@ -22,8 +22,16 @@ _KINDS = "biuf"  # of numpy: truth values, integers, floats
 
 
 def encode(value: msgspec.Struct) -> bytes:
-    """Return a struct of plain values and numpy columns as bytes: msgpack, compressed by zlib."""
-    return zlib.compress(msgspec.msgpack.encode(value, enc_hook=_plain), LEVEL)
+    """Return a struct of plain values and numpy columns as bytes: msgpack, compressed by zlib.
+
+    Half of a surrogate pair, which JSON may hold and no Unicode text, becomes a question mark.
+    """
+    try:
+        text = msgspec.msgpack.encode(value, enc_hook=_plain)
+    except UnicodeEncodeError:
+        plain = msgspec.to_builtins(value, enc_hook=_plain, builtin_types=(bytes,))
+        text = msgspec.msgpack.encode(_as_unicode(plain))
+    return zlib.compress(text, LEVEL)
 
 
 def decode(data: bytes, kind: type[Decoded]) -> Decoded:
@@ -39,6 +47,16 @@ def decode(data: bytes, kind: type[Decoded]) -> Decoded:
     if not inflater.eof:
         raise ValueError(f"it is cut off, or longer than {MAX_BYTES} bytes")
     return msgspec.msgpack.decode(text, type=kind, dec_hook=_column)
+
+
+def _as_unicode(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_as_unicode(key): _as_unicode(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_unicode(one) for one in value]
+    return value
 
 
 def _plain(value: Any) -> Any:
