@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from tests.example_diagnoses import DIAGNOSES, sharded
 from tracedoc.diagnosis_json import from_json
 from tracedoc.errors import InputError
+from tracedoc.report.common_clock import place_to_look
 from tracedoc.report.drawing import ticks
 from tracedoc.report.embedded import diagnosis_in_page
 from tracedoc.report.html import MOST_STEPS_CARRIED, render_html
@@ -148,6 +149,9 @@ def test_picture_has_a_row_for_each_drawn_rank():
     assert re.findall(r'<span class="name">(rank \d+)', text) == ["rank 0", "rank 5"]
     assert "Step 5; all ranks on one clock" in text
     assert "5 more ranks are not drawn" in text
+    place = place_to_look(build_view(sharded(), redact=True))
+    assert place == "rank 5, 812.0 ms"
+    assert f"look at {place}." in text
 
 
 def test_picture_spans_the_whole_step():

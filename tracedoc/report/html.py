@@ -19,6 +19,7 @@ from tracedoc.diagnosis import Diagnosis, FactRecord
 from tracedoc.fixes import framework_name
 from tracedoc.predicted import ReplayReport
 from tracedoc.report.bars import bar, by_cause, gain_bar, plan_rows, predicted_words
+from tracedoc.report.common_clock import place_to_look
 from tracedoc.report.drawing import draw
 from tracedoc.report.heat_map import heat_map
 from tracedoc.report.kernel_table import kernel_groups
@@ -107,6 +108,7 @@ def render_html(view: View) -> str:
         "verdicts": diagnosis.verdicts,
         "steps": contain("the steps", lambda: steps_of_ranks(diagnosis), ()),
         "drawing": drawing,
+        "place": contain("the place to look", lambda: place_to_look(view), ""),
         "plan": contain("the plan", lambda: tuple(plan_rows(diagnosis.plan)), ()),
         "path": contain("the critical path", lambda: _path(diagnosis.replay), ""),
         "data": _data(diagnosis),
