@@ -164,7 +164,7 @@ def write(number: int, folder: Path) -> Path:
         parts = list(listed.items()) if isinstance(listed, dict) else []
         for place, (rank, part) in enumerate(parts):
             if isinstance(part, dict):
-                part = {"schema": 1, "part": "rank", "rank": int(rank) if rank.isdecimal() else 0, **part}
+                part = {"schema": 1, "part": "rank", "rank": int(rank[:9]) if rank.isdecimal() else 0, **part}
                 name = f"part-{place}{PART_SUFFIX}"
                 (run / name).write_text(json.dumps(part))
         if dice.random() < 0.3:
