@@ -150,7 +150,7 @@ BOUNDED = [
     ("stop-collections", {"gc_cost_ms": 12.0, "logged_step_ms": 80.0}, 12.0),
     # They fill most of each logged step, so they are among the 40 ms without compute of the captured one.
     ("stop-collections", {"gc_cost_ms": 160.0, "logged_step_ms": 200.0}, 40.0),
-    ("step-outliers", {"step_outlier_cost_ms": -2.0}, 0.0),
+    ("step-outliers", {"slow_steps_cost_ms": -2.0}, 0.0),
     ("cpu-offload-transfer", {"offload_stall_ms": 70.0}, 70.0),
     ("rotating-straggler", {"straggler_any_cost_ms": 25.0}, 25.0),
     ("uneven-work", {"uneven_work_ms": 26.0}, 26.0),

@@ -41,6 +41,7 @@ TOPICS = {
         per_run.coverage,
         per_run.settings,
         per_run.step_log,
+        per_run.slow_steps,
     ),
 }
 """The modules of each topic."""

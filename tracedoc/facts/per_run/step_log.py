@@ -243,14 +243,14 @@ def gc_cost_ms(run: RunView) -> Value:
 def step_outlier_frac(run: RunView) -> Value:
     """Share of the logged steps that took more than 1.5 times the median."""
     steps = job_steps(run)
-    return steps if isinstance(steps, Unknown) else float(_outliers(steps).mean())
+    return steps if isinstance(steps, Unknown) else float(is_outlier(steps).mean())
 
 
 @run_fact("step_outliers", unit="count")
 def step_outliers(run: RunView) -> Value:
     """The logged steps that took more than 1.5 times the median."""
     steps = job_steps(run)
-    return steps if isinstance(steps, Unknown) else int(_outliers(steps).sum())
+    return steps if isinstance(steps, Unknown) else int(is_outlier(steps).sum())
 
 
 @run_fact("step_outlier_cost_ms", unit="ms")
@@ -263,7 +263,7 @@ def step_outlier_cost_ms(run: RunView) -> Value:
     if isinstance(steps, Unknown):
         return steps
     rest = np.maximum(steps.excess_ns - steps.gc_cost_ns, 0.0)
-    unexplained = np.where(_outliers(steps), rest, 0.0)
+    unexplained = np.where(is_outlier(steps), rest, 0.0)
     return float(unexplained.mean()) / 1e6
 
 
@@ -277,11 +277,11 @@ def step_outlier_period(run: RunView) -> Value:
     steps = job_steps(run)
     if isinstance(steps, Unknown):
         return steps
-    slow = _outliers(steps)
+    slow = is_outlier(steps)
     if slow.sum() < LEAST_REPEATS:
         return Unknown("fewer than four outliers")
     numbers, cost = steps.number, np.where(slow, steps.excess_ns, 0.0)
-    for period in _candidates(numbers[slow]):
+    for period in usual_distances(numbers[slow]):
         remainder = numbers % period
         size, hits = np.bincount(remainder), np.bincount(remainder, weights=slow)
         regular = (hits >= LEAST_REPEATS) & (hits >= REPEATS_FRAC * size)
@@ -290,7 +290,7 @@ def step_outlier_period(run: RunView) -> Value:
     return Unknown("outliers come irregularly")
 
 
-def _candidates(numbers: Ints) -> list[int]:
+def usual_distances(numbers: Ints) -> list[int]:
     """Return the usual distances between outliers and the next three, from 2 on, the shortest first."""
     gaps = np.concatenate([numbers[lag:] - numbers[:-lag] for lag in (1, 2, 3)])
     values, counts = np.unique(gaps[gaps > 1], return_counts=True)
@@ -298,5 +298,6 @@ def _candidates(numbers: Ints) -> list[int]:
     return sorted(usual.tolist())
 
 
-def _outliers(steps: JobSteps) -> NDArray[np.bool_]:
+def is_outlier(steps: JobSteps) -> NDArray[np.bool_]:
+    """Return which steps took more than 1.5 times the median."""
     return np.asarray(steps.length_ns > OUTLIER_RATIO * steps.median_ns)

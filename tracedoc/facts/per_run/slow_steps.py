@@ -1,0 +1,265 @@
+"""Facts about when steps of the log are slow, and what the captured ones among them show."""
+
+from __future__ import annotations
+
+from math import comb
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.per_run.step_log import (
+    LEAST_REPEATS,
+    OUTLIER_RATIO,
+    REPEATS_FRAC,
+    JobSteps,
+    is_outlier,
+    job_steps,
+    usual_distances,
+)
+from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.stragglers import Straggler, stragglers
+from tracedoc.units import format_ms, format_ranges
+from tracedoc.values import Unknown, Value
+
+PATTERNS = ("none", "irregular", "regular", "from one step on")
+"""When steps are slow."""
+
+LEAST_SIDE = 10
+"""A job that is slower from some step on has so many steps before and after it."""
+
+CHANCE = 0.001
+"""What is this unlikely in a job whose steps vary by chance is no chance."""
+
+LONGEST_TRIED = 64
+"""All distances up to this are tried, and those that occur most often between outliers."""
+
+LATE_SHARE = 0.75
+"""A rank that causes so much of the waiting in the slow steps is the late one there."""
+
+EXPLAINS = 0.5
+"""Waiting for late ranks explains slow steps where it takes this share of what they take longer."""
+
+NAMED_STEPS = 3
+"""So many of the steps at equal distances are listed."""
+
+Times = NDArray[np.float64]
+
+
+class SlowSteps(msgspec.Struct, frozen=True):
+    """When steps are slow: a word of :data:`PATTERNS`, and what it means in numbers.
+
+    A slow step takes ``excess_ns`` longer than the others, which take ``usual_ns``; over all logged steps
+    that is ``cost_ns`` a step. ``start`` is the first slow one, ``period`` the distance of regular ones or 0.
+    """
+
+    pattern: str
+    usual_ns: float
+    excess_ns: float = 0.0
+    cost_ns: float = 0.0
+    start: int = 0
+    period: int = 0
+
+
+@once
+def slow_steps(run: RunView) -> SlowSteps | Unknown:
+    """Return when the steps of the log are slow: of what is found, that which costs most.
+
+    Garbage collections are left out of all lengths.
+    """
+    steps = job_steps(run)
+    if isinstance(steps, Unknown):
+        return steps
+    length = steps.length_ns - steps.gc_cost_ns
+    irregular = _irregular(steps)
+    regular = _regular(steps, length)
+    # Outliers at equal distances are counted by both; some more lie between them by accident.
+    found = [one for one in (regular, _from_one_on(steps, length)) if one.cost_ns >= irregular.cost_ns / 2]
+    return max(found or [irregular], key=lambda one: one.cost_ns)
+
+
+def _irregular(steps: JobSteps) -> SlowSteps:
+    slow = is_outlier(steps)
+    rest = np.where(slow, np.maximum(steps.excess_ns - steps.gc_cost_ns, 0.0), 0.0)
+    if not rest.any():
+        return SlowSteps("none", steps.median_ns)
+    excess = float(np.median(rest[rest > 0]))
+    start = int(steps.number[int(rest.argmax())])
+    return SlowSteps("irregular", steps.median_ns, excess, float(rest.mean()), start)
+
+
+def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
+    """Return from which step on the job is slower, by Pettitt's test for one change.
+
+    A non-parametric approach to the change-point problem, Applied Statistics 28 (1979). Also three quarters
+    of the steps after it are longer than three quarters of those before. A change where steps are missing,
+    because the capture touched them, may be the capture's own.
+    """
+    none = SlowSteps("none", float(np.median(length)))
+    count = length.size
+    rank = _ranks(length)
+    # Many small ranks first, fewer than by chance behind: the sum lies below its mean before the change.
+    statistic = np.arange(1, count) * (count + 1.0) - 2.0 * np.cumsum(rank)[:-1]
+    place = int(statistic.argmax()) + 1
+    if min(place, count - place) < LEAST_SIDE:
+        return none
+    largest = float(statistic[place - 1])
+    chance = 2.0 * float(np.exp(-6.0 * largest**2 / (count**3 + count**2)))
+    before, after = length[:place], length[place:]
+    apart = float(np.quantile(after, 0.25)) > float(np.quantile(before, 0.75))
+    if chance > CHANCE or not apart or steps.number[place] - steps.number[place - 1] > 1:
+        return none
+    usual = float(np.median(before))
+    excess = float(np.median(after)) - usual
+    cost = excess * after.size / count
+    return SlowSteps("from one step on", usual, excess, cost, int(steps.number[place]))
+
+
+def _regular(steps: JobSteps, length: Times) -> SlowSteps:
+    """Return at which equal distances steps are slow.
+
+    Of the steps with one remainder by the distance, at least four, three quarters are among as many longest
+    of all; that this happens for any of the distances tried is less likely by chance than ``CHANCE``.
+    """
+    best = SlowSteps("none", float(np.median(length)))
+    order = np.argsort(-length, kind="stable")
+    place = np.empty(length.size, dtype=np.int64)
+    place[order] = np.arange(length.size)
+    longest = min(LONGEST_TRIED, length.size // LEAST_REPEATS)
+    periods = sorted({*range(2, longest + 1), *usual_distances(steps.number[is_outlier(steps)])})
+    sizes = [np.bincount(steps.number % period) for period in periods]
+    tried = sum(int((size >= LEAST_REPEATS).sum()) for size in sizes)
+    for period, size in zip(periods, sizes, strict=True):
+        remainder = steps.number % period
+        hits = np.bincount(remainder, weights=place < size[remainder]).astype(np.int64)
+        for one in np.flatnonzero((size >= LEAST_REPEATS) & (hits >= REPEATS_FRAC * size)).tolist():
+            mine = remainder == one
+            if mine.all() or tried * _chance(int(hits[one]), int(size[one]), length.size) > CHANCE:
+                continue
+            usual = float(np.median(length[~mine]))
+            excess = float(np.median(length[mine])) - usual
+            cost = excess * int(size[one]) / length.size
+            # Of a distance and its multiples, of which each holds a part of the slow steps, the shortest.
+            if cost > 1.05 * best.cost_ns:
+                start = int(steps.number[mine][0])
+                best = SlowSteps("regular", usual, excess, cost, start, period)
+    return best
+
+
+def _chance(hits: int, size: int, count: int) -> float:
+    """Return how likely ``size`` of ``count`` steps hold ``hits`` of the ``size`` longest, or more."""
+    if size > 100:  # exact fractions of huge numbers say no more than that it is none
+        return 0.0
+    ways = sum(comb(size, k) * comb(count - size, size - k) for k in range(hits, size + 1))
+    return ways / comb(count, size)
+
+
+def _ranks(values: Times) -> Times:
+    """Return the rank of each value among all, from 1, equal ones with their mean."""
+    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2.0)[where], dtype=np.float64)
+
+
+@run_fact("slow_steps_pattern", unit="text", values=PATTERNS)
+def slow_steps_pattern(run: RunView) -> Value:
+    """When the logged steps are slow, what garbage collection explains left out.
+
+    "from one step on": all that follow take longer than those before. "regular": every so many steps one
+    takes longer. Neither needs steps of 1.5 times the median; "irregular" are such outliers without an order,
+    "none" where there are no outliers either.
+    """
+    found = slow_steps(run)
+    return found if isinstance(found, Unknown) else found.pattern
+
+
+@run_fact("slow_steps_cost_ms", unit="ms")
+def slow_steps_cost_ms(run: RunView) -> Value:
+    """Time a step that slow steps cost (:func:`slow_steps_pattern`), as the mean over all logged steps."""
+    found = slow_steps(run)
+    return found if isinstance(found, Unknown) else found.cost_ns / 1e6
+
+
+@run_fact("slow_steps_excess_ms", unit="ms")
+def slow_steps_excess_ms(run: RunView) -> Value:
+    """How much longer a slow step (:func:`slow_steps_pattern`) takes: the difference of the medians."""
+    found = slow_steps(run)
+    return found if isinstance(found, Unknown) else found.excess_ns / 1e6
+
+
+@run_fact("slow_steps_usual_ms", unit="ms")
+def slow_steps_usual_ms(run: RunView) -> Value:
+    """Median length of the logged steps that are not slow (:func:`slow_steps_pattern`)."""
+    found = slow_steps(run)
+    return found if isinstance(found, Unknown) else found.usual_ns / 1e6
+
+
+@run_fact("slow_steps_when", unit="text")
+def slow_steps_when(run: RunView) -> Value:
+    """When steps are slow (:func:`slow_steps_pattern`), in words."""
+    found = slow_steps(run)
+    if isinstance(found, Unknown) or found.pattern == "none":
+        return found if isinstance(found, Unknown) else Unknown("no logged step is slow")
+    if found.pattern == "regular":
+        listed = [str(found.start + found.period * place) for place in range(NAMED_STEPS)]
+        return f"every {found.period} steps ({', '.join(listed)} and so on)"
+    return f"from step {found.start} on" if found.pattern == "from one step on" else "now and then"
+
+
+@run_fact("slow_steps_in_capture", unit="text")
+def slow_steps_in_capture(run: RunView) -> Value:
+    """Which captured steps are slow ones (:func:`slow_steps_pattern`), and who is late there, in words.
+
+    Those are meant that come when slow ones do, and are longer than usual by half of what these are.
+    The log itself names no rank: where ranks wait for each other, the steps of all are equally long. In
+    captured steps a rank is named that causes three quarters of the waiting for late ranks (``gain_ms`` of
+    stragglers), if all such waiting takes half of what slow steps take longer.
+    """
+    found = slow_steps(run)
+    if isinstance(found, Unknown) or found.pattern == "none":
+        return found if isinstance(found, Unknown) else Unknown("no logged step is slow")
+    captured = _captured(run, found)
+    ranks = len(run.digests)
+    if not captured:
+        untold = ", and the log does not tell which rank is late in them"
+        return "the captured steps show none of them" + (untold if ranks > 1 else "")
+    many = len(captured) > 1
+    steps = f"{'steps' if many else 'step'} {format_ranges(captured)}"
+    seen = f"{steps} of the capture {'are' if many else 'is'} such"
+    if ranks < 2 or not run.matching.has_latest_start.any():
+        return seen
+    late = stragglers(run)
+    gains = [_gain_ms(rank, captured) for rank in late]
+    if sum(gains) * 1e6 < EXPLAINS * found.excess_ns:
+        return f"{seen}, and no rank is late enough in them to explain it"
+    first = int(np.argmax(gains))
+    if gains[first] < LATE_SHARE * sum(gains):
+        return f"{seen}; late ranks explain it, not always the same one"
+    where = " on average" if many else ""
+    return f"{seen}: the other ranks wait {format_ms(gains[first])} for rank {late[first].rank} there{where}"
+
+
+def _captured(run: RunView, found: SlowSteps) -> list[int]:
+    """Return the steps that every rank captured whole and that are slow ones."""
+    windows: dict[int, list[int]] = {}
+    for digest in run.digests:
+        for step in digest.complete_steps:
+            windows.setdefault(step.index, []).append(step.budget.window_ns)
+    lasts = {index: float(np.median(of)) for index, of in windows.items() if len(of) == len(run.digests)}
+    if found.pattern == "irregular":
+        # The profiler makes steps longer: those count that are long beside another captured one.
+        least = OUTLIER_RATIO * max(found.usual_ns, min(lasts.values(), default=0.0))
+    else:
+        least = found.usual_ns + EXPLAINS * found.excess_ns
+    slow = sorted(index for index, ns in lasts.items() if ns > least)
+    if found.pattern == "from one step on":
+        return [index for index in slow if index >= found.start]
+    if found.pattern == "regular":
+        return [index for index in slow if index % found.period == found.start % found.period]
+    return slow
+
+
+def _gain_ms(late: Straggler, steps: list[int]) -> float:
+    gains = [int(late.gain_ns[late.steps.index(step)]) for step in steps if step in late.steps]
+    return sum(gains) / len(steps) / 1e6
