@@ -64,7 +64,7 @@ def test_a_change_behind_the_capture_may_be_its_own(tmp_path: Path) -> None:
 
 
 def test_captured_steps_name_the_rank_that_is_late_in_slow_ones(tmp_path: Path) -> None:
-    """Every second step takes 100 ms, the others 75. In the captured ones, of 100 ms, rank 2 is 25 ms late."""
+    """Every second step takes 100 ms, the others 75. In captured ones, of 100 ms, rank 2 is 25 ms late."""
     facts = diagnose(tmp_path, "75 100 " * 20, RANK_2_LATE, ranks=4).facts
     assert facts["slow_steps_when"].value == "every 2 steps (6, 8, 10 and so on)"
     told = facts["slow_steps_in_capture"].value

@@ -51,7 +51,7 @@ class SlowSteps(msgspec.Struct, frozen=True):
     """When steps are slow: a word of :data:`PATTERNS`, and what it means in numbers.
 
     A slow step takes ``excess_ns`` longer than the others, which take ``usual_ns``; over all logged steps
-    that is ``cost_ns`` a step. ``start`` is the first slow one, ``period`` the distance of regular ones or 0.
+    that is ``cost_ns`` a step. ``start`` is the first slow one, ``period`` how far regular ones are apart.
     """
 
     pattern: str
