@@ -94,7 +94,8 @@ def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
 
     A non-parametric approach to the change-point problem, Applied Statistics 28 (1979). Also three quarters
     of the steps after it are longer than three quarters of those before. A change where steps are missing,
-    because the capture touched them, may be the capture's own.
+    because the capture touched them, may be the capture's own. Where what makes steps long lasts, with
+    correlation r from one to the next, n steps count as n (1 - r) / (1 + r).
     """
     none = SlowSteps("none", float(np.median(length)))
     count = length.size
@@ -105,8 +106,9 @@ def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
     if min(place, count - place) < LEAST_SIDE:
         return none
     largest = float(statistic[place - 1])
-    chance = 2.0 * float(np.exp(-6.0 * largest**2 / (count**3 + count**2)))
     before, after = length[:place], length[place:]
+    lasting = _lasting(np.concatenate([before - np.median(before), after - np.median(after)]))
+    chance = 2.0 * float(np.exp(-6.0 * largest**2 * (1 - lasting) / (1 + lasting) / (count**3 + count**2)))
     apart = float(np.quantile(after, 0.25)) > float(np.quantile(before, 0.75))
     if chance > CHANCE or not apart or steps.number[place] - steps.number[place - 1] > 1:
         return none
@@ -114,6 +116,12 @@ def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
     excess = float(np.median(after)) - usual
     cost = excess * after.size / count
     return SlowSteps("from one step on", usual, excess, cost, int(steps.number[place]))
+
+
+def _lasting(rest: Times) -> float:
+    """Return the correlation of each step's length with the next one's, 0 where it is negative."""
+    power = float((rest * rest).sum())
+    return max(float((rest[1:] * rest[:-1]).sum()) / power, 0.0) if power else 0.0
 
 
 def _regular(steps: JobSteps, length: Times) -> SlowSteps:
