@@ -30,8 +30,10 @@ from tracedoc.ranks.early_ends import ended_early
 from tracedoc.ranks.run_view import build_run_view
 from tracedoc.rules.budgets import judge_budgets, parse_budgets
 from tracedoc.rules.engine import evaluate
+from tracedoc.rules.expression import Expression
 from tracedoc.rules.listing import without_empty
 from tracedoc.rules.load import load_rules
+from tracedoc.rules.model import Rule
 from tracedoc.rules.replayed import with_predictions
 from tracedoc.rules.selection import choose
 from tracedoc.run.discover import Run, TraceFile, discover
@@ -102,16 +104,33 @@ def diagnose(
     rules = choose(known, chosen.select, chosen.ignore)
     budgets = parse_budgets(chosen.budgets, CATALOG)
     measured = measure(paths, chosen, progress=progress)
+    return judge(
+        measured, rules, replay=chosen.replay, budgets=budgets, rules_left_out=len(known) - len(rules)
+    )
+
+
+def judge(
+    measured: Measured,
+    rules: Sequence[Rule],
+    *,
+    replay: bool = True,
+    budgets: Sequence[Expression] = (),
+    rules_left_out: int = 0,
+) -> Diagnosis:
+    """Return the diagnosis of what was measured, by ``rules``.
+
+    ``rules_left_out`` is how many of those that there are were not chosen.
+    """
     measurements = measured.measurements
     judgement = evaluate(rules, measurements)
-    replay: ReplayReport | None = None
+    report: ReplayReport | None = None
     plan: tuple[PlanStep, ...] = ()
     failures = Failures()
-    if chosen.replay:
-        judgement, replay, plan = failures.contain(
+    if replay:
+        judgement, report, plan = failures.contain(
             "the replay of the step",
             lambda: with_predictions(rules, judgement, measurements),
-            (judgement, replay, plan),
+            (judgement, report, plan),
         )
     judgement = without_empty(rules, judgement, measurements, plan)
     return compose(
@@ -120,10 +139,10 @@ def diagnose(
         limits=(*measured.limits, *failures.limits),
         cycle=measured.cycle,
         cycles=measured.cycles,
-        replay=replay,
+        replay=report,
         plan=plan,
         budgets=judge_budgets(budgets, measurements.facts),
-        rules_left_out=len(known) - len(rules),
+        rules_left_out=rules_left_out,
     )
 
 

@@ -132,6 +132,21 @@ def test_one_rank_that_pauses_now_and_then_is_told_with_its_steps(tmp_path: Path
     assert diagnosis.facts["straggler_any_cost_ms"].value == pytest.approx(12.5)
 
 
+@pytest.mark.parametrize(
+    ("late", "outcome"),
+    [
+        ([0, -1, -1, 1, -1, -1, -1, -1], "finding"),  # 25 ms in two of eight steps are 6.25 % of 100 ms
+        ([0, -1, -1, -1, -1, -1, -1, -1], "pass"),  # 3.1 %
+        ([0, 0, 0, 0, 1, 2], "finding"),  # four of six steps
+        ([0, 0, 0, 0, 0, 1], "pass"),  # five of six are a habit
+    ],
+)
+def test_jitter_is_told_by_its_cost_and_by_who_is_late(tmp_path: Path, late: list[int], outcome: str) -> None:
+    write_changing(tmp_path, late)
+    (verdict,) = [one for one in judged(tmp_path).verdicts if one.rule_id == "rotating-straggler"]
+    assert verdict.outcome == outcome
+
+
 def test_on_a_busy_host_what_a_rank_does_in_every_step_is_its_cause(tmp_path: Path) -> None:
     """Rank 1 sleeps 30 ms a step; its operators also take 0, 70 and 70 ms longer, as on a shared core."""
     noise_ms = [0.0, 70.0, 70.0]

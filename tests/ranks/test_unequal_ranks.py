@@ -122,6 +122,21 @@ def test_one_odd_batch_is_no_habit(tmp_path: Path) -> None:
     assert about_ranks(judged(tmp_path)) == {}
 
 
+@pytest.mark.parametrize(("odd", "expected"), [(5, "pass"), (7, "finding")])
+def test_odd_batches_are_a_habit_from_half_of_the_steps_on(tmp_path: Path, odd: int, expected: str) -> None:
+    def is_odd(rank: int, step: int) -> bool:
+        return step < odd and rank == step % 3
+
+    write_run(
+        tmp_path,
+        3,
+        lambda rank, step: 85.0 if is_odd(rank, step) else 60.0,
+        lambda rank, step: 1400 if is_odd(rank, step) else TOKENS,
+        steps=12,
+    )
+    assert outcome(judged(tmp_path), "uneven-work") == expected
+
+
 def test_a_slow_gpu_is_the_cause_of_the_straggler(tmp_path: Path) -> None:
     write_run(tmp_path, 4, lambda rank, step: 75.0 if rank == 2 else 60.0)
     diagnosis = judged(tmp_path)

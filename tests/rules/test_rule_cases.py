@@ -1,22 +1,97 @@
-"""Every case in tests/rules/*.yaml: its lanes, through the real reader, give the verdict it expects."""
+"""Every case in tests/rules/*.yaml gives the verdict it expects, and every rule and threshold decides one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
-from tracedoc.testing.cases import Case, load_cases, run_case
+from tracedoc.facts.measure_run import Measurements
+from tracedoc.pipeline import Measured
+from tracedoc.rules.engine import evaluate
+from tracedoc.rules.load import load_rules
+from tracedoc.rules.model import Rule
+from tracedoc.testing.cases import Case, judge_case, load_cases, measure_case
 
-_CASES = [
-    pytest.param(loaded.rule, case, id=f"{path.stem}: {case.name}")
-    for path in sorted(Path(__file__).parent.glob("*.yaml"))
-    for loaded in (load_cases(path),)
-    for case in loaded.cases
-]
+FILES = sorted(Path(__file__).parent.glob("*.yaml"))
+RULES = {rule.id: rule for rule in load_rules()}
+MOVES = (0.5, 1.5)
+
+FIRES_ELSEWHERE: Mapping[str, str] = {
+    "data-parallel-module": "tests/rules/test_rules_on_built_traces.py",
+    "gloo-on-gpu": "tests/rules/test_rules_on_built_traces.py",
+    "rotating-straggler": "tests/ranks/test_stragglers.py",
+}
+"""Rules whose faulty steps lanes cannot draw: all steps of a drawing are alike, and each has one process."""
+
+DECIDED_ELSEWHERE: Mapping[tuple[str, str], str] = {
+    ("data-parallel-module", "one"): "tests/rules/test_rules_on_built_traces.py",
+    ("gloo-on-gpu", "min_share"): "tests/rules/test_rules_on_built_traces.py",
+    ("gloo-on-gpu", "none"): "tests/rules/test_rules_on_built_traces.py",
+    ("rotating-straggler", "min_share"): "tests/ranks/test_stragglers.py",
+    ("rotating-straggler", "steady"): "tests/ranks/test_stragglers.py",
+    ("uneven-work", "most_steps"): "tests/ranks/test_unequal_ranks.py",
+    ("straggler-rank", "habit"): "",
+}
+"""Thresholds that no drawing decides, and the test that does; "" where none does."""
 
 
-@pytest.mark.parametrize(("rule", "case"), _CASES)
-def test_verdict_is_as_expected(rule: str, case: Case) -> None:
-    result = run_case(rule, case)
-    assert result.passed, result.reason
+class Trial(NamedTuple):
+    """A rule with all of its cases, measured once."""
+
+    rule: Rule
+    cases: Sequence[tuple[Case, Measured]]
+
+
+@pytest.fixture(scope="module", params=FILES, ids=lambda path: path.stem)
+def trial(request: pytest.FixtureRequest) -> Trial:
+    loaded = load_cases(request.param)
+    return Trial(RULES[loaded.rule], [(case, measure_case(case)) for case in loaded.cases])
+
+
+def test_verdicts_are_as_expected(trial: Trial) -> None:
+    rules = tuple(RULES.values())
+    results = [judge_case(trial.rule.id, case, measured, rules) for case, measured in trial.cases]
+    assert {one.name: one.reason for one in results if not one.passed} == {}
+
+
+def test_the_rule_fires_stays_quiet_and_says_where_it_cannot_judge(trial: Trial) -> None:
+    outcomes = {case.expect.outcome for case, _ in trial.cases}
+    assert "pass" in outcomes
+    assert "finding" in outcomes or trial.rule.id in FIRES_ELSEWHERE
+
+
+def test_every_threshold_decides_a_case(trial: Trial) -> None:
+    """Moved by half, up or down, a threshold changes what its rule says of at least one case."""
+    rule, measured = trial.rule, [one.measurements for _, one in trial.cases]
+    today = [outcome(rule, one) for one in measured]
+    idle = []
+    for name, param in rule.params.items():
+        if (rule.id, name) in DECIDED_ELSEWHERE or not isinstance(param.value, (int, float)):
+            continue
+        moves = [param.value * factor for factor in MOVES] if param.value else [1e9]
+        moved = [replace(rule, params={**rule.params, name: replace(param, value=value)}) for value in moves]
+        if all([outcome(one, case) for case in measured] == today for one in moved):
+            idle.append(name)
+    assert idle == []
+
+
+def outcome(rule: Rule, measurements: Measurements) -> tuple[str, tuple[str, ...]]:
+    """Return what a rule says on its own, and which of its fixes are shown."""
+    judged = evaluate([rule], measurements)
+    shown = tuple(fix.title for finding in judged.findings for fix in finding.fixes)
+    return judged.verdicts[0].outcome, shown
+
+
+def test_every_rule_has_cases() -> None:
+    assert {path.stem for path in FILES} == RULES.keys()
+
+
+def test_what_is_decided_elsewhere_exists() -> None:
+    for rule_id, name in DECIDED_ELSEWHERE:
+        assert name in RULES[rule_id].params
+    tests = {*FIRES_ELSEWHERE.values(), *DECIDED_ELSEWHERE.values()} - {""}
+    assert all((Path(__file__).parents[2] / test).is_file() for test in tests)

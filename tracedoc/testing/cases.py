@@ -39,6 +39,8 @@ from tracedoc.testing.lanes import parse_lanes
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis, Finding, Verdict
+    from tracedoc.pipeline import Measured
+    from tracedoc.rules.model import Rule
 
 GAIN_TOLERANCE: Final = 0.02
 _GAIN_ZERO_MS: Final = 0.01  # an expected 0 is met by what would print as 0
@@ -100,26 +102,43 @@ def run_case_file(path: str | Path, rule_directories: Sequence[str | Path] = ())
 
     Raises :class:`RuleError` with file, line and column where the file itself is wrong.
     """
+    from tracedoc.rules.load import load_rules
+
     loaded = load_cases(path)
-    return [run_case(loaded.rule, case, rule_directories) for case in loaded.cases]
+    rules = load_rules(rule_directories)
+    return [_run(loaded.rule, case, rules) for case in loaded.cases]
 
 
 def run_case(rule: str, case: Case, rule_directories: Sequence[str | Path] = ()) -> CaseResult:
     """Run one case of ``rule``."""
-    from tracedoc.pipeline import (
-        Options,
-        diagnose,
-    )  # the pipeline pulls in everything; reading cases need not
+    from tracedoc.rules.load import load_rules
+
+    return _run(rule, case, load_rules(rule_directories))
+
+
+def _run(rule: str, case: Case, rules: Sequence[Rule]) -> CaseResult:
+    try:
+        measured = measure_case(case)
+    except TracedocError as error:
+        return CaseResult(case.name, False, f"the diagnosis failed: {error.message}")
+    return judge_case(rule, case, measured, rules)
+
+
+def measure_case(case: Case) -> Measured:
+    """Draw the traces of a case and measure them."""
+    # The pipeline pulls in everything; reading cases need not.
+    from tracedoc.pipeline import Options, measure
 
     with tempfile.TemporaryDirectory() as folder:
-        paths = write_traces(case, Path(folder))
-        # Drawn hosts launch right before each kernel; a case is about the rule and its bound.
-        options = Options(rule_directories=tuple(map(str, rule_directories)), jobs=1, replay=False)
-        try:
-            diagnosis = diagnose(paths, options)
-        except TracedocError as error:
-            return CaseResult(case.name, False, f"the diagnosis failed: {error.message}")
-    complaints = compare(diagnosis, rule, case.expect)
+        return measure(write_traces(case, Path(folder)), Options(jobs=1))
+
+
+def judge_case(rule: str, case: Case, measured: Measured, rules: Sequence[Rule]) -> CaseResult:
+    """Return whether ``rule``, beside all ``rules``, says of a measured case what is expected."""
+    from tracedoc.pipeline import judge
+
+    # Drawn hosts launch right before each kernel; a case is about the rule and its bound.
+    complaints = compare(judge(measured, rules, replay=False), rule, case.expect)
     return CaseResult(case.name, not complaints, "; ".join(complaints))
 
 
