@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from tracedoc.cli import main
 from tracedoc.facts.catalog import CATALOG
 from tracedoc.facts.per_rank import messages
 from tracedoc.facts.topics import by_topic
@@ -70,3 +72,14 @@ def test_rule_passes_its_cases(fact: str, tmp_path: Path) -> None:
     results = run_case_file(cases, [tmp_path])
     assert len(results) == 3
     assert [result.reason for result in results if not result.passed] == []
+
+
+def test_the_worked_pack_does_what_the_document_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = Path(__file__).resolve().parents[2]
+    monkeypatch.chdir(repository)
+    worked = (repository / "docs" / "rules.md").read_text(encoding="utf-8").split("### A worked pack")[1]
+    shown = re.findall(r"\$ tracedoc (.*)\n(.*)\n", worked)
+    assert len(shown) == 2
+    for command, output in shown:
+        result = CliRunner().invoke(main, command.split())
+        assert (result.exit_code, result.output.strip()) == (0, output)

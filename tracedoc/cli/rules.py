@@ -66,11 +66,13 @@ def check(directory: str) -> None:
       tracedoc rules check my-rules/
     """
     from tracedoc.report.texts import plain
-    from tracedoc.rules.load import load_rule, load_rules
+    from tracedoc.rules.load import MAX_RULES, load_rule, load_rules
 
     files = [path for path in _yaml_files(directory) if "tests" not in path.relative_to(directory).parts[:-1]]
     if not files:
         raise InputError(f"{directory} holds no rules (*.yaml)", "give the folder of a rule pack")
+    if len(files) > MAX_RULES:
+        raise InputError(f"{directory} holds {len(files)} files", f"check at most {MAX_RULES} rules at once")
     problems = []
     for path in files:
         try:

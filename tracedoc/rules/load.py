@@ -42,6 +42,9 @@ OPTIONAL = ("says", "params", "words", "gain", "evidence", "severity", "on_cpu",
 FIX_FIELDS = (("framework", "title", "risk"), ("change", "advice", "url", "when", "predict"))
 """Of a rule, and of one of its fixes: the fields that must and that may be there."""
 
+MAX_RULES = 1000
+"""Rule files in one pack; each takes milliseconds to check."""
+
 _NO_NAMES = frozenset({"and", "or", "not", "in", "is", "if", "else"})
 """Words of conditions."""
 
@@ -358,6 +361,11 @@ def _rule_files(directory: Path) -> list[Path]:
                 raise RuleError(f"{path}: rule files end in .yaml", f"rename it to {path.stem}.yaml")
             if path.suffix == ".yaml" and not path.name.startswith("."):
                 files.append(path)
+    if len(files) > MAX_RULES:
+        raise RuleError(
+            f"{directory}: {len(files)} rule files, and a pack holds at most {MAX_RULES}",
+            "divide it into several packs, and load those that fit the job",
+        )
     return files
 
 

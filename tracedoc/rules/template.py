@@ -17,7 +17,8 @@ from tracedoc.values import Unknown, Value
 
 _PLACEHOLDER = re.compile(r"\{\{([a-z_][a-z0-9_]*)\}\}|\{([a-z_][a-z0-9_]*)(?::([a-z -]*)\|([a-z -]*))?\}")
 
-_OPTIONAL = re.compile(r"\[\[((?:[^\[\]{}]|\{[^{}]*\})*\{[^{}]*\}(?:[^\[\]{}]|\{[^{}]*\})*)\]\]")
+# Text without a placeholder stays as it is. Asking for one here takes quadratic time where "]]" is missing.
+_OPTIONAL = re.compile(r"\[\[((?:[^\[\]{}]|\{[^{}]*\})*)\]\]")
 
 NOTHING = ("none", "nothing", "")
 """Values of texts for which there is nothing to say."""
@@ -55,6 +56,8 @@ def fill(template: str, values: Mapping[str, Value], units: Mapping[str, str]) -
         return said
 
     def optional(match: re.Match[str]) -> str:
+        if "{" not in match[1]:
+            return match[0]
         found = [values.get(name, Unknown("")) for name in placeholders(match[1])]
         said = not any(isinstance(value, Unknown) or value in NOTHING for value in found)
         return match[1] if said else ""
@@ -64,7 +67,11 @@ def fill(template: str, values: Mapping[str, Value], units: Mapping[str, str]) -
 
 def without_numbers(template: str) -> str:
     """Return ``template`` as it reads without a run: ``...`` for each value, and no optional part."""
-    return _PLACEHOLDER.sub(_blank, _OPTIONAL.sub("", template))
+    return _PLACEHOLDER.sub(_blank, _OPTIONAL.sub(_left_out, template))
+
+
+def _left_out(match: re.Match[str]) -> str:
+    return "" if "{" in match[1] else match[0]
 
 
 def _blank(match: re.Match[str]) -> str:
