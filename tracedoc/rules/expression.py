@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from operator import add, eq, ge, gt, le, lt, mul, ne, sub, truediv
 
@@ -441,15 +442,23 @@ def _compare(node: ast.Compare, values: Mapping[str, Value], comparisons: list[C
     # Each side of a chain is evaluated once, so its own comparisons are listed once.
     measured = [_value_of(side, values, comparisons) for side in sides]
     links: list[bool | Unknown] = []
-    for position, operator in enumerate(node.ops):
-        pair = ast.Compare(sides[position], [operator], [sides[position + 1]])
-        text = _text(pair)
+    for position, (operator, text) in enumerate(zip(node.ops, _texts_of_links(node), strict=True)):
         left, right = measured[position], measured[position + 1]
         holds = _relate(text, operator, left, right)
         sure, reason = (None, holds.reason) if isinstance(holds, Unknown) else (holds, "")
         comparisons.append(Comparison(text, _known(left), _known(right), sure, reason))
         links.append(holds)
     return _kleene(links, decisive=False)
+
+
+@lru_cache(maxsize=1024)
+def _texts_of_links(node: ast.Compare) -> tuple[str, ...]:
+    """Return each link of a chain as text; a condition is evaluated for hundreds of ranks."""
+    sides = [node.left, *node.comparators]
+    return tuple(
+        _text(ast.Compare(sides[position], [operator], [sides[position + 1]]))
+        for position, operator in enumerate(node.ops)
+    )
 
 
 def _relate(text: str, operator: ast.cmpop, left: Value, right: Value) -> bool | Unknown:
