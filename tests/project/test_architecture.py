@@ -44,6 +44,7 @@ STAGES = {
     "diagnosis",
     "diagnosis_json",
     "planner",
+    "firststep",
 }
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -63,6 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trace": BASE | {"run"},
     "timeline": BASE | {"trace", "run"},
     "planner": BASE,
+    "firststep": {"errors"},
     "diagnosis": BASE | {"frames", "report.notebook", "report.figures", "report.view"},
     "replay.rank": BASE | {"trace", "timeline"},
     "digest": BASE | {"trace", "timeline", "replay.rank"},
@@ -103,7 +105,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Each room and the rooms it may import beside itself and the package; the longest name that fits counts."""
 
-STANDARD_LIBRARY_ONLY = ("run", "collector", "errors")
+STANDARD_LIBRARY_ONLY = ("run", "collector", "errors", "firststep")
 PACKAGE_MAY_BE_IMPORTED_IN: dict[str, tuple[str, ...]] = {
     "click": ("cli",),
     "rich": ("cli", "report"),
@@ -111,7 +113,7 @@ PACKAGE_MAY_BE_IMPORTED_IN: dict[str, tuple[str, ...]] = {
     "matplotlib": ("report",),
     "yaml": ("rules", "testing", "cli"),
     "isal": ("trace",),
-    "torch": ("collector",),
+    "torch": ("collector", "firststep"),
     "dask": (),
     "distributed": ("executors",),
     "mpi4py": ("executors",),

@@ -27,6 +27,12 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
     shell_complete=files,
     help="config.json of a Hugging Face model on disk.",
 )
+@click.option(
+    "--script",
+    metavar="COMMAND",
+    shell_complete=files,
+    help="Training script and its options: estimate its first step under fake tensors.",
+)
 @click.option("--gpus", type=int, metavar="N", help="GPUs in all. [1]")
 @click.option("--nodes", type=int, metavar="N", help="Machines that they are in. [of 8 GPUs]")
 @click.option("--gpu", "gpu_name", metavar="NAME", help='GPU by name, as "NVIDIA L4" or "A100 40GB".')
@@ -78,7 +84,9 @@ def plan(**given: object) -> None:
 
     The model comes from --params, from --model, or from RUN: the folder of
     a captured run, or a diagnosis in JSON, whose GPUs and measured
-    bandwidth count as well.
+    bandwidth count as well. With --script it is an estimate: the script
+    runs up to its first update without GPU, data or memory being used,
+    and what it writes is thrown away.
 
     \b
     Examples:
@@ -87,6 +95,7 @@ def plan(**given: object) -> None:
       tracedoc plan --model config.json --gpus 16 --nodes 2 --gpu H100 --network 100Gbit/s
       tracedoc plan runs/a --seq 4096                  the run that was captured
       tracedoc plan --params 7B --gpus 8 --gpu H100 --micro-batch auto --tokens 100B
+      tracedoc plan --script "train.py --depth 24" --gpus 8 --gpu H100
       tracedoc plan --params 13B --gpus 4 --gpu-memory 40GB -f json | jq .changes
     """
     import msgspec
@@ -99,38 +108,38 @@ def plan(**given: object) -> None:
     places = targets(options.report_format, options.outputs, inputs, _FORMATS)
     asked = question_of(options)
     answer = make_plan(asked.question, asked.wish, notes=asked.notes, ask=asked.ask)
-    send(places, lambda *how: [_rendered(answer, *how)], answer.summary)
+    send(places, lambda *how: [_rendered(answer, options.script, *how)], answer.summary)
 
 
-def _rendered(answer: Plan, chosen: str, width: int, color: bool) -> str:
+def _rendered(answer: Plan, script: str | None, chosen: str, width: int, color: bool) -> str:
     from tracedoc.cli.plan_text import plan_markdown, plan_text
 
     if chosen == "json":
         return json_text(answer)
     if chosen == "markdown":
         return plan_markdown(answer)
-    return plan_text(answer, next_command=_next(answer), width=width, color=color)
+    return plan_text(answer, next_command=_next(answer, script or "train.py"), width=width, color=color)
 
 
-def _launcher(answer: Plan) -> str:
-    """Return how the training is started, with the file that was shown, on each node."""
+def _launcher(answer: Plan, script: str) -> str:
+    """Return how the training script is started, with the file that was shown, on each node."""
     asked = answer.asked
     local = asked.gpus // asked.nodes
     if answer.framework == "accelerate":
-        return "accelerate launch --config_file accelerate.yaml train.py"
+        return f"accelerate launch --config_file accelerate.yaml {script}"
     if answer.framework == "deepspeed":
         nodes = "--hostfile hostfile " if asked.nodes > 1 else f"--num_gpus {local} "
-        return f"deepspeed {nodes}train.py --deepspeed_config ds_config.json"
+        return f"deepspeed {nodes}{script} --deepspeed_config ds_config.json"
     nodes = ""
     if asked.nodes > 1:
         nodes = f"--nnodes {asked.nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500 "
-    return f"torchrun {nodes}--nproc-per-node {local} train.py"
+    return f"torchrun {nodes}--nproc-per-node {local} {script}"
 
 
-def _next(answer: Plan) -> str:
+def _next(answer: Plan, script: str) -> str:
     """Return the command to type next: measure what was planned, or ask again with what would fit."""
     if answer.recommended is not None:
-        return f"tracedoc collect -- {_launcher(answer)}"
+        return f"tracedoc collect -- {_launcher(answer, script)}"
     command = ["tracedoc", *sys.argv[1:]] if "plan" in sys.argv[1:2] else ["tracedoc", "plan", "..."]
     if not answer.changes:
         return "tracedoc plan --help"

@@ -11,6 +11,7 @@ from tracedoc.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from tracedoc.cli.captured import Captured
+    from tracedoc.cli.scripted import Scripted
     from tracedoc.planner.candidates import Wish
     from tracedoc.planner.hardware import Cluster, Gpu, LinkKind
     from tracedoc.planner.plan import Ask
@@ -24,6 +25,7 @@ class Options(msgspec.Struct, frozen=True):
     run: str | None = None
     params: str | None = None
     config: str | None = None
+    script: str | None = None
     gpus: int | None = None
     nodes: int | None = None
     gpu_name: str | None = None
@@ -66,6 +68,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 def question_of(options: Options) -> Asked:
     """Return the question; raise :class:`InputError` for options that contradict each other."""
+    from tracedoc.cli.scripted import scripted
     from tracedoc.planner.candidates import FRAMEWORKS, OBJECTIVES, Wish
     from tracedoc.planner.setup import Question
 
@@ -76,14 +79,16 @@ def question_of(options: Options) -> Asked:
             f"--utilisation is {options.utilisation:g}", "it is a share of the peak: --utilisation 0.4"
         )
     found = _captured(options)
-    model = _model(options, found)
+    script = scripted(options)
+    model = script.model if script else _model(options, found)
     count, machines = _machines(options, found)
     gpu, memory = _gpu(options, found)
     cluster = _cluster(options, gpu, machines, found)
-    training = _training(options, gpu, model, found)
+    training = _as_scripted(options, script) if script else _training(options, gpu, model, found)
+    _can_compute(gpu, training)
     question = Question(model, training, count, machines, memory)
     wish = Wish(cluster, options.objective, options.framework, options.utilisation)
-    notes = _notes(options, found, machines, cluster)
+    notes = (*(script.notes if script else ()), *_notes(options, found, machines, cluster))
     if found is not None and not (options.params or options.config or options.gpu_name):
         wish, notes = _measured(question, wish, options, found, notes)
     return Asked(question, wish, _ask(options), notes)
@@ -188,13 +193,32 @@ def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captu
         fp8=options.fp8,
         optimizer_in_backward=options.optimizer_in_backward,
     )
+    if options.lora_targets and not training.lora_rank:
+        raise InputError("--lora-targets has no effect without adapters", "add: --lora-rank 16")
+    return training
+
+
+def _as_scripted(options: Options, script: Scripted) -> Training:
+    """Return the training that the script does; another micro-batch or accumulation may be asked about."""
+    from tracedoc.planner.setup import Training
+
+    return Training(
+        precision=script.precision,
+        optimizer=script.optimizer,
+        sequence=script.sequence,
+        micro_batch=_micro_batch(options.micro_batch, script.micro_batch),
+        accumulation=_given(options.accumulation, script.accumulation),
+        checkpointing=options.checkpointing,
+        offload=options.offload,
+        compiled=options.compiled or script.compiled,
+    )
+
+
+def _can_compute(gpu: Gpu | None, training: Training) -> None:
     if gpu is not None and not gpu.bf16 and training.precision.startswith("bf16"):
         raise InputError(f"{gpu.name} has no bf16 arithmetic", "use --precision fp16-mixed")
     if gpu is not None and training.fp8 and not gpu.fp8:
         raise InputError(f"{gpu.name} has no 8-bit arithmetic", "leave out --fp8")
-    if options.lora_targets and not training.lora_rank:
-        raise InputError("--lora-targets has no effect without adapters", "add: --lora-rank 16")
-    return training
 
 
 def _given(value: int | None, otherwise: int) -> int:
@@ -218,10 +242,12 @@ def _micro_batch(text: str | None, otherwise: int) -> int:
 
 def _captured(options: Options) -> Captured | None:
     run, params, config = options.run, options.params, options.config
-    if params and config:
-        raise InputError("--params and --model both give the model", "leave one of them out")
+    given = {"RUN": run, "--params": params, "--model": config, "--script": options.script}
+    names = [name for name, value in given.items() if value is not None]
+    if (params and config) or (options.script is not None and len(names) > 1):
+        raise InputError(f"{' and '.join(names)} both give the model", "leave one of them out")
     if run is None:
-        if not (params or config):
+        if not names:
             raise InputError(
                 "no model is given",
                 'as in: tracedoc plan --params 7e9 --gpus 4 --gpu "A100 40GB"',

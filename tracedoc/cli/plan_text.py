@@ -89,6 +89,8 @@ def asked_line(plan: Plan) -> str:
     """Return the question in one line: model, training, machines."""
     asked = plan.asked
     what = "all of them trained"
+    if not asked.training.lora_rank and asked.trainable_parameters < asked.parameters:
+        what = f"{format_count(asked.trainable_parameters)} of them trained"
     if asked.training.lora_rank:
         kind = "QLoRA" if asked.training.base_bits == 4 else "LoRA"
         what = (
@@ -217,9 +219,10 @@ def _duration(plan: Plan) -> str:
     """Return tokens a second, and how long the tokens that were asked about take."""
     if plan.tokens_per_second is None:
         return ""
-    text = f"{format_count(plan.tokens_per_second)} tokens/s on all GPUs"
+    unit = "tokens" if plan.asked.training.sequence > 1 else "samples"
+    text = f"{format_count(plan.tokens_per_second)} {unit}/s on all GPUs"
     if plan.days is not None:
-        text += f"; {plan.days:.3g} days for all tokens"
+        text += f"; {plan.days:.3g} days for all {unit}"
     if plan.cost is not None:
         text += f", {plan.cost:,.0f} at that price"
     return f"{text}."

@@ -69,8 +69,13 @@ def peak_memory(question: Question, strategy: Strategy, *, checkpointing: bool) 
     stored = model.blocks * (kept if checkpointing else block) + _outside(question, strategy)
     per_logit = logit_bytes(question, strategy) if model.has_logits else 0.0
     logits = training.tokens * model.vocabulary * per_logit
+    gradients = _block_backward(question, strategy)
+    if model.step is not None:
+        stored = model.step.kept(training.tokens, checkpointing=checkpointing)
+        logits = model.step.beside(training.tokens)
+        gradients = block
     at_loss, in_backward = unit_bytes(question, strategy)
-    backward = _block_backward(question, strategy) + (block if checkpointing else 0.0)
+    backward = gradients + (block if checkpointing else 0.0)
     before = states.gradients if strategy.id == "single" else 0.0
     after = states.copies if strategy.family == "ddp" else 0.0
     moments = (
@@ -124,6 +129,8 @@ def residual_bytes(question: Question, strategy: Strategy) -> int:
 def block_activations(question: Question, strategy: Strategy) -> float:
     """Return the bytes that the forward pass of one block keeps for backward, without checkpointing."""
     model = question.model
+    if model.step is not None:
+        return model.step.one_block(question.training.tokens)
     per_token = model.norms * _norm_bytes(question, strategy) * model.hidden
     per_token += model.attentions * _attention_bytes(question, strategy)
     per_token += _mlp_bytes(question, strategy)

@@ -179,12 +179,12 @@ def _gpu_memory(question: Question, wish: Wish) -> Iterator[Try]:
 
 
 def _lora(question: Question, wish: Wish) -> Iterator[Try]:
-    if not question.training.lora_rank:
+    if not question.training.lora_rank and question.model.step is None:
         yield "LoRA of rank 16", "--lora-rank 16", question.changed(lora_rank=16)
 
 
 def _qlora(question: Question, wish: Wish) -> Iterator[Try]:
-    if question.training.base_bits == 16:
+    if question.training.base_bits == 16 and question.model.step is None:
         size = question.training.lora_rank or 16
         what = f"QLoRA of rank {size} on 4-bit weights"
         yield what, "--qlora", question.changed(lora_rank=size, base_bits=4)
@@ -192,7 +192,7 @@ def _qlora(question: Question, wish: Wish) -> Iterator[Try]:
 
 def _sequence(question: Question, wish: Wish) -> Iterator[Try]:
     for size in halved(question.training.sequence):
-        if size >= 128:
+        if size >= 128 and question.model.step is None:
             what = f"sequences of {size} instead of {question.training.sequence}"
             yield what, f"--seq {size}", question.changed(sequence=size)
 
@@ -236,7 +236,8 @@ def _turns(question: Question, wish: Wish) -> Iterator[list[tuple[str, Question]
     training = question.training
     longest = question.model.context or 1 << 17
     sequences = [training.sequence * 2**n for n in range(1, 8) if training.sequence * 2**n <= longest]
-    yield [(f"sequences of {n}", question.changed(sequence=n)) for n in sequences]
+    if question.model.step is None:
+        yield [(f"sequences of {n}", question.changed(sequence=n)) for n in sequences]
     sizes = (training.micro_batch * 2**e for e in range(1, 8))
     yield [(f"micro-batch {n}", question.changed(micro_batch=n)) for n in sizes]
     for smaller in (True, False):

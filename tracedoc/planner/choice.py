@@ -98,7 +98,7 @@ def _situation(usable: dict[str, Candidate], question: Question, wish: Wish) -> 
     return Situation(
         one_gpu=question.gpus == 1,
         several_nodes=question.nodes > 1,
-        adapters=bool(question.training.lora_rank),
+        adapters=bool(question.training.lora_rank) or question.frozen > 9 * question.trainable,
         least_memory_asked=wish.objective == "memory",
         ddp_fits=ddp is not None and ddp.fits and not ddp.tight,
         whole_fits=whole is not None and whole.fits,

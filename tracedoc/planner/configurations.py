@@ -100,7 +100,7 @@ def _loading(question: Question) -> str:
             ' bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,'
             f" bnb_4bit_compute_dtype=torch.{dtype}, bnb_4bit_quant_storage=torch.{dtype})"
         )
-    if training.lora_rank or "mixed" not in training.precision:
+    if training.lora_rank or "mixed" not in training.precision or question.model.step is not None:
         return ""
     return (
         "Load the model with from_pretrained(..., dtype=torch.float32): Transformers 5 otherwise keeps the"
@@ -118,6 +118,9 @@ def _rounds(question: Question, context: str) -> str:
 
 def _enable_checkpointing(question: Question) -> str:
     inputs = ", then model.enable_input_require_grads()" if question.training.lora_rank else ""
+    if question.model.step is not None:
+        blocks = question.model.layers_path
+        return f"In the code: apply_activation_checkpointing (of torch) to each of {blocks}"
     return f'In the code: model.gradient_checkpointing_enable({{"use_reentrant": False}}){inputs}'
 
 

@@ -115,10 +115,22 @@ def adapters(question: Question, checkpointing: bool) -> list[str]:
         lines += [f"lora = LoraConfig(r={rank}, lora_alpha={2 * rank}, target_modules={targets})"]
         lines += ["model = get_peft_model(model, lora)"]
     if checkpointing:
-        lines += ['model.gradient_checkpointing_enable({"use_reentrant": False})']
+        lines += checkpoint_blocks(question)
         if training.lora_rank:
             lines += ["model.enable_input_require_grads()"]
     return lines
+
+
+def checkpoint_blocks(question: Question) -> list[str]:
+    """Return the lines that checkpoint the blocks: by Transformers, or by torch for a model of one's own."""
+    if question.model.step is None:
+        return ['model.gradient_checkpointing_enable({"use_reentrant": False})']
+    wrapper = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
+    return [
+        f"from {wrapper} import apply_activation_checkpointing",
+        f"blocks = list({question.model.layers_path})",
+        "apply_activation_checkpointing(model, check_fn=lambda module: module in blocks)",
+    ]
 
 
 def _model(question: Question, checkpointing: bool) -> list[str]:

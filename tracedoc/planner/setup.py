@@ -150,7 +150,7 @@ class Question(msgspec.Struct, frozen=True):
         """Parameters that get gradients and optimizer states."""
         training = self.training
         if not training.lora_rank:
-            return self.model.parameters
+            return self.model.step.trained if self.model.step else self.model.parameters
         return lora_parameters(
             self.model, training.lora_rank, training.lora_targets or self.model.lora_targets
         )
@@ -158,7 +158,9 @@ class Question(msgspec.Struct, frozen=True):
     @property
     def frozen(self) -> int:
         """Parameters that are only read: with adapters, those of the model."""
-        return self.model.parameters if self.training.lora_rank else 0
+        if self.training.lora_rank:
+            return self.model.parameters
+        return self.model.parameters - self.trainable
 
     def changed(self, **changes: object) -> Question:
         """Return the question with other values of the training or of itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tracedoc.errors import InputError
+from tracedoc.planner.one_step import OneStep
 
 VOCABULARY_ASSUMED = 32_000
 """Entries of the vocabulary where only the number of parameters is known (that of Llama 1 and 2)."""
@@ -59,7 +60,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     PyTorch computes in fp32. The first ``encoder_blocks`` see ``encoder_tokens``, whatever the sequence is.
     ``softcapped`` says that its logits pass a tanh; ``head_norms`` that queries and keys do a norm;
     ``fp32_loss`` that the loss is computed in fp32. ``norm_bytes`` is what an RMS norm in fp32 keeps of a
-    number; 0 is a copy and the result.
+    number; 0 is a copy and the result. Where a ``step`` of it was counted, that takes the place of all these.
     """
 
     name: str
@@ -102,6 +103,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     layers_path: str = "model.model.layers"
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
     assumed: bool = False
+    step: OneStep | None = None
 
 
 def shape_from_parameters(parameters: int) -> ModelShape:

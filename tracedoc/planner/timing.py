@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import msgspec
 
-from tracedoc.planner.activations import block_activations, mean_tokens
+from tracedoc.planner.activations import EAGER_LOGIT_BYTES, block_activations, mean_tokens
 from tracedoc.planner.hardware import Cluster, Gpu
 from tracedoc.planner.memory import frozen_bytes, model_states, optimizer_bytes
+from tracedoc.planner.one_step import OneStep
 from tracedoc.planner.setup import PRECISIONS, Question
 from tracedoc.planner.strategies import STRATEGIES, Strategy, shards
 from tracedoc.planner.traffic import seconds, transfers
@@ -81,6 +82,8 @@ def step_flops(question: Question, *, checkpointing: bool) -> tuple[Flops, Flops
     head and the loss are in no block and are not recomputed.
     """
     model, training = question.model, question.training
+    if model.step is not None:
+        return _counted_flops(model.step, training.tokens, checkpointing=checkpointing)
     inside = max(0.0, 2.0 * (model.active_parameters - model.outside_parameters) * mean_tokens(question))
     linear = inside + 2.0 * min(model.active_parameters, model.outside_parameters) * training.tokens
     context = model.encoder_tokens or training.sequence
@@ -92,6 +95,15 @@ def step_flops(question: Question, *, checkpointing: bool) -> tuple[Flops, Flops
     if training.checkpointing == "selective":
         return forward, backward, Flops(inside * (1 - kept_matmuls(question)), 0.0)
     return forward, backward, Flops(inside, attention)
+
+
+def _counted_flops(step: OneStep, tokens: int, *, checkpointing: bool) -> tuple[Flops, Flops, Flops]:
+    """Split the FLOPs of a counted step: a third is forward, or a quarter where it recomputes already."""
+    scale = tokens / step.tokens
+    parts = 4 if step.checkpointed else 3
+    forward = Flops(step.matmul_flops * scale / parts, step.attention_flops * scale / parts)
+    backward = Flops(forward.matmul * (parts - 1), forward.attention * (parts - 1))
+    return forward, backward, forward if checkpointing and not step.checkpointed else Flops(0.0, 0.0)
 
 
 def kept_matmuls(question: Question) -> float:
@@ -180,6 +192,8 @@ def _computation(
         moved += LOGIT_TRAFFIC_BYTES * training.tokens * model.vocabulary
         if training.loss == "chunked":  # each chunk's logits are computed again in backward
             backward += 2.0 * training.tokens * model.vocabulary * model.hidden / matmul
+    if model.step is not None:
+        moved += LOGIT_TRAFFIC_BYTES / EAGER_LOGIT_BYTES * model.step.beside(training.tokens)
     elementwise = moved / (gpu.hbm_gbps * 1e9)
     return [forward + elementwise / 3, backward + elementwise * 2 / 3, again]
 

@@ -1,0 +1,1 @@
+"""Run a script's first training step under fake tensors: what it would allocate and compute."""

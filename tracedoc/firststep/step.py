@@ -1,0 +1,169 @@
+"""Follow the modules of a script to its first update, and write down what that step was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+from tracedoc.firststep.disguise import Seen
+from tracedoc.firststep.ledger import Ledger
+
+
+class Follower:
+    """Hooks on every module and optimizer of the process; ``done`` gets the answer after the first update."""
+
+    def __init__(
+        self, ledger: Ledger, seen: Seen, flops: Any, done: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self.parameters: set[int] = set()
+        self._ledger, self._seen, self._flops, self._done = ledger, seen, flops, done
+        self._known: dict[int, Any] = {}
+        self._blocks: list[Any] = []
+        self._about: dict[str, Any] = {}
+        self._entered: dict[int, int] = {}
+        self._inputs = self._outputs = self._growth = self._backwards = 0
+
+    def follow(self) -> None:
+        """Install the hooks. They hold until the process ends."""
+        torch: Any = import_module("torch")
+        torch.nn.modules.module.register_module_forward_pre_hook(self._enter)
+        torch.nn.modules.module.register_module_forward_hook(self._leave)
+        torch.optim.optimizer.register_optimizer_step_post_hook(self._stepped)
+        backward = torch.autograd.backward
+
+        def counted(*given: Any, **named: Any) -> None:
+            self._backwards += 1
+            backward(*given, **named)
+
+        torch.autograd.backward = counted
+        call = torch.nn.Module.__call__
+
+        def __call__(module: Any, *given: Any, **named: Any) -> Any:  # noqa: N807
+            if "batch" not in self._about and torch.is_grad_enabled():
+                self._note_batch(module, given, named)
+            return call(module, *given, **named)
+
+        torch.nn.Module.__call__ = __call__
+
+    def _enter(self, module: Any, given: tuple[Any, ...]) -> None:
+        torch: Any = import_module("torch")
+        if not (self._ledger.measuring or torch.is_grad_enabled()):
+            return
+        if id(module) not in self._known:
+            self._meet(module)
+        if any(module is block for block in self._blocks) and torch._C._current_graph_task_id() == -1:
+            self._inputs += _bytes(given)
+            self._entered[id(module)] = self._ledger.live["other"]
+
+    def _leave(self, module: Any, given: tuple[Any, ...], result: Any) -> None:
+        before = self._entered.pop(id(module), None)
+        if before is not None:
+            self._growth += self._ledger.live["other"] - before
+            self._outputs += _bytes(result)
+
+    def _meet(self, module: Any) -> None:
+        """Look at a module, and all inside it, when it is first called for training."""
+        root = "model" not in self._about and any(True for _ in module.parameters())
+        for one in module.modules():
+            self._known[id(one)] = one
+            for parameter in one.parameters(recurse=False):
+                self._ledger.call(parameter.untyped_storage(), "parameter")
+                self.parameters.add(parameter.untyped_storage()._cdata)
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(self._accumulated)
+            for buffer in one.buffers(recurse=False):
+                self._ledger.call(buffer.untyped_storage(), "parameter")
+        if root:
+            path, self._blocks = find_blocks(module)
+            self._about.update(model=_class(module), path=path)
+            self._flops.flop_counts.clear()
+            self._ledger.measuring = True
+
+    def _note_batch(self, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Take note of the shape of the first tensor that a model is given."""
+        first = next(_tensors((*given, *named.values())), None)
+        if first is not None and first.dim() and any(True for _ in module.parameters()):
+            self._about.update(batch=list(first.shape), whole_numbers=not first.is_floating_point())
+
+    def _accumulated(self, parameter: Any) -> None:
+        self._ledger.call(parameter.grad.untyped_storage(), "gradient")
+
+    def _stepped(self, optimizer: Any, given: Any, named: Any) -> None:
+        if not self._backwards:
+            return  # a step that updates nothing is no training step
+        every = {id(p): p for module in self._known.values() for p in module.parameters(recurse=False)}
+        trained = [p for p in every.values() if p.requires_grad]
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        states = sum(
+            t.numel() for state in optimizer.state.values() for t in _tensors(state.values()) if t.numel() > 1
+        )
+        counts = self._flops.get_flop_counts().get("Global", {})
+        attention = sum(n for operator, n in counts.items() if "attention" in str(operator))
+        total = sum(counts.values())
+        block = max(self._blocks, key=_parameters, default=None)
+        self._done(
+            {
+                **self._about,
+                "parameters": sum(p.numel() for p in every.values()),
+                "trained": sum(p.numel() for p in trained),
+                "dtype": str(trained[0].dtype).rpartition(".")[2] if trained else "float32",
+                "autocast": self._seen.autocast,
+                "sharded": self._seen.sharded,
+                "compiled": self._seen.compiled,
+                "optimizer": type(optimizer).__name__,
+                "states": states / max(1, sum(p.numel() for p in held)),
+                "rounds": self._backwards,
+                "blocks": len(self._blocks),
+                "block": _class(block) if block is not None else "",
+                "block_parameters": _parameters(block) if block is not None else 0,
+                "block_bytes": self._growth // self._backwards,
+                "input_bytes": self._inputs // self._backwards,
+                "output_bytes": self._outputs // self._backwards,
+                "activation_bytes": self._ledger.peak,
+                "gradient_bytes": self._ledger.gradients,
+                "peak_bytes": self._ledger.whole,
+                "matmul_flops": (total - attention) // self._backwards,
+                "attention_flops": attention // self._backwards,
+            }
+        )
+
+
+def find_blocks(model: Any) -> tuple[str, list[Any]]:
+    """Return the repeated blocks of a model and the path of their list: the class that holds most of it.
+
+    Only lists of modules of one class count, and of those inside each other the outer one.
+    """
+    best: tuple[int, str, list[Any]] = (0, "", [])
+    for path, module in model.named_modules():
+        children = list(module.children())
+        alike = [child for child in children if type(child) is type(children[0])]
+        size = sum(_parameters(child) for child in alike)
+        if len(alike) > 1 and len(alike) == len(children) and size > best[0]:
+            best = (size, path, alike)
+    return best[1], best[2]
+
+
+def _parameters(module: Any) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _class(module: Any) -> str:
+    inner = getattr(module, "module", None)  # what DDP or FSDP wraps
+    return type(inner if inner is not None else module).__name__
+
+
+def _tensors(values: Any) -> Iterator[Any]:
+    torch: Any = import_module("torch")
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _bytes(given: Any) -> int:
+    floating = (t for t in _tensors([given]) if t.is_floating_point())
+    return sum(t.numel() * t.element_size() for t in floating)
