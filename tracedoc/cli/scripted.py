@@ -96,17 +96,21 @@ def _shape(step: FirstStep, tokens: int) -> ModelShape:
         has_logits=False,
         wrap_classes=(step.block,) if step.block else (),
         layers_path=f"model.{path}" if path else "model.children()",
-        step=OneStep(
-            tokens=tokens,
-            trained=step.trained,
-            blocks=step.blocks,
-            block_bytes=step.block_bytes,
-            input_bytes=step.input_bytes,
-            output_bytes=step.output_bytes,
-            activation_bytes=step.activation_bytes,
-            matmul_flops=step.matmul_flops,
-            attention_flops=step.attention_flops,
-        ),
+        step=_one_step(step, tokens),
+    )
+
+
+def _one_step(step: FirstStep, tokens: int) -> OneStep:
+    return OneStep(
+        tokens=tokens,
+        trained=step.trained,
+        blocks=step.blocks,
+        block_bytes=step.block_bytes,
+        input_bytes=step.input_bytes,
+        output_bytes=step.output_bytes,
+        activation_bytes=step.activation_bytes,
+        matmul_flops=step.matmul_flops,
+        attention_flops=step.attention_flops,
     )
 
 
@@ -134,6 +138,8 @@ def _notes(step: FirstStep, script: str) -> tuple[str, ...]:
         f"From the script: {step.parameters:,} parameters, a batch of shape {shape}, {step.optimizer};"
         f" {format_gb(step.peak_bytes)} at the peak of its step on one GPU, before the optimizer has states.",
     ]
+    if _one_step(step, 1).checkpointed:
+        notes.append("The script checkpoints the activations of its blocks already.")
     if not step.blocks:
         notes.append("No list of equal blocks was found in the model: it is one unit.")
     if step.dtype == "float16" and not step.sharded:

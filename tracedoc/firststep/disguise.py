@@ -47,8 +47,8 @@ def on_host() -> Any:
 
     def is_gpu(value: object) -> bool:
         if isinstance(value, torch.device):
-            return value.type == "cuda"
-        return isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
+            return bool(value.type == "cuda")
+        return isinstance(value, str) and value.split(":")[0] == "cuda"
 
     class OnHost(function_mode):  # type: ignore[misc]
         def __torch_function__(
@@ -100,18 +100,16 @@ class _Stream:
         return _always(0.0 if name == "elapsed_time" else None)
 
 
+_SILENT = """\
+set_device synchronize empty_cache manual_seed manual_seed_all _lazy_init init ipc_collect
+reset_peak_memory_stats reset_max_memory_allocated set_per_process_memory_fraction
+"""
+"""Functions of ``torch.cuda`` that have nothing to do."""
+
+
 def _devices(torch: Any) -> None:
     cuda = torch.cuda
-    silent: tuple[str, ...] = (
-        "set_device",
-        "synchronize",
-        "empty_cache",
-        "manual_seed",
-        "manual_seed_all",
-        "_lazy_init",
-    )
-    silent += ("reset_peak_memory_stats", "reset_max_memory_allocated", "set_per_process_memory_fraction")
-    for name in (*silent, "ipc_collect", "init"):
+    for name in _SILENT.split():
         setattr(cuda, name, _nothing)
     for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
         setattr(cuda, name, _always(0))
@@ -180,7 +178,9 @@ def _conversion(torch: Any) -> None:
                     if id(old) not in converted:
                         with torch.no_grad():
                             new = convert(old)
-                        if held is module._parameters and new is not old:
+                        if (new.device, new.dtype) == (old.device, old.dtype):
+                            new = old  # an optimizer may hold it already
+                        elif held is module._parameters:
                             new = torch.nn.Parameter(new, old.requires_grad)
                         converted[id(old)] = old, new
                     held[name] = converted[id(old)][1]

@@ -28,8 +28,8 @@ class FirstStep:
     is that of the trained parameters. ``states`` is numbers of optimizer state for each parameter, ``rounds``
     the backward passes of an update. Of the ``blocks``, at ``path`` in ``model``, all forward passes together
     left ``block_bytes`` for backward, results included; ``input_bytes`` and ``output_bytes`` went in and came
-    out. ``activation_bytes`` is the most that was live beside parameters and gradients, ``gradient_bytes``
-    the gradients at that moment, ``peak_bytes`` the most of all together.
+    out. Before the update ``activation_bytes`` is the most that was live beside parameters and gradients,
+    ``peak_bytes`` the most of all together.
     """
 
     model: str
@@ -50,7 +50,6 @@ class FirstStep:
     input_bytes: int
     output_bytes: int
     activation_bytes: int
-    gradient_bytes: int
     peak_bytes: int
     matmul_flops: int
     attention_flops: int

@@ -12,13 +12,13 @@ class Ledger:
     """What is allocated, and at which peak, from the first forward pass with gradients on.
 
     ``live`` counts bytes by kind: "parameter", "gradient", "copy" (a parameter in autocast's dtype), and
-    "other", which is activations and what works on them. ``peak`` is the most of "other" and ``gradients``
-    what there was of gradients at that moment; ``whole`` is the most of everything together.
+    "other", which is activations and what works on them. While ``measuring``, ``peak`` is the
+    most of "other", ``whole`` the most of everything together.
     """
 
     def __init__(self) -> None:
         self.live: Counter[str] = Counter()
-        self.peak = self.gradients = self.whole = 0
+        self.peak = self.whole = 0
         self.measuring = False
         self._kinds: dict[int, tuple[str, int]] = {}
 
@@ -32,8 +32,7 @@ class Ledger:
         self.live[kind] += size
         weakref.finalize(storage, self._gone, key)
         if self.measuring:
-            if self.live["other"] > self.peak:
-                self.peak, self.gradients = self.live["other"], self.live["gradient"]
+            self.peak = max(self.peak, self.live["other"])
             self.whole = max(self.whole, sum(self.live.values()))
 
     def call(self, storage: Any, kind: str) -> None:

@@ -29,7 +29,9 @@ class Follower:
         torch: Any = import_module("torch")
         torch.nn.modules.module.register_module_forward_pre_hook(self._enter)
         torch.nn.modules.module.register_module_forward_hook(self._leave)
-        torch.optim.optimizer.register_optimizer_step_post_hook(self._stepped)
+        optimizer: Any = import_module("torch.optim.optimizer")
+        optimizer.register_optimizer_step_pre_hook(self._updating)
+        optimizer.register_optimizer_step_post_hook(self._stepped)
         backward = torch.autograd.backward
 
         def counted(*given: Any, **named: Any) -> None:
@@ -89,6 +91,9 @@ class Follower:
     def _accumulated(self, parameter: Any) -> None:
         self._ledger.call(parameter.grad.untyped_storage(), "gradient")
 
+    def _updating(self, *given: Any) -> None:
+        self._ledger.measuring = False  # what the update takes is counted as states
+
     def _stepped(self, optimizer: Any, given: Any, named: Any) -> None:
         if not self._backwards:
             return  # a step that updates nothing is no training step
@@ -121,7 +126,6 @@ class Follower:
                 "input_bytes": self._inputs // self._backwards,
                 "output_bytes": self._outputs // self._backwards,
                 "activation_bytes": self._ledger.peak,
-                "gradient_bytes": self._ledger.gradients,
                 "peak_bytes": self._ledger.whole,
                 "matmul_flops": (total - attention) // self._backwards,
                 "attention_flops": attention // self._backwards,
@@ -132,15 +136,16 @@ class Follower:
 def find_blocks(model: Any) -> tuple[str, list[Any]]:
     """Return the repeated blocks of a model and the path of their list: the class that holds most of it.
 
-    Only lists of modules of one class count, and of those inside each other the outer one.
+    Blocks are children of one module, of one class and size; of those inside each other the outer ones count.
     """
     best: tuple[int, str, list[Any]] = (0, "", [])
     for path, module in model.named_modules():
-        children = list(module.children())
-        alike = [child for child in children if type(child) is type(children[0])]
-        size = sum(_parameters(child) for child in alike)
-        if len(alike) > 1 and len(alike) == len(children) and size > best[0]:
-            best = (size, path, alike)
+        kinds: dict[tuple[type, int], list[Any]] = {}
+        for child in module.children():
+            kinds.setdefault((type(child), _parameters(child)), []).append(child)
+        for (_, each), alike in kinds.items():
+            if len(alike) > 1 and each * len(alike) > best[0]:
+                best = (each * len(alike), path, alike)
     return best[1], best[2]
 
 
