@@ -39,22 +39,26 @@ def disguise(fake: Any) -> Seen:
     return seen
 
 
+_DEVICES = ("cuda", "cpu")
+"""What becomes the CPU, whatever its number: fake tensors of "cpu:0" do not mix with those of "cpu"."""
+
+
 def on_host() -> Any:
     """Return a mode in which every device is the CPU, and values that nobody knows are zeros."""
     torch: Any = import_module("torch")
     fake_tensor: Any = import_module("torch._subclasses.fake_tensor").FakeTensor
     function_mode: Any = import_module("torch.overrides").TorchFunctionMode
 
-    def is_gpu(value: object) -> bool:
+    def is_device(value: object) -> bool:
         if isinstance(value, torch.device):
-            return bool(value.type == "cuda")
-        return isinstance(value, str) and value.split(":")[0] == "cuda"
+            return value.type in _DEVICES
+        return isinstance(value, str) and value.split(":")[0] in _DEVICES
 
     class OnHost(function_mode):  # type: ignore[misc]
         def __torch_function__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:
-            kwargs = {k: "cpu" if is_gpu(v) else v for k, v in (kwargs or {}).items()}
+            kwargs = {k: "cpu" if is_device(v) else v for k, v in (kwargs or {}).items()}
             if func is torch.Tensor.cuda:
                 return args[0]
             if func in (torch.Tensor.tolist, torch.Tensor.numpy) and isinstance(args[0], fake_tensor):
@@ -69,7 +73,7 @@ def on_host() -> Any:
                 kwargs["pin_memory"] = False
             if func is torch.Tensor.pin_memory:
                 return args[0]
-            return func(*("cpu" if is_gpu(a) else a for a in args), **kwargs)
+            return func(*("cpu" if is_device(a) else a for a in args), **kwargs)
 
     return OnHost()
 

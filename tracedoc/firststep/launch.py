@@ -62,7 +62,10 @@ def first_step(command: str) -> FirstStep:
 
     Raises :class:`InputError` where there is no such script, no torch, or no update that can be followed.
     """
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise InputError(f"--script {command!r}: {error}", 'as in: --script "train.py --lr 1e-4"') from None
     if words[:1] and Path(words[0]).name.startswith("python"):
         words = words[1:]
     if not words or not words[0].endswith(".py"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
@@ -35,17 +36,28 @@ class Ledger:
             self.peak = max(self.peak, self.live["other"])
             self.whole = max(self.whole, sum(self.live.values()))
 
+    def begin(self, given: Iterable[Any]) -> None:
+        """Begin to measure. What is there, but for what the model is given, is data in host memory."""
+        self.measuring = True
+        kept = {storage._cdata for storage in given}
+        for key, (kind, size) in list(self._kinds.items()):
+            if key in self._kinds and kind == "other" and key not in kept:
+                self._kinds[key] = ("host", size)
+                self.live["other"] -= size
+
     def call(self, storage: Any, kind: str) -> None:
         """Give a storage another kind."""
         self.see(storage)
         before, size = self._kinds[storage._cdata]
-        self.live[before] -= size
+        if before != "host":
+            self.live[before] -= size
         self.live[kind] += size
         self._kinds[storage._cdata] = (kind, size)
 
     def _gone(self, key: int) -> None:
         kind, size = self._kinds.pop(key)
-        self.live[kind] -= size
+        if kind != "host":
+            self.live[kind] -= size
 
 
 def counting(ledger: Ledger, parameters: set[int]) -> Any:

@@ -22,6 +22,7 @@ class Follower:
         self._blocks: list[Any] = []
         self._about: dict[str, Any] = {}
         self._entered: dict[int, int] = {}
+        self._batch: list[Any] = []
         self._inputs = self._outputs = self._growth = self._backwards = 0
 
     def follow(self) -> None:
@@ -49,12 +50,11 @@ class Follower:
         torch.nn.Module.__call__ = __call__
 
     def _enter(self, module: Any, given: tuple[Any, ...]) -> None:
-        torch: Any = import_module("torch")
-        if not (self._ledger.measuring or torch.is_grad_enabled()):
+        if not (self._ledger.measuring or import_module("torch").is_grad_enabled()):
             return
         if id(module) not in self._known:
             self._meet(module)
-        if any(module is block for block in self._blocks) and torch._C._current_graph_task_id() == -1:
+        if not self._backwards and any(module is block for block in self._blocks):
             self._inputs += _bytes(given)
             self._entered[id(module)] = self._ledger.live["other"]
 
@@ -80,11 +80,13 @@ class Follower:
             path, self._blocks = find_blocks(module)
             self._about.update(model=_class(module), path=path)
             self._flops.flop_counts.clear()
-            self._ledger.measuring = True
+            self._ledger.begin(t.untyped_storage() for t in self._batch)
+            self._batch = []
 
     def _note_batch(self, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Take note of the shape of the first tensor that a model is given."""
-        first = next(_tensors((*given, *named.values())), None)
+        self._batch = list(_tensors((*given, *named.values())))
+        first = next(iter(self._batch), None)
         if first is not None and first.dim() and any(True for _ in module.parameters()):
             self._about.update(batch=list(first.shape), whole_numbers=not first.is_floating_point())
 
@@ -122,9 +124,9 @@ class Follower:
                 "blocks": len(self._blocks),
                 "block": _class(block) if block is not None else "",
                 "block_parameters": _parameters(block) if block is not None else 0,
-                "block_bytes": self._growth // self._backwards,
-                "input_bytes": self._inputs // self._backwards,
-                "output_bytes": self._outputs // self._backwards,
+                "block_bytes": self._growth,
+                "input_bytes": self._inputs,
+                "output_bytes": self._outputs,
                 "activation_bytes": self._ledger.peak,
                 "peak_bytes": self._ledger.whole,
                 "matmul_flops": (total - attention) // self._backwards,
