@@ -9,15 +9,15 @@ from tests.replay.fluid import Job, Op
 
 MIB = 1 << 20
 
-KINDS = ("ddp", "sharded", "loader", "zero3", "pipeline", "rotating")
+KINDS = ("ddp", "sharded", "loader", "zero3", "pipeline", "rotating", "giant")
 
 
 def draw_job(seed: int) -> Job:
-    """Return a job of one of six kinds, with a straggler or contention in some."""
+    """Return a job of one of seven kinds, with a straggler or contention in some."""
     rng = random.Random(seed)
     ranks = rng.choice((2, 2, 4))
     kind = KINDS[seed % len(KINDS)]
-    layers = rng.randint(4, 8)
+    layers = rng.choice((4, 8)) if kind == "giant" else rng.randint(4, 8)
     host = rng.choice((0.02, 0.05, 0.3))
     work = rng.uniform(0.5, 3.0)
     size = int(rng.uniform(8, 120) * MIB)
@@ -73,11 +73,12 @@ def _step(kind: str, layers: int, host: float, work: float, size: int, rng: rand
             Op("kernel", 2 * work, name=f"bwd_{layer}", key=f"b{layer}", part="backward", needs=needs),
         ]
         op = "reducescatter" if kind in ("sharded", "zero3") else "allreduce"
-        ops += [
-            Op("work", host),
-            _reduction(op, layer, size),
-        ]
-        reduced.append(f"r{layer}")
+        if kind != "giant":
+            ops += [Op("work", host), _reduction(op, layer, size)]
+            reduced.append(f"r{layer}")
+    if kind == "giant":
+        ops += [Op("work", host), _reduction("allreduce", 0, layers * size)]
+        reduced.append("r0")
     ops += [Op("work", host), Op("kernel", 0.3 * work, name="adam", key="o", needs=tuple(reduced))]
     ops += [Op("sync"), Op("work", 0.1)]
     return ops
@@ -149,11 +150,29 @@ def fixed(job: Job, change: str) -> Job:
             rank: [replace(op, ms=op.ms * mean / sums[rank]) if op.kind == "kernel" else op for op in ops]
             for rank, ops in job.step.items()
         })  # fmt: skip
+    if name == "cap-buckets":
+        return replace(job, step={rank: _in_quarters(ops) for rank, ops in job.step.items()})
     if name == "keep-gathered":
         kept = {rank: [op for op in ops if not op.key.startswith("h")] for rank, ops in job.step.items()}
         free = {rank: [_without_gather(op) for op in ops] for rank, ops in kept.items()}
         return replace(job, step=free)
     raise ValueError(change)
+
+
+def _in_quarters(step: list[Op]) -> list[Op]:
+    """Return a step whose one reduction goes in four, each after a quarter of the backward pass."""
+    (whole,) = (op for op in step if op.name == "allreduce")
+    every = sum(op.part == "backward" for op in step) // 4
+    ops: list[Op] = []
+    computed, reduced = 0, []
+    for op in step:
+        if op is whole:
+            continue
+        ops.append(replace(op, needs=tuple(reduced)) if op.key == "o" else op)
+        if op.part == "backward" and (computed := computed + 1) % every == 0:
+            reduced.append(f"r{op.key}")
+            ops.append(replace(whole, key=f"r{op.key}", nbytes=whole.nbytes // 4, needs=(op.key,)))
+    return ops
 
 
 def _without_gather(op: Op) -> Op:
@@ -171,6 +190,7 @@ def changes_of(seed: int) -> tuple[str, ...]:
         "zero3": ("keep-gathered", "even-ranks"),
         "loader": ("feed-input", "even-ranks"),
         "pipeline": ("share-work",),
+        "giant": (f"cap-buckets mib={_quarter_mib(seed):.3f}",) if kind == "giant" else (),
     }
     return (
         "faster-link by=2",
@@ -178,3 +198,8 @@ def changes_of(seed: int) -> tuple[str, ...]:
         "faster-kernels by=2",
         *fitting.get(kind, ("even-ranks",)),
     )
+
+
+def _quarter_mib(seed: int) -> float:
+    """Return what a quarter of a job's one reduction has, and a little more."""
+    return max(op.nbytes for op in draw_job(seed).step[0]) / 4 / MIB + 0.01

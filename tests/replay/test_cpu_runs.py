@@ -57,6 +57,24 @@ def test_the_host_cannot_be_made_faster_than_its_work(late_rank):
         assert not isinstance(answer, Predicted), change
 
 
+def test_gradients_of_two_passes_are_reduced_once(tmp_path):
+    """Twice 20 ms forward, 20 ms backward and 20 ms of all-reduce: 120 ms, and 100 ms without the first."""
+    for rank in (0, 1):
+        builder = TraceBuilder(rank, 2, device=None)
+        for number in range(4):
+            builder.step(number, 120 * number, 120 * number + 120)
+            for begin in (120 * number, 120 * number + 60):
+                builder.host("aten::addmm", begin, begin + 20)
+                builder.backward(begin + 20, begin + 40)
+                builder.collective(
+                    "allreduce", begin + 40, begin + 60, nbytes=64 << 20, launch_ms=begin + 39.9
+                )
+        builder.write(tmp_path / f"rank-{rank}.json")
+    (once,) = tracedoc.predict([tmp_path], ["reduce-once"]).alone
+    assert isinstance(once, Predicted)
+    assert once.step_ms[1] == pytest.approx(100, abs=0.5)
+
+
 @pytest.mark.parametrize("name", FOLDERS)
 def test_real_jobs_are_met_within_5_percent(name, shared_traces):
     found = replay_run(tracedoc.measure([shared_traces / "cpu_gloo" / name]).measurements.run)

@@ -69,6 +69,65 @@ def test_workers_make_batches_while_the_step_before_computes(tmp_path, share, st
     assert one.step_ms[0] == pytest.approx(step_ms, abs=0.3)
 
 
+def reduced(folder, sizes_mib, *, gap_ms: float = 0.0):
+    """Two ranks; 20 ms of forward, four times 10 ms of backward, then all-reduces at 1.6 MiB a ms.
+
+    Each all-reduce begins ``gap_ms`` after the one before it has ended. The host launches all of a step at
+    once, and waits for it at its end.
+    """
+    length = 60.0 + sum(size / 1.6 + gap_ms for size in sizes_mib)
+    for rank in range(2):
+        builder = TraceBuilder(rank, 2)
+        for index in range(4):
+            start = (length + 1) * index + 1.0
+            builder.step(index, start - 0.5, start + length + 0.4)
+            builder.backward(start + 0.02, start + 0.2)
+            builder.kernel("sgemm", start, start + 20, launch_ms=start - 0.01)
+            for one in range(4):
+                begin = start + 20 + 10 * one
+                builder.kernel("sgemm", begin, begin + 10, launch_ms=start + 0.03 + 0.01 * one)
+            at = start + 60.0
+            for number, size in enumerate(sizes_mib):
+                at, end = at + gap_ms, at + gap_ms + size / 1.6
+                launch_ms = start + 0.1 + 0.01 * number
+                builder.collective("allreduce", at, end, nbytes=int(size * 2**20), launch_ms=launch_ms)
+                at = end
+            builder.runtime("cudaDeviceSynchronize", start + 0.3, start + length + 0.01)
+        builder.write(folder / f"rank-{rank}.json")
+    return folder
+
+
+def test_a_large_bucket_is_cut_and_travels_beside_the_backward_pass(tmp_path):
+    """64 MiB in 40 ms become four pieces, which are ready at 30, 40, 50 and 60 ms.
+
+    Without latency each takes 10 ms, and the last one ends at 70. In the slow reading 4/68 of the 40 ms are
+    latency, so that a piece takes 11.8 ms; they are ready at 40, 50, 60 and 60 ms. Three pieces make 35.3 of
+    40 ms of compute 15 % slower: the first one is ready at 42.6 ms, and the last one ends 47 ms later.
+    """
+    low, likely, high = predicted(tracedoc.predict([reduced(tmp_path, [64])], ["cap-buckets mib=16"])).step_ms
+    assert low == pytest.approx(71.0, abs=0.1)
+    assert high == pytest.approx(1 + 42.65 + 4 * 11.76, abs=0.2)
+    assert low <= likely <= high
+
+
+def test_small_buckets_are_filled_in_their_order(tmp_path):
+    """Of 4, 4, 12 and 4 MiB up to 16 fit: 4 + 4, 12 + 4. All of them end together; only latency is saved."""
+    run = reduced(tmp_path, [4, 4, 12, 4])
+    by_size, by_count = tracedoc.predict([run], ["cap-buckets mib=16", "merge-buckets count=2"]).alone
+    assert isinstance(by_size, Predicted)
+    assert isinstance(by_count, Predicted)
+    assert by_size.step_ms == by_count.step_ms
+    (same,) = tracedoc.predict([run], ["cap-buckets mib=12"]).alone
+    assert isinstance(same, Predicted)  # 4 + 4, 12, 4
+    assert by_size.gain_ms[2] > same.gain_ms[2] > 0
+
+
+def test_buckets_of_the_size_that_is_asked_for_stay(tmp_path):
+    (one,) = tracedoc.predict([reduced(tmp_path, [12, 12])], ["cap-buckets mib=16"]).alone
+    assert isinstance(one, NotPredicted)
+    assert "about that large" in one.reason
+
+
 def test_changes_are_made_one_on_top_of_the_other(tmp_path):
     answer = tracedoc.predict(
         [ddp(tmp_path, late_ms=15.0)], ["even-rank rank=1", "faster-kernels by=2", "faster-link by=100"]

@@ -15,6 +15,9 @@ from tracedoc.whatif.changes.registry import request
 JUDGED_RANK = "judged-rank"
 """Stands for the rank that a rule judges, as the value of a parameter."""
 
+STAND_IN = 1.0
+"""The value of what is only known of a run, while a rule is read."""
+
 
 def read_prediction(file: str, node: yaml.Node, known: Container[str]) -> str:
     """Return the change of a ``predict`` field as ``tracedoc whatif`` takes it.
@@ -38,7 +41,7 @@ def read_prediction(file: str, node: yaml.Node, known: Container[str]) -> str:
             fail(file, value, f"predict: there is no fact {unknown[0]!r}")
     try:
         # Which rank is judged, and the values of facts, are only known of a run.
-        request(name, {key: 0.0 if _of_run(value) else value for key, value in given.items()})
+        request(name, {key: STAND_IN if _of_run(value) else value for key, value in given.items()})
     except ChangeError as error:
         fail(file, node, f"predict: {error.message}; {error.hint}")
     words = (

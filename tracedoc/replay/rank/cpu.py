@@ -14,6 +14,7 @@ from tracedoc.timeline.activity import gloo_rows
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.gloo_calls import gloo_calls
 from tracedoc.timeline.launches import NO_ROW
+from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.steps import Window
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct
@@ -67,9 +68,12 @@ def find_cpu_sources(timeline: RankTimeline) -> CpuSources | Unplayable:
     alone = asking.covered_ns(begin, end) == 0
     begin, end, awaited = begin[alone], end[alone], awaited[alone]
     steps = np.array([window.start_ns for window in timeline.windows], dtype=np.int64)
+    # Passes begin at points too: which of them issued a collective is told by what lies between.
+    forward = timeline.phases.host_spans(Phase.FORWARD).starts if timeline.phases else steps[:0]
+    begun = np.union1d(steps, forward)
     # At one time, the beginning of a step comes first, and a wait after what was issued.
     blocks = (
-        (Call.RANGE, steps, steps),
+        (Call.RANGE, begun, begun),
         (Call.INPUT, trace.ts_ns[loads], trace.end_ns[loads]),
         (Call.COMM, issued, issued),
         (Call.SYNC, begin, end),

@@ -1,0 +1,197 @@
+"""Changes of how large the messages are in which gradients travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.replay.rank.program import NONE
+from tracedoc.replay.run_program import Extra, Index, RunProgram
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.phases import Phase
+from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_reading
+from tracedoc.whatif.changes.gathers import joined, without_collectives
+from tracedoc.whatif.changes.reductions import backward_pass
+
+MIB = 2**20
+MOST_PIECES = 64
+"""A message is cut into so many pieces at most: more of them would change little."""
+
+
+def merge_buckets(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Send this many messages of gradients as one, counted from the last."""
+    together = int(ask.number("count"))
+
+    def messages(parts: Index) -> Index:
+        return -((parts.size - 1 - np.arange(parts.size)) // together)
+
+    merged = _merged(program, ask, messages)
+    return merged or NotApplicable("the step has no gradients in several messages")
+
+
+def cap_buckets(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Send gradients in messages of at most a size: small ones are put together, large ones cut."""
+    joins = program.layout.joins
+    if not (joins.nbytes[_reductions(program)] > 0).all():
+        return NotApplicable("the sizes of the step's gradient messages are not known")
+    largest = ask.number("mib") * MIB
+    merged = _merged(program, ask, lambda parts: _filled(joins.nbytes[parts], largest))
+    cut = _cut(merged or program, ask, largest)
+    return cut or merged or NotApplicable("the step's gradient messages are about that large")
+
+
+def _reductions(program: RunProgram) -> Mask:
+    return np.asarray(program.layout.joins.gradients & program.launched)
+
+
+def _queues(program: RunProgram) -> Iterator[Index]:
+    """Yield the gradient reductions of each rank, stream, kind and backward pass, in their order."""
+    layout, joins = program.layout, program.layout.joins
+    parts = np.flatnonzero(_reductions(program))
+    key = layout.lane(joins.event[parts]) * 64 + np.minimum(backward_pass(program)[parts], 63)
+    key = key * 64 + joins.kind[parts]
+    for one in np.unique(key).tolist():
+        mine = parts[key == one]
+        yield mine[np.argsort(joins.event[mine], kind="stable")]
+
+
+def _filled(nbytes: Int64Array, largest: float) -> Index:
+    """Return which message each part goes into, if each is filled before the next one is begun."""
+    message, held = np.zeros(nbytes.size, dtype=np.intp), 0.0
+    for place, size in enumerate(nbytes.tolist()):
+        begins = held > 0 and held + size > largest
+        held = size if begins else held + size
+        message[place] = message[place - 1] + begins
+    return message
+
+
+def _merged(program: RunProgram, ask: Ask, messages: Callable[[Index], Index]) -> RunProgram | None:
+    """Return the program with parts of one message as one; it goes when the last of them is ready.
+
+    ``messages`` numbers, in rising order, the message of each part of a queue. ``None`` if none is merged.
+    """
+    joins = program.layout.joins
+    last = np.full(joins.event.size, NONE, dtype=np.intp)
+    for parts in _queues(program):
+        message = messages(parts)
+        last[parts] = parts[np.searchsorted(message, message, side="right") - 1]
+    gone = np.flatnonzero((last != NONE) & (last != np.arange(last.size)))
+    if gone.size == 0:
+        return None
+    latency = ask.splits[program.reading].latency_ns
+    transfer = program.transfer.copy()
+    more = np.maximum(program.transfer[gone] - latency[gone], 0)
+    np.add.at(transfer, last[gone], more)
+    removed = np.zeros(joins.event.size, dtype=bool)
+    removed[gone] = True
+    emptied = without_collectives(program.edited(transfer=transfer), removed)
+    return emptied.edited(lag=program.lag, extra=joined(program, _users_wait(program, gone, last)))
+
+
+def _users_wait(program: RunProgram, gone: Index, last: Index) -> Extra:
+    """Tie what waited for a part to the message that now carries it, unless it ran before that message."""
+    layout, joins = program.layout, program.layout.joins
+    message = np.full(program.dur.size, NONE, dtype=np.intp)
+    message[joins.event[gone]] = joins.event[last[gone]]
+    uses = np.flatnonzero(~layout.to_host & program.active & (message[layout.cause_from] != NONE))
+    later = layout.event_part[layout.cause_to[uses]] != Phase.BACKWARD
+    uses = uses[later & ~layout.cause_back[uses]]
+    source = message[layout.cause_from[uses]]
+    return Extra(
+        source=source,
+        target=layout.cause_to[uses],
+        of_point=np.zeros(uses.size, dtype=bool),
+        lag_ns=layout.cause_lag[uses],
+        back=np.zeros(uses.size, dtype=bool),
+    )
+
+
+def _cut(program: RunProgram, ask: Ask, largest: float) -> RunProgram | None:
+    """Return the program with large messages in equal pieces; ``None`` if there is none to cut.
+
+    The pieces become ready one after the other while the gradients since the message before are computed,
+    which is slower beside them. The last one stays where the message is: those before it hold it up by what
+    they take from when they are ready. In the slow reading each is ready as late as the next one.
+    """
+    joins = program.layout.joins
+    latency = np.minimum(ask.splits[program.reading].latency_ns, program.transfer)
+    transfer, dur = program.transfer.copy(), program.dur.astype(np.int64)
+    ties: list[tuple[int, int, int]] = []
+    for part, before, pieces in _large(program, largest):
+        event = int(joins.event[part])
+        ready = _computed_between(program, before, event)
+        if not ready.size:
+            continue
+        piece = int(latency[part] + (program.transfer[part] - latency[part]) / pieces)
+        transfer[part] = piece
+        done = np.cumsum(program.dur[ready], dtype=np.int64)
+        number = np.arange(1, pieces)
+        share = np.minimum(number + of_reading(program.reading, 0, 0, 1), pieces) / pieces
+        place = _nearest(done, share * done[-1])
+        ties += [
+            (int(one), event, int(left) * piece)
+            for one, left in zip(ready[place], pieces - number, strict=True)
+        ]
+        if before != NONE:
+            ties.append((before, event, (pieces - 1) * piece))
+        beside = min((pieces - 1) * piece / max(int(done[-1]), 1), 1.0)
+        dur[ready] = np.rint(program.dur[ready] * (1 + program.contention * beside))
+    if not ties:
+        return None
+    source, target, lag = np.array(ties, dtype=np.int64).T
+    no = np.zeros(lag.size, dtype=bool)
+    extra = Extra(source.astype(np.intp), target.astype(np.intp), of_point=no, lag_ns=lag, back=no)
+    return program.edited(transfer=transfer, dur=dur, extra=joined(program, extra))
+
+
+def _large(program: RunProgram, largest: float) -> Iterator[tuple[int, int, int]]:
+    """Yield each larger part, the event of the one before it (or ``NONE``), and how many it becomes."""
+    joins = program.layout.joins
+    for parts in _queues(program):
+        before = NONE
+        for part in parts.tolist():
+            pieces = min(int(-(-joins.nbytes[part] // largest)), MOST_PIECES)
+            if pieces > 1:
+                yield part, before, pieces
+            before = int(joins.event[part])
+
+
+def _nearest(rising: Int64Array, values: npt.NDArray[np.float64]) -> Index:
+    """Return which entry of a rising column is nearest to each value."""
+    after = np.minimum(np.searchsorted(rising, values), rising.size - 1)
+    before = np.maximum(after - 1, 0)
+    return np.where(values - rising[before] < rising[after] - values, before, after)
+
+
+def _computed_between(program: RunProgram, before: int, event: int) -> Index:
+    """Return the backward pass's compute events of a rank launched between two of its reductions.
+
+    ``before`` may be ``NONE``: then all since the beginning of the backward pass.
+    """
+    layout = program.layout
+    rank = int(layout.rank_of_event(event))
+    mine = np.arange(layout.event_base[rank], layout.event_base[rank + 1])
+    point = layout.point[mine]
+    last = layout.point[event]
+    first = layout.point[before] if before != NONE else NONE
+    chosen = (point > first) & (point < last) & layout.computes_of(mine)
+    chosen &= np.isin(layout.event_part[mine], (Phase.BACKWARD, Phase.RECOMPUTE))
+    return np.asarray(mine[chosen][np.argsort(point[chosen], kind="stable")], dtype=np.intp)
+
+
+CHANGES = (
+    Change(
+        "merge-buckets",
+        "this many gradient messages become one",
+        merge_buckets,
+        (Parameter("count", "how many become one", 2.0, 2, 1024),),
+    ),
+    Change(
+        "cap-buckets",
+        "gradients travel in messages of a size, as with bucket_cap_mb: small ones together, large ones cut",
+        cap_buckets,
+        (Parameter("mib", "how large a message becomes at most", 25.0, 0.01, 65536),),
+    ),
+)
