@@ -119,6 +119,9 @@ class Truth:
             return job.changed(**{f"ahead {one}": float(values["units"]) for one in passes})
         if name == "merge-buckets":
             return job.changed(merged=float(values["count"]))
+        if name == "cap-buckets":
+            found = [one for one in ("small-buckets", "giant-bucket") if job.fault(one)]
+            return job.without(found[0]) if found else None
         if name == "even-rank":
             return job.changed(even=float(values["rank"]))
         if name == "reduce-once":

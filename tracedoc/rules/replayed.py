@@ -149,11 +149,24 @@ def _with_prediction(finding: Finding, fix: Fix, predicted: Predicted, measureme
     """Return the fix with its prediction, or as one that is not replayed.
 
     Ranks on CPUs slow each other down by chance; a bound over all steps knows that, the replay of one step
-    does not. So there the bound stands against a larger prediction.
+    does not. So there the bound stands against a larger prediction: where it says what is saved at least,
+    the prediction is brought within it, else there is none. Neither is replayed on top of other fixes.
     """
-    if measurements.is_cpu and finding.gain is not None and predicted.gain_ms[1] > finding.gain.size_ms:
+    bound = finding.gain
+    if not measurements.is_cpu or bound is None or predicted.gain_ms[1] <= bound.size_ms:
+        return replace(fix, predicted=predicted)
+    if bound.low_ms <= 0:
         return replace(fix, replays="")
-    return replace(fix, predicted=predicted)
+    return replace(fix, replays="", predicted=_within(predicted, bound))
+
+
+def _within(predicted: Predicted, bound: Gain) -> Predicted:
+    """Return a prediction whose gain is at most that of a bound, and as unsure."""
+    low, likely, high = predicted.gain_ms
+    gains = (min(low, bound.low_ms), min(likely, bound.high_ms), min(high, bound.high_ms))
+    today = predicted.step_ms[1] + likely
+    steps = (today - gains[2], today - gains[1], today - gains[0])
+    return replace(predicted, step_ms=steps, gain_ms=gains)
 
 
 def _cost(finding: Finding, rule: Rule, step: int, measurements: Measurements) -> Cost | None:
