@@ -33,7 +33,7 @@ STEPS_AT_ONCE = 5
 """A step is the median of means of so many: loader workers hand over several batches at once."""
 
 CLOSE = 0.3
-"""A predicted gain is close to the real one within this share of it."""
+"""A predicted gain, as a share of the captured step, is close within this share of the real one."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,10 @@ MENDED = (
 
 @dataclass(frozen=True)
 class Gain:
-    """What a fix was predicted to give, low to high (none: no prediction), and gave; of steps in ms."""
+    """What a fix was predicted to give, low to high (none: no prediction), and gave; of steps in ms.
+
+    A profiler makes steps longer, and so the gain: they are held against each other as shares of their steps.
+    """
 
     predicted_ms: tuple[float, float, float] | None
     captured_ms: float
@@ -69,6 +72,12 @@ class Gain:
         return self.before_ms - self.after_ms
 
     @property
+    def shares(self) -> tuple[float, float]:
+        """Return the predicted and the real gain as shares of the captured and of the real step."""
+        predicted = self.predicted_ms[1] if self.predicted_ms else 0.0
+        return predicted / self.captured_ms, self.real_ms / self.before_ms
+
+    @property
     def right(self) -> bool:
         """Return whether the step was predicted to change in the direction in which it did."""
         return self.predicted_ms is not None and (self.predicted_ms[1] > 0) == (self.real_ms > 0)
@@ -76,7 +85,8 @@ class Gain:
     @property
     def close(self) -> bool:
         """Return whether the likely gain is close to the real one."""
-        return self.right and abs(self.predicted_ms[1] - self.real_ms) <= CLOSE * abs(self.real_ms)
+        predicted, real = self.shares
+        return self.right and abs(predicted - real) <= CLOSE * abs(real)
 
 
 def run(command: Sequence[str]) -> None:
@@ -141,13 +151,14 @@ def rows(mended: Mended, repetitions: int, folder: Path) -> Iterator[tuple[str, 
         try:
             gain = tried(mended, number, folder)
         except RuntimeError as error:
-            yield f"| {mended.kind} | {number + 1} | {error} | | | | |", None
+            yield f"| {mended.kind} | {number + 1} | {error} | | | | | |", None
             continue
         low, likely, high = gain.predicted_ms or (0.0, 0.0, 0.0)
-        predicted = f"{likely:.0f} ms ({low:.0f} to {high:.0f})" if gain.predicted_ms else "none"
-        steps = f"{gain.captured_ms:.0f} ms | {gain.before_ms:.0f} -> {gain.after_ms:.0f} ms"
+        predicted = f"{likely:.0f} ms ({low:.0f} to {high:.0f}) of {gain.captured_ms:.0f}"
+        real = f"{gain.real_ms:.0f} ms | {gain.before_ms:.0f} -> {gain.after_ms:.0f} ms"
+        shares = " | ".join(f"{share:.0%}" for share in gain.shares)
         word = "close" if gain.close else "direction right" if gain.right else "wrong"
-        told = f"{predicted} | {gain.real_ms:.0f} ms | {steps} | {word}"
+        told = f"{predicted if gain.predicted_ms else 'none'} | {real} | {shares} | {word}"
         yield f"| {mended.kind} | {number + 1} | {told} |", gain
 
 
@@ -158,8 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, default=HERE.parent / "build" / "predicted")
     asked = parser.parse_args(arguments)
     asked.into.mkdir(parents=True, exist_ok=True)
-    print("| job | repetition | predicted gain | real gain | captured step | steps without a profiler | |")
-    print("|---|---|---|---|---|---|---|")
+    print("| job | | predicted gain | real gain | steps without a profiler | predicted | real | |")
+    print("|---|---|---|---|---|---|---|---|")
     gains = []
     for mended in MENDED:
         for row, gain in rows(mended, asked.repetitions, asked.into):

@@ -1,4 +1,4 @@
-"""Run all that takes long: random inputs, hard inputs, real jobs that go wrong, and pairs to compare.
+"""Run all that takes long: random and hard inputs, real jobs that go wrong, pairs to compare, fixes applied.
 
     python soak/run.py [--share 1.0]
 
@@ -26,6 +26,7 @@ def main() -> int:
     parts = [
         ["jobs.py"],
         ["compared_runs.py", "--repetitions", str(max(round(10 * share), 1))],
+        ["predicted_runs.py", "--repetitions", str(max(round(10 * share), 1))],
         ["bombs.py", "--share", str(share)],
         ["fuzz_manifests.py", "--count", str(round(2000 * share))],
         ["fuzz_reports.py", "--count", str(round(2000 * share))],

@@ -24,6 +24,9 @@ from tracedoc.whatif.predictions import Prediction, predict
 LONGEST_PLAN = 5
 """A plan has at most this many fixes: what comes later rests on ever more assumptions."""
 
+ALIKE = ("even-rank", "even-ranks", "share-work")
+"""Changes that make ranks alike."""
+
 _SURER = ("low", "medium", "high").index
 
 NOT_REPLAYED = "a bound: the step was not replayed, because {}"
@@ -149,11 +152,13 @@ def _with_prediction(finding: Finding, fix: Fix, predicted: Predicted, measureme
     """Return the fix with its prediction, or as one that is not replayed.
 
     Ranks on CPUs slow each other down by chance; a bound over all steps knows that, the replay of one step
-    does not. So there the bound stands against a larger prediction: where it says what is saved at least,
-    the prediction is brought within it, else there is none. Neither is replayed on top of other fixes.
+    does not. So there the bound of what makes ranks alike stands against a larger prediction: where it says
+    what is saved at least, the prediction is brought within it, else there is none. Neither is replayed on
+    top of other fixes.
     """
     bound = finding.gain
-    if not measurements.is_cpu or bound is None or predicted.gain_ms[1] <= bound.size_ms:
+    unsure = measurements.is_cpu and predicted.change.split()[0] in ALIKE
+    if not unsure or bound is None or predicted.gain_ms[1] <= bound.size_ms:
         return replace(fix, predicted=predicted)
     if bound.low_ms <= 0:
         return replace(fix, replays="")
