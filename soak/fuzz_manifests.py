@@ -63,7 +63,7 @@ def manifest(ranks: int) -> dict[str, Any]:
         "end": "the job ended",
         "ended": "2026-01-01T00:00:00+00:00",
     }
-    told = {
+    entries = {
         str(rank): {
             **json.loads(json.dumps(entry)),
             "file": f"rank-{rank}.json",
@@ -73,7 +73,7 @@ def manifest(ranks: int) -> dict[str, Any]:
         for rank in range(ranks)
     }
     node = {"schema": 1, "part": "node", "host": "node", "ended": "now", "exit_code": 1, "pid": 7}
-    return {"schema": 1, "run": "r", "state": "complete", "attempt": 0, "nodes": [node], "ranks": told}
+    return {"schema": 1, "run": "r", "state": "complete", "attempt": 0, "nodes": [node], "ranks": entries}
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:

@@ -276,13 +276,13 @@ def _steps(dice: random.Random, document: Json) -> None:
 
 def _groups(dice: random.Random, document: Json) -> None:
     """Make ranks, groups and sizes contradict each other."""
-    told = document.setdefault("distributedInfo", {})
-    if isinstance(told, dict) and dice.random() < 0.5:
-        told[dice.choice(["rank", "world_size", "pg_count", "backend", "pg_config", "nccl_version"])] = odd(
+    info = document.setdefault("distributedInfo", {})
+    if isinstance(info, dict) and dice.random() < 0.5:
+        info[dice.choice(["rank", "world_size", "pg_count", "backend", "pg_config", "nccl_version"])] = odd(
             dice
         )
-    if isinstance(told, dict) and isinstance(told.get("pg_config"), list):
-        for group in told["pg_config"]:
+    if isinstance(info, dict) and isinstance(info.get("pg_config"), list):
+        for group in info["pg_config"]:
             if isinstance(group, dict) and group and dice.random() < 0.5:
                 group[dice.choice(list(group))] = odd(dice)
     for event in _some(dice, document):

@@ -278,16 +278,16 @@ def try_case(case: Case, folder: Path) -> list[str]:
     wrong += our_tracebacks(collected.err)
     if not (into.is_dir() and any(into.iterdir())):
         return wrong
-    told = subprocess.run(
+    answer = subprocess.run(
         [sys.executable, "-m", "tracedoc", "diagnose", str(into)],
         capture_output=True,
         text=True,
         timeout=LONGEST_S,
         check=False,
     )
-    if told.returncode not in (0, 1, 2) or "Traceback" in told.stderr:
-        wrong.append(f"diagnose ended with {told.returncode}: {told.stderr[-2000:]}")
-    first = (told.stdout + told.stderr).strip().split("\n\n")[0]
+    if answer.returncode not in (0, 1, 2) or "Traceback" in answer.stderr:
+        wrong.append(f"diagnose ended with {answer.returncode}: {answer.stderr[-2000:]}")
+    first = (answer.stdout + answer.stderr).strip().split("\n\n")[0]
     if not re.search(case.says, first):
         wrong.append(f"diagnose does not say {case.says!r} but: {first}")
     return wrong

@@ -69,9 +69,9 @@ def repeat(what: str, numbers: range, trial: Callable[[int], str]) -> int:
     for place, failed in failures.items():
         print(f"{len(failed):6} x {place}  (numbers {failed[:6]})")
     count = sum(map(len, failures.values()))
-    told = ", ".join(f"{word} {times}" for word, times in outcomes.most_common())
+    outcome = ", ".join(f"{word} {times}" for word, times in outcomes.most_common())
     print(
-        f"{what}: {tried} tried in {time.monotonic() - began:.0f} s, {count} failed; {told}; "
+        f"{what}: {tried} tried in {time.monotonic() - began:.0f} s, {count} failed; {outcome}; "
         f"slowest {slowest[0]:.1f} s of processor time ({slowest[1]})",
         flush=True,
     )

@@ -236,10 +236,10 @@ def test_progress_moves_while_one_file_is_read(tmp_path: Path):
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_bytes_of_all_paths_are_told_together(jobs: int):
-    told: list[int] = []
-    assert len(list(run_each(length, {"abc": 3, "de": 2}, jobs=jobs, on_bytes=told.append))) == 2
-    assert told == sorted(told)
-    assert told[-1] == 5
+    ticks: list[int] = []
+    assert len(list(run_each(length, {"abc": 3, "de": 2}, jobs=jobs, on_bytes=ticks.append))) == 2
+    assert ticks == sorted(ticks)
+    assert ticks[-1] == 5
 
 
 # -- stopping

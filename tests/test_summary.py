@@ -150,13 +150,15 @@ def test_a_cpu_trace_tells_what_preview_rules_find(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("busy", "told"), [(40, True), (60, False)])
-def test_a_cpu_step_without_operators_for_most_of_it_says_so(tmp_path: Path, busy: int, told: bool) -> None:
+@pytest.mark.parametrize(("busy", "is_said"), [(40, True), (60, False)])
+def test_a_cpu_step_without_operators_for_most_of_it_says_so(
+    tmp_path: Path, busy: int, is_said: bool
+) -> None:
     """60 ms of each 100 ms no operator runs; where it is 40, computing is most of the step."""
     for builder in parse_lanes(f"step: 100\ncompute 0-{busy} x{busy}", ranks=1, device=None):
         builder.write(tmp_path / f"rank-{builder.rank}.json")
     summary = diagnose([tmp_path]).summary
-    assert ("For 60 ms of it no operator runs: sleep, I/O, or Python of the script." in summary) is told
+    assert ("For 60 ms of it no operator runs: sleep, I/O, or Python of the script." in summary) is is_said
 
 
 def test_a_cpu_step_that_compiles_for_most_of_it_says_so(tmp_path: Path) -> None:

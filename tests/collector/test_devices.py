@@ -53,9 +53,9 @@ def test_a_gpu_outside_any_fabric_has_no_ids() -> None:
         def nvmlDeviceGetGpuFabricInfoV(self, handle: object, fabric: Any) -> int:  # noqa: N802
             return 0
 
-    told = describe_device(Alone(), object())
-    assert "fabric_cluster" not in told
-    assert "fabric_clique" not in told
+    described = describe_device(Alone(), object())
+    assert "fabric_cluster" not in described
+    assert "fabric_clique" not in described
 
 
 def test_a_driver_that_answers_nothing_is_left_out() -> None:

@@ -74,10 +74,10 @@ def test_collections_are_counted_and_long_ones_reported() -> None:
     cycle: list[object] = [[index] for index in range(300_000)]
     gc.collect()
     watch.end()
-    told = watch.describe()
-    assert told["collections"][2] >= 1
+    described = watch.describe()
+    assert described["collections"][2] >= 1
     assert any(generation == 2 and length >= 1_000_000 for generation, _, length in pauses)
-    assert round(told["longest_ms"][2] * 1e6) == max(length for g, _, length in pauses if g == 2)
+    assert round(described["longest_ms"][2] * 1e6) == max(length for g, _, length in pauses if g == 2)
     assert gc.callbacks == callbacks
     assert len(cycle) == 300_000
 

@@ -40,8 +40,8 @@ def test_the_step_from_which_on_a_job_is_slower(tmp_path: Path) -> None:
     assert facts["slow_steps_excess_ms"].value == pytest.approx(20)
     assert facts["slow_steps_cost_ms"].value == pytest.approx(20 * 15 / 40)
     assert facts["step_outliers"].value == 0
-    told = "the captured steps show none of them, and the log does not tell which rank is late in them"
-    assert facts["slow_steps_in_capture"].value == told
+    text = "the captured steps show none of them, and the log does not tell which rank is late in them"
+    assert facts["slow_steps_in_capture"].value == text
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_captured_steps_name_the_rank_that_is_late_in_slow_ones(tmp_path: Path) 
     """Every second step takes 100 ms, the others 75. In captured ones, of 100 ms, rank 2 is 25 ms late."""
     facts = diagnose(tmp_path, "75 100 " * 20, RANK_2_LATE, ranks=4).facts
     assert facts["slow_steps_when"].value == "every 2 steps (6, 8, 10 and so on)"
-    told = facts["slow_steps_in_capture"].value
+    text = facts["slow_steps_in_capture"].value
     assert (
-        told
+        text
         == "steps 0, 2, 4 of the capture are such: the other ranks wait 25 ms for rank 2 there on average"
     )
 
@@ -87,6 +87,6 @@ def test_captured_steps_name_the_rank_that_is_late_in_slow_ones(tmp_path: Path) 
 def test_captured_steps_in_which_no_rank_is_late_say_so(tmp_path: Path) -> None:
     """Every second step takes 70 ms and the others 35; all ranks take 70 ms in the captured ones."""
     facts = diagnose(tmp_path, "35 70 " * 20, EVEN).facts
-    told = facts["slow_steps_in_capture"].value
-    assert isinstance(told, str)
-    assert told.endswith("of the capture are such, and no rank is late enough in them to explain it")
+    text = facts["slow_steps_in_capture"].value
+    assert isinstance(text, str)
+    assert text.endswith("of the capture are such, and no rank is late enough in them to explain it")

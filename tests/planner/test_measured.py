@@ -44,10 +44,10 @@ def test_what_the_run_idled_stays_in_every_strategy() -> None:
     slow = candidate(RUN, STRATEGIES["full-shard"], replace(WISH, idle_ms=100.0)).step
     assert slow is not None
     assert slow.expected_ms == pytest.approx(usual.expected_ms + 100)
-    told = found.note(usual.expected_ms + 100)
-    assert told.startswith("Measured ")
-    assert "with FSDP FULL_SHARD, predicted " in told
-    assert "idles 100 ms" in told
+    note = found.note(usual.expected_ms + 100)
+    assert note.startswith("Measured ")
+    assert "with FSDP FULL_SHARD, predicted " in note
+    assert "idles 100 ms" in note
 
 
 def test_a_strategy_that_the_planner_does_not_know_is_not_compared() -> None:

@@ -122,9 +122,9 @@ def test_more_ranks_than_a_host_has_may_be_on_several(world: int, known: bool) -
 def test_a_transfer_that_the_clocks_cannot_tell_says_nothing_of_bandwidth() -> None:
     found = matching(0, 9)
     curves = group_curves(found, dict.fromkeys((0, 1), H200), dict.fromkeys((0, 1), "a"))
-    for residual_ns, told in [(499_999, 1), (500_000, 0)]:  # the transfer took 1 ms
+    for residual_ns, expected in [(499_999, 1), (500_000, 0)]:  # the transfer took 1 ms
         doubtful = replace(found, clock=replace(found.clock, residual_ns=residual_ns))
-        assert transfers(doubtful, curves).gbps.size == told
+        assert transfers(doubtful, curves).gbps.size == expected
 
 
 def test_an_operation_that_lacks_a_rank_says_nothing_of_bandwidth() -> None:

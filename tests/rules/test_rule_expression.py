@@ -235,8 +235,8 @@ def test_values_of_the_wrong_kind_are_unknown() -> None:
 def test_every_comparison_is_told_even_where_another_decides() -> None:
     result = evaluate(parse("a>1 or b / c > 2 and ok"), {"a": 5, "b": 1, "c": 0, "ok": False})
     assert result.value is True
-    told = [(one.text, one.left, one.right, one.holds, one.reason) for one in result.comparisons]
-    assert told == [
+    compared = [(one.text, one.left, one.right, one.holds, one.reason) for one in result.comparisons]
+    assert compared == [
         ("a > 1", 5, 1, True, ""),
         ("b / c > 2", None, 2, None, "division by zero: b / c"),
         ("ok", False, True, False, ""),

@@ -252,9 +252,9 @@ def test_a_guard_states_its_severity_and_is_judged_on_a_cpu_as_usual(tmp_path: P
     ],
 )
 def test_a_mistake_is_told_with_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
-    told = _error(tmp_path, old, new)
-    assert re.match(r"\d+:\d+: ", told)
-    assert message in told
+    error = _error(tmp_path, old, new)
+    assert re.match(r"\d+:\d+: ", error)
+    assert message in error
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,11 @@ def assert_alike(data: bytes, chunk_bytes: int = chunks.CHUNK_BYTES, **options: 
     native = read(data, "native", chunk_bytes, **options)
     python = read(data, "python", chunk_bytes, **options)
     if isinstance(native, Trace) and isinstance(python, Trace):
-        told, expected = described(native), described(python)
-        assert told["info"].pop("reader") == ("str", "'native'")
+        seen, expected = described(native), described(python)
+        assert seen["info"].pop("reader") == ("str", "'native'")
         assert expected["info"].pop("reader") == ("str", "'python'")
         for name in expected:
-            assert told[name] == expected[name], name
+            assert seen[name] == expected[name], name
     else:
         assert native == python
     return native

@@ -110,8 +110,8 @@ def discover(paths: Sequence[str]) -> Run:
         )
     unique = {_identity(file.path): file for file in reversed(files)}
     ordered = sorted(unique.values(), key=lambda file: natural_key(file.path))
-    told = [manifest for manifest in manifests if manifest is not None]
-    return Run(tuple(ordered), join_manifests(told), tuple(limits))
+    known = [manifest for manifest in manifests if manifest is not None]
+    return Run(tuple(ordered), join_manifests(known), tuple(limits))
 
 
 def _identity(path: str) -> str:
@@ -131,7 +131,7 @@ def _directory(directory: Path, limits: list[Limit]) -> tuple[list[TraceFile], M
     files = _files_in(directory, _listed(manifest), limits)
     if files:
         return files, manifest
-    told: dict[Path, Manifest] = {}
+    known: dict[Path, Manifest] = {}
     # The folders of a run in which nothing was captured are not that run: its baseline, earlier attempts.
     if manifest is None or manifest.ranks:
         for folder in _subfolders(directory):
@@ -143,11 +143,11 @@ def _directory(directory: Path, limits: list[Limit]) -> tuple[list[TraceFile], M
                 continue
             files += found
             if found and own is not None:
-                told[folder] = own
+                known[folder] = own
     if not files:
         raise _no_traces(directory, manifest, limits[earlier:])
-    _refuse_several_runs(directory, told)
-    return files, join_manifests([*([manifest] if manifest else []), *told.values()])
+    _refuse_several_runs(directory, known)
+    return files, join_manifests([*([manifest] if manifest else []), *known.values()])
 
 
 def _manifest_in(directory: Path, limits: list[Limit]) -> Manifest | None:
@@ -186,13 +186,13 @@ def _no_traces(directory: Path, manifest: Manifest | None, limits: Sequence[Limi
     )
 
 
-def _refuse_several_runs(directory: Path, told: Mapping[Path, Manifest]) -> None:
+def _refuse_several_runs(directory: Path, known: Mapping[Path, Manifest]) -> None:
     """Raise where folders side by side hold runs of their own, not the nodes of one: they share a rank."""
-    ranks = [entry.rank for manifest in told.values() for entry in manifest.ranks]
+    ranks = [entry.rank for manifest in known.values() for entry in manifest.ranks]
     if len(ranks) > len(set(ranks)):
-        newest = max(told, key=lambda folder: folder.stat().st_mtime)
+        newest = max(known, key=lambda folder: folder.stat().st_mtime)
         raise InputError(
-            f"{directory} holds {len(told)} runs, each in a folder of its own", f"pass one of them: {newest}"
+            f"{directory} holds {len(known)} runs, each in a folder of its own", f"pass one of them: {newest}"
         )
 
 

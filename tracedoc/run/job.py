@@ -126,8 +126,8 @@ def read_job(manifest: Manifest | None) -> Job | None:
         _rank(entry, Path(entry.folder) if number < MAX_LOGS and entry.folder else None, unusable)
         for number, entry in enumerate(manifest.ranks)
     ]
-    told = tuple(rank for rank in ranks if rank is not None)
-    return Job(told, tuple(_limits(unusable))) if told else None
+    known = tuple(rank for rank in ranks if rank is not None)
+    return Job(known, tuple(_limits(unusable))) if known else None
 
 
 def _limits(unusable: Sequence[str]) -> Iterator[Limit]:

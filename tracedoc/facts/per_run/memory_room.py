@@ -133,9 +133,9 @@ def _used_share(run: RunView, digest: RankDigest) -> Value:
 
 def _memory(run: RunView, digest: RankDigest) -> Memory:
     """Return the memory of a rank's GPU and its peak: from the manifest, else as the profiler recorded it."""
-    told = run.job.rank(digest.rank) if run.job is not None else None
-    if told is not None and told.memory.total and told.memory.peak_allocated is not None:
-        return told.memory
+    entry = run.job.rank(digest.rank) if run.job is not None else None
+    if entry is not None and entry.memory.total and entry.memory.peak_allocated is not None:
+        return entry.memory
     total, peak = (digest.facts.get(name) for name in ("device_memory_bytes", "peak_allocated_bytes"))
     return Memory(
         total=total if isinstance(total, int) else None,
