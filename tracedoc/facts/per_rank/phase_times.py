@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from itertools import pairwise
 
 import numpy as np
@@ -125,13 +126,13 @@ def reducing_micro_batches(timeline: RankTimeline) -> Value:
     step = _whole_host_step(timeline)
     if isinstance(step, Unknown) or timeline.phases is None:
         return step if isinstance(step, Unknown) else NO_PHASES
-    asked = [
+    asked = sorted(
         at
         for operation, at in zip(timeline.collectives, timeline.phases.asked_ns.tolist(), strict=True)
         if operation.op in REDUCTIONS
-    ]
+    )
     passes = [at for at in _summed_passes(timeline) if step.start_ns <= at[0] < step.end_ns]
-    return sum(any(start <= at < end for at in asked) for start, end in passes)
+    return sum(bisect_left(asked, start) < bisect_left(asked, end) for start, end in passes)
 
 
 @rank_fact("reductions_per_micro_batch", unit="count", needs=("host_ops", "collectives"))
