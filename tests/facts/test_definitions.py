@@ -150,3 +150,14 @@ def test_what_a_late_rank_surely_costs_holds_in_three_quarters_of_the_steps(tmp_
     facts = facts_of(tmp_path, *run_with_a_late_rank([30.0, 10.0, 30.0, 10.0, 30.0], loader_ms=40.0))
     assert facts["straggler_cost_ms"].values["1"] == pytest.approx(30)
     assert facts["straggler_least_ms"].values["1"] == pytest.approx(10)
+
+
+def test_what_compiling_costs_is_no_more_than_the_median_step(tmp_path: Path) -> None:
+    """Of 1,100 ms of finished steps after the first 900 are compilation; the median step takes 100 ms."""
+    builder = TraceBuilder(0, 1, device=None)
+    for number, (begin, end) in enumerate([(0, 100), (100, 200), (200, 1200), (1200, 1300)]):
+        builder.step(number, begin, end).host("aten::mm", begin, begin + 50)
+    builder.host("_compile.compile_inner", 260, 1160)
+    facts = tracedoc.diagnose([builder.write(tmp_path / "rank-0.json")]).facts
+    assert facts["step_ms"].value == 100
+    assert facts["recompile_ms"].value == pytest.approx(900 / 1100 * 100)

@@ -33,18 +33,19 @@ def recompiling_steps(timeline: RankTimeline) -> Value:
 
 @rank_fact("recompile_ms", unit="ms", needs=("host_ops",))
 def recompile_ms(timeline: RankTimeline) -> Value:
-    """What compiling costs a captured step on average, the first one left out.
+    """What compiling costs the median step: its share of the captured steps after the first, of that step.
 
     Idle time of the GPU inside the ranges of Dynamo and Inductor; in a CPU trace the time inside them.
     """
-    steps = _warm_steps(timeline)
-    if not steps:
+    steps, judged = _warm_steps(timeline), timeline.judged
+    if not steps or judged is None:
         return NO_WARM_STEP
     compiling, activity = _compiling(timeline), timeline.activity
     if not timeline.is_cpu and activity is not None:
         compiling = compiling - activity.busy
     cost = compiling.covered_ns([step.start_ns for step in steps], [step.end_ns for step in steps])
-    return float(cost.sum()) / len(steps) / 1e6
+    length = sum(step.end_ns - step.start_ns for step in steps)
+    return float(cost.sum()) / max(length, 1) * (judged.end_ns - judged.start_ns) / 1e6
 
 
 @rank_fact("recompiled", unit="text", needs=("host_ops",))
