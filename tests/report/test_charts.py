@@ -43,6 +43,10 @@ def test_no_waiting_and_impossible_waiting_are_not_drawn(ms: float):
     assert heat_map(None) is None
 
 
+def test_negative_waiting_is_not_drawn():
+    assert heat_map(replace(WAITS, wait_ms=((30.0, -1e308), (0.0, None), (15.0, 0.0)))) is None
+
+
 def test_cells_of_many_steps_keep_their_words_for_readers_only():
     steps = tuple(range(WORDED_STEPS + 1))
     drawn = heat_map(Waits((0,), steps, ((1.0,) * len(steps),), ((3,) * len(steps),)))

@@ -42,8 +42,9 @@ def heat_map(waits: Waits | None) -> HeatMap | None:
     """Return the table; ``None`` where no waiting is known, or where its parts do not fit together."""
     if waits is None or not waits.ranks or not waits.steps:
         return None
-    longest = max((ms for row in waits.wait_ms for ms in row if ms is not None), default=0.0)
-    if not 0 < longest < 1e12:
+    known = [ms for row in waits.wait_ms for ms in row if ms is not None]
+    longest = max(known, default=0.0)
+    if not 0 < longest < 1e12 or min(known) < 0:
         return None
     in_seconds = longest >= 999.5
     waiting: dict[int, set[int]] = {}
