@@ -170,7 +170,7 @@ def test_a_cpu_step_that_compiles_for_most_of_it_says_so(tmp_path: Path) -> None
     assert found.budget is not None
     assert (found.budget.compute_ms, found.budget.idle_ms) == (20, 80)
     assert found.summary.startswith(
-        "Recompilation: it takes 70 ms a step on average, beside steps of 100 ms."
+        "Recompilation: it takes 70 ms of each 100 ms step."
     )
 
 

@@ -24,8 +24,8 @@ from tracedoc.whatif.predictions import Prediction, predict
 LONGEST_PLAN = 5
 """A plan has at most this many fixes: what comes later rests on ever more assumptions."""
 
-ALIKE = ("even-rank", "even-ranks", "share-work")
-"""Changes that make ranks alike."""
+HELD_ON_CPUS = ("even-rank", "even-ranks", "share-work", "merge-buckets")
+"""Changes that make ranks alike, or messages larger."""
 
 _SURER = ("low", "medium", "high").index
 
@@ -152,12 +152,12 @@ def _with_prediction(finding: Finding, fix: Fix, predicted: Predicted, measureme
     """Return the fix with its prediction, or as one that is not replayed.
 
     Ranks on CPUs slow each other down by chance; a bound over all steps knows that, the replay of one step
-    does not. So there the bound of what makes ranks alike stands against a larger prediction: where it says
-    what is saved at least, the prediction is brought within it, else there is none. Neither is replayed on
-    top of other fixes.
+    does not; nor what gloo takes for a message of another size. So there the bound of what makes ranks alike,
+    or messages larger, stands against a larger prediction: where it says what is saved at least, the
+    prediction is brought within it, else there is none. Neither is replayed on top of other fixes.
     """
     bound = finding.gain
-    unsure = measurements.is_cpu and predicted.change.split()[0] in ALIKE
+    unsure = measurements.is_cpu and predicted.change.split()[0] in HELD_ON_CPUS
     if not unsure or bound is None or predicted.gain_ms[1] <= bound.size_ms:
         return replace(fix, predicted=predicted)
     if bound.low_ms <= 0:

@@ -70,7 +70,7 @@ def find_cpu_sources(timeline: RankTimeline) -> CpuSources | Unplayable:
     steps = np.array([window.start_ns for window in timeline.windows], dtype=np.int64)
     # Passes begin at points too: which of them issued a collective is told by what lies between.
     forward = timeline.phases.host_spans(Phase.FORWARD).starts if timeline.phases else steps[:0]
-    begun = np.union1d(steps, forward)
+    begun = distinct(np.concatenate((steps, forward)))
     # At one time, the beginning of a step comes first, and a wait after what was issued.
     blocks = (
         (Call.RANGE, begun, begun),
