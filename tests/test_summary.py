@@ -169,9 +169,7 @@ def test_a_cpu_step_that_compiles_for_most_of_it_says_so(tmp_path: Path) -> None
     found = diagnose([tmp_path])
     assert found.budget is not None
     assert (found.budget.compute_ms, found.budget.idle_ms) == (20, 80)
-    assert found.summary.startswith(
-        "Recompilation: it takes 70 ms of each 100 ms step."
-    )
+    assert found.summary.startswith("Recompilation: it takes 70 ms of each 100 ms step.")
 
 
 PIPELINE = """
