@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timezone
 
 import tracedoc
 from tracedoc.containment import Failures
@@ -39,6 +40,9 @@ from tracedoc.run.job_settings import job_settings
 from tracedoc.summary import summarise
 from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.values import Unknown, Value
+
+_UNIX_TIME_NS = (10**18, 5 * 10**18)
+"""Nanoseconds that are taken for a time since 1970: September 2001 to June 2128."""
 
 
 def compose(
@@ -139,7 +143,16 @@ def _run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, 
         else (),
         reader=", ".join(sorted({digest.reader for digest in run.digests if digest.reader})),
         settings=job_settings(run.job),
+        captured_at=_captured_at(run),
     )
+
+
+def _captured_at(run: RunView) -> str:
+    """Return when the first event happened; time that does not count from 1970 lies before 2001."""
+    starts = [one.start_ns for one in run.digests if _UNIX_TIME_NS[0] <= one.start_ns < _UNIX_TIME_NS[1]]
+    if not starts:
+        return ""
+    return f"{datetime.fromtimestamp(min(starts) // 10**9, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
 class _Milliseconds(dict[int, float]):

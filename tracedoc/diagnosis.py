@@ -106,7 +106,8 @@ class RunInfo(msgspec.Struct, frozen=True):
     """What was looked at; ``frameworks`` are the wrappers and trainers in use, as the manifest tells.
 
     ``reader`` is what read the traces: "native", "python", or both where workers differ. ``settings`` are
-    versions, variables and settings of the job by name, empty without a manifest.
+    versions, variables and settings of the job by name, empty without a manifest. ``captured_at`` is when the
+    first event happened, in UTC as RFC 3339 writes it, empty where the traces do not count from 1970.
     """
 
     world_size: int | None
@@ -121,6 +122,7 @@ class RunInfo(msgspec.Struct, frozen=True):
     frameworks: tuple[str, ...] = ()
     reader: str = ""
     settings: dict[str, str] = msgspec.field(default_factory=dict)
+    captured_at: str = ""
 
 
 class Evidence(msgspec.Struct, frozen=True):

@@ -62,6 +62,23 @@ def test_runs_come_oldest_first_with_what_a_fix_gave(runs: Path) -> None:
     assert fixed["predicted_ms"] == [10, 90]
 
 
+@pytest.mark.parametrize(
+    ("captured", "order"),
+    [
+        (("2026-11-02T10:00:00Z", "2026-11-01T10:00:00Z"), ["aa-second.json", "zz-first.json"]),
+        (("2026-11-02T10:00:00Z", ""), ["zz-first.json", "aa-second.json"]),
+    ],
+)
+def test_the_time_of_capture_comes_before_that_of_the_files(
+    tmp_path: Path, captured: tuple[str, str], order: list[str]
+) -> None:
+    for name, diagnosis, at, made in zip(
+        ("zz-first", "aa-second"), (sharded(), healed()), captured, (1000, 2000), strict=True
+    ):
+        keep(tmp_path, name, replace(diagnosis, run=replace(diagnosis.run, captured_at=at)), made)
+    assert [one["name"] for one in json.loads(history(str(tmp_path), "-f", "json").stdout)["runs"]] == order
+
+
 def test_text_has_a_row_for_each_run(runs: Path) -> None:
     lines = history(str(runs)).stdout.splitlines()
     assert lines[0] == "2 runs: 400 ms -> 320 ms a step; one finding was fixed."

@@ -43,7 +43,8 @@ def history(
 
     A run is a folder of traces in DIR, or a diagnosis there as JSON or
     page. Each is compared with the one before it: what was fixed, what that
-    was predicted to give, and what it gave.
+    was predicted to give, and what it gave. Runs stand in the order of
+    their capture or, where the traces of one do not tell it, of the files.
 
     \b
     Examples:
@@ -67,6 +68,8 @@ def history(
             runs.append((path.name, _diagnosis(path, options)))
         except TracedocError as error:
             unread.append((path.name, error.message))
+    if all(one.run.captured_at for _, one in runs):
+        runs.sort(key=lambda run: run[1].run.captured_at)
     if not runs:
         reason = f": {unread[0][0]}: {unread[0][1]}" if unread else ""
         raise InputError(f"{folder} holds no run{reason}", "give the folder that holds the runs")
@@ -85,7 +88,7 @@ def _diagnosis(path: Path, options: Options) -> Diagnosis:
 
 
 def _entries(folder: str, written: set[str]) -> Iterator[Path]:
-    """Yield what may be a run, oldest first and then by name; of a folder and its JSON, the JSON."""
+    """Yield what may be a run, by file time and then by name; of a folder and its JSON, the JSON."""
     paths = [path for path in Path(folder).iterdir() if not path.name.startswith(".")]
     kept = [path for path in paths if os.path.abspath(path) not in written]
     files = {path.stem: path for path in kept if path.suffix in _PAGES and path.is_file()}
