@@ -37,7 +37,7 @@ from tracedoc.ranks.exposure import ExposedSplit
 from tracedoc.ranks.run_view import RunView
 from tracedoc.rules.engine import Judgement
 from tracedoc.run.job_settings import job_settings
-from tracedoc.summary import summarise
+from tracedoc.summary.first_line import summarise
 from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.values import Unknown, Value
 
