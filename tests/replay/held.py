@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import tracedoc
-from tests.replay.fluid import Simulation
+from tests.replay.fluid import Job, Simulation
 from tests.replay.jobs import changes_of, draw_job, fixed
 from tracedoc.pipeline import Options
 from tracedoc.predicted import Predicted
@@ -29,8 +30,12 @@ class Held:
 
 
 def hold(seed: int) -> list[Held]:
-    """Return how the predictions for one job hold; raises AssertionError where the replay is refused."""
-    job, changes = draw_job(seed), changes_of(seed)
+    """Return how the predictions for the job of a seed hold."""
+    return hold_job(draw_job(seed), changes_of(seed), seed)
+
+
+def hold_job(job: Job, changes: Sequence[str], seed: int) -> list[Held]:
+    """Return how the predictions for a job hold; raises AssertionError where the replay is refused."""
     base = Simulation(job).run()
     with tempfile.TemporaryDirectory() as folder:
         answer = tracedoc.predict([base.write(Path(folder))], changes, Options(jobs=1))

@@ -10,6 +10,7 @@ import pytest
 import tracedoc
 from tracedoc.digest.programs import EncodedProgram
 from tracedoc.ranks.run_view import RunView
+from tracedoc.replay.rank.program import Cause, Group
 from tracedoc.replay.run_replay import Refusal, RunReplay, replay_run
 
 REAL = (
@@ -98,3 +99,20 @@ def test_the_critical_path_is_as_long_as_the_step(sample_traces):
 def test_a_lone_step_is_replayed_from_beginning_to_end(name, shared_traces):
     replay = replayed(shared_traces / name)
     assert replay.replayed_ms == pytest.approx(replay.step_ms, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["synthetic_fsdp2_healthy", "synthetic_fsdp2_fine_wrapping"])
+def test_units_compute_after_their_gather_and_the_optimizer_after_all_reductions(name, sample_traces):
+    digest = run_of(sample_traces / name).digests[0]
+    program = digest.programs[0].decoded()
+    assert digest.units is not None
+    needs = program.cause_kind == Cause.DATA
+    source, target = program.cause_from[needs], program.cause_to[needs]
+    communicates = program.group == Group.COMMUNICATION
+    assert not communicates[target[communicates[source]]].any()
+    gathers = digest.units.units.gathers
+    judged = np.sum(gathers.step == digest.judged_step.index)
+    reductions = np.sum(digest.units.units.reductions.step == digest.judged_step.index)
+    assert communicates[source].sum() == judged + reductions
+    (updates,) = np.nonzero(communicates[target])
+    assert updates.size >= 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 import pytest
 
-from tests.replay.held import Held, hold, names_best
+from tests.replay.held import Held, hold, hold_job, names_best
+from tests.replay.jobs import KINDS, draw_job
 
 SEEDS = range(42)
 
@@ -42,3 +44,11 @@ def test_large_gains_are_right(everything):
 def test_the_best_fix_of_a_job_is_named(by_seed):
     named = [answer for held in by_seed if (answer := names_best(held)) is not None]
     assert sum(named) >= 0.95 * len(named)
+
+
+@pytest.mark.parametrize("seed", [seed for seed in range(28) if KINDS[seed % len(KINDS)] in ("ddp", "giant")])
+def test_a_host_that_hides_every_wait_hides_no_need_for_data(seed):
+    # On so slow a host the optimizer never waits for a gradient; without that host it would.
+    (one,) = hold_job(replace(draw_job(seed), host=30.0), ["faster-host by=0.01"], seed)
+    assert one.true_gain > 0.05
+    assert one.error <= 0.01

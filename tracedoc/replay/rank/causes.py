@@ -7,13 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.replay.rank.calls import Calls, frees_memory
+from tracedoc.replay.rank.data_needs import data_needs, next_compute, reduced_in_backward
 from tracedoc.replay.rank.gpu_events import RANK_OF_COPY, UNLAUNCHED, DeviceEvents
-from tracedoc.replay.rank.program import NONE, Call, Cause, Codes
+from tracedoc.replay.rank.program import NONE, Call, Cause, Codes, Part
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, match_ids
-from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.reductions import gradient_rows
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among
 
@@ -70,10 +69,11 @@ def find_causes(timeline: RankTimeline, calls: Calls, device: DeviceEvents) -> C
         crossed = _crossings(device, explained)
         between = [*issued, crossed]
     kept = _orders(timeline, device, np.concatenate([one[2] for one in between]))
+    needed = data_needs(timeline, device)
     own = np.zeros(calls.rows.size, dtype=np.int64)
     blocks = np.zeros(calls.rows.size, dtype=bool)
     waits = _host_waits(timeline.trace, calls, device, own, blocks)
-    parts = [*between, kept, *waits]
+    parts = [*between, kept, needed, *waits]
     return Causes(
         kind=np.concatenate([np.full(one[1].size, one[0], dtype=np.uint8) for one in parts]),
         source=np.concatenate([one[1] for one in parts]),
@@ -82,9 +82,6 @@ def find_causes(timeline: RankTimeline, calls: Calls, device: DeviceEvents) -> C
         own_ns=own,
         blocks=blocks,
     )
-
-
-Part = tuple[Cause, Int64Array, Int64Array, Int64Array]
 
 
 def _last_launched(device: DeviceEvents, stream: npt.NDArray[np.integer], times: Int64Array) -> Int64Array:
@@ -198,23 +195,10 @@ def _crossings(device: DeviceEvents, unexplained: Int64Array) -> Part:
 def _orders(timeline: RankTimeline, device: DeviceEvents, explained: Int64Array) -> Part:
     """Return the first compute after each collective: it may have waited for it, though nothing shows so."""
     collectives = np.flatnonzero(device.row >= 0)
-    compute = device.on_stream(device.compute_stream)
-    compute = compute[device.row[compute] < 0]
-    gradients = gradient_rows(timeline)
-    sources, targets = [], []
-    for reduces in (False, True):
-        mine = collectives[gradients[device.row[collectives]] == reduces] if gradients.size else collectives
-        later = compute[device.part[compute] != Phase.BACKWARD] if reduces else compute
-        if gradients.size == 0 and reduces:
-            continue
-        place = np.searchsorted(device.start_ns[later], device.end_ns[mine])
-        there = place < later.size
-        sources.append(mine[there])
-        targets.append(later[place[there]])
-    source, target = np.concatenate(sources), np.concatenate(targets)
-    kept = ~is_among(target, explained) & (device.launched_ns[source] < device.launched_ns[target])
-    source, target = source[kept].astype(np.int64), target[kept].astype(np.int64)
-    return Cause.ORDER, source, target, np.zeros(source.size, dtype=np.int64)
+    others = collectives[~reduced_in_backward(timeline)[device.row[collectives]]]
+    source, target = next_compute(device, others, device.computes())
+    kept = ~is_among(target, explained)
+    return Cause.ORDER, source[kept], target[kept], np.zeros(int(kept.sum()), dtype=np.int64)
 
 
 def _host_waits(

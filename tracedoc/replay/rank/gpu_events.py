@@ -66,6 +66,11 @@ class DeviceEvents(msgspec.Struct, frozen=True, eq=False):
         """Return the events of one stream, in order."""
         return np.flatnonzero(self.stream == code)
 
+    def computes(self) -> npt.NDArray[np.intp]:
+        """Return the events of the compute stream that are no collectives, in order."""
+        events = self.on_stream(self.compute_stream)
+        return events[self.row[events] < 0]
+
 
 _RANKS = {"all_gather": 0, "all_to_all": 1, "all_reduce": 2, "reduce_scatter": 5}
 _RANK_OF_COMM, RANK_OF_COMPUTE, RANK_OF_COPY = 2, 3, 4

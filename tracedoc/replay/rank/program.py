@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tracedoc.spans import Int64Array
 from tracedoc.trace.distinct import is_among
 
 Codes = npt.NDArray[np.uint8]
@@ -72,7 +73,11 @@ class Cause(IntEnum):
     COPY = 5  # a copy that blocks the host
     QUEUE = 6  # a launch that waits for room in the queue
     GATHER_ISSUE = 7  # ISSUE of a gather, which may have been called on a stream of its own
+    DATA = 8  # an order that data demands: reduced gradients, gathered and updated parameters
 
+
+Part = tuple[Cause, Int64Array, Int64Array, Int64Array]
+"""Causes of one kind: their sources, their targets, and the lag of each in nanoseconds."""
 
 TO_HOST = (Cause.SYNC, Cause.COPY, Cause.QUEUE)
 """Causes whose target is a point of the host, which returns then; all others delay an event's start."""

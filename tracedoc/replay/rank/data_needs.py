@@ -1,0 +1,102 @@
+"""What data demands, whether or not the trace shows a wait: gradients and parameters that others move."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.replay.rank.gpu_events import UNLAUNCHED, DeviceEvents
+from tracedoc.replay.rank.program import NONE, Cause, Part
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.phases import Phase
+from tracedoc.timeline.reductions import gradient_rows
+from tracedoc.timeline.shards.shard_units import NO_TIME
+from tracedoc.trace.distinct import is_among
+
+CALL_LAG_NS = 6_000
+"""From the end of what a collective waits for to its start, at most."""
+
+Events = npt.NDArray[np.intp]
+
+
+def data_needs(timeline: RankTimeline, device: DeviceEvents) -> Part:
+    """Return what must wait for reduced gradients, gathered parameters and the update before a gather.
+
+    DistributedDataParallel, FSDP, ZeRO and Megatron make their stream wait for every reduction before the
+    backward pass returns; FSDP and ZeRO-3 make it wait for a unit's gather before the unit computes, and
+    gather what the optimizer has updated. A pair that the trace contradicts is left out.
+    """
+    gathered = _gathers(timeline, device)
+    parts = [_gradients(timeline, device), _uses(timeline, device, gathered), _updates(device, gathered)]
+    source, target = (np.concatenate([one[side] for one in parts]).astype(np.int64) for side in (0, 1))
+    lag = np.zeros(source.size, dtype=np.int64)
+    updates = parts[2][0].size
+    if updates:
+        seen = device.start_ns[target[-updates:]] - device.end_ns[source[-updates:]]
+        lag[-updates:] = np.clip(seen, 0, CALL_LAG_NS)
+    return Cause.DATA, source, target, lag
+
+
+def reduced_in_backward(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
+    """Return which collectives reduce gradients and were launched by the backward pass."""
+    reduces = gradient_rows(timeline)
+    if timeline.phases is None:
+        return reduces
+    return np.asarray(reduces & (timeline.phases.of_collectives == Phase.BACKWARD))
+
+
+def next_compute(device: DeviceEvents, sources: Events, compute: Events) -> tuple[Int64Array, Int64Array]:
+    """Return each source with the first of ``compute`` that began after its end, if it was launched later."""
+    place = np.searchsorted(device.start_ns[compute], device.end_ns[sources])
+    there = place < compute.size
+    source, target = sources[there], compute[place[there]]
+    later = device.launched_ns[source] < device.launched_ns[target]
+    return source[later].astype(np.int64), target[later].astype(np.int64)
+
+
+def _gradients(timeline: RankTimeline, device: DeviceEvents) -> tuple[Int64Array, Int64Array]:
+    """Return each reduction with the first compute after the backward pass that it delays."""
+    collectives, compute = np.flatnonzero(device.row >= 0), device.computes()
+    reductions = collectives[reduced_in_backward(timeline)[device.row[collectives]]]
+    after = ~is_among(device.part[compute], np.array([Phase.BACKWARD, Phase.RECOMPUTE]))
+    return next_compute(device, reductions, compute[after])
+
+
+def _gathers(timeline: RankTimeline, device: DeviceEvents) -> Int64Array:
+    """Return the event of each gather of a unit, ``NONE`` for those that this device did not run."""
+    if timeline.units is None:
+        return np.zeros(0, dtype=np.int64)
+    events = np.full(len(timeline.collectives), NONE, dtype=np.int64)
+    collectives = np.flatnonzero(device.row >= 0)
+    events[device.row[collectives]] = collectives
+    return events[timeline.units.units.gathers.row]
+
+
+def _uses(
+    timeline: RankTimeline, device: DeviceEvents, gathered: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Return each gather with the first compute after it that was launched since the unit's hook."""
+    if timeline.units is None:
+        return gathered, gathered
+    hook = timeline.units.units.gathers.hook_ns
+    known = (gathered >= 0) & (hook != NO_TIME)
+    source, compute = gathered[known], device.computes()
+    launched = np.maximum.accumulate(device.launched_ns[compute])
+    place = np.maximum(
+        np.searchsorted(launched, hook[known]),
+        np.searchsorted(device.start_ns[compute], device.end_ns[source]),
+    )
+    there = place < compute.size
+    return source[there], compute[place[there]]
+
+
+def _updates(device: DeviceEvents, gathered: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the last compute launched before each gather, where that is of the optimizer, and the gather."""
+    target, compute = gathered[gathered >= 0], device.computes()
+    launched = np.maximum.accumulate(device.launched_ns[compute])
+    place = np.searchsorted(launched, device.launched_ns[target]) - 1
+    known = (place >= 0) & (device.launched_ns[target] != UNLAUNCHED)
+    source, target = compute[place[known]], target[known]
+    right = (device.part[source] == Phase.OPTIMIZER) & (device.end_ns[source] <= device.start_ns[target])
+    return source[right].astype(np.int64), target[right]
