@@ -142,3 +142,36 @@ def test_change_is_stated_with_both_ends() -> None:
     change = step_change(lasting(100, 100, 100, 100), lasting(110, 110, 110, 110))
     assert isinstance(change, StepChange)
     assert (change.low_frac, change.change_frac, change.high_frac) == pytest.approx((0.1, 0.1, 0.1))
+
+
+def on_cpu(step_ms: float, operators_ms: float, waits_ms: tuple[float, ...] = ()) -> Diagnosis:
+    """Return a run on CPUs of ten alike steps, with its time in operators and its ranks' waits for cores."""
+    run = lasting(*[step_ms] * 10, device="CPU")
+    steps = tuple(replace(step, compute_ms=operators_ms) for step in run.ranks[0].steps)
+    waited = FactRecord("ms", "rank", values={str(rank): ms for rank, ms in enumerate(waits_ms)})
+    return replace(run, ranks=(replace(run.ranks[0], steps=steps),), facts={"core_wait_ms": waited})
+
+
+@pytest.mark.parametrize(
+    ("head", "same_program", "expected"),
+    [
+        (on_cpu(150, 75), True, "inconclusive"),  # all 1.5 times as long: 150 / 1.5 = 100
+        (on_cpu(150, 75), False, "regressed"),
+        (on_cpu(150, 50), True, "regressed"),  # the operators as long as before
+        (on_cpu(150, 60), True, "regressed"),  # 1.2 times as long: 150 / 1.2 = 125
+        (on_cpu(130, 75), True, "inconclusive"),  # the operators explain more than the change
+        (on_cpu(150, 40), True, "regressed"),  # they got shorter
+    ],
+)
+def test_operators_that_take_longer_on_cpus_may_explain_a_change(
+    head: Diagnosis, same_program: bool, expected: str
+) -> None:
+    change = step_change(on_cpu(100, 50), head)
+    assert verdict_on(change, same_program=same_program).word == expected
+
+
+def test_waits_of_ranks_on_cpus_add_up() -> None:
+    # 100 of 160 ms are left when each of two ranks waits 30 ms for the other's core.
+    head = on_cpu(160, 50, (30, 30))
+    assert word(on_cpu(100, 50), head) == "inconclusive"
+    assert word(on_cpu(100, 50), on_cpu(160, 50, (30,))) == "regressed"

@@ -65,17 +65,18 @@ def compare(
     parts = waterfall(base, head, found.work_frac if found is not None else 1.0)
     assert parts is not None
     steps = step_change(base, head)
+    moved, settings = facts_that_moved(base, head), settings_that_differ(base, head)
     return RunComparison(
-        verdict=verdict_on(steps) if found is None else None,
+        verdict=verdict_on(steps, same_program=not moved and not settings) if found is None else None,
         steps=steps,
         waterfall=parts,
         scaling=found,
         realised_ms=parts.ideal_ms - parts.measured_ms,
         findings=finding_changes(base, head),
-        facts=facts_that_moved(base, head),
+        facts=moved,
         kernels=kernels_that_changed(base, head),
         collectives=collectives_that_changed(base, head),
-        settings=settings_that_differ(base, head),
+        settings=settings,
         places=places_that_differ(base, head),
         limits=tuple(limits_of(base, head)),
     )

@@ -8,13 +8,13 @@ handful of steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil, comb, expm1
 
 import msgspec
 import numpy as np
 
-from tracedoc.diagnosis import Diagnosis
+from tracedoc.diagnosis import Diagnosis, StepBudget
 
 CONFIDENCE = 0.95
 
@@ -37,7 +37,9 @@ class StepChange(msgspec.Struct, frozen=True):
 
     ``low_frac`` to ``high_frac`` is the interval of 95 %; with too few steps it is all that they allow.
     ``noise_frac`` is the change below which two captures of one job are not told apart. The waited shares are
-    how much of a step training threads waited for a free core, on the rank where they did most.
+    how much of a step training threads waited for a free core, on the rank where they did most; on CPUs on
+    all ranks together.
+    ``operators_frac`` is the change of the time in operators, for two runs on CPUs.
     """
 
     base_ms: float
@@ -52,6 +54,7 @@ class StepChange(msgspec.Struct, frozen=True):
     head_waited_frac: float = 0.0
     base_unprofiled_ms: float | None = None
     head_unprofiled_ms: float | None = None
+    operators_frac: float | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -67,11 +70,15 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def run_steps(diagnosis: Diagnosis) -> list[float]:
     """Return the length of each complete step of a run in ms: the median over its ranks."""
+    return _by_step(diagnosis, lambda step: step.step_ms)
+
+
+def _by_step(diagnosis: Diagnosis, value: Callable[[StepBudget], float]) -> list[float]:
     by_step: dict[int, list[float]] = {}
     for rank in diagnosis.ranks:
         for step in rank.steps:
             if step.complete and 0 < step.step_ms < _LONGEST_MS:
-                by_step.setdefault(step.index, []).append(step.step_ms)
+                by_step.setdefault(step.index, []).append(value(step))
     return [float(np.median(by_step[index])) for index in sorted(by_step)][:_MOST_STEPS]
 
 
@@ -97,11 +104,15 @@ def step_change(base: Diagnosis, head: Diagnosis) -> StepChange | None:
         head_waited_frac=_waited(head, after),
         base_unprofiled_ms=_unprofiled(base),
         head_unprofiled_ms=_unprofiled(head),
+        operators_frac=_operators(base, head) if base.run.device == head.run.device == "CPU" else None,
     )
 
 
-def verdict_on(change: StepChange | None) -> Verdict:
-    """Return whether HEAD is faster or slower than BASE beyond noise."""
+def verdict_on(change: StepChange | None, *, same_program: bool = False) -> Verdict:
+    """Return whether HEAD is faster or slower than BASE beyond noise.
+
+    ``same_program``: nothing that follows from the script or its settings differs between the two.
+    """
     if change is None:
         return Verdict("inconclusive", "a side has no complete step")
     counts = (change.base_steps, change.head_steps)
@@ -121,6 +132,11 @@ def verdict_on(change: StepChange | None) -> Verdict:
         return Verdict("inconclusive", "the steps vary more than the change", _needed(change))
     if word != "unchanged" and _other_work_explains(change):
         return Verdict("inconclusive", "training threads waited for free cores, which may explain the change")
+    if word != "unchanged" and same_program and _machine_explains(change):
+        taken = f"{1 + (change.operators_frac or 0.0):.2f} times as long"
+        return Verdict(
+            "inconclusive", f"the same operators took {taken}: the machine may have been slower or faster"
+        )
     if word != "unchanged" and _contradicted(change):
         return Verdict("inconclusive", "the steps without the profiler do not agree with the captured ones")
     return Verdict(word)
@@ -136,13 +152,39 @@ def _other_work_explains(change: StepChange) -> bool:
     return (1 + change.low_frac) * (1 - change.head_waited_frac) < 1 + change.noise_frac
 
 
+def _machine_explains(change: StepChange) -> bool:
+    """Return whether the change could be that of a machine on which every operator takes so much longer.
+
+    A busy neighbour on the host of a virtual machine, or another clock, slows all that a CPU does, and no
+    thread waits for a core.
+    """
+    if change.operators_frac is None or change.operators_frac * change.change_frac <= 0:
+        return False
+    nearest = change.high_frac if change.change_frac < 0 else change.low_frac
+    return abs((1 + nearest) / (1 + change.operators_frac) - 1) <= change.noise_frac or (
+        abs(change.operators_frac) >= abs(nearest)
+    )
+
+
+def _operators(base: Diagnosis, head: Diagnosis) -> float | None:
+    """Return the change of the time that a step spends in operators; ``None`` where it is not known."""
+    before, after = (_by_step(side, lambda step: step.compute_ms) for side in (base, head))
+    old, new = float(np.median(before)), float(np.median(after))
+    return new / old - 1 if old > 0 and new > 0 else None
+
+
 def _waited(diagnosis: Diagnosis, steps_ms: Sequence[float]) -> float:
-    """Return the share of a step in which training threads waited for a free core; 0 where unknown."""
+    """Return the share of a step in which training threads waited for a free core; 0 where unknown.
+
+    It is that of the rank that waited most. On CPUs a collective hands the wait of one rank on to the next,
+    so there the waits of all ranks may come one after the other.
+    """
     record = diagnosis.facts.get("core_wait_ms")
     if record is None:
         return 0.0
     waits = [value for value in record.values.values() if isinstance(value, int | float)]
-    return min(max(waits, default=0.0) / float(np.median(steps_ms)), 1.0)
+    longest = sum(waits) if diagnosis.run.device == "CPU" else max(waits, default=0.0)
+    return min(longest / float(np.median(steps_ms)), 1.0)
 
 
 def _contradicted(change: StepChange) -> bool:
