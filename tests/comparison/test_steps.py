@@ -170,8 +170,11 @@ def test_operators_that_take_longer_on_cpus_may_explain_a_change(
     assert verdict_on(change, same_program=same_program).word == expected
 
 
-def test_waits_of_ranks_on_cpus_add_up() -> None:
-    # 100 of 160 ms are left when each of two ranks waits 30 ms for the other's core.
-    head = on_cpu(160, 50, (30, 30))
-    assert word(on_cpu(100, 50), head) == "inconclusive"
-    assert word(on_cpu(100, 50), on_cpu(160, 50, (30,))) == "regressed"
+def test_waits_for_cores_come_on_top_of_slower_operators() -> None:
+    # 200 ms, less 20 % of waiting, are 160; operators that take 1.5 times as long make 107 of them.
+    slow = on_cpu(200, 75, (40,))
+    assert verdict_on(step_change(on_cpu(100, 50), slow), same_program=True).word == "inconclusive"
+    assert verdict_on(step_change(slow, on_cpu(100, 50)), same_program=True).word == "inconclusive"
+    unhurried = on_cpu(200, 75)
+    assert verdict_on(step_change(on_cpu(100, 50), unhurried), same_program=True).word == "regressed"
+    assert verdict_on(step_change(unhurried, on_cpu(100, 50)), same_program=True).word == "improved"

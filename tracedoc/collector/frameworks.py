@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tracedoc.collector.loaders import describe_loaders
 from tracedoc.collector.probe import Plain, attributes, known, loaded, plain, probe
 from tracedoc.collector.wrappers import (
     FSDP2_HOMES,
@@ -35,6 +36,7 @@ _CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
     "checkpointed": (("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "CheckpointWrapper"),),
     "module": (("torch.nn.modules.module", "Module"),),
     "loader": (("torch.utils.data.dataloader", "DataLoader"),),
+    "loader_iterator": (("torch.utils.data.dataloader", "_BaseDataLoaderIter"),),
     "optimizer": (("torch.optim.optimizer", "Optimizer"),),
     "scaler": (("torch.amp.grad_scaler", "GradScaler"), ("torch.cuda.amp.grad_scaler", "GradScaler")),
     "mesh": (("torch.distributed.device_mesh", "DeviceMesh"),),
@@ -87,7 +89,7 @@ def describe(live: Live) -> Plain:
         "fsdp1": lambda: describe_fsdp1(live["fsdp1"]),
         "fsdp2": lambda: describe_fsdp2(live["fsdp2"]),
         "deepspeed": lambda: [describe_deepspeed(one) for one in live["deepspeed"][:1]],
-        "loaders": lambda: [describe_loader(one) for one in live["loader"][:MAX_OBJECTS]],
+        "loaders": lambda: describe_loaders(live, MAX_OBJECTS),
         "optimizers": lambda: [describe_optimizer(one) for one in live["optimizer"][:MAX_OBJECTS]],
         "precision": lambda: describe_precision(live),
         "compile": lambda: describe_compile(live),
@@ -177,33 +179,7 @@ def _checkpoints(live: Live, modules: Iterable[Any]) -> bool:
     )
 
 
-# -- input, optimizer, precision, compilation
-
-
-def describe_loader(loader: Any) -> Plain:
-    """Return the settings of one DataLoader."""
-    found = attributes(
-        loader,
-        "batch_size",
-        "num_workers",
-        "pin_memory",
-        "persistent_workers",
-        "prefetch_factor",
-        "drop_last",
-        "timeout",
-        "in_order",
-    )
-    sampler = getattr(loader, "sampler", None)
-    replicas = probe(getattr, sampler, "num_replicas")
-    inner = probe(lambda: int(loader.batch_sampler.batch_size))
-    return known(
-        **{"batch_size": inner, **found},
-        dataset=type(getattr(loader, "dataset", None)).__name__,
-        sampler=type(sampler).__name__,
-        sampler_replicas=replicas,
-        collate=probe(lambda: getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__)),
-        start_method=probe(lambda: loader.multiprocessing_context.get_start_method()),
-    )
+# -- optimizer, precision, compilation
 
 
 def describe_optimizer(optimizer: Any) -> Plain:

@@ -15,6 +15,7 @@ TEXTS = {
     "reduction_dtype": "type of reduced gradients",
     "activation_checkpointing": "activation checkpointing",
     "compiled": "torch.compile",
+    "loader_kind": "who makes the batches",
 }
 """Facts that are choices of the script, by the words for them."""
 

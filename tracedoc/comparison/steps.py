@@ -37,8 +37,7 @@ class StepChange(msgspec.Struct, frozen=True):
 
     ``low_frac`` to ``high_frac`` is the interval of 95 %; with too few steps it is all that they allow.
     ``noise_frac`` is the change below which two captures of one job are not told apart. The waited shares are
-    how much of a step training threads waited for a free core, on the rank where they did most; on CPUs on
-    all ranks together.
+    how much of a step training threads waited for a free core, on the rank where they did most.
     ``operators_frac`` is the change of the time in operators, for two runs on CPUs.
     """
 
@@ -156,14 +155,14 @@ def _machine_explains(change: StepChange) -> bool:
     """Return whether the change could be that of a machine on which every operator takes so much longer.
 
     A busy neighbour on the host of a virtual machine, or another clock, slows all that a CPU does, and no
-    thread waits for a core.
+    thread waits for a core; what threads do wait may come on top.
     """
     if change.operators_frac is None or change.operators_frac * change.change_frac <= 0:
         return False
-    nearest = change.high_frac if change.change_frac < 0 else change.low_frac
-    return abs((1 + nearest) / (1 + change.operators_frac) - 1) <= change.noise_frac or (
-        abs(change.operators_frac) >= abs(nearest)
-    )
+    machine = 1 + change.operators_frac
+    if change.change_frac < 0:
+        return 1 + change.high_frac > machine * (1 - change.base_waited_frac) * (1 - change.noise_frac)
+    return (1 + change.low_frac) * (1 - change.head_waited_frac) < machine * (1 + change.noise_frac)
 
 
 def _operators(base: Diagnosis, head: Diagnosis) -> float | None:
@@ -174,17 +173,12 @@ def _operators(base: Diagnosis, head: Diagnosis) -> float | None:
 
 
 def _waited(diagnosis: Diagnosis, steps_ms: Sequence[float]) -> float:
-    """Return the share of a step in which training threads waited for a free core; 0 where unknown.
-
-    It is that of the rank that waited most. On CPUs a collective hands the wait of one rank on to the next,
-    so there the waits of all ranks may come one after the other.
-    """
+    """Return the share of a step in which training threads waited for a free core; 0 where unknown."""
     record = diagnosis.facts.get("core_wait_ms")
     if record is None:
         return 0.0
     waits = [value for value in record.values.values() if isinstance(value, int | float)]
-    longest = sum(waits) if diagnosis.run.device == "CPU" else max(waits, default=0.0)
-    return min(longest / float(np.median(steps_ms)), 1.0)
+    return min(max(waits, default=0.0) / float(np.median(steps_ms)), 1.0)
 
 
 def _contradicted(change: StepChange) -> bool:
