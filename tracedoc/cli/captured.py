@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.cli.captured_training import Present, link_curve, number, present
+from tracedoc.cli.captured_training import Present, link_curve, number, present, whole
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.diagnosis_json import from_json
 from tracedoc.errors import InputError
 from tracedoc.planner.shape import ModelShape, shape_from_parameters
-from tracedoc.run.manifest import read_manifest
+from tracedoc.run.declared_training import BLOCK_CLASS, BLOCK_PARAMETERS, BLOCKS, PARAMETERS
 
 _ITEM_BYTES = {"Float": 4, "BFloat16": 2, "Half": 2, "float": 4, "bfloat16": 2, "half": 2}
 
@@ -45,7 +45,7 @@ def captured(path: str) -> Captured:
         diagnosis = from_json(Path(path).read_bytes())
     else:
         diagnosis = run_pipeline((path,), Options(cache=True))
-    model, source = _model(path, diagnosis)
+    model, source = _model(diagnosis)
     notes = []
     if model is not None:
         notes.append(f"From the run: {model.parameters:,} parameters ({source}).")
@@ -57,7 +57,7 @@ def captured(path: str) -> Captured:
             f"From the run: {gbps:.3g} GB/s bus bandwidth{calls} in its {row.op.replace('_', '-')} of"
             f" {(row.bytes_median or 0) / 1e6:.3g} MB."
         )
-    now = present(diagnosis, _declared(path))
+    now = present(diagnosis)
     if now.tokens_known:
         notes.append(f"From the run: {now.micro_batch} x {now.sequence} tokens of a GPU at a time.")
     else:
@@ -77,9 +77,9 @@ def captured(path: str) -> Captured:
     )
 
 
-def _model(path: str, diagnosis: Diagnosis) -> tuple[ModelShape | None, str]:
-    if os.path.isdir(path) and (shape := _from_manifest(Path(path))) is not None:
-        return shape, "manifest"
+def _model(diagnosis: Diagnosis) -> tuple[ModelShape | None, str]:
+    if (shape := _recorded_model(diagnosis.run.settings)) is not None:
+        return shape, "recorded by its hook"
     record = diagnosis.facts.get("estimated_parameters")
     if record is not None and isinstance(record.value, int | float) and record.value >= 100_000:
         return shape_from_parameters(int(record.value)), "sum of the gathered units"
@@ -89,40 +89,19 @@ def _model(path: str, diagnosis: Diagnosis) -> tuple[ModelShape | None, str]:
     return None, ""
 
 
-def _declared(path: str) -> Mapping[str, object]:
-    """Return what the manifest says of the training of its first rank that says something, and its batch."""
-    for part in _parts(path):
-        if framework := _mapping(part.get("framework")):
-            return {**framework, "batch": part.get("batch")}
-    return {}
-
-
-def _parts(path: str) -> list[Mapping[str, object]]:
-    manifest = read_manifest(Path(path)) if os.path.isdir(path) else None
-    return [rank.part for rank in manifest.ranks if rank.part] if manifest else []
-
-
-def _from_manifest(directory: Path) -> ModelShape | None:
-    for part in _parts(str(directory)):
-        described = _mapping(_mapping(part.get("framework")).get("model"))
-        total = described.get("parameters")
-        if not isinstance(total, int) or total < 100_000:
-            continue
-        shape = shape_from_parameters(total)
-        block = _mapping(described.get("block"))
-        count, size, name = block.get("count"), block.get("parameters"), block.get("class")
-        if isinstance(count, int) and isinstance(size, int) and 0 < count * size < total:
-            shape = replace(
-                shape, blocks=count, block_parameters=size, outside_parameters=total - count * size
-            )
-        if isinstance(name, str) and name.isidentifier():
-            shape = replace(shape, wrap_classes=(name,))
-        return shape
-    return None
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
+def _recorded_model(settings: Mapping[str, str]) -> ModelShape | None:
+    """Return the model that the run recorded, with its real blocks; ``None`` where it recorded none."""
+    total = whole(settings, PARAMETERS)
+    if total is None or total < 100_000:
+        return None
+    shape = shape_from_parameters(total)
+    count, size = whole(settings, BLOCKS), whole(settings, BLOCK_PARAMETERS)
+    name = settings.get(BLOCK_CLASS, "")
+    if count and size and count * size < total:
+        shape = replace(shape, blocks=count, block_parameters=size, outside_parameters=total - count * size)
+    if name.isidentifier():
+        shape = replace(shape, wrap_classes=(name,))
+    return shape
 
 
 def _reduced_elements(diagnosis: Diagnosis) -> int:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from tracedoc.diagnosis import CollectiveRow, Diagnosis
-
-Part = Mapping[str, object]
+from tracedoc.run.declared_training import (
+    CHECKPOINTING,
+    HELD_DTYPE,
+    MICRO_BATCH,
+    MIXED_PRECISION,
+    OPTIMIZER,
+    PARAMETERS,
+    SEQUENCE,
+    TRAINED,
+)
 
 
 class Present(msgspec.Struct, frozen=True):
@@ -36,30 +44,31 @@ class Present(msgspec.Struct, frozen=True):
         return bool(self.micro_batch and self.sequence)
 
 
-def present(diagnosis: Diagnosis, manifest: Part) -> Present:
-    """Return how the run trains: from its facts, and from the live objects that the manifest describes."""
-    model, on_gpu = _part(manifest, "model"), diagnosis.run.backend != "gloo"
+def present(diagnosis: Diagnosis) -> Present:
+    """Return how the run trains: from its facts, and from the settings that its ranks recorded."""
+    settings, on_gpu = diagnosis.run.settings, diagnosis.run.backend != "gloo"
     samples, tokens = number(diagnosis, "samples_per_s"), number(diagnosis, "tokens_per_s")
-    batch = number(diagnosis, "micro_batch_samples")
-    shape = _batch_shape(manifest)
-    sequence = round(tokens / samples) if tokens and samples else (shape[1] if shape else None)
-    checkpointing = model.get("gradient_checkpointing")
-    trained = model.get("trained_parameters")
-    whole = model.get("parameters")
-    rounds = number(diagnosis, "micro_batches")
+    batch, rounds = number(diagnosis, "micro_batch_samples"), number(diagnosis, "micro_batches")
+    trained, every = whole(settings, TRAINED), whole(settings, PARAMETERS)
     return Present(
         strategy=_STRATEGIES.get((_kind(diagnosis), diagnosis.run.strategy.sharding), ""),
         step_ms=number(diagnosis, "step_ms") if on_gpu else None,
         compute_ms=diagnosis.budget.compute_ms if diagnosis.budget and on_gpu else None,
         peak_bytes=number(diagnosis, "peak_reserved_bytes"),
-        micro_batch=int(batch) if batch else (shape[0] if shape else None),
-        sequence=sequence,
+        micro_batch=int(batch) if batch else whole(settings, MICRO_BATCH),
+        sequence=round(tokens / samples) if tokens and samples else whole(settings, SEQUENCE),
         accumulation=int(rounds) if rounds and rounds >= 1 else None,
-        precision=_precision(diagnosis, manifest),
-        optimizer=_optimizer(manifest),
-        trained=trained if isinstance(trained, int) and isinstance(whole, int) and trained < whole else None,
-        checkpointing=checkpointing if isinstance(checkpointing, bool) else None,
+        precision=_precision(diagnosis),
+        optimizer=_OPTIMIZERS.get(settings.get(OPTIMIZER, "").lower()),
+        trained=trained if trained and every and trained < every else None,
+        checkpointing={"yes": True, "no": False}.get(settings.get(CHECKPOINTING, "")),
     )
+
+
+def whole(settings: Mapping[str, str], name: str) -> int | None:
+    """Return a setting that is a positive whole number, ``None`` where it is none."""
+    value = settings.get(name, "")
+    return int(value) or None if value.isascii() and value.isdigit() and len(value) < 20 else None
 
 
 def number(diagnosis: Diagnosis, name: str) -> float | None:
@@ -116,32 +125,26 @@ def _kind(diagnosis: Diagnosis) -> str:
     return next((kind for kind in ("fsdp", "zero") if family.startswith(kind)), family)
 
 
-def _precision(diagnosis: Diagnosis, manifest: Part) -> str | None:
-    """Return what the run computes in: what its trainer says, else what it gathers or holds."""
-    said = _part(manifest, "accelerate").get("mixed_precision")
-    trainer = _part(manifest, "trainer")
-    for short in ("bf16", "fp16"):
-        if said == short or trainer.get(short) is True:
-            return f"{short}-mixed"
-    dtypes = _part(_part(manifest, "model"), "parameter_dtypes")
-    held = str(next(iter(dtypes), "")).rpartition(".")[2]
-    record = diagnosis.facts.get("parameter_dtype")
-    gathered = str(record.value) if record and record.value else ""
+def _precision(diagnosis: Diagnosis) -> str | None:
+    """Return what the run computes in: what its trainer says, else what it gathers, multiplies or holds."""
     half = {"bfloat16": "bf16", "float16": "fp16"}
+    said = diagnosis.run.settings.get(MIXED_PRECISION, "")
+    if said in half.values():
+        return f"{said}-mixed"
+    held = diagnosis.run.settings.get(HELD_DTYPE, "").rpartition(".")[2]
+    gathered, multiplied = _text(diagnosis, "parameter_dtype"), _text(diagnosis, "matrix_dtype")
     if gathered in half:
         reduced = {r.dtype for r in diagnosis.detail.collectives if r.op == "reduce_scatter"}
         pure = held in half or (not held and "Float" not in reduced)
         return "bf16" if pure and gathered == "bfloat16" else f"{half[gathered]}-mixed"
-    if held == "bfloat16":
-        return "bf16"
-    return None
+    if held == "float32" and multiplied in half:
+        return f"{half[multiplied]}-mixed"
+    return "bf16" if held == "bfloat16" else None
 
 
-def _optimizer(manifest: Part) -> str | None:
-    optimizers = manifest.get("optimizers")
-    first = optimizers[0] if isinstance(optimizers, list) and optimizers else {}
-    name = str(first.get("inner") or first.get("name") or "") if isinstance(first, Mapping) else ""
-    return _OPTIMIZERS.get(name.lower())
+def _text(diagnosis: Diagnosis, name: str) -> str:
+    record = diagnosis.facts.get(name)
+    return str(record.value) if record and record.value else ""
 
 
 _OPTIMIZERS = {
@@ -155,22 +158,3 @@ _OPTIMIZERS = {
     "pagedadamw8bit": "paged-adamw-8bit",
     "pagedadamw32bit": "paged-adamw",
 }
-
-
-def _batch_shape(manifest: Part) -> tuple[int, int] | None:
-    """Return micro-batch and sequence of the first batch of whole numbers: the ids of tokens."""
-    for tensor in _tensors(manifest):
-        shape, dtype = tensor.get("shape"), str(tensor.get("dtype"))
-        if isinstance(shape, list) and len(shape) == 2 and dtype.endswith(("int64", "int32")):
-            return int(shape[0]), int(shape[1])
-    return None
-
-
-def _tensors(manifest: Part) -> Iterator[Part]:
-    batch = manifest.get("batch")
-    yield from (one for one in batch if isinstance(one, Mapping)) if isinstance(batch, list) else ()
-
-
-def _part(entry: Part, key: str) -> Part:
-    found = entry.get(key)
-    return found if isinstance(found, Mapping) else {}

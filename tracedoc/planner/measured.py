@@ -38,6 +38,33 @@ class Comparison(msgspec.Struct, frozen=True):
         )
 
 
+def beside_computation(
+    question: Question, wish: Wish, strategy: str, step_ms: float, *, checkpointing: bool
+) -> tuple[float, str]:
+    """Return what a run's step took beside its computation and communication, and a sentence about it.
+
+    For a run whose tokens are not known: its computation, in ``wish``, stands for every strategy.
+    """
+    compute_ms = wish.measured_compute_ms
+    own = f"Measured {step_ms:.3g} ms a step, of which {compute_ms:.3g} ms computation"
+    found = None
+    if strategy in STRATEGIES:
+        found = predict(
+            question,
+            STRATEGIES[strategy],
+            wish.cluster,
+            checkpointing=checkpointing,
+            measured_compute_ms=compute_ms,
+        )
+    if found is None:
+        return 0.0, f"{own}, which stands for every strategy."
+    idle_ms = max(0.0, step_ms - found.expected_ms)
+    return idle_ms, (
+        f"{own}, which stands for every strategy; with it {found.expected_ms:.3g} ms are predicted for"
+        f" {STRATEGIES[strategy].title}, and each strategy idles {idle_ms:.3g} ms as the run does."
+    )
+
+
 def compare(
     question: Question, wish: Wish, strategy: str, measured_compute_ms: float, *, checkpointing: bool
 ) -> Comparison | None:

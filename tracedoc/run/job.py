@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tracedoc.errors import Limit
+from tracedoc.run.declared_training import training_settings
 from tracedoc.run.manifest import Manifest, ManifestRank, StepTime
 from tracedoc.run.steplog import StepLog, read_step_log
 from tracedoc.run.untrusted import MissingError, UnusableError, inside
@@ -63,7 +64,8 @@ class RankJob:
     ``links`` are NCCL's channels by transport; ``throttled`` are shares of the captured time by reason,
     ``counters`` what the host's grew by in it; ``training_thread`` has ``steps`` of it, and for how many
     microseconds of these the thread ``ran_us`` and, ready to run, ``waited_us`` for a core; ``cores`` are
-    those it may use, fewer under a quota, and ``affinity`` names them, which ranks may share.
+    those it may use, fewer under a quota, and ``affinity`` names them, which ranks may share. ``training``
+    is what the live objects showed of it, by name.
     """
 
     rank: int
@@ -72,6 +74,7 @@ class RankJob:
     gpu: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    training: Mapping[str, str] = field(default_factory=dict)
     before: StepTime | None = None
     during: StepTime | None = None
     after: StepTime | None = None
@@ -150,6 +153,7 @@ def _rank(entry: ManifestRank, folder: Path | None, unusable: list[str]) -> Rank
         gpu=_value(_entry(environment, "gpu"), "name", str) or "",
         versions=_values(_entry(environment, "versions"), str),
         variables=_values(_entry(environment, "variables"), str),
+        training=training_settings(part),
         before=entry.before,
         during=entry.during,
         after=entry.after,

@@ -1,4 +1,4 @@
-"""What a job was started with, as texts by name: versions, variables, its loader and its buckets."""
+"""What a job was started with, as texts by name: versions, variables, training, loader and buckets."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def _of_rank(rank: RankJob) -> Iterator[tuple[str, str]]:
     for name, value in rank.variables.items():
         if name not in NO_SETTINGS:
             yield name, value
+    yield from rank.training.items()
     loader, buckets = rank.loader, rank.buckets
     for name, given in (
         ("batch size of the loader", loader.batch_size),
