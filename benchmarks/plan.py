@@ -1,7 +1,8 @@
 """Hold what ``tracedoc plan`` predicts against runs that others published: ``make bench-plan``.
 
 ``published_rows.json`` holds the runs with their sources. The constants of ``planner/timing.py`` and the
-shares in ``hardware.toml`` were fitted to the rows of llm-foundry; those of the others were left out.
+shares in ``hardware.toml`` were fitted to the rows of llm-foundry, three constants of ``layout_timing.py`` to
+those of NeMo; the others were left out.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from typing import Any
 
 from tracedoc.planner.activations import peak_memory
 from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of
+from tracedoc.planner.layout_memory import layout_memory
+from tracedoc.planner.layout_timing import layout_step
+from tracedoc.planner.layouts import Layout, in_framework
 from tracedoc.planner.model_config import read_model_config
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.strategies import STRATEGIES
@@ -91,14 +95,38 @@ def _predicted(row: dict[str, Any], model: Any) -> Row:
     )
     question = Question(model, training, row["gpus"], nodes, gpu.memory_bytes)
     across = find_link(row.get("network", gpu.network), across=True) if nodes > 1 else None
-    strategy, checkpointing = STRATEGIES[row["strategy"]], row["checkpointing"] != "off"
-    step = predict(question, strategy, Cluster(gpu, link_of(gpu), across), checkpointing=checkpointing)
+    cluster, checkpointing = Cluster(gpu, link_of(gpu), across), row["checkpointing"] != "off"
+    if "layout" in row:
+        layout = _layout(row)
+        asked = in_framework(question, layout)
+        step = layout_step(asked, layout, cluster, checkpointing=checkpointing)
+        memory = layout_memory(asked, layout, checkpointing=checkpointing)
+        # Data-parallel groups see other sequences; the rate is that of one GPU.
+        question = question.changed(micro_batch=layout.micro_batch)
+        tokens = training.tokens * layout.data / row["gpus"]
+    else:
+        strategy, tokens = STRATEGIES[row["strategy"]], float(training.tokens)
+        step = predict(question, strategy, cluster, checkpointing=checkpointing)
+        memory = peak_memory(question, strategy, checkpointing=checkpointing)
     assert step is not None
-    memory = peak_memory(question, strategy, checkpointing=checkpointing)
-    measured = training.tokens / row["tokens_per_second"] * 1e3
+    measured = tokens / row["tokens_per_second"] * 1e3
     # What PyTorch reserved has no context in it.
     allocated = (memory.total - memory.context) / 2**30
     return Row(row, question, step, measured, memory.total - memory.reserve, allocated)
+
+
+def _layout(row: dict[str, Any]) -> Layout:
+    split = {
+        name: row["layout"].get(name, 1) for name in ("tensor", "pipeline", "context", "expert", "chunks")
+    }
+    data = row["gpus"] // (split["tensor"] * split["pipeline"] * split["context"])
+    return Layout(
+        row["layout"]["family"],
+        data,
+        **split,
+        micro_batch=row["micro_batch"],
+        rounds=row["accumulation"],
+    )
 
 
 def summary(some: Iterable[Row]) -> dict[str, float]:
@@ -117,18 +145,22 @@ def summary(some: Iterable[Row]) -> dict[str, float]:
     }
 
 
+def _how(published: dict[str, Any]) -> str:
+    return _layout(published).title if "layout" in published else str(published["strategy"])
+
+
 def main(arguments: list[str]) -> None:
     """Print the errors by source, and with ``--rows`` of every run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", action="store_true", help="print every run")
     given = parser.parse_args(arguments)
     everything = list(rows())
-    print("source        rows  median  within 15 %  in range  refused  peaks  peaks within 10 %")
+    print("source               rows  median  within 15 %  in range  refused  peaks  peaks within 10 %")
     for source in dict.fromkeys(row.published["source"] for row in everything):
         found = summary(row for row in everything if row.published["source"] == source)
         peaks = f"{found['peaks within 10 %']:>17.0%}" if found["peaks"] else f"{'-':>17}"
         print(
-            f"{source:<12}{found['rows']:>6}{found['median']:>8.1%}{found['within 15 %']:>13.0%}"
+            f"{source:<19}{found['rows']:>6}{found['median']:>8.1%}{found['within 15 %']:>13.0%}"
             f"{found['in range']:>10.0%}{found['refused']:>9}{found['peaks']:>7}  {peaks}"
         )
     if given.rows:
@@ -138,9 +170,7 @@ def main(arguments: list[str]) -> None:
             predicted = row.step.expected_ms / row.question.training.accumulation
             peak = f"{row.peak_error:+.0%}" if row.peak_error is not None else ""
             kind = f"{p['checkpointing']} {'compiled ' * p.get('compiled', 0)}{'fp8' * p.get('fp8', 0)}"
-            what = (
-                f"{p['model']} {p['gpus']}x {p['gpu']} {p['micro_batch']}x{p['seq']} {p['strategy']} {kind}"
-            )
+            what = f"{p['model']} {p['gpus']}x {p['gpu']} {p['micro_batch']}x{p['seq']} {_how(p)} {kind}"
             print(f"{row.error:>+5.0%}{row.measured_ms:>13.0f}{predicted:>14.0f}  {peak:>4}  {what}")
 
 

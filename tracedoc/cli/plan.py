@@ -42,7 +42,9 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 @click.option("--seq", type=int, metavar="N", help="Tokens of a sequence. [2048, or what the model allows]")
 @click.option("--micro-batch", metavar="N", help="Sequences of a GPU at a time, or auto: the fastest. [1]")
 @click.option("--accumulation", type=int, metavar="N", help="Micro-batches for each update. [1]")
-@click.option("--batch", type=int, metavar="N", help="Sequences of all GPUs for each update, with auto.")
+@click.option(
+    "--batch", type=int, metavar="N", help="Sequences of all GPUs for each update, with auto or layouts."
+)
 @click.option("--precision", metavar="NAME", help="fp32, bf16-mixed, fp16-mixed or bf16. [bf16-mixed]")
 @click.option(
     "--optimizer",
@@ -69,7 +71,7 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
     "--framework",
     default="pytorch",
     metavar="NAME",
-    help="pytorch, accelerate, trainer or deepspeed. [pytorch]",
+    help="pytorch, accelerate, trainer, deepspeed, torchtitan or megatron. [pytorch]",
 )
 @click.option(
     "--utilisation", type=float, default=None, metavar="SHARE", help="Share of peak FLOP/s. [fitted]"
@@ -130,6 +132,10 @@ def _launcher(answer: Plan, script: str) -> str:
     if answer.framework == "deepspeed":
         nodes = "--hostfile hostfile " if asked.nodes > 1 else f"--num_gpus {local} "
         return f"deepspeed {nodes}{script} --deepspeed_config ds_config.json"
+    script = {
+        "torchtitan": "-m torchtitan.train --job.config_file layout.toml",
+        "megatron": 'pretrain_gpt.py "${LAYOUT[@]}"',
+    }.get(answer.framework, script)
     nodes = ""
     if asked.nodes > 1:
         nodes = f"--nnodes {asked.nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500 "

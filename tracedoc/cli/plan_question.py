@@ -87,7 +87,7 @@ def question_of(options: Options) -> Asked:
     training = _as_scripted(options, script) if script else _training(options, gpu, model, found)
     _can_compute(gpu, training)
     question = Question(model, training, count, machines, memory)
-    wish = Wish(cluster, options.objective, options.framework, options.utilisation)
+    wish = Wish(cluster, options.objective, options.framework, options.utilisation, batch=options.batch)
     notes = (*(script.notes if script else ()), *_notes(options, found, machines, cluster))
     if found is not None and not (options.params or options.config or options.gpu_name):
         wish, notes = _measured(question, wish, options, found, notes)
@@ -102,7 +102,7 @@ def _measured(
     Where the run does not tell its tokens, its computation stands for every strategy, as long as nothing
     else is asked about.
     """
-    from tracedoc.planner.measured import compare
+    from tracedoc.planner.measured import beside_computation, compare
 
     now = found.present
     if now.compute_ms is None or options.utilisation is not None:
@@ -125,22 +125,27 @@ def _measured(
         if not options.qlora and changed == (None, None):
             wish = replace(wish, measured_compute_ms=now.compute_ms)
             if now.step_ms is not None:
-                own = f"Measured: {now.step_ms:.3g} ms a step, of which {now.compute_ms:.3g} ms computation"
-                notes = (*notes, f"{own}, which stands for every strategy.")
+                idle_ms, note = beside_computation(
+                    question, wish, now.strategy, now.step_ms, checkpointing=bool(now.checkpointing)
+                )
+                wish, notes = replace(wish, idle_ms=idle_ms), (*notes, note)
     return wish, notes
 
 
 def _ask(options: Options) -> Ask:
+    from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS
     from tracedoc.planner.plan import Ask
     from tracedoc.planner.quantities import parse_count
 
+    tokens = parse_count(options.tokens, "--tokens") if options.tokens else None
     if options.price is not None and not options.tokens:
         raise InputError("--price has no effect without --tokens", "add: --tokens 100B")
     if options.price is not None and options.price <= 0:
         raise InputError(f"--price is {options.price:g}", "the price of a GPU and hour: --price 2.5")
+    if options.framework in PARALLEL_FRAMEWORKS:  # layouts have their own micro-batches
+        return Ask(False, None, tokens, options.price)
     if options.batch is not None and options.micro_batch != "auto":
         raise InputError("--batch has no effect without a search", "add: --micro-batch auto")
-    tokens = parse_count(options.tokens, "--tokens") if options.tokens else None
     return Ask(options.micro_batch == "auto", options.batch, tokens, options.price)
 
 

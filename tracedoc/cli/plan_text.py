@@ -194,7 +194,10 @@ def _parts(plan: Plan) -> str:
 
 
 def _table_notes(plan: Plan) -> list[str]:
-    notes = ["* with activation checkpointing"] if any(c.checkpointing for c in plan.strategies) else []
+    notes = []
+    if marked := [c for c in plan.strategies if c.checkpointing]:
+        kind = "selective activation" if marked[0].selective else "activation"
+        notes.append(f"* with {kind} checkpointing")
     host = max((c.memory.states.host for c in plan.strategies), default=0.0)
     if host:
         place = "NVMe" if plan.asked.training.offload == "nvme" else "host memory"
@@ -209,7 +212,7 @@ def _change_lines(plan: Plan) -> list[str]:
         place = "NVMe" if change.id == "nvme" else "host memory"
         size = format_gb(change.host_bytes_per_node)
         host = f", {size} of {place} in each node" if change.host_bytes_per_node else ""
-        then = with_checkpointing(change.strategy, change.checkpointing)
+        then = with_checkpointing(change.strategy, change.checkpointing, selective=change.selective)
         of = f"{format_gb(change.total_bytes)} of {format_gb(change.memory_bytes)}"
         lines.append(f"{change.what}: {then}, {of}{host}; {change.why}")
     return lines
@@ -243,7 +246,7 @@ def _second_opinion(plan: Plan) -> str:
     faster = next((c for c in plan.strategies if c.strategy == plan.faster), None)
     if faster is None:
         return ""
-    title = with_checkpointing(faster.title, faster.checkpointing)
+    title = with_checkpointing(faster.title, faster.checkpointing, selective=faster.selective)
     chosen = next(c for c in plan.strategies if c.strategy == plan.recommended)
     assert faster.step is not None
     assert chosen.step is not None

@@ -62,14 +62,11 @@ def peak_memory(question: Question, strategy: Strategy, *, checkpointing: bool) 
     states = model_states(question, strategy)
     training, model = question.training, question.model
     block = block_activations(question, strategy)
-    kept = mean_tokens(question) * model.hidden * residual_bytes(question, strategy)
-    selective = checkpointing and training.checkpointing == "selective"
-    if selective:
-        kept += training.tokens * _kept_selectively(question)
-    stored = model.blocks * (kept if checkpointing else block) + _outside(question, strategy)
+    kept = kept_by_block(question, strategy, checkpointing=checkpointing)
+    stored = model.blocks * kept + _outside(question, strategy)
     per_logit = logit_bytes(question, strategy) if model.has_logits else 0.0
     logits = training.tokens * model.vocabulary * per_logit
-    gradients = _block_backward(question, strategy)
+    gradients = block_backward(question, strategy)
     if model.step is not None:
         stored = model.step.kept(training.tokens, checkpointing=checkpointing)
         logits = model.step.beside(training.tokens)
@@ -87,6 +84,17 @@ def peak_memory(question: Question, strategy: Strategy, *, checkpointing: bool) 
     reserve = FRAGMENTATION * (activations + working + units)
     context = CONTEXT_BYTES + (NCCL_BYTES if question.gpus > 1 else 0.0)
     return Memory(moment, states, activations, working, units, absent, reserve, context)
+
+
+def kept_by_block(question: Question, strategy: Strategy, *, checkpointing: bool) -> float:
+    """Return the bytes that a block keeps from forward to backward: all, or what is not computed again."""
+    training = question.training
+    if not checkpointing:
+        return block_activations(question, strategy)
+    kept = mean_tokens(question) * question.model.hidden * residual_bytes(question, strategy)
+    if training.checkpointing == "selective":
+        kept += training.tokens * _kept_selectively(question)
+    return kept
 
 
 def _kept_selectively(question: Question) -> float:
@@ -243,8 +251,8 @@ def _outside(question: Question, strategy: Strategy) -> float:
     return question.training.tokens * model.hidden * (norm + c)
 
 
-def _block_backward(question: Question, strategy: Strategy) -> float:
-    # Gradients that live at once inside a block: three of the MLP's width, three of the residual stream.
+def block_backward(question: Question, strategy: Strategy) -> float:
+    """Return the gradients that live at once in a block: three of the MLP's width, three of the residual."""
     c = PRECISIONS[question.training.precision].compute
     model = question.model
     return question.training.tokens * (

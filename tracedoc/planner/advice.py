@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from tracedoc.errors import InputError
-from tracedoc.planner.candidates import Candidate, Wish, families, rank, usable
+from tracedoc.planner.candidates import Candidate, Wish, families
 from tracedoc.planner.changes import Change, changes, turning_points
 from tracedoc.planner.choice import choose
-from tracedoc.planner.memory import can_offload
+from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS, check_layouts
+from tracedoc.planner.ranking import offered, rank
 from tracedoc.planner.setup import Question, check
 
 
@@ -32,13 +33,20 @@ class Advice(msgspec.Struct, frozen=True):
 def advise(question: Question, wish: Wish) -> Advice:
     """Return the ranked strategies and the chosen one; raise :class:`InputError` for what cannot be."""
     check(question)
-    if not any(can_offload(s, question.training.offload) for s in usable(question, wish)):
+    if wish.framework in PARALLEL_FRAMEWORKS:
+        check_layouts(question, wish.framework)
+    if not offered(question, wish):
         other = "all" if wish.framework != "deepspeed" and question.gpus > 1 else "none"
         raise InputError(
             f"{wish.framework} cannot offload {question.training.offload!r} on {_gpus(question.gpus)}",
             f"use --offload {other}, or --framework deepspeed on 2 GPUs or more",
         )
     candidates = rank(question, wish)
+    if not candidates:
+        raise InputError(
+            f"no layout divides --batch {wish.batch} evenly over {question.gpus} GPUs",
+            f"take a multiple of the GPUs: --batch {question.gpus}",
+        )
     chosen, rule, because = choose(candidates, question, wish)
     needed = () if chosen and not chosen.tight else tuple(changes(question, wish))
     turning = tuple(turning_points(question, wish, chosen)) if chosen else ()

@@ -6,14 +6,14 @@ import msgspec
 
 from tracedoc.planner.activations import Memory, peak_memory
 from tracedoc.planner.hardware import Cluster
-from tracedoc.planner.memory import can_offload, can_train
+from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS, Layout
 from tracedoc.planner.setup import Question
-from tracedoc.planner.strategies import STRATEGIES, Strategy, possible
+from tracedoc.planner.strategies import Strategy, possible
 from tracedoc.planner.timing import Step, predict
 from tracedoc.planner.traffic import sent_in_a_step
 from tracedoc.units import format_ms
 
-FRAMEWORKS = ("pytorch", "accelerate", "trainer", "deepspeed")
+FRAMEWORKS = ("pytorch", "accelerate", "trainer", "deepspeed", *PARALLEL_FRAMEWORKS)
 OBJECTIVES = ("speed", "memory")
 
 
@@ -31,6 +31,8 @@ class Wish(msgspec.Struct, frozen=True):
     """What a captured run computed over what was predicted for it; the estimate is multiplied by it."""
     idle_ms: float = 0.0
     """What a captured run's step took beside computation and communication; every step takes it."""
+    batch: int | None = None
+    """Sequences of all GPUs for each update, where layouts divide them otherwise than evenly over GPUs."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -54,35 +56,22 @@ class Candidate(msgspec.Struct, frozen=True):
     traffic_bytes: float
     step: Step | None
     tokens_per_second: float | None
+    layout: Layout | None = None
+    """How a model is split that is not only trained data-parallel."""
+    selective: bool = False
+    """Whether checkpointing keeps some of the activations."""
 
 
 def families(framework: str) -> tuple[str, ...]:
     """Return whose strategies a project may be advised: one on DeepSpeed stays there; stage 0 is DDP."""
+    if framework in PARALLEL_FRAMEWORKS:
+        return (framework,)
     return ("ddp", "deepspeed") if framework == "deepspeed" else ("ddp", "fsdp")
 
 
 def usable(question: Question, wish: Wish) -> list[Strategy]:
     """Return the strategies of the framework that mean something on these GPUs."""
     return [s for s in possible(question.gpus, question.nodes) if s.family in families(wish.framework)]
-
-
-def rank(question: Question, wish: Wish) -> tuple[Candidate, ...]:
-    """Return every strategy that means something here: what fits first, then by the objective."""
-    found = [
-        candidate(question, strategy, wish)
-        for strategy in possible(question.gpus, question.nodes)
-        if can_offload(strategy, question.training.offload) and can_train(strategy, question)
-    ]
-    order = list(STRATEGIES)
-
-    def key(one: Candidate) -> tuple[int, float, int]:
-        fit = one.tight + 2 * (not one.fits)
-        if not one.fits or wish.objective == "memory" or one.step is None:
-            first = one.total_bytes if not one.fits or wish.objective == "memory" else 0.0
-            return fit, first, order.index(one.strategy)
-        return fit, one.step.expected_ms, order.index(one.strategy)
-
-    return tuple(sorted(found, key=key))
 
 
 def candidate(question: Question, strategy: Strategy, wish: Wish) -> Candidate:
@@ -118,12 +107,14 @@ def candidate(question: Question, strategy: Strategy, wish: Wish) -> Candidate:
         traffic_bytes=sent_in_a_step(question, strategy),
         step=step,
         tokens_per_second=question.tokens_in_a_step / step.expected_ms * 1e3 if step else None,
+        selective=checkpointing and wanted == "selective",
     )
 
 
-def with_checkpointing(title: str, checkpointing: bool) -> str:
-    """Return a strategy in words, and whether activations are checkpointed."""
-    return f"{title} with activation checkpointing" if checkpointing else title
+def with_checkpointing(title: str, checkpointing: bool, *, selective: bool) -> str:
+    """Return a strategy in words, and whether activations are checkpointed, all or those chosen."""
+    kind = "selective activation checkpointing" if selective else "activation checkpointing"
+    return f"{title} with {kind}" if checkpointing else title
 
 
 def step_range(candidate: Candidate) -> str:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.planner.candidates import Candidate, Wish, rank, with_checkpointing
+from tracedoc.planner.candidates import Candidate, Wish, with_checkpointing
 from tracedoc.planner.choice import choose, decisions
+from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS
 from tracedoc.planner.memory import optimizers_with_a_byte
+from tracedoc.planner.ranking import rank
 from tracedoc.planner.setup import Question
 
 MOST_GPUS = 4096
@@ -37,6 +39,7 @@ class Change(msgspec.Struct, frozen=True):
     step_ms: float | None = None
     """The predicted step after it, ``None`` where no time is predicted."""
     gpus: int = 1
+    selective: bool = False
 
 
 def changes(question: Question, wish: Wish) -> list[Change]:
@@ -60,8 +63,9 @@ def _found(question: Question, wish: Wish) -> Iterator[Change]:
     for change in decisions().change:
         if change.id == "combined" and alone:
             continue
+        wishes = (replace(wish, framework="torchtitan"),) if change.id == "parallel" else own
         for what, option, changed in _TRIES[change.id](question, wish):
-            if fitting := _first_fitting(changed, own):
+            if fitting := _first_fitting(changed, wishes):
                 alone = alone or change.id in _COMBINED
                 yield _change(change.id, what, change.why, option, changed, fitting)
                 break
@@ -85,6 +89,7 @@ def _change(id_: str, what: str, why: str, option: str, question: Question, chos
         host_bytes_per_node=chosen.memory.states.host * question.gpus_per_node,
         gpus=question.gpus,
         step_ms=chosen.step.expected_ms if chosen.step else None,
+        selective=chosen.selective,
     )
 
 
@@ -92,6 +97,11 @@ def _framework(question: Question, wish: Wish) -> Iterator[Try]:
     if question.gpus > 1:
         other = "PyTorch" if wish.framework == "deepspeed" else "DeepSpeed"
         yield f"{other} instead", f"--framework {other.lower()}", question
+
+
+def _parallel(question: Question, wish: Wish) -> Iterator[Try]:
+    if question.gpus > 1 and wish.framework not in PARALLEL_FRAMEWORKS:
+        yield "matrices, blocks or sequences split as well", "--framework torchtitan", question
 
 
 def _fused_attention(question: Question, wish: Wish) -> Iterator[Try]:
@@ -205,6 +215,7 @@ _TRIES: dict[str, Callable[[Question, Wish], Iterator[Try]]] = {
     "micro-batch": _micro_batch,
     "optimizer-8bit": _optimizer_8bit,
     "combined": _combined,
+    "parallel": _parallel,
     "offload-optimizer": _offload_optimizer,
     "offload-all": _offload_all,
     "gpus": _gpus,
@@ -262,4 +273,6 @@ def _turn(what: str, changed: Question, wish: Wish, chosen: Candidate) -> str:
         return ""
     same = other.strategy == chosen.strategy and not other.checkpointing
     without = ", without activation checkpointing" if same else ""
-    return f"{what}: {with_checkpointing(other.title, other.checkpointing)}{without}"
+    return (
+        f"{what}: {with_checkpointing(other.title, other.checkpointing, selective=other.selective)}{without}"
+    )

@@ -8,6 +8,7 @@ from importlib.resources import files
 import msgspec
 
 from tracedoc.planner.candidates import Candidate, Wish, families, step_range
+from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS, Layout
 from tracedoc.planner.setup import Question
 from tracedoc.units import format_count, format_gb, format_percent
 
@@ -48,6 +49,7 @@ class Situation(msgspec.Struct, frozen=True):
     whole_fits: bool
     offloaded: bool
     network_slower_than_inside: bool
+    layouts: bool
 
 
 def choose(
@@ -106,6 +108,7 @@ def _situation(usable: dict[str, Candidate], question: Question, wish: Wish) -> 
         network_slower_than_inside=across is None
         or inside is None
         or across.gbps * across.efficiency < inside.gbps * inside.efficiency,
+        layouts=wish.framework in PARALLEL_FRAMEWORKS,
     )
 
 
@@ -127,4 +130,12 @@ def _numbers(chosen: Candidate, usable: dict[str, Candidate], question: Question
         "host": format_gb(chosen.memory.states.host * question.gpus_per_node),
         "ddp_total": format_gb(ddp.total_bytes),
         "whole_total": format_gb(whole.total_bytes),
+        "schedule": chosen.layout.schedule if chosen.layout else "",
+        "bubble": _bubble(chosen.layout),
     }
+
+
+def _bubble(layout: Layout | None) -> str:
+    if layout is None or layout.pipeline == 1:
+        return ""
+    return f"Stages wait {format_percent(layout.bubble)} of the step for its first and last micro-batches. "

@@ -6,12 +6,12 @@ import json
 
 import msgspec
 
+from tracedoc.planner.candidates import Candidate
 from tracedoc.planner.launch_files import accelerate_yaml, deepspeed_settings, trainer_code
+from tracedoc.planner.layout_files import ARGUMENTS_NAME, TOML_NAME, megatron_arguments, torchtitan_toml
 from tracedoc.planner.pytorch_code import adapters, ddp_code, fsdp2_code, module
-from tracedoc.planner.setup import Question
+from tracedoc.planner.setup import PRECISIONS, Question
 from tracedoc.planner.strategies import STRATEGIES
-
-FSDP_SETTINGS = ("shard-grad-op", "full-shard", "hsdp")
 
 
 class Configuration(msgspec.Struct, frozen=True):
@@ -33,7 +33,8 @@ def configurations(question: Question, strategy: str, *, checkpointing: bool) ->
     # On one GPU the same settings serve, with one shard.
     name = {"single-fsdp": "full-shard"}.get(strategy, strategy.removeprefix("single-"))
     found = [] if family == "deepspeed" else [_pytorch(question, name, checkpointing)]
-    trainer_has = strategy != "zero-redundancy" and question.training.optimizer != "muon"
+    trainer_has = strategy != "zero-redundancy" and not STRATEGIES[strategy].kept_in_node
+    trainer_has = trainer_has and question.training.optimizer != "muon"
     if trainer_has:
         found += _accelerate(question, name, checkpointing)
         found += _trainer(question, name, checkpointing)
@@ -42,8 +43,34 @@ def configurations(question: Question, strategy: str, *, checkpointing: bool) ->
     return tuple(found)
 
 
+def configurations_of(question: Question, chosen: Candidate) -> tuple[Configuration, ...]:
+    """Return the configurations for what was chosen: for a layout those of its framework."""
+    layout = chosen.layout
+    if layout is None:
+        return configurations(question, chosen.strategy, checkpointing=chosen.checkpointing)
+    if layout.family == "torchtitan":
+        text = torchtitan_toml(question, layout, checkpointing=chosen.checkpointing)
+        title = f"torchtitan ({TOML_NAME}), beside your [model], [optimizer] and data"
+        return (Configuration(layout.family, title, "toml", text, _in_torchtitan(question)),)
+    text = megatron_arguments(question, layout, checkpointing=chosen.checkpointing)
+    title = f"Megatron-LM ({ARGUMENTS_NAME}), beside your data and learning rate"
+    return (Configuration(layout.family, title, "bash", text),)
+
+
+def _in_torchtitan(question: Question) -> str:
+    training = question.training
+    notes = []
+    if training.compiled:
+        notes.append(
+            "Compile as your version says it: [compile] enable = true, earlier [training] compile = true"
+        )
+    if training.fp8:
+        notes.append('In [model]: converters = ["float8"]')
+    return _sentences(notes)
+
+
 def _pytorch(question: Question, strategy: str, checkpointing: bool) -> Configuration:
-    write = fsdp2_code if strategy in FSDP_SETTINGS else ddp_code
+    write = fsdp2_code if STRATEGIES[strategy].family == "fsdp" else ddp_code
     title = "PyTorch FSDP2" if write is fsdp2_code else ("PyTorch DDP" if question.gpus > 1 else "PyTorch")
     notes = [_loading(question), _rounds(question, "model.no_sync()" if strategy == "ddp" else "")]
     return Configuration(
@@ -53,7 +80,7 @@ def _pytorch(question: Question, strategy: str, checkpointing: bool) -> Configur
 
 def _accelerate(question: Question, strategy: str, checkpointing: bool) -> list[Configuration]:
     text = accelerate_yaml(question, strategy, checkpointing)
-    fsdp = strategy in FSDP_SETTINGS
+    fsdp = STRATEGIES[strategy].family == "fsdp"
     notes = [_loading(question)]
     if checkpointing and not fsdp:
         notes.append(_enable_checkpointing(question))
@@ -100,7 +127,12 @@ def _loading(question: Question) -> str:
             ' bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,'
             f" bnb_4bit_compute_dtype=torch.{dtype}, bnb_4bit_quant_storage=torch.{dtype})"
         )
-    if training.lora_rank or "mixed" not in training.precision or question.model.step is not None:
+    if question.model.step is not None:
+        return ""
+    if training.lora_rank and PRECISIONS[training.precision].compute == 2:
+        dtype = "float16" if training.precision.startswith("fp16") else "bfloat16"
+        return f"Load the model with from_pretrained(..., dtype=torch.{dtype}); its adapters are kept in fp32"
+    if training.lora_rank or "mixed" not in training.precision:
         return ""
     return (
         "Load the model with from_pretrained(..., dtype=torch.float32): Transformers 5 otherwise keeps the"

@@ -15,7 +15,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One GPU: memory as sold in GB (1e9 bytes), dense peaks in TFLOP/s, GB/s of memory, its own link.
 
     ``device_gb`` is what CUDA reports. ``matmul`` and ``attention`` are the shares of the peak that matrix
-    products and fused attention reach in training, ``None`` where no run on this GPU was published.
+    products and fused attention reach in training, ``None`` where no run on this GPU was published
+    (:attr:`shares` then has an estimate).
     ``network`` is what usually connects nodes of such GPUs.
     """
 
@@ -37,6 +38,26 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def memory_bytes(self) -> float:
         """What a program can have: as CUDA reports it, else as sold."""
         return (self.device_gb or self.memory_gb) * 1e9
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """The shares of the peak that matrix products and fused attention reach in training.
+
+        Where no run on this GPU was published they lie between those of A100 and H100, by the FLOPs that the
+        peak has for each byte of memory traffic: what has more of them waits more.
+        """
+        if self.matmul and self.attention:
+            return self.matmul, self.attention
+        low, high = (gpu for gpu in gpus() if gpu.name in ("A100 SXM 80GB", "H100"))
+        part = (self.intensity - low.intensity) / (high.intensity - low.intensity)
+        part = min(1.0, max(0.0, part))
+        near, far = low.shares, high.shares
+        return near[0] + part * (far[0] - near[0]), near[1] + part * (far[1] - near[1])
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs of the peak in 16 bits for each byte of memory traffic."""
+        return 1e3 * self.half_tflops / self.hbm_gbps
 
     @property
     def fp8(self) -> bool:

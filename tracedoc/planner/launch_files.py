@@ -8,6 +8,7 @@ from typing import Any
 from tracedoc.planner.activations import BUCKET_ELEMENTS
 from tracedoc.planner.pytorch_code import adapters, module
 from tracedoc.planner.setup import Question
+from tracedoc.planner.strategies import STRATEGIES, shards
 
 Plain = dict[str, Any]
 
@@ -25,7 +26,7 @@ def _mixed_precision(question: Question) -> str:
 
 def accelerate_yaml(question: Question, strategy: str, checkpointing: bool) -> str:
     """Return a YAML file for ``accelerate launch --config_file``, with the keys of accelerate 1.10."""
-    kind = "FSDP" if strategy in ("shard-grad-op", "full-shard", "hsdp") else "MULTI_GPU"
+    kind = "FSDP" if STRATEGIES[strategy].family == "fsdp" else "MULTI_GPU"
     kind = "DEEPSPEED" if strategy.startswith("zero-") and strategy != "zero-redundancy" else kind
     settings: Plain = {
         "compute_environment": "LOCAL_MACHINE",
@@ -47,10 +48,11 @@ def accelerate_yaml(question: Question, strategy: str, checkpointing: bool) -> s
             "fsdp_cpu_ram_efficient_loading": True,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
-        if strategy == "hsdp":
+        if STRATEGIES[strategy].hybrid:
+            part = shards(STRATEGIES[strategy], question.gpus, question.nodes)
             settings["parallelism_config"] = {
-                "parallelism_config_dp_replicate_size": question.nodes,
-                "parallelism_config_dp_shard_size": question.gpus_per_node,
+                "parallelism_config_dp_replicate_size": question.gpus // part,
+                "parallelism_config_dp_shard_size": part,
             }
     elif kind == "DEEPSPEED":
         settings["deepspeed_config"] = {
@@ -88,7 +90,7 @@ def trainer_code(question: Question, strategy: str, checkpointing: bool) -> str:
     if training.compiled:
         arguments.append("torch_compile=True")
     arguments += _TRAINER_OPTIMIZERS[training.optimizer]
-    fsdp = strategy in ("shard-grad-op", "full-shard", "hsdp")
+    fsdp = STRATEGIES[strategy].family == "fsdp"
     if fsdp:
         config: Plain = {
             "version": 2,
@@ -101,11 +103,12 @@ def trainer_code(question: Question, strategy: str, checkpointing: bool) -> str:
             config["cpu_offload"] = True
         items = "".join(f"\n        {json.dumps(k)}: {_python(v)}," for k, v in config.items())
         arguments += ["fsdp=True", f"fsdp_config={{{items}\n    }}"]
-        if strategy == "hsdp":
+        if STRATEGIES[strategy].hybrid:
             imports.insert(0, "from accelerate import ParallelismConfig")
+            part = shards(STRATEGIES[strategy], question.gpus, question.nodes)
             arguments.append(
-                f"parallelism_config=ParallelismConfig(\n        dp_replicate_size={question.nodes},"
-                f" dp_shard_size={question.gpus_per_node}\n    )"
+                f"parallelism_config=ParallelismConfig(\n        dp_replicate_size={question.gpus // part},"
+                f" dp_shard_size={part}\n    )"
             )
     else:
         if checkpointing:

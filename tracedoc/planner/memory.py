@@ -22,7 +22,8 @@ class ModelStates(msgspec.Struct, frozen=True):
     """Bytes on one GPU, and on the host (memory or NVMe) for each GPU.
 
     ``copies`` is what is held beside the states from forward to backward: the 16-bit parameters that
-    SHARD_GRAD_OP gathered, or those that autocast makes of fp32 parameters.
+    SHARD_GRAD_OP gathered (a node's share of them where they are kept in the node), or those that autocast
+    makes of fp32 parameters.
     """
 
     parameters: float
@@ -64,6 +65,8 @@ def model_states(question: Question, strategy: Strategy) -> ModelStates:
     copies = 0.0
     if strategy.gathers == "whole":
         copies = trained * precision.compute + base
+    elif strategy.kept_in_node:
+        copies = (trained * precision.compute + base) / question.gpus_per_node
     elif strategy.family == "ddp" and precision.autocast:
         copies = float(trained * precision.compute)
     if training.optimizer_in_backward:

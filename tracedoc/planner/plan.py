@@ -8,12 +8,13 @@ from tracedoc.planner.activations import CONTEXT_BYTES, FRAGMENTATION, NCCL_BYTE
 from tracedoc.planner.advice import Advice, advise
 from tracedoc.planner.candidates import Candidate, Wish, step_range, with_checkpointing
 from tracedoc.planner.changes import Change
-from tracedoc.planner.configurations import Configuration, configurations
+from tracedoc.planner.configurations import Configuration, configurations_of
 from tracedoc.planner.hardware import Gpu, LinkKind
+from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS
+from tracedoc.planner.loading import load_bytes_per_node, loading_note
 from tracedoc.planner.search import Found, search
 from tracedoc.planner.setup import OPTIMIZERS, PRECISIONS, Question, Training, check
 from tracedoc.planner.shape import LANGUAGE_MODEL_PARAMETERS, ModelShape
-from tracedoc.planner.timing import ATTENTION_SHARE, MATMUL_SHARE
 from tracedoc.units import format_count, format_gb, format_ms, format_percent
 
 PLAN_SCHEMA = "1"
@@ -49,7 +50,8 @@ class Plan(msgspec.Struct, frozen=True):
     ``recommended`` is the id of a strategy, ``None`` if nothing fits; ``because`` its reason or, then, what
     is missing. ``changes`` are single changes after which something fits, the smallest first. ``faster`` is a
     strategy that even with nothing hidden is predicted ahead of the recommended one's middle, if any;
-    ``least`` is the framework's strategy that takes least.
+    ``least`` is the framework's strategy that takes least. ``load_bytes_per_node`` is the host memory of a
+    node while a checkpoint is loaded, ``None`` where that is not known.
     """
 
     schema_version: str
@@ -71,6 +73,7 @@ class Plan(msgspec.Struct, frozen=True):
     days: float | None = None
     cost: float | None = None
     found: tuple[Found, ...] = ()
+    load_bytes_per_node: float | None = None
 
 
 def plan(question: Question, wish: Wish, *, notes: tuple[str, ...] = (), ask: Ask | None = None) -> Plan:
@@ -95,7 +98,7 @@ def plan(question: Question, wish: Wish, *, notes: tuple[str, ...] = (), ask: As
     model = question.model
     written: tuple[Configuration, ...] = ()
     if chosen is not None:
-        written = configurations(question, chosen.strategy, checkpointing=chosen.checkpointing)
+        written = configurations_of(question, chosen)
     return Plan(
         schema_version=PLAN_SCHEMA,
         summary=_summary(advice),
@@ -118,12 +121,13 @@ def plan(question: Question, wish: Wish, *, notes: tuple[str, ...] = (), ask: As
         faster=advice.faster.strategy if advice.faster else None,
         least=advice.least.strategy,
         configurations=written,
-        assumptions=(*notes, *_assumptions(question, wish), *_short(chosen)),
+        assumptions=(*notes, *_assumptions(question, wish, chosen), *_short(chosen, wish)),
         objective=wish.objective,
         framework=wish.framework,
         tokens_per_second=chosen.tokens_per_second if chosen else None,
         **_duration(question, chosen, ask),
         found=found,
+        load_bytes_per_node=load_bytes_per_node(question, chosen, wish.framework) if chosen else None,
     )
 
 
@@ -141,7 +145,7 @@ def _summary(advice: Advice) -> str:
     memory = format_gb(question.memory_bytes)
     if chosen is not None:
         time = f", {step_range(chosen)} a step predicted" if chosen.step else ""
-        title = with_checkpointing(chosen.title, chosen.checkpointing)
+        title = with_checkpointing(chosen.title, chosen.checkpointing, selective=chosen.selective)
         title = title[:1].upper() + title[1:]
         return f"{title}: {format_gb(chosen.total_bytes)} of the {memory} on {each}{time}."
     least = advice.least
@@ -151,7 +155,7 @@ def _summary(advice: Advice) -> str:
     if not advice.changes:
         return f"{text} No single change that is known here helps."
     smallest = advice.changes[0]
-    then = with_checkpointing(smallest.strategy, smallest.checkpointing)
+    then = with_checkpointing(smallest.strategy, smallest.checkpointing, selective=smallest.selective)
     return (
         f"{text} The smallest change that would: {smallest.what} ({then}, {format_gb(smallest.total_bytes)})."
     )
@@ -174,15 +178,18 @@ def _ordered(advice: Advice) -> tuple[Candidate, ...]:
     return (chosen, *rest) if chosen else tuple(rest)
 
 
-def _assumptions(question: Question, wish: Wish) -> list[str]:
+def _assumptions(question: Question, wish: Wish, chosen: Candidate | None) -> list[str]:
     training, model, cluster = question.training, question.model, wish.cluster
     texts = []
     if model.assumed:
         texts.append(_assumed_shape(model))
     attention = "" if training.fused_attention else ", attention scores kept"
+    each = f"Each GPU and step: {training.micro_batch} x {training.sequence} tokens, {_rounds(training)}"
+    if wish.framework in PARALLEL_FRAMEWORKS:
+        sequences = wish.batch or training.micro_batch * training.accumulation * question.gpus
+        each = f"Each update: {sequences} sequences of {training.sequence} tokens, of all GPUs together"
     texts.append(
-        f"Each GPU and step: {training.micro_batch} x {training.sequence} tokens, {_rounds(training)};"
-        f" {PRECISIONS[training.precision].title}, {OPTIMIZERS[training.optimizer].title}{attention}."
+        f"{each}; {PRECISIONS[training.precision].title}, {OPTIMIZERS[training.optimizer].title}{attention}."
     )
     if training.precision == "bf16" and not training.lora_rank:
         texts.append(
@@ -201,6 +208,8 @@ def _assumptions(question: Question, wish: Wish) -> list[str]:
         f"Estimates: {format_gb(CONTEXT_BYTES)} for the CUDA context{nccl}, and"
         f" {format_percent(FRAGMENTATION)} reserve on what is allocated in each step."
     )
+    if chosen is not None and (note := loading_note(question, chosen, wish.framework)):
+        texts.append(note)
     return [*texts, *_about_time(question, wish, cluster.inside, cluster.across)]
 
 
@@ -224,8 +233,9 @@ def _assumed_shape(model: ModelShape) -> str:
     )
 
 
-def _short(chosen: Candidate | None) -> list[str]:
-    if chosen is None or chosen.step is None or chosen.step.worst_ms >= 10:
+def _short(chosen: Candidate | None, wish: Wish) -> list[str]:
+    measured = wish.measured_compute_ms is not None or wish.idle_ms > 0
+    if chosen is None or chosen.step is None or chosen.step.worst_ms >= 10 or measured:
         return []
     return ["So short a step is usually bound by the host, which launches its kernels: expect more."]
 
@@ -234,9 +244,8 @@ def _arithmetic(wish: Wish, gpu: Gpu, peak: float) -> str:
     of = f"of {peak:g} TFLOP/s ({gpu.name})"
     if wish.utilisation is not None:
         return f"arithmetic at {format_percent(wish.utilisation)} {of}"
-    shares = (gpu.matmul or MATMUL_SHARE, gpu.attention or ATTENTION_SHARE)
     basis = "fitted to published runs" if gpu.matmul else "a guess: no run on it is published"
-    efficiencies = " and ".join(format_percent(share) for share in shares)
+    efficiencies = " and ".join(format_percent(share) for share in gpu.shares)
     return f"matrix products and attention at {efficiencies} {of}, {basis}; all else at the speed of memory"
 
 
@@ -253,7 +262,13 @@ def _about_time(
     arithmetic = _arithmetic(wish, gpu, peak)
     if wish.measured_compute_ms is not None:
         arithmetic = f"{format_ms(wish.measured_compute_ms)} of computation in a step, as the run measured"
-    texts = [f"Time: {arithmetic}. Half of the communication hides behind it at best, none at worst."]
+    hidden = "Half of the communication hides behind it at best, none at worst."
+    if wish.framework in PARALLEL_FRAMEWORKS:
+        hidden = (
+            "What tensor and expert parallelism send is not hidden, of the rest a quarter is; published runs"
+            " of layouts spread by 30 %."
+        )
+    texts = [f"Time: {arithmetic}. {hidden}"]
     used = [link for link in (inside, across) if link is not None]
     if question.gpus > 1:
         for link in used:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from tracedoc.planner.setup import PRECISIONS, Question
+from tracedoc.planner.strategies import STRATEGIES, shards
 
 
 def ddp_code(question: Question, strategy: str, checkpointing: bool) -> str:
@@ -54,10 +55,13 @@ def fsdp2_code(question: Question, strategy: str, checkpointing: bool) -> str:
     if offload:
         names.insert(0, "CPUOffloadPolicy")
     shape, dimensions = f"({question.gpus},)", '("shard",)'
-    if strategy == "hsdp":
-        shape = f"({question.nodes}, {question.gpus_per_node})"
+    if STRATEGIES[strategy].hybrid:
+        part = shards(STRATEGIES[strategy], question.gpus, question.nodes)
+        shape = f"({question.gpus // part}, {part})"
         dimensions = '("replicate", "shard")'
-    keep = strategy == "shard-grad-op"
+    reshard: int | bool = strategy != "shard-grad-op"
+    if STRATEGIES[strategy].kept_in_node:
+        reshard = question.gpus_per_node
     settings = ["mesh=mesh"]
     lines = ["import os", "import torch", "from torch.distributed.device_mesh import init_device_mesh"]
     lines += [f"from torch.distributed.fsdp import {', '.join(names)}"]
@@ -73,7 +77,7 @@ def fsdp2_code(question: Question, strategy: str, checkpointing: bool) -> str:
         settings.append("offload_policy=CPUOffloadPolicy()")
     # Left to itself, FSDP2 keeps the root's own parameters gathered until backward, which needs them first.
     root = ", ".join(settings)
-    given = f"{root}, reshard_after_forward={not keep}"
+    given = f"{root}, reshard_after_forward={reshard}"
     blocks = _blocks(question)
     comment = "" if model.wrap_classes else "  # your list of blocks"
     lines += [f"for block in {blocks}:{comment}", f"    fully_shard(block, {given})"]

@@ -18,9 +18,6 @@ from tracedoc.planner.setup import PRECISIONS, Question
 from tracedoc.planner.strategies import STRATEGIES, Strategy, shards
 from tracedoc.planner.traffic import seconds, transfers
 
-MATMUL_SHARE, ATTENTION_SHARE = 0.68, 0.42
-"""Shares of the peak where no run on this GPU was published: between those of A100 and H100."""
-
 PASSES_OVER_ACTIVATIONS = 9.2
 """How often the bytes that a block keeps for backward cross the memory of the GPU in forward and backward."""
 COMPILED_PASSES = 0.5
@@ -133,7 +130,7 @@ def predict(
     gpu = cluster.gpu
     if gpu is None:
         return None
-    parts = _computation(question, strategy, gpu, checkpointing=checkpointing, utilisation=utilisation)
+    parts = computation(question, strategy, gpu, checkpointing=checkpointing, utilisation=utilisation)
     if parts is None:
         return None
     if measured_compute_ms is not None:
@@ -169,7 +166,7 @@ def predict(
     return Step(*(1e3 * t for t in (*times, *span)))
 
 
-def _computation(
+def computation(
     question: Question, strategy: Strategy, gpu: Gpu, *, checkpointing: bool, utilisation: float | None
 ) -> list[float] | None:
     """Return the seconds of forward, backward and recomputation of one micro-batch, or ``None``."""
@@ -182,8 +179,8 @@ def _computation(
     if utilisation is not None:
         return [f.total / (peak * 1e12 * utilisation) for f in flops]
     faster = FP8_SPEEDUP if training.fp8 else 1.0
-    matmul = peak * 1e12 * (gpu.matmul or MATMUL_SHARE) * faster
-    attention = peak * 1e12 * (gpu.attention or ATTENTION_SHARE)
+    shares = gpu.shares
+    matmul, attention = peak * 1e12 * shares[0] * faster, peak * 1e12 * shares[1]
     forward, backward, again = (f.matmul / matmul + f.attention / attention for f in flops)
     again -= (1 - RECOMPUTED_MATMUL) * flops[2].matmul / matmul
     passes = PASSES_OVER_ACTIVATIONS * (COMPILED_PASSES if training.compiled else 1.0)

@@ -70,15 +70,17 @@ def transfers(question: Question, strategy: Strategy) -> tuple[Transfer, ...]:
     # The configuration may reduce in fp32 under FSDP; DeepSpeed reduces in the dtype it trains in.
     gradients = float(trained * ((strategy.family == "fsdp" and precision.reduce) or c))
     group = shards(strategy, n, nodes)
-    route = "inside" if strategy.hybrid else route
+    route = "inside" if strategy.hybrid and strategy.over <= 1 else route
     found = [
         Transfer("all-gather", "forward", units, weights, group, route),
         Transfer("reduce-scatter", "backward", units, gradients, group, route),
     ]
     if strategy.gathers == "unit":
-        found.insert(1, Transfer("all-gather", "backward", units, weights, group, route))
+        near = (question.gpus_per_node, "inside") if strategy.kept_in_node else (group, route)
+        found.insert(1, Transfer("all-gather", "backward", units, weights, *near))
     if strategy.hybrid:
-        found.append(Transfer("all-reduce", "backward", units, gradients / group, nodes, "replicas"))
+        again = "replicas" if nodes > 1 else "inside"
+        found.append(Transfer("all-reduce", "backward", units, gradients / group, n // group, again))
     return tuple(found)
 
 

@@ -1,0 +1,241 @@
+"""Work layouts out by hand: what a stage holds and sends, its bubble, and the files that set it up."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from tracedoc.errors import InputError
+from tracedoc.planner.activations import block_activations
+from tracedoc.planner.advice import advise
+from tracedoc.planner.candidates import Wish
+from tracedoc.planner.hardware import Cluster, LinkKind, find_gpu, find_link, link_of
+from tracedoc.planner.layout_files import megatron_arguments, torchtitan_toml
+from tracedoc.planner.layout_memory import SHARDED, layout_memory
+from tracedoc.planner.layout_timing import layout_step, traffic
+from tracedoc.planner.layouts import Layout, layouts, stage_blocks
+from tracedoc.planner.model_config import read_model_config
+from tracedoc.planner.ranking import rank
+from tracedoc.planner.setup import Question, Training
+from tracedoc.planner.shape import ModelShape
+
+NVLINK = LinkKind("nvlink", "NVLink", False, 400.0, 1.0, 0.0, "here")
+NETWORK = LinkKind("ib", "InfiniBand", True, 400.0, 1.0, 0.0, "here")
+CLUSTER = Cluster(find_gpu("H100"), NVLINK, NETWORK)
+
+
+def model(tmp_path: Path, **keys: object) -> ModelShape:
+    """Return a Llama of 8 blocks of 64 x 64 x 4 + 64 x 128 x 3 weights, and 2 x 256 x 64 outside."""
+    small = {
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 8,
+        "num_key_value_heads": 8, "intermediate_size": 128, "vocab_size": 256, "tie_word_embeddings": False,
+        "max_position_embeddings": 1 << 20,
+    }  # fmt: skip
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(small | keys))
+    return read_model_config(file)
+
+
+LLAMA_405B = {
+    "hidden_size": 16384, "num_hidden_layers": 126, "num_attention_heads": 128, "num_key_value_heads": 8,
+    "intermediate_size": 53248, "vocab_size": 128256,
+}  # fmt: skip
+MOE = {
+    "model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "head_dim": 8,
+}  # fmt: skip
+
+
+def ask(shape: ModelShape, gpus: int = 16, **training: object) -> Question:
+    settings = {"sequence": 64, "precision": "bf16-mixed", **training}
+    return Question(shape, Training(**settings), gpus, max(1, gpus // 8), 80e9)  # type: ignore[arg-type]
+
+
+BLOCK = 4 * 64 * 64 + 3 * 64 * 128 + 2 * 64
+END = 256 * 64
+
+
+def test_megatron_takes_6_and_12_by_d_bytes_a_weight(tmp_path: Path) -> None:
+    """Half of the blocks and the embedding, halved: its distributed optimizer over 4 GPUs."""
+    layout = Layout("megatron", data=4, tensor=2, pipeline=2, rounds=2)
+    states = layout_memory(ask(model(tmp_path)), layout, checkpointing=False).states
+    weights = (4 * BLOCK + END) / 2
+    assert states.parameters == pytest.approx(2 * weights, rel=0.01)
+    assert states.gradients == pytest.approx(4 * weights, rel=0.01)
+    assert states.optimizer == pytest.approx(12 * weights / 4, rel=0.01)
+
+
+def test_torchtitan_shards_all_states_and_with_a_pipeline_keeps_the_stage_gathered(tmp_path: Path) -> None:
+    shape = model(tmp_path)
+    flat = layout_memory(ask(shape), Layout("torchtitan", data=8, tensor=2), checkpointing=False).states
+    whole = 8 * BLOCK + 2 * END
+    assert flat.states == pytest.approx(16 * whole / 16, rel=0.01)
+    layout = Layout("torchtitan", data=4, tensor=2, pipeline=2, rounds=2)
+    piped = layout_memory(ask(shape), layout, checkpointing=False).states
+    stage = (4 * BLOCK + END) / 2  # blocks 0 to 3 and the embedding; 16 bytes over 4, 2 and 4 kept whole
+    assert piped.copies == pytest.approx(2 * stage, rel=0.01)
+    assert piped.states == pytest.approx((16 / 4 + 4) * stage, rel=0.01)
+
+
+def test_a_pipeline_keeps_as_many_micro_batches_as_it_has_stages(tmp_path: Path) -> None:
+    """1F1B: the first of 4 stages keeps 4 times 2 of 8 blocks, as much as without a pipeline."""
+    question = ask(model(tmp_path))
+    layout = Layout("megatron", data=2, tensor=2, pipeline=4, rounds=8)
+    kept = layout_memory(question, layout, checkpointing=False).activations
+    assert kept == pytest.approx(4 * 2 * block_activations(question, SHARDED) / 2)
+    interleaved = Layout("megatron", data=2, tensor=2, pipeline=4, rounds=8, chunks=2)
+    more = layout_memory(question, interleaved, checkpointing=False).activations
+    assert more == pytest.approx(kept * (1 + 3 / 8))
+
+
+def test_experts_are_shared_by_their_own_degree(tmp_path: Path) -> None:
+    shape = model(tmp_path, **MOE)
+    together = layout_memory(ask(shape), Layout("megatron", data=16), checkpointing=False).states
+    apart = layout_memory(ask(shape), Layout("megatron", data=16, expert=4), checkpointing=False).states
+    experts = 8 * 16 * 3 * 64 * 32
+    assert together.parameters - apart.parameters == pytest.approx(2 * experts * 3 / 4)
+
+
+def test_tensor_parallelism_sends_the_stream_four_times_a_block_and_pass(tmp_path: Path) -> None:
+    question = ask(model(tmp_path), micro_batch=2)
+    layout = Layout("torchtitan", data=4, tensor=4, micro_batch=2)
+    found = traffic(question, layout, CLUSTER, checkpointing=False)
+    assert found is not None
+    sent = next(one for one in found if one.what == "tensor")
+    assert sent.bytes == pytest.approx(8 * 4 * 2 * (2 * 64 * 64 * 2) * 3 / 4)
+    assert sent.gbps == 400.0
+    again = traffic(question, layout, CLUSTER, checkpointing=True)
+    assert again is not None
+    assert next(one for one in again if one.what == "tensor").bytes == pytest.approx(1.5 * sent.bytes)
+
+
+def test_rings_that_share_the_adapters_of_a_node_are_slower(tmp_path: Path) -> None:
+    """8 rings of data parallelism, one for each tensor rank of a node: an eighth of 400 GB/s each."""
+    found = traffic(
+        ask(model(tmp_path)), Layout("torchtitan", data=2, tensor=8), CLUSTER, checkpointing=False
+    )
+    assert found is not None
+    assert next(one for one in found if one.what == "data").gbps == 50.0
+
+
+@pytest.mark.parametrize(("chunks", "bubble"), [(1, 7 / 71), (2, 3.5 / 67.5)])
+def test_the_bubble_is_what_stages_wait_over_the_step(chunks: int, bubble: float) -> None:
+    assert Layout("megatron", 8, 8, 8, rounds=64, chunks=chunks).bubble == pytest.approx(bubble)
+
+
+def test_a_pipelines_step_is_micro_batches_and_stages_but_one(tmp_path: Path) -> None:
+    """4 even stages, 4 micro-batches: 7 times a stage's micro-batch, of which 4 are work."""
+    layout = Layout("megatron", data=1, pipeline=4, rounds=4)
+    far = Cluster(find_gpu("H100"), NVLINK, NETWORK)
+    step = layout_step(ask(model(tmp_path), gpus=4), layout, far, checkpointing=False)
+    assert step is not None
+    rest = step.optimizer_ms + step.comm_ms
+    assert step.compute_ms * 7 / 4 <= step.expected_ms <= step.compute_ms * 7 / 4 + 7 / 4 * rest
+
+
+@pytest.mark.parametrize(
+    ("blocks", "family", "stages", "parts"),
+    [
+        (126, "torchtitan", 8, (15, 16, 15)),
+        (80, "megatron", 8, (10, 10, 10)),
+        (126, "megatron", 16, (7, 8, 7)),
+        (8, "torchtitan", 1, (8, 8, 8)),
+    ],
+)
+def test_stages_have_whole_blocks(blocks: int, family: str, stages: int, parts: tuple[int, ...]) -> None:
+    assert stage_blocks(blocks, Layout(family, 1, pipeline=stages)) == parts
+
+
+def test_every_layout_uses_all_gpus_and_splits_heads_inside_a_node(tmp_path: Path) -> None:
+    shape = model(tmp_path, num_key_value_heads=4)
+    found = list(layouts(ask(shape, gpus=16), "torchtitan", 16))
+    assert found
+    for layout in found:
+        assert layout.data * layout.tensor * layout.pipeline * layout.context == 16
+        assert layout.tensor in (1, 2, 4)  # of 4 heads of keys
+        assert layout.data * layout.micro_batch * layout.rounds == 16
+        assert layout.rounds >= layout.pipeline
+
+
+def test_405b_on_512_h100_fits_as_it_was_trained(tmp_path: Path) -> None:
+    """TP 8 x PP 8 x FSDP 8, which torchtitan published; data parallelism alone does not fit."""
+    shape = model(tmp_path, **LLAMA_405B)
+    gpu = find_gpu("H100")
+    question = Question(shape, Training(sequence=8192), 512, 64, gpu.memory_bytes)
+    cluster = Cluster(gpu, link_of(gpu), find_link(gpu.network, across=True))
+    assert not any(one.fits for one in rank(question, Wish(cluster)) if one.family != "deepspeed")
+    every = layouts(question, "torchtitan", 512)
+    known = next(one for one in every if one.id == "tp8-pp8-fsdp8" and one.micro_batch == 1)
+    assert layout_memory(question, known, checkpointing=True).total < gpu.memory_bytes
+    chosen = advise(question, Wish(cluster, framework="torchtitan")).chosen
+    assert chosen is not None
+    assert chosen.fits
+    changes = advise(question, Wish(cluster)).changes
+    assert "--framework torchtitan" in [change.option for change in changes]
+
+
+# Names of pytorch/torchtitan, torchtitan/config/job_config.py.
+TORCHTITAN = {
+    "training": {"seq_len", "local_batch_size", "global_batch_size", "mixed_precision_param"},
+    "parallelism": {
+        "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree",
+        "context_parallel_degree", "expert_parallel_degree", "pipeline_parallel_degree",
+        "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size",
+    },
+    "activation_checkpoint": {"mode", "selective_ac_option"},
+}  # fmt: skip
+
+
+def test_torchtitan_reads_the_printed_sections(tmp_path: Path) -> None:
+    layout = Layout("torchtitan", 8, 8, 8, chunks=2, micro_batch=2, rounds=16)
+    text = torchtitan_toml(ask(model(tmp_path), gpus=512), layout, checkpointing=True)
+    written = tomllib.loads(text)
+    for section, keys in written.items():
+        assert set(keys) <= TORCHTITAN[section]
+    assert written["training"]["local_batch_size"] == 32
+    assert written["training"]["global_batch_size"] == 256
+    assert written["parallelism"]["pipeline_parallel_schedule"] == "Interleaved1F1B"
+    assert written["activation_checkpoint"] == {"mode": "full"}
+
+
+# Names of NVIDIA/Megatron-LM, megatron/training/arguments.py.
+MEGATRON = {
+    "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size",
+    "--expert-model-parallel-size", "--sequence-parallel", "--tp-comm-overlap",
+    "--num-virtual-stages-per-pipeline-rank", "--account-for-embedding-in-pipeline-split",
+    "--account-for-loss-in-pipeline-split", "--moe-token-dispatcher-type", "--use-distributed-optimizer",
+    "--overlap-grad-reduce", "--overlap-param-gather", "--micro-batch-size", "--global-batch-size",
+    "--seq-length", "--max-position-embeddings", "--bf16", "--grad-reduce-in-bf16", "--fp16", "--fp8-format",
+    "--transformer-impl", "--recompute-granularity", "--recompute-method", "--recompute-num-layers",
+    "--num-layers", "--hidden-size", "--num-attention-heads", "--group-query-attention",
+    "--num-query-groups", "--ffn-hidden-size", "--swiglu", "--normalization",
+    "--untie-embeddings-and-output-weights",
+}  # fmt: skip
+
+
+def test_megatron_knows_the_printed_arguments(tmp_path: Path) -> None:
+    shape = model(tmp_path, **LLAMA_405B)
+    layout = Layout("megatron", 4, 8, 16, micro_batch=2, rounds=16)
+    text = megatron_arguments(ask(shape, gpus=512, fp8=True), layout, checkpointing=True)
+    words = shlex.split(text.removeprefix("LAYOUT=(").removesuffix(")"))
+    given = dict(zip(words, [*words[1:], ""], strict=True))
+    assert {word for word in words if word.startswith("--")} <= MEGATRON
+    assert given["--pipeline-model-parallel-size"] == "16"
+    assert given["--num-layers"] == "126"
+    assert "--account-for-loss-in-pipeline-split" in words  # 126 blocks, embedding and head: 128
+    assert given["--global-batch-size"] == "128"
+    assert given["--num-query-groups"] == "8"
+
+
+@pytest.mark.parametrize(
+    "training", [{"lora_rank": 8}, {"optimizer": "adamw-8bit"}, {"precision": "bf16"}, {"offload": "all"}]
+)
+def test_what_these_frameworks_are_not_planned_for_is_refused(
+    training: dict[str, object], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="--framework torchtitan"):
+        advise(ask(model(tmp_path), **training), Wish(CLUSTER, framework="torchtitan"))
