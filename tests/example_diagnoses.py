@@ -36,7 +36,7 @@ from tracedoc.diagnosis import (
     Verdict,
 )
 from tracedoc.errors import Limit
-from tracedoc.picture import Picture, PictureRow
+from tracedoc.picture import PathStretch, Picture, PictureRow
 
 HOSTILE = "<script>alert('\"x\"')</script>[bold red]\x1b[31m\x00\u202egnp.exe🔥"
 
@@ -207,6 +207,13 @@ def sharded(hosts: tuple[str, str] = ("gpu-node-a", "gpu-node-b")) -> Diagnosis:
             for rank in (0, 5)
         ),
         left_out=5,
+        path=(
+            PathStretch(0, "compute", 0.0, 200.0, "the forward pass"),
+            PathStretch(5, "allocator", 200.0, 280.0),
+            PathStretch(5, "host", 280.0, 290.0),
+            PathStretch(5, "compute", 290.0, 350.0, "the backward pass"),
+            PathStretch(5, "communication", 350.0, 390.0, "reduce_scatter"),
+        ),
     )
     return Diagnosis(
         summary=(
@@ -356,7 +363,17 @@ def hostile() -> Diagnosis:
             (CollectiveRow(HOSTILE, HOSTILE, None, HOSTILE, 1.0, None, None, 1.0, 1.0, None, None, None),),
             (KernelRow(HOSTILE, HOSTILE, 1, 1.0),),
             phases=(PhaseRow(HOSTILE, 10.0, 5.0, 1.0, 1.0),),
-            picture=Picture(0, 10.0, True, (PictureRow(0, 0.0, 10.0, {HOSTILE: ((0.0, 10.0),)}),)),
+            picture=Picture(
+                0,
+                10.0,
+                True,
+                (PictureRow(0, 0.0, 10.0, {HOSTILE: ((0.0, 10.0),)}),),
+                path=(
+                    PathStretch(0, HOSTILE, 0.0, 5.0, HOSTILE),
+                    PathStretch(-7, "compute", 5.0, 1e300),
+                    PathStretch(0, "compute", 6.0, -1e300),
+                ),
+            ),
             waits=Waits((0, 1), (0,), ((1e300,), ()), ((0,), (7,))),
             transfers=Transfers(
                 (

@@ -1,7 +1,8 @@
 """Write the golden files again: ``python -m tests.golden``, from the root of the repository.
 
 ``tests/report/golden`` holds hand-made diagnoses as text and as what forges read, ``tests/golden_answers``
-what ``tracedoc diagnose`` prints of every sample and of six real traces, and of two samples what forges read.
+what ``tracedoc diagnose`` prints of every sample and of six real traces, of two samples what forges read, and
+of three the outline of the page.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.example_diagnoses import DIAGNOSES
+from tests.page_outline import outline
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.pipeline import Options, diagnose
 from tracedoc.report.render import render
@@ -32,6 +34,8 @@ REAL_RUNS = (
 HAND_MADE = ("sharded", "healthy", "cpu")
 FOR_FORGES = {"md": "markdown", "sarif": "sarif", "xml": "junit", "codequality.json": "codequality"}
 """The suffix of a golden file, and its format."""
+OUTLINED = ("cpu_ddp_straggler", "synthetic_ddp_tiny_batch", "synthetic_zero3_gather_stall")
+"""Samples of whose pages the outline is kept: two ranks on CPUs, one GPU, and sharded units."""
 SHOWN_TO_FORGES = ("cpu_ddp_slow_metrics", "synthetic_fsdp2_healthy")
 """Samples whose answers are kept as forges read them: one with a line of its script, one without a fault."""
 
@@ -51,6 +55,8 @@ def answers(folder: Path) -> Iterator[tuple[str, str]]:
     )
     if folder.name in SHOWN_TO_FORGES:
         yield from for_forges(found)
+    if folder.name in OUTLINED:
+        yield "outline", outline(render(found, "html"))
 
 
 def for_forges(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
@@ -67,7 +73,8 @@ def shown(name: str) -> str:
 
 if __name__ == "__main__":
     for name in HAND_MADE:
-        for suffix, text in (("txt", shown(name)), *for_forges(DIAGNOSES[name]())):
+        page = outline(render(DIAGNOSES[name](), "html"))
+        for suffix, text in (("txt", shown(name)), ("outline", page), *for_forges(DIAGNOSES[name]())):
             (ROOT / "tests" / "report" / "golden" / f"{name}.{suffix}").write_text(text, encoding="utf-8")
     folder = ROOT / "tests" / "golden_answers"
     folder.mkdir(exist_ok=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timezone
 
+from msgspec.structs import replace
+
 import tracedoc
 from tracedoc.containment import Failures
 from tracedoc.diagnosis import (
@@ -35,11 +37,14 @@ from tracedoc.facts.waits import wait_table
 from tracedoc.predicted import PlanStep, ReplayReport
 from tracedoc.ranks.exposure import ExposedSplit
 from tracedoc.ranks.run_view import RunView
+from tracedoc.replay.run_replay import Refusal
 from tracedoc.rules.engine import Judgement
 from tracedoc.run.job_settings import job_settings
 from tracedoc.summary.first_line import summarise
 from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.values import Unknown, Value
+from tracedoc.whatif.answer import run_replay
+from tracedoc.whatif.path_in_picture import path_in_picture
 
 _UNIX_TIME_NS = (10**18, 5 * 10**18)
 """Nanoseconds that are taken for a time since 1970: September 2001 to June 2128."""
@@ -64,6 +69,10 @@ def compose(
     budget = _rank_budget(run, representative, _Milliseconds()) if representative is not None else None
     failures = Failures()
     detail = _detail(run, representative, failures) if representative is not None else Detail()
+    if replay is not None:
+        detail = failures.contain(
+            "the critical path in the timeline", lambda: _with_path(detail, run), detail
+        )
     summary = failures.contain(
         "the answer in a sentence",
         lambda: summarise(
@@ -111,6 +120,14 @@ def _detail(run: RunView, representative: RankDigest, failures: Failures) -> Det
         unit_timeline=contain("the timeline of sharded units", lambda: unit_timeline(run), None),
         memory=contain("the memory over time", lambda: memory_curve(run), None),
     )
+
+
+def _with_path(detail: Detail, run: RunView) -> Detail:
+    """Return the detail with the critical path in its picture, where the run was replayed."""
+    made = run_replay(run)
+    if detail.picture is None or isinstance(made, Refusal):
+        return detail
+    return replace(detail, picture=replace(detail.picture, path=path_in_picture(run, made, detail.picture)))
 
 
 def _failure(limits: tuple[Limit, ...]) -> str:

@@ -22,11 +22,26 @@ class PictureRow(msgspec.Struct, frozen=True):
     spans_ms: dict[str, Pairs]
 
 
+class PathStretch(msgspec.Struct, frozen=True):
+    """A stretch of the critical path: what ``rank`` did from ``start_ms`` to ``end_ms``.
+
+    ``resource`` is "compute", "communication", "copy", "host", "input", "sync" or "allocator", ``what`` the
+    longest that it was, as far as the capture names it.
+    """
+
+    rank: int
+    resource: str
+    start_ms: float
+    end_ms: float
+    what: str = ""
+
+
 class Picture(msgspec.Struct, frozen=True):
     """A step as all drawn ranks spent it.
 
     Where ``aligned`` is False the clocks could not be compared, and each rank begins at 0. ``left_out`` ranks
-    are not drawn. Gaps of at most ``closed_ms`` between intervals of one kind are closed.
+    are not drawn. Gaps of at most ``closed_ms`` between intervals of one kind are closed. ``path`` is the
+    critical path in order of time, empty where the step was not replayed.
     """
 
     step: int
@@ -35,3 +50,4 @@ class Picture(msgspec.Struct, frozen=True):
     rows: tuple[PictureRow, ...]
     left_out: int = 0
     closed_ms: float = 0.0
+    path: tuple[PathStretch, ...] = ()

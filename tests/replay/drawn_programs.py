@@ -58,7 +58,7 @@ def with_streams(program: RankProgram, order: np.ndarray) -> RankProgram:
     number = np.empty(stream.size, dtype=np.int32)
     number[place] = np.arange(stream.size, dtype=np.int32)
     to_host = np.isin(program.cause_kind, TO_HOST)
-    columns = ("point", "launch_lag", "gap", "dur", "delay", "group", "event_part", "row")
+    columns = ("point", "launch_lag", "gap", "dur", "delay", "began", "group", "event_part", "row")
     return replace(
         program,
         stream=stream[place],
@@ -119,6 +119,7 @@ def _draw_rank(rng: np.random.Generator, collectives: int, *, periodic: bool, fr
         blocks=blocks,
         own=np.where(blocks, rng.integers(0, FULL, points), 0),
         ready_lag=ready,
+        held=np.zeros(points, dtype=np.int64),
         rejoin_from=rejoin_from,
         rejoin_to=rejoin_to,
         rejoin_lag=rng.integers(0, FULL, rejoin_from.size),
@@ -127,6 +128,7 @@ def _draw_rank(rng: np.random.Generator, collectives: int, *, periodic: bool, fr
         gap=rng.integers(-5, 10, events),
         dur=rng.integers(10, 3 * FULL, events),
         delay=np.zeros(events, dtype=np.int64),
+        began=np.zeros(events, dtype=np.int64),
         stream=stream[place].astype(np.uint8),
         group=np.where(row >= 0, Group.COMMUNICATION, Group.MATRIX).astype(np.uint8),
         event_part=np.zeros(events, dtype=np.uint8),

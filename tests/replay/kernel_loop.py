@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,8 +13,17 @@ from tracedoc.replay.run_program import RunProgram
 NEVER = -(1 << 60)
 
 
-def play_loop(program: RunProgram, periods: int) -> list[tuple[np.ndarray, np.ndarray]]:  # noqa: C901 - one loop, in one piece
-    """Return when each event ends and each point starts, in each of ``periods`` steps one after the other."""
+class Times(NamedTuple):
+    """When each event begins and ends, and each point starts and returns, in one step."""
+
+    end: np.ndarray
+    start: np.ndarray
+    begin: np.ndarray
+    back: np.ndarray
+
+
+def play_loop(program: RunProgram, periods: int) -> list[Times]:  # noqa: C901 - one loop, in one piece
+    """Return the times of each of ``periods`` steps one after the other."""
     lay = program.layout
     first = {int(b) for b in lay.point_base[:-1]}
     last = {int(b): int(e) - 1 for b, e in zip(lay.point_base[:-1], lay.point_base[1:], strict=True)}
@@ -104,5 +114,5 @@ def play_loop(program: RunProgram, periods: int) -> list[tuple[np.ndarray, np.nd
             for i in (i for mine in loads.values() for i in mine):
                 ready[i] = max(ready[i], back[i])
         before = [start, back, ready, begin, end]
-        found.append((end.copy(), start.copy()))
+        found.append(Times(end.copy(), start.copy(), begin.copy(), back.copy()))
     return found

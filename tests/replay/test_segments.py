@@ -27,9 +27,9 @@ def test_segments_equal_the_kernel_loop(seed):
     solution = solve(make_plan(skeleton), [program], weights[:, None])
     played = play_loop(program, solution.periods)
     if not program.layout.periodic:
-        assert solution.step_ns[:, 0].tolist() == played_once(program, *played[0])
+        assert solution.step_ns[:, 0].tolist() == played_once(program, played[0].end, played[0].start)
         return
-    last, before, earlier = (ends_by_rank(program, ends) for ends, _ in reversed(played[-3:]))
+    last, before, earlier = (ends_by_rank(program, one.end) for one in reversed(played[-3:]))
     lengths = [a - b for a, b in zip(last, before, strict=True)]
     if solution.periods == 8 and solution.step_ns[:, 0].tolist() != lengths:
         lengths = [(a - c) / 2 for a, c in zip(last, earlier, strict=True)]

@@ -6,19 +6,22 @@ import base64
 import hashlib
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from tests.example_diagnoses import DIAGNOSES, sharded
+from tests.golden import HAND_MADE
+from tests.page_outline import outline
 from tracedoc.diagnosis_json import from_json
 from tracedoc.errors import InputError
 from tracedoc.report.common_clock import place_to_look
-from tracedoc.report.drawing import ticks
 from tracedoc.report.embedded import diagnosis_in_page
 from tracedoc.report.html import MOST_STEPS_CARRIED, render_html
 from tracedoc.report.rank_rows import MOST_STEPS
 from tracedoc.report.render import render
+from tracedoc.report.time_scale import TimeScale
 from tracedoc.report.view import build_view
 
 VOID = {"meta", "link", "br", "input"}
@@ -103,7 +106,7 @@ def test_names_from_a_trace_stay_text():
 
 def test_answer_stands_first():
     built = page("sharded")
-    assert built.text.index("Straggler: the other ranks wait 90 ms") < built.text.index(
+    assert built.text.index("Straggler: the other ranks wait 90\u00a0ms") < built.text.index(
         "The step on every rank"
     )
 
@@ -167,9 +170,9 @@ def test_ranks_without_a_common_clock_are_not_said_to_have_one():
 
 
 def test_a_picture_of_years_has_no_ticks():
-    assert [place for place, _ in ticks(10.0)] == [0, 20, 40, 60, 80, 100]
+    assert [place for place, _ in TimeScale(10.0).ticks()] == [0, 20, 40, 60, 80, 100]
     for end in (1e13, 1e308, float("inf"), float("nan"), 0.0, -1.0):
-        assert ticks(end) == ()
+        assert TimeScale(end).ticks() == ()
 
 
 @pytest.mark.parametrize("span", [float("nan"), float("inf"), -1.0, 0.0, 1e300])
@@ -205,6 +208,13 @@ def test_page_of_very_many_steps_leaves_its_diagnosis_out():
     assert len(page) < 500_000
     with pytest.raises(InputError, match="does not carry its diagnosis, which has too many steps"):
         diagnosis_in_page(page.encode())
+
+
+@pytest.mark.parametrize("name", HAND_MADE)
+def test_page_has_the_outline_of_its_golden_file(name: str):
+    golden = Path(__file__).parent / "golden" / f"{name}.outline"
+    text = outline(render(DIAGNOSES[name](), "html"))
+    assert text == golden.read_text(encoding="utf-8"), "run python -m tests.golden and read what changed"
 
 
 def test_parts_of_the_page_stand_in_the_order_of_their_links():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,3 +180,47 @@ def test_page_is_dark_where_the_reader_wants_it(browser: Any, pages: Path) -> No
         page, _ = opened(browser, pages / "sharded.html", color_scheme=scheme)
         colours[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert colours == {"light": "rgb(252, 252, 250)", "dark": "rgb(20, 23, 26)"}
+
+
+def test_critical_path_is_a_line_that_can_be_switched_off(browser: Any, pages: Path) -> None:
+    for scripts in (True, False):
+        page, noted = opened(browser, pages / "sharded.html", java_script_enabled=scripts)
+        lines, switch = page.locator(".critical-path"), page.get_by_label("critical path")
+        assert lines.count() == 2
+        assert lines.first.is_visible()
+        switch.uncheck()
+        assert not lines.first.is_visible()
+        switch.check()
+        assert lines.first.is_visible()
+        assert noted == []
+
+
+def test_critical_path_keeps_to_its_lanes_at_every_width(browser: Any, pages: Path) -> None:
+    """On the bar in the middle of its height, and from row to row without a gap between them."""
+    for width in (390, 1280):
+        page, _ = opened(browser, pages / "sharded.html", viewport={"width": width, "height": 900})
+        for row in page.locator("#picture .rank[data-rank]").all():
+            bar, line = (row.locator(kind).bounding_box() for kind in (".states", ".critical-path"))
+            middle = line["y"] + 0.52 * line["height"]
+            assert bar["y"] + 0.3 * bar["height"] < middle < bar["y"] + 0.7 * bar["height"]
+            assert (bar["x"], bar["width"]) == (line["x"], line["width"])
+        first, second = (lane.bounding_box() for lane in page.locator("#picture .rank .lane").all()[:2])
+        assert first["y"] + first["height"] == pytest.approx(second["y"], abs=0.1)
+
+
+def test_zoom_moves_the_critical_path_with_the_bars(browser: Any, pages: Path) -> None:
+    page, _ = opened(browser, pages / "sharded.html")
+    page.get_by_text("Zoom in").first.click()
+    assert page.locator(".critical-path").first.get_attribute("viewBox") == "250 0 500 10"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_critical_path_stands_out_from_bars_and_paper(browser: Any, pages: Path, scheme: str) -> None:
+    page, _ = opened(browser, pages / "sharded.html", color_scheme=scheme)
+    line = "getComputedStyle(document.querySelector('.critical-path .line')).stroke"
+    ink, paper = page.evaluate(f"[{line}, getComputedStyle(document.body).backgroundColor]")
+    light, dark = (sum(int(part) for part in re.findall(r"\d+", colour)[:3]) for colour in (paper, ink))
+    assert abs(light - dark) > 450
+    page.emulate_media(media="print")
+    assert page.locator(".critical-path").first.is_visible()
+    assert not page.get_by_label("critical path").is_visible()

@@ -18,7 +18,7 @@ from tracedoc.cli import main
 from tracedoc.diagnosis import Detail, Diagnosis, Evidence
 from tracedoc.diagnosis_json import to_json
 from tracedoc.errors import InputError
-from tracedoc.picture import Picture, PictureRow
+from tracedoc.picture import PathStretch, Picture, PictureRow
 from tracedoc.report.common_clock import place_to_look
 from tracedoc.report.render import implied_format, render_file, write_report
 from tracedoc.report.view import build_view
@@ -59,26 +59,87 @@ def tracks(diagnosis: Diagnosis) -> dict[tuple[str, str], list[Slice]]:
     return found
 
 
-# What the Perfetto documentation asks of the JSON format: https://perfetto.dev/docs/faq says that slices of a
-# track must nest; "Trace Event Format" has the fields.
+# What Perfetto reads of JSON, by its documents (other-formats.md) and its importer: "X" with microseconds in
+# "ts" and "dur"; "s", "t" and "f" of one category, name and numeric id are one flow, each tied to the slice
+# that is open on its thread at that instant, the last one so only with "bp": "e"; "M" names processes and
+# threads. Slices of a thread must nest.
+
+WITH_PICTURE = [name for name in DIAGNOSES if DIAGNOSES[name]().detail.picture]
 
 
-@pytest.mark.parametrize("name", [name for name in DIAGNOSES if DIAGNOSES[name]().detail.picture])
+@pytest.mark.parametrize("name", WITH_PICTURE)
 def test_events_have_the_fields_of_the_format(name: str) -> None:
-    events = trace(DIAGNOSES[name]())["traceEvents"]
-    slices = [event for event in events if event["ph"] == "X"]
-    assert min(event["ts"] for event in slices) == 0
-    for event in slices:
-        assert set(event) == {"ph", "cat", "name", "pid", "tid", "ts", "dur", "args"}
-        assert event["dur"] >= 0
-        assert event["pid"] > 0, "Perfetto keeps process 0 for itself"
-        assert isinstance(event["name"], str)
+    content = trace(DIAGNOSES[name]())
+    assert content["displayTimeUnit"] in ("ms", "ns")
+    events = content["traceEvents"]
+    fields = {
+        "X": {"ph", "cat", "name", "pid", "tid", "ts", "dur", "args"},
+        "M": {"ph", "name", "pid", "tid", "args"},
+        "s": {"ph", "cat", "name", "id", "pid", "tid", "ts"},
+        "t": {"ph", "cat", "name", "id", "pid", "tid", "ts"},
+        "f": {"ph", "cat", "name", "id", "pid", "tid", "ts", "bp"},
+    }
+    assert min(event["ts"] for event in events if event["ph"] == "X") == 0
     for event in events:
-        if event["ph"] != "X":
-            assert event["ph"] == "M"
-            assert event["name"] in (
-                "process_name", "process_sort_index", "thread_name", "thread_sort_index",
-            )  # fmt: skip
+        assert set(event) == fields[event["ph"]]
+        assert isinstance(event["name"], str)
+        assert type(event["pid"]) is type(event["tid"]) is int
+        assert 0 < event["pid"] < 2**32, "Perfetto keeps process 0 for itself"
+        assert 0 <= event["tid"] < 2**32
+        assert event.get("dur", 0) >= 0
+
+
+@pytest.mark.parametrize("name", WITH_PICTURE)
+def test_every_thread_and_process_has_one_name(name: str) -> None:
+    events = trace(DIAGNOSES[name]())["traceEvents"]
+    named = [(event["name"], event["pid"], event["tid"]) for event in events if event["ph"] == "M"]
+    assert len(named) == len(set(named))
+    for event in events:
+        if event["ph"] == "M":
+            key = "name" if event["name"].endswith("_name") else "sort_index"
+            assert event["name"] in (f"process_{key}", f"thread_{key}")
+            assert type(event["args"][key]) is (str if key == "name" else int)
+        else:
+            assert ("thread_name", event["pid"], event["tid"]) in named
+            assert ("process_name", event["pid"], 0) in named
+    threads = {event["tid"]: event["pid"] for event in events}
+    assert all(threads[event["tid"]] == event["pid"] for event in events if event["tid"]), (
+        "one number, one thread"
+    )
+
+
+def test_critical_path_is_one_flow_through_the_ranks() -> None:
+    events = trace(sharded())["traceEvents"]
+    flow = [event for event in events if event["ph"] in "stf"]
+    assert [event["ph"] for event in flow] == ["s", "t", "t", "t", "f"]
+    assert len({(event["cat"], event["name"], event["id"]) for event in flow}) == 1
+    assert type(flow[0]["id"]) is int
+    assert flow[-1]["bp"] == "e"
+    found = []
+    for one in flow:
+        (around,) = (
+            event
+            for event in events
+            if event["ph"] == "X" and event["tid"] == one["tid"]
+            if event["ts"] < one["ts"] < event["ts"] + event["dur"]
+        )
+        found.append((around["pid"] - 2, around["name"]))
+    assert found == [
+        (0, "compute: the forward pass"),
+        (5, "memory allocation"),
+        (5, "host"),
+        (5, "compute: the backward pass"),
+        (5, "communication: reduce_scatter"),
+    ]
+    assert [one["ts"] for one in flow] == sorted(one["ts"] for one in flow)
+
+
+def test_a_path_in_one_place_needs_no_flow() -> None:
+    diagnosis = drawn(ROW_0)
+    alone = replace(diagnosis.detail.picture, path=(PathStretch(0, "host", 0.0, 400.0),))
+    events = trace(replace(diagnosis, detail=Detail(picture=alone)))["traceEvents"]
+    assert not [event for event in events if event["ph"] in "stf"]
+    assert tracks(replace(diagnosis, detail=Detail(picture=alone)))["rank 0", "critical path"]
 
 
 @pytest.mark.parametrize("name", ["synthetic_ddp_tiny_batch", "cpu_ddp_slow_metrics"])

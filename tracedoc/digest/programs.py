@@ -8,7 +8,10 @@ from msgspec.structs import replace
 from tracedoc.digest.codec import decode, encode
 from tracedoc.replay.rank.program import RankProgram, narrow
 
-NARROWED = ("lag", "own", "ready_lag", "rejoin_lag", "launch_lag", "gap", "dur", "delay", "cause_lag")
+NARROWED = (
+    "lag", "own", "ready_lag", "held", "rejoin_lag", "launch_lag", "gap", "dur", "delay", "began",
+    "cause_lag",
+)  # fmt: skip
 
 
 class EncodedProgram(msgspec.Struct, frozen=True):

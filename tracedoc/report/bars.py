@@ -9,6 +9,7 @@ import msgspec
 from tracedoc.diagnosis import BudgetParts, Finding
 from tracedoc.predicted import PlanStep, Predicted
 from tracedoc.report.drawing import STATES
+from tracedoc.report.time_scale import TimeScale
 from tracedoc.report.view import Segment
 from tracedoc.units import format_ms, format_percent, format_step_change
 
@@ -48,9 +49,9 @@ class PlanRow(msgspec.Struct, frozen=True):
 
 def bar(label: str, parts: Iterable[Segment], longest_ms: float) -> Bar:
     """Return the parts one after the other; an empty bar where ``longest_ms`` is not positive."""
-    boxes, x, total, words = [], 0.0, 0.0, []
+    scale, boxes, x, total, words = TimeScale(longest_ms), [], 0.0, 0.0, []
     for part in parts:
-        width = 1000.0 * part.ms / longest_ms if longest_ms > 0 else 0.0
+        width = scale.thousandths(part.ms)
         boxes.append(Box(part.key, round(x, 1), round(width, 1)))
         x += width
         total += part.ms
@@ -99,5 +100,5 @@ def predicted_words(predicted: Predicted) -> str:
 
 
 def _after(step_ms: float, likely_ms: float, high_ms: float) -> AfterBar:
-    likely, high = (min(100.0, max(0.0, 100.0 * ms / step_ms)) for ms in (likely_ms, high_ms))
+    likely, high = (min(100.0, max(0.0, TimeScale(step_ms).percent(ms))) for ms in (likely_ms, high_ms))
     return AfterBar(round(likely, 2), round(max(0.0, high - likely), 2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -10,6 +10,8 @@ from tracedoc.diagnosis import Diagnosis, RankReport
 from tracedoc.idle_causes import WORDS
 from tracedoc.picture import Picture, PictureRow
 from tracedoc.report.heat_map import waits_mostly_for
+from tracedoc.report.path_line import PathLine, path_lines, path_words
+from tracedoc.report.time_scale import Ticks, TimeScale
 from tracedoc.report.view import FindingView
 from tracedoc.units import format_ms
 
@@ -24,9 +26,6 @@ NARROW_ROWS = 16
 
 LEAST_WAIT = 0.05
 """A rank is said to wait for another where it waits for this share of the picture at least."""
-
-LEAST = 0.35
-"""Width, in thousandths of the picture, that a stretch has at least: shorter ones could not be seen."""
 
 STATES: dict[str, tuple[str, str]] = {
     "idle unknown": ("idle", "idle, cause unknown"),
@@ -50,9 +49,6 @@ STATES: dict[str, tuple[str, str]] = {
     "optimizer": ("optimizer", "optimizer"),
 }
 """Colour and words of what a rank may do, in the order of painting: what comes later covers the rest."""
-
-Ticks = tuple[tuple[float, str], ...]
-"""Places in percent with their labels."""
 
 _LEGEND = tuple(dict.fromkeys(("forward", "recompute", "backward", "optimizer", "compute", *STATES)))
 
@@ -81,7 +77,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class DrawnRank(msgspec.Struct, frozen=True):
-    """One row: its states, the communication beside them, and the findings that it shows.
+    """One row: its states, the communication beside them, the findings that it shows, and the critical path.
 
     ``stage`` is its stage of a pipeline, ``cause`` the cause that a finding sees on this rank and few others,
     ``waits_for`` the rank that it mostly waits for; empty and ``None`` where there is none.
@@ -95,10 +91,11 @@ class DrawnRank(msgspec.Struct, frozen=True):
     states: tuple[Stretch, ...]
     communication: str
     marks: tuple[Mark, ...]
+    path: PathLine | None
 
 
 class Drawing(msgspec.Struct, frozen=True):
-    """The whole picture; ``ticks`` are places in percent with their labels, ``legend`` colours with words."""
+    """The whole picture; ``legend`` are colours with words, ``path`` the critical path in words."""
 
     caption: str
     rows: tuple[DrawnRank, ...]
@@ -106,6 +103,7 @@ class Drawing(msgspec.Struct, frozen=True):
     legend: tuple[tuple[str, str], ...]
     span_ms: float
     low: bool
+    path: tuple[str, ...]
 
 
 def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | None:
@@ -117,6 +115,7 @@ def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | Non
     stages = diagnosis.facts["stage"].values if "stage" in diagnosis.facts else {}
     waits_for = waits_mostly_for(diagnosis.detail.waits, picture.step, least_ms=LEAST_WAIT * picture.span_ms)
     causes = _causes(findings, len(diagnosis.run.ranks_seen))
+    lines = path_lines(picture.path, [row.rank for row in picture.rows], TimeScale(picture.span_ms))
     rows = tuple(
         DrawnRank(
             rank=row.rank,
@@ -127,6 +126,7 @@ def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | Non
             states=tuple(_states(row, picture)),
             communication=_path(row, "communication", picture),
             marks=tuple(_marks(row, picture, by_rank.get(row.rank), findings[:MARKED_FINDINGS])),
+            path=lines.get(row.rank),
         )
         for row in picture.rows
     )
@@ -135,27 +135,11 @@ def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | Non
     return Drawing(
         caption=_caption(picture),
         rows=rows,
-        ticks=ticks(picture.span_ms),
+        ticks=TimeScale(picture.span_ms).ticks(),
         legend=tuple(legend),
         span_ms=picture.span_ms,
         low=len(rows) > NARROW_ROWS,
-    )
-
-
-def ticks(span_ms: float) -> Ticks:
-    """Return places (percent) and labels of at most seven round numbers of milliseconds."""
-    if span_ms <= 0:
-        return ()
-    step = 10.0**-3
-    for factor in (2.0, 2.5, 2.0) * 12:
-        if span_ms / step <= 6:
-            break
-        step *= factor
-    else:
-        return ()  # no step lasts years
-    count = int(span_ms / step + 1e-9)
-    return tuple(
-        (round(100.0 * number * step / span_ms, 3), format_ms(number * step)) for number in range(count + 1)
+        path=path_words(picture.path),
     )
 
 
@@ -168,6 +152,11 @@ def _caption(picture: Picture) -> str:
         )
     if any("communication" in row.spans_ms for row in picture.rows):
         words.append("the thin line below a rank is communication, hidden or not")
+    if picture.path:
+        words.append(
+            "the line from rank to rank is the critical path, what the step waited for: above a bar the host,"
+            " on it compute, below it communication and copies"
+        )
     if picture.closed_ms > picture.span_ms / VISIBLE:
         words.append(f"thinned: gaps below {format_ms(picture.closed_ms)} are not drawn")
     if picture.left_out:
@@ -204,15 +193,7 @@ def _total(row: PictureRow, name: str) -> float:
 
 
 def _path(row: PictureRow, name: str, picture: Picture) -> str:
-    return path_of(row.spans_ms.get(name, ()), 1000.0 / picture.span_ms)
-
-
-def path_of(intervals: Iterable[tuple[float, float]], scale: float) -> str:
-    """Return intervals as one SVG path in a box of 1000 by 10; none is too short to be seen."""
-    return "".join(
-        f"M{start * scale:.2f} 0H{max(end * scale, start * scale + LEAST):.2f}V10H{start * scale:.2f}Z"
-        for start, end in intervals
-    )
+    return TimeScale(picture.span_ms).path(row.spans_ms.get(name, ()))
 
 
 def _marks(
@@ -235,7 +216,7 @@ def _marks(
         start = row.start_ms + longest.start_ns / 1e6 - own.start_ms
         end = min(start + (longest.end_ns - longest.start_ns) / 1e6, picture.span_ms)
         if 0 <= start < end:
-            left, width = (100.0 * part / picture.span_ms for part in (start, end - start))
+            left, width = map(TimeScale(picture.span_ms).percent, (start, end - start))
             yield Mark(
                 item.number, item.finding.severity, longest.what, round(left, 3), round(max(width, 0.2), 3)
             )

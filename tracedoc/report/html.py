@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -53,6 +54,8 @@ from tracedoc.units import (
     format_ranges,
 )
 
+_QUANTITY = re.compile(r"(\d) (%|[num]?s\b|[KMGT]i?B\b|GB/s)")
+
 MOST_STEPS_CARRIED = 20_000
 """Of all ranks together; each takes some 350 bytes."""
 
@@ -82,7 +85,7 @@ def render_html(view: View) -> str:
     """Return the page. All text is escaped; links lead only to https addresses."""
     diagnosis, failures = view.diagnosis, Failures()
     contain = failures.contain
-    answer, rest = _sentences(one_line(diagnosis.summary))
+    answer, rest = map(_unbroken, _sentences(one_line(diagnosis.summary)))
     columns = contain("the table of ranks", lambda: columns_of(diagnosis.ranks), ())
     hosts = {report.host for report in diagnosis.ranks}
     devices = {report.device for report in diagnosis.ranks}
@@ -188,6 +191,11 @@ def _sentences(summary: str) -> tuple[str, str]:
     """Return the first sentence and the rest; a decimal point ends none."""
     first, dot, rest = summary.partition(". ")
     return (f"{first}.", rest) if dot else (summary, "")
+
+
+def _unbroken(text: str) -> str:
+    """Return a text in which no line ends between a number and its unit."""
+    return _QUANTITY.sub("\\1\u00a0\\2", text)
 
 
 def _is_link(url: str) -> bool:

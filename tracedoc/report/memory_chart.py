@@ -8,7 +8,7 @@ import msgspec
 
 from tracedoc.charts import MemoryCurve
 from tracedoc.diagnosis import RankReport
-from tracedoc.report.drawing import Ticks, ticks
+from tracedoc.report.time_scale import Ticks, TimeScale
 from tracedoc.units import format_bytes
 
 MOST_STEPS = 40
@@ -42,19 +42,18 @@ def memory_chart(curve: MemoryCurve | None, reports: Sequence[RankReport]) -> Me
     device = curve.device_bytes if curve.device_bytes and curve.device_bytes < 2**60 else None
     most = 1.05 * max(peak, device or 0)
 
-    def left(ms: float) -> float:
-        return 1000.0 * (ms - first) / (last - first)
+    scale = TimeScale(last - first)
 
     def area(sizes: Sequence[int]) -> str:
         points = "".join(
-            f"L{left(ms):.1f} {1000.0 - 1000.0 * size / most:.1f}"
+            f"L{scale.thousandths(ms - first):.1f} {1000.0 - 1000.0 * size / most:.1f}"
             for ms, size in zip(curve.times_ms, sizes, strict=True)
         )
         return f"M0 1000{points}L1000 1000Z"
 
     steps = next((report.steps for report in reports if report.rank == curve.rank), ())
     begins = tuple(
-        (round(left(step.start_ms) / 10, 2), f"step {step.index}")
+        (round(scale.percent(step.start_ms - first), 2), f"step {step.index}")
         for step in steps
         if first < step.start_ms < last
     )
@@ -67,7 +66,7 @@ def memory_chart(curve: MemoryCurve | None, reports: Sequence[RankReport]) -> Me
         limit=round(100.0 - 100.0 * device / most, 2) if device else None,
         limit_text=f"the device has {format_bytes(device)}" if device else "",
         steps=begins if len(begins) <= MOST_STEPS else (),
-        x_ticks=ticks(last - first),
+        x_ticks=scale.ticks(),
         y_ticks=tuple((round(100.0 - 100.0 * size / most, 2), format_bytes(size)) for size in _sizes(most)),
         text=words,
     )

@@ -13,6 +13,7 @@ from tracedoc.errors import InputError
 from tracedoc.picture import Pairs, Picture, PictureRow
 from tracedoc.report.common_clock import LATEST_MS, CommonClock, begin_ms
 from tracedoc.report.drawing import STATES
+from tracedoc.report.prediction_words import resource_name
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import FindingView, View
 from tracedoc.spans import Spans
@@ -29,6 +30,8 @@ MOST_FINDINGS = 20
 
 MOST_STEPS = 40_000
 """Steps of all ranks that are shown, those nearest to the drawn one."""
+
+PATH = "critical path"
 
 _RUN = 1
 """The process of what is said of the run; that of rank N is N + 2. Perfetto keeps 0 for itself."""
@@ -58,8 +61,12 @@ def render_perfetto(view: View) -> bytes:
     events = _said_of_run(picture, zero, view)
     clock = CommonClock(picture, view.diagnosis)
     reports = {report.rank: report for report in view.diagnosis.ranks}
+    path: list[Event] = []
     for row in picture.rows:
-        events += _rank(row, picture, reports.get(row.rank), clock, view)
+        tracks = _rank(row, picture, reports.get(row.rank), clock, view)
+        path += tracks.add(PATH, _path(row, picture))
+        events += tracks.events
+    events += _arrows(path)
     for event in events:
         if "ts" in event:
             event["ts"] = round(event["ts"] - 1000.0 * zero, 3)
@@ -92,8 +99,8 @@ class _Tracks:
             self._meta("process_sort_index", {"sort_index": process}),
         ]
 
-    def add(self, name: str, slices: Iterable[Slice]) -> None:
-        """Add a track of slices; without any there is no track."""
+    def add(self, name: str, slices: Iterable[Slice]) -> list[Event]:
+        """Add a track of slices, and return them as events; without any there is no track."""
         self._threads += 1
         thread = 1000 * self._process + self._threads
         found = [
@@ -114,6 +121,7 @@ class _Tracks:
             self.events.append(self._meta("thread_name", {"name": name}, thread))
             self.events.append(self._meta("thread_sort_index", {"sort_index": self._threads}, thread))
             self.events += found
+        return found
 
     def _meta(self, name: str, args: Event, thread: int = 0) -> Event:
         return {"ph": "M", "name": name, "pid": self._process, "tid": thread, "args": args}
@@ -144,7 +152,7 @@ def _said_of_run(picture: Picture, begin: float, view: View) -> list[Event]:
 
 def _rank(
     row: PictureRow, picture: Picture, report: RankReport | None, clock: CommonClock, view: View
-) -> list[Event]:
+) -> _Tracks:
     tracks = _Tracks(row.rank + 2, f"rank {row.rank}")
     if report is not None:
         tracks.add("steps", _steps(report, picture, clock, MOST_STEPS // len(picture.rows)))
@@ -158,7 +166,35 @@ def _rank(
         tracks.add(name, _apart(slices))
     for item in view.findings[:MOST_FINDINGS]:
         tracks.add(_title(item), _places(item, row, clock))
-    return tracks.events
+    return tracks
+
+
+def _path(row: PictureRow, picture: Picture) -> Iterator[Slice]:
+    """Yield the stretches of the critical path on a rank."""
+    for one in picture.path:
+        if one.rank == row.rank:
+            what = f": {one_line(one.what)}" if one.what else ""
+            yield f"{resource_name(one.resource)}{what}", one.start_ms, one.end_ms, {}
+
+
+def _arrows(path: list[Event]) -> Iterator[Event]:
+    """Yield one flow through the slices of the critical path, in order of time.
+
+    A flow event is tied to the slice that is open on its track: so each stands in the middle of its slice.
+    """
+    ordered = sorted(path, key=lambda event: event["ts"])
+    for place, event in enumerate(ordered if len(ordered) > 1 else ()):
+        last = place == len(ordered) - 1
+        yield {
+            "ph": "s" if place == 0 else "f" if last else "t",
+            "cat": CATEGORY,
+            "name": PATH,
+            "id": _RUN,
+            "pid": event["pid"],
+            "tid": event["tid"],
+            "ts": event["ts"] + event["dur"] / 2,
+            **({"bp": "e"} if last else {}),
+        }
 
 
 def _budget(row: PictureRow) -> Iterator[Slice]:

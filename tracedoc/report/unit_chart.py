@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from tracedoc.charts import UnitCall, UnitTimeline
-from tracedoc.report.drawing import Ticks, path_of, ticks
+from tracedoc.report.time_scale import Ticks, TimeScale
 from tracedoc.units import format_ms
 
 MOST_UNIT_ROWS = 80
@@ -48,30 +48,27 @@ def unit_chart(timeline: UnitTimeline | None) -> UnitChart | None:
         by_unit.setdefault(call.unit, []).append(call)
     stalls = {unit: sum(end - start for start, end in _stalls(calls)) for unit, calls in by_unit.items()}
     kept = set(sorted(by_unit, key=lambda unit: -stalls[unit])[:MOST_UNIT_ROWS])
+    scale = TimeScale(timeline.span_ms)
     return UnitChart(
         rank=timeline.rank,
         step=timeline.step,
-        rows=tuple(
-            _row(unit, calls, stalls[unit], 1000.0 / timeline.span_ms)
-            for unit, calls in by_unit.items()
-            if unit in kept
-        ),
-        ticks=ticks(timeline.span_ms),
+        rows=tuple(_row(unit, calls, stalls[unit], scale) for unit, calls in by_unit.items() if unit in kept),
+        ticks=scale.ticks(),
         span_ms=timeline.span_ms,
         low=len(kept) > LOW_ROWS,
         left_out=len(by_unit) - len(kept),
     )
 
 
-def _row(unit: str, calls: list[UnitCall], stall_ms: float, scale: float) -> UnitRowChart:
+def _row(unit: str, calls: list[UnitCall], stall_ms: float, scale: TimeScale) -> UnitRowChart:
     gathers = [(call.start_ms, call.end_ms) for call in calls if call.kind == "gather"]
     reductions = [(call.start_ms, call.end_ms) for call in calls if call.kind != "gather"]
     gathered_ms = sum(end - start for start, end in gathers)
     return UnitRowChart(
         name=unit,
-        gathers=path_of(gathers, scale),
-        reductions=path_of(reductions, scale),
-        stalls=path_of(_stalls(calls), scale),
+        gathers=scale.path(gathers),
+        reductions=scale.path(reductions),
+        stalls=scale.path(_stalls(calls)),
         text=f"{unit}: gathered for {format_ms(gathered_ms)}, stalls {format_ms(stall_ms)}",
     )
 

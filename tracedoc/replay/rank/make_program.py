@@ -159,6 +159,8 @@ def _framed(program: RankProgram, window: Window, first_ns: int, last_ns: int | 
         blocks=between("blocks", 0, 0),
         own=between("own", 0, 0),
         ready_lag=between("ready_lag", NONE, NONE),
+        held=between("held", 0, 0),
+        began=program.began + (program.start_ns - window.start_ns),
         rejoin_from=program.rejoin_from + 1,
         rejoin_to=program.rejoin_to + 1,
         point=np.where(program.point == NONE, NONE, program.point + 1).astype(np.int32),
@@ -225,12 +227,13 @@ def _assembled(
     part = np.where(mine.kind == Call.INPUT, np.uint8(INPUT_PART), part).astype(np.uint8)
     none = np.empty(0, dtype=np.int32)
     label_at, labels = longest_lags(timeline.trace, mine, lag)
+    start_ns = int(mine.start_ns[0]) if mine.rows.size else int(device.start_ns[events].min())
     return RankProgram(
         step=window.index,
         step_ns=window.end_ns - window.start_ns,
         span_ns=int(device.end_ns[events].max() - device.start_ns[events].min()),
         periodic=periodic and (following is not None or mine.rows.size == 0),
-        start_ns=int(mine.start_ns[0]) if mine.rows.size else int(device.start_ns[events].min()),
+        start_ns=start_ns,
         is_cpu=False,
         kind=mine.kind,
         part=part,
@@ -239,6 +242,7 @@ def _assembled(
         blocks=blocks,
         own=causes.own_ns[span],
         ready_lag=sources.ready_lag[span],
+        held=np.where(blocks, mine.end_ns - mine.start_ns, 0),
         rejoin_from=rejoin_from,
         rejoin_to=rejoin_to,
         rejoin_lag=rejoin_lag,
@@ -247,6 +251,7 @@ def _assembled(
         gap=device.gap[events],
         dur=device.end_ns[events] - device.start_ns[events],
         delay=device.delay[events],
+        began=device.start_ns[events] - start_ns,
         stream=device.stream[events],
         group=device.group[events],
         event_part=device.part[events],

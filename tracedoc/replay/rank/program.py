@@ -97,11 +97,13 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
     point of the step before. A point whose ``blocks[i]`` returns ``own[i]`` after it may go on; until then it
     waits for the causes that point to it. ``rejoin_from``, ``rejoin_to`` and ``rejoin_lag`` say that a point
     also comes after the return of an earlier one of its thread. ``ready_lag[i]`` is, for a wait for a batch
-    that loader workers make, the time since the batch before was ready; ``NONE`` for others.
+    that loader workers make, the time since the batch before was ready; ``NONE`` for others. ``held[i]`` is
+    how long a point that blocks took when it was measured.
 
     Events are those of the judged device, by stream and start: ``point[e]`` launched it (``NONE`` where
     unknown), and it starts ``launch_lag[e]`` after that point's start, ``gap[e]`` after the event before it
-    on its stream has ended (both at the earliest), and ``delay[e]`` later than anything explains.
+    on its stream has ended (both at the earliest), and ``delay[e]`` later than anything explains. It was
+    measured to start ``began[e]`` after ``start_ns``.
 
     ``step_ns`` is the measured length of the step, ``span_ns`` the time from its first to its last event;
     ``start_ns`` is when the first call starts (without calls the first event), on the rank's own clock.
@@ -129,6 +131,7 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
     blocks: npt.NDArray[np.bool_]
     own: Lags
     ready_lag: Lags
+    held: Lags
     rejoin_from: Indices
     rejoin_to: Indices
     rejoin_lag: Lags
@@ -137,6 +140,7 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
     gap: Lags
     dur: Lags
     delay: Lags
+    began: Lags
     stream: Codes
     group: Codes
     event_part: Codes
@@ -185,9 +189,9 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
         return all(bool(((column >= least) & (column < most)).all()) for column, least, most in pointers)
 
 
-_OF_POINTS = ("kind", "part", "lag", "after_return", "blocks", "own", "ready_lag")
+_OF_POINTS = ("kind", "part", "lag", "after_return", "blocks", "own", "ready_lag", "held")
 _OF_EVENTS = (
-    "point", "launch_lag", "gap", "dur", "delay", "stream", "group", "event_part", "row",
+    "point", "launch_lag", "gap", "dur", "delay", "began", "stream", "group", "event_part", "row",
 )  # fmt: skip
 _OF_CAUSES = ("cause_kind", "cause_from", "cause_to", "cause_lag", "cause_back")
 _OF_REJOINS = ("rejoin_from", "rejoin_to", "rejoin_lag")

@@ -1,0 +1,333 @@
+"""Follow the edges that decide the times of a played program backwards: the pieces of its critical path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from tracedoc.replay.player import Played
+from tracedoc.replay.rank.program import NONE, Call, Group
+from tracedoc.replay.run_program import Index, RunProgram
+from tracedoc.replay.segments import Skeleton
+from tracedoc.spans import Int64Array
+
+TOGETHER_NS = 20_000
+"""Ranks that come to an operation this close to each other come together: clocks tell no more."""
+
+
+class Spot(IntEnum):
+    """The instant of an event or of a point of the host at which a piece ends."""
+
+    START = 0
+    """The point is reached."""
+    RETURN = 1
+    """The call at the point returns."""
+    BATCH = 2
+    """The batch is ready that the call at the point returns."""
+    END = 3
+    """The event ends."""
+    EVENTS = 4
+    """The event starts; the piece is the work of its stream from the event ``first`` on."""
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A piece of the path: ``ns`` on ``rank``, and what happens there, as far as the capture names it.
+
+    It ends ``after`` ns behind the ``spot`` of the event or point ``index`` of the run's program, in the step
+    that is ``earlier`` steps before the one whose path it is.
+    """
+
+    resource: str
+    rank: int
+    ns: float
+    what: str = ""
+    spot: Spot = Spot.END
+    index: int = NONE
+    after: float = 0.0
+    first: int = NONE
+    earlier: int = 0
+
+
+_OF_GROUP = {
+    Group.COMMUNICATION: "communication",
+    Group.COPY_IN: "copy",
+    Group.COPY_OUT: "copy",
+    Group.COPY_OTHER: "copy",
+}
+_OF_CALL = {Call.SYNC: "sync", Call.ALLOCATION: "allocator", Call.INPUT: "input", Call.COPY: "copy"}
+
+
+def first_node(skeleton: Skeleton, program: RunProgram, position: int) -> int:
+    """Return the start of the first event on the stream with most compute of a rank."""
+    lanes = np.flatnonzero(skeleton.rank_of_lane == position)
+    first, last = skeleton.first_of_lane[lanes].tolist(), skeleton.last_of_lane[lanes].tolist()
+    whole = [slice(a, b + 1) for a, b in zip(first, last, strict=True)]
+    work = [int(program.dur[one][program.layout.computes_of(one)].sum()) for one in whole]
+    return skeleton.start_base + int(skeleton.meeting_of(first[int(np.argmax(work))]))
+
+
+class Walk:
+    """Follows the edges that decide the times of a played program, from the end of a rank's step."""
+
+    def __init__(self, played: Played, subject: int) -> None:
+        self._played = played
+        self._skeleton = played.plan.skeleton
+        self._program: RunProgram = played.program
+        self._position = subject
+        self._earlier = 0
+        self._labels = [
+            dict(zip(own.label_at.tolist(), own.labels, strict=True)) for own in played.program.layout.notes
+        ]
+
+    def backwards(self) -> Iterator[Piece]:
+        """Yield the pieces of the path, the last one first."""
+        skeleton, plan = self._skeleton, self._played.plan
+        node, event = self._end()
+        if event is not None:
+            yield self._of_event(event, self._length(event))
+        for _ in range(2 * skeleton.nodes + 2):
+            edges = plan.into[plan.into_begin[node] : plan.into_begin[node + 1]]
+            if not self._program.layout.periodic:
+                edges = edges[~skeleton.back[edges]]
+            if edges.size == 0:
+                return
+            source = skeleton.src[edges]
+            times, before = self._times()
+            reached = np.where(skeleton.back[edges], before[source], times[source])
+            reached = reached + self._played.weights[edges]
+            best = int(np.argmax(reached))
+            if reached[best] < times[node]:
+                return  # nothing holds it: it is where the capture begins
+            if node >= skeleton.join_base:
+                best = self._staying(source, reached, best)
+            edge = int(edges[best])
+            yield from self._of_edge(edge)
+            node = int(skeleton.src[edge])
+
+    def _times(self) -> tuple[Int64Array, Int64Array]:
+        """Return the times of the step that is looked at and of the one before; steps repeat themselves."""
+        played = self._played
+        if self._earlier < 0 or not self._program.layout.periodic:
+            return played.times, played.before
+        return played.before, 2 * played.before - played.times
+
+    def _staying(self, source: Index, reached: Int64Array, latest: int) -> int:
+        """Return which part of an operation the path comes from: that of its rank if it is hardly earlier."""
+        ranks = self._program.layout.rank_of_event(self._skeleton.meeting[source - self._skeleton.start_base])
+        own = np.flatnonzero((ranks == self._position) & (reached >= reached[latest] - TOGETHER_NS))
+        chosen = int(own[0]) if own.size else latest
+        self._position = int(ranks[chosen])
+        return chosen
+
+    def _end(self) -> tuple[int, int | None]:
+        """Return the node with which the step of the rank ends, and the last event, unless that is the node.
+
+        A step that is repeated ends when the first kernel of the next one starts on its main stream, a lone
+        one with its last event, or with the host's range if that comes later.
+        """
+        skeleton, layout = self._skeleton, self._program.layout
+        lanes = np.flatnonzero(skeleton.rank_of_lane == self._position)
+        framed = np.flatnonzero(skeleton.framed == self._position)
+        if layout.periodic and not framed.size:
+            self._earlier = -1
+            return first_node(skeleton, self._program, self._position), None
+        best, found = -1, (0, None)
+        if framed.size:
+            closing = int(skeleton.closing[framed[0]])
+            best, found = int(self._played.times[closing]), (closing, None)
+        for event in skeleton.last_of_lane[lanes].tolist():
+            node = self._node(event)
+            end = int(self._played.times[node]) + self._length(event)
+            if end > best:
+                best, found = end, (node, event)
+        return found
+
+    def _node(self, event: int) -> int:
+        skeleton, part = self._skeleton, self._part(event)
+        if part != NONE and self._program.joined[part]:
+            return skeleton.join_base + int(self._program.layout.joins.op[part])
+        return skeleton.start_base + int(skeleton.meeting_of(event))
+
+    def _length(self, event: int) -> int:
+        part = self._part(event)
+        return int(self._program.transfer[part] if part != NONE else self._program.dur[event])
+
+    def _of_edge(self, edge: int) -> Iterator[Piece]:
+        """Yield what an edge stands for, the latest first; where it comes from the step before, that too."""
+        skeleton = self._skeleton
+        section = int(np.searchsorted(skeleton.section_bounds, edge, side="right")) - 1
+        name, place = skeleton.section_names[section], edge - int(skeleton.section_bounds[section])
+        weight, back = float(self._played.weights[edge]), int(skeleton.back[edge])
+        base, _, joined = name.partition("_")
+        if base in ("waits", "streams", "causes", "ties"):
+            place = int(skeleton.sections[f"{base}_joined"][place]) if joined else place
+            yield from self._of_end(base, place, weight, back, joined=bool(joined))
+        elif name == "launches":
+            event = int(self._played.stretches.latest[place])
+            closes = int(skeleton.meeting[skeleton.run_closes[place]])
+            hosted = float(self._since_node(int(self._program.layout.point[event])))
+            hosted += int(self._program.layout.launch_lag[event])
+            yield self._of_stretch(event, closes, weight - hosted)
+            yield from self._of_launch(int(self._program.layout.point[event]), hosted)
+        elif name == "issued":
+            self._earlier += back
+            issued = skeleton.sections["issued"][place]
+            yield from self._of_launch(int(self._program.extra.source[issued]), weight)
+        elif name in ("batch", "loader"):
+            yield self._of_batch(name, place, weight, edge)
+        else:
+            yield from self._of_host(name, place, weight, back)
+
+    def _of_batch(self, name: str, place: int, weight: float, edge: int) -> Piece:
+        """Return the handing over of a batch, or what workers take for it since the one before was ready."""
+        skeleton = self._skeleton
+        if name == "batch":
+            return self._piece("input", int(skeleton.loads[place]), weight, "the data loader", Spot.RETURN)
+        if not skeleton.back[edge]:
+            return self._piece(
+                "input", int(skeleton.sections["load_to"][place]), weight, "the data loader", Spot.BATCH
+            )
+        self._earlier += 1
+        last = int(skeleton.loads[int(skeleton.src[edge]) - skeleton.load_base])
+        return replace(self._piece("input", last, weight, "the data loader", Spot.BATCH), after=weight)
+
+    def _of_end(self, base: str, place: int, weight: float, back: int, *, joined: bool) -> Iterator[Piece]:
+        """Yield what follows from the end of an event, then the event itself."""
+        skeleton, layout = self._skeleton, self._program.layout
+        event = int(skeleton.meeting[skeleton.sections[f"{base}_from"][place]])
+        started = not joined and self._is_joined(event)
+        whole = 0.0 if started else float(self._length(event))
+        length = min(whole, weight)
+        rest = weight - length
+        item = int(skeleton.sections[f"{base}_item"][place])
+        if base == "waits":
+            point = int(layout.cause_to[item])
+            own = min(float(self._program.own[point]), rest)
+            yield self._of_call(point, own, Spot.RETURN)
+            late = self._of_lag(point, rest - own)
+            yield replace(late, spot=Spot.RETURN, after=-own)
+        elif base == "streams":
+            closes = int(skeleton.meeting[item])
+            yield self._of_stretch(closes if back else event + 1, closes, rest)
+        self._earlier += back
+        if base in ("causes", "ties"):
+            yield replace(self._of_event(event, rest), after=rest)
+        # The host may go on before an event has ended: until then it counts.
+        yield replace(self._of_event(event, length), after=length - whole)
+
+    def _of_host(self, name: str, place: int, weight: float, back: int) -> Iterator[Piece]:
+        """Yield what the host does between two of its own nodes."""
+        skeleton, layout, lag = self._skeleton, self._program.layout, self._program.lag
+        if name == "calls":
+            point = int(skeleton.returns[place])
+            own = min(float(self._program.own[point]), weight)
+            yield replace(self._of_call(point, own, Spot.START), after=own)
+            yield from self._of_lags(point, weight - own)
+        elif name == "chain":
+            point = int(skeleton.sections["chain"][place])
+            own = min(float(lag[point]), weight)
+            yield self._of_lag(point, own)
+            yield from self._of_lags(point - 1, weight - own)
+        elif name == "wrap":
+            point = int(skeleton.sections["wrap_first"][place])
+            own = min(float(lag[point]), weight)
+            last = int(layout.point_base[layout.rank_of_point(point) + 1]) - 1
+            self._earlier += back
+            spot = Spot.RETURN if layout.after_return[point] else Spot.START
+            yield replace(self._of_lag(point, own), index=last, spot=spot, after=own, earlier=self._earlier)
+            yield from self._of_lags(last, weight - own)
+        elif name in ("after", "rejoin"):
+            points = layout.rejoin_to if name == "rejoin" else skeleton.sections["after"]
+            yield self._of_lag(int(points[place]), weight)
+
+    def _part(self, event: int) -> int:
+        """Return which part of a collective a meeting event is, ``NONE`` for others."""
+        place = int(self._skeleton.meeting_of(event))
+        there = place < self._skeleton.meeting.size and int(self._skeleton.meeting[place]) == event
+        return int(self._skeleton.part[place]) if there else NONE
+
+    def _first(self, point: int) -> int:
+        """Return the point that another one is counted from."""
+        return int(self._skeleton.first_point[int(self._skeleton.node_of(point))])
+
+    def _since_node(self, point: int) -> int:
+        return int(self._program.lag[self._first(point) + 1 : point + 1].sum())
+
+    def _is_joined(self, event: int) -> bool:
+        part = self._part(event)
+        return part != NONE and bool(self._program.joined[part])
+
+    def _rank(self, position: int) -> int:
+        return self._program.layout.ranks[int(position)]
+
+    def _of_event(self, event: int, ns: float) -> Piece:
+        layout, joins = self._program.layout, self._program.layout.joins
+        resource = _OF_GROUP.get(Group(int(layout.group[event])), "compute")
+        what, part = "", self._part(event)
+        if resource == "communication" and part != NONE:
+            what = joins.kinds[int(joins.kind[part])]
+        elif resource == "compute":
+            what = PARTS[int(layout.event_part[event])]
+        rank = self._rank(int(layout.rank_of_event(event)))
+        return Piece(resource, rank, ns, what, Spot.END, event, earlier=self._earlier)
+
+    def _of_stretch(self, first: int, closes: int, ns: float) -> Piece:
+        """Return the work of a stream from an event up to the one that closes its stretch."""
+        layout = self._program.layout
+        event = first if first < closes else closes
+        resource = _OF_GROUP.get(Group(int(layout.group[event])), "compute")
+        if layout.computes_of(slice(first, closes)).any():
+            resource = "compute"
+        what = PARTS[int(layout.event_part[event])] if resource == "compute" else ""
+        rank = self._rank(int(layout.rank_of_event(closes)))
+        return Piece(resource, rank, ns, what, Spot.EVENTS, closes, first=event, earlier=self._earlier)
+
+    def _of_call(self, point: int, ns: float, spot: Spot) -> Piece:
+        """Return what a blocked call itself takes."""
+        kind = Call(int(self._program.layout.kind[point]))
+        return self._piece(
+            _OF_CALL.get(kind, "host"), point, ns, "the data loader" if kind == Call.INPUT else "", spot
+        )
+
+    def _of_launch(self, point: int, ns: float) -> Iterator[Piece]:
+        """Yield the way from a call to the start of what it launched, and what the host did before it."""
+        layout = self._program.layout
+        latency = ns - self._since_node(point)
+        work = self._of_host_work(point, latency, PARTS[int(layout.part[point])])
+        yield replace(work, after=latency)
+        yield from self._of_lags(point, ns - latency)
+
+    def _of_lags(self, point: int, ns: float) -> Iterator[Piece]:
+        """Yield what the host does between the point that ``point`` is counted from and itself."""
+        lag = self._program.lag
+        for before in range(point, self._first(point), -1):
+            taken = min(float(lag[before]), ns)
+            if taken > 0:
+                yield self._of_lag(before, taken)
+                ns -= taken
+
+    def _of_lag(self, point: int, ns: float) -> Piece:
+        """Return what the host does right before a point."""
+        layout = self._program.layout
+        rank = int(layout.rank_of_point(point))
+        base = int(layout.point_base[rank])
+        what = self._labels[rank].get(point - base)
+        if what is None:
+            what = PARTS[int(layout.part[max(point - 1, base)])]
+        return self._of_host_work(point, ns, what)
+
+    def _of_host_work(self, point: int, ns: float, what: str) -> Piece:
+        layout = self._program.layout
+        is_cpu = layout.notes[int(layout.rank_of_point(point))].is_cpu
+        return self._piece("compute" if is_cpu else "host", point, ns, what, Spot.START)
+
+    def _piece(self, resource: str, point: int, ns: float, what: str, spot: Spot) -> Piece:
+        rank = self._rank(int(self._program.layout.rank_of_point(point)))
+        return Piece(resource, rank, ns, what, spot, point, earlier=self._earlier)
+
+
+PARTS = ("", "the forward pass", "the backward pass", "recomputation", "the optimizer", "fetching a batch")
