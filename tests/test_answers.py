@@ -91,7 +91,7 @@ def _literals(path: Path) -> list[str]:
 
 def test_no_banned_word_stands_in_what_users_read() -> None:
     texts = {str(path): _literals(path) for path in PACKAGE.rglob("*.py")}
-    for folder, pattern in (("rules", "*.yaml"), ("tracedoc/report/templates", "*.j2")):
+    for folder, pattern in (("rules", "*.yaml"), ("tracedoc/report/page/templates", "*.j2")):
         texts |= {str(path): [path.read_text(encoding="utf-8")] for path in (ROOT / folder).rglob(pattern)}
     texts |= {path.name: [path.read_text(encoding="utf-8")] for path in GOLDEN}
     texts |= {f"limit {code}": [text] for code, text in LIMITS.items()}

@@ -417,7 +417,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     def _repr_html_(self) -> str:
         """Return the answer, the step, and the findings for a notebook."""
-        from tracedoc.report.notebook import notebook_html
+        from tracedoc.report.page.notebook import notebook_html
 
         return notebook_html(self)
 
@@ -427,7 +427,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
         A notebook shows it; ``figure.savefig("figure.pdf")`` keeps it. Raises :class:`InputError` where the
         capture has no step to draw.
         """
-        from tracedoc.report.figures import diagnosis_figure
+        from tracedoc.report.figures.diagnosis_figure import diagnosis_figure
         from tracedoc.report.view import build_view
 
         return diagnosis_figure(build_view(self))

@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from tests.example_diagnoses import hostile, sharded
 from tracedoc.charts import MemoryCurve, TransferRow, Transfers, UnitCall, UnitTimeline, Waits
 from tracedoc.diagnosis import FactRecord, Gain, KernelRow, Verdict
-from tracedoc.report.bars import AfterBar, gain_bar
-from tracedoc.report.drawing import draw
-from tracedoc.report.heat_map import WORDED_STEPS, heat_map, waits_mostly_for
-from tracedoc.report.kernel_table import MOST_LETTERS, kernel_groups, short_name
-from tracedoc.report.memory_chart import memory_chart
-from tracedoc.report.scatter import scatter
-from tracedoc.report.tables import grouped_values, step_words, unchecked
-from tracedoc.report.unit_chart import MOST_UNIT_ROWS, unit_chart
+from tracedoc.report.charts.bars import AfterBar, gain_bar
+from tracedoc.report.charts.heat_map import WORDED_STEPS, heat_map, waits_mostly_for
+from tracedoc.report.charts.kernel_table import MOST_LETTERS, kernel_groups, short_name
+from tracedoc.report.charts.memory_chart import memory_chart
+from tracedoc.report.charts.scatter import scatter
+from tracedoc.report.charts.tables import grouped_values, step_words, unchecked
+from tracedoc.report.charts.unit_chart import MOST_UNIT_ROWS, unit_chart
+from tracedoc.report.picture.drawing import draw
 from tracedoc.report.view import build_view
 
 WAITS = Waits((0, 1, 2), (4, 5), ((30.0, 10.0), (0.0, None), (15.0, 0.0)), ((1, 1), (None, None), (1, None)))

@@ -18,10 +18,10 @@ from tracedoc.cli import main
 from tracedoc.diagnosis import Detail, Diagnosis
 from tracedoc.diagnosis_json import to_json
 from tracedoc.errors import InputError
-from tracedoc.report.drawing import STATES
-from tracedoc.report.figure_style import HATCHES, colours
-from tracedoc.report.figures import diagnosis_figure
+from tracedoc.report.figures.diagnosis_figure import diagnosis_figure
+from tracedoc.report.figures.figure_style import HATCHES, colours
 from tracedoc.report.render import render_file
+from tracedoc.report.states import STATES
 from tracedoc.report.view import PARTS, build_view
 
 BEGINS = {"png": b"\x89PNG\r\n", "pdf": b"%PDF-", "svg": b"<?xml"}

@@ -16,12 +16,12 @@ from tests.golden import HAND_MADE
 from tests.page_outline import outline
 from tracedoc.diagnosis_json import from_json
 from tracedoc.errors import InputError
-from tracedoc.report.common_clock import place_to_look
-from tracedoc.report.embedded import diagnosis_in_page
-from tracedoc.report.html import MOST_STEPS_CARRIED, render_html
-from tracedoc.report.rank_rows import MOST_STEPS
+from tracedoc.report.charts.rank_rows import MOST_STEPS
+from tracedoc.report.charts.time_scale import TimeScale
+from tracedoc.report.page.embedded import diagnosis_in_page
+from tracedoc.report.page.html import MOST_STEPS_CARRIED, render_html
+from tracedoc.report.picture.common_clock import place_to_look
 from tracedoc.report.render import render
-from tracedoc.report.time_scale import TimeScale
 from tracedoc.report.view import build_view
 
 VOID = {"meta", "link", "br", "input"}

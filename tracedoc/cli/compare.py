@@ -119,7 +119,7 @@ def _two(
     samples: tuple[float, ...] | None,
 ) -> RunComparison:
     from tracedoc.comparison.compare import compare as compare_runs
-    from tracedoc.report.comparison_words import comparison_sheet
+    from tracedoc.report.sheets.comparison_words import comparison_sheet
     from tracedoc.report.texts import redacted
 
     if samples is not None and len(samples) != 2:
@@ -144,7 +144,7 @@ def _series(
     samples: tuple[float, ...] | None,
 ) -> None:
     from tracedoc.comparison.series import compare_series
-    from tracedoc.report.series_words import series_sheet
+    from tracedoc.report.sheets.series_words import series_sheet
     from tracedoc.report.texts import redacted
 
     found = compare_series(sides, scaling=scaling, samples_per_step=samples)

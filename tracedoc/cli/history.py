@@ -57,7 +57,7 @@ def history(
     places = targets(report_format, outputs, (folder,), FORMATS)
     from tracedoc.comparison.history import history as history_of
     from tracedoc.pipeline import Options
-    from tracedoc.report.history_words import history_sheet
+    from tracedoc.report.sheets.history_words import history_sheet
     from tracedoc.report.texts import redacted
 
     options = Options(**reading)

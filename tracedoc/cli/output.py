@@ -199,7 +199,7 @@ def write(
 
 
 def _where_to_look(diagnosis: Diagnosis) -> str:
-    from tracedoc.report.common_clock import place_to_look
+    from tracedoc.report.picture.common_clock import place_to_look
     from tracedoc.report.view import build_view
 
     place = place_to_look(build_view(diagnosis))

@@ -173,7 +173,7 @@ def is_diagnosis(path: str) -> bool:
 
 def holds_diagnosis(path: str) -> bool:
     """Return whether a file begins as a diagnosis or a page does, whole and of this version or not."""
-    from tracedoc.report.embedded import is_page
+    from tracedoc.report.page.embedded import is_page
 
     try:
         with open(path, "rb") as file:

@@ -36,7 +36,7 @@ def report(
       tracedoc report diagnosis.json -f json --redact > to-share.json
     """
     from tracedoc.diagnosis_json import from_json
-    from tracedoc.report.embedded import diagnosis_in_page, is_page
+    from tracedoc.report.page.embedded import diagnosis_in_page, is_page
 
     places = targets(report_format, outputs, () if diagnosis == "-" else (diagnosis,))
     text = _read(diagnosis)

@@ -11,7 +11,7 @@ from tracedoc.errors import InputError
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
-    from tracedoc.report.sheet import Sheet
+    from tracedoc.report.sheets.sheet import Sheet
 
 FORMATS = {
     **{".txt": "text", ".json": "json", ".md": "markdown", ".html": "html", ".htm": "html"},
@@ -30,7 +30,7 @@ def are_shared(places: Sequence[Target]) -> bool:
 def diagnosis_in(path: str) -> Diagnosis:
     """Return the diagnosis that a file holds; raise :class:`InputError` naming the file for another."""
     from tracedoc.diagnosis_json import from_json
-    from tracedoc.report.embedded import diagnosis_in_page, is_page
+    from tracedoc.report.page.embedded import diagnosis_in_page, is_page
 
     if os.path.getsize(path) > _LARGEST_DIAGNOSIS:
         raise InputError(f"{path} is larger than a diagnosis gets", "give the folder of its run")
@@ -44,11 +44,11 @@ def diagnosis_in(path: str) -> Diagnosis:
 
 def write_sheet(places: Sequence[Target], value: object, sheet: Sheet, shared: Sheet) -> None:
     """Write a sheet to its places; ``shared`` is the one without hosts, ``value`` what JSON holds."""
-    from tracedoc.report.figure_style import FIGURE_FORMATS
+    from tracedoc.report.figures.figure_style import FIGURE_FORMATS
+    from tracedoc.report.figures.sheet_figure import sheet_figure
+    from tracedoc.report.page.sheet_page import sheet_page
     from tracedoc.report.render import save_bytes
-    from tracedoc.report.sheet import sheet_markdown, sheet_text
-    from tracedoc.report.sheet_figure import sheet_figure
-    from tracedoc.report.sheet_page import sheet_page
+    from tracedoc.report.sheets.sheet import sheet_markdown, sheet_text
 
     def rendered(chosen: str, width: int, color: bool) -> list[str]:
         if chosen == "json":

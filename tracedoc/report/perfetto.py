@@ -11,9 +11,9 @@ import numpy as np
 from tracedoc.diagnosis import Evidence, RankReport
 from tracedoc.errors import InputError
 from tracedoc.picture import Pairs, Picture, PictureRow
-from tracedoc.report.common_clock import LATEST_MS, CommonClock, begin_ms
-from tracedoc.report.drawing import STATES
+from tracedoc.report.picture.common_clock import LATEST_MS, CommonClock, begin_ms
 from tracedoc.report.prediction_words import resource_name
+from tracedoc.report.states import STATES
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import FindingView, View
 from tracedoc.spans import Spans

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tracedoc.report.html import template
-from tracedoc.report.sheet import Sheet
+from tracedoc.report.page.html import template
+from tracedoc.report.sheets.sheet import Sheet
 
 
 def sheet_page(sheet: Sheet) -> str:

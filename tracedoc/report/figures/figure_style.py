@@ -49,7 +49,7 @@ _STYLE: dict[str, Any] = {
 @cache
 def colours() -> dict[str, str]:
     """Return the colours of the page in daylight, by their names in its style sheet."""
-    sheet = (files("tracedoc.report") / "templates" / "report.css").read_text(encoding="utf-8")
+    sheet = (files("tracedoc.report.page") / "templates" / "report.css").read_text(encoding="utf-8")
     daylight = re.search(r":root \{(.*?)\}", sheet, re.S)
     assert daylight is not None
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})\b", daylight[1]))

@@ -8,8 +8,8 @@ import msgspec
 
 from tracedoc.diagnosis import BudgetParts, Finding
 from tracedoc.predicted import PlanStep, Predicted
-from tracedoc.report.drawing import STATES
-from tracedoc.report.time_scale import TimeScale
+from tracedoc.report.charts.time_scale import TimeScale
+from tracedoc.report.states import STATES
 from tracedoc.report.view import Segment
 from tracedoc.units import format_ms, format_percent, format_step_change
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tracedoc.report.sarif import location
+from tracedoc.report.forges.sarif import location
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import View
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from tracedoc.charts import ExpectedCurve, TransferRow, Transfers
+from tracedoc.report.charts.time_scale import Ticks
 from tracedoc.report.texts import one_line
-from tracedoc.report.time_scale import Ticks
 from tracedoc.units import format_bytes, format_quantity
 
 _SERIES = 6

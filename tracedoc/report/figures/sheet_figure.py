@@ -5,8 +5,8 @@ from __future__ import annotations
 from textwrap import fill
 from typing import Any
 
-from tracedoc.report.figure_style import HATCHES, colours, figure_bytes, new_figure, page_style
-from tracedoc.report.sheet import Bar, Box, Sheet
+from tracedoc.report.figures.figure_style import HATCHES, colours, figure_bytes, new_figure, page_style
+from tracedoc.report.sheets.sheet import Bar, Box, Sheet
 from tracedoc.report.texts import one_line, plain
 
 MOST_BARS = 60

@@ -8,7 +8,7 @@ import msgspec
 
 from tracedoc.charts import MemoryCurve
 from tracedoc.diagnosis import RankReport
-from tracedoc.report.time_scale import Ticks, TimeScale
+from tracedoc.report.charts.time_scale import Ticks, TimeScale
 from tracedoc.units import format_bytes
 
 MOST_STEPS = 40

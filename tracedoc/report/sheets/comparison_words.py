@@ -8,7 +8,7 @@ from tracedoc.comparison.compare import RunComparison
 from tracedoc.comparison.findings import FindingChange
 from tracedoc.comparison.scaling import Scaling
 from tracedoc.diagnosis import At
-from tracedoc.report.sheet import Bar, Box, Row, Sheet, Table
+from tracedoc.report.sheets.sheet import Bar, Box, Row, Sheet, Table
 from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity, three_digits
 
 _LEAST_PART = 0.002

@@ -7,7 +7,7 @@ from functools import cache
 from jinja2 import Template
 
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.report.html import template
+from tracedoc.report.page.html import template
 from tracedoc.report.view import build_view
 
 LIMITS_SHOWN = 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracedoc.comparison.history import History, HistoryRun
-from tracedoc.report.comparison_words import fixed_words
-from tracedoc.report.sheet import Bar, Box, Row, Sheet, Table
+from tracedoc.report.sheets.comparison_words import fixed_words
+from tracedoc.report.sheets.sheet import Bar, Box, Row, Sheet, Table
 from tracedoc.units import format_ms, format_percent
 
 _PARTS = {

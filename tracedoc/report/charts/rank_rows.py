@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tracedoc.diagnosis import Diagnosis, RankReport, StepBudget
-from tracedoc.report.bars import Bar, bar, by_cause
+from tracedoc.report.charts.bars import Bar, bar, by_cause
 from tracedoc.report.view import PARTS, segments
 
 MOST_STEPS = 48

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from tracedoc.charts import UnitCall, UnitTimeline
-from tracedoc.report.time_scale import Ticks, TimeScale
+from tracedoc.report.charts.time_scale import Ticks, TimeScale
 from tracedoc.units import format_ms
 
 MOST_UNIT_ROWS = 80

@@ -7,7 +7,7 @@ from textwrap import fill
 
 import msgspec
 
-from tracedoc.report.markdown import comment, fold, safe
+from tracedoc.report.forges.markdown import comment, fold, safe
 from tracedoc.report.texts import one_line, plain
 
 Row = tuple[str, ...]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracedoc.comparison.series import Beyond, Point, Series
-from tracedoc.report.comparison_words import comparison_sheet
-from tracedoc.report.sheet import Bar, Box, Row, Sheet, Table
+from tracedoc.report.sheets.comparison_words import comparison_sheet
+from tracedoc.report.sheets.sheet import Bar, Box, Row, Sheet, Table
 from tracedoc.units import format_ms, format_percent, three_digits
 
 _FULL = 1000.0

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from tracedoc.diagnosis import RankReport
 from tracedoc.errors import InputError
 from tracedoc.picture import Picture, PictureRow
-from tracedoc.report.common_clock import LATEST_MS, CommonClock
-from tracedoc.report.drawing import STATES
-from tracedoc.report.figure_style import HATCHES, colours, figure_bytes, new_figure, page_style
+from tracedoc.report.figures.figure_style import HATCHES, colours, figure_bytes, new_figure, page_style
+from tracedoc.report.picture.common_clock import LATEST_MS, CommonClock
+from tracedoc.report.states import STATES
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import PARTS, FindingView, View
 from tracedoc.units import format_ms

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tracedoc.diagnosis import Diagnosis, RankReport
-from tracedoc.idle_causes import WORDS
 from tracedoc.picture import Picture, PictureRow
-from tracedoc.report.heat_map import waits_mostly_for
-from tracedoc.report.path_line import PathLine, path_lines, path_words
-from tracedoc.report.time_scale import Ticks, TimeScale
+from tracedoc.report.charts.heat_map import waits_mostly_for
+from tracedoc.report.charts.time_scale import Ticks, TimeScale
+from tracedoc.report.picture.path_line import PathLine, path_lines, path_words
+from tracedoc.report.states import STATES
 from tracedoc.report.view import FindingView
 from tracedoc.units import format_ms
 
@@ -26,29 +26,6 @@ NARROW_ROWS = 16
 
 LEAST_WAIT = 0.05
 """A rank is said to wait for another where it waits for this share of the picture at least."""
-
-STATES: dict[str, tuple[str, str]] = {
-    "idle unknown": ("idle", "idle, cause unknown"),
-    "idle dependency": ("idle", WORDS["dependency"].idle),
-    "idle launch": ("launch", WORDS["launch"].idle),
-    "idle profiler": ("delay", WORDS["profiler"].idle),
-    "idle gc": ("delay", WORDS["gc"].idle),
-    "idle compile": ("delay", WORDS["compile"].idle),
-    "idle allocator": ("delay", WORDS["allocator"].idle),
-    "idle sync": ("sync", WORDS["sync"].idle),
-    "idle input": ("input", WORDS["input"].idle),
-    "copy": ("copy", "exposed copies"),
-    "unsplit": ("unsplit", "communication (transfer or waiting)"),
-    "wait": ("wait", "waiting for peers"),
-    "pipeline": ("pipeline", "waiting in the pipeline"),
-    "transfer": ("transfer", "exposed transfer"),
-    "compute": ("compute", "compute"),
-    "forward": ("forward", "forward"),
-    "recompute": ("recompute", "recomputation"),
-    "backward": ("backward", "backward"),
-    "optimizer": ("optimizer", "optimizer"),
-}
-"""Colour and words of what a rank may do, in the order of painting: what comes later covers the rest."""
 
 _LEGEND = tuple(dict.fromkeys(("forward", "recompute", "backward", "optimizer", "compute", *STATES)))
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 import msgspec
 
 from tracedoc.picture import PathStretch
+from tracedoc.report.charts.time_scale import TimeScale
 from tracedoc.report.prediction_words import resource_name
-from tracedoc.report.time_scale import TimeScale
 from tracedoc.units import format_ms
 
 HOST, DEVICE, BESIDE = 0.9, 5.2, 9.4

@@ -19,16 +19,13 @@ from tracedoc.containment import Failures, failure
 from tracedoc.diagnosis import Diagnosis, FactRecord
 from tracedoc.fixes import framework_name
 from tracedoc.predicted import ReplayReport
-from tracedoc.report.bars import bar, by_cause, gain_bar, plan_rows, predicted_words
-from tracedoc.report.common_clock import place_to_look
-from tracedoc.report.drawing import draw
-from tracedoc.report.heat_map import heat_map
-from tracedoc.report.kernel_table import kernel_groups
-from tracedoc.report.memory_chart import memory_chart
-from tracedoc.report.prediction_words import resource_name, shares_of
-from tracedoc.report.rank_rows import columns_of, rank_rows, steps_of_ranks
-from tracedoc.report.scatter import scatter
-from tracedoc.report.tables import (
+from tracedoc.report.charts.bars import bar, by_cause, gain_bar, plan_rows, predicted_words
+from tracedoc.report.charts.heat_map import heat_map
+from tracedoc.report.charts.kernel_table import kernel_groups
+from tracedoc.report.charts.memory_chart import memory_chart
+from tracedoc.report.charts.rank_rows import columns_of, rank_rows, steps_of_ranks
+from tracedoc.report.charts.scatter import scatter
+from tracedoc.report.charts.tables import (
     collective_table,
     grouped_values,
     host_tables,
@@ -37,8 +34,11 @@ from tracedoc.report.tables import (
     unchecked,
     unit_table,
 )
+from tracedoc.report.charts.unit_chart import unit_chart
+from tracedoc.report.picture.common_clock import place_to_look
+from tracedoc.report.picture.drawing import draw
+from tracedoc.report.prediction_words import resource_name, shares_of
 from tracedoc.report.texts import one_line
-from tracedoc.report.unit_chart import unit_chart
 from tracedoc.report.view import (
     View,
     budget_words,

@@ -1,0 +1,1 @@
+"""What the page shows below its picture, laid out as rows, places and paths."""

@@ -1,0 +1,1 @@
+"""Figures for slides and papers."""

@@ -1,0 +1,1 @@
+"""What GitHub and GitLab read: comments, annotations, SARIF, JUnit, code quality."""

@@ -1,0 +1,1 @@
+"""The page that stands alone, and its parts in notebooks."""

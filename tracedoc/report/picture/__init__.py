@@ -1,0 +1,1 @@
+"""The step of all ranks on one clock, as the page, figures and Perfetto show it."""

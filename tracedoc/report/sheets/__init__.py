@@ -1,0 +1,1 @@
+"""Comparisons, series and histories of runs as one sheet: text, Markdown, bars."""
