@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tracedoc.ranks.blame import STRAGGLING
 from tracedoc.ranks.groups import pipeline_pairs
+from tracedoc.ranks.host_pace import OF_THE_HOST, host_surplus_ns
 from tracedoc.ranks.pipelines import SlowWorker, pipeline, slow_workers
 from tracedoc.ranks.rehearsal import gains_without, rehearsal
 from tracedoc.ranks.run_view import RunView, once
@@ -148,10 +149,19 @@ def _late_rank(run: RunView, position: int, steps: Sequence[int]) -> Straggler:
         gain_ns=gain,
         cost_ns=cost,
         operations=tuple(own.tolist()),
-        excess_us=excess,
+        excess_us=_within_host_surplus(run, matching.ranks[position], excess),
         more_kernels=more_kernels,
         away_phase=phase,
     )
+
+
+def _within_host_surplus(run: RunView, rank: int, excess_us: Int64Array) -> Int64Array:
+    """Return the excess of a rank with that of the host's causes capped by how much longer its host works."""
+    surplus = host_surplus_ns(run, rank)
+    if surplus is None:
+        return excess_us
+    of_host = np.array([cause in OF_THE_HOST for cause in CAUSES])
+    return np.where(of_host, np.minimum(excess_us, max(surplus, 0) // 1000), excess_us)
 
 
 def _slow_worker(run: RunView, worker: SlowWorker) -> Straggler:
