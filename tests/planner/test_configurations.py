@@ -88,7 +88,13 @@ def test_accelerates_plugin_is_made_from_the_printed_file(
     assert plugin.fsdp_version == 2
     assert plugin.reshard_after_forward is (strategy != "shard-grad-op")
     assert plugin.activation_checkpointing is True
-    assert plugin.transformer_cls_names_to_wrap == ["YourTransformerBlock"]
+    # Without a name the blocks are those that the model itself says it must not split.
+    assert plugin.transformer_cls_names_to_wrap is None
+    utils, library = real("accelerate.utils.fsdp_utils"), real("transformers")
+    config = library.LlamaConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=1, vocab_size=64)
+    model = library.LlamaForCausalLM(config)
+    wraps = utils.fsdp2_prepare_auto_wrap_policy(plugin, model)
+    assert [type(m).__name__ for m in model.modules() if wraps(m)] == ["LlamaDecoderLayer"]
 
 
 @pytest.mark.parametrize("training", ["full", "fp32", "fp16", "8-bit", "offload"])

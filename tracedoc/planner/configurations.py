@@ -81,7 +81,7 @@ def _pytorch(question: Question, strategy: str, checkpointing: bool) -> Configur
 def _accelerate(question: Question, strategy: str, checkpointing: bool) -> list[Configuration]:
     text = accelerate_yaml(question, strategy, checkpointing)
     fsdp = STRATEGIES[strategy].family == "fsdp"
-    notes = [_loading(question)]
+    notes = [_loading(question), _units(question, strategy)]
     if checkpointing and not fsdp:
         notes.append(_enable_checkpointing(question))
     rounds = question.training.accumulation
@@ -97,7 +97,8 @@ def _accelerate(question: Question, strategy: str, checkpointing: bool) -> list[
 
 def _trainer(question: Question, strategy: str, checkpointing: bool) -> list[Configuration]:
     text = trainer_code(question, strategy, checkpointing)
-    found = [Configuration("trainer", "Transformers Trainer", "python", text, _loading(question))]
+    notes = _sentences([_loading(question), _units(question, strategy)])
+    found = [Configuration("trainer", "Transformers Trainer", "python", text, notes)]
     return found + _settings_for(question, strategy, "trainer")
 
 
@@ -114,6 +115,8 @@ def _deepspeed(question: Question, strategy: str, checkpointing: bool) -> Config
     notes = [_enable_checkpointing(question)] if checkpointing else []
     if question.training.offload != "none":
         notes.append("Set your learning rate in it; deepspeed.initialize makes the optimizer")
+    else:
+        notes.append("Your optimizer goes to deepspeed.initialize(model=model, optimizer=optimizer, ...)")
     return Configuration("deepspeed", "DeepSpeed (ds_config.json)", "json", text, _sentences(notes))
 
 
@@ -137,6 +140,16 @@ def _loading(question: Question) -> str:
     return (
         "Load the model with from_pretrained(..., dtype=torch.float32): Transformers 5 otherwise keeps the"
         " checkpoint's 16 bits, and mixed precision silently becomes pure 16-bit training"
+    )
+
+
+def _units(question: Question, strategy: str) -> str:
+    """Return which blocks become units where the file does not say it."""
+    if STRATEGIES[strategy].family != "fsdp" or question.model.wrap_classes:
+        return ""
+    return (
+        "Units are the blocks that a model of Transformers names itself; name those of your own as"
+        " transformer_layer_cls_to_wrap"
     )
 
 

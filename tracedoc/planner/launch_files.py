@@ -13,11 +13,6 @@ from tracedoc.planner.strategies import STRATEGIES, shards
 Plain = dict[str, Any]
 
 
-def wrap_classes(question: Question) -> str:
-    """Return the block classes for a wrap policy, or a place for the user's own."""
-    return ",".join(question.model.wrap_classes) or "YourTransformerBlock"
-
-
 def _mixed_precision(question: Question) -> str:
     return {"bf16-mixed": "bf16", "bf16-mixed-reduce": "bf16", "fp16-mixed": "fp16"}.get(
         question.training.precision, "no"
@@ -42,12 +37,13 @@ def accelerate_yaml(question: Question, strategy: str, checkpointing: bool) -> s
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": strategy != "shard-grad-op",
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_transformer_layer_cls_to_wrap": wrap_classes(question),
             "fsdp_activation_checkpointing": checkpointing,
             "fsdp_offload_params": question.training.offload == "all",
             "fsdp_cpu_ram_efficient_loading": True,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
+        if classes := question.model.wrap_classes:  # else those that a model of Transformers names itself
+            settings["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] = ",".join(classes)
         if STRATEGIES[strategy].hybrid:
             part = shards(STRATEGIES[strategy], question.gpus, question.nodes)
             settings["parallelism_config"] = {
@@ -96,11 +92,12 @@ def trainer_code(question: Question, strategy: str, checkpointing: bool) -> str:
             "version": 2,
             "reshard_after_forward": strategy != "shard-grad-op",
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "transformer_layer_cls_to_wrap": wrap_classes(question).split(","),
             "activation_checkpointing": checkpointing,
         }
         if training.offload == "all":
             config["cpu_offload"] = True
+        if classes := question.model.wrap_classes:
+            config["transformer_layer_cls_to_wrap"] = list(classes)
         items = "".join(f"\n        {json.dumps(k)}: {_python(v)}," for k, v in config.items())
         arguments += ["fsdp=True", f"fsdp_config={{{items}\n    }}"]
         if STRATEGIES[strategy].hybrid:
