@@ -206,14 +206,11 @@ def test_torchtitan_reads_the_printed_sections(tmp_path: Path) -> None:
 MEGATRON = {
     "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size",
     "--expert-model-parallel-size", "--sequence-parallel", "--tp-comm-overlap",
-    "--num-virtual-stages-per-pipeline-rank", "--account-for-embedding-in-pipeline-split",
-    "--account-for-loss-in-pipeline-split", "--moe-token-dispatcher-type", "--use-distributed-optimizer",
-    "--overlap-grad-reduce", "--overlap-param-gather", "--micro-batch-size", "--global-batch-size",
-    "--seq-length", "--max-position-embeddings", "--bf16", "--grad-reduce-in-bf16", "--fp16", "--fp8-format",
+    "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout",
+    "--moe-token-dispatcher-type", "--use-distributed-optimizer", "--overlap-grad-reduce",
+    "--overlap-param-gather", "--micro-batch-size", "--global-batch-size", "--seq-length",
+    "--max-position-embeddings", "--bf16", "--grad-reduce-in-bf16", "--fp16", "--fp8-format",
     "--transformer-impl", "--recompute-granularity", "--recompute-method", "--recompute-num-layers",
-    "--num-layers", "--hidden-size", "--num-attention-heads", "--group-query-attention",
-    "--num-query-groups", "--ffn-hidden-size", "--swiglu", "--normalization",
-    "--untie-embeddings-and-output-weights",
 }  # fmt: skip
 
 
@@ -225,10 +222,9 @@ def test_megatron_knows_the_printed_arguments(tmp_path: Path) -> None:
     given = dict(zip(words, [*words[1:], ""], strict=True))
     assert {word for word in words if word.startswith("--")} <= MEGATRON
     assert given["--pipeline-model-parallel-size"] == "16"
-    assert given["--num-layers"] == "126"
-    assert "--account-for-loss-in-pipeline-split" in words  # 126 blocks, embedding and head: 128
+    stages = given["--pipeline-model-parallel-layout"].split("|")  # 126 blocks, embedding, loss: 16 x 8
+    assert stages == ["E" + 7 * "t", *14 * ["tttttttt"], 7 * "t" + "L"]
     assert given["--global-batch-size"] == "128"
-    assert given["--num-query-groups"] == "8"
 
 
 @pytest.mark.parametrize(

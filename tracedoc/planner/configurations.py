@@ -53,7 +53,7 @@ def configurations_of(question: Question, chosen: Candidate) -> tuple[Configurat
         title = f"torchtitan ({TOML_NAME}), beside your [model], [optimizer] and data"
         return (Configuration(layout.family, title, "toml", text, _in_torchtitan(question)),)
     text = megatron_arguments(question, layout, checkpointing=chosen.checkpointing)
-    title = f"Megatron-LM ({ARGUMENTS_NAME}), beside your data and learning rate"
+    title = f"Megatron-LM ({ARGUMENTS_NAME}), beside your model, data and learning rate"
     return (Configuration(layout.family, title, "bash", text),)
 
 

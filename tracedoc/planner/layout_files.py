@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from tracedoc.planner.layouts import Layout
 from tracedoc.planner.setup import Question
-from tracedoc.planner.shape import ModelShape
 
 TOML_NAME, ARGUMENTS_NAME = "layout.toml", "layout.sh"
 
@@ -65,7 +64,7 @@ def _toml(value: object) -> str:
 
 
 def megatron_arguments(question: Question, layout: Layout, *, checkpointing: bool) -> str:
-    """Return the arguments of Megatron-LM's ``pretrain_gpt.py`` that layout and shape decide."""
+    """Return the arguments of Megatron-LM's ``pretrain_gpt.py`` that a layout decides, not the model's."""
     training, model = question.training, question.model
     words = [
         f"--tensor-model-parallel-size {layout.tensor}",
@@ -74,10 +73,11 @@ def megatron_arguments(question: Question, layout: Layout, *, checkpointing: boo
     ]
     if layout.tensor > 1:
         words += ["--sequence-parallel", "--tp-comm-overlap"]
-    if layout.chunks > 1:
+    stages = layout.pipeline * layout.chunks
+    if stages > 1 and model.blocks % stages and not model.assumed:
+        words.append(f"--pipeline-model-parallel-layout '{_stage_by_stage(model.blocks, stages)}'")
+    elif layout.chunks > 1:
         words.append(f"--num-virtual-stages-per-pipeline-rank {layout.chunks}")
-    if layout.pipeline > 1 and model.blocks % layout.pipeline and not model.assumed:
-        words += ["--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"]
     if model.experts_met:
         words += [f"--expert-model-parallel-size {layout.expert}", "--moe-token-dispatcher-type alltoall"]
     words += ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
@@ -94,8 +94,15 @@ def megatron_arguments(question: Question, layout: Layout, *, checkpointing: boo
         words += ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
     elif checkpointing:
         words.append("--recompute-granularity selective")
-    words += _shape(model)
     return "\n".join(["LAYOUT=(", *(f"  {word}" for word in words), ")"])
+
+
+def _stage_by_stage(blocks: int, stages: int) -> str:
+    """Return the stages in Megatron's letters: embedding, transformer blocks, loss; as even as they come."""
+    letters = f"E{'t' * blocks}L"
+    sizes = [(len(letters) + number) // stages for number in range(stages)]  # the shortest are first
+    ends = [sum(sizes[: number + 1]) for number in range(stages)]
+    return "|".join(letters[end - size : end] for size, end in zip(sizes, ends, strict=True))
 
 
 _PRECISION = {
@@ -104,25 +111,3 @@ _PRECISION = {
     "fp16-mixed": ["--fp16"],
     "fp32": [],
 }
-
-
-def _shape(model: ModelShape) -> list[str]:
-    if model.assumed:  # what is printed would be another model
-        return []
-    words = [
-        f"--num-layers {model.blocks}",
-        f"--hidden-size {model.hidden}",
-        f"--num-attention-heads {model.heads}",
-    ]
-    if model.kv_width != model.q_width and model.q_width % model.heads == 0:
-        groups = model.kv_width // (model.q_width // model.heads)
-        words += ["--group-query-attention", f"--num-query-groups {groups}"]
-    if not model.experts_met:
-        words.append(f"--ffn-hidden-size {model.mlp_width}")
-    if model.gated:
-        words.append("--swiglu")
-    if model.rms_norm:
-        words.append("--normalization RMSNorm")
-    if model.outside_parameters > 1.5 * model.vocabulary * model.hidden:
-        words.append("--untie-embeddings-and-output-weights")
-    return words

@@ -15,6 +15,8 @@ PARALLEL_FRAMEWORKS = ("torchtitan", "megatron")
 SHORTEST_PART = 4096
 """Tokens of a sequence below which it is not worth splitting."""
 LARGEST_MICRO_BATCH = 8
+LARGEST_EXPERT = 64
+"""As many GPUs as published runs share experts over; over more, uneven routing costs what is not counted."""
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -42,7 +44,7 @@ class Layout(msgspec.Struct, frozen=True):
         data = "FSDP" if self.family == "torchtitan" else "DP"
         sizes = (self.tensor, self.pipeline, self.context, self.expert, self.data)
         named = zip(("TP", "PP", "CP", "EP", data), sizes, strict=True)
-        return tuple(part for part in named if part[1] > 1 or part[0] == data)
+        return tuple(part for part in named if part[1] > 1) or ((data, 1),)
 
     @property
     def id(self) -> str:
@@ -94,7 +96,7 @@ def in_framework(question: Question, layout: Layout) -> Question:
 def stage_blocks(blocks: int, layout: Layout) -> tuple[int, int, int]:
     """Return the blocks of the first stage, of the largest, and of the last.
 
-    Embedding and head count as a block each, as torchtitan splits, and Megatron where that comes out even.
+    Embedding and head count as a block each, but for Megatron where the blocks alone come out even.
     """
     stages = layout.pipeline
     if stages == 1:
@@ -142,20 +144,20 @@ def layouts(question: Question, family: str, sequences: int) -> Iterator[Layout]
     for tensor in _powers(question.gpus_per_node):
         if not model.assumed and (model.heads % tensor or _kv_heads(question) % tensor):
             continue
-        for pipeline in _stages(question, family, gpus // tensor):
+        for pipeline in _stages(question, gpus // tensor):
             for context in _powers(gpus // tensor // pipeline):
                 data, rest = divmod(gpus, tensor * pipeline * context)
                 long = context == 1 or question.training.sequence // context >= SHORTEST_PART
                 if rest or not long or sequences % data:
                     continue
-                for expert in _powers(min(experts, data * context)):
+                for expert in _powers(min(experts, data * context, LARGEST_EXPERT)):
                     if experts % expert or (data * context) % expert:
                         continue
                     base = Layout(family, data, tensor, pipeline, context, expert)
-                    yield from _schedules(base, model.blocks, sequences // data, assumed=model.assumed)
+                    yield from _schedules(base, model.blocks, sequences // data)
 
 
-def _schedules(base: Layout, blocks: int, sequences: int, *, assumed: bool) -> Iterator[Layout]:
+def _schedules(base: Layout, blocks: int, sequences: int) -> Iterator[Layout]:
     """Yield the layout with every micro-batch and schedule that divides evenly."""
     for size in _powers(min(sequences, LARGEST_MICRO_BATCH)):
         if sequences % size:
@@ -167,19 +169,17 @@ def _schedules(base: Layout, blocks: int, sequences: int, *, assumed: bool) -> I
         if rounds < base.pipeline:  # stages would only wait
             continue
         yield replace(base, micro_batch=size, rounds=rounds)
-        even = base.family == "torchtitan" or assumed or blocks % (2 * base.pipeline) == 0
-        if even and rounds % base.pipeline == 0 and blocks + 2 >= 4 * base.pipeline:
+        if rounds % base.pipeline == 0 and blocks + 2 >= 4 * base.pipeline:
             yield replace(base, micro_batch=size, rounds=rounds, chunks=2)
 
 
-def _stages(question: Question, family: str, most: int) -> Iterator[int]:
+def _stages(question: Question, most: int) -> Iterator[int]:
     blocks = question.model.blocks
     for stages in range(1, min(most, blocks // 2) + 1):
         if question.gpus % stages or (most % stages):
             continue
         even = blocks % stages == 0 or (blocks + 2) % stages == 0
-        uneven = family == "torchtitan" or question.model.assumed
-        if stages == 1 or even or (uneven and stages & (stages - 1) == 0):
+        if even or stages & (stages - 1) == 0:
             yield stages
 
 
