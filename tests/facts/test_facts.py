@@ -93,6 +93,20 @@ def test_allocations_of_the_first_step_are_left_out(facts_of: Measure) -> None:
     assert facts_of(builder)["allocator_calls_per_step"] == 2
 
 
+def test_a_second_step_that_is_cut_off_shows_a_habit_of_the_allocator(tmp_path: Path) -> None:
+    builder = TraceBuilder()
+    for index in (1, 2):
+        builder.step(index, 100 * index, 100 * index + 99).backward(100 * index + 50, 100 * index + 60)
+        builder.kernel("first", 100 * index + 10, 100 * index + 20, launch_ms=100 * index + 9)
+    calls = {}
+    for name, start in (("first", 130), ("both", 230)):
+        builder.runtime("cudaMalloc", start, start + 5)
+        path = builder.write(tmp_path / f"{name}.json")
+        calls[name] = measure([path]).measurements.facts["allocator_calls_per_step"]
+    assert calls["first"].value == Unknown("no finished step after the first one")
+    assert calls["both"].value == 1
+
+
 def test_mfu_counts_two_m_n_k_against_the_dense_peak(facts_of: Measure) -> None:
     builder = TraceBuilder(device="NVIDIA H100 80GB HBM3")
     types = ["c10::BFloat16", "c10::BFloat16"]

@@ -67,6 +67,33 @@ def test_the_fault_comes_first_with_what_it_costs(
     assert cost == pytest.approx(truth.gain_of_fault(fault.name), rel=0.15)
 
 
+@pytest.mark.parametrize(
+    ("fault", "rule", "ranks"),
+    [
+        (Fault("heavy-stage", 1, 1.6), "stage-imbalance", (2, 3)),
+        (Fault("heavy-stage", 3, 1.6), "stage-imbalance", (6,)),
+        (Fault("slow-worker", 4, 1.6), "straggler-rank", (4,)),
+    ],
+    ids=lambda one: f"{one.name} {one.rank}" if isinstance(one, Fault) else None,
+)
+def test_a_pipeline_with_a_missing_rank_names_its_slow_stage(
+    tmp_path: Path, fault: Fault, rule: str, ranks: tuple[int, ...]
+) -> None:
+    job = Job(3, steps=3, faults=(fault,), **PIPELINE)  # type: ignore[arg-type]
+    truth, diagnosis = simulated(tmp_path, job, Capture(missing=(7,)))
+    assert (diagnosis.findings[0].rule_id, diagnosis.findings[0].ranks) == (rule, ranks)
+    assert cost_ms(diagnosis, ranks[0], rule) == pytest.approx(truth.gain_of_fault(fault.name), rel=0.2)
+
+
+def test_a_stage_waits_for_a_neighbour_that_is_missing(tmp_path: Path) -> None:
+    """Its receives are split by what those of the same size take between captured stages."""
+    _, diagnosis = simulated(tmp_path, Job(4, steps=3, **PIPELINE), Capture(missing=(7,)))  # type: ignore[arg-type]
+    assert "exposed-communication" not in {one.rule_id for one in diagnosis.findings}
+    whole = simulated(tmp_path / "whole", Job(4, steps=3, **PIPELINE))[1]  # type: ignore[arg-type]
+    found, expected = (one.facts["pipeline_wait_ms"].values["5"] for one in (diagnosis, whole))
+    assert found == pytest.approx(expected, rel=0.02)
+
+
 @pytest.mark.parametrize("kind", [DDP, FSDP, TENSOR, PIPELINE], ids=lambda one: str(one["kind"]))
 def test_a_healthy_job_gets_no_warning(tmp_path: Path, kind: dict[str, object]) -> None:
     _, diagnosis = simulated(tmp_path, Job(4, steps=3, **kind))  # type: ignore[arg-type]

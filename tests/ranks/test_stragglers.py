@@ -120,7 +120,7 @@ def test_a_few_steps_say_what_they_cost_and_that_the_late_rank_changes(tmp_path:
     write_changing(tmp_path, [0, 1, 2, 0, 1])
     (finding,) = [f for f in judged(tmp_path).findings if f.topic == "straggler"]
     assert finding.rule_id == "rotating-straggler"
-    assert "of 5 steps it is rank 0 in 2, rank 1 in 2, rank 2 in 1" in finding.message
+    assert "in 2 of 5 steps it is rank 0, in others rank 1-2" in finding.message
 
 
 def test_one_rank_that_pauses_now_and_then_is_told_with_its_steps(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_one_rank_that_pauses_now_and_then_is_told_with_its_steps(tmp_path: Path
     diagnosis = judged(tmp_path)
     (finding,) = [f for f in diagnosis.findings if f.topic == "straggler"]
     assert finding.rule_id == "rotating-straggler"
-    assert "of 6 steps it is rank 1 in 3" in finding.message
+    assert "in 3 of 6 steps it is rank 1" in finding.message
     assert diagnosis.facts["straggler_any_cost_ms"].value == pytest.approx(12.5)
 
 

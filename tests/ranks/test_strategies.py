@@ -198,6 +198,30 @@ CASES: dict[str, tuple[StrategySigns, int | None, str, str]] = {
     ),
     "ZeRO-2 reduces in each micro-batch": (signs_of(*ZERO, passes=4, reducing=4), 8, "ZeRO-2", "zero-2"),
     "one micro-batch cannot tell ZeRO-1 from ZeRO-2": (signs_of(*ZERO), 8, "ZeRO-1 or ZeRO-2", "zero-1"),
+    "ZeRO-1 in a trace without sizes": (
+        signs_of(moved("all_reduce", B, 2, None), moved("all_gather", OPT, 1, None), passes=4, reducing=1), 8,
+        "ZeRO-1", "zero-1",
+    ),
+    "small gathers behind the optimizer hand out no parameters": (
+        signs_of(moved("all_reduce", B, 9), moved("all_gather", OPT, 2, 512)), 8, "not recognised", "unknown",
+    ),
+    "layers that are split by hand": (
+        signs_of(moved("all_reduce", F, 4, MIB), moved("all_reduce", B, 5, MIB)), 8,
+        "tensor parallel", "tensor-parallel",
+    ),
+    "layers that are split by hand, and their sequences": (
+        signs_of(
+            moved("all_gather", F, 4, MIB), moved("reduce_scatter", F, 4, MIB),
+            moved("all_gather", B, 4, MIB), moved("reduce_scatter", B, 4, MIB),
+        ), 8, "tensor parallel with sequence parallelism", "tensor-parallel",
+    ),
+    "a loss over all ranks is not tensor parallel": (
+        signs_of(moved("all_reduce", F, 1, MIB), moved("all_reduce", B, 9), seen="ddp"), 8, "DDP", "ddp",
+    ),
+    "what the forward pass adds up in another group than the backward pass is not tensor parallel": (
+        signs_of(moved("all_reduce", F, 4, MIB, group="metrics"), moved("all_reduce", B, 9), seen="ddp"), 8,
+        "DDP", "ddp",
+    ),
     "ZeRO-3 with its optimizer on the host": (
         signs_of(moved("all_gather", F, 9), seen="zero3 cpu_adam"), 8, "DeepSpeed ZeRO-3 with CPU offload",
         "zero-3",

@@ -185,6 +185,23 @@ def test_where_the_host_is_follows_from_the_phases_before_and_after(timeline_of:
     ]
 
 
+def test_what_follows_the_optimizer_before_the_model_is_called_lies_between_two_steps(
+    timeline_of: Build,
+) -> None:
+    """A checkpoint copies tensors; what it waits for in between is not in the forward pass."""
+    builder = TraceBuilder()
+    for index, start in ((1, 100), (2, 200)):
+        builder.step(index, start, start + 99)
+        builder.host("aten::detach", start + 1, start + 2).host("aten::copy_", start + 18, start + 19)
+        builder.host("aten::linear", start + 30, start + 40)
+        builder.host("aten::ones_like", start + 49.5, start + 49.6).backward(start + 50, start + 60)
+        builder.optimizer(start + 80, start + 90).kernel("add", start + 2, start + 95, launch_ms=start + 1.5)
+    assert places(timeline_of(builder), 110, 145) == [
+        "between two steps",
+        "between forward and backward",
+    ]
+
+
 def test_without_a_backward_pass_no_phase_is_claimed(timeline_of: Build) -> None:
     builder = TraceBuilder().step(1, 100, 199).host("aten::linear", 110, 120).host("aten::linear", 150, 160)
     builder.kernel("add", 112, 140, launch_ms=111)

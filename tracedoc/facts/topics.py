@@ -23,7 +23,7 @@ TOPICS = {
         per_rank.shard_hooks,
         per_rank.offload,
     ),
-    "Stragglers": (per_run.straggler, per_run.uneven, per_run.slow_gpus),
+    "Stragglers": (per_run.straggler, per_run.uneven, per_run.slow_gpus, per_rank.foreign_turns),
     "Pipelines": (per_run.stages,),
     "Host and idle time": (
         per_rank.launch_pace,

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.ranks.groups import pipeline_pairs
+from tracedoc.ranks.lone_sends import lone_arrivals
 from tracedoc.ranks.matching import NO_OPERATION, Matching, RankCollectives, operations_of_rows
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable
@@ -71,13 +72,20 @@ class SplitSpans(msgspec.Struct, frozen=True, eq=False):
 class RankArrivals(Mapping[int, Arrivals]):
     """The arrivals of each rank, made on demand: those of many ranks take much memory.
 
-    ``operations`` are, by rank, the operation of each of its rows (``NO_OPERATION`` where there is none).
+    ``operations`` are, by rank, the operation of each of its rows (``NO_OPERATION`` where there is none);
+    ``lone`` what :func:`lone_arrivals` tells.
     """
 
-    __slots__ = ("_clock", "_complete", "_latest_ns", "_pipeline", "_split", "operations")
+    __slots__ = ("_clock", "_complete", "_latest_ns", "_lone", "_pipeline", "_split", "operations")
 
-    def __init__(self, matching: Matching, operations: Mapping[int, npt.NDArray[np.int32]]) -> None:
+    def __init__(
+        self,
+        matching: Matching,
+        operations: Mapping[int, npt.NDArray[np.int32]],
+        lone: Mapping[int, Int64Array],
+    ) -> None:
         self.operations = operations
+        self._lone = lone
         self._clock = matching.clock
         self._latest_ns = matching.latest_start_ns
         self._split = matching.has_latest_start
@@ -94,6 +102,10 @@ class RankArrivals(Mapping[int, Arrivals]):
             arrivals.latest_ns[rows] = self._clock.to_own(rank, self._latest_ns[of_row])
             arrivals.complete[rows] = self._complete[of_row]
             arrivals.pipeline[rows] = self._pipeline[of_row]
+        if rank in self._lone:
+            alone = np.flatnonzero(self._lone[rank] != NO_TIME)
+            arrivals.latest_ns[alone] = self._lone[rank][alone]
+            arrivals.complete[alone] = arrivals.pipeline[alone] = True
         return arrivals
 
     def __iter__(self) -> Iterator[int]:
@@ -105,8 +117,9 @@ class RankArrivals(Mapping[int, Arrivals]):
 
 def arrivals_by_rank(matching: Matching, ranks: Sequence[RankCollectives]) -> RankArrivals:
     """Return for each rank when the last peer came to each of its operations, on the rank's own clock."""
-    operations = operations_of_rows(matching, ranks)
-    return RankArrivals(matching, {rank.rank: rows for rank, rows in zip(ranks, operations, strict=True)})
+    columns = operations_of_rows(matching, ranks)
+    operations = {rank.rank: rows for rank, rows in zip(ranks, columns, strict=True)}
+    return RankArrivals(matching, operations, lone_arrivals(matching, ranks, operations))
 
 
 def exposed_waits(exposed: Spans, table: CollectiveTable, arrivals: Arrivals) -> Int64Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ from tracedoc.ranks.groups import pipeline_pairs
 from tracedoc.ranks.rehearsal import Rehearsal, gains_of_work, gains_without, rehearsal
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.spans import Int64Array
+from tracedoc.trace.distinct import is_among
 
 Floats = npt.NDArray[np.float64]
 
@@ -28,30 +30,56 @@ SLOWER_CPU = 0.15
 """Replicas that share cores differ by so much without a fault."""
 
 
+NOT_CAPTURED = -1
+"""Stands for the position of a rank that was not captured."""
+
+
 class Pipeline(msgspec.Struct, frozen=True, eq=False):
     """The stages of a run, first to last, as positions of ranks; the ranks of a stage do the same work.
 
-    ``steps`` are those that all ranks show with all of their passes. ``pass_ns[rank, step]`` is what each
-    works on forward and backward passes in them, without the optimizer; ``away_ns`` is the part of it without
-    work on the device, known in CPU runs (:mod:`tracedoc.ranks.cpu_stages`), whose passes are whole steps
-    without communication. ``micro_batches`` are those of a step.
+    ``chains`` are the pipelines that run side by side, each with its ranks from the first to the last stage,
+    ``NOT_CAPTURED`` where one is missing; ``stage_of_rank`` knows such ranks too. ``steps`` are those that
+    all ranks show with all of their passes. ``pass_ns[rank, step]`` is what each works on forward and
+    backward passes in them, without the optimizer; ``away_ns`` is the part of it without work on the device,
+    known in CPU runs (:mod:`tracedoc.ranks.cpu_stages`), whose passes are whole steps without communication.
+    ``micro_batches`` are those of a step; ``alternates``: forward and backward passes do, as in 1F1B.
     """
 
-    stages: tuple[tuple[int, ...], ...]
+    chains: tuple[tuple[int, ...], ...]
+    stage_of_rank: dict[int, int]
     steps: tuple[int, ...]
     pass_ns: Floats
     away_ns: Floats
     micro_batches: int
+    alternates: bool = False
+
+    @property
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        """The captured ranks of each stage; none where all of them are missing."""
+        columns = zip(*self.chains, strict=True)
+        return tuple(tuple(sorted(place for place in column if place >= 0)) for column in columns)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every rank of every stage was captured."""
+        return all(place >= 0 for chain in self.chains for place in chain)
 
     @property
     def stage_ns(self) -> Floats:
-        """What each rank of a stage works on passes in a step at least, on average."""
-        return np.array([self.pass_ns[list(stage)].mean(axis=1).min() for stage in self.stages])
+        """What each rank of a stage works on passes in a step at least, on average.
+
+        A stage of which no rank was captured takes what the others do on average.
+        """
+        return self._least(self.pass_ns)
 
     @property
     def stage_away_ns(self) -> Floats:
         """What each rank of a stage is away in a step at least, on average."""
-        return np.array([self.away_ns[list(stage)].mean(axis=1).min() for stage in self.stages])
+        return self._least(self.away_ns)
+
+    def _least(self, values: Floats) -> Floats:
+        found = [values[list(stage)].mean(axis=1).min() if stage else np.nan for stage in self.stages]
+        return np.where(np.isnan(found), np.nanmean(found), found)
 
     def stage_of(self, place: int) -> int:
         """Return the stage of a rank (a position), -1 where it has none."""
@@ -65,14 +93,16 @@ def pipeline(run: RunView) -> Pipeline | None:
     Ranks that send to each other are one pipeline; the others beside it are its replicas. Two neighbours that
     send both ways are neighbouring stages; the first stage is that of the lowest rank at an end.
     """
-    chains = _chains(run)
+    ranks = _chains(run)
     steps = _steps(run)
-    if not chains or len({len(chain) for chain in chains}) > 1 or not steps:
+    if not ranks or len({len(chain) for chain in ranks}) > 1 or not steps:
         return None
-    stages = tuple(tuple(sorted(places)) for places in zip(*chains, strict=True))
+    place_of = {digest.rank: place for place, digest in enumerate(run.digests)}
+    chains = tuple(tuple(place_of.get(rank, NOT_CAPTURED) for rank in chain) for chain in ranks)
+    stage_of_rank = {rank: number for chain in ranks for number, rank in enumerate(chain)}
     plan = rehearsal(run)
     if plan is None:
-        return _on_cpus(run, stages)
+        return _on_cpus(run, chains, stage_of_rank)
     work = np.array(plan.work_ns)
     passes = np.array(
         [
@@ -85,15 +115,24 @@ def pipeline(run: RunView) -> Pipeline | None:
     whole = passes.sum(axis=0) >= ALL_PASSES * np.median(passes.sum(axis=0))
     steps = tuple(np.array(steps)[whole].tolist())
     away = np.zeros((len(run.digests), len(steps)))
-    return Pipeline(stages, steps, passes[:, whole], away, _micro_batches(run, stages, steps))
+    return Pipeline(
+        chains, stage_of_rank, steps, passes[:, whole], away, _micro_batches(run, chains, steps),
+        _alternates(run, stage_of_rank, steps),
+    )  # fmt: skip
 
 
-def _on_cpus(run: RunView, stages: tuple[tuple[int, ...], ...]) -> Pipeline | None:
+def _on_cpus(
+    run: RunView, chains: tuple[tuple[int, ...], ...], stage_of_rank: dict[int, int]
+) -> Pipeline | None:
     work = cpu_work(run) if all(digest.is_cpu for digest in run.digests) else None
     if work is None:
         return None
     away = np.repeat(work.usual_away_ns[:, np.newaxis], len(work.steps), axis=1)
-    return Pipeline(stages, work.steps, work.compute_ns + away, away, _micro_batches(run, stages, work.steps))
+    passes = work.compute_ns + away
+    return Pipeline(
+        chains, stage_of_rank, work.steps, passes, away, _micro_batches(run, chains, work.steps),
+        _alternates(run, stage_of_rank, work.steps),
+    )  # fmt: skip
 
 
 def _parts_of_step(
@@ -130,7 +169,10 @@ def _steps(run: RunView) -> tuple[int, ...]:
 
 
 def _chains(run: RunView) -> list[list[int]]:
-    """Return the positions of the ranks of each pipeline, from its first to its last stage."""
+    """Return the ranks of each pipeline, from its first to its last stage, with those not captured.
+
+    A rank that was not captured is known from its neighbours on both sides.
+    """
     groups = run.matching.groups
     near: dict[int, set[int]] = defaultdict(set)
     for group, neighbours in zip(groups, pipeline_pairs(groups), strict=True):
@@ -138,9 +180,6 @@ def _chains(run: RunView) -> list[list[int]]:
             sender, receiver = group.ranks
             near[sender].add(receiver)
             near[receiver].add(sender)
-    place_of = {digest.rank: place for place, digest in enumerate(run.digests)}
-    if not near or not set(near) <= set(place_of):
-        return []
     chains, seen = [], set()
     for rank in sorted(near, key=lambda rank: (len(near[rank]) > 1, rank)):
         if rank in seen:
@@ -150,28 +189,74 @@ def _chains(run: RunView) -> list[list[int]]:
         while following := sorted(near[chain[-1]] - seen):
             chain.append(following[0])
             seen.add(following[0])
-        chains.append([place_of[rank] for rank in chain])
+        chains.append(chain)
     return chains if len(seen) == len(near) else []
 
 
-def _micro_batches(run: RunView, stages: Sequence[Sequence[int]], steps: Sequence[int]) -> int:
-    """Return how often the first stage sends to the second in a step."""
-    first, second = run.digests[stages[0][0]].rank, {run.digests[place].rank for place in stages[1]}
-    ways = [
-        group.one_way and group.ranks[0] == first and group.ranks[1] in second
-        for group in run.matching.groups
-    ]
+def _micro_batches(run: RunView, chains: Sequence[Sequence[int]], steps: Sequence[int]) -> int:
+    """Return how often a stage sends to the next one in a step: the first two ranks that were captured."""
+    pairs = (pair for chain in chains for pair in pairwise(chain) if min(pair) >= 0)
+    sender, receiver = next(pairs, (NOT_CAPTURED, NOT_CAPTURED))
+    if sender < 0:
+        return 0
+    ends = (run.digests[sender].rank, run.digests[receiver].rank)
+    ways = [group.one_way and group.ranks == ends for group in run.matching.groups]
     mine = np.array(ways or [False])[run.matching.group] & np.isin(run.matching.step, steps)
     return round(float(mine.sum()) / len(steps))
+
+
+def _alternates(run: RunView, stage_of_rank: dict[int, int], steps: Sequence[int]) -> bool:
+    """Return whether some rank hands on activations and gradients in turn, as in 1F1B.
+
+    With all forward passes first it hands on all activations before the first gradient. The first stage
+    hands on no gradient: there it counts when one comes.
+    """
+    for digest in run.digests:
+        stage, table = stage_of_rank.get(digest.rank), digest.collectives
+        if stage is None:
+            continue
+        towards = np.array(
+            [
+                np.sign(stage_of_rank.get(-1 if kind.peer is None else kind.peer, stage) - stage)
+                for kind in table.kinds
+            ]
+            or [0]
+        )[table.kind]
+        sends = table.is_op("send")
+        gradients = table.is_op("recv") & (towards > 0) if stage == 0 else sends & (towards < 0)
+        events = np.flatnonzero(is_among(table.step, steps) & (gradients | (sends & (towards > 0))))
+        times = np.where(sends[events], table.start_ns[events], table.end_ns[events])
+        order = events[np.argsort(times, kind="stable")]
+        turns = (np.diff(gradients[order].astype(np.int8)) != 0) & (np.diff(table.step[order]) == 0)
+        if turns.sum() > len(steps):
+            return True
+    return False
+
+
+def _scheduled_ns(found: Pipeline, stage_ns: Floats) -> float:
+    """Return what the passes of a step take by the schedule, where stages take these times.
+
+    With all forward passes first (GPipe) each stage is taken once in turn, and the slowest sets the pace of
+    the other micro-batches. In 1F1B the slowest works from when the stages before it have passed on the first
+    micro-batch until they are to pass the last gradient back, but for what it waits for its first gradient:
+    the stages after it, less the forward passes ahead (a third of the work of a micro-batch each).
+    """
+    count, stages = max(found.micro_batches, 1), stage_ns.size
+    one = stage_ns / count
+    if not found.alternates:
+        return float((count - 1) * one.max() + one.sum())
+    ahead = np.arange(stages - 1, -1, -1)
+    before, after = np.cumsum(one) - one, one.sum() - np.cumsum(one)
+    return float((before + count * one + np.maximum(after - ahead * one / 3, 0)).max())
 
 
 @once
 def balanced_gain_ns(run: RunView) -> Int64Array | None:
     """Return how much shorter each step would be if all stages computed equally long, by a replay.
 
-    Without one, in CPU runs: of m micro-batches all but one pass while the slowest stage sets the pace, and
-    in a step each takes every stage in turn once, whichever has the work: (m - 1) / m of what the slowest
-    stage takes longer than the mean.
+    Without one, in CPU runs and where ranks are missing: of m micro-batches all but one pass while the
+    slowest stage sets the pace, and in a step each takes every stage in turn once, whichever has the work.
+    With all forward passes first that is (m - 1) / m of what the slowest stage takes longer than the mean.
     """
     found, plan = pipeline(run), rehearsal(run)
     if found is None:
@@ -179,8 +264,9 @@ def balanced_gain_ns(run: RunView) -> Int64Array | None:
     if found.micro_batches < 2:  # stages take turns, whichever has the work
         return np.zeros(len(found.steps), dtype=np.int64)
     stage_ns = found.stage_ns
-    if plan is None:
-        longer = (stage_ns.max() - stage_ns.mean()) * (found.micro_batches - 1) / found.micro_batches
+    if plan is None or not found.whole:
+        equal = np.full(stage_ns.size, stage_ns.mean())
+        longer = max(_scheduled_ns(found, stage_ns) - _scheduled_ns(found, equal), 0.0)
         return np.full(len(found.steps), round(longer), dtype=np.int64)
     work = np.array(plan.work_ns, dtype=np.float64)
     for number, stage in enumerate(found.stages):
@@ -214,7 +300,7 @@ def even_gain_ns(run: RunView) -> Int64Array | None:
     same kinds of sends in one stage are given their mean over its ranks, micro-batches and steps.
     """
     found, plan = pipeline(run), rehearsal(run)
-    if found is None or plan is None:
+    if found is None or plan is None or not found.whole:
         return None
     if found.micro_batches < 2:
         return np.zeros(len(found.steps), dtype=np.int64)
@@ -236,7 +322,7 @@ def pass_ratios(run: RunView) -> Floats:
     """
     found, plan = pipeline(run), rehearsal(run)
     ratios: list[float] = []
-    if found is not None and plan is not None:
+    if found is not None and plan is not None and found.whole:
         work = np.array(plan.work_ns, dtype=np.float64)
         for alike in _alike(run, plan, found):
             lengths = np.array([work[places].sum() for places in alike])
@@ -266,7 +352,7 @@ def _passes(
     begins or ends.
     """
     table, stage = run.digests[place].collectives, found.stage_of(place)
-    stage_of = {run.digests[p].rank: number for number, ps in enumerate(found.stages) for p in ps}
+    stage_of = found.stage_of_rank
     ways = np.array(
         [np.sign(stage_of.get(-1 if kind.peer is None else kind.peer, stage) - stage) for kind in table.kinds]
         or [0]
@@ -326,11 +412,28 @@ def slow_workers(run: RunView) -> tuple[SlowWorker, ...]:
                     passes, _ = _parts_of_step(run, plan, place, step)
                     work[passes] *= usual[column] / max(found.pass_ns[place, column], 1.0)
                 gain = gains_of_work(plan, work, found.steps)
+                if not found.whole:
+                    gain = _gain_by_schedule(found, place, usual)
                 workers.append(SlowWorker(place, np.maximum(longer, 0).astype(np.int64), gain))
             elif (idle[place] - np.median(idle[others], axis=0)).mean() >= SLOWER * usual.mean():
                 gain = gains_without(run, place, found.steps)
                 workers.append(SlowWorker(place, np.zeros(len(found.steps), dtype=np.int64), gain))
     return tuple(sorted(workers, key=lambda worker: -int(worker.gain_ns.sum())))
+
+
+def _gain_by_schedule(found: Pipeline, place: int, usual_ns: Floats) -> Int64Array:
+    """Return what each step gains where a rank's passes take what is usual in its stage, without a replay."""
+    chain = next(chain for chain in found.chains if place in chain)
+    stage_ns = np.repeat(found.stage_ns[:, np.newaxis], len(found.steps), axis=1)
+    for number, one in enumerate(chain):
+        if one >= 0:
+            stage_ns[number] = found.pass_ns[one]
+    mended = stage_ns.copy()
+    mended[chain.index(place)] = usual_ns
+    gains = [
+        _scheduled_ns(found, a) - _scheduled_ns(found, b) for a, b in zip(stage_ns.T, mended.T, strict=True)
+    ]
+    return np.rint(np.maximum(gains, 0)).astype(np.int64)
 
 
 def _away_workers(found: Pipeline, work: CpuWork | None) -> tuple[SlowWorker, ...]:

@@ -94,7 +94,9 @@ def _caution(measurements: Measurements) -> str:
 
 def _why_unreliable(measurements: Measurements, limits: Sequence[Limit], step: float) -> str:
     """Return why the step's split cannot be trusted, or "": kernels that ran are not in the trace."""
-    queued = number(measurements, "queued_idle_ms") or 0.0
+    queued = (number(measurements, "queued_idle_ms") or 0.0) - (
+        number(measurements, "foreign_turns_ms") or 0.0
+    )
     if any(limit.code == "lost-kernels" for limit in limits):
         return "kernels that were launched are missing from the trace, so what looks idle may not be"
     if queued > MOSTLY_QUEUED * step:

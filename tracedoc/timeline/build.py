@@ -26,6 +26,7 @@ from tracedoc.timeline.activity import (
 from tracedoc.timeline.blocking import blocking_spans
 from tracedoc.timeline.collective_table import CollectiveTable
 from tracedoc.timeline.collectives import gloo_collectives, gpu_collectives
+from tracedoc.timeline.foreign_turns import foreign_turns
 from tracedoc.timeline.idle import (
     HostSpans,
     IdleCauses,
@@ -440,8 +441,9 @@ def _lost_kernels(timeline: RankTimeline, judged: Window | None) -> TraceLimit |
 def _queued_idle(timeline: RankTimeline, judged: Window | None) -> TraceLimit | None:
     if judged is None or timeline.idle is None or judged.end_ns <= judged.start_ns:
         return None
-    queued_ns = timeline.idle.in_window(judged.start_ns, judged.end_ns)["dependency"]
-    share = queued_ns / (judged.end_ns - judged.start_ns)
+    queued = timeline.idle.spans["dependency"].clip(judged.start_ns, judged.end_ns)
+    unexplained = queued - foreign_turns(timeline.trace, queued)
+    share = unexplained.total_ns / (judged.end_ns - judged.start_ns)
     if share <= QUEUED_IDLE_SHARE:
         return None
     return TraceLimit(

@@ -15,7 +15,7 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import Rows
 from tracedoc.timeline.phases import Phase, Phases
 from tracedoc.timeline.syncs import launching_threads
-from tracedoc.trace import vocabulary
+from tracedoc.trace import frameworks, vocabulary
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.kernels import KernelCategory
@@ -319,6 +319,7 @@ def _classes(timeline: RankTimeline, phases: Phases, rows: Rows) -> npt.NDArray[
     starts = trace.ts_ns[rows]
     classes = _CLASS_OF[phases.at(starts)]
     classes[timeline.host_delays.input.covered_ns(starts, starts + 1) > 0] = _LOADER
+    classes[(classes == _FORWARD) & _before_forward(timeline, phases, rows)] = _LOADER
     seeds = trace.named(lambda name: name == "aten::ones_like")
     made = np.flatnonzero(seeds[trace.name[rows]])
     passes = np.array([start for start, _ in phases.passes], dtype=np.int64)
@@ -327,6 +328,28 @@ def _classes(timeline: RankTimeline, phases: Phases, rows: Rows) -> npt.NDArray[
     near[near] = passes[following[near]] - trace.end_ns[rows[made[near]]] < SEED_NS
     classes[made[near]] = _BACKWARD
     return classes
+
+
+def _before_forward(timeline: RankTimeline, phases: Phases, rows: Rows) -> npt.NDArray[np.bool_]:
+    """Return which rows lie before the first sure sign of a forward pass, where there is one.
+
+    What leads to a backward pass counts as forward, and so do operators of a checkpoint or a metric that
+    follow the optimizer. A wrapper's own range is the best sign, else an operator of a module.
+    """
+    trace = timeline.trace
+    for is_sign in (frameworks.is_forward_wrapper, frameworks.is_forward_operator):
+        signs = trace.ts_ns[rows[trace.named(is_sign)[trace.name[rows]]]]
+        if signs.size:
+            break
+    ends = np.array([end for _, end in phases.passes], dtype=np.int64)
+    starts = np.array([start for start, _ in phases.passes], dtype=np.int64)
+    times = trace.ts_ns[rows]
+    passed = np.searchsorted(ends, times, side="right")
+    since = np.where(passed > 0, ends[np.maximum(passed - 1, 0)], np.iinfo(np.int64).min)
+    until = np.append(starts, np.iinfo(np.int64).max)[passed]
+    first = np.searchsorted(signs, since)
+    begun = np.append(signs, np.iinfo(np.int64).max)[first]
+    return np.asarray((begun < until) & (times < begun))
 
 
 def _microseconds(nanoseconds: Int64Array) -> npt.NDArray[np.uint32]:

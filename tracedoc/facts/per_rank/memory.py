@@ -34,16 +34,18 @@ def allocator_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
 def allocator_calls_per_step(timeline: RankTimeline) -> Value:
     """Median number of cudaMalloc, cudaFree and their like in a host step; the first step is left out.
 
-    The first captured step may still be growing the allocator's pool.
+    The first captured step may still be growing the allocator's pool. Of a capture of two steps, whose last
+    one is cut off, it is what that one shows: the step may have more.
     """
-    steps = [step for step in timeline.host.steps[1:] if step.finished]
-    if not steps:
-        return Unknown("no finished step after the first one")
+    later = timeline.host.steps[1:]
+    steps = [step for step in later if step.finished] or later[-1:]
     trace = timeline.trace
     allocates = trace.named(lambda name: vocabulary.runtime_role(name) is RuntimeRole.ALLOCATION)
     times = trace.ts_ns[(trace.kind == int(Kind.RUNTIME)) & allocates[trace.name]]
     first = np.searchsorted(times, [step.start_ns for step in steps])
     last = np.searchsorted(times, [step.end_ns for step in steps])
+    if not steps or not (steps[0].finished or (last > first).any()):
+        return Unknown("no finished step after the first one")
     return float(np.median(last - first))
 
 

@@ -20,7 +20,7 @@ from tracedoc.facts.per_run.step_log import (
 )
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.stragglers import Straggler, stragglers
-from tracedoc.units import format_ms, format_ranges
+from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
 
 PATTERNS = ("none", "irregular", "regular", "from one step on")
@@ -41,8 +41,8 @@ LATE_SHARE = 0.75
 EXPLAINS = 0.5
 """Waiting for late ranks explains slow steps where it takes this share of what they take longer."""
 
-NAMED_STEPS = 3
-"""So many of the steps at equal distances are listed."""
+LATE = ("not captured", "single rank", "not known", "no rank", "one rank", "several ranks")
+"""Who is late in the captured slow steps."""
 
 Times = NDArray[np.float64]
 
@@ -203,49 +203,86 @@ def slow_steps_usual_ms(run: RunView) -> Value:
     return found if isinstance(found, Unknown) else found.usual_ns / 1e6
 
 
-@run_fact("slow_steps_when", unit="text")
-def slow_steps_when(run: RunView) -> Value:
-    """When steps are slow (:func:`slow_steps_pattern`), in words."""
-    found = slow_steps(run)
-    if isinstance(found, Unknown) or found.pattern == "none":
-        return found if isinstance(found, Unknown) else Unknown("no logged step is slow")
-    if found.pattern == "regular":
-        listed = [str(found.start + found.period * place) for place in range(NAMED_STEPS)]
-        return f"every {found.period} steps ({', '.join(listed)} and so on)"
-    return f"from step {found.start} on" if found.pattern == "from one step on" else "now and then"
+@run_fact("slow_steps_start", unit="count")
+def slow_steps_start(run: RunView) -> Value:
+    """The first slow step of the log (:func:`slow_steps_pattern`); of irregular ones the longest."""
+    found = _found(run)
+    return found if isinstance(found, Unknown) else found.start
 
 
-@run_fact("slow_steps_in_capture", unit="text")
-def slow_steps_in_capture(run: RunView) -> Value:
-    """Which captured steps are slow ones (:func:`slow_steps_pattern`), and who is late there, in words.
+@run_fact("slow_steps_period", unit="count")
+def slow_steps_period(run: RunView) -> Value:
+    """Every how many steps a slow one comes (:func:`slow_steps_pattern`), where they are regular."""
+    found = _found(run)
+    if isinstance(found, Unknown):
+        return found
+    return found.period or Unknown("slow steps do not come at equal distances")
 
-    Those are meant that come when slow ones do, and are longer than usual by half of what these are.
-    The log itself names no rank: where ranks wait for each other, the steps of all are equally long. In
-    captured steps a rank is named that causes three quarters of the waiting for late ranks (``gain_ms`` of
-    stragglers), if all such waiting takes half of what slow steps take longer.
+
+@run_fact("slow_steps_captured", unit="text")
+def slow_steps_captured(run: RunView) -> Value:
+    """The captured steps that are slow ones, as ``0, 2-4``; "none" where there are none.
+
+    Those that come when slow ones do (:func:`slow_steps_pattern`), and are longer than usual by half of what
+    these are.
     """
-    found = slow_steps(run)
-    if isinstance(found, Unknown) or found.pattern == "none":
-        return found if isinstance(found, Unknown) else Unknown("no logged step is slow")
+    found = _found(run)
+    return found if isinstance(found, Unknown) else format_ranges(_captured(run, found)) or "none"
+
+
+@run_fact("slow_steps_captured_count", unit="count")
+def slow_steps_captured_count(run: RunView) -> Value:
+    """How many captured steps are slow ones (:func:`slow_steps_captured`)."""
+    found = _found(run)
+    return found if isinstance(found, Unknown) else len(_captured(run, found))
+
+
+@run_fact("slow_steps_late", unit="text", values=LATE)
+def slow_steps_late(run: RunView) -> Value:
+    """Who is late in the captured steps that are slow ones (:func:`slow_steps_captured`).
+
+    The log itself names no rank: where ranks wait for each other, the steps of all are equally long. Of the
+    waiting for late ranks (:func:`straggler_cost_ms`) "one rank" causes three quarters, or "several ranks"
+    share it; "no rank" where all of it is less than half of what slow steps take longer. Without a slow step
+    among the captured ones it is "not captured", or "single rank" where there is but one; "not known" where
+    arrivals cannot be compared.
+    """
+    found = _found(run)
+    if isinstance(found, Unknown):
+        return found
     captured = _captured(run, found)
-    ranks = len(run.digests)
     if not captured:
-        untold = ", and the log does not tell which rank is late in them"
-        return "the captured steps show none of them" + (untold if ranks > 1 else "")
-    many = len(captured) > 1
-    steps = f"{'steps' if many else 'step'} {format_ranges(captured)}"
-    seen = f"{steps} of the capture {'are' if many else 'is'} such"
-    if ranks < 2 or not run.matching.has_latest_start.any():
-        return seen
-    late = stragglers(run)
-    gains = [_gain_ms(rank, captured) for rank in late]
+        return "not captured" if len(run.digests) > 1 else "single rank"
+    if len(run.digests) < 2 or not run.matching.has_latest_start.any():
+        return "not known"
+    gains = _gains_ms(run, captured)
     if sum(gains) * 1e6 < EXPLAINS * found.excess_ns:
-        return f"{seen}, and no rank is late enough in them to explain it"
-    first = int(np.argmax(gains))
-    if gains[first] < LATE_SHARE * sum(gains):
-        return f"{seen}; late ranks explain it, not always the same one"
-    where = " on average" if many else ""
-    return f"{seen}: the other ranks wait {format_ms(gains[first])} for rank {late[first].rank} there{where}"
+        return "no rank"
+    return "one rank" if max(gains) >= LATE_SHARE * sum(gains) else "several ranks"
+
+
+@run_fact("slow_steps_late_rank", unit="text")
+def slow_steps_late_rank(run: RunView) -> Value:
+    """The rank for which others wait longest in the captured slow steps, "none" where nobody waits."""
+    found = _found(run)
+    if isinstance(found, Unknown):
+        return found
+    gains = _gains_ms(run, _captured(run, found))
+    return str(stragglers(run)[int(np.argmax(gains))].rank) if any(gains) else "none"
+
+
+@run_fact("slow_steps_late_ms", unit="ms")
+def slow_steps_late_ms(run: RunView) -> Value:
+    """How long the others wait for :func:`slow_steps_late_rank` in the captured slow steps, on average."""
+    found = _found(run)
+    return found if isinstance(found, Unknown) else max(_gains_ms(run, _captured(run, found)), default=0.0)
+
+
+def _found(run: RunView) -> SlowSteps | Unknown:
+    found = slow_steps(run)
+    if isinstance(found, SlowSteps) and found.pattern == "none":
+        return Unknown("no logged step is slow")
+    return found
 
 
 def _captured(run: RunView, found: SlowSteps) -> list[int]:
@@ -266,6 +303,13 @@ def _captured(run: RunView, found: SlowSteps) -> list[int]:
     if found.pattern == "regular":
         return [index for index in slow if index % found.period == found.start % found.period]
     return slow
+
+
+def _gains_ms(run: RunView, steps: list[int]) -> list[float]:
+    """Return what the others wait for each of ``stragglers`` in these steps on average."""
+    if not steps or not run.matching.has_latest_start.any():
+        return []
+    return [_gain_ms(late, steps) for late in stragglers(run)]
 
 
 def _gain_ms(late: Straggler, steps: list[int]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ from tracedoc.facts.per_run.settings import core_wait_ms
 from tracedoc.ranks.rehearsal import Together, gains_together, rehearsal
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.stragglers import (
+    CAUSE_SHARE,
     CAUSES,
     KERNEL_CAUSES,
     MORE_KERNELS,
@@ -19,16 +21,17 @@ from tracedoc.ranks.stragglers import (
     stragglers,
 )
 from tracedoc.timeline.host import PHASES
+from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
+
+SHARED_GPU = "shared GPU"
+"""What makes a rank late on whose GPU another process has its turns."""
 
 NOTICED = 0.02
 """A rank counts as late in a step from this share of the step on; less is within the jitter of launches."""
 
 MAINLY = 0.9
 """A rank that causes this share of all waiting for late ranks is the late one."""
-
-NAMED_RANKS = 4
-"""So many late ranks are named."""
 
 
 @run_fact("straggler_cost_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
@@ -85,7 +88,7 @@ def straggler_collectives_per_step(run: RunView) -> dict[str, Value]:
     unit="text",
     scope="rank",
     needs=("collectives", "multi_rank"),
-    values=("none", *KERNEL_CAUSES, *CAUSES[1:]),
+    values=("none", *KERNEL_CAUSES, *CAUSES[1:], SHARED_GPU),
 )
 def straggler_cause(run: RunView) -> dict[str, Value]:
     """What this rank did longer than its peers before the collectives to which it came last.
@@ -97,11 +100,17 @@ def straggler_cause(run: RunView) -> dict[str, Value]:
     "slow GPU", matrix products of the same shapes take longer; else "longer kernels". Other exposed work:
     "communication", "copy". Idle time (:mod:`tracedoc.idle_causes`): "input", "allocator", "sync", "compile",
     "gc", "profiler", "dependency", "unknown", and late launches: "optimizer", "dispatch", "python".
+    Instead of "dependency" it is "shared GPU" where half of that is turns of another process
+    (:func:`foreign_turns_ms`).
     """
 
     def word(late: Straggler) -> Value:
         if late.cause == "kernels":
             return kernel_cause(late, run)
+        turns = run.digest(late.rank).facts.get("foreign_turns_ms")
+        excess = float(np.median(late.cause_ns)) / 1e6
+        if late.cause == "dependency" and isinstance(turns, float) and turns >= CAUSE_SHARE * excess:
+            return SHARED_GPU
         return late.cause or "none"
 
     return _of_late(run, word, "none")
@@ -228,17 +237,33 @@ def straggler_pattern(run: RunView) -> Value:
     return "one rank" if isinstance(share, float) and share >= MAINLY else "several ranks"
 
 
-@run_fact("straggler_turns", unit="text", needs=("collectives", "multi_rank"))
-def straggler_turns(run: RunView) -> Value:
-    """Which ranks are late in how many of the steps, the most frequent first, in words."""
-    worst = _worst_by_step(run)
-    late = [rank for rank in worst if rank is not None]
+@run_fact("straggler_frequent_rank", unit="text", needs=("collectives", "multi_rank"))
+def straggler_frequent_rank(run: RunView) -> Value:
+    """The rank that is late in most steps, of several such the lowest."""
+    turns = _turns(run)
+    return turns if isinstance(turns, Unknown) else str(turns[0][0])
+
+
+@run_fact("straggler_frequent_steps", unit="count", needs=("collectives", "multi_rank"))
+def straggler_frequent_steps(run: RunView) -> Value:
+    """In how many steps :func:`straggler_frequent_rank` is the late one."""
+    turns = _turns(run)
+    return turns if isinstance(turns, Unknown) else turns[0][1]
+
+
+@run_fact("straggler_other_ranks", unit="text", needs=("collectives", "multi_rank"))
+def straggler_other_ranks(run: RunView) -> Value:
+    """The ranks that are late in other steps than that of :func:`straggler_frequent_rank`: ``0, 4-7``."""
+    turns = _turns(run)
+    return turns if isinstance(turns, Unknown) else format_ranges(rank for rank, _ in turns[1:]) or "none"
+
+
+def _turns(run: RunView) -> list[tuple[int, int]] | Unknown:
+    """Return the late ranks with the number of steps in which each is it, the most frequent first."""
+    late = [rank for rank in _worst_by_step(run) if rank is not None]
     if not late:
         return Unknown("no rank is late") if _matched(run) else _NOT_MATCHED
-    counts = sorted({rank: late.count(rank) for rank in late}.items(), key=lambda one: (-one[1], one[0]))
-    shown = [f"rank {rank} in {count}" for rank, count in counts[:NAMED_RANKS]]
-    rest = len(counts) - NAMED_RANKS
-    return ", ".join(shown) + (f", {rest} other ranks in the rest" if rest > 0 else "")
+    return sorted(Counter(late).items(), key=lambda one: (-one[1], one[0]))
 
 
 @run_fact("straggler_any_cost_ms", unit="ms", needs=("collectives", "multi_rank"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracedoc.ranks.strategies.claim import BACKWARD, Claim, is_large, per_step, sized
 from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.strategy_signs import StrategySigns
+from tracedoc.timeline.strategy_signs import StrategySigns, Traffic
 
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 
@@ -21,10 +21,10 @@ def zero12(signs: StrategySigns, world_size: int | None) -> Claim | None:
     """Return ZeRO-1 or ZeRO-2: parameters gathered after the optimizer, gradients reduced before it.
 
     ZeRO-2 reduces in every micro-batch, ZeRO-1 once for each step of the optimizer; with one micro-batch
-    the two look alike.
+    the two look alike. Where sizes were not recorded, as by old versions of torch, the place alone counts.
     """
-    gathered = [t for t in signs.select("all_gather", Phase.OPTIMIZER) if is_large(t)]
-    reduced = [t for t in signs.select(REDUCTIONS, *BACKWARD, Phase.OTHER) if is_large(t)]
+    gathered = [t for t in signs.select("all_gather", Phase.OPTIMIZER) if _may_be_large(t)]
+    reduced = [t for t in signs.select(REDUCTIONS, *BACKWARD, Phase.OTHER) if _may_be_large(t)]
     if not gathered or not reduced:
         return None
     evidence = [
@@ -32,14 +32,22 @@ def zero12(signs: StrategySigns, world_size: int | None) -> Claim | None:
         sized(reduced, "reduction", "or after backward"),
         "no annotation of a wrapper",
     ]
+    sure = any(map(is_large, gathered)) and any(map(is_large, reduced))
+    confidence = "medium" if sure else "low"
+    if not sure:
+        evidence.append("their sizes were not recorded")
     if signs.passes > 1:
         evidence.append(f"gradients reduced in {signs.reducing} of {signs.passes} micro-batches")
     if signs.passes > 1 and signs.reducing == signs.passes:
-        return Claim(_offloaded("ZeRO-2", signs), "zero-2", "gradients", "medium", tuple(evidence))
+        return Claim(_offloaded("ZeRO-2", signs), "zero-2", "gradients", confidence, tuple(evidence))
     if signs.passes > 1:
-        return Claim(_offloaded("ZeRO-1", signs), "zero-1", "optimizer", "medium", tuple(evidence))
+        return Claim(_offloaded("ZeRO-1", signs), "zero-1", "optimizer", confidence, tuple(evidence))
     evidence.append("one micro-batch a step: ZeRO-1 and ZeRO-2 look alike")
     return Claim(_offloaded("ZeRO-1 or ZeRO-2", signs), "zero-1", "optimizer", "low", tuple(evidence))
+
+
+def _may_be_large(traffic: Traffic) -> bool:
+    return traffic.largest is None or is_large(traffic)
 
 
 def _offloaded(name: str, signs: StrategySigns) -> str:

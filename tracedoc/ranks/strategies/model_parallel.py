@@ -22,6 +22,9 @@ CONTEXT_GROUP = re.compile(r"(?:^|_)(?:cp|context)(?:_|$)|CONTEXT_PARALLEL_GROUP
 _EXPERT_GROUP = re.compile(r"(?:^|_)(?:ep|expert|moe)(?:_|$)|EXPERT_MODEL_PARALLEL_GROUP$", re.IGNORECASE)
 _LAYER_OPS = ("all_reduce", "all_gather", "reduce_scatter")
 
+FEWEST_LAYERS = 2
+"""One sum in the forward pass may be that of a loss over all ranks."""
+
 
 def megatron(signs: StrategySigns, world_size: int | None) -> Claim | None:
     """Return Megatron with the sizes of its groups, from their descriptions."""
@@ -61,18 +64,38 @@ def tensor_parallel(signs: StrategySigns, world_size: int | None) -> Claim | Non
                      ("collectives fused with matrix products (symmetric memory)",))  # fmt: skip
     forward = [t for t in signs.select(_LAYER_OPS, Phase.FORWARD) if _splits_layers(t, signs)]
     backward = [t for t in signs.select(_LAYER_OPS, *BACKWARD) if _splits_layers(t, signs)]
+    why, confidence = "functional collectives", "medium"
+    if any(_TENSOR_GROUP.search(t.group) for t in (*forward, *backward)):
+        why, confidence = "their process group is named for tensor parallelism", "high"
+    elif not forward or not backward:
+        forward, backward = _by_hand(signs)
+        why = "activations are added up over ranks in forward and in backward, as layers by hand do"
     ahead, back = sum(t.calls for t in forward), sum(t.calls for t in backward)
     if not ahead or not back:
         return None
     parts = sorted({t.op.replace("_", "-") for t in (*forward, *backward)})
-    named = any(_TENSOR_GROUP.search(t.group) for t in (*forward, *backward))
     sequence = not any(t.op == "all_reduce" for t in forward)
     evidence = (
-        f"{ahead} collectives a step in forward and {back} in backward ({', '.join(parts)})",
-        "their process group is named for tensor parallelism" if named else "functional collectives",
-    )
+        f"{ahead} collectives a step in forward and {back} in backward ({', '.join(parts)})", why,
+    )  # fmt: skip
     name = "tensor parallel with sequence parallelism" if sequence else "tensor parallel"
-    return Claim(name, "tensor-parallel", "unknown", "high" if named else "medium", evidence)
+    return Claim(name, "tensor-parallel", "unknown", confidence, evidence)
+
+
+def _by_hand(signs: StrategySigns) -> tuple[list[Traffic], list[Traffic]]:
+    """Return the traffic of layers that are split without a library: sums in the forward pass.
+
+    Nothing else adds up tensors of such a size over ranks in several places of a forward pass, and as often
+    in the backward pass within the same group: gradients are reduced behind it, units of parameters gathered.
+    """
+    adds = [t for t in signs.select(("all_reduce", "reduce_scatter"), Phase.FORWARD) if is_large(t)]
+    groups = {(t.group, t.group_size) for t in adds}
+    ahead = [t for t in signs.select(_LAYER_OPS, Phase.FORWARD) if (t.group, t.group_size) in groups]
+    back = [t for t in signs.select(_LAYER_OPS, *BACKWARD) if (t.group, t.group_size) in groups]
+    layers = sum(t.calls for t in adds)
+    if layers < FEWEST_LAYERS or sum(t.calls for t in back) < layers:
+        return [], []
+    return ahead, back
 
 
 def _splits_layers(traffic: Traffic, signs: StrategySigns) -> bool:
