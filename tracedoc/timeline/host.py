@@ -337,8 +337,10 @@ def _before_forward(timeline: RankTimeline, phases: Phases, rows: Rows) -> npt.N
     follow the optimizer. A wrapper's own range is the best sign, else an operator of a module.
     """
     trace = timeline.trace
+    ranges = trace.rows(Kind.CPU_OP, Kind.ANNOTATION)
+    ranges = ranges[is_among(trace.thread[ranges], distinct(trace.thread[rows]))]
     for is_sign in (frameworks.is_forward_wrapper, frameworks.is_forward_operator):
-        signs = trace.ts_ns[rows[trace.named(is_sign)[trace.name[rows]]]]
+        signs = trace.ts_ns[ranges[trace.named(is_sign)[trace.name[ranges]]]]
         if signs.size:
             break
     ends = np.array([end for _, end in phases.passes], dtype=np.int64)
