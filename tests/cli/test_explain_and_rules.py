@@ -45,16 +45,19 @@ def test_every_limit_that_is_made_has_an_explanation(repository: Path):
     assert codes_in(repository / "tracedoc") <= set(LIMITS)
 
 
-@pytest.mark.parametrize(
-    "word", ["zero-1", "zero-2", "zero-3", "fsdp", "hsdp", "all-reduce", "exposed", "offload"]
-)
+WORDS_OF_PLANS = (
+    "zero-1", "zero-2", "zero-3", "fsdp", "hsdp", "all-reduce", "exposed", "offload", "tp", "pp", "cp", "ep",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("word", WORDS_OF_PLANS)
 def test_words_of_plans_are_explained_in_about_ten_lines(word: str):
     result = run("explain", word)
     assert result.exit_code == 0
     lines = result.stdout.strip().splitlines()
     assert 7 <= len(lines) <= 14
     assert max(map(len, lines)) < 100
-    assert WORDS.keys() == {"zero-1", "zero-2", "zero-3", "fsdp", "hsdp", "all-reduce", "exposed", "offload"}
+    assert WORDS.keys() == set(WORDS_OF_PLANS)
 
 
 @pytest.mark.parametrize("code", sorted(LIMITS))

@@ -113,3 +113,15 @@ def test_zero_1_keeps_gradients_on_the_gpu_and_offloads_its_part_of_the_optimize
     assert moved.parameters / GB == moved.gradients / GB == pytest.approx(14)
     assert moved.optimizer == 0
     assert moved.host / GB == pytest.approx(12 * 7 / 4)
+
+
+def test_resharded_to_a_node_each_gpu_keeps_its_part_of_the_gathered_weights() -> None:
+    """16 bytes a parameter over 16 GPUs, and 2 over the 8 of a node."""
+    found = states(8e9, 16, "full-shard-node", nodes=2)
+    assert found.states / GB == pytest.approx(8)
+    assert found.copies / GB == pytest.approx(2)
+
+
+@pytest.mark.parametrize(("strategy", "gigabytes"), [("hsdp-half", 32), ("hsdp", 16), ("hsdp-2", 8)])
+def test_hybrid_sharding_splits_over_its_part(strategy: str, gigabytes: int) -> None:
+    assert states(8e9, 32, strategy, nodes=4).states / GB == pytest.approx(gigabytes)

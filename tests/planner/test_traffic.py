@@ -8,7 +8,7 @@ from tracedoc.planner.hardware import Cluster, Gpu, LinkKind
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import shape_from_parameters
 from tracedoc.planner.strategies import STRATEGIES
-from tracedoc.planner.traffic import seconds, sent_in_a_step, transfers
+from tracedoc.planner.traffic import bandwidth, seconds, sent_in_a_step, transfers
 
 P = 1_000_000_000
 LINK = LinkKind("link", "a link", False, gbps=100, efficiency=0.5, latency_us=0, source="test")
@@ -105,3 +105,26 @@ def test_what_gradient_accumulation_sends_again(strategy: str, passes: int) -> N
     asked = question(precision="fp32", accumulation=4)
     each = (2 if strategy == "ddp" else 1) * 4 * P * 7 / 8
     assert sent_in_a_step(asked, STRATEGIES[strategy]) == pytest.approx(passes * each)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "groups", "gigabytes_a_second"),
+    [("hsdp", 4, 10 / 8), ("hsdp-half", 8, 10 / 4), ("hsdp-2", 2, 10 / 8)],
+)
+def test_parts_of_other_sizes_have_rings_of_their_own(
+    strategy: str, groups: int, gigabytes_a_second: float
+) -> None:
+    """4 nodes of 8: as many rings as a part has GPUs share the adapters of a node, 8 at most."""
+    asked = question(32, 4, precision="fp32")
+    reduce = transfers(asked, STRATEGIES[strategy])[-1]
+    assert reduce.group == groups
+    assert reduce.size == pytest.approx(4 * P * groups / 32)
+    rate = bandwidth(reduce, asked, Cluster(GPU, LINK, SLOW))
+    assert rate is not None
+    assert rate[0] == pytest.approx(gigabytes_a_second)
+
+
+def test_what_stays_split_over_the_node_is_gathered_inside_it() -> None:
+    forward, backward, _ = transfers(question(16, 2), STRATEGIES["full-shard-node"])
+    assert (forward.group, forward.route) == (16, "all")
+    assert (backward.group, backward.route, backward.phase) == (8, "inside", "backward")

@@ -97,6 +97,7 @@ def plan(**given: object) -> None:
       tracedoc plan --model config.json --gpus 16 --nodes 2 --gpu H100 --network 100Gbit/s
       tracedoc plan runs/a --seq 4096                  the run that was captured
       tracedoc plan --params 7B --gpus 8 --gpu H100 --micro-batch auto --tokens 100B
+      tracedoc plan --model config.json --gpus 512 --gpu H100 --seq 8192 --framework torchtitan
       tracedoc plan --script "train.py --depth 24" --gpus 8 --gpu H100
       tracedoc plan --params 13B --gpus 4 --gpu-memory 40GB -f json | jq .changes
     """

@@ -102,7 +102,7 @@ def _measured(
     Where the run does not tell its tokens, its computation stands for every strategy, as long as nothing
     else is asked about.
     """
-    from tracedoc.planner.measured import beside_computation, compare
+    from tracedoc.planner.measured import beside_computation, compare, peak_note
 
     now = found.present
     if now.compute_ms is None or options.utilisation is not None:
@@ -114,6 +114,9 @@ def _measured(
             accumulation=now.accumulation or 1,
             precision=now.precision or question.training.precision,
         )
+        if now.peak_bytes:
+            peak = peak_note(seen, now.strategy, now.peak_bytes, checkpointing=bool(now.checkpointing))
+            notes = (*notes, peak) if peak else notes
         found_out = compare(seen, wish, now.strategy, now.compute_ms, checkpointing=bool(now.checkpointing))
         if found_out is None:
             return wish, notes

@@ -54,7 +54,8 @@ def configurations_of(question: Question, chosen: Candidate) -> tuple[Configurat
         return (Configuration(layout.family, title, "toml", text, _in_torchtitan(question)),)
     text = megatron_arguments(question, layout, checkpointing=chosen.checkpointing)
     title = f"Megatron-LM ({ARGUMENTS_NAME}), beside your model, data and learning rate"
-    return (Configuration(layout.family, title, "bash", text),)
+    note = "Source it in the shell that starts pretrain_gpt.py."
+    return (Configuration(layout.family, title, "bash", text, note),)
 
 
 def _in_torchtitan(question: Question) -> str:

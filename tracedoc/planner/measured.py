@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
+from tracedoc.planner.activations import peak_memory
 from tracedoc.planner.candidates import Wish
 from tracedoc.planner.setup import Question
 from tracedoc.planner.strategies import STRATEGIES
 from tracedoc.planner.timing import Step, predict
+from tracedoc.units import format_gb
+
+
+def peak_note(question: Question, strategy: str, peak_bytes: float, *, checkpointing: bool) -> str:
+    """Return the measured peak and what is predicted for it, without the context, which is in neither."""
+    if strategy not in STRATEGIES:
+        return ""
+    memory = peak_memory(question, STRATEGIES[strategy], checkpointing=checkpointing)
+    predicted = memory.total - memory.context
+    error = f"{predicted / peak_bytes - 1:+.0%}"
+    return f"Measured peak {format_gb(peak_bytes)} on a GPU, predicted {format_gb(predicted)} ({error})."
 
 
 class Comparison(msgspec.Struct, frozen=True):

@@ -109,7 +109,8 @@ def bandwidth(transfer: Transfer, question: Question, cluster: Cluster) -> tuple
     # The table's latency is that of rings over 32 ranks; each rank adds a hop.
     latency = across.latency_us * 1e-6 * max(0.25, transfer.group / 32)
     if transfer.route == "replicas":
-        return reached(across) / question.gpus_per_node, latency
+        rings = min(question.gpus // transfer.group, question.gpus_per_node)
+        return reached(across) / rings, latency
     bound = reached(inside) if inside and question.gpus_per_node > 1 else reached(across)
     return min(reached(across), bound), latency
 

@@ -118,5 +118,57 @@ One GPU  ZeRO-Offload trains 13e9 parameters on one GPU of 32 GB (Ren et al. 202
 Plan     tracedoc plan --params 13e9 --gpus 1 --gpu "V100 32GB" --framework deepspeed --offload
          optimizer
 """,
+    "tp": """\
+TP, tensor parallelism: the GPUs of a node share each matrix, and the activations between matrices.
+
+Shards   weights, gradients, optimizer and activations of every block, by the degree t
+Memory   1/t of the model on each GPU; with sequence parallelism also 1/t of its activations
+Traffic  the residual stream four times a block in forward and four times in backward, in every
+         micro-batch
+Use it   inside a node with NVLink, where one block or its activations are too large for FSDP
+Watch    nothing else runs while it is sent: over PCIe or between nodes it takes most of the step
+Names    tensor_parallel_degree (torchtitan), --tensor-model-parallel-size and
+         --sequence-parallel (Megatron)
+Plan     tracedoc plan --params 70B --gpus 64 --gpu H100 --framework torchtitan
+Source   Korthikanti et al. 2022, arXiv 2205.05198
+""",
+    "pp": """\
+PP, pipeline parallelism: each stage of GPUs has some of the blocks, and passes micro-batches on.
+
+Shards   blocks, by the degree p; the first stage keeps the activations of p micro-batches
+Memory   1/p of the model on each GPU, and as many activations as without it (1F1B)
+Traffic  the residual stream of a micro-batch once to the next stage and once back: little
+Bubble   stages wait (p - 1)/(m + p - 1) of the step with m micro-batches; interleaved half of
+         it
+Use it   across nodes, with four times as many micro-batches as stages or more
+Watch    the slowest stage sets the pace: embedding and head count as a block each
+Names    pipeline_parallel_degree (torchtitan), --pipeline-model-parallel-size (Megatron)
+Source   Narayanan et al. 2021, arXiv 2104.04473
+""",
+    "cp": """\
+CP, context parallelism: each GPU has a part of every sequence; only attention needs the others.
+
+Shards   activations, by the degree c; states are sharded over these GPUs as over data-parallel
+         ones
+Memory   1/c of the activations of a sequence on each GPU
+Traffic  keys and values of every attention, forward and backward
+Use it   for sequences whose activations do not fit on one GPU, from some 8 k tokens a part on
+Instead  smaller micro-batches and checkpointing, while one sequence fits
+Names    context_parallel_degree (torchtitan), --context-parallel-size (Megatron)
+Plan     tracedoc plan --params 8B --gpus 8 --gpu H100 --seq 131072 --framework torchtitan
+""",
+    "ep": """\
+EP, expert parallelism: each GPU has some of the experts of every block, and tokens travel to
+them.
+
+Shards   experts, by the degree e, out of the data-parallel GPUs; all else stays as it is
+Memory   1/e of the experts on each GPU, and what their gradients and optimizer take
+Traffic  each token's numbers to its experts and back, in forward and in backward: two all-to-all
+         a block each
+Use it   for models whose experts do not fit beside each other; inside a node if they can
+Watch    uneven routing: the GPU with the busiest experts sets the pace, which no plan foresees
+Names    expert_parallel_degree (torchtitan), --expert-model-parallel-size (Megatron)
+Plan     tracedoc plan --model config.json --gpus 64 --gpu H100 --framework megatron
+""",
 }
 """Each word: what it shards, memory and traffic of each GPU (Adam, mixed precision), and its use."""
