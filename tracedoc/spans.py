@@ -129,6 +129,12 @@ class Spans(msgspec.Struct, frozen=True, eq=False):
             np.minimum(self.ends[first:last], end_ns),
         )
 
+    def first_ns(self, length_ns: int) -> Spans:
+        """Return the earliest part of this set that is ``length_ns`` long, all of it where it is shorter."""
+        lengths = self.ends - self.starts
+        before = np.cumsum(lengths) - lengths
+        return Spans.of(self.starts, self.starts + np.minimum(lengths, length_ns - before))
+
     def covered_ns(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int64Array:
         """Return, for each window ``[starts[i], ends[i])``, how many nanoseconds of it are covered.
 

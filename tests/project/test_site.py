@@ -93,7 +93,7 @@ def test_gallery_has_the_answer_the_figure_and_the_page(tmp_path: Path) -> None:
     assert set(gallery.samples()) == {path.name for path in gallery.SAMPLES.iterdir() if path.is_dir()}
     gallery.write_gallery(tmp_path, ["cpu_ddp_slow_metrics"])
     text = (tmp_path / "gallery.md").read_text(encoding="utf-8")
-    assert "> Straggler: the other ranks wait" in text
+    assert "> Rank-0 work: the other ranks wait" in text
     assert "`write_metrics` (`train.py:13`)" in text
     for name in re.findall(r"\(gallery/([\w.]+)\)", text):
         assert (tmp_path / name).stat().st_size > 10_000

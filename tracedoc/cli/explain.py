@@ -16,6 +16,7 @@ from tracedoc.cli.packs import rules_option
 from tracedoc.errors import TracedocError
 from tracedoc.limits import LIMITS
 from tracedoc.planner.words import WORDS
+from tracedoc.rules.other_names import OTHER_NAMES
 
 if TYPE_CHECKING:
     from tracedoc.facts.catalog import FactDef
@@ -29,7 +30,7 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
     rules, facts = _known(())
     return [
         CompletionItem(name)
-        for name in (*rules, *facts, *LIMITS, *WORDS, *ANSWER_WORDS)
+        for name in (*rules, *facts, *OTHER_NAMES, *LIMITS, *WORDS, *ANSWER_WORDS)
         if name.startswith(incomplete)
     ]
 
@@ -64,7 +65,7 @@ def explain(
     if report_format == "json":
         entries = _entries(name, rules, facts)
         if not entries:
-            raise _unknown(name, [*rules, *facts, *LIMITS, *WORDS, *ANSWER_WORDS])
+            raise _unknown(name, [*rules, *facts, *OTHER_NAMES, *LIMITS, *WORDS, *ANSWER_WORDS])
         to_stdout(json_text(entries), "json")
         return
     parts = []
@@ -73,6 +74,8 @@ def explain(
         parts.append(_rule(rules[name]))
     if name in facts:
         parts.append(_fact(facts[name]))
+    if name in OTHER_NAMES:
+        parts.append(_other_name(name, rules))
     if name in LIMITS:
         parts.append(f"{name}  (limit)\n\n{_paragraph(LIMITS[name])}\n")
     if name in ANSWER_WORDS:
@@ -80,7 +83,7 @@ def explain(
     if name in WORDS:
         parts.append(WORDS[name])
     if not parts:
-        raise _unknown(name, [*rules, *facts, *LIMITS, *WORDS, *ANSWER_WORDS])
+        raise _unknown(name, [*rules, *facts, *OTHER_NAMES, *LIMITS, *WORDS, *ANSWER_WORDS])
     from tracedoc.report.texts import plain
 
     to_stdout(plain("\n".join(parts)))
@@ -116,6 +119,8 @@ def _entries(name: str, rules: Mapping[str, Rule], facts: Mapping[str, FactDef])
     if name in rules:
         rule = rules[name]
         entries["rule"] = {key: getattr(rule, key) for key in _RULE_FIELDS} | {"needs": sorted(rule.needs)}
+    if name in OTHER_NAMES:
+        entries["see"] = {"rules": OTHER_NAMES[name].rules, "says": OTHER_NAMES[name].says}
     if name in facts:
         fact = facts[name]
         entries["fact"] = {key: getattr(fact, key) for key in _FACT_FIELDS} | {"needs": sorted(fact.needs)}
@@ -185,6 +190,14 @@ def _rule(rule: Rule) -> str:
             lines.append(f"    {fix.url}")
         lines.append("")
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _other_name(name: str, rules: Mapping[str, Rule]) -> str:
+    """Return which rules tell what a name means that is no rule's."""
+    other = OTHER_NAMES[name]
+    lines = [f"{name}  (no rule of this name)", "", _paragraph(other.says), ""]
+    lines += [_paragraph(f"tracedoc explain {one}: {rules[one].title}", 2, hang=4) for one in other.rules]
+    return "\n".join(lines) + "\n"
 
 
 def _fact(fact: FactDef) -> str:

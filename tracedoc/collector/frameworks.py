@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +25,9 @@ SCAN_SECONDS = 1.0
 """The one walk over all Python objects stops after so much processor time: a busy machine cuts nothing."""
 
 MAX_OBJECTS = 16
+
+RECOMPILE_LIMIT = re.compile(r"recompile[ _]limit|cache_size_limit", re.IGNORECASE)
+"""How torch's versions say that a function was compiled too often."""
 
 Live = Mapping[str, list[Any]]
 
@@ -223,12 +227,17 @@ def describe_compile(live: Live) -> Plain:
     counted = {
         "graphs": probe(lambda: int(counters["stats"]["unique_graphs"])),
         "graph_breaks": probe(lambda: int(sum(counters["graph_break"].values()))),
-        "recompile_limit_hits": probe(lambda: int(counters["stats"].get("recompile_limit", 0))) or None,
+        "recompile_limit_hits": probe(lambda: _limit_hits(counters["unimplemented"])) or None,
     }
     modules = len(live.get("compiled", ())) or None
     if not modules and not counted["graphs"]:
         return {}
     return known(compiled_modules=modules, **counted)
+
+
+def _limit_hits(refused: Mapping[str, int]) -> int:
+    """Return how often Dynamo gave a function up because it had compiled it too often already."""
+    return sum(count for reason, count in refused.items() if RECOMPILE_LIMIT.search(reason))
 
 
 # -- process groups, meshes, trainers

@@ -20,8 +20,10 @@ class StallParts(msgspec.Struct, frozen=True, eq=False):
     ``late`` could be hidden, but the host launched the gather too
     late for it; ``held`` was launched in time and started late all the same. ``first`` is all of the first
     gather of a step, which has nothing to hide behind. ``known``: those whose arrivals are known.
+    ``call`` is the place of each among the rank's gathers.
     """
 
+    call: npt.NDArray[np.intp]
     phase: npt.NDArray[np.int8]
     start_ns: Int64Array
     end_ns: Int64Array
@@ -78,6 +80,7 @@ def _stall_parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallPar
     hideable = rest - first - bandwidth
     late = np.clip(calls.launch_ns + transfer - times.stall_start_ns, 0, hideable)
     return StallParts(
+        np.flatnonzero(mine),
         calls.phase[mine],
         times.stall_start_ns[mine],
         times.stall_end_ns[mine],

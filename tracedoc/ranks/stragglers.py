@@ -301,6 +301,16 @@ def _excess_over(run: RunView, position: int, first: int, last: int) -> Int64Arr
     return np.asarray(did[position] - np.median(peers, axis=0).astype(np.int64))
 
 
+def did_before(run: RunView, operation: int) -> list[tuple[int, Int64Array]]:
+    """Return the place of each rank in an operation, and what it did before in us, by :data:`CAUSES`."""
+    found = []
+    for place, row in _parts(run, operation):
+        work = run.digests[place].host_work
+        if work is not None:
+            found.append((place, _by_cause(work.before.us(row))))
+    return found
+
+
 def _parts(run: RunView, operation: int) -> list[tuple[int, int]]:
     """Return the place and the row of each rank that took part in an operation."""
     matching = run.matching

@@ -17,20 +17,17 @@ LEAST_GAIN = 0.002
 """A finding whose best fix saves less than this share of the step is left out."""
 
 
-MORE_GENERAL = 3
-"""A rule that yields to so many more others than another one is the general one of the two."""
-
-
 def without_empty(
     rules: Sequence[Rule], judgement: Judgement, measurements: Measurements, plan: Sequence[PlanStep] = ()
 ) -> Judgement:
     """Return the judgement without findings that save nothing beside others that do, and without repetitions.
 
-    Of two findings over the same time with the same gain, the general one is left out. The verdicts of what
-    is left out are "yielded" and say why. A finding with a fix in the plan stays, and so does one whose gain
-    is not known.
+    Of two findings over the same time with the same gain, the general one is left out: that which yields to
+    the other, directly or through others, or which tells where time goes while the other tells why. The
+    verdicts of what is left out are "yielded" and say why. A finding with a fix in the plan stays, and so
+    does one whose gain is not known.
     """
-    general = {rule.id: len(rule.yields_to) for rule in rules}
+    by_id = {rule.id: rule for rule in rules}
     planned = {one.fix.rpartition("/")[0] for one in plan}
     step_ms = measurements.facts["step_ms"].value
     least = LEAST_GAIN * float(step_ms) if isinstance(step_ms, float | int) else 0.0
@@ -38,11 +35,7 @@ def without_empty(
     left_out: dict[str, str] = {}
     kept: list[Finding] = []
     for finding in judgement.findings:
-        sharper = [
-            one
-            for one in judgement.findings
-            if general[one.rule_id] + MORE_GENERAL <= general[finding.rule_id]
-        ]
+        sharper = [one for one in judgement.findings if is_sharper(one.rule_id, finding.rule_id, by_id)]
         reason = "" if finding.id in planned else _why_not(finding, sharper, judgement, least, larger=larger)
         if reason:
             left_out[finding.rule_id] = reason
@@ -50,6 +43,21 @@ def without_empty(
             kept.append(finding)
     verdicts = tuple(_yielded(one, left_out) for one in judgement.verdicts)
     return replace(judgement, findings=tuple(kept), verdicts=verdicts)
+
+
+def is_sharper(rule_id: str, than: str, rules: Mapping[str, Rule]) -> bool:
+    """Return whether one rule is sharper than another: a cause beside time, or what the other yields to."""
+    rule, other = rules[rule_id], rules[than]
+    if rule.tells != other.tells:
+        return rule.tells == "cause"
+    waiting, seen = list(other.yields_to), set[str]()
+    while waiting:
+        one = waiting.pop()
+        if one in seen or one not in rules:
+            continue
+        seen.add(one)
+        waiting.extend(rules[one].yields_to)
+    return rule_id in seen
 
 
 def _why_not(

@@ -17,7 +17,18 @@ from tracedoc.diagnosis import SEVERITIES, Fix
 from tracedoc.errors import RuleError, did_you_mean
 from tracedoc.facts.catalog import NEEDS
 from tracedoc.rules.expression import FUNCTIONS, ExpressionError, check, parse
-from tracedoc.rules.model import FRAMEWORKS, ON_CPU, SCOPES, STATUSES, TOPICS, AtMost, Param, Rule, Words
+from tracedoc.rules.model import (
+    FRAMEWORKS,
+    ON_CPU,
+    SCOPES,
+    STATUSES,
+    TELLS,
+    TOPICS,
+    AtMost,
+    Param,
+    Rule,
+    Words,
+)
 from tracedoc.rules.nodes import (
     Fields,
     fail,
@@ -38,7 +49,18 @@ from tracedoc.rules.vocabulary import Vocabulary, installed_vocabulary
 from tracedoc.units import UNITS
 
 REQUIRED = ("id", "title", "topic", "status", "since", "scope", "needs", "when", "message", "why")
-OPTIONAL = ("says", "params", "words", "gain", "evidence", "severity", "on_cpu", "fixes", "yields_to")
+OPTIONAL = (
+    "says",
+    "params",
+    "words",
+    "gain",
+    "evidence",
+    "severity",
+    "on_cpu",
+    "tells",
+    "fixes",
+    "yields_to",
+)
 FIX_FIELDS = (("framework", "title", "risk"), ("change", "advice", "url", "when", "predict"))
 """Of a rule, and of one of its fixes: the fields that must and that may be there."""
 
@@ -147,6 +169,7 @@ def _rule(file: str, stem: str, root: yaml.Node, known: Vocabulary) -> Rule:
         evidence=evidence,
         severity=severity,
         on_cpu=_on_cpu(file, fields, gain),
+        tells=read_word(file, fields, "tells", TELLS) if "tells" in fields else TELLS[0],
         fixes=fixes,
         fix_when=tuple(when for when, _ in conditions),
         yields_to=_yields_to(file, fields, rule_id, evidence),

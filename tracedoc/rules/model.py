@@ -22,6 +22,7 @@ TOPICS = (
 STATUSES = ("stable", "preview")
 SCOPES = ("run", "rank")
 ON_CPU = ("capped", "as_usual")
+TELLS = ("cause", "time")
 FRAMEWORKS = (
     "any",
     "pytorch",
@@ -74,7 +75,8 @@ class Rule(msgspec.Struct, frozen=True):
     ``says`` is the clause of the first line behind the title's name, "" where its gain is all.
     ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``yields_to`` lists
     the ids of sharper rules. ``on_cpu`` is "capped" (a CPU trace makes it a note at most: its time shares
-    say little) or "as_usual" (counts, loader waits, arrival order). ``fix_when`` has a condition for each
+    say little) or "as_usual" (counts, loader waits, arrival order). ``tells`` is "cause", or "time" for a
+    rule that says where time goes and not why. ``fix_when`` has a condition for each
     of ``fixes``, empty for one that always helps; it is empty itself where all do.
     """
 
@@ -95,6 +97,7 @@ class Rule(msgspec.Struct, frozen=True):
     evidence: str = ""
     severity: str = ""
     on_cpu: str = "capped"
+    tells: str = "cause"
     fixes: tuple[Fix, ...] = ()
     fix_when: tuple[str, ...] = ()
     yields_to: tuple[str, ...] = ()

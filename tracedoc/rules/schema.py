@@ -8,7 +8,7 @@ from typing import Any
 from tracedoc.diagnosis import SEVERITIES
 from tracedoc.facts.catalog import NEEDS
 from tracedoc.rules.load import FIX_FIELDS, OPTIONAL, REQUIRED
-from tracedoc.rules.model import FRAMEWORKS, ON_CPU, SCOPES, STATUSES, TOPICS
+from tracedoc.rules.model import FRAMEWORKS, ON_CPU, SCOPES, STATUSES, TELLS, TOPICS
 from tracedoc.rules.vocabulary import installed_vocabulary
 from tracedoc.units import UNITS
 from tracedoc.whatif.changes.registry import CHANGES
@@ -58,6 +58,7 @@ def rule_schema() -> dict[str, Any]:
         "severity": _one_of(SEVERITIES),
         "evidence": _one_of(sorted(known.evidence)),
         "on_cpu": _one_of(ON_CPU),
+        "tells": _one_of(TELLS),
         "fixes": _list_of(_fix()),
         "yields_to": _list_of({"type": "string"}),
     }

@@ -65,7 +65,7 @@ class RankJob:
     ``counters`` what the host's grew by in it; ``training_thread`` has ``steps`` of it, and for how many
     microseconds of these the thread ``ran_us`` and, ready to run, ``waited_us`` for a core; ``cores`` are
     those it may use, fewer under a quota, and ``affinity`` names them, which ranks may share. ``training``
-    is what the live objects showed of it, by name.
+    is what the live objects showed of it, by name; ``compiled`` are the counters of torch.compile.
     """
 
     rank: int
@@ -93,6 +93,7 @@ class RankJob:
     json_bytes: int = 0
     source: str = ""
     log: StepLog | None = None
+    compiled: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,7 @@ def _rank(entry: ManifestRank, folder: Path | None, unusable: list[str]) -> Rank
         json_bytes=_value(part, "json_bytes", int) or 0,
         source=str(_beside(entry, "source", folder, unusable) or ""),
         log=_log(entry, folder, unusable),
+        compiled=_values(_entry(framework, "compile"), int) | _values(_entry(part, "compile"), int),
     )
 
 

@@ -12,7 +12,8 @@ A case file is YAML::
         expect: {outcome: finding, gain_ms: [0, 40], message: "40 ms of each 100 ms step"}
 
 Keys of a case: ``name``; ``lanes`` (:mod:`tracedoc.testing.lanes`; one compute lane unless given);
-``ranks`` (2), ``steps`` (5), ``lead`` (1 ms), ``device``, ``world_size`` (as many as ranks);
+``ranks`` (2), ``steps`` (5), ``lead`` (1 ms), ``device``, ``hosts`` (1) over which the ranks
+are spread, ``world_size`` (as many as ranks);
 ``missing_ranks: [1]`` leaves files out; ``cpu: true`` makes CPU traces; ``truncate: 0.5`` keeps that share
 of every file. ``manifest: {...}`` and ``step_log: 100 x50  400 gc 300`` draw what ``tracedoc collect``
 leaves beside the traces (:mod:`tracedoc.testing.jobs`). Keys of ``expect``: ``outcome``; ``severity``;
@@ -47,8 +48,8 @@ _GAIN_ZERO_MS: Final = 0.01  # an expected 0 is met by what would print as 0
 _DEFAULT_LANES: Final = "compute 0-100"
 _DEFAULT_DEVICE: Final = "NVIDIA H100 80GB HBM3"
 _CASE_KEYS: Final = (
-    "name", "lanes", "ranks", "steps", "lead", "device", "world_size", "missing_ranks", "cpu", "truncate",
-    "manifest", "step_log", "expect",
+    "name", "lanes", "ranks", "steps", "lead", "device", "hosts", "world_size", "missing_ranks", "cpu",
+    "truncate", "manifest", "step_log", "expect",
 )  # fmt: skip
 _EXPECT_KEYS: Final = ("outcome", "severity", "gain_ms", "message", "reason")
 
@@ -75,6 +76,7 @@ class Case(msgspec.Struct, frozen=True):
     steps: int = DEFAULT_STEPS
     lead: float = DEFAULT_LEAD_MS
     device: str | None = _DEFAULT_DEVICE
+    hosts: int = 1
     world_size: int | None = None
     missing_ranks: tuple[int, ...] = ()
     truncate: float = 1.0
@@ -147,7 +149,7 @@ def write_traces(case: Case, folder: Path) -> list[Path]:
     try:
         builders = parse_lanes(
             case.lanes, ranks=case.ranks, steps=case.steps, lead=case.lead,
-            world_size=case.world_size, device=case.device,
+            world_size=case.world_size, device=case.device, hosts=case.hosts,
         )  # fmt: skip
     except LanesError as error:
         raise RuleError(f"{case.source}:{case.lanes_line + error.line}:1: {error.message}") from error
@@ -267,6 +269,7 @@ def _case(node: yaml.Node, source: str) -> Case:
         steps=_value(fields, "steps", int, source, DEFAULT_STEPS),
         lead=_value(fields, "lead", float, source, DEFAULT_LEAD_MS),
         device=None if cpu else _value(fields, "device", str, source, _DEFAULT_DEVICE),
+        hosts=_value(fields, "hosts", int, source, 1),
         world_size=_value(fields, "world_size", int, source, 0) or None,
         missing_ranks=missing_ranks,
         truncate=truncate,

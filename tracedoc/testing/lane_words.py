@@ -39,6 +39,7 @@ _LENGTH: Final = re.compile(rf"({_NUMBER})(us|ms)")
 _SETTING: Final = re.compile(rf"(step|steps|lead)\s*:\s*({_NUMBER})")
 _STRATEGY: Final = re.compile(r"strategy\s*:\s*(\w+)")
 _SECTION: Final = re.compile(r"rank\s+(\d+)\s*:")
+_STEPS: Final = re.compile(r"(?:rank\s+(\d+)\s+)?steps?\s+(\d+(?:,\d+)*)\s*:")
 _SIZES: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -75,6 +76,7 @@ class Segment(msgspec.Struct, frozen=True):
     prefetch: bool = False
     op: str = ""
     recomputed: bool = False
+    stream: int | None = None
 
     def parts(self) -> list[tuple[float, float]]:
         """Return the intervals of the ``count`` kernels, copies or collectives that it stands for."""
@@ -87,7 +89,10 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Drawing(msgspec.Struct):
-    """What a text draws: its settings, and the lanes of all ranks and of single ones."""
+    """What a text draws: its settings, and the lanes of all ranks, of single ones, and of single steps.
+
+    The keys of ``by_step`` are a rank, ``None`` for all of them, and a step.
+    """
 
     step_ms: float | None = None
     steps: int = DEFAULT_STEPS
@@ -95,6 +100,7 @@ class Drawing(msgspec.Struct):
     strategy: str = ""
     common: dict[str, list[Segment]] = msgspec.field(default_factory=dict)
     by_rank: dict[int, dict[str, list[Segment]]] = msgspec.field(default_factory=dict)
+    by_step: dict[tuple[int | None, int], dict[str, list[Segment]]] = msgspec.field(default_factory=dict)
 
 
 def read_lanes(text: str, drawing: Drawing) -> Drawing:
@@ -106,6 +112,10 @@ def read_lanes(text: str, drawing: Drawing) -> Drawing:
             continue
         if section := _SECTION.fullmatch(line):
             lanes = drawing.by_rank.setdefault(int(section[1]), {})
+        elif section := _STEPS.fullmatch(line):
+            lanes = {}
+            for step in section[2].split(","):
+                drawing.by_step[int(section[1]) if section[1] else None, int(step)] = lanes
         elif strategy := _STRATEGY.fullmatch(line):
             if strategy[1] not in STRATEGIES:
                 raise LanesError(number, f"unknown strategy {strategy[1]!r}; known: {', '.join(STRATEGIES)}")
@@ -186,6 +196,7 @@ _WORDS: Final[
         re.compile(r"ranks=(\d+(?:,\d+)+)"),
         lambda match: {"ranks": tuple(sorted(int(rank) for rank in match[1].split(",")))},
     ),
+    (OPERATIONS, re.compile(r"stream=([1-9]\d*)"), lambda match: {"stream": int(match[1])}),
     (("send", "recv"), re.compile(r"peer=(\d+)"), lambda match: {"peer": int(match[1])}),
     (
         ("copy",),

@@ -96,23 +96,27 @@ def parse_lanes(
     lead: float = DEFAULT_LEAD_MS,
     world_size: int | None = None,
     device: str | None = "NVIDIA H100 80GB HBM3",
+    hosts: int = 1,
 ) -> list[TraceBuilder]:
     """Return a builder for each of the first ``ranks`` ranks, as the lanes in ``text`` say.
 
-    ``device=None`` makes CPU traces. Settings within the text win over the arguments. Raises
-    :class:`LanesError` with the line that is wrong.
+    ``device=None`` makes CPU traces; ``hosts`` share the ranks, in order. Settings within the text win over
+    the arguments. Raises :class:`LanesError` with the line that is wrong.
     """
     drawing = read_lanes(text, Drawing(steps=steps, lead_ms=0.0 if device is None else lead))
     if device is None:
         drawing.lead_ms = 0.0
     size = ranks if world_size is None else world_size
     lanes_by_rank = [_lanes_of(drawing, rank) for rank in range(ranks)]
-    _check(drawing, lanes_by_rank, device=device, world_size=size)
+    at_times = [[one for lane in lanes.values() for one in lane] for lanes in drawing.by_step.values()]
+    _check(drawing, [*lanes_by_rank, *at_times], device=device, world_size=size)
     longest = max((one.end_ms for lanes in lanes_by_rank for one in lanes), default=0.0)
     step_ms = drawing.step_ms if drawing.step_ms is not None else longest
     if step_ms <= 0:
         raise LanesError(1, "the step has no length: draw an interval or say `step: 100`")
-    builders = [TraceBuilder(rank, size, device=device) for rank in range(ranks)]
+    builders = [
+        TraceBuilder(rank, size, device=device, host=f"node{rank * hosts // ranks}") for rank in range(ranks)
+    ]
     for builder, lanes, closing in zip(builders, lanes_by_rank, _closing_steps(lanes_by_rank), strict=True):
         shape = _Shape(
             step_ms,
@@ -123,11 +127,12 @@ def parse_lanes(
             _backward(lanes, step_ms),
         )
         draw = _draw_cpu_step if device is None else _draw_gpu_step
-        for index in range(drawing.steps):
-            draw(builder, lanes, index, shape=shape)
+        each = [_of_step(drawing, lanes, builder.rank, index) for index in range(drawing.steps)]
+        for index, drawn in enumerate(each):
+            draw(builder, drawn, index, shape=shape)
         draw(builder, closing, drawing.steps, shape=shape)
         if device is not None and drawing.lead_ms >= _AHEAD_MS:
-            _draw_waits(builder, [*([lanes] * drawing.steps), closing], shape)
+            _draw_waits(builder, [*each, closing], shape)
     return builders
 
 
@@ -209,7 +214,7 @@ def _draw_gpu(
         builder.collective(
             one.lane, start, end,
             nbytes=_message_bytes(one), dtype=one.dtype, group=_group(one), ranks=one.ranks or None,
-            stream=20 + 2 * list(OPERATIONS).index(one.lane) + (1 if one.ranks else 0),
+            stream=one.stream or 20 + 2 * list(OPERATIONS).index(one.lane) + (1 if one.ranks else 0),
             launch_ms=launch, linked=one.linked, peer=one.peer, thread=thread, within=within,
         )  # fmt: skip
 
@@ -354,6 +359,16 @@ def _lanes_of(drawing: Drawing, rank: int) -> list[Segment]:
     own: Mapping[str, list[Segment]] = {**drawing.common, **drawing.by_rank.get(rank, {})}
     segments = (one for lane in own.values() for one in lane if not one.ranks or rank in one.ranks)
     return sorted(segments, key=lambda one: (one.start_ms, one.line))
+
+
+def _of_step(drawing: Drawing, lanes: list[Segment], rank: int, step: int) -> list[Segment]:
+    """Return a rank's lanes in one step: those drawn for the step replace the lanes of their name."""
+    own = {**drawing.by_step.get((None, step), {}), **drawing.by_step.get((rank, step), {})}
+    if not own:
+        return lanes
+    others = [one for one in lanes if one.lane not in own]
+    drawn = (one for lane in own.values() for one in lane)
+    return sorted([*others, *drawn], key=lambda one: (one.start_ms, one.line))
 
 
 def _check(

@@ -110,6 +110,19 @@ def places_of_source_step(trace: Trace) -> tuple[CodePlace, ...]:
     return _places(trace, np.array([trace.thread[step]]), whole - busy, loading)
 
 
+def place_around(trace: Trace, row: int) -> CodePlace | None:
+    """Return the innermost function or named range of the script that holds a host row, if any does."""
+    kinds = is_among(trace.kind, np.array([int(Kind.PYTHON), int(Kind.ANNOTATION)], dtype=trace.kind.dtype))
+    holding = kinds & (trace.thread == trace.thread[row])
+    holding &= (trace.ts_ns <= trace.ts_ns[row]) & (trace.end_ns >= trace.end_ns[row])
+    rows = np.flatnonzero(holding)
+    for one in rows[np.argsort(trace.dur_ns[rows], kind="stable")].tolist():
+        place = _owner(trace.row_name(one))
+        if isinstance(place, CodePlace):
+            return place
+    return None
+
+
 def _named(trace: Trace, fits: object) -> np.ndarray:
     named = trace.named(fits)  # type: ignore[arg-type]
     return np.flatnonzero((trace.kind == int(Kind.ANNOTATION)) & named[trace.name])

@@ -105,3 +105,11 @@ def device_peak(name: str) -> DevicePeak | None:
         return None
     fitting = [key for key in DEVICE_PEAKS if words.issuperset(key.split())]
     return DEVICE_PEAKS[max(fitting, key=lambda key: len(key.split()))] if fitting else None
+
+
+_RACK_SCALE = frozenset({"gb200", "gb300", "gh200"})
+
+
+def spans_hosts(name: str) -> bool:
+    """Return whether NVLink of such a device may join several hosts: racks of GB200 and GB300, some GH200."""
+    return bool(_RACK_SCALE & frozenset(re.split(r"[\s/_-]+", name.lower())))

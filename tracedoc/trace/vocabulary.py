@@ -351,6 +351,7 @@ _OLD_BACKWARD = re.compile(
 _COMPILE = re.compile(
     r".*\(dynamo_timed\)$|_compile\.compile_inner|compile_fx|entire_frame_compile|backend_compile|dynamo$"
 )
+_COMPILED_REGION = re.compile(r"Torch-Compiled Region: (?:!\d+/)?(\d{1,9})/(\d{1,9})")
 _GC = re.compile(r"Python GC|gc\.collect|Garbage [Cc]ollect|gc:")
 
 
@@ -392,6 +393,12 @@ def is_backward_node(name: str) -> bool:
 def is_compile_range(name: str) -> bool:
     """Return whether a host range is compilation (Dynamo, Inductor), not running compiled code."""
     return _COMPILE.match(name) is not None
+
+
+def compiled_region(name: str) -> tuple[int, int] | None:
+    """Return the numbers of a region of compiled code, and of its recompilation, ``None`` for other names."""
+    match = _COMPILED_REGION.match(name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def is_gc_range(name: str) -> bool:

@@ -6,6 +6,7 @@ from tracedoc.facts.per_rank import (
     capture,
     compilation,
     foreign_turns,
+    gather_order,
     kernel_mix,
     launch_pace,
     loader,
@@ -18,6 +19,7 @@ from tracedoc.facts.per_rank import (
     shard_hooks,
     sharded_units,
     step,
+    stream_order,
     unused_search,
 )
 
@@ -27,6 +29,7 @@ __all__ = [
     "capture",
     "compilation",
     "foreign_turns",
+    "gather_order",
     "kernel_mix",
     "launch_pace",
     "loader",
@@ -39,5 +42,6 @@ __all__ = [
     "shard_hooks",
     "sharded_units",
     "step",
+    "stream_order",
     "unused_search",
 ]

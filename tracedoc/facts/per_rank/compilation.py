@@ -7,9 +7,10 @@ import numpy as np
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.own_code import place_around
 from tracedoc.timeline.steps import HostStep
 from tracedoc.trace import vocabulary
-from tracedoc.trace.columns import Kind
+from tracedoc.trace.columns import Kind, Trace
 from tracedoc.values import Unknown, Value
 
 SHORTEST_NS = 1_000_000
@@ -50,14 +51,35 @@ def recompile_ms(timeline: RankTimeline) -> Value:
 
 @rank_fact("recompiled", unit="text", needs=("host_ops",))
 def recompiled(timeline: RankTimeline) -> Value:
-    """The longest range of Dynamo or Inductor after the first captured step; "none" without any."""
+    """What the longest compilation after the first captured step compiled, in words; "none" without any.
+
+    The innermost function of the script around it where Python stacks were recorded, as "`forward`
+    (`model.py:12`)", or the range that a person named. Else the region that runs behind it: "compiled region
+    2, version 4" (regions are counted in the order in which they were first compiled); else "a function".
+    """
     steps = _warm_steps(timeline)
     if not steps:
         return NO_WARM_STEP
     trace = timeline.trace
     rows = np.flatnonzero(trace.named(vocabulary.is_compile_range)[trace.name])
     rows = rows[(trace.ts_ns[rows] >= steps[0].start_ns) & (trace.dur_ns[rows] >= SHORTEST_NS)]
-    return trace.row_name(int(rows[np.argmax(trace.dur_ns[rows])])) if rows.size else "none"
+    if not rows.size:
+        return "none"
+    longest = int(rows[np.argmax(trace.dur_ns[rows])])
+    place = place_around(trace, longest)
+    return str(place) if place is not None else _region_behind(trace, longest) or "a function"
+
+
+def _region_behind(trace: Trace, row: int) -> str:
+    """Return which compiled region runs next on a row's thread, in words, "" where none does."""
+    thread = trace.thread == trace.thread[row]
+    named = trace.named(lambda name: vocabulary.compiled_region(name) is not None)[trace.name]
+    behind = np.flatnonzero(named & thread & (trace.ts_ns >= trace.end_ns[row]))
+    if not behind.size:
+        return ""
+    first = int(behind[np.argmin(trace.ts_ns[behind])])
+    region = vocabulary.compiled_region(trace.row_name(first))
+    return "" if region is None else f"compiled region {region[0]}, version {region[1] + 1}"
 
 
 def _warm_steps(timeline: RankTimeline) -> list[HostStep]:

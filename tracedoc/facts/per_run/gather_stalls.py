@@ -129,22 +129,6 @@ def gather_stall_cause(run: RunView) -> dict[str, Value]:
     return run.by_rank(lambda digest, step: _cause(run, digest, step))
 
 
-@run_fact("reduction_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
-def reduction_stall_ms(run: RunView) -> dict[str, Value]:
-    """Idle time of the compute stream in the median step that the end of a gradient reduce-scatter ends."""
-
-    def total(digest: RankDigest, step: StepDigest) -> Value:
-        if digest.units is None:
-            return NOT_SHARDED
-        times = digest.units.reduction_times
-        if times is None:
-            return NOT_TIMED
-        inside = (times.stall_start_ns >= step.start_ns) & (times.stall_start_ns < step.end_ns)
-        return int(times.stall_ns[inside].sum()) / 1e6
-
-    return run.by_rank(total)
-
-
 def _cause(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     parts = _parts(run, digest, step)
     if isinstance(parts, Unknown):

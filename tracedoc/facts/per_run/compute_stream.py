@@ -1,0 +1,26 @@
+"""A fact about gradients on the compute stream: how long they hold the backward pass, without waiting."""
+
+from __future__ import annotations
+
+from tracedoc.digest.rank_digest import RankDigest, StepDigest
+from tracedoc.facts.catalog import run_fact
+from tracedoc.ranks.run_view import RunView
+from tracedoc.spans import Spans
+from tracedoc.values import Unknown
+
+
+@run_fact(
+    "compute_stream_transfer_ms",
+    unit="ms",
+    scope="rank",
+    needs=("kernels", "launches", "collectives", "host_ops"),
+    interval="gradients travel on the compute stream, where the rest of the backward pass waits behind them",
+)
+def compute_stream_transfer_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
+    """:func:`compute_stream_reduction_ms` without waiting for late ranks, where that is known."""
+    value = digest.facts.get("compute_stream_reduction_ms")
+    if isinstance(value, Unknown):
+        return value
+    table = digest.collectives
+    transfer = Spans.of(run.arrivals[digest.rank].last_arrival_ns(table), table.end_ns)
+    return digest.spans("compute_stream_reduction_ms") & transfer
