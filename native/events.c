@@ -36,8 +36,8 @@ enum {
 
 #define CLOSES (-1) /* in place of a name: the object ends */
 
-#define LARGEST_US INT64_C(4000000000000000)
-#define EXACT_BELOW_US (INT64_C(1) << 43) /* with a fraction; floats of the other reader round beyond */
+#define LARGEST_US UINT64_C(4000000000000000)
+#define EXACT_BELOW_US (UINT64_C(1) << 43) /* with a fraction; floats of the other reader round beyond */
 #define LONG_FRAME_NS 100000
 #define MOST_DIGITS 18
 #define LISTS(e) \
@@ -49,6 +49,7 @@ typedef struct {
     Slice args[ARGUMENTS];
     uint32_t seen, seen_args;
     bool odd;
+    Text end; /* of the chunk: where a value ends, more may be read than it holds */
 } Event;
 
 void events_begin(Events *events, const uint64_t random[2], enum Frames frames)
@@ -59,6 +60,8 @@ void events_begin(Events *events, const uint64_t random[2], enum Frames frames)
     table_begin(&events->shapes, random[0], random[1]);
     events->frames = frames;
     events->fields.count = events->args.count = OTHER + 1;
+    for (int step = FIRST; step <= OTHER; step++)
+        events->fields.all[step].reach = events->args.all[step].reach = SIZE_MAX;
 }
 
 void events_end(Events *events)
@@ -93,69 +96,93 @@ static inline bool is_text(Slice value, const char *text)
     return value.size == size && memcmp(value.at, text, size) == 0;
 }
 
-/* Tell whether a value is text, or a number that any decoder reads, or none. */
-static inline bool is_simple(Slice value)
+/* What a value is: any decoder reads the numbers without exponent and of at most 18 characters. */
+enum { TEXT = 1, ESCAPED = 2, NUMBER = 4, LONG_NUMBER = 8, NOTHING = 16, OTHER_VALUE = 32 };
+#define SIMPLE (TEXT | ESCAPED | NUMBER | NOTHING)
+
+static inline unsigned kind_of_number(Text at, Text stop)
 {
-    uint8_t first = value.at[0];
-    if (first == '"' || first == 'n')
-        return true;
-    if (value.size > MOST_DIGITS || !(is_digit(first) || first == '-'))
-        return false;
-    for (uint32_t i = 0; i < value.size; i++)
-        if ((value.at[i] | 0x20) == 'e')
-            return false;
-    return true;
+    for (Text c = at; c < stop; c++)
+        if ((*c | 0x20) == 'e')
+            return OTHER_VALUE;
+    return stop - at > MOST_DIGITS ? LONG_NUMBER : NUMBER;
 }
 
-/* Read an integer, or text that is one; `null` leaves `number` as it is. */
-static inline bool read_integer(Slice value, int64_t *number)
+/* Step over any value, and say of which kind it is. */
+static inline Text take_value(Text at, Text end, unsigned *kind)
 {
-    const uint8_t *at = value.at, *end = at + value.size;
+    if (is_digit(*at)) {
+        Text stop = *at == '0' ? at + 1 : skip_digits(at, end);
+        if (stop < end && *stop == '.') {
+            if (++stop == end || !is_digit(*stop))
+                return NULL;
+            stop = skip_digits(stop, end);
+        }
+        if (stop < end && (*stop | 0x20) == 'e') {
+            *kind = OTHER_VALUE;
+            return skip_number(at, end);
+        }
+        *kind = stop - at > MOST_DIGITS ? LONG_NUMBER : NUMBER;
+        return stop;
+    }
+    if (*at == '"') {
+        bool escaped = false;
+        at = skip_string(at + 1, end, &escaped);
+        *kind = escaped ? ESCAPED : TEXT;
+        return at;
+    }
+    Text stop = skip_value(at, end);
+    if (stop != NULL)
+        *kind = *at == 'n' ? NOTHING : *at == '-' ? kind_of_number(at, stop) : OTHER_VALUE;
+    return stop;
+}
+
+/* Read an integer, or text that is one; `null` leaves `number` as it is. `end` is that of the chunk. */
+static inline bool read_integer(Slice value, Text end, int64_t *number)
+{
+    Text at = value.at, stop = at + value.size;
     if (*at == 'n')
         return true;
     if (*at == '"') {
         at++;
-        end--;
+        stop--;
     }
-    bool negative = at < end && *at == '-';
+    bool negative = at < stop && *at == '-';
     at += negative;
-    if (at == end || end - at > MOST_DIGITS)
+    if (at == stop || stop - at > MOST_DIGITS)
         return false;
-    int64_t read = 0;
-    for (; at < end; at++) {
-        if (!is_digit(*at))
-            return false;
-        read = 10 * read + (*at - '0');
-    }
-    *number = negative ? -read : read;
+    uint64_t read = 0;
+    if (read_digits(at, end, &read) != stop)
+        return false;
+    *number = negative ? -(int64_t)read : (int64_t)read;
     return true;
 }
 
-/* Read microseconds with at most three decimals as nanoseconds. `exact` takes fractions of any time. */
-static inline bool read_time(Slice value, bool exact, int64_t *ns)
+/* Read a number without exponent, microseconds with at most three decimals, as nanoseconds.
+ *
+ * `exact` takes fractions of any time.
+ */
+static inline bool read_time(Slice value, Text end, bool exact, int64_t *ns)
 {
-    const uint8_t *at = value.at, *end = at + value.size;
+    Text at = value.at, stop = at + value.size;
     bool negative = *at == '-';
     at += negative;
-    if (end - at > 20)
+    if (stop - at > 20)
         return false;
-    int64_t whole = 0, fraction = 0;
-    for (; at < end && is_digit(*at); at++) {
-        whole = 10 * whole + (*at - '0');
-        if (whole >= LARGEST_US)
+    uint64_t read = 0;
+    Text point = read_digits(at, end, &read);
+    if (point - at > MOST_DIGITS || read >= LARGEST_US)
+        return false;
+    int64_t time = 1000 * (int64_t)read;
+    if (point < stop) {
+        if (*point != '.' || stop - point > 4 || (read >= EXACT_BELOW_US && (!exact || negative)))
             return false;
+        static const int64_t units[] = {100, 10, 1}; /* of what one, two and three decimals count */
+        uint64_t decimals = 0;
+        read_digits(point + 1, end, &decimals);
+        time += (int64_t)decimals * units[stop - point - 2];
     }
-    if (at < end) {
-        if (*at != '.' || end - at > 4 || (whole >= EXACT_BELOW_US && (!exact || negative)))
-            return false;
-        int64_t unit = 100;
-        for (at++; at < end; at++, unit /= 10) {
-            if (!is_digit(*at))
-                return false;
-            fraction += unit * (*at - '0');
-        }
-    }
-    *ns = negative ? -(1000 * whole + fraction) : 1000 * whole + fraction;
+    *ns = negative ? -time : time;
     return true;
 }
 
@@ -173,7 +200,7 @@ static inline Slice argument(const Event *event, int name)
 
 static inline bool integer_argument(const Event *event, int name, int64_t *number)
 {
-    return !(event->seen_args >> name & 1) || read_integer(event->args[name], number);
+    return !(event->seen_args >> name & 1) || read_integer(event->args[name], event->end, number);
 }
 
 static Verdict keep_counters(Events *events, const Event *event, int64_t row)
@@ -217,7 +244,7 @@ static Verdict keep_place(Events *events, const Event *event, int32_t row, uint3
     if (size.size == 0 || size.at[0] == 'n')
         return PLAIN;
     int64_t bytes;
-    if (!read_integer(size, &bytes))
+    if (!read_integer(size, event->end, &bytes))
         return ODD;
     Sized *sized = next_item(&events->sized, sizeof *sized);
     if (sized == NULL)
@@ -249,8 +276,8 @@ static Verdict keep(Events *events, const Event *event, bool complete, const uin
         return ODD;
     Times times = {0, 0, NO_ID, NO_ID};
     Slice duration = field(event, DUR);
-    if (!read_time(event->fields[TS], true, &times.start_ns) ||
-        (duration.size && !read_time(duration, false, &times.duration_ns)))
+    if (!read_time(event->fields[TS], event->end, true, &times.start_ns) ||
+        (duration.size && !read_time(duration, event->end, false, &times.duration_ns)))
         return ODD;
     Slice category = field(event, CAT);
     if (events->frames != ALL_FRAMES && is_text(category, "\"python_function\"") &&
@@ -368,20 +395,26 @@ static int argument_named(const uint8_t *key, size_t size)
  */
 static inline bool follows(const Step *step, Text at, Text end)
 {
-    size_t size = step->size;
-    if (size < 8 || (size_t)(end - at) <= size)
+    if ((size_t)(end - at) <= step->reach)
         return false;
+    size_t size = step->size;
     uint64_t text, known;
-    for (size_t i = 0; i + 8 < size; i += 8) {
-        memcpy(&text, at + i, 8);
-        memcpy(&known, step->text + i, 8);
-        if (text != known)
-            return false;
+    memcpy(&text, at, 8);
+    memcpy(&known, step->text, 8);
+    uint64_t differs = (text ^ known) & step->mask;
+    if (size > 8) {
+        size_t last = size - 8;
+        for (size_t i = 8; i < last; i += 8) {
+            memcpy(&text, at + i, 8);
+            memcpy(&known, step->text + i, 8);
+            differs |= text ^ known;
+        }
+        memcpy(&text, at + last, 8);
+        memcpy(&known, step->text + last, 8);
+        differs |= text ^ known;
     }
-    memcpy(&text, at + size - 8, 8);
-    memcpy(&known, step->text + size - 8, 8);
     /* More space than last time is parsed anew. */
-    return text == known && (step->name == CLOSES || at[size] > ' ');
+    return differs == 0 && at[size] >= step->least;
 }
 
 /* Parse what stands between two values, or before the first; return where the next one begins. */
@@ -407,11 +440,13 @@ static Text parse_step(Text at, Text end, bool first, int (*named)(const uint8_t
 /* Return the step with a text, a new one if it was not known; OTHER if it cannot be remembered. */
 static uint8_t step_of(Steps *steps, Text at, size_t size, int name)
 {
-    if (size < 8 || size > LONGEST_STEP)
+    if (size > LONGEST_STEP)
         return OTHER;
+    uint8_t text[LONGEST_STEP] = {0};
+    memcpy(text, at, size);
     uint64_t hash = size, word;
     for (size_t i = 0; i < size; i += 8) {
-        memcpy(&word, at + (i + 8 <= size ? i : size - 8), 8);
+        memcpy(&word, text + i, 8);
         hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
         hash ^= hash >> 32;
     }
@@ -424,31 +459,20 @@ static uint8_t step_of(Steps *steps, Text at, size_t size, int name)
     *slot = (uint8_t)steps->count++;
     found = &steps->all[*slot];
     found->size = (uint8_t)size;
+    found->reach = size < 8 ? 8 : size;
+    found->least = name == CLOSES ? 0 : ' ' + 1;
     found->name = (int8_t)name;
-    memcpy(found->text, at, size);
+    memcpy(found->text, text, sizeof text);
+    uint8_t mask[8] = {0};
+    memset(mask, 0xff, size < 8 ? size : 8);
+    memcpy(&found->mask, mask, 8);
     return *slot;
 }
 
-/* Go to the next value of an object, whose key is `name`; or behind the object, and `name` is CLOSES.
- *
- * `step` is the step before, FIRST at the beginning of the object, and becomes the one taken.
- */
-static inline Text next_value(Steps *steps, uint8_t *step, Text at, Text end,
-                              int (*named)(const uint8_t *, size_t), int *name)
+/* Parse and remember the step behind `*step`, which becomes it; return where the next value begins. */
+static Text new_step(Steps *steps, uint8_t *step, Text at, Text end, int (*named)(const uint8_t *, size_t), int *name)
 {
     Step *before = &steps->all[*step];
-    for (int i = 0; i < 2; i++) {
-        uint8_t next = before->next[i];
-        if (follows(&steps->all[next], at, end)) {
-            if (i) {
-                before->next[1] = before->next[0];
-                before->next[0] = next;
-            }
-            *step = next;
-            *name = steps->all[next].name;
-            return at + steps->all[next].size;
-        }
-    }
     Text value = parse_step(at, end, *step == FIRST, named, name);
     if (value == NULL)
         return NULL;
@@ -460,56 +484,65 @@ static inline Text next_value(Steps *steps, uint8_t *step, Text at, Text end,
     return value;
 }
 
+/* Go to the next value of an object, whose key is `name`; or behind the object, and `name` is CLOSES.
+ *
+ * `step` is the step before, FIRST at the beginning of the object, and becomes the one taken.
+ */
+static inline Text next_value(Steps *steps, uint8_t *step, Text at, Text end,
+                              int (*named)(const uint8_t *, size_t), int *name)
+{
+    Step *before = &steps->all[*step];
+    uint8_t next = before->next[0];
+    if (!follows(&steps->all[next], at, end)) {
+        next = before->next[1];
+        if (!follows(&steps->all[next], at, end))
+            return new_step(steps, step, at, end, named, name);
+        before->next[1] = before->next[0];
+        before->next[0] = next;
+    }
+    *step = next;
+    *name = steps->all[next].name;
+    return at + steps->all[next].size;
+}
+
 static Text read_arguments(Steps *steps, Event *event, Text at, Text end)
 {
     uint8_t step = FIRST;
     for (;;) {
         int name;
+        unsigned kind;
         Text value = next_value(steps, &step, at, end, argument_named, &name);
         if (value == NULL || name == CLOSES)
             return value;
-        at = skip_value(value, end);
+        at = take_value(value, end, &kind);
         if (at == NULL)
             return NULL;
         if (name != UNKNOWN) {
-            event->odd |= event->seen_args >> name & 1;
+            event->odd |= (event->seen_args >> name & 1) | (name < GRID && !(kind & SIMPLE));
             event->seen_args |= 1u << name;
             event->args[name] = (Slice){value, (uint32_t)(at - value)};
-            event->odd |= name < GRID && !is_simple(event->args[name]);
         }
     }
 }
 
 static inline Text read_field(Steps *steps, Event *event, int name, Text at, Text end)
 {
-    Text value = at;
+    static const uint8_t plain[FIELDS] = {[PH] = TEXT,     [CAT] = TEXT,
+                                          [NAME] = SIMPLE, [PID] = SIMPLE,
+                                          [TID] = SIMPLE,  [TS] = NUMBER | LONG_NUMBER,
+                                          [DUR] = NUMBER | LONG_NUMBER};
     if (event->seen >> name & 1)
         return NULL;
     event->seen |= 1u << name;
     if (name == ARGS && *at == '{')
         return read_arguments(steps, event, at + 1, end);
-    bool escaped = false;
-    at = *at == '"' ? skip_string(at + 1, end, &escaped) : skip_value(at, end);
-    if (at == NULL)
+    unsigned kind;
+    Text stop = take_value(at, end, &kind);
+    if (stop == NULL)
         return NULL;
-    Slice found = event->fields[name] = (Slice){value, (uint32_t)(at - value)};
-    switch (name) {
-    case PH:
-        return found.size == 3 && *value == '"' ? at : NULL;
-    case CAT:
-        event->odd |= *value != '"' || escaped;
-        break;
-    case TS:
-    case DUR:
-        event->odd |= !is_digit(*value) && *value != '-';
-        break;
-    case ARGS:
-        event->odd = true;
-        break;
-    default:
-        event->odd |= !is_simple(found);
-    }
-    return at;
+    event->fields[name] = (Slice){at, (uint32_t)(stop - at)};
+    event->odd |= !(plain[name] & kind);
+    return name == PH && (kind != TEXT || stop - at != 3) ? NULL : stop;
 }
 
 static inline bool is_untimed(uint8_t phase)
@@ -523,6 +556,7 @@ static Text read_event(Events *events, Text at, Text begin, Text end, Verdict *v
     Event event;
     event.seen = event.seen_args = 0;
     event.odd = false;
+    event.end = end;
     Text start = at++;
     uint8_t step = FIRST;
     for (;;) {

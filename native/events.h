@@ -43,16 +43,19 @@ typedef struct {
     int64_t begin, end; /* of a metadata event in the chunk */
 } Span;
 
-#define LONGEST_STEP 48
+#define LONGEST_STEP 48 /* whole words */
 #define MOST_STEPS 255
 #define STEP_SLOTS 1024
 
 /* What stands between two values of an object: a comma, a key, a colon and space; and what followed it. */
 typedef struct {
+    size_t reach; /* how much text it takes to compare: its size, a word at least; unlimited where there is none */
+    uint64_t mask; /* of what counts of the first word */
+    uint8_t text[LONGEST_STEP];
     uint8_t size;
     int8_t name;
+    uint8_t least; /* what follows has no smaller byte */
     uint8_t next[2];
-    uint8_t text[LONGEST_STEP];
 } Step;
 
 enum { FIRST, OTHER }; /* the beginning of an object; any step that is not remembered. Neither has text. */

@@ -19,6 +19,10 @@ typedef const uint8_t *Text;
 
 #if defined(__GNUC__) && defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #define EIGHT_AT_A_TIME 1
+#ifdef __SSE2__
+#define SIXTEEN_AT_A_TIME 1
+#include <emmintrin.h>
+#endif
 #endif
 
 static inline Text skip_space(Text at, Text end)
@@ -31,6 +35,67 @@ static inline Text skip_space(Text at, Text end)
 static inline bool is_digit(uint8_t c)
 {
     return (uint8_t)(c - '0') <= 9;
+}
+
+#ifdef EIGHT_AT_A_TIME
+/* Return how many digits eight bytes begin with. */
+static inline unsigned leading_digits(uint64_t bytes)
+{
+    uint64_t values = bytes ^ 0x3030303030303030u;
+    uint64_t others = ((values + 0x7676767676767676u) | values) & 0x8080808080808080u;
+    return others ? (unsigned)__builtin_ctzll(others) >> 3 : 8;
+}
+
+/* Return the number that the first `count` of eight bytes spell, 1 to 8 digits: two, four, eight at once. */
+static inline uint64_t number_of_digits(uint64_t bytes, unsigned count)
+{
+    const uint64_t pairs = 0x000000ff000000ffu, hundreds = 0x000f424000000064u, ones = 0x0000271000000001u;
+    uint64_t digits = (bytes ^ 0x3030303030303030u) << (64 - 8 * count);
+    digits = digits * 10 + (digits >> 8);
+    return ((digits & pairs) * hundreds + ((digits >> 16) & pairs) * ones) >> 32;
+}
+#endif
+
+/* Step over digits, of which there may be none. */
+static inline Text skip_digits(Text at, Text end)
+{
+#ifdef EIGHT_AT_A_TIME
+    while (end - at >= 8) {
+        uint64_t bytes;
+        memcpy(&bytes, at, 8);
+        unsigned count = leading_digits(bytes);
+        at += count;
+        if (count < 8)
+            return at;
+    }
+#endif
+    while (at < end && is_digit(*at))
+        at++;
+    return at;
+}
+
+/* Step over digits and append them to `number`, which wraps where there are more than 18. */
+static inline Text read_digits(Text at, Text end, uint64_t *number)
+{
+    uint64_t read = *number;
+#ifdef EIGHT_AT_A_TIME
+    static const uint32_t powers[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
+    while (end - at >= 8) {
+        uint64_t bytes;
+        memcpy(&bytes, at, 8);
+        unsigned count = leading_digits(bytes);
+        if (count == 0)
+            break;
+        read = read * powers[count] + number_of_digits(bytes, count);
+        at += count;
+        if (count < 8)
+            break;
+    }
+#endif
+    for (; at < end && is_digit(*at); at++)
+        read = 10 * read + (uint64_t)(*at - '0');
+    *number = read;
+    return at;
 }
 
 /* Step over a character that is not ASCII; UTF-8 as RFC 3629 defines it. */
@@ -76,7 +141,21 @@ static Text skip_escape(Text at, Text end)
 static inline Text skip_string(Text at, Text end, bool *escaped)
 {
     for (;;) {
-#ifdef EIGHT_AT_A_TIME
+#ifdef SIXTEEN_AT_A_TIME
+        while (end - at >= 16) {
+            __m128i bytes = _mm_loadu_si128((const __m128i *)at);
+            __m128i quotes = _mm_cmpeq_epi8(bytes, _mm_set1_epi8('"'));
+            __m128i backslashes = _mm_cmpeq_epi8(bytes, _mm_set1_epi8('\\'));
+            __m128i controls = _mm_cmpeq_epi8(_mm_min_epu8(bytes, _mm_set1_epi8(0x1f)), bytes);
+            /* A byte that is no ASCII has its own high bit set. */
+            int special = _mm_movemask_epi8(_mm_or_si128(_mm_or_si128(quotes, backslashes), _mm_or_si128(controls, bytes)));
+            if (special) {
+                at += __builtin_ctz((unsigned)special);
+                break;
+            }
+            at += 16;
+        }
+#elif defined(EIGHT_AT_A_TIME)
         const uint64_t ones = 0x0101010101010101u;
         while (end - at >= 8) {
             uint64_t bytes;
@@ -117,13 +196,11 @@ static inline Text skip_number(Text at, Text end)
     if (at == end || !is_digit(*at))
         return NULL;
     if (*at++ != '0')
-        while (at < end && is_digit(*at))
-            at++;
+        at = skip_digits(at, end);
     if (at < end && *at == '.') {
         if (++at == end || !is_digit(*at))
             return NULL;
-        while (at < end && is_digit(*at))
-            at++;
+        at = skip_digits(at, end);
     }
     if (at < end && (*at | 0x20) == 'e') {
         at++;
@@ -131,8 +208,7 @@ static inline Text skip_number(Text at, Text end)
             at++;
         if (at == end || !is_digit(*at))
             return NULL;
-        while (at < end && is_digit(*at))
-            at++;
+        at = skip_digits(at, end);
     }
     return at;
 }
@@ -146,6 +222,8 @@ static inline Text skip_word(Text at, Text end, const char *word, size_t size)
 static inline Text skip_scalar(Text at, Text end)
 {
     bool escaped;
+    if (is_digit(*at))
+        return skip_number(at, end);
     switch (*at) {
     case '"':
         return skip_string(at + 1, end, &escaped);

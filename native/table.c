@@ -44,10 +44,26 @@ static inline uint64_t mixed(uint64_t one, uint64_t other)
     unsigned __int128 product = (unsigned __int128)one * other;
     return (uint64_t)product ^ (uint64_t)(product >> 64);
 #else
-    one ^= one >> 32;
-    one *= other;
-    return one ^ (one >> 29);
+    uint64_t product = (one ^ (one >> 32)) * (2 * other + 1);
+    return product ^ (product >> 29) ^ other;
 #endif
+}
+
+/* Return up to eight bytes as a number. */
+static inline uint64_t word_of(const uint8_t *at, uint32_t size)
+{
+    if (size == 8) {
+        uint64_t word;
+        memcpy(&word, at, 8);
+        return word;
+    }
+    if (size >= 4) {
+        uint32_t first, last;
+        memcpy(&first, at, 4);
+        memcpy(&last, at + size - 4, 4);
+        return (uint64_t)first << 32 | last;
+    }
+    return size ? (uint64_t)at[0] << 16 | (uint64_t)at[size >> 1] << 8 | at[size - 1] : 0;
 }
 
 static inline uint64_t hash_of(const Table *table, const Slice parts[PARTS])
@@ -57,17 +73,23 @@ static inline uint64_t hash_of(const Table *table, const Slice parts[PARTS])
         const uint8_t *at = parts[part].at;
         uint32_t left = parts[part].size;
         hash ^= left;
-        uint64_t word;
-        for (; left >= 8; at += 8, left -= 8) {
-            memcpy(&word, at, 8);
-            hash = mixed(hash ^ word, table->factor);
-        }
-        word = 0;
-        if (left)
-            memcpy(&word, at, left);
-        hash = mixed(hash ^ word, table->factor);
+        for (; left > 16; at += 16, left -= 16)
+            hash = mixed(word_of(at, 8) ^ table->factor, word_of(at + 8, 8) ^ hash);
+        uint64_t first = left < 8 ? word_of(at, left) : word_of(at, 8);
+        uint64_t last = left < 8 ? 0 : word_of(at + left - 8, 8);
+        hash = mixed(first ^ table->factor, last ^ hash);
     }
     return hash;
+}
+
+static inline bool is_same(const uint8_t *one, const uint8_t *other, uint32_t size)
+{
+    if (size < 8)
+        return word_of(one, size) == word_of(other, size);
+    for (uint32_t i = 0; i + 8 < size; i += 8)
+        if (word_of(one + i, 8) != word_of(other + i, 8))
+            return false;
+    return word_of(one + size - 8, 8) == word_of(other + size - 8, 8);
 }
 
 static inline bool is_key(const Table *table, const Key *key, const Slice parts[PARTS])
@@ -77,7 +99,7 @@ static inline bool is_key(const Table *table, const Key *key, const Slice parts[
             return false;
     const uint8_t *at = table->bytes + key->offset;
     for (int part = 0; part < PARTS; part++) {
-        if (parts[part].size && memcmp(at, parts[part].at, parts[part].size) != 0)
+        if (!is_same(at, parts[part].at, parts[part].size))
             return false;
         at += parts[part].size;
     }
@@ -109,17 +131,9 @@ static bool more_slots(Table *table)
     return true;
 }
 
-uint32_t table_number(Table *table, const Slice parts[PARTS])
+/* Append a key; return its number, NO_ROOM where memory is short. */
+static uint32_t append(Table *table, uint64_t hash, const Slice parts[PARTS])
 {
-    if (table->count >= NO_ROOM - 1 || !more_slots(table))
-        return NO_ROOM;
-    uint64_t hash = hash_of(table, parts);
-    size_t mask = table->slot_count - 1;
-    for (size_t slot = hash & mask; table->slots[slot]; slot = (slot + 1) & mask) {
-        uint32_t number = table->slots[slot] - 1;
-        if (table->keys[number].hash == hash && is_key(table, &table->keys[number], parts))
-            return number;
-    }
     size_t size = table->size;
     for (int part = 0; part < PARTS; part++)
         size += parts[part].size;
@@ -134,6 +148,7 @@ uint32_t table_number(Table *table, const Slice parts[PARTS])
     Key *key = &table->keys[table->count];
     key->hash = hash;
     key->offset = table->size;
+    key->follower = 0;
     for (int part = 0; part < PARTS; part++) {
         key->sizes[part] = parts[part].size;
         if (parts[part].size)
@@ -142,6 +157,36 @@ uint32_t table_number(Table *table, const Slice parts[PARTS])
     }
     place(table, hash, (uint32_t)table->count);
     return (uint32_t)table->count++;
+}
+
+static uint32_t found(Table *table, const Slice parts[PARTS])
+{
+    uint64_t hash = hash_of(table, parts);
+    size_t mask = table->slot_count - 1;
+    for (size_t slot = hash & mask; table->slots[slot]; slot = (slot + 1) & mask) {
+        uint32_t number = table->slots[slot] - 1;
+        if (table->keys[number].hash == hash && is_key(table, &table->keys[number], parts))
+            return number;
+    }
+    return append(table, hash, parts);
+}
+
+uint32_t table_number(Table *table, const Slice parts[PARTS])
+{
+    /* Steps repeat, so what follows a key is likely what followed it last time. */
+    if (table->last < table->count) {
+        uint32_t guess = table->keys[table->last].follower;
+        if (guess < table->count && is_key(table, &table->keys[guess], parts))
+            return table->last = guess;
+    }
+    if (table->count >= NO_ROOM - 1 || !more_slots(table))
+        return NO_ROOM;
+    uint32_t number = found(table, parts);
+    if (number == NO_ROOM)
+        return number;
+    if (table->last < table->count)
+        table->keys[table->last].follower = number;
+    return table->last = number;
 }
 
 void table_truncate(Table *table, size_t count)

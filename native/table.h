@@ -19,6 +19,7 @@ typedef struct {
     uint64_t hash;
     size_t offset; /* of the first part in `bytes`; the others follow */
     uint32_t sizes[PARTS];
+    uint32_t follower; /* the number that was asked for after this one last time */
 } Key;
 
 /* Keys of up to four parts, whose bytes are copied. */
@@ -30,6 +31,7 @@ typedef struct {
     uint8_t *bytes;
     size_t size, bytes_room;
     uint64_t seed, factor;
+    uint32_t last; /* the number that was asked for last */
 } Table;
 
 #define NO_ROOM UINT32_MAX
