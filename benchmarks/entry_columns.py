@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from tracedoc.trace.columns import Trace
+from tracedoc.trace.columns import MemoryCounters, SyncRecords, Trace
+from tracedoc.trace.compact import Coded, Sparse
 from tracedoc.trace.kineto import read_trace
 
 
 def bytes_per_event(trace: Trace) -> float:
-    """Return the size of a trace's columns by its events; names, sizes of collectives and shapes left out."""
-    values = (getattr(trace, name) for name in Trace.__dataclass_fields__)
-    return sum(one.nbytes for one in values if isinstance(one, np.ndarray)) / len(trace)
+    """Return the size of all arrays of a trace by its events; names, collectives and shapes left out."""
+    arrays = {
+        id(array): array.nbytes
+        for name in Trace.__dataclass_fields__
+        for array in _arrays(getattr(trace, name))
+    }
+    return sum(arrays.values()) / len(trace)
+
+
+def _arrays(value: Any) -> Iterator[np.ndarray]:
+    """Yield the arrays of a column or of a struct of columns; columns may share some."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, (Coded, Sparse, MemoryCounters, SyncRecords)):
+        fields = getattr(value, "__struct_fields__", None) or type(value).__slots__
+        yield from (one for one in (getattr(value, name) for name in fields) if isinstance(one, np.ndarray))
 
 
 if __name__ == "__main__":

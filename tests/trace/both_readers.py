@@ -14,6 +14,7 @@ import numpy as np
 from tracedoc.errors import InputError
 from tracedoc.trace import chunks
 from tracedoc.trace.columns import Trace
+from tracedoc.trace.compact import Coded, Sparse
 from tracedoc.trace.kineto import read_trace
 from tracedoc.trace.native import VARIABLE
 
@@ -48,6 +49,8 @@ def described(value: Any) -> Any:
     """Return a trace or a part of one as values that compare exactly, types and bytes of columns included."""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, (Coded, Sparse)):
+        return {name: described(getattr(value, name)) for name in type(value).__slots__}
     if isinstance(value, msgspec.Struct):
         return {name: described(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, Trace):

@@ -52,7 +52,7 @@ class GemmTable(msgspec.Struct, frozen=True, eq=False):
 def gemm_table(timeline: RankTimeline) -> GemmTable:
     """Return the table of a rank's matrix products; empty for a CPU trace."""
     trace, rows = timeline.trace, _gemm_rows(timeline)
-    grids = trace.grid[rows].astype(np.int64) if trace.grid.size else np.full(rows.size, -1, dtype=np.int64)
+    grids = trace.grid[rows].astype(np.int64)
     kinds, kind_of = np.unique(trace.name[rows].astype(np.int64) << 32 | (grids + 1), return_inverse=True)
     durations = trace.dur_ns[rows]
     covered = np.zeros(rows.size, dtype=np.int64)

@@ -58,7 +58,7 @@ def _launched(timeline: RankTimeline, windows: tuple[Window, ...]) -> tuple[Int6
     for name_id, category in events.categories.items():
         sized[name_id] = category not in NOT_SIZED
     sizes = np.array([prod(grid) if grid else 0 for grid in trace.grids] + [0], dtype=np.int64)
-    grids = trace.grid[rows] if trace.grid.size else np.full(rows.size, -1, dtype=np.int32)
+    grids = trace.grid[rows]
     blocks = np.where(sized[trace.name[rows]], sizes[grids], 0)  # a grid of -1 is the 0 at the end
     numbers = [timeline.position_of(window) for window in windows]
     last = max((number for number in numbers if number is not None), default=-1)

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.trace.columns import NO_ID, Int64Column, Kind, Trace
+from tracedoc.trace.columns import NO_ID, Kind, NarrowColumn, Trace
 from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.vocabulary import RuntimeRole, runtime_role
 
@@ -50,7 +50,8 @@ def lost_share(trace: Trace, launches: Launches) -> float:
     0 for a trace in which graphs are captured: launches into a graph start nothing.
     """
     launching = trace.named(lambda name: runtime_role(name) is RuntimeRole.LAUNCH)
-    rows = np.flatnonzero((trace.kind == int(Kind.RUNTIME)) & launching[trace.name])
+    rows = trace.rows(Kind.RUNTIME)
+    rows = rows[launching[trace.name[rows]]]
     linked = launches.launch_rows[launches.linked]
     if linked.size == 0 or any("StreamBeginCapture" in name for name in trace.names):
         return 0.0
@@ -60,7 +61,7 @@ def lost_share(trace: Trace, launches: Launches) -> float:
     return float(1.0 - is_among(trace.correlation[rows], trace.correlation[launches.gpu_rows]).mean())
 
 
-def match_ids(wanted: Int64Column, sorted_ids: Int64Column, rows: Rows) -> Rows:
+def match_ids(wanted: NarrowColumn, sorted_ids: NarrowColumn, rows: Rows) -> Rows:
     """Return, for each wanted id, the first of ``rows`` whose id is equal, or ``NO_ROW``.
 
     ``sorted_ids[i]`` is the id of ``rows[i]``, ascending. Ids of 0 and below match nothing.

@@ -22,8 +22,9 @@ from tracedoc.trace.columns import (
     Trace,
     TraceInfo,
 )
+from tracedoc.trace.compact import Coded, Sparse, ids_column, narrowest
 from tracedoc.trace.distinct import distinct
-from tracedoc.trace.events import IMPOSSIBLE, Int64Array
+from tracedoc.trace.events import IMPOSSIBLE
 from tracedoc.trace.growing import Growing
 from tracedoc.trace.metadata import (
     Header,
@@ -135,35 +136,33 @@ class Columns:
         collectives = {int(row_of[i]): value for i, value in self._collectives.items() if row_of[i] >= 0}
         shapes = {int(row_of[i]): value for i, value in self._shapes.items() if row_of[i] >= 0}
         memory, syncs = self._memory(row_of), self._syncs(row_of)
-        del row_of
         # One column after the other, so that only one exists twice.
         dur = dur[keep]
         np.maximum(dur, 0, out=dur)
         kind = kind[keep]
-        correlation = self._take("correlation")[keep]
+        correlation = ids_column(self._take("correlation"))[keep]
         correlation[correlation <= 0] = NO_ID  # 0 is how CUPTI and roctracer say "none"
         limits.extend(self._device_limits(path, kind))
-        heads, gpu_rows = heads[keep], self._take("placed.row")
-        name = np.array(self._heads.name, dtype=np.int32)[heads]
-        device, stream, grid, grids = self._gpu_columns(gpu_rows, keep)
+        heads = heads[keep]
+        name = np.array(self._heads.name, dtype=narrowest(NO_ID, len(names)))[heads]
+        where, grids = self._where(heads, row_of)
+        nbytes = self._nbytes(row_of)
+        del row_of
         return Trace(
             info=self._info(path, header, outcome, reader, names, kind, name),
             ts_ns=ts,
             dur_ns=dur,
             name=name,
             kind=kind,
-            device=device,
-            stream=stream,
-            thread=np.array(self._heads.thread, dtype=np.int32)[heads],
+            **where,
             correlation=correlation,
-            external_id=self._take("external_id")[keep],
-            nbytes=self._nbytes()[keep],
+            external_id=ids_column(self._take("external_id"))[keep],
+            nbytes=nbytes,
             names=names,
             threads=self._thread_table(),
             collectives=collectives,
             shapes=shapes,
             limits=tuple(limits),
-            grid=grid,
             grids=grids,
             memory=memory,
             syncs=syncs,
@@ -185,40 +184,46 @@ class Columns:
 
     # Finishing.
 
-    def _gpu_columns(
-        self, gpu_rows: npt.NDArray[np.int64], keep: npt.NDArray[np.intp]
-    ) -> tuple[
-        npt.NDArray[np.int32],
-        npt.NDArray[np.int64],
-        npt.NDArray[np.int32],
-        tuple[tuple[int, ...], ...],
-    ]:
-        """Return the devices and streams of the events at ``keep``, and their launch grids, if any has one.
+    def _where(
+        self, heads: npt.NDArray[np.int32], row_of: npt.NDArray[np.int32]
+    ) -> tuple[dict[str, Coded], tuple[tuple[int, ...], ...]]:
+        """Return the thread, device, stream and launch grid of each event, by one code; and the grids.
 
-        Where the arguments do not say, process and thread are device and stream.
+        ``heads`` are those of the events that are kept, ``row_of`` says where they stand. Where the arguments
+        do not say, process and thread are device and stream.
         """
-        heads, grids = list(self._heads), Ids()
-        devices, streams, numbers = [], [], []
+        known, grids, wheres = list(self._heads), Ids(), Ids()
+        on_host = [wheres[thread, NO_ID, NO_ID, NO_ID] for thread in range(len(self._heads.threads))]
+        on_gpu = []
         for device, stream, raw, head in self._places:
-            _, _, pid, tid = heads[head]
-            devices.append(number_of(pid if device is None else device))
-            streams.append(number_of(tid if stream is None else stream))
+            _, _, pid, tid = known[head]
             grid = _grid(raw)
-            numbers.append(grids[grid] if grid else NO_ID)
-        place = np.full(self._rows, NO_ID, dtype=np.int32)
-        place[gpu_rows] = self._take("placed.place")
-        place = place[keep]
-        return (
-            _of_place(devices, np.int32)[place],
-            _of_place(streams, np.int64)[place],
-            _of_place(numbers, np.int32)[place] if grids else np.empty(0, dtype=np.int32),
-            tuple(grids),
-        )
+            on_gpu.append(
+                wheres[
+                    self._heads.thread[head],
+                    _device_number(pid if device is None else device),
+                    number_of(tid if stream is None else stream),
+                    grids[grid] if grid else NO_ID,
+                ]
+            )
+        dtype = narrowest(0, len(wheres))
+        codes = np.array(on_host, dtype=dtype)[self._heads.thread][heads]
+        rows = row_of[self._take("placed.row")]
+        places = self._take("placed.place")
+        kept = rows >= 0
+        codes[rows[kept]] = np.array(on_gpu, dtype=dtype)[places[kept]]
+        columns = zip(("thread", "device", "stream", "grid"), zip(*wheres, strict=True), strict=True)
+        types = {"stream": np.int64}
+        found = {
+            name: Coded(codes, np.array(values, dtype=types.get(name, np.int32))) for name, values in columns
+        }
+        return found, tuple(grids)
 
-    def _nbytes(self) -> Int64Array:
-        spread = np.full(self._rows, NO_ID, dtype=np.int64)
-        spread[self._take("sized.row")] = self._take("sized.nbytes")
-        return spread
+    def _nbytes(self, row_of: npt.NDArray[np.int32]) -> Sparse:
+        rows, sizes = row_of[self._take("sized.row")], self._take("sized.nbytes")
+        kept = np.flatnonzero(rows >= 0)
+        kept = kept[np.argsort(rows[kept], kind="stable")]
+        return Sparse(rows[kept], sizes[kept], int((row_of >= 0).sum()))
 
     def _memory(self, row_of: npt.NDArray[np.int32]) -> MemoryCounters | None:
         rows = row_of[self._take("counted.row")]
@@ -298,10 +303,9 @@ class Columns:
         )
 
 
-def _of_place(values: list[int], dtype: type[np.signedinteger[Any]]) -> npt.NDArray[Any]:
-    """Return the values of all places as an array, whose last is for no place; too large ones are no id."""
-    exact = np.array([*values, NO_ID], dtype=np.int64)
-    return np.where(exact.astype(dtype) == exact, exact, NO_ID).astype(dtype)
+def _device_number(value: Any) -> int:
+    number = number_of(value)
+    return number if -(2**31) <= number < 2**31 else NO_ID
 
 
 def _collective(args: CollectiveFields) -> CollectiveArgs:

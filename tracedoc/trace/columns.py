@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tracedoc.errors import TraceLimit
+from tracedoc.trace.compact import NO_ID as NO_ID
+from tracedoc.trace.compact import Coded, Sparse
 from tracedoc.trace.distinct import distinct, is_among
-
-NO_ID = -1
-"""Stands in integer columns where the event carries no such field."""
 
 
 class Kind(IntEnum):
@@ -146,8 +146,8 @@ class SyncRecords(msgspec.Struct, frozen=True, eq=False):
 
 
 Int64Column = npt.NDArray[np.int64]
-Int32Column = npt.NDArray[np.int32]
-Uint8Column = npt.NDArray[np.uint8]
+NarrowColumn = npt.NDArray[np.signedinteger[Any]]
+"""Numbers and ids in the narrowest type that holds them all: widen them before you add or shift them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,27 +161,31 @@ class Trace:
     events; ``external_id`` links GPU events to operators. ``nbytes`` is the size of a copy on the GPU.
     Flow events and counters are not kept; instants are kept as ``Kind.INSTANT`` with duration 0 only
     where they carry a category. ``collectives`` and ``shapes`` are keyed by row. ``grid`` indexes ``grids``,
-    the launch grids of kernels; ``NO_ID`` where a kernel does not say, and an empty column where none does.
+    the launch grids of kernels; ``NO_ID`` where an event does not say.
     ``syncs`` is ``None`` where no wait for an event was recorded.
+
+    An event takes some 30 bytes: all but times is as narrow as the values of this trace allow, where an event
+    was (thread, device, stream, grid) is one code, and sizes are kept of copies alone. ``column[rows]`` is an
+    array in any case.
     """
 
     info: TraceInfo
     ts_ns: Int64Column
     dur_ns: Int64Column
-    name: Int32Column
-    kind: Uint8Column
-    device: Int32Column
-    stream: Int64Column
-    thread: Int32Column
-    correlation: Int64Column
-    external_id: Int64Column
-    nbytes: Int64Column
+    name: NarrowColumn
+    kind: npt.NDArray[np.uint8]
+    device: Coded
+    stream: Coded
+    thread: Coded
+    correlation: NarrowColumn
+    external_id: NarrowColumn
+    nbytes: Sparse
     names: tuple[str, ...]
     threads: tuple[Thread, ...]
+    grid: Coded
     collectives: dict[int, CollectiveArgs] = field(default_factory=dict)
     shapes: dict[int, Shapes] = field(default_factory=dict)
     limits: tuple[TraceLimit, ...] = ()
-    grid: Int32Column = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     grids: tuple[tuple[int, ...], ...] = ()
     memory: MemoryCounters | None = None
     syncs: SyncRecords | None = None

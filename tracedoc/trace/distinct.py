@@ -66,9 +66,9 @@ def medians_by_value(
     return by_key[begins], (low.astype(np.float64) + high) / 2
 
 
-def is_among(values: npt.NDArray[np.integer[Any]], wanted: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Tell of each value whether it is one of the wanted ones."""
-    chosen = np.asarray(wanted)
+def is_among(column: npt.ArrayLike, wanted: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Tell of each integer whether it is one of the wanted ones."""
+    values, chosen = np.asarray(column), np.asarray(wanted)
     if chosen.size == 0 or values.size == 0:
         return np.zeros(values.shape, dtype=bool)
     low, high = int(chosen.min()), int(chosen.max())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -97,23 +98,29 @@ def rank_list(value: object) -> tuple[int, ...]:
     Empty for lists shortened with "...", and for those with a number that no rank can have.
     """
     if isinstance(value, str):
-        if "..." in value:
-            return ()
-        value = [as_int(number) for number in re.findall(r"\d+", value)[:65536]]
+        return _listed_ranks(value)
     if isinstance(value, list) and all(isinstance(rank, int) and 0 <= rank < _MOST_RANKS for rank in value):
         return tuple(value)
     return ()
 
 
+@lru_cache(maxsize=32)
+def _listed_ranks(text: str) -> tuple[int, ...]:
+    """Return the ranks that a text lists; each collective repeats that of its group."""
+    return () if "..." in text else rank_list([as_int(number) for number in re.findall(r"\d+", text)[:65536]])
+
+
 def as_int(value: object) -> int | None:
     """Return an int, or decimal text as an int; ``None`` for anything else or beyond int64."""
+    if type(value) is int:
+        return value if -(2**63) <= value < 2**63 else None
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
         value = int(value) if re.fullmatch(r"-?\d{1,19}", value) else None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return value if isinstance(value, int) and -(2**63) <= value < 2**63 else None
+    return as_int(value) if type(value) is int else None
 
 
 def as_text(value: object) -> str:

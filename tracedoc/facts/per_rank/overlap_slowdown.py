@@ -11,6 +11,7 @@ from tracedoc.facts.catalog import rank_fact
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.trace.columns import Kind
+from tracedoc.trace.distinct import places_by_value
 from tracedoc.trace.kernels import KernelCategory
 from tracedoc.values import Unknown, Value
 
@@ -65,14 +66,13 @@ def _compared(timeline: RankTimeline) -> tuple[npt.NDArray[np.float64], int] | U
     lengths = trace.dur_ns[rows]
     covered = activity.comm.covered_ns(trace.ts_ns[rows], trace.end_ns[rows])
     beside, alone = covered >= 0.9 * lengths, covered == 0
-    grids = trace.grid[rows] if trace.grid.size else np.zeros(rows.size, dtype=np.int32)
-    kinds: dict[tuple[int, int, int], list[int]] = {}
-    for place, key in enumerate(zip(trace.name[rows].tolist(), grids.tolist(), phase.tolist(), strict=True)):
-        kinds.setdefault(key, []).append(place)
+    of_grid = trace.name[rows].astype(np.int64) * (len(trace.grids) + 1) + trace.grid[rows] + 1
+    kind = of_grid * (np.iinfo(np.uint8).max + 1) + phase
+    compared = np.flatnonzero(beside | alone)
     ratios, longer = [], 0
     judged = (trace.ts_ns[rows] >= window.start_ns) & (trace.ts_ns[rows] < window.end_ns)
-    for places in kinds.values():
-        of_kind = np.array(places, dtype=np.intp)
+    for _, places in places_by_value(kind[compared]):
+        of_kind = compared[places]
         with_comm, without = of_kind[beside[of_kind]], np.sort(lengths[of_kind[alone[of_kind]]])
         if with_comm.size < FEWEST_CALLS or without.size < FEWEST_CALLS:
             continue

@@ -36,7 +36,7 @@ def measure_contention(timeline: RankTimeline, device: DeviceEvents) -> float:
     start, end = device.start_ns[compute], device.end_ns[compute]
     length = (end - start).astype(np.float64)
     share = activity.comm.covered_ns(start, end) / np.maximum(length, 1)
-    grid = trace.grid[rows] if trace.grid.size else np.zeros(rows.size, dtype=np.int32)
+    grid = trace.grid[rows]
     kind = trace.name[rows].astype(np.int64) << 32 | (grid.astype(np.int64) + 1)
     order = np.argsort(kind, kind="stable")
     edges = np.flatnonzero(np.concatenate(([True], np.diff(kind[order]) != 0)))

@@ -1,0 +1,100 @@
+"""Columns that are kept in fewer bytes than their values take, and are read like arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+NO_ID = -1
+"""Stands in integer columns where the event carries no such field."""
+
+_NARROW = (np.int8, np.int16, np.int32)
+
+
+def narrowest(least: int, most: int) -> type[np.signedinteger[Any]]:
+    """Return the smallest signed integer type that holds both numbers."""
+    for dtype in _NARROW:
+        if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max:
+            return dtype
+    return np.int64
+
+
+def ids_column(values: npt.NDArray[np.int64]) -> npt.NDArray[np.signedinteger[Any]]:
+    """Return ids in half the bytes if all of them fit; they are compared and looked up, never added."""
+    if values.size and narrowest(int(values.min()), int(values.max())) is not np.int64:
+        return values.astype(np.int32)
+    return values
+
+
+class _Column:
+    """What both kinds of column share: they are read like arrays, and cannot be written to."""
+
+    __slots__ = ()
+
+    def __getitem__(self, rows: Any) -> Any:
+        raise NotImplementedError
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        whole: npt.NDArray[Any] = self[:]
+        return whole if dtype is None else whole.astype(dtype)
+
+    def __eq__(self, other: object) -> npt.NDArray[np.bool_]:  # type: ignore[override]
+        return np.asarray(self[:] == other)
+
+    def __ne__(self, other: object) -> npt.NDArray[np.bool_]:  # type: ignore[override]
+        return np.asarray(self[:] != other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def tolist(self) -> list[int]:
+        """Return the value of every event."""
+        values: list[int] = self[:].tolist()
+        return values
+
+
+class Coded(_Column):
+    """A column with few distinct values: a code for each event, and the value of each code.
+
+    ``column[rows]`` takes what an array would take, and gives values of the type of ``values``. Columns may
+    share their codes.
+    """
+
+    __slots__ = ("codes", "values")
+
+    def __init__(self, codes: npt.NDArray[np.signedinteger[Any]], values: npt.NDArray[Any]) -> None:
+        self.codes, self.values = codes, values
+
+    def __len__(self) -> int:
+        return self.codes.size
+
+    def __getitem__(self, rows: Any) -> Any:
+        return self.values[self.codes[rows]]
+
+
+class Sparse(_Column):
+    """A column in which few events have a value: those in ``rows``, which rise; the others have ``NO_ID``.
+
+    ``column[rows]`` takes what an array would take.
+    """
+
+    __slots__ = ("_size", "rows", "values")
+
+    def __init__(self, rows: npt.NDArray[np.intp], values: npt.NDArray[np.int64], size: int) -> None:
+        self.rows, self.values, self._size = rows, values, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, rows: Any) -> Any:
+        asked = np.asarray(rows)
+        if isinstance(rows, slice) or asked.dtype == np.bool_:
+            whole = np.full(self._size, NO_ID, dtype=np.int64)
+            whole[self.rows] = self.values
+            return whole[rows]
+        if self.rows.size == 0:
+            return np.full(asked.shape, NO_ID, dtype=np.int64)[()]
+        asked = np.where(asked < 0, asked + self._size, asked)
+        place = np.minimum(np.searchsorted(self.rows, asked), self.rows.size - 1)
+        return np.where(self.rows[place] == asked, self.values[place], NO_ID)[()]
