@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from tests.example_diagnoses import hostile, sharded
 from tracedoc import __version__
-from tracedoc.cli import main
+from tracedoc.cli import COMMANDS, main
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.diagnosis_json import from_json, to_json
 from tracedoc.errors import InputError
@@ -327,7 +327,7 @@ def test_version_is_one_line():
 def test_every_help_has_an_example():
     for words in (
         [],
-        *([name] for name in main.commands),
+        *([name] for name in COMMANDS),
         ["rules", "list"],
         ["rules", "check"],
         ["rules", "test"],

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
-import logging
 import os
 import re
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
 import click
 
 from tracedoc import __version__
-from tracedoc.cli.collect import collect
-from tracedoc.cli.compare import compare
-from tracedoc.cli.completion import completion
-from tracedoc.cli.diagnose import diagnose
-from tracedoc.cli.explain import explain
-from tracedoc.cli.facts import facts
-from tracedoc.cli.history import history
 from tracedoc.cli.output import drop_stdout
-from tracedoc.cli.plan import plan
-from tracedoc.cli.report import report
-from tracedoc.cli.rules import rules
-from tracedoc.cli.whatif import whatif
 from tracedoc.errors import TracedocError
 from tracedoc.trace.native import reader_name
 
@@ -40,8 +28,26 @@ _HELP_INSTEAD: tuple[type[click.ClickException], ...] = tuple(
 )
 
 
+COMMANDS = (
+    "collect", "diagnose", "compare", "history", "whatif", "plan", "report", "facts", "explain", "rules",
+    "completion",
+)  # fmt: skip
+"""What can be run; ``tracedoc.cli.NAME`` defines ``NAME``, and is imported where it is asked for."""
+
+
 class Commands(click.Group):
     """The group of commands; every error of ours ends as two lines on stderr and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, ``None`` for any other name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"tracedoc.cli.{cmd_name}"), cmd_name)
+        return command
 
     def main(  # type: ignore[override]
         self,
@@ -57,6 +63,8 @@ class Commands(click.Group):
             with _one_process_of(sys.argv[1:] if args is None else args):
                 code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except TracedocError as error:
+            import logging
+
             logging.getLogger("tracedoc").debug("where this was raised", exc_info=True)
             _say(error.message, error.hint)
             code = EXIT_CANNOT
@@ -94,6 +102,8 @@ class Commands(click.Group):
         """Return the command; an unknown one is answered with the nearest name."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
+            import difflib
+
             near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
             hint = f"did you mean: tracedoc {near[0]}" if near else "see: tracedoc --help"
             if os.path.exists(name):
@@ -179,7 +189,3 @@ def main() -> None:
     Exit codes: 0 done, 1 a condition that you asked for holds (--fail-on,
     rules check, rules test), 2 could not do it.
     """
-
-
-for command in (collect, diagnose, compare, history, whatif, plan, report, facts, explain, rules, completion):
-    main.add_command(command)

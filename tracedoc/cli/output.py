@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import webbrowser
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkstemp
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
@@ -171,6 +168,8 @@ def write(
 
     pages = [place.path for place in places if place.format == "html" and place.path != "-"]
     if browse and not pages:
+        from tempfile import mkstemp
+
         handle, page = mkstemp(prefix="tracedoc-", suffix=".html")
         os.close(handle)
         pages = [page]
@@ -194,8 +193,11 @@ def write(
     for place in files:
         save_bytes(place.path, render_file(diagnosis, place.format, redact=redact))
         say(f"wrote {place.path}{_where_to_look(diagnosis) if place.format == 'perfetto' else ''}")
-    if browse and not webbrowser.open(Path(pages[0]).absolute().as_uri()):
-        raise TracedocError("no browser can be opened here", f"open {pages[0]} in one")
+    if browse:
+        import webbrowser
+
+        if not webbrowser.open(Path(pages[0]).absolute().as_uri()):
+            raise TracedocError("no browser can be opened here", f"open {pages[0]} in one")
 
 
 def _where_to_look(diagnosis: Diagnosis) -> str:
@@ -264,6 +266,8 @@ def wants_color() -> bool:
 
 def text_width() -> int:
     """Return the columns to use on the terminal."""
+    import shutil
+
     return max(40, min(WIDEST, shutil.get_terminal_size((100, 24)).columns))
 
 
