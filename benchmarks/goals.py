@@ -20,6 +20,7 @@ class Measurements:
     workers: Costs
     growth: Costs
     again: Costs
+    many: Costs
     large_file: Path
     event_bytes: float | None
 
@@ -77,6 +78,10 @@ def goals(measured: Measurements, megabytes: int) -> list[Goal]:
         Goal("time of 32 ranks against 16", 2.05, _growth(growth, "32", "16", "wall_s"), False),
         Goal(
             f"second `diagnose` of 8 x {mb}, from the cache", 0.5, _wall(measured.again, "again"), False, "s"
+        ),
+        Goal(f"64 x {mb} on 2 workers", 20, _wall(measured.many, "many"), False, "s"),
+        Goal(
+            f"64 x {mb} against counting their lines", 3.33, wall_ratio(measured.many, "many", "lines"), False
         ),
         Goal(f"speed of a second worker, 8 x {mb}", 1.6, _growth(measured.workers, "1", "2", "wall_s"), True),
     ]

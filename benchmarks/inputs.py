@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,9 @@ STEPS = 12
 """ProfilerStep annotations in a file; HTA's time grows with events times steps, so many would be unfair."""
 
 KERNELS_PER_STEP = 400
+
+GROWN_RANKS = 8
+"""So many ranks of a job are grown each for itself; further ones are copies that say another rank."""
 
 
 def make_input(folder: Path, megabytes: int, shared: Path | None, *, stacks: bool = False) -> Path:
@@ -59,10 +63,20 @@ def make_ranks(folder: Path, ranks: int, megabytes: int, shared: Path | None = N
         unfinished = path.with_suffix(".unfinished")
         if shared is None:
             write_synthetic(unfinished, megabytes, rank=rank, world_size=ranks)
+        elif rank >= GROWN_RANKS:
+            copy_as_rank(run / f"rank-{rank % GROWN_RANKS}.json", unfinished, rank)
         else:
             grow(shared, SOURCE, unfinished, megabytes, "--rank", str(rank), "--world", str(ranks))
         unfinished.rename(path)
     return run
+
+
+def copy_as_rank(source: Path, path: Path, rank: int) -> None:
+    """Copy a trace; the copy says that it is of another rank."""
+    with source.open("rb") as file, path.open("wb") as target:
+        head = file.read(1 << 20)
+        target.write(re.sub(rb'("rank": )\d+', rb"\g<1>%d" % rank, head, count=1))
+        shutil.copyfileobj(file, target, 1 << 20)
 
 
 def grow(shared: Path, source: str, path: Path, megabytes: int, *arguments: str) -> None:

@@ -10,6 +10,9 @@ from measure import Contender, Costs, diagnose, take_turns
 GROWTH = (8, 16, 32, 64, 256)
 """How many small ranks a run has."""
 
+MANY = 64
+"""How many large ranks a run has."""
+
 
 def many_ranks(folder: Path, megabytes: int, rounds: int, shared: Path | None) -> dict[str, Costs]:
     """Return the costs of ``tracedoc diagnose`` for 8 large ranks by workers, and for small ones by ranks.
@@ -22,10 +25,19 @@ def many_ranks(folder: Path, megabytes: int, rounds: int, shared: Path | None) -
     growth = take_turns([diagnose(run, jobs=2) for run in small], rounds, small)
     again = _from_cache(large, folder / "cache", rounds)
     return {
+        "many": _many_large(make_ranks(folder, MANY, megabytes, shared), rounds),
         "again": again,
         "workers": dict(zip(("1", "2"), workers.values(), strict=True)),
         "growth": dict(zip(map(str, GROWTH), growth.values(), strict=True)),
     }
+
+
+def _many_large(run: Path, rounds: int) -> Costs:
+    """Return what diagnosing many large ranks costs beside counting the lines of their files."""
+    count = ("sh", "-c", 'cat "$0"/* | wc -l', str(run))
+    return take_turns(
+        [Contender("many", diagnose(run, jobs=2).command), Contender("lines", count)], rounds, [run]
+    )
 
 
 def _from_cache(run: Path, cache: Path, rounds: int) -> Costs:
@@ -52,6 +64,10 @@ def table(costs: dict[str, Costs], megabytes: int) -> list[str]:
         else:
             memory = f"{cost.peak_mb:.0f} MB | {cost.driver_mb:.0f} MB"
             rows.append(f"| {ranks} | {jobs} | {cost.wall_s:.2f} s | {memory} |")
+    for name, words in (("many", "2"), ("lines", "`wc -l`")):
+        cost = costs["many"][name]
+        if cost is not None:
+            rows.append(f"| {MANY} x {megabytes} MB | {words} | {cost.wall_s:.2f} s | | |")
     again = costs["again"]["again"]
     if again is not None:
         rows.append(

@@ -44,6 +44,7 @@ def benchmark(folder: Path, megabytes: int, rounds: int, shared: Path | None) ->
         many["workers"],
         many["growth"],
         many["again"],
+        many["many"],
         large,
         _event_bytes(plain),
     )
