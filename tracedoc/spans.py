@@ -88,6 +88,8 @@ class Spans(msgspec.Struct, frozen=True, eq=False):
         """Return the intersection."""
         if len(self) == 0 or len(other) == 0:
             return Spans.empty()
+        if len(self) > len(other):
+            self, other = other, self  # the smaller one is looked up in the larger
         # Interval i of self meets the intervals first[i] .. last[i]-1 of other.
         first = np.searchsorted(other.ends, self.starts, side="right")
         last = np.searchsorted(other.starts, self.ends, side="left")

@@ -69,7 +69,7 @@ class _MeasuredRank:
         else:
             end = self._ready[point]
         until = int(end) + round(piece.after)
-        return Spans.from_pairs([(until - ns, until)])
+        return Spans(np.array([until - ns]), np.array([until])) if ns > 0 else Spans.empty()
 
 
 def _called(program: RankProgram) -> Int64Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from enum import IntEnum
 
@@ -77,6 +78,8 @@ class Walk:
         self._played = played
         self._skeleton = played.plan.skeleton
         self._program: RunProgram = played.program
+        # As a list: the path passes thousands of points, and asks for the rank of each.
+        self._point_base: list[int] = self._program.layout.point_base.tolist()
         self._position = subject
         self._earlier = 0
         self._labels = [
@@ -235,7 +238,7 @@ class Walk:
         elif name == "wrap":
             point = int(skeleton.sections["wrap_first"][place])
             own = min(float(lag[point]), weight)
-            last = int(layout.point_base[layout.rank_of_point(point) + 1]) - 1
+            last = self._point_base[self._position_of(point) + 1] - 1
             self._earlier += back
             spot = Spot.RETURN if layout.after_return[point] else Spot.START
             yield replace(self._of_lag(point, own), index=last, spot=spot, after=own, earlier=self._earlier)
@@ -260,6 +263,10 @@ class Walk:
     def _is_joined(self, event: int) -> bool:
         part = self._part(event)
         return part != NONE and bool(self._program.joined[part])
+
+    def _position_of(self, point: int) -> int:
+        """Return the position in ``ranks`` of the rank that a point belongs to."""
+        return bisect_right(self._point_base, point) - 1
 
     def _rank(self, position: int) -> int:
         return self._program.layout.ranks[int(position)]
@@ -303,9 +310,10 @@ class Walk:
 
     def _of_lags(self, point: int, ns: float) -> Iterator[Piece]:
         """Yield what the host does between the point that ``point`` is counted from and itself."""
-        lag = self._program.lag
-        for before in range(point, self._first(point), -1):
-            taken = min(float(lag[before]), ns)
+        first = self._first(point)
+        lags = self._program.lag[first + 1 : point + 1].tolist()
+        for before, lag in zip(range(point, first, -1), reversed(lags), strict=True):
+            taken = min(float(lag), ns)
             if taken > 0:
                 yield self._of_lag(before, taken)
                 ns -= taken
@@ -313,8 +321,8 @@ class Walk:
     def _of_lag(self, point: int, ns: float) -> Piece:
         """Return what the host does right before a point."""
         layout = self._program.layout
-        rank = int(layout.rank_of_point(point))
-        base = int(layout.point_base[rank])
+        rank = self._position_of(point)
+        base = self._point_base[rank]
         what = self._labels[rank].get(point - base)
         if what is None:
             what = PARTS[int(layout.part[max(point - 1, base)])]
@@ -322,11 +330,11 @@ class Walk:
 
     def _of_host_work(self, point: int, ns: float, what: str) -> Piece:
         layout = self._program.layout
-        is_cpu = layout.notes[int(layout.rank_of_point(point))].is_cpu
+        is_cpu = layout.notes[self._position_of(point)].is_cpu
         return self._piece("compute" if is_cpu else "host", point, ns, what, Spot.START)
 
     def _piece(self, resource: str, point: int, ns: float, what: str, spot: Spot) -> Piece:
-        rank = self._rank(int(self._program.layout.rank_of_point(point)))
+        rank = self._rank(self._position_of(point))
         return Piece(resource, rank, ns, what, spot, point, earlier=self._earlier)
 
 

@@ -50,11 +50,16 @@ class Activity(msgspec.Struct, frozen=True, eq=False):
     exposed_copy: Spans
     start_ns: int
     end_ns: int
+    _busy: Spans | None = None
 
     @property
     def busy(self) -> Spans:
         """Time with any activity."""
-        return self.compute | self.comm | self.copy
+        busy = self._busy
+        if busy is None:  # asked for several times
+            busy = self.compute | self.comm | self.copy
+            msgspec.structs.force_setattr(self, "_busy", busy)
+        return busy
 
     def budget(self, start_ns: int, end_ns: int) -> Budget:
         """Return the split of ``[start_ns, end_ns)``: all activity in it, whichever step launched it."""

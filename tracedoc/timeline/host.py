@@ -54,10 +54,14 @@ PAUSE_NS = 1_000_000
 
 
 class Work(msgspec.Struct, frozen=True, eq=False):
-    """What a rank did, as disjoint spans by the names in :data:`WORK`; kernels of compute by their starts."""
+    """What a rank did, as disjoint spans by the names in :data:`WORK`; kernels of compute by their starts.
+
+    ``in_calls`` is when a launching thread is inside an operator or a runtime call; empty in a CPU trace.
+    """
 
     spans: tuple[Spans, ...]
     compute_starts: Int64Array
+    in_calls: Spans
 
     def within(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int64Array:
         """Return the nanoseconds of each interval ``[starts[i], ends[i])`` by cause: a row an interval.
@@ -81,6 +85,7 @@ def rank_work(timeline: RankTimeline) -> Work | None:
         "copy": activity.exposed_copy,
     } | {cause: spans for cause, spans in idle.spans.items() if cause != "launch"}
     late = idle.spans["launch"]
+    busy = Spans.empty() if timeline.is_cpu else _in_calls(timeline)
     if timeline.is_cpu:
         loading = timeline.host_delays.input - activity.comm
         found |= {name: found[name] - loading for name in ("matrix", "compute")} | {"input": loading}
@@ -88,10 +93,9 @@ def rank_work(timeline: RankTimeline) -> Work | None:
         optimizer = _optimizer_spans(timeline)
         found["optimizer"] = late & optimizer
         late = late - optimizer
-        busy = _in_calls(timeline)
         found["dispatch"] = late & busy
         found["python"] = late - busy
-    return Work(tuple(found.get(name, Spans.empty()) for name in WORK), compute_starts)
+    return Work(tuple(found.get(name, Spans.empty()) for name in WORK), compute_starts, busy)
 
 
 def with_pauses_behind_waits(timeline: RankTimeline, work: Work) -> Work:
@@ -103,12 +107,12 @@ def with_pauses_behind_waits(timeline: RankTimeline, work: Work) -> Work:
     sync, python = WORK.index("sync"), WORK.index("python")
     if timeline.is_cpu or len(work.spans[sync]) == 0:
         return work
-    quiet = work.spans[sync] - _in_calls(timeline)
+    quiet = work.spans[sync] - work.in_calls
     long = quiet.ends - quiet.starts >= PAUSE_NS
     pauses = Spans(quiet.starts[long], quiet.ends[long])
     spans = list(work.spans)
     spans[sync], spans[python] = spans[sync] - pauses, spans[python] | pauses
-    return Work(tuple(spans), work.compute_starts)
+    return Work(tuple(spans), work.compute_starts, work.in_calls)
 
 
 def _in_calls(timeline: RankTimeline) -> Spans:
@@ -245,10 +249,12 @@ def _longest_away(work: Work, starts: Int64Array, ends: Int64Array) -> tuple[Int
     """Return the longest piece of the host's idle time in each interval, and its middle."""
     longest = np.zeros(starts.size, dtype=np.int64)
     middle = starts.copy()
-    idle = Spans.empty()
-    for name, spans in zip(WORK, work.spans, strict=True):
-        if name in IDLE_WORK and name != "dependency":
-            idle = idle | spans
+    parts = [
+        spans
+        for name, spans in zip(WORK, work.spans, strict=True)
+        if name in IDLE_WORK and name != "dependency"
+    ]
+    idle = Spans.of(np.concatenate([s.starts for s in parts]), np.concatenate([s.ends for s in parts]))
     kept = np.flatnonzero(ends > starts)
     if kept.size == 0 or len(idle) == 0:
         return longest, middle

@@ -209,9 +209,9 @@ def askers(trace: Trace, rows: Rows) -> list[Asker]:
     The operator is the outermost one of a library around the call; the range the innermost annotation
     that a person or a framework set (not the step itself).
     """
-    around = _enclosing(trace, rows, trace.rows(Kind.CPU_OP), LOOKBACK)
-    ranges = _enclosing(trace, rows, trace.rows(Kind.ANNOTATION), LOOKBACK)
-    frames = _enclosing(trace, rows, trace.rows(Kind.PYTHON), LOOKBACK)
+    around = _enclosing(trace, rows, Kind.CPU_OP, LOOKBACK)
+    ranges = _enclosing(trace, rows, Kind.ANNOTATION, LOOKBACK)
+    frames = _enclosing(trace, rows, Kind.PYTHON, LOOKBACK)
     found = []
     for row, operators, named, lines in zip(rows.tolist(), around, ranges, frames, strict=True):
         call = trace.row_name(row)
@@ -234,16 +234,17 @@ def is_library(name: str) -> bool:
     return bool(separator) and namespace not in WRAPPERS
 
 
-def _enclosing(trace: Trace, inner: Rows, candidates: Rows, lookback: int) -> list[list[int]]:
-    """Return, for each row of ``inner``, those of the last candidates of its thread that hold its start."""
+def _enclosing(trace: Trace, inner: Rows, kind: Kind, lookback: int) -> list[list[int]]:
+    """Return for each row those of the last ranges of a kind on its thread that hold its start."""
     found: list[list[int]] = [[] for _ in range(inner.size)]
     ends = trace.end_ns
-    for thread in distinct(trace.thread[inner]):
-        outer = candidates[trace.thread[candidates] == thread]
+    threads = trace.thread[inner]
+    for thread in distinct(threads):
+        mine = np.flatnonzero(threads == thread)
+        starts = trace.ts_ns[inner[mine]]
+        outer = _ranges_before(trace, kind, int(thread), (int(starts.min()), int(starts.max())), lookback)
         if outer.size == 0:
             continue
-        mine = np.flatnonzero(trace.thread[inner] == thread)
-        starts = trace.ts_ns[inner[mine]]
         last = np.searchsorted(trace.ts_ns[outer], starts, side="right")
         reach = last[:, None] - np.arange(lookback, 0, -1)[None, :]
         holder = outer[np.maximum(reach, 0)]
@@ -251,3 +252,16 @@ def _enclosing(trace: Trace, inner: Rows, candidates: Rows, lookback: int) -> li
         for position, row, held in zip(mine.tolist(), holder, holds, strict=True):
             found[position] = row[held].tolist()
     return found
+
+
+def _ranges_before(trace: Trace, kind: Kind, thread: int, times: tuple[int, int], lookback: int) -> Rows:
+    """Return the ranges of a thread that start between two times, and ``lookback`` before, if there are."""
+    first, end = (int(row) for row in np.searchsorted(trace.ts_ns, times, side="right"))
+    begin, size = first, 16 * lookback
+    while True:
+        begin = max(begin - size, 0)
+        of_kind = np.flatnonzero(trace.kind[begin:end] == int(kind)) + begin
+        here: Rows = of_kind[trace.thread[of_kind] == thread]
+        if begin == 0 or int(np.searchsorted(here, first)) >= lookback:
+            return here
+        size *= 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import msgspec
 import numpy as np
@@ -76,18 +76,22 @@ def _pieces(run: RunView, replay: RunReplay, picture: Picture) -> _Pieces:
     keys: dict[Key, int] = {}
     words: dict[str, int] = {}
     layout = replay.base[Reading.LIKELY].program.layout
-    for one in measure_path(replay.path, layout, program_of):
-        piece = one.piece
-        step = next((step for step in digests[piece.rank].steps if step.index == picture.step), None)
-        if piece.rank not in rows or step is None:
+    measured = measure_path(replay.path, layout, program_of)
+    for rank, of_rank in groupby(measured, key=lambda one: one.piece.rank):
+        step = next((step for step in digests[rank].steps if step.index == picture.step), None)
+        if rank not in rows or step is None:
             continue
-        times = np.concatenate(([step.start_ns], one.spans.starts, one.spans.ends))
-        common = run.matching.clock.to_common(piece.rank, times)
-        since = common[1:] - common[0] + round(1e6 * rows[piece.rank].start_ms)
-        starts.append(since[: len(one.spans)])
-        ends.append(since[len(one.spans) :])
-        key.append(np.full(len(one.spans), keys.setdefault((piece.rank, piece.resource), len(keys))))
-        what.append(np.full(len(one.spans), words.setdefault(piece.what, len(words))))
+        pieces = list(of_rank)
+        sizes = [len(one.spans) for one in pieces]
+        begins, stops = ([getattr(one.spans, end) for one in pieces] for end in ("starts", "ends"))
+        common = run.matching.clock.to_common(rank, np.concatenate(([step.start_ns], *begins, *stops)))
+        since = common[1:] - common[0] + round(1e6 * rows[rank].start_ms)
+        starts.append(since[: sum(sizes)])
+        ends.append(since[sum(sizes) :])
+        names = [keys.setdefault((rank, one.piece.resource), len(keys)) for one in pieces]
+        said = [words.setdefault(one.piece.what, len(words)) for one in pieces]
+        key.append(np.repeat(names, sizes))
+        what.append(np.repeat(said, sizes))
     none = [np.empty(0, dtype=np.int64)]
     start_ns, end_ns, of_key, of_what = (np.concatenate(one or none) for one in (starts, ends, key, what))
     return _Pieces(start_ns, end_ns, of_key, of_what, tuple(keys), tuple(words))

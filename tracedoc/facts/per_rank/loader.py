@@ -7,7 +7,6 @@ from tracedoc.facts.per_rank.step import idle_of_cause
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.trace import vocabulary
-from tracedoc.trace.distinct import distinct
 from tracedoc.values import Unknown, Value
 
 NO_LOADER = Unknown("no torch DataLoader is visible in this trace")
@@ -46,8 +45,9 @@ def loader_kind(timeline: RankTimeline) -> Value:
 
     One of "training thread" (num_workers=0), "worker processes" and "data pipe".
     """
-    used = distinct(timeline.trace.name).tolist()
-    kinds = {kind for index in used if (kind := vocabulary.data_loader(timeline.trace.names[index]))}
+    trace = timeline.trace
+    named = [vocabulary.data_loader(name) for name in trace.names]
+    kinds = {kind for index, kind in enumerate(named) if kind and (trace.name == index).any()}
     for kind, words in LOADERS.items():
         if kind in kinds:
             return words

@@ -59,12 +59,14 @@ def find_calls(timeline: RankTimeline) -> Calls:
     kind[launches[trace.kind[events.rows[mine]] == int(Kind.MEMCPY)]] = Call.COPY
     kind[launches[classes == COMMUNICATION]] = Call.COMM
     threads = launching_threads(trace, events)
-    role = np.array([_role(name) for name in trace.names] or [0], dtype=np.uint8)[trace.name]
-    host = trace.is_kind(Kind.RUNTIME) & is_among(trace.thread, threads)
-    waits = np.flatnonzero(host & (role == _SYNC))
+    roles = np.array([_role(name) for name in trace.names] or [0], dtype=np.uint8)
+    others = trace.rows(Kind.RUNTIME)
+    others = others[roles[trace.name[others]] != 0]
+    others = others[is_among(trace.thread[others], threads)]
+    role = roles[trace.name[others]]
+    waits = others[role == _SYNC]
     kind[waits] = Call.SYNC
-    slow = (trace.dur_ns >= SHORT_ALLOCATION_NS) & host & (role == _ALLOCATION)
-    allocations = np.flatnonzero(slow)
+    allocations = others[(role == _ALLOCATION) & (trace.dur_ns[others] >= SHORT_ALLOCATION_NS)]
     kind[allocations] = Call.ALLOCATION
     loads = loader_rows(trace, threads)
     kind[loads] = Call.INPUT

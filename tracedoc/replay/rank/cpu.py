@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tracedoc.replay.rank.calls import INPUT_PART, Calls, loader_rows, order_calls, ready_lags
-from tracedoc.replay.rank.labels import longest_lags
+from tracedoc.replay.rank.labels import longest_lags, ranges_by_thread
 from tracedoc.replay.rank.program import NONE, Call, Cause, Group, RankProgram, Unplayable
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import gloo_rows
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.gloo_calls import gloo_calls
-from tracedoc.timeline.launches import NO_ROW
+from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.steps import Window
 from tracedoc.trace.columns import Kind
@@ -49,6 +51,7 @@ class CpuSources(msgspec.Struct, frozen=True, eq=False):
     row: Int64Array
     own_ns: Int64Array
     ready_lag: Int64Array
+    ranges: Mapping[int, Rows]
 
 
 def find_cpu_sources(timeline: RankTimeline) -> CpuSources | Unplayable:
@@ -93,7 +96,8 @@ def find_cpu_sources(timeline: RankTimeline) -> CpuSources | Unplayable:
         np.full(start.size, threads[0], dtype=np.int32),
     )
     own = np.where(calls.kind == Call.INPUT, calls.end_ns - calls.start_ns, 0)
-    return CpuSources(timeline, calls, row[order], own, ready_lags(trace, calls, own))
+    ranges = ranges_by_thread(trace, calls.thread)
+    return CpuSources(timeline, calls, row[order], own, ready_lags(trace, calls, own), ranges)
 
 
 def _main_threads(timeline: RankTimeline) -> npt.NDArray[np.int32]:
@@ -181,7 +185,7 @@ def build_cpu_program(sources: CpuSources, window: Window) -> RankProgram | Unpl
     event_point = np.concatenate((point[rows], [0])).astype(np.int32)
     lag = np.append(places.lag, max(window.end_ns - _goes_on(mine, blocks), 0))
     lag[0] = 0
-    labelled, labels = longest_lags(timeline.trace, mine, places.lag)
+    labelled, labels = longest_lags(timeline.trace, mine, places.lag, sources.ranges)
     ends = table.end_ns[rows]
 
     def with_marker(column: npt.NDArray[np.integer], value: int) -> npt.NDArray[np.int64]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.replay.rank.calls import Calls
 from tracedoc.replay.rank.program import Indices
 from tracedoc.spans import Int64Array
+from tracedoc.timeline.launches import Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
@@ -21,20 +25,28 @@ LOOKBACK = 256
 LONGEST_LABEL = 120
 
 
-def longest_lags(trace: Trace, calls: Calls, lag: Int64Array) -> tuple[Indices, tuple[str, ...]]:
+def ranges_by_thread(trace: Trace, threads: npt.NDArray[np.int32]) -> dict[int, Rows]:
+    """Return the ranges that may name what the host does, of each of some threads: all but the steps."""
+    ranges = trace.rows(Kind.CPU_OP, Kind.ANNOTATION, Kind.PYTHON)
+    step = trace.named(lambda name: vocabulary.step_number(name) is not None)
+    ranges = ranges[~step[trace.name[ranges]]]
+    thread_of = trace.thread[ranges]
+    return {thread: ranges[thread_of == thread] for thread in distinct(threads).tolist()}
+
+
+def longest_lags(
+    trace: Trace, calls: Calls, lag: Int64Array, ranges: Mapping[int, Rows]
+) -> tuple[Indices, tuple[str, ...]]:
     """Return the points before which the host took longest, and what it did, as far as a range says so.
 
-    The innermost range around the middle of the lag counts, on any thread that makes calls; the step itself
-    does not, nor do lags without a range.
+    The innermost range around the middle of the lag counts, on any thread that makes calls; lags without a
+    range do not. ``ranges`` are those of all threads (:func:`ranges_by_thread`).
     """
     chosen = np.argsort(-lag[1:], kind="stable")[:MOST_LABELS] + 1
     chosen = np.sort(chosen[lag[chosen] >= LONG_LAG_NS])
     if chosen.size == 0:
         return np.empty(0, dtype=np.int32), ()
-    ranges = trace.rows(Kind.CPU_OP, Kind.ANNOTATION, Kind.PYTHON)
-    step = trace.named(lambda name: vocabulary.step_number(name) is not None)
-    ranges = ranges[~step[trace.name[ranges]]]
-    by_thread = [ranges[trace.thread[ranges] == thread] for thread in distinct(calls.thread).tolist()]
+    by_thread = [ranges[thread] for thread in distinct(calls.thread).tolist()]
     points, names = [], []
     for point in chosen.tolist():
         middle = int(calls.start_ns[point]) - int(lag[point]) // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -20,11 +21,11 @@ from tracedoc.replay.rank.causes import Causes, find_causes
 from tracedoc.replay.rank.gpu_events import RANK_OF_COMPUTE, DeviceEvents, device_events
 from tracedoc.replay.rank.hidden_waits import with_hidden_waits
 from tracedoc.replay.rank.kernel_slowdown import measure_contention
-from tracedoc.replay.rank.labels import longest_lags
+from tracedoc.replay.rank.labels import longest_lags, ranges_by_thread
 from tracedoc.replay.rank.program import NONE, TO_HOST, Call, RankProgram, Unplayable
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.launches import NO_ROW
+from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.timeline.steps import Window
 from tracedoc.trace.distinct import difference, distinct, is_among
 
@@ -48,6 +49,7 @@ class Sources(msgspec.Struct, frozen=True, eq=False):
     device: DeviceEvents
     causes: Causes
     ready_lag: Int64Array
+    ranges: Mapping[int, Rows]
     cuts_ns: Int64Array
     home: Int64Array
     early: npt.NDArray[np.bool_]
@@ -74,6 +76,7 @@ def find_sources(timeline: RankTimeline) -> Sources | Unplayable:
         device=device,
         causes=causes,
         ready_lag=ready_lags(timeline.trace, calls, causes.own_ns),
+        ranges=ranges_by_thread(timeline.trace, calls.thread),
         cuts_ns=cuts,
         home=home,
         early=early,
@@ -226,7 +229,7 @@ def _assembled(
     part = timeline.phases.at(mine.start_ns) if timeline.phases else np.zeros(mine.rows.size, np.uint8)
     part = np.where(mine.kind == Call.INPUT, np.uint8(INPUT_PART), part).astype(np.uint8)
     none = np.empty(0, dtype=np.int32)
-    label_at, labels = longest_lags(timeline.trace, mine, lag)
+    label_at, labels = longest_lags(timeline.trace, mine, lag, sources.ranges)
     start_ns = int(mine.start_ns[0]) if mine.rows.size else int(device.start_ns[events].min())
     return RankProgram(
         step=window.index,
