@@ -9,7 +9,7 @@ from tracedoc.planner.hardware import Cluster, Gpu, LinkKind
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import shape_from_parameters
 from tracedoc.planner.strategies import STRATEGIES
-from tracedoc.planner.timing import EXPOSED_SHARE, NARROW, WIDE, Step, predict, step_flops
+from tracedoc.planner.timing import NARROW, WIDE, Step, exposed_share, predict, step_flops
 
 P = 1_000_000_000
 LINK = LinkKind("link", "a link", False, gbps=100, efficiency=0.5, latency_us=0, source="test")
@@ -69,7 +69,7 @@ def test_no_time_is_predicted_without_gpu_or_link() -> None:
     assert predict(question(16, 2), STRATEGIES["hsdp"], Cluster(GPU, LINK, None), checkpointing=False) is None
 
 
-def test_the_range_hides_half_or_nothing_and_adds_the_spread() -> None:
+def test_the_range_shows_a_part_or_all_and_adds_the_spread() -> None:
     """ZeRO-3 of P in bf16 on 8: each pass takes 7/8 x 2e9 / 50e9 = 35 ms, of which one call cannot hide."""
     asked = question(8)
     found = step(asked, "zero-3", measured_compute_ms=300.0)
@@ -77,8 +77,9 @@ def test_the_range_hides_half_or_nothing_and_adds_the_spread() -> None:
     rest = 3 * 35 - first
     low, high = NARROW
     assert found.comm_ms == pytest.approx(3 * 35)
-    assert found.best_ms == pytest.approx(low * (300 + first + rest / 2))
-    assert found.expected_ms == pytest.approx(300 + first + EXPOSED_SHARE * rest)
+    shown = 0.30 + 0.45 * 50 / 160
+    assert found.best_ms == pytest.approx(low * (300 + first + 2 / 3 * shown * rest))
+    assert found.expected_ms == pytest.approx(300 + first + shown * rest)
     assert found.worst_ms == pytest.approx(high * (300 + 3 * 35))
 
 
@@ -150,3 +151,8 @@ def test_an_update_on_the_host_takes_its_copies_and_its_memory(
     found = step(question(precision="fp32", offload=offload), strategy)
     assert found.optimizer_ms == 0
     assert found.host_ms == pytest.approx(milliseconds)
+
+
+@pytest.mark.parametrize(("gbps", "share"), [(0.0, 0.30), (80.0, 0.525), (160.0, 0.75), (400.0, 0.75)])
+def test_a_faster_link_takes_more_from_computation(gbps: float, share: float) -> None:
+    assert exposed_share(gbps) == pytest.approx(share)

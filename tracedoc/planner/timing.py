@@ -16,7 +16,7 @@ from tracedoc.planner.memory import frozen_bytes, model_states, optimizer_bytes
 from tracedoc.planner.one_step import OneStep
 from tracedoc.planner.setup import PRECISIONS, Question
 from tracedoc.planner.strategies import STRATEGIES, Strategy, shards
-from tracedoc.planner.traffic import seconds, transfers
+from tracedoc.planner.traffic import bandwidth, seconds, transfers
 
 PASSES_OVER_ACTIVATIONS = 9.2
 """How often the bytes that a block keeps for backward cross the memory of the GPU in forward and backward."""
@@ -26,8 +26,14 @@ LOGIT_TRAFFIC_BYTES = 48
 """Bytes that the loss moves for each logit, in forward and backward."""
 RECOMPUTED_MATMUL = 0.8
 """What a recomputed matrix product takes of what the mean of forward and backward does."""
-EXPOSED_SHARE = 0.75
-"""Share of the communication beside computation that lengthens the step, by waiting or contention."""
+EXPOSED_SHARE, SLOW_EXPOSED_SHARE = 0.75, 0.30
+"""Share of the communication beside computation that lengthens the step, by waiting or contention.
+
+Collectives take memory traffic and multiprocessors from computation, the more the faster they are: the first
+holds from :data:`CONTENTION_GBPS` on, the second for very slow ones. It is fitted to fms-fsdp's runs.
+"""
+CONTENTION_GBPS = 160.0
+"""Bandwidth of a ring, from which faster ones lengthen the step no further."""
 FP8_SPEEDUP = 1.45
 """Gain of matrix products in 8 bits over 16, with the conversions that they need."""
 
@@ -46,9 +52,9 @@ class Step(msgspec.Struct, frozen=True):
     """A predicted optimizer step in milliseconds, all its micro-batches together.
 
     ``compute_ms``, ``optimizer_ms``, ``host_ms`` and ``comm_ms`` are its parts. ``expected_ms`` counts the
-    part of communication that published runs did not hide; ``best_ms`` and ``worst_ms`` hide half or
-    nothing of it, and add the spread of the published runs. What cannot hide is in all three: the first
-    gather, the last reduction, and what follows the optimizer.
+    part of communication that published runs did not hide; ``best_ms`` and ``worst_ms`` two thirds of that
+    or all communication, and add the spread of the published runs. What cannot hide is in all three: the
+    first gather, the last reduction, and what follows the optimizer.
     """
 
     compute_ms: float
@@ -139,10 +145,10 @@ def predict(
         parts = [f.total / once * measured_compute_ms / 1e3 for f in (forward, backward, again)]
     rounds = question.training.accumulation
     compute = sum(parts) * (1.0 if measured_compute_ms is not None else scale)
-    hideable = unhidden = after = 0.0
+    hideable = shown = unhidden = after = 0.0
     for transfer in transfers(question, strategy):
-        taken = seconds(transfer, question, cluster)
-        if taken is None:
+        taken, link = seconds(transfer, question, cluster), bandwidth(transfer, question, cluster)
+        if taken is None or link is None:
             return None
         if transfer.phase == "step":
             after += taken
@@ -150,20 +156,26 @@ def predict(
         each = taken if transfer.every_round else taken / rounds
         unhidden += each / transfer.calls
         hideable += each - each / transfer.calls
+        shown += exposed_share(link[0]) * (each - each / transfer.calls)
     optimizer, host = _update(question, strategy, gpu.hbm_gbps)
     optimizer = optimizer if measured_compute_ms is None else 0.0
     fixed = optimizer + host + after + idle_ms / 1e3
 
     def step(exposed: float) -> float:
         # Where the link is the bottleneck, computation hides behind it.
-        overlapped = max(compute + exposed * hideable, hideable)
+        overlapped = max(compute + exposed, hideable)
         return fixed + rounds * (overlapped + unhidden)
 
     low, high = NARROW if gpu.matmul or measured_compute_ms is not None else WIDE
     comm = rounds * (hideable + unhidden) + after
     times = (rounds * compute, optimizer, host, comm)
-    span = (low * step(0.5), step(EXPOSED_SHARE), high * step(1.0))
+    span = (low * step(shown * 2 / 3), step(shown), high * step(hideable))
     return Step(*(1e3 * t for t in (*times, *span)))
+
+
+def exposed_share(gbps: float) -> float:
+    """Return the share of a ring's transfers beside computation that lengthens the step."""
+    return SLOW_EXPOSED_SHARE + (EXPOSED_SHARE - SLOW_EXPOSED_SHARE) * min(1.0, gbps / CONTENTION_GBPS)
 
 
 def computation(

@@ -99,7 +99,7 @@ Not      blocking: a step may wait for a late rank, and that wait is exposed too
 Less     larger buckets or micro-batches, prefetched units, gradients in 16 bits, no sharding
          where it fits
 In runs  FSDP's published steps are as long as if three quarters of its communication were
-         exposed
+         exposed over NVLink, and a third over slow networks
 Facts    tracedoc explain exposed_comm_ms
 """,
     "offload": """\
