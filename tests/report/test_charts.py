@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tests.example_diagnoses import hostile, sharded
 from tracedoc.charts import MemoryCurve, TransferRow, Transfers, UnitCall, UnitTimeline, Waits
 from tracedoc.diagnosis import FactRecord, Gain, KernelRow, Verdict
+from tracedoc.picture import PathStretch
 from tracedoc.report.charts.bars import AfterBar, gain_bar
 from tracedoc.report.charts.heat_map import WORDED_STEPS, heat_map, waits_mostly_for
 from tracedoc.report.charts.kernel_table import MOST_LETTERS, kernel_groups, short_name
@@ -63,6 +64,20 @@ def test_picture_names_the_late_rank_and_who_waits_for_it():
         (0, "", 5),
         (5, "Every rank waits for one rank", None),
     ]
+
+
+def test_of_many_rows_the_few_that_matter_stand_first():
+    """Of 20 ranks a finding names rank 5, and the path stays on rank 9 for 40 of 400 ms."""
+    diagnosis = sharded()
+    picture = diagnosis.detail.picture
+    rows = tuple(replace(picture.rows[0], rank=rank) for rank in range(20))
+    path = (PathStretch(9, "host", 0.0, 40.0), PathStretch(3, "host", 40.0, 79.0))
+    for count, order, said in ((20, [5, 9, 0, 1, 2, 3], True), (16, [0, 1, 2, 3, 4, 5], False)):
+        shown = replace(picture, rows=rows[:count], path=path)
+        many = replace(diagnosis, detail=replace(diagnosis.detail, picture=shown))
+        drawing = draw(many, build_view(many).findings)
+        assert [row.rank for row in drawing.rows][:6] == order
+        assert ("stand first" in drawing.caption) == said
 
 
 def test_a_picture_that_was_thinned_says_so():

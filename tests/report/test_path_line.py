@@ -77,7 +77,7 @@ def test_line_of_the_page_passes_through_the_late_rank():
     diagnosis = sharded()
     drawing = draw(diagnosis, build_view(diagnosis).findings)
     assert drawing is not None
-    assert "the line from rank to rank is the critical path" in drawing.caption
+    assert "the outlined line is the critical path" in drawing.caption
     late = next(row for row in drawing.rows if row.rank == 5)
     assert late.path is not None
     assert f"M500.00 {HOST}H700.00" in late.path.work, "200 to 280 of 400 ms in cudaMalloc"

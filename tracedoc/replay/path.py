@@ -19,8 +19,9 @@ Key = TypeVar("Key")
 
 MOST_PIECES = 100_000
 
-WELL_BEFORE = 0.02
-"""A rank begins well before another one if it does by more than this share of the step."""
+RANKS_TRIED = 3
+CLEARLY_MORE = 0.02
+"""The path is followed from another rank than the analysed one if this share of the step more lies inside."""
 
 
 class Path(msgspec.Struct, frozen=True):
@@ -42,6 +43,10 @@ class Path(msgspec.Struct, frozen=True):
             found[piece.rank] += piece.ns
         return _as_shares(found)
 
+    def inside_ns(self) -> float:
+        """Return how much of the path lies in the step itself, not in the one before or behind."""
+        return sum(piece.ns for piece in self.pieces if piece.earlier == 0)
+
     def longest(self, count: int) -> tuple[Piece, ...]:
         """Return the longest kinds of pieces: equal ones on one rank are added."""
         found: dict[tuple[str, int, str], float] = defaultdict(float)
@@ -56,16 +61,15 @@ def _as_shares(found: dict[Key, float]) -> dict[Key, float]:
     return dict(sorted(((key, ns / total) for key, ns in found.items()), key=lambda item: -item[1]))
 
 
-def find_path(played: Played, subject: int) -> Path:
-    """Return the critical path of the step of the rank at position ``subject``.
+def find_path(played: Played, position: int) -> Path:
+    """Return the critical path of the step of the rank at a position.
 
     It is followed backwards from the step's end, through the steps before if it must, until it is as long as
-    the step. A step that is repeated is the same circle from every rank: where others begin well before the
-    subject, as the first stage of a pipeline, it is followed from the first of them.
+    the step.
     """
     left = played.step_ns
     pieces: list[Piece] = []
-    for piece in Walk(played, _first_to_begin(played, subject)).backwards():
+    for piece in Walk(played, position).backwards():
         taken = min(piece.ns, left)
         if taken > 0:
             pieces.append(piece if taken == piece.ns else replace(piece, ns=taken))
@@ -75,12 +79,24 @@ def find_path(played: Played, subject: int) -> Path:
     return Path(tuple(reversed(pieces)))
 
 
-def _first_to_begin(played: Played, subject: int) -> int:
-    """Return the rank that begins its step first, the subject if none is much earlier."""
+def find_whole_path(played: Played, subject: int) -> Path:
+    """Return the critical path from the end of that rank's step with which most of it lies in one step.
+
+    A step that is repeated is the same circle from every rank, but ranks begin it at different times: the
+    first stage of a pipeline before the others, a late rank after them. Looked at are the ranks with most of
+    the path of the ``subject``, and the one that begins first.
+    """
+    path = find_path(played, subject)
     skeleton, layout = played.plan.skeleton, played.program.layout
     if not layout.periodic or skeleton.framed.size:
-        return subject
-    ranks = np.unique(skeleton.rank_of_lane).tolist()
-    begins = {rank: int(played.times[first_node(skeleton, played.program, rank)]) for rank in ranks}
-    first = min(begins, key=begins.__getitem__)
-    return first if begins[subject] - begins[first] > WELL_BEFORE * played.step_ns else subject
+        return path
+    begins = {
+        rank: int(played.times[first_node(skeleton, played.program, rank)])
+        for rank in np.unique(skeleton.rank_of_lane).tolist()
+    }
+    most = [layout.ranks.index(rank) for rank in list(path.rank_shares())[:RANKS_TRIED]]
+    for position in dict.fromkeys([*most, min(begins, key=begins.__getitem__)]):
+        other = find_path(played, position)
+        if other.inside_ns() > path.inside_ns() + CLEARLY_MORE * played.step_ns:
+            path = other
+    return path

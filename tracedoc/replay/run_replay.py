@@ -10,7 +10,7 @@ from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.ranks.run_view import RunView
 from tracedoc.replay.joins import join_run
 from tracedoc.replay.latency import Split
-from tracedoc.replay.path import Path, find_path
+from tracedoc.replay.path import Path, find_whole_path
 from tracedoc.replay.player import Player
 from tracedoc.replay.rank.program import RankProgram
 from tracedoc.replay.readings import as_measured, read_as, splits
@@ -148,7 +148,7 @@ def _replayed(run: RunView, program: RunProgram, subject: int, step_ms: float) -
         player=player,
         base={reading: Base(one.program, one.step_ns) for reading, one in played.items()},
         splits=splits(program),
-        path=find_path(likely, subject),
+        path=find_whole_path(likely, subject),
         notes=notes,
     )
 

@@ -85,7 +85,7 @@ def render_html(view: View) -> str:
     """Return the page. All text is escaped; links lead only to https addresses."""
     diagnosis, failures = view.diagnosis, Failures()
     contain = failures.contain
-    answer, rest = map(_unbroken, _sentences(one_line(diagnosis.summary)))
+    answer, rest = _sentences(one_line(diagnosis.summary))
     columns = contain("the table of ranks", lambda: columns_of(diagnosis.ranks), ())
     hosts = {report.host for report in diagnosis.ranks}
     devices = {report.device for report in diagnosis.ranks}
@@ -170,6 +170,7 @@ def template(name: str) -> Template:
         line=one_line,
         budget=budget_words,
         predicted=predicted_words,
+        unbroken=_unbroken,
         resource=resource_name,
     )
     environment.globals["part"] = _part
@@ -194,8 +195,8 @@ def _sentences(summary: str) -> tuple[str, str]:
 
 
 def _unbroken(text: str) -> str:
-    """Return a text in which no line ends between a number and its unit."""
-    return _QUANTITY.sub("\\1\u00a0\\2", text)
+    """Return a text in which no line ends within an arrow, or between a number and its unit."""
+    return _QUANTITY.sub("\\1\u00a0\\2", text).replace("->", "-\u2060>")
 
 
 def _is_link(url: str) -> bool:

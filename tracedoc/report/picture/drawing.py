@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -23,6 +23,10 @@ VISIBLE = 1000
 
 NARROW_ROWS = 16
 """With more ranks than this the rows are low, to fit on a screen."""
+
+MOST_FIRST = 8
+LEAST_OF_PATH = 0.1
+"""Of many rows, those with this share of the critical path stand first, if they are no more than this."""
 
 LEAST_WAIT = 0.05
 """A rank is said to wait for another where it waits for this share of the picture at least."""
@@ -92,11 +96,12 @@ def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | Non
     stages = diagnosis.facts["stage"].values if "stage" in diagnosis.facts else {}
     waits_for = waits_mostly_for(diagnosis.detail.waits, picture.step, least_ms=LEAST_WAIT * picture.span_ms)
     causes = _causes(findings, len(diagnosis.run.ranks_seen))
-    lines = path_lines(picture.path, [row.rank for row in picture.rows], TimeScale(picture.span_ms))
+    ordered = _with_named_first(picture, causes)
+    lines = path_lines(picture.path, [row.rank for row in ordered], TimeScale(picture.span_ms))
     rows = tuple(
         DrawnRank(
             rank=row.rank,
-            stage=f"stage {stage}" if isinstance(stage := stages.get(str(row.rank)), int) else "",
+            stage=f"stage\u00a0{stage}" if isinstance(stage := stages.get(str(row.rank)), int) else "",
             cause=causes.get(row.rank, ""),
             waits_for=waits_for.get(row.rank),
             text=_words(row),
@@ -105,12 +110,12 @@ def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | Non
             marks=tuple(_marks(row, picture, by_rank.get(row.rank), findings[:MARKED_FINDINGS])),
             path=lines.get(row.rank),
         )
-        for row in picture.rows
+        for row in ordered
     )
     used = {name for row in picture.rows for name in row.spans_ms}
     legend = dict.fromkeys(STATES[name] for name in _LEGEND if name in used)
     return Drawing(
-        caption=_caption(picture),
+        caption=_caption(picture, named_first=ordered != picture.rows),
         rows=rows,
         ticks=TimeScale(picture.span_ms).ticks(),
         legend=tuple(legend),
@@ -120,19 +125,33 @@ def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | Non
     )
 
 
-def _caption(picture: Picture) -> str:
+def _with_named_first(picture: Picture, causes: Mapping[int, str]) -> tuple[PictureRow, ...]:
+    """Return the rows; of many, the few that findings or the critical path name stand first."""
+    on_path: dict[int, float] = {}
+    for one in picture.path:
+        on_path[one.rank] = on_path.get(one.rank, 0.0) + one.end_ms - one.start_ms
+    long = {rank for rank, ms in on_path.items() if ms >= LEAST_OF_PATH * picture.span_ms}
+    named = {row.rank for row in picture.rows if causes.get(row.rank) or row.rank in long}
+    if len(picture.rows) <= NARROW_ROWS or len(named) > MOST_FIRST:
+        return picture.rows
+    return tuple(sorted(picture.rows, key=lambda row: row.rank not in named))
+
+
+def _caption(picture: Picture, *, named_first: bool) -> str:
     several = len(picture.rows) > 1
     words = [f"Step {picture.step}"]
     if several:
         words.append(
             "all ranks on one clock" if picture.aligned else "each rank from its own beginning: clocks differ"
         )
+    if named_first:
+        words.append("ranks that a finding names or the critical path stays on stand first")
     if any("communication" in row.spans_ms for row in picture.rows):
         words.append("the thin line below a rank is communication, hidden or not")
     if picture.path:
         words.append(
-            "the line from rank to rank is the critical path, what the step waited for: above a bar the host,"
-            " on it compute, below it communication and copies"
+            "the outlined line is the critical path, what the step waited for: above a bar the host, on it"
+            " compute, below it communication and copies"
         )
     if picture.closed_ms > picture.span_ms / VISIBLE:
         words.append(f"thinned: gaps below {format_ms(picture.closed_ms)} are not drawn")
