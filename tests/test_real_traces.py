@@ -171,7 +171,7 @@ def test_four_launch_bound_hosts_are_no_straggler(shared_traces: Path) -> None:
     straggler = found_in(diagnosis).get("straggler-rank")
     # Rank 2 comes last to 27 of 28 collectives, yet all hosts are equally slow: it costs 3 ms.
     assert straggler is None or (straggler.gain is not None and straggler.gain.high_ms < 5)
-    # All four launch for 50 to 57 ms; only the loader of rank 2 takes 2 to 3 ms longer than that of the others.
+    # All four launch for 50 to 57 ms; only the loader of rank 2 takes 2 to 3 ms longer than the others'.
     cause, excess = (diagnosis.facts[name].values["2"] for name in ("straggler_cause", "straggler_excess_ms"))
     assert cause in ("input", "none")
     assert isinstance(excess, float)
