@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tracedoc.diagnosis import Fix, RunInfo
+from tracedoc.diagnosis import Fix, RunInfo, Strategy
 
 FRAMEWORKS = {
     "any": "any framework",
@@ -45,10 +45,16 @@ def fitting_first(fixes: tuple[Fix, ...], run: RunInfo) -> tuple[Fix, ...]:
     Where a trainer such as Lightning makes the wrappers, its users cannot paste a change to the wrapper.
     """
     distances = misfits(fixes, run.strategy.name, run.frameworks)
-    known = run.strategy.family != "unknown" and min(distances, default=FOREIGN) < FOREIGN
+    known = _knows_framework(run.strategy) and min(distances, default=FOREIGN) < FOREIGN
     fitting = [n for n in range(len(fixes)) if distances[n] < FOREIGN or not known]
     order = sorted(fitting, key=lambda n: (_saves_nothing(fixes[n]), distances[n]))
     return tuple(fixes[n] for n in order)
+
+
+def _knows_framework(strategy: Strategy) -> bool:
+    """Tell whether a strategy names who built it: a pipeline without annotations may be of any framework."""
+    anybody = strategy.family == "pipeline" and strategy.confidence != "high"
+    return strategy.family != "unknown" and not anybody
 
 
 def _saves_nothing(fix: Fix) -> bool:

@@ -13,7 +13,7 @@ from tracedoc.ranks.blame import STRAGGLING
 from tracedoc.ranks.groups import pipeline_pairs
 from tracedoc.ranks.host_pace import OF_THE_HOST, host_surplus_ns
 from tracedoc.ranks.pipelines import SlowWorker, pipeline, slow_workers
-from tracedoc.ranks.rehearsal import gains_without, rehearsal
+from tracedoc.ranks.rehearsal import Together, gains_together, gains_without, rehearsal
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.slowness import slowness_by_rank
 from tracedoc.ranks.work_shares import work_excess, work_shares
@@ -43,6 +43,9 @@ MORE_KERNELS = 1.02
 
 REAL_SHARE = 0.5
 """So much of what a rank starts more before collectives must be more in whole steps as well."""
+
+HIDDEN = 1.5
+"""A host that is longer at something than its peers by this many times what that costs has slow peers."""
 
 
 class Straggler(msgspec.Struct, frozen=True, eq=False):
@@ -149,18 +152,28 @@ def _late_rank(run: RunView, position: int, steps: Sequence[int]) -> Straggler:
         gain_ns=gain,
         cost_ns=cost,
         operations=tuple(own.tolist()),
-        excess_us=_within_host_surplus(run, matching.ranks[position], excess),
+        excess_us=_within_host_surplus(run, matching.ranks[position], steps, gain, excess),
         more_kernels=more_kernels,
         away_phase=phase,
     )
 
 
-def _within_host_surplus(run: RunView, rank: int, excess_us: Int64Array) -> Int64Array:
-    """Return the excess of a rank with that of the host's causes capped by how much longer its host works."""
+def _within_host_surplus(
+    run: RunView, rank: int, steps: Sequence[int], gain_ns: Int64Array, excess_us: Int64Array
+) -> Int64Array:
+    """Return what a rank did longer than its peers, as far as their hosts are not slow as well.
+
+    Where it is far more than would be gained if all ranks came as early as the median one, the peers lose the
+    same time, hidden in their waiting. Then of the host's own causes no more counts than its host is longer.
+    """
+    of_host = np.array([cause in OF_THE_HOST for cause in CAUSES])
+    most = np.maximum(gain_ns, gains_together(run, Together.MEDIAN, steps))
+    longest = 1000 * excess_us[:, of_host].max(axis=1)
+    if np.median(longest) <= HIDDEN * np.median(most):
+        return excess_us
     surplus = host_surplus_ns(run, rank)
     if surplus is None:
         return excess_us
-    of_host = np.array([cause in OF_THE_HOST for cause in CAUSES])
     return np.where(of_host, np.minimum(excess_us, max(surplus, 0) // 1000), excess_us)
 
 

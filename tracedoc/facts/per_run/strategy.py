@@ -6,9 +6,11 @@ from collections import Counter
 
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.declared_strategy import resolve_strategy
+from tracedoc.ranks.pipelines import pipeline
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.strategies.claim import FAMILIES, Claim
 from tracedoc.ranks.strategies.decide import decide, merge
+from tracedoc.ranks.strategies.pipeline_parallel import ONLY_PASSES_DATA, PASSES_DATA_HOW
 from tracedoc.timeline.phases import Phase
 from tracedoc.values import Unknown, Value
 
@@ -17,8 +19,23 @@ ADAPTER_PAIRS = 4
 
 
 def strategy_of(run: RunView) -> Claim:
-    """Return the strategy of a run, from the signs of all its ranks and from its manifest."""
-    return resolve_strategy(decide([digest.signs for digest in run.digests], run.world_size), run.job)
+    """Return the strategy of a run, from the signs of all its ranks and from its manifest.
+
+    Sends and receives alone are those of a pipeline where they join the ranks to chains of stages.
+    """
+    claim = resolve_strategy(decide([digest.signs for digest in run.digests], run.world_size), run.job)
+    stages = pipeline(run) if claim.name == ONLY_PASSES_DATA else None
+    if stages is None:
+        return claim
+    shape = f"{len(stages.stages)} stages, {stages.micro_batches} micro-batches"
+    seen = tuple(one for one in claim.evidence if one != PASSES_DATA_HOW)
+    return Claim(
+        f"pipeline parallel ({shape})",
+        "pipeline",
+        "unknown",
+        "medium",
+        (*seen, "ranks form a chain of stages"),
+    )
 
 
 @run_fact("strategy_family", unit="text", values=FAMILIES)

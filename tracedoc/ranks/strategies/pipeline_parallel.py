@@ -11,6 +11,10 @@ P2P = ("send", "recv", "send_recv")
 CALLS_A_PASS = 4
 """A stage sends and receives one activation and one gradient for each micro-batch; rings send far more."""
 
+ONLY_PASSES_DATA = "send and receive between ranks"
+PASSES_DATA_HOW = "a pipeline or ring attention: the trace does not tell"
+"""The name and the evidence of ranks that pass data on without a sign of what for."""
+
 
 def pipeline(signs: StrategySigns, world_size: int | None) -> Claim | None:
     """Return a pipeline with its schedule and micro-batches, as far as the order of passes shows them."""
@@ -29,10 +33,7 @@ def pipeline(signs: StrategySigns, world_size: int | None) -> Claim | None:
     elif signs.passes > 1 and calls <= CALLS_A_PASS * signs.passes:
         confidence = "medium"
     else:
-        return Claim(
-            "send and receive between ranks", "unknown", "unknown", "low",
-            (*evidence, "a pipeline or ring attention: the trace does not tell"),
-        )  # fmt: skip
+        return Claim(ONLY_PASSES_DATA, "unknown", "unknown", "low", (*evidence, PASSES_DATA_HOW))
     parts = [part for part in (_schedule(signs), _micro_batches(signs)) if part]
     evidence += [f"{signs.passes} backward passes a step"] if signs.passes else []
     name = f"pipeline parallel ({', '.join(parts)})" if parts else "pipeline parallel"
