@@ -263,6 +263,37 @@ def test_the_fastest_micro_batch_is_searched_and_priced(repository: Path) -> Non
     assert plan["cost"] == pytest.approx(plan["days"] * 24 * 8 * 2.5)
 
 
+def test_layouts_take_the_batch_of_an_update_and_name_their_launcher(repository: Path) -> None:
+    asked = (
+        "--params",
+        "70B",
+        "--gpus",
+        "64",
+        "--gpu",
+        "H100",
+        "--framework",
+        "torchtitan",
+        "--batch",
+        "128",
+    )
+    shown = run(repository, *asked).stdout
+    assert "Each update: 128 sequences of 2048 tokens" in shown
+    assert "global_batch_size = 128" in shown
+    assert shown.splitlines()[-1].endswith("-m torchtitan.train --job.config_file layout.toml")
+    plan = answer(repository, *asked)
+    best = plan["strategies"][0]["layout"]
+    assert best["data"] * best["micro_batch"] * best["rounds"] == 128
+    assert best["data"] * best["tensor"] * best["pipeline"] * best["context"] == 64
+
+
+def test_a_batch_that_no_layout_divides_is_refused(repository: Path) -> None:
+    asked = ("--params", "70B", "--gpus", "64", "--gpu", "H100", "--framework", "megatron", "--batch")
+    for batch, hint in (("1", "--batch 64"), ("0", "--batch 1")):
+        done = run(repository, *asked, batch)
+        assert done.returncode == 2
+        assert done.stderr.rstrip().endswith(hint)
+
+
 def test_a_model_that_allows_less_gets_shorter_sequences(repository: Path, tmp_path: Path) -> None:
     keys = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
     (tmp_path / "config.json").write_text(json.dumps(keys | {"n_positions": 1024}))

@@ -145,6 +145,8 @@ def _ask(options: Options) -> Ask:
         raise InputError("--price has no effect without --tokens", "add: --tokens 100B")
     if options.price is not None and options.price <= 0:
         raise InputError(f"--price is {options.price:g}", "the price of a GPU and hour: --price 2.5")
+    if options.batch is not None and options.batch < 1:
+        raise InputError(f"--batch is {options.batch}, and must be 1 or more", "the least is: --batch 1")
     if options.framework in PARALLEL_FRAMEWORKS:  # layouts have their own micro-batches
         return Ask(False, None, tokens, options.price)
     if options.batch is not None and options.micro_batch != "auto":

@@ -42,7 +42,7 @@ def plan_text(plan: Plan, *, next_command: str, width: int = 0, color: bool = Fa
         for line in _found_lines(plan):
             _bullet(console, line)
     if plan.turning_points:
-        heading(console, "What would change the answer")
+        heading(console, "What would change the answer", _kept(plan))
         for point in plan.turning_points:
             _bullet(console, point)
     for configuration in shown_configurations(plan):
@@ -71,7 +71,9 @@ def plan_markdown(plan: Plan) -> str:
     if plan.found:
         lines += ["", "Searched, the fastest that fit:", "", *(f"- {line}" for line in _found_lines(plan))]
     if plan.turning_points:
-        lines += ["", "What would change the answer:", "", *(f"- {point}" for point in plan.turning_points)]
+        kept = f", {_kept(plan)}" if _kept(plan) else ""
+        lines += ["", f"What would change the answer{kept}:", ""]
+        lines += [f"- {point}" for point in plan.turning_points]
     for configuration in plan.configurations:
         lines += [
             "",
@@ -240,6 +242,11 @@ def _found_lines(plan: Plan) -> list[str]:
         f" {format_gb(one.total_bytes)}"
         for one in plan.found
     ]
+
+
+def _kept(plan: Plan) -> str:
+    """Return what was found by the search and stays in what would change the answer."""
+    return f"with micro-batch {plan.found[0].micro_batch}" if plan.found else ""
 
 
 def _second_opinion(plan: Plan) -> str:

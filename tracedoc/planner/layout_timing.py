@@ -14,7 +14,7 @@ from tracedoc.planner.hardware import Cluster, Gpu, LinkKind
 from tracedoc.planner.layout_memory import SHARDED, stage_weights
 from tracedoc.planner.layouts import Layout, stage_blocks
 from tracedoc.planner.setup import PRECISIONS, Question
-from tracedoc.planner.timing import EXPOSED_SHARE, FP8_SPEEDUP, Step, computation
+from tracedoc.planner.timing import FP8_SPEEDUP, Step, computation, exposed_share
 
 NARROW, WIDE = (0.80, 1.30), (0.65, 1.60)
 """Spread around the prediction, for GPUs of which runs are published and for others."""
@@ -66,45 +66,26 @@ def traffic(
     if layout.family == "megatron":
         gathers, units = 1, max(1, round(weights * wide / 160e6))
     tensor_shown = MEGATRON_TENSOR_SHOWN if layout.family == "megatron" else 1.0
+    edges = 2 * layout.chunks
     each_round = layout.family == "torchtitan" and layout.pipeline == 1
     asked = (
-        # what, bytes, calls, group, the distance of its GPUs, what is not hidden, once an update
-        ("tensor", blocks * 4 * passes * stream, blocks * 4 * passes, tensor, 1, tensor_shown, False),
-        (
-            "context",
-            blocks * (passes + 1) * keys,
-            blocks * (passes + 1),
-            context,
-            tensor,
-            EXPOSED_SHARE,
-            False,
-        ),
-        ("expert", blocks * 2 * passes * met, blocks * 2 * passes, layout.expert, tensor, 1.0, False),
-        (
-            "data",
-            weights * (gathers * c + wide),
-            (gathers + 1) * units,
-            shards,
-            tensor,
-            EXPOSED_SHARE,
-            not each_round,
-        ),
+        # What, its bytes and calls, of how many GPUs, how far apart, what is not hidden (None: by the link).
+        ("tensor", blocks * 4 * passes * stream, blocks * 4 * passes, tensor, 1, tensor_shown),
+        ("context", blocks * (passes + 1) * keys, blocks * (passes + 1), context, tensor, None),
+        ("expert", blocks * 2 * passes * met, blocks * 2 * passes, layout.expert, tensor, 1.0),
+        ("data", weights * (gathers * c + wide), (gathers + 1) * units, shards, tensor, None),
+        ("pipeline", edges * stream / tensor, edges, layout.pipeline, question.gpus // layout.pipeline, None),
     )
     found = []
-    for what, size, calls, group, distance, shown, once in asked:
+    for what, size, calls, group, distance, shown in asked:
         if group == 1:
             continue
         rate = _rate(question, cluster, group, distance)
         if rate is None:
             return None
-        sent = size * (group - 1) / group
-        found.append(Sent(what, sent, calls, *rate, shown, once))
-    if layout.pipeline > 1:
-        rate = _rate(question, cluster, layout.pipeline, question.gpus // layout.pipeline)
-        if rate is None:
-            return None
-        edges = 2 * layout.chunks
-        found.append(Sent("pipeline", edges * stream / tensor, edges, *rate, EXPOSED_SHARE))
+        sent = size if what == "pipeline" else size * (group - 1) / group
+        shown = exposed_share(rate[0]) if shown is None else shown
+        found.append(Sent(what, sent, calls, *rate, shown, once=what == "data" and not each_round))
     return found
 
 
@@ -161,16 +142,17 @@ def layout_step(
     optimizer = weights * 28 / layout.shards / (gpu.hbm_gbps * 1e9)
     passes = layout.rounds + (layout.pipeline - 1) / layout.chunks
 
-    def step(share: float) -> float:
-        # ``share`` scales what is exposed: as known, half of it, or all.
-        each = sum(min(1.0, one.shown * share) * one.seconds for one in sent if not one.once)
-        update = sum(min(1.0, one.shown * share) * one.seconds for one in sent if one.once)
+    def step(best: float, least: float) -> float:
+        # ``best`` scales what is exposed as known, ``least`` is shown at least.
+        shown = {one.what: max(least, best * one.shown) * one.seconds for one in sent}
+        each = sum(shown[one.what] for one in sent if not one.once)
+        update = sum(shown[one.what] for one in sent if one.once)
         return passes * (compute + each) + update + optimizer + idle_ms / 1e3
 
     low, high = NARROW if gpu.matmul else WIDE
     comm = sum(one.seconds * (1 if one.once else layout.rounds) for one in sent)
     times = (layout.rounds * compute, optimizer, 0.0, comm)
-    span = (low * step(0.5), step(1.0), high * step(1 / EXPOSED_SHARE))
+    span = (low * step(0.5, 0.0), step(1.0, 0.0), high * step(1.0, 1.0))
     return Step(*(1e3 * time for time in (*times, *span)))
 
 
