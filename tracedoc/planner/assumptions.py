@@ -1,0 +1,124 @@
+"""Say what a plan assumes: how the model is trained, and where estimates and times come from."""
+
+from __future__ import annotations
+
+from tracedoc.planner.activations import CONTEXT_BYTES, FRAGMENTATION, NCCL_BYTES
+from tracedoc.planner.candidates import Candidate, Wish
+from tracedoc.planner.hardware import Gpu, LinkKind
+from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS
+from tracedoc.planner.loading import loading_note
+from tracedoc.planner.setup import OPTIMIZERS, PRECISIONS, Question, Training
+from tracedoc.planner.shape import LANGUAGE_MODEL_PARAMETERS, ModelShape
+from tracedoc.units import format_count, format_gb, format_ms, format_percent
+
+
+def assumptions(question: Question, wish: Wish, chosen: Candidate | None) -> list[str]:
+    """Return what the answer rests on: training, estimates, loading, time; a sentence or two each."""
+    training, model, cluster = question.training, question.model, wish.cluster
+    texts = []
+    if model.assumed:
+        texts.append(_assumed_shape(model))
+    attention = "" if training.fused_attention else ", attention scores kept"
+    each = f"Each GPU and step: {training.micro_batch} x {training.sequence} tokens, {_rounds(training)}"
+    if wish.framework in PARALLEL_FRAMEWORKS:
+        sequences = wish.batch or training.micro_batch * training.accumulation * question.gpus
+        each = f"Each update: {sequences} sequences of {training.sequence} tokens, of all GPUs together"
+    texts.append(
+        f"{each}; {PRECISIONS[training.precision].title}, {OPTIMIZERS[training.optimizer].title}{attention}."
+    )
+    if training.precision == "bf16" and not training.lora_rank:
+        texts.append(
+            "Pure bf16 keeps no fp32 copy of the weights: updates below 2^-8 of a weight are lost"
+            " (--precision bf16-mixed keeps one)."
+        )
+    if training.lora_rank:
+        bits = ", 4-bit base with double quantisation" if training.base_bits == 4 else ""
+        targets = ", ".join(training.lora_targets or model.lora_targets)
+        texts.append(
+            f"LoRA of rank {training.lora_rank} on {targets}: {format_count(question.trainable)} trained"
+            f" parameters{bits}; adapters are kept in fp32."
+        )
+    nccl = f", {format_gb(NCCL_BYTES)} for communicators" if question.gpus > 1 else ""
+    texts.append(
+        f"Estimates: {format_gb(CONTEXT_BYTES)} for the CUDA context{nccl}, and"
+        f" {format_percent(FRAGMENTATION)} reserve on what is allocated in each step."
+    )
+    if chosen is not None and (note := loading_note(question, chosen, wish.framework)):
+        texts.append(note)
+    return [*texts, *_about_time(question, wish, cluster.inside, cluster.across)]
+
+
+def _rounds(training: Training) -> str:
+    if training.accumulation == 1:
+        return "no gradient accumulation"
+    return f"{training.accumulation} times for each update"
+
+
+def _assumed_shape(model: ModelShape) -> str:
+    blocks = f"{model.blocks} block{'' if model.blocks == 1 else 's'} of {model.hidden}"
+    if model.parameters >= LANGUAGE_MODEL_PARAMETERS:
+        return (
+            f"Shape of the model assumed from its size: {blocks}, vocabulary {model.vocabulary}."
+            " --model config.json takes the real one."
+        )
+    return (
+        "Only the size of the model is known, not its layers. Parameters, gradients and optimizer follow"
+        f" from it; activations and arithmetic are those of a transformer of that size ({blocks}) and may be"
+        " far off for an MLP or a convolutional network."
+    )
+
+
+def short_step(chosen: Candidate | None, wish: Wish) -> list[str]:
+    """Return a warning where the predicted step is so short that launching its kernels may bound it."""
+    measured = wish.measured_compute_ms is not None or wish.idle_ms > 0
+    if chosen is None or chosen.step is None or chosen.step.worst_ms >= 10 or measured:
+        return []
+    return ["So short a step is usually bound by the host, which launches its kernels: expect more."]
+
+
+def _arithmetic(wish: Wish, gpu: Gpu, peak: float) -> str:
+    of = f"of {peak:g} TFLOP/s ({gpu.name})"
+    if wish.utilisation is not None:
+        return f"arithmetic at {format_percent(wish.utilisation)} {of}"
+    basis = "fitted to published runs" if gpu.matmul else "a guess: no run on it is published"
+    efficiencies = " and ".join(format_percent(share) for share in gpu.shares)
+    return f"matrix products and attention at {efficiencies} {of}, {basis}; all else at the speed of memory"
+
+
+def _about_time(
+    question: Question, wish: Wish, inside: LinkKind | None, across: LinkKind | None
+) -> list[str]:
+    gpu = wish.cluster.gpu
+    if gpu is None:
+        return ['No time is predicted without a GPU\'s name: add --gpu "NVIDIA L4", say.']
+    half = PRECISIONS[question.training.precision].compute == 2
+    peak = gpu.half_tflops if half else gpu.fp32_tflops
+    if peak is None:
+        return [f"No time is predicted: the fp32 peak of {gpu.name} is not in the table."]
+    arithmetic = _arithmetic(wish, gpu, peak)
+    if wish.measured_compute_ms is not None:
+        arithmetic = f"{format_ms(wish.measured_compute_ms)} of computation in a step, as the run measured"
+    hidden = (
+        "Of communication beside it 30 to 75 % lengthen the step, the more the faster the link; all at worst."
+    )
+    if wish.framework in PARALLEL_FRAMEWORKS:
+        hidden = (
+            "What tensor and expert parallelism send is not hidden, but half of the former by Megatron; of"
+            " the rest 30 to 75 % lengthen the step. Published runs of layouts spread by 30 %."
+        )
+    texts = [f"Time: {arithmetic}. {hidden}"]
+    used = [link for link in (inside, across) if link is not None]
+    if question.gpus > 1:
+        for link in used:
+            place = "a node, all adapters" if link.across else "a GPU, one way"
+            what = (
+                f"{link.gbps:.3g} GB/s, as collectives reached"
+                if link.measured
+                else f"{format_percent(link.efficiency)} of {link.gbps:g} GB/s ({place})"
+            )
+            texts.append(f"Link: {link.title} at {what}; {link.latency_us:g} us a call ({link.source}).")
+    if question.training.offload != "none":
+        texts.append(
+            "Copies to the host at 16 GB/s, the CPUs' update at 100 GB/s a node, NVMe at 6 GB/s: estimates."
+        )
+    return texts
