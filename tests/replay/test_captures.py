@@ -12,6 +12,7 @@ from tracedoc.digest.programs import EncodedProgram
 from tracedoc.ranks.run_view import RunView
 from tracedoc.replay.rank.program import Cause, Group
 from tracedoc.replay.run_replay import Refusal, RunReplay, replay_run
+from tracedoc.testing import parse_lanes
 
 REAL = (
     "ddp_resnet_a100_2rank_r0",
@@ -116,3 +117,20 @@ def test_units_compute_after_their_gather_and_the_optimizer_after_all_reductions
     assert communicates[source].sum() == judged + reductions
     (updates,) = np.nonzero(communicates[target])
     assert updates.size >= 1
+
+
+@pytest.mark.parametrize(("beside", "replayed_ms"), [("", 840), ("825-830", 825)])
+def test_a_step_begins_when_its_parameters_are_gathered(beside: str, replayed_ms: float, tmp_path: Path):
+    """The gather lasts from 820 to 840 ms, the next step begins at 850: 10 ms that nothing explains.
+
+    With a kernel beside the gather, what runs next may not need it.
+    """
+    lanes = f"step: 850\nlead: 60\ncompute 0-800 {beside}\noptimizer 800-820\nallgather 820-840 64MiB"
+    for builder in parse_lanes(lanes, ranks=2):
+        builder.write(tmp_path / f"rank-{builder.rank}.json")
+    assert replayed(tmp_path).replayed_ms == pytest.approx(replayed_ms, abs=1)
+
+
+def test_a_pipeline_waits_for_its_parameters(shared_traces):
+    """Its optimizer ends 49 ms before the next step: 27 of them are a gather, the rest nothing explains."""
+    assert replayed(shared_traces / "published_pipeline_8rank").model_error_frac < 0.025

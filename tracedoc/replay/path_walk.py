@@ -81,6 +81,9 @@ class Walk:
         # As a list: the path passes thousands of points, and asks for the rank of each.
         self._point_base: list[int] = self._program.layout.point_base.tolist()
         self._position = subject
+        self._of_next = self._of_own = played.times, played.before
+        if played.program.layout.periodic:
+            self._of_own = played.before, 2 * played.before - played.times
         self._earlier = 0
         self._labels = [
             dict(zip(own.label_at.tolist(), own.labels, strict=True)) for own in played.program.layout.notes
@@ -113,10 +116,7 @@ class Walk:
 
     def _times(self) -> tuple[Int64Array, Int64Array]:
         """Return the times of the step that is looked at and of the one before; steps repeat themselves."""
-        played = self._played
-        if self._earlier < 0 or not self._program.layout.periodic:
-            return played.times, played.before
-        return played.before, 2 * played.before - played.times
+        return self._of_next if self._earlier < 0 else self._of_own
 
     def _staying(self, source: Index, reached: Int64Array, latest: int) -> int:
         """Return which part of an operation the path comes from: that of its rank if it is hardly earlier."""

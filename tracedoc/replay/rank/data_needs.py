@@ -6,13 +6,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.replay.rank.gpu_events import UNLAUNCHED, DeviceEvents
-from tracedoc.replay.rank.program import NONE, Cause, Part
+from tracedoc.replay.rank.program import NONE, Cause, Group, Part
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.reductions import gradient_rows
 from tracedoc.timeline.shards.shard_units import NO_TIME
-from tracedoc.trace.distinct import is_among
+from tracedoc.trace.distinct import difference, is_among
 
 CALL_LAG_NS = 6_000
 """From the end of what a collective waits for to its start, at most."""
@@ -25,13 +25,21 @@ def data_needs(timeline: RankTimeline, device: DeviceEvents) -> Part:
 
     DistributedDataParallel, FSDP, ZeRO and Megatron make their stream wait for every reduction before the
     backward pass returns; FSDP and ZeRO-3 make it wait for a unit's gather before the unit computes, and
-    gather what the optimizer has updated. A pair that the trace contradicts is left out.
+    gather what the optimizer has updated. ZeRO and Megatron gather all parameters after that, before the
+    next step computes. A pair that the trace contradicts is left out.
     """
     gathered = _gathers(timeline, device)
-    parts = [_gradients(timeline, device), _uses(timeline, device, gathered), _updates(device, gathered)]
+    updated = _updates(device, _other_gathers(device, gathered))
+    parts = [
+        _gradients(timeline, device),
+        _uses(timeline, device, gathered),
+        _next_steps(device, *updated),
+        _updates(device, gathered),
+        updated,
+    ]
     source, target = (np.concatenate([one[side] for one in parts]).astype(np.int64) for side in (0, 1))
     lag = np.zeros(source.size, dtype=np.int64)
-    updates = parts[2][0].size
+    updates = parts[3][0].size + parts[4][0].size
     if updates:
         seen = device.start_ns[target[-updates:]] - device.end_ns[source[-updates:]]
         lag[-updates:] = np.clip(seen, 0, CALL_LAG_NS)
@@ -98,5 +106,26 @@ def _updates(device: DeviceEvents, gathered: Int64Array) -> tuple[Int64Array, In
     place = np.searchsorted(launched, device.launched_ns[target]) - 1
     known = (place >= 0) & (device.launched_ns[target] != UNLAUNCHED)
     source, target = compute[place[known]], target[known]
-    right = (device.part[source] == Phase.OPTIMIZER) & (device.end_ns[source] <= device.start_ns[target])
+    optimizes = (device.part[source] == Phase.OPTIMIZER) | (device.group[source] == Group.OPTIMIZER)
+    right = optimizes & (device.end_ns[source] <= device.start_ns[target])
     return source[right].astype(np.int64), target[right]
+
+
+def _other_gathers(device: DeviceEvents, gathered: Int64Array) -> Int64Array:
+    """Return the gathers that are of no unit."""
+    collectives = np.flatnonzero(device.row >= 0)
+    ops = np.array([device.op[row] == "all_gather" for row in device.row[collectives].tolist()], dtype=bool)
+    return difference(collectives[ops], gathered).astype(np.int64)
+
+
+def _next_steps(
+    device: DeviceEvents, update: Int64Array, gather: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Return gathers of what was updated with the next compute, where none ran beside them."""
+    compute = device.computes()
+    place = np.searchsorted(device.start_ns[compute], device.end_ns[update])
+    there = place < compute.size
+    source, target = gather[there], compute[place[there]]
+    waits = device.start_ns[target] >= device.end_ns[source]
+    waits &= device.launched_ns[source] < device.launched_ns[target]
+    return source[waits], target[waits].astype(np.int64)
