@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.trace.both_readers import assert_alike
 from tracedoc.trace.columns import NO_ID, Trace
-from tracedoc.trace.compact import Coded, Sparse, ids_column, narrowest
+from tracedoc.trace.compact import Coded, Sparse, narrowest
+from tracedoc.trace.growing import GrowingIds
 
 EDGES = [-(2**63), -(2**31) - 1, -(2**31), -129, -128, -1, 0, 127, 128, 2**31 - 1, 2**31, 2**53, 2**63 - 1]
 
@@ -28,9 +29,14 @@ def test_the_narrowest_type_holds_both_ends(least: int, most: int, dtype: type) 
     assert narrowest(least, most) is dtype
 
 
-@given(st.lists(st.sampled_from(EDGES) | st.integers(-(2**63), 2**63 - 1), max_size=6))
-def test_ids_are_what_they_were(ids: list[int]) -> None:
-    assert ids_column(np.array(ids, dtype=np.int64)).tolist() == ids
+@given(st.lists(st.lists(st.sampled_from(EDGES) | st.integers(-(2**63), 2**63 - 1), max_size=3), max_size=4))
+def test_ids_are_what_they_were_whatever_came_before(parts: list[list[int]]) -> None:
+    column = GrowingIds()
+    for part in parts:
+        column.extend(np.array(part, dtype=np.int64))
+    ids = [one for part in parts for one in part]
+    assert column.values().tolist() == ids
+    assert column.values().dtype == (np.int32 if all(-(2**31) <= one < 2**31 for one in ids) else np.int64)
 
 
 ROWS = [0, -1, 3, [1, 3, 0], [], slice(None), slice(1, 3), np.array([True, False, True, False])]

@@ -16,16 +16,17 @@ from tracedoc.trace.columns import (
     CollectiveArgs,
     Kind,
     MemoryCounters,
+    NarrowColumn,
     Shapes,
     SyncRecords,
     Thread,
     Trace,
     TraceInfo,
 )
-from tracedoc.trace.compact import Coded, Sparse, ids_column, narrowest
+from tracedoc.trace.compact import Coded, Sparse, narrowest
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.events import IMPOSSIBLE
-from tracedoc.trace.growing import Growing
+from tracedoc.trace.growing import Growing, GrowingIds
 from tracedoc.trace.metadata import (
     Header,
     as_int,
@@ -52,8 +53,6 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "ts": np.int64,
     "dur": np.int64,
     "head": np.int32,
-    "correlation": np.int64,
-    "external_id": np.int64,
     # What few events carry: the rows of the events, and what they say.
     "placed.row": np.int64,
     "placed.place": np.int32,
@@ -76,6 +75,7 @@ class Columns:
     def __init__(self, tables: Tables) -> None:
         self._heads, self._places = tables.heads, tables.places
         self._columns = {name: Growing(dtype) for name, dtype in _COLUMNS.items()}
+        self._columns |= {name: GrowingIds() for name in ("correlation", "external_id")}
         self._rows = 0
         self._collectives: dict[int, CollectiveArgs] = {}
         self._shapes: dict[int, Shapes] = {}
@@ -135,28 +135,27 @@ class Columns:
         row_of[keep] = np.arange(keep.size, dtype=np.int32)
         collectives = {int(row_of[i]): value for i, value in self._collectives.items() if row_of[i] >= 0}
         shapes = {int(row_of[i]): value for i, value in self._shapes.items() if row_of[i] >= 0}
-        memory, syncs = self._memory(row_of), self._syncs(row_of)
+        memory, syncs, nbytes = self._memory(row_of), self._syncs(row_of), self._nbytes(row_of)
+        del row_of
         # One column after the other, so that only one exists twice.
         dur = dur[keep]
         np.maximum(dur, 0, out=dur)
         kind = kind[keep]
-        correlation = ids_column(self._take("correlation"))[keep]
+        correlation = self._take("correlation")[keep]
         correlation[correlation <= 0] = NO_ID  # 0 is how CUPTI and roctracer say "none"
         limits.extend(self._device_limits(path, kind))
-        heads = heads[keep]
-        name = np.array(self._heads.name, dtype=narrowest(NO_ID, len(names)))[heads]
-        where, grids = self._where(heads, row_of)
-        nbytes = self._nbytes(row_of)
-        del row_of
+        codes, values, grids = self._where(heads)
+        codes = codes[keep]
+        name = np.array(self._heads.name, dtype=narrowest(NO_ID, len(names)))[heads[keep]]
         return Trace(
             info=self._info(path, header, outcome, reader, names, kind, name),
             ts_ns=ts,
             dur_ns=dur,
             name=name,
             kind=kind,
-            **where,
+            **{column: Coded(codes, of_code) for column, of_code in values.items()},
             correlation=correlation,
-            external_id=ids_column(self._take("external_id"))[keep],
+            external_id=self._take("external_id")[keep],
             nbytes=nbytes,
             names=names,
             threads=self._thread_table(),
@@ -185,12 +184,11 @@ class Columns:
     # Finishing.
 
     def _where(
-        self, heads: npt.NDArray[np.int32], row_of: npt.NDArray[np.int32]
-    ) -> tuple[dict[str, Coded], tuple[tuple[int, ...], ...]]:
-        """Return the thread, device, stream and launch grid of each event, by one code; and the grids.
+        self, heads: npt.NDArray[np.int32]
+    ) -> tuple[NarrowColumn, dict[str, npt.NDArray[Any]], tuple[tuple[int, ...], ...]]:
+        """Return a code for where each event was; what each column holds for it, and the launch grids.
 
-        ``heads`` are those of the events that are kept, ``row_of`` says where they stand. Where the arguments
-        do not say, process and thread are device and stream.
+        Where the arguments do not say, process and thread are device and stream.
         """
         known, grids, wheres = list(self._heads), Ids(), Ids()
         on_host = [wheres[thread, NO_ID, NO_ID, NO_ID] for thread in range(len(self._heads.threads))]
@@ -208,16 +206,11 @@ class Columns:
             )
         dtype = narrowest(0, len(wheres))
         codes = np.array(on_host, dtype=dtype)[self._heads.thread][heads]
-        rows = row_of[self._take("placed.row")]
-        places = self._take("placed.place")
-        kept = rows >= 0
-        codes[rows[kept]] = np.array(on_gpu, dtype=dtype)[places[kept]]
+        codes[self._take("placed.row")] = np.array(on_gpu, dtype=dtype)[self._take("placed.place")]
         columns = zip(("thread", "device", "stream", "grid"), zip(*wheres, strict=True), strict=True)
         types = {"stream": np.int64}
-        found = {
-            name: Coded(codes, np.array(values, dtype=types.get(name, np.int32))) for name, values in columns
-        }
-        return found, tuple(grids)
+        values = {name: np.array(listed, dtype=types.get(name, np.int32)) for name, listed in columns}
+        return codes, values, tuple(grids)
 
     def _nbytes(self, row_of: npt.NDArray[np.int32]) -> Sparse:
         rows, sizes = row_of[self._take("sized.row")], self._take("sized.nbytes")

@@ -21,13 +21,6 @@ def narrowest(least: int, most: int) -> type[np.signedinteger[Any]]:
     return np.int64
 
 
-def ids_column(values: npt.NDArray[np.int64]) -> npt.NDArray[np.signedinteger[Any]]:
-    """Return ids in half the bytes if all of them fit; they are compared and looked up, never added."""
-    if values.size and narrowest(int(values.min()), int(values.max())) is not np.int64:
-        return values.astype(np.int32)
-    return values
-
-
 class _Column:
     """What both kinds of column share: they are read like arrays, and cannot be written to."""
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracedoc.trace.compact import narrowest
+
 _GROWTH = 8  # times the room that was too small: to copy what is there costs more than to reserve
 
 
@@ -30,3 +32,19 @@ class Growing:
     def values(self) -> npt.NDArray[Any]:
         """Return what was appended, without a copy."""
         return self._values[: self._size]
+
+
+class GrowingIds(Growing):
+    """A column of ids, in int32 for as long as all of them fit."""
+
+    def __init__(self) -> None:
+        super().__init__(np.int32)
+
+    def extend(self, part: npt.NDArray[Any]) -> None:
+        """Append an array of int64."""
+        narrow = self._values.dtype == np.int32
+        if narrow and part.size and narrowest(int(part.min()), int(part.max())) is np.int64:
+            wide = np.empty(self._values.size, dtype=np.int64)
+            wide[: self._size] = self._values[: self._size]
+            self._values = wide
+        super().extend(part)
