@@ -21,7 +21,7 @@ from tracedoc.containment import failure
 from tracedoc.diagnosis import SEVERITIES, Comparison, Evidence, Finding, Fix, Gain, Instance, Verdict
 from tracedoc.facts.catalog import attempt
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.rules.expression import Expression, parse
+from tracedoc.rules.expression import Expression, Result, parse
 from tracedoc.rules.expression import evaluate as evaluate_condition
 from tracedoc.rules.model import AtMost, Rule
 from tracedoc.rules.template import WORST_RANK, compressed, fill, placeholders
@@ -163,7 +163,8 @@ def _weigh(
         keys = _rank_keys(condition.names, measurements)
         if not keys:
             return _Weighed(rule, _no_ranks(rule, condition.names, measurements))
-    opinions = [_judge(rule, condition, key, measurements, gains) for key in keys]
+    known: dict[tuple[Value, ...], Result] = {}
+    opinions = [_judge(rule, condition, key, measurements, gains, known) for key in keys]
     verdict = _verdict(rule, opinions)
     if verdict.outcome != "finding":
         return _Weighed(rule, verdict)
@@ -253,9 +254,14 @@ def _judge(
     key: str | None,
     measurements: Measurements,
     gains: Mapping[str, GainEstimator],
+    known: dict[tuple[Value, ...], Result],
 ) -> _Opinion:
+    """Return what a rule says of one instance; ``known`` are conditions judged before, by their values."""
     values = _values(rule, condition.names, key, measurements)
-    result = evaluate_condition(condition, values)
+    asked = tuple(values.values())  # of many ranks most have the same zeros and unknowns
+    result = known.get(asked)
+    if result is None:
+        result = known[asked] = evaluate_condition(condition, values)
     if not isinstance(result.value, bool):
         reason = (
             result.value.reason if isinstance(result.value, Unknown) else "the condition is not a truth value"

@@ -77,6 +77,7 @@ class Result(msgspec.Struct, frozen=True):
     comparisons: tuple[Comparison, ...]
 
 
+@lru_cache(maxsize=1024)  # a rule is judged for many runs in one process
 def parse(text: str) -> Expression:
     """Return the expression that ``text`` states; raise :class:`ExpressionError` for anything else.
 
@@ -351,6 +352,14 @@ def _describe(unit: Unit) -> str:
 
 
 def _value_of(node: ast.expr, values: Mapping[str, Value], comparisons: list[Comparison]) -> Value:
+    # Names are most of what is asked for, once for each of hundreds of ranks.
+    if type(node) is ast.Name:
+        value = values.get(node.id)
+        if value is None:
+            return Unknown(f"{node.id} was not measured")
+        if type(value) is float and not math.isfinite(value):
+            return Unknown(f"{node.id} is not finite")
+        return value
     match node:
         case ast.BoolOp(op=operator, values=operands):
             decisive = isinstance(operator, ast.Or)
@@ -373,11 +382,6 @@ def _value_of(node: ast.expr, values: Mapping[str, Value], comparisons: list[Com
             if len(known) < len(numbers):
                 return _join_unknown(numbers)
             return abs(known[0]) if function == "abs" else min(known) if function == "min" else max(known)
-        case ast.Name(id=name):
-            value = values.get(name, Unknown(f"{name} was not measured"))
-            if isinstance(value, float) and not math.isfinite(value):
-                return Unknown(f"{name} is not finite")
-            return value
         case ast.Constant(value=bool() | int() | float() | str() as value):
             return value
         case _:

@@ -114,17 +114,16 @@ def _places(digest: RankDigest, spans: Spans, what: str) -> tuple[Evidence, ...]
 def longest_places(evidence: Sequence[Evidence], ranks: int) -> tuple[Evidence, ...]:
     """Return the longest places of each rank, in the order in which they were; ``ranks`` share the room."""
     quota = max(MIN_FOUND, MAX_FOUND // ranks)
-    by_rank: dict[int, list[Evidence]] = defaultdict(list)
-    for place in evidence:
-        by_rank[place.rank].append(place)
-    if all(len(places) <= quota for places in by_rank.values()):
+    by_rank: dict[int, list[int]] = defaultdict(list)
+    for number, place in enumerate(evidence):
+        by_rank[place.rank].append(number)
+    if all(len(numbers) <= quota for numbers in by_rank.values()):
         return tuple(evidence)
-    kept = {
-        place
-        for places in by_rank.values()
-        for place in sorted(places, key=lambda place: place.start_ns - place.end_ns)[:quota]
-    }
-    return tuple(place for place in evidence if place in kept)
+    lengths = [place.start_ns - place.end_ns for place in evidence]
+    kept = [
+        number for numbers in by_rank.values() for number in sorted(numbers, key=lengths.__getitem__)[:quota]
+    ]
+    return tuple(evidence[number] for number in sorted(kept))
 
 
 def _digest_of(measurements: Measurements, key: str | None) -> RankDigest | None:
