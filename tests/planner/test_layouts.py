@@ -235,3 +235,14 @@ def test_what_these_frameworks_are_not_planned_for_is_refused(
 ) -> None:
     with pytest.raises(InputError, match="--framework torchtitan"):
         advise(ask(model(tmp_path), **training), Wish(CLUSTER, framework="torchtitan"))
+
+
+def test_a_loss_over_a_split_vocabulary_takes_16_bytes_a_logit(tmp_path: Path) -> None:
+    """8192 tokens x 8192 words over 4 GPUs, more than what a block needs."""
+    question = ask(model(tmp_path, vocab_size=8192), sequence=8192)
+    memory = layout_memory(question, Layout("torchtitan", data=4, tensor=4), checkpointing=True)
+    assert memory.moment == "loss"
+    assert memory.working == pytest.approx(8192 * 8192 * 16 / 4)
+    fused = ask(model(tmp_path, vocab_size=8192), sequence=8192, loss="fused")
+    memory = layout_memory(fused, Layout("torchtitan", data=4, tensor=4), checkpointing=True)
+    assert memory.working == pytest.approx(8192 * 8192 * 4 / 4)

@@ -20,6 +20,12 @@ from tracedoc.planner.strategies import STRATEGIES
 SHARDED = STRATEGIES["full-shard"]
 """The strategy whose tensors these frameworks keep: 16-bit activations, no copies by autocast."""
 
+LOSS_PARALLEL_BYTES = 16
+"""Bytes of one logit in the backward pass of PyTorch's ``loss_parallel``, which fuses nothing.
+
+In fp32: log-softmax, the gradient, its exponential, and their sum (torch.distributed.tensor.parallel.loss).
+"""
+
 MEGATRON_BYTES = {
     "bf16-mixed": (2, 4, 12),
     "bf16-mixed-reduce": (2, 2, 12),
@@ -87,7 +93,10 @@ def _stage(
         backward += block_activations(question, SHARDED) / split + whole
     logits = 0.0
     if head or alone:
-        logits = training.tokens * model.vocabulary * logit_bytes(question, SHARDED) / split
+        per_logit = logit_bytes(question, SHARDED)
+        if layout.family == "torchtitan" and layout.tensor > 1 and training.loss == "eager":
+            per_logit = max(per_logit, LOSS_PARALLEL_BYTES)
+        logits = training.tokens * model.vocabulary * per_logit / split
     states, units = _states(question, layout, weights)
     moment, working = ("loss", logits) if logits > backward else ("first block", backward)
     communicators = 1 + sum(size > 1 for _, size in layout.parts)
