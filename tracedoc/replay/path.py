@@ -96,6 +96,8 @@ def find_whole_path(played: Played, subject: int) -> Path:
     }
     most = [layout.ranks.index(rank) for rank in list(path.rank_shares())[:RANKS_TRIED]]
     for position in dict.fromkeys([*most, min(begins, key=begins.__getitem__)]):
+        if position == subject:
+            continue
         other = find_path(played, position)
         if other.inside_ns() > path.inside_ns() + CLEARLY_MORE * played.step_ns:
             path = other

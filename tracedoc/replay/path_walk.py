@@ -304,7 +304,7 @@ class Walk:
         """Yield the way from a call to the start of what it launched, and what the host did before it."""
         layout = self._program.layout
         latency = ns - self._since_node(point)
-        work = self._of_host_work(point, latency, PARTS[int(layout.part[point])])
+        work = self._of_host_work(point, latency, PARTS[int(layout.part[point])], self._position_of(point))
         yield replace(work, after=latency)
         yield from self._of_lags(point, ns - latency)
 
@@ -320,18 +320,17 @@ class Walk:
 
     def _of_lag(self, point: int, ns: float) -> Piece:
         """Return what the host does right before a point."""
-        layout = self._program.layout
-        rank = self._position_of(point)
-        base = self._point_base[rank]
-        what = self._labels[rank].get(point - base)
+        position = self._position_of(point)
+        base = self._point_base[position]
+        what = self._labels[position].get(point - base)
         if what is None:
-            what = PARTS[int(layout.part[max(point - 1, base)])]
-        return self._of_host_work(point, ns, what)
+            what = PARTS[int(self._program.layout.part[max(point - 1, base)])]
+        return self._of_host_work(point, ns, what, position)
 
-    def _of_host_work(self, point: int, ns: float, what: str) -> Piece:
+    def _of_host_work(self, point: int, ns: float, what: str, position: int) -> Piece:
         layout = self._program.layout
-        is_cpu = layout.notes[self._position_of(point)].is_cpu
-        return self._piece("compute" if is_cpu else "host", point, ns, what, Spot.START)
+        resource = "compute" if layout.notes[position].is_cpu else "host"
+        return Piece(resource, layout.ranks[position], ns, what, Spot.START, point, earlier=self._earlier)
 
     def _piece(self, resource: str, point: int, ns: float, what: str, spot: Spot) -> Piece:
         rank = self._rank(self._position_of(point))
