@@ -20,6 +20,7 @@ from tracedoc.diagnosis_json import to_json
 from tracedoc.errors import InputError
 from tracedoc.report.figures.diagnosis_figure import diagnosis_figure
 from tracedoc.report.figures.figure_style import HATCHES, colours
+from tracedoc.report.figures.path_in_figure import LABEL
 from tracedoc.report.render import render_file
 from tracedoc.report.states import STATES
 from tracedoc.report.view import PARTS, build_view
@@ -69,6 +70,15 @@ def test_timeline_has_each_state_at_its_time(figure: Any) -> None:
         (200, 290, -0.4),
         (350, 360, 0.6),
     ]
+
+
+def test_critical_path_runs_through_the_late_rank(figure: Any) -> None:
+    (line,) = (line for line in figure.axes[0].lines if line.get_label() == LABEL)
+    at = dict(zip(*line.get_data(), strict=True))
+    # Rank 5 is the second row; the host runs above its bar, communication below it.
+    assert [round(at[ms], 2) for ms in (280.0, 350.0, 390.0)] == [0.59, 1.44, 1.44]
+    assert min(at) == 0.0
+    assert max(at) == 390.0
 
 
 def test_no_two_colours_that_meet_are_one_in_grey() -> None:

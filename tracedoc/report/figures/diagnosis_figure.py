@@ -13,6 +13,7 @@ from tracedoc.diagnosis import RankReport
 from tracedoc.errors import InputError
 from tracedoc.picture import Picture, PictureRow
 from tracedoc.report.figures.figure_style import HATCHES, colours, figure_bytes, new_figure, page_style
+from tracedoc.report.figures.path_in_figure import LABEL, draw_path
 from tracedoc.report.picture.common_clock import LATEST_MS, CommonClock
 from tracedoc.report.states import STATES
 from tracedoc.report.texts import one_line
@@ -102,6 +103,7 @@ def _timeline(axis: Any, picture: Picture, view: View) -> None:
     for state, (key, _) in STATES.items():
         _bars(axis, rows, state, -0.4, 0.8, _paint(key))
     _bars(axis, rows, "communication", 0.4, 0.1, {"facecolor": colours()["ink"], "linewidth": 0})
+    draw_path(axis, picture.path, [row.rank for row in rows], picture.span_ms)
     _mark(axis, rows, picture, view)
     few = max(1, min(_MOST_NAMED, len(rows) // 2))
     marked = (item.finding.ranks for item in view.findings[:MARKED_FINDINGS])
@@ -265,6 +267,8 @@ def _legend(axis: Any, view: View) -> None:
     rows = view.diagnosis.detail.picture.rows if view.diagnosis.detail.picture is not None else ()
     if any("communication" in row.spans_ms for row in rows):
         handles.append(Line2D([], [], color=colours()["ink"], label="communication, hidden or not"))
+    if view.diagnosis.detail.picture is not None and view.diagnosis.detail.picture.path:
+        handles.append(Line2D([], [], color=colours()["ink"], linewidth=1.1, label=LABEL))
     axis.axis("off")
     axis.legend(
         handles=handles, loc="center left", bbox_to_anchor=(0.0, 0.5), borderaxespad=0.0,

@@ -42,17 +42,18 @@ def path_lines(path: Sequence[PathStretch], ranks: Sequence[int], scale: TimeSca
     work: dict[int, list[str]] = {rank: [] for rank in ranks}
     gaps: dict[int, list[str]] = {rank: [] for rank in ranks}
     for one in drawn:
-        work[one.rank].append(_across(scale, one.start_ms, one.end_ms, _level(one)))
+        work[one.rank].append(_across(scale, one.start_ms, one.end_ms, level_of(one)))
     for one, after in pairwise(drawn):
         at = scale.thousandths(after.start_ms)
         if at - scale.thousandths(one.end_ms) > LEAST_GAP:
-            gaps[one.rank].append(_across(scale, one.end_ms, after.start_ms, _level(one)))
+            gaps[one.rank].append(_across(scale, one.end_ms, after.start_ms, level_of(one)))
         for rank, top, bottom in _down(places, ranks, one, after):
             work[rank].append(f"M{at:.2f} {top}V{bottom}")
     return {rank: PathLine("".join(work[rank]), "".join(gaps[rank])) for rank in ranks if work[rank]}
 
 
-def _level(one: PathStretch) -> float:
+def level_of(one: PathStretch) -> float:
+    """Return how far down in its row a stretch runs."""
     return LEVELS.get(one.resource, HOST)
 
 
@@ -65,15 +66,15 @@ def _down(
 ) -> Iterator[tuple[int, float, float]]:
     """Yield the line from one stretch to the next: the rank, and from where to where in its row."""
     if one.rank == after.rank:
-        if _level(one) != _level(after):
-            yield one.rank, _level(one), _level(after)
+        if level_of(one) != level_of(after):
+            yield one.rank, level_of(one), level_of(after)
         return
     down = places[one.rank] < places[after.rank]
-    yield one.rank, _level(one), FAR if down else -FAR
+    yield one.rank, level_of(one), FAR if down else -FAR
     low, high = sorted((places[one.rank], places[after.rank]))
     for rank in ranks[low + 1 : high]:
         yield rank, -FAR, FAR
-    yield after.rank, -FAR if down else FAR, _level(after)
+    yield after.rank, -FAR if down else FAR, level_of(after)
 
 
 def path_words(path: Sequence[PathStretch]) -> tuple[str, ...]:
