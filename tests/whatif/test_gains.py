@@ -71,6 +71,12 @@ BOUNDED = [
     ("recompilation", {"recompile_ms": 80.0}, 80.0),
     ("unfused-attention", {"unfused_attention_ms": 80.0}, 70.0),
     ("overlap-contention", {"contention_ms": 80.0}, 70.0),
+    ("communication-on-compute-stream", {"compute_stream_transfer_ms": 80.0}, 70.0),
+    ("cross-node-sharding", {"gather_bandwidth_stall_ms": 80.0}, 80.0),
+    ("gather-behind-reduce", {"gather_behind_reduce_ms": 80.0}, 80.0),
+    ("reduce-scatter-buffer-stall", {"reduce_buffer_stall_ms": 80.0}, 80.0),
+    ("tiny-parameter-gathers", {"tiny_gather_cost_ms": 80.0}, 80.0),
+    ("cross-node-tensor-parallel", {"layer_exchange_ms": 80.0}, 70.0),
     # 60 ms do not hide behind 50 of compute, but fewer bytes, or fewer ranks, send less of them.
     ("exposed-all-to-all", {"all_to_all_exposed_ms": 60.0}, 60.0),
     ("exposed-all-to-all", {"all_to_all_exposed_ms": 80.0}, 70.0),
