@@ -21,7 +21,7 @@ from tracedoc.planner.layouts import Layout, layouts, stage_blocks
 from tracedoc.planner.model_config import read_model_config
 from tracedoc.planner.ranking import rank
 from tracedoc.planner.setup import Question, Training
-from tracedoc.planner.shape import ModelShape
+from tracedoc.planner.shape import ModelShape, shape_from_parameters
 
 NVLINK = LinkKind("nvlink", "NVLink", False, 400.0, 1.0, 0.0, "here")
 NETWORK = LinkKind("ib", "InfiniBand", True, 400.0, 1.0, 0.0, "here")
@@ -246,3 +246,17 @@ def test_a_loss_over_a_split_vocabulary_takes_16_bytes_a_logit(tmp_path: Path) -
     fused = ask(model(tmp_path, vocab_size=8192), sequence=8192, loss="fused")
     memory = layout_memory(fused, Layout("torchtitan", data=4, tensor=4), checkpointing=True)
     assert memory.working == pytest.approx(8192 * 8192 * 4 / 4)
+
+
+def test_a_layout_is_named_where_it_is_faster_than_sharding_over_many_gpus() -> None:
+    """Over a slow network a pipeline sends next to nothing, and gathering 70e9 weights takes long."""
+    gpu = find_gpu("A100")
+    slow = Cluster(gpu, link_of(gpu), find_link("100Gbit/s", across=True))
+
+    def named(gpus: int) -> bool:
+        question = Question(shape_from_parameters(70 * 10**9), Training(), gpus, gpus // 8, gpu.memory_bytes)
+        points = advise(question, Wish(slow)).turning_points
+        return any(point.startswith("--framework torchtitan: ") for point in points)
+
+    assert named(64)
+    assert not named(32)
