@@ -23,7 +23,13 @@ def outcome(
     run: RunInfo,
     step: float,
 ) -> str:
-    """Return what the step becomes with the fixes: replayed where that was done, else its bound."""
+    """Return what the step becomes with the fixes: replayed where that was done, else its bound.
+
+    Fixes of other findings than the first stand for it only where they save as much as it does at most.
+    """
+    least = named[0].gain.size_ms if named[0].gain is not None else 0.0
+    if plan and not any(one.fix.startswith(f"{named[0].id}/") for one in plan):
+        plan = plan if step - plan[-1].step_ms[1] >= least else ()
     if len(plan) > 1:
         change = format_step_change(step, plan[-1].step_ms)
         if len(plan) == 2:
@@ -37,7 +43,8 @@ def outcome(
         return f"{plan[0].title}{_number_of(finding, findings)}: {change}."
     for one in named:
         first: Fix | None = next(iter(fitting_first(one.fixes, run)), None)
-        if first is not None and first.predicted is not None and first.predicted.gain_ms[1] > 0:
+        saved = 0.0 if first is None or first.predicted is None else first.predicted.gain_ms[1]
+        if first is not None and first.predicted is not None and saved > (0.0 if one is named[0] else least):
             change = format_step_change(step, first.predicted.step_ms)
             same_work = " for as many samples" if first.predicted.change.startswith("double-batch") else ""
             return f"{first.title}{_number_of(one.id, findings)}: {change}{same_work}."

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.step import NO_STEP
+from tracedoc.facts.per_run.settings import core_wait_frac
 from tracedoc.ranks.code_places import code_place
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.stragglers import stragglers
+from tracedoc.timeline.own_code import CodePlace
 from tracedoc.values import Unknown, Value
 
 FLATTENING = "flatten_dense_tensors"
@@ -51,6 +56,59 @@ def straggler_code(run: RunView) -> dict[str, Value]:
 def straggler_located(run: RunView) -> dict[str, Value]:
     """Whether :func:`straggler_code` names a function."""
     return {rank: place != "none" for rank, place in straggler_code(run).items()}
+
+
+@run_fact("script_code", unit="text", scope="rank", needs=("host_ops",))
+def script_code(run: RunView) -> dict[str, Value]:
+    """The function of the script in which the host of a CPU run is longest outside operators, or "none".
+
+    From the same sources as :func:`loader_code`.
+    """
+    return {str(digest.rank): str(_script_place(run, digest.rank) or "none") for digest in run.digests}
+
+
+@run_fact("script_code_ms", unit="ms", scope="rank", needs=("host_ops",))
+def script_code_ms(run: RunView) -> dict[str, Value]:
+    """Time of the median step in which no operator runs because the host is in :func:`script_code`, at most.
+
+    As long as the function took in the step with stacks, and at most as long as no operator runs in the
+    median step of the rank that has least of that: all ranks run one script, and what one of them does alone
+    makes it a straggler. 0 on a rank without a function, and on GPUs (:func:`host_away_idle_ms`).
+    """
+    return _script_times(run, lambda digest: 1.0)
+
+
+@run_fact("script_code_running_ms", unit="ms", scope="rank", needs=("host_ops",))
+def script_code_running_ms(run: RunView) -> dict[str, Value]:
+    """:func:`script_code_ms` without the share of time that each rank waits for a core (``core_wait_frac``).
+
+    A thread that is taken off its core is stopped at any place of the step, outside operators too.
+    """
+    waits = core_wait_frac(run)
+
+    def running(digest: RankDigest) -> float:
+        wait = waits[str(digest.rank)]
+        return 1.0 - wait if isinstance(wait, float) else 1.0
+
+    return _script_times(run, running)
+
+
+def _script_place(run: RunView, rank: int) -> CodePlace | None:
+    return code_place(run, rank, 0.0, loading=False) if run.digest(rank).is_cpu else None
+
+
+def _script_times(run: RunView, share: Callable[[RankDigest], float]) -> dict[str, Value]:
+    quiet = []
+    for digest in run.digests:
+        idle_ms = digest.facts.get("unexplained_idle_ms", NO_STEP)
+        if not isinstance(idle_ms, float | int):
+            return {
+                str(digest.rank): idle_ms if isinstance(idle_ms, Unknown) else NO_STEP
+                for digest in run.digests
+            }
+        quiet.append(float(idle_ms) * share(digest))
+    places = {str(digest.rank): _script_place(run, digest.rank) for digest in run.digests}
+    return {rank: min(place.time_ns / 1e6, *quiet) if place else 0.0 for rank, place in places.items()}
 
 
 @run_fact("broadcasts_buffers", unit="bool", scope="rank", needs=("launches",))

@@ -197,6 +197,20 @@ def straggler_core_wait_frac(run: RunView) -> dict[str, Value]:
     return _of_late(run, share, 0.0)
 
 
+@run_fact("straggler_beyond_cores_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_beyond_cores_ms(run: RunView) -> dict[str, Value]:
+    """What is left of :func:`straggler_cost_ms` without :func:`straggler_core_wait_frac` of it."""
+    fractions = straggler_core_wait_frac(run)
+
+    def beyond(late: Straggler) -> Value:
+        waited = fractions[str(late.rank)]
+        if isinstance(waited, Unknown):
+            return waited
+        return _cost_ms(run, late) * max(1.0 - float(waited), 0.0)
+
+    return _of_late(run, beyond, 0.0)
+
+
 @run_fact("straggler_steady_frac", unit="fraction", needs=("collectives", "multi_rank"))
 def straggler_steady_frac(run: RunView) -> Value:
     """Share of the steps in which the rank that is most often the late one is it.
