@@ -144,7 +144,7 @@ def test_a_cpu_trace_tells_what_preview_rules_find(tmp_path: Path) -> None:
     # 55 steps count, 19 of them from the sixth on take 100 ms longer.
     assert [one.severity for one in found.findings if one.rule_id == "step-outliers"] == ["critical"]
     assert found.summary == (
-        "Slow steps: a step takes 100 ms longer than the usual 100 ms every 3 steps (6, 9, 12 and so on); "
+        "Slow steps: a step takes 100 ms longer than the usual 100 ms every 3 steps (counted from step 6); "
         "that is 34.5 ms a step on average over the whole run; the captured steps show none of them. "
         "Fixing it: 100 -> 65.5 ms at best."
     )
