@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from tracedoc.diagnosis import Diagnosis
-from tracedoc.pipeline import Options, diagnose
+from tracedoc.diagnosis import Diagnosis, Gain
+from tracedoc.pipeline import Options, diagnose, measure
+from tracedoc.predicted import PlanStep
+from tracedoc.summary.outcome import outcome
 from tracedoc.testing.jobs import write_job
 from tracedoc.testing.lanes import parse_lanes
 
@@ -207,3 +210,23 @@ def test_no_cause_is_named_over_a_gap_in_which_launched_work_did_not_run(tmp_pat
         "No diagnosis: for 50 % of the step work was queued and nothing ran; kernels of CUDA graphs may be "
         "missing from the trace."
     )
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "said"),
+    [
+        (90.0, "Fixing it: 100 -> 50 ms at best."),  # 10 ms of the other finding, 50 at most of the first
+        (40.0, "Do less (finding 2): 100 -> about 40 ms."),
+    ],
+)
+def test_a_smaller_fix_of_another_finding_does_not_stand_for_the_first(
+    sample_traces: Path, after_ms: float, said: str
+) -> None:
+    measurements = measure([sample_traces / "cpu_ddp_straggler"]).measurements
+    diagnosis = diagnose([sample_traces / "cpu_ddp_straggler"])
+    late = next(one for one in diagnosis.findings if one.rule_id == "straggler-rank")
+    late = replace(late, fixes=(), gain=Gain(0.0, 50.0, "ceiling", ()))
+    plan = (PlanStep("other/0", "Do less", "", (after_ms,) * 3, (100 - after_ms,) * 3, ""),)
+    findings = (late, replace(late, id="other"))
+    words = outcome(measurements, findings, [late], {}, plan, run=diagnosis.run, step=100.0)
+    assert words == said

@@ -62,7 +62,8 @@ def straggler_located(run: RunView) -> dict[str, Value]:
 def script_code(run: RunView) -> dict[str, Value]:
     """The function of the script in which the host of a CPU run is longest outside operators, or "none".
 
-    From the same sources as :func:`loader_code`.
+    From the same sources as :func:`loader_code`; all ranks run one script, so that what the step with stacks
+    shows of one rank counts for those whose own trace shows nothing.
     """
     return {str(digest.rank): str(_script_place(run, digest.rank) or "none") for digest in run.digests}
 
@@ -94,7 +95,12 @@ def script_code_running_ms(run: RunView) -> dict[str, Value]:
 
 
 def _script_place(run: RunView, rank: int) -> CodePlace | None:
-    return code_place(run, rank, 0.0, loading=False) if run.digest(rank).is_cpu else None
+    """Return the place of a rank; where its trace has none, that of the step with stacks."""
+    digest = run.digest(rank)
+    if not digest.is_cpu:
+        return None
+    own = digest.host_work is not None and digest.host_work.code
+    return code_place(run, rank if own or run.source_rank is None else run.source_rank, 0.0, loading=False)
 
 
 def _script_times(run: RunView, share: Callable[[RankDigest], float]) -> dict[str, Value]:
