@@ -16,7 +16,7 @@ AHEAD = 0.02
 
 @once
 def own_host_ns(run: RunView) -> dict[int, int]:
-    """Return by rank the host's own time in the judged step, without what it waited for the GPU or a batch.
+    """Return by rank the host's own time in the judged step, without what it waited for the GPU.
 
     Ranks whose host is not followed call by call (CPU runs, no launches), or is ahead of its GPU throughout,
     are left out.
