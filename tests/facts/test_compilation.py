@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tracedoc
+from tracedoc.collector.frameworks import limit_hits
 from tracedoc.testing import TraceBuilder
 from tracedoc.trace.vocabulary import compiled_region
 
@@ -51,3 +52,12 @@ def test_what_compiles_again_is_named(tmp_path: Path, builder: TraceBuilder, sai
 )
 def test_regions_of_compiled_code_have_numbers(name: str, numbers: tuple[int, int] | None) -> None:
     assert compiled_region(name) == numbers
+
+
+def test_functions_that_dynamo_gave_up_are_counted_in_the_words_of_all_versions() -> None:
+    refused = {
+        "Dynamo recompile limit exceeded\n  Explanation: the code object was recompiled too many times": 2,
+        "cache_size_limit reached": 1,
+        "Attempted to call function marked as skipped": 5,
+    }
+    assert limit_hits(refused) == 3

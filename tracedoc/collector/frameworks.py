@@ -227,7 +227,7 @@ def describe_compile(live: Live) -> Plain:
     counted = {
         "graphs": probe(lambda: int(counters["stats"]["unique_graphs"])),
         "graph_breaks": probe(lambda: int(sum(counters["graph_break"].values()))),
-        "recompile_limit_hits": probe(lambda: _limit_hits(counters["unimplemented"])) or None,
+        "recompile_limit_hits": probe(lambda: limit_hits(counters["unimplemented"])) or None,
     }
     modules = len(live.get("compiled", ())) or None
     if not modules and not counted["graphs"]:
@@ -235,7 +235,7 @@ def describe_compile(live: Live) -> Plain:
     return known(compiled_modules=modules, **counted)
 
 
-def _limit_hits(refused: Mapping[str, int]) -> int:
+def limit_hits(refused: Mapping[str, int]) -> int:
     """Return how often Dynamo gave a function up because it had compiled it too often already."""
     return sum(count for reason, count in refused.items() if RECOMPILE_LIMIT.search(reason))
 
