@@ -73,7 +73,7 @@ def find_cpu_sources(timeline: RankTimeline) -> CpuSources | Unplayable:
     steps = np.array([window.start_ns for window in timeline.windows], dtype=np.int64)
     # Passes begin at points too: which of them issued a collective is told by what lies between.
     forward = timeline.phases.host_spans(Phase.FORWARD).starts if timeline.phases else steps[:0]
-    begun = distinct(np.concatenate((steps, forward)))
+    begun = distinct(np.concatenate((steps, _after_waits(forward, begin, end))))
     # At one time, the beginning of a step comes first, and a wait after what was issued.
     blocks = (
         (Call.RANGE, begun, begun),
@@ -143,6 +143,14 @@ def _waits(timeline: RankTimeline, issued: Int64Array) -> tuple[Int64Array, Int6
     calls = np.sort(issued)
     last = calls[np.maximum(np.searchsorted(calls, ended, side="right") - 1, 0)]
     return np.maximum(begin, np.minimum(last, ended)), ended, row
+
+
+def _after_waits(times: Int64Array, begin: Int64Array, end: Int64Array) -> Int64Array:
+    """Return times, those inside a wait at its end: what begins while the host waits begins after it."""
+    if not begin.size:
+        return times
+    place = np.maximum(np.searchsorted(begin, times, side="right") - 1, 0)
+    return np.where((begin[place] <= times) & (times < end[place]), end[place], times)
 
 
 def build_cpu_program(sources: CpuSources, window: Window) -> RankProgram | Unplayable:

@@ -58,7 +58,8 @@ def without_collectives(program: RunProgram, chosen: Mask) -> RunProgram:
     """Return the program without some collectives: nothing waits for them, and their calls cost less.
 
     How much of the host's time before a call belongs to it is not known: all in the fast reading, none in
-    the slow one.
+    the slow one. On CPUs the threads that move bytes take cores from the work before the call, and how much
+    they slow it is as unknown.
     """
     layout, joins = program.layout, program.layout.joins
     events = joins.event[chosen]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.replay.rank.program import Lags
+from tracedoc.replay.rank.program import Codes, Lags
 from tracedoc.replay.run_program import RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter
@@ -69,8 +69,10 @@ def evened(program: RunProgram, positions: tuple[int, ...]) -> RunProgram:
         scale = np.where(computes[mine], factor[layout.event_part[mine]], 1.0)
         dur[mine] = np.rint(dur[mine] * scale).astype(np.int64)
     share = EXCESS_OF_WORK if layout.is_cpu else EXCESS_SHARE
+    # On CPUs the lags are the work: what a rank is longer at in one part of the step is taken from that part.
+    part = layout.part if layout.is_cpu else np.zeros_like(layout.part)
     columns = program.lag, program.own
-    lag, own = (_usual_host(column, layout.point_base, positions, share=share) for column in columns)
+    lag, own = (_usual_host(column, part, layout.point_base, positions, share=share) for column in columns)
     return program.edited(dur=dur, lag=lag, own=own)
 
 
@@ -83,16 +85,19 @@ def _work_by_part(program: RunProgram) -> np.ndarray:
     return sums.reshape(len(layout.ranks), parts)
 
 
-def _usual_host(column: Lags, base: Int64Array, positions: tuple[int, ...], *, share: float) -> Lags:
+def _usual_host(
+    column: Lags, part: Codes, base: Int64Array, positions: tuple[int, ...], *, share: float
+) -> Lags:
     """Return host times, those of some ranks no longer than elsewhere.
 
     Ranks that make as many calls are compared call by call: what is far longer than on the median of the
-    others is as long as there. Others are compared in all.
+    others is as long as there. Others are compared in each part of the step.
     """
     found: Lags = column.copy()
     counts = np.diff(base)
-    passed = np.concatenate(([0], np.cumsum(column, dtype=np.int64)))
-    totals = (passed[base[1:]] - passed[base[:-1]]).astype(np.float64)
+    parts = int(part.max(initial=0)) + 1
+    key = np.repeat(np.arange(counts.size), counts) * parts + part
+    totals = np.bincount(key, weights=column, minlength=counts.size * parts).reshape(counts.size, parts)
     chosen = np.array(positions)
     for count in np.unique(counts[chosen]).tolist():
         alike = np.flatnonzero(counts == count)
@@ -106,10 +111,12 @@ def _usual_host(column: Lags, base: Int64Array, positions: tuple[int, ...], *, s
                 found[at[mine]] = np.where(excess, usual, times)[mine]
             continue
         position = int(alike[0])
-        usual_sum = float(np.median(np.delete(totals, position)))
-        factor = min(usual_sum / max(float(totals[position]), 1.0), 1.0) if usual_sum else 1.0
+        usual_sums = np.median(np.delete(totals, position, axis=0), axis=0)
+        factor = np.minimum(usual_sums / np.maximum(totals[position], 1.0), 1.0)
+        if not usual_sums.any():
+            continue
         own = slice(int(base[position]), int(base[position + 1]))
-        found[own] = np.rint(column[own] * factor)
+        found[own] = np.rint(column[own] * factor[part[own]])
     return found
 
 
