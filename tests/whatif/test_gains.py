@@ -160,6 +160,7 @@ BOUNDED = [
     ("cpu-offload-transfer", {"offload_stall_ms": 70.0}, 70.0),
     ("rotating-straggler", {"straggler_any_cost_ms": 25.0}, 25.0),
     ("uneven-work", {"uneven_work_ms": 26.0}, 26.0),
+    ("script-code", {"script_code_ms": 35.0}, 35.0),
     ("pipeline-bubble", {"pipeline_bubble_excess_ms": 40.0}, 40.0),
 ]
 
