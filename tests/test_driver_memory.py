@@ -19,9 +19,9 @@ from tracedoc.pipeline import diagnose
 from tracedoc.report.render import render_pieces
 from tracedoc.worker import digest_file
 
-DIGEST_BYTES = 34_000
-"""A pickled digest of a few steps with some tens of collectives takes less; 11,000 of it are the programs of
-four steps with 400 GPU events each, by which they are replayed."""
+DIGEST_BYTES = 37_000
+"""A pickled digest of a few steps with some tens of collectives takes less; 14,000 of it are the programs of
+four steps with 400 GPU events each, by which they are replayed and the critical path is placed."""
 
 RANK_BYTES = 200_000
 """One more rank costs less at the peak: its digest, its part of matching, facts and report, and of the
