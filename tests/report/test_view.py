@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from tests.example_diagnoses import cpu, healthy, hostile, sharded
 from tracedoc.diagnosis import Comparison, Evidence, FactRecord, Fix, Gain, Instance, Verdict
 from tracedoc.errors import Limit
+from tracedoc.predicted import Predicted
 from tracedoc.report.texts import redacted
 from tracedoc.report.view import EVIDENCE_SHOWN, build_view, gain_text, holds_text, instances_text
 
@@ -72,6 +73,31 @@ def test_fix_for_the_trainer_around_the_wrapper_comes_first():
     finding = replace(diagnosis.findings[0], fixes=fixes)
     view = build_view(replace(diagnosis, run=run, findings=(finding,)))
     assert [fix.framework for fix in view.findings[0].fixes][:2] == ["trainer", "ddp"]
+
+
+def _replayed(title: str, gain_ms: float) -> Fix:
+    gained = (gain_ms - 1, gain_ms, gain_ms + 1)
+    after = (99 - gain_ms, 100 - gain_ms, 101 - gain_ms)
+    return Fix("any", title, "", "", predicted=Predicted("double-batch", after, gained, "", "high", (title,)))
+
+
+COMPILE, BATCH = _replayed("compile", 30.0), _replayed("batch", 46.0)
+
+
+@pytest.mark.parametrize(
+    ("fixes", "mean_step_ms", "words", "assumptions"),
+    [
+        ((COMPILE, BATCH), None, "29 to 31 ms a step (replayed)", "compile"),
+        ((Fix("any", "talk", "", ""), BATCH), None, "45 to 47 ms a step (replayed: batch)", "best"),
+        ((COMPILE, BATCH), 80.0, "45 to 47 ms of the mean step of 80 ms (replayed: batch)", "best"),
+        ((BATCH,), 80.0, "45 to 47 ms of the mean step of 80 ms (replayed)", "best"),
+    ],
+)
+def test_gain_beside_the_first_fix_is_that_of_the_first_fix(fixes, mean_step_ms, words, assumptions):
+    best = Gain(45.0, 47.0, "replay", ("best",), 46.0, mean_step_ms)
+    finding = replace(sharded().findings[0], fixes=fixes, gain=best)
+    shown = build_view(replace(sharded(), findings=(finding,))).findings[0]
+    assert (shown.gain, shown.assumptions) == (words, assumptions)
 
 
 def test_gain_is_a_bound_unless_a_low_end_is_known():

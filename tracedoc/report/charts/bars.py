@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from tracedoc.diagnosis import BudgetParts, Finding
+from tracedoc.diagnosis import BudgetParts, Gain
 from tracedoc.predicted import PlanStep, Predicted
 from tracedoc.report.charts.time_scale import TimeScale
 from tracedoc.report.states import STATES
@@ -85,9 +85,8 @@ def plan_rows(plan: Sequence[PlanStep]) -> Iterator[PlanRow]:
         )
 
 
-def gain_bar(finding: Finding, step_ms: float) -> AfterBar | None:
-    """Return the step without what a finding costs; of a bound the best case, then the range up to none."""
-    gain = finding.gain
+def gain_bar(gain: Gain | None, step_ms: float) -> AfterBar | None:
+    """Return the step without a gain; of a bound the best case, then the range up to none."""
     if gain is None or gain.high_ms <= 0 or step_ms <= 0:
         return None
     likely = gain.high_ms if gain.likely_ms is None else gain.likely_ms
