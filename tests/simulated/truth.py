@@ -131,6 +131,7 @@ class Truth:
         alone = {
             "even-ranks": {"even": -1.0},
             "share-work": {"even": -1.0},
+            "compile-model": {"host": 0.4},
             "capture-graph": {"host": 0.03},
             "feed-input": {"loader": 0.0},
             "pin-copies": {"pinned": 1.0},

@@ -213,3 +213,24 @@ def test_a_diagnosis_keeps_the_step_on_more_ranks(tmp_path):
     assert isinstance(twice, Predicted)
     assert isinstance(four_times, Predicted)
     assert twice.step_ms[1] < four_times.step_ms[1]
+
+
+def test_compiling_shortens_launches_and_no_long_gap(tmp_path):
+    """Of a step of 36 ms the host launches nothing for 15.5, more than 20 launch intervals, which stay.
+
+    The other 20.5 ms take 20, 40 or 80 % of their time then, or as CUDA graphs 3, 6 or 20 %.
+    """
+    builder = TraceBuilder(0, 1)
+    for index in range(5):
+        start = 36.0 * index + 1.0
+        builder.step(index, start, start + 36.0)
+        builder.backward(start + 0.1, start + 35.0)
+        for one in range(40):
+            at = start + 0.2 + 0.5 * one + (15.0 if one >= 20 else 0.0)
+            builder.kernel("sgemm", at + 0.01, at + 0.03, launch_ms=at)
+        builder.runtime("cudaDeviceSynchronize", start + 34.9, start + 35.0)
+    builder.write(tmp_path / "rank-0.json")
+    answer = tracedoc.predict([tmp_path], ["compile-model", "capture-graph"])
+    for one, shares in zip(answer.alone, ((0.2, 0.4, 0.8), (0.03, 0.06, 0.2)), strict=True):
+        assert isinstance(one, Predicted)
+        assert one.gain_ms[::-1] == pytest.approx([(1 - share) * 20.5 for share in shares], abs=0.1)
