@@ -400,14 +400,14 @@ def test_an_unknown_target_never_suppresses_but_caps_confidence_and_is_named() -
     (finding,) = judgement.findings
     assert (finding.id, finding.confidence, finding.severity) == ("broad", "medium", "warning")
     assert finding.gain is not None
-    assert finding.gain.assumptions == ("sharp is unknown and may be part of it: lost was not measured",)
+    assert finding.gain.assumptions == ("sharp was not judged and may be part of it",)
 
 
 def test_an_unknown_target_is_named_in_the_message_where_there_is_no_gain() -> None:
     lost = rule("sharp", evidence="sharp", when="lost > 0", params={})
     broad = rule("broad", evidence="broad", yields_to=("sharp",), gain="", severity="note")
     (finding,) = judge(broad, lost, of=measured(COMM_40), broad=_places((0, 40))).findings
-    assert finding.message.endswith("Sharp is unknown and may be part of it: lost was not measured.")
+    assert finding.message.endswith("Sharp was not judged and may be part of it.")
 
 
 def test_a_target_that_was_not_chosen_plays_no_part() -> None:

@@ -36,6 +36,7 @@ NEEDS = frozenset(
         "shapes",
         "memory",
         "sharding",
+        "sends",
     }
 )
 """What a fact or a rule may need of a capture."""

@@ -14,6 +14,7 @@ from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.catalog import CATALOG, NEEDS, FactDef, FactTable, Measurement, computed
 from tracedoc.ranks.run_view import RunView
 from tracedoc.timeline.strategy_signs import SHARDED_MARKS
+from tracedoc.trace.vocabulary import P2P_OPS
 from tracedoc.values import Failed, Unknown, Value
 
 _LOG = logging.getLogger(__name__)
@@ -119,6 +120,8 @@ def _present(run: RunView) -> set[str]:
     present = {need for need in NEEDS if any(need in digest.present for digest in run.digests)}
     if len(run.digests) > 1:
         present.add("multi_rank")
+    if any(digest.collectives.is_op(*SENDS).any() for digest in run.digests if len(digest.collectives)):
+        present.add("sends")
     return present
 
 
@@ -135,8 +138,13 @@ def _absent_by_nature(run: RunView) -> dict[str, str]:
         absent |= dict.fromkeys(("collectives", "multi_rank"), "one process has no peers")
     if not _sharded_by_name(digests):
         absent["sharding"] = "no parameters are sharded by FSDP or ZeRO-3"
+    if alone or all(len(digest.collectives) for digest in digests):
+        absent["sends"] = "no rank sends to a single other one, as in a pipeline"
     return absent
 
+
+SENDS = (*sorted(P2P_OPS), "unknown")
+"""Operations that are, or may be, between two ranks."""
 
 _MISSING = {
     "gpu": "no GPU activity was captured",
@@ -145,6 +153,7 @@ _MISSING = {
     "collectives": "no collective was captured",
     "multi_rank": "the trace of one rank only",
     "host_ops": "no operators were captured (ProfilerActivity.CPU was off?)",
+    "sends": "no collective was captured",
     "shapes": "shapes were not recorded (record_shapes=True)",
     "memory": "memory was not recorded (profile_memory=True)",
     "sharding": "FSDP or ZeRO-3 is named, but no gather of theirs could be linked to its launch",

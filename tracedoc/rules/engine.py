@@ -408,7 +408,7 @@ def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurement
         )
     if isinstance(worst.gain, Unknown):
         message += f" What a fix would save is unknown: {worst.gain.reason}."
-    notes = [doubt_words(doubt) for doubt in doubts]
+    notes = doubt_words(doubts)
     gain = worst.gain if isinstance(worst.gain, Gain) else None
     if gain is None:
         message += "".join(f" {note[0].upper()}{note[1:]}." for note in notes)

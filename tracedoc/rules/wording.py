@@ -37,10 +37,11 @@ def with_ranks(
     return before_full_stop(message, ", ".join(where)) if where else message
 
 
-def doubt_words(verdict: Verdict) -> str:
-    """Return that a rule which may be part of a finding is unknown, with the reason."""
-    note = f"{verdict.rule_id} is unknown and may be part of it"
-    return f"{note}: {verdict.reason}" if verdict.reason else note
+def doubt_words(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return that rules which may be part of a finding were not judged, as one note or none."""
+    *others, last = [verdict.rule_id for verdict in verdicts] or [""]
+    named = " and ".join(one for one in (", ".join(others), last) if one)
+    return [f"{named} {'were' if others else 'was'} not judged and may be part of it"] if named else []
 
 
 def run_step(measurements: Measurements) -> Value:

@@ -134,11 +134,11 @@ def _launching_passes(program: RunProgram) -> Mask:
     Calls of collectives stay, for hooks of the wrapper make them, and so do long gaps: the host is at
     something other than launching then.
     """
-    passes = _in_parts(program, PASSES) & (program.layout.kind != Call.COMM)
+    passes = np.asarray(_in_parts(program, PASSES) & (program.layout.kind != Call.COMM))
     launches = program.lag[passes & (program.layout.kind == Call.LAUNCH)]
-    if launches.size == 0:
-        return passes
-    return np.asarray(passes & (program.lag <= AWAY_LAUNCHES * np.median(launches)))
+    if launches.size:
+        passes &= program.lag <= AWAY_LAUNCHES * np.median(launches)
+    return passes
 
 
 def _paced(program: RunProgram, factor: float, chosen: Mask) -> RunProgram | NotApplicable:
