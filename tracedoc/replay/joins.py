@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tracedoc.ranks.matching import Matching
 from tracedoc.replay.rank.program import NONE, RankProgram
-from tracedoc.replay.run_program import Gathering, Joins, RunProgram
+from tracedoc.replay.run_program import Gathering, Joins, LinkCurve, RunProgram
 from tracedoc.timeline.collective_table import CollectiveTable
 
 SLACK_NS = 100_000
@@ -24,8 +24,11 @@ def join_run(
     tables: Sequence[CollectiveTable],
     gradients: Sequence[npt.NDArray[np.bool_]],
     matching: Matching,
+    links: Sequence[LinkCurve | None] = (),
 ) -> RunProgram:
     """Return the program of a run; the columns of each rank are in the order of ``ranks``.
+
+    ``links`` are those of the matching's groups.
 
     Parts of a program that nothing is matched with wait for nobody: their whole length is transfer.
     """
@@ -35,7 +38,7 @@ def join_run(
     length_of_part = matching.end_ns - matching.start_ns
     shortest = np.minimum.reduceat(length_of_part, matching.first[:-1]) if len(matching) else length_of_part
     gathering, base, offsets = Gathering(), 0, []
-    event, op, transfer, nbytes, kind, group, reduces, complete = ([] for _ in range(8))
+    event, op, transfer, nbytes, kind, group, reduces, complete, block = ([] for _ in range(9))
     kinds: dict[str, int] = {}
     for rank, program, table, gradient in zip(ranks, programs, tables, gradients, strict=True):
         gathering.add(rank, program)
@@ -64,6 +67,9 @@ def join_run(
         group.append(np.where(found[rows] >= 0, matching.group[found[rows]] if len(matching) else NONE, NONE))
         reduces.append(gradient[rows] if gradient.size else np.zeros(rows.size, dtype=bool))
         complete.append((found[rows] >= 0) & (matching.complete[found[rows]] if len(matching) else False))
+        blocks = np.full(program.events, NONE, dtype=np.int32)
+        blocks[program.unit_event] = program.unit_block
+        block.append(blocks[mine])
         begins = np.array([program.start_ns], dtype=np.int64)
         offsets.append(int(matching.clock.to_common(rank, begins)[0]) if rank in position else int(begins[0]))
         base += program.events
@@ -80,8 +86,10 @@ def join_run(
         group=np.concatenate(group).astype(np.int32),
         gradients=np.concatenate(reduces),
         complete=np.concatenate(complete),
+        block=np.concatenate(block),
         kinds=tuple(kinds),
         group_sizes=tuple(one.size for one in matching.groups),
+        links=tuple(links),
     )
     first = min(offsets, default=0)
     starts = np.array(offsets, dtype=np.int64) - first if matching.clock.aligned else np.zeros(len(offsets))

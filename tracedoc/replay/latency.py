@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +11,7 @@ import numpy.typing as npt
 from tracedoc.replay.rank.program import NONE
 from tracedoc.replay.run_program import Joins, Reading
 from tracedoc.spans import Int64Array
+from tracedoc.trace.vocabulary import busbw_factor
 
 SPREAD = 4.0
 FEWEST_SIZES = 3
@@ -46,6 +49,53 @@ def split_transfers(joins: Joins, reading: Reading) -> Split:
     kept = np.minimum(latency, moved)
     fixed = joins.transfer_ns - moved + kept
     return Split(np.rint(fixed).astype(np.int64), np.rint(kept).astype(np.int64))
+
+
+UNIT_SPREAD = 1.5
+"""Gathers and reduce-scatters of units take what a line through two sizes says, if they differ so much."""
+
+FIT_SHARES = (1.5, 1.0, 0.5)
+"""Of a latency by two sizes, so much counts, from the most to the least."""
+
+
+def unit_latency(
+    joins: Joins, transfer_ns: Int64Array, reading: Reading, known: Mapping[Reading, Int64Array]
+) -> Int64Array:
+    """Return which part of the transfers of sharded units is latency: most of it in the fast reading.
+
+    ``known`` are latencies by :func:`split_transfers`, which are least in the fast reading. Gathers and
+    reduce-scatters move bytes alike (n - 1 of n shares cross each link), so that their sizes count together.
+    Else latency is what the link's curve says (:class:`LinkCurve`), and at most all beyond its full rate.
+    """
+    least, most = known[Reading.FAST].astype(np.float64), known[Reading.SLOW].astype(np.float64)
+    likely = known[Reading.LIKELY].astype(np.float64)
+    sharded = np.array([name in ("all_gather", "reduce_scatter") for name in joins.kinds] or [False])
+    chosen = sharded[joins.kind] & (joins.nbytes > 0) & (transfer_ns > 0)
+    for group in np.unique(joins.group[chosen]).tolist():
+        mine = np.flatnonzero(chosen & (joins.group == group))
+        sizes, moved = joins.nbytes[mine].astype(np.float64), transfer_ns[mine].astype(np.float64)
+        link = joins.links[group] if 0 <= group < len(joins.links) else None
+        if link is not None:
+            likely[mine] = np.maximum(moved * link.half_bytes / (sizes + link.half_bytes), least[mine])
+            if link.peak_gbps:
+                crossing = busbw_factor("all_gather", joins.group_sizes[group]) * sizes / link.peak_gbps
+                most[mine] = np.maximum(most[mine], moved - crossing)
+        fitted = _by_two_sizes(sizes, moved)
+        if fitted is not None:
+            most[mine], likely[mine], least[mine] = (share * fitted for share in FIT_SHARES)
+    found = {Reading.FAST: np.maximum(most, likely), Reading.LIKELY: likely, Reading.SLOW: least}[reading]
+    kept: Int64Array = np.rint(np.minimum(found, transfer_ns)).astype(np.int64)
+    return kept
+
+
+def _by_two_sizes(sizes: npt.NDArray[np.float64], moved: npt.NDArray[np.float64]) -> float | None:
+    """Return the constant of a line through the median times of sizes; ``None`` where they are too alike."""
+    several = np.unique(sizes)
+    if several[-1] < UNIT_SPREAD * several[0]:
+        return None
+    typical = np.array([np.median(moved[sizes == size]) for size in several])
+    slope, constant = np.polyfit(several, typical, 1, w=1.0 / np.maximum(typical, 1.0))
+    return float(max(constant, 0.0)) if slope > 0 else None
 
 
 def _moved(joins: Joins, reading: Reading) -> npt.NDArray[np.float64]:

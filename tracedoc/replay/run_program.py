@@ -40,6 +40,16 @@ class Reading(IntEnum):
     SLOW = 2
 
 
+class LinkCurve(msgspec.Struct, frozen=True):
+    """What the link of a group should give: its rate, ``None`` where unknown, and the size at half of it.
+
+    Rates are bus bandwidths in GB/s, as nccl-tests define them.
+    """
+
+    peak_gbps: float | None
+    half_bytes: float
+
+
 class Joins(msgspec.Struct, frozen=True, eq=False):
     """The collectives of all ranks, one entry for each rank's part, in order of rank and event.
 
@@ -47,7 +57,8 @@ class Joins(msgspec.Struct, frozen=True, eq=False):
     ``transfer_ns`` the time from the last rank's start to this part's end (of parts without an operation
     their length), ``nbytes`` the message (``NONE`` where unknown), ``kind`` indexes ``kinds``: the names of
     operations. ``group`` numbers the groups of ranks, whose sizes are
-    ``group_sizes``. ``gradients`` tells which reduce gradients, ``complete`` which miss no rank's part.
+    ``group_sizes``, and whose links :class:`LinkCurve` describes. ``gradients`` tells which reduce gradients,
+    ``complete`` which miss no rank's part. ``block`` is the block of a sharded unit, ``NONE`` for others.
     """
 
     event: Index
@@ -58,8 +69,10 @@ class Joins(msgspec.Struct, frozen=True, eq=False):
     group: npt.NDArray[np.int32]
     gradients: Mask
     complete: Mask
+    block: npt.NDArray[np.int32]
     kinds: tuple[str, ...] = ()
     group_sizes: tuple[int, ...] = ()
+    links: tuple[LinkCurve | None, ...] = ()
 
     @property
     def operations(self) -> int:
@@ -115,6 +128,8 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
     cause_to: Indices
     cause_lag: Lags
     cause_back: Mask
+    hook_point: Indices
+    hook_ns: Lags
     joins: Joins
 
     @property
@@ -252,6 +267,7 @@ class Gathering:
             "point": np.where(program.point < 0, program.point, program.point + point),
             "cause_from": program.cause_from + event,
             "cause_to": program.cause_to + np.where(to_host, point, event),
+            "hook_point": program.hook_point + point,
         }
         for name, found in self._columns.items():
             found.append(narrow(moved[name] if name in moved else getattr(program, name)))
@@ -316,7 +332,7 @@ _OF_PROGRAM = ("lag", "own", "ready_lag", "dur")
 _OF_LAYOUT = (
     "kind", "part", "after_return", "blocks", "rejoin_from", "rejoin_to", "rejoin_lag",
     "point", "launch_lag", "gap", "delay", "stream", "group", "event_part",
-    "cause_kind", "cause_from", "cause_to", "cause_lag", "cause_back",
+    "cause_kind", "cause_from", "cause_to", "cause_lag", "cause_back", "hook_point", "hook_ns",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from tracedoc.replay.path import Path, find_whole_path
 from tracedoc.replay.player import Player
 from tracedoc.replay.rank.program import RankProgram
 from tracedoc.replay.readings import as_measured, read_as, splits
-from tracedoc.replay.run_program import Reading, RunProgram
+from tracedoc.replay.run_program import LinkCurve, Reading, RunProgram
 from tracedoc.replay.solver import Cyclic
 
 UNSURE, WRONG = 0.02, 0.05
@@ -80,7 +80,8 @@ def replay_run(run: RunView) -> RunReplay | Refusal:
     ranks = [digest.rank for digest in run.digests]
     tables = [digest.collectives for digest in run.digests]
     gradients = [digest.gradients for digest in run.digests]
-    program = join_run(ranks, _decoded(run, step), tables, gradients, run.matching)
+    links = [None if one is None else LinkCurve(one.peak_gbps, one.half_bytes) for one in run.curves]
+    program = join_run(ranks, _decoded(run, step), tables, gradients, run.matching, links)
     subject = ranks.index(representative.rank)
     step_ms = representative.judged_step.budget.window_ns / 1e6
     try:

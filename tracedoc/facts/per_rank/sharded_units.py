@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.facts.per_rank.step import NO_STEP
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.shards.blocks import block_count
 from tracedoc.timeline.shards.shard_units import (
     BACKWARD,
     FORWARD,
@@ -31,12 +32,6 @@ NO_SIZES = Unknown("the gathers carry no sizes")
 
 THRICE = 2.5
 """From this many gathers of a unit on, most units are gathered a third time."""
-
-SAME_SHARE = 0.9
-"""A pattern of sizes repeats if this share of the units agrees with it."""
-
-LONGEST_BLOCK = 256
-"""A block has at most so many units: longer patterns are not looked for."""
 
 
 @rank_fact("sharding_framework", unit="text", values=("FSDP1", "FSDP2", "ZeRO-3"))
@@ -95,7 +90,7 @@ def fsdp_blocks(timeline: RankTimeline) -> Value:
     With names: distinct names up to the first number (``layers.3``). Without: the units over the shortest
     pattern of sizes that repeats through the forward pass. Where nothing repeats, every unit is a block.
     """
-    return _of_units(timeline, _blocks)
+    return _of_units(timeline, block_count)
 
 
 @rank_fact("block_bytes", unit="bytes", needs=("collectives",))
@@ -110,7 +105,7 @@ def block_bytes(timeline: RankTimeline) -> Value:
         if not sizes.size:
             return NO_SIZES
         if not units.named:
-            return float(sizes.sum() / _blocks(units))
+            return float(sizes.sum() / block_count(units))
         totals: Counter[str] = Counter()
         inner = [name for name in units.names if name != ROOT] or list(units.names)
         for name, size in zip(inner, sizes.tolist(), strict=True):
@@ -146,7 +141,7 @@ def prefetch_elements(timeline: RankTimeline) -> Value:
         elements = unit_elements(units)
         if np.isnan(elements).any():
             return NO_SIZES
-        return int(2 * float(np.median(elements)) * max(len(units.names) / max(_blocks(units), 1), 1.0))
+        return int(2 * float(np.median(elements)) * max(len(units.names) / max(block_count(units), 1), 1.0))
 
     return _of_units(timeline, two_blocks)
 
@@ -277,18 +272,6 @@ def _block_list(units: Units) -> str:
     numbered = [block_of(one) for one in units.names if one != ROOT] if units.named else []
     lists = Counter(one.rpartition(".")[0] for one in dict.fromkeys(numbered) if one[-1:].isdecimal())
     return next((one for one, _ in lists.most_common(1) if one), "")
-
-
-def _blocks(units: Units) -> int:
-    if units.named:
-        return len({block_of(name) for name in units.names if name != ROOT}) or 1
-    sizes = unit_bytes(units)
-    for root in (0, 1):  # FSDP1 gathers the root's own parameters first
-        body = sizes[root:]
-        for period in range(1, min(body.size // 2, LONGEST_BLOCK) + 1):
-            if float(np.mean(body[period:] == body[:-period])) >= SAME_SHARE:
-                return max(round(body.size / period), 1)
-    return len(units.names)
 
 
 def _depth(timeline: RankTimeline, phase: int | None) -> Value:

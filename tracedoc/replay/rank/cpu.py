@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tracedoc.replay.rank.calls import INPUT_PART, Calls, loader_rows, order_calls, ready_lags
 from tracedoc.replay.rank.labels import longest_lags, ranges_by_thread
 from tracedoc.replay.rank.program import NONE, Call, Cause, Group, RankProgram, Unplayable
+from tracedoc.replay.rank.units import with_units
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import gloo_rows
 from tracedoc.timeline.build import RankTimeline
@@ -199,7 +200,7 @@ def build_cpu_program(sources: CpuSources, window: Window) -> RankProgram | Unpl
     def with_marker(column: npt.NDArray[np.integer], value: int) -> npt.NDArray[np.int64]:
         return np.append(column, value).astype(np.int64)
 
-    return RankProgram(
+    program = RankProgram(
         step=window.index,
         step_ns=window.end_ns - window.start_ns,
         span_ns=max(int(ends.max(initial=window.start_ns)), window.end_ns) - window.start_ns,
@@ -236,6 +237,7 @@ def build_cpu_program(sources: CpuSources, window: Window) -> RankProgram | Unpl
         label_at=labelled,
         labels=labels,
     )
+    return with_units(program, timeline, mine.start_ns)
 
 
 def _goes_on(calls: Calls, blocks: npt.NDArray[np.bool_]) -> int:

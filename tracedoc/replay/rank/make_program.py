@@ -23,6 +23,7 @@ from tracedoc.replay.rank.hidden_waits import with_hidden_waits
 from tracedoc.replay.rank.kernel_slowdown import measure_contention
 from tracedoc.replay.rank.labels import longest_lags, ranges_by_thread
 from tracedoc.replay.rank.program import NONE, TO_HOST, Call, RankProgram, Unplayable
+from tracedoc.replay.rank.units import with_units
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
@@ -126,6 +127,7 @@ def build_program(sources: Sources, window: Window) -> RankProgram | Unplayable:
     events = events[np.lexsort((device.start_ns[events], device.stream[events]))]
     program = _assembled(sources, window, events, slice(first, last), following, periodic=periodic)
     program = _with_causes(program, sources, events, slice(first, last), position if periodic else None)
+    program = with_units(program, sources.timeline, calls.start_ns[first:last])
     if window.complete and not periodic and last > first:
         return _framed(program, window, int(calls.start_ns[first]), _goes_on(sources, last - 1, window))
     return _with_early_launches(program, sources, events, slice(first, last), position)
@@ -169,6 +171,7 @@ def _framed(program: RankProgram, window: Window, first_ns: int, last_ns: int | 
         point=np.where(program.point == NONE, NONE, program.point + 1).astype(np.int32),
         cause_to=program.cause_to + to_host.astype(np.int32),
         label_at=program.label_at + 1,
+        hook_point=program.hook_point + 1,
     )
 
 

@@ -115,7 +115,9 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
     ``contention`` is by which share compute is slower beside communication (``UNKNOWN_SHARE`` where that
     cannot be measured), ``lead_ns`` by how much every launch was too early to hold its event up, 0 where one
     did. ``labels`` names the work behind the longest lags of the host, which precede the
-    points ``label_at``.
+    points ``label_at``. Of the lag before each point ``hook_point``, ``hook_ns`` lie in hooks of sharded
+    units; ``unit_event`` are the gathers and reductions of such units, ``unit_block`` the number of the block
+    that each belongs to, the same on all ranks.
     """
 
     step: int
@@ -157,6 +159,10 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
     early_point: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
     labels: tuple[str, ...] = ()
     label_at: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    hook_point: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    hook_ns: Lags = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    unit_event: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    unit_block: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
 
     @property
     def points(self) -> int:
@@ -174,6 +180,8 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
         columns = (
             (_OF_POINTS, self.points), (_OF_EVENTS, self.events), (_OF_CAUSES, self.cause_kind.size),
             (_OF_REJOINS, self.rejoin_from.size), (("early_event", "early_point"), self.early_event.size),
+            (("hook_point", "hook_ns"), self.hook_point.size),
+            (("unit_event", "unit_block"), self.unit_event.size),
         )  # fmt: skip
         if any(getattr(self, name).shape != (size,) for names, size in columns for name in names):
             return False
@@ -183,6 +191,7 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
             (self.point, NONE, self.points), (self.cause_from, 0, self.events),
             (self.cause_to[to_host], 0, self.points), (self.cause_to[~to_host], 0, self.events),
             (self.early_event, 0, self.events), (self.early_point, 0, self.points),
+            (self.hook_point, 0, self.points), (self.unit_event, 0, self.events),
             (self.row, NONE, 1 << 31), (self.cause_kind, 0, len(Cause)), (self.kind, 0, len(Call)),
             (self.group, 0, len(Group)),
         )  # fmt: skip

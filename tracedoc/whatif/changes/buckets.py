@@ -38,7 +38,7 @@ def cap_buckets(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
         return NotApplicable("the sizes of the step's gradient messages are not known")
     largest = ask.number("mib") * MIB
     merged = _merged(program, ask, lambda parts: _filled(joins.nbytes[parts], largest))
-    cut = _cut(merged or program, ask, largest)
+    cut = cut_reductions(merged or program, largest, ask.splits[program.reading].latency_ns)
     return cut or merged or NotApplicable("the step's gradient messages are about that large")
 
 
@@ -72,15 +72,22 @@ def _merged(program: RunProgram, ask: Ask, messages: Callable[[Index], Index]) -
 
     ``messages`` numbers, in rising order, the message of each part of a queue. ``None`` if none is merged.
     """
-    joins = program.layout.joins
-    last = np.full(joins.event.size, NONE, dtype=np.intp)
+    last = np.full(program.layout.joins.event.size, NONE, dtype=np.intp)
     for parts in _queues(program):
         message = messages(parts)
         last[parts] = parts[np.searchsorted(message, message, side="right") - 1]
+    return merged_into_last(program, last, ask.splits[program.reading].latency_ns)
+
+
+def merged_into_last(program: RunProgram, last: Index, latency: Int64Array) -> RunProgram | None:
+    """Return the program with parts carried by later ones, ``last`` (``NONE`` for parts that stay).
+
+    Each part that is carried saves its ``latency``. ``None`` if none is.
+    """
+    joins = program.layout.joins
     gone = np.flatnonzero((last != NONE) & (last != np.arange(last.size)))
     if gone.size == 0:
         return None
-    latency = ask.splits[program.reading].latency_ns
     transfer = program.transfer.copy()
     more = np.maximum(program.transfer[gone] - latency[gone], 0)
     np.add.at(transfer, last[gone], more)
@@ -108,7 +115,7 @@ def _users_wait(program: RunProgram, gone: Index, last: Index) -> Extra:
     )
 
 
-def _cut(program: RunProgram, ask: Ask, largest: float) -> RunProgram | None:
+def cut_reductions(program: RunProgram, largest: float, latency: Int64Array) -> RunProgram | None:
     """Return the program with large messages in equal pieces; ``None`` if there is none to cut.
 
     The pieces become ready one after the other while the gradients since the message before are computed,
@@ -116,7 +123,7 @@ def _cut(program: RunProgram, ask: Ask, largest: float) -> RunProgram | None:
     they take from when they are ready. In the slow reading each is ready as late as the next one.
     """
     joins = program.layout.joins
-    latency = np.minimum(ask.splits[program.reading].latency_ns, program.transfer)
+    latency = np.minimum(latency, program.transfer)
     transfer, dur = program.transfer.copy(), program.dur.astype(np.int64)
     ties: list[tuple[int, int, int]] = []
     for part, before, pieces in _large(program, largest):

@@ -19,28 +19,40 @@ PASSES = {
 
 def gather_ahead(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     """Start each gather when the one some units before it starts today, and launch it then."""
-    chosen = _gathers(program, ask.word("pass"))
-    ahead = int(ask.number("units"))
-    moved, model = _pairs(program, chosen, ahead)
+    chosen = gathers_of(program, ask.word("pass"))
+    moved, model = _pairs(program, chosen, int(ask.number("units")))
     if moved.size == 0:
         return NotApplicable(f"the step has no {ask.word('pass')} gathers to move")
+    return started_as(program, moved, model, model)
+
+
+def started_as(program: RunProgram, moved: Index, calls: Index, causes: Index) -> RunProgram:
+    """Return the program in which parts are launched when others are today, and wait for what those do.
+
+    Each of ``moved`` is launched by the call of the same entry of ``calls``, after the causes of the same
+    entry of ``causes``.
+    """
     layout, joins = program.layout, program.layout.joins
     target = joins.event[moved]
-    of_event = np.full(program.dur.size, NONE, dtype=np.intp)
-    of_event[joins.event[model]] = np.arange(model.size)
     starts = ~layout.to_host
-    held = starts & program.active & np.isin(np.where(starts, layout.cause_to, NONE), joins.event[model])
-    ties = np.flatnonzero(held)
-    pair = of_event[layout.cause_to[ties]]
-    launched = np.flatnonzero(layout.point[joins.event[model]] >= 0)
+    to = np.where(starts & program.active, layout.cause_to, NONE)
+    order = np.argsort(joins.event[causes], kind="stable")
+    models = joins.event[causes][order]
+    # Several may start as one does today.
+    first, last = (np.searchsorted(models, to, side) for side in ("left", "right"))
+    many = np.where(to != NONE, last - first, 0)
+    ties = np.repeat(np.arange(to.size), many)
+    within = np.arange(ties.size) - np.repeat(np.cumsum(many) - many, many)
+    pair = order[first[ties] + within]
+    launched = np.flatnonzero(layout.point[joins.event[calls]] >= 0)
     dropped = starts & np.isin(np.where(starts, layout.cause_to, NONE), target)
     on_launch = program.launched.copy()
     on_launch[moved] = False
     extra = Extra(
-        source=np.concatenate((layout.cause_from[ties], layout.point[joins.event[model[launched]]])),
+        source=np.concatenate((layout.cause_from[ties], layout.point[joins.event[calls[launched]]])),
         target=np.concatenate((target[pair], target[launched])),
         of_point=np.concatenate((np.zeros(ties.size, dtype=bool), np.ones(launched.size, dtype=bool))),
-        lag_ns=np.concatenate((layout.cause_lag[ties], layout.launch_lag[joins.event[model[launched]]])),
+        lag_ns=np.concatenate((layout.cause_lag[ties], layout.launch_lag[joins.event[calls[launched]]])),
         back=np.concatenate((layout.cause_back[ties], np.zeros(launched.size, dtype=bool))),
     )
     return program.edited(active=program.active & ~dropped, launched=on_launch, extra=joined(program, extra))
@@ -48,8 +60,8 @@ def gather_ahead(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
 
 def keep_gathered(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     """Gather parameters once a step: those of the backward pass are still there."""
-    chosen = _gathers(program, "backward")
-    if not chosen.any() or not _gathers(program, "forward").any():
+    chosen = gathers_of(program, "backward")
+    if not chosen.any() or not gathers_of(program, "forward").any():
         return NotApplicable("no parameters are gathered again for the backward pass")
     return without_collectives(program, chosen)
 
@@ -86,7 +98,7 @@ def joined(program: RunProgram, extra: Extra) -> Extra:
     )
 
 
-def _gathers(program: RunProgram, name: str) -> Mask:
+def gathers_of(program: RunProgram, name: str) -> Mask:
     """Return which parts gather parameters in a pass."""
     part = program.layout.event_part[program.layout.joins.event]
     return np.asarray(collectives_of(program, "parameters") & np.isin(part, PASSES[name]) & program.launched)

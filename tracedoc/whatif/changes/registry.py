@@ -7,12 +7,22 @@ from collections.abc import Mapping
 import msgspec
 
 from tracedoc.errors import ChangeError, did_you_mean
-from tracedoc.whatif.changes import buckets, gathers, host, kernels, ranks, reductions, scale_out, transfers
+from tracedoc.whatif.changes import (
+    buckets,
+    gathers,
+    host,
+    kernels,
+    ranks,
+    reductions,
+    scale_out,
+    transfers,
+    units,
+)
 from tracedoc.whatif.changes.change import Change, Value, checked_values
 
 CHANGES: dict[str, Change] = {
     change.name: change
-    for module in (transfers, reductions, buckets, gathers, host, kernels, ranks, scale_out)
+    for module in (transfers, reductions, buckets, gathers, units, host, kernels, ranks, scale_out)
     for change in module.CHANGES
 }
 
