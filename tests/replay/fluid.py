@@ -21,7 +21,10 @@ CALL_MS = 0.005
 
 @dataclass
 class Op:
-    """One instruction of a host: ``kind`` is work, kernel, comm, wait, sync, load or copy."""
+    """One instruction of a host: ``kind`` is work, kernel, comm, wait, sync, load or copy.
+
+    ``hook`` names the range of a sharding framework that work is done in, or ranges around a transfer's call.
+    """
 
     kind: str
     ms: float = 0.0
@@ -32,6 +35,7 @@ class Op:
     needs: tuple[str, ...] = ()
     part: str = ""
     ranks: tuple[int, ...] = ()
+    hook: tuple[str, ...] = ()
 
 
 @dataclass
@@ -75,6 +79,7 @@ class Host:
     free: float = 0.0
     syncs: list[tuple[float, float]] = field(default_factory=list)
     loads: list[tuple[float, float]] = field(default_factory=list)
+    hooks: list[tuple[str, float, float]] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
 
 
@@ -139,6 +144,7 @@ class Simulation:
             host.free = self.now + self._jittered(op.ms) * (self.job.host if op.kind == "work" else 1.0)
             if op.kind == "load":
                 host.loads.append((self.now, host.free))
+            host.hooks += [(name, self.now, host.free) for name in op.hook]
         else:
             event = Event(op, rank, self.now, step)
             event.left = self._jittered(op.ms)
@@ -209,6 +215,8 @@ class Simulation:
                 builder.step(index, start, end)
             for start, end in host.loads:
                 builder.loader(start, end)
+            for name, start, end in host.hooks:
+                builder.host(name, start, end, category="user_annotation")
             for start, end in host.syncs:
                 builder.runtime("cudaDeviceSynchronize", start, end)
             for event in sorted((e for e in self.events if e.rank == rank), key=lambda e: e.launched):
@@ -225,7 +233,7 @@ class Simulation:
             builder.collective(
                 op.name, event.start, event.end,
                 nbytes=op.nbytes, stream=op.stream, launch_ms=event.launched,
-                group=group, ranks=op.ranks or None,
+                group=group, ranks=op.ranks or None, within=op.hook,
             )  # fmt: skip
             return
         builder.kernel(op.name, event.start, event.end, stream=op.stream, launch_ms=event.launched)

@@ -9,11 +9,16 @@ from tests.replay.fluid import Job, Op
 
 MIB = 1 << 20
 
-KINDS = ("ddp", "sharded", "loader", "zero3", "pipeline", "rotating", "giant")
+KINDS = ("ddp", "sharded", "loader", "zero3", "pipeline", "rotating", "giant", "fine", "coarse")
+PARTS = 3
+"""Units of each layer where layers are wrapped too finely."""
+
+OF_A_PARAMETER = 0.2
+"""Of the time in a unit's hook, this share comes again for each part of a merged unit."""
 
 
 def draw_job(seed: int) -> Job:
-    """Return a job of one of seven kinds, with a straggler or contention in some."""
+    """Return a job of one of these kinds, with a straggler or contention in some."""
     rng = random.Random(seed)
     ranks = rng.choice((2, 2, 4))
     kind = KINDS[seed % len(KINDS)]
@@ -28,7 +33,10 @@ def draw_job(seed: int) -> Job:
         micro = rng.randint(3, 6)
         every = {rank: pipeline_stage(rank, stages, micro, host, work, size // 8) for rank in range(ranks)}
     else:
-        step = _step(kind, layers, host, work, size, rng)
+        if kind in ("fine", "coarse"):
+            step = sharded_step(kind, layers, host, work, size)
+        else:
+            step = _step(kind, layers, host, work, size, rng)
         every = {rank: list(step) for rank in range(ranks)}
     if kind == "rotating":
         late = tuple(rng.sample(range(ranks), ranks))
@@ -93,6 +101,57 @@ def _reduction(name: str, layer: int, size: int) -> Op:
     return Op("comm", stream=24, name=name, key=f"r{layer}", nbytes=size, needs=(f"b{layer}",))
 
 
+def sharded_step(kind: str, layers: int, host: float, work: float, size: int) -> list[Op]:
+    """Return a step of FSDP: a unit for each part of a layer (fine), for each layer, or for all (coarse).
+
+    A unit is gathered while the one before computes, and reduced when its gradients are there.
+    """
+    units = {
+        "fine": [
+            (f"layers.{layer}.{part}", [(layer, part)]) for layer in range(layers) for part in range(PARTS)
+        ],
+        "layers": [
+            (f"layers.{layer}.all", [(layer, part) for part in range(PARTS)]) for layer in range(layers)
+        ],
+        "coarse": [("all.0", [(layer, part) for layer in range(layers) for part in range(PARTS)])],
+    }[kind]
+    ops: list[Op] = []
+    reduced = []
+    for way, ms in (("f", work), ("b", 2 * work)):
+        name, part = ("pre_forward", "") if way == "f" else ("pre_backward", "backward")
+        ordered = units if way == "f" else units[::-1]
+        before: list[str] = []
+        for unit, parts in ordered:
+            hook = f"FSDP::{name} ({unit})"
+            costs = host * (1 + OF_A_PARAMETER * (len(parts) - 1))
+            nbytes = size // PARTS * len(parts)
+            # It may be gathered once the unit before begins to compute.
+            needs = (before[-2],) if len(before) > 1 else ()
+            ops += [
+                Op("work", costs, hook=(hook,)),
+                Op("comm", stream=20, name="allgather", key=f"{way}g{unit}", nbytes=nbytes, needs=needs,
+                   part=part, hook=(hook, f"FSDP::all_gather ({unit})")),
+            ]  # fmt: skip
+            for layer, place in parts if way == "f" else parts[::-1]:
+                key = f"{way}{layer}.{place}"
+                ops += [
+                    Op("work", host / 2),
+                    Op("kernel", ms / PARTS, name=f"{way}wd_{layer}_{place}", key=key, part=part,
+                       needs=(f"{way}g{unit}",)),
+                ]  # fmt: skip
+            before.append(key)
+            if way == "b":
+                hook = f"FSDP::post_backward_reduce ({unit})"
+                ops += [
+                    Op("work", costs, hook=(hook,)),
+                    Op("comm", stream=24, name="reducescatter", key=f"r{unit}", nbytes=2 * nbytes,
+                       needs=(key,), part=part, hook=(hook,)),
+                ]  # fmt: skip
+                reduced.append(f"r{unit}")
+    ops += [Op("work", host), Op("kernel", 0.3 * work, name="adam", key="o", needs=tuple(reduced))]
+    return [*ops, Op("sync"), Op("work", 0.1)]
+
+
 def pipeline_stage(
     rank: int, stages: list[float], micro: int, host: float, work: float, size: int
 ) -> list[Op]:
@@ -152,11 +211,23 @@ def fixed(job: Job, change: str) -> Job:
         })  # fmt: skip
     if name == "cap-buckets":
         return replace(job, step={rank: _in_quarters(ops) for rank, ops in job.step.items()})
+    if name in ("merge-units", "split-units"):
+        return replace(job, step={rank: _by_layers(ops) for rank, ops in job.step.items()})
     if name == "keep-gathered":
         kept = {rank: [op for op in ops if not op.key.startswith("h")] for rank, ops in job.step.items()}
         free = {rank: [_without_gather(op) for op in ops] for rank, ops in kept.items()}
         return replace(job, step=free)
     raise ValueError(change)
+
+
+def _by_layers(step: list[Op]) -> list[Op]:
+    """Return a step of FSDP whose units are its layers, with the same kernels."""
+    kernels = {op.key: op for op in step if op.kind == "kernel"}
+    gathered = sum(op.nbytes for op in step if op.name == "allgather") // 2
+    layers = len({key.split(".")[0] for key in kernels if key.startswith("f")})
+    host = 2 * next(op.ms for op in step if op.kind == "work" and not op.hook)
+    made = sharded_step("layers", layers, host, 1.0, gathered // layers)
+    return [replace(op, ms=kernels[op.key].ms) if op.kind == "kernel" else op for op in made]
 
 
 def _in_quarters(step: list[Op]) -> list[Op]:
@@ -190,6 +261,8 @@ def changes_of(seed: int) -> tuple[str, ...]:
         "zero3": ("keep-gathered", "even-ranks"),
         "loader": ("feed-input", "even-ranks"),
         "pipeline": ("share-work",),
+        "fine": ("merge-units", "even-ranks"),
+        "coarse": (f"split-units count={_layers(seed)}", "even-ranks"),
         "giant": (f"cap-buckets mib={_quarter_mib(seed):.3f}",) if kind == "giant" else (),
     }
     return (
@@ -198,6 +271,10 @@ def changes_of(seed: int) -> tuple[str, ...]:
         "faster-kernels by=2",
         *fitting.get(kind, ("even-ranks",)),
     )
+
+
+def _layers(seed: int) -> int:
+    return len({op.key.split(".")[0] for op in draw_job(seed).step[0] if op.name.startswith("fwd")})
 
 
 def _quarter_mib(seed: int) -> float:

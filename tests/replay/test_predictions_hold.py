@@ -10,7 +10,7 @@ import pytest
 from tests.replay.held import Held, hold, hold_job, names_best
 from tests.replay.jobs import KINDS, draw_job
 
-SEEDS = range(42)
+SEEDS = range(45)
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,15 @@ def test_the_best_fix_of_a_job_is_named(by_seed):
     assert sum(named) >= 0.95 * len(named)
 
 
-@pytest.mark.parametrize("seed", [seed for seed in range(28) if KINDS[seed % len(KINDS)] in ("ddp", "giant")])
+@pytest.mark.parametrize("seed", [seed for seed in range(27) if KINDS[seed % len(KINDS)] in ("ddp", "giant")])
 def test_a_host_that_hides_every_wait_hides_no_need_for_data(seed):
-    # On so slow a host the optimizer never waits for a gradient; without that host it would.
-    (one,) = hold_job(replace(draw_job(seed), host=30.0), ["faster-host by=0.01"], seed)
+    # On so slow a host the optimizer never waits for a gradient; without that host it would. Its work has a
+    # name: a pause without one that ends soon after the GPU has run dry would be a wait.
+    job = replace(draw_job(seed), host=30.0)
+    named = {
+        rank: [replace(op, hook=("work",)) if op.kind == "work" else op for op in ops]
+        for rank, ops in job.step.items()
+    }
+    (one,) = hold_job(replace(job, step=named), ["faster-host by=0.01"], seed)
     assert one.true_gain > 0.05
     assert one.error <= 0.01

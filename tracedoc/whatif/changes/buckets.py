@@ -136,7 +136,7 @@ def cut_reductions(program: RunProgram, largest: float, latency: Int64Array) -> 
         done = np.cumsum(program.dur[ready], dtype=np.int64)
         number = np.arange(1, pieces)
         share = np.minimum(number + of_reading(program.reading, 0, 0, 1), pieces) / pieces
-        place = _nearest(done, share * done[-1])
+        place = nearest(done, share * done[-1])
         ties += [
             (int(one), event, int(left) * piece)
             for one, left in zip(ready[place], pieces - number, strict=True)
@@ -165,7 +165,7 @@ def _large(program: RunProgram, largest: float) -> Iterator[tuple[int, int, int]
             before = int(joins.event[part])
 
 
-def _nearest(rising: Int64Array, values: npt.NDArray[np.float64]) -> Index:
+def nearest(rising: Int64Array, values: npt.NDArray[np.float64]) -> Index:
     """Return which entry of a rising column is nearest to each value."""
     after = np.minimum(np.searchsorted(rising, values), rising.size - 1)
     before = np.maximum(after - 1, 0)

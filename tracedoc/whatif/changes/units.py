@@ -11,15 +11,19 @@ from tracedoc.replay.latency import unit_latency
 from tracedoc.replay.rank.program import NONE
 from tracedoc.replay.run_program import Extra, Index, Reading, RunProgram
 from tracedoc.timeline.phases import Phase
-from tracedoc.whatif.changes.buckets import cut_reductions, merged_into_last
+from tracedoc.whatif.changes.buckets import cut_reductions, merged_into_last, nearest
 from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_reading
 from tracedoc.whatif.changes.gathers import gathers_of, joined, started_as, without_collectives
+from tracedoc.whatif.changes.transfers import collectives_of
 
 HOOKS_GONE = (1.0, 0.8, 0.5)
 """Of the share of units that disappear, so much of the time in hooks does: each parameter costs some too.
 
 Measured 0.80 and 0.83 on FSDP2 of torch 2.13 without any transfer, blocks of eight modules in eight or seven
 units against one."""
+
+
+PASSES = ((Phase.FORWARD,), (Phase.BACKWARD, Phase.RECOMPUTE))
 
 
 class Queue:
@@ -37,7 +41,7 @@ def merge_units(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     A block is gathered when its first unit is needed, as many blocks ahead as units are today; its gradients
     are reduced when those of its last unit are there. The latency and the hooks of the others disappear.
     """
-    chosen = _of_units(program, gathers_of(program, "both"))
+    chosen = _unit_gathers(program)
     if not chosen.any():
         return NotApplicable("the step gathers no sharded units")
     count = int(ask.number("count"))
@@ -57,10 +61,17 @@ def merge_units(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     return merged.edited(lag=_less_hooks(program, merged, gone))
 
 
+def _unit_gathers(program: RunProgram) -> Mask:
+    """Return which parts gather sharded units: those of named units, else all gathers of both passes."""
+    gathers = collectives_of(program, "parameters") & program.launched
+    named = gathers & (program.layout.joins.block != NONE)
+    return np.asarray(named if named.any() else gathers_of(program, "both"))
+
+
 def _of_units(program: RunProgram, chosen: Mask) -> Mask:
     """Return which of the chosen parts belong to sharded units, as far as the capture tells."""
-    of_block = program.layout.joins.block != NONE
-    return np.asarray(chosen & of_block if of_block.any() else chosen)
+    of_block = chosen & (program.layout.joins.block != NONE)
+    return np.asarray(of_block if of_block.any() else chosen)
 
 
 def _queues(program: RunProgram, chosen: Mask) -> Iterator[Index]:
@@ -204,11 +215,13 @@ def split_units(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     The pieces of a reduction are ready one after the other in the backward pass.
     """
     joins = program.layout.joins
-    chosen = _of_units(program, gathers_of(program, "both"))
+    chosen = _unit_gathers(program)
     if not chosen.any():
         return NotApplicable("the step gathers no sharded units")
     if not (joins.nbytes[chosen] > 0).all():
         return NotApplicable("the sizes of the units are not known")
+    if program.layout.is_cpu:
+        return NotApplicable("the ranks compute on CPUs: what runs beside a gather there slows it down")
     pieces = int(ask.number("count"))
     largest = joins.nbytes[chosen].max()
     latency = _least_latency(program, ask)
@@ -218,6 +231,8 @@ def split_units(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     if reductions.any() and (joins.nbytes[reductions] > 0).all():
         size = float(joins.nbytes[reductions].max()) / pieces
         gathered = cut_reductions(gathered, size, latency) or gathered
+    if gathered is program:
+        return NotApplicable("the capture does not show the compute of the largest unit")
     return gathered
 
 
@@ -235,7 +250,7 @@ def _in_pieces(program: RunProgram, large: Index, pieces: int, latency: npt.NDAr
     compute, and in the slow one, when the host launches what needs it.
     """
     layout, joins = program.layout, program.layout.joins
-    transfer, dur = program.transfer.copy(), program.dur.astype(np.int64)
+    transfer, dur, lag = program.transfer.copy(), program.dur.astype(np.int64), program.lag.astype(np.int64)
     ties: list[tuple[int, int, int, bool]] = []
     for part in large.tolist():
         event = int(joins.event[part])
@@ -244,8 +259,8 @@ def _in_pieces(program: RunProgram, large: Index, pieces: int, latency: npt.NDAr
             continue
         done = np.cumsum(program.dur[computed], dtype=np.int64)
         shares = np.arange(1, pieces) / pieces
-        begins = np.unique(np.searchsorted(done, shares * done[-1]))
-        begins = begins[begins > 0]
+        begins = np.unique(nearest(done, shares * done[-1]) + 1)
+        begins = begins[begins < computed.size]
         if not begins.size:
             continue
         own = min(int(latency[part]), int(program.transfer[part]))
@@ -258,16 +273,46 @@ def _in_pieces(program: RunProgram, large: Index, pieces: int, latency: npt.NDAr
             if program.reading is not Reading.FAST:
                 start = int(computed[before[number]])
                 ties.append((start, target, max(piece - int(program.dur[start]), 0), False))
-            if program.reading is Reading.SLOW:
+            if program.reading is Reading.SLOW and layout.point[target] >= 0:
                 ties.append((int(layout.point[target]), target, piece, True))
+        if program.reading is not Reading.SLOW:
+            _spread_hooks(program, lag, event, computed[np.append(0, begins)])
         beside = min(begins.size * piece / max(int(done[-1]), 1), 1.0)
         dur[computed] = np.rint(dur[computed] * (1 + program.contention * beside))
     if not ties:
         return program
-    source, target_, lag, of_point = np.array(ties, dtype=np.int64).T
-    no = np.zeros(lag.size, dtype=bool)
-    extra = Extra(source.astype(np.intp), target_.astype(np.intp), of_point.astype(bool), lag, no)
-    return program.edited(transfer=transfer, dur=dur, extra=joined(program, extra))
+    source, target_, after, of_point = np.array(ties, dtype=np.int64).T
+    no = np.zeros(after.size, dtype=bool)
+    extra = Extra(source.astype(np.intp), target_.astype(np.intp), of_point.astype(bool), after, no)
+    return program.edited(transfer=transfer, dur=dur, lag=lag, extra=joined(program, extra))
+
+
+def _spread_hooks(program: RunProgram, lag: npt.NDArray[np.int64], event: int, begins: Index) -> None:
+    """Move the host's time in a unit's hook to where the pieces begin to compute, an equal share to each.
+
+    It is spent for each parameter, in the hook of its unit. That before the first compute stays with it.
+    """
+    layout, extra = program.layout, program.extra
+    first, called = int(layout.point[begins[0]]), int(layout.point[event])
+    hooks = layout.hook_point
+    if called == NONE:  # the step before calls it
+        early = extra.source[(extra.target == event) & extra.of_point]
+        if not early.size or first < 0:
+            return
+        called = int(early[0])
+        rank = int(layout.rank_of_event(event))
+        inside = (hooks >= called) & (hooks < layout.point_base[rank + 1])
+        inside |= (hooks >= layout.point_base[rank]) & (hooks <= first)
+    else:
+        inside = (hooks >= called) & (hooks <= first)
+    points = layout.point[begins[1:]]
+    points = points[points >= 0]
+    if not points.size:
+        return
+    moved = np.minimum(layout.hook_ns[inside].astype(np.int64), lag[hooks[inside]])
+    moved = moved * points.size // (points.size + 1)
+    lag[hooks[inside]] -= moved
+    np.add.at(lag, points, int(moved.sum()) // points.size)
 
 
 def _computed_after(program: RunProgram, event: int) -> Index:
@@ -276,7 +321,7 @@ def _computed_after(program: RunProgram, event: int) -> Index:
     rank = int(layout.rank_of_event(event))
     mine = np.arange(layout.event_base[rank], layout.event_base[rank + 1])
     part = layout.event_part[event]
-    parts = (Phase.FORWARD,) if part == Phase.FORWARD else (Phase.BACKWARD, Phase.RECOMPUTE)
+    parts = next((passes for passes in PASSES if part in passes), ())
     chosen = layout.computes_of(mine) & np.isin(layout.event_part[mine], parts)
     chosen &= layout.point[mine] > layout.point[event]
     return np.asarray(mine[chosen][np.argsort(layout.point[mine[chosen]], kind="stable")], dtype=np.intp)
