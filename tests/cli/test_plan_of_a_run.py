@@ -65,3 +65,8 @@ def test_a_run_without_tokens_idles_in_the_plan_as_it_does(repository: Path) -> 
     assert found["recommended"] == "ddp"
     step = next(one["step"] for one in found["strategies"] if one["strategy"] == "ddp")
     assert step["expected_ms"] == pytest.approx(9.44, rel=0.01)
+
+
+def test_twice_the_gpus_are_replayed_instead_of_estimated(repository: Path) -> None:
+    found = plan_of(repository / "sample_traces" / "synthetic_ddp_tiny_batch", "--gpus", "8")
+    assert [text for text in found["assumptions"] if text.startswith("Replayed ")]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tracedoc.diagnosis import CollectiveRow, Diagnosis
+from tracedoc.predicted import Predicted
 from tracedoc.run.declared_training import (
     CHECKPOINTING,
     HELD_DTYPE,
@@ -23,7 +24,7 @@ class Present(msgspec.Struct, frozen=True):
     """How a run trains now; ``None`` and "" where that is not known.
 
     ``strategy`` is an id of the planner. ``tokens_known`` says that micro-batch and sequence are the run's
-    own.
+    own. ``replayed`` are steps after changes, as ``tracedoc whatif`` names them: low, likely and high.
     """
 
     strategy: str = ""
@@ -37,6 +38,7 @@ class Present(msgspec.Struct, frozen=True):
     optimizer: str | None = None
     trained: int | None = None
     checkpointing: bool | None = None
+    replayed: tuple[tuple[str, tuple[float, float, float]], ...] = ()
 
     @property
     def tokens_known(self) -> bool:
@@ -62,7 +64,18 @@ def present(diagnosis: Diagnosis) -> Present:
         optimizer=_OPTIMIZERS.get(settings.get(OPTIMIZER, "").lower()),
         trained=trained if trained and every and trained < every else None,
         checkpointing={"yes": True, "no": False}.get(settings.get(CHECKPOINTING, "")),
+        replayed=_replayed(diagnosis) if on_gpu else (),
     )
+
+
+def _replayed(diagnosis: Diagnosis) -> tuple[tuple[str, tuple[float, float, float]], ...]:
+    """Return the replayed steps that a plan asks about: on more ranks, or with parameters kept gathered."""
+    found = [fix.predicted for finding in diagnosis.findings for fix in finding.fixes if fix.predicted]
+    more = diagnosis.replay.more_ranks if diagnosis.replay else ()
+    steps = [*(one for one in more if isinstance(one, Predicted)), *found]
+    asked = ("more-ranks", "keep-gathered")
+    sure = [one for one in steps if one.change.startswith(asked) and one.confidence != "low"]
+    return tuple(dict.fromkeys((one.change, one.step_ms) for one in sure))
 
 
 def whole(settings: Mapping[str, str], name: str) -> int | None:

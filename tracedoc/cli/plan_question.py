@@ -122,7 +122,7 @@ def _measured(
             return wish, notes
         wish = replace(wish, scale=found_out.scale, idle_ms=found_out.idle_ms(now.step_ms))
         note = found_out.note(now.step_ms)
-        return wish, (*notes, note) if note else notes
+        return _replayed(question, seen, wish, found, (*notes, note) if note else notes)
     if options.seq is None and options.micro_batch is None and options.accumulation is None:
         changed = (options.precision, options.lora_rank)
         if not options.qlora and changed == (None, None):
@@ -132,7 +132,23 @@ def _measured(
                     question, wish, now.strategy, now.step_ms, checkpointing=bool(now.checkpointing)
                 )
                 wish, notes = replace(wish, idle_ms=idle_ms), (*notes, note)
+                wish, notes = _replayed(question, question, wish, found, notes)
     return wish, notes
+
+
+def _replayed(
+    question: Question, seen: Question, wish: Wish, found: Captured, notes: tuple[str, ...]
+) -> tuple[Wish, tuple[str, ...]]:
+    """Let the replay of the run stand for estimates; ``seen`` is asked about as the run trains."""
+    from tracedoc.planner.replayed import note, replayed_steps
+
+    now = found.present
+    run = seen.changed(gpus=found.gpus or seen.gpus, nodes=found.nodes)
+    steps = replayed_steps(
+        run, now.strategy, now.step_ms, now.replayed, checkpointing=bool(now.checkpointing)
+    )
+    said = note(question, steps)
+    return replace(wish, replayed=steps), (*notes, said) if said else notes
 
 
 def _ask(options: Options) -> Ask:

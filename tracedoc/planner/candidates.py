@@ -7,6 +7,7 @@ import msgspec
 from tracedoc.planner.activations import Memory, peak_memory
 from tracedoc.planner.hardware import Cluster
 from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS, Layout
+from tracedoc.planner.replayed import Replayed, as_replayed
 from tracedoc.planner.setup import Question
 from tracedoc.planner.strategies import Strategy, possible
 from tracedoc.planner.timing import Step, predict
@@ -31,6 +32,8 @@ class Wish(msgspec.Struct, frozen=True):
     """What a captured run computed over what was predicted for it; the estimate is multiplied by it."""
     idle_ms: float = 0.0
     """What a captured run's step took beside computation and communication; every step takes it."""
+    replayed: tuple[Replayed, ...] = ()
+    """Steps that the replay of a captured run predicts; they replace the estimate."""
     batch: int | None = None
     """Sequences of all GPUs for each update, where layouts divide them otherwise than evenly over GPUs."""
 
@@ -93,6 +96,7 @@ def candidate(question: Question, strategy: Strategy, wish: Wish) -> Candidate:
         scale=wish.scale,
         idle_ms=wish.idle_ms,
     )
+    step = as_replayed(step, question, strategy.id, wish.replayed, checkpointing=checkpointing)
     fits = memory.total - memory.reserve <= question.memory_bytes
     return Candidate(
         strategy=strategy.id,
