@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 from tracedoc.planner.activations import peak_memory
+from tracedoc.planner.candidates import may_fit
 from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of
 from tracedoc.planner.layout_memory import layout_memory
 from tracedoc.planner.layout_timing import layout_step
@@ -42,7 +43,7 @@ class Row:
     question: Question
     step: Step
     measured_ms: float
-    needed_bytes: float
+    may_fit: bool
     predicted_gib: float
 
     @property
@@ -59,7 +60,7 @@ class Row:
     @property
     def refused(self) -> bool:
         """Whether the plan says of a run that ran that it does not fit."""
-        return self.needed_bytes > self.question.memory_bytes
+        return not self.may_fit
 
     @property
     def peak_error(self) -> float | None:
@@ -112,7 +113,7 @@ def _predicted(row: dict[str, Any], model: Any) -> Row:
     measured = tokens / row["tokens_per_second"] * 1e3
     # What PyTorch reserved has no context in it.
     allocated = (memory.total - memory.context) / 2**30
-    return Row(row, question, step, measured, memory.total - memory.reserve, allocated)
+    return Row(row, question, step, measured, may_fit(memory, gpu.memory_bytes), allocated)
 
 
 def _layout(row: dict[str, Any]) -> Layout:

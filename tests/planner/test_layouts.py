@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tomllib
+from msgspec.structs import replace
 
 from tracedoc.errors import InputError
 from tracedoc.planner.activations import block_activations
@@ -16,7 +17,8 @@ from tracedoc.planner.candidates import Wish
 from tracedoc.planner.hardware import Cluster, LinkKind, find_gpu, find_link, link_of
 from tracedoc.planner.layout_files import megatron_arguments, torchtitan_toml
 from tracedoc.planner.layout_memory import SHARDED, layout_memory
-from tracedoc.planner.layout_timing import layout_step, traffic
+from tracedoc.planner.layout_timing import layout_step
+from tracedoc.planner.layout_traffic import traffic
 from tracedoc.planner.layouts import Layout, layouts, stage_blocks
 from tracedoc.planner.model_config import read_model_config
 from tracedoc.planner.ranking import rank
@@ -90,6 +92,78 @@ def test_a_pipeline_keeps_as_many_micro_batches_as_it_has_stages(tmp_path: Path)
     interleaved = Layout("megatron", data=2, tensor=2, pipeline=4, rounds=8, chunks=2)
     more = layout_memory(question, interleaved, checkpointing=False).activations
     assert more == pytest.approx(kept * (1 + 3 / 8))
+    short = replace(interleaved, rounds=4)  # no more than there are
+    assert layout_memory(question, short, checkpointing=False).activations == pytest.approx(kept)
+
+
+def test_one_round_of_interleaved_micro_batches_keeps_the_gradients_of_half_a_stage(tmp_path: Path) -> None:
+    """The second part of the stage is reduced before the backward pass of the first; with more rounds not."""
+    question = ask(model(tmp_path))
+    layout = Layout("torchtitan", data=2, tensor=2, pipeline=4, rounds=4)
+
+    def gradients(layout: Layout) -> float:
+        return layout_memory(question, layout, checkpointing=True).states.gradients
+
+    once, stage = gradients(layout), 3 * BLOCK / 2  # the second of 4 stages has 3 of 8 blocks
+    assert once == pytest.approx((4 / 2 + 4) * stage, rel=0.01)
+    assert gradients(replace(layout, chunks=2)) == pytest.approx((4 / 2 + 4 / 2) * stage, rel=0.01)
+    assert gradients(replace(layout, chunks=2, rounds=8)) == pytest.approx(once)
+
+
+def test_torchtitan_keeps_what_stages_send_and_buffers_for_gradients(tmp_path: Path) -> None:
+    """The second of 4 stages: 3 blocks' inputs of 3 micro-batches, and of 6 in all 3 more buffers for inputs,
+    6 for gradients, and 3 that it sent.
+    """
+    question = ask(model(tmp_path))
+    layout = Layout("torchtitan", data=2, tensor=2, pipeline=4, rounds=6)
+    stream = 64 * 64 * 2 / 2
+    kept = layout_memory(question, layout, checkpointing=True).activations
+    assert kept == pytest.approx((3 * 3 + 3 + 6 + 3) * stream)
+
+
+def test_converting_to_8_bits_takes_6_bytes_a_number(tmp_path: Path) -> None:
+    """A token and block: 2 x 64 and 64 + 128 go in, 2 x 64, 3 x 64 and 2 x 128 come out, 8 blocks of them."""
+    question = ask(model(tmp_path), gpus=8, fp8=True)
+    layout = Layout("megatron", data=8)
+    step = layout_step(question, layout, CLUSTER, checkpointing=False)
+    slow = replace(CLUSTER.gpu, hbm_gbps=CLUSTER.gpu.hbm_gbps / 2) if CLUSTER.gpu else None
+    slower = layout_step(question, layout, replace(CLUSTER, gpu=slow), checkpointing=False)
+    plain = ask(model(tmp_path), gpus=8)
+    without = layout_step(plain, layout, CLUSTER, checkpointing=False)
+    without_slower = layout_step(plain, layout, replace(CLUSTER, gpu=slow), checkpointing=False)
+    assert step is not None
+    assert slower is not None
+    assert without is not None
+    assert without_slower is not None
+    numbers = 8 * 64 * (2 * 64 + 64 + 128 + 2 * 64 + 3 * 64 + 2 * 128)
+    longer = (slower.compute_ms - step.compute_ms) - (without_slower.compute_ms - without.compute_ms)
+    assert longer == pytest.approx(numbers * 6 / 3350e9 * 1e3)
+
+
+def test_experts_of_several_nodes_share_the_adapters_of_each(tmp_path: Path) -> None:
+    """Of 16 GPUs in 2 nodes 8 of 15 peers are in the other node: 50 GB/s there for each, 400 here."""
+    shape = model(tmp_path, **MOE)
+    layout = Layout("torchtitan", data=16, expert=16)
+    found = traffic(ask(shape), layout, CLUSTER, checkpointing=False)
+    assert found is not None
+    experts = next(one for one in found if one.what == "expert")
+    assert experts.gbps == pytest.approx(1 / (8 / 15 / 50 + 7 / 15 / 400))
+    assert experts.shown == 1.0
+    overlapped = traffic(ask(shape), replace(layout, family="megatron"), CLUSTER, checkpointing=False)
+    assert overlapped is not None
+    assert next(one for one in overlapped if one.what == "expert").shown == 0.5
+    inside = traffic(ask(shape), replace(layout, expert=8), CLUSTER, checkpointing=False)
+    assert inside is not None
+    assert next(one for one in inside if one.what == "expert").gbps == 400.0
+
+
+def test_megatron_is_told_to_overlap_what_is_predicted_overlapped(tmp_path: Path) -> None:
+    shape, word = model(tmp_path, **MOE), "--overlap-moe-expert-parallel-comm"
+    apart, together = Layout("megatron", data=16, expert=16), Layout("megatron", data=16, expert=8)
+    assert word in megatron_arguments(ask(shape), apart, checkpointing=False)
+    assert word not in megatron_arguments(ask(shape), together, checkpointing=False)
+    staged = Layout("megatron", data=16, pipeline=2, expert=16, rounds=4)  # not interleaved
+    assert word not in megatron_arguments(ask(shape, gpus=32), staged, checkpointing=False)
 
 
 def test_experts_are_shared_by_their_own_degree(tmp_path: Path) -> None:
@@ -207,8 +281,8 @@ MEGATRON = {
     "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size",
     "--expert-model-parallel-size", "--sequence-parallel", "--tp-comm-overlap",
     "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout",
-    "--moe-token-dispatcher-type", "--use-distributed-optimizer", "--overlap-grad-reduce",
-    "--overlap-param-gather", "--micro-batch-size", "--global-batch-size", "--seq-length",
+    "--moe-token-dispatcher-type", "--overlap-moe-expert-parallel-comm", "--use-distributed-optimizer",
+    "--overlap-grad-reduce", "--overlap-param-gather", "--micro-batch-size", "--global-batch-size", "--seq-length",
     "--max-position-embeddings", "--bf16", "--grad-reduce-in-bf16", "--fp16", "--fp8-format",
     "--transformer-impl", "--recompute-granularity", "--recompute-method", "--recompute-num-layers",
 }  # fmt: skip
@@ -242,10 +316,13 @@ def test_a_loss_over_a_split_vocabulary_takes_16_bytes_a_logit(tmp_path: Path) -
     question = ask(model(tmp_path, vocab_size=8192), sequence=8192)
     memory = layout_memory(question, Layout("torchtitan", data=4, tensor=4), checkpointing=True)
     assert memory.moment == "loss"
-    assert memory.working == pytest.approx(8192 * 8192 * 16 / 4)
+    gathered = 8192 * 64 * 2 * 3 / 4  # what goes into the head, beside the part that is there anyway
+    assert memory.working == pytest.approx(8192 * 8192 * 16 / 4 + gathered)
+    each_step = memory.activations + memory.working + memory.units
+    assert memory.reserve == pytest.approx(0.1 * each_step + 8192 * 8192 * 2 / 4)
     fused = ask(model(tmp_path, vocab_size=8192), sequence=8192, loss="fused")
     memory = layout_memory(fused, Layout("torchtitan", data=4, tensor=4), checkpointing=True)
-    assert memory.working == pytest.approx(8192 * 8192 * 4 / 4)
+    assert memory.working == pytest.approx(8192 * 8192 * 4 / 4 + gathered)
 
 
 def test_a_layout_is_named_where_it_is_faster_than_sharding_over_many_gpus() -> None:

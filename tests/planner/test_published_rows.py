@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tracedoc.planner.candidates import SPREAD
+
 
 @pytest.fixture(scope="module")
 def bench(repository: Path) -> Any:
@@ -49,11 +51,13 @@ def test_slow_networks_are_predicted_within_15_percent(bench: Any, rows: list[An
 
 
 def test_layouts_of_megatron_and_torchtitan_are_predicted_within_a_third(bench: Any, rows: list[Any]) -> None:
-    """Three constants of Megatron's kernels were fitted to NeMo's runs, nothing to those of torchtitan."""
+    """Two constants of Megatron's kernels were fitted to NeMo's runs, nothing to those of torchtitan."""
     fitted, left_out = bench.summary(of(rows, "NeMo")), bench.summary(of(rows, "torchtitan, layouts"))
     assert (fitted["rows"], left_out["rows"]) == (19, 11)
-    assert fitted["median"] <= 0.1
-    assert left_out["median"] <= 0.1
+    assert fitted["median"] <= 0.07
+    assert fitted["within 15 %"] >= 0.8
+    assert left_out["median"] <= 0.05
+    assert left_out["within 15 %"] >= 0.8
     assert left_out["in range"] >= 0.8
     errors = [abs(row.error) for row in of(rows, "torchtitan, layouts")]
     assert max(errors) <= 0.33
@@ -61,14 +65,21 @@ def test_layouts_of_megatron_and_torchtitan_are_predicted_within_a_third(bench: 
 
 def test_no_run_that_ran_is_refused(rows: list[Any]) -> None:
     refused = [(row.published["source"], row.published["model"]) for row in rows if row.refused]
-    # Of 13e9 parameters without checkpointing, by 2 %: its code keeps fewer copies in its norms than
-    # Transformers. NeMo does not publish what it recomputes of the models with experts.
-    known = {("torchtitan", "Llama-2-13B"), ("NeMo", "gpt-oss-120B"), ("NeMo", "DeepSeek-V3")}
+    # These two recompute some modules of a block, which no option of a plan names.
+    known = {("NeMo", "gpt-oss-120B"), ("NeMo", "DeepSeek-V3")}
     assert set(refused) <= known
 
 
 def test_published_peaks_are_predicted_within_10_percent(bench: Any, rows: list[Any]) -> None:
-    alone = [row for row in rows if row.published.get("peak_gib") and "layout" not in row.published]
-    found = bench.summary(alone)
-    assert found["peaks"] == 12
+    found = bench.summary(rows)
+    assert found["peaks"] == 23
     assert found["peaks within 10 %"] >= 0.9
+    alone = bench.summary(row for row in rows if "layout" not in row.published)
+    assert alone["peaks within 10 %"] >= 0.9
+
+
+def test_nine_of_ten_published_peaks_lie_within_the_spread(rows: list[Any]) -> None:
+    errors = [row.peak_error for row in rows if row.peak_error is not None]
+    assert sum(abs(error) <= SPREAD for error in errors) >= 0.9 * len(errors)
+    # It is no wider than that takes: with a quarter less it would not hold.
+    assert sum(abs(error) <= 0.75 * SPREAD for error in errors) < 0.9 * len(errors)

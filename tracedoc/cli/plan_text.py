@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tracedoc.planner.candidates import Candidate, step_range, with_checkpointing
+from tracedoc.planner.candidates import SPREAD, Candidate, step_range, with_checkpointing
 from tracedoc.planner.configurations import Configuration
 from tracedoc.planner.plan import Plan
 from tracedoc.report.console import heading, printed_text, text_console
@@ -154,7 +154,7 @@ def _cells(plan: Plan, candidate: Candidate) -> tuple[str, ...]:
     other = memory.working + memory.units + memory.reserve + memory.context
     return (
         candidate.title + (" *" if candidate.checkpointing else ""),
-        "tight" if candidate.tight else ("yes" if candidate.fits else "no"),
+        "maybe" if candidate.tight else ("yes" if candidate.fits else "no"),
         _gb(candidate.total_bytes),
         _gb(candidate.headroom_bytes),
         _gb(states),
@@ -200,6 +200,10 @@ def _table_notes(plan: Plan) -> list[str]:
     if marked := [c for c in plan.strategies if c.checkpointing]:
         kind = "selective activation" if marked[0].selective else "activation"
         notes.append(f"* with {kind} checkpointing")
+    if any(c.tight for c in plan.strategies):
+        notes.append(
+            f"maybe: nearer to the memory than predicted peaks can be trusted, {format_percent(SPREAD)}"
+        )
     host = max((c.memory.states.host for c in plan.strategies), default=0.0)
     if host:
         place = "NVMe" if plan.asked.training.offload == "nvme" else "host memory"

@@ -18,7 +18,7 @@ BUCKET_ELEMENTS = 50_000_000
 """Elements of a DeepSpeed bucket in the configuration that is printed (DeepSpeed's own default is 5e8)."""
 
 FRAGMENTATION = 0.10
-"""Reserve on what is allocated and freed in each step: an estimate, as the allocator rounds and splits."""
+"""Reserve on what is allocated and freed in each step: an estimate; the allocator rounds and splits."""
 
 CONTEXT_BYTES = 0.6e9
 """CUDA context, libraries and their workspaces on each GPU: an estimate, drivers differ by some 0.2 GB."""
@@ -81,7 +81,10 @@ def peak_memory(question: Question, strategy: Strategy, *, checkpointing: bool) 
         ("last block", 0.0 if checkpointing else block, backward, in_backward, after),
     )
     moment, activations, working, units, absent = max(moments, key=lambda m: m[1] + m[2] + m[3] - m[4])
-    reserve = FRAGMENTATION * (activations + working + units)
+    copies = states.copies - (after if moment == "last block" else 0.0)
+    reserve = FRAGMENTATION * (activations + working + units + copies)
+    if moment == "loss":
+        reserve += training.tokens * model.vocabulary * cached_logit_bytes(question, strategy)
     context = CONTEXT_BYTES + (NCCL_BYTES if question.gpus > 1 else 0.0)
     return Memory(moment, states, activations, working, units, absent, reserve, context)
 
@@ -98,9 +101,16 @@ def kept_by_block(question: Question, strategy: Strategy, *, checkpointing: bool
 
 
 def _kept_selectively(question: Question) -> float:
-    """Return the bytes a token that a block keeps beside its input: attention, and every second product."""
+    """Return the bytes a token that a block keeps beside its input: attention, and every second product.
+
+    ``torch.compile`` leaves out the block's last product: it is added to the residual stream, and no gradient
+    needs it.
+    """
     model, c = question.model, PRECISIONS[question.training.precision].compute
-    products = sum(model.mlp_width if m.count > 1 else m.outputs for m in model.linears[::2])
+    kept = model.linears[::2]
+    if question.training.compiled and len(model.linears) % 2:
+        kept = kept[:-1]
+    products = sum(model.mlp_width if m.count > 1 else m.outputs for m in kept)
     return c * (products + model.q_width) + 4 * model.heads
 
 
@@ -125,6 +135,18 @@ def logit_bytes(question: Question, strategy: Strategy) -> float:
     each = EAGER_LOGIT_BYTES if wide else 3 * c
     each += 2 * c if model.softcapped else 0  # the tanh, and what it was given
     return each / (CHUNKS if training.loss == "chunked" else 1)
+
+
+def cached_logit_bytes(question: Question, strategy: Strategy) -> int:
+    """Return the bytes of one logit that PyTorch's allocator holds at the peak though nothing uses them.
+
+    An eager loss in fp32 frees the 16-bit logits before backward allocates their gradient, of twice the size,
+    which does not fit where they were.
+    """
+    c = PRECISIONS[question.training.precision].compute
+    wide = question.model.fp32_loss or residual_bytes(question, strategy) > c
+    eager = question.training.loss == "eager" and question.model.has_logits and question.model.step is None
+    return c if eager and wide and c < 4 else 0
 
 
 def residual_bytes(question: Question, strategy: Strategy) -> int:

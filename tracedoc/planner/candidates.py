@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from tracedoc.planner.activations import Memory, peak_memory
@@ -38,12 +40,19 @@ class Wish(msgspec.Struct, frozen=True):
     """Sequences of all GPUs for each update, where layouts divide them otherwise than evenly over GPUs."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
-    """One strategy on this question.
+SPREAD = 0.08
+"""How far peaks lie from what is predicted: nine of ten published ones within this share (make bench-plan).
 
-    It ``fits`` if the memory holds everything but the reserve, and is ``tight`` if it does not hold that as
-    well: published runs live there, others run out of memory. ``headroom_bytes`` is what is left beside the
-    reserve, negative where it is missing. ``traffic_bytes`` is what each GPU sends in a step; ``step`` and
+None of the predictions was fitted to a peak, so it is what new runs can be expected to be off.
+"""
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """One strategy or layout on this question.
+
+    It ``fits`` unless all but the reserve exceeds the memory by more than :data:`SPREAD`, and is ``tight`` if
+    the whole peak comes that near to the memory: it may fit or not. ``headroom_bytes`` is what is left beside
+    the peak, negative where it is missing. ``traffic_bytes`` is what each GPU sends in a step; ``step`` and
     ``tokens_per_second`` (of all GPUs) are ``None`` where GPU or link are not known.
     """
 
@@ -64,6 +73,26 @@ class Candidate(msgspec.Struct, frozen=True):
     selective: bool = False
     """Whether checkpointing keeps some of the activations."""
 
+    @property
+    def doubt(self) -> int:
+        """How doubtful it is that this fits.
+
+        0: it fits. 1: unless it takes more than predicted. 2: only if it takes less. 3: it does not.
+        """
+        if not self.fits:
+            return 3
+        return int(self.tight) + int(self.tight and self.headroom_bytes < 0)
+
+
+def may_fit(memory: Memory, available: float) -> bool:
+    """Return whether a peak may fit into so many bytes, if the reserve is not needed and the rest is less."""
+    return (memory.total - memory.reserve) * (1 - SPREAD) <= available
+
+
+def surely_fits(memory: Memory, available: float) -> bool:
+    """Return whether a peak fits into so many bytes even if it is as much larger as published ones were."""
+    return memory.total * (1 + SPREAD) <= available
+
 
 def families(framework: str) -> tuple[str, ...]:
     """Return whose strategies a project may be advised: one on DeepSpeed stays there; stage 0 is DDP."""
@@ -77,15 +106,25 @@ def usable(question: Question, wish: Wish) -> list[Strategy]:
     return [s for s in possible(question.gpus, question.nodes) if s.family in families(wish.framework)]
 
 
-def candidate(question: Question, strategy: Strategy, wish: Wish) -> Candidate:
-    """Return one strategy, with activation checkpointing where that is wanted, or needed and left open."""
+def checkpointed(question: Question, wish: Wish, peak: Callable[[bool], Memory]) -> tuple[bool, Memory]:
+    """Return whether activations are checkpointed, and the peak then: as asked, or where needed if left open.
+
+    ``peak`` gives the peak with and without. For least memory they always are.
+    """
     wanted = question.training.checkpointing
     if wanted == "auto" and wish.objective == "memory":
         wanted = "on"
-    for checkpointing in {"on": (True,), "selective": (True,), "off": (False,)}.get(wanted, (False, True)):
-        memory = peak_memory(question, strategy, checkpointing=checkpointing)
-        if memory.total <= question.memory_bytes:
-            break
+    if wanted != "auto":
+        return wanted != "off", peak(wanted != "off")
+    without = peak(False)
+    return (False, without) if surely_fits(without, question.memory_bytes) else (True, peak(True))
+
+
+def candidate(question: Question, strategy: Strategy, wish: Wish) -> Candidate:
+    """Return one strategy, with activation checkpointing where that is wanted, or needed and left open."""
+    checkpointing, memory = checkpointed(
+        question, wish, lambda on: peak_memory(question, strategy, checkpointing=on)
+    )
     step = predict(
         question,
         strategy,
@@ -97,21 +136,52 @@ def candidate(question: Question, strategy: Strategy, wish: Wish) -> Candidate:
         idle_ms=wish.idle_ms,
     )
     step = as_replayed(step, question, strategy.id, wish.replayed, checkpointing=checkpointing)
-    fits = memory.total - memory.reserve <= question.memory_bytes
+    return judged(
+        question,
+        strategy.id,
+        strategy.title,
+        strategy.family,
+        checkpointing=checkpointing,
+        memory=memory,
+        step=step,
+        sent=sent_in_a_step(question, strategy),
+        tokens=question.tokens_in_a_step,
+    )
+
+
+def judged(
+    question: Question,
+    name: str,
+    title: str,
+    family: str,
+    *,
+    checkpointing: bool,
+    memory: Memory,
+    step: Step | None,
+    sent: float,
+    tokens: float,
+    layout: Layout | None = None,
+) -> Candidate:
+    """Return a candidate with what follows from its peak and step: whether it fits, and ``tokens`` a second.
+
+    ``tokens`` are those of an update, of all GPUs; ``sent`` the bytes that each GPU sends for it.
+    """
+    fits = may_fit(memory, question.memory_bytes)
     return Candidate(
-        strategy=strategy.id,
-        title=strategy.title,
-        family=strategy.family,
+        strategy=name,
+        title=title,
+        family=family,
         checkpointing=checkpointing,
         memory=memory,
         total_bytes=memory.total,
         fits=fits,
-        tight=fits and memory.total > question.memory_bytes,
+        tight=fits and not surely_fits(memory, question.memory_bytes),
         headroom_bytes=question.memory_bytes - memory.total,
-        traffic_bytes=sent_in_a_step(question, strategy),
+        traffic_bytes=sent,
         step=step,
-        tokens_per_second=question.tokens_in_a_step / step.expected_ms * 1e3 if step else None,
-        selective=checkpointing and wanted == "selective",
+        tokens_per_second=tokens / step.expected_ms * 1e3 if step else None,
+        layout=layout,
+        selective=checkpointing and question.training.checkpointing == "selective",
     )
 
 

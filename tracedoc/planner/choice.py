@@ -57,10 +57,9 @@ def choose(
 ) -> tuple[Candidate | None, str, str]:
     """Return the candidate that the decision rules choose, the rule's id, and its reason in numbers."""
     usable = {c.strategy: c for c in candidates if c.family in families(wish.framework)}
-    fitting = {name: c for name, c in usable.items() if c.fits}
-    # What has room for the reserve as well goes first; published runs do without it, so what is tight may
-    # run.
-    fitting = {name: c for name, c in fitting.items() if not c.tight} or fitting
+    # What surely fits goes first; what is near the memory of the GPU may, and is taken only without it.
+    doubt = min((c.doubt for c in usable.values()), default=3)
+    fitting = {name: c for name, c in usable.items() if c.doubt == doubt and c.fits}
     if not fitting:
         return None, "", ""
     situation = _situation(usable, question, wish)

@@ -5,6 +5,7 @@ Names are those of torchtitan's ``config/job_config.py`` (0.2) and Megatron-LM's
 
 from __future__ import annotations
 
+from tracedoc.planner.layout_traffic import overlaps_experts
 from tracedoc.planner.layouts import Layout
 from tracedoc.planner.setup import Question
 
@@ -80,6 +81,8 @@ def megatron_arguments(question: Question, layout: Layout, *, checkpointing: boo
         words.append(f"--num-virtual-stages-per-pipeline-rank {layout.chunks}")
     if model.experts_met:
         words += [f"--expert-model-parallel-size {layout.expert}", "--moe-token-dispatcher-type alltoall"]
+    if overlaps_experts(question, layout):
+        words.append("--overlap-moe-expert-parallel-comm")
     words += ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
     words += [
         f"--micro-batch-size {layout.micro_batch}",

@@ -9,6 +9,7 @@ from tracedoc.planner.activations import (
     Memory,
     block_activations,
     block_backward,
+    cached_logit_bytes,
     kept_by_block,
     logit_bytes,
 )
@@ -36,17 +37,15 @@ MEGATRON_BYTES = {
 
 
 def layout_memory(question: Question, layout: Layout, *, checkpointing: bool) -> Memory:
-    """Return the peak of the fullest GPU: of the first stage, which keeps most micro-batches, or the last.
+    """Return the peak of the fullest GPU: of the first two stages, which keep most activations, or the last.
 
     ``question`` has the layout's micro-batch. With sequence parallelism tensor parallelism divides all
     activations (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2), as context parallelism does.
     """
-    first, _, last = stage_blocks(question.model.blocks, layout)
-    ends = (
-        _stage(question, layout, first, checkpointing=checkpointing, embedding=True),
-        _stage(question, layout, last, checkpointing=checkpointing, head=True),
-    )
-    return max(ends, key=lambda memory: memory.total)
+    stages = layout.pipeline
+    numbers = sorted({0, min(1, stages - 1), stages - 1})
+    every = (_stage(question, layout, number, checkpointing=checkpointing) for number in numbers)
+    return max(every, key=lambda memory: memory.total)
 
 
 def stage_weights(question: Question, layout: Layout, blocks: int, *, ends: int) -> float:
@@ -67,19 +66,9 @@ def _end(question: Question) -> float:
     return float(question.model.vocabulary * question.model.hidden)
 
 
-def _stage(
-    question: Question,
-    layout: Layout,
-    blocks: int,
-    *,
-    checkpointing: bool,
-    embedding: bool = False,
-    head: bool = False,
-) -> Memory:
+def _stage(question: Question, layout: Layout, number: int, *, checkpointing: bool) -> Memory:
+    """Return the peak of a GPU of one stage: at its loss, or as backward reaches its first block."""
     training, model = question.training, question.model
-    alone = layout.pipeline == 1
-    tied = model.outside_parameters < 1.5 * _end(question)
-    weights = stage_weights(question, layout, blocks, ends=2 if alone and not tied else 1)
     split = layout.tensor * layout.context
     gathered = _gathered(question, layout)
     kept = kept_by_block(question, SHARDED, checkpointing=checkpointing) / split
@@ -87,18 +76,19 @@ def _stage(
     whole = 2 * gathered if layout.family == "torchtitan" else 0.0
     if not checkpointing:
         kept += whole
-    activations = blocks * kept * (_held(layout) if embedding else 1)
+    activations = _blocks(question, layout, number) * kept * _held(layout, number)
+    activations += _between_stages(question, layout, number)
     backward = block_backward(question, SHARDED) / split + gathered
     if checkpointing:
         backward += block_activations(question, SHARDED) / split + whole
-    logits = 0.0
-    if head or alone:
-        per_logit = logit_bytes(question, SHARDED)
-        if layout.family == "torchtitan" and layout.tensor > 1 and training.loss == "eager":
-            per_logit = max(per_logit, LOSS_PARALLEL_BYTES)
-        logits = training.tokens * model.vocabulary * per_logit / split
-    states, units = _states(question, layout, weights)
-    moment, working = ("loss", logits) if logits > backward else ("first block", backward)
+    logits = cached = 0.0
+    if number == layout.pipeline - 1:
+        here = training.tokens * model.vocabulary / split
+        logits = here * _logit_bytes(question, layout) + gathered
+        cached = here * cached_logit_bytes(question, SHARDED)
+    states, each_step, (at_loss, in_backward) = _states(question, layout, number)
+    moments = (("loss", logits, at_loss, cached), ("first block", backward, in_backward, 0.0))
+    moment, working, units, unused = max(moments, key=lambda each: each[1] + each[2])
     communicators = 1 + sum(size > 1 for _, size in layout.parts)
     return Memory(
         moment=moment,
@@ -107,46 +97,99 @@ def _stage(
         working=working,
         units=units,
         absent=0.0,
-        reserve=FRAGMENTATION * (activations + working + units),
+        reserve=FRAGMENTATION * (activations + working + units + each_step) + unused,
         context=CONTEXT_BYTES + communicators * NCCL_BYTES,
     )
 
 
-def _gathered(question: Question, layout: Layout) -> float:
-    """Return the bytes of the residual stream of one micro-batch, less the part that a GPU has anyway."""
-    if layout.tensor == 1:
-        return 0.0
+def _blocks(question: Question, layout: Layout, number: int) -> int:
+    first, most, last = stage_blocks(question.model.blocks, layout)
+    return first if number == 0 else last if number == layout.pipeline - 1 else most
+
+
+def _ends(question: Question, layout: Layout, number: int) -> int:
+    """Return how many matrices of the vocabulary a stage has: the embedding, the head, or one for both."""
+    tied = question.model.outside_parameters < 1.5 * _end(question)
+    if layout.pipeline == 1:
+        return 1 if tied else 2
+    return int(number in (0, layout.pipeline - 1))
+
+
+def _logit_bytes(question: Question, layout: Layout) -> float:
+    per_logit = logit_bytes(question, SHARDED)
+    if layout.family == "torchtitan" and layout.tensor > 1 and question.training.loss == "eager":
+        return max(per_logit, LOSS_PARALLEL_BYTES)
+    return per_logit
+
+
+def _stream(question: Question, layout: Layout) -> float:
+    """Return the bytes of the residual stream of one micro-batch that the GPUs of a tensor group share."""
     c = PRECISIONS[question.training.precision].compute
-    stream = question.training.tokens / layout.context * question.model.hidden * c
-    return stream * (1 - 1 / layout.tensor)
+    return question.training.tokens / layout.context * question.model.hidden * c
 
 
-def _held(layout: Layout) -> float:
-    """Return how many micro-batches the first stage keeps: as many as stages, interleaved a few more.
+def _gathered(question: Question, layout: Layout) -> float:
+    """Return the bytes of the gathered residual stream, less the part that a GPU has anyway."""
+    return _stream(question, layout) * (1 - 1 / layout.tensor)
 
-    Korthikanti et al. 2022, section 4.2.3: 1 + (p - 1) / (p v) times as many.
+
+def _held(layout: Layout, number: int) -> float:
+    """Return how many micro-batches a stage keeps: one for each stage that follows it, and its own.
+
+    Interleaved, so many parts of stages: Korthikanti et al. 2022, section 4.2.3, 1 + (p - 1) / (p v) times as
+    many in the first. Never more than there are.
     """
-    stages = layout.pipeline
-    more = 1 + (stages - 1) / (stages * layout.chunks) if layout.chunks > 1 else 1.0
-    return min(layout.rounds, stages) * more
+    after, parts = layout.pipeline - 1 - number, layout.chunks
+    if parts == 1:
+        return min(layout.rounds, after + 1)
+    return min(layout.rounds, ((parts - 1) * layout.pipeline + 2 * after + 1) / parts)
 
 
-def _states(question: Question, layout: Layout, weights: float) -> tuple[ModelStates, float]:
-    """Return the states of a stage with so many weights, and what is gathered or reduced beside them."""
+def _between_stages(question: Question, layout: Layout, number: int) -> float:
+    """Return what a stage of PyTorch's pipelining holds of what it receives and sends.
+
+    It keeps what it sent until backward, and has buffers for each micro-batch's input and gradient; inputs in
+    use are counted as what the first block keeps. Megatron frees what it sent, and allocates as it receives.
+    """
+    if layout.pipeline == 1 or layout.family != "torchtitan":
+        return 0.0
+    last, rounds = number == layout.pipeline - 1, layout.rounds
+    gradients = rounds * (layout.chunks - last)
+    inputs = (rounds - _held(layout, number)) * (layout.chunks - (number == 0))
+    passed_on = _held(layout, number) * (layout.chunks - last)
+    return (gradients + inputs + passed_on) * _stream(question, layout) / layout.tensor
+
+
+def _states(
+    question: Question, layout: Layout, number: int
+) -> tuple[ModelStates, float, tuple[float, float]]:
+    """Return a stage's states, what of them is allocated in each step, and what is gathered or reduced beside
+    them at the loss and in backward.
+
+    A pipeline of torchtitan keeps its stage gathered, and gradients in fp32 until the last micro-batch; with
+    one round of interleaved micro-batches, those of one part at a time.
+    """
     precision = PRECISIONS[question.training.precision]
     shards, c = layout.shards, precision.compute
+    ends = _ends(question, layout, number)
+    weights = stage_weights(question, layout, _blocks(question, layout, number), ends=ends)
     if layout.family == "megatron":
         weight, gradient, sharded = MEGATRON_BYTES[question.training.precision]
-        return ModelStates(weights * weight, weights * gradient, weights * sharded / shards), 0.0
+        return ModelStates(weights * weight, weights * gradient, weights * sharded / shards), 0.0, (0.0, 0.0)
     wide = precision.master or c
     states = ModelStates(*(weights * each * wide / shards for each in (1, 1, 2)))
-    block = block_weights(question, layout)
-    if layout.pipeline == 1:
-        end = _end(question) / layout.tensor
-        return states, 2 * (block + end) * c + (block + end) * c + block * wide
-    # torchtitan gathers a stage once for all its micro-batches, and reduces gradients after the last.
+    block, outside = block_weights(question, layout), ends * _end(question) / layout.tensor
     unreduced = weights * wide if layout.rounds > 1 else 0.0
-    states = ModelStates(
-        states.parameters, states.gradients + unreduced, states.optimizer, copies=float(weights * c)
-    )
-    return states, block * (c + wide)
+    if layout.pipeline == 1:
+        # The root's unit stays gathered, and the last block; in backward two blocks are, and gradients come.
+        in_backward = (2 * outside + 3 * block) * c + (block * wide if not unreduced else 0.0)
+        return (
+            ModelStates(states.parameters, states.gradients + unreduced, states.optimizer),
+            unreduced,
+            ((outside + block) * c, in_backward),
+        )
+    if layout.rounds <= layout.pipeline:
+        unreduced /= layout.chunks
+    copies = float(weights * c)
+    states = ModelStates(states.parameters, states.gradients + unreduced, states.optimizer, copies=copies)
+    return states, unreduced + copies, (0.0, block * c)

@@ -6,13 +6,13 @@ import msgspec
 
 from tracedoc.planner.advice import Advice, advise
 from tracedoc.planner.assumptions import assumptions, short_step
-from tracedoc.planner.candidates import Candidate, Wish, step_range, with_checkpointing
+from tracedoc.planner.candidates import SPREAD, Candidate, Wish, step_range, with_checkpointing
 from tracedoc.planner.changes import Change
 from tracedoc.planner.configurations import Configuration, configurations_of
 from tracedoc.planner.loading import load_bytes_per_node
 from tracedoc.planner.search import Found, search
 from tracedoc.planner.setup import Question, Training, check
-from tracedoc.units import format_gb
+from tracedoc.units import format_gb, format_percent
 
 PLAN_SCHEMA = "1"
 
@@ -144,7 +144,8 @@ def _summary(advice: Advice) -> str:
         time = f", {step_range(chosen)} a step predicted" if chosen.step else ""
         title = with_checkpointing(chosen.title, chosen.checkpointing, selective=chosen.selective)
         title = title[:1].upper() + title[1:]
-        return f"{title}: {format_gb(chosen.total_bytes)} of the {memory} on {each}{time}."
+        text = f"{title}: {format_gb(chosen.total_bytes)} of the {memory} on {each}{time}."
+        return text + (f" It may not fit: {_DOUBT}." if chosen.tight else "")
     least = advice.least
     needed = f"{'training' if least.strategy == 'single' else f'even {least.title}'} needs"
     nothing = "Nothing of DeepSpeed's" if advice.wish.framework == "deepspeed" else "Nothing"
@@ -156,6 +157,9 @@ def _summary(advice: Advice) -> str:
     return (
         f"{text} The smallest change that would: {smallest.what} ({then}, {format_gb(smallest.total_bytes)})."
     )
+
+
+_DOUBT = f"published peaks differ from predictions by up to {format_percent(SPREAD)}"
 
 
 def _missing(advice: Advice) -> str:

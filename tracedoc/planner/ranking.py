@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tracedoc.planner.candidates import Candidate, Wish, candidate, usable
+from tracedoc.planner.candidates import Candidate, Wish, candidate, checkpointed, judged, usable
 from tracedoc.planner.layout_memory import layout_memory
-from tracedoc.planner.layout_timing import layout_step, sent_in_an_update, traffic
+from tracedoc.planner.layout_timing import layout_step
+from tracedoc.planner.layout_traffic import sent_in_an_update, traffic
 from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS, Layout, in_framework, layouts
 from tracedoc.planner.memory import can_offload, can_train
 from tracedoc.planner.setup import Question
@@ -41,14 +42,10 @@ def rank(question: Question, wish: Wish) -> tuple[Candidate, ...]:
 def _simplest_first(ranked: list[Candidate], wish: Wish) -> list[Candidate]:
     """Put the layout that splits in fewest ways first, of those as fast as the fastest by a tenth."""
     first = ranked[0] if ranked else None
-    if first is None or first.step is None or wish.objective == "memory":
+    if first is None or first.step is None or first.doubt > 1 or wish.objective == "memory":
         return ranked
     reach = 1.1 * first.step.expected_ms
-    alike = [
-        one
-        for one in ranked
-        if (one.fits, one.tight) == (first.fits, first.tight) and one.step and one.step.expected_ms <= reach
-    ]
+    alike = [one for one in ranked if one.doubt == first.doubt and one.step and one.step.expected_ms <= reach]
     simplest = min(alike, key=lambda one: len(one.layout.parts) if one.layout else 0)
     return [simplest, *(one for one in ranked if one is not simplest)]
 
@@ -81,10 +78,9 @@ def offered(question: Question, wish: Wish) -> bool:
 
 
 def _key(one: Candidate, wish: Wish) -> tuple[int, float]:
-    fit = one.tight + 2 * (not one.fits)
-    if not one.fits or wish.objective == "memory":
-        return fit, one.total_bytes
-    return fit, one.step.expected_ms if one.step else 0.0
+    if one.doubt > 1 or wish.objective == "memory":
+        return one.doubt, one.total_bytes
+    return one.doubt, one.step.expected_ms if one.step else 0.0
 
 
 def _layout_candidates(question: Question, wish: Wish) -> list[Candidate]:
@@ -102,13 +98,9 @@ def _layout_candidates(question: Question, wish: Wish) -> list[Candidate]:
 
 def _of_layout(question: Question, layout: Layout, wish: Wish, *, tokens: int) -> Candidate:
     asked = in_framework(question, layout)
-    wanted = question.training.checkpointing
-    if wanted == "auto" and wish.objective == "memory":
-        wanted = "on"
-    for checkpointing in {"on": (True,), "selective": (True,), "off": (False,)}.get(wanted, (False, True)):
-        memory = layout_memory(asked, layout, checkpointing=checkpointing)
-        if memory.total <= question.memory_bytes:
-            break
+    checkpointing, memory = checkpointed(
+        asked, wish, lambda on: layout_memory(asked, layout, checkpointing=on)
+    )
     step = layout_step(
         asked,
         layout,
@@ -119,20 +111,15 @@ def _of_layout(question: Question, layout: Layout, wish: Wish, *, tokens: int) -
         idle_ms=wish.idle_ms,
     )
     sent = traffic(asked, layout, wish.cluster, checkpointing=checkpointing)
-    fits = memory.total - memory.reserve <= question.memory_bytes
-    return Candidate(
-        strategy=layout.id,
-        title=layout.title,
-        family=layout.family,
+    return judged(
+        asked,
+        layout.id,
+        layout.title,
+        layout.family,
         checkpointing=checkpointing,
         memory=memory,
-        total_bytes=memory.total,
-        fits=fits,
-        tight=fits and memory.total > question.memory_bytes,
-        headroom_bytes=question.memory_bytes - memory.total,
-        traffic_bytes=sent_in_an_update(sent, layout) if sent else 0.0,
         step=step,
-        tokens_per_second=tokens / step.expected_ms * 1e3 if step else None,
+        sent=sent_in_an_update(sent, layout) if sent else 0.0,
+        tokens=tokens,
         layout=layout,
-        selective=checkpointing and wanted == "selective",
     )
