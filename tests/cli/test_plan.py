@@ -40,7 +40,7 @@ def test_the_answer_comes_first_and_the_next_command_last(repository: Path) -> N
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith(
-        "DDP with activation checkpointing: 16.6 GB of the 23.5 GB on each of 2 GPUs, "
+        "DDP with activation checkpointing: 16.7 GB of the 23.5 GB on each of 2 GPUs, "
     )
     assert lines[-1] == "next: tracedoc collect -- torchrun --nproc-per-node 2 train.py"
     assert "\x1b" not in done.stdout
@@ -52,7 +52,7 @@ def test_what_does_not_fit_names_the_smallest_change_and_asks_again(repository: 
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert lines[0].startswith("Nothing fits: each of 4 GPUs has 40 GB, and even ")
-    assert "The smallest change that would: 8-bit AdamW (" in lines[0]
+    assert "The smallest change that would: 8 GPUs instead of 4 (" in lines[0]
     again = lines[-1].removeprefix("next: tracedoc plan ").split()
     assert not run(repository, *again).stdout.startswith("Nothing fits")
 
@@ -60,7 +60,7 @@ def test_what_does_not_fit_names_the_smallest_change_and_asks_again(repository: 
 def test_the_options_of_the_next_command_replace_the_old_ones(repository: Path) -> None:
     done = run(repository, "--params", "70B", "--gpus", "8", "--gpu", "H100")
     assert done.stdout.splitlines()[-1] == (
-        "next: tracedoc plan --params 70B --gpu H100 --gpus 16 --nodes 2 --framework deepspeed"
+        "next: tracedoc plan --params 70B --gpus 8 --gpu H100 --offload optimizer --framework deepspeed"
     )
 
 

@@ -96,6 +96,14 @@ def test_a_pipeline_keeps_as_many_micro_batches_as_it_has_stages(tmp_path: Path)
     assert layout_memory(question, short, checkpointing=False).activations == pytest.approx(kept)
 
 
+def test_inputs_of_8_bit_products_are_saved_in_8_bits(tmp_path: Path) -> None:
+    """Of a token 64 numbers for attention, 64 and 128 for the MLP; attention's 64 are there twice."""
+    layout = Layout("megatron", data=16)
+    wide = layout_memory(ask(model(tmp_path)), layout, checkpointing=False).activations
+    narrow = layout_memory(ask(model(tmp_path), fp8=True), layout, checkpointing=False).activations
+    assert wide - narrow == pytest.approx(8 * 64 * (64 + 64 + 128 - 64))
+
+
 def test_one_round_of_interleaved_micro_batches_keeps_the_gradients_of_half_a_stage(tmp_path: Path) -> None:
     """The second part of the stage is reduced before the backward pass of the first; with more rounds not."""
     question = ask(model(tmp_path))
@@ -172,6 +180,24 @@ def test_experts_are_shared_by_their_own_degree(tmp_path: Path) -> None:
     apart = layout_memory(ask(shape), Layout("megatron", data=16, expert=4), checkpointing=False).states
     experts = 8 * 16 * 3 * 64 * 32
     assert together.parameters - apart.parameters == pytest.approx(2 * experts * 3 / 4)
+    # GPUs with other experts share no expert's states: 4 have each, of a quarter of them.
+    assert apart.optimizer == pytest.approx(together.optimizer)
+
+
+def test_all_gpus_together_hold_every_states_once_however_experts_are_split(tmp_path: Path) -> None:
+    shape = model(tmp_path, **MOE)
+    for layout in (
+        Layout("torchtitan", data=16, expert=8),
+        Layout("torchtitan", data=4, tensor=2, context=2, expert=4),
+    ):
+        states = layout_memory(ask(shape), layout, checkpointing=False).states
+        assert 16 * states.states == pytest.approx(16 * shape.parameters, rel=0.01)
+        found = traffic(ask(shape), layout, CLUSTER, checkpointing=False)
+        assert found is not None
+        weights = {one.what: one.bytes for one in found}
+        experts = 8 * 16 * 3 * 64 * 32 / layout.tensor / layout.expert
+        peers = layout.shards // layout.expert
+        assert weights["experts' data"] == pytest.approx(experts * (2 * 2 + 4) * (peers - 1) / peers)
 
 
 def test_tensor_parallelism_sends_the_stream_four_times_a_block_and_pass(tmp_path: Path) -> None:
@@ -258,7 +284,7 @@ TORCHTITAN = {
     "parallelism": {
         "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree",
         "context_parallel_degree", "expert_parallel_degree", "pipeline_parallel_degree",
-        "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size",
+        "expert_tensor_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size",
     },
     "activation_checkpoint": {"mode", "selective_ac_option"},
 }  # fmt: skip
@@ -282,7 +308,8 @@ MEGATRON = {
     "--expert-model-parallel-size", "--sequence-parallel", "--tp-comm-overlap",
     "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout",
     "--moe-token-dispatcher-type", "--overlap-moe-expert-parallel-comm", "--use-distributed-optimizer",
-    "--overlap-grad-reduce", "--overlap-param-gather", "--micro-batch-size", "--global-batch-size", "--seq-length",
+    "--overlap-grad-reduce", "--overlap-param-gather", "--micro-batch-size", "--global-batch-size",
+    "--seq-length",
     "--max-position-embeddings", "--bf16", "--grad-reduce-in-bf16", "--fp16", "--fp8-format",
     "--transformer-impl", "--recompute-granularity", "--recompute-method", "--recompute-num-layers",
 }  # fmt: skip

@@ -14,6 +14,7 @@ from tracedoc.units import format_count, format_gb, format_percent
 
 _LEAST_NEEDED = ("activ.", "other", "states", "sent", "room")
 _UNITS = "GB on each GPU, of 1e9 bytes as GPUs are sold; sent: by each GPU in a step"
+_FITS = ("yes", "maybe", "unlikely", "no")
 _HEADINGS = ("strategy", "fits", "total", "room", "states", "activ.", "other", "sent", "step")
 
 
@@ -154,7 +155,7 @@ def _cells(plan: Plan, candidate: Candidate) -> tuple[str, ...]:
     other = memory.working + memory.units + memory.reserve + memory.context
     return (
         candidate.title + (" *" if candidate.checkpointing else ""),
-        "maybe" if candidate.tight else ("yes" if candidate.fits else "no"),
+        _FITS[candidate.doubt],
         _gb(candidate.total_bytes),
         _gb(candidate.headroom_bytes),
         _gb(states),
@@ -201,8 +202,9 @@ def _table_notes(plan: Plan) -> list[str]:
         kind = "selective activation" if marked[0].selective else "activation"
         notes.append(f"* with {kind} checkpointing")
     if any(c.tight for c in plan.strategies):
+        spread = format_percent(SPREAD)
         notes.append(
-            f"maybe: nearer to the memory than predicted peaks can be trusted, {format_percent(SPREAD)}"
+            f"maybe, unlikely: just below or above the memory; published peaks differ by up to {spread}"
         )
     host = max((c.memory.states.host for c in plan.strategies), default=0.0)
     if host:

@@ -57,12 +57,12 @@ def choose(
 ) -> tuple[Candidate | None, str, str]:
     """Return the candidate that the decision rules choose, the rule's id, and its reason in numbers."""
     usable = {c.strategy: c for c in candidates if c.family in families(wish.framework)}
-    # What surely fits goes first; what is near the memory of the GPU may, and is taken only without it.
+    # What surely fits goes first, then what fits as predicted. What fits only if it takes less is not chosen.
     doubt = min((c.doubt for c in usable.values()), default=3)
-    fitting = {name: c for name, c in usable.items() if c.doubt == doubt and c.fits}
-    if not fitting:
+    fitting = {name: c for name, c in usable.items() if c.doubt == doubt}
+    if doubt > 1:
         return None, "", ""
-    situation = _situation(usable, question, wish)
+    situation = _situation(usable, fitting, question, wish)
     for rule in decisions().rule:
         if not all(_holds(situation, condition) for condition in rule.when):
             continue
@@ -92,17 +92,18 @@ def _holds(situation: Situation, condition: str) -> bool:
     return value != condition.startswith("not ")
 
 
-def _situation(usable: dict[str, Candidate], question: Question, wish: Wish) -> Situation:
+def _situation(
+    usable: dict[str, Candidate], fitting: dict[str, Candidate], question: Question, wish: Wish
+) -> Situation:
     ddp = usable.get("ddp")
-    whole = usable.get("shard-grad-op") or usable.get("zero-2")
     inside, across = wish.cluster.inside, wish.cluster.across
     return Situation(
         one_gpu=question.gpus == 1,
         several_nodes=question.nodes > 1,
         adapters=bool(question.training.lora_rank) or question.frozen > 9 * question.trainable,
         least_memory_asked=wish.objective == "memory",
-        ddp_fits=ddp is not None and ddp.fits and not ddp.tight,
-        whole_fits=whole is not None and whole.fits,
+        ddp_fits=ddp is not None and ddp.doubt == 0,
+        whole_fits="shard-grad-op" in fitting or "zero-2" in fitting,
         offloaded=question.training.offload != "none",
         network_slower_than_inside=across is None
         or inside is None

@@ -27,6 +27,8 @@ def torchtitan_toml(question: Question, layout: Layout, *, checkpointing: bool) 
         ("expert_parallel_degree", layout.expert),
         ("pipeline_parallel_degree", layout.pipeline),
     ]
+    if layout.expert > 1:
+        parallelism.append(("expert_tensor_parallel_degree", layout.tensor))
     if layout.pipeline > 1:
         parallelism += [
             ("pipeline_parallel_schedule", "Interleaved1F1B" if layout.chunks > 1 else "1F1B"),

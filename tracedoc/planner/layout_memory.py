@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tracedoc.planner.activations import (
     CONTEXT_BYTES,
     FRAGMENTATION,
@@ -48,18 +50,42 @@ def layout_memory(question: Question, layout: Layout, *, checkpointing: bool) ->
     return max(every, key=lambda memory: memory.total)
 
 
-def stage_weights(question: Question, layout: Layout, blocks: int, *, ends: int) -> float:
+class Weights(msgspec.Struct, frozen=True):
+    """How many weights one GPU computes with: ``experts`` those of split experts, ``dense`` the rest."""
+
+    dense: float
+    experts: float
+
+    @property
+    def all(self) -> float:
+        """Both together."""
+        return self.dense + self.experts
+
+    def owned(self, layout: Layout) -> float:
+        """Return of how many a GPU keeps the states, where these are sharded: no weight's states twice.
+
+        GPUs with other experts share no expert's states.
+        """
+        return self.dense / layout.shards + self.experts * layout.expert / layout.shards
+
+
+def stage_weights(question: Question, layout: Layout, blocks: int, *, ends: int) -> Weights:
     """Return the weights of so many blocks on one GPU, and of ``ends``: embedding and head, split as well."""
-    return blocks * block_weights(question, layout) + ends * _end(question) / layout.tensor
+    block = block_weights(question, layout)
+    outside = ends * _end(question) / layout.tensor
+    return Weights(blocks * block.dense + outside, blocks * block.experts)
 
 
-def block_weights(question: Question, layout: Layout) -> float:
+def block_weights(question: Question, layout: Layout) -> Weights:
     """Return the weights of a mean block on one GPU; norms count as split, too."""
     model = question.model
-    every = (model.parameters - model.outside_parameters) / model.blocks
+    every = (model.parameters - model.outside_parameters) / model.blocks / layout.tensor
+    if layout.expert == 1:
+        return Weights(every, 0.0)
     spread = ((m, model.blocks if m.blocks is None else m.blocks) for m in model.linears if m.count > 1)
     experts = sum(m.inputs * m.outputs * m.count * times for m, times in spread) / model.blocks
-    return (every - experts + experts / layout.expert) / layout.tensor
+    experts /= layout.tensor
+    return Weights(every - experts, experts / layout.expert)
 
 
 def _end(question: Question) -> float:
@@ -75,7 +101,7 @@ def _stage(question: Question, layout: Layout, number: int, *, checkpointing: bo
     # DTensor keeps what attention and MLP were given whole; Megatron gathers that again in backward.
     whole = 2 * gathered if layout.family == "torchtitan" else 0.0
     if not checkpointing:
-        kept += whole
+        kept += whole - _saved_in_8_bits(question, layout) / split
     activations = _blocks(question, layout, number) * kept * _held(layout, number)
     activations += _between_stages(question, layout, number)
     backward = block_backward(question, SHARDED) / split + gathered
@@ -100,6 +126,18 @@ def _stage(question: Question, layout: Layout, number: int, *, checkpointing: bo
         reserve=FRAGMENTATION * (activations + working + units + each_step) + unused,
         context=CONTEXT_BYTES + communicators * NCCL_BYTES,
     )
+
+
+def _saved_in_8_bits(question: Question, layout: Layout) -> float:
+    """Return what a block keeps less as Transformer Engine saves what it multiplied in 8 bits.
+
+    That is the input of each matrix; what attention gave is kept in 16 bits as well.
+    """
+    training, model = question.training, question.model
+    if not training.fp8 or layout.family != "megatron":
+        return 0.0
+    inputs = (1 + max(1, model.experts_met)) * model.hidden + model.mlp_width
+    return training.tokens * (PRECISIONS[training.precision].compute - 1) * (inputs - model.q_width)
 
 
 def _blocks(question: Question, layout: Layout, number: int) -> int:
@@ -170,16 +208,17 @@ def _states(
     one round of interleaved micro-batches, those of one part at a time.
     """
     precision = PRECISIONS[question.training.precision]
-    shards, c = layout.shards, precision.compute
+    c = precision.compute
     ends = _ends(question, layout, number)
     weights = stage_weights(question, layout, _blocks(question, layout, number), ends=ends)
     if layout.family == "megatron":
         weight, gradient, sharded = MEGATRON_BYTES[question.training.precision]
-        return ModelStates(weights * weight, weights * gradient, weights * sharded / shards), 0.0, (0.0, 0.0)
+        states = ModelStates(weights.all * weight, weights.all * gradient, weights.owned(layout) * sharded)
+        return states, 0.0, (0.0, 0.0)
     wide = precision.master or c
-    states = ModelStates(*(weights * each * wide / shards for each in (1, 1, 2)))
-    block, outside = block_weights(question, layout), ends * _end(question) / layout.tensor
-    unreduced = weights * wide if layout.rounds > 1 else 0.0
+    states = ModelStates(*(weights.owned(layout) * each * wide for each in (1, 1, 2)))
+    block, outside = block_weights(question, layout).all, ends * _end(question) / layout.tensor
+    unreduced = weights.all * wide if layout.rounds > 1 else 0.0
     if layout.pipeline == 1:
         # The root's unit stays gathered, and the last block; in backward two blocks are, and gradients come.
         in_backward = (2 * outside + 3 * block) * c + (block * wide if not unreduced else 0.0)
@@ -190,6 +229,6 @@ def _states(
         )
     if layout.rounds <= layout.pipeline:
         unreduced /= layout.chunks
-    copies = float(weights * c)
+    copies = float(weights.all * c)
     states = ModelStates(states.parameters, states.gradients + unreduced, states.optimizer, copies=copies)
     return states, unreduced + copies, (0.0, block * c)

@@ -54,7 +54,7 @@ def layout_step(
     compute = scale * whole * _slowest(question, layout) / (layout.tensor * layout.context)
     _, blocks, _ = stage_blocks(model.blocks, layout)
     weights = stage_weights(question, layout, blocks, ends=1)
-    optimizer = weights * 28 / layout.shards / (gpu.hbm_gbps * 1e9)
+    optimizer = weights.owned(layout) * 28 / (gpu.hbm_gbps * 1e9)
     passes = layout.rounds + (layout.pipeline - 1) / layout.chunks
 
     def step(best: float, least: float) -> float:

@@ -49,7 +49,7 @@ def traffic(
     training, model = question.training, question.model
     precision = PRECISIONS[training.precision]
     c, wide = precision.compute, precision.master or precision.compute
-    tensor, context, shards = layout.tensor, layout.context, layout.shards
+    tensor, context, expert, shards = layout.tensor, layout.context, layout.expert, layout.shards
     _, blocks, _ = stage_blocks(model.blocks, layout)
     stream = training.tokens / context * model.hidden * c
     passes = 3 if checkpointing and training.checkpointing != "selective" else 2
@@ -58,7 +58,8 @@ def traffic(
     weights = stage_weights(question, layout, blocks, ends=1 if layout.pipeline > 1 else 2)
     gathers, units = (2 if layout.pipeline == 1 else 1), blocks + 1
     if layout.family == "megatron":
-        gathers, units = 1, max(1, round(weights * wide / 160e6))
+        gathers, units = 1, max(1, round(weights.all * wide / 160e6))
+    each, calls_of_data = gathers * c + wide, (gathers + 1) * units
     tensor_shown = MEGATRON_SHOWN if layout.family == "megatron" else 1.0
     experts_shown = MEGATRON_SHOWN if overlaps_experts(question, layout) else 1.0
     edges = 2 * layout.chunks
@@ -67,13 +68,14 @@ def traffic(
         # What, its bytes and calls, of how many GPUs, how far apart, what is not hidden (None: by the link).
         ("tensor", blocks * 4 * passes * stream, blocks * 4 * passes, tensor, 1, tensor_shown),
         ("context", blocks * (passes + 1) * keys, blocks * (passes + 1), context, tensor, None),
-        ("expert", blocks * 2 * passes * met, blocks * 2 * passes, layout.expert, tensor, experts_shown),
-        ("data", weights * (gathers * c + wide), (gathers + 1) * units, shards, tensor, None),
+        ("expert", blocks * 2 * passes * met, blocks * 2 * passes, expert, tensor, experts_shown),
+        ("data", weights.dense * each, calls_of_data, shards, tensor, None),
+        ("experts' data", weights.experts * each, calls_of_data, shards // expert, tensor * expert, None),
         ("pipeline", edges * stream / tensor, edges, layout.pipeline, question.gpus // layout.pipeline, None),
     )
     found = []
     for what, size, calls, group, distance, shown in asked:
-        if group == 1:
+        if group == 1 or not size:
             continue
         route = _all_to_all_rate if what == "expert" else _rate
         rate = route(question, cluster, group, distance)
@@ -81,7 +83,7 @@ def traffic(
             return None
         sent = size if what == "pipeline" else size * (group - 1) / group
         shown = exposed_share(rate[0]) if shown is None else shown
-        found.append(Sent(what, sent, calls, *rate, shown, once=what == "data" and not each_round))
+        found.append(Sent(what, sent, calls, *rate, shown, once="data" in what and not each_round))
     return found
 
 

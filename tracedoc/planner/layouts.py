@@ -153,6 +153,8 @@ def layouts(question: Question, family: str, sequences: int) -> Iterator[Layout]
                 for expert in _powers(min(experts, data * context, LARGEST_EXPERT)):
                     if experts % expert or (data * context) % expert:
                         continue
+                    if family == "torchtitan" and expert > 1 and expert % context:
+                        continue
                     base = Layout(family, data, tensor, pipeline, context, expert)
                     yield from _schedules(base, model.blocks, sequences // data)
 

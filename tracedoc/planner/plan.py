@@ -147,16 +147,23 @@ def _summary(advice: Advice) -> str:
         text = f"{title}: {format_gb(chosen.total_bytes)} of the {memory} on {each}{time}."
         return text + (f" It may not fit: {_DOUBT}." if chosen.tight else "")
     least = advice.least
+    if least.fits:
+        nothing = f"Nothing is predicted to fit: {each} has {memory}, and {least.title} takes"
+        text = f"{nothing} {format_gb(least.total_bytes)} ({_DOUBT})."
+        return text + _smallest(advice)
     needed = f"{'training' if least.strategy == 'single' else f'even {least.title}'} needs"
     nothing = "Nothing of DeepSpeed's" if advice.wish.framework == "deepspeed" else "Nothing"
     text = f"{nothing} fits: {each} has {memory}, and {needed} {format_gb(least.total_bytes)}."
+    return text + _smallest(advice)
+
+
+def _smallest(advice: Advice) -> str:
     if not advice.changes:
-        return f"{text} No single change that is known here helps."
+        return " No single change that is known here helps."
     smallest = advice.changes[0]
     then = with_checkpointing(smallest.strategy, smallest.checkpointing, selective=smallest.selective)
-    return (
-        f"{text} The smallest change that would: {smallest.what} ({then}, {format_gb(smallest.total_bytes)})."
-    )
+    size = format_gb(smallest.total_bytes)
+    return f" The smallest change that would: {smallest.what} ({then}, {size})."
 
 
 _DOUBT = f"published peaks differ from predictions by up to {format_percent(SPREAD)}"
