@@ -129,7 +129,7 @@ def test_what_fits_only_if_it_takes_less_than_predicted_is_not_chosen_and_not_re
     assert -nearest.memory.reserve < nearest.headroom_bytes < 0
 
 
-def test_fits_are_told_by_the_spread_from_both_sides() -> None:
+def test_the_spread_is_held_against_both_sides() -> None:
     """8 % more than 92 is 99.4, than 93 100.4; without a reserve of 10, 8 % less than 108 is 99.4."""
 
     def peak(total: float, reserve: float) -> Memory:

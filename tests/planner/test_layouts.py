@@ -156,10 +156,10 @@ def test_experts_of_several_nodes_share_the_adapters_of_each(tmp_path: Path) -> 
     assert found is not None
     experts = next(one for one in found if one.what == "expert")
     assert experts.gbps == pytest.approx(1 / (8 / 15 / 50 + 7 / 15 / 400))
-    assert experts.shown == 1.0
+    assert experts.exposed == 1.0
     overlapped = traffic(ask(shape), replace(layout, family="megatron"), CLUSTER, checkpointing=False)
     assert overlapped is not None
-    assert next(one for one in overlapped if one.what == "expert").shown == 0.5
+    assert next(one for one in overlapped if one.what == "expert").exposed == 0.5
     inside = traffic(ask(shape), replace(layout, expert=8), CLUSTER, checkpointing=False)
     assert inside is not None
     assert next(one for one in inside if one.what == "expert").gbps == 400.0

@@ -1,4 +1,4 @@
-"""Turn the options of ``tracedoc plan`` and what a run tells into the question that is planned for."""
+"""Turn the options of ``tracedoc plan`` and what a run gives into the question that is planned for."""
 
 from __future__ import annotations
 

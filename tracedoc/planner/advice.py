@@ -84,7 +84,7 @@ def _layout(question: Question, wish: Wish, chosen: Candidate) -> Iterator[str]:
 
 
 MANY_GPUS = 64
-"""From so many on the other frameworks are told of layouts that are faster."""
+"""From so many GPUs on, an answer for other frameworks names a layout that is faster."""
 
 
 def _faster(chosen: Candidate, own: list[Candidate], wish: Wish) -> Candidate | None:

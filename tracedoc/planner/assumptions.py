@@ -19,7 +19,10 @@ def assumptions(question: Question, wish: Wish, chosen: Candidate | None) -> lis
     if model.assumed:
         texts.append(_assumed_shape(model))
     attention = "" if training.fused_attention else ", attention scores kept"
-    each = f"Each GPU and step: {training.micro_batch} x {training.sequence} tokens, {_rounds(training)}"
+    size = f"{training.micro_batch} x {training.sequence} tokens"
+    if training.sequence == 1:
+        size = "1 sample" if training.micro_batch == 1 else f"{training.micro_batch} samples"
+    each = f"Each GPU and step: {size}, {_rounds(training)}"
     if wish.framework in PARALLEL_FRAMEWORKS:
         sequences = wish.batch or training.micro_batch * training.accumulation * question.gpus
         each = f"Each update: {sequences} sequences of {training.sequence} tokens, of all GPUs together"

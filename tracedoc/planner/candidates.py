@@ -136,7 +136,7 @@ def candidate(question: Question, strategy: Strategy, wish: Wish) -> Candidate:
         idle_ms=wish.idle_ms,
     )
     step = as_replayed(step, question, strategy.id, wish.replayed, checkpointing=checkpointing)
-    return judged(
+    return assessed(
         question,
         strategy.id,
         strategy.title,
@@ -149,7 +149,7 @@ def candidate(question: Question, strategy: Strategy, wish: Wish) -> Candidate:
     )
 
 
-def judged(
+def assessed(
     question: Question,
     name: str,
     title: str,
@@ -199,11 +199,11 @@ def step_range(candidate: Candidate) -> str:
     if worst < 1000:
         low, high, unit = f"{best:.0f}", f"{worst:.0f}", "ms"
         if best < 10:
-            return (
-                format_ms(worst)
-                if worst - best < 0.05 * worst
-                else f"{format_ms(best)} to {format_ms(worst)}"
-            )
+            longest = format_ms(worst)
+            if worst - best < 0.05 * worst:
+                return longest
+            shortest, unit = format_ms(best).rsplit(" ", 1)
+            return f"{shortest}{'' if longest.endswith(f' {unit}') else f' {unit}'} to {longest}"
     else:
         digits = 2 if worst < 10_000 else 1
         low, high, unit = f"{best / 1e3:.{digits}f}", f"{worst / 1e3:.{digits}f}", "s"

@@ -75,7 +75,7 @@ def choose(
 
 
 def _is_fast_enough(chosen: Candidate, fitting: dict[str, Candidate]) -> bool:
-    """Return whether nothing that fits is surely faster: by a tenth, and than the best of its range.
+    """Return whether nothing that fits is clearly faster: by a tenth, and than the best of its range.
 
     Where no time is predicted, sharding that recomputes its activations is slower than sharding that does
     not.

@@ -209,6 +209,7 @@ def _tidy(name: str) -> str:
     text = name.lower().replace("nvidia", " ").replace("amd", " ").replace("geforce", " ")
     text = re.sub(r"(\d+) ?gi?b\b", r"\1gb", text)
     text = re.sub(r"\brtx(?=\d)", "rtx ", text)
+    text = re.sub(r"[ -](16|24|32|40|48|80|94|96)$", r" \1gb", text)  # "A100-80"
     text = text.replace("pg509", "sxm 40gb")  # the board that some A100 are called after
     text = re.sub(r"\b(tesla|instinct|hbm\w*|tensor|core|gpu)\b", " ", text)
     return " ".join(re.sub(r"sxm\d?", "sxm", w) for w in re.split(r"[\s/_-]+", text) if w)

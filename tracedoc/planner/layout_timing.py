@@ -58,10 +58,10 @@ def layout_step(
     passes = layout.rounds + (layout.pipeline - 1) / layout.chunks
 
     def step(best: float, least: float) -> float:
-        # ``best`` scales what is exposed as known, ``least`` is shown at least.
-        shown = {one.what: max(least, best * one.shown) * one.seconds for one in sent}
-        each = sum(shown[one.what] for one in sent if not one.once)
-        update = sum(shown[one.what] for one in sent if one.once)
+        # ``best`` scales the share that is exposed, which is ``least`` at least.
+        exposed = {one.what: max(least, best * one.exposed) * one.seconds for one in sent}
+        each = sum(exposed[one.what] for one in sent if not one.once)
+        update = sum(exposed[one.what] for one in sent if one.once)
         return passes * (compute + each) + update + optimizer + idle_ms / 1e3
 
     low, high = NARROW if gpu.matmul else WIDE

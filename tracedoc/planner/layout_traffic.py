@@ -14,7 +14,7 @@ from tracedoc.planner.layouts import Layout, stage_blocks
 from tracedoc.planner.setup import PRECISIONS, Question
 from tracedoc.planner.timing import exposed_share
 
-MEGATRON_SHOWN = 0.5
+MEGATRON_EXPOSED = 0.5
 """Share of tensor parallelism's communication that ``--tp-comm-overlap`` does not hide.
 
 Fitted to NeMo's published runs (make bench-plan); taken for experts' all-to-all where it is overlapped.
@@ -24,8 +24,8 @@ Fitted to NeMo's published runs (make bench-plan); taken for experts' all-to-all
 class Sent(msgspec.Struct, frozen=True):
     """Bytes that one GPU sends, in ``calls`` collectives, for one micro-batch or (``once``) for one update.
 
-    They travel over ``link`` at ``gbps``, each call costing ``latency`` seconds; ``shown`` is the share that
-    computation does not hide as far as is known.
+    They travel at ``gbps``, each call costing ``latency`` seconds; ``exposed`` is the share that computation
+    is expected not to hide.
     """
 
     what: str
@@ -33,7 +33,7 @@ class Sent(msgspec.Struct, frozen=True):
     calls: float
     gbps: float
     latency: float
-    shown: float
+    exposed: float
     once: bool = False
 
     @property
@@ -60,21 +60,21 @@ def traffic(
     if layout.family == "megatron":
         gathers, units = 1, max(1, round(weights.all * wide / 160e6))
     each, calls_of_data = gathers * c + wide, (gathers + 1) * units
-    tensor_shown = MEGATRON_SHOWN if layout.family == "megatron" else 1.0
-    experts_shown = MEGATRON_SHOWN if overlaps_experts(question, layout) else 1.0
+    tensor_exposed = MEGATRON_EXPOSED if layout.family == "megatron" else 1.0
+    experts_exposed = MEGATRON_EXPOSED if overlaps_experts(question, layout) else 1.0
     edges = 2 * layout.chunks
     each_round = layout.family == "torchtitan" and layout.pipeline == 1
     asked = (
         # What, its bytes and calls, of how many GPUs, how far apart, what is not hidden (None: by the link).
-        ("tensor", blocks * 4 * passes * stream, blocks * 4 * passes, tensor, 1, tensor_shown),
+        ("tensor", blocks * 4 * passes * stream, blocks * 4 * passes, tensor, 1, tensor_exposed),
         ("context", blocks * (passes + 1) * keys, blocks * (passes + 1), context, tensor, None),
-        ("expert", blocks * 2 * passes * met, blocks * 2 * passes, expert, tensor, experts_shown),
+        ("expert", blocks * 2 * passes * met, blocks * 2 * passes, expert, tensor, experts_exposed),
         ("data", weights.dense * each, calls_of_data, shards, tensor, None),
         ("experts' data", weights.experts * each, calls_of_data, shards // expert, tensor * expert, None),
         ("pipeline", edges * stream / tensor, edges, layout.pipeline, question.gpus // layout.pipeline, None),
     )
     found = []
-    for what, size, calls, group, distance, shown in asked:
+    for what, size, calls, group, distance, exposed in asked:
         if group == 1 or not size:
             continue
         route = _all_to_all_rate if what == "expert" else _rate
@@ -82,8 +82,8 @@ def traffic(
         if rate is None:
             return None
         sent = size if what == "pipeline" else size * (group - 1) / group
-        shown = exposed_share(rate[0]) if shown is None else shown
-        found.append(Sent(what, sent, calls, *rate, shown, once="data" in what and not each_round))
+        exposed = exposed_share(rate[0]) if exposed is None else exposed
+        found.append(Sent(what, sent, calls, *rate, exposed, once="data" in what and not each_round))
     return found
 
 

@@ -166,17 +166,15 @@ def _smallest(advice: Advice) -> str:
     return f" The smallest change that would: {smallest.what} ({then}, {size})."
 
 
-_DOUBT = f"published peaks differ from predictions by up to {format_percent(SPREAD)}"
+_DOUBT = f"nine of ten published peaks lie within {format_percent(SPREAD)} of what is predicted"
 
 
 def _missing(advice: Advice) -> str:
     least = advice.least
     states = format_gb(least.memory.states.states)
     missing = format_gb(-least.headroom_bytes)
-    return (
-        f"{missing} are missing on each GPU with {least.title}; its parameters, gradients and optimizer"
-        f" alone take {states} there."
-    )
+    where = "the GPU" if least.strategy == "single" else f"each GPU with {least.title}"
+    return f"{missing} are missing on {where}: parameters, gradients and optimizer alone take {states}."
 
 
 def _ordered(advice: Advice) -> tuple[Candidate, ...]:

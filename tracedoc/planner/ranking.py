@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracedoc.planner.candidates import Candidate, Wish, candidate, checkpointed, judged, usable
+from tracedoc.planner.candidates import Candidate, Wish, assessed, candidate, checkpointed, usable
 from tracedoc.planner.layout_memory import layout_memory
 from tracedoc.planner.layout_timing import layout_step
 from tracedoc.planner.layout_traffic import sent_in_an_update, traffic
@@ -111,7 +111,7 @@ def _of_layout(question: Question, layout: Layout, wish: Wish, *, tokens: int) -
         idle_ms=wish.idle_ms,
     )
     sent = traffic(asked, layout, wish.cluster, checkpointing=checkpointing)
-    return judged(
+    return assessed(
         asked,
         layout.id,
         layout.title,

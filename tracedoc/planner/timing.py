@@ -145,7 +145,7 @@ def predict(
         parts = [f.total / once * measured_compute_ms / 1e3 for f in (forward, backward, again)]
     rounds = question.training.accumulation
     compute = sum(parts) * (1.0 if measured_compute_ms is not None else scale)
-    hideable = shown = unhidden = after = 0.0
+    hideable = exposed = unhidden = after = 0.0
     for transfer in transfers(question, strategy):
         taken, link = seconds(transfer, question, cluster), bandwidth(transfer, question, cluster)
         if taken is None or link is None:
@@ -156,20 +156,20 @@ def predict(
         each = taken if transfer.every_round else taken / rounds
         unhidden += each / transfer.calls
         hideable += each - each / transfer.calls
-        shown += exposed_share(link[0]) * (each - each / transfer.calls)
+        exposed += exposed_share(link[0]) * (each - each / transfer.calls)
     optimizer, host = _update(question, strategy, gpu.hbm_gbps)
     optimizer = optimizer if measured_compute_ms is None else 0.0
     fixed = optimizer + host + after + idle_ms / 1e3
 
-    def step(exposed: float) -> float:
+    def step(beside: float) -> float:
         # Where the link is the bottleneck, computation hides behind it.
-        overlapped = max(compute + exposed, hideable)
+        overlapped = max(compute + beside, hideable)
         return fixed + rounds * (overlapped + unhidden)
 
     low, high = NARROW if gpu.matmul or measured_compute_ms is not None else WIDE
     comm = rounds * (hideable + unhidden) + after
     times = (rounds * compute, optimizer, host, comm)
-    span = (low * step(shown * 2 / 3), step(shown), high * step(hideable))
+    span = (low * step(exposed * 2 / 3), step(exposed), high * step(hideable))
     return Step(*(1e3 * t for t in (*times, *span)))
 
 
