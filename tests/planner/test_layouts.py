@@ -96,6 +96,22 @@ def test_a_pipeline_keeps_as_many_micro_batches_as_it_has_stages(tmp_path: Path)
     assert layout_memory(question, short, checkpointing=False).activations == pytest.approx(kept)
 
 
+def test_context_parallelism_gathers_keys_and_values_of_the_whole_sequence(tmp_path: Path) -> None:
+    """Keys and values: 64 numbers of 64 tokens each, halved by TP 2; 3 of 4 parts are gathered, and gradients."""
+    question = ask(model(tmp_path, vocab_size=8), gpus=8)
+
+    def working(family: str) -> float:
+        layout = Layout(family, data=1, tensor=2, context=4)
+        memory = layout_memory(question, layout, checkpointing=True)
+        assert memory.moment == "first block"
+        return memory.working
+
+    stream = 64 / 4 * 64 * 2 / 2  # what DTensor keeps whole of attention's and the MLP's input, less its half
+    assert working("torchtitan") - working("megatron") == pytest.approx(
+        2 * stream + 2 * 64 * 64 * 4 / 2 * 3 / 4
+    )
+
+
 def test_inputs_of_8_bit_products_are_saved_in_8_bits(tmp_path: Path) -> None:
     """Of a token 64 numbers for attention, 64 and 128 for the MLP; attention's 64 are there twice."""
     layout = Layout("megatron", data=16)

@@ -33,7 +33,7 @@ def candidate() -> Candidate:
 @pytest.mark.parametrize(
     ("best", "worst", "text"),
     [
-        (5.0, 9.6, "5 ms to 9.6 ms"),
+        (5.0, 9.6, "5 to 9.6 ms"),
         (9.5, 9.8, "9.8 ms"),
         (120.4, 310.2, "120 to 310 ms"),
         (309.8, 310.2, "310 ms"),

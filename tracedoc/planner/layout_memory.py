@@ -104,7 +104,7 @@ def _stage(question: Question, layout: Layout, number: int, *, checkpointing: bo
         kept += whole - _saved_in_8_bits(question, layout) / split
     activations = _blocks(question, layout, number) * kept * _held(layout, number)
     activations += _between_stages(question, layout, number)
-    backward = block_backward(question, SHARDED) / split + gathered
+    backward = block_backward(question, SHARDED) / split + gathered + _keys_and_values(question, layout)
     if checkpointing:
         backward += block_activations(question, SHARDED) / split + whole
     logits = cached = 0.0
@@ -126,6 +126,18 @@ def _stage(question: Question, layout: Layout, number: int, *, checkpointing: bo
         reserve=FRAGMENTATION * (activations + working + units + each_step) + unused,
         context=CONTEXT_BYTES + communicators * NCCL_BYTES,
     )
+
+
+def _keys_and_values(question: Question, layout: Layout) -> float:
+    """Return what torchtitan gathers of the other parts of a sequence in one block, and as many gradients.
+
+    Megatron passes keys and values on from GPU to GPU, part by part.
+    """
+    if layout.context == 1 or layout.family != "torchtitan":
+        return 0.0
+    c = PRECISIONS[question.training.precision].compute
+    whole = 2 * c * question.model.kv_width * question.training.tokens / layout.tensor
+    return 2 * whole * (1 - 1 / layout.context)
 
 
 def _saved_in_8_bits(question: Question, layout: Layout) -> float:
