@@ -117,6 +117,7 @@ def cost(reader: str, trace: Path, repository: Path) -> tuple[float, float]:
     return usage.ru_utime + usage.ru_stime, int(said) * 1024 / 1e6
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 def test_reading_costs_a_fraction_of_bare_parsers(trace: Path, repository: Path) -> None:
     rounds = [{reader: cost(reader, trace, repository) for reader in READERS} for _ in range(ROUNDS)]
