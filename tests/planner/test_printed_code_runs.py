@@ -141,7 +141,7 @@ import json, os, sys
 import torch, deepspeed
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
-# It compiles an extension for collectives in shared memory, and waits for ever if somebody was killed at that.
+# It compiles an extension for collectives in shared memory, and waits for ever if one was killed at that.
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
 meeting = f"file://{os.getcwd()}/meeting"
 torch.distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
