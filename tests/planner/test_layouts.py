@@ -97,7 +97,7 @@ def test_a_pipeline_keeps_as_many_micro_batches_as_it_has_stages(tmp_path: Path)
 
 
 def test_context_parallelism_gathers_keys_and_values_of_the_whole_sequence(tmp_path: Path) -> None:
-    """Keys and values: 64 numbers of 64 tokens each, halved by TP 2; 3 of 4 parts are gathered, and gradients."""
+    """Keys and values: 64 numbers of 64 tokens each, halved by TP 2; 3 of 4 parts are gathered, and theirs."""
     question = ask(model(tmp_path, vocab_size=8), gpus=8)
 
     def working(family: str) -> float:
