@@ -76,6 +76,8 @@ def test_torchtitan_shards_all_states_and_with_a_pipeline_keeps_the_stage_gather
     flat = layout_memory(ask(shape), Layout("torchtitan", data=8, tensor=2), checkpointing=False).states
     whole = 8 * BLOCK + 2 * END
     assert flat.states == pytest.approx(16 * whole / 16, rel=0.01)
+    accumulated = Layout("torchtitan", data=8, tensor=2, rounds=4)  # each micro-batch's gradients are reduced
+    assert layout_memory(ask(shape), accumulated, checkpointing=False).states == flat
     layout = Layout("torchtitan", data=4, tensor=2, pipeline=2, rounds=2)
     piped = layout_memory(ask(shape), layout, checkpointing=False).states
     stage = (4 * BLOCK + END) / 2  # blocks 0 to 3 and the embedding; 16 bytes over 4, 2 and 4 kept whole
@@ -97,7 +99,7 @@ def test_a_pipeline_keeps_as_many_micro_batches_as_it_has_stages(tmp_path: Path)
 
 
 def test_context_parallelism_gathers_keys_and_values_of_the_whole_sequence(tmp_path: Path) -> None:
-    """Keys and values: 64 numbers of 64 tokens each, halved by TP 2; 3 of 4 parts are gathered, and theirs."""
+    """Keys and values: 64 numbers of 64 tokens each, halved by TP 2; 3 of 4 parts gathered, and gradients."""
     question = ask(model(tmp_path, vocab_size=8), gpus=8)
 
     def working(family: str) -> float:

@@ -230,15 +230,11 @@ def _states(
     wide = precision.master or c
     states = ModelStates(*(weights.owned(layout) * each * wide for each in (1, 1, 2)))
     block, outside = block_weights(question, layout).all, ends * _end(question) / layout.tensor
-    unreduced = weights.all * wide if layout.rounds > 1 else 0.0
     if layout.pipeline == 1:
         # The root's unit stays gathered, and the last block; in backward two blocks are, and gradients come.
-        in_backward = (2 * outside + 3 * block) * c + (block * wide if not unreduced else 0.0)
-        return (
-            ModelStates(states.parameters, states.gradients + unreduced, states.optimizer),
-            unreduced,
-            ((outside + block) * c, in_backward),
-        )
+        in_backward = (2 * outside + 3 * block) * c + block * wide
+        return states, 0.0, ((outside + block) * c, in_backward)
+    unreduced = weights.all * wide if layout.rounds > 1 else 0.0
     if layout.rounds <= layout.pipeline:
         unreduced /= layout.chunks
     copies = float(weights.all * c)
