@@ -130,6 +130,9 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
     cause_back: Mask
     hook_point: Indices
     hook_ns: Lags
+    offload_event: Indices
+    offload_point: Indices
+    offload_ns: Lags
     joins: Joins
 
     @property
@@ -268,6 +271,8 @@ class Gathering:
             "cause_from": program.cause_from + event,
             "cause_to": program.cause_to + np.where(to_host, point, event),
             "hook_point": program.hook_point + point,
+            "offload_event": program.offload_event + event,
+            "offload_point": program.offload_point + point,
         }
         for name, found in self._columns.items():
             found.append(narrow(moved[name] if name in moved else getattr(program, name)))
@@ -333,6 +338,7 @@ _OF_LAYOUT = (
     "kind", "part", "after_return", "blocks", "rejoin_from", "rejoin_to", "rejoin_lag",
     "point", "launch_lag", "gap", "delay", "stream", "group", "event_part",
     "cause_kind", "cause_from", "cause_to", "cause_lag", "cause_back", "hook_point", "hook_ns",
+    "offload_event", "offload_point", "offload_ns",
 )  # fmt: skip
 
 

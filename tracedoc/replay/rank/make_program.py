@@ -22,9 +22,10 @@ from tracedoc.replay.rank.gpu_events import RANK_OF_COMPUTE, DeviceEvents, devic
 from tracedoc.replay.rank.hidden_waits import with_hidden_waits
 from tracedoc.replay.rank.kernel_slowdown import measure_contention
 from tracedoc.replay.rank.labels import longest_lags, ranges_by_thread
+from tracedoc.replay.rank.offloads import optimizer_on_cpu, with_offloading
 from tracedoc.replay.rank.program import NONE, TO_HOST, Call, RankProgram, Unplayable
 from tracedoc.replay.rank.units import with_units
-from tracedoc.spans import Int64Array
+from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.timeline.steps import Window
@@ -42,7 +43,8 @@ class Sources(msgspec.Struct, frozen=True, eq=False):
     The program of step ``p`` begins with the call at ``cuts_ns[p]``: the one that launched the step's first
     compute kernel. So it is as long as the step is on the GPU, and what the host does before that kernel
     belongs to the program before. ``home`` is the step whose program each event belongs to; ``early`` are
-    collectives that the program before launches.
+    collectives that the program before launches. ``offloaded`` is when an optimizer runs on the CPU, ``None``
+    where nothing is offloaded.
     """
 
     timeline: RankTimeline
@@ -55,6 +57,7 @@ class Sources(msgspec.Struct, frozen=True, eq=False):
     home: Int64Array
     early: npt.NDArray[np.bool_]
     contention: float
+    offloaded: Spans | None
 
 
 def find_sources(timeline: RankTimeline) -> Sources | Unplayable:
@@ -82,6 +85,7 @@ def find_sources(timeline: RankTimeline) -> Sources | Unplayable:
         home=home,
         early=early,
         contention=measure_contention(timeline, device),
+        offloaded=optimizer_on_cpu(timeline),
     )
 
 
@@ -127,7 +131,13 @@ def build_program(sources: Sources, window: Window) -> RankProgram | Unplayable:
     events = events[np.lexsort((device.start_ns[events], device.stream[events]))]
     program = _assembled(sources, window, events, slice(first, last), following, periodic=periodic)
     program = _with_causes(program, sources, events, slice(first, last), position if periodic else None)
-    program = with_units(program, sources.timeline, calls.start_ns[first:last])
+    starts = calls.start_ns[first:last]
+    program = with_units(program, sources.timeline, starts)
+    if position is not None:
+        program = with_offloading(
+            program, sources.timeline, device, events,
+            optimizer=sources.offloaded, position=position, starts_ns=starts,
+        )  # fmt: skip
     if window.complete and not periodic and last > first:
         return _framed(program, window, int(calls.start_ns[first]), _goes_on(sources, last - 1, window))
     return _with_early_launches(program, sources, events, slice(first, last), position)
@@ -172,6 +182,7 @@ def _framed(program: RankProgram, window: Window, first_ns: int, last_ns: int | 
         cause_to=program.cause_to + to_host.astype(np.int32),
         label_at=program.label_at + 1,
         hook_point=program.hook_point + 1,
+        offload_point=program.offload_point + 1,
     )
 
 

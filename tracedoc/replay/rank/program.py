@@ -117,7 +117,8 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
     did. ``labels`` names the work behind the longest lags of the host, which precede the
     points ``label_at``. Of the lag before each point ``hook_point``, ``hook_ns`` lie in hooks of sharded
     units; ``unit_event`` are the gathers and reductions of such units, ``unit_block`` the number of the block
-    that each belongs to, the same on all ranks.
+    that each belongs to, the same on all ranks. ``offload_event`` are copies of what is offloaded; of the lag
+    before each point ``offload_point``, ``offload_ns`` are an optimizer on the CPU.
     """
 
     step: int
@@ -163,6 +164,9 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
     hook_ns: Lags = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
     unit_event: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
     unit_block: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    offload_event: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    offload_point: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    offload_ns: Lags = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def points(self) -> int:
@@ -182,6 +186,8 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
             (_OF_REJOINS, self.rejoin_from.size), (("early_event", "early_point"), self.early_event.size),
             (("hook_point", "hook_ns"), self.hook_point.size),
             (("unit_event", "unit_block"), self.unit_event.size),
+            (("offload_event",), self.offload_event.size),
+            (("offload_point", "offload_ns"), self.offload_point.size),
         )  # fmt: skip
         if any(getattr(self, name).shape != (size,) for names, size in columns for name in names):
             return False
@@ -192,6 +198,7 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
             (self.cause_to[to_host], 0, self.points), (self.cause_to[~to_host], 0, self.events),
             (self.early_event, 0, self.events), (self.early_point, 0, self.points),
             (self.hook_point, 0, self.points), (self.unit_event, 0, self.events),
+            (self.offload_point, 0, self.points), (self.offload_event, 0, self.events),
             (self.row, NONE, 1 << 31), (self.cause_kind, 0, len(Cause)), (self.kind, 0, len(Call)),
             (self.group, 0, len(Group)),
         )  # fmt: skip

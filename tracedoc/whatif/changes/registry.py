@@ -12,6 +12,7 @@ from tracedoc.whatif.changes import (
     gathers,
     host,
     kernels,
+    offloading,
     ranks,
     reductions,
     scale_out,
@@ -22,7 +23,18 @@ from tracedoc.whatif.changes.change import Change, Value, checked_values
 
 CHANGES: dict[str, Change] = {
     change.name: change
-    for module in (transfers, reductions, buckets, gathers, units, host, kernels, ranks, scale_out)
+    for module in (
+        transfers,
+        reductions,
+        buckets,
+        gathers,
+        units,
+        offloading,
+        host,
+        kernels,
+        ranks,
+        scale_out,
+    )
     for change in module.CHANGES
 }
 

@@ -1,0 +1,59 @@
+"""What a step takes without offloading, on lanes whose answer is worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+import tracedoc
+from tracedoc.predicted import NotPredicted, Predicted
+from tracedoc.testing import parse_lanes
+
+
+def predicted(folder, lanes: str):
+    for rank, builder in enumerate(parse_lanes(lanes, ranks=2)):
+        builder.write(folder / f"rank-{rank}.json")
+    (one,) = tracedoc.predict([folder], ["no-offload"]).alone
+    return one
+
+
+def test_copies_and_the_cpu_optimizer_become_an_update_on_the_gpu(tmp_path):
+    """Of 160 ms stay 90 of compute; the update takes 10, 20 or 35 % of the 10 ms that gradients travel."""
+    one = predicted(
+        tmp_path,
+        """
+        compute  0-90
+        copy     90-100 512MiB DtoH   150-160 512MiB HtoD
+        host     100-150 optimizer
+        """,
+    )
+    assert isinstance(one, Predicted)
+    low, likely, high = one.step_ms
+    assert low == pytest.approx(91.0, abs=0.3)
+    assert likely == pytest.approx(92.0, abs=0.8)
+    assert high == pytest.approx(93.5, abs=1.6)
+    assert low < likely < high
+
+
+def test_copies_beside_compute_saved_nothing(tmp_path):
+    """Half of the gradients travel beside the rest of the compute; the update is what is left of them."""
+    one = predicted(
+        tmp_path,
+        """
+        compute  0-100
+        copy     50-60 512MiB DtoH   70-80 512MiB HtoD
+        """,
+    )
+    assert isinstance(one, Predicted)
+    assert one.gain_ms[2] <= 0.5
+
+
+def test_a_batch_is_no_offloading(tmp_path):
+    one = predicted(
+        tmp_path,
+        """
+        copy     0-10 512MiB HtoD
+        compute  10-100
+        """,
+    )
+    assert isinstance(one, NotPredicted)
+    assert one.reason == "nothing is offloaded in the step"
