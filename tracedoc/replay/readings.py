@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracedoc.replay.latency import Split, split_transfers
-from tracedoc.replay.rank.program import UNKNOWN_SHARE
+from tracedoc.replay.rank.program import UNKNOWN_SHARE, Cause
 from tracedoc.replay.run_program import Reading, RunProgram
 
 UNMEASURED_CONTENTION = {Reading.FAST: 0.0, Reading.LIKELY: 0.06, Reading.SLOW: 0.15}
@@ -22,11 +22,15 @@ step, it does not set the pace: something that the trace does not show holds it 
 def read_as(program: RunProgram, reading: Reading) -> RunProgram:
     """Return the program in one reading.
 
-    The slow one keeps what the causes leave unexplained, and orders that may or may not be needed.
+    The slow one keeps what the causes leave unexplained, and orders that may or may not be needed; the fast
+    one leaves out what gathers of no known unit may be needed for.
     """
     program = _without_idle_hosts(program)
     contention = _contention(program, reading)
-    if reading is not Reading.SLOW:
+    if reading is Reading.FAST:
+        sure = program.active & (program.layout.cause_kind != Cause.USE)
+        return program.edited(reading=reading, contention=contention, active=sure)
+    if reading is Reading.LIKELY:
         return program.edited(reading=reading, contention=contention)
     return as_measured(program).edited(reading=reading, contention=contention)
 

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from tracedoc.replay.rank.calls import Calls, frees_memory
 from tracedoc.replay.rank.data_needs import data_needs, next_compute, reduced_in_backward
+from tracedoc.replay.rank.gather_uses import likely_uses
 from tracedoc.replay.rank.gpu_events import RANK_OF_COPY, UNLAUNCHED, DeviceEvents
 from tracedoc.replay.rank.program import NONE, Call, Cause, Codes, Part
 from tracedoc.spans import Int64Array
@@ -69,11 +70,13 @@ def find_causes(timeline: RankTimeline, calls: Calls, device: DeviceEvents) -> C
         crossed = _crossings(device, explained)
         between = [*issued, crossed]
     kept = _orders(timeline, device, np.concatenate([one[2] for one in between]))
-    needed = data_needs(timeline, device)
+    needed = [data_needs(timeline, device)]
+    if recorded is None:
+        needed.append(likely_uses(timeline, device))
     own = np.zeros(calls.rows.size, dtype=np.int64)
     blocks = np.zeros(calls.rows.size, dtype=bool)
     waits = _host_waits(timeline.trace, calls, device, own, blocks)
-    parts = [*between, kept, needed, *waits]
+    parts = [*between, kept, *needed, *waits]
     return Causes(
         kind=np.concatenate([np.full(one[1].size, one[0], dtype=np.uint8) for one in parts]),
         source=np.concatenate([one[1] for one in parts]),

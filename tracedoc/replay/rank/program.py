@@ -74,6 +74,7 @@ class Cause(IntEnum):
     QUEUE = 6  # a launch that waits for room in the queue
     GATHER_ISSUE = 7  # ISSUE of a gather, which may have been called on a stream of its own
     DATA = 8  # an order that data demands: reduced gradients, gathered and updated parameters
+    USE = 9  # compute that is launched next after a gather of no known unit: it may need what is gathered
 
 
 Part = tuple[Cause, Int64Array, Int64Array, Int64Array]
