@@ -64,8 +64,8 @@ def accuracy(jobs: Sequence[list[Held] | None]) -> Iterator[str]:
 
 
 def _named(held: Held) -> str:
-    """Return what a prediction is listed under: how large messages become differs from job to job."""
-    return held.change.split()[0] if held.change.startswith("cap-buckets") else held.change
+    """Return what a prediction is listed under: what messages and units become differs from job to job."""
+    return held.change.split()[0] if held.change.startswith(("cap-buckets", "split-units")) else held.change
 
 
 def _line(name: str, held: Sequence[Held]) -> str:

@@ -1,8 +1,8 @@
 """Play programs: the times of all meeting points, step after step, until the step repeats itself.
 
-What happens begins when the last of what it waits for has ended, and only then: so a level of all ranks is one
-maximum. What that cannot say (a rank that is never waited for, a median) is in ``ranks/rehearsal.py``, for all
-captured steps; why there are two is in docs/decisions/0089.
+What happens begins when the last of what it waits for has ended: so a level of all ranks is one maximum. What
+that cannot say (a rank that is never waited for, a median) is in ``ranks/rehearsal.py``, for all captured
+steps; why there are two is in docs/decisions/0089.
 """
 
 from __future__ import annotations
