@@ -2,7 +2,7 @@
 
 ``published_rows.json`` holds the runs with their sources. The constants of ``planner/timing.py`` and the
 shares in ``hardware.toml`` were fitted to the rows of llm-foundry, that of slow links to fms-fsdp, and three
-constants of ``layout_timing.py`` to NeMo; the others were left out.
+constants of layouts to NeMo; the others were left out.
 """
 
 from __future__ import annotations

@@ -183,6 +183,23 @@ def test_experts_of_several_nodes_share_the_adapters_of_each(tmp_path: Path) -> 
     assert next(one for one in inside if one.what == "expert").gbps == 400.0
 
 
+def test_dispatching_to_experts_takes_the_host_a_fixed_time_a_block_and_micro_batch(tmp_path: Path) -> None:
+    """8 blocks and 4 micro-batches of 2.6 ms; recomputed, each twice."""
+    question, layout = ask(model(tmp_path, **MOE)), Layout("megatron", data=16, expert=8, rounds=4)
+
+    def host_ms(layout: Layout, *, checkpointing: bool = False) -> float:
+        step = layout_step(question, layout, CLUSTER, checkpointing=checkpointing)
+        assert step is not None
+        assert step.best_ms > step.host_ms * 0.8
+        return step.host_ms
+
+    assert host_ms(layout) == pytest.approx(8 * 4 * 2.6)
+    assert host_ms(layout, checkpointing=True) == pytest.approx(2 * 8 * 4 * 2.6)
+    assert host_ms(replace(layout, expert=1)) == host_ms(layout)  # its grouped products are counted as well
+    assert host_ms(Layout("torchtitan", data=16, expert=8, rounds=4)) == host_ms(layout)
+    assert host_ms(Layout("torchtitan", data=16, rounds=4)) == 0.0
+
+
 def test_megatron_is_told_to_overlap_what_is_predicted_overlapped(tmp_path: Path) -> None:
     shape, word = model(tmp_path, **MOE), "--overlap-moe-expert-parallel-comm"
     apart, together = Layout("megatron", data=16, expert=16), Layout("megatron", data=16, expert=8)

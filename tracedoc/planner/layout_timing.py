@@ -20,6 +20,12 @@ NARROW, WIDE = (0.80, 1.30), (0.65, 1.60)
 
 MEGATRON_ATTENTION = 0.5
 """Share of the peak that Transformer Engine's attention reaches, fitted to NeMo's published runs."""
+DISPATCH_SECONDS = 2.6e-3
+"""What a block with experts takes beside in forward, whatever the micro-batch.
+
+The host reads how many tokens each expert gets before it can launch what follows; the GPU is idle meanwhile.
+The median of what NeMo's six published runs of four such models took beside all else (make bench-plan).
+"""
 FP8_RATE = 2.0
 """How many times faster matrices are multiplied in 8 bits than in 16: the data sheets of GPUs that do."""
 CONVERSION_BYTES = 6
@@ -56,17 +62,18 @@ def layout_step(
     weights = stage_weights(question, layout, blocks, ends=1)
     optimizer = weights.owned(layout) * 28 / (gpu.hbm_gbps * 1e9)
     passes = layout.rounds + (layout.pipeline - 1) / layout.chunks
+    dispatch = blocks * _dispatch(question, layout, checkpointing=checkpointing)
 
     def step(best: float, least: float) -> float:
         # ``best`` scales the share that is exposed, which is ``least`` at least.
         exposed = {one.what: max(least, best * one.exposed) * one.seconds for one in sent}
         each = sum(exposed[one.what] for one in sent if not one.once)
         update = sum(exposed[one.what] for one in sent if one.once)
-        return passes * (compute + each) + update + optimizer + idle_ms / 1e3
+        return passes * (compute + dispatch + each) + update + optimizer + idle_ms / 1e3
 
     low, high = NARROW if gpu.matmul else WIDE
     comm = sum(one.seconds * (1 if one.once else layout.rounds) for one in sent)
-    times = (layout.rounds * compute, optimizer, 0.0, comm)
+    times = (layout.rounds * compute, optimizer, layout.rounds * dispatch, comm)
     span = (low * step(0.5, 0.0), step(1.0, 0.0), high * step(1.0, 1.0))
     return Step(*(1e3 * time for time in (*times, *span)))
 
@@ -97,6 +104,16 @@ def _conversions(question: Question, layout: Layout, gpu: Gpu, *, checkpointing:
     again = inputs if checkpointing and training.checkpointing != "selective" else 0
     numbers = model.blocks * training.tokens * (inputs + outputs + again)
     return numbers * CONVERSION_BYTES / (gpu.hbm_gbps * 1e9)
+
+
+def _dispatch(question: Question, layout: Layout, *, checkpointing: bool) -> float:
+    """Return the seconds that the host holds up a block with experts, for each micro-batch.
+
+    PyTorch's grouped products need no counts on the host: in torchtitan only sending tokens does.
+    """
+    counted = question.model.experts_met if layout.family == "megatron" else layout.expert > 1
+    again = checkpointing and question.training.checkpointing != "selective"
+    return DISPATCH_SECONDS * (2 if again else 1) if counted else 0.0
 
 
 def _slowest(question: Question, layout: Layout) -> float:
