@@ -51,10 +51,10 @@ NVME_GBPS = 6.0
 class Step(msgspec.Struct, frozen=True):
     """A predicted optimizer step in milliseconds, all its micro-batches together.
 
-    ``compute_ms``, ``optimizer_ms``, ``host_ms`` (what only the host does) and ``comm_ms`` are its parts. ``expected_ms`` counts the
-    part of communication that published runs did not hide; ``best_ms`` and ``worst_ms`` two thirds of that
-    or all communication, and add the spread of the published runs. What cannot hide is in all three: the
-    first gather, the last reduction, and what follows the optimizer.
+    ``compute_ms``, ``optimizer_ms``, ``host_ms`` (what only the host does) and ``comm_ms`` are its parts.
+    ``expected_ms`` counts the part of communication that published runs did not hide; ``best_ms`` and
+    ``worst_ms`` two thirds of that or all communication, and add the spread of the published runs. What
+    cannot hide is in all three: the first gather, the last reduction, and what follows the optimizer.
     """
 
     compute_ms: float
