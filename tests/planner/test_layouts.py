@@ -200,7 +200,7 @@ def test_dispatching_to_experts_takes_the_host_a_fixed_time_a_block_and_micro_ba
     assert host_ms(Layout("torchtitan", data=16, rounds=4)) == 0.0
 
 
-def test_megatron_is_told_to_overlap_what_is_predicted_overlapped(tmp_path: Path) -> None:
+def test_megatron_is_given_the_option_for_what_is_predicted_overlapped(tmp_path: Path) -> None:
     shape, word = model(tmp_path, **MOE), "--overlap-moe-expert-parallel-comm"
     apart, together = Layout("megatron", data=16, expert=16), Layout("megatron", data=16, expert=8)
     assert word in megatron_arguments(ask(shape), apart, checkpointing=False)
