@@ -225,7 +225,7 @@ def leaf_rows(trace: Trace, rows: Rows) -> Rows:
     leaf = np.ones(rows.size, dtype=bool)
     same_thread = trace.thread[rows[1:]] == trace.thread[rows[:-1]]
     leaf[:-1] = ~(same_thread & (trace.ts_ns[rows[1:]] < trace.ts_ns[rows[:-1]] + trace.dur_ns[rows[:-1]]))
-    return np.sort(rows[leaf])
+    return np.sort(rows[leaf], kind="stable")
 
 
 def _is_library_operator(name: str) -> bool:

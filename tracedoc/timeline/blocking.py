@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.spans import Spans
+from tracedoc.spans import Spans, in_order
 from tracedoc.timeline.activity import COMMUNICATION, Activity, GpuEvents
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace.columns import Trace
@@ -22,11 +22,11 @@ def blocking_spans(trace: Trace, events: GpuEvents, activity: Activity, device: 
     mine = trace.device[events.rows] == device
     rows, launch_rows, classes = events.rows[mine], events.launch_rows[mine], events.classes[mine]
     starts, ends = trace.ts_ns[rows], trace.ts_ns[rows] + trace.dur_ns[rows]
-    comm_ends = np.sort(ends[classes == COMMUNICATION])
+    comm_ends = in_order(ends[classes == COMMUNICATION])
     own = np.flatnonzero((classes != COMMUNICATION) & (trace.stream[rows] == stream))
     if own.size < 2 or comm_ends.size == 0:
         return Spans.empty()
-    other_ends = np.sort(ends[(classes != COMMUNICATION) & (trace.stream[rows] != stream)])
+    other_ends = in_order(ends[(classes != COMMUNICATION) & (trace.stream[rows] != stream)])
     reach = np.maximum.accumulate(ends[own])[:-1]
     following = own[1:]
     start = starts[following]

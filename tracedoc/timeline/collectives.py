@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from tracedoc.spans import Int64Array
+from tracedoc.spans import Int64Array, in_order
 from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, GpuEvents, collective_records
 from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable, Held
 from tracedoc.timeline.gloo_calls import gloo_calls
@@ -94,11 +94,11 @@ def _held(trace: Trace, events: GpuEvents, device: int, rows: Rows, launch_rows:
     """Return what kept each communication kernel of ``rows`` from starting earlier."""
     starts = trace.ts_ns[rows]
     compute = events.rows[(events.classes == COMPUTE) & (trace.device[events.rows] == device)]
-    after_compute = _since(np.sort(trace.ts_ns[compute] + trace.dur_ns[compute]), starts)
+    after_compute = _since(in_order(trace.end_ns[compute]), starts)
     after_comm = np.full(rows.size, NEVER, dtype=np.int64)
     for stream in distinct(trace.stream[rows]).tolist():
         mine = trace.stream[rows] == stream
-        ends = np.sort(trace.ts_ns[rows[mine]] + trace.dur_ns[rows[mine]])
+        ends = in_order(trace.end_ns[rows[mine]])
         after_comm[mine] = _since(ends, starts[mine])
     launched = np.where(launch_rows != NO_ROW, starts - trace.ts_ns[launch_rows], NEVER)
     held = np.full(rows.size, Held.UNKNOWN, dtype=np.uint8)

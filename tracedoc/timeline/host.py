@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.idle_causes import CAUSES, LATE_LAUNCH
-from tracedoc.spans import Int64Array, Spans
+from tracedoc.spans import Int64Array, Spans, places_in
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import Rows
@@ -177,6 +177,8 @@ _PHASE_OF = np.array(
     dtype=np.uint8,
 )
 
+_BEFORE_ALL, _AFTER_ALL = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
 SEED_NS = 1_000_000
 """The gradient of the loss (``aten::ones_like``) made this short before the backward pass is part of it."""
 
@@ -343,21 +345,21 @@ def _before_forward(timeline: RankTimeline, phases: Phases, rows: Rows) -> npt.N
     follow the optimizer. A wrapper's own range is the best sign, else an operator of a module.
     """
     trace = timeline.trace
-    ranges = trace.rows(Kind.CPU_OP, Kind.ANNOTATION)
-    ranges = ranges[is_among(trace.thread[ranges], distinct(trace.thread[rows]))]
+    threads = distinct(trace.thread[rows])
+    host = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION)
     for is_sign in (frameworks.is_forward_wrapper, frameworks.is_forward_operator):
-        signs = trace.ts_ns[ranges[trace.named(is_sign)[trace.name[ranges]]]]
+        signing = np.flatnonzero(host & trace.named(is_sign)[trace.name])
+        signs = trace.ts_ns[signing[is_among(trace.thread[signing], threads)]]
         if signs.size:
             break
-    ends = np.array([end for _, end in phases.passes], dtype=np.int64)
-    starts = np.array([start for start, _ in phases.passes], dtype=np.int64)
+    # Between the end of one pass and the start of the next, the first sign counts.
+    ends = np.maximum.accumulate(np.array([end for _, end in phases.passes], dtype=np.int64))
+    since = np.insert(ends, 0, _BEFORE_ALL)
+    until = np.array([*(start for start, _ in phases.passes), _AFTER_ALL], dtype=np.int64)
+    begun = np.append(signs, _AFTER_ALL)[np.searchsorted(signs, since)]
+    begun[begun >= until] = _BEFORE_ALL
     times = trace.ts_ns[rows]
-    passed = np.searchsorted(ends, times, side="right")
-    since = np.where(passed > 0, ends[np.maximum(passed - 1, 0)], np.iinfo(np.int64).min)
-    until = np.append(starts, np.iinfo(np.int64).max)[passed]
-    first = np.searchsorted(signs, since)
-    begun = np.append(signs, np.iinfo(np.int64).max)[first]
-    return np.asarray((begun < until) & (times < begun))
+    return np.asarray(times < begun[places_in(ends, times)])
 
 
 def _microseconds(nanoseconds: Int64Array) -> npt.NDArray[np.uint32]:

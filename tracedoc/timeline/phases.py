@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.spans import Spans
+from tracedoc.spans import Spans, places_in
 from tracedoc.timeline.activity import COMMUNICATION, GpuEvents, gloo_rows
 from tracedoc.timeline.gloo_calls import gloo_calls
 from tracedoc.timeline.launches import NO_ROW, Rows
@@ -56,7 +56,7 @@ class Phases(msgspec.Struct, frozen=True, eq=False):
 
     def at(self, times_ns: npt.ArrayLike) -> npt.NDArray[np.uint8]:
         """Return the phase at each host time."""
-        position = np.searchsorted(self.edges_ns, np.asarray(times_ns, dtype=np.int64), side="right")
+        position = places_in(self.edges_ns, np.asarray(times_ns, dtype=np.int64))
         return np.asarray(np.concatenate(([np.uint8(Phase.OTHER)], self.labels))[position], dtype=np.uint8)
 
     def host_spans(self, phase: Phase) -> Spans:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.spans import Int64Array, Spans
+from tracedoc.spans import Int64Array, Spans, in_order
 from tracedoc.timeline.activity import GpuEvents
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.trace import vocabulary
@@ -146,7 +146,7 @@ def _waits(trace: Trace, events: GpuEvents, rows: Rows) -> tuple[Rows, npt.NDArr
     opens = np.ones(rows.size, dtype=bool)
     for thread in distinct(trace.thread[rows]):
         mine = np.flatnonzero(trace.thread[rows] == thread)
-        launched = np.sort(trace.ts_ns[launches[trace.thread[launches] == thread]])
+        launched = in_order(trace.ts_ns[launches[trace.thread[launches] == thread]])
         before = np.searchsorted(launched, trace.ts_ns[rows[mine]])
         opens[mine[1:]] = before[1:] != before[:-1]
     return rows, opens

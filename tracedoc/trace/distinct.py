@@ -24,16 +24,27 @@ def distinct(values: npt.NDArray[_Integer]) -> npt.NDArray[_Integer]:
     if values.size:
         low, high = int(values.min()), int(values.max())
         if high - low < _ROOM * values.size:
-            seen = np.zeros(high - low + 1, dtype=bool)
-            # In int64, for the difference may not fit into the type of the column.
-            seen[values if low == 0 else values.astype(np.int64) - low] = True
-            found: npt.NDArray[_Integer] = (np.flatnonzero(seen) + low).astype(values.dtype)
+            places, first = _places(values, low, high)
+            seen = np.zeros(high - first + 1, dtype=bool)
+            seen[places] = True
+            found: npt.NDArray[_Integer] = (np.flatnonzero(seen) + first).astype(values.dtype)
             return found
-    ordered = np.sort(values)
+    # What is put together from ordered pieces takes a stable sort one pass.
+    ordered = np.sort(values, kind="stable")
     first = np.ones(ordered.size, dtype=bool)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     kept: npt.NDArray[_Integer] = ordered[first]
     return kept
+
+
+def _places(
+    values: npt.NDArray[np.integer[Any]], low: int, high: int
+) -> tuple[npt.NDArray[np.integer[Any]], int]:
+    """Return values between two others as places of a table, and the value of its first place."""
+    if 0 <= low and high < _ROOM * values.size:
+        return values, 0
+    # In int64, for the difference may not fit into the type of the column.
+    return values.astype(np.int64) - low, low
 
 
 def places_by_value(
@@ -71,14 +82,14 @@ def is_among(column: npt.ArrayLike, wanted: npt.ArrayLike) -> npt.NDArray[np.boo
     values, chosen = np.asarray(column), np.asarray(wanted)
     if chosen.size == 0 or values.size == 0:
         return np.zeros(values.shape, dtype=bool)
-    low, high = int(chosen.min()), int(chosen.max())
-    if low == high:
-        return np.asarray(values == low)
-    if high - low < _ROOM * (values.size + chosen.size):
-        table = np.zeros(high - low + 1, dtype=bool)
-        table[chosen.astype(np.int64) - low] = True
-        found = np.asarray((values >= low) & (values <= high))
-        found[found] = table[values[found].astype(np.int64) - low]
+    if int(chosen.min()) == int(chosen.max()):
+        return np.asarray(values == chosen[0])
+    low, high = int(values.min()), int(values.max())
+    if high - low < _ROOM * values.size:
+        places, first = _places(values, low, high)
+        table = np.zeros(high - first + 1, dtype=bool)
+        table[chosen[(chosen >= low) & (chosen <= high)].astype(np.int64) - first] = True
+        found: npt.NDArray[np.bool_] = table[places]
         return found
     ordered = np.sort(chosen)
     place = np.minimum(np.searchsorted(ordered, values), ordered.size - 1)

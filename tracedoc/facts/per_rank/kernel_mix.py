@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tracedoc.digest.device import device_name, half_tflops, judged_peak, unlisted
 from tracedoc.facts.catalog import rank_fact
+from tracedoc.spans import in_order
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import MATRIX
@@ -142,7 +143,7 @@ def queue_depth(timeline: RankTimeline) -> Value:
     mine = (trace.device[events.rows] == timeline.device) & (events.launch_rows != NO_ROW)
     if window is None or rows.size == 0 or not mine.any():
         return Unknown("no launch belongs to the step")
-    launched = np.sort(trace.ts_ns[events.launch_rows[mine]])
+    launched = in_order(trace.ts_ns[events.launch_rows[mine]])
     started = trace.ts_ns[events.rows[mine]]
     times = trace.ts_ns[rows]
     depth = np.searchsorted(launched, times, side="right") - np.searchsorted(started, times, side="right")

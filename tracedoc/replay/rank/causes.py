@@ -11,7 +11,7 @@ from tracedoc.replay.rank.data_needs import data_needs, next_compute, reduced_in
 from tracedoc.replay.rank.gather_uses import likely_uses
 from tracedoc.replay.rank.gpu_events import RANK_OF_COPY, UNLAUNCHED, DeviceEvents
 from tracedoc.replay.rank.program import NONE, Call, Cause, Codes, Part
-from tracedoc.spans import Int64Array
+from tracedoc.spans import Int64Array, in_order
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, match_ids
 from tracedoc.trace.columns import Kind, Trace
@@ -261,6 +261,6 @@ def _awaited(device: DeviceEvents, calls: Calls, waiting: npt.NDArray[np.intp]) 
 
 
 def _outstanding(device: DeviceEvents, times: Int64Array) -> Int64Array:
-    launched = np.sort(device.launched_ns[device.linked])
-    ended = np.sort(device.end_ns[device.linked])
+    launched = in_order(device.launched_ns[device.linked])
+    ended = in_order(device.end_ns[device.linked])
     return np.asarray(np.searchsorted(launched, times) - np.searchsorted(ended, times))
