@@ -47,6 +47,7 @@ class _MeasuredRank:
 
     def __init__(self, program: RankProgram, point: int, event: int) -> None:
         self._point, self._event = point, event
+        self._lag = program.lag.astype(np.int64)
         self._called = program.start_ns + _called(program)
         self._returned = self._called + program.held
         self._ready = self._returned - program.own
@@ -60,6 +61,9 @@ class _MeasuredRank:
         if piece.spot is Spot.EVENTS:
             mine = slice(piece.first - self._event, event)
             return _last(Spans.of(self._began[mine], self._ended[mine]), ns)
+        if piece.spot is Spot.LAGS:
+            mine = slice(piece.first - self._point, point + 1)
+            return _last(Spans.of(self._called[mine] - self._lag[mine], self._called[mine]), ns)
         if piece.spot is Spot.END:
             end = self._ended[event]
         elif piece.spot is Spot.START:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from enum import IntEnum
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -33,6 +34,8 @@ class Spot(IntEnum):
     """The event ends."""
     EVENTS = 4
     """The event starts; the piece is the work of its stream from the event ``first`` on."""
+    LAGS = 5
+    """The point is reached; the piece is what the host does before each point from ``first`` on."""
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -309,13 +312,22 @@ class Walk:
         yield from self._of_lags(point, ns - latency)
 
     def _of_lags(self, point: int, ns: float) -> Iterator[Piece]:
-        """Yield what the host does between the point that ``point`` is counted from and itself."""
+        """Yield what the host does between the point that ``point`` is counted from and itself.
+
+        What it does before several points in a row is one piece where it is the same.
+        """
         first = self._first(point)
-        lags = self._program.lag[first + 1 : point + 1].tolist()
-        for before, lag in zip(range(point, first, -1), reversed(lags), strict=True):
-            taken = min(float(lag), ns)
+        position = self._position_of(point)
+        parts = self._program.layout.part[first:point]
+        bounds = {first, point, *(np.flatnonzero(np.diff(parts)) + first + 1).tolist()}
+        for label in self._labels[position]:
+            named = self._point_base[position] + label
+            bounds |= {one for one in (named - 1, named) if first < one <= point}
+        for last, before in pairwise(sorted(bounds, reverse=True)):
+            lags = self._program.lag[before + 1 : last + 1]
+            taken = min(float(lags[lags > 0].sum()), ns)
             if taken > 0:
-                yield self._of_lag(before, taken)
+                yield replace(self._of_lag(last, taken), spot=Spot.LAGS, first=before + 1)
                 ns -= taken
 
     def _of_lag(self, point: int, ns: float) -> Piece:
