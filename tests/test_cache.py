@@ -1,4 +1,4 @@
-"""What was measured of a file is kept for the next command, and never used for anything else."""
+"""What was made of files is kept for the next command, and never used for anything else."""
 
 from __future__ import annotations
 
@@ -15,11 +15,29 @@ from tracedoc import cache, pipeline, worker
 from tracedoc.diagnosis_json import to_json
 from tracedoc.errors import InputError
 from tracedoc.pipeline import Options, diagnose
+from tracedoc.rules import kept
+from tracedoc.rules.load import load_rules
 
 RUN = "synthetic_ddp_tiny_batch"
 OPTIONS = Options(cache=True, jobs=1)
 
 Read = Callable[..., str]
+
+RULE = """
+id: long-steps
+title: Longer steps than usual
+topic: capture
+status: preview
+since: "0.2"
+scope: run
+needs: [kernels]
+params:
+  most: {{value: {most}, unit: ms, why: "of a test"}}
+when: step_ms > most
+severity: note
+message: "A step of {{step_ms}}."
+why: It is a test.
+"""
 
 
 @pytest.fixture
@@ -28,6 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "cache"
     monkeypatch.setenv(cache.VARIABLE, str(place))
     monkeypatch.setattr(cache, "LEAST_BYTES", 1)
+    monkeypatch.setattr(pipeline, "kept_rules", load_rules)  # most tests look at what is kept of traces
     return place
 
 
@@ -184,3 +203,32 @@ def test_the_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert cache._folder() == tmp_path / ".cache" / "tracedoc"
     monkeypatch.setattr(cache.sys, "platform", "darwin")
     assert cache._folder() == tmp_path / "Library" / "Caches" / "tracedoc"
+
+
+def test_rules_are_read_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pack = tmp_path / "pack"
+    pack.mkdir()
+    file = pack / "long-steps.yaml"
+    file.write_text(RULE.format(most=3))
+    os.utime(file, (1e9, 1e9))
+    first = kept.kept_rules((str(pack),))
+    monkeypatch.setattr(kept, "load_rules", None)
+    assert kept.kept_rules((str(pack),)) == first == load_rules((str(pack),))
+    assert first[-1].params["most"].value == 3
+
+
+def test_changed_rules_are_read_again(folder: Path, tmp_path: Path):
+    pack = tmp_path / "pack"
+    pack.mkdir()
+    file = pack / "long-steps.yaml"
+    for changed, most in enumerate((3, 4)):
+        file.write_text(RULE.format(most=most))
+        os.utime(file, (1e9 + changed, 1e9 + changed))
+        assert kept.kept_rules((str(pack),))[-1].params["most"].value == most
+
+
+def test_rules_that_have_just_been_written_are_not_kept(folder: Path, tmp_path: Path):
+    file = tmp_path / "long-steps.yaml"
+    file.write_text(RULE.format(most=3))
+    kept.kept_rules((str(tmp_path),))
+    assert not [*folder.glob("*")]

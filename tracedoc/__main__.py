@@ -1,10 +1,15 @@
 """Run the command line: ``tracedoc``, or ``python -m tracedoc``."""
 
+import gc
 import sys
+
+ALLOCATIONS = 50_000
+"""So many objects are made between two runs of the collector of cycles: a command drops few, and ends soon."""
 
 
 def main() -> None:
     """Run a command and exit; an interrupt counts from the first import on."""
+    gc.set_threshold(ALLOCATIONS)
     try:
         from tracedoc.cli import main as commands
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Keep what was measured of a large trace, so that the next command on it need not read it again."""
+"""Keep what was made of files, so that the next command on them need not read them again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,10 +37,10 @@ Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 
 class Slot:
-    """Where the measurement of one file, as it is now, is kept or will be."""
+    """Where what is made of files, as they are now, is kept or will be: ``key_now`` names their state."""
 
-    def __init__(self, folder: Path, path: str, options: str, key: str) -> None:
-        self._folder, self._path, self._options, self._key = folder, path, options, key
+    def __init__(self, folder: Path, key: str, key_now: Callable[[], str | None]) -> None:
+        self._folder, self._key, self._key_now = folder, key, key_now
 
     def load(self, kind: type[Kept]) -> Kept | None:
         """Return what was kept, ``None`` where there is nothing or it is damaged."""
@@ -58,8 +58,8 @@ class Slot:
         return kept
 
     def store(self, value: msgspec.Struct) -> None:
-        """Keep a measurement, if the file is still what it was; where that fails, nothing is kept."""
-        if _key(self._path, self._options) != self._key:
+        """Keep a value, if the files are still what they were; where that fails, nothing is kept."""
+        if self._key_now() != self._key:
             return
         content = encode(value)
         if len(content) > _MOST_ENTRY_BYTES:
@@ -75,10 +75,18 @@ class Slot:
 
 def slot_of(path: str, *options: object) -> Slot | None:
     """Return the slot of a file that is read with ``options``; ``None`` where nothing is to be kept of it."""
+    return _slot(partial(_key, path, repr(options)))
+
+
+def slot_of_small_files(paths: Sequence[str], *options: object) -> Slot | None:
+    """Return the slot of what is made of several small files; ``None`` where nothing is to be kept."""
+    return _slot(partial(_key_of_states, paths, repr(options)))
+
+
+def _slot(key_now: Callable[[], str | None]) -> Slot | None:
     folder = _folder()
-    words = repr(options)
-    key = _key(path, words) if folder is not None else None
-    return Slot(folder, path, words, key) if folder is not None and key is not None else None
+    key = key_now() if folder is not None else None
+    return Slot(folder, key, key_now) if folder is not None and key is not None else None
 
 
 def _folder() -> Path | None:
@@ -116,13 +124,36 @@ def _key(path: str, options: str) -> str | None:
     return hashlib.sha256(repr(words).encode("utf-8", "surrogatepass") + ends).hexdigest()
 
 
+def _key_of_states(paths: Sequence[str], options: str) -> str | None:
+    """Return a name for files by their sizes and times; ``None`` where one may change again unseen."""
+    try:
+        found = [(os.path.abspath(path), os.stat(path)) for path in paths]
+    except OSError:
+        return None
+    if any(abs(time.time() - state.st_mtime) < _SETTLED_S for _, state in found):
+        return None
+    states = [(path, state.st_size, state.st_mtime_ns) for path, state in found]
+    words = repr((paths, states, options, _version()))
+    return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 @lru_cache(maxsize=1)
 def _version() -> str:
     """Return a name for the code that measures: the version, and the state of its files."""
-    root = Path(tracedoc.__file__).parent
-    files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".so", ".pyd"))
-    state = [(str(path.relative_to(root)), path.stat().st_mtime_ns, path.stat().st_size) for path in files]
+    root = os.path.dirname(tracedoc.__file__)
+    state = sorted(_states_below(root, len(root)))
     return f"{tracedoc.__version__} {hashlib.sha256(repr(state).encode()).hexdigest()}"
+
+
+def _states_below(folder: str, root: int) -> Iterator[tuple[str, int, int]]:
+    """Yield path, time and size of each file of code; paths from their character ``root`` on."""
+    with os.scandir(folder) as found:
+        for entry in found:
+            if entry.name.endswith((".py", ".so", ".pyd")):
+                state = entry.stat()
+                yield entry.path[root:], state.st_mtime_ns, state.st_size
+            elif entry.name != "__pycache__" and entry.is_dir(follow_symlinks=False):
+                yield from _states_below(entry.path, root)
 
 
 def _is_private(folder: Path) -> bool:

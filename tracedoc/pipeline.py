@@ -31,6 +31,7 @@ from tracedoc.ranks.run_view import build_run_view
 from tracedoc.rules.budgets import judge_budgets, parse_budgets
 from tracedoc.rules.engine import evaluate
 from tracedoc.rules.expression import Expression
+from tracedoc.rules.kept import kept_rules
 from tracedoc.rules.listing import without_empty
 from tracedoc.rules.load import load_rules
 from tracedoc.rules.model import Rule
@@ -56,7 +57,8 @@ class Options(msgspec.Struct, frozen=True):
     ``jobs`` is how many processes read; ``executor`` reads on other machines instead, as
     :data:`tracedoc.executors.clusters.WAYS` says. ``select`` and ``ignore`` hold rule ids or topics;
     ``strict`` turns damaged files into errors; ``max_bytes`` bounds the decompressed text of one file.
-    ``cache`` keeps the digests of large files in the user's cache folder, and takes them from there.
+    ``cache`` keeps the digests of large files, and the rules, in the user's cache folder, and takes them from
+    there.
     Without ``replay`` no fix is predicted, and gains are bounds. ``budgets`` are performance budgets to
     judge, as ``"step_ms <= 420"``.
     """
@@ -100,7 +102,7 @@ def diagnose(
     Raises :class:`InputError` where nothing can be answered, :class:`RuleError` for a wrong rule file.
     """
     chosen = options or Options()
-    known = load_rules(chosen.rule_directories)
+    known = (kept_rules if chosen.cache else load_rules)(chosen.rule_directories)
     rules = choose(known, chosen.select, chosen.ignore)
     budgets = parse_budgets(chosen.budgets, CATALOG)
     measured = measure(paths, chosen, progress=progress)

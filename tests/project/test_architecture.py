@@ -84,6 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rules.load": BASE | {"facts.catalog", "diagnosis"},
     "rules.prediction": BASE | {"whatif.changes"},
     "rules.expression": BASE | {"facts.catalog", "diagnosis"},
+    "rules.kept": {"cache"},
     "rules": BASE | {"digest", "ranks", "replay", "facts", "fixes", "whatif", "diagnosis"},
     "summary": BASE | {"diagnosis", "digest", "ranks", "facts", "fixes", "whatif"},
     "compose": BASE | STAGES - {"pipeline"},

@@ -127,9 +127,8 @@ def _rule(file: str, stem: str, root: yaml.Node, known: Vocabulary) -> Rule:
     rule_id = _id(file, stem, fields["id"])
     scope = read_word(file, fields, "scope", SCOPES)
     params = _params(file, fields, known)
-    units = {name: fact.unit for name, fact in known.facts.items()}
-    units |= {name: param.unit for name, param in params.items()}
-    texts = {name: fact.values for name, fact in known.facts.items() if fact.values}
+    units = {**known.units, **{name: param.unit for name, param in params.items()}}
+    texts = known.texts
     when, read = _condition(file, fields["when"], units, texts)
     if scope == "rank" and not any(
         name in known.facts and known.facts[name].scope == "rank" for name in read
@@ -369,6 +368,11 @@ def _evidence(file: str, fields: Fields, gain: AtMost | str, known: Vocabulary) 
 
 
 # -- rules together
+
+
+def files_of(directories: Iterable[str | Path]) -> list[Path]:
+    """Return the files that :func:`load_rules` reads."""
+    return [path for directory in (builtin_directory(), *directories) for path in _rule_files(Path(directory))]
 
 
 def _rule_files(directory: Path) -> list[Path]:

@@ -25,6 +25,8 @@ MAX_NESTING = 8
 """Nesting of YAML collections in one rule file; the format itself needs four."""
 
 Fields = dict[str, yaml.Node]
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_TAGGED = (yaml.ScalarEvent, yaml.CollectionStartEvent)
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -75,7 +77,7 @@ def _refuse_tricks(file: str, text: str) -> None:
             depth -= 1
         if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
             problem = "anchors and aliases (& and *) are not allowed; put text that starts with one in quotes"
-        elif isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag is not None:
+        elif isinstance(event, _TAGGED) and event.tag is not None:
             problem = "tags (!) are not allowed; put text that starts with one in quotes"
         if problem:
             mark = event.start_mark
@@ -134,7 +136,7 @@ def read_text(file: str, node: yaml.Node, what: str) -> str:
     text = str(node.value).strip()
     if not text:
         fail(file, node, f"{what} is empty")
-    if re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]", text):
+    if _CONTROL.search(text):
         fail(file, node, f"{what} holds a control character")
     return text
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cached_property
 
 import msgspec
 
 from tracedoc.facts.catalog import FactDef
 
 
-class Vocabulary(msgspec.Struct, frozen=True):
+class Vocabulary(msgspec.Struct, frozen=True, dict=True):
     """Facts with their units and scopes, the names of estimators, and the facts that have evidence."""
 
     facts: Mapping[str, FactDef]
     gains: Collection[str]
     evidence: Collection[str]
+
+    @cached_property
+    def units(self) -> Mapping[str, str]:
+        """The unit of each fact."""
+        return {name: fact.unit for name, fact in self.facts.items()}
+
+    @cached_property
+    def texts(self) -> Mapping[str, Collection[str]]:
+        """All values of each fact that is one of a few texts."""
+        return {name: fact.values for name, fact in self.facts.items() if fact.values}
 
 
 def installed_vocabulary() -> Vocabulary:
