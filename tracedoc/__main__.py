@@ -4,7 +4,7 @@ import gc
 import sys
 
 ALLOCATIONS = 50_000
-"""So many objects are made between two runs of the collector of cycles: a command drops few, and ends soon."""
+"""The collector of cycles runs after so many new objects: a command drops few in cycles, and ends soon."""
 
 
 def main() -> None:

@@ -372,7 +372,8 @@ def _evidence(file: str, fields: Fields, gain: AtMost | str, known: Vocabulary) 
 
 def files_of(directories: Iterable[str | Path]) -> list[Path]:
     """Return the files that :func:`load_rules` reads."""
-    return [path for directory in (builtin_directory(), *directories) for path in _rule_files(Path(directory))]
+    folders = (builtin_directory(), *map(Path, directories))
+    return [path for folder in folders for path in _rule_files(folder)]
 
 
 def _rule_files(directory: Path) -> list[Path]:

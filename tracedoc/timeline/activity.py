@@ -210,10 +210,7 @@ def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activ
 
 def gloo_rows(trace: Trace) -> Rows:
     """Return the rows of the ``gloo:*`` ranges, in which the transfers really happen."""
-    is_gloo = trace.named(lambda name: vocabulary.gloo_op(name) is not None)
-    if not is_gloo.any():
-        return np.empty(0, dtype=np.intp)
-    return np.flatnonzero(is_gloo[trace.name] & (trace.kind == int(Kind.ANNOTATION)))
+    return trace.rows_named(lambda name: vocabulary.gloo_op(name) is not None, Kind.ANNOTATION)
 
 
 def leaf_rows(trace: Trace, rows: Rows) -> Rows:

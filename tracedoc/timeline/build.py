@@ -273,15 +273,15 @@ def _cpu_timeline(
 
 def _stepping_threads(trace: Trace) -> np.ndarray:
     """Return the threads that run the training loop: those with steps, backward nodes or an optimizer."""
-    named = trace.named(
+    rows = trace.rows_named(
         lambda name: (
             vocabulary.step_number(name) is not None
             or vocabulary.optimizer_step_class(name) is not None
             or vocabulary.is_backward_node(name)
-        )
+        ),
+        Kind.CPU_OP,
+        Kind.ANNOTATION,
     )
-    host = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION)
-    rows = np.flatnonzero(host & named[trace.name])
     if rows.size == 0:
         rows = np.flatnonzero(trace.kind == int(Kind.CPU_OP))
     return distinct(trace.thread[rows])

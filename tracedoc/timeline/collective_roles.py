@@ -136,6 +136,5 @@ def _layer_kinds(
 def _spans_named(timeline: RankTimeline, matches: Callable[[str], bool]) -> Spans:
     """Return the time inside host ranges of such names, on any thread."""
     trace = timeline.trace
-    host = (trace.kind == int(Kind.ANNOTATION)) | (trace.kind == int(Kind.CPU_OP))
-    rows = np.flatnonzero(host & trace.named(matches)[trace.name])
+    rows = trace.rows_named(matches, Kind.ANNOTATION, Kind.CPU_OP)
     return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])

@@ -135,10 +135,7 @@ def _join_records(trace: Trace, rows: Rows, launch_rows: Rows) -> list[Collectiv
 
 
 def _nccl_annotations(trace: Trace) -> Rows:
-    named = trace.named(lambda name: vocabulary.nccl_annotation(name) is not None)
-    if not named.any():
-        return np.empty(0, dtype=np.intp)
-    return np.flatnonzero(named[trace.name] & (trace.kind == int(Kind.ANNOTATION)))
+    return trace.rows_named(lambda name: vocabulary.nccl_annotation(name) is not None, Kind.ANNOTATION)
 
 
 def _operation(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import numpy as np
-
 from tracedoc.timeline.launches import Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
@@ -18,10 +16,7 @@ def gloo_calls(trace: Trace, rows: Rows) -> dict[int, int]:
     gloo runs a reduce-scatter as an all-reduce.
     """
     calls: dict[str, list[int]] = defaultdict(list)
-    c10d = trace.named(lambda name: name.startswith("c10d::"))
-    if not c10d.any():
-        return {}
-    for row in np.flatnonzero(c10d[trace.name] & (trace.kind == int(Kind.CPU_OP))).tolist():
+    for row in trace.rows_named(lambda name: name.startswith("c10d::"), Kind.CPU_OP).tolist():
         op = vocabulary.collective_op(trace.row_name(row))
         if op is not None:
             calls["all_reduce" if op == "reduce_scatter" else op].append(row)

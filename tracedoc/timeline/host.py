@@ -143,8 +143,7 @@ def _matrix(timeline: RankTimeline) -> tuple[Spans, Int64Array]:
 
 def _optimizer_spans(timeline: RankTimeline) -> Spans:
     trace = timeline.trace
-    named = trace.named(lambda name: vocabulary.optimizer_step_class(name) is not None)
-    rows = np.flatnonzero((trace.kind == int(Kind.ANNOTATION)) & named[trace.name])
+    rows = trace.rows_named(lambda name: vocabulary.optimizer_step_class(name) is not None, Kind.ANNOTATION)
     return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
 
 
@@ -346,9 +345,8 @@ def _before_forward(timeline: RankTimeline, phases: Phases, rows: Rows) -> npt.N
     """
     trace = timeline.trace
     threads = distinct(trace.thread[rows])
-    host = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION)
     for is_sign in (frameworks.is_forward_wrapper, frameworks.is_forward_operator):
-        signing = np.flatnonzero(host & trace.named(is_sign)[trace.name])
+        signing = trace.rows_named(is_sign, Kind.CPU_OP, Kind.ANNOTATION)
         signs = trace.ts_ns[signing[is_among(trace.thread[signing], threads)]]
         if signs.size:
             break

@@ -98,14 +98,14 @@ def places_of_source_step(trace: Trace) -> tuple[CodePlace, ...]:
 
     Time in torch's own functions is left out, but for what they call of the script's, such as a data set.
     """
-    steps = _named(trace, lambda name: vocabulary.step_number(name) is not None)
+    steps = trace.rows_named(lambda name: vocabulary.step_number(name) is not None, Kind.ANNOTATION)
     if steps.size == 0:
         return ()
     step = int(steps[trace.dur_ns[steps].argmax()])
     operators = trace.rows(Kind.CPU_OP)
     busy = Spans.of(trace.ts_ns[operators], trace.end_ns[operators])
     whole = Spans.from_pairs([(int(trace.ts_ns[step]), int(trace.end_ns[step]))])
-    loads = _named(trace, lambda name: vocabulary.data_loader(name) is not None)
+    loads = trace.rows_named(lambda name: vocabulary.data_loader(name) is not None, Kind.ANNOTATION)
     loading = Spans.of(trace.ts_ns[loads], trace.end_ns[loads])
     return _places(trace, np.array([trace.thread[step]]), whole - busy, loading)
 
@@ -121,11 +121,6 @@ def place_around(trace: Trace, row: int) -> CodePlace | None:
         if isinstance(place, CodePlace):
             return place
     return None
-
-
-def _named(trace: Trace, fits: object) -> np.ndarray:
-    named = trace.named(fits)  # type: ignore[arg-type]
-    return np.flatnonzero((trace.kind == int(Kind.ANNOTATION)) & named[trace.name])
 
 
 def _places(trace: Trace, threads: np.ndarray, wanted: Spans, loading: Spans) -> tuple[CodePlace, ...]:

@@ -214,10 +214,7 @@ def _is_fsdp2(name: str, role: str) -> bool:
 
 def _held(trace: Trace, matches: Callable[[str], bool], times: npt.NDArray[np.int64]) -> list[bool]:
     """Return which times lie inside host ranges of such names, on any thread."""
-    named = trace.named(matches)
-    if times.size == 0 or not named.any():
-        return [False] * int(times.size)
-    rows = np.flatnonzero(named[trace.name])
+    rows = trace.rows_named(matches)
     spans = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
     return [bool(held) for held in spans.covered_ns(times, times + 1)]
 
@@ -232,8 +229,7 @@ def _reducing(passes: list[tuple[int, int]], asked: list[tuple[CollectiveOp, Pha
 def _alternations(timeline: RankTimeline, passes: list[tuple[int, int]]) -> int:
     """Count the gaps between backward passes in which a forward pass surely begins."""
     trace = timeline.trace
-    begins = trace.named(frameworks.is_forward_operator)
-    starts = trace.ts_ns[np.flatnonzero(begins[trace.name] & (trace.kind == int(Kind.CPU_OP)))]
+    starts = trace.ts_ns[trace.rows_named(frameworks.is_forward_operator, Kind.CPU_OP)]
     return sum(
         int(np.searchsorted(starts, following) > np.searchsorted(starts, end))
         for (_, end), (following, _) in pairwise(passes)
@@ -249,8 +245,9 @@ def _accumulations(trace: Trace, used: npt.NDArray[np.int64]) -> int:
 
 
 def _graph_launches(trace: Trace, step: HostStep) -> int:
-    graph = trace.named(lambda name: vocabulary.runtime_role(name) is RuntimeRole.GRAPH_LAUNCH)
-    rows = np.flatnonzero(graph[trace.name] & (trace.kind == int(Kind.RUNTIME)))
+    rows = trace.rows_named(
+        lambda name: vocabulary.runtime_role(name) is RuntimeRole.GRAPH_LAUNCH, Kind.RUNTIME
+    )
     return int(((trace.ts_ns[rows] >= step.start_ns) & (trace.ts_ns[rows] < step.end_ns)).sum())
 
 

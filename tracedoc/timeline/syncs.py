@@ -128,8 +128,7 @@ def _blocking_rows(trace: Trace, events: GpuEvents) -> Rows:
     A copy to the host blocks where its call returns only when the copy has ended: always in ``cudaMemcpy``,
     and in ``cudaMemcpyAsync`` to pageable memory. Copies from the host count as input.
     """
-    synchronises = trace.named(lambda name: vocabulary.runtime_role(name) is RuntimeRole.SYNC)
-    rows = np.flatnonzero((trace.kind == int(Kind.RUNTIME)) & synchronises[trace.name])
+    rows = trace.rows_named(lambda name: vocabulary.runtime_role(name) is RuntimeRole.SYNC, Kind.RUNTIME)
     copies = np.flatnonzero((trace.kind[events.rows] == int(Kind.MEMCPY)) & (events.launch_rows != NO_ROW))
     down = trace.named_among(events.rows[copies], lambda name: vocabulary.copy_kind(name).direction == "DtoH")
     calls, copied = events.launch_rows[copies[down]], events.rows[copies[down]]

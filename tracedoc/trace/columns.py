@@ -227,6 +227,16 @@ class Trace:
         """
         return np.array([bool(matches(name)) for name in self.names] or [False], dtype=bool)
 
+    def rows_named(self, matches: Callable[[str], object], *kinds: Kind) -> npt.NDArray[np.intp]:
+        """Return the rows of matching names, in time order: those of some kinds, or of all without one."""
+        named = self.named(matches)
+        if not named.any():
+            return np.empty(0, dtype=np.intp)
+        if not kinds:
+            return np.flatnonzero(named[self.name])
+        rows = self.rows(*kinds)
+        return rows[named[self.name[rows]]]
+
     def named_among(
         self, rows: npt.NDArray[np.intp], matches: Callable[[str], object]
     ) -> npt.NDArray[np.bool_]:

@@ -24,10 +24,10 @@ def distinct(values: npt.NDArray[_Integer]) -> npt.NDArray[_Integer]:
     if values.size:
         low, high = int(values.min()), int(values.max())
         if high - low < _ROOM * values.size:
-            places, first = _places(values, low, high)
-            seen = np.zeros(high - first + 1, dtype=bool)
+            places, lowest = _places(values, low, high)
+            seen = np.zeros(high - lowest + 1, dtype=bool)
             seen[places] = True
-            found: npt.NDArray[_Integer] = (np.flatnonzero(seen) + first).astype(values.dtype)
+            found: npt.NDArray[_Integer] = (np.flatnonzero(seen) + lowest).astype(values.dtype)
             return found
     # What is put together from ordered pieces takes a stable sort one pass.
     ordered = np.sort(values, kind="stable")
@@ -41,7 +41,7 @@ def _places(
     values: npt.NDArray[np.integer[Any]], low: int, high: int
 ) -> tuple[npt.NDArray[np.integer[Any]], int]:
     """Return values between two others as places of a table, and the value of its first place."""
-    if 0 <= low and high < _ROOM * values.size:
+    if low >= 0 and high < _ROOM * values.size:
         return values, 0
     # In int64, for the difference may not fit into the type of the column.
     return values.astype(np.int64) - low, low
@@ -86,9 +86,9 @@ def is_among(column: npt.ArrayLike, wanted: npt.ArrayLike) -> npt.NDArray[np.boo
         return np.asarray(values == chosen[0])
     low, high = int(values.min()), int(values.max())
     if high - low < _ROOM * values.size:
-        places, first = _places(values, low, high)
-        table = np.zeros(high - first + 1, dtype=bool)
-        table[chosen[(chosen >= low) & (chosen <= high)].astype(np.int64) - first] = True
+        places, lowest = _places(values, low, high)
+        table = np.zeros(high - lowest + 1, dtype=bool)
+        table[chosen[(chosen >= low) & (chosen <= high)].astype(np.int64) - lowest] = True
         found: npt.NDArray[np.bool_] = table[places]
         return found
     ordered = np.sort(chosen)

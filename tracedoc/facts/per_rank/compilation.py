@@ -61,7 +61,7 @@ def recompiled(timeline: RankTimeline) -> Value:
     if not steps:
         return NO_WARM_STEP
     trace = timeline.trace
-    rows = np.flatnonzero(trace.named(vocabulary.is_compile_range)[trace.name])
+    rows = trace.rows_named(vocabulary.is_compile_range)
     rows = rows[(trace.ts_ns[rows] >= steps[0].start_ns) & (trace.dur_ns[rows] >= SHORTEST_NS)]
     if not rows.size:
         return "none"
@@ -88,6 +88,5 @@ def _warm_steps(timeline: RankTimeline) -> list[HostStep]:
 
 def _compiling(timeline: RankTimeline) -> Spans:
     trace = timeline.trace
-    host = (trace.kind == int(Kind.CPU_OP)) | (trace.kind == int(Kind.ANNOTATION))
-    rows = np.flatnonzero(host & trace.named(vocabulary.is_compile_range)[trace.name])
+    rows = trace.rows_named(vocabulary.is_compile_range, Kind.CPU_OP, Kind.ANNOTATION)
     return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])

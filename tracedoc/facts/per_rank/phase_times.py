@@ -168,8 +168,7 @@ def _summed_passes(timeline: RankTimeline) -> list[tuple[int, int]]:
     if timeline.phases is None:
         return []
     trace, passes = timeline.trace, list(timeline.phases.passes)
-    named = trace.named(lambda name: "LBFGS" in (optimizer_step_class(name) or ""))
-    rows = np.flatnonzero((trace.kind == int(Kind.ANNOTATION)) & named[trace.name])
+    rows = trace.rows_named(lambda name: "LBFGS" in (optimizer_step_class(name) or ""), Kind.ANNOTATION)
     for start, end in zip(trace.ts_ns[rows].tolist(), trace.end_ns[rows].tolist(), strict=True):
         again = [at for at in passes if start <= at[0] < end][:-1]
         passes = [at for at in passes if at not in again]

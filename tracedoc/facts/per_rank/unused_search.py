@@ -60,5 +60,5 @@ def unused_search_ms(timeline: RankTimeline) -> Spans | Unknown:
 
 def _search(timeline: RankTimeline) -> Spans:
     trace = timeline.trace
-    rows = np.flatnonzero(trace.named(lambda name: name == SEARCH)[trace.name])
+    rows = trace.rows_named(lambda name: name == SEARCH)
     return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])

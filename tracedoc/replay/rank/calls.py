@@ -84,10 +84,9 @@ def _role(name: str) -> int:
 
 def loader_rows(trace: Trace, threads: npt.NDArray[np.int32]) -> Rows:
     """Return the rows in which threads fetch a batch."""
-    loads = trace.named(lambda name: vocabulary.data_loader(name) is not None)
-    if not loads.any():
-        return np.empty(0, dtype=np.intp)
-    rows = np.flatnonzero(trace.is_kind(Kind.ANNOTATION, Kind.CPU_OP) & loads[trace.name])
+    rows = trace.rows_named(
+        lambda name: vocabulary.data_loader(name) is not None, Kind.ANNOTATION, Kind.CPU_OP
+    )
     rows = rows[is_among(trace.thread[rows], threads)]
     return outermost_rows(trace, rows)
 

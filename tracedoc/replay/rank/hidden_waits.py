@@ -29,6 +29,8 @@ def with_hidden_waits(trace: Trace, calls: Calls, device: DeviceEvents) -> Calls
     pauses = np.flatnonzero(np.diff(calls.start_ns) > LONG_NS)
     begin, end = calls.end_ns[pauses], calls.start_ns[pauses + 1]
     pauses = pauses[(end - begin > LONG_NS) & _drained(device, begin, end)]
+    if pauses.size == 0:
+        return calls
     pauses = pauses[_named_share(trace, calls.end_ns[pauses], calls.start_ns[pauses + 1]) <= MOST_NAMED]
     if pauses.size == 0:
         return calls

@@ -225,8 +225,7 @@ def _launched(
 
 def _gloo_callers(trace: Trace, collectives: Sequence[CollectiveOp]) -> dict[int, int]:
     """Return for each gloo transfer the c10d operator that issued it: by order, where the counts agree."""
-    asking = trace.named(lambda name: name.startswith("c10d::"))
-    rows = np.flatnonzero(asking[trace.name] & (trace.kind == int(Kind.CPU_OP)))
+    rows = trace.rows_named(lambda name: name.startswith("c10d::"), Kind.CPU_OP)
     found: dict[int, int] = {}
     for op in ("all_gather", "reduce_scatter"):
         asked = [row for row in rows.tolist() if vocabulary.collective_op(trace.row_name(row)) == op]
