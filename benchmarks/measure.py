@@ -19,11 +19,15 @@ SAMPLE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A command. ``tree`` asks for the memory of all its processes together, not of the largest one."""
+    """A command. ``tree`` asks for the memory of all its processes together, not of the largest one.
+
+    A slow one takes part in the first ``most_rounds`` only.
+    """
 
     name: str
     command: tuple[str, ...]
     tree: bool = False
+    most_rounds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,8 @@ def take_turns(contenders: Sequence[Contender], rounds: int, paths: Iterable[Pat
     failed: set[str] = set()
     for number in range(rounds):
         for contender in contenders:
-            if contender.name in failed:
+            left = contender.most_rounds is not None and number >= contender.most_rounds
+            if contender.name in failed or left:
                 continue
             read_once(paths)
             cost = _time_and_memory(contender)

@@ -19,7 +19,7 @@ import goals
 import ranks
 from inputs import compress, make_input, make_ranks
 from measure import HERE, REPOSITORY, Contender, diagnose, entry, measure, read_once, take_turns
-from readers import GPU_IDLE, HTA, reading, several, several_table, start_up, table
+from readers import GPU_IDLE, HTA, HTA_ROUNDS, reading, several, several_table, start_up, table
 
 README = HERE / "README.md"
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
@@ -45,7 +45,6 @@ def benchmark(folder: Path, megabytes: int, rounds: int, shared: Path | None) ->
         many["growth"],
         many["again"],
         many["many"],
-        large,
         _event_bytes(plain),
     )
     return [
@@ -115,7 +114,8 @@ def _machine(rounds: int, shared: Path | None) -> list[str]:
     ]
     origin = "synthetic" if shared is None else "grown from real traces, but for ranks of a few MB"
     return [
-        f"Inputs: {origin}. Medians of {rounds} interleaved rounds, warm page cache, whole processes.",
+        f"Inputs: {origin}. Medians of {rounds} interleaved rounds (HolisticTraceAnalysis: "
+        f"{min(rounds, HTA_ROUNDS)}), warm page cache, whole processes.",
         "",
         f"Machine: {_cpu_model()}, {os.cpu_count()} cores; Python {platform.python_version()}, "
         f"{', '.join(own + peers)}; command: `make bench`.",
