@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracedoc.spans import Spans
+from tracedoc.spans import Spans, places_in
 
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 
@@ -60,3 +60,13 @@ def test_epoch_nanoseconds_stay_exact() -> None:
     spans = Spans.of(np.array([start, start + 1]), np.array([start + 1, start + 3]))
     assert spans.pairs() == [(start, start + 3)]
     assert spans.covered_ns([start + 1], [start + 2]).tolist() == [1]
+
+
+def test_the_places_of_many_times_among_few_edges_are_those_of_each_alone() -> None:
+    times = np.repeat(np.arange(100), 5)  # 500 times in order: divided at the edges
+    edges = np.array([-1, 7, 7, 99, 200])
+    alone = [sum(edge <= time for edge in edges.tolist()) for time in times.tolist()]
+    assert places_in(edges, times).tolist() == alone
+    assert places_in(edges, times[::-1]).tolist() == alone[::-1]  # in no order: looked up
+    assert places_in(edges[:0], times).tolist() == [0] * times.size
+    assert places_in(edges, times[:0]).tolist() == []
