@@ -18,7 +18,9 @@ def test_a_run_that_need_not_be_sharded() -> None:
     assert found.fits
     assert found.added_bytes == pytest.approx(14 * GB)
     assert found.needed_bytes == pytest.approx(24 * GB)
-    assert what_fits(replace(RUN, memory_bytes=23 * GB), "do-not-shard").fits is False
+    # Of the 14 GB that are added 8 % more may come, 1.12 GB.
+    assert what_fits(replace(RUN, memory_bytes=25.0 * GB), "do-not-shard").fits is False
+    assert what_fits(replace(RUN, memory_bytes=25.2 * GB), "do-not-shard").fits is True
 
 
 def test_gathered_parameters_take_two_bytes_each_until_backward() -> None:

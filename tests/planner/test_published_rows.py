@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tracedoc.planner.candidates import SPREAD
+from tracedoc.planner.memory import SPREAD
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tracedoc.planner.candidates import SPREAD, Candidate, step_range, with_checkpointing
+from tracedoc.planner.candidates import Candidate, step_range, with_checkpointing
 from tracedoc.planner.configurations import Configuration
+from tracedoc.planner.memory import SPREAD
 from tracedoc.planner.plan import Plan
 from tracedoc.report.console import heading, printed_text, text_console
 from tracedoc.units import format_count, format_gb, format_percent

@@ -9,6 +9,7 @@ import msgspec
 from tracedoc.planner.activations import Memory, peak_memory
 from tracedoc.planner.hardware import Cluster
 from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS, Layout
+from tracedoc.planner.memory import SPREAD
 from tracedoc.planner.replayed import Replayed, as_replayed
 from tracedoc.planner.setup import Question
 from tracedoc.planner.strategies import Strategy, possible
@@ -38,13 +39,6 @@ class Wish(msgspec.Struct, frozen=True):
     """Steps that the replay of a captured run predicts; they replace the estimate."""
     batch: int | None = None
     """Sequences of all GPUs for each update, where layouts divide them otherwise than evenly over GPUs."""
-
-
-SPREAD = 0.08
-"""How far peaks lie from what is predicted: nine of ten published ones within this share (make bench-plan).
-
-None of the predictions was fitted to a peak, so it is what new runs can be expected to be off.
-"""
 
 
 class Candidate(msgspec.Struct, frozen=True):

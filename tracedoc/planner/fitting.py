@@ -6,7 +6,7 @@ import msgspec
 
 from tracedoc.errors import InputError
 from tracedoc.planner.activations import block_activations
-from tracedoc.planner.memory import model_states, offload_moves
+from tracedoc.planner.memory import SPREAD, model_states, offload_moves
 from tracedoc.planner.setup import OPTIMIZERS, PRECISIONS, Question, Training
 from tracedoc.planner.shape import shape_from_parameters
 from tracedoc.planner.strategies import STRATEGIES
@@ -39,9 +39,10 @@ class KnownRun(msgspec.Struct, frozen=True):
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """Whether a change fits on a GPU. ``fits`` is ``None`` where that is not known, for ``reason``.
+    """Whether a change surely fits on a GPU. ``fits`` is ``None`` where that is not known, for ``reason``.
 
-    ``needed_bytes`` is the peak after the change, ``added_bytes`` what the change adds to the measured one.
+    ``needed_bytes`` is the peak after the change, ``added_bytes`` what the change adds to the measured one;
+    it ``fits`` where that leaves :data:`tracedoc.planner.memory.SPREAD` of what is added.
     """
 
     fits: bool | None
@@ -71,8 +72,8 @@ def what_fits(run: KnownRun, change: str) -> Fit:
         return _unknown(run, added)
     assert run.peak_bytes is not None
     assert run.memory_bytes is not None
-    needed = run.peak_bytes + added
-    return Fit(needed <= run.memory_bytes, needed, run.memory_bytes, added)
+    surely = run.peak_bytes + added * (1 + SPREAD) <= run.memory_bytes
+    return Fit(surely, run.peak_bytes + added, run.memory_bytes, added)
 
 
 def _unknown(run: KnownRun, reason: str) -> Fit:

@@ -6,10 +6,11 @@ import msgspec
 
 from tracedoc.planner.advice import Advice, advise
 from tracedoc.planner.assumptions import assumptions, short_step
-from tracedoc.planner.candidates import SPREAD, Candidate, Wish, step_range, with_checkpointing
+from tracedoc.planner.candidates import Candidate, Wish, step_range, with_checkpointing
 from tracedoc.planner.changes import Change
 from tracedoc.planner.configurations import Configuration, configurations_of
 from tracedoc.planner.loading import load_bytes_per_node
+from tracedoc.planner.memory import SPREAD
 from tracedoc.planner.search import Found, search
 from tracedoc.planner.setup import Question, Training, check
 from tracedoc.units import format_gb, format_percent
