@@ -20,7 +20,8 @@ if str(REPOSITORY) not in sys.path:
 from docs.rule_drawings import drawing  # noqa: E402
 from tracedoc.facts.topics import CATALOG  # noqa: E402
 from tracedoc.rules.expression import parse  # noqa: E402
-from tracedoc.rules.load import builtin_directory, load_rules  # noqa: E402
+from tracedoc.rules.files import builtin_directory  # noqa: E402
+from tracedoc.rules.load import load_rules  # noqa: E402
 from tracedoc.rules.model import TOPICS, AtMost  # noqa: E402
 from tracedoc.rules.schema import rule_schema  # noqa: E402
 from tracedoc.testing.cases import Case, load_cases  # noqa: E402

@@ -212,7 +212,7 @@ def test_rules_are_read_once(folder: Path, tmp_path: Path, monkeypatch: pytest.M
     file.write_text(RULE.format(most=3))
     os.utime(file, (1e9, 1e9))
     first = kept.kept_rules((str(pack),))
-    monkeypatch.setattr(kept, "load_rules", None)
+    monkeypatch.setattr("tracedoc.rules.load.load_rules", None)
     assert kept.kept_rules((str(pack),)) == first == load_rules((str(pack),))
     assert first[-1].params["most"].value == 3
 

@@ -33,7 +33,6 @@ from tracedoc.rules.engine import evaluate
 from tracedoc.rules.expression import Expression
 from tracedoc.rules.kept import kept_rules
 from tracedoc.rules.listing import without_empty
-from tracedoc.rules.load import load_rules
 from tracedoc.rules.model import Rule
 from tracedoc.rules.replayed import with_predictions
 from tracedoc.rules.selection import choose
@@ -102,13 +101,21 @@ def diagnose(
     Raises :class:`InputError` where nothing can be answered, :class:`RuleError` for a wrong rule file.
     """
     chosen = options or Options()
-    known = (kept_rules if chosen.cache else load_rules)(chosen.rule_directories)
+    known = _known_rules(chosen)
     rules = choose(known, chosen.select, chosen.ignore)
     budgets = parse_budgets(chosen.budgets, CATALOG)
     measured = measure(paths, chosen, progress=progress)
     return judge(
         measured, rules, replay=chosen.replay, budgets=budgets, rules_left_out=len(known) - len(rules)
     )
+
+
+def _known_rules(options: Options) -> tuple[Rule, ...]:
+    if options.cache:
+        return kept_rules(options.rule_directories)
+    from tracedoc.rules.load import load_rules  # with YAML, which takes a while
+
+    return load_rules(options.rule_directories)
 
 
 def judge(

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from tracedoc.errors import RuleError
-from tracedoc.rules.load import FIX_FIELDS, OPTIONAL, REQUIRED, builtin_directory, load_rule, load_rules
+from tracedoc.rules.files import builtin_directory
+from tracedoc.rules.load import FIX_FIELDS, OPTIONAL, REQUIRED, load_rule, load_rules
 from tracedoc.rules.scaffold import write_rule
 from tracedoc.rules.schema import rule_schema
 from tracedoc.testing.cases import run_case_file

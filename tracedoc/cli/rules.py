@@ -66,7 +66,8 @@ def check(directory: str) -> None:
       tracedoc rules check my-rules/
     """
     from tracedoc.report.texts import plain
-    from tracedoc.rules.load import MAX_RULES, load_rule, load_rules
+    from tracedoc.rules.files import MAX_RULES
+    from tracedoc.rules.load import load_rule, load_rules
 
     files = [path for path in _yaml_files(directory) if "tests" not in path.relative_to(directory).parts[:-1]]
     if not files:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tracedoc.cache import slot_of_small_files
-from tracedoc.rules.load import files_of, load_rules
+from tracedoc.rules.files import files_of
 from tracedoc.rules.model import Rule
 
 
@@ -16,7 +16,7 @@ class _Rules(msgspec.Struct, frozen=True):
 
 
 def kept_rules(directories: Sequence[str]) -> tuple[Rule, ...]:
-    """Return what :func:`load_rules` does; files that did not change since the last time are not read.
+    """Return what :func:`tracedoc.rules.load.load_rules` does, without reading files that did not change.
 
     Raises :class:`RuleError` as that does: rules with a mistake are not kept.
     """
@@ -24,6 +24,8 @@ def kept_rules(directories: Sequence[str]) -> tuple[Rule, ...]:
     kept = slot.load(_Rules) if slot is not None else None
     if kept is not None:
         return kept.rules
+    from tracedoc.rules.load import load_rules  # what was kept needs no YAML
+
     rules = load_rules(directories)
     if slot is not None:
         slot.store(_Rules(rules))

@@ -17,6 +17,7 @@ from tracedoc.diagnosis import SEVERITIES, Fix
 from tracedoc.errors import RuleError, did_you_mean
 from tracedoc.facts.catalog import NEEDS
 from tracedoc.rules.expression import FUNCTIONS, ExpressionError, check, parse
+from tracedoc.rules.files import builtin_directory, rule_files
 from tracedoc.rules.model import (
     FRAMEWORKS,
     ON_CPU,
@@ -43,7 +44,7 @@ from tracedoc.rules.nodes import (
     read_words,
     require_known,
 )
-from tracedoc.rules.prediction import read_prediction
+from tracedoc.rules.predict_field import read_prediction
 from tracedoc.rules.template import WORST_RANK, placeholders, stray_brace
 from tracedoc.rules.vocabulary import Vocabulary, installed_vocabulary
 from tracedoc.units import UNITS
@@ -64,20 +65,8 @@ OPTIONAL = (
 FIX_FIELDS = (("framework", "title", "risk"), ("change", "advice", "url", "when", "predict"))
 """Of a rule, and of one of its fixes: the fields that must and that may be there."""
 
-MAX_RULES = 1000
-"""Rule files in one pack; each takes milliseconds to check."""
-
 _NO_NAMES = frozenset({"and", "or", "not", "in", "is", "if", "else"})
 """Words of conditions."""
-
-
-def builtin_directory() -> Path:
-    """Return the folder of tracedoc's own rules: inside the package, or beside it in a checkout."""
-    package = Path(__file__).resolve().parent
-    for directory in (package / "builtin", package.parents[1] / "rules"):
-        if directory.is_dir():
-            return directory
-    raise RuleError("the rules that come with tracedoc are missing", "install tracedoc again")
 
 
 def load_rules(
@@ -92,7 +81,7 @@ def load_rules(
     known = vocabulary or installed_vocabulary()
     builtin = builtin_directory().resolve()
     rules: list[Rule] = []
-    for path in _rule_files(builtin):
+    for path in rule_files(builtin):
         rule = load_rule(path, vocabulary=known)
         if path.parent.name != rule.topic:
             _fail_at(rule, "topic", f"topic {rule.topic!r} lies in the folder {path.parent.name!r}")
@@ -101,7 +90,7 @@ def load_rules(
     for directory in map(Path, directories):
         if directory.resolve() == builtin:
             continue
-        pack = [load_rule(path, vocabulary=known) for path in _rule_files(directory)]
+        pack = [load_rule(path, vocabulary=known) for path in rule_files(directory)]
         if not pack:
             raise RuleError(f"{directory}: no rule files (*.yaml)", "name the folder that holds them")
         rules.extend(sorted(pack, key=_by_topic))
@@ -368,33 +357,6 @@ def _evidence(file: str, fields: Fields, gain: AtMost | str, known: Vocabulary) 
 
 
 # -- rules together
-
-
-def files_of(directories: Iterable[str | Path]) -> list[Path]:
-    """Return the files that :func:`load_rules` reads."""
-    folders = (builtin_directory(), *map(Path, directories))
-    return [path for folder in folders for path in _rule_files(folder)]
-
-
-def _rule_files(directory: Path) -> list[Path]:
-    if not directory.is_dir():
-        raise RuleError(f"{directory}: not a folder", "name a folder of rule files (*.yaml)")
-    folders = [directory, *sorted(path for path in directory.iterdir() if path.is_dir())]
-    files: list[Path] = []
-    for folder in folders:
-        if folder != directory and (folder.name == "tests" or folder.name.startswith(".")):
-            continue
-        for path in sorted(folder.iterdir()):
-            if path.suffix == ".yml":
-                raise RuleError(f"{path}: rule files end in .yaml", f"rename it to {path.stem}.yaml")
-            if path.suffix == ".yaml" and not path.name.startswith("."):
-                files.append(path)
-    if len(files) > MAX_RULES:
-        raise RuleError(
-            f"{directory}: {len(files)} rule files, and a pack holds at most {MAX_RULES}",
-            "divide it into several packs, and load those that fit the job",
-        )
-    return files
 
 
 def _by_topic(rule: Rule) -> tuple[int, str]:

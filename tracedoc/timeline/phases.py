@@ -172,9 +172,11 @@ def _loop_threads(
 
     Best those with steps, optimizers or loaders, else those with forward passes, else those with backward.
     """
-    own = begins & ~backward
-    alone = difference(threads[own[name]], threads[backward[name]])
-    for found in (threads[marked[name]], alone, threads[backward[name]]):
+    stepping = threads[marked[name]]
+    if stepping.size:
+        return distinct(stepping)
+    own, passing = begins & ~backward, threads[backward[name]]
+    for found in (difference(threads[own[name]], passing), passing):
         if found.size:
             return distinct(found)
     return distinct(threads)
