@@ -66,6 +66,7 @@ def unit_latency(
     ``known`` are latencies by :func:`split_transfers`, which are least in the fast reading. Gathers and
     reduce-scatters move bytes alike (n - 1 of n shares cross each link), so that their sizes count together.
     Else latency is what the link's curve says (:class:`LinkCurve`), and at most all beyond its full rate.
+    Where the rate is not known, as between processes of a host, all beyond the fastest transfer may be latency.
     """
     least, most = known[Reading.FAST].astype(np.float64), known[Reading.SLOW].astype(np.float64)
     likely = known[Reading.LIKELY].astype(np.float64)
@@ -83,6 +84,11 @@ def unit_latency(
         fitted = _by_two_sizes(sizes, moved)
         if fitted is not None:
             most[mine], likely[mine], least[mine] = (share * fitted for share in FIT_SHARES)
+        if link is None or not link.peak_gbps:
+            # The link moves bytes as fast as in its fastest transfer, at least.
+            beyond = moved - sizes * (moved / sizes).min()
+            most[mine] = np.maximum(most[mine], beyond)
+            likely[mine] = np.maximum(likely[mine], beyond / 2)
     found = {Reading.FAST: np.maximum(most, likely), Reading.LIKELY: likely, Reading.SLOW: least}[reading]
     kept: Int64Array = np.rint(np.minimum(found, transfer_ns)).astype(np.int64)
     return kept
