@@ -66,7 +66,7 @@ def unit_latency(
     ``known`` are latencies by :func:`split_transfers`, which are least in the fast reading. Gathers and
     reduce-scatters move bytes alike (n - 1 of n shares cross each link), so that their sizes count together.
     Else latency is what the link's curve says (:class:`LinkCurve`), and at most all beyond its full rate.
-    Where the rate is not known, as between processes of a host, all beyond the fastest transfer may be latency.
+    Where the rate is not known, as between processes of a host, all beyond the fastest transfer may be.
     """
     least, most = known[Reading.FAST].astype(np.float64), known[Reading.SLOW].astype(np.float64)
     likely = known[Reading.LIKELY].astype(np.float64)
