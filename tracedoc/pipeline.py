@@ -33,6 +33,7 @@ from tracedoc.rules.engine import evaluate
 from tracedoc.rules.expression import Expression
 from tracedoc.rules.kept import kept_rules
 from tracedoc.rules.listing import without_empty
+from tracedoc.rules.lost_causes import with_lost_causes
 from tracedoc.rules.model import Rule
 from tracedoc.rules.replayed import with_predictions
 from tracedoc.rules.selection import choose
@@ -141,6 +142,8 @@ def judge(
             lambda: with_predictions(rules, judgement, measurements),
             (judgement, report, plan),
         )
+    else:
+        judgement = with_lost_causes(judgement, lambda finding: finding)
     judgement = without_empty(rules, judgement, measurements, plan)
     return compose(
         measurements,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulated.draws import draw_capture, draw_job
 from tests.simulated.spec import Fault, Job
 from tests.simulated.traces import Capture, write_traces
 from tests.simulated.truth import Truth
@@ -190,6 +191,16 @@ def test_a_host_that_pauses_is_not_told_of_its_kernels_or_waits(
     excess = diagnosis.facts["straggler_excess_ms"].values["2"]
     assert isinstance(excess, float)
     assert excess == pytest.approx(cost_ms(diagnosis, 2), rel=0.2)  # each is the median of its own
+
+
+def test_what_came_before_the_first_captured_collective_is_no_lack_of_a_cause(tmp_path: Path) -> None:
+    """Rank 0 pauses in the first and the last of three captured steps."""
+    job = draw_job(7_300_189, "pauses")
+    pauses = job.fault("pauses")
+    facts = simulated(tmp_path, job, draw_capture(7_300_189, job))[1].facts
+    assert pauses is not None
+    assert facts["straggler_cause"].values["0"] == "python"
+    assert facts["straggler_excess_ms"].values["0"] == pytest.approx(pauses.amount, rel=0.02)
 
 
 BAD_CLOCKS = {

@@ -15,10 +15,10 @@ _EXPOSED = ("exposed-communication", "exposed-parameter-gather", "exposed-tensor
 """Rules about communication with no compute beside it; the sharper ones say what it moves."""
 
 RULES_OF_FAULT = {
-    "straggler-host": ("straggler-rank",),
+    "straggler-host": ("straggler-rank", "rank-zero-work"),
     "straggler-compute": ("straggler-rank",),
     "straggler-input": ("straggler-rank", "input-stall"),
-    "pauses": ("straggler-rank", "rotating-straggler", "step-outliers"),
+    "pauses": ("straggler-rank", "rank-zero-work", "rotating-straggler", "step-outliers"),
     "rotating": ("rotating-straggler",),
     "uneven": ("uneven-work", "rotating-straggler"),
     "heavy-stage": ("stage-imbalance",),
@@ -70,7 +70,7 @@ class Truth:
         """Return what removing the cause that a rule names would give back; ``None`` where not defined."""
         job = self.job
         changed: Job | None = None
-        if rule == "straggler-rank":
+        if rule in ("straggler-rank", "rank-zero-work"):
             changed = job.changed(even=float(ranks[0])) if ranks else None
         elif rule in ("rotating-straggler", "uneven-work", "step-outliers"):
             changed = job.changed(even=-1.0)
@@ -121,7 +121,7 @@ class Truth:
             return job.changed(merged=float(values["count"]))
         if name == "cap-buckets":
             found = [one for one in ("small-buckets", "giant-bucket") if job.fault(one)]
-            return job.without(found[0]) if found else None
+            return replace(job.without(found[0]), bucket_mib=float(values["mib"])) if found else None
         if name == "even-rank":
             return job.changed(even=float(values["rank"]))
         if name == "reduce-once":

@@ -57,15 +57,27 @@ Times = Mapping[tuple[int, int | None], Spans]
 """The intervals that evidence points to, by rank and step."""
 
 
+class Yielded(msgspec.Struct, frozen=True):
+    """A finding that yielded to those of sharper rules, and its verdict before it did."""
+
+    finding: Finding
+    verdict: Verdict
+    times: Times
+    to: tuple[str, ...]
+
+
 class Judgement(msgspec.Struct, frozen=True):
     """What all rules said: findings from worst to mildest, and one verdict for each rule in its order.
 
     On many ranks a finding lists its longest places only; ``times`` are all of them, by the finding's id.
+    ``yielded`` are findings over the same time as sharper ones, worst first: see
+    :func:`tracedoc.rules.lost_causes.with_lost_causes`.
     """
 
     findings: tuple[Finding, ...]
     verdicts: tuple[Verdict, ...]
     times: Mapping[str, Times] = msgspec.field(default_factory=dict)
+    yielded: tuple[Yielded, ...] = ()
 
 
 class _Opinion(msgspec.Struct, frozen=True):
@@ -109,21 +121,28 @@ def evaluate(
     verdicts: dict[str, Verdict] = {}
     findings: list[Finding] = []
     times: dict[str, Times] = {}
+    yielded: list[Yielded] = []
     for rule_id in TopologicalSorter(sharper).static_order():
         own = weighed[rule_id]
         firing = [weighed[one] for one in sharper[rule_id] if verdicts[one].outcome == "finding"]
         doubts = [verdicts[one] for one in sharper[rule_id] if verdicts[one].outcome in ("unknown", "error")]
         try:
-            verdict = _yield(own, firing)
-            finding = _finding(own, doubts, measurements) if verdict.outcome == "finding" else None
+            verdict, to = _yield(own, firing)
+            finding = _finding(own, doubts, measurements) if own.verdict.outcome == "finding" else None
         except Exception as error:
             verdict, finding = Verdict(rule_id, "error", reason=f"error: {failure(rule_id, error)}"), None
         verdicts[rule_id] = verdict
-        if finding is not None:
+        if finding is None:
+            continue
+        if verdict.outcome == "finding":
             findings.append(finding)
             times[finding.id] = own.times
+        else:
+            yielded.append(Yielded(finding, own.verdict, own.times, to))
     findings.sort(key=worst_first)
-    return Judgement(tuple(findings), tuple(verdicts[rule.id] for rule in rules), times)
+    yielded.sort(key=lambda one: worst_first(one.finding))
+    in_order = tuple(verdicts[rule.id] for rule in rules)
+    return Judgement(tuple(findings), in_order, times, tuple(yielded))
 
 
 def worst_first(finding: Finding) -> tuple[int, bool, float, str]:
@@ -334,13 +353,13 @@ def _may_silence(other: _Weighed | None, rule: Rule) -> bool:
     return other is not None and (other.rule.status == "stable" or rule.status == "preview")
 
 
-def _yield(own: _Weighed, firing: Sequence[_Weighed]) -> Verdict:
-    """Return the verdict of a rule beside the sharper findings over the same time."""
+def _yield(own: _Weighed, firing: Sequence[_Weighed]) -> tuple[Verdict, tuple[str, ...]]:
+    """Return the verdict of a rule beside the sharper findings over the same time, and to which it yields."""
     if own.verdict.outcome != "finding" or not firing:
-        return own.verdict
+        return own.verdict, ()
     total_ns, covered_ns = _overlap(own.times, [other.times for other in firing])
     if covered_ns == 0 or covered_ns < COVERED_SHARE * total_ns:
-        return own.verdict
+        return own.verdict, ()
     explaining = [other.rule.id for other in firing if _overlap(own.times, [other.times])[1] > 0]
     verb = "explains" if len(explaining) == 1 else "explain"
     reason = (
@@ -350,7 +369,7 @@ def _yield(own: _Weighed, firing: Sequence[_Weighed]) -> Verdict:
     instances = tuple(
         replace(one, outcome="yielded") if one.outcome == "finding" else one for one in own.verdict.instances
     )
-    return replace(own.verdict, outcome="yielded", reason=reason, instances=instances)
+    return replace(own.verdict, outcome="yielded", reason=reason, instances=instances), tuple(explaining)
 
 
 def _overlap(own: Times, others: Sequence[Times]) -> tuple[int, int]:

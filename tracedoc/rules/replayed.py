@@ -14,6 +14,7 @@ from tracedoc.fixes import misfits
 from tracedoc.predicted import PlanStep, Predicted, Range, ReplayReport
 from tracedoc.replay.run_replay import Refusal, RunReplay
 from tracedoc.rules.engine import Judgement, severity_of, worst_first
+from tracedoc.rules.lost_causes import with_lost_causes
 from tracedoc.rules.model import Rule
 from tracedoc.rules.prediction import JUDGED_RANK
 from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, on_more_ranks, replay_report, run_replay
@@ -44,28 +45,35 @@ def with_predictions(
 
     The gain of a finding is then that of its best fix, and its severity follows.
     """
-    asked = {str(one): one for one in _requests(judgement.findings).values()}
     replay = run_replay(measurements.run)
     report = replay_report(replay)
     by_id = {rule.id: rule for rule in rules}
     if isinstance(replay, Refusal):
+        judgement = with_lost_causes(judgement, lambda finding: finding)
         return _with_ceilings(by_id, judgement, replay.reason, measurements), report, ()
+
+    def predicted(finding: Finding, known: Mapping[str, Predicted]) -> Finding:
+        return _predicted(finding, by_id[finding.rule_id], known, replay, measurements)
+
+    known = _answers(replay, judgement.findings)
+    findings = sorted((predicted(one, known) for one in judgement.findings), key=worst_first)
+    judgement = with_lost_causes(
+        replace(judgement, findings=tuple(findings)), lambda one: predicted(one, _answers(replay, [one]))
+    )
+    plan = make_plan(replay, [_fitting(finding, measurements) for finding in judgement.findings])
+    report = replace(report, more_ranks=on_more_ranks(replay))
+    return judgement, report, plan
+
+
+def _answers(replay: RunReplay, findings: Sequence[Finding]) -> dict[str, Predicted]:
+    """Return what the fixes of findings are predicted to give, by the change that each of them is."""
+    asked = {str(one): one for one in _requests(findings).values()}
     answers = predict(replay, [[one] for one in asked.values()])
-    known = {
+    return {
         text: as_predicted([one], answer)
         for (text, one), answer in zip(asked.items(), answers, strict=True)
         if isinstance(answer, Prediction)
     }
-    findings = sorted(
-        (
-            _predicted(finding, by_id[finding.rule_id], known, replay, measurements)
-            for finding in judgement.findings
-        ),
-        key=worst_first,
-    )
-    plan = make_plan(replay, [_fitting(finding, measurements) for finding in findings])
-    report = replace(report, more_ranks=on_more_ranks(replay))
-    return replace(judgement, findings=tuple(findings)), report, plan
 
 
 def _requests(findings: Sequence[Finding]) -> dict[tuple[str, int], Request]:

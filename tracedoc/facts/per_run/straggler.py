@@ -77,6 +77,22 @@ def straggler_share_frac(run: RunView) -> dict[str, Value]:
     return _of_late(run, lambda late: int(late.gain_ns.sum()) / total if total else 0.0, 0.0)
 
 
+@run_fact("straggler_turns_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_turns_frac(run: RunView) -> dict[str, Value]:
+    """How much of the waiting for the latest rank of each step is for this one.
+
+    Of each step counts the rank that costs the others most, by what it costs. 1 for a rank that is the
+    latest whenever one is late, in whichever steps that is; where two take turns it is about a half.
+    """
+    late = stragglers(run)
+    costs = np.stack([one.gain_ns for one in late]) if late else np.zeros((1, 1))
+    worst, largest = costs.argmax(axis=0), costs.max(axis=0)
+    total = int(largest.sum())
+    return _of_late(
+        run, lambda one: int(largest[worst == late.index(one)].sum()) / total if total else 0.0, 0.0
+    )
+
+
 @run_fact("straggler_collectives_per_step", unit="count", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_collectives_per_step(run: RunView) -> dict[str, Value]:
     """Collectives of a step to which this rank comes last from work of its own, on average."""
@@ -118,8 +134,18 @@ def straggler_cause(run: RunView) -> dict[str, Value]:
 
 @run_fact("straggler_excess_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_excess_ms(run: RunView) -> dict[str, Value]:
-    """How much longer than its peers this rank is at its cause: the median over the steps, 0 without one."""
-    return _of_late(run, lambda late: float(np.median(late.cause_ns)) / 1e6, 0.0)
+    """How much longer than its peers this rank is at its cause; 0 without one.
+
+    The median over the steps in which others wait for it. The first captured one counts only where the cause
+    shows in it: what came before its first collective may not be captured.
+    """
+
+    def excess(late: Straggler) -> Value:
+        seen = late.gain_ns > 0
+        seen[0] &= bool(late.cause_ns[0] > 0)
+        return float(np.median(late.cause_ns[seen])) / 1e6 if seen.any() else 0.0
+
+    return _of_late(run, excess, 0.0)
 
 
 @run_fact("straggler_phase", unit="text", scope="rank", needs=("collectives", "multi_rank"), values=PHASES)
