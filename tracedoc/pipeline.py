@@ -38,7 +38,7 @@ from tracedoc.rules.model import Rule
 from tracedoc.rules.replayed import with_predictions
 from tracedoc.rules.selection import choose
 from tracedoc.run.discover import Run, TraceFile, discover
-from tracedoc.run.ending import ending_limits
+from tracedoc.run.ending import ended_well, ending_limits
 from tracedoc.run.job import Job, read_job
 from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, Settled, settle
@@ -205,7 +205,8 @@ def measure(
     asking, code = failures.contain("the step with Python stacks", lambda: _source_step(job), (None, ()))
     view = build_run_view(ranked, settled.world_size, job, asking, code)
     ending = failures.contain("how the job ended", lambda: ending_limits(run.manifest), ())
-    early = () if ending else failures.contain("who ended early", lambda: ended_early(view), ())
+    known = bool(ending) or ended_well(run.manifest)
+    early = () if known else failures.contain("who ended early", lambda: ended_early(view), ())
     slower = failures.contain("the times around the capture", lambda: job_limits(view), ())
     limits = (
         *ending,

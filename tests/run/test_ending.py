@@ -119,6 +119,16 @@ def test_diagnose_says_first_that_the_job_failed(tmp_path: Path) -> None:
         tracedoc.diagnose([tmp_path])
 
 
+def test_no_rank_of_a_job_that_ended_well_crashed(tmp_path: Path) -> None:
+    """Two of five steps are missing on rank 1: its recording was closed sooner, nothing more."""
+    put(tmp_path, *(rank(number, 20, "the job ended") for number in (0, 1)), node(0))
+    for number, count in ((0, 5), (1, 2)):
+        builder = parse_lanes("compute 0-60\nallreduce 60-100 64MiB", ranks=2, steps=count)[number]
+        builder.write(tmp_path / f"rank-{number}.json")
+    codes = {limit.code for limit in tracedoc.diagnose([tmp_path]).limits}
+    assert not codes & {"ended-early", "job-failed", "job-unfinished"}
+
+
 def test_a_manifest_of_any_types_is_no_error(tmp_path: Path) -> None:
     for odd in (None, True, -1, 10**18, 1.5, "x", "2026-99-99", [], {}, "9999-12-31T23:59:59"):
         for key in ("end", "ended", "exit_code", "exited_ns", "step_log", "steps", "pid", "host"):

@@ -14,11 +14,11 @@ NEAR = 1 / 3
 
 
 def with_lost_causes(judgement: Judgement, predicted: Callable[[Finding], Finding]) -> Judgement:
-    """Return the judgement with the findings that yielded to others which save less than a third of theirs.
+    """Return the judgement with findings that yielded to others which save less than a third of theirs.
 
-    Notes stay away: what they save is small, or not sure. ``predicted`` gives a finding its gain by replay, and
-    is asked where the bound alone would bring a finding back. Findings without a gain have no say in this, on
-    either side. The gains of ``judgement.findings`` are those that they end with.
+    Notes stay away: what they save is small, or not sure. ``predicted`` gives a finding its gain by replay,
+    and is asked where the bound alone would bring a finding back. Findings without a gain have no say in
+    this, on either side. The gains of ``judgement.findings`` are those that they end with.
     """
     gains = {one.rule_id: one.gain.size_ms for one in judgement.findings if one.gain is not None}
     back = [one for one in judgement.yielded if _is_lost(one.finding, one, gains)]

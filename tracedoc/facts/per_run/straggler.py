@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -311,13 +311,13 @@ def straggler_any_cost_ms(run: RunView) -> Value:
     """How much shorter a step would be if every rank came to every collective as early as the median rank.
 
     By the replay of :func:`straggler_cost_ms`; the mean over the steps. In a CPU trace, what the median rank
-    waits for whichever rank costs most.
+    waits for whichever rank costs most: the median share of a step, of the analysed one.
     """
     late = stragglers(run)
     if not late:
         return 0.0 if _matched(run) else _NOT_MATCHED
     if rehearsal(run) is None:
-        return float(np.median(np.max([one.gain_ns for one in late], axis=0))) / 1e6
+        return _of_analysed_step(run, late[0].steps, np.max([one.gain_ns for one in late], axis=0)) / 1e6
     return max(float(np.mean(gains_together(run, Together.MEDIAN, late[0].steps))) / 1e6, 0.0)
 
 
@@ -333,6 +333,23 @@ def straggler_steps_compared(run: RunView) -> Value:
 def _cost_ms(run: RunView, late: Straggler) -> float:
     usual = float(np.median(late.gain_ns)) / 1e6
     return usual if rehearsal(run) is None else max(usual, float(late.gain_ns.mean()) / 1e6)
+
+
+def _of_analysed_step(run: RunView, steps: Sequence[int], waited_ns: np.ndarray) -> float:
+    """Return the median share of the steps that is waited, of the analysed step, in ns.
+
+    Of a step whose length no rank knows the waiting itself counts.
+    """
+    representative = run.representative_digest
+    analysed = representative.judged_step if representative is not None else None
+    lengths: dict[int, int] = {}
+    for digest in run.digests:
+        for step in digest.complete_steps:
+            lengths[step.index] = max(lengths.get(step.index, 0), step.budget.window_ns)
+    if analysed is None or any(not lengths.get(step) for step in steps):
+        return float(np.median(waited_ns))
+    shares = waited_ns / np.array([lengths[step] for step in steps])
+    return float(np.median(shares)) * analysed.budget.window_ns
 
 
 def _habitual(values: np.ndarray) -> float:
