@@ -92,11 +92,11 @@ def test_a_thread_tells_how_long_it_waited_for_cores(tmp_path: Path, monkeypatch
     schedule = tmp_path / "schedstat"
     monkeypatch.setattr(corewait, "_SCHEDULE", schedule)
     watch = corewait.CoreWait()
-    watch.step()
+    watch.step(corewait.scheduled_ns())
     assert watch.describe() is None
     for ran_ms, waited_ms in [(100, 50), (160, 60), (300, 90)]:
         schedule.write_text(f"{ran_ms * 10**6} {waited_ms * 10**6} 7\n")
-        watch.step()
+        watch.step(corewait.scheduled_ns())
     assert watch.describe() == {"steps": 2, "ran_us": 200_000, "waited_us": 40_000}
 
 

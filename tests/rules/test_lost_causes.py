@@ -34,24 +34,32 @@ def outcomes(judgement: Judgement) -> Mapping[str, str]:
     return {verdict.rule_id: verdict.outcome for verdict in judgement.verdicts}
 
 
-def the_same(finding: Finding) -> Finding:
-    return finding
+def replayed(finding: Finding) -> Finding:
+    """Return a finding whose replay gives all of its bound."""
+    assert finding.gain is not None
+    return replace(finding, gain=replace(finding.gain, basis="replay", likely_ms=finding.gain.high_ms))
 
 
 def test_what_saves_far_more_than_the_sharper_finding_comes_back() -> None:
-    found = with_lost_causes(judged(broad=28.0, sharp=3.0), the_same)
+    found = with_lost_causes(judged(broad=28.0, sharp=3.0), replayed)
     assert outcomes(found) == {"broad": "finding", "sharp": "finding"}
     assert [one.id for one in found.findings] == ["broad", "sharp"]
     assert "broad" in found.times
 
 
+def test_a_bound_comes_back_beside_less_than_a_tenth_of_it() -> None:
+    for sharp, outcome in ((3.0, "yielded"), (2.0, "finding")):
+        found = with_lost_causes(judged(broad=28.0, sharp=sharp), lambda one: one)
+        assert outcomes(found)["broad"] == outcome
+
+
 def test_a_third_is_enough_to_speak_for_it() -> None:
-    found = with_lost_causes(judged(broad=28.0, sharp=10.0), the_same)
+    found = with_lost_causes(judged(broad=28.0, sharp=10.0), replayed)
     assert outcomes(found) == {"broad": "yielded", "sharp": "finding"}
 
 
 def test_of_several_sharper_findings_the_largest_counts() -> None:
-    found = with_lost_causes(judged(broad=28.0, small=1.0, sharp=10.0), the_same)
+    found = with_lost_causes(judged(broad=28.0, small=1.0, sharp=10.0), replayed)
     assert outcomes(found)["broad"] == "yielded"
 
 
@@ -63,7 +71,7 @@ def test_what_its_own_replay_makes_small_stays_away() -> None:
 
 
 def test_a_sharper_finding_whose_gain_is_not_known_speaks_for_it() -> None:
-    found = with_lost_causes(judged(broad=28.0, sharp=None), the_same)
+    found = with_lost_causes(judged(broad=28.0, sharp=None), replayed)
     assert outcomes(found)["broad"] == "yielded"
 
 

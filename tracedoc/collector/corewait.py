@@ -1,4 +1,4 @@
-"""Watch how long the training thread runs in the captured steps, and how long it waits for a free core."""
+"""Watch how long the training thread runs, and how long it waits for a free core."""
 
 from __future__ import annotations
 
@@ -8,23 +8,30 @@ _SCHEDULE = Path("/proc/thread-self/schedstat")
 """What the Linux scheduler counts for the calling thread: ns that it ran, and ns ready without a core."""
 
 
+def scheduled_ns() -> tuple[int, int] | None:
+    """Return how long the calling thread has run, and waited for a core; ``None`` where it is not counted."""
+    try:
+        ran, waited, _ = _SCHEDULE.read_text().split()
+        return int(ran), int(waited)
+    except (OSError, ValueError):
+        return None
+
+
 class CoreWait:
-    """Reads the scheduler's times at the end of every step of a window; where there are none it is silent."""
+    """Adds up the scheduler's times over the steps of a window."""
 
     def __init__(self) -> None:
         self._steps = 0
         self._first: tuple[int, int] | None = None
         self._last: tuple[int, int] | None = None
 
-    def step(self) -> None:
-        """Note the end of a step; the first one that is noted begins the first that counts."""
-        try:
-            ran, waited, _ = _SCHEDULE.read_text().split()
-            self._last = int(ran), int(waited)
-        except (OSError, ValueError):
+    def step(self, times: tuple[int, int] | None) -> None:
+        """Note :func:`scheduled_ns` at the end of a step; the first begins the first step that counts."""
+        if times is None:
             return
+        self._last = times
         if self._first is None:
-            self._first = self._last
+            self._first = times
         else:
             self._steps += 1
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tracedoc.collector.batches import BatchWatch
-from tracedoc.collector.corewait import CoreWait
+from tracedoc.collector.corewait import CoreWait, scheduled_ns
 from tracedoc.collector.counters import Counters, difference, link_rates, read_counters
 from tracedoc.collector.devices import (
     COMMANDS,
@@ -152,10 +152,11 @@ def on_step(end_ns: int) -> None:
     watch = _watch()
     if watch is None:
         return
+    times = scheduled_ns()
     if watch.log is not None:
-        watch.log.step(end_ns)
+        watch.log.step(end_ns, times[1] if times is not None else None)
     if watch.core_wait is not None:
-        watch.core_wait.step()
+        watch.core_wait.step(times)
     elif watch.armed:
         # Called right after the window began: the profiler is being made ready until the next step ends.
         watch.core_wait = CoreWait()

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from tracedoc.run.steplog import CAPACITY, COLLECTION, HEADER, MAGIC, RECORD, STEP, WINDOW
+from tracedoc.run.steplog import CAPACITY, COLLECTION, CORE_WAIT, HEADER, MAGIC, RECORD, STEP, WINDOW
 
 ALLOWANCE_NS = 50_000_000
 REST = 100
@@ -29,15 +29,20 @@ class StepLogWriter:
         self._places = itertools.count()
         self._steps = 1  # the log begins when a process shows itself to be a rank, by its first step
         self._last_ns = 0
+        self._waited_ns: int | None = None
         self._waiting: list[tuple[bytes, int]] = []
         self._began_ns = time.perf_counter_ns()
         self._spent_ns = self._rests_until_ns = 0
         self._owner = os.getpid()
         self._write(HEADER.pack(MAGIC, max(rank, 0), CAPACITY, time.time_ns()), 0)
 
-    def step(self, end_ns: int) -> None:
-        """Note the end of a step."""
+    def step(self, end_ns: int, waited_ns: int | None = None) -> None:
+        """Note the end of a step; ``waited_ns`` is how long its thread waited for cores since it began."""
         length = end_ns - self._last_ns if self._last_ns else 0
+        if waited_ns is not None:
+            if self._waited_ns is not None:
+                self._append(CORE_WAIT, self._steps, end_ns, max(waited_ns - self._waited_ns, 0))
+            self._waited_ns = waited_ns
         self._last_ns = end_ns
         self._append(STEP, self._steps, end_ns, length)
         self._steps += 1

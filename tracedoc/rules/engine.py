@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from graphlib import TopologicalSorter
 
@@ -24,6 +23,7 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.rules.expression import Expression, Result, parse
 from tracedoc.rules.expression import evaluate as evaluate_condition
 from tracedoc.rules.model import AtMost, Rule
+from tracedoc.rules.overlap import Times, overlap, spans_by_place
 from tracedoc.rules.template import WORST_RANK, compressed, fill, placeholders
 from tracedoc.rules.wording import (
     chosen_words,
@@ -51,10 +51,6 @@ COVERED_SHARE = 0.5
 """A rule yields if sharper findings cover at least this share of its evidence."""
 
 _WORST_BY_CONFIDENCE = {"high": "critical", "medium": "warning", "low": "note"}
-
-
-Times = Mapping[tuple[int, int | None], Spans]
-"""The intervals that evidence points to, by rank and step."""
 
 
 class Yielded(msgspec.Struct, frozen=True):
@@ -208,7 +204,7 @@ def _places(
         if isinstance(found, Failed):
             _LOG.debug("the places of %s could not be listed\n%s", key or "the run", found.traceback)
             continue
-        for place, spans in _spans_by_place(found).items():
+        for place, spans in spans_by_place(found).items():
             times[place] = times[place] | spans if place in times else spans
         listed |= dict.fromkeys(longest_places(found, len(keys)))
     evidence = tuple(listed)
@@ -357,10 +353,10 @@ def _yield(own: _Weighed, firing: Sequence[_Weighed]) -> tuple[Verdict, tuple[st
     """Return the verdict of a rule beside the sharper findings over the same time, and to which it yields."""
     if own.verdict.outcome != "finding" or not firing:
         return own.verdict, ()
-    total_ns, covered_ns = _overlap(own.times, [other.times for other in firing])
+    total_ns, covered_ns = overlap(own.times, [other.times for other in firing])
     if covered_ns == 0 or covered_ns < COVERED_SHARE * total_ns:
         return own.verdict, ()
-    explaining = [other.rule.id for other in firing if _overlap(own.times, [other.times])[1] > 0]
+    explaining = [other.rule.id for other in firing if overlap(own.times, [other.times])[1] > 0]
     verb = "explains" if len(explaining) == 1 else "explain"
     reason = (
         f"{' and '.join(explaining)} {verb} {format_ms(covered_ns / 1e6)} "
@@ -370,33 +366,6 @@ def _yield(own: _Weighed, firing: Sequence[_Weighed]) -> tuple[Verdict, tuple[st
         replace(one, outcome="yielded") if one.outcome == "finding" else one for one in own.verdict.instances
     )
     return replace(own.verdict, outcome="yielded", reason=reason, instances=instances), tuple(explaining)
-
-
-def _overlap(own: Times, others: Sequence[Times]) -> tuple[int, int]:
-    """Return the length of ``own`` evidence and how much of it the others cover, in nanoseconds.
-
-    Evidence without a step covers its interval in all.
-    """
-    theirs: dict[int, list[tuple[int | None, Spans]]] = defaultdict(list)
-    for other in others:
-        for (rank, step), spans in other.items():
-            theirs[rank].append((step, spans))
-    total_ns = covered_ns = 0
-    for (rank, step), spans in own.items():
-        cover = Spans.empty()
-        for their_step, their_spans in theirs.get(rank, ()):
-            if step is None or their_step is None or their_step == step:
-                cover = cover | their_spans
-        total_ns += spans.total_ns
-        covered_ns += (spans & cover).total_ns
-    return total_ns, covered_ns
-
-
-def _spans_by_place(evidence: Iterable[Evidence]) -> dict[tuple[int, int | None], Spans]:
-    pairs: dict[tuple[int, int | None], list[tuple[int, int]]] = {}
-    for place in evidence:
-        pairs.setdefault((place.rank, place.step), []).append((place.start_ns, place.end_ns))
-    return {key: Spans.from_pairs(intervals) for key, intervals in pairs.items()}
 
 
 # -- findings

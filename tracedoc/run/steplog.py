@@ -1,4 +1,4 @@
-"""The step log of one rank: the end of every optimizer step and every long pause of Python, as records.
+"""The step log of one rank: every optimizer step, every long pause of Python and waits for cores, as records.
 
 The hook writes a record at a time, without buffering: a process that is killed leaves all but the last. The
 file is a ring, so that a long training keeps its newest records. Standard library only.
@@ -31,8 +31,11 @@ COLLECTION = 2
 WINDOW = 3
 """Kind of the captured window's begin (number 0) and end (number 1); its length is 0."""
 
+CORE_WAIT = 4
+"""How long the training thread was ready to run in a step and had no core; the number is that of the step."""
+
 CAPACITY = 65_536
-"""A log never grows beyond this many records: 1.5 MiB."""
+"""A log never grows beyond this many records: 1.5 MiB, half of them steps where the kernel counts waits."""
 
 MAX_BYTES = HEADER.size + CAPACITY * RECORD.size
 MAX_RANK = 10**6

@@ -25,6 +25,9 @@ LAYER_BYTES = 1 << 16
 (a few values a channel), and what a loss function counts, are smaller."""
 
 _OBJECT_DTYPES = ("byte", "unsigned char", "uint8", "long", "long int", "int64", "int", "int32")
+_BYTES = ("byte", "unsigned char", "uint8")
+"""Element types of pickled objects, as all_gather_object sends them; parameters and gradients are none."""
+
 _LAYER_OPS = ("all_reduce", "reduce_scatter", "all_gather")
 _MESSAGES = ("all_reduce", "all_gather", "broadcast", "gather", "reduce", "scatter")
 
@@ -58,9 +61,13 @@ def collective_roles(timeline: RankTimeline) -> npt.NDArray[np.uint8]:
         is_map = table.is_op("all_reduce") & _has_dtype(table, "int", "int32")
         roles[is_map & (launched == Phase.BACKWARD)] = Role.UNUSED_MAP
         handed_out = table.is_op("all_gather", "broadcast") & (launched == Phase.OPTIMIZER)
+        wrapper = _spans_named(timeline, lambda name: name == "DistributedDataParallel.forward")
+        if len(
+            wrapper
+        ):  # DDP reduces all gradients on all ranks: what a script sends behind its update is its own
+            handed_out &= _update_ranges(timeline).covered_ns(asked, asked + 1) > 0
         roles[handed_out & (table.nbytes >= FLAG_BYTES) & ~sharded] = Role.OPTIMIZER_GATHER
         roles[_bookkeeping(timeline, phases)] = Role.BOOKKEEPING
-        wrapper = _spans_named(timeline, lambda name: name == "DistributedDataParallel.forward")
         inside = wrapper.covered_ns(asked, asked + 1) > 0
         roles[table.is_op("broadcast") & inside] = Role.BUFFERS
     roles[table.is_op("barrier")] = Role.BOOKKEEPING
@@ -73,7 +80,7 @@ def is_in(labels: npt.NDArray[np.uint8], *phases: Phase) -> npt.NDArray[np.bool_
 
 
 def _bookkeeping(timeline: RankTimeline, phases: Phases) -> npt.NDArray[np.bool_]:
-    """Return the small messages that no pass, no clipping and no optimizer needs.
+    """Return the small messages, and pickled objects of any size, that no pass, clipping or optimizer needs.
 
     Between the backward pass and the optimizer gradients are clipped and checked for overflow: what is
     small there belongs to the step. In the forward pass only a number or two count: a logged loss.
@@ -81,16 +88,18 @@ def _bookkeeping(timeline: RankTimeline, phases: Phases) -> npt.NDArray[np.bool_
     table, launched = timeline.collectives, phases.of_collectives
     updates = phases.host_spans(Phase.OPTIMIZER)
     small = table.is_op(*_MESSAGES) & (table.nbytes != NONE)
-    outside = small & (launched == Phase.OTHER) & (table.nbytes <= BOOKKEEPING_BYTES)
+    pickled = table.is_op("all_gather", "broadcast", "gather", "scatter") & _has_dtype(table, *_BYTES)
+    little = (table.nbytes <= BOOKKEEPING_BYTES) | pickled
+    outside = small & (launched == Phase.OTHER) & little
     if len(updates) == 0:  # where clipping ends cannot be told
         return np.zeros(len(table), dtype=bool)
     outside &= ~_leads_to_update(phases, phases.asked_ns)
     logged = small & (launched == Phase.FORWARD) & (table.nbytes < FLAG_BYTES)
     # Gathers behind the optimizer count to it, for they may hand out parameters: not those of integers.
-    steps = _spans_named(timeline, lambda name: vocabulary.optimizer_step_class(name) is not None)
+    steps = _update_ranges(timeline)
     behind = (launched == Phase.OPTIMIZER) & (steps.covered_ns(phases.asked_ns, phases.asked_ns + 1) == 0)
     metric = table.is_op("all_reduce") | _has_dtype(table, *_OBJECT_DTYPES)
-    after = small & behind & metric & (table.nbytes <= BOOKKEEPING_BYTES)
+    after = small & behind & metric & little
     return np.asarray(outside | logged | after)
 
 
@@ -131,6 +140,11 @@ def _layer_kinds(
     }
     found = [kind.op in _LAYER_OPS and (kind.group, kind.group_name) in splitting for kind in table.kinds]
     return np.array(found or [False], dtype=bool)
+
+
+def _update_ranges(timeline: RankTimeline) -> Spans:
+    """Return the time inside ``Optimizer.step`` ranges."""
+    return _spans_named(timeline, lambda name: vocabulary.optimizer_step_class(name) is not None)
 
 
 def _spans_named(timeline: RankTimeline, matches: Callable[[str], bool]) -> Spans:

@@ -66,12 +66,12 @@ class SlowSteps(msgspec.Struct, frozen=True):
 def slow_steps(run: RunView) -> SlowSteps | Unknown:
     """Return when the steps of the log are slow: of what is found, that which costs most.
 
-    Garbage collections are left out of all lengths.
+    Garbage collections, and longer waits than usual for free cores, are left out of all lengths.
     """
     steps = job_steps(run)
     if isinstance(steps, Unknown):
         return steps
-    length = steps.length_ns - steps.gc_cost_ns
+    length = steps.length_ns - steps.gc_cost_ns - steps.core_wait_cost_ns
     irregular = _irregular(steps)
     regular = _regular(steps, length)
     # Outliers at equal distances are counted by both; some more lie between them by accident.
@@ -81,7 +81,8 @@ def slow_steps(run: RunView) -> SlowSteps | Unknown:
 
 def _irregular(steps: JobSteps) -> SlowSteps:
     slow = is_outlier(steps)
-    rest = np.where(slow, np.maximum(steps.excess_ns - steps.gc_cost_ns, 0.0), 0.0)
+    rest = np.maximum(steps.excess_ns - steps.gc_cost_ns - steps.core_wait_cost_ns, 0.0)
+    rest = np.where(slow, rest, 0.0)
     if not rest.any():
         return SlowSteps("none", steps.median_ns)
     excess = float(np.median(rest[rest > 0]))

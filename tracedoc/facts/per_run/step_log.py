@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.per_run.core_waits import core_waits_ns
 from tracedoc.facts.per_run.settings import NO_MANIFEST, by_rank
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.run.job import RankJob
@@ -47,12 +48,14 @@ Ints = NDArray[np.int64]
 class Steps(msgspec.Struct, frozen=True, eq=False):
     """The steps of a rank that count: its warm-up and all that the capture touched are left out.
 
-    ``paused_ns`` is the time that garbage collections took in each.
+    ``paused_ns`` is the time that garbage collections took in each, ``waited_ns`` that for which the training
+    thread waited for a free core, 0 where that is not known.
     """
 
     number: Ints
     length_ns: Ints
     paused_ns: Ints
+    waited_ns: Ints
 
 
 def counted_steps(rank: RankJob, touched_elsewhere: Ints | None = None) -> Steps | Unknown:
@@ -80,7 +83,10 @@ def counted_steps(rank: RankJob, touched_elsewhere: Ints | None = None) -> Steps
     np.add.at(paused, home[inside], words[pauses[inside], 2])
     # Each number once, in order: a clock that was set back brings later steps before earlier ones.
     numbers, once = np.unique(number[steps[kept]], return_index=True)
-    found = Steps(numbers, words[steps[kept], 2][once], paused[kept][once])
+    waited = core_waits_ns(rank, numbers)
+    if waited is None:
+        waited = np.zeros(numbers.size, dtype=np.int64)
+    found = Steps(numbers, words[steps[kept], 2][once], paused[kept][once], waited)
     if found.number.size < STEPS_FOR_OUTLIERS:
         return Unknown(_too_few(int(warm.sum()), int((warm & touched).sum())))
     return found
@@ -178,14 +184,15 @@ def _of(run: RunView, rank: RankJob, measure: Callable[[Steps], Value]) -> Value
 class JobSteps(msgspec.Struct, frozen=True, eq=False):
     """The steps that every logged rank has, for the job as a whole: ranks step together.
 
-    ``length_ns`` is the median over ranks; ``paused_ns`` the sum over ranks, since who waits for one
-    pause waits for the next; ``longest_ns`` that of the rank that paused longest.
+    ``length_ns`` is the median over ranks; ``paused_ns`` and ``waited_ns`` are sums over ranks, since who
+    waits for one pause waits for the next; ``longest_ns`` is that of the rank that paused longest.
     """
 
     number: Ints
     length_ns: Ints
     paused_ns: Ints
     longest_ns: Ints
+    waited_ns: Ints
 
     @property
     def median_ns(self) -> float:
@@ -209,6 +216,12 @@ class JobSteps(msgspec.Struct, frozen=True, eq=False):
         excess = np.maximum(self.length_ns - float(np.median(plain)), 0.0)
         return np.asarray(np.minimum(self.paused_ns, excess), dtype=np.float64)
 
+    @property
+    def core_wait_cost_ns(self) -> NDArray[np.float64]:
+        """How much longer waiting for free cores made each step, at most: what was waited more than usual."""
+        more = np.maximum(self.waited_ns - float(np.median(self.waited_ns)), 0.0)
+        return np.asarray(np.minimum(more, np.maximum(self.excess_ns - self.gc_cost_ns, 0.0)))
+
 
 def job_steps(run: RunView) -> JobSteps | Unknown:
     """Return the steps of the job; Unknown without logs, or where ranks share too few steps."""
@@ -223,8 +236,9 @@ def job_steps(run: RunView) -> JobSteps | Unknown:
     places = [np.searchsorted(steps.number, numbers) for steps in ranks]
     lengths = np.stack([steps.length_ns[place] for steps, place in zip(ranks, places, strict=True)])
     paused = np.stack([steps.paused_ns[place] for steps, place in zip(ranks, places, strict=True)])
+    waited = np.stack([steps.waited_ns[place] for steps, place in zip(ranks, places, strict=True)])
     median = np.median(lengths, axis=0).astype(np.int64)
-    return JobSteps(numbers, median, paused.sum(axis=0), paused.max(axis=0))
+    return JobSteps(numbers, median, paused.sum(axis=0), paused.max(axis=0), waited.sum(axis=0))
 
 
 @run_fact("gc_cost_ms", unit="ms")
@@ -241,14 +255,17 @@ def gc_cost_ms(run: RunView) -> Value:
 
 @run_fact("step_outlier_frac", unit="fraction")
 def step_outlier_frac(run: RunView) -> Value:
-    """Share of the logged steps that took more than 1.5 times the median."""
+    """Share of the logged steps that took more than 1.5 times the median, waits for free cores left out."""
     steps = job_steps(run)
     return steps if isinstance(steps, Unknown) else float(is_outlier(steps).mean())
 
 
 @run_fact("step_outliers", unit="count")
 def step_outliers(run: RunView) -> Value:
-    """The logged steps that took more than 1.5 times the median."""
+    """The logged steps that took more than 1.5 times the median.
+
+    What their training threads waited longer than usual for a free core (Linux counts it) is left out.
+    """
     steps = job_steps(run)
     return steps if isinstance(steps, Unknown) else int(is_outlier(steps).sum())
 
@@ -257,12 +274,12 @@ def step_outliers(run: RunView) -> Value:
 def step_outlier_cost_ms(run: RunView) -> Value:
     """Time a step that such outliers cost, as the mean over all logged steps.
 
-    Their excess over the median step, less what garbage collection explains.
+    Their excess over the median step, less what garbage collection and waits for free cores explain.
     """
     steps = job_steps(run)
     if isinstance(steps, Unknown):
         return steps
-    rest = np.maximum(steps.excess_ns - steps.gc_cost_ns, 0.0)
+    rest = np.maximum(steps.excess_ns - steps.gc_cost_ns - steps.core_wait_cost_ns, 0.0)
     unexplained = np.where(is_outlier(steps), rest, 0.0)
     return float(unexplained.mean()) / 1e6
 
@@ -299,5 +316,5 @@ def usual_distances(numbers: Ints) -> list[int]:
 
 
 def is_outlier(steps: JobSteps) -> NDArray[np.bool_]:
-    """Return which steps took more than 1.5 times the median."""
-    return np.asarray(steps.length_ns > OUTLIER_RATIO * steps.median_ns)
+    """Return which steps took more than 1.5 times the median without what they waited for free cores."""
+    return np.asarray(steps.length_ns - steps.core_wait_cost_ns > OUTLIER_RATIO * steps.median_ns)

@@ -30,6 +30,10 @@ SHARED_GPU = "shared GPU"
 NOTICED = 0.02
 """A rank counts as late in a step from this share of the step on; less is within the jitter of launches."""
 
+ENOUGH_TURNS = 4
+AS_LONG = 0.9
+"""Work that ranks do in turn takes about as long in so many steps or more: this share of the median."""
+
 MAINLY = 0.9
 """A rank that causes this share of all waiting for late ranks is the late one."""
 
@@ -319,6 +323,28 @@ def straggler_any_cost_ms(run: RunView) -> Value:
     if rehearsal(run) is None:
         return _of_analysed_step(run, late[0].steps, np.max([one.gain_ns for one in late], axis=0)) / 1e6
     return max(float(np.mean(gains_together(run, Together.MEDIAN, late[0].steps))) / 1e6, 0.0)
+
+
+@run_fact("straggler_turn_ms", unit="ms", needs=("collectives", "multi_rank"))
+def straggler_turn_ms(run: RunView) -> Value:
+    """How much longer than the others the latest rank of each step, whichever it is, is at work of its own.
+
+    Of its causes (:func:`straggler_cause`) the largest that is neither operators nor communication nor copies:
+    sleep, I/O, loading, Python. What it is in at least three quarters of the steps. Unknown with fewer than
+    four steps, and where it is less than nine tenths of the median: what comes by chance is of any length.
+    """
+    late = stragglers(run)
+    if not late:
+        return Unknown("no rank is late") if _matched(run) else _NOT_MATCHED
+    if len(late[0].steps) < ENOUGH_TURNS:
+        return Unknown(f"fewer than {ENOUGH_TURNS} steps can be compared")
+    worst = np.argmax([one.gain_ns for one in late], axis=0)
+    own = [CAUSES.index(cause) for cause in CAUSES if cause not in ("kernels", "communication", "copy")]
+    longest = np.array([late[place].excess_us[step, own].max() for step, place in enumerate(worst.tolist())])
+    usual, least = float(np.median(longest)), _habitual(longest)
+    if least <= 0 or least < AS_LONG * usual:
+        return Unknown("what the late rank of each step does longer than the others is not the same in each")
+    return least / 1e3
 
 
 @run_fact("straggler_steps_compared", unit="count", needs=("collectives", "multi_rank"))
