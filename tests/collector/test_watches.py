@@ -33,6 +33,17 @@ def test_a_log_keeps_steps_and_pauses(tmp_path: Path) -> None:
     assert log.of_kind(steplog.COLLECTION) == [(2, 1_240, 100)]
 
 
+def test_a_log_keeps_what_a_step_waited_for_cores(tmp_path: Path) -> None:
+    writer = StepLogWriter(tmp_path / "rank-0.steps", 0)
+    for end, waited in ((1_000, 500), (1_250, 560), (1_400, None), (1_700, 600)):
+        writer.step(end, waited)
+    writer.close()
+    log = read_step_log(tmp_path / "rank-0.steps")
+    assert log is not None
+    assert log.of_kind(steplog.CORE_WAIT) == [(2, 1_250, 60), (4, 1_700, 40)]
+    assert [number for number, _, _ in log.of_kind(steplog.STEP)] == [1, 2, 3, 4]
+
+
 def test_a_full_log_keeps_the_newest_steps(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.steps"
     writer = StepLogWriter(path, 0)

@@ -41,6 +41,9 @@ LEAST_SHARE = 0.3
 MORE_KERNELS = 1.02
 """A rank that starts this many times the kernels of its peers does more work, not slower work."""
 
+MORE_OPERATORS = 1.1
+"""On a CPU so many times: reading and logging a value takes some operators, and none of the time."""
+
 REAL_SHARE = 0.5
 """So much of what a rank starts more before collectives must be more in whole steps as well."""
 
@@ -289,6 +292,8 @@ def _what_it_did(
         over_all = _excess_over(run, position, first, last)
         if over_all is not None:
             excess[step] = np.minimum(excess[step], over_all)
+    if run.digests[position].is_cpu:
+        return excess, _operators_in_whole_steps(run, position, members), phase
     if not peer_kernels or _more_in_whole_steps(run, position, members) < REAL_SHARE * (
         kernels - peer_kernels
     ):
@@ -350,6 +355,22 @@ def _more_in_whole_steps(run: RunView, position: int, members: dict[int, set[int
         column = shares.steps.index(step)
         more += float(kernels[position, column] - np.median(kernels[sorted(places), column]))
     return inf if np.isnan(more) else more
+
+
+def _operators_in_whole_steps(run: RunView, position: int, members: dict[int, set[int]]) -> float:
+    """Return how many times the operators of its peers a CPU rank runs in the steps in which it comes late.
+
+    Operators that follow each other closely are one piece of compute before a collective, so whole steps are
+    compared. 1 where that is not known, and for a few more operators, which are no work to speak of.
+    """
+    shares = work_shares(run)
+    operators, ratios = shares.amount[2], []
+    for step, places in members.items():
+        if step in shares.steps:
+            column = operators[:, shares.steps.index(step)]
+            ratios.append(column[position] / np.median(column[sorted(places)]))
+    ratio = float(np.median(ratios)) if ratios else 1.0
+    return ratio if ratio >= MORE_OPERATORS else 1.0
 
 
 def kernel_cause(late: Straggler, run: RunView) -> str:

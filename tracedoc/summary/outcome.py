@@ -25,11 +25,14 @@ def outcome(
 ) -> str:
     """Return what the step becomes with the fixes: replayed where that was done, else its bound.
 
-    Fixes of other findings than the first stand for it only where they save as much as it does at most.
+    Fixes of other findings than the first stand for it only where they save as much as it does at most, and
+    never those of a note of a CPU run, whose shares of time prove little.
     """
     least = named[0].gain.size_ms if named[0].gain is not None else 0.0
     if plan and not any(one.fix.startswith(f"{named[0].id}/") for one in plan):
-        plan = plan if step - plan[-1].step_ms[1] >= least else ()
+        notes = {one.id for one in findings if one.severity == "note"}
+        doubtful = measurements.is_cpu and all(one.fix.rpartition("/")[0] in notes for one in plan)
+        plan = plan if step - plan[-1].step_ms[1] >= least and not doubtful else ()
     if len(plan) > 1:
         change = format_step_change(step, plan[-1].step_ms)
         if len(plan) == 2:

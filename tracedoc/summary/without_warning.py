@@ -16,6 +16,9 @@ LITTLE_EXPOSED = 0.10
 COMPUTE_BOUND = 0.80
 """With this share of compute in the step and no finding, compute is what the step is made of."""
 
+NO_GAIN = 0.001
+"""What saves less than this share of the step is named without a number."""
+
 
 def healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo, step: float) -> str:
     """Return what fills the step, the largest loss, and the largest finding that is only a note."""
@@ -76,7 +79,7 @@ def _on_cpu(noted: Sequence[Finding], step: float) -> str:
     first = max((one for one in noted if one.topic != "capture"), key=high_ms, default=None)
     if first is None:
         return f"CPU run: nothing found to change in the {format_ms(step)} step."
-    return (
-        f"CPU run, only minor findings: {_short_name(first)}, up to {format_ms(high_ms(first))} of the "
-        f"{format_ms(step)} step."
-    )
+    named = f"CPU run, only minor findings: {_short_name(first)}"
+    if high_ms(first) < NO_GAIN * step:
+        return f"{named}, in the {format_ms(step)} step."
+    return f"{named}, up to {format_ms(high_ms(first))} of the {format_ms(step)} step."

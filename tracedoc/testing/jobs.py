@@ -1,7 +1,8 @@
 """Draw what a collector leaves beside the traces: a manifest, and the log of every step.
 
 A log is drawn in words: ``100 x50`` are fifty steps of 100 ms, ``400 gc 300`` is one of 400 ms in which a
-garbage collection took 300. The numbers of its steps begin at 1.
+garbage collection took 300, ``400 wait 300`` one in which the training thread waited 300 for a free core. The
+numbers of its steps begin at 1.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tracedoc.run.manifest import MANIFEST_NAME, MANIFEST_SCHEMA
-from tracedoc.run.steplog import CAPACITY, COLLECTION, HEADER, MAGIC, RECORD, STEP
+from tracedoc.run.steplog import CAPACITY, COLLECTION, CORE_WAIT, HEADER, MAGIC, RECORD, STEP
 
 _BEGAN_NS = 1_700_000_000_000_000_000
 
@@ -23,17 +24,22 @@ def draw_log(words: str, *, rank: int = 0) -> bytes:
     tokens = words.split()
     while tokens:
         length = _ns(tokens.pop(0))
-        times, pause = 1, 0
+        times, pause, waited = 1, 0, 0
         if tokens and tokens[0].startswith("x"):
             times = int(tokens.pop(0)[1:])
         if len(tokens) > 1 and tokens[0] == "gc":
             pause = _ns(tokens[1])
+            del tokens[:2]
+        if len(tokens) > 1 and tokens[0] == "wait":
+            waited = _ns(tokens[1])
             del tokens[:2]
         for _ in range(times):
             end += length
             number += 1
             if pause:
                 content.append(RECORD.pack(2, COLLECTION, end - 1, pause))
+            if waited:
+                content.append(RECORD.pack(number, CORE_WAIT, end, waited))
             content.append(RECORD.pack(number, STEP, end, length))
     return b"".join(content)
 

@@ -12,7 +12,7 @@ from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.phases import Phase, Phases
-from tracedoc.timeline.reductions import FLAG_BYTES
+from tracedoc.timeline.reductions import FLAG_BYTES, LAYER_BYTES
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct, is_among
@@ -20,9 +20,8 @@ from tracedoc.trace.distinct import distinct, is_among
 BOOKKEEPING_BYTES = 1 << 20
 """Metrics, flags and pickled objects are smaller; what is larger is part of the training, or a checkpoint."""
 
-LAYER_BYTES = 1 << 16
-"""A layer that is split over ranks exchanges activations of this size and more; SyncBatchNorm's statistics
-(a few values a channel), and what a loss function counts, are smaller."""
+OF_A_NORM = 8
+"""A norm over all gradients and a check for overflow take at most so many messages: one a group of ranks."""
 
 _OBJECT_DTYPES = ("byte", "unsigned char", "uint8", "long", "long int", "int64", "int", "int32")
 _BYTES = ("byte", "unsigned char", "uint8")
@@ -83,7 +82,7 @@ def _bookkeeping(timeline: RankTimeline, phases: Phases) -> npt.NDArray[np.bool_
     """Return the small messages, and pickled objects of any size, that no pass, clipping or optimizer needs.
 
     Between the backward pass and the optimizer gradients are clipped and checked for overflow: what is
-    small there belongs to the step. In the forward pass only a number or two count: a logged loss.
+    small there belongs to the step, but for numbers that are added up one by one. In the forward pass only a number or two count: a logged loss.
     """
     table, launched = timeline.collectives, phases.of_collectives
     updates = phases.host_spans(Phase.OPTIMIZER)
@@ -93,7 +92,8 @@ def _bookkeeping(timeline: RankTimeline, phases: Phases) -> npt.NDArray[np.bool_
     outside = small & (launched == Phase.OTHER) & little
     if len(updates) == 0:  # where clipping ends cannot be told
         return np.zeros(len(table), dtype=bool)
-    outside &= ~_leads_to_update(phases, phases.asked_ns)
+    before_update = _leads_to_update(phases, phases.asked_ns)
+    outside &= ~before_update | _one_by_one(table, outside & before_update)
     logged = small & (launched == Phase.FORWARD) & (table.nbytes < FLAG_BYTES)
     # Gathers behind the optimizer count to it, for they may hand out parameters: not those of integers.
     steps = _update_ranges(timeline)
@@ -101,6 +101,13 @@ def _bookkeeping(timeline: RankTimeline, phases: Phases) -> npt.NDArray[np.bool_
     metric = table.is_op("all_reduce") | _has_dtype(table, *_OBJECT_DTYPES)
     after = small & behind & metric & little
     return np.asarray(outside | logged | after)
+
+
+def _one_by_one(table: CollectiveTable, small: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return the calls of a number or two in steps that make more of them than a norm needs."""
+    numbers = small & (table.nbytes < FLAG_BYTES)
+    steps, counts = np.unique(table.step[numbers], return_counts=True)
+    return np.asarray(numbers & is_among(table.step, steps[counts > OF_A_NORM]))
 
 
 def _has_dtype(table: CollectiveTable, *names: str) -> npt.NDArray[np.bool_]:

@@ -92,19 +92,21 @@ def gradient_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
     return (spans & digest.exposed_comm).clip(step.start_ns, step.end_ns)
 
 
-@run_fact("beside_gradients_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
-def beside_gradients_ms(run: RunView) -> dict[str, Value]:
+@run_fact(
+    "beside_gradients_ms",
+    unit="ms",
+    scope="rank",
+    needs=("host_ops", "collectives"),
+    interval="collective without gradients and with no compute beside it",
+)
+def beside_gradients_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
     """Exposed time of the median step's collectives that reduce no gradients, less known waiting.
 
     In DDP these are buffers, metrics and barriers. What layers exchange as part of the model is not counted:
     all-to-alls, sends and receives, and reduce-scatters.
     """
-
-    def beside(digest: RankDigest, step: StepDigest) -> float:
-        ops = {kind.op for kind in digest.collectives.kinds} - MODEL_OPS
-        return _beside_gradients(run, digest, step, ops)[1].total_ns / 1e6
-
-    return run.by_rank(beside)
+    ops = {kind.op for kind in digest.collectives.kinds} - MODEL_OPS
+    return _beside_gradients(run, digest, step, ops)[1]
 
 
 @run_fact("beside_gradients_op", unit="text", scope="rank", needs=("host_ops", "collectives"))

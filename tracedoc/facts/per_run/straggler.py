@@ -329,7 +329,7 @@ def straggler_any_cost_ms(run: RunView) -> Value:
 def straggler_turn_ms(run: RunView) -> Value:
     """How much longer than the others the latest rank of each step, whichever it is, is at work of its own.
 
-    Of its causes (:func:`straggler_cause`) the largest that is neither operators nor communication nor copies:
+    Of its causes (:func:`straggler_cause`) the largest that is no operators, communication or copies: that is
     sleep, I/O, loading, Python. What it is in at least three quarters of the steps. Unknown with fewer than
     four steps, and where it is less than nine tenths of the median: what comes by chance is of any length.
     """
