@@ -11,6 +11,7 @@ from tracedoc.diagnosis import Diagnosis, Gain
 from tracedoc.pipeline import Options, diagnose, measure
 from tracedoc.predicted import PlanStep
 from tracedoc.summary.outcome import outcome
+from tracedoc.summary.without_warning import healthy
 from tracedoc.testing.jobs import write_job
 from tracedoc.testing.lanes import parse_lanes
 
@@ -230,3 +231,23 @@ def test_a_smaller_fix_of_another_finding_does_not_stand_for_the_first(
     findings = (late, replace(late, id="other"))
     words = outcome(measurements, findings, [late], {}, plan, run=diagnosis.run, step=100.0)
     assert words == said
+
+
+def test_a_note_of_a_cpu_run_does_not_stand_for_the_first_finding(sample_traces: Path) -> None:
+    measurements = measure([sample_traces / "cpu_ddp_straggler"]).measurements
+    diagnosis = diagnose([sample_traces / "cpu_ddp_straggler"])
+    late = next(one for one in diagnosis.findings if one.rule_id == "straggler-rank")
+    late = replace(late, fixes=(), gain=Gain(0.0, 50.0, "ceiling", ()))
+    plan = (PlanStep("other/0", "Do less", "", (40.0,) * 3, (60.0,) * 3, ""),)
+    findings = (late, replace(late, id="other", severity="note"))
+    words = outcome(measurements, findings, [late], {}, plan, run=diagnosis.run, step=100.0)
+    assert words == "Fixing it: 100 -> 50 ms at best."
+
+
+def test_a_note_that_saves_nothing_is_named_without_a_number(sample_traces: Path) -> None:
+    measurements = measure([sample_traces / "cpu_ddp_straggler"]).measurements
+    diagnosis = diagnose([sample_traces / "cpu_ddp_straggler"])
+    note = replace(diagnosis.findings[0], title="CPU contention: threads wait", topic="host", severity="note")
+    for gain in (None, Gain(0.0, 5.7e-14, "ceiling", ())):
+        words = healthy(measurements, [replace(note, gain=gain)], diagnosis.run, 90.0)
+        assert words.startswith("CPU run, only minor findings: CPU contention, in the 90 ms step.")

@@ -82,7 +82,8 @@ def _bookkeeping(timeline: RankTimeline, phases: Phases) -> npt.NDArray[np.bool_
     """Return the small messages, and pickled objects of any size, that no pass, clipping or optimizer needs.
 
     Between the backward pass and the optimizer gradients are clipped and checked for overflow: what is
-    small there belongs to the step, but for numbers that are added up one by one. In the forward pass only a number or two count: a logged loss.
+    small there belongs to the step, but for numbers that are added up one by one. In the forward pass only a
+    number or two count: a logged loss.
     """
     table, launched = timeline.collectives, phases.of_collectives
     updates = phases.host_spans(Phase.OPTIMIZER)
