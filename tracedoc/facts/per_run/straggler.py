@@ -330,21 +330,19 @@ def straggler_turn_ms(run: RunView) -> Value:
     """How much longer than the others the latest rank of each step, whichever it is, is at work of its own.
 
     Of its causes (:func:`straggler_cause`) the largest that is no operators, communication or copies: that is
-    sleep, I/O, loading, Python. What it is in at least three quarters of the steps. Unknown with fewer than
-    four steps, and where it is less than nine tenths of the median: what comes by chance is of any length.
+    sleep, I/O, loading, Python. What it is in at least three quarters of the steps. 0 where that is less
+    than nine tenths of the median: what comes by chance is of any length. Unknown with fewer than four steps.
     """
     late = stragglers(run)
     if not late:
-        return Unknown("no rank is late") if _matched(run) else _NOT_MATCHED
+        return 0.0 if _matched(run) else _NOT_MATCHED
     if len(late[0].steps) < ENOUGH_TURNS:
         return Unknown(f"fewer than {ENOUGH_TURNS} steps can be compared")
     worst = np.argmax([one.gain_ns for one in late], axis=0)
     own = [CAUSES.index(cause) for cause in CAUSES if cause not in ("kernels", "communication", "copy")]
     longest = np.array([late[place].excess_us[step, own].max() for step, place in enumerate(worst.tolist())])
     usual, least = float(np.median(longest)), _habitual(longest)
-    if least <= 0 or least < AS_LONG * usual:
-        return Unknown("what the late rank of each step does longer than the others is not the same in each")
-    return least / 1e3
+    return max(least, 0.0) / 1e3 if least >= AS_LONG * usual else 0.0
 
 
 @run_fact("straggler_steps_compared", unit="count", needs=("collectives", "multi_rank"))
