@@ -58,6 +58,7 @@ BOUNDED = [
     # Rules whose bound is the time of one fact, within the host's own work or not.
     ("fp32-gradient-reduction", {"fp32_reduction_saving_ms": 80.0}, 70.0),
     ("extra-barriers", {"extra_collectives_ms": 80.0}, 80.0),
+    ("beside-gradients", {"beside_gradients_ms": 80.0}, 80.0),
     ("buffer-broadcast", {"buffer_broadcast_ms": 80.0}, 70.0),
     ("unused-parameter-search", {"unused_search_ms": 80.0}, 80.0),
     ("exposed-parameter-gather", {"optimizer_gather_ms": 80.0}, 70.0),
@@ -159,6 +160,7 @@ BOUNDED = [
     ("step-outliers", {"slow_steps_cost_ms": -2.0}, 0.0),
     ("cpu-offload-transfer", {"offload_stall_ms": 70.0}, 70.0),
     ("rotating-straggler", {"straggler_any_cost_ms": 25.0}, 25.0),
+    ("work-in-turn", {"straggler_turn_ms": 25.0}, 25.0),
     ("uneven-work", {"uneven_work_ms": 26.0}, 26.0),
     ("script-code", {"script_code_ms": 35.0}, 35.0),
     ("pipeline-bubble", {"pipeline_bubble_excess_ms": 40.0}, 40.0),
