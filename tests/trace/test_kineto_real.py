@@ -23,11 +23,21 @@ PARTS = 8
 """The traces are read in so many tests, which run beside each other."""
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_every_real_trace_has_the_columns_of_the_exact_reader(shared_traces: Path, part: int) -> None:
+def real_traces(shared_traces: Path) -> tuple[list[Path], list[Path]]:
+    """Return one trace of each run, with all format variants; and those of the other ranks."""
     paths = sorted(p for p in shared_traces.rglob("*.json.gz") if p.name not in NOT_TRACES)
     assert len(paths) > 60
-    for path in paths[part::PARTS]:
+    first = {path.parent: path for path in reversed(paths)}
+    one = [path for path in paths if path.parent.name == "format_variants" or first[path.parent] == path]
+    return one, [path for path in paths if path not in one]
+
+
+@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_real_trace_has_the_columns_of_the_exact_reader(
+    shared_traces: Path, part: int, others: bool
+) -> None:
+    for path in real_traces(shared_traces)[others][part::PARTS]:
         trace = read_trace(path)
         text = gzip.decompress(path.read_bytes()).decode()
         assert rows_of(trace) == reference_rows(text), path
