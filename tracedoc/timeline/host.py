@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from tracedoc.idle_causes import CAUSES, LATE_LAUNCH
-from tracedoc.spans import Int64Array, Spans, places_in
+from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.launches import Rows
+from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.timeline.phases import Phase, Phases
 from tracedoc.timeline.syncs import launching_threads
 from tracedoc.trace import frameworks, vocabulary
-from tracedoc.trace.columns import Kind
+from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.kernels import KernelCategory
 
@@ -40,6 +42,9 @@ profiler does not see.
 IDLE_WORK = WORK[4:]
 """Those that are idle time."""
 
+_PART_OF = {"matrix": "compute", "dispatch": "python"}
+"""Sets that lie whole inside another one, whose time they are taken from."""
+
 MATRIX = (KernelCategory.GEMM, KernelCategory.CONVOLUTION, KernelCategory.ATTENTION)
 
 _MATRIX_OPERATOR = re.compile(
@@ -54,12 +59,13 @@ PAUSE_NS = 1_000_000
 
 
 class Work(msgspec.Struct, frozen=True, eq=False):
-    """What a rank did, as disjoint spans by the names in :data:`WORK`; kernels of compute by their starts.
+    """What a rank did, as sets of time by the names in :data:`WORK` that occur; and when its kernels start.
 
+    The sets are disjoint, but that "compute" holds "matrix", and "python" holds "dispatch".
     ``in_calls`` is when a launching thread is inside an operator or a runtime call; empty in a CPU trace.
     """
 
-    spans: tuple[Spans, ...]
+    spans: Mapping[str, Spans]
     compute_starts: Int64Array
     in_calls: Spans
 
@@ -69,7 +75,12 @@ class Work(msgspec.Struct, frozen=True, eq=False):
         A row sums to the length of its interval where that lies inside the device's activity. An empty or
         reversed interval gives zeros.
         """
-        return np.stack([spans.covered_ns(starts, ends) for spans in self.spans], axis=-1)
+        covered = {name: spans.covered_ns(starts, ends) for name, spans in self.spans.items()}
+        for part, whole in _PART_OF.items():
+            if part in covered:
+                covered[whole] -= covered[part]
+        nothing = np.zeros(np.shape(starts), dtype=np.int64)
+        return np.stack([covered.get(name, nothing) for name in WORK], axis=-1)
 
 
 def rank_work(timeline: RankTimeline) -> Work | None:
@@ -77,10 +88,10 @@ def rank_work(timeline: RankTimeline) -> Work | None:
     activity, idle = timeline.activity, timeline.idle
     if activity is None or idle is None:
         return None
-    matrix, compute_starts = _matrix(timeline)
+    matrix, compute_starts = _matrix(timeline, activity.compute)
     found = {
-        "matrix": matrix & activity.compute,
-        "compute": activity.compute - matrix,
+        "matrix": matrix,
+        "compute": activity.compute,
         "communication": activity.exposed_comm,
         "copy": activity.exposed_copy,
     } | {cause: spans for cause, spans in idle.spans.items() if cause != "launch"}
@@ -92,10 +103,9 @@ def rank_work(timeline: RankTimeline) -> Work | None:
     elif len(late):
         optimizer = _optimizer_spans(timeline)
         found["optimizer"] = late & optimizer
-        late = late - optimizer
-        found["dispatch"] = late & busy
-        found["python"] = late - busy
-    return Work(tuple(found.get(name, Spans.empty()) for name in WORK), compute_starts, busy)
+        found["python"] = late - optimizer
+        found["dispatch"] = found["python"] & busy
+    return Work({name: spans for name, spans in found.items() if len(spans)}, compute_starts, busy)
 
 
 def with_pauses_behind_waits(timeline: RankTimeline, work: Work) -> Work:
@@ -104,15 +114,14 @@ def with_pauses_behind_waits(timeline: RankTimeline, work: Work) -> Work:
     The device is idle behind a wait until the host has launched again. A host that sleeps meanwhile shows
     neither operator nor call; its peers, which wait as well, launch at once.
     """
-    sync, python = WORK.index("sync"), WORK.index("python")
-    if timeline.is_cpu or len(work.spans[sync]) == 0:
+    sync = work.spans.get("sync")
+    if timeline.is_cpu or sync is None:
         return work
-    quiet = work.spans[sync] - work.in_calls
+    quiet = sync - work.in_calls
     long = quiet.ends - quiet.starts >= PAUSE_NS
     pauses = Spans(quiet.starts[long], quiet.ends[long])
-    spans = list(work.spans)
-    spans[sync], spans[python] = spans[sync] - pauses, spans[python] | pauses
-    return Work(tuple(spans), work.compute_starts, work.in_calls)
+    python = work.spans.get("python", Spans.empty()) | pauses
+    return replace(work, spans={**work.spans, "sync": sync - pauses, "python": python})
 
 
 def _in_calls(timeline: RankTimeline) -> Spans:
@@ -123,8 +132,8 @@ def _in_calls(timeline: RankTimeline) -> Spans:
     return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
 
 
-def _matrix(timeline: RankTimeline) -> tuple[Spans, Int64Array]:
-    """Return when matrix work runs, and when each compute kernel (in a CPU trace: operator of it) starts."""
+def _matrix(timeline: RankTimeline, compute: Spans) -> tuple[Spans, Int64Array]:
+    """Return when compute is matrix work, and when each compute kernel (CPU: operator of it) starts."""
     trace, events = timeline.trace, timeline.events
     named = np.zeros(len(trace.names), dtype=bool)
     if timeline.is_cpu:
@@ -132,7 +141,7 @@ def _matrix(timeline: RankTimeline) -> tuple[Spans, Int64Array]:
             named[index] = _MATRIX_OPERATOR.match(name) is not None
         rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & named[trace.name])
         spans = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
-        return spans, np.sort(trace.ts_ns[rows])
+        return spans & compute, trace.ts_ns[rows]
     for index, category in events.categories.items():
         named[index] = category in MATRIX
     rows = events.rows[(events.classes == COMPUTE) & (trace.device[events.rows] == timeline.device)]
@@ -176,7 +185,7 @@ _PHASE_OF = np.array(
     dtype=np.uint8,
 )
 
-_BEFORE_ALL, _AFTER_ALL = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+_AFTER_ALL = np.iinfo(np.int64).max
 
 SEED_NS = 1_000_000
 """The gradient of the loss (``aten::ones_like``) made this short before the backward pass is part of it."""
@@ -250,23 +259,20 @@ def _longest_away(work: Work, starts: Int64Array, ends: Int64Array) -> tuple[Int
     """Return the longest piece of the host's idle time in each interval, and its middle."""
     longest = np.zeros(starts.size, dtype=np.int64)
     middle = starts.copy()
-    parts = [
-        spans
-        for name, spans in zip(WORK, work.spans, strict=True)
-        if name in IDLE_WORK and name != "dependency"
-    ]
-    idle = Spans.of(np.concatenate([s.starts for s in parts]), np.concatenate([s.ends for s in parts]))
+    idle = Spans.empty()
+    for name, spans in work.spans.items():
+        if name in IDLE_WORK and name != "dependency" and name not in _PART_OF:
+            idle |= spans
     kept = np.flatnonzero(ends > starts)
-    if kept.size == 0 or len(idle) == 0:
-        return longest, middle
     pieces = idle & Spans(starts[kept], ends[kept])
+    if len(pieces) == 0:
+        return longest, middle
     owner = kept[np.searchsorted(starts[kept], pieces.starts, side="right") - 1]
     length = pieces.ends - pieces.starts
-    order = np.lexsort((length, owner))
-    last = np.append(np.flatnonzero(np.diff(owner[order])), order.size - 1)
-    chosen = order[last] if order.size else order
-    longest[owner[chosen]] = length[chosen]
-    middle[owner[chosen]] = pieces.starts[chosen] + length[chosen] // 2
+    first = np.flatnonzero(np.diff(owner, prepend=-1))
+    longest[owner[first]] = np.maximum.reduceat(length, first)
+    chosen = np.flatnonzero(length == longest[owner])
+    middle[owner[chosen]] = pieces.starts[chosen] + length[chosen] // 2  # of several the last counts
     return longest, middle
 
 
@@ -274,8 +280,8 @@ class HostPhases(msgspec.Struct, frozen=True, eq=False):
     """Where in the step the host is.
 
     The backward pass and the optimizer have a start and an end; elsewhere the operators before and after
-    decide, which start at ``starts_ns`` and are of ``classes``. Those of no phase (clipping, logging,
-    zeroing) are left out.
+    decide, which start at ``starts_ns`` and are of ``classes``: of a run of one class the first and the last.
+    Those of no phase (clipping, logging, zeroing) are left out.
     """
 
     phases: Phases | None
@@ -299,52 +305,64 @@ class HostPhases(msgspec.Struct, frozen=True, eq=False):
 
 def host_phases(timeline: RankTimeline) -> HostPhases:
     """Return the marks that show where in the step the host is."""
-    if timeline.phases is None:
+    trace, phases = timeline.trace, timeline.phases
+    if phases is None:
         return HostPhases(None, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.intp))
-    rows = _stepping_rows(timeline)
-    classes = _classes(timeline, timeline.phases, rows)
+    threads = _stepping_threads(timeline)
+    loading, leading = timeline.host_delays.input, _before_forward(timeline, phases, threads)
+    rows = _stepping_rows(trace, threads)
+    starts, seeds = trace.ts_ns[rows], _seeds(trace, phases, rows)
+    # Between these edges all rows are of one class.
+    edges = (phases.edges_ns, loading.starts, loading.ends, leading.starts, leading.ends)
+    first = np.searchsorted(starts, np.concatenate(edges))
+    first = distinct(np.concatenate((first, seeds, seeds + 1, [0])))
+    first = first[first < rows.size]
+    last = first + np.diff(first, append=rows.size) - 1
+    marks = np.stack((first, last), axis=1).ravel()
+    times = starts[marks]
+    classes = _CLASS_OF[phases.at(times)]
+    classes[loading.covered_ns(times, times + 1) > 0] = _LOADER
+    classes[(classes == _FORWARD) & (leading.covered_ns(times, times + 1) > 0)] = _LOADER
+    classes[is_among(marks, seeds)] = _BACKWARD
     kept = classes != _NEITHER
-    return HostPhases(timeline.phases, timeline.trace.ts_ns[rows[kept]], classes[kept])
+    return HostPhases(phases, times[kept], classes[kept])
 
 
-def _stepping_rows(timeline: RankTimeline) -> Rows:
-    """Return the operators and loader ranges of the threads that step the model, in time order."""
+def _stepping_threads(timeline: RankTimeline) -> npt.NDArray[np.int32]:
+    """Return the threads that step the model."""
     trace = timeline.trace
-    threads = (
-        distinct(trace.thread[trace.rows(Kind.CPU_OP)])
-        if timeline.is_cpu
-        else launching_threads(trace, timeline.events)
-    )
-    loads = trace.named(lambda name: vocabulary.data_loader(name) is not None)
-    kinds = (trace.kind == int(Kind.CPU_OP)) | ((trace.kind == int(Kind.ANNOTATION)) & loads[trace.name])
-    return np.flatnonzero(kinds & is_among(trace.thread, threads))
+    if timeline.is_cpu:
+        return distinct(trace.thread[trace.rows(Kind.CPU_OP)])
+    return launching_threads(trace, timeline.events)
 
 
-def _classes(timeline: RankTimeline, phases: Phases, rows: Rows) -> npt.NDArray[np.intp]:
-    """Return whether each operator or loader range is forward, backward, optimizer, loader or none."""
-    trace = timeline.trace
-    starts = trace.ts_ns[rows]
-    classes = _CLASS_OF[phases.at(starts)]
-    classes[timeline.host_delays.input.covered_ns(starts, starts + 1) > 0] = _LOADER
-    classes[(classes == _FORWARD) & _before_forward(timeline, phases, rows)] = _LOADER
-    seeds = trace.named(lambda name: name == "aten::ones_like")
-    made = np.flatnonzero(seeds[trace.name[rows]])
-    passes = np.array([start for start, _ in phases.passes], dtype=np.int64)
-    following = np.searchsorted(passes, trace.end_ns[rows[made]])
-    near = following < passes.size
-    near[near] = passes[following[near]] - trace.end_ns[rows[made[near]]] < SEED_NS
-    classes[made[near]] = _BACKWARD
-    return classes
+def _stepping_rows(trace: Trace, threads: npt.NDArray[np.int32]) -> Rows:
+    """Return the operators and loader ranges of these threads, in time order."""
+    loads = trace.rows_named(lambda name: vocabulary.data_loader(name) is not None, Kind.ANNOTATION)
+    stepping = trace.kind == int(Kind.CPU_OP)
+    stepping[loads] = True
+    return np.flatnonzero(stepping & is_among(trace.thread, threads))
 
 
-def _before_forward(timeline: RankTimeline, phases: Phases, rows: Rows) -> npt.NDArray[np.bool_]:
-    """Return which rows lie before the first sure sign of a forward pass, where there is one.
+def _seeds(trace: Trace, phases: Phases, rows: Rows) -> npt.NDArray[np.intp]:
+    """Return which of the rows make the gradient of the loss, as places in them."""
+    made = trace.rows_named(lambda name: name == "aten::ones_like", Kind.CPU_OP)
+    place = np.searchsorted(rows, made)
+    known = np.append(rows, NO_ROW)[place] == made
+    made, place = made[known], place[known]
+    ends, passes = trace.end_ns[made], np.array([start for start, _ in phases.passes], dtype=np.int64)
+    until = np.append(passes, _AFTER_ALL)[np.searchsorted(passes, ends)]
+    near: npt.NDArray[np.intp] = place[until - SEED_NS < ends]
+    return near
+
+
+def _before_forward(timeline: RankTimeline, phases: Phases, threads: npt.NDArray[np.int32]) -> Spans:
+    """Return the time before the first sure sign of each forward pass, where there is one.
 
     What leads to a backward pass counts as forward, and so do operators of a checkpoint or a metric that
     follow the optimizer. A wrapper's own range is the best sign, else an operator of a module.
     """
     trace = timeline.trace
-    threads = distinct(trace.thread[rows])
     for is_sign in (frameworks.is_forward_wrapper, frameworks.is_forward_operator):
         signing = trace.rows_named(is_sign, Kind.CPU_OP, Kind.ANNOTATION)
         signs = trace.ts_ns[signing[is_among(trace.thread[signing], threads)]]
@@ -352,12 +370,10 @@ def _before_forward(timeline: RankTimeline, phases: Phases, rows: Rows) -> npt.N
             break
     # Between the end of one pass and the start of the next, the first sign counts.
     ends = np.maximum.accumulate(np.array([end for _, end in phases.passes], dtype=np.int64))
-    since = np.insert(ends, 0, _BEFORE_ALL)
+    since = np.insert(ends, 0, trace.ts_ns[0])
     until = np.array([*(start for start, _ in phases.passes), _AFTER_ALL], dtype=np.int64)
     begun = np.append(signs, _AFTER_ALL)[np.searchsorted(signs, since)]
-    begun[begun >= until] = _BEFORE_ALL
-    times = trace.ts_ns[rows]
-    return np.asarray(times < begun[places_in(ends, times)])
+    return Spans.of(since, np.where(begun < until, begun, since))
 
 
 def _microseconds(nanoseconds: Int64Array) -> npt.NDArray[np.uint32]:
