@@ -122,10 +122,7 @@ def classify_gpu_events(trace: Trace, launches: Launches) -> GpuEvents:
 
 def collective_records(trace: Trace) -> Rows:
     """Return the rows of ``record_param_comms``, the host's record of each collective."""
-    wanted = np.array([index for index, name in enumerate(trace.names) if name == "record_param_comms"])
-    if wanted.size == 0:
-        return np.empty(0, dtype=np.intp)
-    return np.flatnonzero(is_among(trace.name, wanted) & (trace.kind == int(Kind.CPU_OP)))
+    return trace.rows_named(lambda name: name == "record_param_comms", Kind.CPU_OP)
 
 
 def device_activity(trace: Trace, events: GpuEvents, device: int) -> Activity:

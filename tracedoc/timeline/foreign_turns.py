@@ -29,8 +29,7 @@ def foreign_turns(trace: Trace, queued: Spans) -> Spans:
     has launched stands in its queue, and nothing of it waits for anything. A CUDA graph whose kernels were
     not recorded looks the same, so that nothing is found in a trace that launches graphs.
     """
-    graph = trace.named(lambda name: vocabulary.runtime_role(name) is RuntimeRole.GRAPH_LAUNCH)
-    if (graph[trace.name] & (trace.kind == int(Kind.RUNTIME))).any():
+    if trace.rows_named(_launches_graph, Kind.RUNTIME).size:
         return Spans.empty()
     length = queued.ends - queued.starts
     long = (length >= SHORTEST_NS) & (length <= LONGEST_NS)
@@ -41,3 +40,7 @@ def foreign_turns(trace: Trace, queued: Spans) -> Spans:
     if alike.sum() < max(MOSTLY * long.sum(), FEWEST):
         return Spans.empty()
     return Spans(queued.starts[alike], queued.ends[alike])
+
+
+def _launches_graph(name: str) -> bool:
+    return vocabulary.runtime_role(name) is RuntimeRole.GRAPH_LAUNCH

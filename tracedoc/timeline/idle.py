@@ -75,16 +75,14 @@ def host_spans(trace: Trace) -> HostSpans:
                 roles[index] = 3
             elif role is RuntimeRole.MODULE_LOAD or _GRAPH_BUILDING.match(name):
                 roles[index] = 4
-    host = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
-    role_of = np.where(host, roles[trace.name], 0) if roles.size else roles
     starts, ends = trace.ts_ns, trace.end_ns
-    loader, allocator, sync, compiling, collecting = (
-        Spans.of(starts[role_of == role], ends[role_of == role]) for role in range(1, 6)
+    by_role = (
+        trace.rows_of_names(roles == role, Kind.CPU_OP, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
+        for role in range(1, 6)
     )
-    overhead = trace.rows(Kind.OVERHEAD)
-    loads = trace.named(lambda name: "Loading" in name or "Compiler" in name)
-    loading = overhead[loads[trace.name[overhead]]] if overhead.size else overhead
-    profiling = difference(overhead, loading)
+    loader, allocator, sync, compiling, collecting = (Spans.of(starts[rows], ends[rows]) for rows in by_role)
+    loading = trace.rows_named(lambda name: "Loading" in name or "Compiler" in name, Kind.OVERHEAD)
+    profiling = difference(trace.rows(Kind.OVERHEAD), loading)
     compiling |= Spans.of(starts[loading], ends[loading]) | _graph_captures(trace)
     profiler = Spans.of(starts[profiling], ends[profiling])
     return HostSpans(loader, allocator, sync, compiling, collecting, profiler)
@@ -98,7 +96,7 @@ def _graph_captures(trace: Trace) -> Spans:
     )
     if not marks.any():
         return Spans.empty()
-    rows = np.flatnonzero((trace.kind == int(Kind.RUNTIME)) & (marks[trace.name] != 0))
+    rows = trace.rows_of_names(marks != 0, Kind.RUNTIME)
     rows = rows[np.argsort(trace.thread[rows], kind="stable")]
     mark = marks[trace.name[rows]]
     pairs = np.flatnonzero((mark[:-1] == 1) & (mark[1:] == -1) & (np.diff(trace.thread[rows]) == 0))

@@ -49,16 +49,20 @@ def lost_share(trace: Trace, launches: Launches) -> float:
     Launches after the last linked one are left out: their kernels may have run when the capture was over.
     0 for a trace in which graphs are captured: launches into a graph start nothing.
     """
-    launching = trace.named(lambda name: runtime_role(name) is RuntimeRole.LAUNCH)
-    rows = trace.rows(Kind.RUNTIME)
-    rows = rows[launching[trace.name[rows]]]
     linked = launches.launch_rows[launches.linked]
     if linked.size == 0 or any("StreamBeginCapture" in name for name in trace.names):
         return 0.0
-    rows = rows[(rows <= linked.max()) & (trace.correlation[rows] > 0)]
+    rows = trace.rows_named(lambda name: runtime_role(name) is RuntimeRole.LAUNCH, Kind.RUNTIME)
+    rows = rows[: int(np.searchsorted(rows, linked.max(), side="right"))]
+    rows = rows[trace.correlation[rows] > 0]
     if rows.size == 0:
         return 0.0
-    return float(1.0 - is_among(trace.correlation[rows], trace.correlation[launches.gpu_rows]).mean())
+    launched = np.zeros(len(trace), dtype=bool)
+    launched[linked] = True
+    # Of several calls with one id only the first is linked.
+    others = trace.correlation[rows[~launched[rows]]]
+    lost = others.size - int(is_among(others, trace.correlation[launches.gpu_rows]).sum())
+    return 1.0 - (rows.size - lost) / rows.size
 
 
 def match_ids(wanted: NarrowColumn, sorted_ids: NarrowColumn, rows: Rows) -> Rows:

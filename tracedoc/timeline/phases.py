@@ -20,7 +20,7 @@ from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.timeline.steps import HostSteps, fill_unlinked, outermost_rows
 from tracedoc.trace import frameworks, vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import difference, distinct, is_among, union
+from tracedoc.trace.distinct import difference, distinct, is_among
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -128,76 +128,82 @@ def _marks(trace: Trace) -> _Marks:
     evaluation = trace.named(frameworks.is_evaluation)
     backward = evaluation if evaluation.any() else trace.named(vocabulary.is_backward_node)
     optimizer = trace.named(lambda name: vocabulary.optimizer_step_class(name) is not None)
-    rows = trace.rows(Kind.CPU_OP, Kind.ANNOTATION)
-    name = trace.name[rows]
-    if not optimizer[name].any():
+    if not _host_rows(trace, optimizer).size:
         optimizer = trace.named(frameworks.is_optimizer_label)
     busy = trace.named(lambda name: vocabulary.data_loader(name) is not None or vocabulary.is_zero_grad(name))
     begins = trace.named(
         lambda name: frameworks.is_forward_wrapper(name) or frameworks.is_forward_operator(name)
     )
     step = trace.named(lambda name: vocabulary.step_number(name) is not None)
-    # Before torch 1.9 the engine's own sums of gradients have no range between the nodes.
-    loud = ~step if evaluation.any() else begins | optimizer | busy
-    threads = trace.thread[rows]
-    loop = _loop_threads(threads, name, marked=optimizer | busy | step, begins=begins, backward=backward)
-    of_loop = is_among(threads, loop)
-    on_engine = ~of_loop & is_among(threads, threads[backward[name]])
-    stepping = rows[of_loop & loud[name]]
+    backward_rows = _host_rows(trace, backward)
+    passing = trace.thread.distinct(backward_rows)
+    loop = _loop_threads(trace, passing, marked=optimizer | busy | step, begins=begins & ~backward)
+    engine = difference(passing, loop)
     # Hooks of ZeRO-3 gather the first module's parameters before any sign of the forward pass.
     hooked = any(frameworks.is_zero3_hook(name) for name in names)
-    begin_rows = rows[begins[name] & ~backward[name] & ~on_engine]
-    tails = rows[on_engine | trace.named(frameworks.is_backward_tail)[name]]
+    begin_rows = _host_rows(trace, begins & ~backward)
+    busy_rows = _host_rows(trace, busy)
+    host = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION)
+    tails = host & trace.thread.among(engine)
+    tails[trace.rows_named(frameworks.is_backward_tail, Kind.CPU_OP, Kind.ANNOTATION)] = True
+    tails[_reductions(trace)] = True
+    stepping = host & trace.thread.among(loop)
+    if evaluation.any():
+        stepping[_host_rows(trace, step)] = False
+    else:
+        # Before torch 1.9 the engine's own sums of gradients have no range between the nodes.
+        stepping &= (begins | optimizer | busy)[trace.name]
     return _Marks(
-        backward=rows[backward[name] & (trace.kind[rows] == int(Kind.CPU_OP))],
-        tails=union(tails, _reductions(trace, rows)),
-        optimizer=outermost_rows(trace, rows[optimizer[name]]),
-        busy=rows[busy[name] & of_loop],
-        begins=trace.ts_ns[begin_rows],
-        gathers=rows[trace.named(frameworks.is_parameter_gather)[name]] if not hooked else rows[:0],
-        stepping=stepping,
-        engine=distinct(threads[on_engine]),
+        backward=backward_rows[trace.kind[backward_rows] == int(Kind.CPU_OP)],
+        tails=np.flatnonzero(tails),
+        optimizer=outermost_rows(trace, _host_rows(trace, optimizer)),
+        busy=busy_rows[trace.thread.among(loop, busy_rows)],
+        begins=trace.ts_ns[begin_rows[~trace.thread.among(engine, begin_rows)]],
+        gathers=_host_rows(trace, trace.named(frameworks.is_parameter_gather) & (not hooked)),
+        stepping=np.flatnonzero(stepping),
+        engine=engine,
     )
 
 
+def _host_rows(trace: Trace, chosen: BoolArray) -> Rows:
+    """Return the operators and ranges of the chosen names, in time order."""
+    return trace.rows_of_names(chosen, Kind.CPU_OP, Kind.ANNOTATION)
+
+
 def _loop_threads(
-    threads: npt.NDArray[np.int32],
-    name: npt.NDArray[np.int32],
-    *,
-    marked: BoolArray,
-    begins: BoolArray,
-    backward: BoolArray,
+    trace: Trace, passing: npt.NDArray[np.int32], *, marked: BoolArray, begins: BoolArray
 ) -> npt.NDArray[np.int32]:
     """Return the threads that run the training loop; on GPUs the engine runs backward on one of its own.
 
-    Best those with steps, optimizers or loaders, else those with forward passes, else those with backward.
+    Best those with steps, optimizers or loaders (``marked``), else those with forward passes (``begins``) and
+    no backward nodes, else those with backward nodes (``passing``).
     """
-    stepping = threads[marked[name]]
+    stepping = trace.thread.distinct(_host_rows(trace, marked))
     if stepping.size:
-        return distinct(stepping)
-    own, passing = begins & ~backward, threads[backward[name]]
-    for found in (difference(threads[own[name]], passing), passing):
+        return stepping
+    for found in (difference(trace.thread.distinct(_host_rows(trace, begins)), passing), passing):
         if found.size:
-            return distinct(found)
-    return distinct(threads)
+            return found
+    return trace.thread.distinct(trace.rows(Kind.CPU_OP, Kind.ANNOTATION))
 
 
-def _reductions(trace: Trace, rows: Rows) -> Rows:
+def _reductions(trace: Trace) -> Rows:
     """Return the host calls that reduce gradients, as far as their kind or size shows it."""
     ops = [vocabulary.collective_op(name) if name.startswith("c10d::") else None for name in trace.names]
     surely = np.array([op in ("reduce_scatter", "reduce") for op in ops], dtype=bool)
     perhaps = np.array([op == "all_reduce" for op in ops], dtype=bool)
-    found = rows[surely[trace.name[rows]]].tolist()
-    for row in rows[perhaps[trace.name[rows]]].tolist():
+    found = _host_rows(trace, surely).tolist()
+    for row in _host_rows(trace, perhaps).tolist():
         shapes = trace.shapes.get(row)
         if shapes is not None and shapes.dims and frameworks.elements(shapes.dims[0]) >= GRADIENT_ELEMENTS:
             found.append(row)
-    for row, arguments in trace.collectives.items():
-        if trace.kind[row] == int(Kind.CPU_OP):
-            op = vocabulary.collective_op(arguments.name)
-            large = (arguments.in_elements or 0) >= GRADIENT_ELEMENTS
-            if op in ("reduce_scatter", "reduce") or (op == "all_reduce" and large):
-                found.append(row)
+    recorded = np.fromiter(trace.collectives, dtype=np.intp, count=len(trace.collectives))
+    for row in recorded[trace.kind[recorded] == int(Kind.CPU_OP)].tolist():
+        arguments = trace.collectives[row]
+        op = vocabulary.collective_op(arguments.name)
+        large = (arguments.in_elements or 0) >= GRADIENT_ELEMENTS
+        if op in ("reduce_scatter", "reduce") or (op == "all_reduce" and large):
+            found.append(row)
     return distinct(np.array(found, dtype=np.intp))
 
 
@@ -297,7 +303,7 @@ def _recompute_spans(trace: Trace, backward: Rows) -> Spans:
     """
     composite = trace.named(frameworks.is_forward_operator)
     wrapper = trace.named(vocabulary.is_backward_node)
-    operators = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & composite[trace.name])
+    operators = trace.rows_of_names(composite, Kind.CPU_OP)
     pairs: list[tuple[int, int]] = []
     nested: list[Spans] = []
     for thread in distinct(trace.thread[operators]).tolist():

@@ -252,15 +252,21 @@ def _named_rows(trace: Trace) -> _NamedRows:
             roles[index] = 4
         elif vocabulary.is_backward_node(name):
             roles[index] = 5
-    host = trace.is_kind(Kind.ANNOTATION, Kind.CPU_OP)
-    role = np.where(host, roles[trace.name], 0) if roles.size else np.zeros(len(trace), dtype=np.int8)
-    return _NamedRows(*(np.flatnonzero(role == wanted) for wanted in range(1, 6)))
+    return _NamedRows(
+        *(trace.rows_of_names(roles == wanted, Kind.ANNOTATION, Kind.CPU_OP) for wanted in range(1, 6))
+    )
 
 
 def _host_end_ns(trace: Trace) -> int:
+    """Return when the last event of the host ends; in a trace without any, the last event."""
     host = ~trace.is_kind(Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC, Kind.GPU_ANNOTATION)
     ends = trace.end_ns
-    return int(ends[host].max()) if host.any() else int(ends.max())
+    if not host.any():
+        return int(ends.max())
+    # Few events end after the one that starts last.
+    last = host.size - 1 - int(host[::-1].argmax())
+    late = np.flatnonzero(ends >= ends[last])
+    return int(ends[late[host[late]]].max())
 
 
 def _profiler_steps(trace: Trace, rows: Rows, last_ns: int) -> tuple[HostStep, ...]:

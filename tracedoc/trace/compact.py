@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracedoc.trace.distinct import distinct, is_among
+
 NO_ID = -1
 """Stands in integer columns where the event carries no such field."""
 
@@ -64,6 +66,17 @@ class Coded(_Column):
 
     def __getitem__(self, rows: Any) -> Any:
         return self.values[self.codes[rows]]
+
+    def distinct(self, rows: Any) -> npt.NDArray[Any]:
+        """Return the distinct values of some rows in rising order."""
+        seen = np.zeros(self.values.size, dtype=bool)
+        seen[self.codes[rows]] = True
+        return distinct(self.values[seen])
+
+    def among(self, wanted: npt.ArrayLike, rows: Any = slice(None)) -> npt.NDArray[np.bool_]:
+        """Tell of each of some rows, or of all, whether its value is one of the wanted ones."""
+        found: npt.NDArray[np.bool_] = is_among(self.values, wanted)[self.codes[rows]]
+        return found
 
 
 class Sparse(_Column):

@@ -175,14 +175,13 @@ def _hook_ranges(trace: Trace) -> _Ranges | None:
         training[index] = (
             vocabulary.step_number(name) is not None or vocabulary.optimizer_step_class(name) is not None
         )
-    host = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION)
-    backward = np.flatnonzero(host & nodes[trace.name]) if nodes.size else np.empty(0, dtype=np.intp)
-    own = distinct(trace.thread[host & training[trace.name]]) if training.size else backward
-    threads = difference(trace.thread[backward], own)
+    backward = trace.rows_of_names(nodes, Kind.CPU_OP, Kind.ANNOTATION)
+    own = trace.thread.distinct(trace.rows_of_names(training, Kind.CPU_OP, Kind.ANNOTATION))
+    threads = difference(trace.thread.distinct(backward), own)
     found: dict[str, dict[str, list[Rows]]] = {}
     counts: dict[str, int] = {}
-    annotation = trace.kind == int(Kind.ANNOTATION)
-    marked = np.flatnonzero(annotation & is_among(trace.name, list(roles)))
+    hooks = np.array([index in roles for index in range(len(trace.names))], dtype=bool)
+    marked = trace.rows_of_names(hooks, Kind.ANNOTATION)
     for index, places in places_by_value(trace.name[marked]):
         framework, role = roles[index]
         found.setdefault(framework, {}).setdefault(role, []).append(marked[places])
@@ -191,7 +190,7 @@ def _hook_ranges(trace: Trace) -> _Ranges | None:
         framework = max(counts, key=lambda one: (counts[one], one))
         by_role = {role: np.sort(np.concatenate(rows)) for role, rows in found[framework].items()}
         return _Ranges(framework, by_role, backward, threads)
-    if zero3.any() and bool((host & zero3[trace.name]).any()):
+    if trace.rows_of_names(zero3, Kind.CPU_OP, Kind.ANNOTATION).size:
         return _Ranges(ZERO3, {}, backward, threads)
     return None
 
