@@ -11,7 +11,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from tracedoc.executors.run import run_each
 from tracedoc.timeline import activity, launches, steps
-from tracedoc.trace.columns import Kind
 from tracedoc.trace.kineto import read_trace
 
 
@@ -21,14 +20,13 @@ def breakdown(path: str, on_bytes: Callable[[int], None] | None = None) -> str:
     host = steps.find_host_steps(trace)
     linked = launches.link_launches(trace)
     events = activity.classify_gpu_events(trace, linked)
-    device = activity.busiest_device(trace, events)
-    stream = activity.compute_stream(trace, events, device)
-    position, _ = steps.assign_steps(trace, linked, host)
-    mine = trace.device[events.rows] == device
-    rows = events.rows[mine]
-    boundary = (trace.kind[rows] == int(Kind.KERNEL)) & (trace.stream[rows] == stream)
-    windows = steps.gpu_windows(trace, rows, position[mine], boundary, host)
-    busy = activity.device_activity(trace, events, device)
+    device = activity.busiest_device(events)
+    stream = activity.compute_stream(events, device)
+    position, _ = steps.assign_steps(trace, events, host)
+    own = events.on(device)
+    boundary = own.kernels & (own.stream == stream)
+    windows = steps.gpu_windows(own, position[events.device == device], boundary, host)
+    busy = activity.device_activity(events, device)
     extents = [(busy.start_ns, busy.end_ns), *((window.start_ns, window.end_ns) for window in windows)]
     return "\n".join(str(busy.budget(start, end)) for start, end in extents)
 

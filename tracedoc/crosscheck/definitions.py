@@ -55,7 +55,7 @@ def stages(trace: Trace) -> Iterator[Stage]:
         return
     rows = events.rows
     classes = np.where(np.isin(events.classes, (COMPUTE, COMMUNICATION)), events.classes, OTHER)
-    one = trace.device[rows] == busiest_device(trace, events)
+    one = trace.device[rows] == busiest_device(events)
     yield Stage("", _split(trace, rows[one], classes[one]))
     if not one.all():
         reason = f"HTA counts all GPUs of a file as one: {int((~one).sum())} events more"

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
-from tracedoc.spans import Spans
+from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.launches import NO_ROW, Launches, Rows, enclosing_rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
@@ -79,12 +80,56 @@ class Activity(msgspec.Struct, frozen=True, eq=False):
 
 
 class GpuEvents(msgspec.Struct, frozen=True, eq=False):
-    """The GPU events of one trace with their class (``COMPUTE``, ``COMMUNICATION``, ``COPY``)."""
+    """The GPU events of one trace in order of start, as columns of one length.
+
+    ``rows`` and ``launch_rows`` are those of :class:`Launches`, ``classes`` are ``COMPUTE``,
+    ``COMMUNICATION`` or ``COPY``; ``launch_ns`` is when the host launched the event, its own start where that
+    is not known. ``categories`` are those of kernels, by the number of their name.
+    """
 
     rows: Rows
     launch_rows: Rows
     classes: npt.NDArray[np.int8]
-    categories: Mapping[int, KernelCategory] = msgspec.field(default_factory=dict)  # by name id
+    categories: Mapping[int, KernelCategory]
+    kinds: npt.NDArray[np.uint8]
+    device: npt.NDArray[np.int32]
+    stream: npt.NDArray[np.int32]
+    start_ns: Int64Array
+    end_ns: Int64Array
+    launch_ns: Int64Array
+
+    def on(self, device: int | None) -> GpuEvents:
+        """Return the events of one device."""
+        mine = self.device == device
+        if mine.all():
+            return self
+        columns = (
+            "rows",
+            "launch_rows",
+            "classes",
+            "kinds",
+            "device",
+            "stream",
+            "start_ns",
+            "end_ns",
+            "launch_ns",
+        )
+        return replace(self, **{name: getattr(self, name)[mine] for name in columns})
+
+    @property
+    def linked(self) -> npt.NDArray[np.bool_]:
+        """Which events have a launch."""
+        return np.asarray(self.launch_rows != NO_ROW, dtype=np.bool_)
+
+    @property
+    def kernels(self) -> npt.NDArray[np.bool_]:
+        """Which events are kernels."""
+        return np.asarray(self.kinds == int(Kind.KERNEL), dtype=np.bool_)
+
+    @property
+    def working(self) -> npt.NDArray[np.bool_]:
+        """Which events are kernels or memsets."""
+        return np.asarray(self.kernels | (self.kinds == int(Kind.MEMSET)), dtype=np.bool_)
 
 
 def classify_gpu_events(trace: Trace, launches: Launches) -> GpuEvents:
@@ -117,7 +162,19 @@ def classify_gpu_events(trace: Trace, launches: Launches) -> GpuEvents:
         records = collective_records(trace)
         inside = enclosing_rows(trace, records, launches.launch_rows[copies]) != NO_ROW
         classes[copies[inside]] = COMMUNICATION
-    return GpuEvents(rows, launches.launch_rows, classes, categories)
+    starts, calls = trace.ts_ns[rows], launches.launch_rows
+    return GpuEvents(
+        rows=rows,
+        launch_rows=calls,
+        classes=classes,
+        categories=categories,
+        kinds=kinds,
+        device=trace.device[rows],
+        stream=trace.stream[rows],
+        start_ns=starts,
+        end_ns=starts + trace.dur_ns[rows],
+        launch_ns=np.where(calls != NO_ROW, trace.ts_ns[calls], starts) if rows.size else starts,
+    )
 
 
 def collective_records(trace: Trace) -> Rows:
@@ -125,13 +182,15 @@ def collective_records(trace: Trace) -> Rows:
     return trace.rows_named(lambda name: name == "record_param_comms", Kind.CPU_OP)
 
 
-def device_activity(trace: Trace, events: GpuEvents, device: int) -> Activity:
+def device_activity(events: GpuEvents, device: int) -> Activity:
     """Return what ``device`` did, from all of its events."""
-    mine = trace.device[events.rows] == device
-    rows, classes = events.rows[mine], events.classes[mine]
-    starts, ends = trace.ts_ns[rows], trace.ts_ns[rows] + trace.dur_ns[rows]
-    by_class = [Spans.of(starts[classes == c], ends[classes == c]) for c in (COMPUTE, COMMUNICATION, COPY)]
-    return combine_activity(*by_class, start_ns=int(starts.min()), end_ns=int(ends.max()))
+    own = events.on(device)
+    by_class = (own.classes == one for one in (COMPUTE, COMMUNICATION, COPY))
+    return combine_activity(
+        *(Spans.of(own.start_ns[mine], own.end_ns[mine]) for mine in by_class),
+        start_ns=int(own.start_ns[0]),
+        end_ns=int(own.end_ns.max()),
+    )
 
 
 def combine_activity(compute: Spans, comm: Spans, copy: Spans, *, start_ns: int, end_ns: int) -> Activity:
@@ -141,32 +200,33 @@ def combine_activity(compute: Spans, comm: Spans, copy: Spans, *, start_ns: int,
     return Activity(compute, comm, copy, exposed_comm, exposed_copy, start_ns, end_ns)
 
 
-def busiest_device(trace: Trace, events: GpuEvents) -> int:
+def busiest_device(events: GpuEvents) -> int:
     """Return the device with most compute; with no compute at all, the one with most events."""
-    devices = distinct(trace.device[events.rows])
-    compute = events.classes == COMPUTE
+    devices = distinct(events.device).tolist()
+    if len(devices) == 1:
+        return int(devices[0])
+    lengths = np.where(events.classes == COMPUTE, events.end_ns - events.start_ns, 0)
     best = max(
-        devices.tolist(),
+        devices,
         key=lambda device: (
-            int(trace.dur_ns[events.rows[compute & (trace.device[events.rows] == device)]].sum()),
-            int((trace.device[events.rows] == device).sum()),
+            int(lengths[events.device == device].sum()),
+            int((events.device == device).sum()),
         ),
     )
     return int(best)
 
 
-def compute_stream(trace: Trace, events: GpuEvents, device: int) -> int | None:
+def compute_stream(events: GpuEvents, device: int) -> int | None:
     """Return the stream of ``device`` with most compute-kernel time, ``None`` without compute kernels."""
-    mine = (
-        (trace.device[events.rows] == device)
-        & (events.classes == COMPUTE)
-        & (trace.kind[events.rows] == int(Kind.KERNEL))
-    )
-    rows = events.rows[mine]
-    if rows.size == 0:
+    mine = (events.device == device) & (events.classes == COMPUTE) & events.kernels
+    if not mine.any():
         return None
-    streams, inverse = np.unique(trace.stream[rows], return_inverse=True)
-    return int(streams[np.argmax(np.bincount(inverse, weights=trace.dur_ns[rows]))])
+    lengths = events.end_ns - events.start_ns
+    streams = distinct(events.stream[mine])
+    if streams.size == 1:
+        return int(streams[0])
+    total = np.bincount(np.searchsorted(streams, events.stream[mine]), weights=lengths[mine])
+    return int(streams[np.argmax(total)])
 
 
 def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activity:

@@ -6,39 +6,32 @@ import numpy as np
 
 from tracedoc.spans import Spans, in_order
 from tracedoc.timeline.activity import COMMUNICATION, Activity, GpuEvents
-from tracedoc.timeline.launches import NO_ROW
-from tracedoc.trace.columns import Trace
 
 RELEASE_NS = 20_000
 """A kernel that starts this soon after a communication kernel ended was waiting for it."""
 
 
-def blocking_spans(trace: Trace, events: GpuEvents, activity: Activity, device: int, stream: int) -> Spans:
-    """Return the exposed communication inside gaps of the compute stream that communication ended.
+def blocking_spans(own: GpuEvents, activity: Activity, stream: int) -> Spans:
+    """Return the exposed communication inside gaps of a device's compute stream that communication ended.
 
     Such a gap is followed by a kernel or copy that had been launched before the gap began and that starts
     within 20 us after a communication kernel ends, with no other event on another stream ending in between.
     """
-    mine = trace.device[events.rows] == device
-    rows, launch_rows, classes = events.rows[mine], events.launch_rows[mine], events.classes[mine]
-    starts, ends = trace.ts_ns[rows], trace.ts_ns[rows] + trace.dur_ns[rows]
-    comm_ends = in_order(ends[classes == COMMUNICATION])
-    own = np.flatnonzero((classes != COMMUNICATION) & (trace.stream[rows] == stream))
-    if own.size < 2 or comm_ends.size == 0:
+    comm = own.classes == COMMUNICATION
+    comm_ends = in_order(own.end_ns[comm])
+    mine = np.flatnonzero(~comm & (own.stream == stream))
+    if mine.size < 2 or comm_ends.size == 0:
         return Spans.empty()
-    other_ends = in_order(ends[(classes != COMMUNICATION) & (trace.stream[rows] != stream)])
-    reach = np.maximum.accumulate(ends[own])[:-1]
-    following = own[1:]
-    start = starts[following]
-    launch_row = launch_rows[following]
-    queued = (launch_row != NO_ROW) & (trace.ts_ns[np.maximum(launch_row, 0)] < reach)
+    reach, following = np.maximum.accumulate(own.end_ns[mine])[:-1], mine[1:]
+    gaps = own.start_ns[following] > reach
+    reach, following = reach[gaps], following[gaps]
+    queued = own.linked[following] & (own.launch_ns[following] < reach)
+    reach, following = reach[queued], following[queued]
+    start = own.start_ns[following]
     last_comm = _latest_before(comm_ends, start)
-    released = (
-        (start - last_comm <= RELEASE_NS)
-        & (last_comm > reach)
-        & (_latest_before(other_ends, start) <= last_comm)
-    )
-    held = queued & released & (start > reach)
+    released = np.flatnonzero((start - last_comm <= RELEASE_NS) & (last_comm > reach))
+    other_ends = in_order(own.end_ns[~comm & (own.stream != stream)])
+    held = released[_latest_before(other_ends, start[released]) <= last_comm[released]]
     return Spans.of(reach[held], start[held]) & activity.exposed_comm
 
 

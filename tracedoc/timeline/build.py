@@ -35,7 +35,7 @@ from tracedoc.timeline.idle import (
     idle_causes,
     long_launches,
 )
-from tracedoc.timeline.launches import NO_ROW, Launches, Rows, link_launches, lost_share
+from tracedoc.timeline.launches import Launches, link_launches, lost_share
 from tracedoc.timeline.periods import repeated_steps
 from tracedoc.timeline.phase_budgets import PhaseBudget, cpu_phase_budgets, gpu_phase_budgets
 from tracedoc.timeline.phases import Phases, find_phases
@@ -163,7 +163,7 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
 
 def _refuse_merged_devices(trace: Trace, events: GpuEvents) -> None:
     # One process may drive several GPUs, but then its host and its compute are in the trace as well.
-    devices = distinct(trace.device[events.rows[events.classes == COMMUNICATION]])
+    devices = distinct(events.device[events.classes == COMMUNICATION])
     alone = bool((events.classes == COMMUNICATION).all()) and not trace.is_kind(Kind.CPU_OP).any()
     if devices.size > 1 and alone:
         raise InputError(
@@ -187,19 +187,18 @@ def _units(timeline: RankTimeline) -> UnitTable | None:
 def _gpu_timeline(
     trace: Trace, host: HostSteps, launches: Launches, events: GpuEvents, delays: HostSpans
 ) -> RankTimeline:
-    device = busiest_device(trace, events)
-    activity = device_activity(trace, events, device)
-    stream = compute_stream(trace, events, device)
+    device = busiest_device(events)
+    activity = device_activity(events, device)
+    stream = compute_stream(events, device)
+    own = events.on(device)
+    boundary = own.kernels & (own.stream == stream)
     if host.source == "none" and stream is not None:
-        host = repeated_steps(trace, launches, _kernels(trace, events, device, stream)) or host
-    position, limits = assign_steps(trace, launches, host)
-    on_device = trace.device[events.rows] == device
-    rows = events.rows[on_device]
-    boundary = (trace.kind[rows] == int(Kind.KERNEL)) & (trace.stream[rows] == stream)
-    windows = gpu_windows(trace, rows, position[on_device], boundary, host) if stream is not None else ()
+        host = repeated_steps(trace, launches, own.rows[boundary]) or host
+    position, limits = assign_steps(trace, events, host)
+    own_position = position[events.device == device]
+    windows = gpu_windows(own, own_position, boundary, host) if stream is not None else ()
     if not any(window.complete for window in windows):
-        launched = launches.launch_rows[on_device]
-        windows = _own_extents(trace, rows, launched, boundary, position[on_device], host, activity)
+        windows = _own_extents(trace, own, boundary, own_position, host, activity)
     numbers = np.array([step.index for step in host.steps] + [-1, -1], dtype=np.int64)[position]
     collectives = gpu_collectives(trace, events, device, numbers).with_exposure(activity.exposed_comm)
     linked = bool(launches.linked.any())
@@ -218,20 +217,11 @@ def _gpu_timeline(
         activity=activity,
         idle=idle,
         syncs=syncs,
-        blocking=blocking_spans(trace, events, activity, device, stream)
-        if linked and stream is not None
-        else None,
+        blocking=blocking_spans(own, activity, stream) if linked and stream is not None else None,
         windows=windows,
         collectives=collectives,
         limits=(*host.limits, *limits),
     )
-
-
-def _kernels(trace: Trace, events: GpuEvents, device: int, stream: int) -> Rows:
-    """Return the rows of the kernels of one stream in order of start."""
-    rows = events.rows
-    own = (trace.kind[rows] == int(Kind.KERNEL)) & (trace.device[rows] == device)
-    return np.asarray(rows[own & (trace.stream[rows] == stream)], dtype=np.intp)
 
 
 def _cpu_timeline(
@@ -304,8 +294,7 @@ def _unread_device(trace: Trace) -> tuple[TraceLimit, ...] | None:
 
 def _own_extents(
     trace: Trace,
-    rows: Rows,
-    launched: Rows,
+    own: GpuEvents,
     begins: np.ndarray,
     position: np.ndarray,
     host: HostSteps,
@@ -316,42 +305,39 @@ def _own_extents(
     A step that the profiler marked begins on the GPU with its host range, or when work of another step has
     ended; it is whole if all its work has ended when that range does. Other windows go from a step's first
     to its last own event, and are incomplete; from its first kernel on the compute stream where the GPU still
-    ran earlier steps when the host launched it. ``launched`` are the rows of the calls that launched
-    ``rows``, ``begins`` marks the kernels on the compute stream.
+    ran earlier steps when the host launched it. ``own`` are the events of the device, ``begins`` marks the
+    kernels on the compute stream.
     """
-    starts, ends = trace.ts_ns[rows], trace.ts_ns[rows] + trace.dur_ns[rows]
+    starts, ends = own.start_ns, own.end_ns
     windows = []
     for index, step in enumerate(host.steps):
-        own = position == index
-        if not own.any():
+        mine = position == index
+        if not mine.any():
             continue
-        first, last, whole = int(starts[own].min()), int(ends[own].max()), False
+        first, last, whole = int(starts[mine].min()), int(ends[mine].max()), False
         if host.source == "profiler" and (step.finished or holds_iteration(trace, step)):
-            others = ends[~own & (starts < first)]
+            others = ends[~mine & (starts < first)]
             clear = step.start_ns >= int(others.max(initial=step.start_ns))
             whole = clear and step.start_ns <= first and last <= step.end_ns
             first = min(first, max(step.start_ns, int(others.max(initial=step.start_ns))))
             last = step.end_ns if whole else last
-        if not whole and _waited_for_its_turn(trace, rows[own], launched[own]):
-            first = int(starts[own & begins].min(initial=last))
+        if not whole and _waited_for_its_turn(own, mine):
+            first = int(starts[mine & begins].min(initial=last))
         windows.append(Window(step.index, first, last, whole))
     return tuple(windows) or (Window(0, activity.start_ns, activity.end_ns, False),)
 
 
-def _waited_for_its_turn(trace: Trace, rows: Rows, launched: Rows) -> bool:
-    """Return whether the first kernel of a step was launched long before it starts, with nothing in between.
+def _waited_for_its_turn(own: GpuEvents, mine: np.ndarray) -> bool:
+    """Return whether a step's first kernel was launched long before it starts, with nothing in between.
 
-    Then the GPU was busy with steps before the capture, of whose kernels none is shown.
+    ``mine`` marks the events of the step. Then the GPU was busy with steps before the capture, of whose
+    kernels none is shown.
     """
-    kernels = np.flatnonzero(trace.kind[rows] == int(Kind.KERNEL))
-    if kernels.size == 0:
+    kernels = np.flatnonzero(mine & own.kernels)
+    if kernels.size == 0 or not own.linked[kernels[0]]:
         return False
-    first = kernels[int(trace.ts_ns[rows[kernels]].argmin())]
-    start = int(trace.ts_ns[rows[first]])
-    if launched[first] == NO_ROW:
-        return False
-    ends = trace.ts_ns[rows] + trace.dur_ns[rows]
-    idle_since = max(int(trace.ts_ns[launched[first]]), int(ends[ends <= start].max(initial=0)))
+    start, ends = int(own.start_ns[kernels[0]]), own.end_ns[mine]
+    idle_since = max(int(own.launch_ns[kernels[0]]), int(ends[ends <= start].max(initial=0)))
     return start - idle_since > QUEUED_NS
 
 
@@ -401,7 +387,7 @@ def _phase_budgets(timeline: RankTimeline) -> tuple[PhaseBudget, ...]:
     if timeline.device is None:
         return cpu_phase_budgets(timeline.trace, phases, activity, window)
     lane = (timeline.device, timeline.stream)
-    return gpu_phase_budgets(timeline.trace, timeline.events, phases, window, lane=lane)
+    return gpu_phase_budgets(timeline.events, phases, window, lane=lane)
 
 
 def _cold_start(timeline: RankTimeline, judged: Window | None) -> tuple[TraceLimit, ...]:

@@ -33,7 +33,7 @@ class Held(IntEnum):
     """It started when the operation before it on its stream had ended."""
 
 
-_HELD = tuple(Held)
+HELD = tuple(Held)
 
 
 class CollectiveOp(msgspec.Struct, frozen=True):
@@ -155,7 +155,7 @@ class CollectiveTable:
                 None if step == NONE else step,
                 exposed,
                 common.peer,
-                _HELD[held],
+                HELD[held],
             )
 
     @property

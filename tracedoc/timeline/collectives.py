@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.spans import Int64Array, in_order
 from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, GpuEvents, collective_records
-from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable, Held
+from tracedoc.timeline.collective_table import HELD, NO_TIME, CollectiveOp, CollectiveTable, Held
 from tracedoc.timeline.gloo_calls import gloo_calls
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows, match_ids
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import CollectiveArgs, Kind, ProcessGroup, Shapes, Trace, TraceInfo
-from tracedoc.trace.distinct import distinct
+from tracedoc.trace.distinct import places_by_value
 from tracedoc.trace.metadata import element_count
 
 NEVER: Final = 1 << 60
@@ -32,29 +33,27 @@ def gpu_collectives(
 
     ``step_numbers[i]`` is the number of the step of ``events.rows[i]``, below 0 where it has none.
     """
-    wanted = np.flatnonzero((events.classes == COMMUNICATION) & (trace.device[events.rows] == device))
-    rows, launch_rows, numbers = events.rows[wanted], events.launch_rows[wanted], step_numbers[wanted]
+    wanted = np.flatnonzero((events.classes == COMMUNICATION) & (events.device == device))
+    rows, launch_rows = events.rows[wanted], events.launch_rows[wanted]
     arguments = _join_records(trace, rows, launch_rows)
     annotations = enclosing_rows(trace, _nccl_annotations(trace), launch_rows)
-    held = _held(trace, events, device, rows, launch_rows)
     group_ranks = {group.name: group.ranks for group in reversed(trace.info.groups) if group.name}
-    found = []
-    for position, row in enumerate(rows.tolist()):
-        annotation = int(annotations[position])
-        launch_row = int(launch_rows[position])
-        found.append(
-            _operation(
-                trace,
-                row,
-                arguments[position],
-                annotation if annotation != NO_ROW else None,
-                group_ranks,
-                launch_ns=int(trace.ts_ns[launch_row]) if launch_row != NO_ROW else None,
-                step=int(numbers[position]) if numbers[position] >= 0 else None,
-                held=held[position],
+    columns = (
+        events.stream[wanted],
+        events.start_ns[wanted],
+        events.end_ns[wanted],
+        np.where(events.linked[wanted], events.launch_ns[wanted], NO_TIME),
+        step_numbers[wanted],
+        _held(events, device, wanted),
+    )
+    return CollectiveTable.of(
+        [
+            _operation(trace, row, own, None if around == NO_ROW else around, group_ranks, when)
+            for row, own, around, *when in zip(
+                rows.tolist(), arguments, annotations.tolist(), *(c.tolist() for c in columns), strict=True
             )
-        )
-    return CollectiveTable.of(found)
+        ]
+    )
 
 
 def gloo_collectives(trace: Trace, step_of_time: np.ndarray, rows: Rows) -> CollectiveTable:
@@ -90,22 +89,20 @@ def gloo_collectives(trace: Trace, step_of_time: np.ndarray, rows: Rows) -> Coll
     return CollectiveTable.of(found)
 
 
-def _held(trace: Trace, events: GpuEvents, device: int, rows: Rows, launch_rows: Rows) -> list[Held]:
-    """Return what kept each communication kernel of ``rows`` from starting earlier."""
-    starts = trace.ts_ns[rows]
-    compute = events.rows[(events.classes == COMPUTE) & (trace.device[events.rows] == device)]
-    after_compute = _since(in_order(trace.end_ns[compute]), starts)
-    after_comm = np.full(rows.size, NEVER, dtype=np.int64)
-    for stream in distinct(trace.stream[rows]).tolist():
-        mine = trace.stream[rows] == stream
-        ends = in_order(trace.end_ns[rows[mine]])
-        after_comm[mine] = _since(ends, starts[mine])
-    launched = np.where(launch_rows != NO_ROW, starts - trace.ts_ns[launch_rows], NEVER)
-    held = np.full(rows.size, Held.UNKNOWN, dtype=np.uint8)
+def _held(events: GpuEvents, device: int, wanted: Rows) -> npt.NDArray[np.uint8]:
+    """Return what kept each communication kernel, ``wanted`` of the events, from starting earlier."""
+    starts, ends, streams = events.start_ns[wanted], events.end_ns[wanted], events.stream[wanted]
+    compute = (events.classes == COMPUTE) & (events.device == device)
+    after_compute = _since(in_order(events.end_ns[compute]), starts)
+    after_comm = np.full(wanted.size, NEVER, dtype=np.int64)
+    for _, mine in places_by_value(streams):
+        after_comm[mine] = _since(in_order(ends[mine]), starts[mine])
+    launched = np.where(events.linked[wanted], starts - events.launch_ns[wanted], NEVER)
+    held = np.full(wanted.size, Held.UNKNOWN, dtype=np.uint8)
     held[after_compute <= JUST_BEFORE_NS] = Held.COMPUTE
     held[(after_comm <= JUST_BEFORE_NS) & (after_comm <= after_compute)] = Held.COMMUNICATION
     held[launched <= JUST_BEFORE_NS] = Held.LAUNCH
-    return [Held(code) for code in held.tolist()]
+    return held
 
 
 def _since(ends: Int64Array, times: Int64Array) -> Int64Array:
@@ -144,11 +141,10 @@ def _operation(
     arguments: CollectiveArgs | None,
     annotation: int | None,
     group_ranks: Mapping[str, tuple[int, ...]],
-    *,
-    launch_ns: int | None,
-    step: int | None,
-    held: Held,
+    when: Sequence[int],
 ) -> CollectiveOp:
+    """Return one collective; ``when`` are its stream, start, end, launch, step and what held it."""
+    stream, start_ns, end_ns, launch_ns, step, held = when
     op = None
     nbytes: int | None = None
     dtype = ""
@@ -179,13 +175,13 @@ def _operation(
         nbytes=nbytes,
         dtype=dtype,
         seq=arguments.seq if arguments is not None else None,
-        stream=int(trace.stream[row]),
-        start_ns=int(trace.ts_ns[row]),
-        end_ns=int(trace.ts_ns[row] + trace.dur_ns[row]),
-        launch_ns=launch_ns,
-        step=step,
+        stream=stream,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        launch_ns=None if launch_ns == NO_TIME else launch_ns,
+        step=step if step >= 0 else None,
         peer=_peer(op, arguments),
-        held=held,
+        held=HELD[held],
     )
 
 

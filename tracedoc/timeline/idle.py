@@ -118,7 +118,7 @@ def idle_causes(
     """
     idle = activity.busy.complement(min(activity.start_ns, windows[0]), max(activity.end_ns, windows[1]))
     syncs = find_syncs(trace, events, device, idle, host.input | host.allocator)
-    launch, dependency, unknown = _by_next_launch(trace, events, idle, device)
+    launch, dependency, unknown = _by_next_launch(events.on(device), idle)
     long = idle.ends - idle.starts > LAUNCH_LATENCY_NS
     gaps = Spans(idle.starts[long], idle.ends[long])
     first, repeated = (calls & gaps for calls in long_launches(trace, events))
@@ -142,12 +142,12 @@ def idle_causes(
 
 def long_launches(trace: Trace, events: GpuEvents) -> tuple[Spans, Spans]:
     """Return when the host is inside long launches: of kernels that run for the first time, and of others."""
-    kernels = (trace.kind[events.rows] == int(Kind.KERNEL)) & (events.launch_rows != NO_ROW)
+    kernels = events.kernels & events.linked
     rows, calls = events.rows[kernels], events.launch_rows[kernels]
     long = trace.dur_ns[calls] >= LONG_LAUNCH_NS
     if not long.any():
         return Spans.empty(), Spans.empty()
-    order = np.argsort(trace.ts_ns[calls], kind="stable")
+    order = np.argsort(events.launch_ns[kernels], kind="stable")
     _, earliest = np.unique(trace.name[rows[order]], return_index=True)
     new = np.zeros(rows.size, dtype=bool)
     new[order[earliest]] = True
@@ -170,20 +170,17 @@ def cpu_idle_causes(activity: Activity, start_ns: int, end_ns: int, host: HostSp
     return IdleCauses(found)
 
 
-def _by_next_launch(trace: Trace, events: GpuEvents, idle: Spans, device: int) -> tuple[Spans, Spans, Spans]:
+def _by_next_launch(own: GpuEvents, idle: Spans) -> tuple[Spans, Spans, Spans]:
     """Split idle time by whether the event that ends each gap had been launched."""
     if len(idle) == 0:
         return Spans.empty(), Spans.empty(), Spans.empty()
-    mine = trace.device[events.rows] == device
-    rows, launch_rows = events.rows[mine], events.launch_rows[mine]
-    next_event = np.searchsorted(trace.ts_ns[rows], idle.ends, side="left")
-    next_event = np.minimum(next_event, rows.size - 1)
-    launch_row = launch_rows[next_event]
-    linked = launch_row != NO_ROW
-    launched = np.where(linked, trace.ts_ns[np.maximum(launch_row, 0)], idle.starts)
+    next_event = np.searchsorted(own.start_ns, idle.ends, side="left")
+    next_event = np.minimum(next_event, own.rows.size - 1)
+    linked = own.linked[next_event]
+    launched = np.where(linked, own.launch_ns[next_event], idle.starts)
     late = linked & (launched > idle.starts)
     launch_end = np.where(late, np.minimum(idle.ends, launched + LAUNCH_LATENCY_NS), idle.starts)
-    launch_end = np.where(idle.starts >= trace.end_ns[rows].max(), idle.ends, launch_end)
+    launch_end = np.where(idle.starts >= own.end_ns.max(), idle.ends, launch_end)
     return (
         Spans.of(idle.starts, launch_end),
         Spans.of(np.where(linked, launch_end, idle.ends), idle.ends),

@@ -33,23 +33,17 @@ class PhaseBudget(msgspec.Struct, frozen=True):
 
 
 def gpu_phase_budgets(
-    trace: Trace, events: GpuEvents, phases: Phases, window: Window, *, lane: tuple[int, int | None]
+    events: GpuEvents, phases: Phases, window: Window, *, lane: tuple[int, int | None]
 ) -> tuple[PhaseBudget, ...]:
     """Return the phases of ``window`` on one GPU; ``lane`` is the device and its compute stream."""
     device, stream = lane
-    starts, ends = trace.ts_ns[events.rows], trace.end_ns[events.rows]
     near = np.flatnonzero(
-        (trace.device[events.rows] == device) & (ends > window.start_ns) & (starts < window.end_ns)
+        (events.device == device) & (events.end_ns > window.start_ns) & (events.start_ns < window.end_ns)
     )
-    starts, ends = starts[near], ends[near]
+    starts, ends = events.start_ns[near], events.end_ns[near]
     classes, labels = events.classes[near], phases.of_events[near]
-    rows = events.rows[near]
-    begins = (
-        (classes == COMPUTE)
-        & (trace.stream[rows] == stream)
-        & (trace.kind[rows] == int(Kind.KERNEL))
-        & (starts >= window.start_ns)
-    )
+    begins = (classes == COMPUTE) & (events.stream[near] == stream) & events.kernels[near]
+    begins &= starts >= window.start_ns
 
     def spans(phase: Phase | None, *kinds: int) -> Spans:
         mine = is_among(classes, np.array(kinds, dtype=classes.dtype))

@@ -117,10 +117,10 @@ def find_phases(
         calls = gloo_calls(trace, rows)
         asked = trace.ts_ns[[calls.get(row, row) for row in rows.tolist()]]
         return replace(phases, of_events=of_events, of_collectives=phases.at(asked), asked_ns=asked)
-    mine = (events.classes == COMMUNICATION) & (trace.device[events.rows] == device)
-    launches = events.launch_rows[mine]
-    asked = trace.ts_ns[np.where(launches == NO_ROW, events.rows[mine], launches)]
-    return replace(phases, of_events=of_events, of_collectives=of_events[mine], asked_ns=asked)
+    mine = (events.classes == COMMUNICATION) & (events.device == device)
+    return replace(
+        phases, of_events=of_events, of_collectives=of_events[mine], asked_ns=events.launch_ns[mine]
+    )
 
 
 def _marks(trace: Trace) -> _Marks:
@@ -352,12 +352,10 @@ def _edges(parts: tuple[tuple[Phase, Spans], ...]) -> tuple[Int64Array, npt.NDAr
 def _of_events(
     trace: Trace, phases: Phases, events: GpuEvents, engine: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.uint8]:
-    linked = events.launch_rows != NO_ROW
-    launches = events.launch_rows[linked]
-    labels = phases.at(trace.ts_ns[launches])
-    strayed = is_among(trace.thread[launches], engine) & (labels != int(Phase.RECOMPUTE))
+    labels = phases.at(events.launch_ns)
+    strayed = (
+        events.linked & trace.thread.among(engine, events.launch_rows) & (labels != int(Phase.RECOMPUTE))
+    )
     labels[strayed] = int(Phase.BACKWARD)
-    found = np.full(events.rows.size, -1, dtype=np.int64)
-    found[linked] = labels
-    found = fill_unlinked(trace, events.rows, found, linked)
+    found = fill_unlinked(events, labels.astype(np.int8))
     return np.where(found < 0, int(Phase.OTHER), found).astype(np.uint8)

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.errors import InputError, TraceLimit
-from tracedoc.timeline.launches import Launches, Rows
+from tracedoc.timeline.activity import GpuEvents
+from tracedoc.timeline.launches import Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
@@ -117,7 +118,7 @@ def _refuse_several_ranks(trace: Trace, names: _NamedRows) -> None:
 
 
 def assign_steps(
-    trace: Trace, launches: Launches, host: HostSteps
+    trace: Trace, events: GpuEvents, host: HostSteps
 ) -> tuple[npt.NDArray[np.int64], tuple[TraceLimit, ...]]:
     """Return for each GPU event the position of its step in ``host.steps``; and the limits met.
 
@@ -125,14 +126,12 @@ def assign_steps(
     An unlinked event takes the step of the next linked event on its stream, with none after it that of
     the previous one; unlinked events before the first linked one are ``BEFORE``.
     """
-    rows = launches.gpu_rows
     starts = np.array([step.start_ns for step in host.steps], dtype=np.int64)
     last_end = host.steps[-1].end_ns if host.steps else 0
-    kernels = trace.kind[rows] == int(Kind.KERNEL)
-    linked = launches.linked
+    kernels, linked = events.kernels, events.linked
     share = float(linked[kernels].mean()) if kernels.any() else 1.0
     if host.steps and share < LINKED_SHARE:
-        return _place(trace.ts_ns[rows], starts, last_end), (
+        return _place(events.start_ns, starts, last_end), (
             TraceLimit(
                 "steps-by-host-clock",
                 trace.info.source,
@@ -140,21 +139,18 @@ def assign_steps(
                 "steps are cut by the host's clock; they are wrong where the GPU runs behind the host",
             ),
         )
-    step = np.full(rows.size, BEFORE, dtype=np.int64)
-    step[linked] = _place(trace.ts_ns[launches.launch_rows[linked]], starts, last_end)
-    return fill_unlinked(trace, rows, step, linked), ()
+    return fill_unlinked(events, _place(events.launch_ns, starts, last_end)), ()
 
 
-def fill_unlinked(
-    trace: Trace, rows: Rows, values: npt.NDArray[np.int64], linked: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.int64]:
-    """Return ``values`` of the GPU events in ``rows`` with those of unlinked events taken from their stream.
+def fill_unlinked(events: GpuEvents, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return a value for each GPU event, with those of unlinked events taken from their stream.
 
     An unlinked event takes the value of the next linked event, with none after it that of the previous
     one; before the first linked event it is ``BEFORE``.
     """
+    linked = events.linked
     if not linked.all():
-        lanes = trace.device[rows].astype(np.int64) << 32 | (trace.stream[rows] & 0xFFFFFFFF)
+        lanes = events.device.astype(np.int64) << 32 | (events.stream & 0xFFFFFFFF)
         for lane in distinct(lanes[~linked]):
             mine = np.flatnonzero(lanes == lane)
             values[mine] = _fill_lane(values[mine], linked[mine])
@@ -175,22 +171,17 @@ def _fill_lane(step: npt.NDArray[np.int64], linked: npt.NDArray[np.bool_]) -> np
 
 
 def gpu_windows(
-    trace: Trace,
-    rows: Rows,
-    step: npt.NDArray[np.int64],
-    boundary_rows: npt.NDArray[np.bool_],
-    host: HostSteps,
+    own: GpuEvents, step: npt.NDArray[np.int64], boundary: npt.NDArray[np.bool_], host: HostSteps
 ) -> tuple[Window, ...]:
     """Return the windows of the steps on one device.
 
-    ``rows`` are the GPU events of the device in time order with their ``step``; ``boundary_rows`` marks
-    the kernels on the compute stream, which alone can begin a step. A step without such a kernel has no
-    window, and the step before it is not complete.
+    ``own`` are the GPU events of the device with their ``step``; ``boundary`` marks the kernels on the
+    compute stream, which alone can begin a step. A step without such a kernel has no window, and the step
+    before it is not complete.
     """
-    candidates = np.flatnonzero(boundary_rows & (step >= 0) & (step < len(host.steps)))
+    candidates = np.flatnonzero(boundary & (step >= 0) & (step < len(host.steps)))
     positions, first = np.unique(step[candidates], return_index=True)
-    begins = {int(p): int(trace.ts_ns[rows[candidates[f]]]) for p, f in zip(positions, first, strict=True)}
-    ends = trace.ts_ns[rows] + trace.dur_ns[rows]
+    begins = {int(p): int(own.start_ns[candidates[f]]) for p, f in zip(positions, first, strict=True)}
     windows: list[Window] = []
     for position in sorted(begins):
         host_step = host.steps[position]
@@ -201,8 +192,7 @@ def gpu_windows(
         if following is not None and following > start and host_step.finished:
             windows.append(Window(host_step.index, start, following, True))
             continue
-        own = step == position
-        end = int(ends[own].max()) if own.any() else start
+        end = int(own.end_ns[step == position].max(initial=start))
         if following is not None and following > start:
             end = min(end, following)
         windows.append(Window(host_step.index, start, max(end, start), False))

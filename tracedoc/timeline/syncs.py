@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from tracedoc.spans import Int64Array, Spans, in_order
 from tracedoc.timeline.activity import GpuEvents
-from tracedoc.timeline.launches import NO_ROW, Rows
+from tracedoc.timeline.launches import Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among, union
@@ -97,7 +97,7 @@ def find_syncs(trace: Trace, events: GpuEvents, device: int, idle: Spans, other:
     start = starts[first]
     end = np.maximum.reduceat(ends, first)
     blocked = np.add.reduceat(ends - starts - other.covered_ns(starts, ends), first)
-    drained, following = _around(trace, events, device, end)
+    drained, following = _around(events.on(device), end)
     dry = np.maximum(drained, start)
     costs = (drained <= end + CLOCKS_NS) & (following > dry) & (following != NEVER)
     free = idle - other
@@ -118,8 +118,7 @@ def find_syncs(trace: Trace, events: GpuEvents, device: int, idle: Spans, other:
 
 def launching_threads(trace: Trace, events: GpuEvents) -> npt.NDArray[np.int32]:
     """Return the host threads that launch kernels."""
-    kernels = (trace.kind[events.rows] == int(Kind.KERNEL)) & (events.launch_rows != NO_ROW)
-    return distinct(trace.thread[events.launch_rows[kernels]])
+    return trace.thread.distinct(events.launch_rows[events.kernels & events.linked])
 
 
 def _blocking_rows(trace: Trace, events: GpuEvents) -> Rows:
@@ -129,42 +128,37 @@ def _blocking_rows(trace: Trace, events: GpuEvents) -> Rows:
     and in ``cudaMemcpyAsync`` to pageable memory. Copies from the host count as input.
     """
     rows = trace.rows_named(lambda name: vocabulary.runtime_role(name) is RuntimeRole.SYNC, Kind.RUNTIME)
-    copies = np.flatnonzero((trace.kind[events.rows] == int(Kind.MEMCPY)) & (events.launch_rows != NO_ROW))
+    copies = np.flatnonzero((events.kinds == int(Kind.MEMCPY)) & events.linked)
     down = trace.named_among(events.rows[copies], lambda name: vocabulary.copy_kind(name).direction == "DtoH")
     calls, copied = events.launch_rows[copies[down]], events.rows[copies[down]]
     waited = trace.end_ns[calls] >= trace.end_ns[copied]
     rows = union(rows, calls[waited])
-    return np.asarray(rows[is_among(trace.thread[rows], launching_threads(trace, events))], dtype=np.intp)
+    return np.asarray(rows[trace.thread.among(launching_threads(trace, events), rows)], dtype=np.intp)
 
 
 def _waits(trace: Trace, events: GpuEvents, rows: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
     """Return the blocking calls by thread and time, and which of them begin a wait."""
     rows = rows[np.lexsort((trace.ts_ns[rows], trace.thread[rows]))]
-    kernels = is_among(trace.kind[events.rows], np.array([Kind.KERNEL, Kind.MEMSET], dtype=np.uint8))
-    launches = events.launch_rows[kernels & (events.launch_rows != NO_ROW)]
+    working = events.working & events.linked
+    launches, launch_ns = events.launch_rows[working], events.launch_ns[working]
     opens = np.ones(rows.size, dtype=bool)
     for thread in distinct(trace.thread[rows]):
         mine = np.flatnonzero(trace.thread[rows] == thread)
-        launched = in_order(trace.ts_ns[launches[trace.thread[launches] == thread]])
+        launched = in_order(launch_ns[trace.thread.among([thread], launches)])
         before = np.searchsorted(launched, trace.ts_ns[rows[mine]])
         opens[mine[1:]] = before[1:] != before[:-1]
     return rows, opens
 
 
-def _around(trace: Trace, events: GpuEvents, device: int, end: Int64Array) -> tuple[Int64Array, Int64Array]:
+def _around(own: GpuEvents, end: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return when all that was launched before each wait's end has ended, and when the next kernel starts.
 
     An event without a launch counts as launched when it starts; ``NEVER`` where no kernel follows.
     """
-    mine = trace.device[events.rows] == device
-    rows, launch_rows = events.rows[mine], events.launch_rows[mine]
-    starts = trace.ts_ns[rows]
-    launched = np.where(launch_rows != NO_ROW, trace.ts_ns[np.maximum(launch_rows, 0)], starts)
-    order = np.argsort(launched, kind="stable")
-    launched = launched[order]
-    reach = np.maximum.accumulate(starts[order] + trace.dur_ns[rows][order])
-    works = is_among(trace.kind[rows][order], np.array([Kind.KERNEL, Kind.MEMSET], dtype=np.uint8))
-    ahead = np.minimum.accumulate(np.where(works, starts[order], NEVER)[::-1])[::-1]
+    order = np.argsort(own.launch_ns, kind="stable")
+    launched = own.launch_ns[order]
+    reach = np.maximum.accumulate(own.end_ns[order])
+    ahead = np.minimum.accumulate(np.where(own.working, own.start_ns, NEVER)[order[::-1]])[::-1]
     place = np.searchsorted(launched, end, side="left")
     drained = np.where(place > 0, reach[np.maximum(place - 1, 0)], np.iinfo(np.int64).min // 2)
     following = np.where(place < launched.size, ahead[np.minimum(place, launched.size - 1)], NEVER)

@@ -203,10 +203,9 @@ def _launched(
     if device is None:
         launched = _gloo_callers(trace, listed)
     else:
-        wanted = np.flatnonzero((events.classes == COMMUNICATION) & (trace.device[events.rows] == device))
-        rows, launches = events.rows[wanted], events.launch_rows[wanted]
-        keys = zip(trace.ts_ns[rows].tolist(), trace.stream[rows].tolist(), strict=True)
-        launch_of = dict(zip(keys, launches.tolist(), strict=True))
+        wanted = np.flatnonzero((events.classes == COMMUNICATION) & (events.device == device))
+        keys = zip(events.start_ns[wanted].tolist(), events.stream[wanted].tolist(), strict=True)
+        launch_of = dict(zip(keys, events.launch_rows[wanted].tolist(), strict=True))
         launched = {
             place: row
             for place, o in enumerate(listed)

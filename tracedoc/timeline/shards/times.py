@@ -89,8 +89,8 @@ def unit_table(
         return None
     if device is None or stream is None or activity is None:
         return UnitTable(units, None, None)
-    own = _compute_stream_events(trace, events, device, stream)
-    gaps = _collective_gaps(trace, events, own, device=device, stream=stream)
+    own = _compute_stream_events(events.on(device), stream)
+    gaps = _collective_gaps(events.on(device), own, stream)
     return UnitTable(
         units,
         _times(units.gathers, own, gaps, activity.compute),
@@ -147,35 +147,31 @@ def picked(columns: Columns, wanted: npt.NDArray[np.bool_]) -> Columns:
     return replace(columns, **{field.name: getattr(columns, field.name)[wanted] for field in fields(columns)})
 
 
-def _compute_stream_events(trace: Trace, events: GpuEvents, device: int, stream: int) -> _ComputeStream:
-    mine = (
-        (trace.device[events.rows] == device)
-        & (trace.stream[events.rows] == stream)
-        & (events.classes != COMMUNICATION)
-    )
-    rows, launch_rows = events.rows[mine], events.launch_rows[mine]
-    linked = launch_rows != NO_ROW
-    launched = np.where(linked, trace.ts_ns[np.maximum(launch_rows, 0)], _NEVER)
-    ends = trace.ts_ns[rows] + trace.dur_ns[rows]
+def _compute_stream_events(events: GpuEvents, stream: int) -> _ComputeStream:
+    mine = (events.stream == stream) & (events.classes != COMMUNICATION)
+    linked = events.linked[mine]
+    launched = np.where(linked, events.launch_ns[mine], _NEVER)
     return _ComputeStream(
-        trace.ts_ns[rows], np.maximum.accumulate(launched), linked, np.maximum.accumulate(ends)
+        events.start_ns[mine],
+        np.maximum.accumulate(launched),
+        linked,
+        np.maximum.accumulate(events.end_ns[mine]),
     )
 
 
-def _collective_gaps(
-    trace: Trace, events: GpuEvents, own: _ComputeStream, *, device: int, stream: int
-) -> _Gaps:
+def _collective_gaps(events: GpuEvents, own: _ComputeStream, stream: int) -> _Gaps:
     """Return the gaps whose next event had been launched and starts right after a collective ended.
 
     Right after is within 20 us, with nothing else ending in between; a copy-out on a third stream that
     begins right after the collective passes the release on.
     """
-    on_device = trace.device[events.rows] == device
-    other = on_device & ((trace.stream[events.rows] != stream) | (events.classes == COMMUNICATION))
-    rows = events.rows[other]
-    order = np.argsort(trace.ts_ns[rows] + trace.dur_ns[rows], kind="stable")
-    rows, is_comm = rows[order], (events.classes[other] == COMMUNICATION)[order]
-    ends = trace.ts_ns[rows] + trace.dur_ns[rows]
+    other = np.flatnonzero((events.stream != stream) | (events.classes == COMMUNICATION))
+    other = other[np.argsort(events.end_ns[other], kind="stable")]
+    is_comm, starts, ends = (
+        events.classes[other] == COMMUNICATION,
+        events.start_ns[other],
+        events.end_ns[other],
+    )
     comm = np.flatnonzero(is_comm)
     empty = np.empty(0, dtype=np.int64)
     if comm.size == 0 or own.starts.size < 2:
@@ -185,14 +181,14 @@ def _collective_gaps(
     last = np.searchsorted(ends, after[gap], side="right") - 1
     gap, last = gap[last >= 0], last[last >= 0]
     # A copy-out stands for the collective that ended just before it began.
-    begins = trace.ts_ns[rows[last]]
+    begins = starts[last]
     behind = comm[np.maximum(np.searchsorted(ends[comm], begins, side="right") - 1, 0)]
     passed_on = ~is_comm[last] & (ends[behind] <= begins) & (begins - ends[behind] <= RELEASE_NS)
     call = np.where(is_comm[last], last, np.where(passed_on, behind, -1))
     start = np.maximum(before[gap], own.launched[1:][gap])
     held = (call >= 0) & (after[gap] - ends[last] <= RELEASE_NS) & (ends[call] > start)
     gap, call, start = gap[held], call[held], start[held]
-    keys = zip(trace.ts_ns[rows[call]].tolist(), trace.stream[rows[call]].tolist(), strict=True)
+    keys = zip(starts[call].tolist(), events.stream[other[call]].tolist(), strict=True)
     by_call: dict[tuple[int, int], int] = {}
     for position, key in enumerate(keys):
         by_call.setdefault(key, position)
