@@ -11,7 +11,6 @@ import numpy.typing as npt
 from tracedoc.idle_causes import CAUSES
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import Activity, GpuEvents
-from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.syncs import Syncs, find_syncs
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace

@@ -9,7 +9,7 @@ from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, COPY, Activity, GpuEvents, gloo_rows
 from tracedoc.timeline.phases import Phase, Phases
 from tracedoc.timeline.steps import Window
-from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.columns import Trace
 from tracedoc.trace.distinct import is_among
 
 ORDER = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)

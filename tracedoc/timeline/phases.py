@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from tracedoc.spans import Spans, places_in
 from tracedoc.timeline.activity import COMMUNICATION, GpuEvents, gloo_rows
 from tracedoc.timeline.gloo_calls import gloo_calls
-from tracedoc.timeline.launches import NO_ROW, Rows
+from tracedoc.timeline.launches import Rows
 from tracedoc.timeline.steps import HostSteps, fill_unlinked, outermost_rows
 from tracedoc.trace import frameworks, vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import difference, distinct, is_among
+from tracedoc.trace.distinct import difference, distinct
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

@@ -11,7 +11,7 @@ from tracedoc.timeline.activity import GpuEvents
 from tracedoc.timeline.launches import Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import distinct, is_among, union
+from tracedoc.trace.distinct import distinct, union
 from tracedoc.trace.vocabulary import RuntimeRole
 
 CLOCKS_NS = 20_000
