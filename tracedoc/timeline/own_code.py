@@ -88,9 +88,9 @@ def places_of_timeline(timeline: RankTimeline) -> tuple[CodePlace, ...]:
     mine = mine.clip(window.start_ns, window.end_ns)
     if len(mine) == 0:
         return ()
-    loading = timeline.host_delays.input
-    operators = timeline.trace.rows(Kind.CPU_OP)
-    return _places(timeline.trace, distinct(timeline.trace.thread[operators]), mine, loading)
+    trace = timeline.trace
+    threads = distinct(trace.thread[trace.rows(Kind.CPU_OP)])
+    return _places(trace, threads, mine, timeline.host_delays.input)
 
 
 def places_of_source_step(trace: Trace) -> tuple[CodePlace, ...]:
@@ -125,12 +125,14 @@ def place_around(trace: Trace, row: int) -> CodePlace | None:
 
 def _places(trace: Trace, threads: np.ndarray, wanted: Spans, loading: Spans) -> tuple[CodePlace, ...]:
     """Return the innermost function or range of the script at each wanted time, most time first."""
-    kinds = is_among(trace.kind, np.array([int(Kind.PYTHON), int(Kind.ANNOTATION)], dtype=trace.kind.dtype))
+    frames = trace.rows(Kind.PYTHON, Kind.ANNOTATION)
+    owners = {index: _owner(trace.names[index]) for index in distinct(trace.name[frames]).tolist()}
+    counting = [index for index, owner in owners.items() if owner != _THROUGH]
+    frames = frames[is_among(trace.name[frames], counting)]
+    thread_of = trace.thread[frames]
     pieces: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    owners = {index: _owner(name) for index, name in enumerate(trace.names)}
     for thread in threads.tolist():
-        rows = np.flatnonzero(kinds & (trace.thread == thread))
-        for name, start, end in _innermost(trace, rows, owners):
+        for name, start, end in _innermost(trace, frames[thread_of == thread]):
             pieces[name].append((start, end))
     found = []
     for name, pairs in pieces.items():
@@ -169,12 +171,9 @@ def _owner(name: str) -> CodePlace | str:
     return CodePlace(file, int(frame["line"]), frame["function"], loading=False, time_ns=0)
 
 
-def _innermost(
-    trace: Trace, rows: np.ndarray, owners: dict[int, CodePlace | str]
-) -> list[tuple[int, int, int]]:
-    """Return ``(name, start, end)`` of the times at which a frame is the innermost that counts."""
-    chosen = [row for row in rows.tolist() if owners[int(trace.name[row])] != _THROUGH]
-    order = sorted(chosen, key=lambda row: (int(trace.ts_ns[row]), -int(trace.dur_ns[row])))
+def _innermost(trace: Trace, rows: np.ndarray) -> list[tuple[int, int, int]]:
+    """Return ``(name, start, end)`` of the times at which a frame is the innermost of these."""
+    rows = rows[np.lexsort((-trace.dur_ns[rows], trace.ts_ns[rows]))]
     found: list[tuple[int, int, int]] = []
     open_: list[tuple[int, int]] = []  # name and end
     since = 0
@@ -187,12 +186,12 @@ def _innermost(
                 found.append((name, since, end))
                 since = end
 
-    for row in order:
-        start, end = int(trace.ts_ns[row]), int(trace.end_ns[row])
+    columns = (column[rows].tolist() for column in (trace.name, trace.ts_ns, trace.end_ns))
+    for name, start, end in zip(*columns, strict=True):
         close(start)
         if open_ and start > since:
             found.append((open_[-1][0], since, start))
         since = max(since, start) if open_ else start
-        open_.append((int(trace.name[row]), min(end, open_[-1][1]) if open_ else end))
+        open_.append((name, min(end, open_[-1][1]) if open_ else end))
     close(sys.maxsize)
     return found
