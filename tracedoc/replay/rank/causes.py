@@ -91,10 +91,9 @@ def _last_launched(device: DeviceEvents, stream: npt.NDArray[np.integer], times:
     """Return the last event launched before each time on the stream (a code) of each; ``NONE`` if none."""
     found = np.full(times.size, NONE, dtype=np.int64)
     for code in distinct(stream).tolist():
-        events = device.on_stream(code)
-        mine = np.flatnonzero(stream == code)
-        place = np.searchsorted(np.maximum.accumulate(device.launched_ns[events]), times[mine])
-        found[mine] = np.where(place > 0, events[np.maximum(place - 1, 0)] if events.size else NONE, NONE)
+        lane, mine = device.lanes[code], np.flatnonzero(stream == code)
+        place = np.searchsorted(lane.launched_ns, times[mine])
+        found[mine] = np.where(place > 0, lane.events[np.maximum(place - 1, 0)], NONE)
     return found
 
 
@@ -118,10 +117,9 @@ def _recorded(trace: Trace, device: DeviceEvents) -> Part | None:
     sources = _last_launched(device, source, recorded_at)
     targets = np.full(at.size, NONE, dtype=np.int64)
     for number in distinct(waiting).tolist():
-        events = device.on_stream(number)
-        mine = np.flatnonzero(waiting == number)
-        place = np.searchsorted(np.maximum.accumulate(device.launched_ns[events]), at[mine])
-        targets[mine] = np.where(place < events.size, events[np.minimum(place, events.size - 1)], NONE)
+        lane, mine = device.lanes[number], np.flatnonzero(waiting == number)
+        place = np.searchsorted(lane.launched_ns, at[mine])
+        targets[mine] = np.append(lane.events, NONE)[place]
     there = (sources >= 0) & (targets >= 0)
     sources, targets = sources[there], targets[there]
     seen = device.start_ns[targets] - device.end_ns[sources]
@@ -175,13 +173,11 @@ def _crossings(device: DeviceEvents, unexplained: Int64Array) -> Part:
     # then its blocks fill the device.
     window = np.maximum(SHORTLY_NS, late // 50)
     overlap = np.where(late > LONG_DELAY_NS, TAIL_NS, 1_000)
-    for code in range(device.streams.size):
-        others = device.on_stream(code)
-        ends = np.maximum.accumulate(device.end_ns[others])
-        ended = np.searchsorted(ends, start + COPY_SLACK_NS, side="right")
-        earlier = np.searchsorted(np.maximum.accumulate(device.launched_ns[others]), launched)
+    for code, others in enumerate(device.lanes):
+        ended = np.searchsorted(others.ended_ns, start + COPY_SLACK_NS, side="right")
+        earlier = np.searchsorted(others.launched_ns, launched)
         place = np.where(launched == UNLAUNCHED, ended, np.minimum(ended, earlier)) - 1
-        candidate = others[np.maximum(place, 0)]
+        candidate = others.events[np.maximum(place, 0)]
         end = device.end_ns[candidate]
         slack = np.where(device.rank[candidate] == RANK_OF_COPY, COPY_SLACK_NS, overlap)
         fits = (place >= 0) & (device.stream[events] != code) & (end >= start - window)
@@ -199,7 +195,7 @@ def _orders(timeline: RankTimeline, device: DeviceEvents, explained: Int64Array)
     """Return the first compute after each collective: it may have waited for it, though nothing shows so."""
     collectives = np.flatnonzero(device.row >= 0)
     others = collectives[~reduced_in_backward(timeline)[device.row[collectives]]]
-    source, target = next_compute(device, others, device.computes())
+    source, target = next_compute(device, others, device.compute.events)
     kept = ~is_among(target, explained)
     return Cause.ORDER, source[kept], target[kept], np.zeros(int(kept.sum()), dtype=np.int64)
 
@@ -249,12 +245,10 @@ def _awaited(device: DeviceEvents, calls: Calls, waiting: npt.NDArray[np.intp]) 
     start, end = calls.start_ns[waiting], calls.end_ns[waiting]
     best = np.full(waiting.size, NONE, dtype=np.int64)
     best_end = start.copy()
-    for code in range(device.streams.size):
-        events = device.on_stream(code)
-        launched = np.maximum.accumulate(device.launched_ns[events])
-        ended = np.maximum.accumulate(device.end_ns[events])
-        place = np.minimum(np.searchsorted(launched, start), np.searchsorted(ended, end + CLOCKS_NS, "right"))
-        candidate = events[np.maximum(place - 1, 0)]
+    for lane in device.lanes:
+        launched = np.searchsorted(lane.launched_ns, start)
+        place = np.minimum(launched, np.searchsorted(lane.ended_ns, end + CLOCKS_NS, "right"))
+        candidate = lane.events[np.maximum(place - 1, 0)]
         better = (place > 0) & (device.end_ns[candidate] > best_end)
         best[better], best_end[better] = candidate[better], device.end_ns[candidate[better]]
     return best

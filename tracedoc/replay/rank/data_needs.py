@@ -65,7 +65,7 @@ def next_compute(device: DeviceEvents, sources: Events, compute: Events) -> tupl
 
 def _gradients(timeline: RankTimeline, device: DeviceEvents) -> tuple[Int64Array, Int64Array]:
     """Return each reduction with the first compute after the backward pass that it delays."""
-    collectives, compute = np.flatnonzero(device.row >= 0), device.computes()
+    collectives, compute = np.flatnonzero(device.row >= 0), device.compute.events
     reductions = collectives[reduced_in_backward(timeline)[device.row[collectives]]]
     after = ~is_among(device.part[compute], np.array([Phase.BACKWARD, Phase.RECOMPUTE]))
     return next_compute(device, reductions, compute[after])
@@ -89,10 +89,9 @@ def _uses(
         return gathered, gathered
     hook = timeline.units.units.gathers.hook_ns
     known = (gathered >= 0) & (hook != NO_TIME)
-    source, compute = gathered[known], device.computes()
-    launched = np.maximum.accumulate(device.launched_ns[compute])
+    source, compute = gathered[known], device.compute.events
     place = np.maximum(
-        np.searchsorted(launched, hook[known]),
+        np.searchsorted(device.compute.launched_ns, hook[known]),
         np.searchsorted(device.start_ns[compute], device.end_ns[source]),
     )
     there = place < compute.size
@@ -101,9 +100,8 @@ def _uses(
 
 def _updates(device: DeviceEvents, gathered: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return the last compute launched before each gather, where that is of the optimizer, and the gather."""
-    target, compute = gathered[gathered >= 0], device.computes()
-    launched = np.maximum.accumulate(device.launched_ns[compute])
-    place = np.searchsorted(launched, device.launched_ns[target]) - 1
+    target, compute = gathered[gathered >= 0], device.compute.events
+    place = np.searchsorted(device.compute.launched_ns, device.launched_ns[target]) - 1
     known = (place >= 0) & (device.launched_ns[target] != UNLAUNCHED)
     source, target = compute[place[known]], target[known]
     optimizes = (device.part[source] == Phase.OPTIMIZER) | (device.group[source] == Group.OPTIMIZER)
@@ -122,7 +120,7 @@ def _next_steps(
     device: DeviceEvents, update: Int64Array, gather: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
     """Return gathers of what was updated with the next compute, where none ran beside them."""
-    compute = device.computes()
+    compute = device.compute.events
     place = np.searchsorted(device.start_ns[compute], device.end_ns[update])
     there = place < compute.size
     source, target = gather[there], compute[place[there]]

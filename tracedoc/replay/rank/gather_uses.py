@@ -55,8 +55,7 @@ def _classes(timeline: RankTimeline, device: DeviceEvents) -> list[Events]:
 
 
 def _of_class(device: DeviceEvents, gathers: Events) -> tuple[Int64Array, Int64Array]:
-    compute = device.computes()
-    launched = np.maximum.accumulate(device.launched_ns[compute])
+    compute, launched = device.compute.events, device.compute.launched_ns
     called = device.launched_ns[gathers]
     for ahead in range(min(MOST_AHEAD + 1, gathers.size)):
         place = np.searchsorted(launched, called[ahead:], side="right")

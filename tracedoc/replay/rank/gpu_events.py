@@ -29,10 +29,24 @@ UNLAUNCHED = np.iinfo(np.int64).min
 """The launch time of events whose launch was not captured: before everything."""
 
 
+class Lane(msgspec.Struct, frozen=True, eq=False):
+    """Events in order of start, and when each and all before it had been launched, and had ended."""
+
+    events: npt.NDArray[np.intp]
+    launched_ns: Int64Array
+    ended_ns: Int64Array
+
+    @classmethod
+    def of(cls, events: npt.NDArray[np.intp], launched_ns: Int64Array, end_ns: Int64Array) -> Lane:
+        """Return the lane of some events, by when all events were launched and ended."""
+        return cls(events, np.maximum.accumulate(launched_ns[events]), np.maximum.accumulate(end_ns[events]))
+
+
 class DeviceEvents(msgspec.Struct, frozen=True, eq=False):
     """The events of the judged device in order of start, over the whole capture.
 
-    ``launched_ns`` is when the launching call starts (``UNLAUNCHED`` without one), ``before`` the event
+    ``launched_ns`` is when the launching call starts (``UNLAUNCHED`` without one), ``lanes`` has the events
+    of each stream, ``compute`` those of the compute stream that are no collectives, ``before`` is the event
     before on the same stream, ``row`` the row in the table of collectives (``NONE`` for others), ``rank`` how
     likely an event is what others wait for (less is likelier). ``launch_lag`` and ``gap`` are what a launch
     and the order of the stream explain of the start, ``delay`` what they leave unexplained.
@@ -46,6 +60,8 @@ class DeviceEvents(msgspec.Struct, frozen=True, eq=False):
     stream: Codes
     streams: Int64Array
     compute_stream: int
+    lanes: tuple[Lane, ...]
+    compute: Lane
     group: Codes
     part: Codes
     step: Int64Array
@@ -62,15 +78,6 @@ class DeviceEvents(msgspec.Struct, frozen=True, eq=False):
         """Which events have a launch."""
         return np.asarray(self.launch_rows != NO_ROW)
 
-    def on_stream(self, code: int) -> npt.NDArray[np.intp]:
-        """Return the events of one stream, in order."""
-        return np.flatnonzero(self.stream == code)
-
-    def computes(self) -> npt.NDArray[np.intp]:
-        """Return the events of the compute stream that are no collectives, in order."""
-        events = self.on_stream(self.compute_stream)
-        return events[self.row[events] < 0]
-
 
 _RANKS = {"all_gather": 0, "all_to_all": 1, "all_reduce": 2, "reduce_scatter": 5}
 _RANK_OF_COMM, RANK_OF_COMPUTE, RANK_OF_COPY = 2, 3, 4
@@ -85,7 +92,8 @@ def device_events(timeline: RankTimeline) -> DeviceEvents:
     streams = distinct(trace.stream[rows])
     stream = np.searchsorted(streams, trace.stream[rows])
     launched = np.where(launch_rows != NO_ROW, trace.ts_ns[np.maximum(launch_rows, 0)], UNLAUNCHED)
-    before = _before(stream, streams.size)
+    lanes = tuple(Lane.of(np.flatnonzero(stream == code), launched, end) for code in range(streams.size))
+    before = _before(lanes, rows.size)
     comm = np.flatnonzero(classes == COMMUNICATION)
     row = np.full(rows.size, NONE, dtype=np.int64)
     row[comm] = np.arange(comm.size)
@@ -99,6 +107,10 @@ def device_events(timeline: RankTimeline) -> DeviceEvents:
     explained[behind] = np.maximum(explained[behind], end[before[behind]] + gap[behind])
     phases = timeline.phases
     own = np.flatnonzero(streams == timeline.stream)
+    compute_stream = int(own[0]) if own.size else 0
+    compute = lanes[compute_stream]
+    if (row[compute.events] >= 0).any():
+        compute = Lane.of(compute.events[row[compute.events] < 0], launched, end)
     return DeviceEvents(
         rows=rows,
         start_ns=start,
@@ -107,7 +119,9 @@ def device_events(timeline: RankTimeline) -> DeviceEvents:
         launch_rows=launch_rows,
         stream=stream.astype(np.uint8),
         streams=streams,
-        compute_stream=int(own[0]) if own.size else 0,
+        compute_stream=compute_stream,
+        lanes=lanes,
+        compute=compute,
         group=_groups(timeline, rows, classes),
         part=phases.of_events[mine] if phases is not None else np.zeros(rows.size, dtype=np.uint8),
         step=timeline.step_position[mine],
@@ -121,11 +135,10 @@ def device_events(timeline: RankTimeline) -> DeviceEvents:
     )
 
 
-def _before(stream: npt.NDArray[np.intp], streams: int) -> Int64Array:
-    before = np.full(stream.size, NONE, dtype=np.int64)
-    for code in range(streams):
-        mine = np.flatnonzero(stream == code)
-        before[mine[1:]] = mine[:-1]
+def _before(lanes: tuple[Lane, ...], size: int) -> Int64Array:
+    before = np.full(size, NONE, dtype=np.int64)
+    for lane in lanes:
+        before[lane.events[1:]] = lane.events[:-1]
     return before
 
 

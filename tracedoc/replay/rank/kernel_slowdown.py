@@ -8,6 +8,8 @@ import numpy.typing as npt
 from tracedoc.replay.rank.gpu_events import RANK_OF_COMPUTE, DeviceEvents
 from tracedoc.replay.rank.program import UNKNOWN_SHARE
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.trace.compact import narrowest
+from tracedoc.trace.distinct import places_by_value
 
 BESIDE, ALONE = 0.9, 0.1
 """Kernels that run beside communication for more than one share are compared with those below the other."""
@@ -36,12 +38,11 @@ def measure_contention(timeline: RankTimeline, device: DeviceEvents) -> float:
     start, end = device.start_ns[compute], device.end_ns[compute]
     length = (end - start).astype(np.float64)
     share = activity.comm.covered_ns(start, end) / np.maximum(length, 1)
-    grid = trace.grid[rows]
-    kind = trace.name[rows].astype(np.int64) << 32 | (grid.astype(np.int64) + 1)
-    order = np.argsort(kind, kind="stable")
-    edges = np.flatnonzero(np.concatenate(([True], np.diff(kind[order]) != 0)))
+    kinds = len(trace.grids) + 1
+    kind = trace.name[rows].astype(np.int64) * kinds + trace.grid[rows] + 1
     ratios, weights = [], []
-    for mine in np.split(order, edges[1:]):
+    # In few bits, numbers are sorted by their digits.
+    for _, mine in places_by_value(kind.astype(narrowest(0, len(trace.names) * kinds))):
         beside, alone = length[mine[share[mine] > BESIDE]], length[mine[share[mine] < ALONE]]
         if _alike(beside) and _alike(alone):
             ratios.append(_middle(beside) / max(_middle(alone), 1.0))

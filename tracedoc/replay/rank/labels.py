@@ -42,8 +42,8 @@ def longest_lags(
     The innermost range around the middle of the lag counts, on any thread that makes calls; lags without a
     range do not. ``ranges`` are those of all threads (:func:`ranges_by_thread`).
     """
-    chosen = np.argsort(-lag[1:], kind="stable")[:MOST_LABELS] + 1
-    chosen = np.sort(chosen[lag[chosen] >= LONG_LAG_NS])
+    long = np.flatnonzero(lag[1:] >= LONG_LAG_NS) + 1
+    chosen = np.sort(long[np.argsort(-lag[long], kind="stable")[:MOST_LABELS]])
     if chosen.size == 0:
         return np.empty(0, dtype=np.int32), ()
     by_thread = [ranges[thread] for thread in distinct(calls.thread).tolist()]

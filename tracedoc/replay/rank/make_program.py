@@ -93,7 +93,7 @@ def _cuts(timeline: RankTimeline, device: DeviceEvents) -> Int64Array:
     """Return when each step's first compute kernel was launched, else when its host range begins."""
     steps = timeline.host.steps
     cuts = np.array([step.start_ns for step in steps], dtype=np.int64)
-    kernels = device.on_stream(device.compute_stream)
+    kernels = device.lanes[device.compute_stream].events
     kernels = kernels[(device.rank[kernels] == RANK_OF_COMPUTE) & device.linked[kernels]]
     position = device.step[kernels]
     kernels = kernels[(position >= 0) & (position < len(steps))][::-1]
@@ -362,9 +362,9 @@ def _same_of_step_before(
     same = np.full(device.rows.size, NONE, dtype=np.int64)
     if position is None:
         return same
+    earlier = np.flatnonzero(sources.home == position - 1)
     for code in distinct(device.stream[events]).tolist():
-        stream = device.on_stream(code)
-        before, now = stream[sources.home[stream] == position - 1], stream[local[stream] >= 0]
+        before, now = (one[device.stream[one] == code] for one in (earlier, events))
         size = min(before.size, now.size)
         same[before[before.size - size :]] = local[now[now.size - size :]]
     return same

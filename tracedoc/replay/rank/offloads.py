@@ -39,7 +39,7 @@ def with_offloading(
         return program
     copies = is_among(program.group, np.array([Group.COPY_IN, Group.COPY_OUT], dtype=np.uint8))
     large = timeline.trace.nbytes[device.rows[events]] >= LARGE_COPY_BYTES
-    compute = device.computes()
+    compute = device.compute.events
     first = compute[device.step[compute] == position]
     own = device.step[events] == position
     if first.size:
