@@ -11,6 +11,7 @@ from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.phases import Phase
+from tracedoc.trace.distinct import is_among
 
 RESOLUTION = 1500
 """Gaps shorter than a step divided by this are closed: on a screen they have less than a pixel."""
@@ -53,26 +54,36 @@ def thinned(spans: Spans, gap_ns: int, most: int) -> Spans:
 
 
 def _sets(timeline: RankTimeline) -> Iterator[tuple[str, Spans]]:
-    activity, phases = timeline.activity, timeline.phases
+    activity = timeline.activity
     assert activity is not None
-    rest = activity.compute
-    for phase in PHASES_DRAWN if phases is not None else ():
-        own = _compute_of(timeline, phase) & rest
-        rest = rest - own
-        yield phase.name.lower(), own
-    yield "compute", rest
+    yield from _compute_by_phase(timeline, activity.compute)
     yield "communication", activity.comm
     yield "copy", activity.copy
     for cause, spans in (timeline.idle.spans if timeline.idle is not None else {}).items():
         yield f"{IDLE}{cause}", spans
 
 
-def _compute_of(timeline: RankTimeline, phase: Phase) -> Spans:
-    assert timeline.phases is not None
-    if timeline.is_cpu:
-        return timeline.phases.host_spans(phase)
-    trace, events = timeline.trace, timeline.events
-    mine = (events.classes == COMPUTE) & (timeline.phases.of_events == phase)
-    mine &= trace.device[events.rows] == timeline.device
-    rows = events.rows[mine]
-    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+def _compute_by_phase(timeline: RankTimeline, compute: Spans) -> Iterator[tuple[str, Spans]]:
+    """Yield disjoint sets: where kernels of several phases run at once, it is the first of them."""
+    phases, rest = timeline.phases, compute
+    if phases is None:
+        pass
+    elif timeline.is_cpu:
+        for phase in PHASES_DRAWN:
+            own = phases.host_spans(phase) & rest
+            rest = rest - own
+            yield phase.name.lower(), own
+    else:
+        events = timeline.events
+        mine = (events.classes == COMPUTE) & (events.device == timeline.device)
+        label, start, end = phases.of_events[mine], events.start_ns[mine], events.end_ns[mine]
+        apart = bool((start[1:] >= np.maximum.accumulate(end)[:-1]).all())
+        for phase in PHASES_DRAWN:
+            own = Spans.of(start[label == phase], end[label == phase])
+            if not apart:
+                own, rest = own & rest, rest - own
+            yield phase.name.lower(), own
+        if apart:
+            others = ~is_among(label, PHASES_DRAWN)
+            rest = Spans.of(start[others], end[others])
+    yield "compute", rest

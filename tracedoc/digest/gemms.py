@@ -11,7 +11,6 @@ import numpy.typing as npt
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.trace.columns import Kind
 from tracedoc.trace.kernels import KernelCategory
 from tracedoc.trace.matrix_kernels import matrix_format
 
@@ -90,12 +89,14 @@ def _gemm_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
             category is KernelCategory.GEMM and matrix_format(name) is not None and "gemv" not in name
         )
     windows = [w for w in timeline.windows if w.complete or w == timeline.judged]
-    starts = trace.ts_ns[events.rows]
     steps = Spans.of([window.start_ns for window in windows], [window.end_ns for window in windows])
-    judged = steps.covered_ns(starts, starts + 1) > 0
-    judged &= (events.classes == COMPUTE) & (trace.device[events.rows] == timeline.device)
-    judged &= (trace.kind[events.rows] == int(Kind.KERNEL)) & dense[trace.name[events.rows]]
-    return np.asarray(events.rows[judged], dtype=np.intp)
+    bounds = np.searchsorted(events.start_ns, np.stack((steps.starts, steps.ends), axis=1))
+    judged = np.zeros(events.rows.size, dtype=bool)
+    for first, last in bounds.tolist():
+        judged[first:last] = True
+    judged &= (events.classes == COMPUTE) & (events.device == timeline.device) & events.kernels
+    rows = events.rows[judged]
+    return np.asarray(rows[dense[trace.name[rows]]], dtype=np.intp)
 
 
 def _key(name: str, grid: tuple[int, ...]) -> int:

@@ -22,7 +22,6 @@ from tracedoc.timeline.host import (
 from tracedoc.timeline.own_code import CodePlace, places_of_timeline
 from tracedoc.timeline.syncs import Syncs, askers, is_library, launching_threads
 from tracedoc.trace.columns import Kind
-from tracedoc.trace.distinct import is_among
 
 MAX_SYNCS = 40
 """The table of waits keeps this many askers, those that cost most."""
@@ -145,7 +144,7 @@ def long_operators(timeline: RankTimeline, least_ns: int) -> np.ndarray:
     """Return the rows of operators of launching threads that take so long or longer."""
     trace = timeline.trace
     rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & (trace.dur_ns >= least_ns))
-    return rows[is_among(trace.thread[rows], launching_threads(trace, timeline.events))]
+    return rows[trace.thread.among(launching_threads(trace, timeline.events), rows)]
 
 
 def operator_filling(timeline: RankTimeline, operators: np.ndarray, start_ns: int, end_ns: int) -> str | None:

@@ -18,7 +18,6 @@ from tracedoc.spans import Int64Array
 from tracedoc.timeline.activity import COMMUNICATION
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable
-from tracedoc.timeline.launches import NO_ROW
 
 LATENCY_NS = 12_000
 """From a launch to the start of its kernel on an idle stream, at most: what exceeds it has another reason."""
@@ -107,16 +106,11 @@ def meetings(timeline: RankTimeline) -> Meetings | None:
 def _gpu_lane(timeline: RankTimeline) -> _Lane | None:
     if timeline.stream is None:
         return None
-    trace, events = timeline.trace, timeline.events
-    mine = (
-        (trace.device[events.rows] == timeline.device)
-        & (trace.stream[events.rows] == timeline.stream)
-        & (events.classes != COMMUNICATION)
-    )
-    rows, launches = events.rows[mine], events.launch_rows[mine]
-    start = trace.ts_ns[rows]
-    launch = np.where(launches != NO_ROW, trace.ts_ns[np.maximum(launches, 0)], -_FAR)
-    return _Lane(start, np.maximum.accumulate(start + trace.dur_ns[rows]), launch)
+    events = timeline.events
+    mine = (events.device == timeline.device) & (events.stream == timeline.stream)
+    mine &= events.classes != COMMUNICATION
+    launch = np.where(events.linked[mine], events.launch_ns[mine], -_FAR)
+    return _Lane(events.start_ns[mine], np.maximum.accumulate(events.end_ns[mine]), launch)
 
 
 def _path(timeline: RankTimeline, lane: _Lane, table: CollectiveTable) -> Meetings:

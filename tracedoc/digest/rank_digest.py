@@ -300,14 +300,9 @@ def _kernel_table(timeline: RankTimeline) -> KernelTable:
     window, trace, events = timeline.judged, timeline.trace, timeline.events
     if window is None or timeline.device is None:
         return KernelTable()
-    rows = events.rows
-    inside = (
-        (trace.device[rows] == timeline.device)
-        & (trace.kind[rows] == int(Kind.KERNEL))
-        & (trace.ts_ns[rows] >= window.start_ns)
-        & (trace.ts_ns[rows] < window.end_ns)
-    )
-    rows = rows[inside]
+    first, last = np.searchsorted(events.start_ns, (window.start_ns, window.end_ns))
+    mine = (events.device[first:last] == timeline.device) & (events.kinds[first:last] == int(Kind.KERNEL))
+    rows = events.rows[first:last][mine]
     names, inverse, calls = np.unique(trace.name[rows], return_inverse=True, return_counts=True)
     times = np.bincount(inverse, weights=trace.dur_ns[rows], minlength=names.size)
     order = np.argsort(-times, kind="stable")[:MAX_KERNEL_NAMES]

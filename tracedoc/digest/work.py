@@ -51,8 +51,7 @@ def work_table(timeline: RankTimeline) -> WorkTable:
 def _launched(timeline: RankTimeline, windows: tuple[Window, ...]) -> tuple[Int64Array, Int64Array]:
     """Return for each step the kernels that it launched, and the thread blocks of the sized ones."""
     trace, events = timeline.trace, timeline.events
-    mine = (events.classes == COMPUTE) & (trace.device[events.rows] == timeline.device)
-    mine &= trace.kind[events.rows] == int(Kind.KERNEL)
+    mine = (events.classes == COMPUTE) & (events.device == timeline.device) & events.kernels
     rows, position = events.rows[mine], timeline.step_position[mine]
     sized = np.ones(len(trace.names), dtype=bool)
     for name_id, category in events.categories.items():

@@ -127,8 +127,9 @@ def with_pauses_behind_waits(timeline: RankTimeline, work: Work) -> Work:
 def _in_calls(timeline: RankTimeline) -> Spans:
     """Return when a launching thread is inside an operator or a runtime call."""
     trace = timeline.trace
-    rows = trace.rows(Kind.CPU_OP, Kind.RUNTIME)
-    rows = rows[is_among(trace.thread[rows], launching_threads(trace, timeline.events))]
+    calls = trace.is_kind(Kind.CPU_OP, Kind.RUNTIME)
+    calls &= trace.thread.among(launching_threads(trace, timeline.events))
+    rows = np.flatnonzero(calls)
     return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
 
 
@@ -144,10 +145,9 @@ def _matrix(timeline: RankTimeline, compute: Spans) -> tuple[Spans, Int64Array]:
         return spans & compute, trace.ts_ns[rows]
     for index, category in events.categories.items():
         named[index] = category in MATRIX
-    rows = events.rows[(events.classes == COMPUTE) & (trace.device[events.rows] == timeline.device)]
-    starts = trace.ts_ns[rows[trace.kind[rows] == int(Kind.KERNEL)]]
-    rows = rows[named[trace.name[rows]]]
-    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows]), starts
+    computes = (events.classes == COMPUTE) & (events.device == timeline.device)
+    mine = computes & named[trace.name[events.rows]]
+    return Spans.of(events.start_ns[mine], events.end_ns[mine]), events.start_ns[computes & events.kernels]
 
 
 def _optimizer_spans(timeline: RankTimeline) -> Spans:
@@ -332,7 +332,7 @@ def _stepping_threads(timeline: RankTimeline) -> npt.NDArray[np.int32]:
     """Return the threads that step the model."""
     trace = timeline.trace
     if timeline.is_cpu:
-        return distinct(trace.thread[trace.rows(Kind.CPU_OP)])
+        return trace.thread.distinct(trace.rows(Kind.CPU_OP))
     return launching_threads(trace, timeline.events)
 
 
@@ -341,7 +341,7 @@ def _stepping_rows(trace: Trace, threads: npt.NDArray[np.int32]) -> Rows:
     loads = trace.rows_named(lambda name: vocabulary.data_loader(name) is not None, Kind.ANNOTATION)
     stepping = trace.kind == int(Kind.CPU_OP)
     stepping[loads] = True
-    return np.flatnonzero(stepping & is_among(trace.thread, threads))
+    return np.flatnonzero(stepping & trace.thread.among(threads))
 
 
 def _seeds(trace: Trace, phases: Phases, rows: Rows) -> npt.NDArray[np.intp]:
@@ -365,7 +365,7 @@ def _before_forward(timeline: RankTimeline, phases: Phases, threads: npt.NDArray
     trace = timeline.trace
     for is_sign in (frameworks.is_forward_wrapper, frameworks.is_forward_operator):
         signing = trace.rows_named(is_sign, Kind.CPU_OP, Kind.ANNOTATION)
-        signs = trace.ts_ns[signing[is_among(trace.thread[signing], threads)]]
+        signs = trace.ts_ns[signing[trace.thread.among(threads, signing)]]
         if signs.size:
             break
     # Between the end of one pass and the start of the next, the first sign counts.

@@ -12,13 +12,13 @@ from tracedoc.replay.rank.program import NONE, Call, Codes, Indices
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.activity import COMMUNICATION
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.launches import NO_ROW, Rows
+from tracedoc.timeline.launches import Rows
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.steps import outermost_rows
 from tracedoc.timeline.syncs import launching_threads
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import distinct, is_among, union
+from tracedoc.trace.distinct import distinct, union
 from tracedoc.trace.vocabulary import RuntimeRole
 
 SHORT_ALLOCATION_NS = 20_000
@@ -52,17 +52,16 @@ class Calls(msgspec.Struct, frozen=True, eq=False):
 def find_calls(timeline: RankTimeline) -> Calls:
     """Return the calls that launch, wait, allocate or fetch input, on threads that launch GPU work."""
     trace, events = timeline.trace, timeline.events
-    mine = (trace.device[events.rows] == timeline.device) & (events.launch_rows != NO_ROW)
-    launches, classes = events.launch_rows[mine], events.classes[mine]
+    mine = (events.device == timeline.device) & events.linked
+    launches = events.launch_rows[mine]
     kind = np.full(len(trace), np.uint8(Call.RANGE), dtype=np.uint8)
     kind[launches] = Call.LAUNCH
-    kind[launches[trace.kind[events.rows[mine]] == int(Kind.MEMCPY)]] = Call.COPY
-    kind[launches[classes == COMMUNICATION]] = Call.COMM
+    kind[launches[events.kinds[mine] == int(Kind.MEMCPY)]] = Call.COPY
+    kind[launches[events.classes[mine] == COMMUNICATION]] = Call.COMM
     threads = launching_threads(trace, events)
     roles = np.array([_role(name) for name in trace.names] or [0], dtype=np.uint8)
-    others = trace.rows(Kind.RUNTIME)
-    others = others[roles[trace.name[others]] != 0]
-    others = others[is_among(trace.thread[others], threads)]
+    others = trace.rows_of_names(roles != 0, Kind.RUNTIME)
+    others = others[trace.thread.among(threads, others)]
     role = roles[trace.name[others]]
     waits = others[role == _SYNC]
     kind[waits] = Call.SYNC
@@ -87,7 +86,7 @@ def loader_rows(trace: Trace, threads: npt.NDArray[np.int32]) -> Rows:
     rows = trace.rows_named(
         lambda name: vocabulary.data_loader(name) is not None, Kind.ANNOTATION, Kind.CPU_OP
     )
-    rows = rows[is_among(trace.thread[rows], threads)]
+    rows = rows[trace.thread.among(threads, rows)]
     return outermost_rows(trace, rows)
 
 

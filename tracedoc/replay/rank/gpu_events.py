@@ -8,11 +8,11 @@ import numpy.typing as npt
 
 from tracedoc.replay.rank.program import NONE, Codes, Group
 from tracedoc.spans import Int64Array
-from tracedoc.timeline.activity import COMMUNICATION, COMPUTE
+from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, GpuEvents
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.trace import vocabulary
-from tracedoc.trace.columns import Kind
+from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.vocabulary import KernelCategory
 
@@ -58,7 +58,7 @@ class DeviceEvents(msgspec.Struct, frozen=True, eq=False):
     launched_ns: Int64Array
     launch_rows: Rows
     stream: Codes
-    streams: Int64Array
+    streams: npt.NDArray[np.int32]
     compute_stream: int
     lanes: tuple[Lane, ...]
     compute: Lane
@@ -85,17 +85,16 @@ _RANK_OF_COMM, RANK_OF_COMPUTE, RANK_OF_COPY = 2, 3, 4
 
 def device_events(timeline: RankTimeline) -> DeviceEvents:
     """Return the events of the judged device of a GPU timeline."""
-    trace, events = timeline.trace, timeline.events
-    mine = np.flatnonzero(trace.device[events.rows] == timeline.device)
-    rows, launch_rows, classes = events.rows[mine], events.launch_rows[mine], events.classes[mine]
-    start, end = trace.ts_ns[rows], trace.end_ns[rows]
-    streams = distinct(trace.stream[rows])
-    stream = np.searchsorted(streams, trace.stream[rows])
-    launched = np.where(launch_rows != NO_ROW, trace.ts_ns[np.maximum(launch_rows, 0)], UNLAUNCHED)
+    mine = timeline.events.device == timeline.device
+    events = timeline.events.on(timeline.device)
+    start, end, classes = events.start_ns, events.end_ns, events.classes
+    streams = distinct(events.stream)
+    stream = np.searchsorted(streams, events.stream).astype(np.uint8)
+    launched = np.where(events.linked, events.launch_ns, UNLAUNCHED)
     lanes = tuple(Lane.of(np.flatnonzero(stream == code), launched, end) for code in range(streams.size))
-    before = _before(lanes, rows.size)
+    before = _before(lanes, start.size)
     comm = np.flatnonzero(classes == COMMUNICATION)
-    row = np.full(rows.size, NONE, dtype=np.int64)
+    row = np.full(start.size, NONE, dtype=np.int64)
     row[comm] = np.arange(comm.size)
     op = tuple(timeline.collectives.kinds[kind].op for kind in timeline.collectives.kind.tolist())
     rank = np.where(classes == COMPUTE, RANK_OF_COMPUTE, RANK_OF_COPY).astype(np.uint8)
@@ -112,18 +111,18 @@ def device_events(timeline: RankTimeline) -> DeviceEvents:
     if (row[compute.events] >= 0).any():
         compute = Lane.of(compute.events[row[compute.events] < 0], launched, end)
     return DeviceEvents(
-        rows=rows,
+        rows=events.rows,
         start_ns=start,
         end_ns=end,
         launched_ns=launched,
-        launch_rows=launch_rows,
-        stream=stream.astype(np.uint8),
+        launch_rows=events.launch_rows,
+        stream=stream,
         streams=streams,
         compute_stream=compute_stream,
         lanes=lanes,
         compute=compute,
-        group=_groups(timeline, rows, classes),
-        part=phases.of_events[mine] if phases is not None else np.zeros(rows.size, dtype=np.uint8),
+        group=_groups(timeline.trace, events),
+        part=phases.of_events[mine] if phases is not None else np.zeros(start.size, dtype=np.uint8),
         step=timeline.step_position[mine],
         before=before,
         row=row,
@@ -191,17 +190,17 @@ _GROUP_OF = {
 }
 
 
-def _groups(timeline: RankTimeline, rows: Rows, classes: npt.NDArray[np.int8]) -> Codes:
-    trace, categories = timeline.trace, timeline.events.categories
+def _groups(trace: Trace, events: GpuEvents) -> Codes:
+    name = trace.name[events.rows]
     of_name = np.full(len(trace.names), np.uint8(Group.POINTWISE), dtype=np.uint8)
-    for name, category in categories.items():
-        of_name[name] = _GROUP_OF.get(category, Group.POINTWISE)
-    group = of_name[trace.name[rows]]
-    group[trace.kind[rows] == int(Kind.MEMSET)] = Group.MEMSET
+    for number, category in events.categories.items():
+        of_name[number] = _GROUP_OF.get(category, Group.POINTWISE)
+    group = of_name[name]
+    group[events.kinds == int(Kind.MEMSET)] = Group.MEMSET
     ways = {"HtoD": Group.COPY_IN, "DtoH": Group.COPY_OUT}
-    copies = np.flatnonzero((trace.kind[rows] == int(Kind.MEMCPY)) & (classes != COMMUNICATION))
-    for name in distinct(trace.name[rows[copies]]).tolist():
-        of_name[name] = ways.get(vocabulary.copy_kind(trace.names[name]).direction, Group.COPY_OTHER)
-    group[copies] = of_name[trace.name[rows[copies]]]
-    group[classes == COMMUNICATION] = Group.COMMUNICATION
+    copies = np.flatnonzero(events.kinds == int(Kind.MEMCPY))
+    for number in distinct(name[copies]).tolist():
+        of_name[number] = ways.get(vocabulary.copy_kind(trace.names[number]).direction, Group.COPY_OTHER)
+    group[copies] = of_name[name[copies]]
+    group[events.classes == COMMUNICATION] = Group.COMMUNICATION
     return group
