@@ -126,15 +126,18 @@ def strategy_signs(timeline: RankTimeline) -> StrategySigns:
     trace, phases = timeline.trace, timeline.phases
     position = timeline.position_of(timeline.judged) if timeline.judged is not None else None
     step = timeline.host.steps[position] if position is not None else _ANY_STEP
-    rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) | (trace.kind == int(Kind.ANNOTATION)))
-    inside = rows[(trace.ts_ns[rows] >= step.start_ns) & (trace.ts_ns[rows] < step.end_ns)]
-    kinds = [_mark_of(name) for name in trace.names]
-    used = np.bincount(trace.name[inside], minlength=len(trace.names))
+    inside = slice(*np.searchsorted(trace.ts_ns, (step.start_ns, step.end_ns)).tolist())
+    is_host = (trace.kind[inside] == int(Kind.CPU_OP)) | (trace.kind[inside] == int(Kind.ANNOTATION))
+    used = np.bincount(trace.name[inside][is_host], minlength=len(trace.names))
+    mark_of = {index: mark for index, name in enumerate(trace.names) if (mark := _mark_of(name)) is not None}
     marks: Counter[str] = Counter()
-    for index in np.flatnonzero(used).tolist():
-        if kinds[index] is not None:
-            marks[str(kinds[index])] += int(used[index])
-    seen = {str(kinds[index]) for index in distinct(trace.name[rows]).tolist() if kinds[index] is not None}
+    for index, mark in mark_of.items():
+        if used[index]:
+            marks[mark] += int(used[index])
+    marked = np.zeros(len(trace.names), dtype=bool)
+    marked[list(mark_of)] = True
+    marked_rows = trace.rows_of_names(marked, Kind.CPU_OP, Kind.ANNOTATION)
+    seen = {mark_of[index] for index in distinct(trace.name[marked_rows]).tolist()}
     if any(_QUANTISED_KERNEL.search(trace.names[name]) for name in timeline.events.categories):
         seen.add("quantised")
     passes = [] if phases is None else [p for p in phases.passes if step.start_ns <= p[0] < step.end_ns]

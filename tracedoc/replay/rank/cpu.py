@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tracedoc.replay.rank.calls import INPUT_PART, Calls, loader_rows, order_calls, ready_lags
 from tracedoc.replay.rank.labels import longest_lags, ranges_by_thread
-from tracedoc.replay.rank.program import NONE, Call, Cause, Group, RankProgram, Unplayable
+from tracedoc.replay.rank.program import NONE, Call, Cause, Group, RankProgram, TooLong, Unplayable
 from tracedoc.replay.rank.units import with_units
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import gloo_rows
@@ -154,7 +154,9 @@ def _after_waits(times: Int64Array, begin: Int64Array, end: Int64Array) -> Int64
     return np.where((begin[place] <= times) & (times < end[place]), end[place], times)
 
 
-def build_cpu_program(sources: CpuSources, window: Window) -> RankProgram | Unplayable:
+def build_cpu_program(
+    sources: CpuSources, window: Window, most_events: int | None = None
+) -> RankProgram | Unplayable:
     """Return the program of one step, from the beginning of the host's range to that of the next; or why not.
 
     The beginning of the next step is its last point. Its events are collectives, on the threads of gloo as
@@ -167,10 +169,12 @@ def build_cpu_program(sources: CpuSources, window: Window) -> RankProgram | Unpl
     last = int(np.searchsorted(calls.start_ns, window.end_ns))
     if last == first:
         return Unplayable("nothing was captured in the step")
+    rows = np.flatnonzero(table.step == window.index)
+    if most_events is not None and rows.size + 1 > most_events:
+        return TooLong(f"the step has more than {most_events:,} events")
     span = slice(first, last)
     mine = Calls(*(getattr(calls, name)[span] for name in Calls.__struct_fields__))
     row, own = sources.row[span], sources.own_ns[span].copy()
-    rows = np.flatnonzero(table.step == window.index)
     threads = distinct(table.stream[rows])
     stream = np.searchsorted(threads, table.stream[rows]).astype(np.uint8)
     order = np.lexsort((table.start_ns[rows], stream))

@@ -7,13 +7,17 @@ from functools import partial
 
 from tracedoc.replay.rank.cpu import build_cpu_program, find_cpu_sources
 from tracedoc.replay.rank.make_program import build_program, find_sources
-from tracedoc.replay.rank.program import RankProgram, Unplayable
+from tracedoc.replay.rank.program import RankProgram, TooLong, Unplayable
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.steps import Window
 
 MOST_STEPS = 4
 MOST_KEPT_EVENTS = 60_000
 """So many steps are kept, while they have no more events than this in all: ranks must have one in common."""
+
+
+Build = Callable[[Window, int | None], RankProgram | Unplayable]
+"""Makes the program of a step if it has no more events than a number, which may be missing."""
 
 
 def rank_programs(timeline: RankTimeline) -> tuple[tuple[RankProgram, ...], str]:
@@ -25,7 +29,7 @@ def rank_programs(timeline: RankTimeline) -> tuple[tuple[RankProgram, ...], str]
         cpu = find_cpu_sources(timeline)
         if isinstance(cpu, Unplayable):
             return (), cpu.reason
-        build: Callable[[Window], RankProgram | Unplayable] = partial(build_cpu_program, cpu)
+        build: Build = partial(build_cpu_program, cpu)
     else:
         sources = find_sources(timeline)
         if isinstance(sources, Unplayable):
@@ -36,14 +40,14 @@ def rank_programs(timeline: RankTimeline) -> tuple[tuple[RankProgram, ...], str]
         (window for window in timeline.complete_windows if window.index != judged.index),
         key=lambda window: (abs(window.end_ns - window.start_ns - length), window.index),
     )
-    kept: list[RankProgram] = []
-    for window in (judged, *others[: MOST_STEPS - 1]):
-        program = build(window)
-        if isinstance(program, Unplayable):
-            if not kept:
-                return (), program.reason
-            continue
-        if kept and sum(one.events for one in kept) + program.events > MOST_KEPT_EVENTS:
+    first = build(judged, None)
+    if isinstance(first, Unplayable):
+        return (), first.reason
+    kept = [first]
+    for window in others[: MOST_STEPS - 1]:
+        program = build(window, MOST_KEPT_EVENTS - sum(one.events for one in kept))
+        if isinstance(program, TooLong):
             break
-        kept.append(program)
+        if isinstance(program, RankProgram):
+            kept.append(program)
     return tuple(kept), ""

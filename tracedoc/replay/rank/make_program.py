@@ -23,7 +23,7 @@ from tracedoc.replay.rank.hidden_waits import with_hidden_waits
 from tracedoc.replay.rank.kernel_slowdown import measure_contention
 from tracedoc.replay.rank.labels import longest_lags, ranges_by_thread
 from tracedoc.replay.rank.offloads import optimizer_on_cpu, with_offloading
-from tracedoc.replay.rank.program import NONE, TO_HOST, Call, RankProgram, Unplayable
+from tracedoc.replay.rank.program import NONE, TO_HOST, Call, RankProgram, TooLong, Unplayable
 from tracedoc.replay.rank.units import with_units
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.build import RankTimeline
@@ -101,7 +101,9 @@ def _cuts(timeline: RankTimeline, device: DeviceEvents) -> Int64Array:
     return np.maximum.accumulate(cuts) if cuts.size else cuts
 
 
-def build_program(sources: Sources, window: Window) -> RankProgram | Unplayable:
+def build_program(
+    sources: Sources, window: Window, most_events: int | None = None
+) -> RankProgram | Unplayable:
     """Return the program of one step: of all events that it launched, and of the calls that launched them.
 
     A step that was not captured whole is played once, from its first call to its last event, instead of
@@ -127,6 +129,8 @@ def build_program(sources: Sources, window: Window) -> RankProgram | Unplayable:
         return Unplayable("the step has no GPU event")
     if events.size > MOST_EVENTS:
         return Unplayable(f"the step has {events.size:,} GPU events; up to {MOST_EVENTS:,} are replayed")
+    if most_events is not None and events.size > most_events:
+        return TooLong(f"the step has more than {most_events:,} events")
     device = sources.device
     events = events[np.lexsort((device.start_ns[events], device.stream[events]))]
     program = _assembled(sources, window, events, slice(first, last), following, periodic=periodic)

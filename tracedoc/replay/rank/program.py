@@ -90,6 +90,10 @@ class Unplayable(msgspec.Struct, frozen=True):
     reason: str
 
 
+class TooLong(Unplayable, frozen=True):
+    """The step has more events than there is room for."""
+
+
 class RankProgram(msgspec.Struct, frozen=True, eq=False):
     """One step of one rank. All times are nanoseconds; columns of one kind have one length.
 
