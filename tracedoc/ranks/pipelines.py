@@ -103,7 +103,7 @@ def pipeline(run: RunView) -> Pipeline | None:
     plan = rehearsal(run)
     if plan is None:
         return _on_cpus(run, chains, stage_of_rank)
-    work = np.array(plan.work_ns)
+    work = np.array(plan.work_ns, dtype=np.int64)
     passes = np.array(
         [
             [work[_parts_of_step(run, plan, place, step)[0]].sum() for step in steps]
@@ -144,8 +144,8 @@ def _parts_of_step(
     """
     digest = run.digests[place]
     part, number = plan.parts()[place], plan.steps[place].index(step)
-    action = np.array(plan.action[part])
-    item = np.array(plan.item[part])
+    action = np.array(plan.action[part], dtype=np.int64)
+    item = np.array(plan.item[part], dtype=np.int64)
     lane = np.flatnonzero(action != int(Action.START))
     action, item = action[lane], item[lane]
     edges = np.flatnonzero((action == int(Action.STEP)) & ((item == number) | (item == number + 1)))
@@ -359,8 +359,8 @@ def _passes(
     )
     sends = np.array([kind.op == "send" for kind in table.kinds] or [False])
     part = plan.parts()[place]
-    action = np.array(plan.action[part])
-    item = np.array(plan.item[part]) - plan.offsets[place]
+    action = np.array(plan.action[part], dtype=np.int64)
+    item = np.array(plan.item[part], dtype=np.int64) - plan.offsets[place]
     lane = np.flatnonzero(action != int(Action.START))
     action, item = action[lane], item[lane]
     in_row = (action == int(Action.READY)) | (action == int(Action.JOIN))

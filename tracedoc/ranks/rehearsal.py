@@ -10,7 +10,7 @@ they are two is in docs/decisions/0089.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -18,8 +18,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.meetings import NO_LIMIT, Action
+from tracedoc.digest.meetings import NO_LIMIT, Action, Meetings
 from tracedoc.digest.rank_digest import RankDigest
+from tracedoc.ranks.clocks import Clock
 from tracedoc.ranks.matching import NO_OPERATION
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.spans import Int64Array
@@ -35,6 +36,9 @@ UNLIKE = 0.01
 NEVER = -(1 << 62)
 """Stands for a time before all others."""
 
+NO_SLACK = -1
+"""Stands for the slack of work that no launch limits."""
+
 
 class Together(Enum):
     """When an operation begins to move data, by the starts of its ranks."""
@@ -48,12 +52,13 @@ class Together(Enum):
 class Rehearsal:
     """All that a replay needs, on the common clock: one entry for each action, rank by rank.
 
-    Columns are arrays of Python, which take single entries in and out faster than numpy's, and a fifth of
-    the memory of lists.
+    Columns are arrays of Python, which take single entries in and out faster than numpy's, with as few bytes
+    an entry as it needs: of many ranks they are long.
 
     ``steps`` are the numbers of each rank's steps; ``ends`` where the actions of each rank end. ``item``
     is a row of all ranks' collectives, or an edge of a step: the beginning of the first one, the ends of
-    all. ``work_ns`` is the stream's own time since the action before on its rank. ``operation`` to
+    all. ``work_ns`` is the stream's own time since the action before on its rank, ``slack_ns`` how long
+    before the action the host let that work end (``NO_SLACK`` where it is not known). ``operation`` to
     ``rest_ns`` have an entry for each row: what it is part of, when it was launched, the row that it
     stands behind, and how long after the last start it ended; ``held_back`` tells which hosts are as far
     ahead of their GPUs whatever happens; ``members`` (how many parts) and ``one_way`` (a send and its
@@ -66,7 +71,7 @@ class Rehearsal:
     item: array[int]
     at_ns: array[int]
     work_ns: array[int]
-    limit_ns: array[int]
+    slack_ns: array[int]
     lag_ns: array[int]
     operation: array[int]
     launch_ns: array[int]
@@ -118,37 +123,46 @@ def rehearsal(run: RunView) -> Rehearsal | None:
     """
     if not len(run.matching) or any(digest.meetings is None for digest in run.digests):
         return None
-    paths, rows, offsets = [], [], [0]
-    for digest in run.digests:
-        paths.append(_actions(run, digest, offsets[-1]))
-        rows.append(_operations(run, digest, offsets[-1]))
-        offsets.append(offsets[-1] + len(digest.collectives))
-    ends = np.cumsum([parts[0].size for parts in paths]).tolist()
-    action, item, at, work, limit, lag = (_ints(np.concatenate(parts)) for parts in zip(*paths, strict=True))
-    operation, launch, before, rest = (_ints(np.concatenate(parts)) for parts in zip(*rows, strict=True))
+    matching, clock = run.matching, run.matching.clock
+    offsets = [0, *np.cumsum([len(digest.collectives) for digest in run.digests]).tolist()]
+    ranks = [
+        (digest, digest.meetings, offset)
+        for digest, offset in zip(run.digests, offsets, strict=False)
+        if digest.meetings is not None
+    ]
+    meets, latest_ns = matching.has_latest_start, matching.latest_start_ns
+    operations = [_meeting(run.operations[digest.rank], meets) for digest in run.digests]
+    # Column by column: of many ranks, all that goes into all columns at once is much.
     plan = Rehearsal(
         steps=tuple(tuple(step.index for step in digest.steps) for digest in run.digests),
-        ends=tuple(ends),
-        action=action,
-        item=item,
-        at_ns=at,
-        work_ns=work,
-        limit_ns=limit,
-        lag_ns=lag,
-        operation=operation,
-        launch_ns=launch,
-        before=before,
-        rest_ns=rest,
-        members=_ints(np.diff(run.matching.first)),
+        ends=tuple(np.cumsum([len(path) for _, path, _ in ranks]).tolist()),
+        action=_ints(path.action for _, path, _ in ranks),
+        item=_ints(_items(path, offset) for _, path, offset in ranks),
+        at_ns=_ints(clock.to_common(digest.rank, path.at_ns) for digest, path, _ in ranks),
+        work_ns=_ints(path.work_ns for _, path, _ in ranks),
+        slack_ns=_ints(np.where(path.slack_ns == NO_LIMIT, NO_SLACK, path.slack_ns) for _, path, _ in ranks),
+        lag_ns=_ints(path.lag_ns for _, path, _ in ranks),
+        operation=_ints(operations),
+        launch_ns=_ints(_launches(digest, clock) for digest in run.digests),
+        before=_ints(np.where(path.behind >= 0, path.behind + offset, -1) for _, path, offset in ranks),
+        rest_ns=_ints(
+            _rests(digest, clock, operation, latest_ns)
+            for digest, operation in zip(run.digests, operations, strict=True)
+        ),
+        members=_ints([np.diff(matching.first)]),
         one_way=_one_way(run),
-        held_back=tuple(_is_held_back(digest) for digest in run.digests),
+        held_back=tuple(_is_held_back(path) for _, path, _ in ranks),
         offsets=tuple(offsets),
     )
     return plan if _is_as_measured(run, plan) else None
 
 
-def _ints(column: npt.NDArray[np.integer]) -> array[int]:
-    return array("q", column.astype(np.int64).tobytes())
+def _ints(parts: Iterable[npt.NDArray[np.integer]]) -> array[int]:
+    """Return integers one after the other, in the fewest bytes that hold them all."""
+    column = np.concatenate([*parts])
+    least, most = int(column.min(initial=0)), int(column.max(initial=0))
+    code = next(one for one in "bhiq" if np.iinfo(one).min <= least and most <= np.iinfo(one).max)
+    return array(code, column.astype(code).tobytes())
 
 
 def _is_as_measured(run: RunView, plan: Rehearsal) -> bool:
@@ -161,38 +175,30 @@ def _is_as_measured(run: RunView, plan: Rehearsal) -> bool:
     return True
 
 
-def _actions(run: RunView, digest: RankDigest, offset: int) -> tuple[Int64Array, ...]:
-    """Return the actions of one rank on the common clock, as :class:`Rehearsal` lists them."""
-    path = digest.meetings
-    assert path is not None
-    at = run.matching.clock.to_common(digest.rank, path.at_ns)
-    action = path.action.astype(np.int64)
-    of_row = (action <= int(Action.JOIN)) | (action == int(Action.AWAIT))
-    item = path.row + np.where(of_row, offset, 0)
-    slack = path.slack_ns
-    limit = np.where(slack == NO_LIMIT, NEVER, at - slack)
-    return action, item, at, path.work_ns, limit, path.lag_ns
+def _items(path: Meetings, offset: int) -> Int64Array:
+    """Return the items of a rank's actions, as :class:`Rehearsal` counts them."""
+    of_row = (path.action <= int(Action.JOIN)) | (path.action == int(Action.AWAIT))
+    return path.row + np.where(of_row, offset, 0)
 
 
-def _operations(run: RunView, digest: RankDigest, offset: int) -> tuple[Int64Array, ...]:
-    """Return for each row of a rank its operation, launch, the row that it stands behind, its rest."""
-    matching, table = run.matching, digest.collectives
-    start = matching.clock.to_common(digest.rank, table.start_ns)
-    end = matching.clock.to_common(digest.rank, table.end_ns)
-    known = table.launch_ns != NO_TIME
-    launch = matching.clock.to_common(digest.rank, np.where(known, table.launch_ns, 0))
-    operation = run.operations[digest.rank].astype(np.int64)
-    meets = operation != NO_OPERATION
-    meets[meets] &= matching.has_latest_start[operation[meets]]
-    begun = np.where(meets, matching.latest_start_ns[np.maximum(operation, 0)], start)
-    assert digest.meetings is not None
-    behind = digest.meetings.behind
-    return (
-        np.where(meets, operation, NO_OPERATION),
-        np.where(known, launch, NEVER),
-        np.where(behind >= 0, behind + offset, -1),
-        end - begun,
-    )
+def _launches(digest: RankDigest, clock: Clock) -> Int64Array:
+    """Return when each row of a rank was launched, ``NEVER`` where that is not known."""
+    launch, known = digest.collectives.launch_ns, digest.collectives.launch_ns != NO_TIME
+    return np.where(known, clock.to_common(digest.rank, np.where(known, launch, 0)), NEVER)
+
+
+def _meeting(operation: npt.NDArray[np.int32], meets: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    """Return the operation of each row in which ranks wait for the last of them, else ``NO_OPERATION``."""
+    return np.where((operation != NO_OPERATION) & meets[operation], operation, np.int32(NO_OPERATION))
+
+
+def _rests(
+    digest: RankDigest, clock: Clock, operation: npt.NDArray[np.int32], latest_ns: Int64Array
+) -> Int64Array:
+    """Return how long after the last start each row of a rank ended; after its own where nobody waits."""
+    start = clock.to_common(digest.rank, digest.collectives.start_ns)
+    end = clock.to_common(digest.rank, digest.collectives.end_ns)
+    return end - np.where(operation != NO_OPERATION, latest_ns[operation], start)
 
 
 def _one_way(run: RunView) -> list[bool]:
@@ -201,10 +207,8 @@ def _one_way(run: RunView) -> list[bool]:
     return groups[run.matching.group].tolist()  # type: ignore[no-any-return]
 
 
-def _is_held_back(digest: RankDigest) -> bool:
+def _is_held_back(path: Meetings) -> bool:
     """Return whether a host is always far ahead of its GPU, and yet never further."""
-    path = digest.meetings
-    assert path is not None
     slack = path.slack_ns[path.kernels > 0][1:]  # what comes before the first is not known
     known = slack[slack != NO_LIMIT]
     waits = (path.action == int(Action.SYNC)).any()
@@ -235,7 +239,7 @@ def gains_of_work(plan: Rehearsal, work_ns: npt.NDArray[np.float64], steps: Sequ
     """Return how much shorter each step would be with other work between the actions of the ranks."""
     starts = np.array(plan.action) == int(Action.START)
     work = np.where(starts, plan.work_ns, np.rint(work_ns).astype(np.int64))
-    return _gains(plan, plan.step_ends(work_ns=work.tolist()), range(len(plan.steps)), steps)
+    return _gains(plan, plan.step_ends(work_ns=_ints([work])), range(len(plan.steps)), steps)
 
 
 def _gains(
@@ -314,7 +318,7 @@ class _State:
         self.shifts = [[0] for _ in range(ranks)]  # how much later each host is, after each of its waits
         self.ready, self.ends, self.late = (_filled(one, rows) for one in (NEVER, NEVER, 0))
         self.caught_up, self.caught_up_at = [0] * ranks, _filled(0, rows)
-        self.met: list[list[tuple[int, int]]] = [[] for _ in plan.members]
+        self.met = [array("i") for _ in plan.members]
         self.edges = [[NEVER] * (len(steps) + 1) for steps in plan.steps]
 
     def open(self, item: int) -> bool:
@@ -340,10 +344,11 @@ class _State:
             return True
         if action in (Action.JOIN, Action.AWAIT) and self.open(item) and not alone:
             return False
-        limit, work = plan.limit_ns[place], self.work_ns[place]
+        slack, work = plan.slack_ns[place], self.work_ns[place]
         # What the host launches last comes before the end of the work by what follows it.
         launched = NEVER
-        if limit != NEVER:
+        if slack != NO_SLACK:
+            limit = plan.at_ns[place] - slack
             launched = limit + self._host_shift(rank, -1) + work - plan.work_ns[place]
         reached = max(self.now[rank] + work, launched)
         if action == Action.READY:
@@ -388,19 +393,27 @@ class _State:
         if operation < 0:
             return
         parts = self.met[operation]
-        parts.append((item, start))
+        parts.append(item)
         if len(parts) == plan.members[operation]:
             how = Together.LAST if plan.one_way[operation] else self.together
-            begun = _begun(plan, parts, self.without, how)
-            for part, own in parts:
+            starts = [self.ends[part] - plan.rest_ns[part] for part in parts]
+            begun = _begun(plan, parts, starts, self.without, how)
+            for part, own in zip(parts, starts, strict=True):
                 self.late[part] = max(own - begun, 0)
                 self.ends[part] = begun + plan.rest_ns[part]
 
 
-def _begun(plan: Rehearsal, parts: list[tuple[int, int]], without: int | None, together: Together) -> int:
-    starts = [start for item, start in parts if without is None or not _is_of(plan, item, without)]
+def _begun(
+    plan: Rehearsal, parts: Iterable[int], everyone: list[int], without: int | None, together: Together
+) -> int:
+    """Return when an operation begins whose ``parts`` start at the times of ``everyone``."""
+    starts = everyone
+    if without is not None:
+        starts = [
+            start for item, start in zip(parts, everyone, strict=True) if not _is_of(plan, item, without)
+        ]
     if not starts or together is Together.LAST:
-        return max(starts or [start for _, start in parts])
+        return max(starts or everyone)
     if together is Together.MEAN:
         return sum(starts) // len(starts)
     return sorted(starts)[(len(starts) - 1) // 2]

@@ -248,13 +248,33 @@ _LONG = ("lag", "own", "ready", "dur", "delay")
 """The columns of a program that have an entry for each point or event."""
 
 
+class _Column:
+    """Grows by one array after the other, in one piece of memory: what many small ones took stays taken."""
+
+    def __init__(self) -> None:
+        self._dtype: np.dtype[Any] | None = None
+        self._bytes = bytearray()
+
+    def add(self, part: npt.NDArray[Any]) -> None:
+        """Add values, in the bits of the widest so far."""
+        dtype = part.dtype if self._dtype is None else np.promote_types(self._dtype, part.dtype)
+        if self._dtype not in (None, dtype):
+            self._bytes = bytearray(self.values().astype(dtype).tobytes())
+        self._dtype = dtype
+        self._bytes += part.astype(dtype).tobytes()
+
+    def values(self) -> npt.NDArray[Any]:
+        """Return all values, after which nothing can be added."""
+        return np.frombuffer(self._bytes, dtype=self._dtype)
+
+
 class Gathering:
     """Collects the programs of ranks one by one; what it holds of each is narrow."""
 
     def __init__(self) -> None:
         self._ranks: list[int] = []
         self._notes: list[RankNotes] = []
-        self._columns: dict[str, list[Any]] = {name: [] for name in (*_OF_LAYOUT, *_OF_PROGRAM)}
+        self._columns = {name: _Column() for name in (*_OF_LAYOUT, *_OF_PROGRAM)}
         self._early: list[tuple[Index, Index]] = []
         self._points = [0]
         self._events = [0]
@@ -274,8 +294,8 @@ class Gathering:
             "offload_event": program.offload_event + event,
             "offload_point": program.offload_point + point,
         }
-        for name, found in self._columns.items():
-            found.append(narrow(moved[name] if name in moved else getattr(program, name)))
+        for name, column in self._columns.items():
+            column.add(narrow(moved[name] if name in moved else getattr(program, name)))
         self._early.append((program.early_event + event, program.early_point + point))
         self._ranks.append(rank)
         self._notes.append(
@@ -298,7 +318,7 @@ class Gathering:
 
     def joined(self, joins: Joins, offset_ns: Int64Array) -> RunProgram:
         """Return all programs as one; ``offset_ns`` is when each begins, on a common clock."""
-        whole = {name: np.concatenate(self._columns.pop(name)) for name in (*_OF_LAYOUT, *_OF_PROGRAM)}
+        whole = {name: column.values() for name, column in self._columns.items()}
         layout = Layout(
             ranks=tuple(self._ranks),
             notes=tuple(self._notes),

@@ -21,7 +21,7 @@ from tracedoc.spans import Int64Array
 NEVER = -(1 << 60)
 """Earlier than any time: the weight of an edge that does not hold."""
 
-BLOCK = 200_000
+BLOCK = 50_000
 """Stretches are reduced for ranks with so many points and events together: what that takes is then small."""
 
 

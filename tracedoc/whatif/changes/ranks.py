@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 
@@ -16,7 +18,7 @@ EXCESS_OF_WORK = 0.1
 """One lag of the host counts as longer than elsewhere if it is by so much, and by this share: on CPUs, where
 it holds the work itself, by the second one."""
 
-AT_ONCE = 500_000
+AT_ONCE = 50_000
 """So many times are compared at once."""
 
 
@@ -58,7 +60,7 @@ def evened(program: RunProgram, positions: tuple[int, ...]) -> RunProgram:
     layout = program.layout
     dur, computes = program.dur.copy(), layout.computes
     events = layout.event_base
-    sums = _work_by_part(program)
+    sums = _sums_by_part(np.where(computes, dur, 0), layout.event_part, events)
     for position in positions:
         others = np.arange(len(layout.ranks)) != position
         mine = slice(int(events[position]), int(events[position + 1]))
@@ -76,13 +78,11 @@ def evened(program: RunProgram, positions: tuple[int, ...]) -> RunProgram:
     return program.edited(dur=dur, lag=lag, own=own)
 
 
-def _work_by_part(program: RunProgram) -> np.ndarray:
-    layout = program.layout
-    parts = int(layout.event_part.max(initial=0)) + 1
-    key = layout.event_rank * parts + layout.event_part
-    work = np.where(layout.computes, program.dur, 0)
-    sums = np.bincount(key, weights=work, minlength=len(layout.ranks) * parts)
-    return sums.reshape(len(layout.ranks), parts)
+def _sums_by_part(values: Lags, part: Codes, base: Int64Array) -> npt.NDArray[np.float64]:
+    """Return the sum of the values of each rank (a row) in each part of the step."""
+    parts = int(part.max(initial=0)) + 1
+    ranks = (slice(begin, end) for begin, end in pairwise(base.tolist()))
+    return np.stack([np.bincount(part[one], weights=values[one], minlength=parts) for one in ranks])
 
 
 def _usual_host(
@@ -95,9 +95,7 @@ def _usual_host(
     """
     found: Lags = column.copy()
     counts = np.diff(base)
-    parts = int(part.max(initial=0)) + 1
-    key = np.repeat(np.arange(counts.size), counts) * parts + part
-    totals = np.bincount(key, weights=column, minlength=counts.size * parts).reshape(counts.size, parts)
+    totals = _sums_by_part(column, part, base)
     chosen = np.array(positions)
     for count in np.unique(counts[chosen]).tolist():
         alike = np.flatnonzero(counts == count)

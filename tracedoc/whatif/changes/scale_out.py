@@ -8,6 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from tracedoc.replay.rank.program import Lags, narrow
 from tracedoc.replay.run_program import RunProgram
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter, of_reading
@@ -62,12 +63,19 @@ def _with_later_ranks(program: RunProgram, factor: float) -> RunProgram:
     if factor == 1.0 or count < 2:
         return program
     even = evened(program, tuple(range(count)))
-    pairs = ((even.lag, program.lag), (even.own, program.own), (even.dur, program.dur))
-    lag, own, dur = (
-        np.rint(usual + factor * (column.astype(np.int64) - usual)).astype(np.int64)
-        for usual, column in ((one.astype(np.int64), other) for one, other in pairs)
+    return program.edited(
+        lag=_later(program.lag, even.lag, factor),
+        own=_later(program.own, even.own, factor),
+        dur=_later(program.dur, even.dur, factor),
     )
-    return program.edited(lag=lag, own=own, dur=dur)
+
+
+def _later(column: Lags, usual: Lags, factor: float) -> Lags:
+    """Return times of which what is beyond the usual is multiplied."""
+    later = np.subtract(column, usual, dtype=np.float64)
+    later *= factor
+    later += usual
+    return narrow(np.rint(later, out=later).astype(np.int64))
 
 
 CHANGES = (
