@@ -26,7 +26,7 @@ def places_in(edges: Int64Array, times: Int64Array) -> npt.NDArray[np.intp]:
 
     Many times in order are divided at the few edges, instead of each being looked up.
     """
-    if edges.size < times.size // _MANY_TIMES and (times[1:] >= times[:-1]).all():
+    if edges.size < times.size // _MANY_TIMES and times.ndim == 1 and (times[1:] >= times[:-1]).all():
         begins = np.searchsorted(times, edges)
         return np.repeat(np.arange(edges.size + 1), np.diff(begins, prepend=0, append=times.size))
     return np.searchsorted(edges, times, side="right")
@@ -164,7 +164,8 @@ class Spans(msgspec.Struct, frozen=True, eq=False):
         if len(self) == 0 or first.size == 0:
             return np.zeros(first.shape, dtype=np.int64)
         near = self._touching(int(first.min()), int(last.max()))
-        return near._covered_before(last) - near._covered_before(first)
+        passed = np.concatenate(([0], np.cumsum(near.ends - near.starts)))
+        return near._covered_before(last, passed) - near._covered_before(first, passed)
 
     def _touching(self, start_ns: int, end_ns: int) -> Spans:
         """Return the intervals that touch ``[start_ns, end_ns]``, and one at least: a view."""
@@ -172,10 +173,8 @@ class Spans(msgspec.Struct, frozen=True, eq=False):
         last = max(int(np.searchsorted(self.starts, end_ns, side="right")), first + 1)
         return Spans(self.starts[first:last], self.ends[first:last])
 
-    def _covered_before(self, times: Int64Array) -> Int64Array:
-        lengths = self.ends - self.starts
-        cumulative = np.concatenate(([0], np.cumsum(lengths)))
-        index = np.searchsorted(self.starts, times, side="right")
-        inside = np.where(index > 0, times - self.starts[index - 1], 0)
-        full = np.where(index > 0, lengths[index - 1], 0)
-        return np.asarray(cumulative[index] - full + np.minimum(inside, full), dtype=np.int64)
+    def _covered_before(self, times: Int64Array, passed: Int64Array) -> Int64Array:
+        """Return how much lies before each time; the first ``i`` intervals are ``passed[i]`` long."""
+        begun = places_in(self.starts, times)
+        left = np.where(begun > 0, self.ends[begun - 1] - times, 0)
+        return np.asarray(passed[begun] - np.maximum(left, 0), dtype=np.int64)
