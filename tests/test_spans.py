@@ -32,6 +32,18 @@ def test_a_union_of_pairs_is_disjoint_sorted_and_covers_the_same_points(pairs: l
     assert spans.total_ns == len(points(pairs))
 
 
+@given(PAIRS, st.data())
+def test_the_union_of_chosen_pairs_is_that_of_a_list_of_them(
+    pairs: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    ordered = sorted((start, max(start, end)) for start, end in pairs)
+    chosen = data.draw(st.lists(st.booleans(), min_size=len(ordered), max_size=len(ordered)))
+    starts, ends = np.array(ordered, dtype=np.int64).reshape(-1, 2).T
+    found = Spans.of_chosen(starts, ends, np.array(chosen, dtype=bool))
+    wanted = [pair for pair, one in zip(ordered, chosen, strict=True) if one]
+    assert found == Spans.from_pairs(wanted)
+
+
 @given(PAIRS, PAIRS)
 def test_set_operations_are_those_of_the_points(
     one: list[tuple[int, int]], other: list[tuple[int, int]]

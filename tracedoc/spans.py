@@ -71,6 +71,20 @@ class Spans(msgspec.Struct, frozen=True, eq=False):
         return cls(first[begin], reach[np.append(begin[1:], first.size) - 1])
 
     @classmethod
+    def of_chosen(cls, starts: Int64Array, ends: Int64Array, chosen: npt.NDArray[np.bool_]) -> Spans:
+        """Return :meth:`of` the chosen ones of many intervals, whose starts must be in rising order."""
+        reach = np.where(chosen, ends, np.iinfo(np.int64).min)
+        np.maximum.accumulate(reach, out=reach)
+        opens = chosen.copy()
+        opens[1:] &= starts[1:] > reach[:-1]
+        begin = np.flatnonzero(opens)
+        if begin.size == 0:
+            return cls.empty()
+        first, last = starts[begin], reach[np.append(begin[1:], starts.size) - 1]
+        keep = last > first
+        return cls(first, last) if keep.all() else cls(first[keep], last[keep])
+
+    @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[int, int]]) -> Spans:
         """Return the union of ``(start, end)`` pairs."""
         listed = list(pairs)

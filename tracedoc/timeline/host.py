@@ -129,8 +129,7 @@ def _in_calls(timeline: RankTimeline) -> Spans:
     trace = timeline.trace
     calls = trace.is_kind(Kind.CPU_OP, Kind.RUNTIME)
     calls &= trace.thread.among(launching_threads(trace, timeline.events))
-    rows = np.flatnonzero(calls)
-    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+    return Spans.of_chosen(trace.ts_ns, trace.end_ns, calls)
 
 
 def _matrix(timeline: RankTimeline, compute: Spans) -> tuple[Spans, Int64Array]:
