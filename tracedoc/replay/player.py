@@ -59,7 +59,11 @@ class Player:
         """Play the programs without a change, one for each reading; changes are compared with them."""
         self._bases = {program.reading: program for program in programs}
         self._beside, self._reduced = {}, {}
-        return self.play(programs)
+        played = self.play(programs)
+        for one in played:
+            beside = find_beside(one.plan.skeleton, one.program, one.times, one.before)
+            self._beside[one.program.extra.shape, one.program.reading] = beside
+        return played
 
     def together(self, program: RunProgram) -> int:
         """Return how many programs like this one are best edited and played together."""

@@ -52,28 +52,30 @@ def with_predictions(
         judgement = with_lost_causes(judgement, lambda finding: finding)
         return _with_ceilings(by_id, judgement, replay.reason, measurements), report, ()
 
-    def predicted(finding: Finding, known: Mapping[str, Predicted]) -> Finding:
-        return _predicted(finding, by_id[finding.rule_id], known, replay, measurements)
+    alone: dict[str, Prediction] = {}
 
-    known = _answers(replay, judgement.findings)
-    findings = sorted((predicted(one, known) for one in judgement.findings), key=worst_first)
+    def predicted(findings: Sequence[Finding]) -> list[Finding]:
+        requests = {str(one): one for one in _requests(findings).values()}
+        alone.update(_predictions(replay, [], {k: one for k, one in requests.items() if k not in alone}))
+        known = {text: as_predicted([requests[text]], alone[text]) for text in requests if text in alone}
+        return [_predicted(one, by_id[one.rule_id], known, replay, measurements) for one in findings]
+
+    findings = sorted(predicted(judgement.findings), key=worst_first)
     judgement = with_lost_causes(
-        replace(judgement, findings=tuple(findings)), lambda one: predicted(one, _answers(replay, [one]))
+        replace(judgement, findings=tuple(findings)), lambda one: predicted([one])[0]
     )
-    plan = make_plan(replay, [_fitting(finding, measurements) for finding in judgement.findings])
+    plan = make_plan(replay, [_fitting(finding, measurements) for finding in judgement.findings], alone)
     report = replace(report, more_ranks=on_more_ranks(replay))
     return judgement, report, plan
 
 
-def _answers(replay: RunReplay, findings: Sequence[Finding]) -> dict[str, Predicted]:
-    """Return what the fixes of findings are predicted to give, by the change that each of them is."""
-    asked = {str(one): one for one in _requests(findings).values()}
-    answers = predict(replay, [[one] for one in asked.values()])
-    return {
-        text: as_predicted([one], answer)
-        for (text, one), answer in zip(asked.items(), answers, strict=True)
-        if isinstance(answer, Prediction)
-    }
+def _predictions(
+    replay: RunReplay, after: Sequence[Request], requests: Mapping[str, Request]
+) -> dict[str, Prediction]:
+    """Return what each of some changes is predicted to give on top of others, where it can be made."""
+    answers = predict(replay, [[*after, one] for one in requests.values()])
+    found = zip(requests, answers, strict=True)
+    return {text: answer for text, answer in found if isinstance(answer, Prediction)}
 
 
 def _requests(findings: Sequence[Finding]) -> dict[tuple[str, int], Request]:
@@ -235,8 +237,12 @@ def _fitting(finding: Finding, measurements: Measurements) -> Finding:
     return replace(finding, fixes=fixes)
 
 
-def make_plan(replay: RunReplay, findings: Sequence[Finding]) -> tuple[PlanStep, ...]:
+def make_plan(
+    replay: RunReplay, findings: Sequence[Finding], alone: Mapping[str, Prediction]
+) -> tuple[PlanStep, ...]:
     """Return the fixes in the order in which they pay, each replayed on top of those before it.
+
+    ``alone`` are the predictions of all changes of these findings that can be made.
 
     Of the fixes of one finding, and of fixes that change the same, one is taken. The next is the one with
     the largest likely gain after those before; the plan ends where none gives a hundredth of the step.
@@ -252,12 +258,11 @@ def make_plan(replay: RunReplay, findings: Sequence[Finding]) -> tuple[PlanStep,
     step = replay.step_ms
     while candidates and len(plan) < LONGEST_PLAN:
         distinct = {str(one): one for one in candidates.values()}
-        answers = predict(replay, [[*chosen, one] for one in distinct.values()])
-        found = {
-            text: answer
-            for text, answer in zip(distinct, answers, strict=True)
-            if isinstance(answer, Prediction)
-        }
+        found = (
+            _predictions(replay, chosen, distinct)
+            if chosen
+            else {text: alone[text] for text in distinct if text in alone}
+        )
         best = min(found, key=lambda text: found[text].step_ms[1], default=None)
         if best is None or step - found[best].step_ms[1] < LEAST_SHARE * replay.step_ms:
             break
