@@ -91,7 +91,7 @@ PARTS: list[tuple[object, str]] = [
     ),
     *((compose, name) for name in ("phase_rows", "summarise", "wait_table", "transfer_table")),
     *((compose, name) for name in ("unit_timeline", "memory_curve")),
-    *((pipeline, name) for name in ("read_job", "job_limits", "ending_limits", "_source_step")),
+    *((pipeline, name) for name in ("read_job", "job_limits", "ending_limits", "_source_steps")),
 ]
 
 

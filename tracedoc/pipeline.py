@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,9 @@ from tracedoc.facts.catalog import CATALOG
 from tracedoc.facts.measure_run import Measurements, measure_run
 from tracedoc.facts.per_run.settings import job_limits
 from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
+from tracedoc.ranks.code_places import ranks_to_read
 from tracedoc.ranks.early_ends import ended_early
-from tracedoc.ranks.run_view import build_run_view
+from tracedoc.ranks.run_view import RunView, build_run_view, with_source_steps
 from tracedoc.rules.budgets import judge_budgets, parse_budgets
 from tracedoc.rules.engine import evaluate
 from tracedoc.rules.expression import Expression
@@ -39,12 +40,10 @@ from tracedoc.rules.replayed import with_predictions
 from tracedoc.rules.selection import choose
 from tracedoc.run.discover import Run, TraceFile, discover
 from tracedoc.run.ending import ended_well, ending_limits
-from tracedoc.run.job import Job, read_job
+from tracedoc.run.job import read_job
 from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, Settled, settle
-from tracedoc.timeline.own_code import CodePlace, places_of_source_step
-from tracedoc.timeline.source_lines import SourceLine, asking_lines
-from tracedoc.trace.kineto import read_trace
+from tracedoc.timeline.source_step import SourceStep, read_source_step
 from tracedoc.units import format_ranges
 from tracedoc.whatif.answer import what_if
 from tracedoc.whatif.changes.registry import parse_request
@@ -202,8 +201,9 @@ def measure(
         )
     failures = Failures()
     job = failures.contain("what the manifest tells", lambda: read_job(run.manifest), None)
-    asking, code = failures.contain("the step with Python stacks", lambda: _source_step(job), (None, ()))
-    view = build_run_view(ranked, settled.world_size, job, asking, code)
+    view = build_run_view(ranked, settled.world_size, job)
+    steps = failures.contain("the steps with Python stacks", lambda: _source_steps(view), {})
+    view = with_source_steps(view, steps)
     ending = failures.contain("how the job ended", lambda: ending_limits(run.manifest), ())
     known = bool(ending) or ended_well(run.manifest)
     early = () if known else failures.contain("who ended early", lambda: ended_early(view), ())
@@ -223,15 +223,14 @@ def measure(
     return Measured(measure_run(view), _merged(limits), settled.cycle, settled.cycles)
 
 
-def _source_step(job: Job | None) -> tuple[tuple[SourceLine, ...] | None, tuple[CodePlace, ...]]:
-    """Return who in the script asks for values, and where it spends time, from the step with stacks."""
-    if job is None or not os.path.isfile(job.source):
-        return None, ()
-    try:
-        trace = read_trace(job.source, python_functions=True)
-        return asking_lines(trace), places_of_source_step(trace)
-    except InputError:
-        return None, ()  # it only adds to what the traces say
+def _source_steps(view: RunView) -> dict[int, SourceStep]:
+    """Return the steps with Python stacks that tell something of this run, by rank."""
+    sources = view.job.sources if view.job is not None else {}
+    found = {}
+    for rank in ranks_to_read(view, sorted(sources)):
+        with suppress(InputError):  # it only adds to what the traces say
+            found[rank] = read_source_step(sources[rank])
+    return found
 
 
 def _read_ranks(

@@ -70,11 +70,11 @@ def test_a_loop_captures_itself_on_every_rank(tmp_path: Path) -> None:
     assert diagnosis.facts["loader_workers"].value == 0
 
 
-def test_one_rank_tells_where_it_reads_values(tmp_path: Path) -> None:
+def test_every_rank_records_stacks_that_tell_where_values_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert [code for code, _ in run("loop", folder, 2)] == [0, 0]
     told = [rank.part and rank.part.get("source") for rank in captured(folder)]
-    assert told == ["rank-0.source.gz", None]
+    assert told == ["rank-0.source.gz", "rank-1.source.gz"]
     read_in = tracedoc.diagnose([folder]).facts["values_read_in"].value
     assert isinstance(read_in, str)
     assert re.fullmatch(r"inprocess_job\.py:\d+ \(loop\) \.item\(\) x1", read_in)

@@ -41,7 +41,7 @@ def test_a_name_that_is_no_file_of_the_run_is_a_limit(tmp_path: Path, key: str, 
     assert "bad-job-file" in codes(run)
     job = read_job(read_manifest(run))
     assert job is not None
-    assert (job.source, job.ranks[0].log) == ("", None)
+    assert (job.sources, job.ranks[0].log) == ({}, None)
 
 
 @pytest.mark.parametrize("key", ["source", "step_log"])

@@ -18,7 +18,7 @@ from tracedoc.collector.guard import ForeignProfilers
 from tracedoc.collector.options import Options
 from tracedoc.collector.recorder import Recorder
 from tracedoc.collector.signals import LONGEST_LAST_WORDS_S, SIGTERM, EndWatch
-from tracedoc.collector.source import SourceStep, is_source_rank
+from tracedoc.collector.source import SourceStep, common_step, is_source_rank
 from tracedoc.collector.steps import SAMPLED_STEPS, StepClock, StepTimes
 from tracedoc.collector.writing import compress, local_path
 from tracedoc.run.manifest import (
@@ -64,8 +64,9 @@ class Session:
         self._phase = _BEFORE if self._level else _DONE
         self._start = options.start
         self._leave_at = options.start + options.warmup + options.active + 1 + SAMPLED_STEPS
-        # Every rank stays for the step that one of them records with stacks.
+        # Every rank stays for the step that some of them record with stacks.
         self._leave_at += int(options.source_step)
+        self._source_at = 0
         self._source: SourceStep | None = None
         self._writing_source: SourceStep | None = None
         self._recorder: Recorder | None = None
@@ -115,9 +116,12 @@ class Session:
             if self._times.enough:
                 self._phase = _DONE
                 self.write_part()
+                self._plan_source()
+        elif phase == _DONE:
+            if self._source is not None:
+                self._end_source()
+            elif self.count == self._source_at:
                 self._begin_source()
-        elif phase == _DONE and self._source is not None:
-            self._end_source()
         elif phase == _CLOSING and not self._is_writing():
             # From the next step on: this one still had the writer beside it.
             self._phase = _AFTER
@@ -190,7 +194,7 @@ class Session:
 
     def forked(self) -> None:
         """Drop in a forked child what belongs to the parent."""
-        self._phase, self._source = _DONE, None
+        self._phase, self._source, self._source_at = _DONE, None, 0
         if self._watch is not None:
             self._watch.forked()
 
@@ -339,8 +343,16 @@ class Session:
 
     # The step with stacks.
 
+    def _plan_source(self) -> None:
+        if not is_source_rank(self._options, self.part["rank"], self.part["world_size"]):
+            return
+        earliest = self._start + self._options.warmup + self._options.active + 1 + SAMPLED_STEPS
+        self._source_at = common_step(earliest, self.count)
+        if self.count == self._source_at:
+            self._begin_source()
+
     def _begin_source(self) -> None:
-        if not is_source_rank(self._options, self.part["rank"]) or self._foreign.one_is_open():
+        if self._foreign.one_is_open():
             return
         source = SourceStep(self._torch, self._options, self._foreign, stem=self._stem)
         try:

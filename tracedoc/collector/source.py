@@ -1,7 +1,8 @@
-"""One more step on one rank, recorded with Python stacks: it shows where in the script an operator is called.
+"""One more step, with Python stacks, on up to eight ranks: it shows where in the script the host spends time.
 
 Stacks slow a step, so they are kept out of the captured ones, and come last, when all steps are timed. Only
-the host is recorded: no device has to be watched a second time.
+the host is recorded: no device has to be watched a second time. The ranks wait for each other, so they record
+the same step where they can: one slow step costs what one of them would cost alone.
 """
 
 from __future__ import annotations
@@ -23,14 +24,39 @@ SUFFIX = ".source.gz"
 """Not the name of a trace, for it is none of the run's."""
 
 
-def is_source_rank(options: Options, rank: int) -> bool:
-    """Return whether a rank is the one that records its source: the first that is captured in full."""
+MOST_RANKS = 8
+"""So many ranks record the step at most: each writes a file of its own."""
+
+_FIRST_TRIES = 4
+
+
+def is_source_rank(options: Options, rank: int, world_size: int) -> bool:
+    """Return whether a rank is among those that record a step with stacks.
+
+    All are, up to :data:`MOST_RANKS`. Beyond, it is every second, fourth, eighth one and so on, so that the
+    first rank of a node is among them wherever there is room: nodes mostly have 2, 4, 8 or 16. Of ranks
+    that were asked for (``--ranks``) the same holds, in their order.
+    """
     chosen = listed_ranks(options.ranks)
-    return options.source_step and not options.with_stack and rank == min(chosen or {0})
+    among = range(world_size) if chosen is None else sorted(one for one in chosen if one < world_size)
+    every = 1
+    while len(among) > every * MOST_RANKS:
+        every *= 2
+    return options.source_step and not options.with_stack and rank in among[::every]
+
+
+def common_step(earliest: int, ready: int) -> int:
+    """Return the number of the step to record, for a rank that is ready at the end of step ``ready``.
+
+    ``earliest`` is when a rank is ready whose trace was written at once. Others are later, each by another
+    number of steps, so they may begin 0, 4, 8, 16, ... steps from there.
+    """
+    later = ready - earliest
+    return earliest + (max(_FIRST_TRIES, 1 << (later - 1).bit_length()) if later > 0 else 0)
 
 
 class SourceStep:
-    """The extra step of one rank: begun at the end of a step, ended at the end of the next."""
+    """The extra step of a rank: begun at the end of a step, ended at the end of the next."""
 
     def __init__(self, torch: ModuleType, options: Options, foreign: ForeignProfilers, *, stem: str) -> None:
         wanted = replace(options, with_stack=True, record_shapes=False, profile_memory=False)

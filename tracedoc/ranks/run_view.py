@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -26,8 +26,7 @@ from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
 from tracedoc.run.job import Job
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import by_rank
-from tracedoc.timeline.own_code import CodePlace
-from tracedoc.timeline.source_lines import SourceLine
+from tracedoc.timeline.source_step import SourceStep
 from tracedoc.values import Value
 
 Result = TypeVar("Result")
@@ -44,10 +43,8 @@ class RunView:
     the operation of the matching (``NO_OPERATION`` where there is none). ``curves`` hold what each group of
     the matching should reach on its link, ``None`` where that is not known. ``last_exposed_ns`` is, for each
     matched operation, how long its transfer is exposed on the rank that came last. ``job`` is the manifest's
-    part about the job, ``None`` without one; ``asking`` are the functions of the script that read values of
-    tensors, ``None`` where no step was recorded with Python stacks; ``source_code`` is where the host of
-    ``source_rank`` spends time outside operators in that step. ``kept`` caches the results of functions
-    with several callers (:func:`once`).
+    part about the job, ``None`` without one; ``source_steps`` are the steps with Python stacks that were
+    read, by rank. ``kept`` caches the results of functions with several callers (:func:`once`).
     """
 
     digests: tuple[RankDigest, ...]
@@ -61,9 +58,7 @@ class RunView:
     last_exposed_ns: Int64Array
     representative: int | None
     job: Job | None = None
-    asking: tuple[SourceLine, ...] | None = None
-    source_code: tuple[CodePlace, ...] = ()
-    source_rank: int | None = None
+    source_steps: Mapping[int, SourceStep] = field(default_factory=dict)
     kept: dict[Callable[[RunView], Any], Any] = field(default_factory=dict, init=False, repr=False)
 
     def digest(self, rank: int) -> RankDigest:
@@ -104,8 +99,6 @@ def build_run_view(
     digests: Sequence[RankDigest],
     world_size: int | None,
     job: Job | None = None,
-    asking: tuple[SourceLine, ...] | None = None,
-    source_code: tuple[CodePlace, ...] = (),
 ) -> RunView:
     """Match the collectives of all ranks and choose the rank that stands for the run."""
     ordered = tuple(sorted(digests, key=lambda digest: digest.rank))
@@ -138,10 +131,17 @@ def build_run_view(
         curves=group_curves(matching, {d.rank: d.device for d in ordered}, {d.rank: d.host for d in ordered}),
         representative=_representative_rank(ordered),
         job=job,
-        asking=asking,
-        source_code=source_code,
-        source_rank=job.source_rank if job is not None else None,
     )
+
+
+def with_source_steps(run: RunView, steps: Mapping[int, SourceStep]) -> RunView:
+    """Return the view with steps that were recorded with Python stacks, by rank.
+
+    What was worked out of it stays: nothing that is kept rests on stacks.
+    """
+    found = replace(run, source_steps=steps)
+    found.kept.update(run.kept)
+    return found
 
 
 def _exposed_at_last(

@@ -26,6 +26,9 @@ from tracedoc.values import Unknown
 MAX_SUSPECTS = 8
 """Ranks that are looked at closely: those in whose name the others wait longest."""
 
+NOTICED = 0.02
+"""A rank counts as late in a step from this share of the step on; less is within the jitter of launches."""
+
 CAUSES = ("kernels", *WORK[2:])
 """What can make a rank late: :data:`WORK`, with all kernels as one."""
 

@@ -27,9 +27,14 @@ def chosen_words(words: Words, values: Mapping[str, Value], units: Mapping[str, 
 def with_ranks(
     message: str, keys: Sequence[str], worst: str, *, has_gain: bool, named: bool, own_step: str = ""
 ) -> str:
-    """Return the message with the rank whose numbers it shows, unless ``named`` there, and the others."""
+    """Return the message with the rank whose numbers it shows, unless ``named`` there, and the others.
+
+    ``own_step`` is how long the step of that rank is, "" where that need not be said.
+    """
     where = [] if named else [f"rank {worst}"]
-    where += [own_step] if own_step else []
+    if own_step:
+        whose = f"rank {worst}'s" if named else "whose"
+        where.append(f"{whose} own step takes {own_step}")
     if len(keys) > 1:
         # Without a gain no rank is known to be worse than another.
         which = "the worst" if has_gain else "one"
@@ -55,7 +60,7 @@ def other_step(own: Value | None, of_run: Value) -> str:
     if not isinstance(own, float | int) or not isinstance(of_run, float | int):
         return ""
     far = abs(own - of_run) > OWN_STEP_DIFFERS * of_run
-    return f"whose own step takes {format_ms(float(own))}" if far else ""
+    return format_ms(float(own)) if far else ""
 
 
 def ranks_text(keys: Sequence[str]) -> str:

@@ -104,14 +104,9 @@ class Job:
     limits: tuple[Limit, ...] = ()
 
     @property
-    def source(self) -> str:
-        """The path of the step that a rank recorded with Python stacks, "" where none did."""
-        return next((one.source for one in self.ranks if one.source), "")
-
-    @property
-    def source_rank(self) -> int | None:
-        """The rank that recorded it, ``None`` where none did."""
-        return next((one.rank for one in self.ranks if one.source), None)
+    def sources(self) -> dict[int, str]:
+        """The path of the step that a rank recorded with Python stacks, for each that recorded one."""
+        return {one.rank: one.source for one in self.ranks if one.source}
 
     def rank(self, rank: int) -> RankJob | None:
         """Return what one rank recorded, ``None`` where it recorded nothing."""
@@ -127,8 +122,7 @@ def read_job(manifest: Manifest | None) -> Job | None:
         return None
     unusable: list[str] = []
     ranks = [
-        _rank(entry, Path(entry.folder) if number < MAX_LOGS and entry.folder else None, unusable)
-        for number, entry in enumerate(manifest.ranks)
+        _rank(entry, unusable, with_log=number < MAX_LOGS) for number, entry in enumerate(manifest.ranks)
     ]
     known = tuple(rank for rank in ranks if rank is not None)
     return Job(known, tuple(_limits(unusable))) if known else None
@@ -141,8 +135,8 @@ def _limits(unusable: Sequence[str]) -> Iterator[Limit]:
         yield Limit("bad-job-file", f"{unusable[0]}{more}", "what it says about the job is unknown")
 
 
-def _rank(entry: ManifestRank, folder: Path | None, unusable: list[str]) -> RankJob | None:
-    part = entry.part
+def _rank(entry: ManifestRank, unusable: list[str], *, with_log: bool) -> RankJob | None:
+    part, folder = entry.part, Path(entry.folder) if entry.folder else None
     if part is None or "environment" not in part:
         return None
     environment, framework = _entry(part, "environment"), _entry(part, "framework")
@@ -172,7 +166,7 @@ def _rank(entry: ManifestRank, folder: Path | None, unusable: list[str]) -> Rank
         affinity=_value(_entry(environment, "host"), "affinity", str) or "",
         json_bytes=_value(part, "json_bytes", int) or 0,
         source=str(_beside(entry, "source", folder, unusable) or ""),
-        log=_log(entry, folder, unusable),
+        log=_log(entry, folder, unusable) if with_log else None,
         compiled=_values(_entry(framework, "compile"), int) | _values(_entry(part, "compile"), int),
     )
 

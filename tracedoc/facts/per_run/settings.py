@@ -214,13 +214,14 @@ def _transports(rank: RankJob) -> Value:
 def values_read_in(run: RunView) -> Value:
     """Functions of the script that read values of tensors, as ``train.py:12 (step) .item() x2``.
 
-    From the one step that a collected run records with Python stacks; the three with most calls. The line is
-    that where the function begins; in code that runs since before that step, about where it was. Reading a
-    tensor on the CPU waits for nothing, and the stacks do not show where a tensor is.
+    From the step that the first rank of a collected run records with Python stacks; those with most calls.
+    The line is that where the function begins; in code that runs since before that step, about where it was.
+    Reading a tensor on the CPU waits for nothing, and the stacks do not show where a tensor is.
     """
-    if run.asking is None:
+    if not run.source_steps:
         return Unknown("no step was recorded with Python stacks: capture with `tracedoc collect`")
-    lines = [f"{at.file}:{at.line} ({at.function}) .{at.call}() x{at.calls}" for at in run.asking[:3]]
+    asking = run.source_steps[min(run.source_steps)].asking[:3]
+    lines = [f"{at.file}:{at.line} ({at.function}) .{at.call}() x{at.calls}" for at in asking]
     return ", ".join(lines) or "none"
 
 

@@ -16,6 +16,7 @@ from tracedoc.ranks.stragglers import (
     CAUSES,
     KERNEL_CAUSES,
     MORE_KERNELS,
+    NOTICED,
     Straggler,
     kernel_cause,
     stragglers,
@@ -26,9 +27,6 @@ from tracedoc.values import Unknown, Value
 
 SHARED_GPU = "shared GPU"
 """What makes a rank late on whose GPU another process has its turns."""
-
-NOTICED = 0.02
-"""A rank counts as late in a step from this share of the step on; less is within the jitter of launches."""
 
 ENOUGH_TURNS = 4
 AS_LONG = 0.9
