@@ -100,7 +100,7 @@ def test_a_rank_without_stacks_is_unknown_and_says_so(tmp_path: Path) -> None:
     assert named(diagnosis, 1) == "none"
     (found,) = [one for one in diagnosis.findings if one.rule_id == "straggler-rank"]
     assert "save_samples" not in found.message
-    assert "as rank 1 recorded no Python stacks: tracedoc collect names it" in found.message
+    assert "as rank 1 recorded no Python stacks: tracedoc collect records them" in found.message
     assert "tracedoc collect -- COMMAND" in [fix.change for fix in found.fixes]
 
 

@@ -105,7 +105,7 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str) -> str:
     "--source-step/--no-source-step",
     default=True,
     show_default=True,
-    help="One more step with Python stacks, on one rank, in a file of its own.",
+    help="One more step with Python stacks, on up to 8 ranks, in files of their own.",
 )
 @click.option("--profile-memory", is_flag=True, help="Allocations too.")
 @click.option(
