@@ -244,6 +244,6 @@ def test_two_diagnoses_are_compared_without_reading_a_trace(
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError("a trace is read")
 
-    monkeypatch.setattr("tracedoc.pipeline.read_trace", refuse)
+    monkeypatch.setattr("tracedoc.pipeline.read_source_step", refuse)
     monkeypatch.setattr("tracedoc.pipeline.measure", refuse)
     assert compare(before, slower).exit_code == 0
