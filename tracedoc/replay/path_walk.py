@@ -81,8 +81,9 @@ class Walk:
         self._played = played
         self._skeleton = played.plan.skeleton
         self._program: RunProgram = played.program
-        # As a list: the path passes thousands of points, and asks for the rank of each.
+        # As lists: the path passes thousands of points and edges, and asks where each of them belongs.
         self._point_base: list[int] = self._program.layout.point_base.tolist()
+        self._section_bounds: list[int] = self._skeleton.section_bounds.tolist()
         self._position = subject
         self._of_next = self._of_own = played.times, played.before
         if played.program.layout.periodic:
@@ -91,6 +92,7 @@ class Walk:
         self._labels = [
             dict(zip(own.label_at.tolist(), own.labels, strict=True)) for own in played.program.layout.notes
         ]
+        self._named = [sorted(labels) for labels in self._labels]
 
     def backwards(self) -> Iterator[Piece]:
         """Yield the pieces of the path, the last one first."""
@@ -165,8 +167,8 @@ class Walk:
     def _of_edge(self, edge: int) -> Iterator[Piece]:
         """Yield what an edge stands for, the latest first; where it comes from the step before, that too."""
         skeleton = self._skeleton
-        section = int(np.searchsorted(skeleton.section_bounds, edge, side="right")) - 1
-        name, place = skeleton.section_names[section], edge - int(skeleton.section_bounds[section])
+        section = bisect_right(self._section_bounds, edge) - 1
+        name, place = skeleton.section_names[section], edge - self._section_bounds[section]
         weight, back = float(self._played.weights[edge]), int(skeleton.back[edge])
         base, _, joined = name.partition("_")
         if base in ("waits", "streams", "causes", "ties"):
@@ -319,10 +321,10 @@ class Walk:
         first = self._first(point)
         position = self._position_of(point)
         parts = self._program.layout.part[first:point]
-        bounds = {first, point, *(np.flatnonzero(np.diff(parts)) + first + 1).tolist()}
-        for label in self._labels[position]:
-            named = self._point_base[position] + label
-            bounds |= {one for one in (named - 1, named) if first < one <= point}
+        bounds = {first, point, *((parts[1:] != parts[:-1]).nonzero()[0] + first + 1).tolist()}
+        names, base = self._named[position], self._point_base[position]
+        for label in names[bisect_right(names, first - base) : bisect_right(names, point + 1 - base)]:
+            bounds |= {base + label - 1, min(base + label, point)}
         for last, before in pairwise(sorted(bounds, reverse=True)):
             lags = self._program.lag[before + 1 : last + 1]
             taken = min(float(lags[lags > 0].sum()), ns)

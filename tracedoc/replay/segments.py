@@ -83,11 +83,11 @@ class Skeleton(msgspec.Struct, frozen=True, eq=False):
 
     def node_of(self, point: Index | int) -> Index:
         """Return the nodes that points are counted from."""
-        return np.asarray(np.searchsorted(self.first_point, point, side="right") - 1)
+        return np.asarray(self.first_point.searchsorted(point, side="right") - 1)
 
     def meeting_of(self, event: Index | int) -> Index:
         """Return the places of meeting events in ``meeting``."""
-        return np.asarray(np.searchsorted(self.meeting, event))
+        return np.asarray(self.meeting.searchsorted(event))
 
 
 class _Edges:

@@ -7,6 +7,8 @@ steps; why there are two is in docs/decisions/0089.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -26,18 +28,32 @@ class Cyclic(Exception):  # noqa: N818 - a state of the graph that refuses the r
     """Something waits for itself."""
 
 
+class Level(msgspec.Struct, frozen=True, eq=False):
+    """Nodes that wait for nothing but what comes before them, and the edges that lead to them.
+
+    ``sources`` are where these come from, ``starts`` where the edges of each node begin. Nodes stand, and
+    edges, in the order of the plan.
+    """
+
+    nodes: slice
+    edges: slice
+    sources: Index
+    starts: Index
+
+
 class Plan(msgspec.Struct, frozen=True, eq=False):
     """The order in which the nodes of a skeleton can be worked out.
 
-    Edges within a step are in order of level and target; ``levels`` holds for each level its nodes, its edges
-    and where the edges of each node begin. ``lanes_of_rank`` is the first lane of each rank. The edges of all
-    kinds into a node ``n`` are ``into[into_begin[n] : into_begin[n + 1]]``.
+    Level by level, ``place`` is where each node stands in it; places are meant by all that follows, but by
+    ``into``. ``edge`` are the edges within a step in order of level and target. ``lanes_of_rank`` is the
+    first lane of each rank. The edges of all kinds into a node ``n`` are
+    ``into[into_begin[n] : into_begin[n + 1]]``.
     """
 
     skeleton: Skeleton
+    place: Index
     edge: Index
-    src: Index
-    levels: tuple[tuple[Index, slice, Index], ...]
+    levels: tuple[Level, ...]
     back: Index
     back_src: Index
     back_nodes: Index
@@ -51,30 +67,34 @@ def make_plan(skeleton: Skeleton) -> Plan:
     """Return the order of a skeleton's nodes; raises :class:`Cyclic` where there is none."""
     inner = np.flatnonzero(~skeleton.back)
     level = _levels(skeleton.nodes, skeleton.src[inner], skeleton.dst[inner])
-    dst = skeleton.dst[inner]
-    order = np.lexsort((dst, level[dst]))
-    inner, dst = inner[order], dst[order]
-    edge_level = level[dst]
-    depth = int(level.max(initial=0))
-    bounds = np.searchsorted(edge_level, np.arange(1, depth + 2))
-    levels = []
-    for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        mine = dst[begin:end]
-        new = np.flatnonzero(np.concatenate(([True], mine[1:] != mine[:-1])))
-        levels.append((mine[new], slice(begin, end), new))
+    order = np.argsort(level, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(order.size)
+    inner = inner[np.argsort(place[skeleton.dst[inner]], kind="stable")]
+    sources, targets = place[skeleton.src[inner]], place[skeleton.dst[inner]]
+    # What stands behind the nodes of the first level has edges each.
+    begins = np.append(np.flatnonzero(np.diff(targets, prepend=-1)), inner.size)
+    bounds = np.searchsorted(level[order], np.arange(1, int(level.max(initial=0)) + 2)).tolist()
+
+    def one_level(first: int, end: int) -> Level:
+        starts = begins[first - bounds[0] : end - bounds[0] + 1]
+        edges = slice(int(starts[0]), int(starts[-1]))
+        return Level(slice(first, end), edges, sources[edges], starts[:-1] - edges.start)
+
+    levels = tuple(one_level(first, end) for first, end in pairwise(bounds))
     back = np.flatnonzero(skeleton.back)
-    back = back[np.argsort(skeleton.dst[back], kind="stable")]
-    targets = skeleton.dst[back]
-    new = np.flatnonzero(np.concatenate(([True], targets[1:] != targets[:-1]))) if back.size else back
+    back = back[np.argsort(place[skeleton.dst[back]], kind="stable")]
+    targets = place[skeleton.dst[back]]
+    new = np.flatnonzero(np.diff(targets, prepend=-1))
     lanes = skeleton.rank_of_lane
     into = np.argsort(skeleton.dst, kind="stable")
     return Plan(
         skeleton=skeleton,
+        place=place,
         edge=inner,
-        src=skeleton.src[inner],
-        levels=tuple(levels),
+        levels=levels,
         back=back,
-        back_src=skeleton.src[back],
+        back_src=place[skeleton.src[back]],
         back_nodes=targets[new],
         back_starts=new,
         lanes_of_rank=np.flatnonzero(np.concatenate(([True], lanes[1:] != lanes[:-1]))),
@@ -126,16 +146,15 @@ def solve(plan: Plan, programs: list[RunProgram], weights: Int64Array) -> Soluti
     """Play programs of one skeleton, whose edges have ``weights`` (one column a program)."""
     layout = programs[0].layout
     inner, back = weights[plan.edge], weights[plan.back]
-    width = len(programs)
-    times = np.full((plan.skeleton.nodes, width), NEVER, dtype=np.int64)
-    starts = _floor(plan, programs[0])
-    np.maximum(times, starts[:, None], out=times)
+    times = np.empty((plan.skeleton.nodes, len(programs)), dtype=np.int64)
+    times[plan.place] = np.maximum(_floor(plan, programs[0]), NEVER)[:, None]
     _pass(plan, times, inner)
-    _ask_for_batches(plan.skeleton, times)
+    _ask_for_batches(plan, times)
     ends = _ends(plan, programs, times)
     if not layout.periodic:
         length = (ends - _begins(plan, times)).astype(np.float64)
-        return Solution(length, times, times, 1)
+        played = times[plan.place]
+        return Solution(length, played, played, 1)
     lengths: list[npt.NDArray[np.float64]] = []
     before = times
     for period in range(2, MOST_PERIODS + 1):
@@ -148,8 +167,9 @@ def solve(plan: Plan, programs: list[RunProgram], weights: Int64Array) -> Soluti
         lengths.append((now - ends).astype(np.float64))
         ends = now
         if len(lengths) > 1 and (np.abs(lengths[-1] - lengths[-2]) <= STEADY * lengths[-1]).all():
-            return Solution(lengths[-1], times, before, period)
-    return Solution((lengths[-1] + lengths[-2]) / 2, times, before, MOST_PERIODS)
+            return Solution(lengths[-1], times[plan.place], before[plan.place], period)
+    length = (lengths[-1] + lengths[-2]) / 2
+    return Solution(length, times[plan.place], before[plan.place], MOST_PERIODS)
 
 
 def _floor(plan: Plan, program: RunProgram) -> Int64Array:
@@ -163,28 +183,32 @@ def _floor(plan: Plan, program: RunProgram) -> Int64Array:
     return floor
 
 
-def _ask_for_batches(skeleton: Skeleton, times: Times) -> None:
+def _ask_for_batches(plan: Plan, times: Times) -> None:
     """Let the first batches be ready no earlier than they are asked for.
 
     With a stock of batches, workers that are too slow would be waited for only after many steps.
     """
-    batches = skeleton.load_base + np.arange(skeleton.loads.size)
-    returned = skeleton.return_base + np.searchsorted(skeleton.returns, skeleton.loads)
+    skeleton = plan.skeleton
+    batches = plan.place[skeleton.load_base + np.arange(skeleton.loads.size)]
+    returned = plan.place[skeleton.return_base + np.searchsorted(skeleton.returns, skeleton.loads)]
     times[batches] = np.maximum(times[batches], times[returned])
 
 
 def _pass(plan: Plan, times: Times, weights: Times) -> None:
-    for nodes, edges, starts in plan.levels:
-        reached = np.maximum.reduceat(times[plan.src[edges]] + weights[edges], starts, axis=0)
-        times[nodes] = np.maximum(times[nodes], reached)
+    for level in plan.levels:
+        reached = times.take(level.sources, axis=0)
+        reached += weights[level.edges]
+        reached = np.maximum.reduceat(reached, level.starts, axis=0)
+        now = times[level.nodes]
+        np.maximum(now, reached, out=now)
 
 
 def _begins(plan: Plan, times: Times) -> Int64Array:
     """Return when each rank's step begins: with its first event, or the host's range; one row a rank."""
     skeleton = plan.skeleton
-    first = times[skeleton.start_base + skeleton.meeting_of(skeleton.first_of_lane)]
+    first = times[plan.place[skeleton.start_base + skeleton.meeting_of(skeleton.first_of_lane)]]
     begins: Times = np.minimum.reduceat(first, plan.lanes_of_rank, axis=0)
-    begins[skeleton.framed] = times[skeleton.opening]
+    begins[skeleton.framed] = times[plan.place[skeleton.opening]]
     return begins
 
 
@@ -197,9 +221,9 @@ def _ends(plan: Plan, programs: list[RunProgram], times: Times) -> Int64Array:
     last = skeleton.last_of_lane
     place = skeleton.meeting_of(last)
     part = skeleton.part[place]
-    started = times[skeleton.start_base + place]
+    started = times[plan.place[skeleton.start_base + place]]
     operation = np.maximum(joins.op[part], 0) if joins.op.size else part
-    met = times[skeleton.join_base + operation] if joins.operations else started
+    met = times[plan.place[skeleton.join_base + operation]] if joins.operations else started
     ends = np.empty_like(started)
     for column, program in enumerate(programs):
         ends[:, column] = started[:, column] + program.dur[last]
@@ -208,5 +232,5 @@ def _ends(plan: Plan, programs: list[RunProgram], times: Times) -> Int64Array:
         begun = np.where(program.joined[of], met[comm, column], started[comm, column])
         ends[comm, column] = begun + program.transfer[of]
     found: Times = np.maximum.reduceat(ends, plan.lanes_of_rank, axis=0)
-    found[skeleton.framed] = np.maximum(found[skeleton.framed], times[skeleton.closing])
+    found[skeleton.framed] = np.maximum(found[skeleton.framed], times[plan.place[skeleton.closing]])
     return found
