@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from functools import lru_cache
 from math import prod
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -78,10 +79,8 @@ def _column(kind: Any, value: Any) -> npt.NDArray[Any]:
     """Return the numpy array that ``value`` describes, if it is of the ``kind`` that the field names."""
     match value:
         case [str(name), [*shape], bytes(content)] if name[1:2] in _KINDS:
-            dtype = np.dtype(name)
-            element = get_args(get_args(kind)[1])[0]
-            element = get_origin(element) or element
-            if np.issubdtype(dtype, element) and _nbytes(dtype, shape) == len(content):
+            dtype, fits = _dtype(kind, name)
+            if fits and _nbytes(dtype, shape) == len(content):
                 planes = np.frombuffer(content, dtype=np.uint8).reshape(dtype.itemsize, -1)
                 differences = np.ascontiguousarray(planes.T).view(f"u{dtype.itemsize}")
                 # Into its own memory: views would be kept with what they look at.
@@ -90,6 +89,14 @@ def _column(kind: Any, value: Any) -> npt.NDArray[Any]:
                 column.flags.writeable = False
                 return column
     raise ValueError(f"not a column of {kind}")
+
+
+@lru_cache(maxsize=256)
+def _dtype(kind: Any, name: str) -> tuple[np.dtype[Any], bool]:
+    """Return the type that numpy calls ``name``, and whether a column of ``kind`` may be of it."""
+    dtype = np.dtype(name)
+    element = get_args(get_args(kind)[1])[0]
+    return dtype, np.issubdtype(dtype, get_origin(element) or element)
 
 
 def _nbytes(dtype: np.dtype[Any], shape: list[Any]) -> int:

@@ -121,6 +121,12 @@ def pipeline(run: RunView) -> Pipeline | None:
     )  # fmt: skip
 
 
+def _rehearsed(run: RunView) -> tuple[Pipeline | None, Rehearsal | None]:
+    """Return the pipeline of a run, and its rehearsal, which takes long: none without a pipeline."""
+    found = pipeline(run)
+    return found, None if found is None else rehearsal(run)
+
+
 def _on_cpus(
     run: RunView, chains: tuple[tuple[int, ...], ...], stage_of_rank: dict[int, int]
 ) -> Pipeline | None:
@@ -258,7 +264,7 @@ def balanced_gain_ns(run: RunView) -> Int64Array | None:
     slowest stage sets the pace, and in a step each takes every stage in turn once, whichever has the work.
     With all forward passes first that is (m - 1) / m of what the slowest stage takes longer than the mean.
     """
-    found, plan = pipeline(run), rehearsal(run)
+    found, plan = _rehearsed(run)
     if found is None:
         return None
     if found.micro_batches < 2:  # stages take turns, whichever has the work
@@ -299,7 +305,7 @@ def even_gain_ns(run: RunView) -> Int64Array | None:
     The work of a rank between two sends is that of one forward or backward pass. Passes that lie between the
     same kinds of sends in one stage are given their mean over its ranks, micro-batches and steps.
     """
-    found, plan = pipeline(run), rehearsal(run)
+    found, plan = _rehearsed(run)
     if found is None or plan is None or not found.whole:
         return None
     if found.micro_batches < 2:
@@ -320,7 +326,7 @@ def pass_ratios(run: RunView) -> Floats:
 
     Those that come once in a step, and so cannot be compared, are left out; none without a pipeline.
     """
-    found, plan = pipeline(run), rehearsal(run)
+    found, plan = _rehearsed(run)
     ratios: list[float] = []
     if found is not None and plan is not None and found.whole:
         work = np.array(plan.work_ns, dtype=np.float64)
@@ -392,7 +398,7 @@ class SlowWorker(msgspec.Struct, frozen=True, eq=False):
 @once
 def slow_workers(run: RunView) -> tuple[SlowWorker, ...]:
     """Return the ranks that hold up their pipeline, and with it the others, by more than their replicas."""
-    found, plan = pipeline(run), rehearsal(run)
+    found, plan = _rehearsed(run)
     if found is None:
         return ()
     if plan is None:
