@@ -37,7 +37,7 @@ def join_run(
     operation = matching.operation
     length_of_part = matching.end_ns - matching.start_ns
     shortest = np.minimum.reduceat(length_of_part, matching.first[:-1]) if len(matching) else length_of_part
-    gathering, base, offsets = Gathering(), 0, []
+    gathering, base, offsets = Gathering(len(ranks)), 0, []
     event, op, transfer, nbytes, kind, group, reduces, complete, block = ([] for _ in range(9))
     kinds: dict[str, int] = {}
     for rank, program, table, gradient in zip(ranks, programs, tables, gradients, strict=True):

@@ -25,7 +25,7 @@ from tracedoc.spans import Int64Array
 ROUNDS = 2
 """How often the times are worked out again after contention has changed the lengths of kernels."""
 
-BATCH_BYTES = 8_000_000
+BATCH_BYTES = 5_000_000
 """Programs are played together as long as what they and their edges take is no more than this."""
 
 MOST_PLANS = 4

@@ -249,32 +249,48 @@ _LONG = ("lag", "own", "ready", "dur", "delay")
 
 
 class _Column:
-    """Grows by one array after the other, in one piece of memory: what many small ones took stays taken."""
+    """Takes the values of one rank after the other into one array, which has room for ``ranks`` like the
+    first: of many small ones the memory would stay taken. One value throughout takes no room at all."""
 
-    def __init__(self) -> None:
-        self._dtype: np.dtype[Any] | None = None
-        self._bytes = bytearray()
+    def __init__(self, ranks: int) -> None:
+        self._ranks, self._used = ranks, 0
+        self._array: npt.NDArray[Any] = np.empty(0)
 
     def add(self, part: npt.NDArray[Any]) -> None:
-        """Add values, in the bits of the widest so far."""
-        dtype = part.dtype if self._dtype is None else np.promote_types(self._dtype, part.dtype)
-        if self._dtype not in (None, dtype):
-            self._bytes = bytearray(self.values().astype(dtype).tobytes())
-        self._dtype = dtype
-        self._bytes += part.astype(dtype).tobytes()
+        """Add values; the array gets the bits of the widest."""
+        used = self._used + part.size
+        if self._used == 0:
+            self._array = np.empty(0, part.dtype)
+        if self._is_even(part):
+            self._array = np.broadcast_to(part[0], used)
+        elif part.size:
+            dtype = np.promote_types(self._array.dtype, part.dtype)
+            if self._array.dtype != dtype or used > self._array.size or not self._array.flags.writeable:
+                whole = np.empty(max(used + used // 4, self._ranks * part.size), dtype)
+                whole[: self._used] = self.values()
+                self._array = whole
+            self._array[self._used : used] = part
+        self._used = used
+
+    def _is_even(self, part: npt.NDArray[Any]) -> bool:
+        """Return whether all values so far, and those of a part, are one."""
+        if part.size == 0 or (self._used and self._array.flags.writeable):
+            return False
+        value = self._array[0] if self._used else part[0]
+        return bool((part == value).all())
 
     def values(self) -> npt.NDArray[Any]:
-        """Return all values, after which nothing can be added."""
-        return np.frombuffer(self._bytes, dtype=self._dtype)
+        """Return all values so far."""
+        return self._array[: self._used]
 
 
 class Gathering:
     """Collects the programs of ranks one by one; what it holds of each is narrow."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
         self._ranks: list[int] = []
         self._notes: list[RankNotes] = []
-        self._columns = {name: _Column() for name in (*_OF_LAYOUT, *_OF_PROGRAM)}
+        self._columns = {name: _Column(count) for name in (*_OF_LAYOUT, *_OF_PROGRAM)}
         self._early: list[tuple[Index, Index]] = []
         self._points = [0]
         self._events = [0]
@@ -366,7 +382,7 @@ def join_programs(
     ranks: Sequence[int], programs: Iterable[RankProgram], joins: Joins, offset_ns: Int64Array
 ) -> RunProgram:
     """Return the programs of ``ranks`` as one; ``offset_ns`` is when each begins, on a common clock."""
-    gathering = Gathering()
+    gathering = Gathering(len(ranks))
     for rank, program in zip(ranks, programs, strict=True):
         gathering.add(rank, program)
     return gathering.joined(joins, offset_ns)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import msgspec
 
 from tracedoc.replay.path import find_path
-from tracedoc.replay.player import Played
 from tracedoc.replay.run_program import Reading, RunProgram
 from tracedoc.replay.run_replay import RunReplay
 from tracedoc.replay.solver import Cyclic
@@ -36,39 +35,78 @@ class Prediction(msgspec.Struct, frozen=True):
     assumptions: tuple[str, ...] = ()
 
 
+class _Outcome(msgspec.Struct, frozen=True):
+    """What is kept of a program that was played; ``limited_by`` of that in the likely reading only."""
+
+    step_ns: float
+    limited_by: str = ""
+
+
 def predict(replay: RunReplay, plans: Sequence[Sequence[Request]]) -> list[Prediction | NotApplicable]:
     """Return the step after each of several lists of changes, each list applied together, in order.
 
-    Programs are edited as they are played, some lists at a time: of many ranks each takes megabytes.
+    Programs are edited as they are played, some lists at a time, and of very many ranks one reading at a
+    time: each program takes megabytes then.
     """
-    together = max(1, replay.player.together(replay.base[Reading.LIKELY].program) // len(Reading))
+    together = replay.player.together(replay.base[Reading.LIKELY].program)
+    every = tuple(Reading)
+    turns = [every] if together >= len(every) else [(reading,) for reading in every]
+    width = max(1, together // len(every))
     answers: list[Prediction | NotApplicable] = []
-    for begin in range(0, len(plans), together):
-        answers += _predicted(replay, plans[begin : begin + together])
+    for begin in range(0, len(plans), width):
+        answers += _predicted(replay, plans[begin : begin + width], turns)
     return answers
 
 
-def _predicted(replay: RunReplay, plans: Sequence[Sequence[Request]]) -> list[Prediction | NotApplicable]:
-    edited = [_edited(replay, requests) for requests in plans]
-    programs = [program for one in edited if not isinstance(one, NotApplicable) for program in one]
+def _predicted(
+    replay: RunReplay, plans: Sequence[Sequence[Request]], turns: Sequence[tuple[Reading, ...]]
+) -> list[Prediction | NotApplicable]:
+    """Return the step after each list of changes; the readings of one turn are played together."""
+    found: list[dict[Reading, _Outcome] | NotApplicable] = [{} for _ in plans]
     try:
-        played = iter(replay.player.play(programs))
+        for readings in turns:
+            _play(replay, plans, readings, found)
     except Cyclic:
         if len(plans) == 1:
             return [NotApplicable("with it, something would wait for itself")]
-        return [answer for one in plans for answer in _predicted(replay, [one])]
+        return [answer for one in plans for answer in _predicted(replay, [one], turns)]
     return [
-        one
-        if isinstance(one, NotApplicable)
-        else _prediction(replay, requests, {reading: next(played) for reading in Reading})
-        for requests, one in zip(plans, edited, strict=True)
+        one if isinstance(one, NotApplicable) else _prediction(replay, requests, one)
+        for requests, one in zip(plans, found, strict=True)
     ]
 
 
-def _edited(replay: RunReplay, requests: Sequence[Request]) -> list[RunProgram] | NotApplicable:
-    """Return the run's program after changes in all readings."""
+def _play(
+    replay: RunReplay,
+    plans: Sequence[Sequence[Request]],
+    readings: tuple[Reading, ...],
+    found: list[dict[Reading, _Outcome] | NotApplicable],
+) -> None:
+    """Add to what was ``found`` of each list of changes what it is in some readings, or why it cannot be."""
+    programs: list[RunProgram] = []
+    outcomes: list[dict[Reading, _Outcome]] = []
+    for place, (requests, known) in enumerate(zip(plans, found, strict=True)):
+        if isinstance(known, NotApplicable):
+            continue
+        edited = _edited(replay, requests, readings)
+        if isinstance(edited, NotApplicable):
+            found[place] = edited
+        else:
+            programs += edited
+            outcomes += [known] * len(edited)
+    for played, known in zip(replay.player.play(programs), outcomes, strict=True):
+        reading, limited_by = played.program.reading, ""
+        if reading is Reading.LIKELY:
+            limited_by = next(iter(find_path(played, replay.subject).shares()), "")
+        known[reading] = _Outcome(played.step_ns, limited_by)
+
+
+def _edited(
+    replay: RunReplay, requests: Sequence[Request], readings: tuple[Reading, ...]
+) -> list[RunProgram] | NotApplicable:
+    """Return the run's program after changes in some readings."""
     programs = []
-    for reading in Reading:
+    for reading in readings:
         program = apply_changes(replay, requests, reading)
         if isinstance(program, NotApplicable):
             return program
@@ -89,11 +127,13 @@ def apply_changes(
     return program
 
 
-def _prediction(replay: RunReplay, requests: Sequence[Request], played: dict[Reading, Played]) -> Prediction:
+def _prediction(
+    replay: RunReplay, requests: Sequence[Request], found: Mapping[Reading, _Outcome]
+) -> Prediction:
     changes = [CHANGES[request.name] for request in requests]
     units = prod(change.units for change in changes)
     steps = [
-        replay.step_ms * played[reading].step_ns / replay.base[reading].step_ns / units for reading in Reading
+        replay.step_ms * found[reading].step_ns / replay.base[reading].step_ns / units for reading in Reading
     ]
     low, likely, high = min(steps), steps[Reading.LIKELY], max(steps)
     shares = [prod(change.gain_shares[place] for change in changes) for place in range(3)]
@@ -108,11 +148,10 @@ def _prediction(replay: RunReplay, requests: Sequence[Request], played: dict[Rea
     gains = [gains[0] - spread, gains[1], gains[2] + spread]
     gained = (gains[0], gains[1], min(gains[2], replay.step_ms))
     after = (replay.step_ms - gained[2], replay.step_ms - gained[1], replay.step_ms - gained[0])
-    path = find_path(played[Reading.LIKELY], replay.subject)
     return Prediction(
         step_ms=after,
         gain_ms=gained,
-        limited_by=next(iter(path.shares()), ""),
+        limited_by=found[Reading.LIKELY].limited_by,
         confidence=_confidence(replay, after),
         assumptions=tuple(dict.fromkeys(change.assumption for change in changes if change.assumption)),
     )

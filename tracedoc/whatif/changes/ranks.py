@@ -18,7 +18,7 @@ EXCESS_OF_WORK = 0.1
 """One lag of the host counts as longer than elsewhere if it is by so much, and by this share: on CPUs, where
 it holds the work itself, by the second one."""
 
-AT_ONCE = 50_000
+AT_ONCE = 20_000
 """So many times are compared at once."""
 
 

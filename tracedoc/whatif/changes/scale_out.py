@@ -12,7 +12,7 @@ from tracedoc.replay.rank.program import Lags, narrow
 from tracedoc.replay.run_program import RunProgram
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter, of_reading
-from tracedoc.whatif.changes.ranks import evened
+from tracedoc.whatif.changes.ranks import AT_ONCE, evened
 
 POINT_TO_POINT = ("send", "recv")
 
@@ -72,10 +72,11 @@ def _with_later_ranks(program: RunProgram, factor: float) -> RunProgram:
 
 def _later(column: Lags, usual: Lags, factor: float) -> Lags:
     """Return times of which what is beyond the usual is multiplied."""
-    later = np.subtract(column, usual, dtype=np.float64)
-    later *= factor
-    later += usual
-    return narrow(np.rint(later, out=later).astype(np.int64))
+    later = np.empty(column.size, dtype=np.int64)
+    for begin in range(0, column.size, AT_ONCE):
+        some = slice(begin, begin + AT_ONCE)
+        later[some] = np.rint(usual[some] + factor * (column[some].astype(np.int64) - usual[some]))
+    return narrow(later)
 
 
 CHANGES = (
