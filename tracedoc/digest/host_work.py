@@ -20,7 +20,7 @@ from tracedoc.timeline.host import (
     work_before_collectives,
 )
 from tracedoc.timeline.own_code import CodePlace, places_of_timeline
-from tracedoc.timeline.syncs import Syncs, askers, is_library, launching_threads
+from tracedoc.timeline.syncs import Syncs, askers, is_library
 from tracedoc.trace.columns import Kind
 
 MAX_SYNCS = 40
@@ -144,7 +144,7 @@ def long_operators(timeline: RankTimeline, least_ns: int) -> np.ndarray:
     """Return the rows of operators of launching threads that take so long or longer."""
     trace = timeline.trace
     rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & (trace.dur_ns >= least_ns))
-    return rows[trace.thread.among(launching_threads(trace, timeline.events), rows)]
+    return rows[trace.thread.among(timeline.launching_threads, rows)]
 
 
 def operator_filling(timeline: RankTimeline, operators: np.ndarray, start_ns: int, end_ns: int) -> str | None:

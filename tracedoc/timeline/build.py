@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
 from tracedoc.containment import Failures
@@ -50,7 +51,7 @@ from tracedoc.timeline.steps import (
     holds_iteration,
     host_windows,
 )
-from tracedoc.timeline.syncs import Syncs
+from tracedoc.timeline.syncs import Syncs, launching_threads
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
@@ -80,7 +81,8 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     ``host.steps`` of the GPU event ``events.rows[i]``. ``blocking`` is ``None`` where launches are not
     linked; ``syncs`` in a CPU trace; ``phases`` without a backward pass. ``phase_budgets`` are those of the
     analysed step. Where ``kernels_lost``, launched kernels are missing from the trace, and idle time is
-    unreliable. ``positions`` are those of steps in ``host.steps``, by number.
+    unreliable. ``positions`` are those of steps in ``host.steps``, by number; ``launching_threads`` are the
+    host threads that launch kernels.
     """
 
     trace: Trace
@@ -106,6 +108,9 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     phase_budgets: tuple[PhaseBudget, ...] = ()
     positions: Mapping[int, int] = {}
     kernels_lost: bool = False
+    launching_threads: npt.NDArray[np.int32] = msgspec.field(
+        default_factory=lambda: np.empty(0, dtype=np.int32)
+    )
 
     @property
     def complete_windows(self) -> tuple[Window, ...]:
@@ -221,6 +226,7 @@ def _gpu_timeline(
         windows=windows,
         collectives=collectives,
         limits=(*host.limits, *limits),
+        launching_threads=launching_threads(trace, events),
     )
 
 

@@ -16,7 +16,6 @@ from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.timeline.phases import Phase, Phases
-from tracedoc.timeline.syncs import launching_threads
 from tracedoc.trace import frameworks, vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among
@@ -128,7 +127,7 @@ def _in_calls(timeline: RankTimeline) -> Spans:
     """Return when a launching thread is inside an operator or a runtime call."""
     trace = timeline.trace
     calls = trace.is_kind(Kind.CPU_OP, Kind.RUNTIME)
-    calls &= trace.thread.among(launching_threads(trace, timeline.events))
+    calls &= trace.thread.among(timeline.launching_threads)
     return Spans.of_chosen(trace.ts_ns, trace.end_ns, calls)
 
 
@@ -329,10 +328,9 @@ def host_phases(timeline: RankTimeline) -> HostPhases:
 
 def _stepping_threads(timeline: RankTimeline) -> npt.NDArray[np.int32]:
     """Return the threads that step the model."""
-    trace = timeline.trace
     if timeline.is_cpu:
-        return trace.thread.distinct(trace.rows(Kind.CPU_OP))
-    return launching_threads(trace, timeline.events)
+        return timeline.trace.thread.distinct(timeline.trace.rows(Kind.CPU_OP))
+    return timeline.launching_threads
 
 
 def _stepping_rows(trace: Trace, threads: npt.NDArray[np.int32]) -> Rows:

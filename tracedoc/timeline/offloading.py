@@ -10,7 +10,6 @@ import numpy.typing as npt
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
 
@@ -81,17 +80,18 @@ def cpu_optimizer_idle(timeline: RankTimeline, cpu_optimizer: Spans) -> Spans:
 def cpu_optimizer_spans(timeline: RankTimeline) -> Spans:
     """Return the host time in optimizer ranges that launch hardly any work; empty without links."""
     trace, events = timeline.trace, timeline.events
-    steps = trace.named(lambda name: vocabulary.optimizer_step_class(name) is not None)
-    rows = np.flatnonzero(trace.dur_ns >= CPU_OPTIMIZER_NS)
-    host = (trace.kind[rows] == int(Kind.ANNOTATION)) | (trace.kind[rows] == int(Kind.CPU_OP))
-    rows = rows[host & steps[trace.name[rows]]]
-    linked = (events.launch_rows != NO_ROW) & (events.classes == COMPUTE)
+    rows = trace.rows_named(
+        lambda name: vocabulary.optimizer_step_class(name) is not None, Kind.ANNOTATION, Kind.CPU_OP
+    )
+    rows = rows[trace.dur_ns[rows] >= CPU_OPTIMIZER_NS]
+    linked = events.linked & (events.classes == COMPUTE)
     if rows.size == 0 or not linked.any():
         return Spans.empty()
-    order = np.argsort(trace.ts_ns[events.launch_rows[linked]], kind="stable")
-    launched = trace.ts_ns[events.launch_rows[linked]][order]
-    taken = np.concatenate(([0], np.cumsum(trace.dur_ns[events.rows[linked]][order])))
     starts, ends = trace.ts_ns[rows], trace.end_ns[rows]
+    linked &= (events.launch_ns >= starts.min()) & (events.launch_ns < ends.max())
+    order = np.argsort(events.launch_ns[linked], kind="stable")
+    launched = events.launch_ns[linked][order]
+    taken = np.concatenate(([0], np.cumsum((events.end_ns - events.start_ns)[linked][order])))
     first, last = np.searchsorted(launched, starts), np.searchsorted(launched, ends)
     on_cpu = (last - first <= FEW_LAUNCHES) & (taken[last] - taken[first] < GPU_SHARE * (ends - starts))
     return Spans.of(starts[on_cpu], ends[on_cpu])

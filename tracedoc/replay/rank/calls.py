@@ -15,7 +15,6 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import Rows
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.steps import outermost_rows
-from tracedoc.timeline.syncs import launching_threads
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, union
@@ -58,7 +57,7 @@ def find_calls(timeline: RankTimeline) -> Calls:
     kind[launches] = Call.LAUNCH
     kind[launches[events.kinds[mine] == int(Kind.MEMCPY)]] = Call.COPY
     kind[launches[events.classes[mine] == COMMUNICATION]] = Call.COMM
-    threads = launching_threads(trace, events)
+    threads = timeline.launching_threads
     roles = np.array([_role(name) for name in trace.names] or [0], dtype=np.uint8)
     others = trace.rows_of_names(roles != 0, Kind.RUNTIME)
     others = others[trace.thread.among(threads, others)]

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from tracedoc.replay.rank.program import NONE, Codes, Group
 from tracedoc.spans import Int64Array
-from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, GpuEvents
+from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, COPY, GpuEvents
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.trace import vocabulary
@@ -152,13 +152,7 @@ def _launch_lags(
     linked = launched != UNLAUNCHED
     seen = np.where(linked, start - np.where(linked, launched, start), 0)
     idle = linked & ((before < 0) | (end[before] <= launched)) & (seen <= LONGEST_LATENCY_NS)
-    lag = np.zeros(start.size, dtype=np.int64)
-    for one in range(3):
-        mine = classes == one
-        samples = seen[idle & mine]
-        usual = int(np.median(samples)) if samples.size else USUAL_LATENCY_NS
-        lag[mine] = np.minimum(seen[mine], usual)
-    return lag
+    return np.minimum(seen, _usual(seen, idle, classes, USUAL_LATENCY_NS)[classes])
 
 
 def _gaps(
@@ -172,13 +166,15 @@ def _gaps(
     behind = before >= 0
     seen = np.where(behind, start - end[before], USUAL_GAP_NS)
     queued = behind & (launched + LONGEST_LATENCY_NS < end[before]) & (seen <= LONGEST_GAP_NS)
-    gap = np.zeros(start.size, dtype=np.int64)
-    for one in range(3):
-        mine = classes == one
-        samples = seen[queued & mine]
-        usual = int(np.median(samples)) if samples.size else USUAL_GAP_NS
-        gap[mine] = np.minimum(seen[mine], usual)
-    return gap
+    return np.minimum(seen, _usual(seen, queued, classes, USUAL_GAP_NS)[classes])
+
+
+def _usual(
+    seen: Int64Array, telling: npt.NDArray[np.bool_], classes: npt.NDArray[np.int8], otherwise: int
+) -> Int64Array:
+    """Return the median of what is seen of each class, where it tells something; else a given number."""
+    samples = [seen[telling & (classes == one)] for one in (COMPUTE, COMMUNICATION, COPY)]
+    return np.array([int(np.median(one)) if one.size else otherwise for one in samples], dtype=np.int64)
 
 
 _GROUP_OF = {

@@ -239,11 +239,7 @@ def _assembled(
         order = order_calls(mine, blocks, following)
         lag, after_return, rejoin_lag = order.lag, order.after_return, order.rejoin_lag
         rejoin_from, rejoin_to = order.rejoin_from, order.rejoin_to
-    row_of_call = np.full(len(timeline.trace), NONE, dtype=np.int32)
-    recorded = np.flatnonzero(mine.rows != NO_ROW)
-    row_of_call[mine.rows[recorded]] = recorded
-    launch_rows = device.launch_rows[events]
-    point = np.where(launch_rows != NO_ROW, row_of_call[np.maximum(launch_rows, 0)], NONE)
+    point = _points_of(mine.rows, device.launch_rows[events])
     part = timeline.phases.at(mine.start_ns) if timeline.phases else np.zeros(mine.rows.size, np.uint8)
     part = np.where(mine.kind == Call.INPUT, np.uint8(INPUT_PART), part).astype(np.uint8)
     none = np.empty(0, dtype=np.int32)
@@ -267,7 +263,7 @@ def _assembled(
         rejoin_from=rejoin_from,
         rejoin_to=rejoin_to,
         rejoin_lag=rejoin_lag,
-        point=point.astype(np.int32),
+        point=point,
         launch_lag=device.launch_lag[events],
         gap=device.gap[events],
         dur=device.end_ns[events] - device.start_ns[events],
@@ -287,6 +283,15 @@ def _assembled(
         label_at=label_at,
         labels=labels,
     )
+
+
+def _points_of(calls: Rows, launches: Rows) -> npt.NDArray[np.int32]:
+    """Return which of some calls, in order of time, each launch is; ``NONE`` for those that are not there."""
+    recorded = np.flatnonzero(calls != NO_ROW)
+    rows = np.append(calls[recorded], NO_ROW - 1)
+    place = np.searchsorted(rows[:-1], launches)
+    points = np.where(rows[place] == launches, np.append(recorded, NONE)[place], NONE)
+    return points.astype(np.int32)
 
 
 def _lead(device: DeviceEvents, events: npt.NDArray[np.intp]) -> int:
