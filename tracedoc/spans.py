@@ -67,6 +67,8 @@ class Spans(msgspec.Struct, frozen=True, eq=False):
         opens = np.empty(first.size, dtype=bool)
         opens[0] = True
         np.greater(first[1:], reach[:-1], out=opens[1:])
+        if opens.all():
+            return cls(first, reach)
         begin = np.flatnonzero(opens)
         return cls(first[begin], reach[np.append(begin[1:], first.size) - 1])
 
@@ -124,14 +126,16 @@ class Spans(msgspec.Struct, frozen=True, eq=False):
         # Interval i of self meets the intervals first[i] .. last[i]-1 of other.
         first = np.searchsorted(other.ends, self.starts, side="right")
         last = np.searchsorted(other.starts, self.ends, side="left")
-        counts = np.maximum(last - first, 0)
-        mine = np.repeat(np.arange(len(self)), counts)
-        before = np.concatenate(([0], np.cumsum(counts)[:-1]))
-        theirs = np.arange(int(counts.sum())) - np.repeat(before, counts) + np.repeat(first, counts)
-        return Spans(
-            np.maximum(self.starts[mine], other.starts[theirs]),
-            np.minimum(self.ends[mine], other.ends[theirs]),
-        )
+        met = np.flatnonzero(last > first)
+        first, counts = first[met], (last - first)[met]
+        end = np.cumsum(counts)
+        begin = end - counts
+        theirs = np.arange(int(counts.sum())) + np.repeat(first - begin, counts)
+        starts, ends = other.starts[theirs], other.ends[theirs]
+        # Of those that one interval meets, only the first and the last can reach out of it.
+        starts[begin] = np.maximum(starts[begin], self.starts[met])
+        ends[end - 1] = np.minimum(ends[end - 1], self.ends[met])
+        return Spans(starts, ends)
 
     def __sub__(self, other: Spans) -> Spans:
         """Return the part of this set that ``other`` does not cover."""

@@ -41,7 +41,8 @@ class Activity(msgspec.Struct, frozen=True, eq=False):
     """What one device did over the whole capture, as disjoint sets of time.
 
     ``compute``, ``exposed_comm``, ``exposed_copy`` are pairwise disjoint; ``comm`` and ``copy`` overlap
-    them. ``start_ns`` and ``end_ns`` are those of the first and last event of the device.
+    them. ``start_ns`` and ``end_ns`` are those of the first and last event of the device. ``busy`` is the
+    union of all.
     """
 
     compute: Spans
@@ -51,16 +52,7 @@ class Activity(msgspec.Struct, frozen=True, eq=False):
     exposed_copy: Spans
     start_ns: int
     end_ns: int
-    _busy: Spans | None = None
-
-    @property
-    def busy(self) -> Spans:
-        """Time with any activity."""
-        busy = self._busy
-        if busy is None:  # asked for several times
-            busy = self.compute | self.comm | self.copy
-            msgspec.structs.force_setattr(self, "_busy", busy)
-        return busy
+    busy: Spans
 
     def budget(self, start_ns: int, end_ns: int) -> Budget:
         """Return the split of ``[start_ns, end_ns)``: all activity in it, whichever step launched it."""
@@ -190,14 +182,17 @@ def device_activity(events: GpuEvents, device: int) -> Activity:
         *(Spans.of(own.start_ns[mine], own.end_ns[mine]) for mine in by_class),
         start_ns=int(own.start_ns[0]),
         end_ns=int(own.end_ns.max()),
+        busy=Spans.of(own.start_ns, own.end_ns),
     )
 
 
-def combine_activity(compute: Spans, comm: Spans, copy: Spans, *, start_ns: int, end_ns: int) -> Activity:
-    """Return the activity with its exposed parts."""
+def combine_activity(
+    compute: Spans, comm: Spans, copy: Spans, *, start_ns: int, end_ns: int, busy: Spans
+) -> Activity:
+    """Return the activity with its exposed parts; ``busy`` is the union of the three."""
     exposed_comm = comm - compute
     exposed_copy = (copy - compute) - comm
-    return Activity(compute, comm, copy, exposed_comm, exposed_copy, start_ns, end_ns)
+    return Activity(compute, comm, copy, exposed_comm, exposed_copy, start_ns, end_ns, busy)
 
 
 def busiest_device(events: GpuEvents) -> int:
@@ -262,7 +257,7 @@ def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activ
     host = trace.rows(Kind.CPU_OP, Kind.ANNOTATION)
     first = int(starts[host].min()) if host.size else 0
     last = int(ends[host].max()) if host.size else 0
-    return combine_activity(compute, comm, Spans.empty(), start_ns=first, end_ns=last)
+    return combine_activity(compute, comm, Spans.empty(), start_ns=first, end_ns=last, busy=compute | comm)
 
 
 def gloo_rows(trace: Trace) -> Rows:

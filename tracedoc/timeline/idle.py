@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.idle_causes import CAUSES
-from tracedoc.spans import Spans
+from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import Activity, GpuEvents
-from tracedoc.timeline.syncs import Syncs, find_syncs
+from tracedoc.timeline.syncs import NEVER, Syncs, find_syncs
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import difference
@@ -117,12 +117,11 @@ def idle_causes(
     """
     idle = activity.busy.complement(min(activity.start_ns, windows[0]), max(activity.end_ns, windows[1]))
     syncs = find_syncs(trace, events, device, idle, host.input | host.allocator)
-    launch, dependency, unknown = _by_next_launch(events.on(device), idle)
     long = idle.ends - idle.starts > LAUNCH_LATENCY_NS
     gaps = Spans(idle.starts[long], idle.ends[long])
     first, repeated = (calls & gaps for calls in long_launches(trace, events))
     found: dict[str, Spans] = {}
-    rest = idle
+    explained = Spans.empty()
     for cause, spans in (
         ("input", host.input),
         ("allocator", host.allocator),
@@ -130,12 +129,12 @@ def idle_causes(
         ("compile", host.compile | first),
         ("gc", host.gc),
         ("profiler", host.profiler),
-        ("launch", launch | repeated),
-        ("dependency", dependency),
-        ("unknown", unknown),
+        ("launch", repeated),
     ):
-        found[cause] = rest & spans
-        rest = rest - spans
+        found[cause] = (idle & spans) - explained
+        explained = explained | spans
+    launch, found["dependency"], found["unknown"] = _by_next_launch(events.on(device), idle, idle - explained)
+    found["launch"] = found["launch"] | launch
     return IdleCauses(found), syncs
 
 
@@ -169,19 +168,28 @@ def cpu_idle_causes(activity: Activity, start_ns: int, end_ns: int, host: HostSp
     return IdleCauses(found)
 
 
-def _by_next_launch(own: GpuEvents, idle: Spans) -> tuple[Spans, Spans, Spans]:
-    """Split idle time by whether the event that ends each gap had been launched."""
-    if len(idle) == 0:
-        return Spans.empty(), Spans.empty(), Spans.empty()
-    next_event = np.searchsorted(own.start_ns, idle.ends, side="left")
-    next_event = np.minimum(next_event, own.rows.size - 1)
-    linked = own.linked[next_event]
-    launched = np.where(linked, own.launch_ns[next_event], idle.starts)
+def _by_next_launch(own: GpuEvents, idle: Spans, rest: Spans) -> tuple[Spans, Spans, Spans]:
+    """Split ``rest``, a part of the idle time, by whether the event that ends each gap had been launched."""
+    if len(rest) == 0:
+        return rest, rest, rest
+    following = np.minimum(np.searchsorted(own.start_ns, idle.ends, side="left"), own.rows.size - 1)
+    linked = own.linked[following]
+    launched = own.launch_ns[following]
     late = linked & (launched > idle.starts)
-    launch_end = np.where(late, np.minimum(idle.ends, launched + LAUNCH_LATENCY_NS), idle.starts)
-    launch_end = np.where(idle.starts >= own.end_ns.max(), idle.ends, launch_end)
+    launch_end = np.where(late, launched + LAUNCH_LATENCY_NS, idle.starts)
+    launch_end[idle.starts >= own.end_ns.max()] = NEVER
+    if rest is not idle:
+        gap = np.searchsorted(idle.starts, rest.starts, side="right") - 1
+        linked, launch_end = linked[gap], launch_end[gap]
+    split = np.clip(launch_end, rest.starts, rest.ends)
     return (
-        Spans.of(idle.starts, launch_end),
-        Spans.of(np.where(linked, launch_end, idle.ends), idle.ends),
-        Spans.of(idle.starts, np.where(linked, idle.starts, idle.ends)),
+        _pieces(rest.starts, split),
+        _pieces(split[linked], rest.ends[linked]),
+        _pieces(split[~linked], rest.ends[~linked]),
     )
+
+
+def _pieces(starts: Int64Array, ends: Int64Array) -> Spans:
+    """Return parts of disjoint intervals, one at most of each, without the empty ones."""
+    kept = ends > starts
+    return Spans(starts[kept], ends[kept])

@@ -219,17 +219,21 @@ def _passes(trace: Trace, marks: _Marks, nodes: Spans, boundaries: Int64Array) -
     last = nodes.ends[np.concatenate((cut, [len(nodes) - 1]))]
     # What follows the last node (buckets copied back) belongs to the pass until the loop goes on.
     limits = np.concatenate((first[1:], [np.iinfo(np.int64).max]))
-    stops = np.sort(np.concatenate((trace.ts_ns[marks.optimizer], marks.begins, boundaries)))
-    tails = trace.ts_ns[marks.tails]
-    ends = []
-    for end, limit in zip(last.tolist(), limits.tolist(), strict=True):
-        after = np.searchsorted(stops, end, side="left")
-        until = min(limit, int(stops[after]) if after < stops.size else limit)
-        mine = marks.tails[
-            np.searchsorted(tails, end, side="left") : np.searchsorted(tails, until, side="left")
-        ]
-        ends.append(int(max(end, trace.end_ns[mine].max())) if mine.size else end)
-    return tuple(zip(first.tolist(), ends, strict=True))
+    stops = np.sort(np.concatenate((trace.ts_ns[marks.optimizer], marks.begins, boundaries, limits[-1:])))
+    until = np.minimum(limits, stops[np.searchsorted(stops, last)])
+    ends = _last_ends(trace, marks.tails, last, until)
+    return tuple(zip(first.tolist(), ends.tolist(), strict=True))
+
+
+def _last_ends(trace: Trace, rows: Rows, since: Int64Array, until: Int64Array) -> Int64Array:
+    """Return when the last of the rows ends that start in ``[since[i], until[i])``, or ``since[i]``."""
+    times = trace.ts_ns[rows]
+    found: Int64Array = np.array(since)
+    begins, stops = np.searchsorted(times, since), np.searchsorted(times, until)
+    for place in np.flatnonzero(stops > begins).tolist():
+        inside = rows[begins[place] : stops[place]]
+        found[place] = max(int(since[place]), int(trace.end_ns[inside].max()))
+    return found
 
 
 def _optimizer_spans(trace: Trace, marks: _Marks, passes: tuple[tuple[int, int], ...]) -> Spans:
@@ -274,7 +278,7 @@ def _forward_spans(
             continue
         sign = int(np.searchsorted(begins, reach, side="left"))
         begun = int(begins[sign]) if sign < begins.size else start
-        gathered = _gathered_until(trace, marks, reach, min(begun, start))
+        gathered = _gathered_until(trace, marks, reach, min(begun, start)) if marks.gathers.size else reach
         if gathered > reach and (after_optimizer or number == 0):
             updating.append((reach, gathered))
         if leads_to_backward:

@@ -162,37 +162,29 @@ def find_units(
 
 def _hook_ranges(trace: Trace) -> _Ranges | None:
     """Return the hooks of the one framework that shards here: of several, the one with most ranges."""
-    roles: dict[int, tuple[str, str]] = {}
-    nodes = np.zeros(len(trace.names), dtype=bool)
-    zero3 = np.zeros(len(trace.names), dtype=bool)
-    training = np.zeros(len(trace.names), dtype=bool)
-    for index, name in enumerate(trace.names):
-        if (hook := shard_hook(name)) is not None:
-            roles[index] = (hook.framework, hook.role)
-        elif is_zero3_mark(name):
-            zero3[index] = True
-        nodes[index] = vocabulary.is_backward_node(name)
-        training[index] = (
-            vocabulary.step_number(name) is not None or vocabulary.optimizer_step_class(name) is not None
-        )
-    backward = trace.rows_of_names(nodes, Kind.CPU_OP, Kind.ANNOTATION)
-    own = trace.thread.distinct(trace.rows_of_names(training, Kind.CPU_OP, Kind.ANNOTATION))
-    threads = difference(trace.thread.distinct(backward), own)
     found: dict[str, dict[str, list[Rows]]] = {}
     counts: dict[str, int] = {}
-    hooks = np.array([index in roles for index in range(len(trace.names))], dtype=bool)
-    marked = trace.rows_of_names(hooks, Kind.ANNOTATION)
+    hooks = [shard_hook(name) for name in trace.names]
+    marked = trace.rows_of_names(np.array([hook is not None for hook in hooks], dtype=bool), Kind.ANNOTATION)
     for index, places in places_by_value(trace.name[marked]):
-        framework, role = roles[index]
-        found.setdefault(framework, {}).setdefault(role, []).append(marked[places])
-        counts[framework] = counts.get(framework, 0) + int(places.size)
+        if (hook := hooks[index]) is not None:
+            found.setdefault(hook.framework, {}).setdefault(hook.role, []).append(marked[places])
+            counts[hook.framework] = counts.get(hook.framework, 0) + int(places.size)
     if counts:
         framework = max(counts, key=lambda one: (counts[one], one))
         by_role = {role: np.sort(np.concatenate(rows)) for role, rows in found[framework].items()}
-        return _Ranges(framework, by_role, backward, threads)
-    if trace.rows_of_names(zero3, Kind.CPU_OP, Kind.ANNOTATION).size:
-        return _Ranges(ZERO3, {}, backward, threads)
-    return None
+    elif trace.rows_named(is_zero3_mark, Kind.CPU_OP, Kind.ANNOTATION).size:
+        framework, by_role = ZERO3, {}
+    else:
+        return None
+    backward = trace.rows_named(vocabulary.is_backward_node, Kind.CPU_OP, Kind.ANNOTATION)
+    training = trace.rows_named(_belongs_to_loop, Kind.CPU_OP, Kind.ANNOTATION)
+    threads = difference(trace.thread.distinct(backward), trace.thread.distinct(training))
+    return _Ranges(framework, by_role, backward, threads)
+
+
+def _belongs_to_loop(name: str) -> bool:
+    return vocabulary.step_number(name) is not None or vocabulary.optimizer_step_class(name) is not None
 
 
 def _launched(
