@@ -309,15 +309,15 @@ def host_phases(timeline: RankTimeline) -> HostPhases:
     threads = _stepping_threads(timeline)
     loading, leading = timeline.host_delays.input, _before_forward(timeline, phases, threads)
     rows = _stepping_rows(trace, threads)
-    starts, seeds = trace.ts_ns[rows], _seeds(trace, phases, rows)
+    seeds = _seeds(trace, phases, rows)
     # Between these edges all rows are of one class.
     edges = (phases.edges_ns, loading.starts, loading.ends, leading.starts, leading.ends)
-    first = np.searchsorted(starts, np.concatenate(edges))
+    first = np.searchsorted(rows, np.searchsorted(trace.ts_ns, np.concatenate(edges)))
     first = distinct(np.concatenate((first, seeds, seeds + 1, [0])))
     first = first[first < rows.size]
     last = first + np.diff(first, append=rows.size) - 1
     marks = np.stack((first, last), axis=1).ravel()
-    times = starts[marks]
+    times = trace.ts_ns[rows[marks]]
     classes = _CLASS_OF[phases.at(times)]
     classes[loading.covered_ns(times, times + 1) > 0] = _LOADER
     classes[(classes == _FORWARD) & (leading.covered_ns(times, times + 1) > 0)] = _LOADER

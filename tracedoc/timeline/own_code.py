@@ -89,7 +89,7 @@ def places_of_timeline(timeline: RankTimeline) -> tuple[CodePlace, ...]:
     if len(mine) == 0:
         return ()
     trace = timeline.trace
-    threads = trace.thread.distinct(trace.rows(Kind.CPU_OP))
+    threads = trace.thread.distinct(trace.is_kind(Kind.CPU_OP))
     return _places(trace, threads, mine, timeline.host_delays.input)
 
 

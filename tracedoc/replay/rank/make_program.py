@@ -65,6 +65,7 @@ def find_sources(timeline: RankTimeline) -> Sources | Unplayable:
     if timeline.device is None or timeline.stream is None:
         return Unplayable("no kernels were captured")
     device = device_events(timeline)
+    contention = measure_contention(timeline, device)
     calls = with_hidden_waits(timeline.trace, find_calls(timeline), device)
     if device.streams.size > 250:
         return Unplayable("more streams than a program holds")
@@ -84,7 +85,7 @@ def find_sources(timeline: RankTimeline) -> Sources | Unplayable:
         cuts_ns=cuts,
         home=home,
         early=early,
-        contention=measure_contention(timeline, device),
+        contention=contention,
         offloaded=optimizer_on_cpu(timeline),
     )
 
