@@ -28,6 +28,9 @@ RANK_BYTES = 200_000
 replay: the columns of its program (400 calls and as many GPU events here take 24,000), and of some changed
 ones at a time."""
 
+FURTHER_RANK_BYTES = 120_000
+"""One more rank costs less where there are so many that their changed programs are played one by one."""
+
 
 @pytest.fixture(scope="module")
 def digest(sample_traces: Path) -> RankDigest:
@@ -51,7 +54,7 @@ def test_each_further_rank_costs_as_little_as_those_before(
         path.touch()
     few, some, many = (_peak_bytes(paths[:count]) for count in (32, 64, 128))
     assert some - few < 32 * RANK_BYTES
-    assert many - some < 64 * RANK_BYTES
+    assert many - some < 64 * FURTHER_RANK_BYTES
 
 
 def _of_rank(digest: RankDigest, rank: int, path: str, ranks: int) -> RankDigest:

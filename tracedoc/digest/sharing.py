@@ -25,20 +25,29 @@ def share(value: Shared, known: dict[Any, Any]) -> Shared:
     return cast(Shared, _share(value, known))
 
 
+_OWN = frozenset((int, float, bool, bytes, type(None)))
+"""Types of values that are not shared: the most there are, so they are asked for first."""
+
+_WHOLE = frozenset((str, Unknown, frozenset))
+
+
 def _share(value: Any, known: dict[Any, Any]) -> Any:
+    kind = type(value)
+    if kind in _OWN:
+        return value
+    # Of just these types: a member of an enum may equal a text.
+    if kind in _WHOLE or (kind is tuple and set(map(type, value)) == {int}):
+        return known.setdefault(value, value)
     if isinstance(value, np.ndarray):
         return value if value.flags.writeable else known.setdefault(_content(value), value)
-    # Of just these types: a member of an enum may equal a text.
-    if type(value) in (str, Unknown, frozenset) or (type(value) is tuple and set(map(type, value)) == {int}):
-        return known.setdefault(value, value)
     if isinstance(value, tuple):
-        return tuple(_share(one, known) for one in value)
-    if isinstance(value, Mapping):
-        return {_share(name, known): _share(one, known) for name, one in value.items()}
+        return tuple([_share(one, known) for one in value])
     if isinstance(value, msgspec.Struct):
-        return type(value)(*(_share(getattr(value, name), known) for name in value.__struct_fields__))
+        return kind(*[_share(getattr(value, name), known) for name in value.__struct_fields__])
     if isinstance(value, CollectiveTable):
         return CollectiveTable(*(_share(getattr(value, name), known) for name in value.__slots__))
+    if isinstance(value, Mapping):
+        return {_share(name, known): _share(one, known) for name, one in value.items()}
     return value
 
 

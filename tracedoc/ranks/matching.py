@@ -8,6 +8,7 @@ ranks leave a symmetric operation together. What has no partner stays unmatched.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -265,7 +266,9 @@ def _entries(
     A send and a receive are two parts of one operation of their pair.
     """
     codes: dict[str, int] = {}
-    columns: list[list[npt.NDArray[np.generic]]] = [[] for _ in range(10)]
+    total, used = sum(len(rank.table) for rank in ranks), 0
+    # Of many ranks many small arrays, to be joined later, would keep the memory in which they lay.
+    columns: list[npt.NDArray[Any]] = [np.empty(total, dtype) for dtype in _ENTRY_TYPES]
     for position, rank in enumerate(ranks):
         table = rank.table
         kinds, kind, nbytes = table.kinds, table.kind, table.nbytes
@@ -293,14 +296,18 @@ def _entries(
             nbytes[row],
         )
         for column, part in zip(columns, found, strict=True):
-            column.append(part)
-    order = np.argsort(np.concatenate(columns[0]), kind="stable")
-    joined = []
-    for column in columns:
-        joined.append(np.concatenate(column)[order])
-        column.clear()  # with many ranks, twice all columns is much
-    *entries, rows, sizes = joined
+            column[used : used + row.size] = part
+        used += row.size
+    order = np.argsort(columns[0][:used], kind="stable")
+    for place in range(len(columns)):  # one after the other: with many ranks, twice all columns is much
+        columns[place] = columns[place][:used][order]
+    *entries, rows, sizes = columns
     return tuple(codes), _Parts(rows, sizes), Entries(*entries)
+
+
+_ENTRY_TYPES = (np.int32, np.int32, np.int32, np.int64, np.int64, np.int32, np.int64, np.int64,
+                np.int32, np.int64)  # fmt: skip
+"""Of group, rank, operation, size, number, step, start, end, row and bytes of an entry."""
 
 
 def _matched_as(op: str, size: int, *, gloo: bool) -> str:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tracedoc.ranks.matching import Matching
 from tracedoc.replay.rank.program import NONE, RankProgram
 from tracedoc.replay.run_program import Gathering, Joins, LinkCurve, RunProgram
-from tracedoc.timeline.collective_table import CollectiveTable
+from tracedoc.timeline.collective_table import CollectiveTable, by_rank
 
 SLACK_NS = 100_000
 SLACK_SHARE = 0.1
@@ -33,6 +33,7 @@ def join_run(
     Parts of a program that nothing is matched with wait for nobody: their whole length is transfer.
     """
     position = {rank: place for place, rank in enumerate(matching.ranks)}
+    parts_of_rank, none = by_rank(matching.part_rank, len(position)), np.empty(0, dtype=np.intp)
     latest, known = matching.latest_start_ns, matching.has_latest_start
     operation = matching.operation
     length_of_part = matching.end_ns - matching.start_ns
@@ -46,7 +47,7 @@ def join_run(
         rows = program.row[mine]
         found = np.full(len(table), NONE, dtype=np.int64)
         length = np.full(len(table), NONE, dtype=np.int64)
-        parts = np.flatnonzero(matching.part_rank == position.get(rank, NONE))
+        parts = parts_of_rank[position[rank]] if rank in position else none
         parts = parts[known[operation[parts]]]
         at = matching.part_row[parts]
         found[at], length[at] = operation[parts], matching.end_ns[parts] - latest[operation[parts]]
