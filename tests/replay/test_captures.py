@@ -10,6 +10,8 @@ import pytest
 import tracedoc
 from tracedoc.digest.programs import EncodedProgram
 from tracedoc.ranks.run_view import RunView
+from tracedoc.replay.rank import kept_steps
+from tracedoc.replay.rank.kept_steps import rank_programs
 from tracedoc.replay.rank.program import Cause, Group
 from tracedoc.replay.run_replay import Refusal, RunReplay, replay_run
 from tracedoc.testing import parse_lanes
@@ -87,6 +89,18 @@ def test_programs_survive_the_way_from_the_worker(sample_traces):
             assert one.tolist() == other.tolist(), name
         else:
             assert one == other, name
+
+
+@pytest.mark.parametrize(("room", "kept"), [(1.0, 1), (2.5, 2), (0.5, 1)])
+def test_further_steps_are_kept_while_there_is_room(room, kept, sample_traces, monkeypatch):
+    trace = tracedoc.load(sample_traces / "synthetic_ddp_tiny_batch" / "rank-0.json.gz")
+    timeline = tracedoc.build_timeline(trace)
+    every, _ = rank_programs(timeline)
+    assert len(every) > 2
+    assert len({one.events for one in every}) == 1
+    monkeypatch.setattr(kept_steps, "MOST_KEPT_EVENTS", int(room * every[0].events))
+    found, _ = rank_programs(timeline)
+    assert [one.step for one in found] == [one.step for one in every[:kept]]
 
 
 def test_the_critical_path_is_as_long_as_the_step(sample_traces):
