@@ -55,18 +55,17 @@ def launch_pace_idle(timeline: RankTimeline) -> Spans | None:
 
 def awaited_comm(timeline: RankTimeline) -> Spans:
     """Return the exposed communication of the analysed step that launched compute waits for."""
-    window, activity, trace, events = timeline.judged, timeline.activity, timeline.trace, timeline.events
+    window, activity, events = timeline.judged, timeline.activity, timeline.events
     if window is None or activity is None:
         return Spans.empty()
     exposed = activity.exposed_comm.clip(window.start_ns, window.end_ns)
-    mine = (events.classes == COMPUTE) & (trace.device[events.rows] == timeline.device)
-    rows, launch_rows = events.rows[mine], events.launch_rows[mine]
-    if not len(exposed) or not (launch_rows != NO_ROW).any():
+    mine = np.flatnonzero((events.classes == COMPUTE) & (events.device == timeline.device))
+    if not len(exposed) or not events.linked[mine].any():
         return exposed
-    following = np.searchsorted(trace.ts_ns[rows], exposed.starts)
-    row = launch_rows[np.minimum(following, rows.size - 1)]
-    known = (row != NO_ROW) & (following < rows.size)
-    launched = np.where(known, trace.ts_ns[np.maximum(row, 0)], exposed.starts)
+    following = np.searchsorted(events.start_ns[mine], exposed.starts)
+    event = mine[np.minimum(following, mine.size - 1)]
+    known = events.linked[event] & (following < mine.size)
+    launched = np.where(known, events.launch_ns[event], exposed.starts)
     begins = np.clip(launched, exposed.starts, exposed.ends)
     return Spans.of(begins, exposed.ends)
 
@@ -76,12 +75,11 @@ def short_kernel_idle(timeline: RankTimeline) -> Spans | None:
     interval, late = launch_interval_ns(timeline), launch_pace_idle(timeline)
     if interval is None or late is None:
         return None
-    trace, rows = timeline.trace, timeline.events.rows
-    rows = rows[trace.device[rows] == timeline.device]
-    order = np.argsort(trace.end_ns[rows], kind="stable")
-    ends = trace.end_ns[rows][order]
-    before = np.searchsorted(ends, late.starts, side="right") - 1
-    duration = trace.dur_ns[rows][order][np.maximum(before, 0)]
+    own = timeline.events.on(timeline.device)
+    order = np.argsort(own.end_ns, kind="stable")
+    before = np.searchsorted(own.end_ns[order], late.starts, side="right") - 1
+    event = order[np.maximum(before, 0)]
+    duration = own.end_ns[event] - own.start_ns[event]
     short = (before >= 0) & (duration < interval)
     return Spans(late.starts[short], late.ends[short])
 

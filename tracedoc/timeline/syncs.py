@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -183,6 +185,10 @@ def _longest(trace: Trace, rows: Rows, first: npt.NDArray[np.intp]) -> Rows:
     return np.asarray(rows[order[np.append(first[1:], rows.size) - 1]], dtype=np.intp)
 
 
+Names = tuple[int, ...]
+"""Names of ranges around a call, from the outermost on, as numbers in ``Trace.names``."""
+
+
 class Asker(msgspec.Struct, frozen=True):
     """What caused a wait: an operator (else the call itself), the call, the range and line around it.
 
@@ -202,23 +208,26 @@ def askers(trace: Trace, rows: Rows) -> list[Asker]:
     The operator is the outermost one of a library around the call; the range the innermost annotation
     that a person or a framework set (not the step itself).
     """
-    around = _enclosing(trace, rows, Kind.CPU_OP, LOOKBACK)
-    ranges = _enclosing(trace, rows, Kind.ANNOTATION, LOOKBACK)
-    frames = _enclosing(trace, rows, Kind.PYTHON, LOOKBACK)
-    found = []
-    for row, operators, named, lines in zip(rows.tolist(), around, ranges, frames, strict=True):
-        call = trace.row_name(row)
-        names = [trace.row_name(op) for op in operators]
-        library = [name for name in names if is_library(name)]
-        shown = [
-            name
-            for name in (trace.row_name(a) for a in named)
-            if vocabulary.step_number(name) is None and not name.startswith(("nccl:", "##"))
-        ]
-        operator = library[0] if library else (names[-1] if names else call)
-        line = next((name for f in reversed(lines) if ".py(" in (name := trace.row_name(f))), "")
-        found.append(Asker(operator, call, shown[-1] if shown else "", line))
-    return found
+    around = (_enclosing(trace, rows, kind) for kind in (Kind.CPU_OP, Kind.ANNOTATION, Kind.PYTHON))
+    found: dict[tuple[int, Names, Names, Names], Asker] = {}
+    # Most waits are of few kinds, which stand in the same ranges.
+    keys = list(zip(trace.name[rows].tolist(), *around, strict=True))
+    for key in dict.fromkeys(keys):
+        call, *names = key
+        found[key] = _asker(trace.names[call], *([trace.names[name] for name in held] for held in names))
+    return [found[key] for key in keys]
+
+
+def _asker(call: str, operators: list[str], ranges: list[str], frames: list[str]) -> Asker:
+    library = [name for name in operators if is_library(name)]
+    shown = [
+        name
+        for name in ranges
+        if vocabulary.step_number(name) is None and not name.startswith(("nccl:", "##"))
+    ]
+    operator = library[0] if library else (operators[-1] if operators else call)
+    line = next((name for name in reversed(frames) if ".py(" in name), "")
+    return Asker(operator, call, shown[-1] if shown else "", line)
 
 
 def is_library(name: str) -> bool:
@@ -227,9 +236,9 @@ def is_library(name: str) -> bool:
     return bool(separator) and namespace not in WRAPPERS
 
 
-def _enclosing(trace: Trace, inner: Rows, kind: Kind, lookback: int) -> list[list[int]]:
-    """Return for each row those of the last ranges of a kind on its thread that hold its start."""
-    found: list[list[int]] = [[] for _ in range(inner.size)]
+def _enclosing(trace: Trace, inner: Rows, kind: Kind, lookback: int = LOOKBACK) -> list[Names]:
+    """Return for each row the names of the last ranges of a kind on its thread that hold its start."""
+    found: list[Names] = [()] * inner.size
     ends = trace.end_ns
     threads = trace.thread[inner]
     for thread in distinct(threads):
@@ -242,8 +251,10 @@ def _enclosing(trace: Trace, inner: Rows, kind: Kind, lookback: int) -> list[lis
         reach = last[:, None] - np.arange(lookback, 0, -1)[None, :]
         holder = outer[np.maximum(reach, 0)]
         holds = (reach >= 0) & (ends[holder] > starts[:, None])
-        for position, row, held in zip(mine.tolist(), holder, holds, strict=True):
-            found[position] = row[held].tolist()
+        names = trace.name[holder[holds]].tolist()
+        bounds = np.append(0, np.cumsum(holds.sum(axis=1))).tolist()
+        for position, (begin, end) in zip(mine.tolist(), pairwise(bounds), strict=True):
+            found[position] = tuple(names[begin:end])
     return found
 
 

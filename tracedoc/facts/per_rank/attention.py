@@ -10,7 +10,6 @@ from tracedoc.facts.per_rank.step import NO_STEP
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct
 from tracedoc.values import Unknown, Value
@@ -56,19 +55,16 @@ def unfused_attention_ms(timeline: RankTimeline) -> Spans | Unknown:
             mine = threads == thread
             spans = spans | Spans.of(starts[mine], ends[mine])
         return (spans & activity.compute).clip(window.start_ns, window.end_ns)
-    mine = np.flatnonzero(
-        (events.classes == COMPUTE)
-        & (events.launch_rows != NO_ROW)
-        & (trace.device[events.rows] == timeline.device)
-    )
-    launched = trace.ts_ns[events.launch_rows[mine]]
-    thread_of = trace.thread[events.launch_rows[mine]]
+    if threads.size == 0:
+        return Spans.empty()
+    mine = np.flatnonzero((events.classes == COMPUTE) & events.linked & (events.device == timeline.device))
+    launched, thread_of = events.launch_ns[mine], trace.thread[events.launch_rows[mine]]
     inside = np.zeros(mine.size, dtype=bool)
     for thread in distinct(threads).tolist():
         between = Spans.of(starts[threads == thread], ends[threads == thread])
         inside |= (thread_of == thread) & (between.covered_ns(launched, launched + 1) > 0)
-    rows = events.rows[mine[inside]]
-    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows]).clip(window.start_ns, window.end_ns)
+    mine = mine[inside]
+    return Spans.of(events.start_ns[mine], events.end_ns[mine]).clip(window.start_ns, window.end_ns)
 
 
 _Parts = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.integer]]
@@ -85,7 +81,7 @@ def _parts(timeline: RankTimeline) -> _Parts | Unknown:
     kinds = np.zeros(len(trace.names), dtype=np.int8)
     for index, name in enumerate(trace.names):
         kinds[index] = 1 if name in _BATCHED else 2 if name in _SINGLE else 3 if name in _SOFTMAX else 0
-    rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & (kinds[trace.name] > 0))
+    rows = trace.rows_of_names(kinds > 0, Kind.CPU_OP)
     rows = rows[(trace.ts_ns[rows] >= step.start_ns) & (trace.ts_ns[rows] < step.end_ns)]
     if rows.size == 0 and timeline.trace.named(lambda name: name.startswith("Torch-Compiled")).any():
         return Unknown("compiled code names no operators")

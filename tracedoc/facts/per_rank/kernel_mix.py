@@ -13,10 +13,9 @@ from tracedoc.spans import in_order
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import MATRIX
-from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.columns import Kind
-from tracedoc.trace.distinct import intersection, is_among
+from tracedoc.trace.distinct import intersection
 from tracedoc.trace.matrix_kernels import matrix_format
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
@@ -138,14 +137,12 @@ def queue_depth(timeline: RankTimeline) -> Value:
 
     Zero and one mean that the GPU waits for each launch; some 1,000 that the queue is full.
     """
-    window, trace, events = timeline.judged, timeline.trace, timeline.events
-    rows = judged_kernels(timeline)
-    mine = (trace.device[events.rows] == timeline.device) & (events.launch_rows != NO_ROW)
-    if window is None or rows.size == 0 or not mine.any():
+    window, events = timeline.judged, timeline.events
+    times = timeline.trace.ts_ns[judged_kernels(timeline)]
+    mine = (events.device == timeline.device) & events.linked
+    if window is None or times.size == 0 or not mine.any():
         return Unknown("no launch belongs to the step")
-    launched = in_order(trace.ts_ns[events.launch_rows[mine]])
-    started = trace.ts_ns[events.rows[mine]]
-    times = trace.ts_ns[rows]
+    launched, started = in_order(events.launch_ns[mine]), events.start_ns[mine]
     depth = np.searchsorted(launched, times, side="right") - np.searchsorted(started, times, side="right")
     return float(np.median(np.maximum(depth, 0)))
 
@@ -223,14 +220,13 @@ def _format_times(timeline: RankTimeline) -> dict[tuple[str, bool | None], int]:
 
 def _launches_of_step(timeline: RankTimeline) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """Return, per linked kernel of the analysed step whether the GPU waited, and the time since launch."""
-    trace, events = timeline.trace, timeline.events
-    mine = trace.device[events.rows] == timeline.device
-    rows, launch_rows = events.rows[mine], events.launch_rows[mine]
-    reach = np.maximum.accumulate(trace.ts_ns[rows] + trace.dur_ns[rows]) if rows.size else trace.ts_ns[rows]
-    wanted = np.flatnonzero(is_among(rows, judged_kernels(timeline)) & (launch_rows != NO_ROW))
-    launched = trace.ts_ns[launch_rows[wanted]]
-    before = np.where(wanted > 0, reach[np.maximum(wanted - 1, 0)], 0)
-    return before <= launched, trace.ts_ns[rows[wanted]] - launched
+    own, window = timeline.events.on(timeline.device), timeline.judged
+    first, end = (0, 0) if window is None else np.searchsorted(own.start_ns, (window.start_ns, window.end_ns))
+    chosen = own.kernels & own.linked & (own.classes == COMPUTE)
+    wanted = first + np.flatnonzero(chosen[first:end])
+    reach = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, own.end_ns[:end]))
+    launched = own.launch_ns[wanted]
+    return reach[wanted] <= launched, own.start_ns[wanted] - launched
 
 
 @rank_fact("optimizer_kernels_per_step", unit="count", needs=("launches", "kernels", "host_ops"))

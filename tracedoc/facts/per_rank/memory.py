@@ -10,10 +10,10 @@ from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.stalls import pageable_rows, pageable_stall
+from tracedoc.timeline.steps import Window
 from tracedoc.timeline.syncs import askers, is_library
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
-from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.vocabulary import RuntimeRole
 from tracedoc.units import format_ms
 from tracedoc.values import Unknown, Value
@@ -40,8 +40,10 @@ def allocator_calls_per_step(timeline: RankTimeline) -> Value:
     later = timeline.host.steps[1:]
     steps = [step for step in later if step.finished] or later[-1:]
     trace = timeline.trace
-    allocates = trace.named(lambda name: vocabulary.runtime_role(name) is RuntimeRole.ALLOCATION)
-    times = trace.ts_ns[(trace.kind == int(Kind.RUNTIME)) & allocates[trace.name]]
+    calls = trace.rows_named(
+        lambda name: vocabulary.runtime_role(name) is RuntimeRole.ALLOCATION, Kind.RUNTIME
+    )
+    times = trace.ts_ns[calls]
     first = np.searchsorted(times, [step.start_ns for step in steps])
     last = np.searchsorted(times, [step.end_ns for step in steps])
     if not steps or not (steps[0].finished or (last > first).any()):
@@ -97,8 +99,8 @@ def exposed_host_copy_ms(timeline: RankTimeline) -> Value:
     if timeline.judged is None or timeline.activity is None:
         return NO_STEP
     exposed = timeline.activity.exposed_copy.clip(timeline.judged.start_ns, timeline.judged.end_ns)
-    host = exposed & _copies(timeline, frozenset({"HtoD", "DtoH"}))
-    if exposed - host - _copies(timeline, frozenset({"DtoD"})):
+    host = exposed & _copies(timeline, timeline.judged, frozenset({"HtoD", "DtoH"}))
+    if exposed - host - _copies(timeline, timeline.judged, frozenset({"DtoD"})):
         return Unknown("some copies do not name the memories they run between")
     return host.total_ns / 1e6
 
@@ -131,17 +133,13 @@ def exposed_copy_operators(timeline: RankTimeline) -> Value:
     return ", ".join(f"{name} {format_ms(ns / 1e6)}" for name, ns in longest)
 
 
-def _copies(timeline: RankTimeline, directions: frozenset[str]) -> Spans:
-    """Return when copies of these directions run on the analysed device."""
-    trace = timeline.trace
-    rows = np.flatnonzero((trace.kind == int(Kind.MEMCPY)) & (trace.device == timeline.device))
-    names = trace.name[rows]
-    wanted = [
-        name
-        for name in distinct(names).tolist()
-        if vocabulary.copy_kind(trace.names[name]).direction in directions
-    ]
-    rows = rows[is_among(names, np.array(wanted, dtype=names.dtype))]
+def _copies(timeline: RankTimeline, window: Window, directions: frozenset[str]) -> Spans:
+    """Return when copies of these directions run on the analysed device: those that reach into a window."""
+    trace, events = timeline.trace, timeline.events
+    mine = (events.kinds == int(Kind.MEMCPY)) & (events.device == timeline.device)
+    mine &= (events.end_ns > window.start_ns) & (events.start_ns < window.end_ns)
+    rows = events.rows[mine]
+    rows = rows[trace.named_among(rows, lambda name: vocabulary.copy_kind(name).direction in directions)]
     return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
 
 

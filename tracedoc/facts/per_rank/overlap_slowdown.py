@@ -10,7 +10,6 @@ import numpy.typing as npt
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import places_by_value
 from tracedoc.trace.kernels import KernelCategory
 from tracedoc.values import Unknown, Value
@@ -59,18 +58,18 @@ def _compared(timeline: RankTimeline) -> tuple[npt.NDArray[np.float64], int] | U
     is_matrix = np.zeros(len(trace.names), dtype=bool)
     for name, category in events.categories.items():
         is_matrix[name] = category in _MATRIX
-    mine = (events.classes == COMPUTE) & (trace.device[events.rows] == timeline.device)
-    mine &= (trace.kind[events.rows] == int(Kind.KERNEL)) & is_matrix[trace.name[events.rows]]
-    rows = events.rows[mine]
+    mine = (events.classes == COMPUTE) & (events.device == timeline.device) & events.kernels
+    mine &= is_matrix[trace.name[events.rows]]
+    rows, starts = events.rows[mine], events.start_ns[mine]
     phase = timeline.phases.of_events[mine] if timeline.phases is not None else np.zeros(rows.size, np.uint8)
     lengths = trace.dur_ns[rows]
-    covered = activity.comm.covered_ns(trace.ts_ns[rows], trace.end_ns[rows])
+    covered = activity.comm.covered_ns(starts, events.end_ns[mine])
     beside, alone = covered >= 0.9 * lengths, covered == 0
     of_grid = trace.name[rows].astype(np.int64) * (len(trace.grids) + 1) + trace.grid[rows] + 1
     kind = of_grid * (np.iinfo(np.uint8).max + 1) + phase
     compared = np.flatnonzero(beside | alone)
     ratios, longer = [], 0
-    judged = (trace.ts_ns[rows] >= window.start_ns) & (trace.ts_ns[rows] < window.end_ns)
+    judged = (starts >= window.start_ns) & (starts < window.end_ns)
     for _, places in places_by_value(kind[compared]):
         of_kind = compared[places]
         with_comm, without = of_kind[beside[of_kind]], np.sort(lengths[of_kind[alone[of_kind]]])

@@ -14,12 +14,12 @@ from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import CollectiveTable, Held
-from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.phase_budgets import PhaseBudget
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.reductions import REDUCTIONS, gradient_rows
 from tracedoc.timeline.steps import HostStep
 from tracedoc.trace.columns import Kind
+from tracedoc.trace.distinct import is_among
 from tracedoc.trace.vocabulary import optimizer_step_class
 from tracedoc.values import Unknown, Value
 
@@ -96,11 +96,9 @@ def comm_after_backward_ms(timeline: RankTimeline) -> Value:
     last = last_backward_ns(timeline)
     if last is None:
         return Unknown("no compute of a backward node lies in the step")
-    late = Spans.from_pairs(
-        (operation.start_ns, operation.end_ns)
-        for operation, phase in zip(timeline.collectives, phases.of_collectives.tolist(), strict=True)
-        if operation.op in REDUCTIONS and phase not in (Phase.FORWARD, Phase.OPTIMIZER)
-    )
+    table, labels = timeline.collectives, phases.of_collectives
+    reduces = table.is_op(*REDUCTIONS) & (labels != Phase.FORWARD) & (labels != Phase.OPTIMIZER)
+    late = Spans.of(table.start_ns[reduces], table.end_ns[reduces])
     return (late & activity.exposed_comm).clip(last, window.end_ns).total_ns / 1e6
 
 
@@ -126,11 +124,7 @@ def reducing_micro_batches(timeline: RankTimeline) -> Value:
     step = _whole_host_step(timeline)
     if isinstance(step, Unknown) or timeline.phases is None:
         return step if isinstance(step, Unknown) else NO_PHASES
-    asked = sorted(
-        at
-        for operation, at in zip(timeline.collectives, timeline.phases.asked_ns.tolist(), strict=True)
-        if operation.op in REDUCTIONS
-    )
+    asked = np.sort(timeline.phases.asked_ns[timeline.collectives.is_op(*REDUCTIONS)]).tolist()
     passes = [at for at in _summed_passes(timeline) if step.start_ns <= at[0] < step.end_ns]
     return sum(bisect_left(asked, start) < bisect_left(asked, end) for start, end in passes)
 
@@ -202,12 +196,10 @@ def _per_pass(timeline: RankTimeline, ops: frozenset[str], wanted: tuple[Phase, 
     passes = sum(step.start_ns <= start < step.end_ns for start, _ in timeline.phases.passes)
     if passes == 0:
         return Unknown("the step holds no backward pass")
-    labels = timeline.phases.of_collectives.tolist()
-    counted = sum(
-        operation.op in ops and operation.step == step.index and phase in wanted
-        for operation, phase in zip(timeline.collectives, labels, strict=True)
-    )
-    return counted / passes
+    table = timeline.collectives
+    counted = table.is_op(*ops) & (table.step == step.index)
+    counted &= is_among(timeline.phases.of_collectives, np.array(wanted, dtype=np.uint8))
+    return int(counted.sum()) / passes
 
 
 def last_backward_ns(timeline: RankTimeline) -> int | None:
@@ -219,19 +211,13 @@ def last_backward_ns(timeline: RankTimeline) -> int | None:
     if timeline.is_cpu:
         own = (activity.compute & phases.nodes).clip(window.start_ns, window.end_ns)
         return int(own.ends[-1]) if len(own) else None
-    trace, events = timeline.trace, timeline.events
-    rows = events.rows
-    candidates = np.flatnonzero(
-        (events.classes == COMPUTE)
-        & (trace.device[rows] == timeline.device)
-        & (trace.stream[rows] == timeline.stream)
-        & (events.launch_rows != NO_ROW)
-        & (trace.ts_ns[rows] >= window.start_ns)
-        & (trace.ts_ns[rows] < window.end_ns)
-    )
-    launched = trace.ts_ns[events.launch_rows[candidates]]
+    events = timeline.events
+    candidates = (events.classes == COMPUTE) & events.linked & (events.device == timeline.device)
+    candidates &= (events.stream == timeline.stream) & (events.start_ns >= window.start_ns)
+    candidates &= events.start_ns < window.end_ns
+    launched = events.launch_ns[candidates]
     inside = phases.nodes.covered_ns(launched, launched + 1) > 0
-    ends = trace.end_ns[rows[candidates[inside]]]
+    ends = events.end_ns[candidates][inside]
     return int(ends.max()) if ends.size else None
 
 

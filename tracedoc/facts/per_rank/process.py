@@ -21,8 +21,8 @@ GRADIENT_BYTES = 1 << 20
 @rank_fact("devices_in_process", unit="count", needs=("gpu", "kernels"))
 def devices_in_process(timeline: RankTimeline) -> Value:
     """GPUs on which this one process ran compute kernels during the capture."""
-    events, trace = timeline.events, timeline.trace
-    return int(distinct(trace.device[events.rows[events.classes == COMPUTE]]).size)
+    events = timeline.events
+    return int(distinct(events.device[events.classes == COMPUTE]).size)
 
 
 @rank_fact("gloo_calls_per_step", unit="count", needs=("gpu", "host_ops"))

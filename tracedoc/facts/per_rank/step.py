@@ -181,8 +181,6 @@ def host_floor_ms(timeline: RankTimeline) -> Value:
 def _full_queue(timeline: RankTimeline) -> Spans:
     trace = timeline.trace
     roles = (RuntimeRole.LAUNCH, RuntimeRole.GRAPH_LAUNCH, RuntimeRole.COPY)
-    launching = trace.named(lambda name: vocabulary.runtime_role(name) in roles)
-    rows = np.flatnonzero(
-        (trace.kind == int(Kind.RUNTIME)) & launching[trace.name] & (trace.dur_ns >= QUEUE_FULL_NS)
-    )
+    rows = np.flatnonzero((trace.kind == int(Kind.RUNTIME)) & (trace.dur_ns >= QUEUE_FULL_NS))
+    rows = rows[trace.named_among(rows, lambda name: vocabulary.runtime_role(name) in roles)]
     return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
