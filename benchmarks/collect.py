@@ -1,4 +1,4 @@
-"""Measure what ``tracedoc collect`` costs a job outside the captured steps, in runs with and without it.
+"""Measure what ``tracedoc collect`` costs a job: outside the captured steps, and by the step with stacks.
 
     python benchmarks/collect.py [--rounds 7] [--write]
 
@@ -16,8 +16,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tracedoc.run.steplog import STEP, WINDOW, read_step_log
+
 HERE = Path(__file__).resolve().parent
 RESULTS = re.compile(r"(<!-- collect -->\n).*?(<!-- end of collect -->)", re.S)
+LATER_STEPS = 12
+"""So many steps from the one with stacks on are looked at: ranks may record another, and write the file."""
 
 JOB = """
 import sys, time
@@ -53,6 +57,70 @@ SIZES = {
 """Width, depth, steps before the measured ones (the capture is among them), and measured steps."""
 
 WAYS = {"no": None, "hook only": ["--ranks", "99"], "after its capture": []}
+
+
+RANKS_JOB = """
+import json, os, sys
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+width, depth, floats = map(int, sys.argv[1:])
+model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(depth)])
+model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+batch = torch.randn(256, width)
+for number in range(150):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+    if floats and dist.get_rank() == 1:
+        with open(os.devnull, "w") as file:
+            json.dump([number / 3.0] * floats, file)
+dist.destroy_process_group()
+"""
+"""A training on two ranks; the second one may write JSON in every step."""
+
+RANKS_SIZES = {"larger model": (256, 8, 0), "the same, and rank 1 writes JSON": (256, 8, 25600)}
+"""Width, depth, and numbers that rank 1 writes."""
+
+
+def stacks_cost(size: tuple[int, ...]) -> tuple[float, float, float]:
+    """Return the usual step and what the step with stacks costs, in ms, and the largest file in MB.
+
+    It costs what it and the next steps together are longer than usual, on the rank where that is most.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        script, run = Path(folder, "job.py"), Path(folder, "run")
+        script.write_text(RANKS_JOB)
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        command = [sys.executable, "-m", "tracedoc", "collect", "-o", str(run), "--", *launch, str(script)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run(
+            [*command, *map(str, size)], cwd=HERE.parent, env=environment, capture_output=True, check=True
+        )
+        usual, more = [], []
+        files = sorted(run.glob("*.source.gz"))
+        for path in files:
+            log = read_step_log(run / path.name.replace(".source.gz", ".steps"))
+            assert log is not None
+            begins = [end for number, end, _ in log.of_kind(WINDOW) if number == 0]
+            lengths = [length / 1e6 for _, end, length in log.of_kind(STEP) if end > begins[-1] + 1_000_000]
+            usual.append(statistics.median(lengths[LATER_STEPS:]))
+            more.append(sum(lengths[:LATER_STEPS]) - LATER_STEPS * usual[-1])
+        return max(usual), max(more), max(path.stat().st_size for path in files) / 1e6
+
+
+def stacks_table(rounds: int) -> str:
+    """Return the table of what the step with stacks costs two ranks that record it, as medians."""
+    lines = ["| two ranks | usual step | the step with stacks takes more (least to most) | largest file |"]
+    lines.append("|---|---|---|---|")
+    for name, size in RANKS_SIZES.items():
+        usual, more, file_mb = zip(*(stacks_cost(size) for _ in range(rounds)), strict=True)
+        spread = f"{statistics.median(more):.0f} ms ({min(more):.0f} to {max(more):.0f})"
+        lines.append(f"| {name} | {statistics.median(usual):.1f} ms | {spread} | {max(file_mb):.1f} MB |")
+    return "\n".join(lines) + "\n"
 
 
 def step_us(way: list[str] | None, size: tuple[int, ...]) -> tuple[float, float]:
@@ -106,7 +174,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--write", action="store_true")
     chosen = parser.parse_args()
-    result = f"Medians of {chosen.rounds} rounds in turns.\n\n{table(chosen.rounds)}"
+    rounds = chosen.rounds
+    result = f"Medians of {rounds} rounds in turns.\n\n{table(rounds)}\n{stacks_table(rounds)}"
     print(result)
     if chosen.write:
         readme = HERE / "README.md"
