@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,13 +36,13 @@ def test_a_log_keeps_steps_and_pauses(tmp_path: Path) -> None:
 
 def test_a_log_keeps_what_a_step_waited_for_cores(tmp_path: Path) -> None:
     writer = StepLogWriter(tmp_path / "rank-0.steps", 0)
-    for end, waited in ((1_000, 500), (1_250, 560), (1_400, None), (1_700, 600)):
+    for end, waited in ((1_000, 500), (1_250, 560), (1_400, None), (1_700, 600), (1_900, 600)):
         writer.step(end, waited)
     writer.close()
     log = read_step_log(tmp_path / "rank-0.steps")
     assert log is not None
     assert log.of_kind(steplog.CORE_WAIT) == [(2, 1_250, 60), (4, 1_700, 40)]
-    assert [number for number, _, _ in log.of_kind(steplog.STEP)] == [1, 2, 3, 4]
+    assert [number for number, _, _ in log.of_kind(steplog.STEP)] == [1, 2, 3, 4, 5]
 
 
 def test_a_full_log_keeps_the_newest_steps(tmp_path: Path) -> None:
@@ -103,12 +104,33 @@ def test_a_thread_tells_how_long_it_waited_for_cores(tmp_path: Path, monkeypatch
     schedule = tmp_path / "schedstat"
     monkeypatch.setattr(corewait, "_SCHEDULE", schedule)
     watch = corewait.CoreWait()
-    watch.step(corewait.scheduled_ns())
+    watch.step(corewait.ThreadSchedule().scheduled_ns())
     assert watch.describe() is None
+    schedule.touch()
+    counted = corewait.ThreadSchedule()
     for ran_ms, waited_ms in [(100, 50), (160, 60), (300, 90)]:
         schedule.write_text(f"{ran_ms * 10**6} {waited_ms * 10**6} 7\n")
-        watch.step(corewait.scheduled_ns())
+        watch.step(counted.scheduled_ns())
     assert watch.describe() == {"steps": 2, "ran_us": 200_000, "waited_us": 40_000}
+    counted.close()
+    assert counted.scheduled_ns() is None
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux counts this")
+def test_each_thread_is_told_its_own_times() -> None:
+    """This thread has run for longer than one that has just begun."""
+    counted = corewait.ThreadSchedule()
+    with ThreadPoolExecutor(1) as other:
+        here, there, again = (
+            counted.scheduled_ns(),
+            other.submit(counted.scheduled_ns).result(),
+            counted.scheduled_ns(),
+        )
+    counted.close()
+    assert here is not None
+    assert there is not None
+    assert again is not None
+    assert there[0] < here[0] <= again[0]
 
 
 def test_throttling_is_a_share_of_the_samples() -> None:
@@ -173,4 +195,4 @@ def test_one_slow_write_delays_no_record_and_a_slow_disk_does(
     writer.step(4)
     log = read_step_log(path)
     assert log is not None
-    assert [number for number, _, _ in log.of_kind(steplog.STEP)] == [1, 2, 3, 4]
+    assert [number for number, _, _ in log.of_kind(steplog.STEP)] == [1, 2, 3, 4, 5]

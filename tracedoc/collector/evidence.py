@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tracedoc.collector.batches import BatchWatch
-from tracedoc.collector.corewait import CoreWait, scheduled_ns
+from tracedoc.collector.corewait import CoreWait, ThreadSchedule
 from tracedoc.collector.counters import Counters, difference, link_rates, read_counters
 from tracedoc.collector.devices import (
     COMMANDS,
@@ -55,6 +55,7 @@ class _Watch:
         self.memory: Facts = {}
         self.armed = False
         self.core_wait: CoreWait | None = None
+        self.schedule = ThreadSchedule()
 
 
 def _ignore(generation: int, end_ns: int, length_ns: int) -> None:
@@ -152,7 +153,7 @@ def on_step(end_ns: int) -> None:
     watch = _watch()
     if watch is None:
         return
-    times = scheduled_ns()
+    times = watch.schedule.scheduled_ns()
     if watch.log is not None:
         watch.log.step(end_ns, times[1] if times is not None else None)
     if watch.core_wait is not None:
@@ -168,6 +169,7 @@ def on_exit() -> Facts:
     if watch is None:
         return {}
     watch.collections.end()
+    watch.schedule.close()
     if watch.log is not None:
         watch.log.close()
     return _so_far(watch)

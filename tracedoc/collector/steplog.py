@@ -37,11 +37,14 @@ class StepLogWriter:
         self._write(HEADER.pack(MAGIC, max(rank, 0), CAPACITY, time.time_ns()), 0)
 
     def step(self, end_ns: int, waited_ns: int | None = None) -> None:
-        """Note the end of a step; ``waited_ns`` is how long its thread waited for cores since it began."""
+        """Note the end of a step; ``waited_ns`` is how long its thread waited for cores since it began.
+
+        A step that waited for none has no record of that.
+        """
         length = end_ns - self._last_ns if self._last_ns else 0
         if waited_ns is not None:
-            if self._waited_ns is not None:
-                self._append(CORE_WAIT, self._steps, end_ns, max(waited_ns - self._waited_ns, 0))
+            if self._waited_ns is not None and waited_ns > self._waited_ns:
+                self._append(CORE_WAIT, self._steps, end_ns, waited_ns - self._waited_ns)
             self._waited_ns = waited_ns
         self._last_ns = end_ns
         self._append(STEP, self._steps, end_ns, length)
