@@ -119,7 +119,7 @@ def stacks_table(rounds: int) -> str:
     for name, size in RANKS_SIZES.items():
         usual, more, file_mb = zip(*(stacks_cost(size) for _ in range(rounds)), strict=True)
         spread = f"{statistics.median(more):.0f} ms ({min(more):.0f} to {max(more):.0f})"
-        lines.append(f"| {name} | {statistics.median(usual):.1f} ms | {spread} | {max(file_mb):.1f} MB |")
+        lines.append(f"| {name} | {statistics.median(usual):.1f} ms | {spread} | {max(file_mb):.2f} MB |")
     return "\n".join(lines) + "\n"
 
 
