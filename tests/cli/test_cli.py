@@ -139,6 +139,11 @@ def test_no_cache_reads_again(pipeline: Pipeline, trace: str):
     assert pipeline.options == Options()
 
 
+def test_a_rule_is_explained_in_a_run_that_was_measured_before(pipeline: Pipeline, trace: str):
+    run("explain", "few-steps", trace)
+    assert pipeline.options == Options(cache=True)
+
+
 def test_what_is_no_size_is_refused(pipeline: Pipeline, trace: str):
     assert "'much' is no size such as 500MB" in error_of(run("diagnose", trace, "--max-bytes", "much"))[0]
 

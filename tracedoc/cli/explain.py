@@ -104,7 +104,7 @@ def _explain_in(
 
     if name not in rules:
         raise TracedocError(f"no rule is called {name!r}", "with a run, name a rule: tracedoc rules list")
-    diagnosis = run_pipeline(run, Options(rule_directories=rule_directories))
+    diagnosis = run_pipeline(run, Options(rule_directories=rule_directories, cache=True))
     if report_format == "json":
         found = [one for one in diagnosis.findings if one.rule_id == name]
         said = [one for one in diagnosis.verdicts if one.rule_id == name]
