@@ -127,13 +127,13 @@ def test_a_step_is_counted_and_has_no_effect(tmp_path: Path, monkeypatch: pytest
     inputs.
     """
     step = followed(tmp_path, DDP, monkeypatch)
+    assert sorted(os.listdir(tmp_path)) == ["kept.txt", "model.py", "train.py"]
     assert (step.parameters, step.trained, step.blocks, step.block) == (3 * 128**2, 3 * 128**2, 3, "Block")
     assert (step.batch, step.whole_numbers, step.rounds) == ((4, 128), False, 1)
     assert (step.block_bytes, step.input_bytes, step.output_bytes) == (3 * 4096, 3 * 2048, 3 * 2048)
     assert (step.matmul_flops, step.attention_flops) == (8 * 2 * 4 * 128 * 128, 0)
     assert (step.optimizer, step.states, step.dtype) == ("AdamW", 2.0, "float32")
     assert step.peak_bytes == pytest.approx(peak_by_torch(tmp_path), rel=0.02)
-    assert sorted(os.listdir(tmp_path)) == ["kept.txt", "model.py", "train.py"]
 
 
 def peak_by_torch(folder: Path) -> int:
