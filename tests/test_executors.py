@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -57,6 +59,23 @@ def write_half(self: Any, data: bytes, *_: Any) -> None:
 
 def in_order(path: str, on_bytes: OnBytes | None) -> float:
     return float(path)
+
+
+FREED_BYTES = 64_000_000
+_held: list[bytes] = []
+
+
+def private_bytes(path: str, on_bytes: OnBytes | None) -> int:
+    """Say what this process holds for itself alone; take a lot after that, and free all but its end."""
+    rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    before = sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Private_Dirty:"))
+    taken = [bytes(50_000) for _ in range(FREED_BYTES // 50_000)]  # each from the heap, by its size
+    _held.append(taken[-1])
+    return before
+
+
+def frozen(path: str, on_bytes: OnBytes | None) -> int:
+    return gc.get_freeze_count()
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +202,19 @@ def test_a_damaged_file_costs_its_rank_in_a_pool_too(sample_traces: Path, tmp_pa
     found = diagnose([run], Options(jobs=2))
     assert found.run.ranks_seen == (0, 2, 3)
     assert "unread-file" in {limit.code for limit in found.limits}
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone keeps what was freed")
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_was_freed_of_one_file_is_not_held_through_the_next(jobs: int):
+    paths = [str(number) for number in range(4)]
+    held = dict(run_each(private_bytes, dict.fromkeys(paths, 1), jobs=jobs))
+    assert max(held.values()) - min(held.values()) < FREED_BYTES / 2
+
+
+def test_the_collector_leaves_alone_what_a_worker_shares_with_its_parent():
+    found = dict(run_each(frozen, {"a": 1, "b": 1}, jobs=2))
+    assert min(found.values()) > 0
 
 
 def test_the_largest_file_comes_first():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tests.trace.both_readers import assert_alike
 from tracedoc.trace.columns import NO_ID, Trace
 from tracedoc.trace.compact import Coded, Sparse, narrowest
-from tracedoc.trace.growing import GrowingIds
+from tracedoc.trace.growing import Growing, GrowingIds
 
 EDGES = [-(2**63), -(2**31) - 1, -(2**31), -129, -128, -1, 0, 127, 128, 2**31 - 1, 2**31, 2**53, 2**63 - 1]
 
@@ -37,6 +38,25 @@ def test_ids_are_what_they_were_whatever_came_before(parts: list[list[int]]) -> 
     ids = [one for part in parts for one in part]
     assert column.values().tolist() == ids
     assert column.values().dtype == (np.int32 if all(-(2**31) <= one < 2**31 for one in ids) else np.int64)
+
+
+def test_ids_outgrow_their_room_and_their_type() -> None:
+    column = GrowingIds()
+    column.extend(np.arange(20_000))
+    column.extend(np.arange(20_000) + 2**40)
+    column.extend(np.arange(200_000))
+    expected = [*range(20_000), *range(2**40, 2**40 + 20_000), *range(200_000)]
+    assert column.values().tolist() == expected
+
+
+def test_no_room_for_a_column_is_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    column = Growing(np.int64)
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(MemoryError, match="no room for 1,048,576 bytes"):
+        column.extend(np.zeros(1 << 15, dtype=np.int64))
 
 
 ROWS = [0, -1, 3, [1, 3, 0], [], slice(None), slice(1, 3), np.array([True, False, True, False])]

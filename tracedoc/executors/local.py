@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from tracedoc.errors import InputError
+from tracedoc.executors.memory import give_back, share_what_is_loaded
 from tracedoc.executors.work import Lost, OnBytes, Outcomes, Result, Work, user_error
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def here(work: Work[Result], paths: Sequence[str], on_bytes: OnBytes | None) -> 
         except MemoryError:
             result = Lost("there was not enough memory to read it")
         yield path, result
+        del result
+        give_back()
 
 
 # In processes of this machine.
@@ -254,6 +257,7 @@ def _serve(connection: Any, work: Work[Result], report_bytes: bool) -> None:
         count += more
         connection.send(count)
 
+    share_what_is_loaded()
     with suppress(EOFError, OSError):  # the parent has gone
         while True:
             path = connection.recv()
@@ -263,6 +267,8 @@ def _serve(connection: Any, work: Work[Result], report_bytes: bool) -> None:
             except Exception as error:  # the parent distinguishes the user's mistakes from ours
                 said = None, error, traceback.format_exc()
             connection.send(said)
+            del said
+            give_back()
 
 
 def _end_with_parent() -> None:
