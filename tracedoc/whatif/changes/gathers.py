@@ -104,6 +104,19 @@ def gathers_of(program: RunProgram, name: str) -> Mask:
     return np.asarray(collectives_of(program, "parameters") & np.isin(part, PASSES[name]) & program.launched)
 
 
+def unit_gathers(program: RunProgram) -> Mask:
+    """Return which parts gather sharded units: those of named units, else all gathers of both passes."""
+    gathers = collectives_of(program, "parameters") & program.launched
+    named = gathers & (program.layout.joins.block != NONE)
+    return np.asarray(named if named.any() else gathers_of(program, "both"))
+
+
+def of_units(program: RunProgram, chosen: Mask) -> Mask:
+    """Return which of the chosen parts belong to sharded units, as far as the capture tells."""
+    of_block = chosen & (program.layout.joins.block != NONE)
+    return np.asarray(of_block if of_block.any() else chosen)
+
+
 def _pairs(program: RunProgram, chosen: Mask, ahead: int) -> tuple[Index, Index]:
     """Return the parts to move, and for each the one of its rank, stream and pass that comes before."""
     layout, joins = program.layout, program.layout.joins

@@ -12,12 +12,13 @@ from tracedoc.whatif.changes import (
     gathers,
     host,
     kernels,
+    merged_units,
     offloading,
     ranks,
     reductions,
     scale_out,
+    split_units,
     transfers,
-    units,
 )
 from tracedoc.whatif.changes.change import Change, Value, checked_values
 
@@ -28,7 +29,8 @@ CHANGES: dict[str, Change] = {
         reductions,
         buckets,
         gathers,
-        units,
+        merged_units,
+        split_units,
         offloading,
         host,
         kernels,
