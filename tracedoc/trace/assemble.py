@@ -112,7 +112,7 @@ class Columns:
         ts, dur = self._take("ts"), self._take("dur")
         impossible = (ts < -_ABSOLUTE_NS) | (ts > _LATEST_NS) | (dur == IMPOSSIBLE) | (dur > _LONGEST_NS)
         negative = (dur < 0) & ~impossible
-        keep = np.flatnonzero((kind != DROPPED) & ~impossible)
+        kept = (kind != DROPPED) & ~impossible
         broken = int((impossible & (kind != DROPPED)).sum())
         clamped = int((negative & (kind != DROPPED)).sum())
         if broken or clamped:
@@ -124,13 +124,14 @@ class Columns:
                     "the former are left out, the latter count as instants",
                 )
             )
-        if keep.size == 0:
+        if not kept.any():
             raise InputError(f"{path} holds no event that can be used", "record it again with torch.profiler")
+        ts = _since_the_epoch(ts, header.base_ns)
+        keep = np.argsort(ts, kind="stable")
+        if not kept.all():
+            keep = keep[kept[keep]]
         ts = ts[keep]
-        ts = np.where(np.abs(ts) >= _ABSOLUTE_NS, ts, ts + header.base_ns)
-        order = np.argsort(ts, kind="stable")
-        ts, keep = ts[order], keep[order]
-        del order, impossible, negative
+        del impossible, negative, kept
         row_of = np.full(self._rows, NO_ID, dtype=np.int32)
         row_of[keep] = np.arange(keep.size, dtype=np.int32)
         collectives = {int(row_of[i]): value for i, value in self._collectives.items() if row_of[i] >= 0}
@@ -294,6 +295,14 @@ class Columns:
             reader=reader.name,
             truncated=outcome.truncated,
         )
+
+
+def _since_the_epoch(ts: npt.NDArray[np.int64], base_ns: int) -> npt.NDArray[np.int64]:
+    """Return times with the file's base added, in place, but for those that are absolute already."""
+    if base_ns:
+        relative = (ts > -_ABSOLUTE_NS) & (ts < _ABSOLUTE_NS)
+        np.add(ts, base_ns, out=ts, where=relative)
+    return ts
 
 
 def _device_number(value: Any) -> int:

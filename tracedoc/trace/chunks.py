@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-CHUNK_BYTES = 1024 * 1024  # of fewer bytes, what is done once a chunk takes a tenth of the time
+CHUNK_BYTES = 2 * 1024 * 1024  # of half as many, reading takes 5 % longer: much is done once a chunk
 _WINDOW = 64 * 1024
 
 # What hostile text may cost. Real metadata takes kilobytes, as does the largest event.

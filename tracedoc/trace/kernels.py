@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from functools import lru_cache
+from functools import cache, lru_cache
 
 
 class KernelCategory(str, Enum):
@@ -77,74 +77,64 @@ _INDUCTOR_NORM = re.compile(r"(?:layer|rms|batch|group)_norm")
 _INDUCTOR_SOFTMAX = re.compile(r"softmax|nll_loss|cross_entropy")
 _INDUCTOR_ADAM = re.compile(r"adam|sgd|lamb")
 
-_KERNEL_TABLE: tuple[tuple[KernelCategory, re.Pattern[str]], ...] = (
+_KERNEL_PATTERNS: tuple[tuple[KernelCategory, str], ...] = (
     (
         KernelCategory.ATTENTION,
-        re.compile(
-            r"flash_?(?:fwd|bwd|attn|attention|mla)|flash::(?<![a-z]flash::)|pytorch_flash|fmha|attention|"
-            r"attn_(?<![a-z]attn_)(?:fwd|bwd|kernel)|cudnn.*mha|aiter.*mha|mha_(?<![a-z]mha_)|sdpa"
-        ),
+        r"flash_?(?:fwd|bwd|attn|attention|mla)|flash::(?<![a-z]flash::)|pytorch_flash|fmha|attention|"
+        r"attn_(?<![a-z]attn_)(?:fwd|bwd|kernel)|cudnn.*mha|aiter.*mha|mha_(?<![a-z]mha_)|sdpa",
     ),
     (
         KernelCategory.OPTIMIZER,
-        re.compile(
-            r"multi_tensor_apply|fused_?adam|adamw?_(?!_)|lamb(?<![a-z]lamb)(?!da)|"
-            r"fused(?<![a-z]fused)_?sgd|sgd_|fusedoptimizer|koptimizer"
-        ),
+        r"multi_tensor_apply|fused_?adam|adamw?_(?!_)|lamb(?<![a-z]lamb)(?!da)|"
+        r"fused(?<![a-z]fused)_?sgd|sgd_|fusedoptimizer|koptimizer",
     ),
     (
         KernelCategory.NORMALISATION,
-        re.compile(
-            r"layer_?norm|rms_?norm|batch_?norm|bn_(?<![a-z]bn_)(?:fw|bw)|group_?norm|instance_?norm|"
-            r"gammabeta|ln_(?<![a-z]ln_)(?:fwd|bwd)"
-        ),
+        r"layer_?norm|rms_?norm|batch_?norm|bn_(?<![a-z]bn_)(?:fw|bw)|group_?norm|instance_?norm|"
+        r"gammabeta|ln_(?<![a-z]ln_)(?:fwd|bwd)",
     ),
     (
         # "conv" also begins "convert"; xmma and cutlass convolutions say fprop, dgrad or wgrad.
         KernelCategory.CONVOLUTION,
-        re.compile(
-            r"conv(?!ert|ers)|implicit_?gemm|winograd|wgrad|dgrad|fprop|scudnn|hcudnn|"
-            r"igemm_(?:fwd|bwd|wrw)|cudnn::(?!bn)|im2col|col2im|miopen(?!.*norm)"
-        ),
+        r"conv(?!ert|ers)|implicit_?gemm|winograd|wgrad|dgrad|fprop|scudnn|hcudnn|"
+        r"igemm_(?:fwd|bwd|wrw)|cudnn::(?!bn)|im2col|col2im|miopen(?!.*norm)",
     ),
     (
         KernelCategory.GEMM,
-        re.compile(
-            r"gemm(?<!fbgemm)|nvjet|cublas|cutlass|xmma|cijk_|split_?k_?reduce|wgmma|gemv|dot_kernel|matmul|"
-            r"mm_(?<![a-z]mm_)(?!and)|bmm_(?<![a-z]bmm_)(?!and)|wvsplitk|hipblas|rocblas"
-        ),
+        r"gemm(?<!fbgemm)|nvjet|cublas|cutlass|xmma|cijk_|split_?k_?reduce|wgmma|gemv|dot_kernel|matmul|"
+        r"mm_(?<![a-z]mm_)(?!and)|bmm_(?<![a-z]bmm_)(?!and)|wvsplitk|hipblas|rocblas",
     ),
-    (KernelCategory.SOFTMAX, re.compile(r"soft_?max|cross_?entropy|nll_?loss|nllcriterion")),
+    (KernelCategory.SOFTMAX, r"soft_?max|cross_?entropy|nll_?loss|nllcriterion"),
     (
         KernelCategory.EMBEDDING,
-        re.compile(
-            r"embedding(?<!rotary_embedding)|"
-            r"index_?(?:select|put|copy|add|fill|func|elementwise|kernel|backward)|indexing_backward|"
-            r"linearize_index|scatter|gather|bounds_check_indices|fbgemm_gpu::|pooled_embs"
-        ),
+        r"embedding(?<!rotary_embedding)|"
+        r"index_?(?:select|put|copy|add|fill|func|elementwise|kernel|backward)|indexing_backward|"
+        r"linearize_index|scatter|gather|bounds_check_indices|fbgemm_gpu::|pooled_embs",
     ),
-    (KernelCategory.REDUCTION, re.compile(r"reduce_kernel|device(?:segmented)?reduce|reducebykey")),
+    (KernelCategory.REDUCTION, r"reduce_kernel|device(?:segmented)?reduce|reducebykey"),
     (
         KernelCategory.COPY,
-        re.compile(
-            r"catarraybatchedcopy|direct_copy|copy_?kernel|copybuffer|split_with_sizes|chunk_cat|transpose|"
-            r"nchwto|nhwcto|tofloat32_copy|float8_copy"
-        ),
+        r"catarraybatchedcopy|direct_copy|copy_?kernel|copybuffer|split_with_sizes|chunk_cat|transpose|"
+        r"nchwto|nhwcto|tofloat32_copy|float8_copy",
     ),
     (
         KernelCategory.QUANTISATION,
-        re.compile(r"quantize|dequant|kgemm_4bit|quant_kernel|_quant_|cast_to_fp8"),
+        r"quantize|dequant|kgemm_4bit|quant_kernel|_quant_|cast_to_fp8",
     ),
     (
         KernelCategory.ELEMENTWISE,
-        re.compile(
-            r"elementwise|vectorized|unrolled|fillfunctor|fillbuffer|dropout|subtensorop|optensor|rotary|"
-            r"act_and_mul|activation|silu|gelu|relu|swiglu"
-        ),
+        r"elementwise|vectorized|unrolled|fillfunctor|fillbuffer|dropout|subtensorop|optensor|rotary|"
+        r"act_and_mul|activation|silu|gelu|relu|swiglu",
     ),
 )
 # Normalisation and optimizer stand before the library names because their kernels may live in cudnn::
 # or mention conv in a template argument, never the other way round.
+
+
+@cache
+def _kernel_table() -> tuple[tuple[KernelCategory, re.Pattern[str]], ...]:
+    # Not as the module is imported: to compile them takes 3 ms, and not every process asks.
+    return tuple((category, re.compile(pattern)) for category, pattern in _KERNEL_PATTERNS)
 
 
 @lru_cache(maxsize=65536)
@@ -156,7 +146,7 @@ def kernel_category(name: str) -> KernelCategory:
     if inductor:
         return _inductor_category(inductor.group(1), name)
     lowered = name.lower()
-    for category, pattern in _KERNEL_TABLE:
+    for category, pattern in _kernel_table():
         if pattern.search(lowered):
             return category
     return KernelCategory.OTHER
