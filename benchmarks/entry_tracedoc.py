@@ -6,12 +6,15 @@ import os
 import sys
 from collections.abc import Callable
 
+from tracedoc.__main__ import collect_seldom
+
 # As the command line does, before numpy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+collect_seldom()
 
-from tracedoc.executors.run import run_each
-from tracedoc.timeline import activity, launches, steps
-from tracedoc.trace.kineto import read_trace
+from tracedoc.executors.run import run_each  # noqa: E402
+from tracedoc.timeline import activity, launches, steps  # noqa: E402
+from tracedoc.trace.kineto import read_trace  # noqa: E402
 
 
 def breakdown(path: str, on_bytes: Callable[[int], None] | None = None) -> str:

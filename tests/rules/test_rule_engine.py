@@ -18,7 +18,7 @@ MS = 1_000_000
 
 
 def fact(name: str, unit: str, value: Value, scope: Scope = "run", **by_rank: Value) -> Measurement:
-    definition = FactDef(name, unit, scope, frozenset(), "A fact.", "run", lambda view: value)
+    definition = FactDef(name, unit, scope, frozenset(), "run", lambda view: value)
     return Measurement(definition, value, {key.removeprefix("r"): one for key, one in by_rank.items()})
 
 

@@ -23,7 +23,7 @@ from tracedoc.rules.vocabulary import Vocabulary
 
 
 def _fact(name: str, unit: str, scope: Scope = "run") -> FactDef:
-    return FactDef(name, unit, scope, frozenset(), "A fact.", "run", lambda view: 0)
+    return FactDef(name, unit, scope, frozenset(), "run", lambda view: 0)
 
 
 VOCABULARY = Vocabulary(
@@ -35,7 +35,7 @@ VOCABULARY = Vocabulary(
             _fact("arrival_ms", "ms", "rank"),
             _fact("strategy", "text"),
             _fact("synced", "bool"),
-            FactDef("split", "text", "run", frozenset(), "A fact.", "run", int, values=("all", "none")),
+            FactDef("split", "text", "run", frozenset(), "run", int, values=("all", "none")),
         )
     },
     {"hide-exposed-communication"},

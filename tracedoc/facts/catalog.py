@@ -54,12 +54,16 @@ class FactDef(msgspec.Struct, frozen=True):
     unit: str
     scope: Scope
     needs: frozenset[str]
-    doc: str
     kind: Literal["rank", "run"]
     compute: Callable[[Any], Any]
     interval: str = ""
     spans: Callable[..., Spans | Unknown] | None = None
     values: tuple[str, ...] = ()
+
+    @property
+    def doc(self) -> str:
+        """What the fact means, in plain text: the docstring of the function that computes it."""
+        return _plain(inspect.getdoc(self.compute) or "")
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -141,8 +145,7 @@ def _register(
     def register(function: Function) -> Function:
         if name in CATALOG:
             raise ValueError(f"fact {name} is defined twice")
-        doc = _plain(inspect.getdoc(function) or "")
-        if not doc and sys.flags.optimize < 2:  # which strips the definitions
+        if not function.__doc__ and sys.flags.optimize < 2:  # which strips the definitions
             raise ValueError(f"fact {name} has no definition (docstring)")
         by_rank = bool(interval) and kind == "run"
         CATALOG[name] = FactDef(
@@ -150,7 +153,6 @@ def _register(
             unit,
             scope,
             frozenset(needs),
-            doc,
             kind,
             _totals(function) if by_rank else function,
             interval,
