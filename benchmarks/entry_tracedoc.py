@@ -12,6 +12,7 @@ from tracedoc.__main__ import collect_seldom
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 collect_seldom()
 
+from tracedoc.executors.memory import keep_until_given_back  # noqa: E402
 from tracedoc.executors.run import run_each  # noqa: E402
 from tracedoc.timeline import activity, launches, steps  # noqa: E402
 from tracedoc.trace.kineto import read_trace  # noqa: E402
@@ -35,6 +36,7 @@ def breakdown(path: str, on_bytes: Callable[[int], None] | None = None) -> str:
 
 
 if __name__ == "__main__":
+    keep_until_given_back()
     sizes = {path: os.stat(path).st_size for path in sys.argv[1:]}
     for path, words in run_each(breakdown, sizes, jobs=2):
         print(path, words)

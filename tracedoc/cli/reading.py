@@ -15,6 +15,7 @@ import click
 from tracedoc.cli.output import progress_on_terminal, quiet_option
 from tracedoc.containment import failure
 from tracedoc.errors import InputError, TracedocError
+from tracedoc.executors.memory import keep_until_given_back
 from tracedoc.run.remote import is_remote
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def reading_options(command: Callable[..., None]) -> Callable[..., None]:
     def with_reading(*, debug: bool, no_cache: bool, **values: Any) -> None:
         show_debug(debug)
         keep_numpy_to_one_thread()
+        keep_until_given_back()
         values["cache"] = not no_cache
         reading = {name: values.pop(name) for name in Reading.__annotations__}
         command(reading=reading, **values)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from tracedoc.errors import InputError
-from tracedoc.executors.memory import give_back, share_what_is_loaded
+from tracedoc.executors.memory import give_back, keep_until_given_back, share_what_is_loaded
 from tracedoc.executors.work import Lost, OnBytes, Outcomes, Result, Work, user_error
 
 if TYPE_CHECKING:
@@ -258,6 +258,7 @@ def _serve(connection: Any, work: Work[Result], report_bytes: bool) -> None:
         connection.send(count)
 
     share_what_is_loaded()
+    keep_until_given_back()
     with suppress(EOFError, OSError):  # the parent has gone
         while True:
             path = connection.recv()
