@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no reason to fail.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # No test depends on what was measured before, or leaves anything with the user.
 os.environ["TRACEDOC_CACHE"] = "off"

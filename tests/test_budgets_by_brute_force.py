@@ -140,7 +140,7 @@ def lanes(draw: st.DrawFn) -> str:
 
 
 @given(drawing=lanes())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_generated_traces(drawing: str, tmp_path: Path) -> None:
     path = parse_lanes(drawing, ranks=2)[0].write(tmp_path / "trace.json")
     assert_same(build_timeline(read_trace(path)), oracle.solve(path))

@@ -15,8 +15,8 @@ from tracedoc.replay.segments import find_skeleton, reduce_stretches, weigh
 from tracedoc.replay.solver import make_plan, solve
 
 SEEDS = st.integers(0, 2**32 - 1)
-FEW = settings(max_examples=20, deadline=None, derandomize=True)
-LOOPED = settings(max_examples=6, deadline=None, derandomize=True)
+FEW = settings(max_examples=20, derandomize=True)
+LOOPED = settings(max_examples=6, derandomize=True)
 """The kernel loop is slow."""
 
 

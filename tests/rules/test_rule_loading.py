@@ -309,7 +309,7 @@ def test_a_path_that_is_no_file(tmp_path: Path) -> None:
         load_rule(tmp_path / "none.yaml", vocabulary=VOCABULARY)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200), st.integers(0, len(RULE)))
 def test_damage_anywhere_is_an_error_or_a_rule(
     tmp_path_factory: pytest.TempPathFactory, damage: bytes, at: int

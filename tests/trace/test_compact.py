@@ -96,7 +96,7 @@ def event(
 IDS = st.sampled_from([*EDGES, "7", "stream 7", 2**63, 10**30, None]) | st.integers(-5, 300)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.tuples(IDS, IDS, IDS, IDS, IDS, st.sampled_from(["kernel", "gpu_memcpy", "cpu_op"])), max_size=8

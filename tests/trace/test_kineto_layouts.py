@@ -115,7 +115,7 @@ def read(text: str, chunk_bytes: int, *, packed: bool = False) -> Trace:
         chunks.CHUNK_BYTES = before
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(documents(), st.sampled_from([64, 200, 1000, chunks.CHUNK_BYTES]), st.booleans())
 def test_columns_do_not_depend_on_layout_or_chunk_size(
     document: tuple[str, int], chunk_bytes: int, packed: bool

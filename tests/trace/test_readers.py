@@ -214,7 +214,7 @@ def test_a_chunk_of_which_nothing_is_kept_is_read() -> None:
 
 
 @needs_scanner
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(documents(), st.sampled_from([64, 200, 1000, chunks.CHUNK_BYTES]), st.sampled_from(OPTIONS))
 def test_layouts(document: tuple[str, int], chunk_bytes: int, options: dict[str, Any]) -> None:
     assert_alike(document[0].encode(), chunk_bytes, **options)
