@@ -17,6 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 SAMPLE_S = 0.05
+SETTLED_BYTES = 256 << 20
 SMALL_RUN = REPOSITORY / "sample_traces" / "synthetic_ddp_tiny_batch"
 """Files of which tracedoc keeps nothing, as they are small."""
 
@@ -69,7 +70,8 @@ def diagnose(path: Path, *, jobs: int | None = None) -> Contender:
 def take_turns(contenders: Sequence[Contender], rounds: int, paths: Iterable[Path] = ()) -> Costs:
     """Return the medians of every contender over interleaved rounds; ``paths`` are in the page cache.
 
-    They are read before every run: a system may drop what nobody has asked for while a slow one ran.
+    They are read before every run: a system may drop what nobody has asked for while a slow one ran. For the
+    same reason memory is taken and freed: a virtual machine may have lost what the one before had.
     """
     paths = tuple(paths)
     runs: dict[str, list[Cost]] = {contender.name: [] for contender in contenders}
@@ -80,6 +82,7 @@ def take_turns(contenders: Sequence[Contender], rounds: int, paths: Iterable[Pat
             if contender.name in failed or left:
                 continue
             read_once(paths)
+            write_once(SETTLED_BYTES)
             cost = _time_and_memory(contender)
             if cost is None:
                 failed.add(contender.name)
@@ -96,6 +99,14 @@ def read_once(paths: Iterable[Path]) -> None:
             with file.open("rb") as stream:
                 while stream.read(1 << 24):
                     pass
+
+
+def write_once(count: int) -> None:
+    """Take so many bytes of memory and free them, so that the next process is given them at once.
+
+    In a process of its own: the peak of this one would count as that of those it starts (man 2 getrusage).
+    """
+    subprocess.run([sys.executable, "-c", f"b'1' * {count}"], check=True)
 
 
 def _time_and_memory(contender: Contender) -> Cost | None:
