@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=REPORTED_SEEDS, help="the first seed")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument(
-        "--wrong", action="store_true", help="list predictions that are off by 3 % of the step"
+        "--wrong", action="store_true", help="list predictions that are off by 3 %% of the step"
     )
     parser.add_argument("--no-cost", action="store_true")
     asked = parser.parse_args()

@@ -69,13 +69,13 @@ def test_workers_make_batches_while_the_step_before_computes(tmp_path, share, st
     assert one.step_ms[0] == pytest.approx(step_ms, abs=0.3)
 
 
-def reduced(folder, sizes_mib, *, gap_ms: float = 0.0):
+def reduced(folder, sizes_mib, *, gap_ms: float = 0.0, latency_ms: float = 0.0):
     """Two ranks; 20 ms of forward, four times 10 ms of backward, then all-reduces at 1.6 MiB a ms.
 
-    Each all-reduce begins ``gap_ms`` after the one before it has ended. The host launches all of a step at
-    once, and waits for it at its end.
+    Each all-reduce begins ``gap_ms`` after the one before it has ended, and takes ``latency_ms`` more than
+    its bytes. The host launches all of a step at once, and waits for it at its end.
     """
-    length = 60.0 + sum(size / 1.6 + gap_ms for size in sizes_mib)
+    length = 60.0 + sum(size / 1.6 + gap_ms + latency_ms for size in sizes_mib)
     for rank in range(2):
         builder = TraceBuilder(rank, 2)
         for index in range(4):
@@ -88,7 +88,7 @@ def reduced(folder, sizes_mib, *, gap_ms: float = 0.0):
                 builder.kernel("sgemm", begin, begin + 10, launch_ms=start + 0.03 + 0.01 * one)
             at = start + 60.0
             for number, size in enumerate(sizes_mib):
-                at, end = at + gap_ms, at + gap_ms + size / 1.6
+                at, end = at + gap_ms, at + gap_ms + size / 1.6 + latency_ms
                 launch_ms = start + 0.1 + 0.01 * number
                 builder.collective("allreduce", at, end, nbytes=int(size * 2**20), launch_ms=launch_ms)
                 at = end
@@ -111,15 +111,19 @@ def test_a_large_bucket_is_cut_and_travels_beside_the_backward_pass(tmp_path):
 
 
 def test_small_buckets_are_filled_in_their_order(tmp_path):
-    """Of 4, 4, 12 and 4 MiB up to 16 fit: 4 + 4, 12 + 4. All of them end together; only latency is saved."""
-    run = reduced(tmp_path, [4, 4, 12, 4])
+    """Of 4, 4, 12 and 4 MiB up to 16 fit: 4 + 4, 12 + 4. All of them end together; only latency is saved.
+
+    That is 1 ms for each message less, by the line through both sizes, and between half and 1.5 of it.
+    """
+    run = reduced(tmp_path, [4, 4, 12, 4], latency_ms=1.0)
     by_size, by_count = tracedoc.predict([run], ["cap-buckets mib=16", "merge-buckets count=2"]).alone
     assert isinstance(by_size, Predicted)
     assert isinstance(by_count, Predicted)
     assert by_size.step_ms == by_count.step_ms
     (same,) = tracedoc.predict([run], ["cap-buckets mib=12"]).alone
     assert isinstance(same, Predicted)  # 4 + 4, 12, 4
-    assert by_size.gain_ms[2] > same.gain_ms[2] > 0
+    assert by_size.gain_ms == pytest.approx((1.0, 2.0, 3.0), abs=0.02)
+    assert same.gain_ms == pytest.approx((0.5, 1.0, 1.5), abs=0.02)
 
 
 def test_buckets_of_the_size_that_is_asked_for_stay(tmp_path):

@@ -51,44 +51,49 @@ def split_transfers(joins: Joins, reading: Reading) -> Split:
     return Split(np.rint(fixed).astype(np.int64), np.rint(kept).astype(np.int64))
 
 
-UNIT_SPREAD = 1.5
-"""Gathers and reduce-scatters of units take what a line through two sizes says, if they differ so much."""
+LINE_SPREAD = 1.5
+"""Latency of a call is taken from a line through two sizes, if they differ so much."""
 
 FIT_SHARES = (1.5, 1.0, 0.5)
 """Of a latency by two sizes, so much counts, from the most to the least."""
 
+_ALIKE = ({"all_gather", "reduce_scatter"}, {"all_reduce"})
+"""Kinds in which messages of one size cross each link alike: of n shares n - 1, in an all-reduce twice."""
 
-def unit_latency(
+
+def call_latency(
     joins: Joins, transfer_ns: Int64Array, reading: Reading, known: Mapping[Reading, Int64Array]
 ) -> Int64Array:
-    """Return which part of the transfers of sharded units is latency: most of it in the fast reading.
+    """Return which part of each transfer is saved with a call, whatever its bytes: most in the fast reading.
 
-    ``known`` are latencies by :func:`split_transfers`, which are least in the fast reading. Gathers and
-    reduce-scatters move bytes alike (n - 1 of n shares cross each link), so that their sizes count together.
-    Else latency is what the link's curve says (:class:`LinkCurve`), and at most all beyond its full rate.
-    Where the rate is not known, as between processes of a host, all beyond the fastest transfer may be.
+    ``known`` are latencies by :func:`split_transfers`, which are least in the fast reading; they count for
+    other kinds than gathers, reduce-scatters (whose sizes count together) and all-reduces.
+    Else latency is what a line through two sizes says, or the link's curve (:class:`LinkCurve`), and at most
+    all beyond its full rate. Where the rate is not known, as between processes of a host, all beyond the
+    fastest transfer may be.
     """
     least, most = known[Reading.FAST].astype(np.float64), known[Reading.SLOW].astype(np.float64)
     likely = known[Reading.LIKELY].astype(np.float64)
-    sharded = np.array([name in ("all_gather", "reduce_scatter") for name in joins.kinds] or [False])
-    chosen = sharded[joins.kind] & (joins.nbytes > 0) & (transfer_ns > 0)
-    for group in np.unique(joins.group[chosen]).tolist():
-        mine = np.flatnonzero(chosen & (joins.group == group))
-        sizes, moved = joins.nbytes[mine].astype(np.float64), transfer_ns[mine].astype(np.float64)
-        link = joins.links[group] if 0 <= group < len(joins.links) else None
-        if link is not None:
-            likely[mine] = np.maximum(moved * link.half_bytes / (sizes + link.half_bytes), least[mine])
-            if link.peak_gbps:
-                crossing = busbw_factor("all_gather", joins.group_sizes[group]) * sizes / link.peak_gbps
-                most[mine] = np.maximum(most[mine], moved - crossing)
-        fitted = _by_two_sizes(sizes, moved)
-        if fitted is not None:
-            most[mine], likely[mine], least[mine] = (share * fitted for share in FIT_SHARES)
-        if link is None or not link.peak_gbps:
-            # The link moves bytes as fast as in its fastest transfer, at least.
-            beyond = moved - sizes * (moved / sizes).min()
-            most[mine] = np.maximum(most[mine], beyond)
-            likely[mine] = np.maximum(likely[mine], beyond / 2)
+    for kinds in _ALIKE:
+        alike = np.array([name in kinds for name in joins.kinds] or [False])
+        chosen = alike[joins.kind] & (joins.nbytes > 0) & (transfer_ns > 0)
+        for group in np.unique(joins.group[chosen]).tolist():
+            mine = np.flatnonzero(chosen & (joins.group == group))
+            sizes, moved = joins.nbytes[mine].astype(np.float64), transfer_ns[mine].astype(np.float64)
+            link = joins.links[group] if 0 <= group < len(joins.links) else None
+            if link is not None:
+                likely[mine] = np.maximum(moved * link.half_bytes / (sizes + link.half_bytes), least[mine])
+                if link.peak_gbps:
+                    factor = busbw_factor(min(kinds), joins.group_sizes[group])
+                    most[mine] = np.maximum(most[mine], moved - factor * sizes / link.peak_gbps)
+            fitted = _by_two_sizes(sizes, moved)
+            if fitted is not None:
+                most[mine], likely[mine], least[mine] = (share * fitted for share in FIT_SHARES)
+            if link is None or not link.peak_gbps:
+                # The link moves bytes as fast as in its fastest transfer, at least.
+                beyond = moved - sizes * (moved / sizes).min()
+                most[mine] = np.maximum(most[mine], beyond)
+                likely[mine] = np.maximum(likely[mine], beyond / 2)
     found = {Reading.FAST: np.maximum(most, likely), Reading.LIKELY: likely, Reading.SLOW: least}[reading]
     kept: Int64Array = np.rint(np.minimum(found, transfer_ns)).astype(np.int64)
     return kept
@@ -97,7 +102,7 @@ def unit_latency(
 def _by_two_sizes(sizes: npt.NDArray[np.float64], moved: npt.NDArray[np.float64]) -> float | None:
     """Return the constant of a line through the median times of sizes; ``None`` where they are too alike."""
     several = np.unique(sizes)
-    if several[-1] < UNIT_SPREAD * several[0]:
+    if several[-1] < LINE_SPREAD * several[0]:
         return None
     typical = np.array([np.median(moved[sizes == size]) for size in several])
     slope, constant = np.polyfit(several, typical, 1, w=1.0 / np.maximum(typical, 1.0))

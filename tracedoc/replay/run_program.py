@@ -39,6 +39,11 @@ class Reading(IntEnum):
     LIKELY = 1
     SLOW = 2
 
+    @property
+    def opposite(self) -> Reading:
+        """The reading at the other end: what is least in one is most in the other."""
+        return Reading(len(Reading) - 1 - self)
+
 
 class LinkCurve(msgspec.Struct, frozen=True):
     """What the link of a group should give: its rate, ``None`` where unknown, and the size at half of it.

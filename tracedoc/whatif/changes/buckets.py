@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from tracedoc.replay.latency import call_latency
 from tracedoc.replay.rank.program import NONE
-from tracedoc.replay.run_program import Extra, Index, RunProgram
+from tracedoc.replay.run_program import Extra, Index, Reading, RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_reading
@@ -76,7 +77,9 @@ def _merged(program: RunProgram, ask: Ask, messages: Callable[[Index], Index]) -
     for parts in _queues(program):
         message = messages(parts)
         last[parts] = parts[np.searchsorted(message, message, side="right") - 1]
-    return merged_into_last(program, last, ask.splits[program.reading].latency_ns)
+    known = {one: ask.splits[one].latency_ns for one in Reading}
+    latency = call_latency(program.layout.joins, program.transfer, program.reading, known)
+    return merged_into_last(program, last, latency)
 
 
 def merged_into_last(program: RunProgram, last: Index, latency: Int64Array) -> RunProgram | None:

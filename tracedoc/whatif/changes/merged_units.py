@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.replay.latency import unit_latency
+from tracedoc.replay.latency import call_latency
 from tracedoc.replay.rank.program import NONE
 from tracedoc.replay.run_program import Extra, Index, Reading, RunProgram
 from tracedoc.timeline.phases import Phase
@@ -89,7 +89,7 @@ def _latency(program: RunProgram, ask: Ask) -> npt.NDArray[np.int64]:
     """Return what of each transfer a merged call saves: most of all in the fast reading."""
     reading = program.reading
     known = {one: ask.splits[one].latency_ns for one in Reading}
-    return unit_latency(program.layout.joins, program.transfer, reading, known)
+    return call_latency(program.layout.joins, program.transfer, reading, known)
 
 
 def _gathered_together(

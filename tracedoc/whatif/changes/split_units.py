@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.replay.latency import unit_latency
+from tracedoc.replay.latency import call_latency
 from tracedoc.replay.rank.program import NONE
 from tracedoc.replay.run_program import Extra, Index, Reading, RunProgram
 from tracedoc.timeline.phases import Phase
@@ -45,9 +45,8 @@ def split_units(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
 
 def _least_latency(program: RunProgram, ask: Ask) -> npt.NDArray[np.int64]:
     """Return what each piece takes whatever its bytes: least of all in the fast reading."""
-    slow_first = Reading(len(Reading) - 1 - program.reading)
     known = {one: ask.splits[one].latency_ns for one in Reading}
-    return unit_latency(program.layout.joins, program.transfer, slow_first, known)
+    return call_latency(program.layout.joins, program.transfer, program.reading.opposite, known)
 
 
 def _in_pieces(program: RunProgram, large: Index, pieces: int, latency: npt.NDArray[np.int64]) -> RunProgram:
