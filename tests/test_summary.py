@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tracedoc.diagnosis import Diagnosis, Gain
 from tracedoc.pipeline import Options, diagnose, measure
 from tracedoc.predicted import PlanStep
+from tracedoc.summary.figures import gain_words
 from tracedoc.summary.outcome import outcome
 from tracedoc.summary.without_warning import healthy
 from tracedoc.testing.jobs import write_job
@@ -112,6 +113,18 @@ def test_a_finding_that_gives_no_time_is_no_largest_note(tmp_path: Path) -> None
     assert found.findings[0].gain.high_ms == 0
     assert "Minor" not in found.summary
     assert "the largest loss is exposed communication, 100 ms" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("gain", "words"),
+    [
+        (Gain(0.0, 5.0, "ceiling"), "up to 5 ms"),
+        (Gain(0.0, 5.0, "replay", likely_ms=3.0), "about 3 ms"),
+    ],
+)
+def test_only_a_bound_is_the_most(gain: Gain, words: str, tmp_path: Path) -> None:
+    finding = lanes(tmp_path, "allreduce 0-100 64MiB", ranks=2, keep=1).findings[0]
+    assert gain_words(replace(finding, gain=gain)) == words
 
 
 def test_nothing_to_judge_is_no_idle_gpu(tmp_path: Path) -> None:

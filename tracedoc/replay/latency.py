@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.replay.rank.program import NONE
-from tracedoc.replay.run_program import Joins, Reading
+from tracedoc.replay.run_program import Joins, Reading, RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.trace.vocabulary import busbw_factor
 
@@ -57,23 +57,20 @@ LINE_SPREAD = 1.5
 FIT_SHARES = (1.5, 1.0, 0.5)
 """Of a latency by two sizes, so much counts, from the most to the least."""
 
-_ALIKE = ({"all_gather", "reduce_scatter"}, {"all_reduce"})
-"""Kinds in which messages of one size cross each link alike: of n shares n - 1, in an all-reduce twice."""
+_ALIKE = (("all_gather", "reduce_scatter"), ("all_reduce",))
+"""Collectives of one :func:`busbw_factor`, whose sizes make one line."""
 
 
-def call_latency(
-    joins: Joins, transfer_ns: Int64Array, reading: Reading, known: Mapping[Reading, Int64Array]
-) -> Int64Array:
-    """Return which part of each transfer is saved with a call, whatever its bytes: most in the fast reading.
+def call_latency(program: RunProgram, splits: Mapping[Reading, Split], reading: Reading) -> Int64Array:
+    """Return the nanoseconds of each transfer that one call less saves: most of them in the fast reading.
 
-    ``known`` are latencies by :func:`split_transfers`, which are least in the fast reading; they count for
-    other kinds than gathers, reduce-scatters (whose sizes count together) and all-reduces.
-    Else latency is what a line through two sizes says, or the link's curve (:class:`LinkCurve`), and at most
-    all beyond its full rate. Where the rate is not known, as between processes of a host, all beyond the
-    fastest transfer may be.
+    Of all-gathers, reduce-scatters and all-reduces that is what a line through two sizes says, else the
+    link's curve (:class:`LinkCurve`), and at most all beyond its full rate. Where the rate is not known, as
+    between processes of a host, it may be all beyond the fastest transfer. Other collectives save the
+    latency in ``splits``, which is least in the fast reading. None saves more than its transfer.
     """
-    least, most = known[Reading.FAST].astype(np.float64), known[Reading.SLOW].astype(np.float64)
-    likely = known[Reading.LIKELY].astype(np.float64)
+    joins, transfer_ns = program.layout.joins, program.transfer
+    least, likely, most = (splits[one].latency_ns.astype(np.float64) for one in Reading)
     for kinds in _ALIKE:
         alike = np.array([name in kinds for name in joins.kinds] or [False])
         chosen = alike[joins.kind] & (joins.nbytes > 0) & (transfer_ns > 0)
@@ -84,7 +81,7 @@ def call_latency(
             if link is not None:
                 likely[mine] = np.maximum(moved * link.half_bytes / (sizes + link.half_bytes), least[mine])
                 if link.peak_gbps:
-                    factor = busbw_factor(min(kinds), joins.group_sizes[group])
+                    factor = busbw_factor(kinds[0], joins.group_sizes[group])
                     most[mine] = np.maximum(most[mine], moved - factor * sizes / link.peak_gbps)
             fitted = _by_two_sizes(sizes, moved)
             if fitted is not None:

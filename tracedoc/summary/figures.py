@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tracedoc.diagnosis import Finding
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.units import format_ms
 
 
 def number(measurements: Measurements, fact: str) -> float | None:
@@ -12,6 +13,12 @@ def number(measurements: Measurements, fact: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def high_ms(finding: Finding) -> float:
-    """Return the most that fixing a finding gives, in milliseconds; 0 where nothing is known of it."""
+def gain_ms(finding: Finding) -> float:
+    """Return the likely gain of a fix, else its bound, in milliseconds; 0 where nothing is known of it."""
     return finding.gain.size_ms if finding.gain is not None else 0.0
+
+
+def gain_words(finding: Finding) -> str:
+    """Return that gain in words: ``about 11 ms`` where it is the likely one, ``up to 31 ms`` of a bound."""
+    likely = finding.gain is not None and finding.gain.likely_ms is not None
+    return f"{'about' if likely else 'up to'} {format_ms(gain_ms(finding))}"

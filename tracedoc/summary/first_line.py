@@ -9,7 +9,7 @@ from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.predicted import PlanStep
-from tracedoc.summary.figures import high_ms, number
+from tracedoc.summary.figures import gain_ms, gain_words, number
 from tracedoc.summary.losses import uncovered_loss
 from tracedoc.summary.outcome import outcome
 from tracedoc.summary.without_warning import compute_bound, healthy, is_compute_bound
@@ -54,7 +54,7 @@ def summarise(
     gainful = [one for one in findings if one.gain is not None and one.gain.size_ms > 0]
     worth = [one for one in gainful if one.severity != "note"]
     if not worth and caution and not measurements.is_cpu:
-        worth = [one for one in gainful if high_ms(one) >= WORTH_NAMING * step]
+        worth = [one for one in gainful if gain_ms(one) >= WORTH_NAMING * step]
     if worth:
         named = _named(worth, times)
         said = [_cause(measurements, finding) for finding in named]
@@ -111,7 +111,7 @@ def _why_unreliable(measurements: Measurements, limits: Sequence[Limit], step: f
 def _cause(measurements: Measurements, finding: Finding) -> str:
     """Return a finding in one sentence: its usual name, and what it costs."""
     name, _, explained = finding.title.partition(": ")
-    said = finding.says or (f"{explained}, " if explained else "") + f"up to {format_ms(high_ms(finding))}"
+    said = finding.says or (f"{explained}, " if explained else "") + gain_words(finding)
     return f"{name}: {said}{_place(measurements, finding)}."
 
 

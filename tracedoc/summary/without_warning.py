@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.summary.figures import high_ms, number
+from tracedoc.summary.figures import gain_ms, gain_words, number
 from tracedoc.summary.losses import idle_on_cpu, in_pipeline, largest_loss, waits_for_peers
 from tracedoc.units import format_ms, format_percent
 
@@ -62,10 +62,10 @@ def compute_bound(measurements: Measurements, run: RunInfo, step: float) -> str:
 
 def _minor(noted: Sequence[Finding], step: float) -> str:
     """Name the largest finding that is only a note; "" where none saves time."""
-    first = max(noted, key=high_ms, default=None)
-    if first is None or high_ms(first) <= 0:
+    first = max(noted, key=gain_ms, default=None)
+    if first is None or gain_ms(first) <= 0:
         return ""
-    return f" Minor: {_short_name(first)}, up to {format_ms(high_ms(first))}."
+    return f" Minor: {_short_name(first)}, {gain_words(first)}."
 
 
 def _short_name(finding: Finding) -> str:
@@ -76,10 +76,10 @@ def _short_name(finding: Finding) -> str:
 
 def _on_cpu(noted: Sequence[Finding], step: float) -> str:
     """Return what a CPU run without warnings says: shares of its time prove little about GPUs."""
-    first = max((one for one in noted if one.topic != "capture"), key=high_ms, default=None)
+    first = max((one for one in noted if one.topic != "capture"), key=gain_ms, default=None)
     if first is None:
         return f"CPU run: nothing found to change in the {format_ms(step)} step."
     named = f"CPU run, only minor findings: {_short_name(first)}"
-    if high_ms(first) < NO_GAIN * step:
+    if gain_ms(first) < NO_GAIN * step:
         return f"{named}, in the {format_ms(step)} step."
-    return f"{named}, up to {format_ms(high_ms(first))} of the {format_ms(step)} step."
+    return f"{named}, {gain_words(first)} of the {format_ms(step)} step."

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tracedoc.replay.latency import call_latency
 from tracedoc.replay.rank.program import NONE
-from tracedoc.replay.run_program import Extra, Index, Reading, RunProgram
+from tracedoc.replay.run_program import Extra, Index, RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_reading
@@ -77,9 +77,7 @@ def _merged(program: RunProgram, ask: Ask, messages: Callable[[Index], Index]) -
     for parts in _queues(program):
         message = messages(parts)
         last[parts] = parts[np.searchsorted(message, message, side="right") - 1]
-    known = {one: ask.splits[one].latency_ns for one in Reading}
-    latency = call_latency(program.layout.joins, program.transfer, program.reading, known)
-    return merged_into_last(program, last, latency)
+    return merged_into_last(program, last, call_latency(program, ask.splits, program.reading))
 
 
 def merged_into_last(program: RunProgram, last: Index, latency: Int64Array) -> RunProgram | None:

@@ -50,7 +50,7 @@ def merge_units(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     queues = [Queue(parts, _groups(program, parts, count)) for parts in _queues(program, chosen)]
     if all(one.first.size == one.parts.size for one in queues):
         return NotApplicable("no block has several units")
-    latency = _latency(program, ask)
+    latency = call_latency(program, ask.splits, program.reading)
     merged = _gathered_together(program, queues, latency)
     reductions = of_units(program, program.layout.joins.gradients & program.launched)
     last = np.full(reductions.size, NONE, dtype=np.intp)
@@ -83,13 +83,6 @@ def _groups(program: RunProgram, parts: Index, count: int) -> Index:
         return -((parts.size - 1 - place) // count) if backward else place // count
     block = program.layout.joins.block[parts]
     return np.asarray(block if (block != NONE).all() else np.arange(parts.size))
-
-
-def _latency(program: RunProgram, ask: Ask) -> npt.NDArray[np.int64]:
-    """Return what of each transfer a merged call saves: most of all in the fast reading."""
-    reading = program.reading
-    known = {one: ask.splits[one].latency_ns for one in Reading}
-    return call_latency(program.layout.joins, program.transfer, reading, known)
 
 
 def _gathered_together(

@@ -31,7 +31,8 @@ def split_units(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
         return NotApplicable("the ranks compute on CPUs: what runs beside a gather there slows it down")
     pieces = int(ask.number("count"))
     largest = joins.nbytes[chosen].max()
-    latency = _least_latency(program, ask)
+    # In the fast reading, where a call less saves most, a further one costs least.
+    latency = call_latency(program, ask.splits, program.reading.opposite)
     large = np.flatnonzero(chosen & (2 * joins.nbytes > largest))
     gathered = _in_pieces(program, large, pieces, latency)
     reductions = of_units(program, joins.gradients & program.launched)
@@ -41,12 +42,6 @@ def split_units(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     if gathered is program:
         return NotApplicable("the capture does not show the compute of the largest unit")
     return gathered
-
-
-def _least_latency(program: RunProgram, ask: Ask) -> npt.NDArray[np.int64]:
-    """Return what each piece takes whatever its bytes: least of all in the fast reading."""
-    known = {one: ask.splits[one].latency_ns for one in Reading}
-    return call_latency(program.layout.joins, program.transfer, program.reading.opposite, known)
 
 
 def _in_pieces(program: RunProgram, large: Index, pieces: int, latency: npt.NDArray[np.int64]) -> RunProgram:
