@@ -1,7 +1,12 @@
 """The catalogue of facts: named measurements with a unit, a scope and a definition.
 
 Two kinds share one catalogue. A ``rank_fact`` is computed from a :class:`RankTimeline` inside the worker
-and travels in the digest; a ``run_fact`` is computed once, from the digests of all ranks.
+and travels in the digest; a ``run_fact`` is computed once, from the digests of all ranks. Either decorator
+turns a function into a fact of the same name, which can be called as before.
+
+A fact names what it needs: of the capture in words (:data:`NEEDS`), and the other facts that it reads. Those
+are imported, so that facts cannot need each other in a circle; :mod:`tracedoc.facts.declared` holds that a
+fact reads no others.
 
 A fact that is a length of time may be measured as intervals: its function returns :class:`Spans`, the fact's
 value is their total in ms, and rules that name the fact show them as evidence.
@@ -16,13 +21,17 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
 import msgspec
 
 from tracedoc.spans import Spans
 from tracedoc.units import UNITS
 from tracedoc.values import Failed, Unknown, Value
+
+if TYPE_CHECKING:
+    from tracedoc.digest.rank_digest import RankDigest
+    from tracedoc.timeline.build import RankTimeline
 
 Scope = Literal["run", "rank", "step", "group", "unit"]
 NEEDS = frozenset(
@@ -41,13 +50,20 @@ NEEDS = frozenset(
 )
 """What a fact or a rule may need of a capture."""
 
+NOT_MEASURED = Unknown("not measured")
 
-class FactDef(msgspec.Struct, frozen=True):
+Result = TypeVar("Result")
+Measured = TypeVar("Measured", covariant=True)
+Arguments = ParamSpec("Arguments")
+
+
+class FactDef(msgspec.Struct, frozen=True, eq=False):
     """The definition of one fact. ``compute`` takes a ``RankTimeline`` or a ``RunView``.
 
     ``interval`` says what each interval is, for a fact that is measured as intervals. Those of a rank's fact
     travel in its digest; ``spans`` finds those of a run's fact, from the run, a digest and its analysed step.
-    ``values`` are all that a text may be, where it is one of a few: rules have words for each.
+    ``values`` are all that a text may be, where it is one of a few: rules have words for each. ``uses`` are
+    the facts that this one reads.
     """
 
     name: str
@@ -59,11 +75,38 @@ class FactDef(msgspec.Struct, frozen=True):
     interval: str = ""
     spans: Callable[..., Spans | Unknown] | None = None
     values: tuple[str, ...] = ()
+    uses: tuple[FactDef, ...] = ()
 
     @property
     def doc(self) -> str:
         """What the fact means, in plain text: the docstring of the function that computes it."""
         return _plain(inspect.getdoc(self.compute) or "")
+
+
+class RankFact(FactDef, Generic[Measured], frozen=True, eq=False):
+    """A fact of each rank. The driver reads it in the rank's digest."""
+
+    def __call__(self, timeline: RankTimeline) -> Measured:
+        """Measure it, in the worker."""
+        measured: Measured = self.compute(timeline)
+        return measured
+
+    def of(self, digest: RankDigest) -> Value:
+        """Its value on the rank of a digest."""
+        return digest.facts.get(self.name, NOT_MEASURED)
+
+    def spans_of(self, digest: RankDigest) -> Spans:
+        """Its intervals inside the analysed step of a rank; may be empty."""
+        return digest.spans(self.name)
+
+
+class RunFact(FactDef, Generic[Arguments, Measured], frozen=True, eq=False):
+    """A fact of the run, measured in the driver."""
+
+    def __call__(self, *arguments: Arguments.args, **named: Arguments.kwargs) -> Measured:
+        """Measure it, for the run; one that is measured as intervals, for one rank."""
+        measured: Measured = (self.spans or self.compute)(*arguments, **named)  # type: ignore[assignment]
+        return measured
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -80,92 +123,94 @@ class Measurement(msgspec.Struct, frozen=True):
 FactTable = Mapping[str, Measurement]
 
 CATALOG: dict[str, FactDef] = {}
-"""Every fact by name, in order of definition; filled when ``tracedoc.facts`` is imported."""
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-Result = TypeVar("Result")
+"""Every fact by name, in reading order; filled by :mod:`tracedoc.topics`."""
 
 
 def _plain(doc: str) -> str:
-    """Return a docstring without the roles and double backticks of reStructuredText: users read it."""
+    """A docstring without the roles and double backticks of reStructuredText: users read it."""
     return re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", doc).replace("``", "`")
 
 
 def rank_fact(
-    name: str,
     *,
     unit: str,
-    needs: tuple[str, ...] = (),
+    needs: tuple[str | FactDef, ...] = (),
     scope: Scope = "rank",
     interval: str = "",
     values: Iterable[str] = (),
-) -> Callable[[Function], Function]:
-    """Register ``function(RankTimeline) -> Value`` as a fact of each rank.
+) -> Callable[[Callable[[RankTimeline], Measured]], RankFact[Measured]]:
+    """Make ``function(RankTimeline) -> Value`` a fact of each rank.
 
     With ``interval``, the words for one of its intervals, the function returns ``Spans | Unknown``. A text
     that is one of a few says which: ``values``.
     """
-    return _register(name, unit, scope, needs, "rank", interval, tuple(values))
+
+    def made(function: Callable[[RankTimeline], Measured]) -> RankFact[Measured]:
+        name, texts = function.__name__, tuple(values)
+        _check(name, function.__doc__, unit, scope, interval, needs)
+        of_capture, uses = _apart(needs)
+        fact = RankFact[Measured](
+            name, unit, scope, of_capture, "rank", function, interval, None, texts, uses
+        )
+        CATALOG[name] = fact
+        return fact
+
+    return made
 
 
 def run_fact(
-    name: str,
     *,
     unit: str,
-    needs: tuple[str, ...] = (),
+    needs: tuple[str | FactDef, ...] = (),
     scope: Scope = "run",
     interval: str = "",
     values: Iterable[str] = (),
-) -> Callable[[Function], Function]:
-    """Register ``function(RunView) -> Value`` (scope run) or ``-> dict[str, Value]`` (other scopes).
+) -> Callable[[Callable[Arguments, Measured]], RunFact[Arguments, Measured]]:
+    """Make ``function(RunView) -> Value`` (scope run) or ``-> dict[str, Value]`` (others) a fact of the run.
 
     With ``interval``, the words for one of its intervals, the fact is one of each rank, and its function
     ``(RunView, RankDigest, StepDigest) -> Spans | Unknown`` is asked for the analysed step of each.
     ``values`` are as for :func:`rank_fact`.
     """
-    return _register(name, unit, scope, needs, "run", interval, tuple(values))
+
+    def made(function: Callable[Arguments, Measured]) -> RunFact[Arguments, Measured]:
+        name, texts = function.__name__, tuple(values)
+        _check(name, function.__doc__, unit, scope, interval, needs)
+        of_capture, uses = _apart(needs)
+        compute: Callable[..., Any] = _totals(function) if interval else function
+        spans: Callable[..., Any] | None = function if interval else None
+        fact = RunFact[Arguments, Measured](
+            name, unit, scope, of_capture, "run", compute, interval, spans, texts, uses
+        )
+        CATALOG[name] = fact
+        return fact
+
+    return made
 
 
-def _register(
-    name: str,
-    unit: str,
-    scope: Scope,
-    needs: tuple[str, ...],
-    kind: Literal["rank", "run"],
-    interval: str,
-    values: tuple[str, ...],
-) -> Callable[[Function], Function]:
+def _check(
+    name: str, doc: str | None, unit: str, scope: Scope, interval: str, needs: tuple[str | FactDef, ...]
+) -> None:
+    if name in CATALOG:
+        raise ValueError(f"fact {name} is defined twice")
+    if not doc and sys.flags.optimize < 2:  # which strips the definitions
+        raise ValueError(f"fact {name} has no definition (docstring)")
     if unit not in UNITS:
         raise ValueError(f"fact {name}: unknown unit {unit!r}")
-    if not set(needs) <= NEEDS:
+    if not {need for need in needs if isinstance(need, str)} <= NEEDS:
         raise ValueError(f"fact {name}: unknown need in {needs}")
     if interval and (unit != "ms" or scope != "rank"):
         raise ValueError(f"fact {name}: intervals have a length in ms, and belong to a rank")
 
-    def register(function: Function) -> Function:
-        if name in CATALOG:
-            raise ValueError(f"fact {name} is defined twice")
-        if not function.__doc__ and sys.flags.optimize < 2:  # which strips the definitions
-            raise ValueError(f"fact {name} has no definition (docstring)")
-        by_rank = bool(interval) and kind == "run"
-        CATALOG[name] = FactDef(
-            name,
-            unit,
-            scope,
-            frozenset(needs),
-            kind,
-            _totals(function) if by_rank else function,
-            interval,
-            function if by_rank else None,
-            values,
-        )
-        return function
 
-    return register
+def _apart(needs: tuple[str | FactDef, ...]) -> tuple[frozenset[str], tuple[FactDef, ...]]:
+    """What is needed of the capture, and the other facts."""
+    of_capture = frozenset(need for need in needs if isinstance(need, str))
+    return of_capture, tuple(need for need in needs if isinstance(need, FactDef))
 
 
-def _totals(spans: Callable[..., Spans | Unknown]) -> Callable[[Any], dict[str, Value]]:
-    """Return the function of a run that says how long the intervals of each rank are in all, in ms."""
+def _totals(spans: Callable[..., Any]) -> Callable[[Any], dict[str, Value]]:
+    """The function of a run that says how long the intervals of each rank are in all, in ms."""
 
     @wraps(spans)
     def totals(run: Any) -> dict[str, Value]:
@@ -176,7 +221,7 @@ def _totals(spans: Callable[..., Spans | Unknown]) -> Callable[[Any], dict[str, 
 
 
 def total_ms(spans: Spans | Unknown) -> float | Unknown:
-    """Return how long intervals are in all."""
+    """How long intervals are in all, in ms."""
     return spans if isinstance(spans, Unknown) else spans.total_ns / 1e6
 
 
@@ -199,7 +244,7 @@ def computed(definition: FactDef, subject: object) -> tuple[Value | dict[str, Va
 
 
 def _finite(value: Value) -> Value:
-    """Return a value; one that is no number, or has no end, is a fault of the fact."""
+    """A value; one that is no number, or has no end, is a fault of the fact."""
     if isinstance(value, float) and not math.isfinite(value):
         return Failed("error: not a number")
     return value

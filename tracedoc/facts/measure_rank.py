@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tracedoc.digest.rank_digest import RankDigest, digest_timeline
 from tracedoc.facts.catalog import CATALOG, computed
+from tracedoc.facts.per_rank.launch_pace import host_away_idle_ms
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.values import Value
@@ -21,4 +22,5 @@ def measure_rank(timeline: RankTimeline, *, rank: int) -> RankDigest:
             intervals[definition.name] = spans
         if not isinstance(value, dict):
             values[definition.name] = value
-    return digest_timeline(timeline, values, intervals, rank=rank)
+    away = intervals.get(host_away_idle_ms.name, Spans.empty())
+    return digest_timeline(timeline, values, intervals, host_away=away, rank=rank)

@@ -11,7 +11,7 @@ import msgspec
 import tracedoc.facts.per_rank
 import tracedoc.facts.per_run  # noqa: F401  fills the catalogue
 from tracedoc.digest.rank_digest import RankDigest
-from tracedoc.facts.catalog import CATALOG, NEEDS, FactDef, FactTable, Measurement, computed
+from tracedoc.facts.catalog import CATALOG, NEEDS, NOT_MEASURED, FactDef, FactTable, Measurement, computed
 from tracedoc.ranks.run_view import RunView
 from tracedoc.timeline.strategy_signs import SHARDED_MARKS
 from tracedoc.trace.vocabulary import P2P_OPS
@@ -49,15 +49,21 @@ class Measurements(msgspec.Struct, frozen=True):
     steps: tuple[int, ...]
     run: RunView
 
+    def value(self, fact: FactDef, key: str | None = None) -> Value:
+        """A fact for the run, or for one rank or group."""
+        found = self.facts.get(fact.name)
+        if found is None:
+            return Unknown(f"{fact.name} was not measured")
+        return found.value if key is None else found.values.get(key, found.value)
+
 
 def measure_run(run: RunView) -> Measurements:
     """Compute the run facts, and put them beside the rank facts of all digests."""
     facts: dict[str, Measurement] = {}
     unknown: dict[tuple[Unknown | str, ...], Mapping[str, Value]] = {}
-    missing = Unknown("not measured")
     for definition in CATALOG.values():
         if definition.kind == "rank":
-            values = {str(d.rank): d.facts.get(definition.name, missing) for d in run.digests}
+            values = {str(d.rank): d.facts.get(definition.name, NOT_MEASURED) for d in run.digests}
             facts[definition.name] = _keyed(definition, values, run, unknown)
         else:
             result, _ = computed(definition, run)

@@ -20,6 +20,7 @@ from tracedoc.containment import failure
 from tracedoc.diagnosis import SEVERITIES, Comparison, Evidence, Finding, Fix, Gain, Instance, Verdict
 from tracedoc.facts.catalog import attempt
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.facts.per_rank.step import step_ms
 from tracedoc.rules.expression import Expression, Result, parse
 from tracedoc.rules.expression import evaluate as evaluate_condition
 from tracedoc.rules.model import AtMost, Rule
@@ -294,7 +295,10 @@ def _gain(
     bound: AtMost | str, key: str | None, measurements: Measurements, gains: Mapping[str, GainEstimator]
 ) -> Gain | Unknown:
     if isinstance(bound, AtMost):
-        gain = at_most(measurements, key, bound.fact, bound.assuming, host_stays=bound.within_host_work)
+        fact = measurements.facts.get(bound.fact)
+        if fact is None:
+            return Unknown(f"{bound.fact} was not measured")
+        gain = at_most(measurements, key, fact.definition, bound.assuming, host_stays=bound.within_host_work)
     elif bound in gains:
         gain = attempt(gains[bound], measurements, key)
     else:
@@ -376,7 +380,7 @@ def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurement
     units = {name: fact.definition.unit for name, fact in measurements.facts.items()}
     units |= {name: param.unit for name, param in rule.params.items()}
     values = _values(rule, measurements.facts, worst.key, measurements)
-    own_step, values["step_ms"] = values.get("step_ms"), run_step(measurements)
+    own_step, values[step_ms.name] = values.get(step_ms.name), run_step(measurements)
     units |= dict.fromkeys(rule.words, "text")
     for name, words in rule.words.items():
         values[name] = chosen_words(words, values, units)
@@ -384,7 +388,7 @@ def _finding(own: _Weighed, doubts: Sequence[Verdict], measurements: Measurement
     values[WORST_RANK], units[WORST_RANK] = worst.key or "", "text"
     message = fill(rule.message, values, units)
     if keys and len(measurements.ranks) > 1:
-        own_words = other_step(own_step, values["step_ms"])
+        own_words = other_step(own_step, values[step_ms.name])
         named = WORST_RANK in placeholders(rule.message)
         message = with_ranks(
             message,
@@ -437,11 +441,10 @@ def severity_of(rule: Rule, gain: Gain | None, confidence: str, measurements: Me
 
 def _share_of_step(gain: Gain | Unknown | None, measurements: Measurements) -> float | None:
     """Return the share of the run's step that a fix gives back; ``None`` if either is unknown."""
-    fact = measurements.facts.get("step_ms")
-    step_ms = fact.value if fact else None
-    if not isinstance(gain, Gain) or isinstance(step_ms, str | Unknown | None) or not step_ms > 0:
+    length = run_step(measurements)
+    if not isinstance(gain, Gain) or isinstance(length, str | Unknown) or not length > 0:
         return None
-    return gain.size_ms / step_ms
+    return gain.size_ms / length
 
 
 def _finding_id(rule: Rule, keys: Sequence[str], verdict: Verdict) -> str:

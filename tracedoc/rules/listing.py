@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import Finding, Verdict
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.facts.per_rank.step import step_ms
 from tracedoc.predicted import PlanStep
 from tracedoc.rules.engine import Judgement
 from tracedoc.rules.model import Rule
@@ -29,8 +30,8 @@ def without_empty(
     """
     by_id = {rule.id: rule for rule in rules}
     planned = {one.fix.rpartition("/")[0] for one in plan}
-    step_ms = measurements.facts["step_ms"].value
-    least = LEAST_GAIN * float(step_ms) if isinstance(step_ms, float | int) else 0.0
+    length = measurements.value(step_ms)
+    least = LEAST_GAIN * float(length) if isinstance(length, float | int) else 0.0
     larger = any(one.gain is not None and one.gain.size_ms > least for one in judgement.findings)
     left_out: dict[str, str] = {}
     kept: list[Finding] = []

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import Fix, Verdict
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.facts.per_rank.step import step_ms
 from tracedoc.rules.model import Words, value_key
 from tracedoc.rules.prediction import fill_prediction
 from tracedoc.rules.template import before_full_stop, compressed, fill
@@ -51,8 +52,7 @@ def doubt_words(verdicts: Sequence[Verdict]) -> list[str]:
 
 def run_step(measurements: Measurements) -> Value:
     """Return the step of the run, to which every share and time of an answer refers."""
-    fact = measurements.facts.get("step_ms")
-    return fact.value if fact is not None else Unknown("step_ms was not measured")
+    return measurements.value(step_ms)
 
 
 def other_step(own: Value | None, of_run: Value) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from tracedoc.diagnosis import Finding
+from tracedoc.facts.catalog import FactDef
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.units import format_ms
 
 
-def number(measurements: Measurements, fact: str) -> float | None:
+def number(measurements: Measurements, fact: FactDef) -> float | None:
     """Return the run's value of a fact, ``None`` where it is unknown or no number."""
-    value = measurements.facts[fact].value
+    value = measurements.value(fact)
     return float(value) if isinstance(value, (int, float)) else None
 
 

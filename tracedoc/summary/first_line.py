@@ -8,6 +8,9 @@ from tracedoc.diagnosis import Finding, RunInfo
 from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.facts.per_rank.foreign_turns import foreign_turns_ms
+from tracedoc.facts.per_rank.step import step_ms
+from tracedoc.facts.per_run.host_causes import queued_idle_ms
 from tracedoc.predicted import PlanStep
 from tracedoc.summary.figures import gain_ms, gain_words, number
 from tracedoc.summary.losses import uncovered_loss
@@ -43,7 +46,7 @@ def summarise(
     ``rules_left_out`` are those that the user did not select: without them nothing is called healthy.
     ``rules_failed`` are the ids of rules that ended in an error; they are named where no cause is.
     """
-    step = number(measurements, "step_ms")
+    step = number(measurements, step_ms)
     if step is None:
         return f"No answer: {_why_nothing(measurements.run.digests)}."
     if step == 0:
@@ -94,9 +97,7 @@ def _caution(measurements: Measurements) -> str:
 
 def _why_unreliable(measurements: Measurements, limits: Sequence[Limit], step: float) -> str:
     """Return why the step's split cannot be trusted, or "": kernels that ran are not in the trace."""
-    queued = (number(measurements, "queued_idle_ms") or 0.0) - (
-        number(measurements, "foreign_turns_ms") or 0.0
-    )
+    queued = (number(measurements, queued_idle_ms) or 0.0) - (number(measurements, foreign_turns_ms) or 0.0)
     if any(limit.code == "lost-kernels" for limit in limits):
         return "kernels that were launched are missing from the trace, so what looks idle may not be"
     if queued > MOSTLY_QUEUED * step:

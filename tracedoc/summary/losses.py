@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracedoc.diagnosis import Finding
+from tracedoc.facts.catalog import FactDef
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.facts.per_run.exposed_communication import exposed_wait_ms, pipeline_wait_ms
 from tracedoc.idle_causes import WORDS
 from tracedoc.units import format_ms, format_percent
 
@@ -73,7 +75,7 @@ def largest_loss(measurements: Measurements) -> tuple[str, str, float]:
 
 def waits_for_peers(measurements: Measurements, step: float) -> str:
     """Say whom the other ranks wait for, where that is a part of the step worth a sentence; else ""."""
-    rank, wait_ms = _longest(measurements, "exposed_wait_ms")
+    rank, wait_ms = _longest(measurements, exposed_wait_ms)
     late = measurements.run.blame.waited_for(int(rank)) if wait_ms >= WAIT_WORTH_NAMING * step else None
     if late is None:
         return ""
@@ -82,17 +84,17 @@ def waits_for_peers(measurements: Measurements, step: float) -> str:
 
 def in_pipeline(measurements: Measurements, step: float) -> str:
     """Say how long the rank that waits longest for its pipeline neighbours does; "" where that is little."""
-    rank, wait_ms = _longest(measurements, "pipeline_wait_ms")
+    rank, wait_ms = _longest(measurements, pipeline_wait_ms)
     if wait_ms < WAIT_WORTH_NAMING * step:
         return ""
     return f" Rank {rank} waits {format_ms(wait_ms)} a step in the pipeline."
 
 
-def _longest(measurements: Measurements, fact: str) -> tuple[str, float]:
+def _longest(measurements: Measurements, fact: FactDef) -> tuple[str, float]:
     """Return the rank with the largest value of a fact in ms, and that; ("", 0.0) where none is known."""
     known = {
         rank: float(value)
-        for rank, value in measurements.facts[fact].values.items()
+        for rank, value in measurements.facts[fact.name].values.items()
         if isinstance(value, (int, float))
     }
     return max(known.items(), key=lambda item: item[1], default=("", 0.0))

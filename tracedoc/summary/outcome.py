@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tracedoc.diagnosis import Finding, Fix, RunInfo
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.facts.per_rank.step import compute_ms, step_ms
 from tracedoc.fixes import fitting_first
 from tracedoc.predicted import PlanStep
 from tracedoc.summary.figures import number
@@ -88,7 +89,7 @@ def _within_the_step(measurements: Measurements, findings: Sequence[Finding], ti
     Findings of one rank can hold longer steps than the one the line names. Never less than the largest.
     """
     together = combined_gain_ms(findings, times)
-    step, compute = number(measurements, "step_ms"), number(measurements, "compute_ms")
+    step, compute = number(measurements, step_ms), number(measurements, compute_ms)
     if step is None or compute is None:
         return together
     largest = max(finding.gain.size_ms for finding in findings if finding.gain is not None)

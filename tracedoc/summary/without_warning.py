@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.facts.per_rank.step import compute_ms, exposed_comm_ms
 from tracedoc.summary.figures import gain_ms, gain_words, number
 from tracedoc.summary.losses import idle_on_cpu, in_pipeline, largest_loss, waits_for_peers
 from tracedoc.units import format_ms, format_percent
@@ -22,7 +23,7 @@ NO_GAIN = 0.001
 
 def healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo, step: float) -> str:
     """Return what fills the step, the largest loss, and the largest finding that is only a note."""
-    compute = number(measurements, "compute_ms")
+    compute = number(measurements, compute_ms)
     if measurements.is_cpu:
         waits = waits_for_peers(measurements, step) + in_pipeline(measurements, step)
         return f"{_on_cpu(noted, step)}{idle_on_cpu(measurements, step)}{waits}"
@@ -42,7 +43,7 @@ def healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo, 
 
 def is_compute_bound(measurements: Measurements, step: float) -> bool:
     """Return whether compute fills the step and communication is hidden."""
-    compute, exposed = number(measurements, "compute_ms"), number(measurements, "exposed_comm_ms")
+    compute, exposed = number(measurements, compute_ms), number(measurements, exposed_comm_ms)
     return (
         compute is not None and compute >= COMPUTE_BOUND * step and (exposed or 0.0) <= LITTLE_EXPOSED * step
     )
@@ -50,8 +51,8 @@ def is_compute_bound(measurements: Measurements, step: float) -> bool:
 
 def compute_bound(measurements: Measurements, run: RunInfo, step: float) -> str:
     """Return the sentence for a run that is compute-bound."""
-    share = format_percent((number(measurements, "compute_ms") or 0.0) / step)
-    exposed = number(measurements, "exposed_comm_ms")
+    share = format_percent((number(measurements, compute_ms) or 0.0) / step)
+    exposed = number(measurements, exposed_comm_ms)
     if (run.world_size or 1) > 1 and exposed is not None:
         return (
             f"Compute-bound: the GPUs are busy for {share} of the {format_ms(step)} step, and communication "

@@ -12,8 +12,9 @@ from tracedoc.diagnosis import Evidence
 from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.catalog import CATALOG, FactDef
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_run.uneven import uneven_ranks
-from tracedoc.facts.per_run.wrapping import fine_wrapping_spans
+from tracedoc.facts.per_run.straggler import straggler_any_cost_ms, straggler_cost_ms
+from tracedoc.facts.per_run.uneven import uneven_ranks, uneven_work_ms
+from tracedoc.facts.per_run.wrapping import fine_wrapping_cost_ms, fine_wrapping_spans
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.stragglers import gaps_of, stragglers, waits_for
 from tracedoc.spans import Spans
@@ -137,10 +138,10 @@ def _digest_of(measurements: Measurements, key: str | None) -> RankDigest | None
 
 
 _BEYOND_ONE_RANK: dict[str, EvidenceCollector] = {
-    "fine_wrapping_cost_ms": _fine_wrapping,
-    "straggler_cost_ms": _waits_for_straggler,
-    "straggler_any_cost_ms": _waits_for_straggler,
-    "uneven_work_ms": partial(_waits_for_straggler, uneven=True),
+    fine_wrapping_cost_ms.name: _fine_wrapping,
+    straggler_cost_ms.name: _waits_for_straggler,
+    straggler_any_cost_ms.name: _waits_for_straggler,
+    uneven_work_ms.name: partial(_waits_for_straggler, uneven=True),
 }
 """Collectors of facts whose places lie on other ranks too, or are more than the fact counts."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.facts.per_run.settings import core_wait_ms
+from tracedoc.facts.per_run.straggler import straggler_cost_ms, straggler_least_ms, straggler_recurring_ms
 from tracedoc.values import Unknown
 from tracedoc.whatif.bounds import measured
 
@@ -17,18 +19,18 @@ def not_wait_for_rank(measurements: Measurements, key: str | None) -> Gain | Unk
     gained.
     """
     high, low = (
-        measured(measurements, "straggler_cost_ms", key),
-        measured(measurements, "straggler_least_ms", key),
+        measured(measurements, straggler_cost_ms, key),
+        measured(measurements, straggler_least_ms, key),
     )
     if isinstance(high, Unknown):
         return high
     assumption = "this rank never comes later than the others"
-    recurring = measured(measurements, "straggler_recurring_ms", key)
+    recurring = measured(measurements, straggler_recurring_ms, key)
     if measurements.is_cpu and not isinstance(recurring, Unknown) and recurring < high:
         high = recurring
         assumption = "what this rank does longer than the others in most steps is gone"
     least = 0.0 if isinstance(low, Unknown) else min(low, high)
-    without_core = measured(measurements, "core_wait_ms", key)
+    without_core = measured(measurements, core_wait_ms, key)
     if measurements.is_cpu and not isinstance(without_core, Unknown):
         least = max(least - without_core, 0.0)
     return Gain(least, high, "ceiling", (assumption,))

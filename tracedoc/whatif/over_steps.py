@@ -9,7 +9,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.facts.per_run.uneven import uneven_by_step
+from tracedoc.facts.per_rank.launch_pace import sync_idle_ms
+from tracedoc.facts.per_rank.loader import input_idle_ms
+from tracedoc.facts.per_rank.memory import allocator_idle_ms
+from tracedoc.facts.per_run.straggler import straggler_any_cost_ms, straggler_cost_ms
+from tracedoc.facts.per_run.uneven import uneven_by_step, uneven_work_ms
 from tracedoc.ranks.rehearsal import Together, gains_together, rehearsal
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.stragglers import stragglers
@@ -120,15 +124,15 @@ def _numbered(steps: tuple[int, ...], costs_ns: npt.NDArray[np.int64]) -> ByStep
     return dict(zip(steps, costs_ns.astype(np.float64).tolist(), strict=True))
 
 
-_OF_LATE_RANKS = ("straggler_cost_ms", "straggler_any_cost_ms", "uneven_work_ms")
+_OF_LATE_RANKS = (straggler_cost_ms.name, straggler_any_cost_ms.name, uneven_work_ms.name)
 """Facts that compare when ranks arrive."""
 
 _BY_STEP: dict[str, Callable[[RunView, str | None], ByStep]] = {
-    "straggler_cost_ms": _of_rank,
-    "straggler_any_cost_ms": _of_any_rank,
-    "uneven_work_ms": _of_uneven_work,
-    "input_idle_ms": _idle_for("input"),
-    "allocator_idle_ms": _idle_for("allocator"),
-    "sync_idle_ms": _idle_for("sync"),
+    straggler_cost_ms.name: _of_rank,
+    straggler_any_cost_ms.name: _of_any_rank,
+    uneven_work_ms.name: _of_uneven_work,
+    input_idle_ms.name: _idle_for("input"),
+    allocator_idle_ms.name: _idle_for("allocator"),
+    sync_idle_ms.name: _idle_for("sync"),
 }
 """What measures a cause in every step, in ns, by the fact that measures it in one or in all of them."""

@@ -40,7 +40,7 @@ class MatrixWork(msgspec.Struct, frozen=True):
     half_flops: float
 
 
-@rank_fact("model_tflops", unit="tflops", needs=("shapes", "kernels", "launches"))
+@rank_fact(unit="tflops", needs=("shapes", "kernels", "launches"))
 def model_tflops(timeline: RankTimeline) -> Value:
     """Floating-point operations of the median step's matrix work per second, in 1e12.
 
@@ -54,7 +54,7 @@ def model_tflops(timeline: RankTimeline) -> Value:
     return work.flops / budget.window_ns / 1e3
 
 
-@rank_fact("mfu_frac", unit="fraction", needs=("shapes", "kernels", "launches"))
+@rank_fact(unit="fraction", needs=("shapes", "kernels", "launches"))
 def mfu_frac(timeline: RankTimeline) -> Value:
     """Model FLOP/s utilisation: :func:`model_tflops` over the dense 16-bit peak of the device.
 
@@ -73,7 +73,7 @@ def mfu_frac(timeline: RankTimeline) -> Value:
     return work.flops / budget.window_ns / 1e3 / half_peak
 
 
-@rank_fact("micro_batch_samples", unit="count", needs=("shapes", "host_ops"))
+@rank_fact(unit="count", needs=("shapes", "host_ops"))
 def micro_batch_samples(timeline: RankTimeline) -> Value:
     """Samples in one forward pass: the first extent of the step's first convolution or embedding input.
 
@@ -83,13 +83,13 @@ def micro_batch_samples(timeline: RankTimeline) -> Value:
     return batch if isinstance(batch, Unknown) else batch.samples
 
 
-@rank_fact("samples_per_s", unit="per_s", needs=("shapes", "host_ops"))
+@rank_fact(unit="per_s", needs=("shapes", "host_ops"))
 def samples_per_s(timeline: RankTimeline) -> Value:
     """Samples that one rank trains on per second: samples of all forward passes over the median step."""
     return _rate(timeline, lambda batch: batch.samples)
 
 
-@rank_fact("tokens_per_s", unit="per_s", needs=("shapes", "host_ops"))
+@rank_fact(unit="per_s", needs=("shapes", "host_ops"))
 def tokens_per_s(timeline: RankTimeline) -> Value:
     """Tokens that one rank trains on per second: samples times sequence length over the median step."""
     return _rate(timeline, lambda batch: batch.samples * batch.sequence if batch.sequence else None)

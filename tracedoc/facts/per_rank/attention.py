@@ -21,7 +21,7 @@ _SINGLE = frozenset(
 _SOFTMAX = frozenset({"aten::_softmax", "aten::_safe_softmax", "aten::_softmax_backward_data"})
 
 
-@rank_fact("unfused_attention_calls", unit="count", needs=("host_ops",))
+@rank_fact(unit="count", needs=("host_ops",))
 def unfused_attention_calls(timeline: RankTimeline) -> Value:
     """Softmaxes of the median step between two batched matrix products, both passes: attention in parts."""
     found = _parts(timeline)
@@ -29,7 +29,6 @@ def unfused_attention_calls(timeline: RankTimeline) -> Value:
 
 
 @rank_fact(
-    "unfused_attention_ms",
     unit="ms",
     needs=("host_ops", "kernels"),
     interval="softmax, mask and copies between the matrix products of attention",

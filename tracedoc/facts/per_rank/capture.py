@@ -8,7 +8,7 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.values import Unknown, Value
 
 
-@rank_fact("complete_steps", unit="count")
+@rank_fact(unit="count")
 def complete_steps(timeline: RankTimeline) -> Value:
     """Steps that were captured whole: their own beginning and that of the next one are in the trace."""
     if timeline.activity is None:
@@ -16,13 +16,13 @@ def complete_steps(timeline: RankTimeline) -> Value:
     return len(timeline.complete_windows)
 
 
-@rank_fact("device", unit="text")
+@rank_fact(unit="text")
 def device(timeline: RankTimeline) -> Value:
     """Name of the analysed device as the driver gives it; "CPU" in a CPU trace."""
     return device_name(timeline)
 
 
-@rank_fact("compute_calls", unit="text", values=("kernels", "operators"))
+@rank_fact(unit="text", values=("kernels", "operators"))
 def compute_calls(timeline: RankTimeline) -> Value:
     """What compute consists of: "kernels", in a CPU trace "operators"."""
     return "operators" if timeline.is_cpu else "kernels"

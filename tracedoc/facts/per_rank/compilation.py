@@ -19,7 +19,7 @@ SHORTEST_NS = 1_000_000
 NO_WARM_STEP = Unknown("no finished step after the first one")
 
 
-@rank_fact("recompiling_steps", unit="count", needs=("host_ops",))
+@rank_fact(unit="count", needs=("host_ops",))
 def recompiling_steps(timeline: RankTimeline) -> Value:
     """Captured steps in which torch.compile compiles for a millisecond or more; the first is left out.
 
@@ -32,7 +32,7 @@ def recompiling_steps(timeline: RankTimeline) -> Value:
     return sum(compiling.clip(step.start_ns, step.end_ns).total_ns >= SHORTEST_NS for step in steps)
 
 
-@rank_fact("recompile_ms", unit="ms", needs=("host_ops",))
+@rank_fact(unit="ms", needs=("host_ops",))
 def recompile_ms(timeline: RankTimeline) -> Value:
     """What compiling costs the median step: its share of the captured steps after the first, of that step.
 
@@ -49,7 +49,7 @@ def recompile_ms(timeline: RankTimeline) -> Value:
     return float(cost.sum()) / max(length, 1) * (judged.end_ns - judged.start_ns) / 1e6
 
 
-@rank_fact("recompiled", unit="text", needs=("host_ops",))
+@rank_fact(unit="text", needs=("host_ops",))
 def recompiled(timeline: RankTimeline) -> Value:
     """What the longest compilation after the first captured step compiled, in words; "none" without any.
 

@@ -13,7 +13,7 @@ FEWEST_STEPS = 3
 """Two steps that differ may be the last of a batch and the first of the next."""
 
 
-@rank_fact("gather_order_changes_frac", unit="fraction", needs=("collectives",))
+@rank_fact(unit="fraction", needs=("collectives",))
 def gather_order_changes_frac(timeline: RankTimeline) -> Value:
     """Share of the complete steps after the first whose parameter gathers differ from the step before.
 

@@ -27,7 +27,7 @@ _NO_KERNEL = Unknown("the step holds no compute kernel")
 _NO_MATRIX = Unknown("the step holds no matrix product, convolution or attention kernel")
 
 
-@rank_fact("kernel_categories", unit="text", needs=("gpu", "kernels"))
+@rank_fact(unit="text", needs=("gpu", "kernels"))
 def kernel_categories(timeline: RankTimeline) -> Value:
     """What the compute kernels of the median step compute, by their names, as shares of their summed time.
 
@@ -47,7 +47,7 @@ def kernel_categories(timeline: RankTimeline) -> Value:
     return ", ".join(f"{name} {format_percent(ns / total)}" for name, ns in ordered if ns >= 0.01 * total)
 
 
-@rank_fact("tensor_core_frac", unit="fraction", needs=("gpu", "kernels"))
+@rank_fact(unit="fraction", needs=("gpu", "kernels"))
 def tensor_core_frac(timeline: RankTimeline) -> Value:
     """Share of the median step's matrix-kernel time that runs on tensor cores, by the kernels' names.
 
@@ -65,7 +65,7 @@ def tensor_core_frac(timeline: RankTimeline) -> Value:
     return sum(ns for (_, on), ns in formats.items() if on) / known
 
 
-@rank_fact("plain_matrix_ms", unit="ms", needs=("gpu", "kernels"))
+@rank_fact(unit="ms", needs=("gpu", "kernels"))
 def plain_matrix_ms(timeline: RankTimeline) -> float | Unknown:
     """Summed time of the median step's matrix kernels that surely run off the tensor cores, in fp32.
 
@@ -83,7 +83,7 @@ def plain_matrix_ms(timeline: RankTimeline) -> float | Unknown:
     return total / 1e6
 
 
-@rank_fact("tensor_core_saving_ms", unit="ms", needs=("gpu", "kernels"))
+@rank_fact(unit="ms", needs=("gpu", "kernels"))
 def tensor_core_saving_ms(timeline: RankTimeline) -> Value:
     """What :func:`plain_matrix_ms` would save if it ran faster by the ratio of the device's peaks.
 
@@ -97,7 +97,7 @@ def tensor_core_saving_ms(timeline: RankTimeline) -> Value:
     return plain * max(1.0 - peak.fp32_tflops / half, 0.0) if half else 0.0
 
 
-@rank_fact("matrix_dtypes", unit="text", needs=("gpu", "kernels"))
+@rank_fact(unit="text", needs=("gpu", "kernels"))
 def matrix_dtypes(timeline: RankTimeline) -> Value:
     """Number formats of the median step's matrix kernels, by their names, as shares of their summed time."""
     formats = _format_times(timeline)
@@ -111,7 +111,7 @@ def matrix_dtypes(timeline: RankTimeline) -> Value:
     return ", ".join(f"{name} {format_percent(ns / total)}" for name, ns in ordered if ns >= 0.01 * total)
 
 
-@rank_fact("launch_latency_ms", unit="ms", needs=("launches", "kernels"))
+@rank_fact(unit="ms", needs=("launches", "kernels"))
 def launch_latency_ms(timeline: RankTimeline) -> Value:
     """Median time from the start of a launch to that of its kernel, of kernels that found the GPU waiting.
 
@@ -124,14 +124,14 @@ def launch_latency_ms(timeline: RankTimeline) -> Value:
     )
 
 
-@rank_fact("queue_lead_ms", unit="ms", needs=("launches", "kernels"))
+@rank_fact(unit="ms", needs=("launches", "kernels"))
 def queue_lead_ms(timeline: RankTimeline) -> Value:
     """How far the host runs ahead of the GPU: median time from launch to start of the step's kernels."""
     _, leads = _launches_of_step(timeline)
     return float(np.median(leads)) / 1e6 if leads.size else Unknown("no launch belongs to the step")
 
 
-@rank_fact("queue_depth", unit="count", needs=("launches", "kernels"))
+@rank_fact(unit="count", needs=("launches", "kernels"))
 def queue_depth(timeline: RankTimeline) -> Value:
     """Median number of GPU events launched and not started yet, when a kernel of the median step starts.
 
@@ -147,20 +147,20 @@ def queue_depth(timeline: RankTimeline) -> Value:
     return float(np.median(np.maximum(depth, 0)))
 
 
-@rank_fact("peak_half_tflops", unit="tflops", needs=("gpu",))
+@rank_fact(unit="tflops", needs=("gpu",))
 def peak_half_tflops(timeline: RankTimeline) -> Value:
     """Dense peak of the device in 16 bits (bf16, on Volta and Turing fp16), from the vendor's data sheet."""
     return half_tflops(timeline)
 
 
-@rank_fact("peak_fp32_tflops", unit="tflops", needs=("gpu",))
+@rank_fact(unit="tflops", needs=("gpu",))
 def peak_fp32_tflops(timeline: RankTimeline) -> Value:
     """Peak of the device's plain cores in fp32, from the vendor's data sheet."""
     peak = judged_peak(timeline)
     return peak if isinstance(peak, Unknown) else peak.fp32_tflops or Unknown("not in the device table")
 
 
-@rank_fact("tensor_core_format", unit="text", needs=("gpu",), values=("bf16", "fp16"))
+@rank_fact(unit="text", needs=("gpu",), values=("bf16", "fp16"))
 def tensor_core_format(timeline: RankTimeline) -> Value:
     """The 16-bit format to train in on the device's tensor cores: "bf16", on Volta and Turing "fp16"."""
     peak = judged_peak(timeline)
@@ -169,14 +169,14 @@ def tensor_core_format(timeline: RankTimeline) -> Value:
     return "bf16" if peak.bf16_tflops else "fp16" if peak.fp16_tflops else Unknown("it has no tensor cores")
 
 
-@rank_fact("peak_hbm_gbps", unit="gbps", needs=("gpu",))
+@rank_fact(unit="gbps", needs=("gpu",))
 def peak_hbm_gbps(timeline: RankTimeline) -> Value:
     """Bandwidth of the device's memory, from the vendor's data sheet."""
     peak = judged_peak(timeline)
     return peak if isinstance(peak, Unknown) else peak.hbm_gbps or Unknown("not in the device table")
 
 
-@rank_fact("peak_link_gbps", unit="gbps", needs=("gpu",))
+@rank_fact(unit="gbps", needs=("gpu",))
 def peak_link_gbps(timeline: RankTimeline) -> Value:
     """One-way bandwidth of the device's links to its peers (NVLink, xGMI, else PCIe), from the data sheet.
 
@@ -229,14 +229,14 @@ def _launches_of_step(timeline: RankTimeline) -> tuple[npt.NDArray[np.bool_], np
     return reach[wanted] <= launched, own.start_ns[wanted] - launched
 
 
-@rank_fact("optimizer_kernels_per_step", unit="count", needs=("launches", "kernels", "host_ops"))
+@rank_fact(unit="count", needs=("launches", "kernels", "host_ops"))
 def optimizer_kernels_per_step(timeline: RankTimeline) -> Value:
     """Compute kernels that the optimizer launched and that ran in the median step."""
     rows = _optimizer_kernels(timeline)
     return rows if isinstance(rows, Unknown) else int(rows.size)
 
 
-@rank_fact("optimizer_fused_frac", unit="fraction", needs=("launches", "kernels", "host_ops"))
+@rank_fact(unit="fraction", needs=("launches", "kernels", "host_ops"))
 def optimizer_fused_frac(timeline: RankTimeline) -> Value:
     """Share of the optimizer's kernels of the median step that update many tensors at once, by their names.
 
@@ -261,7 +261,7 @@ def _optimizer_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp] | Unknown
     return intersection(rows, judged_kernels(timeline))
 
 
-@rank_fact("peak_tf32_tflops", unit="tflops", needs=("gpu",))
+@rank_fact(unit="tflops", needs=("gpu",))
 def peak_tf32_tflops(timeline: RankTimeline) -> Value:
     """Dense peak of the device's tensor cores on fp32 inputs rounded to TF32, from the vendor's data sheet.
 

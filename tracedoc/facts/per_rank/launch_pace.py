@@ -21,7 +21,7 @@ from tracedoc.values import Unknown, Value
 NO_LAUNCH = Unknown("no launch belongs to the step")
 
 
-@rank_fact("late_launch_idle_ms", unit="ms", needs=("launches",))
+@rank_fact(unit="ms", needs=("launches",))
 def late_launch_idle_ms(timeline: RankTimeline) -> Value:
     """Time of the median step in which the GPU is idle because the next kernel is not launched yet.
 
@@ -30,12 +30,7 @@ def late_launch_idle_ms(timeline: RankTimeline) -> Value:
     return total_ms(idle_of_cause(timeline, "launch"))
 
 
-@rank_fact(
-    "launch_pace_idle_ms",
-    unit="ms",
-    needs=("launches",),
-    interval="GPU idle: the next kernel is not launched yet",
-)
+@rank_fact(unit="ms", needs=("launches",), interval="GPU idle: the next kernel is not launched yet")
 def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """GPU idle time of the median step that the pace of the host's launches explains.
 
@@ -58,25 +53,20 @@ def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     return spans
 
 
-@rank_fact(
-    "host_away_idle_ms",
-    unit="ms",
-    needs=("launches",),
-    interval="GPU idle: the host launches nothing for long",
-)
+@rank_fact(unit="ms", needs=("launches",), interval="GPU idle: the host launches nothing for long")
 def host_away_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Late-launch idle time of the median step in gaps too long for the pace of launches to explain."""
     return _unreliable(timeline) or _known(host_away_idle(timeline))
 
 
-@rank_fact("host_away_gaps", unit="count", needs=("launches",))
+@rank_fact(unit="count", needs=("launches",))
 def host_away_gaps(timeline: RankTimeline) -> Value:
     """Number of gaps that :func:`host_away_idle_ms` adds up."""
     spans = host_away_idle(timeline)
     return NO_LAUNCH if spans is None else len(spans)
 
 
-@rank_fact("sync_idle_ms", unit="ms", needs=("launches",), interval="GPU idle after the host waited for it")
+@rank_fact(unit="ms", needs=("launches",), interval="GPU idle after the host waited for it")
 def sync_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Idle time of the median step that the host's waits for the GPU cost (``.item()``, ``.cpu()``...).
 
@@ -87,19 +77,19 @@ def sync_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     return _unreliable(timeline) or idle_of_cause(timeline, "sync")
 
 
-@rank_fact("unexplained_idle_ms", unit="ms", needs=("kernels",))
+@rank_fact(unit="ms", needs=("kernels",))
 def unexplained_idle_ms(timeline: RankTimeline) -> Value:
     """Idle time of the median step without a cause: its next event has no launch in the trace."""
     return total_ms(idle_of_cause(timeline, "unknown"))
 
 
-@rank_fact("kernels_per_step", unit="count", needs=("gpu", "kernels"))
+@rank_fact(unit="count", needs=("gpu", "kernels"))
 def kernels_per_step(timeline: RankTimeline) -> Value:
     """Compute kernels that ran in the median step."""
     return int(judged_kernels(timeline).size)
 
 
-@rank_fact("mean_kernel_ms", unit="ms", needs=("gpu", "kernels"))
+@rank_fact(unit="ms", needs=("gpu", "kernels"))
 def mean_kernel_ms(timeline: RankTimeline) -> Value:
     """Compute time of the median step over its number of compute kernels."""
     budget, count = timeline.judged_budget, judged_kernels(timeline).size
@@ -108,19 +98,14 @@ def mean_kernel_ms(timeline: RankTimeline) -> Value:
     return budget.compute_ns / count / 1e6
 
 
-@rank_fact("launch_interval_ms", unit="ms", needs=("launches",))
+@rank_fact(unit="ms", needs=("launches",))
 def launch_interval_ms(timeline: RankTimeline) -> Value:
     """Median time between two launches of the median step, on the thread that launches most."""
     interval = launch_interval_ns(timeline)
     return NO_LAUNCH if interval is None else interval / 1e6
 
 
-@rank_fact(
-    "short_kernel_idle_ms",
-    unit="ms",
-    needs=("launches",),
-    interval="GPU idle after a kernel shorter than a launch",
-)
+@rank_fact(unit="ms", needs=("launches",), interval="GPU idle after a kernel shorter than a launch")
 def short_kernel_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Late-launch idle time of the median step around kernels shorter than this run's launch interval.
 

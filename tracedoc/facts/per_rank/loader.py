@@ -14,7 +14,7 @@ NO_LOADER = Unknown("no torch DataLoader is visible in this trace")
 LOADERS = {"single_process": "training thread", "workers": "worker processes", "pipe": "data pipe"}
 
 
-@rank_fact("loader_wait_ms", unit="ms", needs=("host_ops",))
+@rank_fact(unit="ms", needs=("host_ops",))
 def loader_wait_ms(timeline: RankTimeline) -> Value:
     """Time of the host's median step inside the data loader's ``__next__``.
 
@@ -26,12 +26,7 @@ def loader_wait_ms(timeline: RankTimeline) -> Value:
     return timeline.host_delays.input.clip(step.start_ns, step.end_ns).total_ns / 1e6
 
 
-@rank_fact(
-    "input_idle_ms",
-    unit="ms",
-    needs=("host_ops", "kernels"),
-    interval="GPU idle while the data loader is waited for",
-)
+@rank_fact(unit="ms", needs=("host_ops", "kernels"), interval="GPU idle while the data loader is waited for")
 def input_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step in which the device is idle while the host waits for the data loader."""
     if timeline.judged is not None and loader_kind(timeline) == NO_LOADER:
@@ -39,7 +34,7 @@ def input_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     return idle_of_cause(timeline, "input")
 
 
-@rank_fact("loader_kind", unit="text", needs=("host_ops",), values=LOADERS.values())
+@rank_fact(unit="text", needs=("host_ops",), values=LOADERS.values())
 def loader_kind(timeline: RankTimeline) -> Value:
     """Where the data loader makes its samples, by the name of its range.
 

@@ -20,7 +20,6 @@ from tracedoc.values import Unknown, Value
 
 
 @rank_fact(
-    "allocator_idle_ms",
     unit="ms",
     needs=("host_ops", "launches"),
     interval="GPU idle while device memory is allocated or freed",
@@ -30,7 +29,7 @@ def allocator_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     return idle_of_cause(timeline, "allocator")
 
 
-@rank_fact("allocator_calls_per_step", unit="count", needs=("host_ops", "launches"))
+@rank_fact(unit="count", needs=("host_ops", "launches"))
 def allocator_calls_per_step(timeline: RankTimeline) -> Value:
     """Median number of cudaMalloc, cudaFree and their like in a host step; the first step is left out.
 
@@ -51,7 +50,7 @@ def allocator_calls_per_step(timeline: RankTimeline) -> Value:
     return float(np.median(last - first))
 
 
-@rank_fact("pageable_copies_per_step", unit="count", needs=("gpu", "kernels"))
+@rank_fact(unit="count", needs=("gpu", "kernels"))
 def pageable_copies_per_step(timeline: RankTimeline) -> Value:
     """Copies from pageable host memory to the device in the median step. ROCm does not record the memory."""
     if timeline.trace.info.vendor == "amd":
@@ -59,7 +58,7 @@ def pageable_copies_per_step(timeline: RankTimeline) -> Value:
     return int(pageable_rows(timeline).size)
 
 
-@rank_fact("pageable_bytes_per_step", unit="bytes", needs=("gpu", "kernels"))
+@rank_fact(unit="bytes", needs=("gpu", "kernels"))
 def pageable_bytes_per_step(timeline: RankTimeline) -> Value:
     """Bytes copied from pageable host memory to the device in the median step."""
     if timeline.trace.info.vendor == "amd":
@@ -70,12 +69,7 @@ def pageable_bytes_per_step(timeline: RankTimeline) -> Value:
     return int(sizes.sum())
 
 
-@rank_fact(
-    "pageable_stall_ms",
-    unit="ms",
-    needs=("gpu", "kernels"),
-    interval="copy from pageable memory, or idle during its call",
-)
+@rank_fact(unit="ms", needs=("gpu", "kernels"), interval="copy from pageable memory, or idle during its call")
 def pageable_stall_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step that copies from pageable memory cost the GPU.
 
@@ -89,7 +83,7 @@ def pageable_stall_ms(timeline: RankTimeline) -> Spans | Unknown:
     return pageable_stall(timeline)
 
 
-@rank_fact("exposed_host_copy_ms", unit="ms", needs=("gpu", "kernels"))
+@rank_fact(unit="ms", needs=("gpu", "kernels"))
 def exposed_host_copy_ms(timeline: RankTimeline) -> Value:
     """Exposed copy time of the median step in which a copy between host and device runs.
 
@@ -105,7 +99,7 @@ def exposed_host_copy_ms(timeline: RankTimeline) -> Value:
     return host.total_ns / 1e6
 
 
-@rank_fact("exposed_copy_operators", unit="text", needs=("gpu", "kernels", "launches"))
+@rank_fact(unit="text", needs=("gpu", "kernels", "launches"))
 def exposed_copy_operators(timeline: RankTimeline) -> Value:
     """The operators that ask for the exposed copies of the median step, with their exposed time.
 
@@ -143,7 +137,7 @@ def _copies(timeline: RankTimeline, window: Window, directions: frozenset[str]) 
     return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
 
 
-@rank_fact("peak_allocated_bytes", unit="bytes", needs=("gpu", "memory"))
+@rank_fact(unit="bytes", needs=("gpu", "memory"))
 def peak_allocated_bytes(timeline: RankTimeline) -> Value:
     """Most device memory in tensors at any time of the capture, by the allocator's counters.
 
@@ -152,13 +146,13 @@ def peak_allocated_bytes(timeline: RankTimeline) -> Value:
     return _peak_counter(timeline, "allocated")
 
 
-@rank_fact("peak_reserved_bytes", unit="bytes", needs=("gpu", "memory"))
+@rank_fact(unit="bytes", needs=("gpu", "memory"))
 def peak_reserved_bytes(timeline: RankTimeline) -> Value:
     """Most device memory held by PyTorch's allocator at any time of the capture."""
     return _peak_counter(timeline, "reserved")
 
 
-@rank_fact("device_memory_bytes", unit="bytes", needs=("gpu",))
+@rank_fact(unit="bytes", needs=("gpu",))
 def device_memory_bytes(timeline: RankTimeline) -> Value:
     """Memory of the analysed device, as ``deviceProperties`` says."""
     sizes = {device.index: device.memory_bytes for device in timeline.trace.info.devices}
@@ -166,13 +160,13 @@ def device_memory_bytes(timeline: RankTimeline) -> Value:
     return size if size else Unknown("the file does not say how much memory the device has")
 
 
-@rank_fact("memory_used_frac", unit="fraction", needs=("gpu", "memory"))
+@rank_fact(unit="fraction", needs=("gpu", "memory"))
 def memory_used_frac(timeline: RankTimeline) -> Value:
     """Peak of the allocator's memory over the device's: :func:`peak_reserved_bytes` over the whole."""
     return _share(peak_reserved_bytes(timeline), device_memory_bytes(timeline))
 
 
-@rank_fact("memory_in_tensors_frac", unit="fraction", needs=("gpu", "memory"))
+@rank_fact(unit="fraction", needs=("gpu", "memory"))
 def memory_in_tensors_frac(timeline: RankTimeline) -> Value:
     """Peak of the memory in tensors over the device's: :func:`peak_allocated_bytes` over the whole.
 

@@ -13,13 +13,13 @@ from tracedoc.timeline.stalls import awaited_comm
 from tracedoc.values import Unknown, Value
 
 
-@rank_fact("collectives_per_step", unit="count", needs=("collectives",))
+@rank_fact(unit="count", needs=("collectives",))
 def collectives_per_step(timeline: RankTimeline) -> Value:
     """Communication kernels (gloo transfers in a CPU trace) that the median step launched."""
     return len(_of_judged_step(timeline))
 
 
-@rank_fact("comm_bytes_per_step", unit="bytes", needs=("collectives",))
+@rank_fact(unit="bytes", needs=("collectives",))
 def comm_bytes_per_step(timeline: RankTimeline) -> Value:
     """Payload of the median step's collectives: full buffers, as nccl-tests count S."""
     sizes = _of_judged_step(timeline).nbytes
@@ -29,7 +29,7 @@ def comm_bytes_per_step(timeline: RankTimeline) -> Value:
     return int(sizes.sum())
 
 
-@rank_fact("median_collective_bytes", unit="bytes", needs=("collectives",))
+@rank_fact(unit="bytes", needs=("collectives",))
 def median_collective_bytes(timeline: RankTimeline) -> Value:
     """Median payload of the collectives of the median step, over those that carry a size."""
     sizes = _of_judged_step(timeline).nbytes
@@ -37,7 +37,7 @@ def median_collective_bytes(timeline: RankTimeline) -> Value:
     return float(np.median(sized)) if sized.size else Unknown("no collective carries its size")
 
 
-@rank_fact("blocking_comm_ms", unit="ms", needs=("launches", "collectives"))
+@rank_fact(unit="ms", needs=("launches", "collectives"))
 def blocking_comm_ms(timeline: RankTimeline) -> Value:
     """Exposed communication of the median step that blocked compute already launched.
 
@@ -50,7 +50,6 @@ def blocking_comm_ms(timeline: RankTimeline) -> Value:
 
 
 @rank_fact(
-    "awaited_comm_ms",
     unit="ms",
     needs=("kernels", "collectives"),
     interval="communication for which launched compute waits",

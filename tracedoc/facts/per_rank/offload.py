@@ -16,7 +16,7 @@ from tracedoc.timeline.offloading import (
 from tracedoc.values import Unknown, Value
 
 
-@rank_fact("offloaded_bytes_per_step", unit="bytes", needs=("gpu", "kernels"))
+@rank_fact(unit="bytes", needs=("gpu", "kernels"))
 def offloaded_bytes_per_step(timeline: RankTimeline) -> Value:
     """Bytes of large copies (1 MiB and more) to and from the host in the median step, where it offloads.
 
@@ -32,7 +32,7 @@ def offloaded_bytes_per_step(timeline: RankTimeline) -> Value:
     return int(sizes.sum()) if offloads(timeline, cpu_optimizer_spans(timeline)) else 0
 
 
-@rank_fact("cpu_optimizer_idle_ms", unit="ms", needs=("gpu", "kernels", "host_ops"))
+@rank_fact(unit="ms", needs=("gpu", "kernels", "host_ops"))
 def cpu_optimizer_idle_ms(timeline: RankTimeline) -> Value:
     """Time of the median step in which the GPU is idle while an optimizer runs that launches no kernels."""
     if timeline.judged is None or timeline.activity is None:
@@ -41,7 +41,6 @@ def cpu_optimizer_idle_ms(timeline: RankTimeline) -> Value:
 
 
 @rank_fact(
-    "offload_stall_ms",
     unit="ms",
     needs=("gpu", "kernels"),
     interval="offload copy with nothing beside it, or GPU idle under the optimizer",

@@ -28,7 +28,7 @@ _MATRIX = (KernelCategory.GEMM, KernelCategory.ATTENTION, KernelCategory.CONVOLU
 NOT_COMPARED = Unknown("no three kinds of matrix kernels ran both with and without communication beside them")
 
 
-@rank_fact("contention_ratio", unit="ratio", needs=("gpu", "kernels", "collectives"))
+@rank_fact(unit="ratio", needs=("gpu", "kernels", "collectives"))
 def contention_ratio(timeline: RankTimeline) -> Value:
     """How many times as long a matrix kernel takes while communication runs beside it: median over kinds.
 
@@ -40,7 +40,7 @@ def contention_ratio(timeline: RankTimeline) -> Value:
     return found if isinstance(found, Unknown) else median(found[0].tolist())
 
 
-@rank_fact("contention_ms", unit="ms", needs=("gpu", "kernels", "collectives"))
+@rank_fact(unit="ms", needs=("gpu", "kernels", "collectives"))
 def contention_ms(timeline: RankTimeline) -> Value:
     """How much longer the median step's matrix kernels beside communication take than the same without it.
 

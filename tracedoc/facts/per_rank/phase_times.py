@@ -26,25 +26,25 @@ from tracedoc.values import Unknown, Value
 NO_PHASES = Unknown("no backward pass was captured, so phases are not known")
 
 
-@rank_fact("forward_compute_ms", unit="ms", needs=("kernels", "host_ops"))
+@rank_fact(unit="ms", needs=("kernels", "host_ops"))
 def forward_compute_ms(timeline: RankTimeline) -> Value:
     """Compute time of the median step that the forward pass launched; recomputation is not in it."""
     return _part(timeline, "compute_ns", Phase.FORWARD)
 
 
-@rank_fact("backward_compute_ms", unit="ms", needs=("kernels", "host_ops"))
+@rank_fact(unit="ms", needs=("kernels", "host_ops"))
 def backward_compute_ms(timeline: RankTimeline) -> Value:
     """Compute time of the median step that the backward pass launched; recomputation is not in it."""
     return _part(timeline, "compute_ns", Phase.BACKWARD)
 
 
-@rank_fact("optimizer_compute_ms", unit="ms", needs=("kernels", "host_ops"))
+@rank_fact(unit="ms", needs=("kernels", "host_ops"))
 def optimizer_compute_ms(timeline: RankTimeline) -> Value:
     """Compute time of the median step that the optimizer's ``step`` launched; clipping is not in it."""
     return _part(timeline, "compute_ns", Phase.OPTIMIZER)
 
 
-@rank_fact("recompute_frac", unit="fraction", needs=("kernels", "host_ops"))
+@rank_fact(unit="fraction", needs=("kernels", "host_ops"))
 def recompute_frac(timeline: RankTimeline) -> Value:
     """Share of the median step's compute that repeats the forward pass inside backward (checkpointing).
 
@@ -56,25 +56,25 @@ def recompute_frac(timeline: RankTimeline) -> Value:
     return sum(b.compute_ns for b in timeline.phase_budgets if b.phase is Phase.RECOMPUTE) / total
 
 
-@rank_fact("recompute_ms", unit="ms", needs=("kernels", "host_ops"))
+@rank_fact(unit="ms", needs=("kernels", "host_ops"))
 def recompute_ms(timeline: RankTimeline) -> Value:
     """Compute time of the median step that repeats the forward pass inside backward (checkpointing)."""
     return _part(timeline, "compute_ns", Phase.RECOMPUTE)
 
 
-@rank_fact("forward_exposed_comm_ms", unit="ms", needs=("kernels", "host_ops"))
+@rank_fact(unit="ms", needs=("kernels", "host_ops"))
 def forward_exposed_comm_ms(timeline: RankTimeline) -> Value:
     """Communication of the median step that forward launched and that no compute hides."""
     return _part(timeline, "exposed_comm_ns", Phase.FORWARD)
 
 
-@rank_fact("backward_exposed_comm_ms", unit="ms", needs=("kernels", "host_ops"))
+@rank_fact(unit="ms", needs=("kernels", "host_ops"))
 def backward_exposed_comm_ms(timeline: RankTimeline) -> Value:
     """Communication of the median step that backward (recomputation too) launched and nothing hides."""
     return _part(timeline, "exposed_comm_ns", Phase.BACKWARD, Phase.RECOMPUTE)
 
 
-@rank_fact("optimizer_exposed_comm_ms", unit="ms", needs=("kernels", "host_ops"))
+@rank_fact(unit="ms", needs=("kernels", "host_ops"))
 def optimizer_exposed_comm_ms(timeline: RankTimeline) -> Value:
     """Communication of the median step that the optimizer launched and that no compute hides.
 
@@ -83,7 +83,7 @@ def optimizer_exposed_comm_ms(timeline: RankTimeline) -> Value:
     return _part(timeline, "exposed_comm_ns", Phase.OPTIMIZER)
 
 
-@rank_fact("comm_after_backward_ms", unit="ms", needs=("kernels", "host_ops", "collectives"))
+@rank_fact(unit="ms", needs=("kernels", "host_ops", "collectives"))
 def comm_after_backward_ms(timeline: RankTimeline) -> Value:
     """Exposed gradient reduction after the last compute that a node of the backward graph launched.
 
@@ -102,7 +102,7 @@ def comm_after_backward_ms(timeline: RankTimeline) -> Value:
     return (late & activity.exposed_comm).clip(last, window.end_ns).total_ns / 1e6
 
 
-@rank_fact("micro_batches", unit="count", needs=("host_ops",))
+@rank_fact(unit="count", needs=("host_ops",))
 def micro_batches(timeline: RankTimeline) -> Value:
     """Backward passes for each step of the optimizer, in the median step: gradient accumulation.
 
@@ -114,7 +114,7 @@ def micro_batches(timeline: RankTimeline) -> Value:
     return micro_batch_count(timeline, step) or Unknown("the step holds no backward pass")
 
 
-@rank_fact("reducing_micro_batches", unit="count", needs=("host_ops", "collectives"))
+@rank_fact(unit="count", needs=("host_ops", "collectives"))
 def reducing_micro_batches(timeline: RankTimeline) -> Value:
     """Backward passes of the median step in which gradients are reduced over ranks.
 
@@ -129,13 +129,13 @@ def reducing_micro_batches(timeline: RankTimeline) -> Value:
     return sum(bisect_left(asked, start) < bisect_left(asked, end) for start, end in passes)
 
 
-@rank_fact("reductions_per_micro_batch", unit="count", needs=("host_ops", "collectives"))
+@rank_fact(unit="count", needs=("host_ops", "collectives"))
 def reductions_per_micro_batch(timeline: RankTimeline) -> Value:
     """Gradient reductions that backward launched in the median step, over its backward passes."""
     return _per_pass(timeline, REDUCTIONS, (Phase.BACKWARD, Phase.RECOMPUTE))
 
 
-@rank_fact("gathers_per_micro_batch", unit="count", needs=("host_ops", "collectives"))
+@rank_fact(unit="count", needs=("host_ops", "collectives"))
 def gathers_per_micro_batch(timeline: RankTimeline) -> Value:
     """All-gathers that forward and backward launched in the median step, over its backward passes."""
     return _per_pass(timeline, frozenset({"all_gather"}), (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE))
@@ -221,7 +221,7 @@ def last_backward_ns(timeline: RankTimeline) -> int | None:
     return int(ends.max()) if ends.size else None
 
 
-@rank_fact("late_reductions_frac", unit="fraction", needs=("kernels", "host_ops", "collectives"))
+@rank_fact(unit="fraction", needs=("kernels", "host_ops", "collectives"))
 def late_reductions_frac(timeline: RankTimeline) -> Value:
     """Share of the median step's gradient reductions that start when backward's last compute has ended.
 

@@ -18,14 +18,14 @@ GRADIENT_BYTES = 1 << 20
 """Control messages and metrics over gloo are smaller: a barrier, a checkpoint's name."""
 
 
-@rank_fact("devices_in_process", unit="count", needs=("gpu", "kernels"))
+@rank_fact(unit="count", needs=("gpu", "kernels"))
 def devices_in_process(timeline: RankTimeline) -> Value:
     """GPUs on which this one process ran compute kernels during the capture."""
     events = timeline.events
     return int(distinct(events.device[events.classes == COMPUTE]).size)
 
 
-@rank_fact("gloo_calls_per_step", unit="count", needs=("gpu", "host_ops"))
+@rank_fact(unit="count", needs=("gpu", "host_ops"))
 def gloo_calls_per_step(timeline: RankTimeline) -> Value:
     """Collectives of 1 MiB and more that gloo runs on the host in the median step of a GPU job."""
     step = timeline.judged_host_step
@@ -35,12 +35,7 @@ def gloo_calls_per_step(timeline: RankTimeline) -> Value:
     return int(((starts >= step.start_ns) & (starts < step.end_ns)).sum())
 
 
-@rank_fact(
-    "gloo_stall_ms",
-    unit="ms",
-    needs=("gpu", "host_ops"),
-    interval="no compute while gloo moves tensors over the host",
-)
+@rank_fact(unit="ms", needs=("gpu", "host_ops"), interval="no compute while gloo moves tensors over the host")
 def gloo_stall_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step without compute on the GPU while gloo runs collectives of 1 MiB and more."""
     window, activity = timeline.judged, timeline.activity

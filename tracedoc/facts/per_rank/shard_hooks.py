@@ -12,7 +12,7 @@ from tracedoc.values import Unknown, Value
 NO_HOOKS = Unknown("no range of FSDP is in this trace")
 
 
-@rank_fact("sharding_hook_host_ms", unit="ms", needs=("host_ops",))
+@rank_fact(unit="ms", needs=("host_ops",))
 def sharding_hook_host_ms(timeline: RankTimeline) -> Value:
     """Host time of the median step inside the hooks of FSDP: before and after each unit, on all threads.
 
@@ -27,7 +27,6 @@ def sharding_hook_host_ms(timeline: RankTimeline) -> Value:
 
 
 @rank_fact(
-    "sharding_hook_idle_ms",
     unit="ms",
     needs=("host_ops", "launches"),
     interval="GPU idle while the host is inside the hooks of FSDP",

@@ -34,13 +34,13 @@ THRICE = 2.5
 """From this many gathers of a unit on, most units are gathered a third time."""
 
 
-@rank_fact("sharding_framework", unit="text", values=("FSDP1", "FSDP2", "ZeRO-3"))
+@rank_fact(unit="text", values=("FSDP1", "FSDP2", "ZeRO-3"))
 def sharding_framework(timeline: RankTimeline) -> Value:
     """What shards the parameters: "FSDP1", "FSDP2" or "ZeRO-3", read from the ranges that it writes."""
     return NOT_SHARDED if timeline.units is None else timeline.units.units.framework
 
 
-@rank_fact("fsdp_units", unit="count", needs=("collectives",))
+@rank_fact(unit="count", needs=("collectives",))
 def fsdp_units(timeline: RankTimeline) -> Value:
     """Distinct units of parameters that are gathered together.
 
@@ -50,7 +50,7 @@ def fsdp_units(timeline: RankTimeline) -> Value:
     return _of_units(timeline, lambda units: len(units.names))
 
 
-@rank_fact("median_unit_bytes", unit="bytes", needs=("collectives",))
+@rank_fact(unit="bytes", needs=("collectives",))
 def median_unit_bytes(timeline: RankTimeline) -> Value:
     """Median gathered size of the units, the root's own parameters left out where the root has a name."""
 
@@ -61,7 +61,7 @@ def median_unit_bytes(timeline: RankTimeline) -> Value:
     return _of_units(timeline, median)
 
 
-@rank_fact("largest_unit_frac", unit="fraction", needs=("collectives",))
+@rank_fact(unit="fraction", needs=("collectives",))
 def largest_unit_frac(timeline: RankTimeline) -> Value:
     """Share of all gathered bytes (each unit counted once) that the largest unit holds."""
 
@@ -72,7 +72,7 @@ def largest_unit_frac(timeline: RankTimeline) -> Value:
     return _of_units(timeline, largest)
 
 
-@rank_fact("all_units_bytes", unit="bytes", needs=("collectives",))
+@rank_fact(unit="bytes", needs=("collectives",))
 def all_units_bytes(timeline: RankTimeline) -> Value:
     """Gathered size of all units, each counted once: what the whole model takes when it is gathered."""
 
@@ -83,7 +83,7 @@ def all_units_bytes(timeline: RankTimeline) -> Value:
     return _of_units(timeline, total)
 
 
-@rank_fact("fsdp_blocks", unit="count", needs=("collectives",))
+@rank_fact(unit="count", needs=("collectives",))
 def fsdp_blocks(timeline: RankTimeline) -> Value:
     """Repeated blocks of the model (transformer layers) that the units belong to, the root left out.
 
@@ -93,7 +93,7 @@ def fsdp_blocks(timeline: RankTimeline) -> Value:
     return _of_units(timeline, block_count)
 
 
-@rank_fact("block_bytes", unit="bytes", needs=("collectives",))
+@rank_fact(unit="bytes", needs=("collectives",))
 def block_bytes(timeline: RankTimeline) -> Value:
     """Median gathered size of a block: what a unit would hold if each block were one unit.
 
@@ -115,14 +115,14 @@ def block_bytes(timeline: RankTimeline) -> Value:
     return _of_units(timeline, median)
 
 
-@rank_fact("block_name", unit="text", needs=("collectives",))
+@rank_fact(unit="text", needs=("collectives",))
 def block_name(timeline: RankTimeline) -> Value:
     """Where the repeated blocks are, as the module list that holds most of them: ``model.layers``."""
 
     return _of_units(timeline, lambda units: _block_list(units) or Unknown("the units have no names"))
 
 
-@rank_fact("blocks_in_code", unit="text", needs=("collectives",))
+@rank_fact(unit="text", needs=("collectives",))
 def blocks_in_code(timeline: RankTimeline) -> Value:
     """How the list of blocks is reached from the model: by its name, else as most models call it."""
 
@@ -133,7 +133,7 @@ def blocks_in_code(timeline: RankTimeline) -> Value:
     return _of_units(timeline, path)
 
 
-@rank_fact("prefetch_elements", unit="count", needs=("collectives",))
+@rank_fact(unit="count", needs=("collectives",))
 def prefetch_elements(timeline: RankTimeline) -> Value:
     """Elements of two blocks of median size: what DeepSpeed's prefetch bucket needs to hold."""
 
@@ -146,7 +146,7 @@ def prefetch_elements(timeline: RankTimeline) -> Value:
     return _of_units(timeline, two_blocks)
 
 
-@rank_fact("estimated_parameters", unit="count", needs=("collectives",))
+@rank_fact(unit="count", needs=("collectives",))
 def estimated_parameters(timeline: RankTimeline) -> Value:
     """Elements of all units, each counted once: the parameters that are sharded, padding included.
 
@@ -165,7 +165,7 @@ def estimated_parameters(timeline: RankTimeline) -> Value:
     return _of_units(timeline, total)
 
 
-@rank_fact("gathers_per_unit", unit="ratio", needs=("collectives",))
+@rank_fact(unit="ratio", needs=("collectives",))
 def gathers_per_unit(timeline: RankTimeline) -> Value:
     """All-gathers of the median step for each unit and micro-batch: 1 gathered once, 2 again in backward."""
 
@@ -175,7 +175,7 @@ def gathers_per_unit(timeline: RankTimeline) -> Value:
     return _of_step(timeline, ratio)
 
 
-@rank_fact("regather_frac", unit="fraction", needs=("collectives",))
+@rank_fact(unit="fraction", needs=("collectives",))
 def regather_frac(timeline: RankTimeline) -> Value:
     """Share of the units that the median step gathers again in its backward pass."""
 
@@ -185,7 +185,7 @@ def regather_frac(timeline: RankTimeline) -> Value:
     return _of_step(timeline, share)
 
 
-@rank_fact("gathered_thrice", unit="bool", needs=("collectives",))
+@rank_fact(unit="bool", needs=("collectives",))
 def gathered_thrice(timeline: RankTimeline) -> Value:
     """Whether most units are gathered three times a micro-batch: forward, recomputed forward, backward.
 
@@ -196,25 +196,25 @@ def gathered_thrice(timeline: RankTimeline) -> Value:
     return ratio if isinstance(ratio, Unknown) else float(ratio) >= THRICE
 
 
-@rank_fact("prefetch_depth", unit="count", needs=("collectives", "launches"))
+@rank_fact(unit="count", needs=("collectives", "launches"))
 def prefetch_depth(timeline: RankTimeline) -> Value:
     """How many units ahead the gathers of the median step start, as their median; 0: not ahead at all."""
     return _depth(timeline, None)
 
 
-@rank_fact("forward_prefetch_depth", unit="count", needs=("collectives", "launches"))
+@rank_fact(unit="count", needs=("collectives", "launches"))
 def forward_prefetch_depth(timeline: RankTimeline) -> Value:
     """How many units ahead the gathers of the forward pass start (:func:`prefetch_depth`)."""
     return _depth(timeline, FORWARD)
 
 
-@rank_fact("backward_prefetch_depth", unit="count", needs=("collectives", "launches"))
+@rank_fact(unit="count", needs=("collectives", "launches"))
 def backward_prefetch_depth(timeline: RankTimeline) -> Value:
     """How many units ahead the gathers of the backward pass start (:func:`prefetch_depth`)."""
     return _depth(timeline, BACKWARD)
 
 
-@rank_fact("backward_prefetch_frac", unit="fraction", needs=("collectives", "host_ops"))
+@rank_fact(unit="fraction", needs=("collectives", "host_ops"))
 def backward_prefetch_frac(timeline: RankTimeline) -> Value:
     """Share of the backward pass's gathers that FSDP launches ahead, from a range named prefetch.
 

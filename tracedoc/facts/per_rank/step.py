@@ -39,7 +39,7 @@ def _in_step(timeline: RankTimeline, spans: Callable[[Activity], Spans]) -> Span
     return spans(timeline.activity).clip(timeline.judged.start_ns, timeline.judged.end_ns)
 
 
-@rank_fact("step_ms", unit="ms")
+@rank_fact(unit="ms")
 def step_ms(timeline: RankTimeline) -> Value:
     """Length of the rank's median step: the lower median of its complete steps.
 
@@ -49,7 +49,7 @@ def step_ms(timeline: RankTimeline) -> Value:
     return _part(timeline, "window_ns")
 
 
-@rank_fact("compute_ms", unit="ms", needs=("kernels",))
+@rank_fact(unit="ms", needs=("kernels",))
 def compute_ms(timeline: RankTimeline) -> Value:
     """Time of the median step in which a compute kernel or a memset runs (union over streams).
 
@@ -58,12 +58,7 @@ def compute_ms(timeline: RankTimeline) -> Value:
     return _part(timeline, "compute_ns")
 
 
-@rank_fact(
-    "non_compute_ms",
-    unit="ms",
-    needs=("kernels",),
-    interval="no compute runs",
-)
+@rank_fact(unit="ms", needs=("kernels",), interval="no compute runs")
 def non_compute_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step in which no compute runs: communication, copies and idle time."""
     if timeline.judged is None or timeline.activity is None:
@@ -71,41 +66,31 @@ def non_compute_ms(timeline: RankTimeline) -> Spans | Unknown:
     return timeline.activity.compute.complement(timeline.judged.start_ns, timeline.judged.end_ns)
 
 
-@rank_fact(
-    "exposed_comm_ms",
-    unit="ms",
-    needs=("kernels",),
-    interval="communication with no compute beside it",
-)
+@rank_fact(unit="ms", needs=("kernels",), interval="communication with no compute beside it")
 def exposed_comm_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step in which communication runs and no compute does. Copies hide nothing."""
     return _in_step(timeline, lambda activity: activity.exposed_comm)
 
 
-@rank_fact(
-    "exposed_copy_ms",
-    unit="ms",
-    needs=("kernels",),
-    interval="copy with neither compute nor communication beside it",
-)
+@rank_fact(unit="ms", needs=("kernels",), interval="copy with neither compute nor communication beside it")
 def exposed_copy_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step in which a copy runs and neither compute nor communication does."""
     return _in_step(timeline, lambda activity: activity.exposed_copy)
 
 
-@rank_fact("idle_ms", unit="ms", needs=("kernels",))
+@rank_fact(unit="ms", needs=("kernels",))
 def idle_ms(timeline: RankTimeline) -> Value:
     """Time of the median step in which nothing runs on the device."""
     return _part(timeline, "idle_ns")
 
 
-@rank_fact("comm_ms", unit="ms", needs=("kernels",))
+@rank_fact(unit="ms", needs=("kernels",))
 def comm_ms(timeline: RankTimeline) -> Value:
     """Time of the median step in which communication runs, hidden or not; waiting for peers included."""
     return _part(timeline, "comm_ns")
 
 
-@rank_fact("exposed_comm_frac", unit="fraction", needs=("kernels",))
+@rank_fact(unit="fraction", needs=("kernels",))
 def exposed_comm_frac(timeline: RankTimeline) -> Value:
     """Share of the median step in which communication runs and no compute does. Copies hide nothing."""
     if timeline.judged is None or timeline.activity is None:
@@ -116,7 +101,7 @@ def exposed_comm_frac(timeline: RankTimeline) -> Value:
     return timeline.activity.exposed_comm.clip(start, end).total_ns / (end - start)
 
 
-@rank_fact("overlap_frac", unit="fraction", needs=("kernels", "collectives"))
+@rank_fact(unit="fraction", needs=("kernels", "collectives"))
 def overlap_frac(timeline: RankTimeline) -> Value:
     """Share of the communication time that compute hides, in the median step.
 
@@ -130,7 +115,7 @@ def overlap_frac(timeline: RankTimeline) -> Value:
     return 1.0 - budget.exposed_comm_ns / budget.comm_ns
 
 
-@rank_fact("step_jitter_frac", unit="fraction")
+@rank_fact(unit="fraction")
 def step_jitter_frac(timeline: RankTimeline) -> Value:
     """95th percentile of the complete steps' lengths over their median, minus 1. Needs three steps."""
     lengths = [window.end_ns - window.start_ns for window in timeline.complete_windows]
@@ -144,14 +129,14 @@ def step_jitter_frac(timeline: RankTimeline) -> Value:
     return float(long / median - 1.0)
 
 
-@rank_fact("slowest_step_ms", unit="ms")
+@rank_fact(unit="ms")
 def slowest_step_ms(timeline: RankTimeline) -> Value:
     """Length of the slowest complete step."""
     lengths = [window.end_ns - window.start_ns for window in timeline.complete_windows]
     return max(lengths) / 1e6 if lengths else Unknown("no complete step was captured")
 
 
-@rank_fact("host_step_ms", unit="ms", needs=("host_ops",))
+@rank_fact(unit="ms", needs=("host_ops",))
 def host_step_ms(timeline: RankTimeline) -> Value:
     """Length of the median step on the host; it may be shorter than on the GPU while a queue fills."""
     step = timeline.judged_host_step
@@ -160,7 +145,7 @@ def host_step_ms(timeline: RankTimeline) -> Value:
     return (step.end_ns - step.start_ns) / 1e6
 
 
-@rank_fact("host_floor_ms", unit="ms", needs=("host_ops", "launches"))
+@rank_fact(unit="ms", needs=("host_ops", "launches"))
 def host_floor_ms(timeline: RankTimeline) -> Value:
     """The host's own work in the median step: its length minus the time it was blocked.
 

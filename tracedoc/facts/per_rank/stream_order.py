@@ -21,9 +21,7 @@ NO_BACKWARD = Unknown("no backward pass was captured")
 _PASS = np.array([int(Phase.BACKWARD), int(Phase.RECOMPUTE)])
 
 
-@rank_fact(
-    "compute_stream_reductions", unit="count", needs=("kernels", "launches", "collectives", "host_ops")
-)
+@rank_fact(unit="count", needs=("kernels", "launches", "collectives", "host_ops"))
 def compute_stream_reductions(timeline: RankTimeline) -> Value:
     """Gradient reductions of the median step that run on the compute stream, with compute behind them.
 
@@ -38,7 +36,6 @@ def compute_stream_reductions(timeline: RankTimeline) -> Value:
 
 
 @rank_fact(
-    "compute_stream_reduction_ms",
     unit="ms",
     needs=("kernels", "launches", "collectives", "host_ops"),
     interval="gradients travel on the compute stream, where the rest of the backward pass waits behind them",

@@ -14,7 +14,7 @@ from tracedoc.values import Unknown, Value
 SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
 
 
-@rank_fact("unused_searches_per_step", unit="count", needs=("host_ops",))
+@rank_fact(unit="count", needs=("host_ops",))
 def unused_searches_per_step(timeline: RankTimeline) -> Value:
     """How often DDP searches the backward graph for unused parameters in the host's median step."""
     step = timeline.judged_host_step
@@ -24,7 +24,7 @@ def unused_searches_per_step(timeline: RankTimeline) -> Value:
     return int(((spans.starts >= step.start_ns) & (spans.starts < step.end_ns)).sum())
 
 
-@rank_fact("unused_search_host_ms", unit="ms", needs=("host_ops",))
+@rank_fact(unit="ms", needs=("host_ops",))
 def unused_search_host_ms(timeline: RankTimeline) -> Value:
     """Host time of the median step inside that search."""
     step = timeline.judged_host_step
@@ -34,7 +34,6 @@ def unused_search_host_ms(timeline: RankTimeline) -> Value:
 
 
 @rank_fact(
-    "unused_search_ms",
     unit="ms",
     needs=("host_ops", "kernels"),
     interval="idle during the search for unused parameters, or the reduction of what it found",

@@ -9,7 +9,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.values import Value
 
 
-@run_fact("recompile_limit_hits", unit="count", scope="rank")
+@run_fact(unit="count", scope="rank")
 def recompile_limit_hits(run: RunView) -> dict[str, Value]:
     """How often torch.compile gave a function up since the job began, having compiled it too often already.
 

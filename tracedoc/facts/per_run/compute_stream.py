@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.per_rank.stream_order import compute_stream_reduction_ms
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
 from tracedoc.values import Unknown
 
 
 @run_fact(
-    "compute_stream_transfer_ms",
     unit="ms",
     scope="rank",
     needs=("kernels", "launches", "collectives", "host_ops"),
@@ -18,9 +18,9 @@ from tracedoc.values import Unknown
 )
 def compute_stream_transfer_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
     """:func:`compute_stream_reduction_ms` without waiting for late ranks, where that is known."""
-    value = digest.facts.get("compute_stream_reduction_ms")
+    value = compute_stream_reduction_ms.of(digest)
     if isinstance(value, Unknown):
         return value
     table = digest.collectives
     transfer = Spans.of(run.arrivals[digest.rank].last_arrival_ns(table), table.end_ns)
-    return digest.spans("compute_stream_reduction_ms") & transfer
+    return compute_stream_reduction_ms.spans_of(digest) & transfer

@@ -33,31 +33,31 @@ LATENCY_BOUND_SHARE = 0.25
 """Below this share of the half-rate size a message takes nearly as long as an empty one."""
 
 
-@run_fact("exposed_transfer_ms", unit="ms", scope="rank", needs=("collectives",))
+@run_fact(unit="ms", scope="rank", needs=("collectives",))
 def exposed_transfer_ms(run: RunView) -> dict[str, Value]:
     """Exposed communication of the median step in which data moves: after the last rank has come."""
     return _split_part(run, lambda split: split.transfer_ns)
 
 
-@run_fact("exposed_wait_ms", unit="ms", scope="rank", needs=("collectives",))
+@run_fact(unit="ms", scope="rank", needs=("collectives",))
 def exposed_wait_ms(run: RunView) -> dict[str, Value]:
     """Exposed communication of the median step spent waiting for a later rank."""
     return _split_part(run, lambda split: split.wait_ns)
 
 
-@run_fact("pipeline_wait_ms", unit="ms", scope="rank", needs=("collectives",))
+@run_fact(unit="ms", scope="rank", needs=("collectives",))
 def pipeline_wait_ms(run: RunView) -> dict[str, Value]:
     """Exposed communication of the median step spent waiting for a pipeline neighbour."""
     return _split_part(run, lambda split: split.pipeline_wait_ns)
 
 
-@run_fact("exposed_comm_unsplit_ms", unit="ms", scope="rank", needs=("collectives",))
+@run_fact(unit="ms", scope="rank", needs=("collectives",))
 def exposed_comm_unsplit_ms(run: RunView) -> dict[str, Value]:
     """Exposed communication of the median step whose peers' arrival is unknown: transfer or waiting."""
     return _split_part(run, lambda split: split.unsplit_ns)
 
 
-@run_fact("exposed_comm_excluding_wait_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
+@run_fact(unit="ms", scope="rank", needs=("kernels", "collectives"))
 def exposed_comm_excluding_wait_ms(run: RunView) -> dict[str, Value]:
     """Exposed communication of the median step minus what other ranks are known to cause.
 
@@ -68,7 +68,7 @@ def exposed_comm_excluding_wait_ms(run: RunView) -> dict[str, Value]:
     return run.by_rank(lambda digest, step: _less_wait(run, digest, step))
 
 
-@run_fact("comm_split", unit="text", values=SPLITS)
+@run_fact(unit="text", values=SPLITS)
 def comm_split(run: RunView) -> Value:
     """What is known of exposed communication: how far transfer and waiting for peers could be separated.
 
@@ -91,7 +91,7 @@ def comm_split(run: RunView) -> Value:
     return "arrivals partly known"
 
 
-@run_fact("latency_bound_frac", unit="fraction", scope="rank", needs=("collectives",))
+@run_fact(unit="fraction", scope="rank", needs=("collectives",))
 def latency_bound_frac(run: RunView) -> dict[str, Value]:
     """Share of the median step's sized collectives that are too small to use the link.
 
@@ -104,13 +104,7 @@ def latency_bound_frac(run: RunView) -> dict[str, Value]:
     return run.by_rank(lambda digest, step: _latency_bound_share(run, digest, step))
 
 
-@run_fact(
-    "latency_bound_exposed_ms",
-    unit="ms",
-    scope="rank",
-    needs=("collectives",),
-    interval="exposed latency-bound collective",
-)
+@run_fact(unit="ms", scope="rank", needs=("collectives",), interval="exposed latency-bound collective")
 def latency_bound_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
     """Exposed time of the median step in latency-bound collectives, less known waiting.
 

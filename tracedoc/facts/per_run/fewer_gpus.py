@@ -19,7 +19,7 @@ HALF = 0.45
 """With at most this share of the memory in use twice of everything fits, and 10 % is left for the rest."""
 
 
-@run_fact("half_gpus_throughput_frac", unit="fraction", scope="rank", needs=("kernels", "collectives"))
+@run_fact(unit="fraction", scope="rank", needs=("kernels", "collectives"))
 def half_gpus_throughput_frac(run: RunView) -> dict[str, Value]:
     """What half of the GPUs would at least keep of the job's throughput, with the same global batch.
 
@@ -55,7 +55,7 @@ def half_gpus_throughput_frac(run: RunView) -> dict[str, Value]:
     return run.by_rank(kept)
 
 
-@run_fact("half_gpus", unit="count")
+@run_fact(unit="count")
 def half_gpus(run: RunView) -> Value:
     """Half of the job's ranks."""
     ranks = run.world_size or len(run.digests)

@@ -17,7 +17,7 @@ from tracedoc.timeline.shards.shard_units import FORWARD
 from tracedoc.values import Unknown, Value
 
 
-@run_fact("gather_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+@run_fact(unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
 def gather_stall_ms(run: RunView) -> dict[str, Value]:
     """Idle time of the compute stream in the median step that the end of a parameter gather ends.
 
@@ -28,20 +28,19 @@ def gather_stall_ms(run: RunView) -> dict[str, Value]:
     return _stall(run, lambda parts: parts.stall)
 
 
-@run_fact("forward_gather_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+@run_fact(unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
 def forward_gather_stall_ms(run: RunView) -> dict[str, Value]:
     """The stalls of :func:`gather_stall_ms` in the forward pass."""
     return _stall(run, lambda parts: np.where(parts.phase == FORWARD, parts.stall, 0))
 
 
-@run_fact("backward_gather_stall_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+@run_fact(unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
 def backward_gather_stall_ms(run: RunView) -> dict[str, Value]:
     """The stalls of :func:`gather_stall_ms` in the backward pass, recomputation included."""
     return _stall(run, lambda parts: np.where(parts.phase != FORWARD, parts.stall, 0))
 
 
 @run_fact(
-    "hideable_gather_stall_ms",
     unit="ms",
     scope="rank",
     needs=("kernels", "collectives", "launches"),
@@ -58,7 +57,6 @@ def hideable_gather_stall_ms(run: RunView, digest: RankDigest, step: StepDigest)
 
 
 @run_fact(
-    "hideable_backward_stall_ms",
     unit="ms",
     scope="rank",
     needs=("kernels", "collectives", "launches"),
@@ -70,7 +68,7 @@ def hideable_backward_stall_ms(run: RunView, digest: RankDigest, step: StepDiges
     return parts if isinstance(parts, Unknown) else parts.hideable_spans(parts.phase != FORWARD)
 
 
-@run_fact("gather_stall_wait_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+@run_fact(unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
 def gather_stall_wait_ms(run: RunView) -> dict[str, Value]:
     """The part of the stalls that would be gone had the last rank come in time.
 
@@ -80,7 +78,7 @@ def gather_stall_wait_ms(run: RunView) -> dict[str, Value]:
     return _stall(run, lambda parts: parts.wait)
 
 
-@run_fact("gather_stall_bandwidth_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+@run_fact(unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
 def gather_stall_bandwidth_ms(run: RunView) -> dict[str, Value]:
     """The part of the stalls by which transfers take longer than the compute they could hide behind.
 
@@ -89,13 +87,13 @@ def gather_stall_bandwidth_ms(run: RunView) -> dict[str, Value]:
     return _stall(run, lambda parts: parts.bandwidth)
 
 
-@run_fact("gather_stall_late_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+@run_fact(unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
 def gather_stall_late_ms(run: RunView) -> dict[str, Value]:
     """The part of the stalls caused by the host launching the gather too late to hide it."""
     return _stall(run, lambda parts: parts.late)
 
 
-@run_fact("gather_stall_held_ms", unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
+@run_fact(unit="ms", scope="rank", needs=("kernels", "collectives", "launches"))
 def gather_stall_held_ms(run: RunView) -> dict[str, Value]:
     """The part of the stalls whose gather was launched in time and yet started late: not fetched ahead."""
     return _stall(run, lambda parts: parts.held)
@@ -112,13 +110,7 @@ CAUSES = (
 """Why gathers stall."""
 
 
-@run_fact(
-    "gather_stall_cause",
-    unit="text",
-    scope="rank",
-    needs=("kernels", "collectives", "launches"),
-    values=CAUSES,
-)
+@run_fact(unit="text", scope="rank", needs=("kernels", "collectives", "launches"), values=CAUSES)
 def gather_stall_cause(run: RunView) -> dict[str, Value]:
     """The largest cause of the stalls.
 

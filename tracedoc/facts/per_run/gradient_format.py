@@ -6,6 +6,7 @@ import numpy as np
 
 from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.per_rank.kernel_mix import matrix_dtypes
 from tracedoc.facts.per_run.gradients import gradient_exposed_ms
 from tracedoc.facts.per_run.links import half_rate_bytes
 from tracedoc.ranks.run_view import RunView
@@ -17,7 +18,7 @@ from tracedoc.values import Unknown, Value
 HALF_FORMATS = ("bfloat16", "float16")
 
 
-@run_fact("gradient_transfer_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
+@run_fact(unit="ms", scope="rank", needs=("host_ops", "collectives"))
 def gradient_transfer_ms(run: RunView) -> dict[str, Value]:
     """Time of the median step in which gradients are reduced, hidden or not, less known waiting."""
 
@@ -30,7 +31,7 @@ def gradient_transfer_ms(run: RunView) -> dict[str, Value]:
     return run.by_rank(transfer)
 
 
-@run_fact("fp32_gradients_frac", unit="fraction", scope="rank", needs=("host_ops", "collectives"))
+@run_fact(unit="fraction", scope="rank", needs=("host_ops", "collectives"))
 def fp32_gradients_frac(run: RunView) -> dict[str, Value]:
     """Share of the median step's gradient bytes that are reduced in fp32."""
 
@@ -45,7 +46,7 @@ def fp32_gradients_frac(run: RunView) -> dict[str, Value]:
     return run.by_rank(share)
 
 
-@run_fact("fp32_reduction_saving_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
+@run_fact(unit="ms", scope="rank", needs=("host_ops", "collectives"))
 def fp32_reduction_saving_ms(run: RunView) -> dict[str, Value]:
     """What half the bytes would save of the exposed time of fp32 gradient reductions, less known waiting.
 
@@ -70,7 +71,7 @@ def fp32_reduction_saving_ms(run: RunView) -> dict[str, Value]:
     return run.by_rank(saving)
 
 
-@run_fact("trains_in_16_bit", unit="bool", scope="rank", needs=("kernels",))
+@run_fact(unit="bool", scope="rank", needs=("kernels",))
 def trains_in_16_bit(run: RunView) -> dict[str, Value]:
     """Whether most of the matrix work runs in bf16 or fp16.
 
@@ -80,7 +81,7 @@ def trains_in_16_bit(run: RunView) -> dict[str, Value]:
     def half(digest: RankDigest, step: StepDigest) -> Value:
         if digest.signs.matrix_dtype:
             return digest.signs.matrix_dtype in HALF_FORMATS
-        formats = digest.facts.get("matrix_dtypes")
+        formats = matrix_dtypes.of(digest)
         if not isinstance(formats, str) or not formats or formats.startswith("unknown"):
             return Unknown("in which format matrix products run is not known")
         return formats.startswith(("bf16", "fp16"))

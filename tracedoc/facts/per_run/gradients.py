@@ -10,7 +10,13 @@ import numpy.typing as npt
 
 from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
-from tracedoc.facts.per_rank.phase_times import NO_PHASES
+from tracedoc.facts.per_rank.phase_times import (
+    NO_PHASES,
+    backward_compute_ms,
+    comm_after_backward_ms,
+    micro_batches,
+    reducing_micro_batches,
+)
 from tracedoc.facts.per_run.exposed_communication import hidden_by_last_ns
 from tracedoc.facts.per_run.links import half_rate_bytes, usual_call_ns
 from tracedoc.ranks.run_view import RunView
@@ -39,19 +45,19 @@ _HALVES = ("bfloat16", "half", "float16", "c10::bfloat16", "c10::half", "bf16", 
 NO_GRADIENTS = Unknown("no gradient reduction was seen in the step")
 
 
-@run_fact("gradient_buckets", unit="count", scope="rank", needs=("host_ops", "collectives"))
+@run_fact(unit="count", scope="rank", needs=("host_ops", "collectives"))
 def gradient_buckets(run: RunView) -> dict[str, Value]:
     """Reductions of gradients in the median step: DDP's buckets, over all its micro-batches."""
     return run.by_rank(lambda digest, step: int(_rows(digest, step).size) or NO_GRADIENTS)
 
 
-@run_fact("gradient_bytes", unit="bytes", scope="rank", needs=("host_ops", "collectives"))
+@run_fact(unit="bytes", scope="rank", needs=("host_ops", "collectives"))
 def gradient_bytes(run: RunView) -> dict[str, Value]:
     """Bytes of gradients that the median step reduces."""
     return run.by_rank(lambda digest, step: _total(digest, _rows(digest, step)))
 
 
-@run_fact("gradient_dtype", unit="text", scope="rank", needs=("host_ops", "collectives"))
+@run_fact(unit="text", scope="rank", needs=("host_ops", "collectives"))
 def gradient_dtype(run: RunView) -> dict[str, Value]:
     """Whether most bytes of the median step's gradient reductions are "16-bit" or "wider"; else "unknown"."""
 
@@ -66,7 +72,7 @@ def gradient_dtype(run: RunView) -> dict[str, Value]:
     return run.by_rank(lambda digest, step: most(digest, _rows(digest, step)))
 
 
-@run_fact("median_bucket_bytes", unit="bytes", scope="rank", needs=("host_ops", "collectives"))
+@run_fact(unit="bytes", scope="rank", needs=("host_ops", "collectives"))
 def median_bucket_bytes(run: RunView) -> dict[str, Value]:
     """Median size of the median step's gradient reductions."""
 
@@ -77,13 +83,7 @@ def median_bucket_bytes(run: RunView) -> dict[str, Value]:
     return run.by_rank(lambda digest, step: median(digest, _rows(digest, step)))
 
 
-@run_fact(
-    "gradient_exposed_ms",
-    unit="ms",
-    scope="rank",
-    needs=("host_ops", "collectives"),
-    interval="exposed gradient reduction",
-)
+@run_fact(unit="ms", scope="rank", needs=("host_ops", "collectives"), interval="exposed gradient reduction")
 def gradient_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
     """Exposed time of the median step's gradient reductions, less known waiting for other ranks."""
     rows = _rows(digest, step)
@@ -93,7 +93,6 @@ def gradient_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
 
 
 @run_fact(
-    "beside_gradients_ms",
     unit="ms",
     scope="rank",
     needs=("host_ops", "collectives"),
@@ -109,25 +108,25 @@ def beside_gradients_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
     return _beside_gradients(run, digest, step, ops)[1]
 
 
-@run_fact("beside_gradients_op", unit="text", scope="rank", needs=("host_ops", "collectives"))
+@run_fact(unit="text", scope="rank", needs=("host_ops", "collectives"))
 def beside_gradients_op(run: RunView) -> dict[str, Value]:
     """The kind of collective that takes most of :func:`beside_gradients_ms`."""
     return _of_longest_beside(run, lambda op, rows, spans: op.replace("_", "-"))
 
 
-@run_fact("beside_gradients_op_calls", unit="count", scope="rank", needs=("host_ops", "collectives"))
+@run_fact(unit="count", scope="rank", needs=("host_ops", "collectives"))
 def beside_gradients_op_calls(run: RunView) -> dict[str, Value]:
     """Collectives of the median step that are of the kind of :func:`beside_gradients_op`."""
     return _of_longest_beside(run, lambda op, rows, spans: int(rows.size))
 
 
-@run_fact("beside_gradients_op_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
+@run_fact(unit="ms", scope="rank", needs=("host_ops", "collectives"))
 def beside_gradients_op_ms(run: RunView) -> dict[str, Value]:
     """What of :func:`beside_gradients_ms` is of the kind of :func:`beside_gradients_op`."""
     return _of_longest_beside(run, lambda op, rows, spans: spans.total_ns / 1e6)
 
 
-@run_fact("suggested_bucket_bytes", unit="bytes", scope="rank", needs=("host_ops", "collectives"))
+@run_fact(unit="bytes", scope="rank", needs=("host_ops", "collectives"))
 def suggested_bucket_bytes(run: RunView) -> dict[str, Value]:
     """Bucket size that uses the link and still leaves three buckets to overlap.
 
@@ -137,7 +136,7 @@ def suggested_bucket_bytes(run: RunView) -> dict[str, Value]:
     return run.by_rank(lambda digest, step: _suggested(run, digest, _rows(digest, step)))
 
 
-@run_fact("bucket_overhead_frac", unit="fraction", scope="rank", needs=("host_ops", "collectives"))
+@run_fact(unit="fraction", scope="rank", needs=("host_ops", "collectives"))
 def bucket_overhead_frac(run: RunView) -> dict[str, Value]:
     """Share of the gradient reductions' transfer that fewer, larger buckets would save.
 
@@ -147,7 +146,7 @@ def bucket_overhead_frac(run: RunView) -> dict[str, Value]:
     return run.by_rank(lambda digest, step: _overhead(run, digest, _rows(digest, step)))
 
 
-@run_fact("bucket_saving_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
+@run_fact(unit="ms", scope="rank", needs=("host_ops", "collectives"))
 def bucket_saving_ms(run: RunView) -> dict[str, Value]:
     """Exposed gradient reduction that fewer, larger buckets would save: overhead times exposed time."""
 
@@ -159,7 +158,7 @@ def bucket_saving_ms(run: RunView) -> dict[str, Value]:
     return run.by_rank(saving)
 
 
-@run_fact("suggested_bucket_mb", unit="count", scope="rank", needs=("host_ops", "collectives"))
+@run_fact(unit="count", scope="rank", needs=("host_ops", "collectives"))
 def suggested_bucket_mb(run: RunView) -> dict[str, Value]:
     """The same in MiB, rounded up, as DDP's ``bucket_cap_mb`` takes it."""
 
@@ -169,7 +168,7 @@ def suggested_bucket_mb(run: RunView) -> dict[str, Value]:
     return {rank: rounded(size) for rank, size in suggested_bucket_bytes(run).items()}
 
 
-@run_fact("late_reduction_ms", unit="ms", scope="rank", needs=("kernels", "host_ops", "collectives"))
+@run_fact(unit="ms", scope="rank", needs=("kernels", "host_ops", "collectives"))
 def late_reduction_ms(run: RunView) -> dict[str, Value]:
     """Exposed gradient reduction after the backward pass, less known waiting for other ranks.
 
@@ -177,7 +176,7 @@ def late_reduction_ms(run: RunView) -> dict[str, Value]:
     """
 
     def late(digest: RankDigest, step: StepDigest) -> Value:
-        after = digest.facts.get("comm_after_backward_ms", NO_PHASES)
+        after = comm_after_backward_ms.of(digest)
         if not isinstance(after, (int, float)):
             return after
         exposed_ns = gradient_exposed_ms(run, digest, step).total_ns
@@ -189,7 +188,7 @@ def late_reduction_ms(run: RunView) -> dict[str, Value]:
     return run.by_rank(late)
 
 
-@run_fact("splittable_reduction_ms", unit="ms", scope="rank", needs=("kernels", "host_ops", "collectives"))
+@run_fact(unit="ms", scope="rank", needs=("kernels", "host_ops", "collectives"))
 def splittable_reduction_ms(run: RunView) -> dict[str, Value]:
     """What eight buckets of one size would hide of :func:`late_reduction_ms`; 0 where there are as many.
 
@@ -201,7 +200,7 @@ def splittable_reduction_ms(run: RunView) -> dict[str, Value]:
     return run.by_rank(lambda digest, step: _splittable(run, digest, step, late[str(digest.rank)]))
 
 
-@run_fact("even_bucket_mb", unit="count", scope="rank", needs=("host_ops", "collectives"))
+@run_fact(unit="count", scope="rank", needs=("host_ops", "collectives"))
 def even_bucket_mb(run: RunView) -> dict[str, Value]:
     """An eighth of the gradients of one micro-batch in MiB, rounded up, as ``bucket_cap_mb`` takes it."""
 
@@ -214,12 +213,12 @@ def even_bucket_mb(run: RunView) -> dict[str, Value]:
     return run.by_rank(eighth)
 
 
-@run_fact("repeated_reduction_ms", unit="ms", scope="rank", needs=("host_ops", "collectives"))
+@run_fact(unit="ms", scope="rank", needs=("host_ops", "collectives"))
 def repeated_reduction_ms(run: RunView) -> dict[str, Value]:
     """Exposed gradient reduction of all micro-batches but one that reduce, less known waiting."""
 
     def repeated(digest: RankDigest, step: StepDigest) -> Value:
-        passes = digest.facts.get("reducing_micro_batches", NO_PHASES)
+        passes = reducing_micro_batches.of(digest)
         if not isinstance(passes, int):
             return passes if isinstance(passes, Unknown) else NO_PHASES
         exposed = gradient_exposed_ms(run, digest, step).total_ns / 1e6
@@ -229,13 +228,13 @@ def repeated_reduction_ms(run: RunView) -> dict[str, Value]:
 
 
 def _splittable(run: RunView, digest: RankDigest, step: StepDigest, late: Value) -> Value:
-    rows, backward = _rows(digest, step), digest.facts.get("backward_compute_ms", NO_PHASES)
+    rows, backward = _rows(digest, step), backward_compute_ms.of(digest)
     if not isinstance(late, (int, float)) or not isinstance(backward, (int, float)):
         return late if isinstance(late, Unknown) else NO_PHASES
     buckets = rows.size / _reducing_passes(digest)
     if buckets == 0 or buckets >= EVEN_BUCKETS:
         return 0.0
-    table, passes = digest.collectives, digest.facts.get("micro_batches", 1)
+    table, passes = digest.collectives, micro_batches.of(digest)
     last_arrival_ns = run.arrivals[digest.rank].last_arrival_ns(table)
     transfer = Spans.of(last_arrival_ns[rows], table.end_ns[rows]).total_ns / 1e6 / _reducing_passes(digest)
     transfer += (EVEN_BUCKETS - buckets) * _call_latency_ms(run, digest, rows)
@@ -255,7 +254,7 @@ def _call_latency_ms(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp
 
 
 def _reducing_passes(digest: RankDigest) -> int:
-    passes = digest.facts.get("reducing_micro_batches")
+    passes = reducing_micro_batches.of(digest)
     return passes if isinstance(passes, int) and passes > 1 else 1
 
 

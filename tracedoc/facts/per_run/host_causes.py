@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tracedoc.digest.host_work import AwayTotal, HostDigest, SyncTotal
 from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.per_rank.launch_pace import host_away_idle_ms
 from tracedoc.facts.per_rank.step import NO_STEP
 from tracedoc.ranks.run_view import RunView
 from tracedoc.timeline.host import PHASES
@@ -20,7 +21,7 @@ def _of_cause(run: RunView, cause: str) -> dict[str, Value]:
     }
 
 
-@run_fact("dispatch_idle_ms", unit="ms", scope="rank", needs=("launches",))
+@run_fact(unit="ms", scope="rank", needs=("launches",))
 def dispatch_idle_ms(run: RunView) -> dict[str, Value]:
     """Late-launch idle time of the median step while a launching thread is inside an operator or call.
 
@@ -29,26 +30,26 @@ def dispatch_idle_ms(run: RunView) -> dict[str, Value]:
     return _of_cause(run, "dispatch")
 
 
-@run_fact("python_idle_ms", unit="ms", scope="rank", needs=("launches",))
+@run_fact(unit="ms", scope="rank", needs=("launches",))
 def python_idle_ms(run: RunView) -> dict[str, Value]:
     """Late-launch idle time of the median step while no launching thread is inside an operator: Python, or
     code that the profiler does not see."""
     return _of_cause(run, "python")
 
 
-@run_fact("optimizer_idle_ms", unit="ms", scope="rank", needs=("launches",))
+@run_fact(unit="ms", scope="rank", needs=("launches",))
 def optimizer_idle_ms(run: RunView) -> dict[str, Value]:
     """Late-launch idle time of the median step while the host is inside ``Optimizer.step``."""
     return _of_cause(run, "optimizer")
 
 
-@run_fact("compile_idle_ms", unit="ms", scope="rank", needs=("host_ops",))
+@run_fact(unit="ms", scope="rank", needs=("host_ops",))
 def compile_idle_ms(run: RunView) -> dict[str, Value]:
     """Idle time of the median step while code is compiled, a module loaded, or a graph captured."""
     return _of_cause(run, "compile")
 
 
-@run_fact("gc_idle_ms", unit="ms", scope="rank", needs=("host_ops",))
+@run_fact(unit="ms", scope="rank", needs=("host_ops",))
 def gc_idle_ms(run: RunView) -> dict[str, Value]:
     """Idle time of the median step while Python collects garbage, where the capture records that.
 
@@ -57,13 +58,13 @@ def gc_idle_ms(run: RunView) -> dict[str, Value]:
     return _of_cause(run, "gc")
 
 
-@run_fact("profiler_idle_ms", unit="ms", scope="rank", needs=("host_ops",))
+@run_fact(unit="ms", scope="rank", needs=("host_ops",))
 def profiler_idle_ms(run: RunView) -> dict[str, Value]:
     """Idle time of the median step during the profiler's own work (buffers flushed or requested)."""
     return _of_cause(run, "profiler")
 
 
-@run_fact("queued_idle_ms", unit="ms", scope="rank", needs=("launches",))
+@run_fact(unit="ms", scope="rank", needs=("launches",))
 def queued_idle_ms(run: RunView) -> dict[str, Value]:
     """Idle time of the median step with the next event launched already: dependencies, launch latency.
 
@@ -72,13 +73,13 @@ def queued_idle_ms(run: RunView) -> dict[str, Value]:
     return _of_cause(run, "dependency")
 
 
-@run_fact("matrix_ms", unit="ms", scope="rank", needs=("kernels",))
+@run_fact(unit="ms", scope="rank", needs=("kernels",))
 def matrix_ms(run: RunView) -> dict[str, Value]:
     """Time of the median step in which a matrix product, convolution or attention kernel runs (union)."""
     return _of_cause(run, "matrix")
 
 
-@run_fact("syncs_per_step", unit="count", scope="rank", needs=("launches",))
+@run_fact(unit="count", scope="rank", needs=("launches",))
 def syncs_per_step(run: RunView) -> dict[str, Value]:
     """Waits of the host for the GPU in the median step, whether they cost anything or not.
 
@@ -87,20 +88,20 @@ def syncs_per_step(run: RunView) -> dict[str, Value]:
     return _of_syncs(run, lambda syncs: sum(total.count for total in syncs))
 
 
-@run_fact("draining_syncs_per_step", unit="count", scope="rank", needs=("launches",))
+@run_fact(unit="count", scope="rank", needs=("launches",))
 def draining_syncs_per_step(run: RunView) -> dict[str, Value]:
     """Waits of the median step after which the GPU was idle until the host launched again."""
     return _of_syncs(run, lambda syncs: sum(total.draining for total in syncs))
 
 
-@run_fact("sync_blocked_ms", unit="ms", scope="rank", needs=("launches",))
+@run_fact(unit="ms", scope="rank", needs=("launches",))
 def sync_blocked_ms(run: RunView) -> dict[str, Value]:
     """Time of the median step that the host spends in waits that leave the GPU idle, and in others of the
     same operator at the same place."""
     return _of_syncs(run, lambda syncs: sum(t.blocked_ns for t in syncs if t.draining) / 1e6)
 
 
-@run_fact("sync_call", unit="text", scope="rank", needs=("launches",))
+@run_fact(unit="text", scope="rank", needs=("launches",))
 def sync_call(run: RunView) -> dict[str, Value]:
     """What asks for the waits that cost the median step most idle time, as scripts write it: ``.item()``.
 
@@ -110,7 +111,7 @@ def sync_call(run: RunView) -> dict[str, Value]:
     return _of_costly(run, lambda syncs: SPELLINGS.get(syncs[0].operator, syncs[0].operator))
 
 
-@run_fact("sync_place", unit="text", scope="rank", needs=("launches",))
+@run_fact(unit="text", scope="rank", needs=("launches",))
 def sync_place(run: RunView) -> dict[str, Value]:
     """Where the waits of :func:`sync_call` are.
 
@@ -120,25 +121,25 @@ def sync_place(run: RunView) -> dict[str, Value]:
     return _of_costly(run, lambda syncs: syncs[0].line or syncs[0].where)
 
 
-@run_fact("sync_call_waits", unit="count", scope="rank", needs=("launches",))
+@run_fact(unit="count", scope="rank", needs=("launches",))
 def sync_call_waits(run: RunView) -> dict[str, Value]:
     """Waits of :func:`sync_call` in the median step."""
     return _of_costly(run, lambda syncs: syncs[0].count)
 
 
-@run_fact("sync_call_idle_ms", unit="ms", scope="rank", needs=("launches",))
+@run_fact(unit="ms", scope="rank", needs=("launches",))
 def sync_call_idle_ms(run: RunView) -> dict[str, Value]:
     """Idle time of the median step after the waits of :func:`sync_call`."""
     return _of_costly(run, lambda syncs: syncs[0].idle_ns / 1e6)
 
 
-@run_fact("sync_places", unit="count", scope="rank", needs=("launches",))
+@run_fact(unit="count", scope="rank", needs=("launches",))
 def sync_places(run: RunView) -> dict[str, Value]:
     """Operators and places whose waits leave the GPU idle in the median step."""
     return _of_costly(run, len)
 
 
-@run_fact("host_away_operator", unit="text", scope="rank", needs=("launches",))
+@run_fact(unit="text", scope="rank", needs=("launches",))
 def host_away_operator(run: RunView) -> dict[str, Value]:
     """The operator that fills most of the gaps of :func:`host_away_idle_ms`: half of each or more of them.
 
@@ -147,7 +148,7 @@ def host_away_operator(run: RunView) -> dict[str, Value]:
     return _of_gaps(run, lambda gaps: gaps[0].doing)
 
 
-@run_fact("host_away_phase", unit="text", scope="rank", needs=("launches",), values=PHASES)
+@run_fact(unit="text", scope="rank", needs=("launches",), values=PHASES)
 def host_away_phase(run: RunView) -> dict[str, Value]:
     """Where in the step the gaps of :func:`host_away_operator` are.
 
@@ -157,13 +158,13 @@ def host_away_phase(run: RunView) -> dict[str, Value]:
     return _of_gaps(run, lambda gaps: gaps[0].where)
 
 
-@run_fact("host_away_operator_ms", unit="ms", scope="rank", needs=("launches",))
+@run_fact(unit="ms", scope="rank", needs=("launches",))
 def host_away_operator_ms(run: RunView) -> dict[str, Value]:
     """Idle time of the median step in the gaps of :func:`host_away_operator`."""
     return _of_gaps(run, lambda gaps: gaps[0].idle_ns / 1e6)
 
 
-@run_fact("host_away_kinds", unit="count", scope="rank", needs=("launches",))
+@run_fact(unit="count", scope="rank", needs=("launches",))
 def host_away_kinds(run: RunView) -> dict[str, Value]:
     """Operators and phases in which the gaps of :func:`host_away_idle_ms` are."""
     return _of_gaps(run, len)
@@ -198,7 +199,7 @@ def _of_gaps(run: RunView, value: Callable[[Sequence[AwayTotal]], Value]) -> dic
     """Return what is said of the gaps in which each rank's host launches nothing, the longest first."""
     found: dict[str, Value] = {}
     for digest in run.digests:
-        idle = digest.facts.get("host_away_idle_ms", NO_STEP) if digest.host_work is not None else NO_STEP
+        idle = host_away_idle_ms.of(digest) if digest.host_work is not None else NO_STEP
         if isinstance(idle, Unknown) or digest.host_work is None:
             found[str(digest.rank)] = idle
         else:

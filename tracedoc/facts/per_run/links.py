@@ -21,7 +21,7 @@ MOST_EFFICIENT = 1.5
 ONE_RANK = Unknown("the traces of one rank: when data begins to move is not known")
 
 
-@run_fact("transfer_gbps", unit="gbps", needs=("collectives", "multi_rank"))
+@run_fact(unit="gbps", needs=("collectives", "multi_rank"))
 def transfer_gbps(run: RunView) -> Value:
     """Bus bandwidth that the run's all-reduces, reduce-scatters and all-gathers reach, weighted by bytes.
 
@@ -33,7 +33,7 @@ def transfer_gbps(run: RunView) -> Value:
     return found if isinstance(found, Unknown) else _weighted(found, found.gbps)
 
 
-@run_fact("expected_transfer_gbps", unit="gbps", needs=("gpu", "collectives", "multi_rank"))
+@run_fact(unit="gbps", needs=("gpu", "collectives", "multi_rank"))
 def expected_transfer_gbps(run: RunView) -> Value:
     """Bus bandwidth that messages of these sizes should reach on this device's link, weighted by bytes.
 
@@ -48,7 +48,7 @@ def expected_transfer_gbps(run: RunView) -> Value:
     return _weighted(found, found.expected_gbps) if _is_known(found) else _no_link(run)
 
 
-@run_fact("link_efficiency_frac", unit="fraction", needs=("gpu", "collectives", "multi_rank"))
+@run_fact(unit="fraction", needs=("gpu", "collectives", "multi_rank"))
 def link_efficiency_frac(run: RunView) -> Value:
     """Bandwidth that transfers reach as a share of what their size should on this link, weighted by bytes.
 
@@ -65,7 +65,7 @@ def link_efficiency_frac(run: RunView) -> Value:
     return share if share <= MOST_EFFICIENT else Unknown("transfers are faster than this link should allow")
 
 
-@run_fact("clock_residual_ms", unit="ms", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", needs=("collectives", "multi_rank"))
 def clock_residual_ms(run: RunView) -> Value:
     """Median distance between the ends of one operation on two clocks, once they were brought together.
 
@@ -77,7 +77,7 @@ def clock_residual_ms(run: RunView) -> Value:
     )
 
 
-@run_fact("matched_collectives_frac", unit="fraction", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", needs=("collectives", "multi_rank"))
 def matched_collectives_frac(run: RunView) -> Value:
     """Share of the collectives of all captured ranks that were matched with those of another rank."""
     if len(run.digests) < 2:

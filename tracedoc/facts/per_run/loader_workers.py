@@ -6,7 +6,7 @@ from collections import Counter
 
 from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.catalog import run_fact
-from tracedoc.facts.per_rank.loader import LOADERS
+from tracedoc.facts.per_rank.loader import LOADERS, loader_kind
 from tracedoc.facts.per_run.settings import by_rank
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
@@ -19,7 +19,7 @@ LEAST_BUSY = 1 / MOST_WORKERS
 """Of a thread that is busy less, more than the most workers would be suggested."""
 
 
-@run_fact("training_thread_busy_frac", unit="fraction", scope="rank")
+@run_fact(unit="fraction", scope="rank")
 def training_thread_busy_frac(run: RunView) -> dict[str, Value]:
     """Share of the captured steps in which the rank's training thread ran, or was ready to run.
 
@@ -38,7 +38,7 @@ def _busy(rank: RankJob) -> Value:
     return min(busy_us / 1000 / (steps * rank.during.median_ms), 1.0)
 
 
-@run_fact("suggested_loader_workers", unit="count", scope="rank")
+@run_fact(unit="count", scope="rank")
 def suggested_loader_workers(run: RunView) -> dict[str, Value]:
     """Workers for which a rank has cores: its share of those that it may use, less one for training itself.
 
@@ -57,7 +57,7 @@ def _workers(run: RunView) -> dict[str, int]:
         one = by_rank.get(digest.rank)
         if one is None or one.cores is None:
             return MOST_WORKERS
-        busy = _busy(one) if digest.facts.get("loader_kind") == LOADERS["single_process"] else 1.0
+        busy = _busy(one) if loader_kind.of(digest) == LOADERS["single_process"] else 1.0
         free = max(one.cores // sharing[one.host, one.affinity] - 1, 1)
         share = 1.0 if isinstance(busy, Unknown) else max(float(busy), LEAST_BUSY)
         return min(int(free / share), MOST_WORKERS)
@@ -65,7 +65,7 @@ def _workers(run: RunView) -> dict[str, int]:
     return {str(digest.rank): workers(digest) for digest in run.digests}
 
 
-@run_fact("suggested_loader_interval_frac", unit="fraction", scope="rank")
+@run_fact(unit="fraction", scope="rank")
 def suggested_loader_interval_frac(run: RunView) -> dict[str, Value]:
     """Time between two batches with the suggested workers, as a share of today's.
 
@@ -75,9 +75,9 @@ def suggested_loader_interval_frac(run: RunView) -> dict[str, Value]:
     suggested = _workers(run)
 
     def pace(digest: RankDigest) -> Value:
-        kind = digest.facts.get("loader_kind")
-        if kind is None or isinstance(kind, Unknown):
-            return kind or Unknown("the capture has no operators of the host")
+        kind = loader_kind.of(digest)
+        if isinstance(kind, Unknown):
+            return kind
         rank = run.job.rank(digest.rank) if run.job is not None else None
         today = 1 if kind != LOADERS["workers"] else rank.loader.workers if rank is not None else None
         if not today:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.per_rank.memory import device_memory_bytes, peak_allocated_bytes
+from tracedoc.facts.per_rank.sharded_units import all_units_bytes, estimated_parameters, largest_unit_frac
 from tracedoc.facts.per_run.strategy import parameter_dtype, strategy_of
 from tracedoc.planner.fitting import Fit, KnownRun, what_fits
 from tracedoc.ranks.run_view import RunView, once
@@ -19,7 +21,7 @@ NOT_SHARDED = Unknown("no parameters are gathered by FSDP or ZeRO-3 in this trac
 _PLANNED = {"fsdp1": "full-shard", "fsdp2": "full-shard", "zero-3": "zero-3"}
 
 
-@run_fact("tensor_memory_frac", unit="fraction", scope="rank")
+@run_fact(unit="fraction", scope="rank")
 def tensor_memory_frac(run: RunView) -> dict[str, Value]:
     """Most GPU memory that tensors of torch took at once, since the job began, over that of the GPU.
 
@@ -30,7 +32,7 @@ def tensor_memory_frac(run: RunView) -> dict[str, Value]:
     return run.by_rank(lambda digest, step: _used_share(run, digest))
 
 
-@run_fact("usable_memory_bytes", unit="bytes", scope="rank")
+@run_fact(unit="bytes", scope="rank")
 def usable_memory_bytes(run: RunView) -> dict[str, Value]:
     """92 % of the GPU's memory: the driver, NCCL and fragmentation take the rest."""
 
@@ -41,7 +43,7 @@ def usable_memory_bytes(run: RunView) -> dict[str, Value]:
     return run.by_rank(usable)
 
 
-@run_fact("gathered_bytes", unit="bytes", scope="rank", needs=("collectives",))
+@run_fact(unit="bytes", scope="rank", needs=("collectives",))
 def gathered_bytes(run: RunView) -> dict[str, Value]:
     """What a GPU holds more if it keeps all units gathered between the passes: all of them but two.
 
@@ -50,7 +52,7 @@ def gathered_bytes(run: RunView) -> dict[str, Value]:
     return run.by_rank(lambda digest, step: _gathered(digest))
 
 
-@run_fact("fits_gathered", unit="bool", scope="rank", needs=("collectives",))
+@run_fact(unit="bool", scope="rank", needs=("collectives",))
 def fits_gathered(run: RunView) -> dict[str, Value]:
     """Whether the measured peak and ``gathered_bytes`` are at most ``usable_memory_bytes``."""
 
@@ -65,7 +67,7 @@ def fits_gathered(run: RunView) -> dict[str, Value]:
     return run.by_rank(fits)
 
 
-@run_fact("unsharded_bytes", unit="bytes", scope="rank", needs=("collectives",))
+@run_fact(unit="bytes", scope="rank", needs=("collectives",))
 def unsharded_bytes(run: RunView) -> dict[str, Value]:
     """What a GPU holds more if nothing is sharded: all parameters, gradients and states of AdamW.
 
@@ -82,7 +84,7 @@ def unsharded_bytes(run: RunView) -> dict[str, Value]:
     return run.by_rank(added)
 
 
-@run_fact("fits_unsharded", unit="bool", scope="rank", needs=("collectives",))
+@run_fact(unit="bool", scope="rank", needs=("collectives",))
 def fits_unsharded(run: RunView) -> dict[str, Value]:
     """Whether the measured peak and ``unsharded_bytes`` are at most ``usable_memory_bytes``."""
 
@@ -102,7 +104,7 @@ def _unsharded(run: RunView) -> dict[int, Fit]:
     strategy = _PLANNED.get(family)
     found = {}
     for digest, _ in run.judged():
-        parameters, memory = digest.facts.get("estimated_parameters"), _memory(run, digest)
+        parameters, memory = estimated_parameters.of(digest), _memory(run, digest)
         if digest.units is None or strategy is None:
             continue
         found[digest.rank] = what_fits(
@@ -120,7 +122,7 @@ def _unsharded(run: RunView) -> dict[int, Fit]:
 
 
 def _gathered(digest: RankDigest) -> Value:
-    total, largest = digest.facts.get("all_units_bytes"), digest.facts.get("largest_unit_frac")
+    total, largest = all_units_bytes.of(digest), largest_unit_frac.of(digest)
     if not isinstance(total, (int, float)) or not isinstance(largest, float):
         return total if isinstance(total, Unknown) else NOT_SHARDED
     return max(float(total) * (1.0 - 2.0 * largest), 0.0)
@@ -136,7 +138,7 @@ def _memory(run: RunView, digest: RankDigest) -> Memory:
     entry = run.job.rank(digest.rank) if run.job is not None else None
     if entry is not None and entry.memory.total and entry.memory.peak_allocated is not None:
         return entry.memory
-    total, peak = (digest.facts.get(name) for name in ("device_memory_bytes", "peak_allocated_bytes"))
+    total, peak = device_memory_bytes.of(digest), peak_allocated_bytes.of(digest)
     return Memory(
         total=total if isinstance(total, int) else None,
         peak_allocated=peak if isinstance(peak, int) else None,

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.per_rank.launch_pace import sync_idle_ms
 from tracedoc.ranks.matching import NO_OPERATION
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.spans import Int64Array, Spans
@@ -28,7 +29,7 @@ UNSIZED = Unknown("they carry no size")
 # -- barriers, metrics, objects
 
 
-@run_fact("extra_collectives_per_step", unit="count", scope="rank", needs=("collectives", "host_ops"))
+@run_fact(unit="count", scope="rank", needs=("collectives", "host_ops"))
 def extra_collectives_per_step(run: RunView) -> dict[str, Value]:
     """Barriers and small messages of a step that training does not need: the median over complete steps.
 
@@ -45,7 +46,7 @@ def extra_collectives_per_step(run: RunView) -> dict[str, Value]:
     return run.by_rank(median)
 
 
-@run_fact("extra_collectives", unit="text", scope="rank", needs=("collectives", "host_ops"))
+@run_fact(unit="text", scope="rank", needs=("collectives", "host_ops"))
 def extra_collectives(run: RunView) -> dict[str, Value]:
     """The calls of ``extra_collectives_per_step`` in the median step by kind, as "2 barriers"."""
 
@@ -59,7 +60,6 @@ def extra_collectives(run: RunView) -> dict[str, Value]:
 
 
 @run_fact(
-    "extra_collectives_ms",
     unit="ms",
     scope="rank",
     needs=("collectives", "host_ops", "kernels"),
@@ -75,7 +75,7 @@ def extra_collectives_ms(run: RunView, digest: RankDigest, step: StepDigest) -> 
     found = exposed_transfer(run, digest, step, rows)
     if isinstance(found, Unknown):
         return found
-    idle = digest.spans("sync_idle_ms")
+    idle = sync_idle_ms.spans_of(digest)
     table = digest.collectives
     reach = Spans.of(table.start_ns[rows], table.end_ns[rows] + JUST_AFTER_NS)
     behind = reach.covered_ns(idle.starts, np.minimum(idle.starts + 1, idle.ends)) > 0
@@ -85,20 +85,19 @@ def extra_collectives_ms(run: RunView, digest: RankDigest, step: StepDigest) -> 
 # -- buffers
 
 
-@run_fact("buffer_broadcasts_per_step", unit="count", scope="rank", needs=("collectives", "host_ops"))
+@run_fact(unit="count", scope="rank", needs=("collectives", "host_ops"))
 def buffer_broadcasts_per_step(run: RunView) -> dict[str, Value]:
     """Broadcasts of DDP before its forward passes in the median step: it sends rank 0's buffers to all."""
     return run.by_rank(lambda digest, step: int(_rows(digest, step, Role.BUFFERS).size))
 
 
-@run_fact("buffer_broadcast_bytes", unit="bytes", scope="rank", needs=("collectives", "host_ops"))
+@run_fact(unit="bytes", scope="rank", needs=("collectives", "host_ops"))
 def buffer_broadcast_bytes(run: RunView) -> dict[str, Value]:
     """Bytes of buffers that DDP broadcasts in the median step."""
     return run.by_rank(lambda digest, step: _total(digest, _rows(digest, step, Role.BUFFERS)))
 
 
 @run_fact(
-    "buffer_broadcast_ms",
     unit="ms",
     scope="rank",
     needs=("collectives", "host_ops", "kernels", "multi_rank"),
@@ -117,14 +116,13 @@ def buffer_broadcast_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
 # -- sharded optimizers
 
 
-@run_fact("optimizer_gather_bytes", unit="bytes", scope="rank", needs=("collectives", "host_ops"))
+@run_fact(unit="bytes", scope="rank", needs=("collectives", "host_ops"))
 def optimizer_gather_bytes(run: RunView) -> dict[str, Value]:
     """Bytes of updated parameters that the median step's optimizer gathers from the other ranks."""
     return run.by_rank(lambda digest, step: _total(digest, _rows(digest, step, Role.OPTIMIZER_GATHER)))
 
 
 @run_fact(
-    "optimizer_gather_ms",
     unit="ms",
     scope="rank",
     needs=("collectives", "host_ops", "kernels"),
@@ -141,7 +139,7 @@ def optimizer_gather_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
 # -- what layers exchange
 
 
-@run_fact("layer_exchanges_per_step", unit="count", scope="rank", needs=("collectives", "host_ops"))
+@run_fact(unit="count", scope="rank", needs=("collectives", "host_ops"))
 def layer_exchanges_per_step(run: RunView) -> dict[str, Value]:
     """Collectives of tensor-parallel layers in the median step, both passes.
 
@@ -150,14 +148,13 @@ def layer_exchanges_per_step(run: RunView) -> dict[str, Value]:
     return run.by_rank(lambda digest, step: int(_rows(digest, step, Role.LAYER).size))
 
 
-@run_fact("layer_exchange_bytes", unit="bytes", scope="rank", needs=("collectives", "host_ops"))
+@run_fact(unit="bytes", scope="rank", needs=("collectives", "host_ops"))
 def layer_exchange_bytes(run: RunView) -> dict[str, Value]:
     """Bytes of the collectives of tensor-parallel layers in the median step."""
     return run.by_rank(lambda digest, step: _total(digest, _rows(digest, step, Role.LAYER)))
 
 
 @run_fact(
-    "layer_exchange_ms",
     unit="ms",
     scope="rank",
     needs=("collectives", "host_ops", "kernels"),
@@ -169,7 +166,6 @@ def layer_exchange_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spa
 
 
 @run_fact(
-    "all_to_all_exposed_ms",
     unit="ms",
     scope="rank",
     needs=("collectives", "kernels"),
@@ -180,14 +176,13 @@ def all_to_all_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) ->
     return exposed_transfer(run, digest, step, _of_kind(digest, step, "all_to_all"))
 
 
-@run_fact("all_to_alls_per_step", unit="count", scope="rank", needs=("collectives",))
+@run_fact(unit="count", scope="rank", needs=("collectives",))
 def all_to_alls_per_step(run: RunView) -> dict[str, Value]:
     """All-to-alls of the median step."""
     return run.by_rank(lambda digest, step: int(_of_kind(digest, step, "all_to_all").size))
 
 
 @run_fact(
-    "p2p_exposed_ms",
     unit="ms",
     scope="rank",
     needs=("collectives", "kernels"),
@@ -198,7 +193,7 @@ def p2p_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans 
     return exposed_transfer(run, digest, step, _of_kind(digest, step, "send", "recv", "send_recv"))
 
 
-@run_fact("p2p_bytes", unit="bytes", scope="rank", needs=("collectives",))
+@run_fact(unit="bytes", scope="rank", needs=("collectives",))
 def p2p_bytes(run: RunView) -> dict[str, Value]:
     """Bytes that the median step sends to and receives from single ranks."""
     return run.by_rank(

@@ -21,7 +21,6 @@ NEVER = int(np.iinfo(np.int64).max)
 
 
 @run_fact(
-    "gather_behind_reduce_ms",
     unit="ms",
     scope="rank",
     needs=("kernels", "collectives", "launches"),
@@ -56,7 +55,6 @@ def gather_behind_reduce_ms(run: RunView, digest: RankDigest, step: StepDigest) 
 
 
 @run_fact(
-    "reduction_stall_ms",
     unit="ms",
     scope="rank",
     needs=("kernels", "collectives", "launches"),
@@ -74,7 +72,6 @@ def reduction_stall_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Sp
 
 
 @run_fact(
-    "reduce_buffer_stall_ms",
     unit="ms",
     scope="rank",
     needs=("kernels", "collectives", "launches"),

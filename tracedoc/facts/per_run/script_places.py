@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from tracedoc.digest.rank_digest import RankDigest
-from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.catalog import RankFact, run_fact
+from tracedoc.facts.per_rank.launch_pace import host_away_idle_ms, unexplained_idle_ms
+from tracedoc.facts.per_rank.loader import input_idle_ms
 from tracedoc.facts.per_rank.step import NO_STEP
 from tracedoc.facts.per_run.settings import core_wait_frac
 from tracedoc.ranks.code_places import code_place, common_place, has_stacks, late_place
@@ -21,26 +24,26 @@ FLATTENING = "flatten_dense_tensors"
 """The operator that merges or splits tensors around a broadcast of buffers."""
 
 
-@run_fact("loader_code", unit="text", scope="rank", needs=("host_ops",))
+@run_fact(unit="text", scope="rank", needs=("host_ops",))
 def loader_code(run: RunView) -> dict[str, Value]:
     """The function of the script that takes most of the loader's time, as "`__getitem__` (`data.py:12`)".
 
     From Python stacks, or a range that ``record_function`` names; "none" where neither shows half of
     :func:`input_idle_ms`. The line is where the function begins.
     """
-    return _places(run, "input_idle_ms", loading=True)
+    return _places(run, input_idle_ms, loading=True)
 
 
-@run_fact("host_code", unit="text", scope="rank", needs=("launches",))
+@run_fact(unit="text", scope="rank", needs=("launches",))
 def host_code(run: RunView) -> dict[str, Value]:
     """The function of the script in which the host is for half of :func:`host_away_idle_ms` or more.
 
     From the same sources as :func:`loader_code`; "none" where they show none.
     """
-    return _places(run, "host_away_idle_ms", loading=False)
+    return _places(run, host_away_idle_ms, loading=False)
 
 
-@run_fact("straggler_code", unit="text", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_code(run: RunView) -> dict[str, Value]:
     """The function of the script in which a late rank takes longer than its peers, or "none".
 
@@ -55,7 +58,7 @@ def straggler_code(run: RunView) -> dict[str, Value]:
     return found
 
 
-@run_fact("straggler_code_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_code_ms(run: RunView) -> dict[str, Value]:
     """How much longer a late rank is in :func:`straggler_code` than the median rank that is not late.
 
@@ -70,7 +73,7 @@ def straggler_code_ms(run: RunView) -> dict[str, Value]:
     return found
 
 
-@run_fact("straggler_recapture", unit="text", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_recapture(run: RunView) -> dict[str, Value]:
     """The command that records the Python stacks that a late rank lacks, or "none".
 
@@ -96,13 +99,13 @@ def _is_in_code_of_rank(run: RunView, late: Straggler) -> bool:
     return job is not None and job.loader.workers == 0
 
 
-@run_fact("straggler_located", unit="bool", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="bool", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_located(run: RunView) -> dict[str, Value]:
     """Whether :func:`straggler_code` names a function."""
     return {rank: place != "none" for rank, place in straggler_code(run).items()}
 
 
-@run_fact("script_code", unit="text", scope="rank", needs=("host_ops",))
+@run_fact(unit="text", scope="rank", needs=("host_ops",))
 def script_code(run: RunView) -> dict[str, Value]:
     """The function of the script in which the host of a CPU run is longest outside operators, or "none".
 
@@ -112,7 +115,7 @@ def script_code(run: RunView) -> dict[str, Value]:
     return {str(digest.rank): str(_script_place(run, digest.rank) or "none") for digest in run.digests}
 
 
-@run_fact("script_code_ms", unit="ms", scope="rank", needs=("host_ops",))
+@run_fact(unit="ms", scope="rank", needs=("host_ops",))
 def script_code_ms(run: RunView) -> dict[str, Value]:
     """Time of the median step in which no operator runs because the host is in :func:`script_code`, at most.
 
@@ -124,7 +127,7 @@ def script_code_ms(run: RunView) -> dict[str, Value]:
     return _script_times(run, lambda digest: 1.0)
 
 
-@run_fact("script_code_running_ms", unit="ms", scope="rank", needs=("host_ops",))
+@run_fact(unit="ms", scope="rank", needs=("host_ops",))
 def script_code_running_ms(run: RunView) -> dict[str, Value]:
     """:func:`script_code_ms` without the share of time that each rank waits for a core (``core_wait_frac``).
 
@@ -153,7 +156,7 @@ def _script_place(run: RunView, rank: int) -> CodePlace | None:
 def _script_times(run: RunView, share: Callable[[RankDigest], float]) -> dict[str, Value]:
     quiet = []
     for digest in run.digests:
-        idle_ms = digest.facts.get("unexplained_idle_ms", NO_STEP)
+        idle_ms = unexplained_idle_ms.of(digest)
         if not isinstance(idle_ms, float | int):
             return {
                 str(digest.rank): idle_ms if isinstance(idle_ms, Unknown) else NO_STEP
@@ -164,7 +167,7 @@ def _script_times(run: RunView, share: Callable[[RankDigest], float]) -> dict[st
     return {rank: min(place.time_ns / 1e6, *quiet) if place else 0.0 for rank, place in places.items()}
 
 
-@run_fact("broadcasts_buffers", unit="bool", scope="rank", needs=("launches",))
+@run_fact(unit="bool", scope="rank", needs=("launches",))
 def broadcasts_buffers(run: RunView) -> dict[str, Value]:
     """Whether the longest gaps of :func:`host_away_idle_ms` merge or split tensors in the forward pass.
 
@@ -180,10 +183,10 @@ def broadcasts_buffers(run: RunView) -> dict[str, Value]:
     return found
 
 
-def _places(run: RunView, fact: str, *, loading: bool) -> dict[str, Value]:
+def _places(run: RunView, idle: RankFact[Any], *, loading: bool) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for digest in run.digests:
-        idle_ms = digest.facts.get(fact, NO_STEP)
+        idle_ms = idle.of(digest)
         if isinstance(idle_ms, Unknown) or not isinstance(idle_ms, float | int):
             found[str(digest.rank)] = "none"
             continue

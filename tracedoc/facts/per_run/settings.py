@@ -47,7 +47,7 @@ def _known(value: int | float | bool | str | None, reason: str) -> Value:
 # -- the profiler's own cost
 
 
-@run_fact("unprofiled_step_ms", unit="ms", scope="rank")
+@run_fact(unit="ms", scope="rank")
 def unprofiled_step_ms(run: RunView) -> dict[str, Value]:
     """Median time of a step without the profiler, by the host's clock.
 
@@ -65,7 +65,7 @@ def _unprofiled(rank: RankJob) -> Value:
     return sum(time.median_ms * time.steps for time in timed) / steps
 
 
-@run_fact("profiler_overhead_frac", unit="fraction", scope="rank")
+@run_fact(unit="fraction", scope="rank")
 def profiler_overhead_frac(run: RunView) -> dict[str, Value]:
     """How much longer a recorded step is than one without the profiler, by the host's clock; 0 if it is not.
 
@@ -118,7 +118,7 @@ def _enough(before: StepTime, after: StepTime) -> bool:
 # -- memory
 
 
-@run_fact("job_peak_memory_bytes", unit="bytes", scope="rank")
+@run_fact(unit="bytes", scope="rank")
 def job_peak_memory_bytes(run: RunView) -> dict[str, Value]:
     """Most GPU memory that torch's allocator held at once, since the job began.
 
@@ -127,7 +127,7 @@ def job_peak_memory_bytes(run: RunView) -> dict[str, Value]:
     return by_rank(run, lambda rank: _known(rank.memory.peak_reserved, "the manifest has no GPU memory"))
 
 
-@run_fact("job_peak_memory_frac", unit="fraction", scope="rank")
+@run_fact(unit="fraction", scope="rank")
 def job_peak_memory_frac(run: RunView) -> dict[str, Value]:
     """``job_peak_memory_bytes`` / the memory of the GPU, as the driver reports it."""
     return by_rank(run, _peak_share)
@@ -139,7 +139,7 @@ def _peak_share(rank: RankJob) -> Value:
     return rank.memory.peak_reserved / rank.memory.total
 
 
-@run_fact("memory_headroom_bytes", unit="bytes", scope="rank")
+@run_fact(unit="bytes", scope="rank")
 def memory_headroom_bytes(run: RunView) -> dict[str, Value]:
     """Memory of the GPU that was never allocated by torch: total - peak allocated.
 
@@ -154,7 +154,7 @@ def _headroom(rank: RankJob) -> Value:
     return max(rank.memory.total - rank.memory.peak_allocated, 0)
 
 
-@run_fact("allocation_retries", unit="count", scope="rank")
+@run_fact(unit="count", scope="rank")
 def allocation_retries(run: RunView) -> dict[str, Value]:
     """How often the allocator had to free everything it kept and try again, since the job began."""
     return by_rank(run, lambda rank: _known(rank.memory.retries, "the manifest has no GPU memory"))
@@ -163,19 +163,19 @@ def allocation_retries(run: RunView) -> dict[str, Value]:
 # -- settings
 
 
-@run_fact("loader_workers", unit="count", scope="rank")
+@run_fact(unit="count", scope="rank")
 def loader_workers(run: RunView) -> dict[str, Value]:
     """``num_workers`` of the data loader; of several loaders, of the one with most."""
     return by_rank(run, lambda rank: _known(rank.loader.workers, _NO_LOADER))
 
 
-@run_fact("loader_prefetch_factor", unit="count", scope="rank")
+@run_fact(unit="count", scope="rank")
 def loader_prefetch_factor(run: RunView) -> dict[str, Value]:
     """``prefetch_factor`` of that data loader, batches made ahead by each worker; unknown without workers."""
     return by_rank(run, lambda rank: _known(rank.loader.prefetch_factor, _NO_LOADER))
 
 
-@run_fact("loader_pins_memory", unit="bool", scope="rank")
+@run_fact(unit="bool", scope="rank")
 def loader_pins_memory(run: RunView) -> dict[str, Value]:
     """Whether that data loader copies its batches to pinned memory."""
     return by_rank(run, lambda rank: _known(rank.loader.pin_memory, _NO_LOADER))
@@ -184,13 +184,13 @@ def loader_pins_memory(run: RunView) -> dict[str, Value]:
 _NO_LOADER = "the manifest has no DataLoader"
 
 
-@run_fact("ddp_bucket_bytes", unit="bytes", scope="rank")
+@run_fact(unit="bytes", scope="rank")
 def ddp_bucket_bytes(run: RunView) -> dict[str, Value]:
     """``bucket_cap_mb`` of DistributedDataParallel, in bytes."""
     return by_rank(run, lambda rank: _known(rank.buckets.cap_bytes, _NO_DDP))
 
 
-@run_fact("ddp_finds_unused", unit="bool", scope="rank")
+@run_fact(unit="bool", scope="rank")
 def ddp_finds_unused(run: RunView) -> dict[str, Value]:
     """``find_unused_parameters`` of DistributedDataParallel."""
     return by_rank(run, lambda rank: _known(rank.buckets.find_unused_parameters, _NO_DDP))
@@ -199,7 +199,7 @@ def ddp_finds_unused(run: RunView) -> dict[str, Value]:
 _NO_DDP = "the manifest has no DistributedDataParallel"
 
 
-@run_fact("nccl_transports", unit="text", scope="rank")
+@run_fact(unit="text", scope="rank")
 def nccl_transports(run: RunView) -> dict[str, Value]:
     """Ways by which NCCL joins the ranks, with the channels of each, as ``P2P/CUMEM x48, NET/IB x4``."""
     return by_rank(run, _transports)
@@ -210,7 +210,7 @@ def _transports(rank: RankJob) -> Value:
     return _known(ways, "no NCCL log: collect with --nccl-log")
 
 
-@run_fact("values_read_in", unit="text")
+@run_fact(unit="text")
 def values_read_in(run: RunView) -> Value:
     """Functions of the script that read values of tensors, as ``train.py:12 (step) .item() x2``.
 
@@ -228,7 +228,7 @@ def values_read_in(run: RunView) -> Value:
 # -- the host and the GPU during the capture
 
 
-@run_fact("cpu_throttled_frac", unit="fraction", scope="rank")
+@run_fact(unit="fraction", scope="rank")
 def cpu_throttled_frac(run: RunView) -> dict[str, Value]:
     """Share of the scheduler's periods of the capture in which the container had used up its CPU quota.
 
@@ -245,7 +245,7 @@ def _cpu_throttled(rank: RankJob) -> Value:
     return rank.counters.get("cgroup.cpu.nr_throttled", 0) / periods
 
 
-@run_fact("core_wait_frac", unit="fraction", scope="rank")
+@run_fact(unit="fraction", scope="rank")
 def core_wait_frac(run: RunView) -> dict[str, Value]:
     """Share of the time in which the rank's training thread could run that it waited for a free core.
 
@@ -261,7 +261,7 @@ def _core_wait_share(rank: RankJob) -> Value:
     return thread.get("waited_us", 0) / could if could > 0 else _NO_CORE_WAIT
 
 
-@run_fact("core_wait_ms", unit="ms", scope="rank")
+@run_fact(unit="ms", scope="rank")
 def core_wait_ms(run: RunView) -> dict[str, Value]:
     """Time that the rank's training thread waited for a free core in a captured step, on average."""
     return by_rank(run, _core_wait)
@@ -276,7 +276,7 @@ def _core_wait(rank: RankJob) -> Value:
 _NO_CORE_WAIT = Unknown("whether processes share cores is not known: the manifest has no times of threads")
 
 
-@run_fact("gpu_throttled_by", unit="text", scope="rank")
+@run_fact(unit="text", scope="rank")
 def gpu_throttled_by(run: RunView) -> dict[str, Value]:
     """Why the GPU's clocks were lowered during the capture, with the share of samples, or "nothing".
 
@@ -298,7 +298,7 @@ SLOWDOWNS = frozenset(
 """Reasons for lower clocks that are no ordinary ones: heat, and power that the machine could not give."""
 
 
-@run_fact("gpu_slowed_frac", unit="fraction", scope="rank")
+@run_fact(unit="fraction", scope="rank")
 def gpu_slowed_frac(run: RunView) -> dict[str, Value]:
     """Share of the capture's samples in which heat or a power brake lowered the GPU's clocks.
 
@@ -317,7 +317,7 @@ def gpu_slowed_frac(run: RunView) -> dict[str, Value]:
 # -- the environment
 
 
-@run_fact("hardware_queues", unit="count", scope="rank")
+@run_fact(unit="count", scope="rank")
 def hardware_queues(run: RunView) -> dict[str, Value]:
     """``CUDA_DEVICE_MAX_CONNECTIONS``: queues by which streams reach the GPU; 8 where it is not set."""
 
@@ -379,7 +379,7 @@ _DEBUGGING = (
 """Debugging settings that cost speed. The collector sets none of them."""
 
 
-@run_fact("debug_settings", unit="text")
+@run_fact(unit="text")
 def debug_settings(run: RunView) -> Value:
     """Environment variables for debugging that cost speed, as ``CUDA_LAUNCH_BLOCKING=1``, or "none".
 
@@ -390,7 +390,7 @@ def debug_settings(run: RunView) -> Value:
     return found if isinstance(found, Unknown) else ", ".join(found) or "none"
 
 
-@run_fact("debug_settings_count", unit="count")
+@run_fact(unit="count")
 def debug_settings_count(run: RunView) -> Value:
     """How many such variables are set on any rank."""
     found = _settings(run)

@@ -17,7 +17,7 @@ def _of_ranks(run: RunView, measure: Callable[[Slowness], Value]) -> dict[str, V
     }
 
 
-@run_fact("gemm_slowdown_ratio", unit="ratio", scope="rank", needs=("gpu", "kernels", "multi_rank"))
+@run_fact(unit="ratio", scope="rank", needs=("gpu", "kernels", "multi_rank"))
 def gemm_slowdown_ratio(run: RunView) -> dict[str, Value]:
     """How many times as long as its peers this GPU takes for the same matrix products.
 
@@ -29,19 +29,19 @@ def gemm_slowdown_ratio(run: RunView) -> dict[str, Value]:
     return _of_ranks(run, lambda found: found.ratio)
 
 
-@run_fact("gemm_slowdown_low_ratio", unit="ratio", scope="rank", needs=("gpu", "kernels", "multi_rank"))
+@run_fact(unit="ratio", scope="rank", needs=("gpu", "kernels", "multi_rank"))
 def gemm_slowdown_low_ratio(run: RunView) -> dict[str, Value]:
     """Lower quartile over kinds of the ratio in :func:`gemm_slowdown_ratio`: a slow GPU is slow in most."""
     return _of_ranks(run, lambda found: found.low_ratio)
 
 
-@run_fact("gemm_kinds_compared", unit="count", scope="rank", needs=("gpu", "kernels", "multi_rank"))
+@run_fact(unit="count", scope="rank", needs=("gpu", "kernels", "multi_rank"))
 def gemm_kinds_compared(run: RunView) -> dict[str, Value]:
     """Kinds of matrix products that :func:`gemm_slowdown_ratio` compares."""
     return _of_ranks(run, lambda found: found.kinds)
 
 
-@run_fact("gemm_peers_compared", unit="count", scope="rank", needs=("gpu", "kernels", "multi_rank"))
+@run_fact(unit="count", scope="rank", needs=("gpu", "kernels", "multi_rank"))
 def gemm_peers_compared(run: RunView) -> dict[str, Value]:
     """Other ranks with the same work in every step, with which :func:`gemm_slowdown_ratio` compares."""
     return _of_ranks(run, lambda found: found.peers)

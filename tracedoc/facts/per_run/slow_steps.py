@@ -171,7 +171,7 @@ def _ranks(values: Times) -> Times:
     return np.asarray((last - (counts - 1) / 2.0)[where], dtype=np.float64)
 
 
-@run_fact("slow_steps_pattern", unit="text", values=PATTERNS)
+@run_fact(unit="text", values=PATTERNS)
 def slow_steps_pattern(run: RunView) -> Value:
     """When the logged steps are slow, what garbage collection explains left out.
 
@@ -183,35 +183,35 @@ def slow_steps_pattern(run: RunView) -> Value:
     return found if isinstance(found, Unknown) else found.pattern
 
 
-@run_fact("slow_steps_cost_ms", unit="ms")
+@run_fact(unit="ms")
 def slow_steps_cost_ms(run: RunView) -> Value:
     """Time a step that slow steps cost (:func:`slow_steps_pattern`), as the mean over all logged steps."""
     found = slow_steps(run)
     return found if isinstance(found, Unknown) else found.cost_ns / 1e6
 
 
-@run_fact("slow_steps_excess_ms", unit="ms")
+@run_fact(unit="ms")
 def slow_steps_excess_ms(run: RunView) -> Value:
     """How much longer a slow step (:func:`slow_steps_pattern`) takes: the difference of the medians."""
     found = slow_steps(run)
     return found if isinstance(found, Unknown) else found.excess_ns / 1e6
 
 
-@run_fact("slow_steps_usual_ms", unit="ms")
+@run_fact(unit="ms")
 def slow_steps_usual_ms(run: RunView) -> Value:
     """Median length of the logged steps that are not slow (:func:`slow_steps_pattern`)."""
     found = slow_steps(run)
     return found if isinstance(found, Unknown) else found.usual_ns / 1e6
 
 
-@run_fact("slow_steps_start", unit="count")
+@run_fact(unit="count")
 def slow_steps_start(run: RunView) -> Value:
     """The first slow step of the log (:func:`slow_steps_pattern`); of irregular ones the longest."""
     found = _found(run)
     return found if isinstance(found, Unknown) else found.start
 
 
-@run_fact("slow_steps_period", unit="count")
+@run_fact(unit="count")
 def slow_steps_period(run: RunView) -> Value:
     """Every how many steps a slow one comes (:func:`slow_steps_pattern`), where they are regular."""
     found = _found(run)
@@ -220,7 +220,7 @@ def slow_steps_period(run: RunView) -> Value:
     return found.period or Unknown("slow steps do not come at equal distances")
 
 
-@run_fact("slow_steps_captured", unit="text")
+@run_fact(unit="text")
 def slow_steps_captured(run: RunView) -> Value:
     """The captured steps that are slow ones, as ``0, 2-4``; "none" where there are none.
 
@@ -231,14 +231,14 @@ def slow_steps_captured(run: RunView) -> Value:
     return found if isinstance(found, Unknown) else format_ranges(_captured(run, found)) or "none"
 
 
-@run_fact("slow_steps_captured_count", unit="count")
+@run_fact(unit="count")
 def slow_steps_captured_count(run: RunView) -> Value:
     """How many captured steps are slow ones (:func:`slow_steps_captured`)."""
     found = _found(run)
     return found if isinstance(found, Unknown) else len(_captured(run, found))
 
 
-@run_fact("slow_steps_late", unit="text", values=LATE)
+@run_fact(unit="text", values=LATE)
 def slow_steps_late(run: RunView) -> Value:
     """Who is late in the captured steps that are slow ones (:func:`slow_steps_captured`).
 
@@ -262,7 +262,7 @@ def slow_steps_late(run: RunView) -> Value:
     return "one rank" if max(gains) >= LATE_SHARE * sum(gains) else "several ranks"
 
 
-@run_fact("slow_steps_late_rank", unit="text")
+@run_fact(unit="text")
 def slow_steps_late_rank(run: RunView) -> Value:
     """The rank for which others wait longest in the captured slow steps, "none" where nobody waits."""
     found = _found(run)
@@ -272,7 +272,7 @@ def slow_steps_late_rank(run: RunView) -> Value:
     return str(stragglers(run)[int(np.argmax(gains))].rank) if any(gains) else "none"
 
 
-@run_fact("slow_steps_late_ms", unit="ms")
+@run_fact(unit="ms")
 def slow_steps_late_ms(run: RunView) -> Value:
     """How long the others wait for :func:`slow_steps_late_rank` in the captured slow steps, on average."""
     found = _found(run)

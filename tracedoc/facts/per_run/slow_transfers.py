@@ -44,7 +44,7 @@ class _SlowGroup(msgspec.Struct, frozen=True):
     words: str
 
 
-@run_fact("outlier_transfers", unit="count", needs=("collectives", "multi_rank"))
+@run_fact(unit="count", needs=("collectives", "multi_rank"))
 def outlier_transfers(run: RunView) -> Value:
     """Transfers that take three times as long as the median of their like, or longer, in all captured steps.
 
@@ -55,21 +55,21 @@ def outlier_transfers(run: RunView) -> Value:
     return found if isinstance(found, Unknown) else found.calls
 
 
-@run_fact("outlier_transfers_ms", unit="ms", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", needs=("collectives", "multi_rank"))
 def outlier_transfers_ms(run: RunView) -> Value:
     """By how much ``outlier_transfers`` are longer than the median of their like, a step on average."""
     found = _outliers(run)
     return found if isinstance(found, Unknown) else found.ms_per_step
 
 
-@run_fact("worst_outlier_transfer", unit="text", needs=("collectives", "multi_rank"))
+@run_fact(unit="text", needs=("collectives", "multi_rank"))
 def worst_outlier_transfer(run: RunView) -> Value:
     """The longest of ``outlier_transfers``: its kind, size, ranks, step and time; "none" without any."""
     found = _outliers(run)
     return found if isinstance(found, Unknown) else found.worst
 
 
-@run_fact("slow_group_ratio", unit="ratio", needs=("collectives", "multi_rank"))
+@run_fact(unit="ratio", needs=("collectives", "multi_rank"))
 def slow_group_ratio(run: RunView) -> Value:
     """How many times as long transfers take in the slowest group as in its sister groups.
 
@@ -80,21 +80,21 @@ def slow_group_ratio(run: RunView) -> Value:
     return found if isinstance(found, Unknown) else found.ratio
 
 
-@run_fact("slow_group_ms", unit="ms", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", needs=("collectives", "multi_rank"))
 def slow_group_ms(run: RunView) -> Value:
     """By how much the transfers of that group are longer than those of its sisters, a step on average."""
     found = _slow_group(run)
     return found if isinstance(found, Unknown) else found.ms_per_step
 
 
-@run_fact("slow_group", unit="text", needs=("collectives", "multi_rank"))
+@run_fact(unit="text", needs=("collectives", "multi_rank"))
 def slow_group(run: RunView) -> Value:
     """The ranks of that group, and what their transfers take beside those of the sisters."""
     found = _slow_group(run)
     return found if isinstance(found, Unknown) else found.words
 
 
-@run_fact("all_to_all_imbalance_ratio", unit="ratio", needs=("collectives", "multi_rank"))
+@run_fact(unit="ratio", needs=("collectives", "multi_rank"))
 def all_to_all_imbalance_ratio(run: RunView) -> Value:
     """Bytes of the rank with most of them over the mean of all ranks, in the run's all-to-alls.
 
@@ -104,7 +104,7 @@ def all_to_all_imbalance_ratio(run: RunView) -> Value:
     return _imbalance(run)
 
 
-@run_fact("all_to_all_imbalance_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def all_to_all_imbalance_ms(run: RunView) -> dict[str, Value]:
     """What even splits would save of ``all_to_all_exposed_ms``: 1 - mean / most bytes of it."""
     ratio = _imbalance(run)

@@ -9,13 +9,13 @@ from tracedoc.ranks.stragglers import stragglers
 from tracedoc.values import Value
 
 
-@run_fact("first_rank", unit="bool", scope="rank")
+@run_fact(unit="bool", scope="rank")
 def first_rank(run: RunView) -> dict[str, Value]:
     """Whether this is rank 0, to which scripts give what is done once: logs, checkpoints, evaluation."""
     return {str(digest.rank): digest.rank == 0 for digest in run.digests}
 
 
-@run_fact("straggler_alone", unit="bool", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="bool", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_alone(run: RunView) -> dict[str, Value]:
     """Whether this rank is late from something that no other rank does.
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.per_rank.launch_pace import launch_pace_idle_ms
 from tracedoc.ranks.pipelines import Pipeline, balanced_gain_ns, even_gain_ns, pipeline, slow_workers
 from tracedoc.ranks.run_view import RunView
 from tracedoc.values import Unknown, Value
@@ -19,25 +20,25 @@ NO_PIPELINE = Unknown(
 )
 
 
-@run_fact("pipeline_stages", unit="count", needs=("collectives", "multi_rank"))
+@run_fact(unit="count", needs=("collectives", "multi_rank"))
 def pipeline_stages(run: RunView) -> Value:
     """Stages of the pipeline, by who sends to whom; what a rank's sends reach is its neighbour."""
     return _of(run, lambda found: len(found.stages))
 
 
-@run_fact("pipeline_micro_batches", unit="count", needs=("collectives", "multi_rank"))
+@run_fact(unit="count", needs=("collectives", "multi_rank"))
 def pipeline_micro_batches(run: RunView) -> Value:
     """How often the first stage of a pipeline sends to the second one in a step."""
     return _of(run, lambda found: found.micro_batches)
 
 
-@run_fact("stage", unit="count", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="count", scope="rank", needs=("collectives", "multi_rank"))
 def stage(run: RunView) -> dict[str, Value]:
     """The stage of the pipeline that this rank is, from 0. Ranks of one stage hold the same layers."""
     return _by_rank(run, lambda found, number: number)
 
 
-@run_fact("stage_pass_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def stage_pass_ms(run: RunView) -> dict[str, Value]:
     """What the fastest rank of this rank's stage works on forward and backward passes in a step, on average.
 
@@ -49,13 +50,13 @@ def stage_pass_ms(run: RunView) -> dict[str, Value]:
     return _by_rank(run, lambda found, number: float(found.stage_ns[number]) / 1e6)
 
 
-@run_fact("other_stages_pass_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def other_stages_pass_ms(run: RunView) -> dict[str, Value]:
     """The mean of :func:`stage_pass_ms` over the other stages."""
     return _by_rank(run, lambda found, number: float(np.delete(found.stage_ns, number).mean()) / 1e6)
 
 
-@run_fact("stage_longer_at", unit="text", scope="rank", needs=("collectives", "multi_rank"), values=LONGER_AT)
+@run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank"), values=LONGER_AT)
 def stage_longer_at(run: RunView) -> dict[str, Value]:
     """At what this rank's stage takes longer than the others: "compute", or in a CPU run "host".
 
@@ -71,7 +72,7 @@ def stage_longer_at(run: RunView) -> dict[str, Value]:
     return _by_rank(run, longer_at)
 
 
-@run_fact("stage_imbalance_ms", unit="ms", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", needs=("collectives", "multi_rank"))
 def stage_imbalance_ms(run: RunView) -> Value:
     """How much shorter a step would be if the passes of all stages took equally long.
 
@@ -83,7 +84,7 @@ def stage_imbalance_ms(run: RunView) -> Value:
     return _mean(balanced_gain_ns(run))
 
 
-@run_fact("pipeline_schedule_bubble_frac", unit="fraction", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", needs=("collectives", "multi_rank"))
 def pipeline_schedule_bubble_frac(run: RunView) -> Value:
     """Share of the passes' time that a rank waits by the schedule: (p - 1) / (m + p - 1).
 
@@ -98,7 +99,7 @@ def pipeline_schedule_bubble_frac(run: RunView) -> Value:
     return (stages - 1) / (found.micro_batches + stages - 1)
 
 
-@run_fact("pipeline_bubble_excess_ms", unit="ms", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", needs=("collectives", "multi_rank"))
 def pipeline_bubble_excess_ms(run: RunView) -> Value:
     """How much longer a step is than the schedule asks for with equal stages and micro-batches.
 
@@ -134,7 +135,7 @@ def pipeline_bubble_excess_ms(run: RunView) -> Value:
 
 def _late_launches_ms(run: RunView) -> Iterator[float]:
     for digest in run.digests:
-        idle = digest.facts.get("launch_pace_idle_ms")
+        idle = launch_pace_idle_ms.of(digest)
         if isinstance(idle, (int, float)):
             yield float(idle)
 

@@ -141,19 +141,19 @@ def _logged(run: RunView) -> list[Steps] | Unknown:
     return known or reasons[0]
 
 
-@run_fact("logged_steps", unit="count", scope="rank")
+@run_fact(unit="count", scope="rank")
 def logged_steps(run: RunView) -> dict[str, Value]:
     """Steps of the whole run that were timed, less the first five and those that the capture touched."""
     return by_rank(run, lambda rank: _of(run, rank, lambda steps: int(steps.number.size)))
 
 
-@run_fact("logged_step_ms", unit="ms", scope="rank")
+@run_fact(unit="ms", scope="rank")
 def logged_step_ms(run: RunView) -> dict[str, Value]:
     """Median time of these steps, from the end of one optimizer step to the end of the next, on the host."""
     return by_rank(run, lambda rank: _of(run, rank, lambda steps: float(np.median(steps.length_ns)) / 1e6))
 
 
-@run_fact("gc_pause_ms", unit="ms", scope="rank")
+@run_fact(unit="ms", scope="rank")
 def gc_pause_ms(run: RunView) -> dict[str, Value]:
     """Time a step that Python's garbage collector took, as the mean over these steps.
 
@@ -162,13 +162,13 @@ def gc_pause_ms(run: RunView) -> dict[str, Value]:
     return by_rank(run, lambda rank: _of(run, rank, lambda steps: float(steps.paused_ns.mean()) / 1e6))
 
 
-@run_fact("longest_gc_pause_ms", unit="ms", scope="rank")
+@run_fact(unit="ms", scope="rank")
 def longest_gc_pause_ms(run: RunView) -> dict[str, Value]:
     """Most time that garbage collections took in one of these steps."""
     return by_rank(run, lambda rank: _of(run, rank, lambda steps: float(steps.paused_ns.max()) / 1e6))
 
 
-@run_fact("worst_gc_pause_ms", unit="ms")
+@run_fact(unit="ms")
 def worst_gc_pause_ms(run: RunView) -> Value:
     """The largest of :func:`longest_gc_pause_ms`: whichever rank collects, the others wait."""
     known = [value for value in longest_gc_pause_ms(run).values() if isinstance(value, float)]
@@ -241,7 +241,7 @@ def job_steps(run: RunView) -> JobSteps | Unknown:
     return JobSteps(numbers, median, paused.sum(axis=0), paused.max(axis=0), waited.sum(axis=0))
 
 
-@run_fact("gc_cost_ms", unit="ms")
+@run_fact(unit="ms")
 def gc_cost_ms(run: RunView) -> Value:
     """Time a step that garbage collection costs the job, as the mean over all logged steps.
 
@@ -253,14 +253,14 @@ def gc_cost_ms(run: RunView) -> Value:
     return steps if isinstance(steps, Unknown) else float(steps.gc_cost_ns.mean()) / 1e6
 
 
-@run_fact("step_outlier_frac", unit="fraction")
+@run_fact(unit="fraction")
 def step_outlier_frac(run: RunView) -> Value:
     """Share of the logged steps that took more than 1.5 times the median, waits for free cores left out."""
     steps = job_steps(run)
     return steps if isinstance(steps, Unknown) else float(is_outlier(steps).mean())
 
 
-@run_fact("step_outliers", unit="count")
+@run_fact(unit="count")
 def step_outliers(run: RunView) -> Value:
     """The logged steps that took more than 1.5 times the median.
 
@@ -270,7 +270,7 @@ def step_outliers(run: RunView) -> Value:
     return steps if isinstance(steps, Unknown) else int(is_outlier(steps).sum())
 
 
-@run_fact("step_outlier_cost_ms", unit="ms")
+@run_fact(unit="ms")
 def step_outlier_cost_ms(run: RunView) -> Value:
     """Time a step that such outliers cost, as the mean over all logged steps.
 
@@ -284,7 +284,7 @@ def step_outlier_cost_ms(run: RunView) -> Value:
     return float(unexplained.mean()) / 1e6
 
 
-@run_fact("step_outlier_period", unit="count")
+@run_fact(unit="count")
 def step_outlier_period(run: RunView) -> Value:
     """Every how many steps an outlier comes, where it comes regularly; Unknown otherwise.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.per_rank.foreign_turns import foreign_turns_ms
 from tracedoc.facts.per_run.settings import core_wait_ms
 from tracedoc.ranks.rehearsal import Together, gains_together, rehearsal
 from tracedoc.ranks.run_view import RunView
@@ -36,7 +37,7 @@ MAINLY = 0.9
 """A rank that causes this share of all waiting for late ranks is the late one."""
 
 
-@run_fact("straggler_cost_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_cost_ms(run: RunView) -> dict[str, Value]:
     """How much shorter a step would be if nobody ever waited for this rank.
 
@@ -50,7 +51,7 @@ def straggler_cost_ms(run: RunView) -> dict[str, Value]:
     return _of_late(run, lambda late: _cost_ms(run, late), 0.0)
 
 
-@run_fact("straggler_least_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_least_ms(run: RunView) -> dict[str, Value]:
     """What every other rank waits for this rank in at least three quarters of the steps.
 
@@ -65,21 +66,21 @@ def straggler_least_ms(run: RunView) -> dict[str, Value]:
     return _of_late(run, least, 0.0)
 
 
-@run_fact("straggler_steps_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_steps_frac(run: RunView) -> dict[str, Value]:
     """Share of the steps in which this rank costs the others most, and 2 % of the step or more."""
     worst = _worst_by_step(run)
     return _of_late(run, lambda late: worst.count(late.rank) / max(len(worst), 1), 0.0)
 
 
-@run_fact("straggler_share_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_share_frac(run: RunView) -> dict[str, Value]:
     """This rank's share of all waiting for late ranks, over all steps."""
     total = sum(int(late.gain_ns.sum()) for late in stragglers(run))
     return _of_late(run, lambda late: int(late.gain_ns.sum()) / total if total else 0.0, 0.0)
 
 
-@run_fact("straggler_turns_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_turns_frac(run: RunView) -> dict[str, Value]:
     """How much of the waiting for the latest rank of each step is for this one.
 
@@ -95,14 +96,13 @@ def straggler_turns_frac(run: RunView) -> dict[str, Value]:
     )
 
 
-@run_fact("straggler_collectives_per_step", unit="count", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="count", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_collectives_per_step(run: RunView) -> dict[str, Value]:
     """Collectives of a step to which this rank comes last from work of its own, on average."""
     return _of_late(run, lambda late: len(late.operations) / max(len(late.steps), 1), 0.0)
 
 
 @run_fact(
-    "straggler_cause",
     unit="text",
     scope="rank",
     needs=("collectives", "multi_rank"),
@@ -125,7 +125,7 @@ def straggler_cause(run: RunView) -> dict[str, Value]:
     def word(late: Straggler) -> Value:
         if late.cause == "kernels":
             return kernel_cause(late, run)
-        turns = run.digest(late.rank).facts.get("foreign_turns_ms")
+        turns = foreign_turns_ms.of(run.digest(late.rank))
         excess = float(np.median(late.cause_ns)) / 1e6
         if late.cause == "dependency" and isinstance(turns, float) and turns >= CAUSE_SHARE * excess:
             return SHARED_GPU
@@ -134,7 +134,7 @@ def straggler_cause(run: RunView) -> dict[str, Value]:
     return _of_late(run, word, "none")
 
 
-@run_fact("straggler_excess_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_excess_ms(run: RunView) -> dict[str, Value]:
     """How much longer than its peers this rank is at its cause; 0 without one.
 
@@ -150,7 +150,7 @@ def straggler_excess_ms(run: RunView) -> dict[str, Value]:
     return _of_late(run, excess, 0.0)
 
 
-@run_fact("straggler_phase", unit="text", scope="rank", needs=("collectives", "multi_rank"), values=PHASES)
+@run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank"), values=PHASES)
 def straggler_phase(run: RunView) -> dict[str, Value]:
     """Where in the step this rank's host was longest away before a collective to which it came last.
 
@@ -160,7 +160,7 @@ def straggler_phase(run: RunView) -> dict[str, Value]:
     return _of_late(run, lambda late: PHASES[late.away_phase], PHASES[0])
 
 
-@run_fact("straggler_explained_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_explained_frac(run: RunView) -> dict[str, Value]:
     """How much of the waiting the cause explains in at least three quarters of the steps.
 
@@ -180,13 +180,13 @@ def straggler_explained_frac(run: RunView) -> dict[str, Value]:
     return _of_late(run, explained, 0.0)
 
 
-@run_fact("straggler_habit_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_habit_ms(run: RunView) -> dict[str, Value]:
     """How much longer than its peers this rank is at its cause in at least three quarters of the steps."""
     return _of_late(run, lambda late: _habitual(late.cause_ns) / 1e6, 0.0)
 
 
-@run_fact("straggler_recurring_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_recurring_ms(run: RunView) -> dict[str, Value]:
     """How much longer than its peers this rank is in at least three quarters of the steps, at all causes.
 
@@ -200,7 +200,7 @@ def straggler_recurring_ms(run: RunView) -> dict[str, Value]:
     return _of_late(run, recurring, 0.0)
 
 
-@run_fact("straggler_core_wait_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_core_wait_frac(run: RunView) -> dict[str, Value]:
     """Share of :func:`straggler_cost_ms` for which this rank had no free core (:func:`core_wait_ms`).
 
@@ -225,7 +225,7 @@ def straggler_core_wait_frac(run: RunView) -> dict[str, Value]:
     return _of_late(run, share, 0.0)
 
 
-@run_fact("straggler_beyond_cores_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_beyond_cores_ms(run: RunView) -> dict[str, Value]:
     """What is left of :func:`straggler_cost_ms` without :func:`straggler_core_wait_frac` of it."""
     fractions = straggler_core_wait_frac(run)
@@ -239,7 +239,7 @@ def straggler_beyond_cores_ms(run: RunView) -> dict[str, Value]:
     return _of_late(run, beyond, 0.0)
 
 
-@run_fact("straggler_steady_frac", unit="fraction", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", needs=("collectives", "multi_rank"))
 def straggler_steady_frac(run: RunView) -> Value:
     """Share of the steps in which the rank that is most often the late one is it.
 
@@ -253,7 +253,7 @@ def straggler_steady_frac(run: RunView) -> Value:
     return max(map(late.count, late)) / len(worst)
 
 
-@run_fact("straggler_main_share_frac", unit="fraction", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", needs=("collectives", "multi_rank"))
 def straggler_main_share_frac(run: RunView) -> Value:
     """The share of all waiting for late ranks that the rank causes for which the others wait longest.
 
@@ -265,12 +265,7 @@ def straggler_main_share_frac(run: RunView) -> Value:
     return max(gains) / sum(gains)
 
 
-@run_fact(
-    "straggler_pattern",
-    unit="text",
-    needs=("collectives", "multi_rank"),
-    values=("several ranks", "one rank"),
-)
+@run_fact(unit="text", needs=("collectives", "multi_rank"), values=("several ranks", "one rank"))
 def straggler_pattern(run: RunView) -> Value:
     """Whether "one rank" causes nearly all waiting for late ranks (nine tenths), or "several ranks"."""
     share = straggler_main_share_frac(run)
@@ -279,21 +274,21 @@ def straggler_pattern(run: RunView) -> Value:
     return "one rank" if isinstance(share, float) and share >= MAINLY else "several ranks"
 
 
-@run_fact("straggler_frequent_rank", unit="text", needs=("collectives", "multi_rank"))
+@run_fact(unit="text", needs=("collectives", "multi_rank"))
 def straggler_frequent_rank(run: RunView) -> Value:
     """The rank that is late in most steps, of several such the lowest."""
     turns = _turns(run)
     return turns if isinstance(turns, Unknown) else str(turns[0][0])
 
 
-@run_fact("straggler_frequent_steps", unit="count", needs=("collectives", "multi_rank"))
+@run_fact(unit="count", needs=("collectives", "multi_rank"))
 def straggler_frequent_steps(run: RunView) -> Value:
     """In how many steps :func:`straggler_frequent_rank` is the late one."""
     turns = _turns(run)
     return turns if isinstance(turns, Unknown) else turns[0][1]
 
 
-@run_fact("straggler_other_ranks", unit="text", needs=("collectives", "multi_rank"))
+@run_fact(unit="text", needs=("collectives", "multi_rank"))
 def straggler_other_ranks(run: RunView) -> Value:
     """The ranks that are late in other steps than that of :func:`straggler_frequent_rank`: ``0, 4-7``."""
     turns = _turns(run)
@@ -308,7 +303,7 @@ def _turns(run: RunView) -> list[tuple[int, int]] | Unknown:
     return sorted(Counter(late).items(), key=lambda one: (-one[1], one[0]))
 
 
-@run_fact("straggler_any_cost_ms", unit="ms", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", needs=("collectives", "multi_rank"))
 def straggler_any_cost_ms(run: RunView) -> Value:
     """How much shorter a step would be if every rank came to every collective as early as the median rank.
 
@@ -323,7 +318,7 @@ def straggler_any_cost_ms(run: RunView) -> Value:
     return max(float(np.mean(gains_together(run, Together.MEDIAN, late[0].steps))) / 1e6, 0.0)
 
 
-@run_fact("straggler_turn_ms", unit="ms", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", needs=("collectives", "multi_rank"))
 def straggler_turn_ms(run: RunView) -> Value:
     """How much longer than the others the latest rank of each step, whichever it is, is at work of its own.
 
@@ -343,7 +338,7 @@ def straggler_turn_ms(run: RunView) -> Value:
     return max(least, 0.0) / 1e3 if least >= AS_LONG * usual else 0.0
 
 
-@run_fact("straggler_steps_compared", unit="count", needs=("collectives", "multi_rank"))
+@run_fact(unit="count", needs=("collectives", "multi_rank"))
 def straggler_steps_compared(run: RunView) -> Value:
     """Steps over which late ranks are compared: those that all ranks captured whole."""
     late = stragglers(run)

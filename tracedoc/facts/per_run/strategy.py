@@ -38,7 +38,7 @@ def strategy_of(run: RunView) -> Claim:
     )
 
 
-@run_fact("strategy_family", unit="text", values=FAMILIES)
+@run_fact(unit="text", values=FAMILIES)
 def strategy_family(run: RunView) -> Value:
     """Family of the strategy, for rules.
 
@@ -48,7 +48,7 @@ def strategy_family(run: RunView) -> Value:
     return strategy_of(run).family
 
 
-@run_fact("sharding", unit="text")
+@run_fact(unit="text")
 def sharding(run: RunView) -> Value:
     """What the ranks split among them.
 
@@ -59,7 +59,7 @@ def sharding(run: RunView) -> Value:
     return Unknown("the traces do not show what is sharded") if found == "unknown" else found
 
 
-@run_fact("activation_checkpointing", unit="bool", needs=("host_ops",))
+@run_fact(unit="bool", needs=("host_ops",))
 def activation_checkpointing(run: RunView) -> Value:
     """Whether forward operators run again inside the backward pass; not visible in compiled code."""
     signs = merge([digest.signs for digest in run.digests])
@@ -70,38 +70,38 @@ def activation_checkpointing(run: RunView) -> Value:
     return signs.recomputes
 
 
-@run_fact("compiled", unit="bool", needs=("host_ops",))
+@run_fact(unit="bool", needs=("host_ops",))
 def compiled(run: RunView) -> Value:
     """Whether code compiled by torch.compile runs, from its ranges."""
     return any("compiled" in digest.signs.seen for digest in run.digests)
 
 
-@run_fact("cuda_graph_launches", unit="count", needs=("launches",))
+@run_fact(unit="count", needs=("launches",))
 def cuda_graph_launches(run: RunView) -> Value:
     """CUDA (or HIP) graphs that the host launched in the median step."""
     return merge([digest.signs for digest in run.digests]).graph_launches
 
 
-@run_fact("matrix_dtype", unit="text", needs=("shapes",))
+@run_fact(unit="text", needs=("shapes",))
 def matrix_dtype(run: RunView) -> Value:
     """Number format of most matrix products of the step, from the types of their arguments."""
     found = merge([digest.signs for digest in run.digests]).matrix_dtype
     return found or Unknown("no matrix product carries its types")
 
 
-@run_fact("parameter_dtype", unit="text", needs=("collectives",))
+@run_fact(unit="text", needs=("collectives",))
 def parameter_dtype(run: RunView) -> Value:
     """Number format in which most bytes of parameters are gathered."""
     return _dtype(run, ("all_gather",), (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE, Phase.OPTIMIZER))
 
 
-@run_fact("reduction_dtype", unit="text", needs=("collectives",))
+@run_fact(unit="text", needs=("collectives",))
 def reduction_dtype(run: RunView) -> Value:
     """Number format in which most bytes of gradients are reduced."""
     return _dtype(run, ("all_reduce", "reduce_scatter", "reduce"), (Phase.BACKWARD, Phase.RECOMPUTE))
 
 
-@run_fact("low_rank_adapters", unit="bool", needs=("shapes",))
+@run_fact(unit="bool", needs=("shapes",))
 def low_rank_adapters(run: RunView) -> Value:
     """Whether linear layers narrow to a small rank and widen again, pair by pair, as LoRA's do."""
     signs = merge([digest.signs for digest in run.digests])
@@ -110,7 +110,7 @@ def low_rank_adapters(run: RunView) -> Value:
     return signs.low_rank_pairs >= ADAPTER_PAIRS
 
 
-@run_fact("quantised_weights", unit="bool")
+@run_fact(unit="bool")
 def quantised_weights(run: RunView) -> Value:
     """Whether weights are dequantised on the way (bitsandbytes), as QLoRA does."""
     return any("quantised" in digest.signs.seen for digest in run.digests)

@@ -21,19 +21,19 @@ TINY_ELEMENTS = 100_000
 """DeepSpeed keeps parameters of fewer elements on every rank unless it is told otherwise."""
 
 
-@run_fact("tiny_gathers_per_step", unit="count", scope="rank", needs=("collectives",))
+@run_fact(unit="count", scope="rank", needs=("collectives",))
 def tiny_gathers_per_step(run: RunView) -> dict[str, Value]:
     """Parameter gathers of the median step that bring at most 100,000 elements: a norm, a bias, a router."""
     return run.by_rank(lambda digest, step: _of_step(digest, step, lambda tiny: int(tiny.sum())))
 
 
-@run_fact("tiny_gathers_frac", unit="fraction", scope="rank", needs=("collectives",))
+@run_fact(unit="fraction", scope="rank", needs=("collectives",))
 def tiny_gathers_frac(run: RunView) -> dict[str, Value]:
     """:func:`tiny_gathers_per_step` over all parameter gathers of the median step."""
     return run.by_rank(lambda digest, step: _of_step(digest, step, lambda tiny: float(tiny.mean())))
 
 
-@run_fact("tiny_gathers_bytes", unit="bytes", scope="rank", needs=("collectives",))
+@run_fact(unit="bytes", scope="rank", needs=("collectives",))
 def tiny_gathers_bytes(run: RunView) -> dict[str, Value]:
     """What a GPU holds more if every unit that :func:`tiny_gathers_per_step` counts stays on every rank."""
 
@@ -52,7 +52,6 @@ def tiny_gathers_bytes(run: RunView) -> dict[str, Value]:
 
 
 @run_fact(
-    "tiny_gather_cost_ms",
     unit="ms",
     scope="rank",
     needs=("kernels", "collectives"),

@@ -21,7 +21,7 @@ FAST_GBPS = 100.0
 NO_LAYERS = Unknown("no layer is split over ranks")
 
 
-@run_fact("ranks_per_host", unit="count")
+@run_fact(unit="count")
 def ranks_per_host(run: RunView) -> Value:
     """Most captured ranks of the job on one host; unknown where a trace does not name its host."""
     hosts = [digest.host for digest in run.digests]
@@ -30,7 +30,7 @@ def ranks_per_host(run: RunView) -> Value:
     return max(hosts.count(host) for host in set(hosts))
 
 
-@run_fact("gathers_leave_node", unit="bool", scope="rank", needs=("collectives",))
+@run_fact(unit="bool", scope="rank", needs=("collectives",))
 def gathers_leave_node(run: RunView) -> dict[str, Value]:
     """Whether parameters are gathered over several nodes, though GPUs inside a node have a faster link.
 
@@ -47,7 +47,7 @@ def gathers_leave_node(run: RunView) -> dict[str, Value]:
     return run.by_rank(leaves)
 
 
-@run_fact("layers_leave_node", unit="bool", scope="rank", needs=("collectives", "host_ops"))
+@run_fact(unit="bool", scope="rank", needs=("collectives", "host_ops"))
 def layers_leave_node(run: RunView) -> dict[str, Value]:
     """Whether layers are split over several nodes, though GPUs inside a node have a faster link.
 
@@ -62,7 +62,6 @@ def layers_leave_node(run: RunView) -> dict[str, Value]:
 
 
 @run_fact(
-    "gather_bandwidth_stall_ms",
     unit="ms",
     scope="rank",
     needs=("kernels", "collectives", "launches"),

@@ -8,7 +8,8 @@ import numpy.typing as npt
 from tracedoc.digest.device import unlisted
 from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
-from tracedoc.facts.per_rank.sharded_units import NOT_SHARDED
+from tracedoc.facts.per_rank.shard_hooks import sharding_hook_idle_ms
+from tracedoc.facts.per_rank.sharded_units import NOT_SHARDED, block_bytes, fsdp_blocks, fsdp_units
 from tracedoc.facts.per_run.exposed_communication import latency_bound_bytes
 from tracedoc.facts.per_run.links import half_rate_bytes
 from tracedoc.ranks.bandwidth import RING_SHARE
@@ -22,7 +23,7 @@ SMALL_ON_CPU = 1 << 20
 """Below this many bytes a transfer between processes of a host is mostly calls and switches of threads."""
 
 
-@run_fact("latency_bound_gathers_frac", unit="fraction", scope="rank", needs=("collectives",))
+@run_fact(unit="fraction", scope="rank", needs=("collectives",))
 def latency_bound_gathers_frac(run: RunView) -> dict[str, Value]:
     """Share of the median step's parameter gathers that are too small to use the link.
 
@@ -44,7 +45,6 @@ def latency_bound_gathers_frac(run: RunView) -> dict[str, Value]:
 
 
 @run_fact(
-    "sharded_exposed_ms",
     unit="ms",
     scope="rank",
     needs=("kernels", "collectives"),
@@ -58,7 +58,6 @@ def sharded_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Sp
 
 
 @run_fact(
-    "regather_exposed_ms",
     unit="ms",
     scope="rank",
     needs=("kernels", "collectives"),
@@ -72,7 +71,7 @@ def regather_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
     return _exposed_after_arrival(run, digest, step, calls.row[calls.phase != FORWARD])
 
 
-@run_fact("mergeable_exposed_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
+@run_fact(unit="ms", scope="rank", needs=("kernels", "collectives"))
 def mergeable_exposed_ms(run: RunView) -> dict[str, Value]:
     """Exposed time of the median step that gathers and reduce-scatters would not take if units were merged.
 
@@ -112,7 +111,7 @@ def mergeable_exposed_ms(run: RunView) -> dict[str, Value]:
     return run.by_rank(saved)
 
 
-@run_fact("fine_wrapping_cost_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
+@run_fact(unit="ms", scope="rank", needs=("kernels", "collectives"))
 def fine_wrapping_cost_ms(run: RunView) -> dict[str, Value]:
     """What units smaller than a block cost the median step: latency of calls, idle time under hooks.
 
@@ -125,13 +124,13 @@ def fine_wrapping_cost_ms(run: RunView) -> dict[str, Value]:
         exposed, share = merged[str(digest.rank)], _merged_share(digest)
         if isinstance(exposed, Unknown) or isinstance(share, Unknown):
             return exposed if isinstance(exposed, Unknown) else share
-        idle = digest.facts.get("sharding_hook_idle_ms")
+        idle = sharding_hook_idle_ms.of(digest)
         return float(exposed) + (share * float(idle) if isinstance(idle, float) else 0.0)
 
     return run.by_rank(cost)
 
 
-@run_fact("block_gather_estimate_ms", unit="ms", scope="rank", needs=("collectives",))
+@run_fact(unit="ms", scope="rank", needs=("collectives",))
 def block_gather_estimate_ms(run: RunView) -> dict[str, Value]:
     """How long one gather of a whole block should take on this GPU's link, all ranks present.
 
@@ -140,7 +139,7 @@ def block_gather_estimate_ms(run: RunView) -> dict[str, Value]:
     """
 
     def estimate(digest: RankDigest, step: StepDigest) -> Value:
-        size, gbps, peak = digest.facts.get("block_bytes"), _ring_gbps(digest), device_peak(digest.device)
+        size, gbps, peak = block_bytes.of(digest), _ring_gbps(digest), device_peak(digest.device)
         if not isinstance(size, float):
             return size if isinstance(size, Unknown) else NOT_SHARDED
         if gbps is None or peak is None or peak.link_gbps is None:
@@ -160,7 +159,7 @@ def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> S
     They are longer than it, for merged calls take time as well.
     """
     limit = latency_bound_bytes(run, digest)
-    hooks = digest.spans("sharding_hook_idle_ms")
+    hooks = sharding_hook_idle_ms.spans_of(digest)
     if digest.units is None or isinstance(limit, Unknown):
         return hooks
     table = digest.collectives
@@ -191,7 +190,7 @@ def _rows(digest: RankDigest) -> npt.NDArray[np.bool_]:
 
 def _merged_share(digest: RankDigest) -> float | Unknown:
     """Return the share of calls that disappear if each block becomes one unit."""
-    units, blocks = digest.facts.get("fsdp_units"), digest.facts.get("fsdp_blocks")
+    units, blocks = fsdp_units.of(digest), fsdp_blocks.of(digest)
     if not isinstance(units, int) or not isinstance(blocks, int) or units == 0:
         return NOT_SHARDED
     return max(1.0 - blocks / units, 0.0)
