@@ -9,6 +9,9 @@ from msgspec.structs import replace
 
 import tracedoc
 from tracedoc.containment import Failures
+from tracedoc.detail.charts import memory_curve, transfer_table, unit_timeline, wait_table
+from tracedoc.detail.step_picture import step_picture
+from tracedoc.detail.tables import collective_rows, host_detail, kernel_rows, phase_rows, unit_rows
 from tracedoc.diagnosis import (
     At,
     Budget,
@@ -27,13 +30,6 @@ from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import FactTable
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.memory_curve import memory_curve
-from tracedoc.facts.per_run.strategy import strategy_of
-from tracedoc.facts.step_picture import step_picture
-from tracedoc.facts.tables import collective_rows, host_detail, kernel_rows, phase_rows, unit_rows
-from tracedoc.facts.transfer_table import transfer_table
-from tracedoc.facts.unit_timeline import unit_timeline
-from tracedoc.facts.waits import wait_table
 from tracedoc.predicted import PlanStep, ReplayReport
 from tracedoc.ranks.exposure import ExposedSplit
 from tracedoc.ranks.run_view import RunView
@@ -42,6 +38,7 @@ from tracedoc.rules.engine import Judgement
 from tracedoc.run.job_settings import job_settings
 from tracedoc.summary.first_line import summarise
 from tracedoc.timeline.activity import Budget as ExactBudget
+from tracedoc.topics.capture.run import strategy_of
 from tracedoc.values import Unknown, Value
 from tracedoc.whatif.answer import run_replay
 from tracedoc.whatif.path_in_picture import path_in_picture

@@ -22,9 +22,7 @@ from tracedoc.digest.sharing import share
 from tracedoc.errors import InputError, Limit
 from tracedoc.executors.run import run_each
 from tracedoc.executors.work import Lost
-from tracedoc.facts.catalog import CATALOG
 from tracedoc.facts.measure_run import Measurements, measure_run
-from tracedoc.facts.per_run.settings import job_limits
 from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
 from tracedoc.ranks.code_places import ranks_to_read
 from tracedoc.ranks.early_ends import ended_early
@@ -44,6 +42,8 @@ from tracedoc.run.job import read_job
 from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, Settled, settle
 from tracedoc.timeline.source_step import SourceStep, read_source_step
+from tracedoc.topics import load_facts
+from tracedoc.topics.capture.run import job_limits
 from tracedoc.units import format_ranges
 from tracedoc.whatif.answer import what_if
 from tracedoc.whatif.changes.registry import parse_request
@@ -103,7 +103,7 @@ def diagnose(
     chosen = options or Options()
     known = _known_rules(chosen)
     rules = choose(known, chosen.select, chosen.ignore)
-    budgets = parse_budgets(chosen.budgets, CATALOG)
+    budgets = parse_budgets(chosen.budgets, load_facts())
     measured = measure(paths, chosen, progress=progress)
     return judge(
         measured, rules, replay=chosen.replay, budgets=budgets, rules_left_out=len(known) - len(rules)

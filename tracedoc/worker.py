@@ -6,17 +6,22 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-import tracedoc.facts.per_rank  # noqa: F401  fills the catalogue
 from tracedoc.cache import Slot, slot_of
 from tracedoc.containment import CODE, failure
-from tracedoc.digest.rank_digest import RankDigest
+from tracedoc.digest.rank_digest import RankDigest, digest_timeline
 from tracedoc.errors import InputError, TracedocError
-from tracedoc.facts.measure_rank import measure_rank
+from tracedoc.facts.catalog import computed
 from tracedoc.run.remote import is_remote, open_remote, public_name
-from tracedoc.timeline.build import build_timeline
+from tracedoc.spans import Spans
+from tracedoc.timeline.build import RankTimeline, build_timeline
+from tracedoc.topics import load_rank_facts
+from tracedoc.topics.host.rank import host_away_idle_ms
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.kineto import read_trace
 from tracedoc.trace.native import reader_name
+from tracedoc.values import Value
+
+_FACTS = load_rank_facts()
 
 
 def digest_file(
@@ -61,6 +66,22 @@ def _digest(path: str, read: Callable[..., Trace], steps: tuple[int, int] | None
     return measure_rank(
         build_timeline(trace, steps=steps), rank=-1 if trace.info.rank is None else trace.info.rank
     )
+
+
+def measure_rank(timeline: RankTimeline, *, rank: int) -> RankDigest:
+    """The digest of a timeline, with all facts of its rank and their intervals."""
+    values: dict[str, Value] = {}
+    intervals: dict[str, Spans] = {}
+    for fact in _FACTS.values():
+        if fact.kind != "rank":
+            continue
+        value, spans = computed(fact, timeline)
+        if spans is not None:
+            intervals[fact.name] = spans
+        if not isinstance(value, dict):
+            values[fact.name] = value
+    away = intervals.get(host_away_idle_ms.name, Spans.empty())
+    return digest_timeline(timeline, values, intervals, host_away=away, rank=rank)
 
 
 def kept_digest(

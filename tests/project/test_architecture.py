@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,8 @@ STAGES = {
     "ranks",
     "replay",
     "facts",
+    "topics",
+    "detail",
     "whatif",
     "rules",
     "diagnosis",
@@ -73,13 +76,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "digest": BASE | {"trace", "timeline", "replay.rank"},
     "ranks": BASE | {"trace", "timeline", "digest", "run.job", "run.manifest", "run.steplog"},
     "replay": BASE | {"trace", "timeline", "digest", "ranks"},
-    "facts.catalog": BASE,
-    "facts.per_rank": BASE | {"trace", "timeline", "digest", "facts.catalog"},
-    "facts.measure_rank": BASE | {"timeline", "digest", "facts.catalog"},
-    "facts": BASE
-    | {"trace", "timeline", "digest", "ranks", "facts", "planner", "diagnosis"}
+    "facts.catalog": BASE | {"timeline", "digest", "ranks.run_view", "run.job"},
+    "facts": BASE | {"trace", "timeline", "digest", "ranks", "topics"},
+    "topics": BASE
+    | {"trace", "timeline", "digest", "ranks", "facts.catalog", "planner"}
     | {"run.job", "run.manifest", "run.steplog"},
-    "whatif": BASE | {"trace", "timeline", "digest", "ranks", "replay", "facts", "planner", "diagnosis"},
+    "detail": BASE | {"trace", "timeline", "digest", "ranks", "diagnosis"},
+    "whatif": BASE
+    | {"trace", "timeline", "digest", "ranks", "replay", "facts", "topics", "planner", "diagnosis"},
     "rules.model": BASE | {"facts.catalog", "diagnosis"},
     "rules.load": BASE | {"facts.catalog", "diagnosis"},
     "rules.files": {"errors"},
@@ -87,12 +91,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rules.predict_field": BASE | {"whatif.changes"},
     "rules.expression": BASE | {"facts.catalog", "diagnosis"},
     "rules.kept": {"cache"},
-    "rules": BASE | {"digest", "ranks", "replay", "facts", "fixes", "whatif", "diagnosis"},
-    "summary": BASE | {"diagnosis", "digest", "ranks", "facts", "fixes", "whatif"},
+    "rules": BASE | {"digest", "ranks", "replay", "facts", "topics", "fixes", "whatif", "diagnosis"},
+    "summary": BASE | {"diagnosis", "digest", "ranks", "facts", "topics", "fixes", "whatif"},
     "compose": BASE | STAGES - {"pipeline"},
     "executors": {"errors"},
     "cache": {"digest"},
-    "worker": BASE | {"cache", "run", "trace", "timeline", "digest", "facts.per_rank", "facts.measure_rank"},
+    "worker": BASE | {"cache", "run", "trace", "timeline", "digest", "facts.catalog", "topics"},
     "pipeline": BASE | STAGES | {"executors", "worker"},
     "comparison": BASE | {"diagnosis"},
     "crosscheck": BASE | {"trace", "timeline"},
@@ -200,6 +204,18 @@ def test_imports_follow_the_table(path: Path) -> None:
         if target.startswith("__version__") or inside or fits(target, {row}):
             continue
         assert fits(target, MAY_IMPORT[row]), f"{path}:{line}: {room} may not import {target}"
+
+
+IN_WORKER = sorted((PACKAGE / "topics").glob("*/rank*.py"))
+FOR_WORKER = BASE | {"trace", "timeline", "digest", "facts.catalog"}
+
+
+@pytest.mark.parametrize("path", IN_WORKER, ids=room_of)
+def test_what_a_worker_measures_imports_nothing_of_the_driver(path: Path) -> None:
+    for module, _, line in imports_of(path):
+        target = module.removeprefix("tracedoc.")
+        if module.startswith("tracedoc.") and not re.match(r"topics\.\w+\.rank", target):
+            assert fits(target, FOR_WORKER), f"{path}:{line}: a worker may not import {target}"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=room_of)

@@ -133,11 +133,10 @@ def _entries(name: str, rules: Mapping[str, Rule], facts: Mapping[str, FactDef])
 
 def _known(rule_directories: Sequence[str]) -> tuple[dict[str, Rule], Mapping[str, FactDef]]:
     """Return all rules and facts by name."""
-    import tracedoc.facts.topics  # noqa: F401  (fills the catalogue)
-    from tracedoc.facts.catalog import CATALOG
     from tracedoc.rules.load import load_rules
+    from tracedoc.topics import load_facts
 
-    return {rule.id: rule for rule in load_rules(rule_directories)}, CATALOG
+    return {rule.id: rule for rule in load_rules(rule_directories)}, load_facts()
 
 
 def _unknown(name: str, known: list[str]) -> TracedocError:
@@ -201,13 +200,15 @@ def _other_name(name: str, rules: Mapping[str, Rule]) -> str:
 
 
 def _fact(fact: FactDef) -> str:
-    needs = f"Needs: {', '.join(sorted(fact.needs))}\n" if fact.needs else ""
-    return (
-        f"{fact.name}  (fact, unit {fact.unit}, one value a {fact.scope})\n\n{fact.doc}\n\n{needs}".rstrip(
-            "\n"
-        )
-        + "\n"
-    )
+    lines = [f"{fact.name}  (fact, unit {fact.unit}, one value a {fact.scope})", "", fact.doc]
+    needs, uses = sorted(fact.needs), [one.name for one in fact.uses]
+    if needs or uses:
+        lines.append("")
+    if needs:
+        lines.append(f"Needs: {', '.join(needs)}")
+    if uses:
+        lines.append(_paragraph(f"Made of: {', '.join(uses)}", hang=2))
+    return "\n".join(lines) + "\n"
 
 
 def _paragraph(text: str, margin: int = 0, *, hang: int | None = None) -> str:

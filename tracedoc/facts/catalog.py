@@ -1,12 +1,16 @@
 """The catalogue of facts: named measurements with a unit, a scope and a definition.
 
-Two kinds share one catalogue. A ``rank_fact`` is computed from a :class:`RankTimeline` inside the worker
-and travels in the digest; a ``run_fact`` is computed once, from the digests of all ranks. Either decorator
-turns a function into a fact of the same name, which can be called as before.
+A decorator turns a function into a fact of the same name, which can be called as before. What the
+function sees says where it is measured:
+
+- ``rank_fact``: the timeline of a rank, in the worker; the value travels in the rank's digest;
+- ``digest_fact``: the run, the digest of a rank and its analysed step, in the driver;
+- ``manifest_fact``: a rank's part of the manifest of `tracedoc collect`, in the driver;
+- ``run_fact``: the run, in the driver.
 
 A fact names what it needs: of the capture in words (:data:`NEEDS`), and the other facts that it reads. Those
-are imported, so that facts cannot need each other in a circle; :mod:`tracedoc.facts.declared` holds that a
-fact reads no others.
+are imported, so that facts cannot need each other in a circle; :mod:`tracedoc.topics` holds that a fact
+reads no others.
 
 A fact that is a length of time may be measured as intervals: its function returns :class:`Spans`, the fact's
 value is their total in ms, and rules that name the fact show them as evidence.
@@ -30,7 +34,9 @@ from tracedoc.units import UNITS
 from tracedoc.values import Failed, Unknown, Value
 
 if TYPE_CHECKING:
-    from tracedoc.digest.rank_digest import RankDigest
+    from tracedoc.digest.rank_digest import RankDigest, StepDigest
+    from tracedoc.ranks.run_view import RunView
+    from tracedoc.run.job import RankJob
     from tracedoc.timeline.build import RankTimeline
 
 Scope = Literal["run", "rank", "step", "group", "unit"]
@@ -51,6 +57,7 @@ NEEDS = frozenset(
 """What a fact or a rule may need of a capture."""
 
 NOT_MEASURED = Unknown("not measured")
+NO_MANIFEST = Unknown("no manifest: capture with `tracedoc collect`")
 
 Result = TypeVar("Result")
 Measured = TypeVar("Measured", covariant=True)
@@ -100,13 +107,20 @@ class RankFact(FactDef, Generic[Measured], frozen=True, eq=False):
         return digest.spans(self.name)
 
 
-class RunFact(FactDef, Generic[Arguments, Measured], frozen=True, eq=False):
-    """A fact of the run, measured in the driver."""
+class RunFact(FactDef, Generic[Arguments, Measured], frozen=True, eq=False, kw_only=True):
+    """A fact that is measured in the driver: ``function`` of the run or of one rank, ``compute`` of all."""
+
+    function: Callable[..., Any]
 
     def __call__(self, *arguments: Arguments.args, **named: Arguments.kwargs) -> Measured:
-        """Measure it, for the run; one that is measured as intervals, for one rank."""
-        measured: Measured = (self.spans or self.compute)(*arguments, **named)  # type: ignore[assignment]
+        """Measure it, for what its function takes."""
+        measured: Measured = self.function(*arguments, **named)
         return measured
+
+    def by_rank(self, run: RunView) -> dict[str, Value]:
+        """Measure it on all ranks of a run."""
+        found: dict[str, Value] = self.compute(run)
+        return found
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -131,13 +145,14 @@ def _plain(doc: str) -> str:
     return re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", doc).replace("``", "`")
 
 
+Needs = tuple[str | FactDef, ...]
+if TYPE_CHECKING:
+    OfDigest = Callable[[RunView, RankDigest, StepDigest], Measured]
+    DigestFact = RunFact[[RunView, RankDigest, StepDigest], Measured]
+
+
 def rank_fact(
-    *,
-    unit: str,
-    needs: tuple[str | FactDef, ...] = (),
-    scope: Scope = "rank",
-    interval: str = "",
-    values: Iterable[str] = (),
+    *, unit: str, needs: Needs = (), interval: str = "", values: Iterable[str] = ()
 ) -> Callable[[Callable[[RankTimeline], Measured]], RankFact[Measured]]:
     """Make ``function(RankTimeline) -> Value`` a fact of each rank.
 
@@ -146,78 +161,124 @@ def rank_fact(
     """
 
     def made(function: Callable[[RankTimeline], Measured]) -> RankFact[Measured]:
-        name, texts = function.__name__, tuple(values)
-        _check(name, function.__doc__, unit, scope, interval, needs)
-        of_capture, uses = _apart(needs)
+        of_capture, uses = _checked(function, unit, needs, interval)
         fact = RankFact[Measured](
-            name, unit, scope, of_capture, "rank", function, interval, None, texts, uses
+            name=function.__name__,
+            unit=unit,
+            scope="rank",
+            needs=of_capture,
+            kind="rank",
+            compute=function,
+            interval=interval,
+            values=tuple(values),
+            uses=uses,
         )
-        CATALOG[name] = fact
+        CATALOG[fact.name] = fact
         return fact
+
+    return made
+
+
+def digest_fact(
+    *, unit: str, needs: Needs = (), interval: str = "", values: Iterable[str] = ()
+) -> Callable[[OfDigest[Measured]], DigestFact[Measured]]:
+    """Make ``function(RunView, RankDigest, StepDigest) -> Value`` a fact of each rank with an analysed step.
+
+    ``interval`` and ``values`` are as for :func:`rank_fact`.
+    """
+
+    def made(function: OfDigest[Measured]) -> DigestFact[Measured]:
+        @wraps(function)
+        def compute(run: RunView) -> dict[str, Value]:
+            def measured(digest: RankDigest, step: StepDigest) -> Value:
+                found: Any = function(run, digest, step)
+                return total_ms(found) if interval else found
+
+            return run.by_rank(measured)
+
+        return _of_run(function, compute, unit, "rank", needs, interval, values)
+
+    return made
+
+
+def manifest_fact(
+    *, unit: str, needs: Needs = (), values: Iterable[str] = ()
+) -> Callable[[Callable[[RankJob], Value]], RunFact[[RankJob], Value]]:
+    """Make ``function(RankJob) -> Value`` a fact of each captured rank, unknown without a manifest."""
+
+    def made(function: Callable[[RankJob], Value]) -> RunFact[[RankJob], Value]:
+        @wraps(function)
+        def compute(run: RunView) -> dict[str, Value]:
+            return of_manifest(run, function)
+
+        return _of_run(function, compute, unit, "rank", needs, "", values)
 
     return made
 
 
 def run_fact(
-    *,
-    unit: str,
-    needs: tuple[str | FactDef, ...] = (),
-    scope: Scope = "run",
-    interval: str = "",
-    values: Iterable[str] = (),
-) -> Callable[[Callable[Arguments, Measured]], RunFact[Arguments, Measured]]:
-    """Make ``function(RunView) -> Value`` (scope run) or ``-> dict[str, Value]`` (others) a fact of the run.
+    *, unit: str, scope: Scope = "run", needs: Needs = (), values: Iterable[str] = ()
+) -> Callable[[Callable[[RunView], Measured]], RunFact[[RunView], Measured]]:
+    """Make ``function(RunView) -> Value`` a fact of the run; of another scope, ``-> dict[str, Value]``."""
 
-    With ``interval``, the words for one of its intervals, the fact is one of each rank, and its function
-    ``(RunView, RankDigest, StepDigest) -> Spans | Unknown`` is asked for the analysed step of each.
-    ``values`` are as for :func:`rank_fact`.
-    """
-
-    def made(function: Callable[Arguments, Measured]) -> RunFact[Arguments, Measured]:
-        name, texts = function.__name__, tuple(values)
-        _check(name, function.__doc__, unit, scope, interval, needs)
-        of_capture, uses = _apart(needs)
-        compute: Callable[..., Any] = _totals(function) if interval else function
-        spans: Callable[..., Any] | None = function if interval else None
-        fact = RunFact[Arguments, Measured](
-            name, unit, scope, of_capture, "run", compute, interval, spans, texts, uses
-        )
-        CATALOG[name] = fact
-        return fact
+    def made(function: Callable[[RunView], Measured]) -> RunFact[[RunView], Measured]:
+        return _of_run(function, function, unit, scope, needs, "", values)
 
     return made
 
 
-def _check(
-    name: str, doc: str | None, unit: str, scope: Scope, interval: str, needs: tuple[str | FactDef, ...]
-) -> None:
+def of_manifest(run: RunView, measure: Callable[[RankJob], Value]) -> dict[str, Value]:
+    """The value of ``measure`` for each captured rank's part of the manifest."""
+    found: dict[str, Value] = {}
+    for digest in run.digests:
+        rank = run.job.rank(digest.rank) if run.job is not None else None
+        found[str(digest.rank)] = measure(rank) if rank is not None else NO_MANIFEST
+    return found
+
+
+def _of_run(
+    function: Callable[..., Any],
+    compute: Callable[[RunView], Any],
+    unit: str,
+    scope: Scope,
+    needs: Needs,
+    interval: str,
+    values: Iterable[str],
+) -> RunFact[Any, Any]:
+    of_capture, uses = _checked(function, unit, needs, interval)
+    fact = RunFact[Any, Any](
+        name=function.__name__,
+        unit=unit,
+        scope=scope,
+        needs=of_capture,
+        kind="run",
+        compute=compute,
+        interval=interval,
+        spans=function if interval else None,
+        values=tuple(values),
+        uses=uses,
+        function=function,
+    )
+    CATALOG[fact.name] = fact
+    return fact
+
+
+def _checked(
+    function: Callable[..., Any], unit: str, needs: Needs, interval: str
+) -> tuple[frozenset[str], tuple[FactDef, ...]]:
+    """What a fact needs of the capture, and the facts that it uses; raises ValueError for what is no fact."""
+    name, of_capture = function.__name__, frozenset(need for need in needs if isinstance(need, str))
     if name in CATALOG:
         raise ValueError(f"fact {name} is defined twice")
-    if not doc and sys.flags.optimize < 2:  # which strips the definitions
+    if not function.__doc__ and sys.flags.optimize < 2:  # which strips the definitions
         raise ValueError(f"fact {name} has no definition (docstring)")
     if unit not in UNITS:
         raise ValueError(f"fact {name}: unknown unit {unit!r}")
-    if not {need for need in needs if isinstance(need, str)} <= NEEDS:
-        raise ValueError(f"fact {name}: unknown need in {needs}")
-    if interval and (unit != "ms" or scope != "rank"):
-        raise ValueError(f"fact {name}: intervals have a length in ms, and belong to a rank")
-
-
-def _apart(needs: tuple[str | FactDef, ...]) -> tuple[frozenset[str], tuple[FactDef, ...]]:
-    """What is needed of the capture, and the other facts."""
-    of_capture = frozenset(need for need in needs if isinstance(need, str))
+    if not of_capture <= NEEDS:
+        raise ValueError(f"fact {name}: unknown need in {sorted(of_capture)}")
+    if interval and unit != "ms":
+        raise ValueError(f"fact {name}: intervals have a length in ms")
     return of_capture, tuple(need for need in needs if isinstance(need, FactDef))
-
-
-def _totals(spans: Callable[..., Any]) -> Callable[[Any], dict[str, Value]]:
-    """The function of a run that says how long the intervals of each rank are in all, in ms."""
-
-    @wraps(spans)
-    def totals(run: Any) -> dict[str, Value]:
-        found: dict[str, Value] = run.by_rank(lambda digest, step: total_ms(spans(run, digest, step)))
-        return found
-
-    return totals
 
 
 def total_ms(spans: Spans | Unknown) -> float | Unknown:

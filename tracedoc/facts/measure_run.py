@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-import tracedoc.facts.per_rank
-import tracedoc.facts.per_run  # noqa: F401  fills the catalogue
 from tracedoc.digest.rank_digest import RankDigest
-from tracedoc.facts.catalog import CATALOG, NEEDS, NOT_MEASURED, FactDef, FactTable, Measurement, computed
+from tracedoc.facts.catalog import NEEDS, NOT_MEASURED, FactDef, FactTable, Measurement, computed
 from tracedoc.ranks.run_view import RunView
 from tracedoc.timeline.strategy_signs import SHARDED_MARKS
+from tracedoc.topics import load_facts
 from tracedoc.trace.vocabulary import P2P_OPS
 from tracedoc.values import Failed, Unknown, Value
 
 _LOG = logging.getLogger(__name__)
+_FACTS = load_facts()
 
 STEPS_FOR_CONFIDENCE = 3
 """Fewer complete steps than this cannot separate what recurs from what happened once."""
@@ -61,7 +61,7 @@ def measure_run(run: RunView) -> Measurements:
     """Compute the run facts, and put them beside the rank facts of all digests."""
     facts: dict[str, Measurement] = {}
     unknown: dict[tuple[Unknown | str, ...], Mapping[str, Value]] = {}
-    for definition in CATALOG.values():
+    for definition in _FACTS.values():
         if definition.kind == "rank":
             values = {str(d.rank): d.facts.get(definition.name, NOT_MEASURED) for d in run.digests}
             facts[definition.name] = _keyed(definition, values, run, unknown)

@@ -20,7 +20,6 @@ from tracedoc.containment import failure
 from tracedoc.diagnosis import SEVERITIES, Comparison, Evidence, Finding, Fix, Gain, Instance, Verdict
 from tracedoc.facts.catalog import attempt
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_rank.step import step_ms
 from tracedoc.rules.expression import Expression, Result, parse
 from tracedoc.rules.expression import evaluate as evaluate_condition
 from tracedoc.rules.model import AtMost, Rule
@@ -36,6 +35,7 @@ from tracedoc.rules.wording import (
     with_ranks,
 )
 from tracedoc.spans import Spans
+from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms
 from tracedoc.values import Failed, Unknown, Value
 from tracedoc.whatif.bounds import at_most

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import Finding, Verdict
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_rank.step import step_ms
 from tracedoc.predicted import PlanStep
 from tracedoc.rules.engine import Judgement
 from tracedoc.rules.model import Rule
+from tracedoc.topics.step.rank import step_ms
 from tracedoc.whatif.combined import repeats
 
 LEAST_GAIN = 0.002

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import SEVERITIES, Finding, Fix, Gain
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_run.strategy import strategy_of
 from tracedoc.fixes import misfits
 from tracedoc.predicted import PlanStep, Predicted, Range, ReplayReport
 from tracedoc.replay.run_replay import Refusal, RunReplay
@@ -17,6 +16,7 @@ from tracedoc.rules.engine import Judgement, severity_of, worst_first
 from tracedoc.rules.lost_causes import with_lost_causes
 from tracedoc.rules.model import Rule
 from tracedoc.rules.prediction import JUDGED_RANK
+from tracedoc.topics.capture.run import strategy_of
 from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, on_more_ranks, replay_report, run_replay
 from tracedoc.whatif.changes.registry import Request, parse_request
 from tracedoc.whatif.over_steps import Cost, cost_over_steps

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import Fix, Verdict
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_rank.step import step_ms
 from tracedoc.rules.model import Words, value_key
 from tracedoc.rules.prediction import fill_prediction
 from tracedoc.rules.template import before_full_stop, compressed, fill
+from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms
 from tracedoc.values import Unknown, Value
 

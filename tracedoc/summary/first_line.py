@@ -8,14 +8,14 @@ from tracedoc.diagnosis import Finding, RunInfo
 from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_rank.foreign_turns import foreign_turns_ms
-from tracedoc.facts.per_rank.step import step_ms
-from tracedoc.facts.per_run.host_causes import queued_idle_ms
 from tracedoc.predicted import PlanStep
 from tracedoc.summary.figures import gain_ms, gain_words, number
 from tracedoc.summary.losses import uncovered_loss
 from tracedoc.summary.outcome import outcome
 from tracedoc.summary.without_warning import compute_bound, healthy, is_compute_bound
+from tracedoc.topics.host.run import queued_idle_ms
+from tracedoc.topics.step.rank import step_ms
+from tracedoc.topics.straggler.rank import foreign_turns_ms
 from tracedoc.units import format_ms, format_percent, format_ranges
 from tracedoc.whatif.combined import Times, repeats
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from tracedoc.diagnosis import Finding
 from tracedoc.facts.catalog import FactDef
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_run.exposed_communication import exposed_wait_ms, pipeline_wait_ms
 from tracedoc.idle_causes import WORDS
+from tracedoc.topics.communication.run import exposed_wait_ms, pipeline_wait_ms
 from tracedoc.units import format_ms, format_percent
 
 CPU_IDLE_WORDS = {cause: words.on_cpu for cause, words in WORDS.items() if words.on_cpu}

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from tracedoc.diagnosis import Finding, Fix, RunInfo
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_rank.step import compute_ms, step_ms
 from tracedoc.fixes import fitting_first
 from tracedoc.predicted import PlanStep
 from tracedoc.summary.figures import number
+from tracedoc.topics.step.rank import compute_ms, step_ms
 from tracedoc.units import format_ms, format_step_change
 from tracedoc.whatif.combined import Times, combined_gain_ms
 

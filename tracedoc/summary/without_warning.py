@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_rank.step import compute_ms, exposed_comm_ms
 from tracedoc.summary.figures import gain_ms, gain_words, number
 from tracedoc.summary.losses import idle_on_cpu, in_pipeline, largest_loss, waits_for_peers
+from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
 from tracedoc.units import format_ms, format_percent
 
 LITTLE_EXPOSED = 0.10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_run.stages import stage_imbalance_ms
+from tracedoc.topics.pipeline.run import stage_imbalance_ms
 from tracedoc.values import Unknown
 from tracedoc.whatif.bounds import measured
 

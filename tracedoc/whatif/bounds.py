@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.catalog import FactDef
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_rank.step import comm_ms, compute_ms, exposed_comm_ms, host_floor_ms, step_ms
+from tracedoc.topics.step.rank import comm_ms, compute_ms, exposed_comm_ms, host_floor_ms, step_ms
 from tracedoc.values import Unknown
 
 

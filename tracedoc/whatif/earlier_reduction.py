@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_rank.phase_times import backward_compute_ms
-from tracedoc.facts.per_rank.step import comm_ms
-from tracedoc.facts.per_run.exposed_communication import exposed_transfer_ms
-from tracedoc.facts.per_run.gradients import late_reduction_ms
-from tracedoc.facts.per_run.links import link_efficiency_frac
+from tracedoc.topics.communication.run import exposed_transfer_ms
+from tracedoc.topics.gradients.run import late_reduction_ms
+from tracedoc.topics.links.run import link_efficiency_frac
+from tracedoc.topics.step.rank import backward_compute_ms, comm_ms
 from tracedoc.values import Unknown
 from tracedoc.whatif.bounds import measured, within_host_work
 

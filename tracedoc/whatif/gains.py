@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_rank.launch_pace import late_launch_idle_ms, sync_idle_ms
-from tracedoc.facts.per_rank.loader import input_idle_ms
-from tracedoc.facts.per_rank.step import non_compute_ms
-from tracedoc.facts.per_run.exposed_communication import comm_split, exposed_comm_excluding_wait_ms
-from tracedoc.facts.per_run.host_causes import sync_blocked_ms
-from tracedoc.facts.per_run.step_log import gc_cost_ms, logged_step_ms
+from tracedoc.topics.communication.run import comm_split, exposed_comm_excluding_wait_ms
+from tracedoc.topics.host.rank import late_launch_idle_ms, sync_idle_ms
+from tracedoc.topics.host.run import sync_blocked_ms
+from tracedoc.topics.input.rank import input_idle_ms
+from tracedoc.topics.step.rank import non_compute_ms
+from tracedoc.topics.step.run import gc_cost_ms, logged_step_ms
 from tracedoc.values import Unknown
 from tracedoc.whatif.balanced_stages import balance_stages
 from tracedoc.whatif.bounds import at_most, hidden_by_compute, measured, within_host_work

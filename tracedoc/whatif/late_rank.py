@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_run.settings import core_wait_ms
-from tracedoc.facts.per_run.straggler import straggler_cost_ms, straggler_least_ms, straggler_recurring_ms
+from tracedoc.topics.host.run import core_wait_ms
+from tracedoc.topics.straggler.run import straggler_cost_ms, straggler_least_ms, straggler_recurring_ms
 from tracedoc.values import Unknown
 from tracedoc.whatif.bounds import measured
 

@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.facts.per_rank.launch_pace import sync_idle_ms
-from tracedoc.facts.per_rank.loader import input_idle_ms
-from tracedoc.facts.per_rank.memory import allocator_idle_ms
-from tracedoc.facts.per_run.straggler import straggler_any_cost_ms, straggler_cost_ms
-from tracedoc.facts.per_run.uneven import uneven_by_step, uneven_work_ms
 from tracedoc.ranks.rehearsal import Together, gains_together, rehearsal
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.stragglers import stragglers
+from tracedoc.topics.host.rank import sync_idle_ms
+from tracedoc.topics.input.rank import input_idle_ms
+from tracedoc.topics.memory.rank import allocator_idle_ms
+from tracedoc.topics.straggler.run import straggler_any_cost_ms, straggler_cost_ms
+from tracedoc.topics.straggler.uneven import uneven_by_step, uneven_work_ms
 
 ByStep = Mapping[int, float]
 

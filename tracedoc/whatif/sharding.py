@@ -9,10 +9,9 @@ from msgspec.structs import replace
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.catalog import FactDef
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_rank.shard_hooks import sharding_hook_host_ms
-from tracedoc.facts.per_rank.sharded_units import fsdp_blocks, fsdp_units
-from tracedoc.facts.per_run.gather_stalls import hideable_backward_stall_ms, hideable_gather_stall_ms
-from tracedoc.facts.per_run.wrapping import fine_wrapping_cost_ms, sharded_exposed_ms
+from tracedoc.topics.sharding.rank import fsdp_blocks, fsdp_units, sharding_hook_host_ms
+from tracedoc.topics.sharding.run import hideable_backward_stall_ms, hideable_gather_stall_ms
+from tracedoc.topics.sharding.units import fine_wrapping_cost_ms, sharded_exposed_ms
 from tracedoc.values import Unknown
 from tracedoc.whatif.bounds import at_most, hidden_by_compute, measured, within_host_work
 

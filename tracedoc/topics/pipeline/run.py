@@ -1,0 +1,225 @@
+"""Facts of the run about models that are split over ranks: pipelines, their bubbles, and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.digest.rank_digest import RankDigest, StepDigest
+from tracedoc.facts.catalog import digest_fact, run_fact
+from tracedoc.ranks.pipelines import Pipeline, balanced_gain_ns, even_gain_ns, pipeline, slow_workers
+from tracedoc.ranks.run_view import RunView
+from tracedoc.spans import Spans
+from tracedoc.timeline.collective_roles import Role
+from tracedoc.topics.communication.run import exposed_transfer, rows_of_kind, rows_of_role, total_bytes
+from tracedoc.topics.host.rank import launch_pace_idle_ms
+from tracedoc.topics.links.run import leaves_node
+from tracedoc.values import Unknown, Value
+
+LONGER_AT = ("compute", "host")
+
+NO_PIPELINE = Unknown(
+    "no stages of a pipeline are seen: no rank passes data on to another one and gets some back"
+)
+
+
+@run_fact(unit="count", needs=("collectives", "multi_rank"))
+def pipeline_stages(run: RunView) -> Value:
+    """Stages of the pipeline, by who sends to whom; what a rank's sends reach is its neighbour."""
+    return _of(run, lambda found: len(found.stages))
+
+
+@run_fact(unit="count", needs=("collectives", "multi_rank"))
+def pipeline_micro_batches(run: RunView) -> Value:
+    """How often the first stage of a pipeline sends to the second one in a step."""
+    return _of(run, lambda found: found.micro_batches)
+
+
+@run_fact(unit="count", scope="rank", needs=("collectives", "multi_rank"))
+def stage(run: RunView) -> dict[str, Value]:
+    """The stage of the pipeline that this rank is, from 0. Ranks of one stage hold the same layers."""
+    return _by_rank(run, lambda found, number: number)
+
+
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def stage_pass_ms(run: RunView) -> dict[str, Value]:
+    """What the fastest rank of this rank's stage works on forward and backward passes in a step, on average.
+
+    From the first operation of a step to its last send or receive and the work that follows that, without the
+    waiting for other ranks, the reduction of gradients and the optimizer. In a CPU run its step without
+    communication: the compute of all ranks is shared out by their arithmetic, since processes share cores,
+    and time without operators counts as far as it is there in at least three quarters of the steps.
+    """
+    return _by_rank(run, lambda found, number: float(found.stage_ns[number]) / 1e6)
+
+
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def other_stages_pass_ms(run: RunView) -> dict[str, Value]:
+    """The mean of :func:`stage_pass_ms` over the other stages."""
+    return _by_rank(run, lambda found, number: float(np.delete(found.stage_ns, number).mean()) / 1e6)
+
+
+@run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank"), values=LONGER_AT)
+def stage_longer_at(run: RunView) -> dict[str, Value]:
+    """At what this rank's stage takes longer than the others: "compute", or in a CPU run "host".
+
+    "host" is time in which no operator runs: a sleep, files, Python. It is named where it makes half of the
+    difference or more.
+    """
+
+    def longer_at(found: Pipeline, number: int) -> Value:
+        longer = found.stage_ns[number] - np.delete(found.stage_ns, number).mean()
+        away = found.stage_away_ns[number] - np.delete(found.stage_away_ns, number).mean()
+        return "host" if away > 0 and away >= longer / 2 else "compute"
+
+    return _by_rank(run, longer_at)
+
+
+@run_fact(unit="ms", needs=("collectives", "multi_rank"))
+def stage_imbalance_ms(run: RunView) -> Value:
+    """How much shorter a step would be if the passes of all stages took equally long.
+
+    All ranks are replayed from one meeting to the next, the work of each stage scaled to the mean of all;
+    what follows the passes (an optimizer that waits for others inside) takes each rank as long as the
+    fastest. The mean over the steps that all ranks show. CPU runs are not replayed: there it is
+    (m - 1) / m of what the slowest stage takes longer than the mean, with m micro-batches.
+    """
+    return _mean(balanced_gain_ns(run))
+
+
+@run_fact(unit="fraction", needs=("collectives", "multi_rank"))
+def pipeline_schedule_bubble_frac(run: RunView) -> Value:
+    """Share of the passes' time that a rank waits by the schedule: (p - 1) / (m + p - 1).
+
+    With p equal stages and m micro-batches, of GPipe and of 1F1B alike; an interleaved schedule has less.
+    """
+    found = pipeline(run)
+    if found is None:
+        return NO_PIPELINE
+    if found.micro_batches == 0:
+        return Unknown("the number of micro-batches is not known")
+    stages = len(found.stages)
+    return (stages - 1) / (found.micro_batches + stages - 1)
+
+
+@run_fact(unit="ms", needs=("collectives", "multi_rank", launch_pace_idle_ms, pipeline_schedule_bubble_frac))
+def pipeline_bubble_excess_ms(run: RunView) -> Value:
+    """How much longer a step is than the schedule asks for with equal stages and micro-batches.
+
+    That is the mean step less what the passes of the mean stage and the schedule's own bubble take, and
+    less what unequal stages, slow ranks, micro-batches and late launches (on the rank that has most of them)
+    cost: sends and receives that nothing hides, pauses, the optimizer.
+    """
+    found, bubble = pipeline(run), pipeline_schedule_bubble_frac(run)
+    if found is None or isinstance(bubble, Unknown):
+        return bubble
+    if found.micro_batches < 2:
+        return Unknown("with one micro-batch the stages take turns")
+    if run.digests[0].is_cpu:
+        return Unknown("processes that share cores wait for each other beyond what the schedule asks for")
+    balanced, even = balanced_gain_ns(run), even_gain_ns(run)
+    if balanced is None or even is None or run.representative_digest is None:
+        return NO_PIPELINE
+    judged = run.representative_digest.judged_step
+    if judged is None:
+        return Unknown("no step is known")
+    slow = max((float(worker.gain_ns.mean()) for worker in slow_workers(run)), default=0.0)
+    ideal = float(found.stage_ns.mean()) / (1.0 - float(bubble))
+    rest = (
+        judged.budget.window_ns
+        - ideal
+        - slow
+        - 1e6 * max(_late_launches_ms(run), default=0.0)
+        - max(float(balanced.mean()), 0.0)
+        - max(float(even.mean()), 0.0)
+    )
+    return max(rest, 0.0) / 1e6
+
+
+def _late_launches_ms(run: RunView) -> Iterator[float]:
+    for digest in run.digests:
+        idle = launch_pace_idle_ms.of(digest)
+        if isinstance(idle, (int, float)):
+            yield float(idle)
+
+
+def _of(run: RunView, measure: Callable[[Pipeline], Value]) -> Value:
+    found = pipeline(run)
+    return NO_PIPELINE if found is None else measure(found)
+
+
+def _by_rank(run: RunView, measure: Callable[[Pipeline, int], Value]) -> dict[str, Value]:
+    found = pipeline(run)
+    if found is None:
+        return {str(digest.rank): NO_PIPELINE for digest in run.digests}
+    numbers = {place: number for number, places in enumerate(found.stages) for place in places}
+    return {
+        str(digest.rank): measure(found, numbers[place]) if place in numbers else NO_PIPELINE
+        for place, digest in enumerate(run.digests)
+    }
+
+
+def _mean(gain_ns: npt.NDArray[np.int64] | None) -> Value:
+    return NO_PIPELINE if gain_ns is None else max(float(gain_ns.mean()), 0.0) / 1e6
+
+
+# -- what stages and layers exchange
+
+
+@digest_fact(unit="count", needs=("collectives", "host_ops"))
+def layer_exchanges_per_step(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Collectives of tensor-parallel layers in the median step, both passes.
+
+    Those of a group that adds up 64 KiB or more in the forward pass, by all-reduce or reduce-scatter.
+    """
+    return int(rows_of_role(digest, step, Role.LAYER).size)
+
+
+@digest_fact(unit="bytes", needs=("collectives", "host_ops"))
+def layer_exchange_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Bytes of the collectives of tensor-parallel layers in the median step."""
+    return total_bytes(digest, rows_of_role(digest, step, Role.LAYER))
+
+
+@digest_fact(
+    unit="ms",
+    needs=("collectives", "host_ops", "kernels"),
+    interval="collective of a tensor-parallel layer with no compute beside it",
+)
+def layer_exchange_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
+    """Exposed time of the median step in collectives of tensor-parallel layers, less waiting."""
+    return exposed_transfer(run, digest, step, rows_of_role(digest, step, Role.LAYER))
+
+
+@digest_fact(
+    unit="ms",
+    needs=("collectives", "kernels"),
+    interval="send or receive with no compute beside it",
+)
+def p2p_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
+    """Exposed time of the median step in sends and receives, less waiting for the other end."""
+    return exposed_transfer(run, digest, step, rows_of_kind(digest, step, "send", "recv", "send_recv"))
+
+
+@digest_fact(unit="bytes", needs=("collectives",))
+def p2p_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Bytes that the median step sends to and receives from single ranks."""
+    return total_bytes(digest, rows_of_kind(digest, step, "send", "recv", "send_recv"))
+
+
+# -- nodes
+
+
+NO_LAYERS = Unknown("no layer is split over ranks")
+
+
+@digest_fact(unit="bool", needs=("collectives", "host_ops"))
+def layers_leave_node(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Whether layers are split over several nodes, though GPUs inside a node have a faster link.
+
+    As :func:`gathers_leave_node`, of the collectives that :func:`layer_exchanges_per_step` counts.
+    """
+    rows = np.flatnonzero(digest.roles == Role.LAYER)
+    return leaves_node(run, digest, rows) if rows.size else NO_LAYERS

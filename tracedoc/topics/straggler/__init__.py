@@ -1,0 +1,1 @@
+"""Stragglers: which ranks the others wait for, what that costs, and why."""

@@ -1,0 +1,141 @@
+"""Facts of the run about work that is shared unevenly between ranks that hold the same part of the model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracedoc.facts.catalog import run_fact
+from tracedoc.ranks.pipelines import even_gain_ns, pass_ratios, pipeline
+from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.work_shares import (
+    CPU_MEASURES,
+    MEASURES,
+    MORE_WORK,
+    replicas,
+    waits_by_excess,
+    work_excess,
+    work_shares,
+)
+from tracedoc.values import Unknown, Value
+
+NO_REPLICAS = Unknown("no ranks are known to reduce the same gradients: which should do equal work is open")
+
+
+@run_fact(unit="ratio", scope="rank", needs=("kernels", "collectives", "multi_rank"))
+def work_ratio(run: RunView) -> dict[str, Value]:
+    """How much work this rank has, over the median of the other ranks that reduce the same gradients.
+
+    By the arithmetic of matrix products where shapes were recorded, else by the thread blocks of kernels
+    whose grid follows the size of the data, else by the number of kernels (CPU: operators). The median over
+    the steps that all ranks captured whole. Pipeline stages are not compared.
+    """
+    shares, groups = work_shares(run), replicas(run)
+    arithmetic, blocks, kernels = shares.amount
+    amounts = np.where(np.isnan(arithmetic), np.where(np.isnan(blocks), kernels, blocks), arithmetic)
+    found: dict[str, Value] = {}
+    for place, digest in enumerate(run.digests):
+        others = [other for other in groups[place] if other != place]
+        if not others:
+            found[str(digest.rank)] = NO_REPLICAS
+            continue
+        ratios = amounts[place] / np.median(amounts[others], axis=0) if shares.steps else np.empty(0)
+        known = ratios[~np.isnan(ratios)]
+        found[str(digest.rank)] = (
+            float(np.median(known)) if known.size else Unknown("no complete step was captured on all ranks")
+        )
+    return found
+
+
+@run_fact(unit="ms", needs=("kernels", "collectives", "multi_rank"))
+def uneven_work_ms(run: RunView) -> Value:
+    """What equal shares of the same work would give back a step: the mean over ranks of a kind of waiting.
+
+    Counted is exposed waiting for ranks that had 5 % more work or more than the median of those that reduce
+    the same gradients, where that accounts for half or more of their longer compute, and the compute for
+    half or more of their lateness. All ranks' compute and waiting add up to the step, so that with equal
+    shares the step is shorter by the mean waiting. The mean over the steps that all ranks captured whole.
+
+    In a pipeline samples are dealt out in micro-batches: there it is how much shorter a step would be if each
+    stage took every micro-batch equally long, by a replay of all ranks, the mean over the steps.
+    """
+    by_step = uneven_by_step(run)
+    if by_step is None:
+        return NO_REPLICAS
+    return max(float(np.mean(list(by_step.values()))), 0.0) / 1e6
+
+
+@run_fact(unit="ratio", needs=("kernels", "collectives", "multi_rank"))
+def uneven_work_ratio(run: RunView) -> Value:
+    """Work of the rank with most of it in a step, over the median of its replicas: the median over steps.
+
+    By the measure that differs most, of those of :func:`work_ratio` and the number of kernels; 1 where that
+    is equal. In a pipeline the 90 % quantile of a micro-batch's time over the mean of its stage.
+    """
+    passes = pass_ratios(run)
+    if passes.size:
+        return float(np.quantile(passes, 0.9))
+    excess = work_excess(run)
+    return NO_REPLICAS if excess is None else float(np.median(excess.ratio.max(axis=0)))
+
+
+@run_fact(unit="text", needs=("kernels", "collectives", "multi_rank"))
+def uneven_work_measure(run: RunView) -> Value:
+    """What :func:`uneven_work_ratio` counts in most steps: arithmetic, thread blocks, kernels, operators."""
+    if pass_ratios(run).size:
+        return "time"
+    excess = work_excess(run)
+    if excess is None:
+        return NO_REPLICAS
+    most = excess.ratio.argmax(axis=0)
+    measures = excess.measure[most, np.arange(most.size)]
+    words = CPU_MEASURES if run.digests[0].is_cpu else MEASURES
+    return words[int(np.bincount(measures).argmax())]
+
+
+@run_fact(unit="count", needs=("kernels", "collectives", "multi_rank"))
+def uneven_work_steps(run: RunView) -> Value:
+    """Steps in which ranks wait for one with more work than its replicas, as ``uneven_work_ms`` counts.
+
+    In a pipeline every pass of a rank through a micro-batch counts as one, where it takes 5 % more or less
+    than the mean of its stage.
+    """
+    passes = pass_ratios(run)
+    if passes.size:
+        return int((np.abs(passes - 1.0) >= MORE_WORK).sum())
+    excess = work_excess(run)
+    return NO_REPLICAS if excess is None else int(waits_by_excess(run, excess).any(axis=0).sum())
+
+
+@run_fact(unit="count", needs=("kernels", "collectives", "multi_rank"))
+def uneven_work_compared(run: RunView) -> Value:
+    """Steps, in a pipeline passes through a micro-batch, over which :func:`uneven_work_steps` counts."""
+    passes = pass_ratios(run)
+    return int(passes.size) if passes.size else len(work_shares(run).steps)
+
+
+@run_fact(unit="text", needs=("kernels", "collectives", "multi_rank"))
+def uneven_work_of(run: RunView) -> Value:
+    """What :func:`uneven_work_compared` counts, in words."""
+    return "passes through micro-batches" if pass_ratios(run).size else "steps"
+
+
+def uneven_by_step(run: RunView) -> dict[int, float] | None:
+    """Return what :func:`uneven_work_ms` is the mean of, in ns, by step."""
+    gain_ns, found = even_gain_ns(run), pipeline(run)
+    if gain_ns is not None and found is not None:
+        return dict(zip(found.steps, gain_ns.astype(np.float64).tolist(), strict=True))
+    excess = work_excess(run)
+    if excess is None:
+        return None
+    waits = waits_by_excess(run, excess).mean(axis=0)
+    return dict(zip(work_shares(run).steps, waits.tolist(), strict=True))
+
+
+def uneven_ranks(run: RunView) -> frozenset[int]:
+    """Return the ranks that had more work than their replicas in some step."""
+    excess = work_excess(run)
+    if excess is None:
+        return frozenset()
+    return frozenset(
+        digest.rank for digest, one in zip(run.digests, excess.explained, strict=True) if one.any()
+    )
