@@ -189,7 +189,7 @@ def gradient_rows(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
 def _returned(
     table: CollectiveTable, forward: npt.NDArray[np.bool_], rest: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Mask of the small calls that are as many as those of one group and size in the forward pass, or fewer."""
+    """Mask of small calls that are as many as those of one group and size in the forward pass, or fewer."""
     returned = np.zeros(len(table), dtype=bool)
     small = (table.nbytes != NONE) & (table.nbytes < LAYER_BYTES)
     for kind in distinct(table.kind[forward & small]).tolist():

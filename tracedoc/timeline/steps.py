@@ -415,7 +415,7 @@ def period_marks(names: np.ndarray) -> np.ndarray | None:
 
 
 def _unevenness(marks: np.ndarray, size: int) -> float:
-    """Spread of the lengths of the parts between marks over their median; infinite if they do not span the capture."""
+    """Spread of the parts' lengths over their median; infinite if they do not span the capture."""
     lengths = np.diff(marks)
     period = float(np.median(lengths))
     if marks[0] > OVERHANG * period or size - marks[-1] > OVERHANG * period:

@@ -373,7 +373,7 @@ def is_zero_grad(name: str) -> bool:
 
 
 def data_loader(name: str) -> str | None:
-    """The kind of data loader that a range fetches with: "single_process", "workers" or "pipe"; else ``None``."""
+    """How a range fetches data: "single_process", "workers" or "pipe"; ``None`` for others."""
     match = _DATA_LOADER.match(name)
     if not match:
         return None
