@@ -18,7 +18,7 @@ from tracedoc.topics import load_rank_facts
 from tracedoc.topics.host.rank import host_away_idle_ms
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.kineto import read_trace
-from tracedoc.trace.native import reader_name
+from tracedoc.trace.reader import reader_name
 from tracedoc.values import Value
 
 _FACTS = load_rank_facts()

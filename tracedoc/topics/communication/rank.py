@@ -8,11 +8,11 @@ from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMPUTE, gloo_rows
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.collective_roles import REDUCTIONS
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.collectives import input_payload
 from tracedoc.timeline.launches import Rows
 from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.reductions import REDUCTIONS
 from tracedoc.timeline.stalls import awaited_comm
 from tracedoc.topics.step.rank import NO_PHASES, NO_STEP, whole_host_step
 from tracedoc.trace.distinct import distinct, is_among

@@ -11,10 +11,9 @@ from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.collective_roles import Role, collective_roles
+from tracedoc.timeline.collective_roles import REDUCTIONS, Role, collective_roles, gradient_rows
 from tracedoc.timeline.collective_table import CollectiveTable, Held
 from tracedoc.timeline.phases import Phase, Phases
-from tracedoc.timeline.reductions import REDUCTIONS, gradient_rows
 from tracedoc.topics.step.rank import NO_PHASES, NO_STEP, summed_passes, whole_host_step
 from tracedoc.trace.distinct import is_among
 from tracedoc.values import Unknown, Value

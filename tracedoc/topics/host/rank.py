@@ -10,8 +10,8 @@ import numpy.typing as npt
 from tracedoc.facts.catalog import rank_fact, total_ms
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.own_code import place_around
 from tracedoc.timeline.phases import Phase
+from tracedoc.timeline.script_code import place_around
 from tracedoc.timeline.stalls import (
     CLEARLY_HIGH,
     CLEARLY_LOW,

@@ -12,7 +12,7 @@ from tracedoc.ranks.code_places import code_place, common_place
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.timeline.host import PHASES
-from tracedoc.timeline.own_code import CodePlace
+from tracedoc.timeline.script_code import CodePlace
 from tracedoc.timeline.syncs import SPELLINGS
 from tracedoc.topics.capture.run import compiled
 from tracedoc.topics.host.rank import host_away_idle_ms, unexplained_idle_ms

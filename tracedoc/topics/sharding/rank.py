@@ -12,14 +12,6 @@ import numpy.typing as npt
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.offloading import (
-    cpu_optimizer_idle,
-    cpu_optimizer_spans,
-    large_host_copies,
-    offload_stall,
-    offloads,
-)
-from tracedoc.timeline.shards.blocks import block_count
 from tracedoc.timeline.shards.shard_units import (
     FORWARD,
     ROOT,
@@ -29,8 +21,15 @@ from tracedoc.timeline.shards.shard_units import (
     unit_bytes,
     unit_elements,
 )
-from tracedoc.timeline.shards.times import UNKNOWN_DEPTH, picked
-from tracedoc.timeline.stalls import hook_idle
+from tracedoc.timeline.shards.times import UNKNOWN_DEPTH, block_count, picked
+from tracedoc.timeline.stalls import (
+    cpu_optimizer_idle,
+    cpu_optimizer_spans,
+    hook_idle,
+    large_host_copies,
+    offload_stall,
+    offloads,
+)
 from tracedoc.topics.step.rank import NO_STEP
 from tracedoc.trace.distinct import distinct
 from tracedoc.values import Unknown, Value
