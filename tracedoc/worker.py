@@ -33,7 +33,7 @@ def digest_file(
     max_bytes: int | None = None,
     cache: bool = False,
 ) -> RankDigest:
-    """Return the digest of the trace in a file, behind a URL, or on standard input (``-``).
+    """The digest of the trace in a file, behind a URL, or on standard input (``-``).
 
     ``cache`` takes what was kept of the same file before, and keeps what is made of it now.
     """
@@ -87,7 +87,7 @@ def measure_rank(timeline: RankTimeline, *, rank: int) -> RankDigest:
 def kept_digest(
     path: str, *, steps: tuple[int, int] | None, strict: bool, max_bytes: int | None
 ) -> RankDigest | None:
-    """Return the digest that was kept of a file as it is now, ``None`` where it is to be read."""
+    """The digest that was kept of a file as it is now, ``None`` where it is to be read."""
     slot = _slot(path, steps, strict, max_bytes)
     return slot.load(RankDigest) if slot is not None else None
 

@@ -23,7 +23,7 @@ MOST_STEPS = 24
 
 
 def wait_table(run: RunView) -> Waits | None:
-    """Return the exposed waiting of ranks in steps; ``None`` where no rank is known to wait.
+    """The exposed waiting of ranks in steps; ``None`` where no rank is known to wait.
 
     Of steps that were not captured whole only those are listed that are analysed.
     """
@@ -65,7 +65,7 @@ def _wait_ms(run: RunView, rank: int, step: int) -> float | None:
 
 
 def _caused_ns(run: RunView) -> Int64Array:
-    """Return the exposed waiting that each rank caused in the others, in the order of the digests."""
+    """The exposed waiting that each rank caused in the others, in the order of the digests."""
     found = np.zeros(len(run.digests), dtype=np.int64)
     by_rank = dict(zip(run.matching.ranks, run.blame.exposed_cost_ns().tolist(), strict=True))
     for place, digest in enumerate(run.digests):
@@ -74,7 +74,7 @@ def _caused_ns(run: RunView) -> Int64Array:
 
 
 def _culprits(run: RunView, place: int, column: dict[int, int]) -> list[int | None]:
-    """Return for each listed step the rank at the end of most of one rank's waiting."""
+    """The rank at the end of most of one rank's waiting, for each listed step."""
     matching, blame = run.matching, run.blame
     rank = run.digests[place].rank
     if rank not in matching.ranks or not column:
@@ -99,7 +99,7 @@ MOST_CURVES = 4
 
 
 def transfer_table(run: RunView) -> Transfers | None:
-    """Return the known transfers by operation, group size and message size; ``None`` without any."""
+    """The known transfers by operation, group size and message size; ``None`` without any."""
     found = transfers(run.matching, run.curves)
     if not found.operation.size:
         return None
@@ -150,7 +150,7 @@ MOST_CALLS = 300
 
 
 def unit_timeline(run: RunView) -> UnitTimeline | None:
-    """Return the gathers and reductions of the analysed step of the rank that stands for the run.
+    """The gathers and reductions of the analysed step of the rank that stands for the run.
 
     ``None`` where it has no sharded units, or none of their calls fits a unit.
     """
@@ -204,7 +204,7 @@ def _calls(
 
 
 def memory_curve(run: RunView) -> MemoryCurve | None:
-    """Return the memory of the rank that holds most of it at once; ``None`` where no rank recorded it."""
+    """The memory of the rank that holds most of it at once; ``None`` where no rank recorded it."""
     found = [(digest, digest.memory) for digest in run.digests if digest.memory is not None]
     if not found:
         return None

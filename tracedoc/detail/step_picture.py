@@ -25,7 +25,7 @@ FAR_APART = 2.0
 
 
 def step_picture(run: RunView) -> Picture | None:
-    """Return the analysed step as all ranks spent it, on the common clock; ``None`` without one."""
+    """The analysed step as all ranks spent it, on the common clock; ``None`` without one."""
     representative = run.representative_digest
     judged = representative.judged_step if representative is not None else None
     if judged is None:
@@ -58,7 +58,7 @@ def step_picture(run: RunView) -> Picture | None:
 
 
 def _thinned(ranks: Sequence[Mapping[str, Spans]], longest_ns: int) -> tuple[list[dict[str, Spans]], int]:
-    """Return the sets of all ranks with short gaps closed, and how long these gaps are at most."""
+    """The sets of all ranks with short gaps closed, and the longest of these gaps, in ns."""
     gap = max(1, longest_ns // RESOLUTION)
     while True:
         drawn = [{name: thinned(spans, gap, MAX_DRAWN) for name, spans in sets.items()} for sets in ranks]
@@ -77,7 +77,7 @@ def _common(run: RunView, rank: int, instant_ns: int) -> int:
 
 
 def _sets(run: RunView, digest: RankDigest, step: StepDigest) -> dict[str, Spans]:
-    """Return what a rank did in a step; copies only where nothing else is drawn."""
+    """A rank's sets of time in a step; copies only where nothing else is drawn."""
     start, end = step.start_ns, step.end_ns
     sets = {name: decode(data, Spans).clip(start, end) for name, data in digest.drawn.items()}
     exposed = digest.exposed_comm.clip(start, end)

@@ -33,7 +33,7 @@ from tracedoc.trace.vocabulary import busbw_factor
 
 
 def host_detail(digest: RankDigest) -> HostDetail | None:
-    """Return what the host did while the device was idle, ``None`` where its work is not known."""
+    """The host's work while the device was idle, ``None`` where it is not known."""
     host = digest.host_work
     if host is None:
         return None
@@ -53,7 +53,7 @@ def host_detail(digest: RankDigest) -> HostDetail | None:
 
 
 def kernel_rows(digest: RankDigest) -> tuple[KernelRow, ...]:
-    """Return the kernels of the analysed step by name."""
+    """The kernels of the analysed step by name."""
     kernels = digest.kernels
     return tuple(
         KernelRow(name, category.value, calls, time_ns / 1e6)
@@ -64,7 +64,7 @@ def kernel_rows(digest: RankDigest) -> tuple[KernelRow, ...]:
 
 
 def phase_rows(digest: RankDigest) -> tuple[PhaseRow, ...]:
-    """Return the phases of the analysed step in order."""
+    """The phases of the analysed step in order."""
     return tuple(
         PhaseRow(
             p.phase.name.lower(),
@@ -78,7 +78,7 @@ def phase_rows(digest: RankDigest) -> tuple[PhaseRow, ...]:
 
 
 def collective_rows(run: RunView, digest: RankDigest) -> tuple[CollectiveRow, ...]:
-    """Return one row per kind of collective in the analysed step of the rank that stands for the run.
+    """One row per kind of collective in the analysed step of the rank that stands for the run.
 
     Of more than :data:`MAX_ROWS` those with most time.
     """
@@ -104,7 +104,7 @@ def collective_rows(run: RunView, digest: RankDigest) -> tuple[CollectiveRow, ..
 
 
 def _across_ranks(row: CollectiveRow, run: RunView, digest: RankDigest, rows: np.ndarray) -> CollectiveRow:
-    """Return the row completed with what matching over the ranks gives for such operations."""
+    """The row completed with what matching over the ranks gives for such operations."""
     found = operation_class(run, digest, rows)
     if found is None:
         return row
@@ -155,7 +155,7 @@ MAX_ROWS = 400
 
 
 def unit_rows(run: RunView) -> tuple[UnitRow, ...]:
-    """Return a row for each unit and pass of the rank that stands for the run: medians over its whole steps.
+    """A row for each unit and pass of the rank that stands for the run: medians over its whole steps.
 
     Rows come in the order of the forward pass, then of the backward pass. Of more than MAX_ROWS the ones
     with most stall stay.
@@ -180,7 +180,7 @@ def unit_rows(run: RunView) -> tuple[UnitRow, ...]:
 
 
 def _row_of(calls: ShardCalls) -> Int64Array:
-    """Return for each call its row of the table: unit and pass in one number."""
+    """The row of the table for each call: unit and pass in one number."""
     return calls.unit.astype(np.int64) * len(PHASES) + calls.phase
 
 
@@ -270,7 +270,7 @@ class OperationClass(msgspec.Struct, frozen=True):
 
 
 def operation_class(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) -> OperationClass | None:
-    """Return the matched operations of the kind and group that some rows of a rank are of, in all steps."""
+    """The matched operations of the kind and group that some rows of a rank are of, in all steps."""
     matching = run.matching
     operations = run.operations[digest.rank][rows]
     operations = operations[operations != NO_OPERATION]

@@ -93,7 +93,7 @@ def _log_failures(name: str, fact: Measurement) -> None:
 
 
 def confidence(run: RunView) -> str:
-    """Return how far findings can be trusted.
+    """The confidence in findings.
 
     "high": every rank of the world, each with three or more complete steps; "medium": ranks missing or
     fewer steps; "low": no complete step.
@@ -106,7 +106,7 @@ def confidence(run: RunView) -> str:
 
 
 def availability(run: RunView) -> dict[str, Availability]:
-    """Return what the capture holds, for each need."""
+    """The availability of each need in the capture."""
     present, absent = _present(run), _absent_by_nature(run)
     missing = dict(_MISSING)
     if "gpu" not in present | absent.keys():
@@ -132,7 +132,7 @@ def _present(run: RunView) -> set[str]:
 
 
 def _absent_by_nature(run: RunView) -> dict[str, str]:
-    """Return why this run cannot have what it does not have, by need."""
+    """The reason why this run cannot have what it does not have, by need."""
     digests = run.digests
     alone = run.world_size == 1 or (
         run.world_size is None and len(digests) == 1 and not _distributed(digests)
@@ -167,7 +167,7 @@ _MISSING = {
 
 
 def _sharded_by_name(digests: Sequence[RankDigest]) -> bool:
-    """Return whether FSDP or ZeRO-3 is named and may gather: NO_SHARD has collectives but no gather."""
+    """Whether FSDP or ZeRO-3 is named and may gather: NO_SHARD has collectives but no gather."""
     return any(
         digest.signs.seen & SHARDED_MARKS
         and (not len(digest.collectives) or bool(digest.collectives.is_op("all_gather").any()))
@@ -185,7 +185,7 @@ def _keyed(
     run: RunView,
     unknown: dict[tuple[Unknown | str, ...], Mapping[str, Value]],
 ) -> Measurement:
-    """Return a fact with its values by key; facts that are ``unknown`` for one reason share a table."""
+    """A fact with its values by key; facts that are ``unknown`` for one reason share a table."""
     representative = str(run.representative) if run.representative is not None else next(iter(values), "")
     # Of many ranks the keys take more memory than the values, unless all facts share them.
     values = {sys.intern(key): value for key, value in values.items()}

@@ -59,7 +59,7 @@ def truncated_traces(run: RunView) -> Value:
 
 
 def strategy_of(run: RunView) -> Claim:
-    """Return the strategy of a run, from the signs of all its ranks and from its manifest.
+    """The strategy of a run, from the signs of all its ranks and from its manifest.
 
     Sends and receives alone are those of a pipeline where they join the ranks to chains of stages.
     """
@@ -196,7 +196,7 @@ def profiler_overhead_frac(rank: RankJob) -> Value:
 
 
 def job_limits(run: RunView) -> list[Limit]:
-    """Return the limit for a job that stayed slower after the capture, by its own step times.
+    """The limit for a job that stayed slower after the capture, by its own step times.
 
     It is given where the median of the steps afterwards is above that before by 2 % on every rank: the ranks
     of a job step together, and one alone is noise.

@@ -142,7 +142,7 @@ def gloo_stall_ms(timeline: RankTimeline) -> Spans | Unknown:
 
 
 def _large_gloo(timeline: RankTimeline) -> Rows:
-    """Return the ranges of gloo whose payload is that of gradients; none in a CPU job."""
+    """The ranges of gloo whose payload is that of gradients; none in a CPU job."""
     rows, trace = gloo_rows(timeline.trace), timeline.trace
     if timeline.is_cpu:
         return rows[:0]

@@ -147,13 +147,13 @@ def latency_bound_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest)
 
 
 def latency_bound_bytes(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64] | Unknown:
-    """Return for each of a rank's collectives the size below which its group is latency-bound."""
+    """The size below which its group is latency-bound, for each of a rank's collectives."""
     halves = half_rate_bytes(run, digest)
     return halves if isinstance(halves, Unknown) else LATENCY_BOUND_SHARE * halves
 
 
 def _latency_bound(run: RunView, digest: RankDigest) -> npt.NDArray[np.bool_] | Unknown:
-    """Return a mask of the rank's collectives that are too small to use the link.
+    """A mask of the rank's collectives that are too small to use the link.
 
     One without a size is too small where it moves data for no longer than one of the limit's size would.
     """
@@ -174,7 +174,7 @@ def _latency_bound(run: RunView, digest: RankDigest) -> npt.NDArray[np.bool_] | 
 def hidden_by_last_ns(
     run: RunView, digest: RankDigest, step: StepDigest, wanted: npt.NDArray[np.bool_]
 ) -> int:
-    """Return how much exposed transfer of wanted collectives the rank that came last hides behind compute.
+    """The exposed transfer of wanted collectives, in ns, that the rank that came last hides behind compute.
 
     It is exposed on this rank only because it came early and had no work left.
     """
@@ -327,7 +327,7 @@ def exposed_after_arrival(
 def exposed_transfer(
     run: RunView, digest: RankDigest, step: StepDigest, rows: npt.NDArray[np.intp]
 ) -> Spans | Unknown:
-    """Return when some of a rank's collectives run with no compute beside them, less waiting.
+    """The exposed time of some of a rank's collectives, less waiting.
 
     A broadcast or reduce, of which arrivals say nothing, counts for as long as its shortest part over all
     ranks, at its end. Unknown where calls whose waiting is not known make up half of the time or more.
@@ -363,7 +363,7 @@ def total_bytes(digest: RankDigest, rows: npt.NDArray[np.intp]) -> Value:
 
 @once
 def _shortest_ns(run: RunView) -> Int64Array:
-    """Return the length of the shortest part of each matched operation."""
+    """The length of the shortest part of each matched operation."""
     matching = run.matching
     if len(matching) == 0:
         return np.zeros(0, dtype=np.int64)

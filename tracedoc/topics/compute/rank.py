@@ -142,7 +142,7 @@ def tensor_core_format(timeline: RankTimeline) -> Value:
 
 
 def judged_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp]:
-    """Return the rows of the compute kernels that started in the analysed step, in time order."""
+    """The rows of the compute kernels that started in the analysed step, in time order."""
     window, trace, events = timeline.judged, timeline.trace, timeline.events
     if window is None or timeline.device is None:
         return np.empty(0, dtype=np.intp)
@@ -160,7 +160,7 @@ def _time_by_name(timeline: RankTimeline, rows: npt.NDArray[np.intp]) -> tuple[l
 
 
 def _format_times(timeline: RankTimeline) -> dict[tuple[str, bool | None], int]:
-    """Return the summed time of the analysed step's matrix kernels by format and use of tensor cores."""
+    """The summed time of the analysed step's matrix kernels by format and use of tensor cores."""
     found: dict[tuple[str, bool | None], int] = {}
     for name_id, time in zip(*_time_by_name(timeline, judged_kernels(timeline)), strict=True):
         if timeline.events.categories[name_id] in MATRIX:
@@ -251,7 +251,7 @@ _Parts = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.inte
 
 
 def _parts(timeline: RankTimeline) -> _Parts | Unknown:
-    """Return the host time from the first to the second product of each attention, and its thread.
+    """The host time from the first to the second product of each attention, and its thread.
 
     An attention is a softmax whose nearest matrix products on its thread are both batched, in one step.
     """
@@ -314,7 +314,7 @@ def contention_ms(timeline: RankTimeline) -> Value:
 
 
 def _compared(timeline: RankTimeline) -> tuple[npt.NDArray[np.float64], int] | Unknown:
-    """Return the ratio of each kind, and by how much the analysed step's covered calls are longer in all."""
+    """The ratio of each kind, and by how many ns the analysed step's covered calls are longer in all."""
     trace, events, activity, window = timeline.trace, timeline.events, timeline.activity, timeline.judged
     if activity is None or window is None:
         return NOT_COMPARED

@@ -132,7 +132,7 @@ def _first_batch(timeline: RankTimeline) -> Batch | Unknown:
 
 
 def _forward_passes(timeline: RankTimeline, start_ns: int, end_ns: int) -> int | None:
-    """Return the forward passes of a host step, from the wrapper's own range."""
+    """The forward passes of a host step, from the wrapper's own range."""
     trace = timeline.trace
     for wrapper in ("DistributedDataParallel.forward", "FSDP::root_pre_forward"):
         if wrapper in trace.names:
@@ -169,7 +169,7 @@ def _matrix_work(timeline: RankTimeline) -> MatrixWork | Unknown:
 
 
 def _explained_share(timeline: RankTimeline, operators: np.ndarray) -> float:
-    """Return the share of the analysed step's matrix-kernel time that was launched inside ``operators``."""
+    """The share of the analysed step's matrix-kernel time that was launched inside ``operators``."""
     trace, events = timeline.trace, timeline.events
     position = timeline.position_of(timeline.judged) if timeline.judged is not None else None
     matrix = np.zeros(len(trace.names), dtype=bool)

@@ -54,7 +54,7 @@ def reducing_micro_batches(timeline: RankTimeline) -> Value:
 
 
 def last_backward_ns(timeline: RankTimeline) -> int | None:
-    """Return where the last compute of a backward node ends in the analysed step."""
+    """The end, in ns, of the last compute of a backward node in the analysed step."""
     window, phases, activity = timeline.judged, timeline.phases, timeline.activity
     assert window is not None
     assert phases is not None
@@ -94,7 +94,7 @@ def late_reductions_frac(timeline: RankTimeline) -> Value:
 
 
 def _queue_starts(table: CollectiveTable) -> npt.NDArray[np.int64]:
-    """Return when the queue of operations begins that each one stands in, on its stream."""
+    """The start, in ns, of the queue in which each operation stands on its stream."""
     order = np.lexsort((table.start_ns, table.stream))
     opens = table.held[order] != int(Held.COMMUNICATION)
     opens[np.concatenate(([0], np.flatnonzero(np.diff(table.stream[order])) + 1))] = True
@@ -170,7 +170,7 @@ def _held_behind(timeline: RankTimeline, phases: Phases) -> npt.NDArray[np.intp]
 
 
 def _backward_compute(timeline: RankTimeline, phases: Phases) -> tuple[Int64Array, Int64Array]:
-    """Return when compute kernels of the analysed step's backward passes run on the compute stream."""
+    """Starts and ends, in ns, of the analysed step's backward compute kernels on the compute stream."""
     trace, events, window = timeline.trace, timeline.events, timeline.judged
     none = np.empty(0, dtype=np.int64)
     if window is None:

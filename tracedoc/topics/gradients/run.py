@@ -241,7 +241,7 @@ def repeated_reduction_ms(run: RunView, digest: RankDigest, step: StepDigest) ->
 
 
 def _call_latency_ms(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) -> float:
-    """Return what a call costs beyond its bytes on measured machines, 0 where that is not known."""
+    """The time of a call beyond its bytes on measured machines, 0 where that is not known."""
     halves, usual = half_rate_bytes(run, digest), usual_call_ns(run, digest)[rows]
     sizes = digest.collectives.nbytes[rows]
     known = ~np.isnan(usual) & (sizes != NONE)

@@ -232,7 +232,7 @@ def recompiled(timeline: RankTimeline) -> Value:
 
 
 def _region_behind(trace: Trace, row: int) -> str:
-    """Return which compiled region runs next on a row's thread, in words, "" where none does."""
+    """The compiled region that runs next on a row's thread, in words, "" where none does."""
     thread = trace.thread == trace.thread[row]
     named = trace.named(lambda name: vocabulary.compiled_region(name) is not None)[trace.name]
     behind = np.flatnonzero(named & thread & (trace.ts_ns >= trace.end_ns[row]))

@@ -157,7 +157,7 @@ def _of_syncs(run: RunView, amount: Callable[[tuple[SyncTotal, ...]], float]) ->
 
 
 def _of_costly(run: RunView, value: Callable[[Sequence[SyncTotal]], Value]) -> dict[str, Value]:
-    """Return what is said of each rank's waits that leave the GPU idle, the most costly first."""
+    """A value of each rank's waits that leave the GPU idle, the most costly first."""
 
     def of_host(host: HostDigest) -> Value:
         costly = [total for total in host.syncs if total.idle_ns]
@@ -170,7 +170,7 @@ def _of_costly(run: RunView, value: Callable[[Sequence[SyncTotal]], Value]) -> d
 
 
 def _of_gaps(run: RunView, value: Callable[[Sequence[AwayTotal]], Value]) -> dict[str, Value]:
-    """Return what is said of the gaps in which each rank's host launches nothing, the longest first."""
+    """A value of the gaps in which each rank's host launches nothing, the longest first."""
     found: dict[str, Value] = {}
     for digest in run.digests:
         idle = host_away_idle_ms.of(digest) if digest.host_work is not None else NO_STEP
@@ -319,7 +319,7 @@ def script_code_running_ms(run: RunView) -> dict[str, Value]:
 
 
 def _script_place(run: RunView, rank: int) -> CodePlace | None:
-    """Return the place of a rank; where its trace has none, that of all steps with stacks."""
+    """The place of a rank; where its trace has none, that of all steps with stacks."""
     digest = run.digest(rank)
     if not digest.is_cpu:
         return None

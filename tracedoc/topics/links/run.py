@@ -90,7 +90,7 @@ def matched_collectives_frac(run: RunView) -> Value:
 
 
 def half_rate_bytes(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64] | Unknown:
-    """Return for each row of a rank's collectives the size that reaches half of the link's rate.
+    """The size that reaches half of the link's rate, for each of a rank's collectives.
 
     From the matched operation's group where there is one, else from the table by the group's size.
     """
@@ -112,7 +112,7 @@ def half_rate_bytes(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64]
 
 
 def usual_call_ns(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64]:
-    """Return how long a call of each row's size takes on measured machines, NaN where that is not known.
+    """The time, in ns, of a call of each row's size on measured machines, NaN where that is not known.
 
     That is ``(size + half-rate size) / rate``: on NVLink and on PCIe some 60 us for a small message.
     """
@@ -125,7 +125,7 @@ def usual_call_ns(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64]:
 
 
 def usual_rates(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64]:
-    """Return the rate of the link in GB/s for each of a rank's collectives, NaN where it is not known."""
+    """The rate of the link in GB/s for each of a rank's collectives, NaN where it is not known."""
     table = digest.collectives
     by_kind = []
     for kind in table.kinds:
@@ -141,7 +141,7 @@ def usual_rates(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64]:
 
 
 def _compared(run: RunView) -> Transfers | Unknown:
-    """Return the known transfers: those with a known link, where there are any."""
+    """The known transfers: those with a known link, where there are any."""
     if len(run.digests) < 2:
         return ONE_RANK
     found = transfers(run.matching, run.curves)
@@ -261,7 +261,7 @@ def _steps(run: RunView) -> int:
 
 
 def is_symmetric(matching: Matching) -> npt.NDArray[np.bool_]:
-    """Return which operations are all-reduces, reduce-scatters or all-gathers.
+    """A mask of the operations that are all-reduces, reduce-scatters or all-gathers.
 
     Sends and receives may share one kernel, which then waits for both; what an all-to-all moves differs.
     """
@@ -270,7 +270,7 @@ def is_symmetric(matching: Matching) -> npt.NDArray[np.bool_]:
 
 
 def _alike(run: RunView) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Return the split operations, ordered by kind, size and group, and where runs of equal ones begin."""
+    """The split operations, ordered by kind, size and group, and where runs of equal ones begin."""
     matching = run.matching
     rows = np.flatnonzero(
         is_symmetric(matching) & matching.complete & (matching.nbytes != NONE) & (matching.step != NONE)
@@ -385,7 +385,7 @@ def leaves_node(
 def _main_group(
     run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp] | npt.NDArray[np.int32]
 ) -> tuple[int, ...]:
-    """Return the ranks of the group that moves most bytes in some of a rank's collectives."""
+    """The ranks of the group that moves most bytes in some of a rank's collectives."""
     table = digest.collectives
     sizes = np.bincount(table.kind[rows], weights=np.maximum(table.nbytes[rows], 1), minlength=1)
     by_group: dict[tuple[int, ...], float] = {}

@@ -94,7 +94,7 @@ def exposed_copy_operators(timeline: RankTimeline) -> Value:
 
 
 def _copies(timeline: RankTimeline, window: Window, directions: frozenset[str]) -> Spans:
-    """Return when copies of these directions run on the analysed device: those that reach into a window."""
+    """The copies of these directions on the analysed device that reach into a window."""
     trace, events = timeline.trace, timeline.events
     mine = (events.kinds == int(Kind.MEMCPY)) & (events.device == timeline.device)
     mine &= (events.end_ns > window.start_ns) & (events.start_ns < window.end_ns)

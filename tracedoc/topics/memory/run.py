@@ -93,7 +93,7 @@ def fits_unsharded(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
 
 @once
 def _unsharded(run: RunView) -> dict[int, Fit]:
-    """Return for each sharding rank whether its GPU would hold everything."""
+    """Whether the GPU of each sharding rank would hold everything, by rank."""
     family, dtype = strategy_of(run).family, parameter_dtype(run)
     strategy = _PLANNED.get(family)
     found = {}
@@ -116,7 +116,7 @@ def _unsharded(run: RunView) -> dict[int, Fit]:
 
 
 def _memory(run: RunView, digest: RankDigest) -> Memory:
-    """Return the memory of a rank's GPU and its peak: from the manifest, else as the profiler recorded it."""
+    """The memory of a rank's GPU and its peak: from the manifest, else as the profiler recorded it."""
     entry = run.job.rank(digest.rank) if run.job is not None else None
     if entry is not None and entry.memory.total and entry.memory.peak_allocated is not None:
         return entry.memory

@@ -253,13 +253,13 @@ def _judged_gathers(timeline: RankTimeline) -> npt.NDArray[np.bool_] | None:
 
 
 def _micro_batches(calls: ShardCalls, units: Units) -> float:
-    """Return how often the step runs forward: the median number of forward gathers of a unit, 1 at least."""
+    """The forward passes of the step: the median number of forward gathers of a unit, 1 at least."""
     forward = np.bincount(calls.unit[calls.phase == FORWARD], minlength=len(units.names))
     return max(float(np.median(forward)), 1.0)
 
 
 def _inner_sizes(units: Units) -> npt.NDArray[np.float64]:
-    """Return the sizes of the units without the root; empty where one is not recorded."""
+    """The sizes of the units without the root; empty where one is not recorded."""
     sizes = unit_bytes(units)
     inner = np.array([name != ROOT for name in units.names], dtype=bool)
     if units.named and inner.any():

@@ -227,7 +227,7 @@ def reduce_buffer_stall_ms(run: RunView, digest: RankDigest, step: StepDigest) -
 def _as_the_link_allows(
     run: RunView, digest: RankDigest, step: StepDigest, starts: Int64Array, ends: Int64Array
 ) -> Spans:
-    """Return time that waits for transfers, of each backward pass the first as long as its link is idle.
+    """Time that waits for transfers, of each backward pass the first as long as its link is idle.
 
     A pass lasts from the start of its first reduction to the end of its last one.
     """
@@ -252,22 +252,22 @@ def _as_the_link_allows(
 
 
 def _stalling(times: CallTimes, step: StepDigest) -> npt.NDArray[np.intp]:
-    """Return the calls whose stall begins in a step."""
+    """The calls whose stall begins in a step."""
     inside = (times.stall_start_ns >= step.start_ns) & (times.stall_start_ns < step.end_ns)
     return np.flatnonzero(inside & (times.stall_ns > 0))
 
 
 def _reductions(units: Units, step: StepDigest) -> Int64Array:
-    """Return the starts of a step's reductions, in order."""
+    """The starts of a step's reductions, in order."""
     starts = units.reductions.start_ns
     return np.sort(starts[(starts >= step.start_ns) & (starts < step.end_ns)])
 
 
 def _forward(units: Units) -> Int64Array:
-    """Return the starts of gathers for forward passes, in order: each ends the backward pass before it."""
+    """The starts of gathers for forward passes, in order: each ends the backward pass before it."""
     return np.sort(units.gathers.start_ns[units.gathers.phase == FORWARD])
 
 
 def _next(times: Int64Array, after: Int64Array) -> Int64Array:
-    """Return the first of sorted ``times`` at or after each instant, or NEVER."""
+    """The first of sorted ``times`` at or after each instant, or NEVER."""
     return np.append(times, NEVER)[np.searchsorted(times, after)]

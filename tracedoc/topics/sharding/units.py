@@ -148,7 +148,7 @@ def block_gather_estimate_ms(run: RunView, digest: RankDigest, step: StepDigest)
 
 
 def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
-    """Return where :func:`fine_wrapping_cost_ms` lies: exposed latency-bound calls, idle time under hooks.
+    """The places of :func:`fine_wrapping_cost_ms`: exposed latency-bound calls, idle time under hooks.
 
     They are longer than it, for merged calls take time as well.
     """
@@ -162,7 +162,7 @@ def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> S
 
 
 def _rows(digest: RankDigest) -> npt.NDArray[np.bool_]:
-    """Return which of a rank's collectives move sharded parameters or their gradients."""
+    """A mask of the rank's collectives that move sharded parameters or their gradients."""
     mine = np.zeros(len(digest.collectives), dtype=np.bool_)
     if digest.units is not None:
         mine[digest.units.units.gathers.row] = True
@@ -171,7 +171,7 @@ def _rows(digest: RankDigest) -> npt.NDArray[np.bool_]:
 
 
 def _merged_share(digest: RankDigest) -> float | Unknown:
-    """Return the share of calls that disappear if each block becomes one unit."""
+    """The share of calls that disappear if each block becomes one unit."""
     units, blocks = fsdp_units.of(digest), fsdp_blocks.of(digest)
     if not isinstance(units, int) or not isinstance(blocks, int) or units == 0:
         return NOT_SHARDED
@@ -184,7 +184,7 @@ def _ring_gbps(digest: RankDigest) -> float | None:
 
 
 def _ring_factor(run: RunView, digest: RankDigest) -> float:
-    """Return the share of a gathered buffer that crosses a rank's link: (n - 1) / n of the gathers' group."""
+    """The share of a gathered buffer that crosses a rank's link: (n - 1) / n of the gathers' group."""
     sizes = {
         digest.collectives[row].group_size or run.world_size or len(run.digests)
         for row in (digest.units.units.gathers.row[:1].tolist() if digest.units is not None else [])
@@ -265,7 +265,7 @@ def _of_step(
 
 
 def _tiny(digest: RankDigest, calls: ShardCalls) -> npt.NDArray[np.bool_] | Unknown:
-    """Return which gathers bring a tiny unit; unknown where none carries its size."""
+    """A mask of the gathers that bring a tiny unit; unknown where none carries its size."""
     table = digest.collectives
     width = np.array([dtype_bytes(kind.dtype) or 0 for kind in table.kinds] or [0])[table.kind[calls.row]]
     sized = (calls.nbytes > 0) & (width > 0)

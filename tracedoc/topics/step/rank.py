@@ -26,7 +26,7 @@ QUEUE_FULL_NS = 200_000
 
 
 def idle_of_cause(timeline: RankTimeline, cause: str) -> Spans | Unknown:
-    """Return the idle time of the median step that has one of the causes of :mod:`tracedoc.timeline.idle`."""
+    """The idle time of the median step that has one of the causes of :mod:`tracedoc.timeline.idle`."""
     if timeline.judged is None or timeline.idle is None:
         return NO_STEP
     return timeline.idle.spans[cause].clip(timeline.judged.start_ns, timeline.judged.end_ns)
@@ -214,7 +214,7 @@ def micro_batches(timeline: RankTimeline) -> Value:
 
 
 def micro_batch_count(timeline: RankTimeline, step: HostStep) -> int:
-    """Return the backward passes of a host step for each step of its optimizer, 0 without any."""
+    """The backward passes of a host step for each step of its optimizer, 0 without any."""
     phases = timeline.phases
     starts = [start for start, _ in summed_passes(timeline) if step.start_ns <= start < step.end_ns]
     if phases is None or not starts:
@@ -227,7 +227,7 @@ def micro_batch_count(timeline: RankTimeline, step: HostStep) -> int:
 
 
 def summed_passes(timeline: RankTimeline) -> list[tuple[int, int]]:
-    """Return the backward passes whose gradients may be summed; of a line search's evaluations the last.
+    """The backward passes whose gradients may be summed; of a line search's evaluations the last.
 
     L-BFGS calls its closure several times a step, and needs the whole gradient each time.
     """

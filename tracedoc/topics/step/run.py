@@ -49,7 +49,7 @@ class Steps(msgspec.Struct, frozen=True, eq=False):
 
 
 def counted_steps(rank: RankJob, touched_elsewhere: Ints | None = None) -> Steps | Unknown:
-    """Return the steps of a rank's log that show how the job runs without the profiler.
+    """The steps of a rank's log that show how the job runs without the profiler.
 
     ``touched_elsewhere`` are numbers of steps that the captures of other ranks touched: whoever waits for
     a rank that is captured is slow in the same steps.
@@ -83,7 +83,7 @@ def counted_steps(rank: RankJob, touched_elsewhere: Ints | None = None) -> Steps
 
 
 def _too_few(warm: int, touched: int) -> str:
-    """Return why the steps of a log are too few; ``warm`` is how many there are after the warm-up."""
+    """The reason why the steps of a log are too few; ``warm`` is their number after the warm-up."""
     logged = f"{warm} {'step was' if warm == 1 else 'steps were'} logged after the first {WARMUP_STEPS}"
     if not touched:
         return f"{logged}, fewer than {STEPS_FOR_OUTLIERS}"
@@ -94,7 +94,7 @@ def _too_few(warm: int, touched: int) -> str:
 
 
 def _touched(rank: RankJob, steps: Ints) -> NDArray[np.bool_]:
-    """Return which steps the capture touched: from its beginning until its trace is written."""
+    """A mask of the steps that the capture touched: from its beginning until its trace is written."""
     assert rank.log is not None
     ends, begins = steps[:, 1], steps[:, 1] - steps[:, 2]
     touched = np.zeros(len(steps), dtype=np.bool_)
@@ -111,7 +111,7 @@ def _touched(rank: RankJob, steps: Ints) -> NDArray[np.bool_]:
 
 @once
 def _touched_on_any_rank(run: RunView) -> Ints:
-    """Return the numbers of the steps that the capture of some rank touched. One records a step more."""
+    """The numbers of the steps that the capture of some rank touched. One records a step more."""
     found = [np.empty(0, dtype=np.int64)]
     for rank in run.job.ranks if run.job is not None else ():
         if rank.log is not None:
@@ -207,7 +207,7 @@ class JobSteps(msgspec.Struct, frozen=True, eq=False):
 
 
 def job_steps(run: RunView) -> JobSteps | Unknown:
-    """Return the steps of the job; Unknown without logs, or where ranks share too few steps."""
+    """The steps of the job; Unknown without logs, or where ranks share too few steps."""
     ranks = _logged(run)
     if isinstance(ranks, Unknown):
         return ranks
@@ -247,7 +247,7 @@ def step_outliers(run: RunView) -> Value:
 
 
 def is_outlier(steps: JobSteps) -> NDArray[np.bool_]:
-    """Return which steps took more than 1.5 times the median without what they waited for free cores."""
+    """A mask of the steps of more than 1.5 times the median, without what they waited for free cores."""
     return np.asarray(steps.length_ns - steps.core_wait_cost_ns > OUTLIER_RATIO * steps.median_ns)
 
 
@@ -255,7 +255,7 @@ def is_outlier(steps: JobSteps) -> NDArray[np.bool_]:
 
 
 def core_waits_ns(rank: RankJob, numbers: Ints) -> Ints | None:
-    """Return how long a rank's training thread waited for a core in each of these steps, 0 where not logged.
+    """The wait of a rank's training thread for a core in each of these steps, in ns, 0 where not logged.
 
     ``None`` where no step has it: the kernel does not count it, or the log is older than that.
     """

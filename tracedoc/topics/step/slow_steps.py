@@ -71,7 +71,7 @@ class SlowSteps(msgspec.Struct, frozen=True):
 
 @once
 def slow_steps(run: RunView) -> SlowSteps | Unknown:
-    """Return when the steps of the log are slow: of what is found, that which costs most.
+    """The pattern of slow steps in the log: of those found, that which costs most.
 
     Garbage collections, and longer waits than usual for free cores, are left out of all lengths.
     """
@@ -98,7 +98,7 @@ def _irregular(steps: JobSteps) -> SlowSteps:
 
 
 def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
-    """Return from which step on the job is slower, by Pettitt's test for one change.
+    """The step from which on the job is slower, by Pettitt's test for one change.
 
     A non-parametric approach to the change-point problem, Applied Statistics 28 (1979). Also three quarters
     of the steps after it are longer than three quarters of those before. A change where steps are missing,
@@ -127,13 +127,13 @@ def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
 
 
 def _lasting(rest: Times) -> float:
-    """Return the correlation of each step's length with the next one's, 0 where it is negative."""
+    """The correlation of each step's length with the next one's, 0 where it is negative."""
     power = float((rest * rest).sum())
     return max(float((rest[1:] * rest[:-1]).sum()) / power, 0.0) if power else 0.0
 
 
 def _regular(steps: JobSteps, length: Times) -> SlowSteps:
-    """Return at which equal distances steps are slow.
+    """Slow steps at equal distances.
 
     Of the steps with one remainder by the distance, at least four, three quarters are among as many longest
     of all; that this happens for any of the distances tried is less likely by chance than ``CHANCE``.
@@ -172,7 +172,7 @@ def _usual_distances(numbers: Ints) -> list[int]:
 
 
 def _chance(hits: int, size: int, count: int) -> float:
-    """Return how likely ``size`` of ``count`` steps hold ``hits`` of the ``size`` longest, or more."""
+    """The probability that ``size`` of ``count`` steps hold ``hits`` of the ``size`` longest, or more."""
     if size > 100:  # exact fractions of huge numbers say no more than that it is none
         return 0.0
     ways = sum(comb(size, k) * comb(count - size, size - k) for k in range(hits, size + 1))
@@ -180,7 +180,7 @@ def _chance(hits: int, size: int, count: int) -> float:
 
 
 def _ranks(values: Times) -> Times:
-    """Return the rank of each value among all, from 1, equal ones with their mean."""
+    """The rank of each value among all, from 1, equal ones with their mean."""
     _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return np.asarray((last - (counts - 1) / 2.0)[where], dtype=np.float64)
@@ -302,7 +302,7 @@ def _found(run: RunView) -> SlowSteps | Unknown:
 
 
 def _captured(run: RunView, found: SlowSteps) -> list[int]:
-    """Return the steps that every rank captured whole and that are slow ones."""
+    """The steps that every rank captured whole and that are slow ones."""
     windows: dict[int, list[int]] = {}
     for digest in run.digests:
         for step in digest.complete_steps:
@@ -322,7 +322,7 @@ def _captured(run: RunView, found: SlowSteps) -> list[int]:
 
 
 def _gains_ms(run: RunView, steps: list[int]) -> list[float]:
-    """Return what the others wait for each of ``stragglers`` in these steps on average."""
+    """The mean time, in ms, that the others wait for each of ``stragglers`` in these steps."""
     if not steps or not run.matching.has_latest_start.any():
         return []
     return [_gain_ms(late, steps) for late in stragglers(run)]

@@ -86,7 +86,7 @@ def straggler_recapture(run: RunView) -> dict[str, Value]:
 
 
 def _is_in_code_of_rank(run: RunView, late: Straggler) -> bool:
-    """Return whether what makes a rank late runs in its own process, where stacks would show it."""
+    """Whether what makes a rank late runs in its own process, where stacks would show it."""
     if late.cause != "input":
         return late.cause in ("python", "unknown")
     job = run.job.rank(late.rank) if run.job is not None else None
