@@ -81,32 +81,40 @@ def _modules() -> Iterator[str]:
 def check_declared(facts: Iterable[FactDef]) -> None:
     """Raise :class:`TypeError` where a fact reads one that its ``needs`` do not name, or names one unread."""
     for fact in facts:
-        read = facts_read(fact.spans or fact.compute)
-        for kind, wrong in (
-            ("reads undeclared", read.difference(fact.uses)),
-            ("needs unread", set(fact.uses) - read),
-        ):
-            if wrong:
-                raise TypeError(f"fact {fact.name} {kind} {', '.join(sorted(one.name for one in wrong))}")
+        named = list(_facts_named(fact.spans or fact.compute))
+        undeclared = {one.name for one, code in named if one not in fact.uses and _is_global(one.name, code)}
+        unread = {one.name for one in fact.uses}.difference(one.name for one, _ in named)
+        if undeclared or unread:
+            kind = "reads undeclared" if undeclared else "needs unread"
+            raise TypeError(f"fact {fact.name} {kind} {', '.join(sorted(undeclared or unread))}")
 
 
-def facts_read(function: Callable[..., Any]) -> set[FactDef]:
-    """The facts that a function reads, itself or in functions of the topics that it calls."""
-    found: set[FactDef] = set()
-    waiting, seen = [function], set[FunctionType]()
+def _facts_named(function: Callable[..., Any]) -> Iterator[tuple[FactDef, CodeType]]:
+    """The facts that a function names, itself or in functions of the topics that it calls, and where."""
+    waiting, seen = [inspect.unwrap(function)], set[Callable[..., Any]]()
     while waiting:
-        one = inspect.unwrap(waiting.pop())
-        if not isinstance(one, FunctionType) or one in seen or not one.__module__.startswith(__name__):
-            continue
-        seen.add(one)
-        for code in _codes(one.__code__):
-            for name in code.co_names:
-                value = one.__globals__.get(name)
+        one = waiting.pop()
+        if one not in seen:
+            seen.add(one)
+            facts, called = _named_in(one)
+            yield from facts
+            waiting += called
+
+
+@cache
+def _named_in(
+    function: Callable[..., Any],
+) -> tuple[list[tuple[FactDef, CodeType]], list[Callable[..., Any]]]:
+    """The facts that a function names, and where; and the functions of the topics that it calls."""
+    facts, called = [], []
+    if isinstance(function, FunctionType):
+        for code in _codes(function.__code__):
+            for value in map(function.__globals__.get, code.co_names):
                 if isinstance(value, FactDef):
-                    found |= {value} if _reads(code, name) else set()
-                elif callable(value):
-                    waiting.append(value)
-    return found
+                    facts.append((value, code))
+                elif isinstance(value, FunctionType) and value.__module__.startswith(__name__):
+                    called.append(inspect.unwrap(value))
+    return facts, called
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -117,6 +125,6 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(inner)
 
 
-def _reads(code: CodeType, name: str) -> bool:
-    """Whether a name among those of a function is a global: it may be an attribute."""
+def _is_global(name: str, code: CodeType) -> bool:
+    """Whether a name in a function is a global: it may be an attribute."""
     return any(one.opname == "LOAD_GLOBAL" and one.argval == name for one in dis.get_instructions(code))
