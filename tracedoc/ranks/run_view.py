@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.ranks.bandwidth import SizeCurve, group_curves
 from tracedoc.ranks.blame import Blame, assign_blame
 from tracedoc.ranks.exposure import (
@@ -25,6 +24,7 @@ from tracedoc.ranks.group_guesses import with_guessed_groups
 from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
 from tracedoc.run.job import Job
 from tracedoc.spans import Int64Array
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_table import by_rank
 from tracedoc.timeline.source_step import SourceStep
 from tracedoc.values import Value

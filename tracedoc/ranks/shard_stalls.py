@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.spans import Int64Array, Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.shards.shard_units import NO_TIME, ShardCalls
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.values import Unknown
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.step import NO_STEP
 from tracedoc.facts.per_run.links import half_rate_bytes, usual_call_ns, usual_rates
@@ -15,6 +14,7 @@ from tracedoc.ranks.exposure import ExposedSplit
 from tracedoc.ranks.matching import NO_OPERATION
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.values import Unknown, Value
 

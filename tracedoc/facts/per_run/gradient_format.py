@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_run.gradients import gradient_exposed_ms
 from tracedoc.facts.per_run.links import half_rate_bytes
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.strategy_signs import plain_dtype
 from tracedoc.values import Unknown, Value

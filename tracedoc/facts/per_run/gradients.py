@@ -8,13 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.phase_times import NO_PHASES
 from tracedoc.facts.per_run.exposed_communication import hidden_by_last_ns
 from tracedoc.facts.per_run.links import half_rate_bytes, usual_call_ns
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.values import Unknown, Value
 

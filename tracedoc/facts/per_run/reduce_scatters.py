@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.sharded_units import NOT_SHARDED, NOT_TIMED
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.shard_stalls import latest_arrivals, stall_parts
 from tracedoc.spans import Int64Array, Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_table import NO_TIME
 from tracedoc.timeline.shards.shard_units import FORWARD, Units
 from tracedoc.timeline.shards.times import CallTimes

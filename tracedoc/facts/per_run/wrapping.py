@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.device import unlisted
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.sharded_units import NOT_SHARDED
 from tracedoc.facts.per_run.exposed_communication import latency_bound_bytes
@@ -14,6 +12,8 @@ from tracedoc.facts.per_run.links import half_rate_bytes
 from tracedoc.ranks.bandwidth import RING_SHARE
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
+from tracedoc.step.device import unlisted
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.shards.shard_units import FORWARD
 from tracedoc.trace.devices import device_peak
 from tracedoc.values import Unknown, Value
