@@ -11,6 +11,7 @@ import tracedoc
 from tracedoc.play.run_replay import Refusal, RunReplay, replay_run
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step import make_program
+from tracedoc.step.graph import find_graph
 from tracedoc.step.make_program import rank_programs
 from tracedoc.step.program import Cause, EncodedProgram, Group
 from tracedoc.testing import parse_lanes
@@ -94,11 +95,11 @@ def test_programs_survive_the_way_from_the_worker(sample_traces):
 def test_further_steps_are_kept_while_there_is_room(room, kept, sample_traces, monkeypatch):
     trace = tracedoc.load(sample_traces / "synthetic_ddp_tiny_batch" / "rank-0.json.gz")
     timeline = tracedoc.build_timeline(trace)
-    every, _ = rank_programs(timeline)
+    every, _ = rank_programs(timeline, find_graph(timeline))
     assert len(every) > 2
     assert len({one.events for one in every}) == 1
     monkeypatch.setattr(make_program, "MOST_KEPT_EVENTS", int(room * every[0].events))
-    found, _ = rank_programs(timeline)
+    found, _ = rank_programs(timeline, find_graph(timeline))
     assert [one.step for one in found] == [one.step for one in every[:kept]]
 
 

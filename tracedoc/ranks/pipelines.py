@@ -372,7 +372,7 @@ def _passes(
     in_row = (action == int(Action.READY)) | (action == int(Action.JOIN))
     kind = np.where(in_row, table.kind[np.where(in_row, item, 0)], 0)
     sent = np.where(in_row & (action == int(Action.READY)) & sends[kind], ways[kind], 0)
-    path = run.digests[place].meetings
+    path = run.digests[place].sync_path
     assert path is not None
     kernels = path.kernels[lane]
     edges = np.flatnonzero((sent != 0) | (action == int(Action.STEP)))

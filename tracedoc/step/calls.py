@@ -14,6 +14,7 @@ from tracedoc.step.program import Call, Codes, Indices
 from tracedoc.timeline.activity import COMMUNICATION
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.lags import GOES_ON_NS, SILENT_NS
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.steps import outermost_rows
@@ -165,10 +166,6 @@ def _rejoins(
     return np.concatenate(sources), np.concatenate(targets)
 
 
-LONG_NS = 1_000_000
-SOON_NS = 300_000
-"""The host launches nothing for so long, and goes on so soon after all that it launched has ended."""
-
 MOST_NAMED = 0.1
 """Where operators and ranges cover more of such a time than this share, they are what the host did."""
 
@@ -179,9 +176,9 @@ def with_hidden_waits(trace: Trace, calls: Calls, device: DeviceEvents) -> Calls
     A host that goes on right when the GPU has run dry, after a time of which nothing is recorded, was
     waiting: for a value, or for other ranks at a barrier of the training script.
     """
-    pauses = np.flatnonzero(np.diff(calls.start_ns) > LONG_NS)
+    pauses = np.flatnonzero(np.diff(calls.start_ns) > SILENT_NS)
     begin, end = calls.end_ns[pauses], calls.start_ns[pauses + 1]
-    pauses = pauses[(end - begin > LONG_NS) & _drained(device, begin, end)]
+    pauses = pauses[(end - begin > SILENT_NS) & _drained(device, begin, end)]
     if pauses.size == 0:
         return calls
     pauses = pauses[_named_share(trace, calls.end_ns[pauses], calls.start_ns[pauses + 1]) <= MOST_NAMED]
@@ -203,7 +200,7 @@ def _drained(device: DeviceEvents, begin: np.ndarray, end: np.ndarray) -> np.nda
     reach = np.maximum.accumulate(device.end_ns[order])
     place = np.searchsorted(device.launched_ns[order], end)
     last = np.where(place > 0, reach[np.maximum(place - 1, 0)], begin)
-    return np.asarray((last > begin) & (last <= end) & (end - last <= SOON_NS))
+    return np.asarray((last > begin) & (last <= end) & (end - last <= GOES_ON_NS))
 
 
 def _named_share(trace: Trace, begin: np.ndarray, end: np.ndarray) -> np.ndarray:

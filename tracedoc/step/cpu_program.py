@@ -16,31 +16,24 @@ from tracedoc.timeline.activity import gloo_rows
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.gloo_calls import gloo_calls
+from tracedoc.timeline.lags import (
+    CPU_GOES_ON_NS,
+    CPU_GOES_ON_SHARE,
+    CPU_IDLE_NS,
+    CPU_START_NS,
+    CPU_UNWOUND_SHARE,
+)
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.steps import Window
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct
 
-WAITED_NS = 100_000
-"""A time without operators that is shorter is the host's own."""
-
-SOON_NS = 500_000
-SOON_SHARE = 0.1
-"""The host goes on so soon after what it waited for has ended, or within this share of the whole time."""
-
-USUAL_START_NS = 100_000
-"""What it takes at most until a thread of gloo that has nothing to do takes up what was issued."""
-
-UNWOUND_SHARE = 0.25
-"""A collective may end after who waits for it goes on, by this share of its length: its thread has
-lost its core to the one that it woke."""
-
 LANE_OF_STEP = 255
 """A stream of its own for the event that stands for the beginning of a step."""
 
 
-class CpuSources(msgspec.Struct, frozen=True, eq=False):
+class CpuGraph(msgspec.Struct, frozen=True, eq=False):
     """What the programs of all steps of a rank on CPUs are made from.
 
     ``row`` is the collective that each call issues or waits for (``NONE`` for others), ``own_ns`` what it
@@ -55,7 +48,7 @@ class CpuSources(msgspec.Struct, frozen=True, eq=False):
     ranges: Mapping[int, Rows]
 
 
-def find_cpu_sources(timeline: RankTimeline) -> CpuSources | Unplayable:
+def cpu_graph(timeline: RankTimeline) -> CpuGraph | Unplayable:
     """Return the calls of the host over the whole capture, and what they wait for; or why there are none.
 
     Operators are the work of the host between its calls. It waits where it runs none until a collective of
@@ -98,7 +91,7 @@ def find_cpu_sources(timeline: RankTimeline) -> CpuSources | Unplayable:
     )
     own = np.where(calls.kind == Call.INPUT, calls.end_ns - calls.start_ns, 0)
     ranges = ranges_by_thread(trace, calls.thread)
-    return CpuSources(timeline, calls, row[order], own, ready_lags(trace, calls, own), ranges)
+    return CpuGraph(timeline, calls, row[order], own, ready_lags(trace, calls, own), ranges)
 
 
 def _main_threads(timeline: RankTimeline) -> npt.NDArray[np.int32]:
@@ -125,7 +118,7 @@ def _waits(timeline: RankTimeline, issued: Int64Array) -> tuple[Int64Array, Int6
     if activity is None or not len(table) or len(activity.compute) < 2:
         return none, none, none
     begin, end = activity.compute.ends[:-1], activity.compute.starts[1:]
-    long = end - begin >= WAITED_NS
+    long = end - begin >= CPU_IDLE_NS
     begin, end = begin[long], end[long]
     order = np.argsort(table.end_ns, kind="stable")
     place = np.searchsorted(table.end_ns[order], end, side="right")
@@ -135,8 +128,8 @@ def _waits(timeline: RankTimeline, issued: Int64Array) -> tuple[Int64Array, Int6
         one = order[np.where(there, behind, 0)]
         start, stop = table.start_ns[one], table.end_ns[one]
         fits = there & (stop > begin) & (issued[one] < end)
-        fits &= end - stop <= np.maximum(SOON_NS, SOON_SHARE * (end - begin))
-        fits &= stop - end <= np.maximum(SOON_NS, UNWOUND_SHARE * (stop - start))
+        fits &= end - stop <= np.maximum(CPU_GOES_ON_NS, CPU_GOES_ON_SHARE * (end - begin))
+        fits &= stop - end <= np.maximum(CPU_GOES_ON_NS, CPU_UNWOUND_SHARE * (stop - start))
         row[fits], ended[fits] = one[fits], np.minimum(stop, end)[fits]
     waits = row >= 0
     begin, row, ended = begin[waits], row[waits], ended[waits]
@@ -155,7 +148,7 @@ def _after_waits(times: Int64Array, begin: Int64Array, end: Int64Array) -> Int64
 
 
 def build_cpu_program(
-    sources: CpuSources, window: Window, most_events: int | None = None
+    graph: CpuGraph, window: Window, most_events: int | None = None
 ) -> RankProgram | Unplayable:
     """Return the program of one step, from the beginning of the host's range to that of the next; or why not.
 
@@ -163,7 +156,7 @@ def build_cpu_program(
     streams, and one that stands for the beginning of the step: a step has an event even where it has no
     collective.
     """
-    timeline, calls = sources.timeline, sources.calls
+    timeline, calls = graph.timeline, graph.calls
     table = timeline.collectives
     first = int(np.searchsorted(calls.start_ns, window.start_ns))
     last = int(np.searchsorted(calls.start_ns, window.end_ns))
@@ -174,7 +167,7 @@ def build_cpu_program(
         return TooLong(f"the step has more than {most_events:,} events")
     span = slice(first, last)
     mine = Calls(*(getattr(calls, name)[span] for name in Calls.__struct_fields__))
-    row, own = sources.row[span], sources.own_ns[span].copy()
+    row, own = graph.row[span], graph.own_ns[span].copy()
     threads = distinct(table.stream[rows])
     stream = np.searchsorted(threads, table.stream[rows]).astype(np.uint8)
     order = np.lexsort((table.start_ns[rows], stream))
@@ -198,7 +191,7 @@ def build_cpu_program(
     event_point = np.concatenate((point[rows], [0])).astype(np.int32)
     lag = np.append(places.lag, max(window.end_ns - _goes_on(mine, blocks), 0))
     lag[0] = 0
-    labelled, labels = longest_lags(timeline.trace, mine, places.lag, sources.ranges)
+    labelled, labels = longest_lags(timeline.trace, mine, places.lag, graph.ranges)
     ends = table.end_ns[rows]
 
     def with_marker(column: npt.NDArray[np.integer], value: int) -> npt.NDArray[np.int64]:
@@ -218,7 +211,7 @@ def build_cpu_program(
         after_return=np.append(places.after_return, blocks[-1]) & (np.arange(lag.size) > 0),
         blocks=np.append(blocks, False),
         own=np.append(own, 0),
-        ready_lag=np.append(sources.ready_lag[span], NONE),
+        ready_lag=np.append(graph.ready_lag[span], NONE),
         held=np.append(np.where(blocks, mine.end_ns - mine.start_ns, 0), 0),
         rejoin_from=places.rejoin_from,
         rejoin_to=places.rejoin_to,
@@ -259,4 +252,4 @@ def _start_lags(
     before[order[same + 1]] = end[order[same]]
     queued = before > issued
     lag, gap = start - issued, start - np.where(queued, before, start)
-    return np.where(queued, np.minimum(lag, USUAL_START_NS), lag), gap
+    return np.where(queued, np.minimum(lag, CPU_START_NS), lag), gap

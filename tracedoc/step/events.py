@@ -11,20 +11,12 @@ from tracedoc.step.program import Codes, Group
 from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, COPY, GpuEvents
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.lags import LONGEST_GAP_NS, LONGEST_LATENCY_NS, USUAL_GAP_NS, USUAL_LATENCY_NS
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.kernels import KernelCategory
-
-USUAL_LATENCY_NS = 10_000
-LONGEST_LATENCY_NS = 50_000
-"""From a launch to the start on an idle stream: 7 to 14 us are measured; beyond 50 us something else
-waits."""
-
-USUAL_GAP_NS = 1_500
-LONGEST_GAP_NS = 10_000
-"""From one event of a stream to the next that was queued: 1 to 3 us are measured."""
 
 UNLAUNCHED = np.iinfo(np.int64).min
 """The launch time of events whose launch was not captured: before everything."""

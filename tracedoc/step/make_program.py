@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.spans import Int64Array, Spans
-from tracedoc.step.calls import INPUT_PART, Calls, find_calls, order_calls, ready_lags, with_hidden_waits
-from tracedoc.step.cpu_program import build_cpu_program, find_cpu_sources
-from tracedoc.step.events import RANK_OF_COMPUTE, DeviceEvents, device_events
+from tracedoc.spans import Int64Array
+from tracedoc.step.calls import INPUT_PART, Calls, order_calls
+from tracedoc.step.cpu_program import CpuGraph, build_cpu_program
+from tracedoc.step.events import DeviceEvents
+from tracedoc.step.graph import StepGraph
 from tracedoc.step.notes import (
     longest_lags,
-    measure_contention,
-    optimizer_on_cpu,
-    ranges_by_thread,
     with_offloading,
     with_units,
 )
 from tracedoc.step.program import TO_HOST, Call, RankProgram, TooLong, Unplayable
-from tracedoc.step.waits import Causes, find_causes
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.launches import NO_ROW, Rows
@@ -37,121 +33,56 @@ MOST_EVENTS = 300_000
 """Programs of more GPU events are not kept."""
 
 
-class Sources(msgspec.Struct, frozen=True, eq=False):
-    """What the programs of all steps of a rank are made from.
-
-    The program of step ``p`` begins with the call at ``cuts_ns[p]``: the one that launched the step's first
-    compute kernel. So it is as long as the step is on the GPU, and what the host does before that kernel
-    belongs to the program before. ``home`` is the step whose program each event belongs to; ``early`` are
-    collectives that the program before launches. ``offloaded`` is when an optimizer runs on the CPU, ``None``
-    where nothing is offloaded.
-    """
-
-    timeline: RankTimeline
-    calls: Calls
-    device: DeviceEvents
-    causes: Causes
-    ready_lag: Int64Array
-    ranges: Mapping[int, Rows]
-    cuts_ns: Int64Array
-    home: Int64Array
-    early: npt.NDArray[np.bool_]
-    contention: float
-    offloaded: Spans | None
-
-
-def find_sources(timeline: RankTimeline) -> Sources | Unplayable:
-    """Return what programs are made from: calls, events, and their causes over the whole capture."""
-    if timeline.device is None or timeline.stream is None:
-        return Unplayable("no kernels were captured")
-    device = device_events(timeline)
-    contention = measure_contention(timeline, device)
-    calls = with_hidden_waits(timeline.trace, find_calls(timeline), device)
-    if device.streams.size > 250:
-        return Unplayable("more streams than a program holds")
-    causes = find_causes(timeline, calls, device)
-    cuts = _cuts(timeline, device)
-    home = np.where(device.linked, np.searchsorted(cuts, device.launched_ns, side="right") - 1, device.step)
-    # Ranks must agree on which step a collective belongs to, whatever each launches first.
-    early = (device.row >= 0) & (device.step == home + 1) & (device.step < cuts.size)
-    home = np.where(early, device.step, home)
-    return Sources(
-        timeline=timeline,
-        calls=calls,
-        device=device,
-        causes=causes,
-        ready_lag=ready_lags(timeline.trace, calls, causes.own_ns),
-        ranges=ranges_by_thread(timeline.trace, calls.thread),
-        cuts_ns=cuts,
-        home=home,
-        early=early,
-        contention=contention,
-        offloaded=optimizer_on_cpu(timeline),
-    )
-
-
-def _cuts(timeline: RankTimeline, device: DeviceEvents) -> Int64Array:
-    """Return when each step's first compute kernel was launched, else when its host range begins."""
-    steps = timeline.host.steps
-    cuts = np.array([step.start_ns for step in steps], dtype=np.int64)
-    kernels = device.lanes[device.compute_stream].events
-    kernels = kernels[(device.rank[kernels] == RANK_OF_COMPUTE) & device.linked[kernels]]
-    position = device.step[kernels]
-    kernels = kernels[(position >= 0) & (position < len(steps))][::-1]
-    cuts[device.step[kernels]] = device.launched_ns[kernels]  # backwards: the first kernel of a step counts
-    return np.maximum.accumulate(cuts) if cuts.size else cuts
-
-
 def build_program(
-    sources: Sources, window: Window, most_events: int | None = None
+    graph: StepGraph, window: Window, most_events: int | None = None
 ) -> RankProgram | Unplayable:
     """Return the program of one step: of all events that it launched, and of the calls that launched them.
 
     A step that was not captured whole is played once, from its first call to its last event, instead of
     again and again.
     """
-    calls, cuts = sources.calls, sources.cuts_ns
-    position = sources.timeline.position_of(window)
+    calls, cuts = graph.calls, graph.cuts_ns
+    position = graph.timeline.position_of(window)
     periodic = window.complete and position is not None and position + 1 < cuts.size
     following = None
     if position is None:
         first, last = 0, calls.rows.size
-        events = np.arange(sources.home.size)
+        events = np.arange(graph.home.size)
     else:
         begin = int(cuts[position]) if periodic else min(int(cuts[position]), window.start_ns)
-        end = cuts[position + 1] if position + 1 < cuts.size else sources.timeline.host.steps[-1].end_ns
+        end = cuts[position + 1] if position + 1 < cuts.size else graph.timeline.host.steps[-1].end_ns
         first, last = (int(i) for i in np.searchsorted(calls.start_ns, (begin, end)))
         if periodic and last < calls.rows.size:
             following = int(calls.start_ns[last])
-        launched = sources.device.launched_ns
+        launched = graph.device.launched_ns
         before = (launched >= begin) & (launched < cuts[position])
-        events = np.flatnonzero((sources.home == position) | before)
+        events = np.flatnonzero((graph.home == position) | before)
     if events.size == 0:
         return Unplayable("the step has no GPU event")
     if events.size > MOST_EVENTS:
         return Unplayable(f"the step has {events.size:,} GPU events; up to {MOST_EVENTS:,} are replayed")
     if most_events is not None and events.size > most_events:
         return TooLong(f"the step has more than {most_events:,} events")
-    device = sources.device
+    device = graph.device
     events = events[np.lexsort((device.start_ns[events], device.stream[events]))]
-    program = _assembled(sources, window, events, slice(first, last), following, periodic=periodic)
-    program = _with_causes(program, sources, events, slice(first, last), position if periodic else None)
+    program = _assembled(graph, window, events, slice(first, last), following, periodic=periodic)
+    program = _with_causes(program, graph, events, slice(first, last), position if periodic else None)
     starts = calls.start_ns[first:last]
-    program = with_units(program, sources.timeline, starts)
+    program = with_units(program, graph.timeline, starts)
     if position is not None:
         program = with_offloading(
-            program, sources.timeline, device, events,
-            optimizer=sources.offloaded, position=position, starts_ns=starts,
+            program, graph.timeline, device, events,
+            optimizer=graph.offloaded, position=position, starts_ns=starts,
         )  # fmt: skip
     if window.complete and not periodic and last > first:
-        return _framed(program, window, int(calls.start_ns[first]), _goes_on(sources, last - 1, window))
-    return _with_early_launches(program, sources, events, slice(first, last), position)
+        return _framed(program, window, int(calls.start_ns[first]), _goes_on(graph, last - 1, window))
+    return _with_early_launches(program, graph, events, slice(first, last), position)
 
 
-def _goes_on(sources: Sources, call: int, window: Window) -> int | None:
+def _goes_on(graph: StepGraph, call: int, window: Window) -> int | None:
     """Return when the host goes on after the last call of a lone step; ``None`` if that is after its end."""
-    calls = sources.calls
-    since = calls.end_ns[call] if sources.causes.blocks[call] else calls.start_ns[call]
+    calls = graph.calls
+    since = calls.end_ns[call] if graph.waits.blocks[call] else calls.start_ns[call]
     return int(since) if since <= window.end_ns else None
 
 
@@ -193,7 +124,7 @@ def _framed(program: RankProgram, window: Window, first_ns: int, last_ns: int | 
 
 def _with_early_launches(
     program: RankProgram,
-    sources: Sources,
+    graph: StepGraph,
     events: npt.NDArray[np.intp],
     span: slice,
     position: int | None,
@@ -204,9 +135,9 @@ def _with_early_launches(
     """
     if position is None or not program.periodic:
         return program
-    device, calls = sources.device, sources.calls
-    mine = np.flatnonzero(sources.early[events])
-    following = np.flatnonzero(sources.early & (sources.home == position + 1))
+    device, calls = graph.device, graph.calls
+    mine = np.flatnonzero(graph.early[events])
+    following = np.flatnonzero(graph.early & (graph.home == position + 1))
     following = following[np.lexsort((device.start_ns[following], device.stream[following]))]
     same = mine.size == following.size
     if mine.size == 0 or not same or (device.stream[events[mine]] != device.stream[following]).any():
@@ -222,7 +153,7 @@ def _with_early_launches(
 
 
 def _assembled(
-    sources: Sources,
+    graph: StepGraph,
     window: Window,
     events: npt.NDArray[np.intp],
     span: slice,
@@ -230,9 +161,9 @@ def _assembled(
     *,
     periodic: bool,
 ) -> RankProgram:
-    timeline, calls, device, causes = sources.timeline, sources.calls, sources.device, sources.causes
+    timeline, calls, device, waits = graph.timeline, graph.calls, graph.device, graph.waits
     mine = Calls(*(getattr(calls, name)[span] for name in Calls.__struct_fields__))
-    blocks = causes.blocks[span]
+    blocks = waits.blocks[span]
     lag = rejoin_lag = np.empty(0, dtype=np.int64)
     after_return = np.empty(0, dtype=bool)
     rejoin_from = rejoin_to = np.empty(0, dtype=np.int32)
@@ -244,7 +175,7 @@ def _assembled(
     part = timeline.phases.at(mine.start_ns) if timeline.phases else np.zeros(mine.rows.size, np.uint8)
     part = np.where(mine.kind == Call.INPUT, np.uint8(INPUT_PART), part).astype(np.uint8)
     none = np.empty(0, dtype=np.int32)
-    label_at, labels = longest_lags(timeline.trace, mine, lag, sources.ranges)
+    label_at, labels = longest_lags(timeline.trace, mine, lag, graph.ranges)
     start_ns = int(mine.start_ns[0]) if mine.rows.size else int(device.start_ns[events].min())
     return RankProgram(
         step=window.index,
@@ -258,8 +189,8 @@ def _assembled(
         lag=lag,
         after_return=after_return,
         blocks=blocks,
-        own=causes.own_ns[span],
-        ready_lag=sources.ready_lag[span],
+        own=waits.own_ns[span],
+        ready_lag=graph.ready_lag[span],
         held=np.where(blocks, mine.end_ns - mine.start_ns, 0),
         rejoin_from=rejoin_from,
         rejoin_to=rejoin_to,
@@ -279,7 +210,7 @@ def _assembled(
         cause_to=none,
         cause_lag=np.empty(0, dtype=np.int64),
         cause_back=np.empty(0, dtype=bool),
-        contention=sources.contention,
+        contention=graph.contention,
         lead_ns=_lead(device, events),
         label_at=label_at,
         labels=labels,
@@ -305,34 +236,34 @@ def _lead(device: DeviceEvents, events: npt.NDArray[np.intp]) -> int:
 
 
 def _with_causes(
-    program: RankProgram, sources: Sources, events: npt.NDArray[np.intp], span: slice, position: int | None
+    program: RankProgram, graph: StepGraph, events: npt.NDArray[np.intp], span: slice, position: int | None
 ) -> RankProgram:
     """Return the program with its causes, and with the delays that they leave unexplained."""
-    device, causes = sources.device, sources.causes
+    device, waits = graph.device, graph.waits
     local = np.full(device.rows.size, NONE, dtype=np.int64)
     local[events] = np.arange(events.size)
-    earlier = _same_of_step_before(sources, events, local, position)
-    to_host = is_among(causes.kind, TO_HOST_CODES)
-    target = causes.target
+    earlier = _same_of_step_before(graph, events, local, position)
+    to_host = is_among(waits.kind, TO_HOST_CODES)
+    target = waits.target
     inside = np.where(
         to_host,
         (target >= span.start) & (target < span.stop),
         local[np.minimum(target, device.rows.size - 1)] >= 0,
     )
-    source = np.where(local[causes.source] >= 0, local[causes.source], earlier[causes.source])
+    source = np.where(local[waits.source] >= 0, local[waits.source], earlier[waits.source])
     kept = np.flatnonzero(inside & (source >= 0))
     goal = np.where(
         to_host[kept], target[kept] - span.start, local[np.minimum(target[kept], device.rows.size - 1)]
     )
-    back = local[causes.source[kept]] < 0
+    back = local[waits.source[kept]] < 0
     orphans = difference(target[inside & to_host], target[kept][to_host[kept]])
     blocks = program.blocks.copy()
     # What a call waited for ran before the step: its time is the call's own.
     own = program.own.copy()
     for call in orphans.tolist():
-        own[call - span.start] = sources.calls.end_ns[call] - sources.calls.start_ns[call]
-    kinds = causes.kind[kept]
-    delay = _unexplained(device, events, kinds, causes.source[kept], goal, causes.lag_ns[kept])
+        own[call - span.start] = graph.calls.end_ns[call] - graph.calls.start_ns[call]
+    kinds = waits.kind[kept]
+    delay = _unexplained(device, events, kinds, waits.source[kept], goal, waits.lag_ns[kept])
     return replace(
         program,
         blocks=blocks,
@@ -341,7 +272,7 @@ def _with_causes(
         cause_kind=kinds,
         cause_from=source[kept].astype(np.int32),
         cause_to=goal.astype(np.int32),
-        cause_lag=causes.lag_ns[kept],
+        cause_lag=waits.lag_ns[kept],
         cause_back=back,
     )
 
@@ -362,17 +293,17 @@ def _unexplained(
 
 
 def _same_of_step_before(
-    sources: Sources, events: npt.NDArray[np.intp], local: Int64Array, position: int | None
+    graph: StepGraph, events: npt.NDArray[np.intp], local: Int64Array, position: int | None
 ) -> Int64Array:
     """Return for the events of the step before which event of this step stands in the same place.
 
     Places are counted from the end of each stream, for what is waited for there is what came last.
     """
-    device = sources.device
+    device = graph.device
     same = np.full(device.rows.size, NONE, dtype=np.int64)
     if position is None:
         return same
-    earlier = np.flatnonzero(sources.home == position - 1)
+    earlier = np.flatnonzero(graph.home == position - 1)
     for code in distinct(device.stream[events]).tolist():
         before, now = (one[device.stream[one] == code] for one in (earlier, events))
         size = min(before.size, now.size)
@@ -389,21 +320,18 @@ Build = Callable[[Window, int | None], RankProgram | Unplayable]
 """Makes the program of a step if it has no more events than a number, which may be missing."""
 
 
-def rank_programs(timeline: RankTimeline) -> tuple[tuple[RankProgram, ...], str]:
-    """Return the programs of a rank's steps, the judged one first; and why there are none."""
+def rank_programs(
+    timeline: RankTimeline, graph: StepGraph | CpuGraph | Unplayable
+) -> tuple[tuple[RankProgram, ...], str]:
+    """The programs of a rank's steps, the analysed one first; and why there are none."""
     judged = timeline.judged
     if judged is None:
         return (), "no step was found"
-    if timeline.is_cpu:
-        cpu = find_cpu_sources(timeline)
-        if isinstance(cpu, Unplayable):
-            return (), cpu.reason
-        build: Build = partial(build_cpu_program, cpu)
-    else:
-        sources = find_sources(timeline)
-        if isinstance(sources, Unplayable):
-            return (), sources.reason
-        build = partial(build_program, sources)
+    if isinstance(graph, Unplayable):
+        return (), graph.reason
+    build: Build = (
+        partial(build_program, graph) if isinstance(graph, StepGraph) else partial(build_cpu_program, graph)
+    )
     length = judged.end_ns - judged.start_ns
     others = sorted(
         (window for window in timeline.complete_windows if window.index != judged.index),

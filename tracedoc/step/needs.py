@@ -10,13 +10,11 @@ from tracedoc.step.events import UNLAUNCHED, DeviceEvents
 from tracedoc.step.program import Cause, Group, Part
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.lags import EARLY_NS, ISSUE_LAG_NS
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.reductions import gradient_rows
 from tracedoc.timeline.shards.shard_units import NO_TIME
 from tracedoc.trace.distinct import difference, distinct, is_among
-
-CALL_LAG_NS = 6_000
-"""From the end of what a collective waits for to its start, at most."""
 
 Events = npt.NDArray[np.intp]
 
@@ -43,7 +41,7 @@ def data_needs(timeline: RankTimeline, device: DeviceEvents) -> Part:
     updates = parts[3][0].size + parts[4][0].size
     if updates:
         seen = device.start_ns[target[-updates:]] - device.end_ns[source[-updates:]]
-        lag[-updates:] = np.clip(seen, 0, CALL_LAG_NS)
+        lag[-updates:] = np.clip(seen, 0, ISSUE_LAG_NS)
     return Cause.DATA, source, target, lag
 
 
@@ -136,9 +134,6 @@ FEWEST_BYTES = 1 << 16
 MOST_AHEAD = 3
 """A gather is called at most so many others ahead of its use."""
 
-CLOSE_NS = 3_000
-"""A kernel may be recorded to start this much before the end of what it waited for."""
-
 
 def likely_uses(timeline: RankTimeline, device: DeviceEvents) -> Part:
     """Return gathers of no known unit with the compute that is launched next: it is what follows the wait.
@@ -179,7 +174,7 @@ def _of_class(device: DeviceEvents, gathers: Events) -> tuple[Int64Array, Int64A
         place = np.searchsorted(launched, called[ahead:], side="right")
         there = place < compute.size
         source, target = gathers[: gathers.size - ahead][there], compute[place[there]]
-        if (device.start_ns[target] >= device.end_ns[source] - CLOSE_NS).all():
+        if (device.start_ns[target] >= device.end_ns[source] - EARLY_NS).all():
             return source.astype(np.int64), target.astype(np.int64)
     none = np.empty(0, dtype=np.int64)
     return none, none

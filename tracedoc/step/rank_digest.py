@@ -13,11 +13,13 @@ from tracedoc.containment import Failures
 from tracedoc.errors import TraceLimit
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.codec import decode, encode
+from tracedoc.step.cpu_program import CpuGraph
 from tracedoc.step.device import device_name
 from tracedoc.step.drawn import MemoryTable, drawn_sets, memory_table
+from tracedoc.step.graph import StepGraph, find_graph
 from tracedoc.step.host_work import HostDigest, host_digest
 from tracedoc.step.make_program import rank_programs
-from tracedoc.step.program import EncodedProgram
+from tracedoc.step.program import EncodedProgram, Unplayable
 from tracedoc.step.sync_path import SyncPath, sync_path
 from tracedoc.step.work import GemmTable, WorkTable, gemm_table, work_table
 from tracedoc.timeline.activity import Budget
@@ -27,6 +29,7 @@ from tracedoc.timeline.collective_table import CollectiveTable
 from tracedoc.timeline.phase_budgets import PhaseBudget
 from tracedoc.timeline.reductions import gradient_rows
 from tracedoc.timeline.shards.times import UnitTable, small_table
+from tracedoc.timeline.stalls import blocking_comm
 from tracedoc.timeline.strategy_signs import StrategySigns, strategy_signs
 from tracedoc.trace.columns import Kind, ProcessGroup
 from tracedoc.trace.kernels import KernelCategory
@@ -195,8 +198,16 @@ def digest_timeline(
         np.zeros(len(timeline.collectives), dtype=np.uint8),
     )
     work = contain("the table of work", lambda: work_table(timeline), None)
+    graph: StepGraph | CpuGraph | Unplayable = contain(
+        "who waits for whom",
+        lambda: find_graph(timeline),
+        Unplayable("it could not be read"),
+    )
     programs, unplayable = contain(
-        "what is to be replayed", lambda: rank_programs(timeline), ((), "it could not be read")
+        "what is to be replayed", lambda: rank_programs(timeline, graph), ((), "it could not be read")
+    )
+    path = contain(
+        "the way between ranks", lambda: sync_path(graph) if isinstance(graph, StepGraph) else None, None
     )
     drawn = contain("what pictures show", lambda: drawn_sets(timeline), {})
     memory = contain("the memory over time", lambda: memory_table(timeline), None)
@@ -237,7 +248,7 @@ def digest_timeline(
         reader=info.reader,
         programs=tuple(map(EncodedProgram.of, programs)),
         unplayable=unplayable,
-        sync_path=sync_path(timeline),
+        sync_path=path,
         drawn=drawn,
         memory=memory,
     )
@@ -251,7 +262,7 @@ def without_timeline(digest: RankDigest) -> RankDigest:
 def _step_digests(timeline: RankTimeline) -> tuple[StepDigest, ...]:
     if timeline.activity is None:
         return ()
-    windows, blocking = timeline.windows, timeline.blocking
+    windows, blocking = timeline.windows, blocking_comm(timeline)
     starts = [window.start_ns for window in windows]
     ends = [window.end_ns for window in windows]
     budgets = timeline.activity.budgets(starts, ends)

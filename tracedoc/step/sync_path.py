@@ -15,18 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.spans import Int64Array
-from tracedoc.timeline.activity import COMMUNICATION
-from tracedoc.timeline.build import RankTimeline
+from tracedoc.step.events import UNLAUNCHED
+from tracedoc.step.graph import StepGraph
+from tracedoc.step.program import Cause
 from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable
-
-LATENCY_NS = 12_000
-"""From a launch to the start of its kernel on an idle stream, at most: what exceeds it has another reason."""
-
-RELEASE_NS = 20_000
-"""A kernel that starts this soon after an operation ended was waiting for it."""
-
-BLOCKED_NS = 20_000
-"""A call that synchronises and returns sooner than this did not wait."""
+from tracedoc.timeline.lags import BLOCKED_NS, RELEASE_NS
 
 _FAR = 1 << 60
 
@@ -81,56 +74,44 @@ NO_LIMIT = 1 << 62
 
 
 class _Lane(msgspec.Struct, frozen=True, eq=False):
-    """Work that runs one after another: when it starts and ends, and when the host lets it (``-_FAR`` if
-    that is not known)."""
+    """The work of the compute stream, one after another: when it starts and ends, and when its launch lets it
+    start (``-_FAR`` where that is not known)."""
 
     start_ns: Int64Array
     end_ns: Int64Array
-    launch_ns: Int64Array
+    allowed_ns: Int64Array
 
 
-def sync_path(timeline: RankTimeline) -> SyncPath | None:
-    """Return the path of one rank, ``None`` where it has no collectives or no compute.
+class _Syncs(msgspec.Struct, frozen=True, eq=False):
+    """The waits of the host: the place up to which the stream has work, the call, its return, and the row of
+    the collective that it waits for beyond the stream (-1 for none)."""
 
-    Processes that share cores with each other have none: what they do depends on what the others do.
-    """
-    table = timeline.collectives
-    if not len(table) or timeline.is_cpu:
+    place: Int64Array
+    called: Int64Array
+    returned: Int64Array
+    awaited: Int64Array
+
+
+def sync_path(graph: StepGraph) -> SyncPath | None:
+    """The path of one rank, ``None`` where it has no collectives or no compute."""
+    table, device, compute = graph.timeline.collectives, graph.device, graph.device.compute.events
+    if not len(table) or not compute.size:
         return None
-    lane = _gpu_lane(timeline)
-    if lane is None or not lane.start_ns.size:
-        return None
-    return _path(timeline, lane, table)
+    launched = device.launched_ns[compute]
+    allowed = np.where(launched != UNLAUNCHED, launched + device.launch_lag[compute], -_FAR)
+    lane = _Lane(device.start_ns[compute], device.compute.ended_ns, allowed)
+    return _path(graph, lane, table)
 
 
-def _gpu_lane(timeline: RankTimeline) -> _Lane | None:
-    if timeline.stream is None:
-        return None
-    events = timeline.events
-    mine = (events.device == timeline.device) & (events.stream == timeline.stream)
-    mine &= events.classes != COMMUNICATION
-    launch = np.where(events.linked[mine], events.launch_ns[mine], -_FAR)
-    return _Lane(events.start_ns[mine], np.maximum.accumulate(events.end_ns[mine]), launch)
-
-
-def _path(timeline: RankTimeline, lane: _Lane, table: CollectiveTable) -> SyncPath:
-    launched = np.maximum.accumulate(lane.launch_ns)
+def _path(graph: StepGraph, lane: _Lane, table: CollectiveTable) -> SyncPath:
     start_ns, end_ns, launch_ns = table.start_ns, table.end_ns, table.launch_ns
-    known = launch_ns != NO_TIME
-    by_launch = np.searchsorted(launched, launch_ns, side="left")
-    by_end = np.searchsorted(lane.end_ns, start_ns, side="right")
-    linked = bool((lane.launch_ns > -_FAR).any())
-    issued = np.where(known, by_launch, by_end) if linked else by_end
+    issued, waits = graph.waits.issued, graph.waits.follows
     before = np.concatenate(([-_FAR], lane.end_ns))
-    waits = before[issued] <= start_ns
-    # A kind of operation that once did not wait for the compute before it never does: it was prefetched.
-    free = np.bincount(table.kind, weights=~waits, minlength=len(table.kinds)) > 0
-    waits &= ~free[table.kind]
-    joined = _joins(lane, table, issued, linked=linked)
-    syncs = _syncs(timeline, launched)
-    awaited = _awaited(syncs, before, table)
+    joined = _joins(graph, lane, table)
+    syncs = _syncs(graph)
+    awaited = syncs.awaited
     hosts = np.flatnonzero(awaited >= 0)
-    windows = timeline.windows
+    windows = graph.timeline.windows
     boundaries = np.array([w.start_ns for w in windows[:1]] + [w.end_ns for w in windows], dtype=np.int64)
     # A step ends where the work begins that starts then: its end, less how long it lasts.
     following = np.searchsorted(lane.start_ns, boundaries, side="left")
@@ -145,7 +126,7 @@ def _path(timeline: RankTimeline, lane: _Lane, table: CollectiveTable) -> SyncPa
         (Action.READY, issued, start_ns, np.full(rows.size, -_FAR), rows, waits.astype(np.int64)),
         (Action.AWAIT, syncs.place[hosts], syncs.returned[hosts], end_ns[awaited[hosts]], awaited[hosts],
          np.zeros(hosts.size, dtype=np.int64)),
-        (Action.SYNC, syncs.place, syncs.returned, syncs.returned, _own_ns(syncs, before, table, awaited),
+        (Action.SYNC, syncs.place, syncs.returned, syncs.returned, _own_ns(syncs, before, table),
          syncs.returned - syncs.called),
         (Action.STEP, steps, np.full(steps.size, -_FAR), np.full(steps.size, -_FAR),
          np.arange(steps.size), lasts),
@@ -161,12 +142,14 @@ def _path(timeline: RankTimeline, lane: _Lane, table: CollectiveTable) -> SyncPa
     is_ready = kind == int(Action.READY)
     ready_at = np.empty(rows.size, dtype=np.int64)
     ready_at[row[is_ready]] = at[is_ready]
-    starting, behind = _start_lags(table, np.where(waits & (ready_at <= start_ns), ready_at, -_FAR))
+    starting, behind = _start_lags(graph, table, np.where(waits & (ready_at <= start_ns), ready_at, -_FAR))
     lag[is_ready] &= ready_at[row[is_ready]] <= start_ns[row[is_ready]]
     kind = np.concatenate((kind, np.full(rows.size, int(Action.START))))
     at = np.concatenate((at, start_ns))
     row = np.concatenate((row, rows))
-    returned = np.searchsorted(np.sort(syncs.returned), np.where(known, launch_ns, start_ns), side="right")
+    returned = np.searchsorted(
+        np.sort(syncs.returned), np.where(launch_ns != NO_TIME, launch_ns, start_ns), side="right"
+    )
     work = np.concatenate((work, returned))
     slack = np.concatenate((slack, np.full(rows.size, NO_LIMIT)))
     lag = np.concatenate((lag, starting))
@@ -186,72 +169,44 @@ def _path(timeline: RankTimeline, lane: _Lane, table: CollectiveTable) -> SyncPa
     )
 
 
-def _joins(lane: _Lane, table: CollectiveTable, issued: Int64Array, *, linked: bool) -> Int64Array:
-    """Return for each row the place of the work that waits for it, -1 where nothing is seen to wait.
+def _joins(graph: StepGraph, lane: _Lane, table: CollectiveTable) -> Int64Array:
+    """For each row the place of the first work of the compute stream that waits for it, -1 where none does.
 
-    Work waits for the operation that ended last before it where it starts right after (or that explains
-    half of the gap or more), with the stream empty until then, and launched earlier. What is launched after
-    a receive needs its data, even where it had come before.
+    All that follows on the stream of the collective itself does. What is launched after a receive needs its
+    data, even where it had come before.
     """
-    ends = table.end_ns
-    order = np.argsort(ends, kind="stable")
-    joined = np.full(len(table), -1, dtype=np.int64)
-    before = np.concatenate(([-_FAR], lane.end_ns[:-1]))
-    last = np.searchsorted(ends[order], lane.start_ns, side="right") - 1
-    found = last >= 0
-    ended = np.where(found, ends[order][np.maximum(last, 0)], -_FAR)
-    waits = (
-        found
-        & (ended > before)
-        & ((lane.start_ns - ended <= RELEASE_NS) | (lane.start_ns - ended <= ended - before))
-        & (lane.launch_ns + (LATENCY_NS if linked else 0) < ended + RELEASE_NS // 2)
-    )
-    places = np.flatnonzero(waits)[::-1]
-    joined[order[last[places]]] = places  # of several places the first one counts
+    device = graph.device
+    place = np.full(device.start_ns.size, -1, dtype=np.int64)
+    place[device.compute.events] = np.arange(device.compute.events.size)
+    source, target = graph.waits.of(Cause.RECORDED, Cause.CROSS)
+    waits = (device.row[source] >= 0) & (place[target] >= 0)
+    joined = np.full(len(table), lane.start_ns.size, dtype=np.int64)
+    np.minimum.at(joined, device.row[source[waits]], place[target[waits]])
+    same = np.flatnonzero(device.stream[device.row >= 0] == device.compute_stream)
+    joined[same] = np.searchsorted(lane.start_ns, table.start_ns[same])
+    joined[joined == lane.start_ns.size] = -1
     received = np.flatnonzero(table.is_op("recv") & (joined < 0))
-    following = np.maximum(np.searchsorted(lane.start_ns, ends[received] - RELEASE_NS), issued[received])
+    following = np.searchsorted(lane.start_ns, table.end_ns[received] - RELEASE_NS)
+    following = np.maximum(following, graph.waits.issued[received])
     inside = following < lane.start_ns.size
     joined[received[inside]] = following[inside]
     return joined
 
 
-class _Syncs(msgspec.Struct, frozen=True, eq=False):
-    """The waits of the host: the place up to which the stream has work, the call, and its return."""
-
-    place: Int64Array
-    called: Int64Array
-    returned: Int64Array
-
-
-def _syncs(timeline: RankTimeline, launched: Int64Array) -> _Syncs:
-    syncs = timeline.syncs
-    if syncs is None:
-        empty = np.empty(0, dtype=np.int64)
-        return _Syncs(empty, empty, empty)
-    long = syncs.blocked_ns >= BLOCKED_NS
-    calls, returns = syncs.start_ns[long], syncs.end_ns[long]
-    return _Syncs(np.searchsorted(launched, calls, side="left"), calls, returns)
+def _syncs(graph: StepGraph) -> _Syncs:
+    calls, device = graph.calls, graph.device
+    source, target = graph.waits.of(Cause.SYNC, Cause.COPY)
+    called, returned = calls.start_ns[target], calls.end_ns[target]
+    waited = returned - called >= BLOCKED_NS
+    source, called, returned = source[waited], called[waited], returned[waited]
+    place = np.searchsorted(device.compute.launched_ns, called, side="left")
+    return _Syncs(place, called, returned, device.row[source])
 
 
-def _awaited(syncs: _Syncs, before: Int64Array, table: CollectiveTable) -> Int64Array:
-    """Return the row that each wait of the host waits for beyond the compute stream, -1 for none.
-
-    Where the stream was done long before the call returned, that is the one that had just ended then, or
-    the next to end of those that ran.
-    """
-    order = np.argsort(table.end_ns, kind="stable")
-    ends = table.end_ns[order]
-    place = np.searchsorted(ends, syncs.returned - RELEASE_NS)
-    row = order[np.minimum(place, ends.size - 1)]
+def _own_ns(syncs: _Syncs, before: Int64Array, table: CollectiveTable) -> Int64Array:
+    """How much later each wait of the host ends than what it waits for, in nanoseconds."""
     explained = np.maximum(syncs.called, before[syncs.place])
-    waits = (place < ends.size) & (syncs.returned - explained > RELEASE_NS)
-    return np.where(waits & (table.start_ns[row] < syncs.returned), row, -1)
-
-
-def _own_ns(syncs: _Syncs, before: Int64Array, table: CollectiveTable, awaited: Int64Array) -> Int64Array:
-    """Return how much later each wait of the host ends than what it waits for."""
-    explained = np.maximum(syncs.called, before[syncs.place])
-    return syncs.returned - np.where(awaited >= 0, table.end_ns[awaited], explained)
+    return syncs.returned - np.where(syncs.awaited >= 0, table.end_ns[syncs.awaited], explained)
 
 
 def _stretches(
@@ -267,8 +222,7 @@ def _stretches(
     released = np.full(lane.start_ns.size + 1, -_FAR)
     joins = kind == int(Action.JOIN)
     np.maximum.at(released, place[joins], table.end_ns[row[joins]])
-    latency = np.clip(lane.start_ns - lane.launch_ns, 0, LATENCY_NS)
-    allowed = np.where(lane.launch_ns > -_FAR, lane.launch_ns + latency, -_FAR)
+    allowed = lane.allowed_ns.copy()
     reason = np.maximum(np.maximum(before, allowed), released[:-1])
     # What came before the first work is not known: where nothing explains when it starts, it starts then.
     if lane.start_ns[0] - reason[0] > RELEASE_NS:
@@ -293,26 +247,24 @@ def _stretches(
     return work, slack
 
 
-def _start_lags(table: CollectiveTable, ready_ns: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return how much later each operation starts than all that explains it, and the row it stands behind.
+def _start_lags(
+    graph: StepGraph, table: CollectiveTable, ready_ns: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """How much later each operation starts than all that explains it, and the row it stands behind.
 
     It starts after its launch, after the compute that it waits for, and after the operation before it on its
-    stream; or, where none of these explains it, after the one that ended last before it. -1 for no row.
+    stream; or, where none of these explains it, after the one of another stream that had just ended. -1 for
+    no row.
     """
-    start_ns, end_ns, stream = table.start_ns, table.end_ns, table.stream
-    order = np.lexsort((start_ns, stream))
+    device, start_ns = graph.device, table.start_ns
+    order = np.lexsort((start_ns, table.stream))
     behind = np.full(len(table), -1, dtype=np.int64)
-    same = np.flatnonzero(np.diff(stream[order]) == 0)
+    same = np.flatnonzero(np.diff(table.stream[order]) == 0)
     behind[order[same + 1]] = order[same]
+    source, target = graph.waits.of(Cause.RECORDED, Cause.CROSS)
+    between = (device.row[source] >= 0) & (device.row[target] >= 0)
+    behind[device.row[target[between]]] = device.row[source[between]]
     launch = np.where(table.launch_ns != NO_TIME, table.launch_ns, -_FAR)
-    reason = np.maximum(launch, ready_ns)
-    free = np.where(behind >= 0, end_ns[behind], -_FAR)
-    by_end = np.argsort(end_ns, kind="stable")
-    last = np.searchsorted(end_ns[by_end], start_ns, side="right") - 1
-    other = np.where(last >= 0, by_end[np.maximum(last, 0)], -1)
-    ended = np.where(other >= 0, end_ns[other], -_FAR)
-    unexplained = start_ns - np.maximum(reason, free) > RELEASE_NS
-    stands = unexplained & (start_ns - ended <= RELEASE_NS) & (start_ns[other] < start_ns)
-    behind = np.where(stands, other, behind)
-    reason = np.maximum(reason, np.where(stands, ended, free))
+    ended = np.where(behind >= 0, table.end_ns[behind], -_FAR)
+    reason = np.maximum(np.maximum(launch, ready_ns), ended)
     return np.where(reason > -_FAR, start_ns - reason, 0), behind

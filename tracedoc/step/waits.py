@@ -1,4 +1,4 @@
-"""Find what events and calls wait for beside their launch and their stream: recorded, else inferred."""
+"""Infer, once, who waits for whom in the capture of one rank: from records, else from times."""
 
 from __future__ import annotations
 
@@ -13,43 +13,35 @@ from tracedoc.step.needs import data_needs, likely_uses, next_compute, reduced_i
 from tracedoc.step.program import Call, Cause, Codes, Part
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.lags import (
+    CLOCKS_NS,
+    COPY_SLACK_NS,
+    EARLY_NS,
+    EXPLAINED_NS,
+    FULL_QUEUE,
+    ISSUE_LAG_NS,
+    PREFETCHED_SHARE,
+    RETURN_LAG_NS,
+    ROOM_DELAY_NS,
+    ROOM_IN_QUEUE_NS,
+    TAIL_NS,
+    TIES_NS,
+    WINDOW_NS,
+    WINDOW_SHARE,
+)
 from tracedoc.timeline.launches import NO_ROW, match_ids
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among
 
-EXPLAINED_NS = 3_000
-"""A start that is later by no more than this is explained: launches and gaps scatter so much."""
 
-SHORTLY_NS = 40_000
-"""What ended this long before an unexplained start, at most, may have been waited for."""
+class Waits(msgspec.Struct, frozen=True, eq=False):
+    """Who waits for whom over the whole capture, beside the order of streams and launches.
 
-COPY_SLACK_NS = 15_000
-"""The recorded end of a copy may lie this much behind the start of what waited for it."""
-
-LONG_DELAY_NS = 100_000
-TAIL_NS = 12_000
-"""A start that is later by more than this may have waited for room beside a kernel, whose last blocks then
-run for a while beside it."""
-
-TIES_NS = 20_000
-"""Of events that ended within this time of each other, the likelier kind was waited for."""
-
-ISSUE_LAG_NS = 6_000
-RETURN_LAG_NS = 15_000
-"""From the end of what is waited for: to the start of a collective, and to the return of a blocked call."""
-
-CLOCKS_NS = 20_000
-"""The clocks of host and GPU agree this well."""
-
-FULL_QUEUE = 800
-LONG_LAUNCH_NS = 50_000
-"""With this many launches outstanding, a launch that takes so long waits for room in the queue."""
-
-
-class Causes(msgspec.Struct, frozen=True, eq=False):
-    """Causes over the whole capture: ``source`` are events, ``target`` events, or calls where the host waits.
-
-    ``own_ns`` and ``blocks`` have an entry for each call: what it takes beside waiting, and whether it waits.
+    The first four columns have an entry for each wait: its :class:`Cause`, its ``source`` (an event), its
+    ``target`` (an event, or a call where the host waits), and how long after the end of the source the target
+    starts or returns at the earliest. ``own_ns`` and ``blocks`` have one for each call: what it takes beside
+    waiting, and whether it waits. ``issued`` and ``follows`` have one for each collective: how many events of
+    the compute stream had been launched before it, and whether it waits for them.
     """
 
     kind: Codes
@@ -58,17 +50,24 @@ class Causes(msgspec.Struct, frozen=True, eq=False):
     lag_ns: Int64Array
     own_ns: Int64Array
     blocks: npt.NDArray[np.bool_]
+    issued: Int64Array
+    follows: npt.NDArray[np.bool_]
+
+    def of(self, *kinds: Cause) -> tuple[Int64Array, Int64Array]:
+        """The sources and targets of all waits of some kinds."""
+        mine = is_among(self.kind, np.array(kinds, dtype=np.uint8))
+        return self.source[mine], self.target[mine]
 
 
-def find_causes(timeline: RankTimeline, calls: Calls, device: DeviceEvents) -> Causes:
-    """Return what the events of the device and the calls of the host wait for."""
+def find_waits(timeline: RankTimeline, calls: Calls, device: DeviceEvents) -> Waits:
+    """What the events of the device and the calls of the host wait for."""
+    issued, follows = _issues(device)
     recorded = _recorded(timeline.trace, device)
     if recorded is not None:
         between = [recorded]
     else:
-        issued, explained = _issues(device)
-        crossed = _crossings(device, explained)
-        between = [*issued, crossed]
+        called, explained = _calls_of_collectives(device, issued, follows)
+        between = [*called, _crossings(device, explained)]
     kept = _orders(timeline, device, np.concatenate([one[2] for one in between]))
     needed = [data_needs(timeline, device)]
     if recorded is None:
@@ -77,13 +76,15 @@ def find_causes(timeline: RankTimeline, calls: Calls, device: DeviceEvents) -> C
     blocks = np.zeros(calls.rows.size, dtype=bool)
     waits = _host_waits(timeline.trace, calls, device, own, blocks)
     parts = [*between, kept, *needed, *waits]
-    return Causes(
+    return Waits(
         kind=np.concatenate([np.full(one[1].size, one[0], dtype=np.uint8) for one in parts]),
         source=np.concatenate([one[1] for one in parts]),
         target=np.concatenate([one[2] for one in parts]),
         lag_ns=np.concatenate([one[3] for one in parts]),
         own_ns=own,
         blocks=blocks,
+        issued=issued,
+        follows=follows,
     )
 
 
@@ -135,25 +136,44 @@ def _call_times(trace: Trace, correlations: Int64Array) -> Int64Array:
     return np.where(rows != NO_ROW, trace.ts_ns[np.maximum(rows, 0)], UNLAUNCHED)
 
 
-def _issues(device: DeviceEvents) -> tuple[list[Part], Int64Array]:
-    """Return what collectives wait for on the compute stream, and how much of each start stays unexplained.
+def _issues(device: DeviceEvents) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
+    """What had been launched on the compute stream before each collective, and whether it waits for that.
 
-    NCCL waits for the stream on which a collective is called. Where one of its kind on its stream did not
-    wait for the compute stream, none of them does; for gathers, which FSDP may call on a stream of its own,
-    that nothing speaks against it is not enough.
+    NCCL waits for the stream on which a collective is called. A kind that is called on a stream of its own,
+    ahead of the compute before it, often starts before that has ended, and then none of it waits. A single
+    collective that seems to start earlier speaks for itself alone. Without a launch, the events
+    that had ended before it starts count. Numbers of events of the compute stream, and truth values.
     """
-    events = np.flatnonzero((device.row >= 0) & device.linked & (device.stream != device.compute_stream))
-    stream = np.full(events.size, device.compute_stream)
-    sources = _last_launched(device, stream, device.launched_ns[events])
-    events, sources = events[sources >= 0], sources[sources >= 0]
+    events, lane = np.flatnonzero(device.row >= 0), device.compute
+    start, launched = device.start_ns[events], device.launched_ns[events]
+    known = (launched != UNLAUNCHED) & bool((lane.launched_ns > UNLAUNCHED).any())
+    issued = np.where(
+        known,
+        np.searchsorted(lane.launched_ns, launched),
+        np.searchsorted(lane.ended_ns, start, side="right"),
+    )
+    ended = np.concatenate((start[:1], lane.ended_ns))[issued]
+    early = (issued > 0) & (start - ended < -EARLY_NS)
+    kinds = np.unique(device.op, return_inverse=True)[1] * 256 + device.stream[events]
+    _, kind = np.unique(kinds, return_inverse=True)
+    share = np.bincount(kind, weights=early) / np.maximum(np.bincount(kind), 1)
+    return issued, ~early & (share <= PREFETCHED_SHARE)[kind]
+
+
+def _calls_of_collectives(
+    device: DeviceEvents, issued: Int64Array, follows: npt.NDArray[np.bool_]
+) -> tuple[list[Part], Int64Array]:
+    """What collectives wait for on the compute stream, and how much of each start stays unexplained.
+
+    For gathers, which FSDP may call on a stream of its own, that nothing speaks against it is not enough.
+    """
+    events = np.flatnonzero(device.row >= 0)
+    waits = follows & (issued > 0) & device.linked[events] & (device.stream[events] != device.compute_stream)
+    rows, events = np.flatnonzero(waits), events[waits]
+    sources = device.compute.events[issued[rows] - 1].astype(np.int64)
     seen = device.start_ns[events] - device.end_ns[sources]
-    numbers = {op: number for number, op in enumerate(dict.fromkeys(device.op))}
-    ops = np.array([numbers[device.op[row]] for row in device.row[events].tolist()], dtype=np.int64)
-    classes = ops * 256 + device.stream[events]
-    wrong = is_among(classes, distinct(classes[seen < -1_000]))
-    events, sources, seen, ops = events[~wrong], sources[~wrong], seen[~wrong], ops[~wrong]
     lags = np.minimum(seen, ISSUE_LAG_NS)
-    gather = ops == numbers.get("all_gather", NONE)
+    gather = np.array([device.op[row] == "all_gather" for row in rows.tolist()], dtype=bool)
     explained = device.delay.copy()
     explained[events[~gather]] = np.minimum(explained[events], seen - lags)[~gather]
     return [
@@ -169,10 +189,9 @@ def _crossings(device: DeviceEvents, unexplained: Int64Array) -> Part:
     best = np.full(events.size, NONE, dtype=np.int64)
     best_end = np.full(events.size, UNLAUNCHED, dtype=np.int64)
     late = unexplained[events]
-    # With much to explain, less than a fiftieth of it may pass, and the tail of a kernel may be left: until
-    # then its blocks fill the device.
-    window = np.maximum(SHORTLY_NS, late // 50)
-    overlap = np.where(late > LONG_DELAY_NS, TAIL_NS, 1_000)
+    # Where much is to be explained, the tail of a kernel may be left: until then its blocks fill the device.
+    window = np.maximum(WINDOW_NS, (WINDOW_SHARE * late).astype(np.int64))
+    overlap = np.where(late > ROOM_DELAY_NS, TAIL_NS, EARLY_NS)
     for code, others in enumerate(device.lanes):
         ended = np.searchsorted(others.ended_ns, start + COPY_SLACK_NS, side="right")
         earlier = np.searchsorted(others.launched_ns, launched)
@@ -217,7 +236,7 @@ def _host_waits(
     outlasts = calls.end_ns[copying] >= device.end_ns[copied] - 5_000
     copies = np.where(outlasts, copied, NONE).astype(np.int64)
     parts.append((Cause.COPY, copying, copies))
-    launching = is_launch(calls) & (length > LONG_LAUNCH_NS)
+    launching = is_launch(calls) & (length > ROOM_IN_QUEUE_NS)
     full = np.flatnonzero(launching)
     full = full[_outstanding(device, calls.start_ns[full]) >= FULL_QUEUE]
     parts.append((Cause.QUEUE, full, _awaited(device, calls, full)))
@@ -226,7 +245,7 @@ def _host_waits(
         there = events >= 0
         target, source = callers[there].astype(np.int64), events[there]
         after = calls.end_ns[target] - device.end_ns[source]
-        lag = np.minimum(after, LONG_LAUNCH_NS if kind == Cause.QUEUE else RETURN_LAG_NS)
+        lag = np.minimum(after, ROOM_IN_QUEUE_NS if kind == Cause.QUEUE else RETURN_LAG_NS)
         begun = np.maximum(calls.start_ns[target], device.end_ns[source] + lag)
         own[target], blocks[target] = np.maximum(calls.end_ns[target] - begun, 0), True
         found.append((kind, source, target, lag))

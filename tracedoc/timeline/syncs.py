@@ -10,15 +10,12 @@ import numpy.typing as npt
 
 from tracedoc.spans import Int64Array, Spans, in_order
 from tracedoc.timeline.activity import GpuEvents
+from tracedoc.timeline.lags import CLOCKS_NS
 from tracedoc.timeline.launches import Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, union
 from tracedoc.trace.vocabulary import RuntimeRole
-
-CLOCKS_NS = 20_000
-"""The clocks of host and GPU agree this well: a call that returns this much before the GPU's last event ends
-has waited for it."""
 
 LOOKBACK = 48
 """An operator that causes a sync began at most this many events before it on its thread: such operators
