@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.run_program import CollectiveParts, Gathering, LinkCurve, RunProgram
+from tracedoc.play.run_program import CollectiveParts, Gathering, RunProgram
+from tracedoc.ranks.bandwidth import SizeCurve
 from tracedoc.ranks.matching import Matching
 from tracedoc.step.program import RankProgram
 from tracedoc.timeline.collective_table import NONE, CollectiveTable, by_rank
@@ -24,7 +25,7 @@ def join_run(
     tables: Sequence[CollectiveTable],
     gradients: Sequence[npt.NDArray[np.bool_]],
     matching: Matching,
-    links: Sequence[LinkCurve | None] = (),
+    links: Sequence[SizeCurve | None] = (),
 ) -> RunProgram:
     """Return the program of a run; the columns of each rank are in the order of ``ranks``.
 

@@ -9,13 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.play.run_program import CollectiveParts, Reading, RunProgram
+from tracedoc.ranks.bandwidth import fit_line
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.trace.vocabulary import busbw_factor
-
-SPREAD = 4.0
-FEWEST_SIZES = 3
-"""Latency is fitted where at least three sizes spread fourfold; one size tells nothing of it."""
 
 FIT_MARGIN = 0.3
 """A fitted latency is this share larger or smaller in the outer readings."""
@@ -23,7 +20,7 @@ FIT_MARGIN = 0.3
 HALF_RATE_BYTES = 4 * 2**20
 """A message of this size moves at half the rate of a large one, on the transports that hold it longest."""
 
-USUAL_LATENCY_NS = 30_000
+WITHOUT_BYTES_NS = 30_000
 """What a collective takes without bytes, on a usual link: some 20 to 50 us."""
 
 
@@ -51,7 +48,7 @@ def split_transfers(joins: CollectiveParts, reading: Reading) -> Split:
     return Split(np.rint(fixed).astype(np.int64), np.rint(kept).astype(np.int64))
 
 
-LINE_SPREAD = 1.5
+TWO_SIZES_SPREAD = 1.5
 """Latency of a call is taken from a line through two sizes, if they differ so much."""
 
 FIT_SHARES = (1.5, 1.0, 0.5)
@@ -65,9 +62,9 @@ def call_latency(program: RunProgram, splits: Mapping[Reading, Split], reading: 
     """Return the nanoseconds of each transfer that one call less saves: most of them in the fast reading.
 
     Of all-gathers, reduce-scatters and all-reduces that is what a line through two sizes says, else the
-    link's curve (:class:`LinkCurve`), and at most all beyond its full rate. Where the rate is not known, as
-    between processes of a host, it may be all beyond the fastest transfer. Other collectives save the
-    latency in ``splits``, which is least in the fast reading. None saves more than its transfer.
+    curve of the group's link, and at most all beyond its full rate. Where the rate is not known, as between
+    processes of a host, it may be all beyond the fastest transfer. Other collectives save the latency in
+    ``splits``, which is least in the fast reading. None saves more than its transfer.
     """
     joins, transfer_ns = program.layout.joins, program.transfer
     least, likely, most = (splits[one].latency_ns.astype(np.float64) for one in Reading)
@@ -83,8 +80,9 @@ def call_latency(program: RunProgram, splits: Mapping[Reading, Split], reading: 
                 if link.peak_gbps:
                     factor = busbw_factor(kinds[0], joins.group_sizes[group])
                     most[mine] = np.maximum(most[mine], moved - factor * sizes / link.peak_gbps)
-            fitted = _by_two_sizes(sizes, moved)
-            if fitted is not None:
+            line = fit_line(sizes, moved, fewest=2, spread=TWO_SIZES_SPREAD)
+            if line is not None:
+                fitted = max(line.latency_ns, 0.0)
                 most[mine], likely[mine], least[mine] = (share * fitted for share in FIT_SHARES)
             if link is None or not link.peak_gbps:
                 # The link moves bytes as fast as in its fastest transfer, at least.
@@ -94,16 +92,6 @@ def call_latency(program: RunProgram, splits: Mapping[Reading, Split], reading: 
     found = {Reading.FAST: np.maximum(most, likely), Reading.LIKELY: likely, Reading.SLOW: least}[reading]
     kept: Int64Array = np.rint(np.minimum(found, transfer_ns)).astype(np.int64)
     return kept
-
-
-def _by_two_sizes(sizes: npt.NDArray[np.float64], moved: npt.NDArray[np.float64]) -> float | None:
-    """Return the constant of a line through the median times of sizes; ``None`` where they are too alike."""
-    several = np.unique(sizes)
-    if several[-1] < LINE_SPREAD * several[0]:
-        return None
-    typical = np.array([np.median(moved[sizes == size]) for size in several])
-    slope, constant = np.polyfit(several, typical, 1, w=1.0 / np.maximum(typical, 1.0))
-    return float(max(constant, 0.0)) if slope > 0 else None
 
 
 def _moved(joins: CollectiveParts, reading: Reading) -> npt.NDArray[np.float64]:
@@ -127,17 +115,12 @@ def _moved(joins: CollectiveParts, reading: Reading) -> npt.NDArray[np.float64]:
 
 def _latency(nbytes: Int64Array, moved: npt.NDArray[np.float64], reading: Reading) -> npt.NDArray[np.float64]:
     known = nbytes > 0
-    sizes = np.unique(nbytes[known])
-    if sizes.size >= FEWEST_SIZES and sizes[-1] >= SPREAD * sizes[0]:
-        typical = np.array([np.median(moved[nbytes == size]) for size in sizes])
-        # Relative errors count alike for small and large messages.
-        weights = 1.0 / np.maximum(typical, 1.0)
-        slope, constant = np.polyfit(sizes.astype(np.float64), typical, 1, w=weights)
-        if slope > 0:
-            factor = {Reading.FAST: 1 - FIT_MARGIN, Reading.LIKELY: 1.0, Reading.SLOW: 1 + FIT_MARGIN}
-            return np.full(nbytes.size, max(constant, 0.0) * factor[reading])
+    line = fit_line(nbytes[known], moved[known])
+    if line is not None:
+        factor = {Reading.FAST: 1 - FIT_MARGIN, Reading.LIKELY: 1.0, Reading.SLOW: 1 + FIT_MARGIN}
+        return np.full(nbytes.size, max(line.latency_ns, 0.0) * factor[reading])
     if reading is Reading.FAST:
         return np.zeros(nbytes.size)
     share = np.where(known, HALF_RATE_BYTES / (HALF_RATE_BYTES + np.maximum(nbytes, 0)), 1.0)
     bound = share * moved
-    return bound if reading is Reading.SLOW else np.minimum(bound / 2, USUAL_LATENCY_NS)
+    return bound if reading is Reading.SLOW else np.minimum(bound / 2, WITHOUT_BYTES_NS)

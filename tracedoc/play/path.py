@@ -21,7 +21,7 @@ RESOURCES = ("compute", "communication", "copy", "host", "input", "sync", "alloc
 
 Key = TypeVar("Key")
 
-MOST_PIECES = 100_000
+MOST_PATH_PIECES = 100_000
 
 RANKS_TRIED = 3
 CLEARLY_MORE = 0.02
@@ -78,7 +78,7 @@ def find_path(played: Played, position: int) -> Path:
         if taken > 0:
             pieces.append(piece if taken == piece.ns else replace(piece, ns=taken))
             left -= taken
-        if left <= 0 or len(pieces) >= MOST_PIECES:
+        if left <= 0 or len(pieces) >= MOST_PATH_PIECES:
             break
     return Path(tuple(reversed(pieces)))
 

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from tracedoc.play.contention import OverlapShare, find_overlap, slow_down
 from tracedoc.play.run_program import Reading, RunProgram
 from tracedoc.play.segments import (
-    NEVER,
     Slowdown,
     Stretches,
     SyncGraph,
@@ -21,6 +20,7 @@ from tracedoc.play.segments import (
 )
 from tracedoc.play.solver import Plan, Solution, Times, make_plan, solve
 from tracedoc.spans import Int64Array
+from tracedoc.timeline.lags import NEVER
 
 ROUNDS = 2
 """How often the times are worked out again after contention has changed the lengths of kernels."""

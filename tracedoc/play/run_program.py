@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from tracedoc.ranks.bandwidth import SizeCurve
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import TO_HOST, Cause, Codes, Group, Indices, Lags, RankProgram, narrow
 from tracedoc.timeline.collective_table import NONE
@@ -36,16 +37,6 @@ class Reading(IntEnum):
         return Reading(len(Reading) - 1 - self)
 
 
-class LinkCurve(msgspec.Struct, frozen=True):
-    """What the link of a group should give: its rate, ``None`` where unknown, and the size at half of it.
-
-    Rates are bus bandwidths in GB/s, as nccl-tests define them.
-    """
-
-    peak_gbps: float | None
-    half_bytes: float
-
-
 class CollectiveParts(msgspec.Struct, frozen=True, eq=False):
     """The collectives of all ranks, one entry for each rank's part, in order of rank and event.
 
@@ -53,7 +44,7 @@ class CollectiveParts(msgspec.Struct, frozen=True, eq=False):
     ``transfer_ns`` the time from the last rank's start to this part's end (of parts without an operation
     their length), ``nbytes`` the message (``NONE`` where unknown), ``kind`` indexes ``kinds``: the names of
     operations. ``group`` numbers the groups of ranks, whose sizes are
-    ``group_sizes``, and whose links :class:`LinkCurve` describes. ``gradients`` tells which reduce gradients,
+    ``group_sizes``, and whose links :class:`SizeCurve` describes. ``gradients`` tells which reduce gradients,
     ``complete`` which miss no rank's part. ``block`` is the block of a sharded unit, ``NONE`` for others.
     """
 
@@ -68,7 +59,7 @@ class CollectiveParts(msgspec.Struct, frozen=True, eq=False):
     block: npt.NDArray[np.int32]
     kinds: tuple[str, ...] = ()
     group_sizes: tuple[int, ...] = ()
-    links: tuple[LinkCurve | None, ...] = ()
+    links: tuple[SizeCurve | None, ...] = ()
 
     @property
     def operations(self) -> int:

@@ -11,7 +11,7 @@ from tracedoc.play.latency import Split
 from tracedoc.play.path import Path, find_whole_path
 from tracedoc.play.player import Player
 from tracedoc.play.readings import as_measured, read_as, splits
-from tracedoc.play.run_program import LinkCurve, Reading, RunProgram
+from tracedoc.play.run_program import Reading, RunProgram
 from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import RankProgram
@@ -24,7 +24,7 @@ UNEXPLAINED_UNSURE, UNEXPLAINED_WRONG, UNEXPLAINED_MOST = 0.05, 0.10, 0.25
 """The same for the share of the step that hangs on delays which nothing in the capture explains: above the
 second, such delays stay in every reading; above the third there is no replay."""
 
-SURE, UNEXPLAINED_SURE = 0.01, 0.02
+SURE_ERROR, UNEXPLAINED_SURE = 0.01, 0.02
 """Below these, and with all ranks, confidence is high."""
 
 SHARED_CORES = "processes and loader workers that share cores slow each other down, which is not replayed"
@@ -80,8 +80,7 @@ def replay_run(run: RunView) -> RunReplay | Refusal:
     ranks = [digest.rank for digest in run.digests]
     tables = [digest.collectives for digest in run.digests]
     gradients = [digest.gradients for digest in run.digests]
-    links = [None if one is None else LinkCurve(one.peak_gbps, one.half_bytes) for one in run.curves]
-    program = join_run(ranks, _decoded(run, step), tables, gradients, run.matching, links)
+    program = join_run(ranks, _decoded(run, step), tables, gradients, run.matching, run.curves)
     subject = ranks.index(representative.rank)
     step_ms = representative.judged_step.budget.window_ns / 1e6
     try:
@@ -161,5 +160,5 @@ def _confidence(run: RunView, program: RunProgram, error: float, unexplained: fl
         return "low"
     everyone = run.world_size is None or len(run.digests) >= run.world_size
     matched = bool((program.layout.joins.op >= 0).all()) or len(run.digests) == 1
-    sure = error <= SURE and unexplained <= UNEXPLAINED_SURE
+    sure = error <= SURE_ERROR and unexplained <= UNEXPLAINED_SURE
     return "high" if everyone and matched and sure and not once else "medium"

@@ -18,9 +18,7 @@ from tracedoc.play.run_program import Index, Layout, Mask, RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import Call
 from tracedoc.timeline.collective_table import NONE
-
-NEVER = -(1 << 60)
-"""Earlier than any time: the weight of an edge that does not hold."""
+from tracedoc.timeline.lags import NEVER
 
 BLOCK = 50_000
 """Stretches are reduced for ranks with so many points and events together: what that takes is then small."""

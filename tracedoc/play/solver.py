@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.play.run_program import Index, RunProgram
-from tracedoc.play.segments import NEVER, SyncGraph
+from tracedoc.play.segments import SyncGraph
 from tracedoc.spans import Int64Array
+from tracedoc.timeline.lags import NEVER
 
 MOST_PERIODS = 8
 STEADY = 0.001

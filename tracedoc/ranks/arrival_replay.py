@@ -25,6 +25,7 @@ from tracedoc.spans import Int64Array
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.step.sync_path import NO_LIMIT, Action, SyncPath
 from tracedoc.timeline.collective_table import NO_TIME
+from tracedoc.timeline.lags import NEVER
 
 CAUGHT_UP_NS = 1_000_000
 """A host that is always further ahead of its GPU is held back by something that no call shows (a full
@@ -32,9 +33,6 @@ queue, a rate limit): without waiting it would have been as far ahead."""
 
 UNLIKE = 0.01
 """A replay that is off by more than this share of a step, with nothing changed, tells nothing."""
-
-NEVER = -(1 << 62)
-"""Stands for a time before all others."""
 
 NO_SLACK = -1
 """Stands for the slack of work that no launch limits."""

@@ -21,7 +21,7 @@ Decoded = TypeVar("Decoded")
 LEVEL = 1
 """Of zlib: the higher ones save a tenth of the bytes and take three times as long."""
 
-MAX_BYTES = 1 << 30
+MAX_DIGEST_BYTES = 1 << 30
 """No digest takes more, decompressed."""
 
 _KINDS = "biuf"  # of numpy: truth values, integers, floats
@@ -43,15 +43,15 @@ def encode(value: msgspec.Struct) -> bytes:
 def decode(data: bytes, kind: type[Decoded]) -> Decoded:
     """Return the ``kind`` of struct that :func:`encode` was given; its columns cannot be written to.
 
-    Raises :class:`ValueError` for anything else, and for what takes more than ``MAX_BYTES``.
+    Raises :class:`ValueError` for anything else, and for what takes more than ``MAX_DIGEST_BYTES``.
     """
     inflater = zlib.decompressobj()
     try:
-        text = inflater.decompress(data, MAX_BYTES)
+        text = inflater.decompress(data, MAX_DIGEST_BYTES)
     except zlib.error as error:
         raise ValueError(f"not what encode() wrote: {error}") from None
     if not inflater.eof:
-        raise ValueError(f"it is cut off, or longer than {MAX_BYTES} bytes")
+        raise ValueError(f"it is cut off, or longer than {MAX_DIGEST_BYTES} bytes")
     return msgspec.msgpack.decode(text, type=kind, dec_hook=_column)
 
 

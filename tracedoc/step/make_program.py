@@ -311,7 +311,7 @@ def _same_of_step_before(
     return same
 
 
-MOST_STEPS = 4
+KEPT_STEPS = 4
 MOST_KEPT_EVENTS = 60_000
 """So many steps are kept, while they have no more events than this in all: ranks must have one in common."""
 
@@ -341,7 +341,7 @@ def rank_programs(
     if isinstance(first, Unplayable):
         return (), first.reason
     kept = [first]
-    for window in others[: MOST_STEPS - 1]:
+    for window in others[: KEPT_STEPS - 1]:
         program = build(window, MOST_KEPT_EVENTS - sum(one.events for one in kept))
         if isinstance(program, TooLong):
             break

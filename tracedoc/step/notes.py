@@ -26,7 +26,7 @@ MOST_LABELS = 24
 LONG_LAG_NS = 200_000
 """Up to this many lags are named, of those that are at least this long."""
 
-LOOKBACK = 256
+RANGES_BACK = 256
 """A range around a lag began at most this many ranges before it on its thread."""
 
 LONGEST_LABEL = 120
@@ -68,7 +68,7 @@ def longest_lags(
 def _innermost(trace: Trace, rows: np.ndarray, at_ns: int) -> int | None:
     # Rows are in time order, so the times of all of them need not be collected.
     last = int(np.searchsorted(rows, np.searchsorted(trace.ts_ns, at_ns, side="right")))
-    recent = rows[max(last - LOOKBACK, 0) : last]
+    recent = rows[max(last - RANGES_BACK, 0) : last]
     holds = recent[trace.end_ns[recent] > at_ns]
     return int(holds[-1]) if holds.size else None
 
@@ -137,10 +137,10 @@ def with_offloading(
     )
 
 
-BESIDE, ALONE = 0.9, 0.1
+BESIDE_AT_LEAST, ALONE_AT_MOST = 0.9, 0.1
 """Kernels that run beside communication for more than one share are compared with those below the other."""
 
-FEWEST = 4
+FEWEST_ALIKE = 4
 """A name counts with at least this many kernels on both sides."""
 
 SCATTER = 0.15
@@ -169,7 +169,7 @@ def measure_contention(timeline: RankTimeline, device: DeviceEvents) -> float:
     ratios, weights = [], []
     # In few bits, numbers are sorted by their digits.
     for _, mine in places_by_value(kind.astype(narrowest(0, len(trace.names) * kinds))):
-        beside, alone = length[mine[share[mine] > BESIDE]], length[mine[share[mine] < ALONE]]
+        beside, alone = length[mine[share[mine] > BESIDE_AT_LEAST]], length[mine[share[mine] < ALONE_AT_MOST]]
         if _alike(beside) and _alike(alone):
             ratios.append(_middle(beside) / max(_middle(alone), 1.0))
             weights.append(float(length[mine].sum()))
@@ -186,7 +186,7 @@ def _middle(lengths: npt.NDArray[np.float64]) -> float:
 
 
 def _alike(lengths: npt.NDArray[np.float64]) -> bool:
-    if lengths.size < FEWEST:
+    if lengths.size < FEWEST_ALIKE:
         return False
     ordered = np.sort(lengths)
     tenth = lengths.size // 10

@@ -19,9 +19,7 @@ from tracedoc.step.events import UNLAUNCHED
 from tracedoc.step.graph import StepGraph
 from tracedoc.step.program import Cause
 from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable
-from tracedoc.timeline.lags import BLOCKED_NS, RELEASE_NS
-
-_FAR = 1 << 60
+from tracedoc.timeline.lags import BLOCKED_NS, NEVER, RELEASE_NS
 
 
 class Action(IntEnum):
@@ -75,7 +73,7 @@ NO_LIMIT = 1 << 62
 
 class _Lane(msgspec.Struct, frozen=True, eq=False):
     """The work of the compute stream, one after another: when it starts and ends, and when its launch lets it
-    start (``-_FAR`` where that is not known)."""
+    start (``NEVER`` where that is not known)."""
 
     start_ns: Int64Array
     end_ns: Int64Array
@@ -98,7 +96,7 @@ def sync_path(graph: StepGraph) -> SyncPath | None:
     if not len(table) or not compute.size:
         return None
     launched = device.launched_ns[compute]
-    allowed = np.where(launched != UNLAUNCHED, launched + device.launch_lag[compute], -_FAR)
+    allowed = np.where(launched != UNLAUNCHED, launched + device.launch_lag[compute], NEVER)
     lane = _Lane(device.start_ns[compute], device.compute.ended_ns, allowed)
     return _path(graph, lane, table)
 
@@ -106,7 +104,7 @@ def sync_path(graph: StepGraph) -> SyncPath | None:
 def _path(graph: StepGraph, lane: _Lane, table: CollectiveTable) -> SyncPath:
     start_ns, end_ns, launch_ns = table.start_ns, table.end_ns, table.launch_ns
     issued, waits = graph.waits.issued, graph.waits.follows
-    before = np.concatenate(([-_FAR], lane.end_ns))
+    before = np.concatenate(([NEVER], lane.end_ns))
     joined = _joins(graph, lane, table)
     syncs = _syncs(graph)
     awaited = syncs.awaited
@@ -123,12 +121,12 @@ def _path(graph: StepGraph, lane: _Lane, table: CollectiveTable) -> SyncPath:
     blocks = [
         (Action.JOIN, joined[joining], end_ns[joining], end_ns[joining], joining,
          np.zeros(joining.size, dtype=np.int64)),
-        (Action.READY, issued, start_ns, np.full(rows.size, -_FAR), rows, waits.astype(np.int64)),
+        (Action.READY, issued, start_ns, np.full(rows.size, NEVER), rows, waits.astype(np.int64)),
         (Action.AWAIT, syncs.place[hosts], syncs.returned[hosts], end_ns[awaited[hosts]], awaited[hosts],
          np.zeros(hosts.size, dtype=np.int64)),
         (Action.SYNC, syncs.place, syncs.returned, syncs.returned, _own_ns(syncs, before, table),
          syncs.returned - syncs.called),
-        (Action.STEP, steps, np.full(steps.size, -_FAR), np.full(steps.size, -_FAR),
+        (Action.STEP, steps, np.full(steps.size, NEVER), np.full(steps.size, NEVER),
          np.arange(steps.size), lasts),
     ]  # fmt: skip
     kind = np.concatenate([np.full(block[1].size, int(block[0])) for block in blocks])
@@ -142,7 +140,7 @@ def _path(graph: StepGraph, lane: _Lane, table: CollectiveTable) -> SyncPath:
     is_ready = kind == int(Action.READY)
     ready_at = np.empty(rows.size, dtype=np.int64)
     ready_at[row[is_ready]] = at[is_ready]
-    starting, behind = _start_lags(graph, table, np.where(waits & (ready_at <= start_ns), ready_at, -_FAR))
+    starting, behind = _start_lags(graph, table, np.where(waits & (ready_at <= start_ns), ready_at, NEVER))
     lag[is_ready] &= ready_at[row[is_ready]] <= start_ns[row[is_ready]]
     kind = np.concatenate((kind, np.full(rows.size, int(Action.START))))
     at = np.concatenate((at, start_ns))
@@ -218,8 +216,8 @@ def _stretches(
     at: Int64Array,
 ) -> tuple[Int64Array, Int64Array]:
     """Return the work up to each action since the one before it, and the slack that the host leaves it."""
-    before = np.concatenate(([-_FAR], lane.end_ns[:-1]))
-    released = np.full(lane.start_ns.size + 1, -_FAR)
+    before = np.concatenate(([NEVER], lane.end_ns[:-1]))
+    released = np.full(lane.start_ns.size + 1, NEVER)
     joins = kind == int(Action.JOIN)
     np.maximum.at(released, place[joins], table.end_ns[row[joins]])
     allowed = lane.allowed_ns.copy()
@@ -233,7 +231,7 @@ def _stretches(
     previous = np.concatenate(([0], place[:-1]))
     work = done[place] - done[previous]
     # When the last of the work could end if the stream had been empty: the latest launch, and what follows.
-    limit = np.where(allowed > -_FAR, allowed - done[:-1], -_FAR)
+    limit = np.where(allowed > NEVER, allowed - done[:-1], NEVER)
     slack = np.full(place.size, NO_LIMIT, dtype=np.int64)
     some = np.flatnonzero(place > previous)
     if some.size:
@@ -243,7 +241,7 @@ def _stretches(
         whole = place[some] == limit.size
         latest = np.where(whole, np.maximum(latest, limit[-1]), latest)
         finish = latest + done[place[some]]
-        slack[some] = np.where(latest > -_FAR // 2, np.maximum(at[some] - finish, 0), NO_LIMIT)
+        slack[some] = np.where(latest > NEVER // 2, np.maximum(at[some] - finish, 0), NO_LIMIT)
     return work, slack
 
 
@@ -264,7 +262,7 @@ def _start_lags(
     source, target = graph.waits.of(Cause.RECORDED, Cause.CROSS)
     between = (device.row[source] >= 0) & (device.row[target] >= 0)
     behind[device.row[target[between]]] = device.row[source[between]]
-    launch = np.where(table.launch_ns != NO_TIME, table.launch_ns, -_FAR)
-    ended = np.where(behind >= 0, table.end_ns[behind], -_FAR)
+    launch = np.where(table.launch_ns != NO_TIME, table.launch_ns, NEVER)
+    ended = np.where(behind >= 0, table.end_ns[behind], NEVER)
     reason = np.maximum(np.maximum(launch, ready_ns), ended)
-    return np.where(reason > -_FAR, start_ns - reason, 0), behind
+    return np.where(reason > NEVER, start_ns - reason, 0), behind

@@ -107,7 +107,7 @@ MAX_GEMMS = 64
 MIN_CALLS = 3
 """A kind with fewer calls has no median worth comparing."""
 
-BESIDE = 0.5
+HALF_BESIDE = 0.5
 """A kernel counts as beside communication if that covers this share of it, as alone if it covers nothing."""
 
 
@@ -144,7 +144,7 @@ def gemm_table(timeline: RankTimeline) -> GemmTable:
     covered = np.zeros(rows.size, dtype=np.int64)
     if timeline.activity is not None:
         covered = timeline.activity.comm.covered_ns(trace.ts_ns[rows], trace.ts_ns[rows] + durations)
-    alone, beside = covered == 0, covered >= BESIDE * durations
+    alone, beside = covered == 0, covered >= HALF_BESIDE * durations
     spent = np.zeros(kinds.size, dtype=np.int64)
     np.add.at(spent, kind_of, durations)
     found = []

@@ -77,9 +77,9 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     ``judged`` is the one that stands for the rank: the complete step of lower-median length, else the
     longest one; ``judged_budget`` is its exact budget. ``step_position[i]`` is the position in
     ``host.steps`` of the GPU event ``events.rows[i]``. ``syncs`` is ``None`` in a CPU trace, ``phases``
-    without a backward pass. ``phase_budgets`` are those of the analysed step. Where ``kernels_lost``, launched kernels are missing from the trace, and idle time is
-    unreliable. ``positions`` are those of steps in ``host.steps``, by number; ``launching_threads`` are the
-    host threads that launch kernels.
+    without a backward pass. ``phase_budgets`` are those of the analysed step. Where ``kernels_lost``,
+    launched kernels are missing from the trace, and idle time is unreliable. ``positions`` are those of steps
+    in ``host.steps``, by number; ``launching_threads`` are the host threads that launch kernels.
     """
 
     trace: Trace

@@ -6,6 +6,9 @@ latency, its usual gap) is measured instead, within the bounds given here.
 
 from __future__ import annotations
 
+NEVER = -(1 << 60)
+"""Earlier than any time, with room to add to it."""
+
 CLOCKS_NS = 20_000
 """The clocks of host and GPU agree this well: a call that returns this much before the GPU's last event ends
 has waited for it."""
@@ -20,8 +23,12 @@ scatter so much."""
 
 USUAL_LATENCY_NS = 10_000
 LONGEST_LATENCY_NS = 50_000
-"""From a launch to the start on an idle stream: 7 to 14 us are measured; beyond 50 us something else
-waits."""
+"""From a launch to the start on an idle stream: 7 to 14 us are measured, up to 40 are usual somewhere; beyond
+50 us something else waits."""
+
+LONG_LAUNCH_NS = 1_000_000
+"""A launch takes 5 to 10 us. One that lasts this long beside an idle GPU loads its kernel, or its thread was
+taken off its core; with a full queue the GPU is busy meanwhile."""
 
 USUAL_GAP_NS = 1_500
 LONGEST_GAP_NS = 10_000
