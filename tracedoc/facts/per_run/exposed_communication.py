@@ -121,13 +121,12 @@ def latency_bound_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest)
     if isinstance(latency_bound, Unknown):
         return latency_bound
     table = digest.collectives
-    turn = run.arrivals[digest.rank].last_arrival_ns(table)
     window = table.in_window(step.start_ns, step.end_ns)
     small = window & latency_bound
     inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
-    spans = inside & Spans.of(turn[small], table.end_ns[small])
-    untold = window & (table.nbytes == NONE) & ~latency_bound & ~table.is_op("barrier")
-    if (inside & Spans.of(turn[untold], table.end_ns[untold])).total_ns > inside.total_ns / 2:
+    spans = run.exposed_transfer(digest, step, small)
+    unsized = window & (table.nbytes == NONE) & ~latency_bound & ~table.is_op("barrier")
+    if 2 * run.exposed_transfer(digest, step, unsized).total_ns > inside.total_ns:
         return UNSIZED
     unsplit = np.flatnonzero(small & ~run.arrivals[digest.rank].known)
     their_ns = int(inside.covered_ns(table.start_ns[unsplit], table.end_ns[unsplit]).sum())

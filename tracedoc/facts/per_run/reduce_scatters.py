@@ -113,7 +113,7 @@ def _as_the_link_allows(
     units, table = digest.units.units, digest.collectives
     reductions, forward = _reductions(units, step), _forward(units)
     last = table.end_ns[units.reductions.row]
-    moving = Spans.of(run.arrivals[digest.rank].last_arrival_ns(table), table.end_ns)
+    moving = run.transfers(digest)
     number, of_pass = np.searchsorted(forward, ends), np.searchsorted(forward, reductions)
     of_end = np.searchsorted(forward, units.reductions.start_ns)
     for one in distinct(number).tolist():
