@@ -43,7 +43,7 @@ from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, Settled, settle
 from tracedoc.step.codec import share
 from tracedoc.step.rank_digest import LANE_RANKS, RankDigest, without_timeline
-from tracedoc.timeline.source_step import SourceStep, read_source_step
+from tracedoc.timeline.script_code import SourceStep, read_source_step
 from tracedoc.units import format_ranges
 from tracedoc.whatif.answer import what_if
 from tracedoc.whatif.changes.registry import parse_request

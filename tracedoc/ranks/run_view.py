@@ -26,7 +26,7 @@ from tracedoc.run.job import Job
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_table import by_rank
-from tracedoc.timeline.source_step import SourceStep
+from tracedoc.timeline.script_code import SourceStep
 from tracedoc.values import Value
 
 Result = TypeVar("Result")

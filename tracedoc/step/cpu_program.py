@@ -15,7 +15,7 @@ from tracedoc.step.program import Call, Cause, Group, RankProgram, TooLong, Unpl
 from tracedoc.timeline.activity import gloo_rows
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
-from tracedoc.timeline.gloo_calls import gloo_calls
+from tracedoc.timeline.collectives import gloo_calls
 from tracedoc.timeline.lags import (
     CPU_GOES_ON_NS,
     CPU_GOES_ON_SHARE,

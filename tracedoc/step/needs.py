@@ -9,10 +9,10 @@ from tracedoc.spans import Int64Array
 from tracedoc.step.events import UNLAUNCHED, DeviceEvents
 from tracedoc.step.program import Cause, Group, Part
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.collective_roles import gradient_rows
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.lags import EARLY_NS, ISSUE_LAG_NS
 from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.reductions import gradient_rows
 from tracedoc.timeline.shards.shard_units import NO_TIME
 from tracedoc.trace.distinct import difference, distinct, is_among
 

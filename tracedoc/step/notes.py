@@ -15,8 +15,8 @@ from tracedoc.step.program import UNKNOWN_SHARE, Group, Indices, RankProgram
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.launches import Rows
-from tracedoc.timeline.offloading import LARGE_COPY_BYTES, cpu_optimizer_spans, offloads
-from tracedoc.timeline.shards.blocks import blocks_of_units
+from tracedoc.timeline.shards.times import blocks_of_units
+from tracedoc.timeline.stalls import LARGE_COPY_BYTES, cpu_optimizer_spans, offloads
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.compact import narrowest

@@ -24,10 +24,9 @@ from tracedoc.step.sync_path import SyncPath, sync_path
 from tracedoc.step.work import GemmTable, WorkTable, gemm_table, work_table
 from tracedoc.timeline.activity import Budget
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.collective_roles import collective_roles
+from tracedoc.timeline.collective_roles import collective_roles, gradient_rows
 from tracedoc.timeline.collective_table import CollectiveTable
-from tracedoc.timeline.phase_budgets import PhaseBudget
-from tracedoc.timeline.reductions import gradient_rows
+from tracedoc.timeline.phases import PhaseBudget
 from tracedoc.timeline.shards.times import UnitTable, small_table
 from tracedoc.timeline.stalls import blocking_comm
 from tracedoc.timeline.strategy_signs import StrategySigns, strategy_signs

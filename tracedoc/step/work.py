@@ -15,8 +15,7 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.flops import COUNTERS
 from tracedoc.timeline.steps import Window
 from tracedoc.trace.columns import Kind
-from tracedoc.trace.kernels import KernelCategory
-from tracedoc.trace.matrix_kernels import matrix_format
+from tracedoc.trace.kernels import KernelCategory, matrix_format
 
 NOT_SIZED = frozenset(
     {
