@@ -19,7 +19,7 @@ from tracedoc.step.events import UNLAUNCHED
 from tracedoc.step.graph import StepGraph
 from tracedoc.step.program import Cause
 from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable
-from tracedoc.timeline.lags import BLOCKED_NS, NEVER, RELEASE_NS
+from tracedoc.timeline.lags import BLOCKED_NS, EARLY_NS, NEVER, RELEASE_NS
 
 
 class Action(IntEnum):
@@ -121,7 +121,8 @@ def _path(graph: StepGraph, lane: _Lane, table: CollectiveTable) -> SyncPath:
     blocks = [
         (Action.JOIN, joined[joining], end_ns[joining], end_ns[joining], joining,
          np.zeros(joining.size, dtype=np.int64)),
-        (Action.READY, issued, start_ns, np.full(rows.size, NEVER), rows, waits.astype(np.int64)),
+        (Action.READY, issued, start_ns, np.full(rows.size, NEVER), rows,
+         np.zeros(rows.size, dtype=np.int64)),
         (Action.AWAIT, syncs.place[hosts], syncs.returned[hosts], end_ns[awaited[hosts]], awaited[hosts],
          np.zeros(hosts.size, dtype=np.int64)),
         (Action.SYNC, syncs.place, syncs.returned, syncs.returned, _own_ns(syncs, before, table),
@@ -140,10 +141,11 @@ def _path(graph: StepGraph, lane: _Lane, table: CollectiveTable) -> SyncPath:
     is_ready = kind == int(Action.READY)
     ready_at = np.empty(rows.size, dtype=np.int64)
     ready_at[row[is_ready]] = at[is_ready]
-    starting, behind = _start_lags(graph, table, np.where(waits & (ready_at <= start_ns), ready_at, NEVER))
-    lag[is_ready] &= ready_at[row[is_ready]] <= start_ns[row[is_ready]]
+    ready_ns = np.where(waits & (ready_at <= start_ns + EARLY_NS), ready_at, NEVER)
+    starting, behind = _start_lags(graph, table, ready_ns)
+    lag[is_ready] = (ready_ns > NEVER)[row[is_ready]]
     kind = np.concatenate((kind, np.full(rows.size, int(Action.START))))
-    at = np.concatenate((at, start_ns))
+    at = np.concatenate((at, np.maximum(start_ns, ready_ns)))
     row = np.concatenate((row, rows))
     returned = np.searchsorted(
         np.sort(syncs.returned), np.where(launch_ns != NO_TIME, launch_ns, start_ns), side="right"
