@@ -26,16 +26,16 @@ from tracedoc.diagnosis import (
     StepBudget,
     Strategy,
 )
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import FactTable
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.play.run_replay import Refusal
 from tracedoc.predicted import PlanStep, ReplayReport
 from tracedoc.ranks.exposure import ExposedSplit
 from tracedoc.ranks.run_view import RunView
-from tracedoc.replay.run_replay import Refusal
 from tracedoc.rules.engine import Judgement
 from tracedoc.run.job_settings import job_settings
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.summary.first_line import summarise
 from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.topics.capture.run import strategy_of

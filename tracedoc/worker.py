@@ -8,11 +8,11 @@ from functools import partial
 
 from tracedoc.cache import Slot, slot_of
 from tracedoc.containment import CODE, failure
-from tracedoc.digest.rank_digest import RankDigest, digest_timeline
 from tracedoc.errors import InputError, TracedocError
 from tracedoc.facts.catalog import computed
 from tracedoc.run.remote import is_remote, open_remote, public_name
 from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest, digest_timeline
 from tracedoc.timeline.build import RankTimeline, build_timeline
 from tracedoc.topics import load_rank_facts
 from tracedoc.topics.host.rank import host_away_idle_ms

@@ -36,9 +36,9 @@ STAGES = {
     "run",
     "trace",
     "timeline",
-    "digest",
+    "step",
     "ranks",
-    "replay",
+    "play",
     "facts",
     "topics",
     "detail",
@@ -72,18 +72,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "planner": BASE,
     "firststep": {"errors"},
     "diagnosis": BASE | {"frames", "report.page.notebook", "report.figures", "report.view"},
-    "replay.rank": BASE | {"trace", "timeline"},
-    "digest": BASE | {"trace", "timeline", "replay.rank"},
-    "ranks": BASE | {"trace", "timeline", "digest", "run.job", "run.manifest", "run.steplog"},
-    "replay": BASE | {"trace", "timeline", "digest", "ranks"},
-    "facts.catalog": BASE | {"timeline", "digest", "ranks.run_view", "run.job"},
-    "facts": BASE | {"trace", "timeline", "digest", "ranks", "topics"},
+    "step": BASE | {"trace", "timeline"},
+    "ranks": BASE | {"trace", "timeline", "step", "run.job", "run.manifest", "run.steplog"},
+    "play": BASE | {"trace", "timeline", "step", "ranks"},
+    "facts.catalog": BASE | {"timeline", "step", "ranks.run_view", "run.job"},
+    "facts": BASE | {"trace", "timeline", "step", "ranks", "topics"},
     "topics": BASE
-    | {"trace", "timeline", "digest", "ranks", "facts.catalog", "planner"}
+    | {"trace", "timeline", "step", "ranks", "facts.catalog", "planner"}
     | {"run.job", "run.manifest", "run.steplog"},
-    "detail": BASE | {"trace", "timeline", "digest", "ranks", "diagnosis"},
+    "detail": BASE | {"trace", "timeline", "step", "ranks", "diagnosis"},
     "whatif": BASE
-    | {"trace", "timeline", "digest", "ranks", "replay", "facts", "topics", "planner", "diagnosis"},
+    | {"trace", "timeline", "step", "ranks", "play", "facts", "topics", "planner", "diagnosis"},
     "rules.model": BASE | {"facts.catalog", "diagnosis"},
     "rules.load": BASE | {"facts.catalog", "diagnosis"},
     "rules.files": {"errors"},
@@ -91,12 +90,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rules.predict_field": BASE | {"whatif.changes"},
     "rules.expression": BASE | {"facts.catalog", "diagnosis"},
     "rules.kept": {"cache"},
-    "rules": BASE | {"digest", "ranks", "replay", "facts", "topics", "fixes", "whatif", "diagnosis"},
-    "summary": BASE | {"diagnosis", "digest", "ranks", "facts", "topics", "fixes", "whatif"},
+    "rules": BASE | {"step", "ranks", "play", "facts", "topics", "fixes", "whatif", "diagnosis"},
+    "summary": BASE | {"diagnosis", "step", "ranks", "facts", "topics", "fixes", "whatif"},
     "compose": BASE | STAGES - {"pipeline"},
     "executors": {"errors"},
-    "cache": {"digest"},
-    "worker": BASE | {"cache", "run", "trace", "timeline", "digest", "facts.catalog", "topics"},
+    "cache": {"step"},
+    "worker": BASE | {"cache", "run", "trace", "timeline", "step", "facts.catalog", "topics"},
     "pipeline": BASE | STAGES | {"executors", "worker"},
     "comparison": BASE | {"diagnosis"},
     "crosscheck": BASE | {"trace", "timeline"},
@@ -207,7 +206,7 @@ def test_imports_follow_the_table(path: Path) -> None:
 
 
 IN_WORKER = sorted((PACKAGE / "topics").glob("*/rank*.py"))
-FOR_WORKER = BASE | {"trace", "timeline", "digest", "facts.catalog"}
+FOR_WORKER = BASE | {"trace", "timeline", "step", "facts.catalog"}
 
 
 @pytest.mark.parametrize("path", IN_WORKER, ids=room_of)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracedoc.charts import ExpectedCurve, MemoryCurve, TransferRow, Transfers, UnitCall, UnitTimeline, Waits
-from tracedoc.digest.rank_digest import StepDigest
 from tracedoc.ranks.bandwidth import SizeCurve, transfers
 from tracedoc.ranks.blame import Lateness
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Int64Array
+from tracedoc.step.rank_digest import StepDigest
 from tracedoc.timeline.shards.shard_units import NO_TIME, PHASES, ShardCalls
 from tracedoc.timeline.shards.times import CallTimes
 

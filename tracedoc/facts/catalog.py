@@ -34,9 +34,9 @@ from tracedoc.units import UNITS
 from tracedoc.values import Failed, Unknown, Value
 
 if TYPE_CHECKING:
-    from tracedoc.digest.rank_digest import RankDigest, StepDigest
     from tracedoc.ranks.run_view import RunView
     from tracedoc.run.job import RankJob
+    from tracedoc.step.rank_digest import RankDigest, StepDigest
     from tracedoc.timeline.build import RankTimeline
 
 Scope = Literal["run", "rank", "step", "group", "unit"]

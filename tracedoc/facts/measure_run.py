@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.catalog import NEEDS, NOT_MEASURED, FactDef, FactTable, Measurement, computed
 from tracedoc.ranks.run_view import RunView
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.strategy_signs import SHARDED_MARKS
 from tracedoc.topics import load_facts
 from tracedoc.trace.vocabulary import P2P_OPS

@@ -13,7 +13,7 @@ from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.collectives import input_payload
 from tracedoc.timeline.launches import Rows
 from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.stalls import awaited_comm
+from tracedoc.timeline.stalls import awaited_comm, blocking_comm
 from tracedoc.topics.step.rank import NO_PHASES, NO_STEP, whole_host_step
 from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.values import Unknown, Value
@@ -50,9 +50,10 @@ def blocking_comm_ms(timeline: RankTimeline) -> Value:
     A gap of the compute stream counts when the kernel after it was launched before the gap and starts
     within 20 us after a communication kernel ends. The rest of exposed communication is an upper bound.
     """
-    if timeline.judged is None or timeline.blocking is None:
+    blocking = blocking_comm(timeline)
+    if timeline.judged is None or blocking is None:
         return Unknown("kernels cannot be linked to their launches")
-    return timeline.blocking.clip(timeline.judged.start_ns, timeline.judged.end_ns).total_ns / 1e6
+    return blocking.clip(timeline.judged.start_ns, timeline.judged.end_ns).total_ns / 1e6
 
 
 @rank_fact(

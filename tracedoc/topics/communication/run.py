@@ -8,12 +8,12 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import digest_fact, manifest_fact, run_fact
 from tracedoc.ranks.matching import NO_OPERATION
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.run.job import RankJob
 from tracedoc.spans import Int64Array, Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_roles import Role
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.topics.capture.run import recorded
@@ -133,9 +133,9 @@ def latency_bound_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest)
     window = table.in_window(step.start_ns, step.end_ns)
     small = window & latency_bound
     inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
-    spans = exposed_after_arrival(run, digest, step, small)
+    spans = run.exposed_transfer(digest, step, small)
     unsized = window & (table.nbytes == NONE) & ~latency_bound & ~table.is_op("barrier")
-    if exposed_after_arrival(run, digest, step, unsized).total_ns > inside.total_ns / 2:
+    if run.exposed_transfer(digest, step, unsized).total_ns > inside.total_ns / 2:
         return UNSIZED
     unsplit = np.flatnonzero(small & ~run.arrivals[digest.rank].known)
     their_ns = int(inside.covered_ns(table.start_ns[unsplit], table.end_ns[unsplit]).sum())
@@ -312,16 +312,6 @@ def all_to_all_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) ->
 def all_to_alls_per_step(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """All-to-alls of the median step."""
     return int(rows_of_kind(digest, step, "all_to_all").size)
-
-
-def exposed_after_arrival(
-    run: RunView, digest: RankDigest, step: StepDigest, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]
-) -> Spans:
-    """When some of a rank's collectives are exposed in a step, from the last known arrival on."""
-    table = digest.collectives
-    begins = run.arrivals[digest.rank].last_arrival_ns(table)
-    inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
-    return inside & Spans.of(begins[rows], table.end_ns[rows])
 
 
 def exposed_transfer(

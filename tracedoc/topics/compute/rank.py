@@ -7,9 +7,9 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.device import half_tflops, judged_peak
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
+from tracedoc.step.device import half_tflops, judged_peak
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import MATRIX

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import digest_fact, run_fact
 from tracedoc.ranks.run_view import RunView
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.topics.capture.run import strategy_of
 from tracedoc.topics.communication.run import comm_split, exposed_comm_excluding_wait_ms
 from tracedoc.topics.host.run import time_of_work

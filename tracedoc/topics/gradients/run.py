@@ -7,15 +7,15 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import digest_fact, manifest_fact
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.strategy_signs import plain_dtype
 from tracedoc.topics.capture.run import recorded
-from tracedoc.topics.communication.run import exposed_after_arrival, hidden_by_last_ns, rows_of_kind
+from tracedoc.topics.communication.run import hidden_by_last_ns, rows_of_kind
 from tracedoc.topics.compute.rank import matrix_dtypes
 from tracedoc.topics.gradients.rank import (
     comm_after_backward_ms,
@@ -81,7 +81,7 @@ def median_bucket_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> V
 @digest_fact(unit="ms", needs=("host_ops", "collectives"), interval="exposed gradient reduction")
 def gradient_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
     """Exposed time of the median step's gradient reductions, less known waiting for other ranks."""
-    return exposed_after_arrival(run, digest, step, _rows(digest, step))
+    return run.exposed_transfer(digest, step, _rows(digest, step))
 
 
 @digest_fact(
@@ -96,7 +96,7 @@ def beside_gradients_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
     all-to-alls, sends and receives, and reduce-scatters.
     """
     ops = {kind.op for kind in digest.collectives.kinds} - MODEL_OPS
-    return exposed_after_arrival(run, digest, step, _rows_beside(digest, step, ops))
+    return run.exposed_transfer(digest, step, _rows_beside(digest, step, ops))
 
 
 @digest_fact(unit="text", needs=("host_ops", "collectives"))
@@ -212,9 +212,8 @@ def splittable_reduction_ms(run: RunView, digest: RankDigest, step: StepDigest) 
     buckets = rows.size / _reducing_passes(digest)
     if buckets == 0 or buckets >= EVEN_BUCKETS:
         return 0.0
-    table, passes = digest.collectives, micro_batches.of(digest)
-    last_arrival_ns = run.arrivals[digest.rank].last_arrival_ns(table)
-    transfer = Spans.of(last_arrival_ns[rows], table.end_ns[rows]).total_ns / 1e6 / _reducing_passes(digest)
+    passes = micro_batches.of(digest)
+    transfer = run.transfers(digest, rows).total_ns / 1e6 / _reducing_passes(digest)
     transfer += (EVEN_BUCKETS - buckets) * _call_latency_ms(run, digest, rows)
     last_pass = float(backward) / max(passes, 1) if isinstance(passes, int) else float(backward)
     left = max(transfer / EVEN_BUCKETS, transfer - last_pass * (1 - 1 / EVEN_BUCKETS))
@@ -260,7 +259,7 @@ def _longest_beside(run: RunView, digest: RankDigest, step: StepDigest) -> tuple
     found: list[tuple[str, int, int]] = []
     for op in sorted({kind.op for kind in digest.collectives.kinds} - MODEL_OPS):
         rows = _rows_beside(digest, step, {op})
-        found.append((op, int(rows.size), exposed_after_arrival(run, digest, step, rows).total_ns))
+        found.append((op, int(rows.size), run.exposed_transfer(digest, step, rows).total_ns))
     most = max(found, key=lambda one: one[2], default=None)
     return most if most and most[2] else Unknown("no collective beside the gradients is exposed")
 
@@ -299,9 +298,8 @@ HALF_FORMATS = ("bfloat16", "float16")
 @digest_fact(unit="ms", needs=("host_ops", "collectives"))
 def gradient_transfer_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """Time of the median step in which gradients are reduced, hidden or not, less known waiting."""
-    table, rows = digest.collectives, _rows(digest, step)
-    turn = run.arrivals[digest.rank].last_arrival_ns(table)
-    return Spans.of(turn[rows], table.end_ns[rows]).clip(step.start_ns, step.end_ns).total_ns / 1e6
+    transfers = run.transfers(digest, _rows(digest, step))
+    return transfers.clip(step.start_ns, step.end_ns).total_ns / 1e6
 
 
 @digest_fact(unit="fraction", needs=("host_ops", "collectives"))
@@ -367,9 +365,7 @@ def compute_stream_transfer_ms(run: RunView, digest: RankDigest, step: StepDiges
     value = compute_stream_reduction_ms.of(digest)
     if isinstance(value, Unknown):
         return value
-    table = digest.collectives
-    transfer = Spans.of(run.arrivals[digest.rank].last_arrival_ns(table), table.end_ns)
-    return compute_stream_reduction_ms.spans_of(digest) & transfer
+    return compute_stream_reduction_ms.spans_of(digest) & run.transfers(digest)
 
 
 # -- settings of DDP

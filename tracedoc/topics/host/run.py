@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tracedoc.digest.host_work import AwayTotal, HostDigest, SyncTotal
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.catalog import RankFact, manifest_fact, of_manifest, run_fact
 from tracedoc.ranks.code_places import code_place, common_place
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
+from tracedoc.step.host_work import AwayTotal, HostDigest, SyncTotal
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.host import PHASES
 from tracedoc.timeline.script_code import CodePlace
 from tracedoc.timeline.syncs import SPELLINGS

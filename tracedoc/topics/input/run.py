@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.catalog import manifest_fact, run_fact
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.capture.run import recorded
 from tracedoc.topics.host.run import places_in_idle_time
 from tracedoc.topics.input.rank import LOADERS, input_idle_ms, loader_kind

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import digest_fact, manifest_fact
 from tracedoc.planner.fitting import Fit, KnownRun, what_fits
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.run.job import Memory, RankJob
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.topics.capture.run import parameter_dtype, recorded, strategy_of
 from tracedoc.topics.memory.rank import device_memory_bytes, peak_allocated_bytes
 from tracedoc.topics.sharding.rank import (

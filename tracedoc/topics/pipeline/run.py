@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import digest_fact, run_fact
 from tracedoc.ranks.pipelines import Pipeline, balanced_gain_ns, even_gain_ns, pipeline, slow_workers
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_roles import Role
 from tracedoc.topics.communication.run import exposed_transfer, rows_of_kind, rows_of_role, total_bytes
 from tracedoc.topics.host.rank import launch_pace_idle_ms

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.device import unlisted
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import digest_fact
 from tracedoc.ranks.bandwidth import RING_SHARE
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.shard_stalls import latest_arrivals
 from tracedoc.spans import Spans
+from tracedoc.step.device import unlisted
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.shards.shard_units import FORWARD, NO_TIME, ShardCalls
-from tracedoc.topics.communication.run import exposed_after_arrival, latency_bound_bytes
+from tracedoc.topics.communication.run import latency_bound_bytes
 from tracedoc.topics.links.run import half_rate_bytes, leaves_node
 from tracedoc.topics.sharding.rank import (
     NO_SIZES,
@@ -59,7 +59,7 @@ def sharded_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Sp
     """Exposed time of the median step in gathers and reduce-scatters of units, less known waiting."""
     if digest.units is None:
         return NOT_SHARDED
-    return exposed_after_arrival(run, digest, step, _rows(digest))
+    return run.exposed_transfer(digest, step, _rows(digest))
 
 
 @digest_fact(
@@ -72,7 +72,7 @@ def regather_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
     if digest.units is None:
         return NOT_SHARDED
     calls = digest.units.units.gathers
-    return exposed_after_arrival(run, digest, step, calls.row[calls.phase != FORWARD])
+    return run.exposed_transfer(digest, step, calls.row[calls.phase != FORWARD])
 
 
 @digest_fact(unit="ms", needs=("kernels", "collectives", fsdp_blocks, fsdp_units))
@@ -94,7 +94,7 @@ def mergeable_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> 
     if digest.is_cpu:
         sizes = digest.collectives.nbytes
         small = _rows(digest) & (sizes >= 0) & (sizes < SMALL_ON_CPU)
-        return exposed_after_arrival(run, digest, step, small).total_ns * share / 1e6
+        return run.exposed_transfer(digest, step, small).total_ns * share / 1e6
     if isinstance(limit, Unknown) or isinstance(halves, Unknown) or gbps is None:
         return limit if isinstance(limit, Unknown) else Unknown("the rate of the link is not known")
     table = digest.collectives
@@ -156,9 +156,9 @@ def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> S
     hooks = sharding_hook_idle_ms.spans_of(digest)
     if digest.units is None or isinstance(limit, Unknown):
         return hooks
-    table = digest.collectives
-    small = _rows(digest) & (table.nbytes >= 0) & (table.nbytes < limit)
-    return exposed_after_arrival(run, digest, step, small) | hooks.clip(step.start_ns, step.end_ns)
+    sizes = digest.collectives.nbytes
+    small = _rows(digest) & (sizes >= 0) & (sizes < limit)
+    return run.exposed_transfer(digest, step, small) | hooks.clip(step.start_ns, step.end_ns)
 
 
 def _rows(digest: RankDigest) -> npt.NDArray[np.bool_]:
