@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from tracedoc.ranks.blame import Blame, Lateness
-from tracedoc.ranks.clock_violations import SKEW_NS
 from tracedoc.ranks.matching import NO_OPERATION, Collective
+from tracedoc.ranks.pairing import SKEW_NS
 from tracedoc.spans import Int64Array
 
 

@@ -11,11 +11,11 @@ import pytest
 from tracedoc.collector.options import Options as CollectOptions
 from tracedoc.collector.source import is_source_rank
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.facts.per_run.script_places import STACKS_ON_ALL
 from tracedoc.pipeline import Options, diagnose
 from tracedoc.run.manifest import MANIFEST_NAME, MANIFEST_SCHEMA
 from tracedoc.testing.builder import TraceBuilder
 from tracedoc.testing.lanes import parse_lanes
+from tracedoc.topics.straggler.causes import STACKS_ON_ALL
 
 ON_TIME = """
 step: 100

@@ -13,14 +13,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.ranks.clock_violations import SKEW_NS
 from tracedoc.ranks.matching import (
     NO_OPERATION,
     Matching,
     RankCollectives,
     operations_of_rows,
 )
-from tracedoc.ranks.pairing import IntArray
+from tracedoc.ranks.pairing import SKEW_NS, IntArray
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NO_TIME, Held, boundaries, by_rank
 

@@ -19,16 +19,18 @@ import numpy.typing as npt
 from tracedoc.errors import Limit
 from tracedoc.ranks.clock_errors import (
     DRIFT_PAYS,
+    FEWEST,
     MOSTLY,
     SETTLED_NS,
     AnyError,
     ClockError,
+    WanderingError,
     best_fit,
     error_after,
     fit_steady,
+    misses,
     reversed_error,
 )
-from tracedoc.ranks.wandering import FEWEST, WanderingError, misses
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import boundaries, by_rank
 from tracedoc.units import format_ms

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.ranks.clock_violations import SKEW_NS, VIOLATION_SHARE
 from tracedoc.ranks.matching import RankCollectives
+from tracedoc.ranks.pairing import SKEW_NS, VIOLATION_SHARE
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.trace.columns import ProcessGroup
 from tracedoc.trace.vocabulary import SYMMETRIC_OPS

@@ -16,18 +16,22 @@ import numpy.typing as npt
 from msgspec.structs import fields, replace
 
 from tracedoc.errors import Limit
-from tracedoc.ranks.clock_violations import (
+from tracedoc.ranks.clocks import TELLING, Clock, Ends, align_clocks, uncertainty_by_group
+from tracedoc.ranks.groups import NO_GROUP, Group, GroupNumbers
+from tracedoc.ranks.pairing import (
+    NOT_PAIRED,
     SKEW_NS,
     VIOLATION_SHARE,
+    Entries,
+    IntArray,
     Pairs,
     by_operation,
     drop_violations,
     in_numbered_groups,
+    pair_by_number,
+    pair_by_order,
     without_lone,
 )
-from tracedoc.ranks.clocks import TELLING, Clock, Ends, align_clocks, uncertainty_by_group
-from tracedoc.ranks.groups import NO_GROUP, Group, GroupNumbers
-from tracedoc.ranks.pairing import NOT_PAIRED, Entries, IntArray, pair_by_number, pair_by_order
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE, CollectiveTable, boundaries, by_rank
 from tracedoc.trace.columns import ProcessGroup
