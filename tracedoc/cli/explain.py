@@ -97,7 +97,8 @@ def _explain_in(
     from tracedoc.report.view import build_view
 
     alike = _with_alias(name, rules)
-    name = alike[0].id if len(alike) == 1 else name
+    if name not in rules and len(alike) == 1:
+        name = alike[0].id
     if name not in rules:
         raise TracedocError(f"no rule is called {name!r}", "with a run, name a rule: tracedoc rules list")
     diagnosis = run_pipeline(run, Options(rule_directories=rule_directories, cache=True))

@@ -24,6 +24,7 @@ from tracedoc.rules.model import (
     SCOPES,
     STATUSES,
     TELLS,
+    OTHERWISE,
     TOPICS,
     AtMost,
     Param,
@@ -227,9 +228,13 @@ def _words(
         parts = read_fields(file, value, f"words {name!r}", required=("of", "say"))
         fact = known.facts[read_word(file, parts, "of", known.facts)]
         values = ("true", "false") if UNITS[fact.unit].kind == "bool" else fact.values
-        if not values:
-            fail(file, parts["of"], f"{fact.name} is neither true or false nor one of a few texts")
-        said = read_fields(file, parts["say"], f"words {name!r}", required=values)
+        say = read_mapping(file, parts["say"], f"words {name!r}")
+        if not values and OTHERWISE not in say:
+            fail(file, parts["of"], f"{fact.name} may be any text: {OTHERWISE!r} must say the rest")
+        required = () if OTHERWISE in say else values
+        said = read_fields(
+            file, parts["say"], f"words {name!r}", required=required, optional=(*(values or say), OTHERWISE)
+        )
         earlier = {**units, **dict.fromkeys(words, "text")}
         texts = {
             one: _template(file, node, f"words for {one!r}", earlier, braces=False)
@@ -372,9 +377,6 @@ def _check_together(rules: Sequence[Rule]) -> None:
             _fail_at(rule, "id", f"id {rule.id!r} is already used by {by_id[rule.id].source}")
         by_id[rule.id] = rule
     for rule in rules:
-        for alias in rule.aliases:
-            if alias in by_id:
-                _fail_at(rule, "aliases", f"alias {alias!r} is the id of a rule")
         for target in rule.yields_to:
             if target not in by_id:
                 _fail_at(rule, "yields_to", f"no rule is named {target!r}{did_you_mean(target, by_id)}")
