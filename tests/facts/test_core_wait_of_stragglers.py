@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tracedoc.topics.straggler import run as straggler_run
 from tracedoc.pipeline import Options, diagnose
 from tracedoc.run.manifest import MANIFEST_NAME, MANIFEST_SCHEMA
 from tracedoc.testing import parse_lanes
+from tracedoc.topics.straggler import run as straggler_run
 
 LATE = """
 step: 100

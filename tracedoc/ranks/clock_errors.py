@@ -172,7 +172,7 @@ def follow(time_ns: Int64Array, distance_ns: Int64Array) -> WanderingError | Non
 
 
 def misses(time_ns: Int64Array, distance_ns: Int64Array) -> Int64Array:
-    """Return by how much each distance differs from what those before and after it let expect.
+    """The difference of each distance from what those before and after it let expect.
 
     Of instants that lie close together some are left out: what is expected is as far away as all but a tenth
     of them are from the one before.

@@ -14,7 +14,7 @@ ENOUGH = 0.5
 
 
 def code_place(run: RunView, rank: int, least_ms: float, *, loading: bool) -> CodePlace | None:
-    """Return where the host of ``rank`` spends most time outside operators, ``None`` where nothing tells.
+    """The place where the host of ``rank`` spends most time outside operators, ``None`` where none is known.
 
     ``least_ms`` is the length that is to be explained. ``loading`` asks for the data loader: all run one
     script, so that what the step with stacks of the first rank shows of it holds for ranks without stacks.
@@ -26,7 +26,7 @@ def code_place(run: RunView, rank: int, least_ms: float, *, loading: bool) -> Co
 
 
 def common_place(run: RunView) -> CodePlace | None:
-    """Return where the host is longest outside operators on every rank whose step with stacks was read.
+    """The place where the host is longest outside operators on every rank whose step with stacks was read.
 
     Its time is that of the rank that is there for the shortest time: what only one of them does is its own.
     """
@@ -51,7 +51,7 @@ def seen_places(run: RunView, rank: int) -> Sequence[CodePlace]:
 
 
 def has_stacks(run: RunView, rank: int) -> bool:
-    """Return whether the places of a rank are functions of the script, not named ranges."""
+    """Whether the places of a rank are functions of the script, not named ranges."""
     return any(one.file for one in seen_places(run, rank))
 
 
@@ -79,6 +79,7 @@ def time_in(place: CodePlace, own: Sequence[CodePlace], peer: Sequence[CodePlace
 
 
 def longest_place(places: Iterable[CodePlace], least_ms: float, *, loading: bool) -> CodePlace | None:
+    """The place of most time, ``None`` where it takes less than half of ``least_ms``."""
     candidates = [one for one in places if one.loading == loading]
     first = max(candidates, key=lambda one: one.time_ns, default=None)
     if first is None or first.time_ns <= 0 or first.time_ns / 1e6 < ENOUGH * least_ms:

@@ -18,8 +18,8 @@ class Entries(msgspec.Struct, frozen=True, eq=False):
     """Operations of several ranks within groups, one entry for each rank's part, as columns.
 
     They are sorted by ``group``, ``rank`` (a position in the list of ranks) and time. ``op`` distinguishes
-    operations, ``size`` is their bytes (``NONE`` where unknown or free to differ), ``seq`` and
-    ``step`` are ``NONE`` where unknown.
+    operations, ``size`` is their bytes (``NONE`` where unknown or free to differ), ``seq``, ``step`` and
+    ``nbytes`` are ``NONE`` where unknown; ``row`` is that of the rank's table.
     """
 
     group: npt.NDArray[np.int32]
@@ -30,6 +30,8 @@ class Entries(msgspec.Struct, frozen=True, eq=False):
     step: npt.NDArray[np.int32]
     start_ns: Int64Array
     end_ns: Int64Array
+    row: npt.NDArray[np.int32]
+    nbytes: Int64Array
 
     def __len__(self) -> int:
         return int(self.group.size)
@@ -76,7 +78,7 @@ def pair_by_order(entries: Entries, rows: IntArray) -> IntArray:
 
 
 def _by_place_in_step(entries: Entries, rows: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the order of ``rows`` by group, step, place within both, and rank, and where each place begins.
+    """The order of ``rows`` by group, step, place within both, and rank, and where each place begins.
 
     Apart from its only user, since the columns that it takes are much where ranks are many.
     """
@@ -119,7 +121,7 @@ def pair_by_time(entries: Entries, rows: IntArray, slack_ns: int) -> IntArray:
 
 
 def _nearest_partners(entries: Entries, mine: IntArray, known: IntArray, slack_ns: int) -> IntArray:
-    """Return for each of ``mine`` the position in ``known`` of its partner, ``NOT_PAIRED`` without one."""
+    """The position in ``known`` of the partner of each of ``mine``, ``NOT_PAIRED`` without one."""
     ends, theirs = entries.end_ns[mine], entries.end_ns[known]
     forward = _nearest(theirs, ends)
     ordered = np.argsort(ends, kind="stable")
@@ -154,7 +156,7 @@ def _position_in_run(*columns: npt.NDArray[np.generic]) -> IntArray:
 
 
 def _differs(values: npt.NDArray[np.generic], edges: IntArray) -> npt.NDArray[np.bool_]:
-    """Return for each run whether its values differ."""
+    """Whether the values of each run differ."""
     if edges.size < 2:
         return np.zeros(0, dtype=bool)
     return np.asarray(np.minimum.reduceat(values, edges[:-1]) != np.maximum.reduceat(values, edges[:-1]))
@@ -217,7 +219,7 @@ def by_operation(paired: IntArray) -> tuple[IntArray, IntArray]:
 def _impossible(
     pairs: Pairs, order: IntArray, edges: IntArray
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return for each operation whether a rank left before the last arrived, and whether that is known."""
+    """Whether a rank left each operation before the last arrived, and whether that is known."""
     judged = pairs.symmetric[order[edges[:-1]]]
     if not judged.size:
         return judged, judged
@@ -227,7 +229,7 @@ def _impossible(
 
 
 def _impossible_groups(pairs: Pairs, paired: IntArray, *, without_pairs: bool) -> npt.NDArray[np.bool_]:
-    """Return for each group whether too many of its operations violate causality.
+    """Whether too many operations of each group violate causality.
 
     ``without_pairs`` is the answer for a group that has no pair.
     """

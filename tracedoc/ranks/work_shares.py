@@ -34,7 +34,7 @@ class Shares(msgspec.Struct, frozen=True, eq=False):
     compute_ns: Floats
 
     def alike(self, place: int) -> npt.NDArray[np.bool_]:
-        """Return which ranks do the same work as one in every step; itself only where sizes are not known."""
+        """Marks the ranks that do the same work as one in every step; itself only without sizes."""
         arithmetic, blocks, kernels = (_differences(values, place) for values in self.amount)
         sized = np.where(np.isnan(arithmetic), blocks, arithmetic) <= SAME_AMOUNT
         same = np.asarray((sized & (kernels <= SAME_KERNELS)).all(axis=1))

@@ -21,10 +21,10 @@ from tracedoc.rules.files import builtin_directory, rule_files
 from tracedoc.rules.model import (
     FRAMEWORKS,
     ON_CPU,
+    OTHERWISE,
     SCOPES,
     STATUSES,
     TELLS,
-    OTHERWISE,
     TOPICS,
     AtMost,
     Param,

@@ -108,7 +108,7 @@ def _splits_layers(traffic: Traffic, signs: StrategySigns) -> bool:
 
 
 def exchange(signs: StrategySigns, world_size: int | None) -> Claim | None:
-    """Return what an all-to-all in forward and backward means, as far as other signs show it."""
+    """What an all-to-all in forward and backward means, as far as other signs show it."""
     forward = signs.select("all_to_all", Phase.FORWARD)
     backward = signs.select("all_to_all", *BACKWARD)
     calls = sum(t.calls for t in (*forward, *backward))

@@ -168,7 +168,7 @@ def straggler_recapture(run: RunView) -> dict[str, Value]:
 
 
 def _is_in_code_of_rank(run: RunView, late: Straggler) -> bool:
-    """Return whether what makes a rank late runs in its own process, where stacks would show it."""
+    """Whether what makes a rank late runs in its own process, where stacks would show it."""
     if late.cause != "input":
         return late.cause in ("python", "unknown")
     job = run.job.rank(late.rank) if run.job is not None else None
@@ -246,7 +246,7 @@ def late_place(run: RunView, late: Straggler) -> LatePlace | None:
 
 
 def ranks_to_read(run: RunView, recorded: Sequence[int]) -> list[int]:
-    """Return of the ranks that recorded a step with stacks those that tell something: few of many.
+    """The ranks, of those that recorded a step with stacks, whose step tells something: few of many.
 
     ``recorded`` are in order. The first one stands for what all do, late ones for themselves, and beside
     them one is needed that is not late.

@@ -123,6 +123,6 @@ def _times(run: RunView) -> Floats:
 
 
 def _fit(table: GemmTable) -> np.ndarray:
-    """Return which kinds are of one shape, and run mostly without communication beside them."""
+    """Marks the kinds that are of one shape, and run mostly without communication beside them."""
     fit = table.gridded & (table.alone >= np.maximum(MIN_CALLS, MOSTLY_ALONE * table.calls))
     return np.asarray(fit & (table.alone_median_ns <= ONE_SHAPE * table.alone_p10_ns))

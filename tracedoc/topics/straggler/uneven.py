@@ -125,7 +125,7 @@ def uneven_work_of(run: RunView) -> Value:
 
 
 def uneven_by_step(run: RunView) -> dict[int, float] | None:
-    """Return what :func:`uneven_work_ms` is the mean of, in ns, by step."""
+    """The values that :func:`uneven_work_ms` is the mean of, in ns, by step."""
     gain_ns, found = even_gain_ns(run), pipeline(run)
     if gain_ns is not None and found is not None:
         return dict(zip(found.steps, gain_ns.astype(np.float64).tolist(), strict=True))
@@ -148,7 +148,7 @@ def uneven_ranks(run: RunView) -> frozenset[int]:
 
 @once
 def replicas(run: RunView) -> tuple[tuple[int, ...], ...]:
-    """Return for each rank the places of those that should have the same work; empty where not known.
+    """The places of the ranks that should have the same work as each; empty where not known.
 
     Those with which it reduces most gradient bytes: they hold the same part of the model, and are given
     other samples. Pipeline stages differ by design, and are never compared.
@@ -214,7 +214,7 @@ def work_excess(run: RunView) -> Excess | None:
 
 
 def waits_by_excess(run: RunView, excess: Excess) -> Int64Array:
-    """Return what each rank waits, with no compute beside it, for ranks that had more work: [rank, step].
+    """The exposed time that each rank waits for ranks that had more work: ``[rank, step]``, in ns.
 
     Only for ranks whose longer compute accounts for half or more of how late they came in that step.
     """
