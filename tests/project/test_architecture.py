@@ -39,6 +39,7 @@ STAGES = {
     "ranks",
     "replay",
     "facts",
+    "topics",
     "whatif",
     "rules",
     "diagnosis",
@@ -74,12 +75,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ranks": BASE | {"trace", "timeline", "digest", "run.job", "run.manifest", "run.steplog"},
     "replay": BASE | {"trace", "timeline", "digest", "ranks"},
     "facts.catalog": BASE,
-    "facts.per_rank": BASE | {"trace", "timeline", "digest", "facts.catalog"},
+    "facts.per_rank": BASE | {"trace", "timeline", "digest", "facts.catalog", "topics.straggler.rank"},
     "facts.measure_rank": BASE | {"timeline", "digest", "facts.catalog"},
     "facts": BASE
-    | {"trace", "timeline", "digest", "ranks", "facts", "planner", "diagnosis"}
+    | {"trace", "timeline", "digest", "ranks", "facts", "topics", "planner", "diagnosis"}
     | {"run.job", "run.manifest", "run.steplog"},
-    "whatif": BASE | {"trace", "timeline", "digest", "ranks", "replay", "facts", "planner", "diagnosis"},
+    "topics.straggler.rank": BASE | {"trace", "timeline", "digest", "facts.catalog", "facts.per_rank"},
+    "topics": BASE | {"trace", "timeline", "digest", "ranks", "facts"},
+    "whatif": BASE
+    | {"trace", "timeline", "digest", "ranks", "replay", "facts", "topics", "planner", "diagnosis"},
     "rules.model": BASE | {"facts.catalog", "diagnosis"},
     "rules.load": BASE | {"facts.catalog", "diagnosis"},
     "rules.files": {"errors"},
