@@ -7,7 +7,7 @@ ranks leave a symmetric operation together. What has no partner stays unmatched.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -26,11 +26,9 @@ from tracedoc.ranks.pairing import (
     IntArray,
     Pairs,
     by_operation,
+    count_uneven,
     drop_violations,
-    in_numbered_groups,
-    pair_by_number,
-    pair_by_order,
-    without_lone,
+    pair_entries,
 )
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE, CollectiveTable, boundaries, by_rank
@@ -158,28 +156,12 @@ def match_collectives(ranks: Sequence[RankCollectives], world_size: int | None) 
 def _matched(ranks: Sequence[RankCollectives], everyone: tuple[int, ...], world_size: int | None) -> Matching:
     numbers = GroupNumbers(everyone, [rank.table.kinds for rank in ranks], world_size)
     ops, entries = _entries(ranks, numbers)
-    paired, disagreeing = _candidates(entries)
-    uneven = _uneven(entries, paired, _mask(ops, SYMMETRIC_OPS, entries.op))
+    paired, disagreeing = pair_entries(entries)
+    uneven = count_uneven(entries, paired, _mask(ops, SYMMETRIC_OPS, entries.op))
     ends, ending = _ends(entries, paired, ops)
     clock = align_clocks(everyone, [rank.host for rank in ranks], ends)
     uncertain = uncertainty_by_group(ends, entries.group[ending], len(numbers.groups), clock)
-    limits = list(clock.limits)
-    if disagreeing:
-        limits.append(
-            Limit(
-                "collectives-disagree",
-                f"in {disagreeing} collectives the ranks disagree on what the operation is",
-                "they are not matched; a job that runs so may hang",
-            )
-        )
-    if uneven:
-        limits.append(
-            Limit(
-                "collectives-disagree",
-                f"in {uneven} collectives the ranks disagree on how many bytes they exchange",
-                "the largest size counts for them; a job that runs so may hang or compute wrong sums",
-            )
-        )
+    limits = [*clock.limits, *_disagreements(disagreeing, uneven)]
     if not clock.aligned:
         return Matching(everyone, clock=clock, limits=tuple(limits))
     if clock.errors:
@@ -192,6 +174,22 @@ def _matched(ranks: Sequence[RankCollectives], everyone: tuple[int, ...], world_
     limits.extend(_unmatched(entries, paired))
     found = _assembled(everyone, numbers.groups, ops, entries, paired, clock, tuple(limits))
     return replace(found, uncertainty_ns=uncertain[found.group])
+
+
+def _disagreements(kinds: int, sizes: int) -> Iterator[Limit]:
+    """Yield the limits for collectives whose ranks differ in what the operation is, or in its size."""
+    for count, what, effect in (
+        (kinds, "what the operation is", "they are not matched; a job that runs so may hang"),
+        (
+            sizes,
+            "how many bytes they exchange",
+            "the largest size counts for them; a job that runs so may hang or compute wrong sums",
+        ),
+    ):
+        if count:
+            yield Limit(
+                "collectives-disagree", f"in {count} collectives the ranks disagree on {what}", effect
+            )
 
 
 def _entries(ranks: Sequence[RankCollectives], numbers: GroupNumbers) -> tuple[tuple[str, ...], Entries]:
@@ -248,32 +246,6 @@ def _matched_as(op: str, size: int, *, gloo: bool) -> str:
     if op in ("send", "recv"):
         return "send_recv"
     return "broadcast_pair" if gloo and op == "broadcast" and size == 2 else op
-
-
-def _candidates(entries: Entries) -> tuple[IntArray, int]:
-    """Return operation numbers by sequence number or order, and how many numbers the ranks disagree on."""
-    paired = np.full(len(entries), NOT_PAIRED, dtype=np.intp)
-    numbered = in_numbered_groups(entries)
-    rows = np.flatnonzero(numbered)
-    found, disagreeing = pair_by_number(entries, rows)
-    paired[rows] = found
-    total = int(paired.max(initial=-1)) + 1
-    # Before the first step it is not known where the sequences of two ranks begin.
-    ordered = ~numbered & ((entries.step != NONE) | bool((entries.step == NONE).all()))
-    rows = np.flatnonzero(ordered)
-    found = pair_by_order(entries, rows)
-    paired[rows] = np.where(found == NOT_PAIRED, NOT_PAIRED, found + total)
-    wrong = boundaries(entries.group[disagreeing], entries.seq[disagreeing]).size - 1
-    return without_lone(paired), wrong
-
-
-def _uneven(entries: Entries, paired: IntArray, symmetric: npt.NDArray[np.bool_]) -> int:
-    """The number of symmetric operations that have parts of different sizes."""
-    order, edges = by_operation(np.where(symmetric & (entries.size != NONE), paired, NOT_PAIRED))
-    if order.size == 0:
-        return 0
-    sizes = entries.size[order]
-    return int((np.minimum.reduceat(sizes, edges[:-1]) != np.maximum.reduceat(sizes, edges[:-1])).sum())
 
 
 def _mask(ops: Sequence[str], wanted: frozenset[str], codes: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:

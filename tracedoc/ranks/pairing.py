@@ -37,6 +37,29 @@ class Entries(msgspec.Struct, frozen=True, eq=False):
         return int(self.group.size)
 
 
+def pair_entries(entries: Entries) -> tuple[IntArray, int]:
+    """Operation numbers by sequence number or order, and the number of those on which the ranks disagree."""
+    paired = np.full(len(entries), NOT_PAIRED, dtype=np.intp)
+    numbered = in_numbered_groups(entries)
+    rows = np.flatnonzero(numbered)
+    found, disagreeing = pair_by_number(entries, rows)
+    paired[rows] = found
+    total = int(paired.max(initial=-1)) + 1
+    # Before the first step it is not known where the sequences of two ranks begin.
+    ordered = ~numbered & ((entries.step != NONE) | bool((entries.step == NONE).all()))
+    rows = np.flatnonzero(ordered)
+    found = pair_by_order(entries, rows)
+    paired[rows] = np.where(found == NOT_PAIRED, NOT_PAIRED, found + total)
+    wrong = boundaries(entries.group[disagreeing], entries.seq[disagreeing]).size - 1
+    return without_lone(paired), wrong
+
+
+def count_uneven(entries: Entries, paired: IntArray, symmetric: npt.NDArray[np.bool_]) -> int:
+    """The number of symmetric operations that have parts of different sizes."""
+    order, edges = by_operation(np.where(symmetric & (entries.size != NONE), paired, NOT_PAIRED))
+    return int(_differs(entries.size[order], edges).sum())
+
+
 def pair_by_number(entries: Entries, rows: IntArray) -> tuple[IntArray, IntArray]:
     """Return an operation number for each of ``rows`` by its sequence number within the group.
 
