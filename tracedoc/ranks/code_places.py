@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tracedoc.ranks.run_view import RunView
-from tracedoc.timeline.own_code import CodePlace
+from tracedoc.timeline.script_code import CodePlace
 
 ENOUGH = 0.5
 """A function is named for a length of time of which it takes at least this share."""

@@ -10,7 +10,7 @@ from tracedoc.facts.per_rank.step import NO_STEP
 from tracedoc.facts.per_run.settings import core_wait_frac
 from tracedoc.ranks.code_places import code_place, common_place
 from tracedoc.ranks.run_view import RunView
-from tracedoc.timeline.own_code import CodePlace
+from tracedoc.timeline.script_code import CodePlace
 from tracedoc.values import Unknown, Value
 
 FLATTENING = "flatten_dense_tensors"

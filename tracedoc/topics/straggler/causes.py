@@ -11,7 +11,7 @@ from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.code_places import has_stacks, lasting, longest_place, seen_places, time_in
 from tracedoc.ranks.run_view import RunView
 from tracedoc.timeline.host import PHASES
-from tracedoc.timeline.own_code import CodePlace
+from tracedoc.timeline.script_code import CodePlace
 from tracedoc.topics.straggler.late_ranks import CAUSE_SHARE, Straggler, noticeable_ns, stragglers
 from tracedoc.topics.straggler.run import of_late
 from tracedoc.topics.straggler.slow_gpus import slowness_by_rank
