@@ -39,6 +39,7 @@ STAGES = {
     "ranks",
     "play",
     "facts",
+    "topics",
     "whatif",
     "rules",
     "diagnosis",
@@ -73,12 +74,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ranks": BASE | {"trace", "timeline", "step", "run.job", "run.manifest", "run.steplog"},
     "play": BASE | {"trace", "timeline", "step", "ranks"},
     "facts.catalog": BASE,
-    "facts.per_rank": BASE | {"trace", "timeline", "step", "facts.catalog"},
+    "facts.per_rank": BASE | {"trace", "timeline", "step", "facts.catalog", "topics.straggler.rank"},
     "facts.measure_rank": BASE | {"timeline", "step", "facts.catalog"},
     "facts": BASE
-    | {"trace", "timeline", "step", "ranks", "facts", "planner", "diagnosis"}
+    | {"trace", "timeline", "step", "ranks", "facts", "topics", "planner", "diagnosis"}
     | {"run.job", "run.manifest", "run.steplog"},
-    "whatif": BASE | {"trace", "timeline", "step", "ranks", "play", "facts", "planner", "diagnosis"},
+    "topics.straggler.rank": BASE | {"trace", "timeline", "step", "facts.catalog", "facts.per_rank"},
+    "topics": BASE | {"trace", "timeline", "step", "ranks", "facts"},
+    "whatif": BASE
+    | {"trace", "timeline", "step", "ranks", "play", "facts", "topics", "planner", "diagnosis"},
     "rules.model": BASE | {"facts.catalog", "diagnosis"},
     "rules.load": BASE | {"facts.catalog", "diagnosis"},
     "rules.files": {"errors"},

@@ -1,4 +1,4 @@
-"""Facts about turns that another process takes on the GPU of a rank."""
+"""Facts about what makes a rank late in its own worker: turns that another process takes on its GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tracedoc.facts.per_rank.launch_pace import NO_LAUNCH
 from tracedoc.facts.per_rank.step import idle_of_cause
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.foreign_turns import foreign_turns
+from tracedoc.timeline.idle import foreign_turns
 from tracedoc.values import Unknown, Value
 
 

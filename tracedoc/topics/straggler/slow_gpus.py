@@ -1,14 +1,17 @@
-"""Find GPUs that run the same matrix products slower than their peers."""
+"""Facts about GPUs that run the same matrix products slower than their peers."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
+from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.work_shares import Floats, work_shares
 from tracedoc.step.work import MIN_CALLS, GemmTable
-from tracedoc.values import Unknown
+from tracedoc.values import Unknown, Value
 
 LEAST_KINDS = 3
 """A ratio over fewer kinds of kernels may be that of one shape or of one choice of the library."""
@@ -21,6 +24,43 @@ ONE_SHAPE = 1.15
 
 MOSTLY_ALONE = 0.5
 """Where fewer of the calls run without communication, those that do may be others on each rank."""
+
+
+@run_fact("gemm_slowdown_ratio", unit="ratio", scope="rank", needs=("gpu", "kernels", "multi_rank"))
+def gemm_slowdown_ratio(run: RunView) -> dict[str, Value]:
+    """How many times as long as its peers this GPU takes for the same matrix products.
+
+    Dense products by kernel name and launch grid, in calls with no communication beside them: the 10 %
+    quantile over the median of the peers', and of that the median over kinds. Peers are the ranks that do the
+    same work in every step (:data:`SAME_AMOUNT`), because a grid does not show the depth of a product. Kinds
+    that mix shapes, or that three ranks (both of two) do not share, are left out; three kinds are needed.
+    """
+    return _of_ranks(run, lambda found: found.ratio)
+
+
+@run_fact("gemm_slowdown_low_ratio", unit="ratio", scope="rank", needs=("gpu", "kernels", "multi_rank"))
+def gemm_slowdown_low_ratio(run: RunView) -> dict[str, Value]:
+    """Lower quartile over kinds of the ratio in :func:`gemm_slowdown_ratio`: a slow GPU is slow in most."""
+    return _of_ranks(run, lambda found: found.low_ratio)
+
+
+@run_fact("gemm_kinds_compared", unit="count", scope="rank", needs=("gpu", "kernels", "multi_rank"))
+def gemm_kinds_compared(run: RunView) -> dict[str, Value]:
+    """Kinds of matrix products that :func:`gemm_slowdown_ratio` compares."""
+    return _of_ranks(run, lambda found: found.kinds)
+
+
+@run_fact("gemm_peers_compared", unit="count", scope="rank", needs=("gpu", "kernels", "multi_rank"))
+def gemm_peers_compared(run: RunView) -> dict[str, Value]:
+    """Other ranks with the same work in every step, with which :func:`gemm_slowdown_ratio` compares."""
+    return _of_ranks(run, lambda found: found.peers)
+
+
+def _of_ranks(run: RunView, measure: Callable[[Slowness], Value]) -> dict[str, Value]:
+    return {
+        str(rank): found if isinstance(found, Unknown) else measure(found)
+        for rank, found in slowness_by_rank(run).items()
+    }
 
 
 class Slowness(msgspec.Struct, frozen=True):
@@ -83,6 +123,6 @@ def _times(run: RunView) -> Floats:
 
 
 def _fit(table: GemmTable) -> np.ndarray:
-    """Return which kinds are of one shape, and run mostly without communication beside them."""
+    """Marks the kinds that are of one shape, and run mostly without communication beside them."""
     fit = table.gridded & (table.alone >= np.maximum(MIN_CALLS, MOSTLY_ALONE * table.calls))
     return np.asarray(fit & (table.alone_median_ns <= ONE_SHAPE * table.alone_p10_ns))

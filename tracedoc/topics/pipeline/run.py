@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import run_fact
-from tracedoc.ranks.pipelines import Pipeline, balanced_gain_ns, even_gain_ns, pipeline, slow_workers
 from tracedoc.ranks.run_view import RunView
+from tracedoc.topics.pipeline.balance import balanced_gain_ns, even_gain_ns, slow_workers
+from tracedoc.topics.pipeline.stages import Pipeline, pipeline
 from tracedoc.values import Unknown, Value
 
 LONGER_AT = ("compute", "host")
