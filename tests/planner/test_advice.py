@@ -6,15 +6,14 @@ import pytest
 from msgspec.structs import fields
 
 from tracedoc.errors import InputError
-from tracedoc.planner.activations import Memory
 from tracedoc.planner.advice import Advice, advise
 from tracedoc.planner.candidates import Wish, may_fit, surely_fits
 from tracedoc.planner.choice import Situation, decisions
 from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of
-from tracedoc.planner.memory import SPREAD, ModelStates
+from tracedoc.planner.layouts import STRATEGIES
+from tracedoc.planner.memory import SPREAD, Memory, ModelStates
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import shape_from_parameters
-from tracedoc.planner.strategies import STRATEGIES
 
 GB = 1e9
 

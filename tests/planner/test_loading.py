@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tracedoc.planner.advice import advise
-from tracedoc.planner.candidates import Candidate, Wish
+from tracedoc.planner.candidates import Candidate, Wish, rank
 from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of
 from tracedoc.planner.loading import load_bytes_per_node, loading_note
 from tracedoc.planner.plan import plan
-from tracedoc.planner.ranking import rank
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import shape_from_parameters
 

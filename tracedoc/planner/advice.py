@@ -8,13 +8,11 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.errors import InputError
-from tracedoc.planner.candidates import Candidate, Wish, families
+from tracedoc.planner.candidates import Candidate, Wish, families, offered, rank
 from tracedoc.planner.changes import Change, changes, turning_points
 from tracedoc.planner.choice import choose
-from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS, check_layouts
-from tracedoc.planner.ranking import offered, rank
+from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS, STRATEGIES, check_layouts
 from tracedoc.planner.setup import Question, check
-from tracedoc.planner.strategies import STRATEGIES
 from tracedoc.units import format_percent
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tracedoc.planner.activations import CONTEXT_BYTES, FRAGMENTATION, NCCL_BYTES
 from tracedoc.planner.candidates import Candidate, Wish
 from tracedoc.planner.hardware import Gpu, LinkKind
 from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS
 from tracedoc.planner.loading import loading_note
+from tracedoc.planner.memory import CONTEXT_BYTES, FRAGMENTATION, NCCL_BYTES
 from tracedoc.planner.setup import OPTIMIZERS, PRECISIONS, Question, Training
 from tracedoc.planner.shape import LANGUAGE_MODEL_PARAMETERS, ModelShape
 from tracedoc.units import format_count, format_gb, format_ms, format_percent

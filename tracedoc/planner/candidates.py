@@ -1,4 +1,4 @@
-"""Work out every strategy on a question: what it takes, whether that fits, and how long a step is."""
+"""Work out every strategy or layout on a question: what it takes, whether that fits, how long a step is."""
 
 from __future__ import annotations
 
@@ -6,19 +6,29 @@ from collections.abc import Callable
 
 import msgspec
 
-from tracedoc.planner.activations import Memory, peak_memory
 from tracedoc.planner.hardware import Cluster
-from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS, Layout
-from tracedoc.planner.memory import SPREAD
+from tracedoc.planner.layouts import (
+    PARALLEL_FRAMEWORKS,
+    STRATEGIES,
+    Layout,
+    Strategy,
+    can_offload,
+    can_train,
+    data_parallel,
+    in_framework,
+    layouts,
+    possible,
+)
+from tracedoc.planner.memory import SPREAD, Memory, peak_memory
 from tracedoc.planner.replayed import Replayed, as_replayed
 from tracedoc.planner.setup import Question
-from tracedoc.planner.strategies import Strategy, possible
 from tracedoc.planner.timing import Step, predict
-from tracedoc.planner.traffic import sent_in_a_step
+from tracedoc.planner.traffic import sent_in_an_update
 from tracedoc.units import format_ms
 
 FRAMEWORKS = ("pytorch", "accelerate", "trainer", "deepspeed", *PARALLEL_FRAMEWORKS)
 OBJECTIVES = ("speed", "memory")
+SHOWN_LAYOUTS = 8
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -62,8 +72,7 @@ class Candidate(msgspec.Struct, frozen=True):
     traffic_bytes: float
     step: Step | None
     tokens_per_second: float | None
-    layout: Layout | None = None
-    """How a model is split that is not only trained data-parallel."""
+    layout: Layout
     selective: bool = False
     """Whether checkpointing keeps some of the activations."""
 
@@ -114,64 +123,36 @@ def checkpointed(question: Question, wish: Wish, peak: Callable[[bool], Memory])
     return (False, without) if surely_fits(without, question.memory_bytes) else (True, peak(True))
 
 
-def candidate(question: Question, strategy: Strategy, wish: Wish) -> Candidate:
-    """Return one strategy, with activation checkpointing where that is wanted, or needed and left open."""
-    checkpointing, memory = checkpointed(
-        question, wish, lambda on: peak_memory(question, strategy, checkpointing=on)
-    )
+def candidate(question: Question, layout: Layout, wish: Wish) -> Candidate:
+    """One layout, with activation checkpointing where that is wanted, or needed and left open."""
+    asked = in_framework(question, layout)
+    available = question.memory_bytes
+    checkpointing, memory = checkpointed(asked, wish, lambda on: peak_memory(asked, layout, checkpointing=on))
+    strategy_alone = layout.strategy in STRATEGIES
     step = predict(
-        question,
-        strategy,
+        asked,
+        layout,
         wish.cluster,
         checkpointing=checkpointing,
         utilisation=wish.utilisation,
-        measured_compute_ms=wish.measured_compute_ms,
+        measured_compute_ms=wish.measured_compute_ms if strategy_alone else None,
         scale=wish.scale,
         idle_ms=wish.idle_ms,
     )
-    step = as_replayed(step, question, strategy.id, wish.replayed, checkpointing=checkpointing)
-    return assessed(
-        question,
-        strategy.id,
-        strategy.title,
-        strategy.family,
-        checkpointing=checkpointing,
-        memory=memory,
-        step=step,
-        sent=sent_in_a_step(question, strategy),
-        tokens=question.tokens_in_a_step,
-    )
-
-
-def assessed(
-    question: Question,
-    name: str,
-    title: str,
-    family: str,
-    *,
-    checkpointing: bool,
-    memory: Memory,
-    step: Step | None,
-    sent: float,
-    tokens: float,
-    layout: Layout | None = None,
-) -> Candidate:
-    """Return a candidate with what follows from its peak and step: whether it fits, and ``tokens`` a second.
-
-    ``tokens`` are those of an update, of all GPUs; ``sent`` the bytes that each GPU sends for it.
-    """
-    fits = may_fit(memory, question.memory_bytes)
+    step = as_replayed(step, question, layout.id, wish.replayed, checkpointing=checkpointing)
+    fits = may_fit(memory, available)
+    tokens = layout.data * layout.rounds * asked.training.tokens
     return Candidate(
-        strategy=name,
-        title=title,
-        family=family,
+        strategy=layout.id,
+        title=layout.title,
+        family=layout.family,
         checkpointing=checkpointing,
         memory=memory,
         total_bytes=memory.total,
         fits=fits,
-        tight=fits and not surely_fits(memory, question.memory_bytes),
-        headroom_bytes=question.memory_bytes - memory.total,
-        traffic_bytes=sent,
+        tight=fits and not surely_fits(memory, available),
+        headroom_bytes=available - memory.total,
+        traffic_bytes=sent_in_an_update(asked, layout, checkpointing=checkpointing),
         step=step,
         tokens_per_second=tokens / step.expected_ms * 1e3 if step else None,
         layout=layout,
@@ -202,3 +183,85 @@ def step_range(candidate: Candidate) -> str:
         digits = 2 if worst < 10_000 else 1
         low, high, unit = f"{best / 1e3:.{digits}f}", f"{worst / 1e3:.{digits}f}", "s"
     return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
+
+
+def rank(question: Question, wish: Wish) -> tuple[Candidate, ...]:
+    """Return what means something here: what fits first, then by the objective.
+
+    For a framework of data parallelism that is every strategy, those of other frameworks among them; for
+    torchtitan and Megatron the best few layouts.
+    """
+    if wish.framework in PARALLEL_FRAMEWORKS:
+        found = _layout_candidates(question, wish)
+        order = {one.strategy: number for number, one in enumerate(found)}
+    else:
+        found = [
+            candidate(question, data_parallel(question, strategy.id), wish)
+            for strategy in possible(question.gpus, question.nodes)
+            if can_offload(strategy, question.training.offload)
+            and can_train(strategy, question)
+            and _can_say(strategy, wish.framework)
+        ]
+        found = _without_slow_variants(found, wish)
+        order = {name: number for number, name in enumerate(STRATEGIES)}
+    ranked = sorted(found, key=lambda one: (*_key(one, wish), order[one.strategy]))
+    if wish.framework in PARALLEL_FRAMEWORKS:
+        return tuple(_simplest_first(ranked, wish)[:SHOWN_LAYOUTS])
+    return tuple(ranked)
+
+
+def _simplest_first(ranked: list[Candidate], wish: Wish) -> list[Candidate]:
+    """Put the layout that splits in fewest ways first, of those as fast as the fastest by a tenth."""
+    first = ranked[0] if ranked else None
+    if first is None or first.step is None or first.doubt > 1 or wish.objective == "memory":
+        return ranked
+    reach = 1.1 * first.step.expected_ms
+    alike = [one for one in ranked if one.doubt == first.doubt and one.step and one.step.expected_ms <= reach]
+    simplest = min(alike, key=lambda one: len(one.layout.parts))
+    return [simplest, *(one for one in ranked if one is not simplest)]
+
+
+def _can_say(strategy: Strategy, framework: str) -> bool:
+    """Return whether a framework's settings have this; to reshard to a node is in PyTorch's code alone."""
+    return not strategy.kept_in_node or framework not in ("accelerate", "trainer")
+
+
+def _without_slow_variants(found: list[Candidate], wish: Wish) -> list[Candidate]:
+    """Leave out variants of a strategy that are not the best of their family by a twentieth."""
+
+    def cost(one: Candidate) -> float:
+        return one.step.expected_ms if one.step and wish.objective == "speed" else one.total_bytes
+
+    usual = [one for one in found if not STRATEGIES[one.strategy].variant]
+    variants = [one for one in found if one not in usual and one.fits and not one.tight]
+    for one in sorted(variants, key=cost):
+        rivals = [cost(other) for other in usual if other.family == one.family and other.fits]
+        if not rivals or cost(one) < 0.95 * min(rivals):
+            return [*usual, one]
+    return usual
+
+
+def offered(question: Question, wish: Wish) -> bool:
+    """Return whether the framework offloads what is asked, on so many GPUs."""
+    if wish.framework in PARALLEL_FRAMEWORKS:
+        return question.training.offload == "none"
+    return any(can_offload(s, question.training.offload) for s in usable(question, wish))
+
+
+def _key(one: Candidate, wish: Wish) -> tuple[int, float]:
+    if one.doubt > 1 or wish.objective == "memory":
+        return one.doubt, one.total_bytes
+    return one.doubt, one.step.expected_ms if one.step else 0.0
+
+
+def _layout_candidates(question: Question, wish: Wish) -> list[Candidate]:
+    """Return for each way of splitting the best of its micro-batches, schedules and checkpointing."""
+    training = question.training
+    sequences = wish.batch or training.micro_batch * training.accumulation * question.gpus
+    best: dict[str, Candidate] = {}
+    for layout in layouts(question, wish.framework, sequences):
+        one = candidate(question, layout, wish)
+        known = best.get(one.strategy)
+        if known is None or _key(one, wish) < _key(known, wish):
+            best[one.strategy] = one
+    return list(best.values())

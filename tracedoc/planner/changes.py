@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.planner.candidates import Candidate, Wish, with_checkpointing
+from tracedoc.planner.candidates import Candidate, Wish, rank, with_checkpointing
 from tracedoc.planner.choice import choose, decisions
 from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS
-from tracedoc.planner.memory import optimizers_with_a_byte
-from tracedoc.planner.ranking import rank
 from tracedoc.planner.setup import Question
 
 MOST_GPUS = 4096
@@ -132,6 +130,11 @@ def _optimizer_8bit(question: Question, wish: Wish) -> Iterator[Try]:
     name = optimizers_with_a_byte(question.training.optimizer)
     if name and not question.training.lora_rank:
         yield "8-bit AdamW", f"--optimizer {name}", question.changed(optimizer=name)
+
+
+def optimizers_with_a_byte(optimizer: str) -> str:
+    """Return the 8-bit optimizer that stands in for one, empty where there is none."""
+    return {"adamw": "adamw-8bit", "adam": "adamw-8bit", "paged-adamw": "paged-adamw-8bit"}.get(optimizer, "")
 
 
 def _combined(question: Question, wish: Wish) -> Iterator[Try]:

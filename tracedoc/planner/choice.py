@@ -130,12 +130,12 @@ def _numbers(chosen: Candidate, usable: dict[str, Candidate], question: Question
         "host": format_gb(chosen.memory.states.host * question.gpus_per_node),
         "ddp_total": format_gb(ddp.total_bytes),
         "whole_total": format_gb(whole.total_bytes),
-        "schedule": chosen.layout.schedule if chosen.layout else "",
+        "schedule": chosen.layout.schedule,
         "bubble": _bubble(chosen.layout),
     }
 
 
-def _bubble(layout: Layout | None) -> str:
-    if layout is None or layout.pipeline == 1:
+def _bubble(layout: Layout) -> str:
+    if layout.pipeline == 1:
         return ""
     return f"Stages wait {format_percent(layout.bubble)} of the step for its first and last micro-batches. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tracedoc.planner.candidates import Candidate
+from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS
 from tracedoc.planner.setup import PRECISIONS, Question
 from tracedoc.units import format_gb
 
@@ -17,7 +18,7 @@ def load_bytes_per_node(question: Question, chosen: Candidate, framework: str) -
     under ZeRO-3 a process keeps its part only.
     """
     training = question.training
-    if chosen.layout is not None or chosen.strategy in ("zero-3", "single-zero-3"):
+    if chosen.family in PARALLEL_FRAMEWORKS or chosen.strategy in ("zero-3", "single-zero-3"):
         return None
     if training.base_bits == 4 or question.model.step is not None:
         return None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from tracedoc.planner.activations import peak_memory
 from tracedoc.planner.candidates import Wish
+from tracedoc.planner.layouts import STRATEGIES, data_parallel
+from tracedoc.planner.memory import peak_memory
 from tracedoc.planner.setup import Question
-from tracedoc.planner.strategies import STRATEGIES
 from tracedoc.planner.timing import Step, predict
 from tracedoc.units import format_gb
 
@@ -16,7 +16,7 @@ def peak_note(question: Question, strategy: str, peak_bytes: float, *, checkpoin
     """Return the measured peak and what is predicted for it, without the context, which is in neither."""
     if strategy not in STRATEGIES:
         return ""
-    memory = peak_memory(question, STRATEGIES[strategy], checkpointing=checkpointing)
+    memory = peak_memory(question, data_parallel(question, strategy), checkpointing=checkpointing)
     predicted = memory.total - memory.context
     error = f"{predicted / peak_bytes - 1:+.0%}"
     return f"Measured peak {format_gb(peak_bytes)} on a GPU, predicted {format_gb(predicted)} ({error})."
@@ -63,7 +63,7 @@ def beside_computation(
     if strategy in STRATEGIES:
         found = predict(
             question,
-            STRATEGIES[strategy],
+            data_parallel(question, strategy),
             wish.cluster,
             checkpointing=checkpointing,
             measured_compute_ms=compute_ms,
@@ -86,7 +86,7 @@ def compare(
     """
     if strategy not in STRATEGIES:
         return None
-    chosen = STRATEGIES[strategy]
+    chosen = data_parallel(question, strategy)
     predicted = predict(
         question, chosen, wish.cluster, checkpointing=checkpointing, utilisation=wish.utilisation
     )

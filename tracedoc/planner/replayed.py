@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from tracedoc.planner.layouts import STRATEGIES
 from tracedoc.planner.setup import Question, Training
-from tracedoc.planner.strategies import STRATEGIES
 from tracedoc.planner.timing import Step
 from tracedoc.units import format_ms
 

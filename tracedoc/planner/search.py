@@ -8,7 +8,7 @@ import msgspec
 
 from tracedoc.errors import InputError
 from tracedoc.planner.candidates import Candidate, Wish, candidate, usable
-from tracedoc.planner.memory import can_offload, can_train
+from tracedoc.planner.layouts import can_offload, can_train, data_parallel
 from tracedoc.planner.setup import Question
 
 LARGEST_MICRO_BATCH = 512
@@ -90,6 +90,6 @@ def _combinations(question: Question, wish: Wish, batch: int | None) -> Iterator
 def _fitting(question: Question, wish: Wish) -> Iterator[Candidate]:
     for strategy in usable(question, wish):
         if can_offload(strategy, question.training.offload) and can_train(strategy, question):
-            one = candidate(question, strategy, wish)
+            one = candidate(question, data_parallel(question, strategy.id), wish)
             if one.fits and not one.tight:
                 yield one
