@@ -133,6 +133,9 @@ def test_a_gpu_without_published_runs_has_a_wider_range() -> None:
         ("ddp", "fp32", 28.0),
         ("full-shard", "fp32", 28.0 / 8),
         ("zero-1", "fp32", 28.0 / 8),
+        # Mixed, PyTorch keeps gradients in fp32, DeepSpeed in 16 bits.
+        ("ddp", "bf16-mixed", 28.0),
+        ("zero-1", "bf16-mixed", 26.0 / 8),
     ],
 )
 def test_the_update_is_bound_by_the_memory_of_the_gpu(

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from tracedoc.planner.activations import EAGER_LOGIT_BYTES, block_activations, mean_tokens
 from tracedoc.planner.hardware import Cluster, Gpu
 from tracedoc.planner.layouts import STRATEGIES, Layout, data_parallel, stage_blocks
-from tracedoc.planner.memory import frozen_bytes, largest_stage, model_states, optimizer_bytes
+from tracedoc.planner.memory import frozen_bytes, largest_stage, model_states, optimizer_bytes, state_bytes
 from tracedoc.planner.one_step import OneStep
 from tracedoc.planner.setup import PRECISIONS, Question
 from tracedoc.planner.traffic import bandwidth, transfers
@@ -276,8 +276,9 @@ def _update(question: Question, layout: Layout, hbm_gbps: float) -> tuple[float,
     precision = PRECISIONS[training.precision]
     weights = largest_stage(question, layout)
     owned = weights.owned(layout) if "optimizer" in split else weights.all
+    _, gradient, _ = state_bytes(question, layout)
     each = 2 * (optimizer_bytes(question) + (precision.master or precision.compute))
-    touched = owned * (each + precision.gradient)
+    touched = owned * (each + gradient)
     if training.offload == "none":
         return touched / (hbm_gbps * 1e9), 0.0
     node = question.gpus_per_node

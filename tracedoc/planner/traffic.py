@@ -15,14 +15,14 @@ from msgspec.structs import replace
 
 from tracedoc.planner.hardware import Cluster, LinkKind
 from tracedoc.planner.layouts import Layout, stage_blocks
-from tracedoc.planner.memory import Weights, frozen_bytes, largest_stage
+from tracedoc.planner.memory import Weights, frozen_bytes, largest_stage, state_bytes
 from tracedoc.planner.setup import PRECISIONS, Question
 
 DDP_BUCKET_BYTES = 25 << 20
 """The default of ``bucket_cap_mb``."""
 
-MEGATRON_BUCKET_BYTES = 160e6
-"""Bytes of gradients that Megatron reduces in a call: 40 million in fp32."""
+MEGATRON_BUCKET = 40e6
+"""Gradients that Megatron reduces in a call."""
 
 MEGATRON_EXPOSED = 0.5
 """Share of tensor parallelism's communication that ``--tp-comm-overlap`` does not hide.
@@ -85,11 +85,12 @@ def _of_states(question: Question, layout: Layout) -> Iterator[Transfer]:
 
 
 def _replicated(question: Question, layout: Layout, weights: Weights) -> Iterator[Transfer]:
-    precision = PRECISIONS[question.training.precision]
-    size = float(weights.all * (precision.master or precision.gradient))
+    _, gradient, _ = state_bytes(question, layout)
+    size = float(weights.all * gradient)
     calls = max(1, ceil(size / DDP_BUCKET_BYTES))
     yield Transfer("data", "all-reduce", "backward", calls, size, layout.data, every_round=False)
     if layout.states.split:
+        precision = PRECISIONS[question.training.precision]
         updated = float(weights.all * (precision.master or precision.compute))
         yield Transfer("data", "broadcast", "step", layout.data, updated, layout.data)
 
@@ -113,13 +114,12 @@ def _data_groups(layout: Layout, weights: Weights) -> tuple[tuple[str, float, in
 
 def _bucketed(question: Question, layout: Layout, weights: Weights) -> Iterator[Transfer]:
     """Megatron's distributed optimizer: once an update gradients to their owners, and parameters back."""
-    precision = PRECISIONS[question.training.precision]
-    wide = precision.master or precision.compute
-    calls = max(1, round(weights.all * wide / MEGATRON_BUCKET_BYTES))
+    weight, gradient, _ = state_bytes(question, layout)
+    calls = max(1, round(weights.all / MEGATRON_BUCKET))
     for what, count, group, distance in _data_groups(layout, weights):
         for op, phase, each in (
-            ("all-gather", "forward", precision.compute),
-            ("reduce-scatter", "backward", wide),
+            ("all-gather", "forward", weight),
+            ("reduce-scatter", "backward", gradient),
         ):
             yield Transfer(what, op, phase, calls, count * each, group, distance, every_round=False)
 
