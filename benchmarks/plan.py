@@ -18,10 +18,10 @@ from statistics import median
 from typing import Any
 
 from tracedoc.planner.candidates import may_fit
+from tracedoc.planner.families import read_model_config
 from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of
 from tracedoc.planner.layouts import Layout, data_parallel, in_framework
 from tracedoc.planner.memory import peak_memory
-from tracedoc.planner.model_config import read_model_config
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.timing import Step, predict
 

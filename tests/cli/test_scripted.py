@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tracedoc.cli.scripted import from_step
+from tracedoc.cli.plan.scripted import from_step
 from tracedoc.firststep.launch import FirstStep
 from tracedoc.planner.layouts import data_parallel
 from tracedoc.planner.memory import peak_memory

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tracedoc.planner.activations import block_activations
+from tracedoc.planner.families import read_model_config
 from tracedoc.planner.layouts import data_parallel
 from tracedoc.planner.memory import frozen_share, peak_memory, unit_bytes
-from tracedoc.planner.model_config import read_model_config
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import ModelShape, shape_from_parameters
 

@@ -12,14 +12,14 @@ from msgspec.structs import replace
 
 from tracedoc.errors import InputError
 from tracedoc.planner.activations import block_activations
-from tracedoc.planner.advice import advise
-from tracedoc.planner.candidates import Wish, rank
+from tracedoc.planner.candidates import rank
+from tracedoc.planner.families import read_model_config
 from tracedoc.planner.hardware import Cluster, LinkKind, find_gpu, find_link, link_of
 from tracedoc.planner.launch_files import megatron_arguments, torchtitan_toml
 from tracedoc.planner.layouts import Layout, data_parallel, layouts, stage_blocks
 from tracedoc.planner.memory import model_states, peak_memory
-from tracedoc.planner.model_config import read_model_config
-from tracedoc.planner.setup import Question, Training
+from tracedoc.planner.plan import advise
+from tracedoc.planner.setup import PlanRequest, Question, Training
 from tracedoc.planner.shape import ModelShape, shape_from_parameters
 from tracedoc.planner.timing import predict
 from tracedoc.planner.traffic import Transfer, bandwidth, transfers
@@ -313,14 +313,14 @@ def test_405b_on_512_h100_fits_as_it_was_trained(tmp_path: Path) -> None:
     gpu = find_gpu("H100")
     question = Question(shape, Training(sequence=8192), 512, 64, gpu.memory_bytes)
     cluster = Cluster(gpu, link_of(gpu), find_link(gpu.network, across=True))
-    assert not any(one.fits for one in rank(question, Wish(cluster)) if one.family != "deepspeed")
+    assert not any(one.fits for one in rank(question, PlanRequest(cluster)) if one.family != "deepspeed")
     every = layouts(question, "torchtitan", 512)
     known = next(one for one in every if one.id == "tp8-pp8-fsdp8" and one.micro_batch == 1)
     assert peak_memory(question, known, checkpointing=True).total < gpu.memory_bytes
-    chosen = advise(question, Wish(cluster, framework="torchtitan")).chosen
+    chosen = advise(question, PlanRequest(cluster, framework="torchtitan")).chosen
     assert chosen is not None
     assert chosen.fits
-    changes = advise(question, Wish(cluster)).changes
+    changes = advise(question, PlanRequest(cluster)).changes
     assert "--framework torchtitan" in [change.option for change in changes]
 
 
@@ -381,7 +381,7 @@ def test_what_these_frameworks_are_not_planned_for_is_refused(
     training: dict[str, object], tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="--framework torchtitan"):
-        advise(ask(model(tmp_path), **training), Wish(CLUSTER, framework="torchtitan"))
+        advise(ask(model(tmp_path), **training), PlanRequest(CLUSTER, framework="torchtitan"))
 
 
 def test_a_loss_over_a_split_vocabulary_takes_16_bytes_a_logit(tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ def test_a_layout_is_named_where_it_is_faster_than_sharding_over_many_gpus() -> 
 
     def named(gpus: int) -> bool:
         question = Question(shape_from_parameters(70 * 10**9), Training(), gpus, gpus // 8, gpu.memory_bytes)
-        points = advise(question, Wish(slow)).turning_points
+        points = advise(question, PlanRequest(slow)).turning_points
         return any(point.startswith("--framework torchtitan: ") for point in points)
 
     assert named(64)

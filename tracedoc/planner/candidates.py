@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tracedoc.planner.hardware import Cluster
 from tracedoc.planner.layouts import (
-    PARALLEL_FRAMEWORKS,
     STRATEGIES,
     Layout,
     Strategy,
@@ -19,36 +17,14 @@ from tracedoc.planner.layouts import (
     layouts,
     possible,
 )
+from tracedoc.planner.measured import as_replayed
 from tracedoc.planner.memory import SPREAD, Memory, peak_memory
-from tracedoc.planner.replayed import Replayed, as_replayed
-from tracedoc.planner.setup import Question
+from tracedoc.planner.setup import PARALLEL_FRAMEWORKS, PlanRequest, Question
 from tracedoc.planner.timing import Step, predict
 from tracedoc.planner.traffic import sent_in_an_update
 from tracedoc.units import format_ms
 
-FRAMEWORKS = ("pytorch", "accelerate", "trainer", "deepspeed", *PARALLEL_FRAMEWORKS)
-OBJECTIVES = ("speed", "memory")
 SHOWN_LAYOUTS = 8
-
-
-class Wish(msgspec.Struct, frozen=True):
-    """What is known of the machines, and what is wanted."""
-
-    cluster: Cluster
-    objective: str = "speed"
-    framework: str = "pytorch"
-    utilisation: float | None = None
-    """Share of the peak that all arithmetic reaches, in place of the fitted model."""
-    measured_compute_ms: float | None = None
-    """What the GPU of a captured run computed in a step, without recomputation; it replaces the estimate."""
-    scale: float = 1.0
-    """What a captured run computed over what was predicted for it; the estimate is multiplied by it."""
-    idle_ms: float = 0.0
-    """What a captured run's step took beside computation and communication; every step takes it."""
-    replayed: tuple[Replayed, ...] = ()
-    """Steps that the replay of a captured run predicts; they replace the estimate."""
-    batch: int | None = None
-    """Sequences of all GPUs for each update, where layouts divide them otherwise than evenly over GPUs."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -104,18 +80,20 @@ def families(framework: str) -> tuple[str, ...]:
     return ("ddp", "deepspeed") if framework == "deepspeed" else ("ddp", "fsdp")
 
 
-def usable(question: Question, wish: Wish) -> list[Strategy]:
+def usable(question: Question, request: PlanRequest) -> list[Strategy]:
     """Return the strategies of the framework that mean something on these GPUs."""
-    return [s for s in possible(question.gpus, question.nodes) if s.family in families(wish.framework)]
+    return [s for s in possible(question.gpus, question.nodes) if s.family in families(request.framework)]
 
 
-def checkpointed(question: Question, wish: Wish, peak: Callable[[bool], Memory]) -> tuple[bool, Memory]:
+def checkpointed(
+    question: Question, request: PlanRequest, peak: Callable[[bool], Memory]
+) -> tuple[bool, Memory]:
     """Return whether activations are checkpointed, and the peak then: as asked, or where needed if left open.
 
     ``peak`` gives the peak with and without. For least memory they always are.
     """
     wanted = question.training.checkpointing
-    if wanted == "auto" and wish.objective == "memory":
+    if wanted == "auto" and request.objective == "memory":
         wanted = "on"
     if wanted != "auto":
         return wanted != "off", peak(wanted != "off")
@@ -123,23 +101,25 @@ def checkpointed(question: Question, wish: Wish, peak: Callable[[bool], Memory])
     return (False, without) if surely_fits(without, question.memory_bytes) else (True, peak(True))
 
 
-def candidate(question: Question, layout: Layout, wish: Wish) -> Candidate:
+def candidate(question: Question, layout: Layout, request: PlanRequest) -> Candidate:
     """One layout, with activation checkpointing where that is wanted, or needed and left open."""
     asked = in_framework(question, layout)
     available = question.memory_bytes
-    checkpointing, memory = checkpointed(asked, wish, lambda on: peak_memory(asked, layout, checkpointing=on))
+    checkpointing, memory = checkpointed(
+        asked, request, lambda on: peak_memory(asked, layout, checkpointing=on)
+    )
     strategy_alone = layout.strategy in STRATEGIES
     step = predict(
         asked,
         layout,
-        wish.cluster,
+        request.cluster,
         checkpointing=checkpointing,
-        utilisation=wish.utilisation,
-        measured_compute_ms=wish.measured_compute_ms if strategy_alone else None,
-        scale=wish.scale,
-        idle_ms=wish.idle_ms,
+        utilisation=request.utilisation,
+        measured_compute_ms=request.measured_compute_ms if strategy_alone else None,
+        scale=request.scale,
+        idle_ms=request.idle_ms,
     )
-    step = as_replayed(step, question, layout.id, wish.replayed, checkpointing=checkpointing)
+    step = as_replayed(step, question, layout.id, request.replayed, checkpointing=checkpointing)
     fits = may_fit(memory, available)
     tokens = layout.data * layout.rounds * asked.training.tokens
     return Candidate(
@@ -185,35 +165,35 @@ def step_range(candidate: Candidate) -> str:
     return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
 
 
-def rank(question: Question, wish: Wish) -> tuple[Candidate, ...]:
+def rank(question: Question, request: PlanRequest) -> tuple[Candidate, ...]:
     """Return what means something here: what fits first, then by the objective.
 
     For a framework of data parallelism that is every strategy, those of other frameworks among them; for
     torchtitan and Megatron the best few layouts.
     """
-    if wish.framework in PARALLEL_FRAMEWORKS:
-        found = _layout_candidates(question, wish)
+    if request.framework in PARALLEL_FRAMEWORKS:
+        found = _layout_candidates(question, request)
         order = {one.strategy: number for number, one in enumerate(found)}
     else:
         found = [
-            candidate(question, data_parallel(question, strategy.id), wish)
+            candidate(question, data_parallel(question, strategy.id), request)
             for strategy in possible(question.gpus, question.nodes)
             if can_offload(strategy, question.training.offload)
             and can_train(strategy, question)
-            and _can_say(strategy, wish.framework)
+            and _can_say(strategy, request.framework)
         ]
-        found = _without_slow_variants(found, wish)
+        found = _without_slow_variants(found, request)
         order = {name: number for number, name in enumerate(STRATEGIES)}
-    ranked = sorted(found, key=lambda one: (*_key(one, wish), order[one.strategy]))
-    if wish.framework in PARALLEL_FRAMEWORKS:
-        return tuple(_simplest_first(ranked, wish)[:SHOWN_LAYOUTS])
+    ranked = sorted(found, key=lambda one: (*_key(one, request), order[one.strategy]))
+    if request.framework in PARALLEL_FRAMEWORKS:
+        return tuple(_simplest_first(ranked, request)[:SHOWN_LAYOUTS])
     return tuple(ranked)
 
 
-def _simplest_first(ranked: list[Candidate], wish: Wish) -> list[Candidate]:
+def _simplest_first(ranked: list[Candidate], request: PlanRequest) -> list[Candidate]:
     """Put the layout that splits in fewest ways first, of those as fast as the fastest by a tenth."""
     first = ranked[0] if ranked else None
-    if first is None or first.step is None or first.doubt > 1 or wish.objective == "memory":
+    if first is None or first.step is None or first.doubt > 1 or request.objective == "memory":
         return ranked
     reach = 1.1 * first.step.expected_ms
     alike = [one for one in ranked if one.doubt == first.doubt and one.step and one.step.expected_ms <= reach]
@@ -226,11 +206,11 @@ def _can_say(strategy: Strategy, framework: str) -> bool:
     return not strategy.kept_in_node or framework not in ("accelerate", "trainer")
 
 
-def _without_slow_variants(found: list[Candidate], wish: Wish) -> list[Candidate]:
+def _without_slow_variants(found: list[Candidate], request: PlanRequest) -> list[Candidate]:
     """Leave out variants of a strategy that are not the best of their family by a twentieth."""
 
     def cost(one: Candidate) -> float:
-        return one.step.expected_ms if one.step and wish.objective == "speed" else one.total_bytes
+        return one.step.expected_ms if one.step and request.objective == "speed" else one.total_bytes
 
     usual = [one for one in found if not STRATEGIES[one.strategy].variant]
     variants = [one for one in found if one not in usual and one.fits and not one.tight]
@@ -241,27 +221,27 @@ def _without_slow_variants(found: list[Candidate], wish: Wish) -> list[Candidate
     return usual
 
 
-def offered(question: Question, wish: Wish) -> bool:
+def offered(question: Question, request: PlanRequest) -> bool:
     """Return whether the framework offloads what is asked, on so many GPUs."""
-    if wish.framework in PARALLEL_FRAMEWORKS:
+    if request.framework in PARALLEL_FRAMEWORKS:
         return question.training.offload == "none"
-    return any(can_offload(s, question.training.offload) for s in usable(question, wish))
+    return any(can_offload(s, question.training.offload) for s in usable(question, request))
 
 
-def _key(one: Candidate, wish: Wish) -> tuple[int, float]:
-    if one.doubt > 1 or wish.objective == "memory":
+def _key(one: Candidate, request: PlanRequest) -> tuple[int, float]:
+    if one.doubt > 1 or request.objective == "memory":
         return one.doubt, one.total_bytes
     return one.doubt, one.step.expected_ms if one.step else 0.0
 
 
-def _layout_candidates(question: Question, wish: Wish) -> list[Candidate]:
+def _layout_candidates(question: Question, request: PlanRequest) -> list[Candidate]:
     """Return for each way of splitting the best of its micro-batches, schedules and checkpointing."""
     training = question.training
-    sequences = wish.batch or training.micro_batch * training.accumulation * question.gpus
+    sequences = request.batch or training.micro_batch * training.accumulation * question.gpus
     best: dict[str, Candidate] = {}
-    for layout in layouts(question, wish.framework, sequences):
-        one = candidate(question, layout, wish)
+    for layout in layouts(question, request.framework, sequences):
+        one = candidate(question, layout, request)
         known = best.get(one.strategy)
-        if known is None or _key(one, wish) < _key(known, wish):
+        if known is None or _key(one, request) < _key(known, request):
             best[one.strategy] = one
     return list(best.values())

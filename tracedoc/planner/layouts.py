@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from tracedoc.errors import InputError
 from tracedoc.planner.setup import OPTIMIZERS, Question
 
-PARALLEL_FRAMEWORKS = ("torchtitan", "megatron")
 SHORTEST_PART = 4096
 """Tokens of a sequence below which it is not worth splitting."""
 LARGEST_MICRO_BATCH = 8

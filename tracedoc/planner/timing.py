@@ -17,8 +17,8 @@ from tracedoc.planner.activations import EAGER_LOGIT_BYTES, block_activations, m
 from tracedoc.planner.hardware import Cluster, Gpu
 from tracedoc.planner.layouts import STRATEGIES, Layout, data_parallel, stage_blocks
 from tracedoc.planner.memory import frozen_bytes, largest_stage, model_states, optimizer_bytes, state_bytes
-from tracedoc.planner.one_step import OneStep
 from tracedoc.planner.setup import PRECISIONS, Question
+from tracedoc.planner.shape import OneStep
 from tracedoc.planner.traffic import bandwidth, transfers
 
 PASSES_OVER_ACTIVATIONS = 9.2
