@@ -1,4 +1,4 @@
-"""Keep the books of a first step under fake tensors: live bytes by kind, blocks, batch, arithmetic."""
+"""Count what a first step under fake tensors allocates, by kind, and its arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 
-class Ledger:
+class Allocations:
     """What is allocated, and at which peak, from the first forward pass with gradients on.
 
     ``live`` counts bytes by kind: "parameter", "gradient", "copy" (a parameter in autocast's dtype), and
@@ -60,8 +60,8 @@ class Ledger:
             self.live[kind] -= size
 
 
-def counting(ledger: Ledger, parameters: set[int]) -> Any:
-    """Return a mode that enters what operators return into the ledger, and answers what depends on values.
+def counting(allocations: Allocations, parameters: set[int]) -> Any:
+    """A mode that counts what operators return as allocated, and answers what depends on values.
 
     ``parameters`` are the storages of parameters: what copies one to another dtype is autocast's.
     """
@@ -83,7 +83,7 @@ def counting(ledger: Ledger, parameters: set[int]) -> Any:
                 kind = "copy"
             for tensor in tree_leaves(result):
                 if isinstance(tensor, fake_tensor):
-                    ledger.see(tensor.untyped_storage(), kind)
+                    allocations.see(tensor.untyped_storage(), kind)
             return result
 
     return Counting()

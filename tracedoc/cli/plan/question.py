@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
+from tracedoc.cli.plan.scripted import Scripted, scripted
 from tracedoc.errors import InputError, did_you_mean
+from tracedoc.planner.families import read_model_config
+from tracedoc.planner.hardware import (
+    Cluster,
+    Gpu,
+    LinkKind,
+    find_gpu,
+    find_link,
+    gpu_of_device,
+    link_of,
+    replace_gbps,
+)
+from tracedoc.planner.measured import beside_computation, compare, peak_note, replayed_note, replayed_steps
+from tracedoc.planner.setup import (
+    FRAMEWORKS,
+    OBJECTIVES,
+    PARALLEL_FRAMEWORKS,
+    PlanRequest,
+    Question,
+    Training,
+)
+from tracedoc.planner.shape import ModelShape, lora_parameters, shape_from_parameters
 
 if TYPE_CHECKING:
-    from tracedoc.cli.captured import Captured
-    from tracedoc.cli.scripted import Scripted
-    from tracedoc.planner.candidates import Wish
-    from tracedoc.planner.hardware import Cluster, Gpu, LinkKind
-    from tracedoc.planner.plan import Ask
-    from tracedoc.planner.setup import Question, Training
-    from tracedoc.planner.shape import ModelShape
+    from tracedoc.cli.plan.captured import Captured
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -57,20 +75,11 @@ class Options(msgspec.Struct, frozen=True):
     outputs: tuple[str, ...] = ()
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What is planned: the question, what is wanted, what else is asked for, and where numbers come from."""
+def question_of(options: Options) -> tuple[Question, PlanRequest, tuple[str, ...]]:
+    """The question, what is wanted of the answer, and where numbers come from.
 
-    question: Question
-    wish: Wish
-    ask: Ask
-    notes: tuple[str, ...]
-
-
-def question_of(options: Options) -> Asked:
-    """Return the question; raise :class:`InputError` for options that contradict each other."""
-    from tracedoc.cli.scripted import scripted
-    from tracedoc.planner.candidates import FRAMEWORKS, OBJECTIVES, Wish
-    from tracedoc.planner.setup import Question
+    Raises :class:`InputError` for options that contradict each other.
+    """
 
     _one_of("objective", options.objective, OBJECTIVES)
     _one_of("framework", options.framework, FRAMEWORKS)
@@ -79,7 +88,7 @@ def question_of(options: Options) -> Asked:
             f"--utilisation is {options.utilisation:g}", "it is a share of the peak: --utilisation 0.4"
         )
     found = _captured(options)
-    script = scripted(options)
+    script = _scripted(options)
     model = script.model if script else _model(options, found)
     count, machines = _machines(options, found)
     gpu, memory = _gpu(options, found)
@@ -87,26 +96,25 @@ def question_of(options: Options) -> Asked:
     training = _as_scripted(options, script) if script else _training(options, gpu, model, found)
     _can_compute(gpu, training)
     question = Question(model, training, count, machines, memory)
-    wish = Wish(cluster, options.objective, options.framework, options.utilisation, batch=options.batch)
+    request = _request(options, cluster)
     notes = (*(script.notes if script else ()), *_notes(options, found, machines, cluster))
     if found is not None and not (options.params or options.config or options.gpu_name):
-        wish, notes = _measured(question, wish, options, found, notes)
-    return Asked(question, wish, _ask(options), notes)
+        request, notes = _measured(question, request, options, found, notes)
+    return question, request, notes
 
 
 def _measured(
-    question: Question, wish: Wish, options: Options, found: Captured, notes: tuple[str, ...]
-) -> tuple[Wish, tuple[str, ...]]:
+    question: Question, request: PlanRequest, options: Options, found: Captured, notes: tuple[str, ...]
+) -> tuple[PlanRequest, tuple[str, ...]]:
     """Hold the prediction for the present strategy against the run, and scale all others by what it computed.
 
     Where the run does not tell its tokens, its computation stands for every strategy, as long as nothing
     else is asked about.
     """
-    from tracedoc.planner.measured import beside_computation, compare, peak_note
 
     now = found.present
     if now.compute_ms is None or options.utilisation is not None:
-        return wish, notes
+        return request, notes
     if now.tokens_known:
         seen = question.changed(
             sequence=now.sequence,
@@ -117,57 +125,62 @@ def _measured(
         if now.peak_bytes:
             peak = peak_note(seen, now.strategy, now.peak_bytes, checkpointing=bool(now.checkpointing))
             notes = (*notes, peak) if peak else notes
-        found_out = compare(seen, wish, now.strategy, now.compute_ms, checkpointing=bool(now.checkpointing))
+        found_out = compare(
+            seen, request, now.strategy, now.compute_ms, checkpointing=bool(now.checkpointing)
+        )
         if found_out is None:
-            return wish, notes
-        wish = replace(wish, scale=found_out.scale, idle_ms=found_out.idle_ms(now.step_ms))
+            return request, notes
+        request = replace(request, scale=found_out.scale, idle_ms=found_out.idle_ms(now.step_ms))
         note = found_out.note(now.step_ms)
-        return _replayed(question, seen, wish, found, (*notes, note) if note else notes)
+        return _replayed(question, seen, request, found, (*notes, note) if note else notes)
     if options.seq is None and options.micro_batch is None and options.accumulation is None:
         changed = (options.precision, options.lora_rank)
         if not options.qlora and changed == (None, None):
-            wish = replace(wish, measured_compute_ms=now.compute_ms)
+            request = replace(request, measured_compute_ms=now.compute_ms)
             if now.step_ms is not None:
                 idle_ms, note = beside_computation(
-                    question, wish, now.strategy, now.step_ms, checkpointing=bool(now.checkpointing)
+                    question, request, now.strategy, now.step_ms, checkpointing=bool(now.checkpointing)
                 )
-                wish, notes = replace(wish, idle_ms=idle_ms), (*notes, note)
-                wish, notes = _replayed(question, question, wish, found, notes)
-    return wish, notes
+                request, notes = replace(request, idle_ms=idle_ms), (*notes, note)
+                request, notes = _replayed(question, question, request, found, notes)
+    return request, notes
 
 
 def _replayed(
-    question: Question, seen: Question, wish: Wish, found: Captured, notes: tuple[str, ...]
-) -> tuple[Wish, tuple[str, ...]]:
+    question: Question, seen: Question, request: PlanRequest, found: Captured, notes: tuple[str, ...]
+) -> tuple[PlanRequest, tuple[str, ...]]:
     """Let the replay of the run stand for estimates; ``seen`` is asked about as the run trains."""
-    from tracedoc.planner.replayed import note, replayed_steps
 
     now = found.present
     run = seen.changed(gpus=found.gpus or seen.gpus, nodes=found.nodes)
     steps = replayed_steps(
         run, now.strategy, now.step_ms, now.replayed, checkpointing=bool(now.checkpointing)
     )
-    said = note(question, steps)
-    return replace(wish, replayed=steps), (*notes, said) if said else notes
+    said = replayed_note(question, steps)
+    return replace(request, replayed=steps), (*notes, said) if said else notes
 
 
-def _ask(options: Options) -> Ask:
-    from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS
-    from tracedoc.planner.plan import Ask
-    from tracedoc.planner.quantities import parse_count
-
-    tokens = parse_count(options.tokens, "--tokens") if options.tokens else None
-    if options.price is not None and not options.tokens:
+def _request(options: Options, cluster: Cluster) -> PlanRequest:
+    batch, price, search = options.batch, options.price, options.micro_batch == "auto"
+    if price is not None and not options.tokens:
         raise InputError("--price has no effect without --tokens", "add: --tokens 100B")
-    if options.price is not None and options.price <= 0:
-        raise InputError(f"--price is {options.price:g}", "the price of a GPU and hour: --price 2.5")
-    if options.batch is not None and options.batch < 1:
-        raise InputError(f"--batch is {options.batch}, and must be 1 or more", "the least is: --batch 1")
-    if options.framework in PARALLEL_FRAMEWORKS:  # layouts have their own micro-batches
-        return Ask(False, None, tokens, options.price)
-    if options.batch is not None and options.micro_batch != "auto":
+    if price is not None and price <= 0:
+        raise InputError(f"--price is {price:g}", "the price of a GPU and hour: --price 2.5")
+    if batch is not None and batch < 1:
+        raise InputError(f"--batch is {batch}, and must be 1 or more", "the least is: --batch 1")
+    layouts = options.framework in PARALLEL_FRAMEWORKS  # they have micro-batches of their own
+    if batch is not None and not search and not layouts:
         raise InputError("--batch has no effect without a search", "add: --micro-batch auto")
-    return Ask(options.micro_batch == "auto", options.batch, tokens, options.price)
+    return PlanRequest(
+        cluster,
+        options.objective,
+        options.framework,
+        options.utilisation,
+        batch=batch,
+        search=search and not layouts,
+        tokens=parse_count(options.tokens, "--tokens") if options.tokens else None,
+        price=price,
+    )
 
 
 def _machines(options: Options, found: Captured | None) -> tuple[int, int]:
@@ -184,9 +197,7 @@ MOST_GPUS = 131_072
 
 
 def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captured | None) -> Training:
-    from tracedoc.cli.captured_training import Present
-    from tracedoc.planner.setup import Training
-    from tracedoc.planner.shape import lora_parameters
+    from tracedoc.cli.plan.captured import Present
 
     now = found.present if found else Present()
     rank = options.lora_rank or (16 if options.qlora else 0)
@@ -226,7 +237,6 @@ def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captu
 
 def _as_scripted(options: Options, script: Scripted) -> Training:
     """Return the training that the script does; another micro-batch or accumulation may be asked about."""
-    from tracedoc.planner.setup import Training
 
     return Training(
         precision=script.precision,
@@ -266,6 +276,35 @@ def _micro_batch(text: str | None, otherwise: int) -> int:
         ) from None
 
 
+def _scripted(options: Options) -> Scripted | None:
+    """What the script that was named does, if one was.
+
+    Raises :class:`InputError` for options that the script decides itself.
+    """
+    if options.script is None:
+        return None
+    own = {
+        "--seq": options.seq,
+        "--precision": options.precision,
+        "--optimizer": options.optimizer,
+        "--lora-rank": options.lora_rank,
+        "--lora-targets": options.lora_targets,
+        "--qlora": options.qlora,
+        "--fp8": options.fp8,
+        "--no-fused-attention": options.no_fused_attention,
+        "--optimizer-in-backward": options.optimizer_in_backward,
+        "--loss": options.loss != "eager",
+        "--checkpointing selective": options.checkpointing == "selective",
+    }
+    for option, value in own.items():
+        if value:
+            raise InputError(
+                f"{option} has no effect with --script: the script decides that",
+                'change it in the script or its options: --script "train.py --seq 4096"',
+            )
+    return scripted(options.script)
+
+
 def _captured(options: Options) -> Captured | None:
     run, params, config = options.run, options.params, options.config
     given = {"RUN": run, "--params": params, "--model": config, "--script": options.script}
@@ -279,29 +318,24 @@ def _captured(options: Options) -> Captured | None:
                 'as in: tracedoc plan --params 7e9 --gpus 4 --gpu "A100 40GB"',
             )
         return None
-    from tracedoc.cli.captured import captured
+    from tracedoc.cli.plan.captured import captured
 
     return captured(run)
 
 
 def _model(options: Options, found: Captured | None) -> ModelShape:
-    from tracedoc.planner.model_config import read_model_config
-    from tracedoc.planner.quantities import parse_count
-    from tracedoc.planner.shape import shape_from_parameters
 
     if options.config:
         return read_model_config(options.config)
     if options.params:
         return shape_from_parameters(parse_count(options.params, "--params"))
-    from tracedoc.cli.captured import require_model
+    from tracedoc.cli.plan.captured import require_model
 
     assert found is not None
     return require_model(found, options.run or "")
 
 
 def _gpu(options: Options, found: Captured | None) -> tuple[Gpu | None, float]:
-    from tracedoc.planner.hardware import find_gpu, gpu_of_device
-    from tracedoc.planner.quantities import parse_size
 
     name = options.gpu_name
     gpu = find_gpu(name) if name else (gpu_of_device(found.device, found.memory_bytes) if found else None)
@@ -318,7 +352,6 @@ def _gpu(options: Options, found: Captured | None) -> tuple[Gpu | None, float]:
 
 
 def _cluster(options: Options, gpu: Gpu | None, nodes: int, found: Captured | None) -> Cluster:
-    from tracedoc.planner.hardware import Cluster, find_link, link_of
 
     link, network = options.link, options.network
     if network and nodes == 1:
@@ -337,7 +370,6 @@ def _cluster(options: Options, gpu: Gpu | None, nodes: int, found: Captured | No
 
 def _as_measured(link: LinkKind, found: Captured) -> LinkKind:
     """Return the link with what the run's collectives reached, which may include the latency of a call."""
-    from tracedoc.planner.hardware import replace_gbps
 
     measured = replace_gbps(link, found.busbw_gbps or link.gbps, measured=True)
     return replace(measured, latency_us=found.latency_us or 0.0)
@@ -371,3 +403,49 @@ def _one_of(option: str, word: str, known: tuple[str, ...]) -> None:
         raise InputError(
             f"--{option} {word!r} is not known{did_you_mean(word, known)}", f"use one of {', '.join(known)}"
         )
+
+
+_SIZES = {
+    f"{prefix}{binary}B": (1024.0 if binary else 1000.0) ** power
+    for power, prefix in enumerate(("k", "M", "G", "T"), start=1)
+    for binary in ("", "i")
+}
+_COUNTS = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+LARGEST_COUNT = 1e15
+
+
+def parse_size(text: str, option: str) -> float:
+    """Return the bytes of ``24GB`` (1e9 each) or ``24GiB``; an :class:`InputError` names the nearest size."""
+    match = re.fullmatch(r"\s*([-+]?\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None:
+        raise InputError(f"{option} {text!r} is no size", f"write it as {option} 24GB")
+    number, unit = match[1], match[2]
+    if float(number) <= 0:
+        raise InputError(f"{option} {text!r} is not positive", f"write it as {option} 24GB")
+    known = {name.lower(): name for name in _SIZES}
+    if unit.lower() in known:
+        return float(number) * _SIZES[known[unit.lower()]]
+    if not unit:
+        raise InputError(f"{option} {text!r} has no unit", f"did you mean: {option} {number}GB")
+    near = difflib.get_close_matches(unit.lower(), known, n=1, cutoff=0.0)
+    raise InputError(
+        f"{option} {text!r}: no unit is called {unit!r}", f"did you mean: {option} {number}{known[near[0]]}"
+    )
+
+
+def parse_count(text: str, option: str) -> int:
+    """Return the number in ``7e9``, ``7B``, ``350M`` or ``124439808``, or raise :class:`InputError`."""
+    match = re.fullmatch(r"\s*([-+]?\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*([A-Za-z]*)\s*", text)
+    if match is None:
+        raise InputError(f"{option} {text!r} is no number", f"write it as {option} 7e9 or {option} 7B")
+    number, unit = match[1].replace("_", ""), match[2]
+    factor = 1.0 if not unit else _COUNTS.get(unit.upper() if unit != "k" else "k", 0.0)
+    if not factor:
+        raise InputError(
+            f"{option} {text!r}: no multiple is called {unit!r}", f"did you mean: {option} {number}B"
+        )
+    value = float(number) * factor
+    if not 0 < value <= LARGEST_COUNT:
+        what = "not positive" if value <= 0 else "more than any model has"
+        raise InputError(f"{option} {text!r} is {what}", f"write it as {option} 7e9 or {option} 7B")
+    return round(value)

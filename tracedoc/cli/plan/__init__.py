@@ -103,19 +103,19 @@ def plan(**given: object) -> None:
     """
     import msgspec
 
-    from tracedoc.cli.plan_question import Options, question_of
+    from tracedoc.cli.plan.question import Options, question_of
     from tracedoc.planner.plan import plan as make_plan
 
     options = msgspec.convert(given, Options)
     inputs = [path for path in (options.run, options.config) if path]
     places = targets(options.report_format, options.outputs, inputs, _FORMATS)
-    asked = question_of(options)
-    answer = make_plan(asked.question, asked.wish, notes=asked.notes, ask=asked.ask)
+    question, request, notes = question_of(options)
+    answer = make_plan(question, request, notes=notes)
     send(places, lambda *how: [_rendered(answer, options.script, *how)], answer.summary)
 
 
 def _rendered(answer: Plan, script: str | None, chosen: str, width: int, color: bool) -> str:
-    from tracedoc.cli.plan_text import plan_markdown, plan_text
+    from tracedoc.cli.plan.text import plan_markdown, plan_text
 
     if chosen == "json":
         return json_text(answer)

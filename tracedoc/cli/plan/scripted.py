@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tracedoc.errors import InputError
-from tracedoc.planner.one_step import OneStep
-from tracedoc.planner.shape import ModelShape
+from tracedoc.planner.shape import ModelShape, OneStep
 from tracedoc.units import format_gb
 
 if TYPE_CHECKING:
-    from tracedoc.cli.plan_question import Options
     from tracedoc.firststep.launch import FirstStep
 
 
@@ -29,32 +26,11 @@ class Scripted(msgspec.Struct, frozen=True):
     notes: tuple[str, ...]
 
 
-def scripted(options: Options) -> Scripted | None:
-    """Run the script that was named, if one was; raise :class:`InputError` for what it decides itself."""
-    if options.script is None:
-        return None
-    own = {
-        "--seq": options.seq,
-        "--precision": options.precision,
-        "--optimizer": options.optimizer,
-        "--lora-rank": options.lora_rank,
-        "--lora-targets": options.lora_targets,
-        "--qlora": options.qlora,
-        "--fp8": options.fp8,
-        "--no-fused-attention": options.no_fused_attention,
-        "--optimizer-in-backward": options.optimizer_in_backward,
-        "--loss": options.loss != "eager",
-        "--checkpointing selective": options.checkpointing == "selective",
-    }
-    for option, value in own.items():
-        if value:
-            raise InputError(
-                f"{option} has no effect with --script: the script decides that",
-                'change it in the script or its options: --script "train.py --seq 4096"',
-            )
+def scripted(command: str) -> Scripted:
+    """The model of a script and how it trains, found by running it to its first update."""
     from tracedoc.firststep.launch import first_step
 
-    return from_step(first_step(options.script), options.script)
+    return from_step(first_step(command), command)
 
 
 def from_step(step: FirstStep, script: str) -> Scripted:

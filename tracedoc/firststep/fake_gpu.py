@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 
-class Seen:
+class ScriptSettings:
     """What the script asked for: dtypes of autocast and FSDP as "bf16", "fp16" or "", and a compiler."""
 
     def __init__(self) -> None:
@@ -21,22 +21,22 @@ class Seen:
 _HALVES = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
 
-def disguise(fake: Any) -> Seen:
+def fake_gpu(fake: Any) -> ScriptSettings:
     """Replace in torch what needs a device, other ranks or a compiler; ``fake`` is the mode of fake tensors.
 
     The torch that is patched belongs to the process of the estimate alone.
     """
     torch: Any = import_module("torch")
-    seen = Seen()
+    settings = ScriptSettings()
     _devices(torch)
-    _autocast(torch, seen)
-    _compiler(torch, seen)
+    _autocast(torch, settings)
+    _compiler(torch, settings)
     _conversion(torch)
     _loader(torch, fake)
     if torch.distributed.is_available():
         _processes(torch)
-        _wrappers(torch, seen)
-    return seen
+        _wrappers(torch, settings)
+    return settings
 
 
 _DEVICES = ("cuda", "cpu")
@@ -141,7 +141,7 @@ def _devices(torch: Any) -> None:
     torch.set_default_device = torch.save = _nothing
 
 
-def _autocast(torch: Any, seen: Seen) -> None:
+def _autocast(torch: Any, settings: ScriptSettings) -> None:
     begin = torch.autocast.__init__
 
     def __init__(  # noqa: N807
@@ -150,7 +150,7 @@ def _autocast(torch: Any, seen: Seen) -> None:
         if device_type == "cuda":
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
         if enabled:
-            seen.autocast = _HALVES.get(str(dtype or torch.get_autocast_dtype(device_type)), "")
+            settings.autocast = _HALVES.get(str(dtype or torch.get_autocast_dtype(device_type)), "")
         begin(self, device_type, dtype, enabled, **named)
 
     torch.autocast.__init__ = __init__
@@ -160,9 +160,9 @@ def _autocast(torch: Any, seen: Seen) -> None:
     )
 
 
-def _compiler(torch: Any, seen: Seen) -> None:
+def _compiler(torch: Any, settings: ScriptSettings) -> None:
     def compile_(model: Any = None, **named: Any) -> Any:
-        seen.compiled = True
+        settings.compiled = True
         return (lambda function: function) if model is None else model
 
     torch.compile = compile_
@@ -227,14 +227,14 @@ def _processes(torch: Any) -> None:
     dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
 
 
-def _wrappers(torch: Any, seen: Seen) -> None:
+def _wrappers(torch: Any, settings: ScriptSettings) -> None:
     """Let wrappers pass their module through; with FSDP's mixed precision it computes in that dtype."""
     nn = torch.nn
 
     class Passing(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self, module: Any, *given: Any, mixed_precision: Any = None, **named: Any) -> None:
             super().__init__()
-            self.module = _computing_in(torch, module, mixed_precision, seen)
+            self.module = _computing_in(torch, module, mixed_precision, settings)
 
         def forward(self, *given: Any, **named: Any) -> Any:
             return self.module(*given, **named)
@@ -251,7 +251,7 @@ def _wrappers(torch: Any, seen: Seen) -> None:
     def fully_shard(module: Any, *given: Any, mp_policy: Any = None, **named: Any) -> Any:
         for name in _SHARDED_METHODS:
             setattr(module, name, _nothing)
-        return _computing_in(torch, module, mp_policy, seen)
+        return _computing_in(torch, module, mp_policy, settings)
 
     device_mesh: Any = import_module("torch.distributed.device_mesh")
     fsdp: Any = import_module("torch.distributed.fsdp")
@@ -272,12 +272,12 @@ _SHARDED_METHODS = (
 """What ``fully_shard`` adds to a module, and scripts call."""
 
 
-def _computing_in(torch: Any, module: Any, policy: Any, seen: Seen) -> Any:
+def _computing_in(torch: Any, module: Any, policy: Any, settings: ScriptSettings) -> Any:
     dtype = getattr(policy, "param_dtype", None)
     if dtype is None:
         return module
     if any(p.dtype != dtype for p in module.parameters()):
-        seen.sharded = _HALVES.get(str(dtype), "")
+        settings.sharded = _HALVES.get(str(dtype), "")
 
     def cast(_: Any, given: Any) -> Any:
         floating = (isinstance(a, torch.Tensor) and a.is_floating_point() for a in given)
