@@ -15,11 +15,10 @@ from click.testing import CliRunner
 import tracedoc
 from tests.banned_words import BANNED, banned_in
 from tests.golden import ROOT, answers, runs
-from tracedoc.answer_words import ANSWER_WORDS
 from tracedoc.cli import main
 from tracedoc.diagnosis import Fix
 from tracedoc.facts.catalog import CATALOG
-from tracedoc.limits import LIMITS
+from tracedoc.glossary import ANSWER_WORDS, LIMITS
 from tracedoc.rules.load import load_rules
 from tracedoc.rules.model import Rule
 from tracedoc.rules.template import fill, placeholders
@@ -91,7 +90,7 @@ def _literals(path: Path) -> list[str]:
 
 def test_no_banned_word_stands_in_what_users_read() -> None:
     texts = {str(path): _literals(path) for path in PACKAGE.rglob("*.py")}
-    for folder, pattern in (("rules", "*.yaml"), ("tracedoc/report/page/templates", "*.j2")):
+    for folder, pattern in (("rules", "*.yaml"), ("tracedoc/report/templates", "*.j2")):
         texts |= {str(path): [path.read_text(encoding="utf-8")] for path in (ROOT / folder).rglob(pattern)}
     texts |= {path.name: [path.read_text(encoding="utf-8")] for path in GOLDEN}
     texts |= {f"limit {code}": [text] for code, text in LIMITS.items()}

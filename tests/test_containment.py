@@ -20,8 +20,8 @@ from tracedoc.digest import rank_digest
 from tracedoc.errors import InputError
 from tracedoc.facts.catalog import CATALOG
 from tracedoc.ranks.strategies import decide
+from tracedoc.report import page as html
 from tracedoc.report import terminal
-from tracedoc.report.page import html
 from tracedoc.report.render import render
 from tracedoc.rules import engine
 from tracedoc.rules.load import load_rules

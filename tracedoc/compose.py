@@ -10,9 +10,9 @@ from msgspec.structs import replace
 import tracedoc
 from tracedoc.containment import Failures
 from tracedoc.diagnosis import (
-    At,
     Budget,
     BudgetCheck,
+    BudgetLocation,
     CaptureBudget,
     Detail,
     Diagnosis,
@@ -211,7 +211,7 @@ def _rank_budget(run: RunView, digest: RankDigest, ms: _Milliseconds) -> Budget 
     if step is None:
         return None
     split = run.splits[digest.rank, step.index]
-    at = At(digest.rank, step.index if digest.step_source != "none" else None)
+    at = BudgetLocation(digest.rank, step.index if digest.step_source != "none" else None)
     parts = _parts(step.budget, split, step.idle_ns, step.blocking_ns, ms=ms)
     return Budget(**parts, at=at)  # type: ignore[arg-type]
 

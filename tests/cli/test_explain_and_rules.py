@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tracedoc.cli import main
-from tracedoc.limits import LIMITS
+from tracedoc.glossary import LIMITS
 from tracedoc.planner.words import WORDS
 
 

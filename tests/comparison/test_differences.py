@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from tests.example_diagnoses import sharded
 from tracedoc.comparison.compare import compare
-from tracedoc.comparison.viewpoint import compared_budget, late_rank
-from tracedoc.diagnosis import At, Budget, CollectiveRow, Diagnosis, FactRecord
+from tracedoc.comparison.waterfall import compared_budget, late_rank
+from tracedoc.diagnosis import Budget, BudgetLocation, CollectiveRow, Diagnosis, FactRecord
 
 
 def with_settings(**settings: str) -> Diagnosis:
@@ -119,7 +119,7 @@ def test_unknown_costs_are_no_straggler() -> None:
     assert late_rank(unknown) is None
     assert isinstance(compared_budget(unknown), Budget)
     assert compared_budget(replace(unknown, budget=None)) is None
-    assert At(5, 5) == compared_budget(unknown).at  # type: ignore[union-attr]
+    assert BudgetLocation(5, 5) == compared_budget(unknown).at  # type: ignore[union-attr]
 
 
 def test_one_process_has_no_strategy_to_compare() -> None:

@@ -10,8 +10,8 @@ from tracedoc.comparison.series import compare_series
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError
 from tracedoc.predicted import NotPredicted, Predicted, ReplayReport
-from tracedoc.report.sheets.series_words import series_sheet
-from tracedoc.report.sheets.sheet import sheet_text
+from tracedoc.report.series_sheets import series_sheet
+from tracedoc.report.sheet import sheet_text
 
 
 def runs() -> list[Diagnosis]:

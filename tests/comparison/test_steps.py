@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.example_diagnoses import sharded
-from tracedoc.comparison.steps import (
+from tracedoc.comparison.step_change import (
     StepChange,
     _cut,
     _rank_sum_counts,

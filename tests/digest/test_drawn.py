@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import tracedoc
+from tracedoc.charts import Picture
 from tracedoc.digest.drawn import thinned
-from tracedoc.picture import Picture
 from tracedoc.spans import Spans
 from tracedoc.testing.lanes import parse_lanes
 

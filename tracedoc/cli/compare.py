@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import Target, format_option, output_option, say, targets
+from tracedoc.cli.output import (
+    FORMATS,
+    Target,
+    are_shared,
+    diagnosis_in,
+    format_option,
+    output_option,
+    say,
+    targets,
+    write_sheet,
+)
 from tracedoc.cli.reading import Reading, holds_diagnosis, reading_options, run_pipeline
-from tracedoc.cli.sheets import FORMATS, are_shared, diagnosis_in, write_sheet
 from tracedoc.errors import InputError
 
 if TYPE_CHECKING:
@@ -119,7 +128,7 @@ def _two(
     samples: tuple[float, ...] | None,
 ) -> RunComparison:
     from tracedoc.comparison.compare import compare as compare_runs
-    from tracedoc.report.sheets.comparison_words import comparison_sheet
+    from tracedoc.report.comparison_sheet import comparison_sheet
     from tracedoc.report.texts import redacted
 
     if samples is not None and len(samples) != 2:
@@ -144,7 +153,7 @@ def _series(
     samples: tuple[float, ...] | None,
 ) -> None:
     from tracedoc.comparison.series import compare_series
-    from tracedoc.report.sheets.series_words import series_sheet
+    from tracedoc.report.series_sheets import series_sheet
     from tracedoc.report.texts import redacted
 
     found = compare_series(sides, scaling=scaling, samples_per_step=samples)

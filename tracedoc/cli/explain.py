@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from tracedoc.answer_words import ANSWER_WORDS
 from tracedoc.cli.output import format_option, json_text, quiet_option, text_width, to_stdout
-from tracedoc.cli.packs import rules_option
+from tracedoc.cli.reading import rules_option
 from tracedoc.errors import TracedocError
-from tracedoc.limits import LIMITS
+from tracedoc.glossary import ANSWER_WORDS, LIMITS
 from tracedoc.planner.words import WORDS
 from tracedoc.rules.other_names import OTHER_NAMES
 

@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING
 import click
 
 from tracedoc.cli.completion import folders
-from tracedoc.cli.output import format_option, output_option, targets
+from tracedoc.cli.output import (
+    FORMATS,
+    are_shared,
+    diagnosis_in,
+    format_option,
+    output_option,
+    targets,
+    write_sheet,
+)
 from tracedoc.cli.reading import Reading, holds_diagnosis, reading_options, run_pipeline
-from tracedoc.cli.sheets import FORMATS, are_shared, diagnosis_in, write_sheet
 from tracedoc.errors import InputError, TracedocError
 
 if TYPE_CHECKING:
@@ -57,7 +64,7 @@ def history(
     places = targets(report_format, outputs, (folder,), FORMATS)
     from tracedoc.comparison.history import history as history_of
     from tracedoc.pipeline import Options
-    from tracedoc.report.sheets.history_words import history_sheet
+    from tracedoc.report.series_sheets import history_sheet
     from tracedoc.report.texts import redacted
 
     options = Options(**reading)

@@ -8,10 +8,11 @@ import re
 import shlex
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
+from tracedoc.cli.completion import folders
 from tracedoc.cli.output import progress_on_terminal, quiet_option
 from tracedoc.containment import failure
 from tracedoc.errors import InputError, TracedocError
@@ -175,7 +176,7 @@ def is_diagnosis(path: str) -> bool:
 
 def holds_diagnosis(path: str) -> bool:
     """Return whether a file begins as a diagnosis or a page does, whole and of this version or not."""
-    from tracedoc.report.page.embedded import is_page
+    from tracedoc.diagnosis_json import is_page
 
     try:
         with open(path, "rb") as file:
@@ -187,3 +188,13 @@ def holds_diagnosis(path: str) -> bool:
 
 def _begins_as_diagnosis(head: bytes) -> bool:
     return re.match(rb'\s*\{\s*"(summary|schema_version|tool_version)"', head) is not None
+
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+def rules_option(text: str = "Add rules of your own.") -> Callable[[Command], Command]:
+    """Return what adds ``--rules DIR``, which may be given several times, with ``text`` as its help."""
+    return click.option(
+        "--rules", "rule_directories", multiple=True, metavar="DIR", shell_complete=folders, help=text
+    )

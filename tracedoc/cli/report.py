@@ -35,8 +35,7 @@ def report(
       tracedoc report diagnosis.json --open
       tracedoc report diagnosis.json -f json --redact > to-share.json
     """
-    from tracedoc.diagnosis_json import from_json
-    from tracedoc.report.page.embedded import diagnosis_in_page, is_page
+    from tracedoc.diagnosis_json import diagnosis_in_page, from_json, is_page
 
     places = targets(report_format, outputs, () if diagnosis == "-" else (diagnosis,))
     text = _read(diagnosis)

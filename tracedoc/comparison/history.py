@@ -8,9 +8,9 @@ from itertools import pairwise
 import msgspec
 
 from tracedoc.comparison.compare import RunComparison, compare
-from tracedoc.comparison.findings import FindingChange
+from tracedoc.comparison.differences import FindingChange
 from tracedoc.comparison.scaling import gpus
-from tracedoc.comparison.viewpoint import compared_budget
+from tracedoc.comparison.waterfall import compared_budget
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError
 

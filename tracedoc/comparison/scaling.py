@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tracedoc.comparison.viewpoint import compared_budget
+from tracedoc.comparison.waterfall import compared_budget
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError
 
@@ -130,16 +130,11 @@ def _batch(diagnosis: Diagnosis) -> float | None:
     batch = diagnosis.run.settings.get("batch size of the loader", "")
     if not batch.isdecimal() or not 0 < int(batch) < 10**9:
         return None
-    record = diagnosis.facts.get("micro_batches")
-    parts = record.value if record is not None else None
-    return float(batch) * (parts if isinstance(parts, int | float) and parts > 0 else 1)
+    parts = diagnosis.number("micro_batches")
+    return float(batch) * (parts if parts is not None and parts > 0 else 1)
 
 
 def _flop(diagnosis: Diagnosis) -> float | None:
     """Return the arithmetic of the model in a step of one GPU, in TFLOP."""
-    rate, step = diagnosis.facts.get("model_tflops"), diagnosis.facts.get("step_ms")
-    if rate is None or step is None:
-        return None
-    if not isinstance(rate.value, int | float) or not isinstance(step.value, int | float):
-        return None
-    return rate.value * step.value / 1000 if rate.value > 0 and step.value > 0 else None
+    rate, step_ms = diagnosis.number("model_tflops") or 0.0, diagnosis.number("step_ms") or 0.0
+    return rate * step_ms / 1000 if rate > 0 and step_ms > 0 else None

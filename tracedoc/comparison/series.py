@@ -9,7 +9,7 @@ import msgspec
 
 from tracedoc.comparison.compare import RunComparison, compare
 from tracedoc.comparison.scaling import gpu_hours, gpus, samples_per_s
-from tracedoc.comparison.viewpoint import compared_budget
+from tracedoc.comparison.waterfall import compared_budget
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError
 from tracedoc.predicted import NotPredicted, Range
@@ -41,7 +41,7 @@ class Point(msgspec.Struct, frozen=True):
     gpu_hours: float | None = None
 
 
-class Beyond(msgspec.Struct, frozen=True):
+class Extrapolation(msgspec.Struct, frozen=True):
     """A step on more GPUs than any run has: predicted by replay, or bounded.
 
     ``step_ms`` is low, likely and high, ``None`` where it is not predicted for ``reason``; ``least_ms`` is
@@ -69,7 +69,7 @@ class Series(msgspec.Struct, frozen=True):
     evidence: str
     points: tuple[Point, ...]
     bend: int | None
-    beyond: tuple[Beyond, ...]
+    beyond: tuple[Extrapolation, ...]
     comparisons: tuple[RunComparison, ...]
     whole: RunComparison
 
@@ -167,7 +167,7 @@ def _bend(points: Sequence[Point]) -> int | None:
     return count if fall >= LEAST_BEND else None
 
 
-def _beyond(last: Diagnosis, point: Point, first: Point, whole: RunComparison) -> Iterator[Beyond]:
+def _beyond(last: Diagnosis, point: Point, first: Point, whole: RunComparison) -> Iterator[Extrapolation]:
     """Yield the step on twice and four times as many GPUs as the last run has."""
     assert whole.scaling is not None
     budget = compared_budget(last)
@@ -194,10 +194,10 @@ def _beyond(last: Diagnosis, point: Point, first: Point, whole: RunComparison) -
             reason = "the GPUs to add may be on other hosts, and this capture shows no network between hosts"
         most = min(ideal / least, 1.0) if least > 0 else 1.0
         if reason or answer is None or isinstance(answer, NotPredicted):
-            yield Beyond(count, None, None, least, most, reason=reason)
+            yield Extrapolation(count, None, None, least, most, reason=reason)
             continue
         low, likely, high = (max(ms * point.step_ms / _replayed(last), 1e-9) for ms in answer.step_ms)
-        yield Beyond(
+        yield Extrapolation(
             gpus=count,
             step_ms=(low, likely, high),
             efficiency=(ideal / high, ideal / likely, ideal / low),

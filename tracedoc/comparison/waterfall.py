@@ -7,15 +7,9 @@ from collections.abc import Iterator
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.comparison.evidence import (
-    idle_words,
-    offload_words,
-    transfer_words,
-    waiting_words,
-    workers_words,
-)
-from tracedoc.comparison.viewpoint import compared_budget
-from tracedoc.diagnosis import At, Budget, Diagnosis, KernelRow
+from tracedoc.diagnosis import Budget, BudgetLocation, CollectiveRow, Diagnosis, KernelRow, RankReport
+from tracedoc.idle_causes import WORDS
+from tracedoc.units import format_bytes, format_ms
 
 _HOST = ("launch", "optimizer", "dispatch", "python", "sync", "allocator", "compile", "gc", "profiler")
 _SPLIT_ALIKE = 0.1
@@ -36,7 +30,7 @@ _OF_BUDGET = (
 )
 
 
-class Part(msgspec.Struct, frozen=True):
+class WaterfallPart(msgspec.Struct, frozen=True):
     """One part of the step: what it should take, what it takes, and the difference, in milliseconds.
 
     ``evidence`` says in words what was seen on the two sides.
@@ -60,16 +54,16 @@ class Waterfall(msgspec.Struct, frozen=True):
     ideal_ms: float
     measured_ms: float
     work_frac: float
-    parts: tuple[Part, ...]
-    base_at: At | None = None
-    head_at: At | None = None
+    parts: tuple[WaterfallPart, ...]
+    base_at: BudgetLocation | None = None
+    head_at: BudgetLocation | None = None
 
 
 def waterfall(base: Diagnosis, head: Diagnosis, work_frac: float = 1.0) -> Waterfall | None:
     """Return how BASE's analysed step, less or more work per GPU considered, becomes HEAD's.
 
     A side whose analysed step is that of a straggler is seen from a rank that waits for it
-    (:func:`~tracedoc.comparison.viewpoint.compared_budget`). ``None`` where a side has no budget.
+    (:func:`compared_budget`). ``None`` where a side has no budget.
     """
     before, after = compared_budget(base), compared_budget(head)
     if before is None or after is None:
@@ -84,7 +78,9 @@ def waterfall(base: Diagnosis, head: Diagnosis, work_frac: float = 1.0) -> Water
     )
 
 
-def _parts(base: Diagnosis, head: Diagnosis, before: Budget, after: Budget, work: float) -> Iterator[Part]:
+def _parts(
+    base: Diagnosis, head: Diagnosis, before: Budget, after: Budget, work: float
+) -> Iterator[WaterfallPart]:
     yield from _compute(base, head, before, after, work=work)
     if _split_unlike(before, after):
         # What one side cannot separate is no change of either part.
@@ -105,7 +101,7 @@ def _parts(base: Diagnosis, head: Diagnosis, before: Budget, after: Budget, work
 
 def _compute(
     base: Diagnosis, head: Diagnosis, before: Budget, after: Budget, *, work: float
-) -> Iterator[Part]:
+) -> Iterator[WaterfallPart]:
     """Yield compute, split by what is known of both analysed steps: kernels by name, recomputation."""
     known = before is base.budget and after is head.budget
     known = known and bool(base.detail.kernels) and bool(head.detail.kernels)
@@ -113,7 +109,9 @@ def _compute(
         yield _of("compute", "compute", before.compute_ms * work, after.compute_ms)
         return
     slower, words = _same_kernels(base.detail.kernels, head.detail.kernels, work)
-    yield Part("slower-kernels", "compute: the same kernels, slower or faster", 0.0, slower, slower, words)
+    yield WaterfallPart(
+        "slower-kernels", "compute: the same kernels, slower or faster", 0.0, slower, slower, words
+    )
     again_before, again_after = _recomputed(base) * work, _recomputed(head)
     if bool(again_before) != bool(again_after):
         # Kernels that only one side runs again have other numbers of calls: they are not among the same.
@@ -123,7 +121,7 @@ def _compute(
     ideal = before.compute_ms * work - again_before
     rest = after.compute_ms - slower - again_after
     words = _other_kernels(base.detail.kernels, head.detail.kernels, work)
-    yield Part("compute", "compute: more, fewer or other kernels", ideal, rest, rest - ideal, words)
+    yield WaterfallPart("compute", "compute: more, fewer or other kernels", ideal, rest, rest - ideal, words)
 
 
 def _split_unlike(before: Budget, after: Budget) -> bool:
@@ -153,8 +151,8 @@ def _words(key: str, base: Diagnosis, head: Diagnosis, *, more: bool) -> str:
     return waiting_words(head if more else base) if key in ("wait", "unsplit") else ""
 
 
-def _of(key: str, label: str, ideal: float, measured: float, evidence: str = "") -> Part:
-    return Part(key, label, ideal, measured, measured - ideal, evidence)
+def _of(key: str, label: str, ideal: float, measured: float, evidence: str = "") -> WaterfallPart:
+    return WaterfallPart(key, label, ideal, measured, measured - ideal, evidence)
 
 
 def _causes(budget: Budget, causes: tuple[str, ...]) -> float:
@@ -203,3 +201,119 @@ def _other_kernels(before: tuple[KernelRow, ...], after: tuple[KernelRow, ...], 
 
 def _as_many(old: KernelRow, new: KernelRow) -> bool:
     return abs(new.calls - old.calls) <= _SAME_CALLS * new.calls
+
+
+_LEAST_COST = 0.1
+"""A rank that costs the others this share of the step is one that they wait for."""
+
+
+def compared_budget(diagnosis: Diagnosis) -> Budget | None:
+    """Return the budget whose parts are compared; ``None`` where the run has none.
+
+    That is the run's own, unless it is the step of the rank that all others wait for: there the wait shows as
+    whatever made the rank late, and on every other rank as waiting. Then it is the lower median of those.
+    """
+    own = diagnosis.budget
+    if own is None or own.at is None or own.at.rank != late_rank(diagnosis):
+        return own
+    others = [rank for rank in diagnosis.ranks if rank.rank != own.at.rank and rank.budget is not None]
+    others.sort(key=_step_ms)
+    return others[(len(others) - 1) // 2].budget if others else own
+
+
+def late_rank(diagnosis: Diagnosis) -> int | None:
+    """Return the rank that the others wait for longest, ``None`` where they hardly wait for any."""
+    if diagnosis.budget is None:
+        return None
+    costs = diagnosis.numbers("straggler_cost_ms")
+    rank = max(filter(str.isdecimal, costs), key=costs.__getitem__, default="")
+    return int(rank) if rank and costs[rank] >= _LEAST_COST * diagnosis.budget.step_ms else None
+
+
+def _step_ms(rank: RankReport) -> float:
+    return rank.budget.step_ms if rank.budget is not None else 0.0
+
+
+_LEAST_SHARE = 0.01
+"""Causes of idle time below this share of the longer step are not named."""
+
+
+def transfer_words(base: Diagnosis, head: Diagnosis) -> str:
+    """Return how the collective with most exposed time differs: calls, bytes, bandwidth."""
+    before = {_kind(row): row for row in base.detail.collectives}
+    after = {_kind(row): row for row in head.detail.collectives}
+    kinds = sorted(
+        {*before, *after}, key=lambda kind: -max(_exposed(before.get(kind)), _exposed(after.get(kind)))
+    )
+    if not kinds:
+        return ""
+    old, new = before.get(kinds[0]), after.get(kinds[0])
+    words = [f"{kinds[0][0]}: {_calls(old)} -> {_calls(new)} a step"]
+    if (old is None or old.bytes_per_step) and (new is None or new.bytes_per_step):
+        words.append(f"{format_bytes(_bytes(old))} -> {format_bytes(_bytes(new))}")
+    if old is not None and new is not None and old.busbw_gbps and new.busbw_gbps:
+        words.append(f"{old.busbw_gbps:.3g} -> {new.busbw_gbps:.3g} GB/s")
+    return ", ".join(words)
+
+
+def waiting_words(side: Diagnosis) -> str:
+    """Return which rank the others wait for, or who arrived last most often."""
+    late = late_rank(side)
+    shares: dict[str, int] = {}
+    for row in side.detail.collectives:
+        for rank, count in row.last_arrivals.items():
+            shares[rank] = shares.get(rank, 0) + count
+    total = sum(shares.values())
+    rank = str(late) if late is not None else max(shares, key=lambda one: shares[one], default="")
+    words = []
+    if total and 2 * shares.get(rank, 0) >= total:
+        words.append(f"rank {rank} arrives last in {100 * shares[rank] / total:.0f} % of the collectives")
+    elif late is not None:
+        words.append(f"most of it for rank {late}")
+    place = side.facts.get("straggler_code")
+    code = place.values.get(str(late)) if place is not None and late is not None else None
+    if isinstance(code, str) and code not in ("", "none"):
+        words.append(f"it is late in {code}")
+    return "; ".join(words)
+
+
+def idle_words(before: Budget, after: Budget, causes: tuple[str, ...]) -> str:
+    """Return the causes of idle time that changed, with their time on both sides."""
+    least = _LEAST_SHARE * max(before.step_ms, after.step_ms)
+    pairs = [(one, before.idle_causes_ms.get(one, 0.0), after.idle_causes_ms.get(one, 0.0)) for one in causes]
+    pairs = [pair for pair in pairs if abs(pair[2] - pair[1]) >= least]
+    pairs.sort(key=lambda pair: -abs(pair[2] - pair[1]))
+    return ", ".join(
+        f"{WORDS[one].idle if one in WORDS else one}: {format_ms(old)} -> {format_ms(new)}"
+        for one, old, new in pairs[:2]
+    )
+
+
+def workers_words(base: Diagnosis, head: Diagnosis) -> str:
+    """Return how many workers the loaders have, where both sides know it."""
+    old, new = (side.facts.get("loader_workers") for side in (base, head))
+    if old is None or new is None or old.value is None or new.value is None:
+        return ""
+    return f"loader workers: {old.value} -> {new.value}"
+
+
+def offload_words(base: Diagnosis, head: Diagnosis) -> str:
+    """Return the bytes that offloading moves, where a side moves any."""
+    sizes = [side.number("offloaded_bytes_per_step") or 0.0 for side in (base, head)]
+    return f"offloaded: {format_bytes(sizes[0])} -> {format_bytes(sizes[1])} a step" if any(sizes) else ""
+
+
+def _kind(row: CollectiveRow) -> tuple[str, str]:
+    return row.op, row.dtype
+
+
+def _exposed(row: CollectiveRow | None) -> float:
+    return row.exposed_ms if row is not None else 0.0
+
+
+def _bytes(row: CollectiveRow | None) -> float:
+    return float(row.bytes_per_step or 0) if row is not None else 0.0
+
+
+def _calls(row: CollectiveRow | None) -> str:
+    return f"{row.calls_per_step:.3g}" if row is not None else "0"

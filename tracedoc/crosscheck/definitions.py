@@ -17,7 +17,8 @@ import numpy.typing as npt
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, busiest_device, classify_gpu_events
 from tracedoc.timeline.launches import link_launches
-from tracedoc.trace.columns import NO_ID, Kind, Trace
+from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.compact import NO_ID
 from tracedoc.trace.distinct import is_among
 
 OTHER = 3
@@ -28,7 +29,7 @@ _COMMUNICATION = re.compile(r"^nccl.*Kernel")
 _NO_COMPUTATION = re.compile(r"(^nccl.*Kernel)|(.*(Memcpy)|(Memset))|(.*Sync)")
 
 
-class Split(msgspec.Struct, frozen=True):
+class CaptureSplit(msgspec.Struct, frozen=True):
     """One way to split a capture, in ms: compute + non_compute + idle = span."""
 
     span_ms: float
@@ -42,7 +43,7 @@ class Stage(msgspec.Struct, frozen=True):
     """The split once one more definition is HTA's; ``reason`` says which, with the events it concerns."""
 
     reason: str
-    split: Split
+    split: CaptureSplit
 
 
 def stages(trace: Trace) -> Iterator[Stage]:
@@ -114,15 +115,15 @@ def _launched_in_steps(trace: Trace, rows: npt.NDArray[np.intp]) -> npt.NDArray[
     return np.asarray(is_among(trace.correlation[rows], np.unique(ids)))
 
 
-def _split(trace: Trace, rows: npt.NDArray[np.intp], classes: npt.NDArray[np.generic]) -> Split:
+def _split(trace: Trace, rows: npt.NDArray[np.intp], classes: npt.NDArray[np.generic]) -> CaptureSplit:
     if not rows.size:
-        return Split(0.0, 0.0, 0.0, 0.0, None)
+        return CaptureSplit(0.0, 0.0, 0.0, 0.0, None)
     starts, ends = trace.ts_ns[rows], trace.end_ns[rows]
     compute, comm = (Spans.of(starts[classes == c], ends[classes == c]) for c in (COMPUTE, COMMUNICATION))
     span = int(ends.max() - starts.min())
     busy = Spans.of(starts, ends).total_ns
     hidden = comm.total_ns - (comm - compute).total_ns
-    return Split(
+    return CaptureSplit(
         span / 1e6,
         compute.total_ns / 1e6,
         (busy - compute.total_ns) / 1e6,

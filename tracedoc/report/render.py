@@ -42,37 +42,37 @@ _OBEYED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def _html(view: View) -> str:
-    from tracedoc.report.page.html import render_html
+    from tracedoc.report.page import render_html
 
     return render_html(view)
 
 
 def _markdown(view: View) -> str:
-    from tracedoc.report.forges.markdown import render_markdown
+    from tracedoc.report.markdown import render_markdown
 
     return render_markdown(view)
 
 
 def _sarif(view: View) -> str:
-    from tracedoc.report.forges.sarif import render_sarif
+    from tracedoc.report.ci import render_sarif
 
     return render_sarif(view)
 
 
 def _junit(view: View) -> str:
-    from tracedoc.report.forges.junit import render_junit
+    from tracedoc.report.ci import render_junit
 
     return render_junit(view)
 
 
 def _annotations(view: View) -> str:
-    from tracedoc.report.forges.annotations import render_annotations
+    from tracedoc.report.ci import render_annotations
 
     return render_annotations(view)
 
 
 def _code_quality(view: View) -> str:
-    from tracedoc.report.forges.codequality import render_code_quality
+    from tracedoc.report.ci import render_code_quality
 
     return render_code_quality(view)
 
@@ -105,7 +105,7 @@ def render_file(diagnosis: Diagnosis, report_format: str, *, redact: bool | None
         from tracedoc.report.perfetto import render_perfetto
 
         return render_perfetto(view)
-    from tracedoc.report.figures.diagnosis_figure import render_figure
+    from tracedoc.report.diagnosis_figure import render_figure
 
     return render_figure(view, report_format)
 

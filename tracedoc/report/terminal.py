@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from io import StringIO
 
 from rich.console import Console
 from rich.padding import Padding
@@ -13,8 +14,6 @@ from rich.text import Text
 from tracedoc.containment import failure
 from tracedoc.diagnosis import Fix, Verdict
 from tracedoc.fixes import framework_name
-from tracedoc.report.console import heading, printed_text, text_console
-from tracedoc.report.prediction_words import resource_name, shares_of
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import (
     FindingView,
@@ -26,6 +25,7 @@ from tracedoc.report.view import (
     phase_name,
     side_text,
 )
+from tracedoc.report.words import resource_name, shares_of
 from tracedoc.units import format_bytes, format_ms, format_percent, format_step_change
 
 SHOWN_UNITS = 6
@@ -359,3 +359,40 @@ SECTIONS: dict[str, Callable[[Console, View], None]] = {
     "what rules said": _bookkeeping,
 }
 """The parts of the report in order. One that fails costs the others nothing."""
+
+
+PIPE_WIDTH = 100
+"""Columns where the width is not known."""
+
+
+def text_console(width: int, *, color: bool) -> Console:
+    """Return a console that keeps what is printed; ``width`` 0 means a pipe.
+
+    Without ``color`` no escape sequence is printed. Nothing is taken for markup or an emoji: names come from
+    files.
+    """
+    return Console(
+        file=StringIO(),
+        width=width or PIPE_WIDTH,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        no_color=not color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+
+
+def heading(console: Console, title: str, rest: str = "") -> None:
+    """Print the heading of a part, with words beside it."""
+    console.print()
+    console.print(Text.assemble((title, "bold"), (f"  {rest}" if rest else "", "dim")))
+
+
+def printed_text(console: Console, next_command: str) -> str:
+    """Return what was printed on a console of :func:`text_console`, and the next command as its last line."""
+    console.print()
+    console.print(Text.assemble(("next: ", "dim"), (next_command, "bold")), soft_wrap=True)
+    assert isinstance(console.file, StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"

@@ -174,17 +174,15 @@ def segments(budget: BudgetParts) -> tuple[Segment, ...]:
 
 def _with_copies(parts: tuple[Segment, ...], diagnosis: Diagnosis) -> tuple[Segment, ...]:
     """Return the parts with a note at exposed copies: how much of them is between host and device."""
-    record = diagnosis.facts.get("exposed_host_copy_ms")
-    if record is None or not isinstance(record.value, float | int):
-        return parts
+    host_ms = diagnosis.number("exposed_host_copy_ms")
     by_key = {part.key: part for part in parts}
     copy = by_key.get("copy")
-    if copy is None or copy.share < LEAST_COPY_SHARE:
+    if host_ms is None or copy is None or copy.share < LEAST_COPY_SHARE:
         return parts
-    note = f"{format_ms(record.value)} between host and device, the rest within it"
-    if record.value < 0.02 * copy.ms:
+    note = f"{format_ms(host_ms)} between host and device, the rest within it"
+    if host_ms < 0.02 * copy.ms:
         note = "within the device"
-    elif record.value > 0.98 * copy.ms:
+    elif host_ms > 0.98 * copy.ms:
         note = "between host and device"
     return tuple((by_key | {"copy": replace(copy, note=note)}).values())
 
@@ -296,12 +294,12 @@ def _place(finding: Finding, run: RunInfo) -> str:
 
 
 def _longest(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    longest = sorted(evidence, key=lambda place: place.start_ns - place.end_ns)[:EVIDENCE_SHOWN]
+    longest = sorted(evidence, key=lambda place: -place.length_ns)[:EVIDENCE_SHOWN]
     return tuple(sorted(longest, key=lambda place: (place.rank, place.start_ns)))
 
 
 def _run_line(diagnosis: Diagnosis) -> str:
-    run, step_ms = diagnosis.run, _value(diagnosis, "step_ms")
+    run, step_ms = diagnosis.run, diagnosis.number("step_ms")
     seen = len(run.ranks_seen)
     parts = [f"{format_ms(step_ms)}/step"] if step_ms else []
     parts += [run.device] if run.device else []
@@ -313,16 +311,11 @@ def _run_line(diagnosis: Diagnosis) -> str:
         parts.append(run.backend)
     parts.append(_strategy(run))
     parts.append(f"{_count(run.steps_judged, 'step')} analysed" if run.steps_judged else "no complete step")
-    if (mfu := _value(diagnosis, "mfu_frac")) is not None:
+    if (mfu := diagnosis.number("mfu_frac")) is not None:
         parts.append(f"{format_percent(mfu)} MFU")
     if run.cycle is not None and len(run.cycles) > 1:
         parts.append(f"cycle {run.cycle} (recorded: {format_ranges(run.cycles)})")
     return ", ".join(part for part in parts if part)
-
-
-def _value(diagnosis: Diagnosis, fact: str) -> float | None:
-    record = diagnosis.facts.get(fact)
-    return float(record.value) if record is not None and isinstance(record.value, float | int) else None
 
 
 def _strategy(run: RunInfo) -> str:

@@ -74,8 +74,7 @@ from tracedoc.testing.lane_words import (
     Segment,
     read_lanes,
 )
-from tracedoc.testing.names import OPERATIONS
-from tracedoc.testing.shard_lanes import ZERO3_OPERATOR, UnitUse, ranges_around, unit_of_part
+from tracedoc.testing.names import OPERATIONS, ZERO3_OPERATOR, UnitUse, ranges_around, unit_of_part
 
 _GPU_ONLY: Final = ("copy", "memset", *BLOCKING)
 _OPTIMIZER: Final = (

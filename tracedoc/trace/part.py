@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.trace.columns import NO_ID, Shapes
+from tracedoc.trace.columns import Shapes
+from tracedoc.trace.compact import NO_ID
 from tracedoc.trace.events import Decoded, Int64Array
 from tracedoc.trace.metadata import as_int
 from tracedoc.trace.records import Args, CollectiveFields, InstantArgs, Metadata

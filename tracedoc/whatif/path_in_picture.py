@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 import msgspec
 import numpy as np
 
-from tracedoc.picture import PathStretch, Picture
+from tracedoc.charts import PathStretch, Picture
 from tracedoc.ranks.run_view import RunView
 from tracedoc.replay.measured_path import measure_path
 from tracedoc.replay.rank.program import RankProgram
