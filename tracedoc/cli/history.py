@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tracedoc.cli.completion import folders
-from tracedoc.cli.output import (
-    FORMATS,
-    are_shared,
-    diagnosis_in,
-    format_option,
-    output_option,
-    targets,
-    write_sheet,
-)
-from tracedoc.cli.reading import Reading, holds_diagnosis, reading_options, run_pipeline
+from tracedoc.cli.output import SHEET_FORMATS, are_shared, format_option, output_option, targets, write_sheet
+from tracedoc.cli.reading import Reading, diagnosis_in, holds_diagnosis, reading_options, run_pipeline
 from tracedoc.errors import InputError, TracedocError
 
 if TYPE_CHECKING:
@@ -61,7 +53,7 @@ def history(
     """
     if not os.path.isdir(folder):
         raise InputError(f"{folder} is no folder", "give the folder that holds the runs")
-    places = targets(report_format, outputs, (folder,), FORMATS)
+    places = targets(report_format, outputs, (folder,), SHEET_FORMATS)
     from tracedoc.comparison.history import history as history_of
     from tracedoc.pipeline import Options
     from tracedoc.report.series_sheets import history_sheet
