@@ -30,7 +30,7 @@ class Failures:
         return tuple(TraceLimit(limit.code, "", limit.message, limit.effect) for limit in self.limits)
 
     def contain(self, what: str, make: Callable[[], Part], instead: Other) -> Part | Other:
-        """Return what ``make`` makes, or ``instead`` where it fails; ``what`` names the part.
+        """The result of ``make``, or ``instead`` where it fails; ``what`` names the part.
 
         Errors meant for users, and a lack of memory, pass.
         """

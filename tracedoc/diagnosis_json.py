@@ -97,7 +97,7 @@ _END = b"</script>"
 
 
 def is_page(data: bytes) -> bool:
-    """Return whether the data begin like a page."""
+    """True for data that begin like a page."""
     return _PAGE.match(data) is not None
 
 

@@ -98,7 +98,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report.texts": BASE | {"diagnosis"},
     "report.words": BASE | {"diagnosis"},
     "report.view": BASE | {"diagnosis", "fixes", "report.texts", "report.words"},
-    "report.charts": BASE | SHOWN,
+    "report.clock": BASE | {"diagnosis", "report.view"},
+    "report.charts": BASE | SHOWN | {"report.clock"},
     "report": BASE | {"diagnosis", "diagnosis_json", "fixes", "comparison"},
     "collector": {"errors", "run.manifest", "run.steplog"},
     "cli": BASE

@@ -237,7 +237,7 @@ def _size(ranks: tuple[ManifestRank, ...]) -> str:
 
 
 def _times(ranks: tuple[ManifestRank, ...]) -> str:
-    """Return what a step of the slowest rank took before, in and after the capture."""
+    """The median step of the slowest rank before, in and after the capture, in words."""
     from tracedoc.units import format_ms
 
     slowest = _slowest(ranks)

@@ -182,7 +182,7 @@ def _rule(rule: Rule) -> str:
 
 
 def _other_name(name: str, rules: Mapping[str, Rule]) -> str:
-    """Return which rules tell what a name means that is no rule's."""
+    """The rules that explain a name that is no rule's, as text."""
     other = OTHER_NAMES[name]
     lines = [f"{name}  (no rule of this name)", "", _paragraph(other.says), ""]
     lines += [_paragraph(f"tracedoc explain {one}: {rules[one].title}", 2, hang=4) for one in other.rules]

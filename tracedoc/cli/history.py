@@ -97,7 +97,7 @@ def _entries(folder: str, written: set[str]) -> Iterator[Path]:
 
 
 def _made(path: Path) -> float:
-    """Return when a run was made: a folder, by its oldest file."""
+    """The time at which a run was made: a folder, by its oldest file."""
     if path.is_file():
         return path.stat().st_mtime
     return min((one.stat().st_mtime for one in path.iterdir() if one.is_file()), default=path.stat().st_mtime)

@@ -77,7 +77,7 @@ def _keep_quiet(context: click.Context, _: click.Parameter, wanted: bool) -> Non
 
 
 def is_quiet() -> bool:
-    """Return whether the command that runs was given ``-q``."""
+    """True where the command that runs was given ``-q``."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(_QUIET))
 
@@ -129,7 +129,7 @@ def targets(
     inputs: Sequence[str],
     suffixes: Mapping[str, str] | None = None,
 ) -> tuple[Target, ...]:
-    """Return where to write what; without ``-o`` the report goes to stdout.
+    """The places to write to, each with its format; without ``-o`` that is stdout.
 
     The suffix of a file decides its format, as ``suffixes`` say (those of a diagnosis unless given); ``-f``
     is for stdout and for other names. Raises :class:`InputError` early, before the work, for a file that
@@ -299,7 +299,7 @@ def drop_stdout() -> None:
 
 
 def wants_color() -> bool:
-    """Return whether stdout shows colours; https://no-color.org is honoured."""
+    """True where stdout shows colours; https://no-color.org is honoured."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -182,7 +182,7 @@ def diagnosis_of(data: bytes, name: str) -> Diagnosis:
 
 
 def holds_diagnosis(path: str) -> bool:
-    """Return whether a file begins as a diagnosis or a page does, whole and of this version or not."""
+    """True for a file that begins as a diagnosis or a page does, whole and of this version or not."""
     from tracedoc.diagnosis_json import is_page
 
     try:
@@ -201,7 +201,7 @@ Command = TypeVar("Command", bound=Callable[..., object])
 
 
 def rules_option(text: str = "Add rules of your own.") -> Callable[[Command], Command]:
-    """Return what adds ``--rules DIR``, which may be given several times, with ``text`` as its help."""
+    """The option ``--rules DIR``, which may be given several times, with ``text`` as its help."""
     return click.option(
         "--rules", "rule_directories", multiple=True, metavar="DIR", shell_complete=folders, help=text
     )

@@ -53,7 +53,7 @@ def compare(
     scaling: str | None = None,
     samples_per_step: tuple[float, float] | None = None,
 ) -> RunComparison:
-    """Return what changed from ``base`` to ``head``.
+    """The changes from ``base`` to ``head``, with the verdict on them.
 
     ``scaling`` is "weak" (the same batch per GPU) or "strong" (the same batch in all); without it the
     arithmetic of the captures decides. ``samples_per_step`` are those of all GPUs of each side.

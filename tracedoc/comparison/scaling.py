@@ -38,7 +38,7 @@ class Scaling(msgspec.Struct, frozen=True):
 
 
 def gpus(diagnosis: Diagnosis) -> int:
-    """Return how many ranks the job has, as far as the capture tells."""
+    """The number of ranks of the job, as far as the capture tells."""
     return diagnosis.run.world_size or len(diagnosis.run.ranks_seen)
 
 
@@ -49,7 +49,7 @@ def scaling_of(
     kind: str | None = None,
     samples: tuple[float, float] | None = None,
 ) -> Scaling | None:
-    """Return how the work scales; ``None`` for runs on the same number of GPUs without a word about it.
+    """The scaling of the work; ``None`` for runs on the same number of GPUs without a word about it.
 
     Raises :class:`InputError` where the sides are swapped, or nothing tells whether the GPUs share the work.
     """

@@ -159,7 +159,7 @@ def _points(
 
 
 def _bend(points: Sequence[Point]) -> int | None:
-    """Return at how many GPUs the efficiency of a step of the curve falls most."""
+    """The number of GPUs at which the efficiency of a step of the curve falls most."""
     falls = [
         (before.step_efficiency - after.step_efficiency, after.gpus) for before, after in pairwise(points)
     ]

@@ -82,7 +82,7 @@ def _by_step(diagnosis: Diagnosis, value: Callable[[StepBudget], float]) -> list
 
 
 def step_change(base: Diagnosis, head: Diagnosis) -> StepChange | None:
-    """Return how the steps changed; ``None`` where a side has no complete step."""
+    """The change of the steps; ``None`` where a side has no complete step."""
     before, after = run_steps(base), run_steps(head)
     if not before or not after:
         return None
@@ -108,7 +108,7 @@ def step_change(base: Diagnosis, head: Diagnosis) -> StepChange | None:
 
 
 def verdict_on(change: StepChange | None, *, same_program: bool = False) -> StepVerdict:
-    """Return whether HEAD is faster or slower than BASE beyond noise.
+    """The verdict: HEAD is faster or slower than BASE beyond noise, or neither, or it is not known.
 
     ``same_program``: nothing that follows from the script or its settings differs between the two.
     """
@@ -146,7 +146,7 @@ def verdict_on(change: StepChange | None, *, same_program: bool = False) -> Step
 
 
 def _other_work_explains(change: StepChange) -> bool:
-    """Return whether the change could vanish if the slower side had not waited for cores.
+    """True where the change could vanish if the slower side had not waited for cores.
 
     What else runs on the machine differs from capture to capture.
     """
@@ -156,7 +156,7 @@ def _other_work_explains(change: StepChange) -> bool:
 
 
 def _machine_explains(change: StepChange) -> bool:
-    """Return whether the change could be that of a machine on which every operator takes so much longer.
+    """True where the change could be that of a machine on which every operator takes so much longer.
 
     A busy neighbour on the host of a virtual machine, or another clock, slows all that a CPU does, and no
     thread waits for a core; what threads do wait may come on top.
@@ -208,7 +208,7 @@ def _needed(change: StepChange) -> int | None:
 
 
 def _cut(first: int, second: int) -> int:
-    """Return how many of the sorted ratios to leave out at each end for the interval of 95 %.
+    """The number of sorted ratios to leave out at each end for the interval of 95 %.
 
     That is the largest c for which P(U <= c) is at most 2.5 %, U being the rank-sum statistic of two samples
     from one distribution; 0 where none is.
@@ -227,7 +227,7 @@ def _cut(first: int, second: int) -> int:
 
 
 def _rank_sum_counts(first: int, second: int) -> Sequence[int]:
-    """Return in how many orders of two samples the statistic U has each value: a Gaussian binomial."""
+    """The number of orders of two samples in which the statistic U has each value: a Gaussian binomial."""
     counts = [1]
     for size in range(1, first + 1):
         # times (1 - q^(second + size)) / (1 - q^size)

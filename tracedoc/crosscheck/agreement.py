@@ -85,7 +85,7 @@ def _check(rank: int, source: str, hta: Breakdown) -> RankCheck:
 
 
 def _changes(before: CaptureSplit | Breakdown, after: CaptureSplit | Breakdown) -> dict[str, float]:
-    """Return by how much each number changes, without those that stay the same."""
+    """The change of each number, without those that stay the same."""
     changes = {}
     for part in PARTS:
         old, new = getattr(before, part), getattr(after, part)

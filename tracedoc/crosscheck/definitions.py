@@ -99,7 +99,7 @@ def _their_classes(trace: Trace) -> npt.NDArray[np.int8]:
 
 
 def _launched_in_steps(trace: Trace, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_] | None:
-    """Return which GPU events HTA keeps; ``None`` where it keeps all: the file names one step, or none.
+    """A mask of the GPU events that HTA keeps; ``None`` where it keeps all: the file names one step, or none.
 
     It keeps those whose correlation id is that of a host event that starts before the last step ends.
     """

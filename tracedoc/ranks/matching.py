@@ -7,7 +7,7 @@ ranks leave a symmetric operation together. What has no partner stays unmatched.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -227,23 +227,7 @@ def _matched(ranks: Sequence[RankCollectives], everyone: tuple[int, ...], world_
     ends, ending = _ends(entries, paired, ops)
     clock = align_clocks(everyone, [rank.host for rank in ranks], ends)
     uncertain = uncertainty_by_group(ends, entries.group[ending], len(numbers.groups), clock)
-    limits = list(clock.limits)
-    if disagreeing:
-        limits.append(
-            Limit(
-                "collectives-disagree",
-                f"in {disagreeing} collectives the ranks disagree on what the operation is",
-                "they are not matched; a job that runs so may hang",
-            )
-        )
-    if uneven:
-        limits.append(
-            Limit(
-                "collectives-disagree",
-                f"in {uneven} collectives the ranks disagree on how many bytes they exchange",
-                "the largest size counts for them; a job that runs so may hang or compute wrong sums",
-            )
-        )
+    limits = [*clock.limits, *_disagreements(disagreeing, uneven)]
     if not clock.aligned:
         return Matching(everyone, clock=clock, limits=tuple(limits))
     if clock.errors:
@@ -256,6 +240,22 @@ def _matched(ranks: Sequence[RankCollectives], everyone: tuple[int, ...], world_
     limits.extend(_unmatched(entries, paired))
     found = _assembled(everyone, numbers.groups, ops, entries, parts, paired, clock, tuple(limits))
     return replace(found, uncertainty_ns=uncertain[found.group])
+
+
+def _disagreements(kinds: int, sizes: int) -> Iterator[Limit]:
+    """Yield the limits for collectives whose ranks differ in what the operation is, or in its size."""
+    for count, what, effect in (
+        (kinds, "what the operation is", "they are not matched; a job that runs so may hang"),
+        (
+            sizes,
+            "how many bytes they exchange",
+            "the largest size counts for them; a job that runs so may hang or compute wrong sums",
+        ),
+    ):
+        if count:
+            yield Limit(
+                "collectives-disagree", f"in {count} collectives the ranks disagree on {what}", effect
+            )
 
 
 def _entries(

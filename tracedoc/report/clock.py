@@ -33,11 +33,11 @@ class CommonClock:
                 self._offset_ms[report.rank] = row.start_ms - own.start_ms
 
     def of_step(self, rank: int, step: StepBudget) -> Interval | None:
-        """Return when a rank did a step; ``None`` for a rank that is not drawn."""
+        """The interval of a rank's step; ``None`` for a rank that is not drawn."""
         return self._interval(rank, step.start_ms, step.start_ms + step.step_ms)
 
     def of_place(self, place: Evidence) -> Interval | None:
-        """Return when a place of a finding was; ``None`` on a rank that is not drawn."""
+        """The interval of a place of a finding; ``None`` on a rank that is not drawn."""
         return self._interval(place.rank, place.start_ns / 1e6, place.end_ns / 1e6)
 
     def _interval(self, rank: int, start_ms: float, end_ms: float) -> Interval | None:
@@ -48,13 +48,13 @@ class CommonClock:
 
 
 def begin_ms(picture: Picture, view: View) -> float:
-    """Return when the picture, or the first step or place before it, begins: Perfetto counts from there."""
+    """The ms at which the picture, or a step or place before it, begins: Perfetto counts from there."""
     clock = CommonClock(picture, view.diagnosis)
     return min(0.0, *(one.start_ms for one in _intervals(clock, view)), 0.0)
 
 
 def place_to_look(view: View) -> str:
-    """Return where the first finding is seen best, as ``rank 3, 120.4 ms``; "" where nothing is drawn.
+    """The place where the first finding is seen best, as ``rank 3, 120.4 ms``; "" where nothing is drawn.
 
     It is the longest place of that finding, on a rank that it names if there is one, else where such a rank
     begins the drawn step. Milliseconds count from the beginning of what ``-o run.perfetto.json.gz`` shows.

@@ -22,7 +22,7 @@ _COLOURS = {"slower-kernels": "compute", "recompute": "recompute", "host": "laun
 
 
 def comparison_sheet(found: RunComparison) -> Sheet:
-    """Return what a comparison shows."""
+    """A comparison as a sheet."""
     return Sheet(
         answer=first_line(found),
         notes=tuple(note for note in (_noise(found), _costs(found.scaling), _seen_at(found)) if note),
@@ -35,7 +35,7 @@ def comparison_sheet(found: RunComparison) -> Sheet:
 
 
 def _counts(found: RunComparison) -> str:
-    """Return how many findings are fixed, new and still there."""
+    """The numbers of findings that are fixed, new and still there, in words."""
     words = {"fixed": "fixed", "new": "new", "persisting": "still there"}
     counts = {state: sum(one.state == state for one in found.findings) for state in words}
     said = ", ".join(f"{count} {words[state]}" for state, count in counts.items() if count)
@@ -90,7 +90,7 @@ def _noise(found: RunComparison) -> str:
 
 
 def _costs(scaling: Scaling | None) -> str:
-    """Return what a unit of work costs."""
+    """The GPU time of a sample, and its rate and price where samples were given, in words."""
     if scaling is None or scaling.gpu_time_ratio <= 0:
         return ""
     text = f"A sample takes {scaling.gpu_time_ratio:.3g} times the GPU time ({scaling.evidence})."
@@ -105,7 +105,7 @@ def _costs(scaling: Scaling | None) -> str:
 
 
 def _seen_at(found: RunComparison) -> str:
-    """Return whose steps are compared, where they are not one rank's."""
+    """The ranks whose steps are compared, where they are not one; "" for one."""
     base, head = found.waterfall.base_at, found.waterfall.head_at
     if base is None or head is None or base.rank == head.rank:
         return ""
@@ -205,7 +205,7 @@ def _lists(found: RunComparison) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def fixed_words(one: FindingChange, realised_ms: float) -> str:
-    """Return what was predicted for a finding that is gone, and by how much the step changed."""
+    """The prediction for a finding that is gone, and the change of the step, in words."""
     text = f"{one.title} [{one.rule_id}]"
     if one.predicted_ms is None:
         return text

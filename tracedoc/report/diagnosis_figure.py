@@ -240,7 +240,7 @@ def _heat_map(axis: Any, ranks: list[int], steps: list[int], table: npt.NDArray[
 
 
 def _paint(key: str) -> dict[str, Any]:
-    """Return how a colour of the page is painted: patterns in white, so that the colour stays."""
+    """The look of a colour of the page: patterns in white, so that the colour stays."""
     style: dict[str, Any] = {"facecolor": colours().get(key, colours()["other"]), "linewidth": 0}
     if pattern := HATCHES.get(key):
         style |= {"hatch": pattern, "edgecolor": "white"}
@@ -282,7 +282,7 @@ def _legend(axis: Any, view: View) -> None:
 
 
 def _words(view: View) -> dict[str, str]:
-    """Return what each colour stands for in this figure, those of the budget first."""
+    """The words of each colour in this figure, those of the budget first."""
     found: dict[str, dict[str, None]] = {}
     for key, label, field in PARTS:
         if any(report.budget and getattr(report.budget, field) > 0 for report in view.diagnosis.ranks):

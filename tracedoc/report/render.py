@@ -60,7 +60,7 @@ def implied_format(path: str, suffixes: Mapping[str, str] = SUFFIXES) -> str | N
 
 
 def render_file(diagnosis: Diagnosis, report_format: str, *, redact: bool | None = None) -> bytes:
-    """Return what a file of one of :data:`FILES_ONLY` holds; ``redact`` defaults to yes.
+    """The content of a file in one of :data:`FILES_ONLY`; ``redact`` defaults to yes.
 
     Raises :class:`InputError` where the diagnosis has no step to draw.
     """

@@ -123,7 +123,7 @@ class View(msgspec.Struct, frozen=True):
 
 
 def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
-    """Return what reports show of a diagnosis; ``redact`` hides host names and absolute paths."""
+    """The view of a diagnosis that all reports show; ``redact`` hides host names and absolute paths."""
     if redact:
         diagnosis = redacted(diagnosis)
     diagnosis = map_text(diagnosis, plain)
@@ -188,12 +188,12 @@ def _with_copies(parts: tuple[Segment, ...], diagnosis: Diagnosis) -> tuple[Segm
 
 
 def is_guard(finding: Finding) -> bool:
-    """Return whether a finding is about the capture and not about the job."""
+    """True for a finding about the capture, not about the job."""
     return finding.topic == "capture" and finding.gain is None
 
 
 def _gain_of_first(gain: Gain | None, fixes: Sequence[Fix]) -> tuple[Gain | None, str]:
-    """Return what the first fix gives where it was replayed, else the finding's gain and whose it is.
+    """The gain of the first fix where it was replayed, else the finding's, and whose it is.
 
     That is the title of the best fix, "" where it is the first or none was replayed. A gain of the mean step
     stays as it is: fixes are replayed in the analysed step.
@@ -245,7 +245,7 @@ def budget_words(check: BudgetCheck) -> str:
 
 
 def instances_text(verdict: Verdict) -> str:
-    """Return which ranks or groups came out how: ``finding: 0-2; pass: 3``; empty without any."""
+    """The ranks or groups by outcome: ``finding: 0-2; pass: 3``; empty without any."""
     keys: dict[str, list[str]] = {}
     for instance in verdict.instances:
         keys.setdefault(instance.outcome.replace("_", " "), []).append(instance.key)
@@ -253,7 +253,7 @@ def instances_text(verdict: Verdict) -> str:
 
 
 def holds_text(comparison: Comparison, verdict: Verdict) -> str:
-    """Return whether a comparison holds, and of which rank it is where there are several."""
+    """ "holds", "does not hold" or "unknown", with the rank compared where there are several."""
     holds = {True: "holds", False: "does not hold", None: "unknown"}[comparison.holds]
     several = verdict.compared is not None and len(verdict.instances) > 1
     return f"{holds} on {_keys_text([verdict.compared or ''])}" if several else holds
@@ -394,7 +394,7 @@ def _few_of_each(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
 
 
 def _outcomes(diagnosis: Diagnosis, guards: set[str]) -> str:
-    """Return how many rules said what; ``guards`` are those whose findings stand among the limits."""
+    """Rules by outcome, in words; ``guards`` are those whose findings stand among the limits."""
     words = {
         "finding": "found",
         "guard": "shown as a limit",

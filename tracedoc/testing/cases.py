@@ -138,7 +138,7 @@ def measure_case(case: Case) -> Measured:
 
 
 def judge_case(rule: str, case: Case, measured: Measured, rules: Sequence[Rule]) -> CaseResult:
-    """Return whether ``rule``, beside all ``rules``, says of a measured case what is expected."""
+    """The result of a measured case: what ``rule``, judged beside all ``rules``, says of it."""
     from tracedoc.pipeline import judge
 
     # Drawn hosts launch right before each kernel; a case is about the rule and its bound.
@@ -172,7 +172,7 @@ def write_traces(case: Case, folder: Path) -> list[Path]:
 
 
 def compare(diagnosis: Diagnosis, rule: str, expect: Expectation) -> list[str]:
-    """Return what differs between the diagnosis and what was expected of ``rule``."""
+    """The differences between the diagnosis and what was expected of ``rule``, in words."""
     verdict = next((one for one in diagnosis.verdicts if one.rule_id == rule), None)
     if verdict is None:
         return [f"no rule {rule!r} was evaluated"]

@@ -75,7 +75,7 @@ def collective_arguments(
     members: Sequence[int],
     seq: int,
 ) -> dict[str, object]:
-    """Return what an NCCL kernel and its ``record_param_comms`` both say of a collective."""
+    """The arguments of a collective on its NCCL kernel and its ``record_param_comms`` alike."""
     listed: list[object] = list(members)
     if len(members) > 30:  # Kineto shortens long lists
         listed = [*members[:29], "...", members[-1]]

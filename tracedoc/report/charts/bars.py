@@ -94,7 +94,7 @@ def gain_bar(gain: Gain | None, step_ms: float) -> AfterBar | None:
 
 
 def predicted_words(predicted: Predicted) -> str:
-    """Return what a fix makes of the step: ``54.9 -> about 31 ms (29 to 35)``."""
+    """The step with a fix: ``54.9 -> about 31 ms (29 to 35)``."""
     return format_step_change(predicted.step_ms[1] + predicted.gain_ms[1], predicted.step_ms)
 
 

@@ -77,7 +77,7 @@ def collective_table(rows: Sequence[CollectiveRow]) -> Table | None:
 
 
 def host_tables(host: HostDetail | None) -> tuple[Table, ...]:
-    """Return what the host did while its device was idle, its waits, and what filled long gaps."""
+    """Tables of what the host did while its device was idle, of its waits, and of long gaps."""
     if host is None:
         return ()
     whole = sum(row.idle_ms for row in host.causes)
@@ -146,7 +146,7 @@ def unit_table(rows: Sequence[UnitRow]) -> Table | None:
 
 
 def step_words(diagnosis: Diagnosis) -> str:
-    """Return how the complete steps of the rank that stands for the run differ; "" with fewer than two."""
+    """Range and median of the complete steps of the rank that stands for the run; "" with fewer than two."""
     at = diagnosis.budget.at if diagnosis.budget is not None else None
     report = next((one for one in diagnosis.ranks if at is not None and one.rank == at.rank), None)
     lengths = sorted(step.step_ms for step in report.steps if step.complete) if report is not None else []

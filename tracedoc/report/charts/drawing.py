@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from tracedoc.charts import Picture, PictureRow
-from tracedoc.diagnosis import Diagnosis, RankReport
+from tracedoc.diagnosis import Diagnosis
 from tracedoc.report.charts.heat_map import waits_mostly_for
 from tracedoc.report.charts.over_time import Ticks, TimeScale
 from tracedoc.report.charts.path_line import PathLine, path_lines, path_words
+from tracedoc.report.clock import CommonClock
 from tracedoc.report.view import FindingView
 from tracedoc.report.words import STATES
 from tracedoc.units import format_ms
@@ -92,7 +93,7 @@ def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | Non
     picture = diagnosis.detail.picture
     if picture is None or not picture.rows or not 0 < picture.span_ms < 1e12:
         return None
-    by_rank = {report.rank: report for report in diagnosis.ranks}
+    clock = CommonClock(picture, diagnosis)
     stages = diagnosis.facts["stage"].values if "stage" in diagnosis.facts else {}
     waits_for = waits_mostly_for(diagnosis.detail.waits, picture.step, least_ms=LEAST_WAIT * picture.span_ms)
     causes = _causes(findings, len(diagnosis.run.ranks_seen))
@@ -107,7 +108,7 @@ def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | Non
             text=_words(row),
             states=tuple(_states(row, picture)),
             communication=_path(row, "communication", picture),
-            marks=tuple(_marks(row, picture, by_rank.get(row.rank), findings[:MARKED_FINDINGS])),
+            marks=tuple(_marks(row, picture, clock, findings[:MARKED_FINDINGS])),
             path=lines.get(row.rank),
         )
         for row in ordered
@@ -178,7 +179,7 @@ def _states(row: PictureRow, picture: Picture) -> Iterator[Stretch]:
 
 
 def _words(row: PictureRow) -> str:
-    """Return what the rank does most, for those who do not see it."""
+    """The five longest states of a rank in words, for those who do not see them."""
     times = [(words, _total(row, name)) for name, (_, words) in STATES.items() if name in row.spans_ms]
     largest = sorted(times, key=lambda one: -one[1])[:5]
     return f"rank {row.rank}: " + ", ".join(f"{words} {format_ms(ms)}" for words, ms in largest)
@@ -193,13 +194,10 @@ def _path(row: PictureRow, name: str, picture: Picture) -> str:
 
 
 def _marks(
-    row: PictureRow, picture: Picture, report: RankReport | None, findings: Sequence[FindingView]
+    row: PictureRow, picture: Picture, clock: CommonClock, findings: Sequence[FindingView]
 ) -> Iterator[Mark]:
     """Yield the longest place of each finding on this rank in the drawn step."""
-    steps = report.steps if report is not None else ()
-    own = next((step for step in steps if step.index == picture.step), None)
-    if own is None:
-        return
+    scale = TimeScale(picture.span_ms)
     for item in findings:
         places = [
             place
@@ -207,12 +205,10 @@ def _marks(
             if place.rank == row.rank and place.step in (picture.step, None)
         ]
         longest = max(places, key=lambda place: place.length_ns, default=None)
-        if longest is None:
+        interval = clock.of_place(longest) if longest is not None else None
+        if longest is None or interval is None:
             continue
-        start = row.start_ms + longest.start_ns / 1e6 - own.start_ms
-        end = min(start + longest.length_ns / 1e6, picture.span_ms)
+        start, end = interval.start_ms, min(interval.end_ms, picture.span_ms)
         if 0 <= start < end:
-            left, width = map(TimeScale(picture.span_ms).percent, (start, end - start))
-            yield Mark(
-                item.number, item.finding.severity, longest.what, round(left, 3), round(max(width, 0.2), 3)
-            )
+            left, width = scale.percent(start), max(scale.percent(end - start), 0.2)
+            yield Mark(item.number, item.finding.severity, longest.what, round(left, 3), round(width, 3))

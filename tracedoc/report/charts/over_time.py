@@ -25,11 +25,11 @@ class TimeScale(msgspec.Struct, frozen=True):
     span_ms: float
 
     def thousandths(self, ms: float) -> float:
-        """Return where a time lies, in thousandths of the drawing."""
+        """The place of a time, in thousandths of the drawing."""
         return 1000.0 * ms / self.span_ms if self.span_ms > 0 else 0.0
 
     def percent(self, ms: float) -> float:
-        """Return where a time lies, in percent of the drawing."""
+        """The place of a time, in percent of the drawing."""
         return self.thousandths(ms) / 10
 
     def path(self, intervals: Iterable[tuple[float, float]]) -> str:

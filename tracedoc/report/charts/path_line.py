@@ -53,7 +53,7 @@ def path_lines(path: Sequence[PathStretch], ranks: Sequence[int], scale: TimeSca
 
 
 def level_of(one: PathStretch) -> float:
-    """Return how far down in its row a stretch runs."""
+    """The height of a stretch below the top of its row, of 10."""
     return LEVELS.get(one.resource, HOST)
 
 
