@@ -14,10 +14,9 @@ from click.testing import CliRunner
 import tracedoc
 from tracedoc import compose, pipeline, worker
 from tracedoc.cli import main
-from tracedoc.containment import LOG, Failures
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.digest import rank_digest
-from tracedoc.errors import InputError
+from tracedoc.errors import LOG, Failures, InputError
 from tracedoc.facts.catalog import CATALOG
 from tracedoc.ranks.strategies import decide
 from tracedoc.report import page as html

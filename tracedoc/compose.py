@@ -8,7 +8,6 @@ from datetime import datetime, timezone
 from msgspec.structs import replace
 
 import tracedoc
-from tracedoc.containment import Failures
 from tracedoc.diagnosis import (
     Budget,
     BudgetCheck,
@@ -24,7 +23,7 @@ from tracedoc.diagnosis import (
     Strategy,
 )
 from tracedoc.digest.rank_digest import RankDigest, StepDigest
-from tracedoc.errors import Limit
+from tracedoc.errors import Failures, Limit
 from tracedoc.facts.catalog import FactTable
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.facts.memory_curve import memory_curve

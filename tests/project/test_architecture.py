@@ -16,7 +16,6 @@ import tracedoc
 
 BASE = {
     "errors",
-    "containment",
     "units",
     "spans",
     "config",
@@ -50,7 +49,6 @@ SHOWN = {"diagnosis", "report.view", "report.texts", "report.words"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "containment": {"errors"},
     "units": set(),
     "spans": set(),
     "config": {"errors", "units"},

@@ -14,8 +14,7 @@ import click
 
 from tracedoc.cli.completion import folders
 from tracedoc.cli.output import progress_on_terminal, quiet_option
-from tracedoc.containment import failure
-from tracedoc.errors import InputError, TracedocError
+from tracedoc.errors import InputError, TracedocError, failure
 from tracedoc.executors.memory import keep_until_given_back
 from tracedoc.run.remote import is_remote
 

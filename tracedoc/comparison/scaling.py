@@ -78,19 +78,19 @@ def scaling_of(
         efficiency=faster * work,
         speed_up=faster * work * after / before,
         gpu_time_ratio=1 / (faster * work) if faster * work > 0 else 0.0,
-        base_samples_per_s=samples_per_s(samples[0], steps[0]) if samples else None,
-        head_samples_per_s=samples_per_s(samples[1], steps[1]) if samples else None,
-        base_gpu_hours=gpu_hours(samples[0], steps[0], before) if samples else None,
-        head_gpu_hours=gpu_hours(samples[1], steps[1], after) if samples else None,
+        base_samples_per_s=_samples_per_s(samples[0], steps[0]) if samples else None,
+        head_samples_per_s=_samples_per_s(samples[1], steps[1]) if samples else None,
+        base_gpu_hours=_gpu_hours(samples[0], steps[0], before) if samples else None,
+        head_gpu_hours=_gpu_hours(samples[1], steps[1], after) if samples else None,
     )
 
 
-def samples_per_s(samples: float, step_ms: float) -> float | None:
+def _samples_per_s(samples: float, step_ms: float) -> float | None:
     """Return the samples that all GPUs train in a second."""
     return 1000 * samples / step_ms if step_ms > 0 else None
 
 
-def gpu_hours(samples: float, step_ms: float, gpus: int) -> float:
+def _gpu_hours(samples: float, step_ms: float, gpus: int) -> float:
     """Return the hours of one GPU that a million samples take."""
     return gpus * step_ms / 3.6e6 * 1e6 / samples
 

@@ -120,39 +120,32 @@ def verdict_on(change: StepChange | None, *, same_program: bool = False) -> Step
         why = f"{few} complete {'step' if few == 1 else 'steps'} on a side cannot be told from noise"
         return StepVerdict("inconclusive", why, 5)
     noise = change.noise_frac
-    word = ""
-    if change.high_frac < -noise:
-        word = "improved"
-    elif change.low_frac > noise:
-        word = "regressed"
-    elif max(-change.low_frac, change.high_frac) <= max(noise, UNCHANGED):
-        word = "unchanged"
-    if not word:
+    if change.high_frac >= -noise and change.low_frac <= noise:
+        if max(-change.low_frac, change.high_frac) <= max(noise, UNCHANGED):
+            return StepVerdict("unchanged")
         return StepVerdict("inconclusive", "the steps vary more than the change", _needed(change))
-    if word != "unchanged" and _other_work_explains(change):
-        return StepVerdict(
-            "inconclusive", "training threads waited for free cores, which may explain the change"
-        )
-    if word != "unchanged" and same_program and _machine_explains(change):
+    why = ""
+    if _waiting_explains(change):
+        why = "training threads waited for free cores, which may explain the change"
+    elif same_program and _machine_explains(change):
         taken = f"{1 + (change.operators_frac or 0.0):.2f} times as long"
-        return StepVerdict(
-            "inconclusive", f"the same operators took {taken}: the machine may have been slower or faster"
-        )
-    if word != "unchanged" and _contradicted(change):
-        return StepVerdict(
-            "inconclusive", "the steps without the profiler do not agree with the captured ones"
-        )
-    return StepVerdict(word)
+        why = f"the same operators took {taken}: the machine may have been slower or faster"
+    elif _contradicted(change):
+        why = "the steps without the profiler do not agree with the captured ones"
+    if why:
+        return StepVerdict("inconclusive", why)
+    return StepVerdict("improved" if change.high_frac < -noise else "regressed")
 
 
-def _other_work_explains(change: StepChange) -> bool:
+def _waiting_explains(change: StepChange, machine: float = 1.0) -> bool:
     """True where the change could vanish if the slower side had not waited for cores.
 
-    What else runs on the machine differs from capture to capture.
+    What else runs on the machine differs from capture to capture. HEAD's machine takes ``machine`` times as
+    long for the same work.
     """
     if change.change_frac < 0:
-        return (1 + change.high_frac) > (1 - change.base_waited_frac) * (1 - change.noise_frac)
-    return (1 + change.low_frac) * (1 - change.head_waited_frac) < 1 + change.noise_frac
+        return 1 + change.high_frac > machine * (1 - change.base_waited_frac) * (1 - change.noise_frac)
+    return (1 + change.low_frac) * (1 - change.head_waited_frac) < machine * (1 + change.noise_frac)
 
 
 def _machine_explains(change: StepChange) -> bool:
@@ -163,10 +156,7 @@ def _machine_explains(change: StepChange) -> bool:
     """
     if change.operators_frac is None or change.operators_frac * change.change_frac <= 0:
         return False
-    machine = 1 + change.operators_frac
-    if change.change_frac < 0:
-        return 1 + change.high_frac > machine * (1 - change.base_waited_frac) * (1 - change.noise_frac)
-    return (1 + change.low_frac) * (1 - change.head_waited_frac) < machine * (1 + change.noise_frac)
+    return _waiting_explains(change, 1 + change.operators_frac)
 
 
 def _operators(base: Diagnosis, head: Diagnosis) -> float | None:

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.containment import Failures
 from tracedoc.digest.codec import decode, encode
 from tracedoc.digest.device import device_name
 from tracedoc.digest.drawn import drawn_sets
@@ -19,7 +18,7 @@ from tracedoc.digest.meetings import Meetings, meetings
 from tracedoc.digest.memory_peaks import MemoryTable, memory_table
 from tracedoc.digest.programs import EncodedProgram
 from tracedoc.digest.work import WorkTable, work_table
-from tracedoc.errors import TraceLimit
+from tracedoc.errors import Failures, TraceLimit
 from tracedoc.replay.rank.kept_steps import rank_programs
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import Budget

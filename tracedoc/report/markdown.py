@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import astuple
 
-from tracedoc.containment import Failures
 from tracedoc.diagnosis import SEVERITIES, BudgetCheck
+from tracedoc.errors import Failures
 from tracedoc.fixes import framework_name
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import FindingView, View, budget_words

@@ -15,8 +15,8 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from tracedoc.containment import Failures, failure
 from tracedoc.diagnosis import Diagnosis, FactRecord
+from tracedoc.errors import Failures, failure
 from tracedoc.fixes import framework_name
 from tracedoc.predicted import ReplayReport
 from tracedoc.report.charts.bars import (

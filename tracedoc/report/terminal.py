@@ -11,8 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tracedoc.containment import failure
 from tracedoc.diagnosis import Fix, Verdict
+from tracedoc.errors import failure
 from tracedoc.fixes import framework_name
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import (
