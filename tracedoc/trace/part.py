@@ -104,7 +104,7 @@ def _counters(positions: npt.NDArray[np.intp], args: list[Args]) -> Table:
 
 
 def _waits(positions: npt.NDArray[np.intp], args: list[Args]) -> Table:
-    """Return what the synchronisation records at ``positions`` wait for."""
+    """The events that the synchronisation records at ``positions`` wait for."""
     waits = [i for i in positions.tolist() if args[i].recorded_by is not None]
     return {
         "row": _numbers(waits),
