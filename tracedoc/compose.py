@@ -8,14 +8,13 @@ from datetime import datetime, timezone
 from msgspec.structs import replace
 
 import tracedoc
-from tracedoc.containment import Failures
 from tracedoc.detail.charts import memory_curve, transfer_table, unit_timeline, wait_table
 from tracedoc.detail.step_picture import step_picture
 from tracedoc.detail.tables import collective_rows, host_detail, kernel_rows, phase_rows, unit_rows
 from tracedoc.diagnosis import (
-    At,
     Budget,
     BudgetCheck,
+    BudgetLocation,
     CaptureBudget,
     Detail,
     Diagnosis,
@@ -26,7 +25,7 @@ from tracedoc.diagnosis import (
     StepBudget,
     Strategy,
 )
-from tracedoc.errors import Limit
+from tracedoc.errors import Failures, Limit
 from tracedoc.facts.catalog import FactTable
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.play.run_replay import Refusal
@@ -208,7 +207,7 @@ def _rank_budget(run: RunView, digest: RankDigest, ms: _Milliseconds) -> Budget 
     if step is None:
         return None
     split = run.splits[digest.rank, step.index]
-    at = At(digest.rank, step.index if digest.step_source != "none" else None)
+    at = BudgetLocation(digest.rank, step.index if digest.step_source != "none" else None)
     parts = _parts(step.budget, split, step.idle_ns, step.blocking_ns, ms=ms)
     return Budget(**parts, at=at)  # type: ignore[arg-type]
 

@@ -15,16 +15,13 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.compose import compose
-from tracedoc.containment import Failures
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.errors import InputError, Limit
+from tracedoc.errors import Failures, InputError, Limit
 from tracedoc.executors.run import run_each
 from tracedoc.executors.work import Lost
 from tracedoc.facts.measure_run import Measurements, measure_run
 from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
-from tracedoc.ranks.code_places import ranks_to_read
-from tracedoc.ranks.early_ends import ended_early
-from tracedoc.ranks.run_view import RunView, build_run_view, with_source_steps
+from tracedoc.ranks.run_view import RunView, build_run_view, ended_early, with_source_steps
 from tracedoc.rules.budgets import judge_budgets, parse_budgets
 from tracedoc.rules.engine import evaluate
 from tracedoc.rules.expression import Expression
@@ -44,6 +41,7 @@ from tracedoc.step.rank_digest import LANE_RANKS, RankDigest, without_timeline
 from tracedoc.timeline.script_code import SourceStep, read_source_step
 from tracedoc.topics import load_facts
 from tracedoc.topics.capture.run import job_limits
+from tracedoc.topics.straggler.causes import ranks_to_read
 from tracedoc.units import format_ranges
 from tracedoc.whatif.answer import what_if
 from tracedoc.whatif.changes.registry import parse_request

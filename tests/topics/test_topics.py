@@ -11,8 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 import tracedoc
-from tracedoc.comparison.differences import COUNTS
-from tracedoc.comparison.settings import PLACES, TEXTS
+from tracedoc.comparison.differences import COUNTS, PLACES, TEXTS
 from tracedoc.facts.catalog import CATALOG, FactDef, digest_fact
 from tracedoc.topics import OTHER, by_topic, check_declared, load_facts, topic_of
 from tracedoc.topics.gradients import run as gradients

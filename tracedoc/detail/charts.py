@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracedoc.charts import ExpectedCurve, MemoryCurve, TransferRow, Transfers, UnitCall, UnitTimeline, Waits
+from tracedoc.charts import (
+    ExpectedCurve,
+    MemoryCurve,
+    TransferRow,
+    TransferSpeeds,
+    UnitCall,
+    UnitTimeline,
+    Waits,
+)
 from tracedoc.ranks.bandwidth import SizeCurve, transfers
 from tracedoc.ranks.blame import Lateness
 from tracedoc.ranks.run_view import RunView
@@ -98,7 +106,7 @@ MOST_ROWS = 160
 MOST_CURVES = 4
 
 
-def transfer_table(run: RunView) -> Transfers | None:
+def transfer_table(run: RunView) -> TransferSpeeds | None:
     """The known transfers by operation, group size and message size; ``None`` without any."""
     found = transfers(run.matching, run.curves)
     if not found.operation.size:
@@ -133,7 +141,7 @@ def transfer_table(run: RunView) -> Transfers | None:
         for number, curve in enumerate(run.curves)
         if number in shown and curve is not None and curve.peak_gbps is not None
     }
-    return Transfers(
+    return TransferSpeeds(
         rows=tuple(sorted(largest, key=lambda row: (row.op, row.ranks, row.nbytes))),
         curves=tuple(curves.values())[:MOST_CURVES],
         left_out=len(rows) - len(largest),

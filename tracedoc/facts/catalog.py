@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 Scope = Literal["run", "rank", "step", "group", "unit"]
 NEEDS = frozenset(
     {
+        "cpu",
         "gpu",
         "kernels",
         "launches",

@@ -12,10 +12,10 @@ from tracedoc.diagnosis import Evidence
 from tracedoc.facts.catalog import CATALOG, FactDef
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.stragglers import gaps_of, stragglers, waits_for
 from tracedoc.spans import Spans
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.sharding.units import fine_wrapping_cost_ms, fine_wrapping_spans
+from tracedoc.topics.straggler.late_ranks import gaps_of, stragglers, waits_for
 from tracedoc.topics.straggler.run import straggler_any_cost_ms, straggler_cost_ms
 from tracedoc.topics.straggler.uneven import uneven_ranks, uneven_work_ms
 from tracedoc.values import Unknown

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.stragglers import stragglers
 from tracedoc.topics.host.rank import sync_idle_ms
 from tracedoc.topics.input.rank import input_idle_ms
 from tracedoc.topics.memory.rank import allocator_idle_ms
+from tracedoc.topics.straggler.late_ranks import stragglers
 from tracedoc.topics.straggler.run import straggler_any_cost_ms, straggler_cost_ms
 from tracedoc.topics.straggler.uneven import uneven_by_step, uneven_work_ms
 

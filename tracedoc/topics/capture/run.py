@@ -9,15 +9,14 @@ from typing import NamedTuple
 
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import NO_MANIFEST, manifest_fact, run_fact
-from tracedoc.ranks.declared_strategy import resolve_strategy
-from tracedoc.ranks.pipelines import pipeline
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.strategies.claim import FAMILIES, Claim
-from tracedoc.ranks.strategies.decide import decide, merge
-from tracedoc.ranks.strategies.pipeline_parallel import ONLY_PASSES_DATA, PASSES_DATA_HOW
+from tracedoc.ranks.strategies.decide import decide, merge, resolve_strategy
+from tracedoc.ranks.strategies.model_parallel import ONLY_PASSES_DATA, PASSES_DATA_HOW
 from tracedoc.run.job import RankJob
 from tracedoc.run.manifest import StepTime
 from tracedoc.timeline.phases import Phase
+from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
 

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import digest_fact, run_fact
-from tracedoc.ranks.pipelines import Pipeline, balanced_gain_ns, even_gain_ns, pipeline, slow_workers
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
@@ -16,6 +15,8 @@ from tracedoc.timeline.collective_roles import Role
 from tracedoc.topics.communication.run import exposed_transfer, rows_of_kind, rows_of_role, total_bytes
 from tracedoc.topics.host.rank import launch_pace_idle_ms
 from tracedoc.topics.links.run import leaves_node
+from tracedoc.topics.pipeline.balance import balanced_gain_ns, even_gain_ns, slow_workers
+from tracedoc.topics.pipeline.stages import Pipeline, pipeline
 from tracedoc.values import Unknown, Value
 
 LONGER_AT = ("compute", "host")

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.run_view import RunView, once
-from tracedoc.ranks.stragglers import Straggler, stragglers
 from tracedoc.topics.step.run import (
     OUTLIER_RATIO,
     Ints,
@@ -18,6 +17,7 @@ from tracedoc.topics.step.run import (
     is_outlier,
     job_steps,
 )
+from tracedoc.topics.straggler.late_ranks import Straggler, stragglers
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
 

@@ -1,4 +1,4 @@
-"""Facts of one rank about turns that another process takes on its GPU."""
+"""Facts about what makes a rank late in its own worker: turns that another process takes on its GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.foreign_turns import foreign_turns as turns_in
+from tracedoc.timeline.idle import foreign_turns as turns_in
 from tracedoc.topics.host.rank import NO_LAUNCH
 from tracedoc.topics.step.rank import idle_of_cause
 from tracedoc.values import Unknown, Value

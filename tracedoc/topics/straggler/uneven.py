@@ -1,22 +1,27 @@
-"""Facts of the run about work that is shared unevenly between ranks that hold the same part of the model."""
+"""Facts about work that is shared unevenly between ranks that hold the same part of the model."""
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.facts.catalog import run_fact
-from tracedoc.ranks.pipelines import even_gain_ns, pass_ratios, pipeline
-from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.work_shares import (
-    CPU_MEASURES,
-    MEASURES,
-    MORE_WORK,
-    replicas,
-    waits_by_excess,
-    work_excess,
-    work_shares,
-)
+from tracedoc.ranks.blame import STRAGGLING
+from tracedoc.ranks.matching import NO_OPERATION
+from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.work_shares import CPU_MEASURES, MEASURES, Floats, work_shares
+from tracedoc.spans import Int64Array
+from tracedoc.topics.pipeline.balance import even_gain_ns, pass_ratios
+from tracedoc.topics.pipeline.stages import pipeline
+from tracedoc.trace.distinct import is_among
 from tracedoc.values import Unknown, Value
+
+MORE_WORK = 0.05
+"""A rank has more work than its replicas from this share on."""
+
+EXPLAINED = 0.5
+"""Work accounts for longer compute where it exceeds that of the replicas by this share of the excess."""
 
 NO_REPLICAS = Unknown("no ranks are known to reduce the same gradients: which should do equal work is open")
 
@@ -120,7 +125,7 @@ def uneven_work_of(run: RunView) -> Value:
 
 
 def uneven_by_step(run: RunView) -> dict[int, float] | None:
-    """Return what :func:`uneven_work_ms` is the mean of, in ns, by step."""
+    """The values that :func:`uneven_work_ms` is the mean of, in ns, by step."""
     gain_ns, found = even_gain_ns(run), pipeline(run)
     if gain_ns is not None and found is not None:
         return dict(zip(found.steps, gain_ns.astype(np.float64).tolist(), strict=True))
@@ -139,3 +144,93 @@ def uneven_ranks(run: RunView) -> frozenset[int]:
     return frozenset(
         digest.rank for digest, one in zip(run.digests, excess.explained, strict=True) if one.any()
     )
+
+
+@once
+def replicas(run: RunView) -> tuple[tuple[int, ...], ...]:
+    """The places of the ranks that should have the same work as each; empty where not known.
+
+    Those with which it reduces most gradient bytes: they hold the same part of the model, and are given
+    other samples. Pipeline stages differ by design, and are never compared.
+    """
+    place_of = {digest.rank: place for place, digest in enumerate(run.digests)}
+    found: list[tuple[int, ...]] = []
+    places: dict[int, tuple[int, ...]] = {}
+    for digest in run.digests:
+        operations = run.operations[digest.rank]
+        rows = np.flatnonzero(digest.gradients & (operations != NO_OPERATION))
+        groups = run.matching.group[operations[rows]]
+        if rows.size == 0:
+            found.append(())
+            continue
+        sizes = np.maximum(digest.collectives.nbytes[rows], 1).astype(np.float64)
+        group = int(np.bincount(groups, weights=sizes).argmax())
+        if group not in places:
+            members = run.matching.groups[group].ranks
+            places[group] = tuple(place_of[rank] for rank in members if rank in place_of)
+        found.append(places[group])
+    return tuple(found)
+
+
+class Excess(msgspec.Struct, frozen=True, eq=False):
+    """How much more each rank had to do than the median of its replicas, as arrays ``[rank, step]``.
+
+    ``ratio`` is that of its work by the measure that differs most, 1 at least; ``measure`` indexes
+    :data:`MEASURES`. ``explained``: the work is more by :data:`MORE_WORK`, and accounts for half
+    or more of its longer compute, which ``longer_ns`` gives.
+    """
+
+    ratio: Floats
+    measure: npt.NDArray[np.intp]
+    explained: npt.NDArray[np.bool_]
+    longer_ns: Floats
+
+
+@once
+def work_excess(run: RunView) -> Excess | None:
+    """Compare each rank with its replicas; ``None`` where no two ranks are known to be replicas."""
+    shares, groups = work_shares(run), replicas(run)
+    if not shares.steps or not any(len(group) > 1 for group in groups):
+        return None
+    shape = shares.compute_ns.shape
+    ratio, measure = np.ones(shape), np.zeros(shape, dtype=np.intp)
+    usual = shares.compute_ns.copy()
+    arithmetic, blocks, kernels = shares.amount
+    sized = np.where(np.isnan(arithmetic), blocks, arithmetic)
+    for place, group in enumerate(groups):
+        others = [other for other in group if other != place]
+        if not others:
+            continue
+        by_size = sized[place] / np.median(sized[others], axis=0)
+        by_kernels = kernels[place] / np.median(kernels[others], axis=0)
+        ratio[place] = np.fmax(np.fmax(by_size, by_kernels), 1.0)
+        of_size = np.where(np.isnan(arithmetic[place]), 1, 0)
+        measure[place] = np.where(np.nan_to_num(by_size) >= np.nan_to_num(by_kernels), of_size, 2)
+        usual[place] = np.median(shares.compute_ns[others], axis=0)
+    longer = shares.compute_ns - usual
+    longer_share = np.divide(longer, usual, out=np.zeros(shape), where=usual > 0)
+    explained = (ratio - 1.0 >= MORE_WORK) & (ratio - 1.0 >= EXPLAINED * longer_share)
+    return Excess(ratio, measure, explained, longer)
+
+
+def waits_by_excess(run: RunView, excess: Excess) -> Int64Array:
+    """The exposed time that each rank waits for ranks that had more work: ``[rank, step]``, in ns.
+
+    Only for ranks whose longer compute accounts for half or more of how late they came in that step.
+    """
+    matching, blame, shares = run.matching, run.blame, work_shares(run)
+    chosen = is_among(matching.step, shares.steps) & is_among(blame.root_lateness, STRAGGLING)
+    column = np.searchsorted(shares.steps, np.where(chosen, matching.step, shares.steps[0]))
+    late = np.zeros(excess.ratio.shape, dtype=np.int64)
+    own = np.flatnonzero(chosen & (blame.root == blame.last))
+    np.add.at(late, (blame.root[own], column[own]), blame.late_ns[own])
+    counted = excess.explained & (excess.longer_ns >= EXPLAINED * late)
+    blamed = chosen & counted[blame.root, column]
+    parts = np.flatnonzero(blamed[matching.operation])
+    waits = np.zeros(excess.ratio.shape, dtype=np.int64)
+    operation = matching.operation[parts]
+    np.add.at(waits, (matching.part_rank[parts], column[operation]), blame.exposed_wait_ns[parts])
+    for place, digest in enumerate(run.digests):  # waits in two groups at once count once
+        most = [run.splits[digest.rank, step].wait_ns for step in shares.steps]
+        waits[place] = np.minimum(waits[place], most)
+    return waits
