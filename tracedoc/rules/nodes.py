@@ -24,6 +24,8 @@ MAX_FILE_BYTES = 64 * 1024
 MAX_NESTING = 8
 """Nesting of YAML collections in one rule file; the format itself needs four."""
 
+TOO_DEEP = f"nested deeper than {MAX_NESTING} levels"
+
 Fields = dict[str, yaml.Node]
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _TAGGED = (yaml.ScalarEvent, yaml.CollectionStartEvent)
@@ -52,6 +54,8 @@ def read_document(path: Path) -> yaml.Node:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
+        if "maximum nesting" in (error.problem or ""):  # libyaml's own limit, met while it looks ahead
+            raise RuleError(f"{file}:{place}: {TOO_DEEP}") from error
         detail = ", ".join(part for part in (error.context, error.problem) if part)
         raise RuleError(f"{file}:{place}: not YAML: {detail}") from error
     except yaml.YAMLError as error:
@@ -72,7 +76,7 @@ def _refuse_tricks(file: str, text: str) -> None:
             problem = "a rule file holds one document" if documents > 1 else ""
         elif isinstance(event, yaml.CollectionStartEvent):
             depth += 1
-            problem = f"nested deeper than {MAX_NESTING} levels" if depth > MAX_NESTING else ""
+            problem = TOO_DEEP if depth > MAX_NESTING else ""
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
