@@ -371,6 +371,13 @@ def test_a_builtin_rule_in_the_wrong_folder_is_an_error(builtin: Path) -> None:
         load_rules(vocabulary=VOCABULARY)
 
 
+def test_an_alias_that_is_the_id_of_a_rule_is_an_error(builtin: Path) -> None:
+    path = builtin / "input" / "a-first.yaml"
+    path.write_text(path.read_text() + "aliases: [old-name, slow-link]\n")
+    with pytest.raises(RuleError, match=r"a-first\.yaml:.*: alias 'slow-link' is the id of a rule"):
+        load_rules(vocabulary=VOCABULARY)
+
+
 def test_yielding_to_no_rule_is_an_error(builtin: Path) -> None:
     _yield(builtin / "input" / "a-first.yaml", "slow-lnk")
     with pytest.raises(RuleError, match=r"no rule is named 'slow-lnk' \(did you mean 'slow-link'\?\)"):

@@ -61,6 +61,7 @@ OPTIONAL = (
     "tells",
     "fixes",
     "yields_to",
+    "aliases",
 )
 FIX_FIELDS = (("framework", "title", "risk"), ("change", "advice", "url", "when", "predict"))
 """Of a rule, and of one of its fixes: the fields that must and that may be there."""
@@ -161,6 +162,7 @@ def _rule(file: str, stem: str, root: yaml.Node, known: Vocabulary) -> Rule:
         fixes=fixes,
         fix_when=tuple(when for when, _ in conditions),
         yields_to=_yields_to(file, fields, rule_id, evidence),
+        aliases=read_words(file, fields, "aliases"),
         source=file,
     )
 
@@ -370,6 +372,9 @@ def _check_together(rules: Sequence[Rule]) -> None:
             _fail_at(rule, "id", f"id {rule.id!r} is already used by {by_id[rule.id].source}")
         by_id[rule.id] = rule
     for rule in rules:
+        for alias in rule.aliases:
+            if alias in by_id:
+                _fail_at(rule, "aliases", f"alias {alias!r} is the id of a rule")
         for target in rule.yields_to:
             if target not in by_id:
                 _fail_at(rule, "yields_to", f"no rule is named {target!r}{did_you_mean(target, by_id)}")

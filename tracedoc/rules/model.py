@@ -76,8 +76,9 @@ class Rule(msgspec.Struct, frozen=True):
     ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``yields_to`` lists
     the ids of sharper rules. ``on_cpu`` is "capped" (a CPU trace makes it a note at most: its time shares
     say little) or "as_usual" (counts, loader waits, arrival order). ``tells`` is "cause", or "time" for a
-    rule that says where time goes and not why. ``fix_when`` has a condition for each
-    of ``fixes``, empty for one that always helps; it is empty itself where all do.
+    rule that says where time goes and not why. ``aliases`` are former ids, and names that people look for;
+    several rules may share one. ``fix_when`` has a condition for each of ``fixes``, empty for one that always
+    helps; it is empty itself where all do.
     """
 
     id: str
@@ -101,4 +102,5 @@ class Rule(msgspec.Struct, frozen=True):
     fixes: tuple[Fix, ...] = ()
     fix_when: tuple[str, ...] = ()
     yields_to: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     source: str = ""
