@@ -18,17 +18,17 @@ if str(REPOSITORY) not in sys.path:
     sys.path.insert(0, str(REPOSITORY))
 
 from docs.rule_drawings import drawing  # noqa: E402
-from tracedoc.facts.topics import CATALOG  # noqa: E402
-from tracedoc.rules.expression import parse  # noqa: E402
-from tracedoc.rules.files import builtin_directory  # noqa: E402
-from tracedoc.rules.load import load_rules  # noqa: E402
-from tracedoc.rules.model import TOPICS, AtMost  # noqa: E402
-from tracedoc.rules.schema import rule_schema  # noqa: E402
+from tracedoc.facts.catalog import CATALOG  # noqa: E402
+from tracedoc.judge.expression import parse  # noqa: E402
+from tracedoc.judge.load import load_rules  # noqa: E402
+from tracedoc.judge.rule import TOPICS, AtMost  # noqa: E402
+from tracedoc.judge.rule_cache import builtin_directory  # noqa: E402
+from tracedoc.judge.vocabulary import rule_schema  # noqa: E402
 from tracedoc.testing.cases import Case, load_cases  # noqa: E402
 from tracedoc.units import format_quantity  # noqa: E402
 
 if TYPE_CHECKING:
-    from tracedoc.rules.model import Rule
+    from tracedoc.judge.rule import Rule
 
 PAGES = REPOSITORY / "docs" / "rules"
 SYMPTOMS = REPOSITORY / "docs" / "symptoms.yaml"
@@ -141,8 +141,8 @@ def _gain(rule: Rule) -> str:
 
 
 def _fixes(rule: Rule) -> Iterator[str]:
-    for number, fix in enumerate(rule.fixes):
-        when = f", where `{rule.fix_when[number]}`" if rule.fix_when[number] else ""
+    for fix in rule.fixes:
+        when = f", where `{fix.when}`" if fix.when else ""
         yield f"**{fix.title}** ({fix.framework}{when})"
         yield ""
         if fix.change:

@@ -19,10 +19,10 @@ from tracedoc.answer_words import ANSWER_WORDS
 from tracedoc.cli import main
 from tracedoc.diagnosis import Fix
 from tracedoc.facts.catalog import CATALOG
+from tracedoc.judge.load import load_rules
+from tracedoc.judge.rule import Rule
+from tracedoc.judge.wording import fill, placeholders
 from tracedoc.limits import LIMITS
-from tracedoc.rules.load import load_rules
-from tracedoc.rules.model import Rule
-from tracedoc.rules.template import fill, placeholders
 from tracedoc.values import Value
 
 GOLDEN = sorted((ROOT / "tests" / "golden_answers").glob("*.txt"))

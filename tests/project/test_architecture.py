@@ -30,8 +30,6 @@ BASE = {
 }
 STAGES = {
     "pipeline",
-    "compose",
-    "summary",
     "run",
     "trace",
     "timeline",
@@ -40,7 +38,7 @@ STAGES = {
     "replay",
     "facts",
     "whatif",
-    "rules",
+    "judge",
     "diagnosis",
     "diagnosis_json",
     "planner",
@@ -80,16 +78,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"trace", "timeline", "digest", "ranks", "facts", "planner", "diagnosis"}
     | {"run.job", "run.manifest", "run.steplog"},
     "whatif": BASE | {"trace", "timeline", "digest", "ranks", "replay", "facts", "planner", "diagnosis"},
-    "rules.model": BASE | {"facts.catalog", "diagnosis"},
-    "rules.load": BASE | {"facts.catalog", "diagnosis"},
-    "rules.files": {"errors"},
-    "rules.prediction": BASE,
-    "rules.predict_field": BASE | {"whatif.changes"},
-    "rules.expression": BASE | {"facts.catalog", "diagnosis"},
-    "rules.kept": {"cache"},
-    "rules": BASE | {"digest", "ranks", "replay", "facts", "fixes", "whatif", "diagnosis"},
-    "summary": BASE | {"diagnosis", "digest", "ranks", "facts", "fixes", "whatif"},
-    "compose": BASE | STAGES - {"pipeline"},
+    "judge.fixes": BASE | {"diagnosis"},
+    "judge.rule": {"diagnosis"},
+    "judge.yaml_file": {"diagnosis", "errors"},
+    "judge.rule_cache": {"cache", "errors"},
+    "judge.expression": BASE | {"diagnosis"},
+    "judge.compose": BASE | STAGES - {"pipeline"},
+    "judge": BASE | {"digest", "ranks", "replay", "facts", "whatif", "diagnosis"},
     "executors": {"errors"},
     "cache": {"digest"},
     "worker": BASE | {"cache", "run", "trace", "timeline", "digest", "facts.per_rank", "facts.measure_rank"},
@@ -97,22 +92,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "comparison": BASE | {"diagnosis"},
     "crosscheck": BASE | {"trace", "timeline"},
     "diagnosis_json": BASE | {"diagnosis"},
-    "fixes": BASE | {"diagnosis"},
-    "frames": BASE | {"diagnosis", "fixes"},
+    "frames": BASE | {"diagnosis", "judge.fixes"},
     "schema": {"diagnosis"},
     "report.charts": BASE | SHOWN,
     "report.picture": BASE | SHOWN | {"report.charts"},
-    "report.forges": BASE | SHOWN | {"fixes"},
+    "report.forges": BASE | SHOWN | {"judge.fixes"},
     "report.sheets": BASE | SHOWN | {"comparison", "report.forges"},
     "report.figures": BASE | SHOWN | {"report.picture", "report.sheets"},
     "report.page": BASE
     | SHOWN
-    | {"fixes", "diagnosis_json", "report.charts", "report.picture", "report.sheets"},
-    "report": BASE | {"diagnosis", "diagnosis_json", "fixes", "comparison"},
+    | {"judge.fixes", "diagnosis_json", "report.charts", "report.picture", "report.sheets"},
+    "report": BASE | {"diagnosis", "diagnosis_json", "judge.fixes", "comparison"},
     "collector": {"errors", "run.manifest", "run.steplog"},
-    "cli": BASE
-    | STAGES
-    | {"fixes", "executors", "report", "collector", "comparison", "crosscheck", "testing"},
+    "cli": BASE | STAGES | {"executors", "report", "collector", "comparison", "crosscheck", "testing"},
     "testing": BASE | STAGES,
     "__init__": BASE | STAGES | {"report", "collector", "comparison"},
     "__main__": {"cli"},
@@ -125,7 +117,7 @@ PACKAGE_MAY_BE_IMPORTED_IN: dict[str, tuple[str, ...]] = {
     "rich": ("cli", "report"),
     "jinja2": ("report.page",),
     "matplotlib": ("report.figures",),
-    "yaml": ("rules", "testing", "cli"),
+    "yaml": ("judge.yaml_file", "testing", "cli"),
     "isal": ("trace",),
     "torch": ("collector", "firststep"),
     "dask": (),
@@ -146,7 +138,7 @@ AROUND = sorted(
 
 
 def room_of(path: Path) -> str:
-    """Return ``rules.engine`` for ``tracedoc/rules/engine.py``, ``rules`` for its ``__init__``."""
+    """Return ``judge.load`` for ``tracedoc/judge/load.py``, ``judge`` for its ``__init__``."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from docs.rule_pages import PAGES, files
-from tracedoc.rules.load import load_rules
+from tracedoc.judge.load import load_rules
 
 
 def test_every_page_is_current() -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tracedoc.containment import failure
 from tracedoc.diagnosis import Fix, Verdict
-from tracedoc.fixes import framework_name
+from tracedoc.judge.fixes import framework_name
 from tracedoc.report.console import heading, printed_text, text_console
 from tracedoc.report.prediction_words import resource_name, shares_of
 from tracedoc.report.texts import one_line

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from tracedoc.containment import Failures, failure
 from tracedoc.diagnosis import Diagnosis, FactRecord
-from tracedoc.fixes import framework_name
+from tracedoc.judge.fixes import framework_name
 from tracedoc.predicted import ReplayReport
 from tracedoc.report.charts.bars import bar, by_cause, gain_bar, plan_rows, predicted_words
 from tracedoc.report.charts.heat_map import heat_map

@@ -12,9 +12,9 @@ from tests.simulated.draws import draw_capture, draw_job
 from tests.simulated.traces import write_traces
 from tests.simulated.truth import Truth
 from tracedoc.diagnosis import Finding, Gain
+from tracedoc.judge.findings import Judgement, evaluate
+from tracedoc.judge.listing import with_restored_findings
 from tracedoc.pipeline import Options, diagnose
-from tracedoc.rules.engine import Judgement, evaluate
-from tracedoc.rules.lost_causes import with_lost_causes
 
 
 def judged(**gains_ms: float | None) -> Judgement:
@@ -41,7 +41,7 @@ def replayed(finding: Finding) -> Finding:
 
 
 def test_what_saves_far_more_than_the_sharper_finding_comes_back() -> None:
-    found = with_lost_causes(judged(broad=28.0, sharp=3.0), replayed)
+    found = with_restored_findings(judged(broad=28.0, sharp=3.0), replayed)
     assert outcomes(found) == {"broad": "finding", "sharp": "finding"}
     assert [one.id for one in found.findings] == ["broad", "sharp"]
     assert "broad" in found.times
@@ -49,29 +49,29 @@ def test_what_saves_far_more_than_the_sharper_finding_comes_back() -> None:
 
 def test_a_bound_comes_back_beside_less_than_a_tenth_of_it() -> None:
     for sharp, outcome in ((3.0, "yielded"), (2.0, "finding")):
-        found = with_lost_causes(judged(broad=28.0, sharp=sharp), lambda one: one)
+        found = with_restored_findings(judged(broad=28.0, sharp=sharp), lambda one: one)
         assert outcomes(found)["broad"] == outcome
 
 
 def test_a_third_is_enough_to_speak_for_it() -> None:
-    found = with_lost_causes(judged(broad=28.0, sharp=10.0), replayed)
+    found = with_restored_findings(judged(broad=28.0, sharp=10.0), replayed)
     assert outcomes(found) == {"broad": "yielded", "sharp": "finding"}
 
 
 def test_of_several_sharper_findings_the_largest_counts() -> None:
-    found = with_lost_causes(judged(broad=28.0, small=1.0, sharp=10.0), replayed)
+    found = with_restored_findings(judged(broad=28.0, small=1.0, sharp=10.0), replayed)
     assert outcomes(found)["broad"] == "yielded"
 
 
 def test_what_its_own_replay_makes_small_stays_away() -> None:
-    found = with_lost_causes(
+    found = with_restored_findings(
         judged(broad=28.0, sharp=3.0), lambda one: replace(one, gain=Gain(4.0, 6.0, "replay", (), 5.0))
     )
     assert outcomes(found)["broad"] == "yielded"
 
 
 def test_a_sharper_finding_whose_gain_is_not_known_speaks_for_it() -> None:
-    found = with_lost_causes(judged(broad=28.0, sharp=None), replayed)
+    found = with_restored_findings(judged(broad=28.0, sharp=None), replayed)
     assert outcomes(found)["broad"] == "yielded"
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from tracedoc.errors import RuleError
-from tracedoc.rules.files import builtin_directory
+from tracedoc.judge.rule_cache import builtin_directory
 
 RULE = """id: {id}
 title: "{title}: say in a few words what is wrong"

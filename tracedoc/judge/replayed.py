@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from tracedoc.diagnosis import SEVERITIES, Finding, Fix, Gain
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.facts.per_run.strategy import strategy_of
-from tracedoc.fixes import misfits
+from tracedoc.judge.findings import Judgement, severity_of, worst_first
+from tracedoc.judge.fixes import misfits
+from tracedoc.judge.listing import with_restored_findings
+from tracedoc.judge.rule import Rule
+from tracedoc.judge.wording import JUDGED_RANK
 from tracedoc.predicted import PlanStep, Predicted, Range, ReplayReport
 from tracedoc.replay.run_replay import Refusal, RunReplay
-from tracedoc.rules.engine import Judgement, severity_of, worst_first
-from tracedoc.rules.lost_causes import with_lost_causes
-from tracedoc.rules.model import Rule
-from tracedoc.rules.prediction import JUDGED_RANK
 from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, on_more_ranks, replay_report, run_replay
 from tracedoc.whatif.changes.registry import Request, parse_request
 from tracedoc.whatif.over_steps import Cost, cost_over_steps
@@ -49,7 +49,7 @@ def with_predictions(
     report = replay_report(replay)
     by_id = {rule.id: rule for rule in rules}
     if isinstance(replay, Refusal):
-        judgement = with_lost_causes(judgement, lambda finding: finding)
+        judgement = with_restored_findings(judgement, lambda finding: finding)
         return _with_ceilings(by_id, judgement, replay.reason, measurements), report, ()
 
     alone: dict[str, Prediction] = {}
@@ -61,7 +61,7 @@ def with_predictions(
         return [_predicted(one, by_id[one.rule_id], known, replay, measurements) for one in findings]
 
     findings = sorted(predicted(judgement.findings), key=worst_first)
-    judgement = with_lost_causes(
+    judgement = with_restored_findings(
         replace(judgement, findings=tuple(findings)), lambda one: predicted([one])[0]
     )
     plan = make_plan(replay, [_fitting(finding, measurements) for finding in judgement.findings], alone)

@@ -34,13 +34,13 @@ from tracedoc.facts.tables import collective_rows, host_detail, kernel_rows, pha
 from tracedoc.facts.transfer_table import transfer_table
 from tracedoc.facts.unit_timeline import unit_timeline
 from tracedoc.facts.waits import wait_table
+from tracedoc.judge.findings import Judgement
+from tracedoc.judge.first_line import summarise
 from tracedoc.predicted import PlanStep, ReplayReport
 from tracedoc.ranks.exposure import ExposedSplit
 from tracedoc.ranks.run_view import RunView
 from tracedoc.replay.run_replay import Refusal
-from tracedoc.rules.engine import Judgement
 from tracedoc.run.job_settings import job_settings
-from tracedoc.summary.first_line import summarise
 from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.values import Unknown, Value
 from tracedoc.whatif.answer import run_replay

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tracedoc.diagnosis import BudgetCheck
 from tracedoc.errors import InputError
 from tracedoc.facts.catalog import FactDef, FactTable
-from tracedoc.rules.expression import Expression, ExpressionError, check, evaluate, parse
+from tracedoc.judge.expression import Expression, ExpressionError, check, evaluate, parse
 from tracedoc.units import UNITS
 from tracedoc.values import Unknown, Value
 
