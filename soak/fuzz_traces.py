@@ -414,9 +414,8 @@ def diagnose(folder: Path, number: int) -> str:
     """Diagnose a folder and write every report; return the outcome in a word."""
     try:
         measured = measure([folder], Options(jobs=1))
-        judgement, replay, plan = with_predictions(
-            _rules(), evaluate(_rules(), measured.measurements), measured.measurements
-        )
+        judgement = evaluate(_rules(), measured.measurements)
+        judgement, replay, plan = with_predictions(judgement, measured.measurements)
         diagnosis = compose(
             measured.measurements,
             judgement,

@@ -183,6 +183,7 @@ class Finding(msgspec.Struct, frozen=True):
     """A verdict worth reading. ``id`` is stable over runs of one job.
 
     ``title`` begins with the usual name of the cause; ``says`` is the clause behind it in the first line.
+    ``limit`` is the code of a limit that says the same, "" where none but one with the rule's id may.
     """
 
     id: str
@@ -200,6 +201,7 @@ class Finding(msgspec.Struct, frozen=True):
     fixes: tuple[Fix, ...]
     status: str = "stable"
     says: str = ""
+    limit: str = ""
 
 
 class Comparison(msgspec.Struct, frozen=True):

@@ -136,12 +136,12 @@ def judge(
     if replay:
         judgement, report, plan = failures.contain(
             "the replay of the step",
-            lambda: with_predictions(rules, judgement, measurements),
+            lambda: with_predictions(judgement, measurements),
             (judgement, report, plan),
         )
     else:
         judgement = with_restored_findings(judgement, lambda finding: finding)
-    judgement = without_empty(rules, judgement, measurements, plan)
+    judgement = without_empty(judgement, measurements, plan)
     return compose(
         measurements,
         judgement,

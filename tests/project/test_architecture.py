@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import tracedoc
+from tracedoc.judge.rule_cache import builtin_directory
+from tracedoc.limits import LIMITS
 
 BASE = {
     "errors",
@@ -217,6 +219,15 @@ def test_a_file_has_one_sentence_and_at_most_500_lines(path: Path) -> None:
     doc = ast.get_docstring(ast.parse(text))
     assert doc, f"{path} does not say what it is"
     assert doc.splitlines()[0].endswith((".", ":", ";")), f"{path}: the first line is not a sentence"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=room_of)
+def test_no_code_knows_a_rule(path: Path) -> None:
+    """What is special about a rule stands in its YAML; the codes of limits may be the ids of rules too."""
+    ids = {file.stem for file in builtin_directory().rglob("*.yaml")} - LIMITS.keys()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    literals = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert room_of(path).startswith("testing") or not literals & ids
 
 
 def public_functions() -> Iterator[tuple[str, object]]:

@@ -183,6 +183,15 @@ def test_guard_and_limit_of_one_name_are_told_once():
     assert limit.fix in guard.fixes
 
 
+def test_a_guard_and_the_limit_that_it_names_are_one():
+    diagnosis = sharded()
+    named = {"rule_id": "few-steps", "limit": "no-complete-step", "topic": "capture", "gain": None}
+    guard = replace(diagnosis.findings[0], **named)
+    limits = (Limit("no-complete-step", "cut off", "x"),)
+    (limit,) = build_view(replace(diagnosis, findings=(guard,), limits=limits)).limits
+    assert (limit.code, limit.text, limit.severity) == ("no-complete-step", "cut off; x", "warning")
+
+
 def test_guard_without_a_limit_stands_among_the_limits_with_its_severity():
     diagnosis = sharded()
     guard = replace(diagnosis.findings[0], rule_id="few-steps", topic="capture", gain=None)

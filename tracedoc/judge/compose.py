@@ -76,15 +76,7 @@ def compose(
     summary = failures.contain(
         "the answer in a sentence",
         lambda: summarise(
-            measurements,
-            judgement.findings,
-            judgement.times,
-            run=info,
-            limits=limits,
-            plan=plan,
-            rules_left_out=rules_left_out,
-            rules_judged=len(judgement.verdicts),
-            rules_failed=[one.rule_id for one in judgement.verdicts if one.outcome == "error"],
+            measurements, judgement, run=info, limits=limits, plan=plan, rules_left_out=rules_left_out
         ),
         "The measurements stand below.",
     )

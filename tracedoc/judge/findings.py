@@ -60,13 +60,14 @@ class Judgement(msgspec.Struct, frozen=True):
 
     On many ranks a finding lists its longest places only; ``times`` are all of them, by the finding's id.
     ``yielded`` are findings over the same time as sharper ones, worst first: see
-    :func:`tracedoc.judge.listing.with_restored_findings`.
+    :func:`tracedoc.judge.listing.with_restored_findings`. ``rules`` are those that were judged, by id.
     """
 
     findings: tuple[Finding, ...]
     verdicts: tuple[Verdict, ...]
     times: Mapping[str, Times] = msgspec.field(default_factory=dict)
     yielded: tuple[Yielded, ...] = ()
+    rules: Mapping[str, Rule] = msgspec.field(default_factory=dict)
 
 
 def evaluate(
@@ -111,7 +112,7 @@ def evaluate(
     findings.sort(key=worst_first)
     yielded.sort(key=lambda one: worst_first(one.finding))
     in_order = tuple(verdicts[rule.id] for rule in rules)
-    return Judgement(tuple(findings), in_order, times, tuple(yielded))
+    return Judgement(tuple(findings), in_order, times, tuple(yielded), {rule.id: rule for rule in rules})
 
 
 def worst_first(finding: Finding) -> tuple[int, bool, float, str]:
@@ -200,6 +201,7 @@ def _finding(own: Weighed, doubts: Sequence[Verdict], measurements: Measurements
         fixes=tuple(filled(fix, values, units) for fix in rule.fixes if _helps(fix, values)),
         status=rule.status,
         says=fill(rule.says, values, units),
+        limit=rule.limit,
     )
 
 

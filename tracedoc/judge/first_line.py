@@ -8,6 +8,7 @@ from tracedoc.diagnosis import Finding, Fix, RunInfo
 from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.judge.findings import Judgement
 from tracedoc.judge.fixes import fitting_first
 from tracedoc.judge.losses import (
     compute_bound,
@@ -34,21 +35,19 @@ MOSTLY_QUEUED = 0.30
 
 def summarise(
     measurements: Measurements,
-    findings: Sequence[Finding],
-    times: Times,
+    judgement: Judgement,
     *,
     run: RunInfo,
     limits: Sequence[Limit],
     plan: Sequence[PlanStep] = (),
     rules_left_out: int = 0,
-    rules_judged: int = 0,
-    rules_failed: Sequence[str] = (),
 ) -> str:
-    """Return the first line of every report.
+    """The first line of every report.
 
     ``rules_left_out`` are those that the user did not select: without them nothing is called healthy.
-    ``rules_failed`` are the ids of rules that ended in an error; they are named where no cause is.
+    Rules that ended in an error are named where no cause is.
     """
+    findings, times = judgement.findings, judgement.times
     step = number(measurements, "step_ms")
     if step is None:
         return f"No answer: {_why_nothing(measurements.run.digests)}."
@@ -66,17 +65,19 @@ def summarise(
         said = [_cause(measurements, finding) for finding in named]
         if all(one.topic == "compute" for one in named) and is_compute_bound(measurements, step):
             said.insert(0, compute_bound(measurements, run, step))
-        loss = uncovered_loss(measurements, named, step)
+        loss = uncovered_loss(measurements, named, judgement.rules, step)
         sentences = [*said, *loss, outcome(measurements, findings, named, times, plan, run=run, step=step)]
     elif rules_left_out:
-        all_rules = rules_judged + rules_left_out
+        judged = len(judgement.verdicts)
+        which = f"{judged} of {judged + rules_left_out} rules judged"
         found = "no finding" if not findings else "only minor findings"
-        sentences = [f"{rules_judged} of {all_rules} rules judged: {found} in the {format_ms(step)} step."]
+        sentences = [f"{which}: {found} in the {format_ms(step)} step."]
     else:
         sentences = [healthy(measurements, findings, run, step)]
-    if rules_failed and not worth:
-        which = "rule" if len(rules_failed) == 1 else "rules"
-        sentences.append(f"The {which} {', '.join(rules_failed)} failed and could not be judged.")
+    failed = [one.rule_id for one in judgement.verdicts if one.outcome == "error"]
+    if failed and not worth:
+        which = "rule" if len(failed) == 1 else "rules"
+        sentences.append(f"The {which} {', '.join(failed)} failed and could not be judged.")
     return " ".join([*sentences, *([caution] if caution else [])])
 
 

@@ -58,7 +58,7 @@ def _comes_back(finding: Finding, of: Yielded, gains: Mapping[str, float], near:
 
 
 def without_empty(
-    rules: Sequence[Rule], judgement: Judgement, measurements: Measurements, plan: Sequence[PlanStep] = ()
+    judgement: Judgement, measurements: Measurements, plan: Sequence[PlanStep] = ()
 ) -> Judgement:
     """Return the judgement without findings that save nothing beside others that do, and without repetitions.
 
@@ -67,15 +67,14 @@ def without_empty(
     verdicts of what is left out are "yielded" and say why. A finding with a fix in the plan stays, and so
     does one whose gain is not known.
     """
-    by_id = {rule.id: rule for rule in rules}
     planned = {one.fix.rpartition("/")[0] for one in plan}
     step_ms = measurements.facts["step_ms"].value
     least = LEAST_GAIN * float(step_ms) if isinstance(step_ms, float | int) else 0.0
     larger = any(one.gain is not None and one.gain.size_ms > least for one in judgement.findings)
-    left_out: dict[str, str] = {}
+    rules, left_out = judgement.rules, dict[str, str]()
     kept: list[Finding] = []
     for finding in judgement.findings:
-        sharper = [one for one in judgement.findings if is_sharper(one.rule_id, finding.rule_id, by_id)]
+        sharper = [one for one in judgement.findings if is_sharper(one.rule_id, finding.rule_id, rules)]
         reason = "" if finding.id in planned else _why_not(finding, sharper, judgement, least, larger=larger)
         if reason:
             left_out[finding.rule_id] = reason

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.idle_causes import WORDS
+from tracedoc.judge.rule import Rule
 from tracedoc.units import format_ms, format_percent
 
 CPU_IDLE_WORDS = {cause: words.on_cpu for cause, words in WORDS.items() if words.on_cpu}
@@ -21,25 +22,19 @@ LOSS_WORTH_NAMING = 0.10
 IDLE_WORTH_NAMING = 0.50
 """In a CPU trace what the host does instead of running operators is named from this share of the step on."""
 
-_LOSS_OF_TOPIC = {
-    "communication": {"wait", "exposed"},
-    "sharding": {"wait", "exposed", "launch"},
-    "straggler": {"wait", "launch", "sync", "compile", "gc", "unknown", "input"},
-    "pipeline": {"wait", "pipeline", "exposed"},
-    "input": {"input"},
-    "host": {"launch", "sync", "compile", "gc", "unknown", "profiler"},
-    "memory": {"copy", "allocator"},
-}
-"""The losses that findings of a topic speak of."""
+LOSSES = ("wait", "pipeline", "exposed", "copy", *WORDS)
+"""The parts of a step that are not compute: of communication, copies, and idle time by its cause."""
 
-_LOSSES_OF_RULE = {
-    "tiny-batch": {"launch"},
-    "pageable-copies": {"copy"},
-    "cpu-offload-transfer": {"copy", "sync", "unknown"},
-    "rotating-straggler": {"wait"},
+_LOSS_OF_TOPIC: dict[str, frozenset[str]] = {
+    "communication": frozenset({"wait", "exposed"}),
+    "sharding": frozenset({"wait", "exposed", "launch"}),
+    "straggler": frozenset({"wait", "launch", "sync", "compile", "gc", "unknown", "input"}),
+    "pipeline": frozenset({"wait", "pipeline", "exposed"}),
+    "input": frozenset({"input"}),
+    "host": frozenset({"launch", "sync", "compile", "gc", "unknown", "profiler"}),
+    "memory": frozenset({"copy", "allocator"}),
 }
-"""The same for rules that speak of something else than their topic does."""
-
+"""The losses that findings of a topic speak of, unless their rule names others."""
 
 LITTLE_EXPOSED = 0.10
 """With more exposed communication than this a run is not called compute-bound."""
@@ -68,16 +63,18 @@ def gain_words(finding: Finding) -> str:
     return f"{'about' if likely else 'up to'} {format_ms(gain_ms(finding))}"
 
 
-def uncovered_loss(measurements: Measurements, named: Sequence[Finding], step: float) -> list[str]:
+def uncovered_loss(
+    measurements: Measurements, named: Sequence[Finding], rules: Mapping[str, Rule], step: float
+) -> list[str]:
     """Return the largest part of the step that is not compute, unless a named finding speaks of it."""
     kind, words, length = largest_loss(measurements)
-    if length < LOSS_WORTH_NAMING * step or any(kind in _losses_of(one) for one in named):
+    if length < LOSS_WORTH_NAMING * step or any(kind in _losses_of(rules[one.rule_id]) for one in named):
         return []
     return [f"Largest loss: {words}, {format_ms(length)} ({format_percent(length / step)})."]
 
 
-def _losses_of(finding: Finding) -> set[str]:
-    return _LOSSES_OF_RULE.get(finding.rule_id, _LOSS_OF_TOPIC.get(finding.topic, set()))
+def _losses_of(rule: Rule) -> frozenset[str]:
+    return rule.losses or _LOSS_OF_TOPIC.get(rule.topic, frozenset())
 
 
 def largest_loss(measurements: Measurements) -> tuple[str, str, float]:

@@ -39,7 +39,7 @@ SHOWN = 0.5
 
 
 def with_predictions(
-    rules: Sequence[Rule], judgement: Judgement, measurements: Measurements
+    judgement: Judgement, measurements: Measurements
 ) -> tuple[Judgement, ReplayReport | None, tuple[PlanStep, ...]]:
     """Return the judgement with every fix that can be replayed predicted, how that was done, and the plan.
 
@@ -47,18 +47,18 @@ def with_predictions(
     """
     replay = run_replay(measurements.run)
     report = replay_report(replay)
-    by_id = {rule.id: rule for rule in rules}
     if isinstance(replay, Refusal):
         judgement = with_restored_findings(judgement, lambda finding: finding)
-        return _with_ceilings(by_id, judgement, replay.reason, measurements), report, ()
+        return _with_ceilings(judgement, replay.reason, measurements), report, ()
 
     alone: dict[str, Prediction] = {}
+    rules = judgement.rules
 
     def predicted(findings: Sequence[Finding]) -> list[Finding]:
         requests = {str(one): one for one in _requests(findings).values()}
         alone.update(_predictions(replay, [], {k: one for k, one in requests.items() if k not in alone}))
         known = {text: as_predicted([requests[text]], alone[text]) for text in requests if text in alone}
-        return [_predicted(one, by_id[one.rule_id], known, replay, measurements) for one in findings]
+        return [_predicted(one, rules[one.rule_id], known, replay, measurements) for one in findings]
 
     findings = sorted(predicted(judgement.findings), key=worst_first)
     judgement = with_restored_findings(
@@ -94,9 +94,7 @@ def _change(finding: Finding, fix: Fix) -> str:
     return fix.replays.replace(JUDGED_RANK, str(finding.ranks[0])) if len(finding.ranks) == 1 else ""
 
 
-def _with_ceilings(
-    rules: Mapping[str, Rule], judgement: Judgement, reason: str, measurements: Measurements
-) -> Judgement:
+def _with_ceilings(judgement: Judgement, reason: str, measurements: Measurements) -> Judgement:
     """Return the judgement whose gains say why they are bounds and no predictions."""
     note = NOT_REPLAYED.format(reason)
     findings = tuple(
@@ -109,6 +107,7 @@ def _with_ceilings(
     step = representative.judged_step if representative is not None else None
     if step is None:
         return replace(judgement, findings=findings)
+    rules = judgement.rules
     held = (_bound_for_mean_step(one, rules[one.rule_id], step.index, measurements) for one in findings)
     return replace(judgement, findings=tuple(held))
 

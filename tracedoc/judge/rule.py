@@ -51,6 +51,8 @@ Url = Annotated[
 FactName = Annotated[str, Meta(title="fact")]
 Evidence = Annotated[str, Meta(title="evidence")]
 Estimator = Annotated[str, Meta(title="gain")]
+LimitCode = Annotated[str, Meta(title="limit")]
+Loss = Annotated[str, Meta(title="loss")]
 Need = Annotated[str, Meta(title="need")]
 UnitName = Annotated[str, Meta(title="unit")]
 
@@ -118,8 +120,9 @@ class Rule(_Part, frozen=True):
     ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``yields_to`` lists
     the ids of sharper rules. ``on_cpu`` is "capped" (a CPU trace makes it a note at most: its time shares
     say little) or "as_usual" (counts, loader waits, arrival order). ``tells`` is "cause", or "time" for a
-    rule that says where time goes and not why. ``aliases`` are former ids, and names that people look for;
-    several rules may share one.
+    rule that says where time goes and not why. ``losses`` are the parts of the step that its findings speak
+    of, where they are not those of its topic. ``limit`` is the code of one that says the same as its finding:
+    both are shown as one. ``aliases`` are former ids, and names that people look for; rules may share one.
     """
 
     id: Id
@@ -142,6 +145,8 @@ class Rule(_Part, frozen=True):
     tells: Literal["cause", "time"] = "cause"
     fixes: tuple[RuleFix, ...] = ()
     yields_to: tuple[Text, ...] = ()
+    losses: frozenset[Loss] = frozenset()
+    limit: LimitCode = ""
     aliases: tuple[Text, ...] = ()
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
+from inspect import cleandoc
 from typing import Any
 
 import msgspec
 
 from tracedoc.facts.catalog import NEEDS, FactDef
+from tracedoc.judge.losses import LOSSES
 from tracedoc.judge.rule import Rule
+from tracedoc.limits import LIMITS
 from tracedoc.units import UNITS
 
 
@@ -34,7 +37,7 @@ class Vocabulary(msgspec.Struct, frozen=True, dict=True):
     def words(self) -> Mapping[str, Collection[str]]:
         """All words that a rule may use, by the title of their type in :mod:`tracedoc.judge.rule`."""
         named = {"fact": self.facts, "gain": self.gains, "evidence": self.evidence}
-        return {**named, "need": NEEDS, "unit": UNITS}
+        return {**named, "need": NEEDS, "unit": UNITS, "limit": LIMITS, "loss": LOSSES}
 
 
 def installed_vocabulary() -> Vocabulary:
@@ -58,6 +61,9 @@ def rule_schema() -> dict[str, Any]:
 
     schema = _with_words(msgspec.json.schema(Rule), installed_vocabulary().words)
     kinds = schema["$defs"]
+    for kind in kinds.values():
+        # Python 3.13 takes the indentation out of docstrings, earlier ones keep it.
+        kind["description"] = cleandoc(kind["description"])
     kinds["Rule"]["oneOf"] = [{"required": ["gain"]}, {"required": ["severity"]}]
     kinds["RuleFix"]["anyOf"] = [{"required": ["change"]}, {"required": ["advice"]}]
     kinds["RuleFix"]["properties"]["predict"] |= {

@@ -61,9 +61,6 @@ _SCRIPT_LINE = re.compile(
     r"(?P<file>[\w./\\\\-]{1,300}\.py)(?::(?P<line>\d{1,7})|\((?P<in_brackets>\d{1,7})\))"
 )
 
-# Guards that repeat a limit: the limit is shown, with the guard's fix.
-_GUARD_OF_LIMIT = {"no-complete-step": "few-steps"}
-
 
 class Segment(msgspec.Struct, frozen=True):
     """One part of a step: its share is of the whole step, ``note`` names the largest causes."""
@@ -369,10 +366,10 @@ def _causes(causes: dict[str, float], most: int = 3) -> str:
 
 def _limits(limits: tuple[Limit, ...], guards: list[Finding]) -> tuple[LimitView, ...]:
     """Return limits and guards, each once; a guard's fix goes with the last limit that it belongs to."""
-    left = {guard.rule_id: guard for guard in guards}
+    left = {guard.limit or guard.rule_id: guard for guard in guards}
     shown: list[LimitView] = []
     for limit in reversed(_few_of_each(limits)):
-        guard = left.pop(limit.code, None) or left.pop(_GUARD_OF_LIMIT.get(limit.code, ""), None)
+        guard = left.pop(limit.code, None)
         text = f"{limit.message}; {limit.effect}" if limit.effect else limit.message
         shown.append(_with_guard(limit.code, one_line(text), guard))
     shown.reverse()
