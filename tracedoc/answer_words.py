@@ -64,8 +64,8 @@ ANSWER_WORDS: dict[str, str] = {
         "so its numbers are not added up twice."
     ),
     "preview": (
-        "A preview rule is shown like any other, and never makes tracedoc diagnose --fail-on fail. It "
-        "becomes stable when enough real runs have confirmed it."
+        "A preview rule has not been seen on a real run yet. It is shown like any other, but makes tracedoc "
+        "diagnose --fail-on fail only in place of a stable rule that gave way to it over the same time."
     ),
     "replayed": (
         "The analysed step is played again from its trace with a fix made: kernels, launches and "

@@ -43,3 +43,9 @@ def test_every_rule_answers_a_symptom(repository: Path) -> None:
 def test_captures_are_named_for_rules_that_exist(repository: Path) -> None:
     seen = yaml.safe_load((repository / "docs" / "seen_on.yaml").read_text())
     assert set(seen) <= {rule.id for rule in RULES}
+
+
+def test_a_stable_rule_has_been_seen_on_a_real_run(repository: Path) -> None:
+    seen = yaml.safe_load((repository / "docs" / "seen_on.yaml").read_text())
+    real = {rule for rule, runs in seen.items() if any(not run.startswith("synthetic_") for run in runs)}
+    assert {rule.id for rule in RULES if rule.status == "stable"} <= real

@@ -37,15 +37,6 @@ def test_worst_finding_comes_first_whatever_the_order():
     ]
 
 
-def test_a_preview_stands_behind_what_is_as_severe():
-    diagnosis = sharded()
-    transfer, straggler = diagnosis.findings
-    preview = replace(straggler, severity="warning", status="preview")
-    found = build_view(replace(diagnosis, findings=(transfer, preview))).findings
-    assert [item.finding.status for item in found] == ["stable", "preview"]
-    assert transfer.severity == "warning"
-
-
 @pytest.mark.parametrize(
     ("strategy", "best"),
     [

@@ -10,6 +10,7 @@ from tracedoc.diagnosis import Evidence, Finding, Gain, Verdict
 from tracedoc.facts.catalog import NEEDS, FactDef, Measurement, Scope
 from tracedoc.facts.measure_run import Availability, Measurements
 from tracedoc.judge.findings import Judgement, evaluate
+from tracedoc.judge.listing import without_empty
 from tracedoc.judge.rule import Param, Rule, RuleFix, Words
 from tracedoc.ranks.run_view import build_run_view
 from tracedoc.values import Failed, Unknown, Value
@@ -415,11 +416,16 @@ def test_a_target_that_was_not_chosen_plays_no_part() -> None:
     assert finding.confidence == "high"
 
 
-def test_a_preview_never_silences_a_stable_rule() -> None:
+def test_a_preview_gates_in_place_of_the_stable_rule_that_gives_way_to_it() -> None:
     preview = rule("sharp", evidence="sharp", status="preview")
-    judgement = judge(BROAD, preview, of=measured(COMM_40), broad=_places((0, 40)), sharp=_places((0, 40)))
-    assert _outcomes(judgement) == {"broad": "finding", "sharp": "finding"}
-    assert {one.id: one.status for one in judgement.findings} == {"broad": "stable", "sharp": "preview"}
+    measurements = measured(COMM_40)
+    judgement = judge(BROAD, preview, of=measurements, broad=_places((0, 40)), sharp=_places((0, 40)))
+    assert _outcomes(judgement) == {"broad": "yielded", "sharp": "finding"}
+    (finding,) = without_empty(judgement, measurements).findings
+    assert (finding.status, finding.in_place_of, finding.gates) == ("preview", ("broad",), True)
+    alone = judge(preview, of=measurements, sharp=_places((0, 40)))
+    (finding,) = without_empty(alone, measurements).findings
+    assert not finding.gates
 
 
 def test_a_rank_rule_that_yields_says_so_for_its_ranks() -> None:

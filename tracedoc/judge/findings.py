@@ -85,9 +85,7 @@ def evaluate(
     """
     evidence = collectors() if evidence is None else evidence
     weighed = {rule.id: weigh(rule, measurements, gains, evidence) for rule in rules}
-    sharper = {
-        rule.id: [one for one in rule.yields_to if _may_silence(weighed.get(one), rule)] for rule in rules
-    }
+    sharper = {rule.id: [one for one in rule.yields_to if one in weighed] for rule in rules}
     verdicts: dict[str, Verdict] = {}
     findings: list[Finding] = []
     times: dict[str, Times] = {}
@@ -115,18 +113,13 @@ def evaluate(
     return Judgement(tuple(findings), in_order, times, tuple(yielded), {rule.id: rule for rule in rules})
 
 
-def worst_first(finding: Finding) -> tuple[int, bool, float, str]:
-    """Return what findings are sorted by: severity, those of stable rules before previews, then gain."""
+def worst_first(finding: Finding) -> tuple[int, float, str]:
+    """What findings are sorted by: severity, then gain."""
     gain_ms = finding.gain.size_ms if finding.gain else 0.0
-    return SEVERITIES.index(finding.severity), finding.status != "stable", -gain_ms, finding.id
+    return SEVERITIES.index(finding.severity), -gain_ms, finding.id
 
 
 # -- rules beside each other
-
-
-def _may_silence(other: Weighed | None, rule: Rule) -> bool:
-    """Return whether ``other`` counts: a preview never gates, so it cannot suppress a rule that does."""
-    return other is not None and (other.rule.status == "stable" or rule.status == "preview")
 
 
 def _yield(own: Weighed, firing: Sequence[Weighed]) -> tuple[Verdict, tuple[str, ...]]:

@@ -71,17 +71,40 @@ def without_empty(
     step_ms = measurements.facts["step_ms"].value
     least = LEAST_GAIN * float(step_ms) if isinstance(step_ms, float | int) else 0.0
     larger = any(one.gain is not None and one.gain.size_ms > least for one in judgement.findings)
-    rules, left_out = judgement.rules, dict[str, str]()
+    rules = judgement.rules
+    left_out: dict[str, str] = {}
+    gave_way = {one.verdict.rule_id: one.to for one in judgement.yielded}
     kept: list[Finding] = []
     for finding in judgement.findings:
         sharper = [one for one in judgement.findings if is_sharper(one.rule_id, finding.rule_id, rules)]
-        reason = "" if finding.id in planned else _why_not(finding, sharper, judgement, least, larger=larger)
-        if reason:
-            left_out[finding.rule_id] = reason
+        if finding.id in planned or finding.gain is None:
+            kept.append(finding)
+        elif finding.gain.size_ms <= least and larger:
+            left_out[finding.rule_id] = "its fixes save nothing here: something else limits the step"
+        elif (same := _repeated(finding, sharper, judgement)) is not None:
+            left_out[finding.rule_id] = f"its time is part of {same.rule_id}"
+            gave_way[finding.rule_id] = (same.rule_id,)
         else:
             kept.append(finding)
     verdicts = tuple(_yielded(one, left_out) for one in judgement.verdicts)
-    return replace(judgement, findings=tuple(kept), verdicts=verdicts)
+    findings = tuple(
+        one if one.status == "stable" else replace(one, in_place_of=_stable_behind(one, gave_way, rules))
+        for one in kept
+    )
+    return replace(judgement, findings=findings, verdicts=verdicts)
+
+
+def _stable_behind(
+    finding: Finding, gave_way: Mapping[str, Sequence[str]], rules: Mapping[str, Rule]
+) -> tuple[str, ...]:
+    """The stable rules that gave way to a finding, directly or through others."""
+    waiting, behind = [finding.rule_id], dict[str, None]()
+    while waiting:
+        one = waiting.pop()
+        more = [other for other, to in gave_way.items() if one in to and other not in behind]
+        behind |= dict.fromkeys(more)
+        waiting += more
+    return tuple(one for one in behind if rules[one].status == "stable")
 
 
 def is_sharper(rule_id: str, than: str, rules: Mapping[str, Rule]) -> bool:
@@ -99,15 +122,8 @@ def is_sharper(rule_id: str, than: str, rules: Mapping[str, Rule]) -> bool:
     return rule_id in seen
 
 
-def _why_not(
-    finding: Finding, sharper: Sequence[Finding], judgement: Judgement, least_ms: float, *, larger: bool
-) -> str:
-    if finding.gain is None:
-        return ""
-    if finding.gain.size_ms <= least_ms and larger:
-        return "its fixes save nothing here: something else limits the step"
-    same = next((one for one in sharper if repeats(finding, one, judgement.times)), None)
-    return f"its time is part of {same.rule_id}" if same is not None else ""
+def _repeated(finding: Finding, sharper: Sequence[Finding], judgement: Judgement) -> Finding | None:
+    return next((one for one in sharper if repeats(finding, one, judgement.times)), None)
 
 
 def _yielded(verdict: Verdict, left_out: Mapping[str, str]) -> Verdict:

@@ -25,6 +25,9 @@ from tracedoc.whatif.predictions import Prediction, predict
 LONGEST_PLAN = 5
 """A plan has at most this many fixes: what comes later rests on ever more assumptions."""
 
+NOT_PLANNED = ("double-batch", "faster-kernels")
+"""Changes of what is trained, its batch or its precision, which a plan leaves as they are."""
+
 HELD_ON_CPUS = ("even-rank", "even-ranks", "share-work", "merge-buckets", "cap-buckets")
 """Changes that make ranks alike, or messages larger."""
 
@@ -246,11 +249,7 @@ def make_plan(
     Of the fixes of one finding, and of fixes that change the same, one is taken. The next is the one with
     the largest likely gain after those before; the plan ends where none gives a hundredth of the step.
     """
-    candidates = {
-        place: one
-        for place, one in _requests([f for f in findings if f.status == "stable"]).items()
-        if one.name != "double-batch"  # it changes what is trained; a plan does not
-    }
+    candidates = {place: one for place, one in _requests(findings).items() if one.name not in NOT_PLANNED}
     titles = {(finding.id, n): fix.title for finding in findings for n, fix in enumerate(finding.fixes)}
     chosen: list[Request] = []
     plan: list[PlanStep] = []

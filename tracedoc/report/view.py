@@ -274,10 +274,10 @@ def side_text(value: Scalar | None) -> str:
     return "?" if value is None else format_quantity(value, "")
 
 
-def _rank(finding: Finding) -> tuple[int, bool, float, str]:
+def _rank(finding: Finding) -> tuple[int, float, str]:
     severity = SEVERITIES.index(finding.severity) if finding.severity in SEVERITIES else len(SEVERITIES)
     gain = finding.gain.size_ms if finding.gain else 0.0
-    return (severity, finding.status != "stable", -gain, finding.id)
+    return (severity, -gain, finding.id)
 
 
 def _place(finding: Finding, run: RunInfo) -> str:
