@@ -16,7 +16,6 @@ from tracedoc import pipeline, worker
 from tracedoc.cli import main
 from tracedoc.containment import LOG, Failures
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.digest import rank_digest
 from tracedoc.errors import InputError
 from tracedoc.facts.catalog import CATALOG
 from tracedoc.judge import compose, findings, verdicts
@@ -25,6 +24,7 @@ from tracedoc.ranks.strategies import decide
 from tracedoc.report import terminal
 from tracedoc.report.page import html
 from tracedoc.report.render import render
+from tracedoc.step import rank_digest
 from tracedoc.testing import parse_lanes
 from tracedoc.timeline import build
 from tracedoc.timeline.strategy_signs import StrategySigns

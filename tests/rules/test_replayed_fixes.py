@@ -13,7 +13,7 @@ from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import RuleError
 from tracedoc.judge.load import load_rules
 from tracedoc.pipeline import Options
-from tracedoc.replay.run_replay import Refusal
+from tracedoc.play.run_replay import Refusal
 
 
 @pytest.fixture(scope="module")

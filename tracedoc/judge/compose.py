@@ -23,7 +23,6 @@ from tracedoc.diagnosis import (
     StepBudget,
     Strategy,
 )
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import FactTable
 from tracedoc.facts.measure_run import Measurements
@@ -36,11 +35,12 @@ from tracedoc.facts.unit_timeline import unit_timeline
 from tracedoc.facts.waits import wait_table
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.first_line import summarise
+from tracedoc.play.run_replay import Refusal
 from tracedoc.predicted import PlanStep, ReplayReport
 from tracedoc.ranks.exposure import ExposedSplit
 from tracedoc.ranks.run_view import RunView
-from tracedoc.replay.run_replay import Refusal
 from tracedoc.run.job_settings import job_settings
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.values import Unknown, Value
 from tracedoc.whatif.answer import run_replay

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracedoc.diagnosis import Finding, Fix, RunInfo
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
@@ -20,6 +19,7 @@ from tracedoc.judge.losses import (
     uncovered_loss,
 )
 from tracedoc.predicted import PlanStep
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.units import format_ms, format_percent, format_ranges, format_step_change
 from tracedoc.whatif.combined import Times, combined_gain_ms, repeats
 

@@ -15,8 +15,8 @@ from tracedoc.judge.fixes import misfits
 from tracedoc.judge.listing import with_restored_findings
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import JUDGED_RANK
+from tracedoc.play.run_replay import Refusal, RunReplay
 from tracedoc.predicted import PlanStep, Predicted, Range, ReplayReport
-from tracedoc.replay.run_replay import Refusal, RunReplay
 from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, on_more_ranks, replay_report, run_replay
 from tracedoc.whatif.changes.registry import Request, parse_request
 from tracedoc.whatif.over_steps import Cost, cost_over_steps
