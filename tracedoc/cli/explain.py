@@ -18,7 +18,7 @@ from tracedoc.planner.words import WORDS
 
 if TYPE_CHECKING:
     from tracedoc.facts.catalog import FactDef
-    from tracedoc.rules.model import Rule
+    from tracedoc.judge.rule import Rule
 
 _RULE_FIELDS = ("id", "title", "topic", "status", "since", "scope", "when", "params", "why", "fixes")
 _FACT_FIELDS = ("name", "unit", "scope", "doc")
@@ -122,7 +122,7 @@ def _known(rule_directories: Sequence[str]) -> tuple[dict[str, Rule], Mapping[st
     """Return all rules and facts by name."""
     import tracedoc.facts.topics  # noqa: F401  (fills the catalogue)
     from tracedoc.facts.catalog import CATALOG
-    from tracedoc.rules.load import load_rules
+    from tracedoc.judge.load import load_rules
 
     return {rule.id: rule for rule in load_rules(rule_directories)}, CATALOG
 
@@ -145,8 +145,8 @@ def _unknown(name: str, known: list[str]) -> TracedocError:
 
 
 def _rule(rule: Rule) -> str:
-    from tracedoc.fixes import framework_name
-    from tracedoc.rules.template import without_numbers
+    from tracedoc.judge.fixes import framework_name
+    from tracedoc.judge.wording import without_numbers
     from tracedoc.units import format_quantity
 
     status = f", {rule.status}" if rule.status != "stable" else ""
@@ -171,11 +171,10 @@ def _rule(rule: Rule) -> str:
         lines += ["", _paragraph(f"Gives way to: {', '.join(rule.yields_to)}", hang=2)]
     if rule.fixes:
         lines += ["", f"Fixes, with the numbers of a run: tracedoc explain {rule.id} RUN"]
-    for place, fix in enumerate(rule.fixes):
-        when = rule.fix_when[place] if rule.fix_when else ""
+    for fix in rule.fixes:
         lines.append(_paragraph(f"{framework_name(fix.framework)}: {without_numbers(fix.title)}", 2, hang=4))
-        if when:
-            lines.append(_paragraph(f"only where {when}", 4))
+        if fix.when:
+            lines.append(_paragraph(f"only where {fix.when}", 4))
         if fix.advice:
             lines.append(_paragraph(without_numbers(fix.advice), 4))
         if fix.change:
