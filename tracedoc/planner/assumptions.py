@@ -18,7 +18,7 @@ from tracedoc.units import format_count, format_gb, format_ms, format_percent
 
 
 def assumptions(question: Question, request: PlanRequest, chosen: Candidate | None) -> list[str]:
-    """Return what the answer rests on: training, estimates, loading, time; a sentence or two each."""
+    """What the answer rests on: training, estimates, loading, time; a sentence or two each."""
     training, model, cluster = question.training, question.model, request.cluster
     texts = []
     if model.assumed:
@@ -158,7 +158,7 @@ def _weight_bytes(question: Question) -> int:
 
 
 def loading_note(question: Question, chosen: Candidate, framework: str) -> str:
-    """Return what loading takes in a sentence, and how it takes less; empty where that is little."""
+    """A sentence on what loading takes, and how it takes less; empty where that is little."""
     needed = load_bytes_per_node(question, chosen, framework)
     if needed is None or needed < WORTH_SAYING_BYTES:
         return ""

@@ -64,12 +64,12 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def may_fit(memory: Memory, available: float) -> bool:
-    """Return whether a peak may fit into so many bytes, if the reserve is not needed and the rest is less."""
+    """Whether a peak may fit into so many bytes, if the reserve is not needed and the rest is less."""
     return (memory.total - memory.reserve) * (1 - SPREAD) <= available
 
 
 def surely_fits(memory: Memory, available: float) -> bool:
-    """Return whether a peak fits into so many bytes even if it is as much larger as published ones were."""
+    """Whether a peak fits into so many bytes even if it is as much larger as published ones were."""
     return memory.total * (1 + SPREAD) <= available
 
 
@@ -88,7 +88,7 @@ def usable(question: Question, request: PlanRequest) -> list[Strategy]:
 def checkpointed(
     question: Question, request: PlanRequest, peak: Callable[[bool], Memory]
 ) -> tuple[bool, Memory]:
-    """Return whether activations are checkpointed, and the peak then: as asked, or where needed if left open.
+    """Whether activations are checkpointed, and the peak then: as asked, or where needed if left open.
 
     ``peak`` gives the peak with and without. For least memory they always are.
     """
@@ -166,7 +166,7 @@ def step_range(candidate: Candidate) -> str:
 
 
 def rank(question: Question, request: PlanRequest) -> tuple[Candidate, ...]:
-    """Return what means something here: what fits first, then by the objective.
+    """The candidates that mean something here: those that fit first, then by the objective.
 
     For a framework of data parallelism that is every strategy, those of other frameworks among them; for
     torchtitan and Megatron the best few layouts.
@@ -202,7 +202,7 @@ def _simplest_first(ranked: list[Candidate], request: PlanRequest) -> list[Candi
 
 
 def _can_say(strategy: Strategy, framework: str) -> bool:
-    """Return whether a framework's settings have this; to reshard to a node is in PyTorch's code alone."""
+    """Whether a framework's settings have this; to reshard to a node is in PyTorch's code alone."""
     return not strategy.kept_in_node or framework not in ("accelerate", "trainer")
 
 
@@ -222,7 +222,7 @@ def _without_slow_variants(found: list[Candidate], request: PlanRequest) -> list
 
 
 def offered(question: Question, request: PlanRequest) -> bool:
-    """Return whether the framework offloads what is asked, on so many GPUs."""
+    """Whether the framework offloads what is asked, on so many GPUs."""
     if request.framework in PARALLEL_FRAMEWORKS:
         return question.training.offload == "none"
     return any(can_offload(s, question.training.offload) for s in usable(question, request))

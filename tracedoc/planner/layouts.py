@@ -199,7 +199,7 @@ def possible(gpus: int, nodes: int) -> tuple[Strategy, ...]:
 
 
 def _splits_evenly(strategy: Strategy, gpus_per_node: int, nodes: int) -> bool:
-    """Return whether a strategy is one of its own: a node's part has to be one, and to be repeated."""
+    """Whether a strategy is one of its own: a node's part has to be one, and to be repeated."""
     if strategy.kept_in_node:
         return nodes > 1 and gpus_per_node > 1
     if not strategy.hybrid:
@@ -210,7 +210,7 @@ def _splits_evenly(strategy: Strategy, gpus_per_node: int, nodes: int) -> bool:
 
 
 def can_offload(strategy: Strategy, offload: str) -> bool:
-    """Return whether a strategy's framework can move this to the host.
+    """Whether a strategy's framework can move this to the host.
 
     DeepSpeed moves the optimizer from stage 1 on, everything in stage 3, and it alone uses NVMe; on one GPU
     it is its stage 2 with one shard. FSDP moves everything or nothing (``CPUOffloadPolicy``), on one GPU as
@@ -226,7 +226,7 @@ def can_offload(strategy: Strategy, offload: str) -> bool:
 
 
 def can_train(strategy: Strategy, question: Question) -> bool:
-    """Return whether a strategy trains with this optimizer, and with adapters, at all.
+    """Whether a strategy trains with this optimizer, and with adapters, at all.
 
     ``torch.optim.Adafactor`` has no version for sharded tensors, Muon needs whole matrices, and
     ``ZeroRedundancyOptimizer`` fails where a rank owns parameters without gradients.

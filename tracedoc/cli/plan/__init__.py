@@ -125,7 +125,7 @@ def _rendered(answer: Plan, script: str | None, chosen: str, width: int, color: 
 
 
 def _launcher(answer: Plan, script: str) -> str:
-    """Return how the training script is started, with the file that was shown, on each node."""
+    """The command that starts the training script, with the file that was shown, on each node."""
     asked = answer.asked
     local = asked.gpus // asked.nodes
     if answer.framework == "accelerate":
