@@ -9,7 +9,7 @@ from importlib.resources import files
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.planner.candidates import Candidate, families, rank, step_range, with_checkpointing
+from tracedoc.planner.candidates import Candidate, asked_for, families, rank, step_range, with_checkpointing
 from tracedoc.planner.layouts import Layout
 from tracedoc.planner.setup import PARALLEL_FRAMEWORKS, PlanRequest, Question
 from tracedoc.units import format_count, format_gb, format_percent
@@ -64,6 +64,10 @@ def choose(
     fitting = {name: c for name, c in usable.items() if c.doubt == doubt}
     if doubt > 1:
         return None, "", ""
+    asked = asked_for(usable.values(), question, request)
+    if asked is not None and asked.doubt <= 1:
+        text = "--layout asks for it: {total} of {memory} on each GPU, {schedule}. {bubble}"
+        return asked, "asked", text.format(**_numbers(asked, usable, question)).strip()
     situation = _situation(usable, fitting, question, request)
     for rule in decisions().rule:
         if not all(_holds(situation, condition) for condition in rule.when):

@@ -45,6 +45,9 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 @click.option(
     "--batch", type=int, metavar="N", help="Sequences of all GPUs for each update, with auto or layouts."
 )
+@click.option(
+    "--layout", metavar="LAYOUT", help="Answer for tp2-pp4-dp8 (cp, ep, vpp2) with torchtitan or megatron."
+)
 @click.option("--precision", metavar="NAME", help="fp32, bf16-mixed, fp16-mixed or bf16. [bf16-mixed]")
 @click.option(
     "--optimizer",
