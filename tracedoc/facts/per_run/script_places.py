@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.step import NO_STEP
 from tracedoc.facts.per_run.settings import core_wait_frac
 from tracedoc.ranks.code_places import code_place, common_place
 from tracedoc.ranks.run_view import RunView
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.script_code import CodePlace
 from tracedoc.values import Unknown, Value
 

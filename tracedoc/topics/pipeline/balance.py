@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.meetings import Action
-from tracedoc.ranks.rehearsal import Rehearsal, gains_of_work, gains_without, rehearsal
+from tracedoc.ranks.arrival_replay import ArrivalReplay, arrival_replay, gains_of_work, gains_without
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.spans import Int64Array
+from tracedoc.step.sync_path import Action
 from tracedoc.topics.pipeline.stages import (
     CpuWork,
     Floats,
@@ -121,10 +121,10 @@ def slow_workers(run: RunView) -> tuple[SlowWorker, ...]:
     return tuple(sorted(workers, key=lambda worker: -int(worker.gain_ns.sum())))
 
 
-def _replayed(run: RunView) -> tuple[Pipeline | None, Rehearsal | None]:
+def _replayed(run: RunView) -> tuple[Pipeline | None, ArrivalReplay | None]:
     """The pipeline of a run, and the replay of all ranks, which takes long: none without a pipeline."""
     found = pipeline(run)
-    return found, None if found is None else rehearsal(run)
+    return found, None if found is None else arrival_replay(run)
 
 
 def _scheduled_ns(found: Pipeline, stage_ns: Floats) -> float:
@@ -144,7 +144,7 @@ def _scheduled_ns(found: Pipeline, stage_ns: Floats) -> float:
     return float((before + count * one + np.maximum(after - ahead * one / 3, 0)).max())
 
 
-def _even_out_rest(run: RunView, plan: Rehearsal, found: Pipeline, work: Floats) -> None:
+def _even_out_rest(run: RunView, plan: ArrivalReplay, found: Pipeline, work: Floats) -> None:
     """Let what follows the passes take each rank as long as the fastest one.
 
     An optimizer that exchanges norms or flags inside ends together on all ranks: what it takes some of them
@@ -158,7 +158,7 @@ def _even_out_rest(run: RunView, plan: Rehearsal, found: Pipeline, work: Floats)
             work[rest] *= least / length if length > 0 else 1.0
 
 
-def _alike(run: RunView, plan: Rehearsal, found: Pipeline) -> list[list[Places]]:
+def _alike(run: RunView, plan: ArrivalReplay, found: Pipeline) -> list[list[Places]]:
     """The passes of all ranks, those of one stage and kind together."""
     passes: dict[tuple[int, tuple[int, ...]], list[Places]] = defaultdict(list)
     for place in range(len(run.digests)):
@@ -170,14 +170,14 @@ def _alike(run: RunView, plan: Rehearsal, found: Pipeline) -> list[list[Places]]
 
 
 def _passes(
-    run: RunView, plan: Rehearsal, found: Pipeline, place: int
+    run: RunView, plan: ArrivalReplay, found: Pipeline, place: int
 ) -> Iterator[tuple[tuple[int, ...], Places]]:
     """Yield the work of one rank between its sends, with what kind it is of.
 
     The kind is which way the send before and the one after go (0 where the step begins or ends), and how many
     kernels run in between, which do not depend on how long samples are.
     """
-    table, path = run.digests[place].collectives, run.digests[place].meetings
+    table, path = run.digests[place].collectives, run.digests[place].sync_path
     assert path is not None
     ways = ways_of_kinds(table, found.stage_of_rank, found.stage_of(place))
     sends = np.array([kind.op == "send" for kind in table.kinds] or [False])
@@ -200,7 +200,7 @@ def _with_replicas(found: Pipeline) -> Iterator[tuple[int, list[int]]]:
             yield from ((place, [other for other in stage if other != place]) for place in stage)
 
 
-def _slow_on_gpus(run: RunView, plan: Rehearsal, found: Pipeline) -> list[SlowWorker]:
+def _slow_on_gpus(run: RunView, plan: ArrivalReplay, found: Pipeline) -> list[SlowWorker]:
     """The ranks whose passes take longer than those of their replicas, or whose GPU is idle for longer."""
     workers = []
     idle = _idle_ns(run, found)
@@ -217,7 +217,7 @@ def _slow_on_gpus(run: RunView, plan: Rehearsal, found: Pipeline) -> list[SlowWo
 
 
 def _gain_of_usual_passes(
-    run: RunView, plan: Rehearsal, found: Pipeline, place: int, usual_ns: Floats
+    run: RunView, plan: ArrivalReplay, found: Pipeline, place: int, usual_ns: Floats
 ) -> Int64Array:
     """What each step gains where a rank's passes take ``usual_ns``: replayed, or by the schedule."""
     if not found.whole:

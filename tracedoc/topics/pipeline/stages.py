@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.meetings import Action
-from tracedoc.digest.rank_digest import RankDigest
+from tracedoc.ranks.arrival_replay import ArrivalReplay, arrival_replay
 from tracedoc.ranks.groups import pipeline_pairs
-from tracedoc.ranks.rehearsal import Rehearsal, rehearsal
 from tracedoc.ranks.run_view import RunView, habitual, once
 from tracedoc.ranks.work_shares import work_shares
 from tracedoc.spans import Int64Array, Spans
+from tracedoc.step.rank_digest import RankDigest
+from tracedoc.step.sync_path import Action
 from tracedoc.timeline.collective_table import CollectiveTable
 from tracedoc.trace.distinct import is_among
 
@@ -93,7 +93,7 @@ def pipeline(run: RunView) -> Pipeline | None:
     shown = set.intersection(*[{step.index for step in digest.steps} for digest in run.digests])
     if not ranks or len({len(chain) for chain in ranks}) > 1 or not shown:
         return None
-    plan = rehearsal(run)
+    plan = arrival_replay(run)
     measured = _cpu_passes(run) if plan is None else _gpu_passes(run, plan, tuple(sorted(shown)))
     if measured is None:
         return None
@@ -176,7 +176,7 @@ def _alternates(run: RunView, stage_of_rank: dict[int, int], steps: Sequence[int
 
 
 def _gpu_passes(
-    run: RunView, plan: Rehearsal, steps: Sequence[int]
+    run: RunView, plan: ArrivalReplay, steps: Sequence[int]
 ) -> tuple[tuple[int, ...], Floats, Floats]:
     """The steps with all passes, what each rank works on them, and no time away: ``[rank, step]``."""
     work = np.array(plan.work_ns, dtype=np.int64)
@@ -191,7 +191,7 @@ def _gpu_passes(
     return tuple(np.array(steps)[whole].tolist()), passes[:, whole], np.zeros((len(places), whole.sum()))
 
 
-def actions_of(plan: Rehearsal, place: int) -> tuple[Places, Int64Array, Int64Array]:
+def actions_of(plan: ArrivalReplay, place: int) -> tuple[Places, Int64Array, Int64Array]:
     """The actions of a rank that are no starts: their places in the plan, what they are, and their items."""
     part = plan.parts()[place]
     action = np.array(plan.action[part], dtype=np.int64)
@@ -199,7 +199,7 @@ def actions_of(plan: Rehearsal, place: int) -> tuple[Places, Int64Array, Int64Ar
     return kept + part.start, action[kept], np.array(plan.item[part], dtype=np.int64)[kept]
 
 
-def passes_of_step(run: RunView, plan: Rehearsal, place: int, step: int) -> tuple[Places, Places]:
+def passes_of_step(run: RunView, plan: ArrivalReplay, place: int, step: int) -> tuple[Places, Places]:
     """The actions of a rank up to which it works on passes in a step, and those after them.
 
     The passes end where the first operation with other ranks begins after the last send or receive.

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from tracedoc.idle_causes import CAUSES as IDLE_CAUSES
 from tracedoc.idle_causes import LATE_LAUNCH
+from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together, gains_without
 from tracedoc.ranks.blame import STRAGGLING
 from tracedoc.ranks.groups import pipeline_pairs
-from tracedoc.ranks.rehearsal import Together, gains_together, gains_without, rehearsal
 from tracedoc.ranks.run_view import RunView, habitual, once
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.collective_table import NONE
@@ -129,7 +129,7 @@ def _late_rank(run: RunView, place: int, steps: Sequence[int]) -> Straggler:
     own = np.flatnonzero(blamed & (run.blame.last == place))
     cost = _cost_ns(run, place, blamed, steps)
     waited = np.asarray(np.median(cost, axis=1), dtype=np.int64)
-    gain = waited if rehearsal(run) is None else np.maximum(gains_without(run, place, steps), 0)
+    gain = waited if arrival_replay(run) is None else np.maximum(gains_without(run, place, steps), 0)
     before = work_before(run, place, own, steps)
     before = replace(before, excess_us=_within_host_surplus(run, place, steps, gain, before.excess_us))
     return _straggler(run, place, steps, operations=own, gain_ns=gain, cost_ns=cost, before=before)
@@ -237,7 +237,7 @@ def _within_host_surplus(
     same time, hidden in their waiting. Then of the host's own causes no more counts than its host is longer.
     """
     of_host = np.array([cause in OF_THE_HOST for cause in CAUSES])
-    most = np.maximum(gain_ns, gains_together(run, Together.MEDIAN, steps))
+    most = np.maximum(gain_ns, gains_together(run, StartPolicy.MEDIAN, steps))
     longest = 1000 * excess_us[:, of_host].max(axis=1)
     if np.median(longest) <= HIDDEN * np.median(most):
         return excess_us

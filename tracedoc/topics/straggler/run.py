@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tracedoc.facts.catalog import run_fact
-from tracedoc.ranks.rehearsal import Together, gains_together, rehearsal
+from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView, habitual
 from tracedoc.topics.straggler.late_ranks import Straggler, noticeable_ns, stragglers
 from tracedoc.units import format_ranges
@@ -152,9 +152,9 @@ def straggler_any_cost_ms(run: RunView) -> Value:
     late = stragglers(run)
     if not late:
         return 0.0 if is_matched(run) else NOT_MATCHED
-    if rehearsal(run) is None:
+    if arrival_replay(run) is None:
         return _of_analysed_step(run, late[0].steps, np.max([one.gain_ns for one in late], axis=0)) / 1e6
-    return max(float(np.mean(gains_together(run, Together.MEDIAN, late[0].steps))) / 1e6, 0.0)
+    return max(float(np.mean(gains_together(run, StartPolicy.MEDIAN, late[0].steps))) / 1e6, 0.0)
 
 
 @run_fact("straggler_steps_compared", unit="count", needs=("collectives", "multi_rank"))
@@ -185,7 +185,7 @@ def is_matched(run: RunView) -> bool:
 def cost_ms(run: RunView, late: Straggler) -> float:
     """What a late rank costs (:func:`straggler_cost_ms`)."""
     usual = float(np.median(late.gain_ns)) / 1e6
-    return usual if rehearsal(run) is None else max(usual, float(late.gain_ns.mean()) / 1e6)
+    return usual if arrival_replay(run) is None else max(usual, float(late.gain_ns.mean()) / 1e6)
 
 
 def _of_analysed_step(run: RunView, steps: Sequence[int], waited_ns: np.ndarray) -> float:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from tracedoc.digest.gemms import MIN_CALLS, GemmTable
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.work_shares import Floats, work_shares
+from tracedoc.step.work import MIN_CALLS, GemmTable
 from tracedoc.values import Unknown, Value
 
 LEAST_KINDS = 3
