@@ -14,13 +14,12 @@ from click.testing import CliRunner
 import tracedoc
 from tracedoc import compose, pipeline, worker
 from tracedoc.cli import main
-from tracedoc.containment import LOG, Failures
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.errors import InputError
+from tracedoc.errors import LOG, Failures, InputError
 from tracedoc.facts.catalog import CATALOG
 from tracedoc.ranks.strategies import decide
+from tracedoc.report import page as html
 from tracedoc.report import terminal
-from tracedoc.report.page import html
 from tracedoc.report.render import render
 from tracedoc.rules import engine
 from tracedoc.rules.load import load_rules

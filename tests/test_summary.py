@@ -13,7 +13,7 @@ from tracedoc.predicted import PlanStep
 from tracedoc.summary.figures import gain_words
 from tracedoc.summary.outcome import outcome
 from tracedoc.summary.without_warning import healthy
-from tracedoc.testing.jobs import write_job
+from tracedoc.testing.cases import write_job
 from tracedoc.testing.lanes import parse_lanes
 
 MS = 1_000_000

@@ -15,9 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.compose import compose
-from tracedoc.containment import Failures
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.errors import InputError, Limit
+from tracedoc.errors import Failures, InputError, Limit
 from tracedoc.executors.run import run_each
 from tracedoc.executors.work import Lost
 from tracedoc.facts.catalog import CATALOG

@@ -16,17 +16,14 @@ import tracedoc
 
 BASE = {
     "errors",
-    "containment",
     "units",
     "spans",
     "config",
-    "picture",
     "charts",
     "predicted",
     "values",
-    "limits",
+    "glossary",
     "idle_causes",
-    "answer_words",
 }
 STAGES = {
     "pipeline",
@@ -48,28 +45,25 @@ STAGES = {
     "firststep",
 }
 
-SHOWN = {"diagnosis", "report.view", "report.texts", "report.states", "report.prediction_words"}
-"""What the rooms of reports share."""
+SHOWN = {"diagnosis", "report.view", "report.texts", "report.words"}
+"""What all reports share."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "containment": {"errors"},
     "units": set(),
     "spans": set(),
     "config": {"errors", "units"},
     "values": set(),
     "idle_causes": set(),
-    "limits": set(),
-    "picture": set(),
+    "glossary": set(),
     "charts": set(),
-    "answer_words": set(),
     "predicted": set(),
     "run": BASE,
     "trace": BASE | {"run"},
     "timeline": BASE | {"trace", "run"},
     "planner": BASE,
     "firststep": {"errors"},
-    "diagnosis": BASE | {"frames", "report.page.notebook", "report.figures", "report.view"},
+    "diagnosis": BASE,
     "step": BASE | {"trace", "timeline"},
     "ranks": BASE | {"trace", "timeline", "step", "run.job", "run.manifest", "run.steplog"},
     "play": BASE | {"trace", "timeline", "step", "ranks"},
@@ -102,22 +96,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "diagnosis_json": BASE | {"diagnosis"},
     "fixes": BASE | {"diagnosis"},
     "frames": BASE | {"diagnosis", "fixes"},
-    "schema": {"diagnosis"},
-    "report.charts": BASE | SHOWN,
-    "report.picture": BASE | SHOWN | {"report.charts"},
-    "report.forges": BASE | SHOWN | {"fixes"},
-    "report.sheets": BASE | SHOWN | {"comparison", "report.forges"},
-    "report.figures": BASE | SHOWN | {"report.picture", "report.sheets"},
-    "report.page": BASE
-    | SHOWN
-    | {"fixes", "diagnosis_json", "report.charts", "report.picture", "report.sheets"},
+    "report.texts": BASE | {"diagnosis"},
+    "report.words": BASE | {"diagnosis"},
+    "report.view": BASE | {"diagnosis", "fixes", "report.texts", "report.words"},
+    "report.clock": BASE | {"diagnosis", "report.view"},
+    "report.charts": BASE | SHOWN | {"report.clock"},
     "report": BASE | {"diagnosis", "diagnosis_json", "fixes", "comparison"},
     "collector": {"errors", "run.manifest", "run.steplog"},
     "cli": BASE
     | STAGES
     | {"fixes", "executors", "report", "collector", "comparison", "crosscheck", "testing"},
     "testing": BASE | STAGES,
-    "__init__": BASE | STAGES | {"report", "collector", "comparison"},
+    "__init__": BASE | STAGES | {"report", "collector", "comparison", "frames"},
     "__main__": {"cli"},
 }
 """Each room and the rooms it may import beside itself and the package; the longest name that fits counts."""
@@ -127,7 +117,7 @@ PACKAGE_MAY_BE_IMPORTED_IN: dict[str, tuple[str, ...]] = {
     "click": ("cli",),
     "rich": ("cli", "report"),
     "jinja2": ("report.page",),
-    "matplotlib": ("report.figures",),
+    "matplotlib": ("report.figures", "report.diagnosis_figure"),
     "yaml": ("rules", "testing", "cli"),
     "isal": ("trace",),
     "torch": ("collector", "firststep"),

@@ -16,8 +16,8 @@ from graphlib import TopologicalSorter
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.containment import failure
 from tracedoc.diagnosis import SEVERITIES, Comparison, Evidence, Finding, Fix, Gain, Instance, Verdict
+from tracedoc.errors import failure
 from tracedoc.facts.catalog import attempt
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.rules.expression import Expression, Result, parse
