@@ -1,7 +1,4 @@
-"""Write docs/facts.md, the definitions of all facts, from their docstrings.
-
-Run from the root of the repository: ``.venv/bin/python docs/facts_page.py``; ``docs/refresh.py`` does it too.
-"""
+"""The page of the site with the definitions of all facts, from their docstrings."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ if TYPE_CHECKING:
     from tracedoc.facts.catalog import FactDef
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGE = REPOSITORY / "docs" / "facts.md"
 
 HEAD = """# Facts
 
@@ -50,7 +46,3 @@ def _entry(fact: FactDef) -> str:
     traits += f"; needs {needs}" if needs else ""
     traits += f"; made of {uses}" if uses else ""
     return f"### `{fact.name}`\n\n*{traits}*\n\n{fact.doc}\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(facts_page(), encoding="utf-8")

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from docs.rule_pages import symptoms
 from tracedoc.cli import main
 from tracedoc.facts.catalog import CATALOG
-from tracedoc.rules.load import load_rules
+from tracedoc.judge.load import load_rules
 from tracedoc.testing.cases import run_case_file
 from tracedoc.topics import by_topic, check_declared, load_facts
 from tracedoc.topics.communication import rank as messages

@@ -18,7 +18,7 @@ from tracedoc.planner.words import WORDS
 
 if TYPE_CHECKING:
     from tracedoc.facts.catalog import FactDef
-    from tracedoc.rules.model import Rule
+    from tracedoc.judge.rule import Rule
 
 _RULE_FIELDS = ("id", "title", "topic", "status", "since", "scope", "when", "params", "why", "fixes")
 _FACT_FIELDS = ("name", "unit", "scope", "doc")
@@ -120,7 +120,7 @@ def _meanings(
 
 def _known(rule_directories: Sequence[str]) -> tuple[dict[str, Rule], Mapping[str, FactDef]]:
     """Return all rules and facts by name."""
-    from tracedoc.rules.load import load_rules
+    from tracedoc.judge.load import load_rules
     from tracedoc.topics import load_facts
 
     return {rule.id: rule for rule in load_rules(rule_directories)}, load_facts()
@@ -144,8 +144,8 @@ def _unknown(name: str, known: list[str]) -> TracedocError:
 
 
 def _rule(rule: Rule) -> str:
-    from tracedoc.fixes import framework_name
-    from tracedoc.rules.template import without_numbers
+    from tracedoc.judge.fixes import framework_name
+    from tracedoc.judge.wording import without_numbers
     from tracedoc.units import format_quantity
 
     status = f", {rule.status}" if rule.status != "stable" else ""
@@ -170,11 +170,10 @@ def _rule(rule: Rule) -> str:
         lines += ["", _paragraph(f"Gives way to: {', '.join(rule.yields_to)}", hang=2)]
     if rule.fixes:
         lines += ["", f"Fixes, with the numbers of a run: tracedoc explain {rule.id} RUN"]
-    for place, fix in enumerate(rule.fixes):
-        when = rule.fix_when[place] if rule.fix_when else ""
+    for fix in rule.fixes:
         lines.append(_paragraph(f"{framework_name(fix.framework)}: {without_numbers(fix.title)}", 2, hang=4))
-        if when:
-            lines.append(_paragraph(f"only where {when}", 4))
+        if fix.when:
+            lines.append(_paragraph(f"only where {fix.when}", 4))
         if fix.advice:
             lines.append(_paragraph(without_numbers(fix.advice), 4))
         if fix.change:
