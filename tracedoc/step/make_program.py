@@ -80,7 +80,7 @@ def build_program(
 
 
 def _goes_on(graph: StepGraph, call: int, window: Window) -> int | None:
-    """Return when the host goes on after the last call of a lone step; ``None`` if that is after its end."""
+    """The time at which the host goes on after the last call of a lone step; ``None`` if after its end."""
     calls = graph.calls
     since = calls.end_ns[call] if graph.waits.blocks[call] else calls.start_ns[call]
     return int(since) if since <= window.end_ns else None
@@ -198,7 +198,7 @@ def _assembled(
 
 
 def _points_of(calls: Rows, launches: Rows) -> npt.NDArray[np.int32]:
-    """Return which of some calls, in order of time, each launch is; ``NONE`` for those that are not there."""
+    """The place of each launch among some calls in order of time; ``NONE`` for those that are not there."""
     recorded = np.flatnonzero(calls != NO_ROW)
     rows = np.append(calls[recorded], NO_ROW - 1)
     place = np.searchsorted(rows[:-1], launches)
@@ -207,7 +207,7 @@ def _points_of(calls: Rows, launches: Rows) -> npt.NDArray[np.int32]:
 
 
 def _lead(device: DeviceEvents, events: npt.NDArray[np.intp]) -> int:
-    """Return how early the launch of every event was, at the least; 0 without launches."""
+    """Nanoseconds by which every launch was early, at the least; 0 without launches."""
     linked = events[device.linked[events]]
     if linked.size == 0:
         return 0
