@@ -158,7 +158,7 @@ def _assembled(
     events: npt.NDArray[np.intp],
     span: slice,
     following: int | None,
-    columns: dict[str, npt.NDArray[Any]],
+    columns: dict[str, Any],
     *,
     periodic: bool,
 ) -> RankProgram:
@@ -217,7 +217,7 @@ def _lead(device: DeviceEvents, events: npt.NDArray[np.intp]) -> int:
 
 def _waits_of(
     graph: StepGraph, events: npt.NDArray[np.intp], span: slice, position: int | None
-) -> dict[str, npt.NDArray[Any]]:
+) -> dict[str, Any]:
     """The waits of a step as columns of its program, what its calls take beside them, and unexplained delays.
 
     What waits for an event of the step before waits for its like in this one, where ``position`` tells which
