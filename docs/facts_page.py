@@ -42,7 +42,7 @@ def facts_page() -> str:
 def _entry(fact: FactDef) -> str:
     needs = ", ".join(f"`{need}`" for need in sorted(fact.needs))
     traits = f"{fact.unit}, one for the run" if fact.scope == "run" else f"{fact.unit}, by {fact.scope}"
-    uses = ", ".join(f"[`{one.name}`](#{one.name})" for one in fact.uses)
+    uses = ", ".join(f"[`{one.name}`](facts.md#{one.name})" for one in fact.uses)
     traits += f"; needs {needs}" if needs else ""
     traits += f"; made of {uses}" if uses else ""
     return f"### `{fact.name}`\n\n*{traits}*\n\n{fact.doc}\n"
