@@ -1,0 +1,281 @@
+"""The causes of the ledger: what each of them takes of a run's program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+import numpy as np
+
+from tracedoc.ranks.pipelines import pipeline
+from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.work_shares import replicas
+from tracedoc.replay.rank.program import Call, Cause, Group
+from tracedoc.replay.run_program import RunProgram
+from tracedoc.replay.run_replay import RunReplay
+from tracedoc.timeline.phases import Phase
+from tracedoc.timeline.stalls import AWAY_LAUNCHES
+from tracedoc.values import Unknown
+from tracedoc.whatif.changes.buckets import cap_buckets
+from tracedoc.whatif.changes.change import Ask, Mask, NotApplicable, Value
+from tracedoc.whatif.changes.gathers import gather_ahead
+from tracedoc.whatif.changes.offloading import no_offload
+from tracedoc.whatif.changes.ranks import evened, share_work, usual_host
+from tracedoc.whatif.changes.reductions import reduce_once
+from tracedoc.whatif.changes.scale_out import POINT_TO_POINT
+from tracedoc.whatif.removal import Removal, Times
+
+Edit = Callable[[RunProgram, Ask], RunProgram | NotApplicable]
+
+
+class Family(msgspec.Struct, frozen=True, eq=False):
+    """Causes of one kind. ``whole`` is what all of them take, ``members`` what each does, by id.
+
+    ``rest`` is the id of what remains of the family when its members are gone, "" where nothing does.
+    """
+
+    whole: tuple[Removal, ...]
+    members: Mapping[str, Removal]
+    rest: str = ""
+
+
+def find_families(run: RunView, replay: RunReplay, program: RunProgram) -> dict[str, Family]:
+    """The families of causes that a program has."""
+    even = _even(run, program)
+    found = {
+        "ranks": _ranks(program, even),
+        "pipeline": _pipeline(program),
+        "input": _input(program, even),
+        "host": _host(program, even),
+        "offload": _offload(replay, program),
+        "communication": _communication(replay, program),
+        "compute": _compute(run, program),
+    }
+    return {name: family for name, family in found.items() if family is not None}
+
+
+def _family(members: Mapping[str, Removal | None], rest: str = "", whole: Removal | None = None) -> Family | None:
+    there = {name: one for name, one in members.items() if one is not None}
+    if whole is not None:
+        return Family((whole, *(one for one in there.values() if one.rewired is not None)), there, rest)
+    return Family(tuple(there.values()), there, rest) if there else None
+
+
+def _taken(before: np.ndarray, after: np.ndarray) -> Times | None:
+    """What one column is longer than another, ``None`` where nothing is."""
+    taken = np.maximum(before.astype(np.int64) - after, 0)
+    return taken if taken.any() else None
+
+
+# --- ranks that take longer than their peers
+
+
+class _Even(msgspec.Struct, frozen=True, eq=False):
+    """How long things take where every rank is like its peers; columns as in the program."""
+
+    lag: Times
+    own: Times
+    ready: Times
+    dur: Times
+
+
+def _even(run: RunView, program: RunProgram) -> _Even:
+    """The times of a program in which no rank takes longer than its peers of the same stage."""
+    count = len(program.layout.ranks)
+    groups: set[tuple[int, ...]] = {tuple(range(count))}
+    if pipeline(run) is not None:
+        groups = {tuple(sorted(places)) for places in replicas(run)}
+    layout, even = program.layout, program
+    ready = program.ready.astype(np.int64)
+    for places in sorted(groups):
+        if len(places) < 2:
+            continue
+        even = evened(even, places, places)
+        peers = np.array(places)
+        waits = np.where(ready >= 0, ready, 0)
+        usual = usual_host(waits, np.zeros_like(layout.part), layout.point_base, places, peers)
+        ready = np.where(ready >= 0, usual, ready)
+    return _Even(even.lag.astype(np.int64), even.own.astype(np.int64), ready, even.dur.astype(np.int64))
+
+
+def _ranks(program: RunProgram, even: _Even) -> Family | None:
+    loads = program.layout.kind == Call.INPUT
+    dur, lag = _taken(program.dur, even.dur), _taken(program.lag, even.lag)
+    own, ready = _taken(program.own, even.own), _taken(program.ready, even.ready)
+    host_own = _chosen(own, ~loads)
+    input_own = _chosen(own, loads)
+    return _family(
+        {
+            "ranks.compute": None if dur is None else Removal(dur=dur),
+            "ranks.host": None if lag is None and host_own is None else Removal(lag=lag, own=host_own),
+            "ranks.input": None if input_own is None and ready is None else Removal(own=input_own, ready=ready),
+        }
+    )
+
+
+def _chosen(times: Times | None, chosen: Mask) -> Times | None:
+    if times is None:
+        return None
+    kept = np.where(chosen, times, 0)
+    return kept if kept.any() else None
+
+
+# --- input
+
+
+def _batch_copies(program: RunProgram) -> Mask:
+    """Which events copy to the device, but for what is offloaded."""
+    copies = np.asarray(program.layout.group == Group.COPY_IN)
+    copies[program.layout.offload_event] = False
+    return copies
+
+
+def _input(program: RunProgram, even: _Even) -> Family | None:
+    layout = program.layout
+    loads = layout.kind == Call.INPUT
+    own, ready = _chosen(even.own, loads), _chosen(np.maximum(even.ready, 0), loads)
+    copies = _batch_copies(program)
+    blocking = np.asarray((layout.cause_kind == Cause.COPY) & copies[layout.cause_from])
+    blocked = np.zeros(layout.points, dtype=bool)
+    blocked[layout.cause_to[blocking]] = True
+    return _family(
+        {
+            "input.wait": None if own is None and ready is None else Removal(own=own, ready=ready),
+            "input.copies": None
+            if not copies.any()
+            else Removal(own=_chosen(even.own, blocked), dur=_chosen(even.dur, copies), dropped=blocking),
+        }
+    )
+
+
+# --- the host
+
+
+def _host(program: RunProgram, even: _Even) -> Family | None:
+    layout = program.layout
+    if layout.is_cpu or not layout.points:
+        return None
+    loads = layout.kind == Call.INPUT
+    lag = even.lag.copy()
+    lag[layout.offload_point] = np.maximum(lag[layout.offload_point] - layout.offload_ns, 0)
+    offloading = np.zeros(layout.events, dtype=bool)
+    offloading[layout.offload_event] = True
+    of_input = (layout.cause_kind == Cause.COPY) & _batch_copies(program)[layout.cause_from]
+    waits = layout.to_host & ~of_input & ~offloading[layout.cause_from]
+    to = np.where(layout.to_host, layout.cause_to, 0)
+    allocates = layout.kind == Call.ALLOCATION
+    freed = waits & allocates[to]
+    synced = waits & ~freed & (layout.cause_kind != Cause.QUEUE)
+    copied_in = np.zeros(layout.points, dtype=bool)
+    copied_in[layout.cause_to[of_input]] = True
+    own = np.where(loads | copied_in, 0, even.own)
+    at_sync = np.zeros(layout.points, dtype=bool)
+    at_sync[layout.cause_to[synced]] = True
+    pause = _pauses(program, lag)
+    return _family(
+        {
+            "host.sync": None if not synced.any() else Removal(own=_chosen(own, at_sync), dropped=synced),
+            "host.allocator": None
+            if not allocates.any()
+            else Removal(own=_chosen(own, allocates), dropped=freed),
+            "host.pause": None if pause is None else Removal(lag=pause),
+        },
+        rest="host.launch",
+        whole=Removal(lag=lag, own=own, dropped=waits),
+    )
+
+
+def _pauses(program: RunProgram, lag: Times) -> Times | None:
+    """What of the host's time lies in gaps in which it does not launch, but something else."""
+    launches = lag[program.layout.kind == Call.LAUNCH]
+    if not launches.size:
+        return None
+    usual = float(np.median(launches))
+    away = lag > AWAY_LAUNCHES * usual
+    return _chosen((lag - usual).astype(np.int64), away)
+
+
+def _offload(replay: RunReplay, program: RunProgram) -> Family | None:
+    return _family({"host.offload": _rewired(replay, program, no_offload)})
+
+
+# --- communication
+
+
+def _rewired(
+    replay: RunReplay, program: RunProgram, edit: Edit, values: Mapping[str, Value] | None = None
+) -> Removal | None:
+    """What an edit does, ``None`` where it cannot be made."""
+    ask = Ask(values or {}, replay.splits)
+
+    def rewired(given: RunProgram) -> RunProgram:
+        edited = edit(given, ask)
+        return given if isinstance(edited, NotApplicable) else edited
+
+    return None if isinstance(edit(program, ask), NotApplicable) else Removal(rewired=rewired)
+
+
+def _between_stages(program: RunProgram) -> Mask:
+    """Which parts of collectives are sends and receives."""
+    joins = program.layout.joins
+    passes = np.array([name in POINT_TO_POINT for name in joins.kinds] or [False])
+    return np.asarray(passes[joins.kind]) if joins.kind.size else np.zeros(0, dtype=bool)
+
+
+def _communication(replay: RunReplay, program: RunProgram) -> Family | None:
+    mine = ~_between_stages(program)
+    if not mine.any():
+        return None
+    transfer = np.where(mine, program.transfer, 0)
+    return _family(
+        {
+            "order.every_micro_batch": _rewired(replay, program, reduce_once),
+            "order.gathers": _rewired(replay, program, gather_ahead, {"units": 1.0, "pass": "both"}),
+            "order.messages": _rewired(replay, program, cap_buckets, {"mib": 25.0}),
+        },
+        rest="link.transfer",
+        whole=Removal(transfer=transfer),
+    )
+
+
+def _pipeline(program: RunProgram) -> Family | None:
+    passes = _between_stages(program)
+    if not passes.any():
+        return None
+    transfer = np.where(passes, program.transfer, 0)
+    shared = share_work(program, Ask({}, {}))
+    members: dict[str, Removal | None] = {"pipeline.transfer": Removal(transfer=transfer)}
+    if not isinstance(shared, NotApplicable):
+        # The longest stages become like the mean one.
+        dur = _taken(program.dur, shared.dur)
+        members["pipeline.imbalance"] = None if dur is None else Removal(dur=dur)
+    return _family(members, rest="pipeline.bubble", whole=Removal(transfer=transfer, alone=passes))
+
+
+# --- compute
+
+
+def _compute(run: RunView, program: RunProgram) -> Family | None:
+    layout = program.layout
+    dur = program.dur.astype(np.int64)
+    share = np.array([_plain_saving(run, rank) for rank in layout.ranks])
+    matrix = layout.group == Group.MATRIX
+    plain = _chosen(np.rint(dur * share[layout.event_rank]).astype(np.int64), matrix)
+    again = (layout.event_part == Phase.RECOMPUTE) & layout.computes
+    left = dur if plain is None else dur - plain
+    recomputed = _chosen(left, again)
+    return _family(
+        {
+            "compute.fp32": None if plain is None else Removal(dur=plain),
+            "compute.recompute": None if recomputed is None else Removal(dur=recomputed),
+        }
+    )
+
+
+def _plain_saving(run: RunView, rank: int) -> float:
+    """The share of a rank's matrix kernels' time that tensor cores would save, 0 to 1."""
+    facts = run.digest(rank).facts
+    saving, plain, used = (facts.get(name) for name in ("tensor_core_saving_ms", "plain_matrix_ms", "tensor_core_frac"))
+    if any(one is None or isinstance(one, Unknown) for one in (saving, plain, used)) or not plain:
+        return 0.0
+    return float(saving) / float(plain) * (1.0 - float(used))
