@@ -6,23 +6,30 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
 
 from tracedoc.ranks.pipelines import pipeline
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.work_shares import replicas
+from tracedoc.replay.latency import call_latency
 from tracedoc.replay.rank.program import Call, Cause, Group
 from tracedoc.replay.run_program import RunProgram
 from tracedoc.replay.run_replay import RunReplay
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import AWAY_LAUNCHES
+from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.values import Unknown
 from tracedoc.whatif.changes.buckets import cap_buckets
 from tracedoc.whatif.changes.change import Ask, Mask, NotApplicable, Value
-from tracedoc.whatif.changes.gathers import gather_ahead
+from tracedoc.whatif.changes.gathers import unit_gathers
+from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
+from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, reduce_when_ready
 from tracedoc.whatif.changes.ranks import evened, share_work, usual_host
 from tracedoc.whatif.changes.reductions import reduce_once
 from tracedoc.whatif.changes.scale_out import POINT_TO_POINT
+from tracedoc.whatif.changes.split_units import split_units
 from tracedoc.whatif.removal import Removal, Times
 
 Edit = Callable[[RunProgram, Ask], RunProgram | NotApplicable]
@@ -48,7 +55,7 @@ def find_families(run: RunView, replay: RunReplay, program: RunProgram) -> dict[
         "input": _input(program, even),
         "host": _host(program, even),
         "offload": _offload(replay, program),
-        "communication": _communication(replay, program),
+        "communication": _communication(run, replay, program),
         "compute": _compute(run, program),
     }
     return {name: family for name, family in found.items() if family is not None}
@@ -57,7 +64,7 @@ def find_families(run: RunView, replay: RunReplay, program: RunProgram) -> dict[
 def _family(members: Mapping[str, Removal | None], rest: str = "", whole: Removal | None = None) -> Family | None:
     there = {name: one for name, one in members.items() if one is not None}
     if whole is not None:
-        return Family((whole, *(one for one in there.values() if one.rewired is not None)), there, rest)
+        return Family((whole,), there, rest)
     return Family(tuple(there.values()), there, rest) if there else None
 
 
@@ -222,20 +229,91 @@ def _between_stages(program: RunProgram) -> Mask:
     return np.asarray(passes[joins.kind]) if joins.kind.size else np.zeros(0, dtype=bool)
 
 
-def _communication(replay: RunReplay, program: RunProgram) -> Family | None:
+def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Family | None:
+    joins = program.layout.joins
     mine = ~_between_stages(program)
     if not mine.any():
         return None
-    transfer = np.where(mine, program.transfer, 0)
+    slower = np.where(mine, _below_link(run, program), 0.0)
+    latency = np.where(mine, call_latency(program, replay.splits, program.reading), 0)
+    latency = np.rint(latency * (1.0 - slower)).astype(np.int64)
+    deferred = program.edited(
+        layout=replace(program.layout, joins=replace(joins, gradients=deferred_reductions(program)))
+    )
     return _family(
         {
             "order.every_micro_batch": _rewired(replay, program, reduce_once),
-            "order.gathers": _rewired(replay, program, gather_ahead, {"units": 1.0, "pass": "both"}),
-            "order.messages": _rewired(replay, program, cap_buckets, {"mib": 25.0}),
+            "order.reductions": _rewired(replay, program, reduce_when_ready),
+            "order.gathers": _rewired(replay, program, gather_in_time),
+            "order.messages": _messages(replay, deferred),
+            "link.slow": Removal(slower=slower) if slower.any() else None,
+            "link.latency": Removal(transfer=latency) if latency.any() else None,
         },
         rest="link.transfer",
-        whole=Removal(transfer=transfer),
+        whole=Removal(transfer=np.where(mine, program.transfer, 0)),
     )
+
+
+BUCKET_MIB = 25.0
+"""Gradients travel in messages of this size unless a script asks for others (DistributedDataParallel)."""
+
+LARGE_UNIT = 0.5
+"""A unit with this share of all gathered bytes of a pass is gathered and reduced with nothing to hide it."""
+
+PIECES = 8.0
+
+
+def _messages(replay: RunReplay, program: RunProgram) -> Removal | None:
+    """What messages of a usual size do: units of a block each, and buckets of some MiB."""
+    gathers = unit_gathers(program)
+    if not gathers.any():
+        return _with_layout(program, _rewired(replay, program, cap_buckets, {"mib": BUCKET_MIB}))
+    merged = _rewired(replay, program, merge_units, {"count": 0.0})
+    if merged is not None:
+        return merged
+    joins = program.layout.joins
+    part = program.layout.event_part[joins.event]
+    forward = gathers & (part == Phase.FORWARD) & (joins.nbytes > 0)
+    rank = program.layout.rank_of_event(joins.event)
+    sums = np.bincount(rank[forward], weights=joins.nbytes[forward], minlength=1)
+    most = np.zeros(sums.size)
+    np.maximum.at(most, rank[forward], joins.nbytes[forward])
+    if not forward.any() or not (most > LARGE_UNIT * np.maximum(sums, 1)).any():
+        return None
+    return _rewired(replay, program, split_units, {"count": PIECES})
+
+
+def _with_layout(program: RunProgram, removal: Removal | None) -> Removal | None:
+    """A removal that is made with another layout's collectives."""
+    if removal is None or removal.rewired is None:
+        return None
+    rewired = removal.rewired
+
+    def made(given: RunProgram) -> RunProgram:
+        return rewired(given.edited(layout=program.layout)).edited(layout=given.layout)
+
+    return Removal(rewired=made)
+
+
+SLOW_LINK = 0.7
+"""A group that reaches less than this share of what its link should give is on a slow link."""
+
+
+def _below_link(run: RunView, program: RunProgram) -> npt.NDArray[np.float64]:
+    """By which share of each part's transfer a link that does what it should would be faster."""
+    joins = program.layout.joins
+    found = np.zeros(joins.event.size)
+    for group, curve in enumerate(run.curves):
+        mine = np.flatnonzero((joins.group == group) & (joins.nbytes > 0) & (program.transfer > 0) & joins.complete)
+        if curve is None or curve.peak_gbps is None or not mine.size:
+            continue
+        sizes = joins.nbytes[mine].astype(np.float64)
+        factor = np.array([busbw_factor(kind, joins.group_sizes[group]) for kind in joins.kinds])[joins.kind[mine]]
+        gbps = np.array([curve.expected_gbps(size) or np.nan for size in sizes.tolist()])
+        should = factor * sizes / gbps
+        if should.sum() < SLOW_LINK * program.transfer[mine].sum():
+            found[mine] = np.clip(1.0 - should / program.transfer[mine], 0.0, 1.0)
+    return found
 
 
 def _pipeline(program: RunProgram) -> Family | None:

@@ -21,7 +21,7 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
     collectives; ``slower`` is the share of a part's transfer that a link which does what it should saves.
     ``dropped`` are causes that no longer hold, ``alone`` parts that wait for nobody. Causes take different
     parts of a time, so that it does not matter in which order they go. ``rewired`` ties events to others;
-    that is done first.
+    that is done last.
     """
 
     lag: Times | None = None
@@ -37,9 +37,6 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
 
 def without(program: RunProgram, removals: Sequence[Removal]) -> RunProgram:
     """The program without some causes."""
-    for one in removals:
-        if one.rewired is not None:
-            program = one.rewired(program)
     columns: dict[str, npt.NDArray[np.generic]] = {}
     for name in ("lag", "own", "ready", "dur"):
         taken = [part for one in removals if (part := getattr(one, name)) is not None]
@@ -58,7 +55,11 @@ def without(program: RunProgram, removals: Sequence[Removal]) -> RunProgram:
     alone = [one.alone for one in removals if one.alone is not None]
     if alone:
         columns["joined"] = program.joined & ~np.logical_or.reduce(alone)
-    return program.edited(**columns) if columns else program
+    program = program.edited(**columns) if columns else program
+    for one in removals:
+        if one.rewired is not None:
+            program = one.rewired(program)
+    return program
 
 
 def _less(times: Times, taken: Sequence[Times]) -> Times:

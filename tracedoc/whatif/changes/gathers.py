@@ -20,7 +20,7 @@ PASSES = {
 def gather_ahead(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     """Start each gather when the one some units before it starts today, and launch it then."""
     chosen = gathers_of(program, ask.word("pass"))
-    moved, model = _pairs(program, chosen, int(ask.number("units")))
+    moved, model = pairs(program, chosen, int(ask.number("units")))
     if moved.size == 0:
         return NotApplicable(f"the step has no {ask.word('pass')} gathers to move")
     return started_as(program, moved, model, model)
@@ -117,7 +117,7 @@ def of_units(program: RunProgram, chosen: Mask) -> Mask:
     return np.asarray(of_block if of_block.any() else chosen)
 
 
-def _pairs(program: RunProgram, chosen: Mask, ahead: int) -> tuple[Index, Index]:
+def pairs(program: RunProgram, chosen: Mask, ahead: int) -> tuple[Index, Index]:
     """Return the parts to move, and for each the one of its rank, stream and pass that comes before."""
     layout, joins = program.layout, program.layout.joins
     mine = np.flatnonzero(chosen)
