@@ -244,8 +244,8 @@ def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Fami
         {
             "order.every_micro_batch": _rewired(replay, program, reduce_once),
             "order.reductions": _rewired(replay, program, reduce_when_ready),
-            "order.gathers": _rewired(replay, program, gather_in_time),
             "order.messages": _messages(replay, deferred),
+            "order.gathers": _rewired(replay, program, gather_in_time),
             "link.slow": Removal(slower=slower) if slower.any() else None,
             "link.latency": Removal(transfer=latency) if latency.any() else None,
         },

@@ -106,7 +106,7 @@ def gathers_of(program: RunProgram, name: str) -> Mask:
 
 def unit_gathers(program: RunProgram) -> Mask:
     """Return which parts gather sharded units: those of named units, else all gathers of both passes."""
-    gathers = collectives_of(program, "parameters") & program.launched
+    gathers = collectives_of(program, "parameters") & (program.launched | (program.transfer > 0))
     named = gathers & (program.layout.joins.block != NONE)
     return np.asarray(named if named.any() else gathers_of(program, "both"))
 

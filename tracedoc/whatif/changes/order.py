@@ -84,8 +84,8 @@ def _begun_after(program: RunProgram, moved: Index, ready: Index) -> RunProgram:
 def gather_in_time(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     """Gather each unit while the one before it computes, ahead of other collectives of its stream.
 
-    A gather begins when the one before it could, and has ended. What stands between them on their stream comes
-    after it.
+    A gather begins when the one before it could and has ended, and what that one was put before. What stands
+    between the two on their stream today comes after it: it begins no earlier than that one ends.
     """
     layout, joins = program.layout, program.layout.joins
     moved, model = pairs(program, unit_gathers(program), 1)
@@ -93,18 +93,28 @@ def gather_in_time(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
         return NotApplicable("the step gathers no units one after the other")
     changed = started_as(program, moved, model, model)
     target, before = joins.event[moved], joins.event[model]
-    jumped_from: list[int] = []
-    jumped_to: list[int] = []
-    for event, first in zip(target.tolist(), before.tolist(), strict=True):
-        between = np.arange(first + 1, event)
-        others = between[np.isin(between, joins.event)]
-        if others.size:
-            jumped_from.append(event)
-            jumped_to.append(int(others[0]))
-    source = np.concatenate((before, np.array(jumped_from, dtype=np.intp)))
-    goal = np.concatenate((target, np.array(jumped_to, dtype=np.intp)))
-    no = np.zeros(source.size, dtype=bool)
-    ties = Extra(source.astype(np.intp), goal.astype(np.intp), no, np.zeros(source.size, dtype=np.int64), no)
+    source, goal, lag = [before], [target], [np.zeros(moved.size, dtype=np.int64)]
+    first, last = _between(np.sort(joins.event), before, target)
+    jumps = first != NONE
+    source.append(before[jumps])
+    goal.append(first[jumps])
+    lag.append(program.transfer[moved[jumps]])
+    place = np.full(layout.events, NONE, dtype=np.intp)
+    place[target] = np.arange(moved.size)
+    behind = place[before]
+    follows = (behind != NONE) & (last[np.maximum(behind, 0)] != NONE)
+    source.append(last[behind[follows]])
+    goal.append(target[follows])
+    lag.append(np.zeros(int(follows.sum()), dtype=np.int64))
+    no = np.zeros(sum(one.size for one in source), dtype=bool)
+    ties = Extra(np.concatenate(source), np.concatenate(goal), no, np.concatenate(lag), no)
     delay = changed.delay.astype(np.int64)
     delay[target] = UNHELD
     return changed.edited(delay=delay, extra=joined(changed, ties))
+
+
+def _between(events: Index, before: Index, after: Index) -> tuple[Index, Index]:
+    """The first and the last of some sorted events between each two, ``NONE`` where there is none."""
+    first, last = np.searchsorted(events, before, side="right"), np.searchsorted(events, after) - 1
+    there = first <= last
+    return np.where(there, events[np.minimum(first, events.size - 1)], NONE), np.where(there, events[last], NONE)
