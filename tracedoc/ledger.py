@@ -30,6 +30,8 @@ CAUSE_WORDS: dict[str, str] = {
     "link.latency": "latency of messages",
     "link.transfer": "communication that nothing hides",
     "compute.fp32": "matrix products outside the tensor cores",
+    "compute.optimizer": "an optimizer of many small kernels",
+    "compute.small_kernels": "kernels too small for the device",
     "compute.recompute": "activations computed again",
 }
 """What each cause is, in plain words, by its id."""

@@ -69,12 +69,15 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
     notes: tuple[str, ...] = ()
 
 
-def replay_run(run: RunView) -> RunReplay | Refusal:
-    """Make a run's replay from its digests, or say why it cannot be."""
+def replay_run(run: RunView, *, lenient: bool = False) -> RunReplay | Refusal:
+    """Make a run's replay from its digests, or say why it cannot be.
+
+    A ``lenient`` one is made however far it misses the measured step, and of captures that lost kernels.
+    """
     representative = run.representative_digest
     if representative is None or representative.judged_step is None:
         return Refusal("no rank has a step to analyse")
-    step = _common_step(run, representative)
+    step = _common_step(run, representative, lenient=lenient)
     if isinstance(step, Refusal):
         return step
     ranks = [digest.rank for digest in run.digests]
@@ -85,25 +88,25 @@ def replay_run(run: RunView) -> RunReplay | Refusal:
     subject = ranks.index(representative.rank)
     step_ms = representative.judged_step.budget.window_ns / 1e6
     try:
-        found = _replayed(run, program, subject, step_ms)
+        found = _replayed(run, program, subject, step_ms, lenient=lenient)
         if (
             isinstance(found, Refusal)
             and program.layout.periodic
             and len(program.layout.framed) == len(ranks)
         ):
             # Ranks whose steps differ do not repeat them; the one that was captured may be played alone.
-            once = _replayed(run, program.played_once(), subject, step_ms)
+            once = _replayed(run, program.played_once(), subject, step_ms, lenient=lenient)
             return found if isinstance(once, Refusal) else once
         return found
     except Cyclic:
         return Refusal("what its events wait for is contradictory")
 
 
-def _common_step(run: RunView, representative: RankDigest) -> int | Refusal:
+def _common_step(run: RunView, representative: RankDigest, *, lenient: bool) -> int | Refusal:
     """Return the step to replay: the judged one if every rank has its program."""
     for digest in run.digests:
         lost = next((limit for limit in digest.limits if limit.code in LOSING), None)
-        if lost is not None:
+        if lost is not None and not lenient:
             return Refusal(lost.words)
         if not digest.programs:
             return Refusal(f"rank {digest.rank}: {digest.unplayable}")
@@ -117,17 +120,19 @@ def _decoded(run: RunView, step: int) -> Iterator[RankProgram]:
         yield next(one for one in digest.programs if one.step == step).decoded()
 
 
-def _replayed(run: RunView, program: RunProgram, subject: int, step_ms: float) -> RunReplay | Refusal:
+def _replayed(
+    run: RunView, program: RunProgram, subject: int, step_ms: float, *, lenient: bool
+) -> RunReplay | Refusal:
     player = Player(subject)
     own = program.layout.notes[subject]
     measured = own.step_ns if program.layout.periodic or own.framed else own.span_ns
     bare, kept = (one.step_ns / max(measured, 1) for one in player.play([program, as_measured(program)]))
     unexplained = max(1 - bare / max(kept, 1e-9), 0.0)
-    if unexplained > UNEXPLAINED_MOST:
+    if unexplained > UNEXPLAINED_MOST and not lenient:
         return Refusal(f"nothing in the capture explains {100 * unexplained:.0f} % of the step")
     keeps = unexplained > UNEXPLAINED_WRONG or (abs(bare - 1) > WRONG and abs(kept - 1) <= WRONG)
     error = abs((kept if keeps else bare) - 1)
-    if error > WRONG:
+    if error > WRONG and not lenient:
         replayed = (kept if keeps else bare) * measured / 1e6
         return Refusal(f"the replay of the step takes {replayed:.3g} ms, not {measured / 1e6:.3g}")
     readings = [read_as(program, reading) for reading in Reading]
@@ -142,7 +147,7 @@ def _replayed(run: RunView, program: RunProgram, subject: int, step_ms: float) -
         replayed_ms=likely.step_ns / 1e6,
         model_error_frac=error,
         unexplained_frac=unexplained,
-        confidence="low" if keeps else _confidence(run, program, error, unexplained),
+        confidence="low" if keeps or lenient else _confidence(run, program, error, unexplained),
         periodic=program.layout.periodic,
         step=own.step,
         subject=subject,

@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from tracedoc.ledger import Ledger, LedgerCause, Range
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.replay.run_program import Reading
-from tracedoc.replay.run_replay import Refusal, RunReplay
+from tracedoc.replay.run_replay import Refusal, RunReplay, replay_run
 from tracedoc.replay.solver import Cyclic
 from tracedoc.whatif.answer import run_replay
 from tracedoc.whatif.ledger_causes import Family, find_families
+from tracedoc.whatif.ledger_places import place_of, ranks_of
+from tracedoc.whatif.ledger_steps import StepsApart, steps_apart
+from tracedoc.whatif.predictions import WIDENING
 from tracedoc.whatif.removal import Removal, without
 
 WORTH = 0.005
 """Families that cost less than this share of the step are not split, and readings of such causes not played."""
+
+HIDDEN = 0.5
+"""A cause is hidden by another if it gives less than this share of its part of the step alone."""
+
+RANKS = "ranks"
+"""The family of ranks that are slower than their peers."""
 
 
 class Weights(msgspec.Struct, frozen=True):
@@ -29,6 +39,17 @@ class Weights(msgspec.Struct, frozen=True):
     def size(self) -> float:
         """The middle of both, 0 at least."""
         return max((self.alone + self.last) / 2, 0.0)
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A cause before it is told: its part of the step, its weights, and what it takes."""
+
+    id: str
+    share: float
+    weights: Weights
+    removals: tuple[Removal, ...]
+    of_whole: float = 1.0
+    """What it is of its removals' gain: what remains of a family is a part of what the family gives."""
 
 
 def split_by_size(total: float, weights: Mapping[str, Weights]) -> dict[str, float]:
@@ -51,13 +72,14 @@ class Plays:
         lists = [tuple(one) for one in asked]
         keys = [frozenset(map(id, one)) for one in lists]
         new = {key: one for key, one in zip(keys, lists, strict=True) if key not in self._known}
-        for (key, _), step_ns in zip(new.items(), self._steps(list(new.values())), strict=True):
+        for key, step_ns in zip(new, self._steps(list(new.values())), strict=True):
             self._known[key] = max(self._base.step_ns - step_ns, 0.0) / 1e6
         return [self._known[key] for key in keys]
 
     def _steps(self, lists: list[tuple[Removal, ...]]) -> list[float]:
         player, base = self._replay.player, self._base.program
-        width, found = player.together(base), []
+        width = player.together(base)
+        found: list[float] = []
         for begin in range(0, len(lists), width):
             some = lists[begin : begin + width]
             try:
@@ -67,7 +89,7 @@ class Plays:
         return found
 
     def _lone(self, removals: tuple[Removal, ...]) -> float:
-        """The step without some causes, of which those are kept that cannot go: they would wait for themselves."""
+        """The step without causes one of which may make something wait for itself: that one stays."""
         for kept in (removals, tuple(one for one in removals if one.rewired is None)):
             try:
                 (played,) = self._replay.player.play([without(self._base.program, kept)])
@@ -77,16 +99,43 @@ class Plays:
         return self._base.step_ns
 
 
+def ledger_replay(run: RunView) -> RunReplay | Refusal:
+    """The replay that the ledger stands on: also of captures for which fixes are not predicted."""
+    found = run_replay(run)
+    return replay_run(run, lenient=True) if isinstance(found, Refusal) else found
+
+
 @once
 def make_ledger(run: RunView) -> Ledger:
     """The ledger of a run."""
-    replay = run_replay(run)
+    replay = ledger_replay(run)
     if isinstance(replay, Refusal):
         return Ledger(reason=replay.reason)
-    likely = Plays(replay, Reading.LIKELY)
-    families = find_families(run, replay, replay.base[Reading.LIKELY].program)
+    plays = Plays(replay, Reading.LIKELY)
+    base = replay.base[Reading.LIKELY]
+    base_ms = base.step_ns / 1e6
+    families = find_families(run, replay, base.program)
+    entries, total = _entries(plays, families, WORTH * base_ms)
+    apart = steps_apart(run, replay.step, replay.step_ms)
+    causes = _with_apart(_told(replay, plays, entries), apart)
+    causes = [one for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
+    shares = sum(one.share_ms for one in causes)
+    return Ledger(
+        step_ms=apart.step_ms,
+        ideal_ms=apart.step_ms - shares,
+        unexplained_ms=apart.step_ms - shares - (base_ms - total),
+        causes=tuple(sorted(causes, key=lambda one: (-one.share_ms, one.id))),
+        steps=apart.steps,
+        confidence=replay.confidence,
+    )
+
+
+def _entries(plays: Plays, families: Mapping[str, Family], least_ms: float) -> tuple[list[Entry], float]:
+    """The causes of all families, and how much shorter the step is without any of them, in ms."""
+    if not families:
+        return [], 0.0
     everything = [one for family in families.values() for one in family.whole]
-    total, *found = likely.gains(
+    total, *found = plays.gains(
         [
             everything,
             *(family.whole for family in families.values()),
@@ -95,23 +144,14 @@ def make_ledger(run: RunView) -> Ledger:
     )
     count = len(families)
     weights = {
-        name: Weights(found[place], total - found[place + count]) for place, name in enumerate(families)
+        name: Weights(found[place], max(total - found[place + count], 0.0))
+        for place, name in enumerate(families)
     }
-    base_ms = replay.base[Reading.LIKELY].step_ns / 1e6
-    causes: list[LedgerCause] = []
+    entries: list[Entry] = []
     for name, share in split_by_size(total, weights).items():
         others = _others(families, name)
-        causes += _of_family(likely, families[name], weights[name], share, others, WORTH * base_ms)
-    causes.sort(key=lambda one: (-one.share_ms, one.id))
-    step_ms = replay.step_ms
-    return Ledger(
-        step_ms=step_ms,
-        ideal_ms=step_ms - sum(one.share_ms for one in causes),
-        unexplained_ms=step_ms - base_ms,
-        causes=tuple(causes),
-        steps=(replay.step,),
-        confidence=replay.confidence,
-    )
+        entries += _of_family(plays, families[name], weights[name], share, others, least_ms)
+    return entries, total
 
 
 def _others(families: Mapping[str, Family], name: str) -> list[Removal]:
@@ -120,13 +160,12 @@ def _others(families: Mapping[str, Family], name: str) -> list[Removal]:
 
 def _of_family(
     plays: Plays, family: Family, whole: Weights, share: float, others: list[Removal], least_ms: float
-) -> list[LedgerCause]:
+) -> list[Entry]:
     """The causes of one family, which split its share: its members, and what remains of it without them."""
-    members = list(family.members)
-    if not members or (len(members) == 1 and not family.rest) or share < least_ms:
-        ((name),) = [family.rest or members[0]] if True else []
-        return [_cause(name, share, whole)]
+    names = list(family.members)
     parts = list(family.members.values())
+    if not names or max(share, whole.alone) < least_ms or (len(names) == 1 and not family.rest):
+        return [Entry(family.rest or names[0], share, whole, family.whole)]
     before, after, alone, *found = plays.gains(
         [
             others,
@@ -137,19 +176,94 @@ def _of_family(
         ]
     )
     weights = {
-        name: Weights(found[place], after - found[place + len(parts)]) for place, name in enumerate(members)
+        name: Weights(found[place], max(after - found[place + len(parts)], 0.0))
+        for place, name in enumerate(names)
     }
     named = share
     if family.rest:
         together = Weights(alone, after - before)
         named = share * min(together.size / whole.size, 1.0) if whole.size > 0 else 0.0
-    causes = [_cause(name, part, weights[name]) for name, part in split_by_size(named, weights).items()]
+    entries = [
+        Entry(name, split, weights[name], (family.members[name],))
+        for name, split in split_by_size(named, weights).items()
+    ]
     if family.rest:
-        rest = Weights(whole.alone - alone, whole.last - (after - before))
-        causes.append(_cause(family.rest, share - named, rest))
-    return causes
+        rest = Weights(max(whole.alone - alone, 0.0), max(whole.last - (after - before), 0.0))
+        of_whole = rest.alone / whole.alone if whole.alone > 0 else 0.0
+        entries.append(Entry(family.rest, share - named, rest, family.whole, of_whole))
+    return entries
 
 
-def _cause(name: str, share: float, weights: Weights) -> LedgerCause:
-    alone: Range = (weights.alone, weights.alone, weights.alone)
-    return LedgerCause(name, share, alone, max(weights.last, 0.0))
+def _told(replay: RunReplay, plays: Plays, entries: list[Entry]) -> list[LedgerCause]:
+    """The causes as results keep them: with the range of what each gives alone, its place and its partner."""
+    program = replay.base[Reading.LIKELY].program
+    least_ms = WORTH * replay.base[Reading.LIKELY].step_ns / 1e6
+    large = [one for one in entries if max(one.share, one.weights.alone) >= least_ms]
+    ranges = _ranges(replay, large)
+    partners = _partners(plays, large)
+    return [
+        LedgerCause(
+            id=one.id,
+            share_ms=one.share,
+            alone_ms=ranges.get(one.id, (one.weights.alone,) * 3),
+            last_ms=one.weights.last,
+            ranks=ranks_of(program, one.removals) if one.id.startswith(RANKS) else (),
+            place=place_of(program, one.removals) if one in large else "",
+            partner=partners.get(one.id, ""),
+        )
+        for one in entries
+    ]
+
+
+def _ranges(replay: RunReplay, entries: list[Entry]) -> dict[str, Range]:
+    """What each cause gives alone in all readings, in ms; wider by a share of the replay's own error."""
+    gains = [
+        Plays(replay, reading).gains([one.removals for one in entries])
+        for reading in (Reading.FAST, Reading.SLOW)
+    ]
+    found: dict[str, Range] = {}
+    for place, one in enumerate(entries):
+        likely = one.weights.alone
+        outer = [likely, *(each[place] * one.of_whole for each in gains)]
+        spread = min(WIDENING * replay.model_error_frac * replay.step_ms, likely)
+        found[one.id] = (max(min(outer) - spread, 0.0), likely, max(outer) + spread)
+    return found
+
+
+def _partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
+    """The cause that hides each: without both the step is far shorter than without the one and the other."""
+    hidden = [one for one in entries if one.weights.alone < HIDDEN * one.share]
+    found: dict[str, str] = {}
+    for one in hidden:
+        others = [other for other in entries if other.id != one.id]
+        together = plays.gains([(*one.removals, *other.removals) for other in others])
+        more = [
+            both - one.weights.alone - other.weights.alone
+            for both, other in zip(together, others, strict=True)
+        ]
+        best = max(range(len(others)), key=more.__getitem__, default=None)
+        if best is not None and more[best] >= HIDDEN * one.share:
+            found[one.id] = others[best].id
+    return found
+
+
+def _with_apart(causes: list[LedgerCause], apart: StepsApart) -> list[LedgerCause]:
+    """The causes of the analysed step, and what other steps show beyond them."""
+    found = {one.id: one for one in causes}
+    for name, (ms, ranks) in apart.ranks.items():
+        known = found.get(name) or LedgerCause(name, 0.0, (0.0, 0.0, 0.0), 0.0)
+        more = max(ms, -known.share_ms)
+        alone = tuple(max(one + more, 0.0) for one in known.alone_ms)
+        found[name] = replace(
+            known,
+            share_ms=known.share_ms + more,
+            alone_ms=(alone[0], alone[1], alone[2]),
+            last_ms=max(known.last_ms + more, 0.0),
+            ranks=tuple(sorted({*known.ranks, *ranks})),
+        )
+    if apart.slow_ms > 0:
+        slow = apart.slow_ms
+        found["slow_steps"] = LedgerCause(
+            "slow_steps", slow, (slow, slow, slow), slow, place=apart.slow_place
+        )
+    return list(found.values())

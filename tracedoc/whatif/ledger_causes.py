@@ -56,12 +56,15 @@ def find_families(run: RunView, replay: RunReplay, program: RunProgram) -> dict[
         "host": _host(program, even),
         "offload": _offload(replay, program),
         "communication": _communication(run, replay, program),
-        "compute": _compute(run, program),
+        "compute": _compute(run, program, even),
     }
     return {name: family for name, family in found.items() if family is not None}
 
 
-def _family(members: Mapping[str, Removal | None], rest: str = "", whole: Removal | None = None) -> Family | None:
+def _family(
+    members: Mapping[str, Removal | None], rest: str = "", whole: Removal | None = None
+) -> Family | None:
+    """A family of the members that are there; ``whole`` is what all take, if that is more than they do."""
     there = {name: one for name, one in members.items() if one is not None}
     if whole is not None:
         return Family((whole,), there, rest)
@@ -115,7 +118,9 @@ def _ranks(program: RunProgram, even: _Even) -> Family | None:
         {
             "ranks.compute": None if dur is None else Removal(dur=dur),
             "ranks.host": None if lag is None and host_own is None else Removal(lag=lag, own=host_own),
-            "ranks.input": None if input_own is None and ready is None else Removal(own=input_own, ready=ready),
+            "ranks.input": None
+            if input_own is None and ready is None
+            else Removal(own=input_own, ready=ready),
         }
     )
 
@@ -186,8 +191,8 @@ def _host(program: RunProgram, even: _Even) -> Family | None:
             if not allocates.any()
             else Removal(own=_chosen(own, allocates), dropped=freed),
             "host.pause": None if pause is None else Removal(lag=pause),
+            "host.launch": Removal(lag=lag if pause is None else lag - pause),
         },
-        rest="host.launch",
         whole=Removal(lag=lag, own=own, dropped=waits),
     )
 
@@ -304,11 +309,15 @@ def _below_link(run: RunView, program: RunProgram) -> npt.NDArray[np.float64]:
     joins = program.layout.joins
     found = np.zeros(joins.event.size)
     for group, curve in enumerate(run.curves):
-        mine = np.flatnonzero((joins.group == group) & (joins.nbytes > 0) & (program.transfer > 0) & joins.complete)
+        mine = np.flatnonzero(
+            (joins.group == group) & (joins.nbytes > 0) & (program.transfer > 0) & joins.complete
+        )
         if curve is None or curve.peak_gbps is None or not mine.size:
             continue
         sizes = joins.nbytes[mine].astype(np.float64)
-        factor = np.array([busbw_factor(kind, joins.group_sizes[group]) for kind in joins.kinds])[joins.kind[mine]]
+        factor = np.array([busbw_factor(kind, joins.group_sizes[group]) for kind in joins.kinds])[
+            joins.kind[mine]
+        ]
         gbps = np.array([curve.expected_gbps(size) or np.nan for size in sizes.tolist()])
         should = factor * sizes / gbps
         if should.sum() < SLOW_LINK * program.transfer[mine].sum():
@@ -333,27 +342,50 @@ def _pipeline(program: RunProgram) -> Family | None:
 # --- compute
 
 
-def _compute(run: RunView, program: RunProgram) -> Family | None:
+SMALL_NS = 5_000
+"""A kernel this short takes half of its time for being started and ended, and for the gap before it."""
+
+
+def _compute(run: RunView, program: RunProgram, even: _Even) -> Family | None:
     layout = program.layout
-    dur = program.dur.astype(np.int64)
     share = np.array([_plain_saving(run, rank) for rank in layout.ranks])
     matrix = layout.group == Group.MATRIX
-    plain = _chosen(np.rint(dur * share[layout.event_rank]).astype(np.int64), matrix)
-    again = (layout.event_part == Phase.RECOMPUTE) & layout.computes
-    left = dur if plain is None else dur - plain
-    recomputed = _chosen(left, again)
+    again = np.asarray((layout.event_part == Phase.RECOMPUTE) & layout.computes)
+    small = _repeated_small(program) & ~again
+    of_optimizer = (layout.event_part == Phase.OPTIMIZER) | (layout.group == Group.OPTIMIZER)
+    plain = _chosen(np.rint(even.dur * share[layout.event_rank]).astype(np.int64), matrix & ~small & ~again)
     return _family(
         {
             "compute.fp32": None if plain is None else Removal(dur=plain),
-            "compute.recompute": None if recomputed is None else Removal(dur=recomputed),
+            "compute.recompute": _without_kernels(program, even, again),
+            "compute.optimizer": _without_kernels(program, even, small & of_optimizer),
+            "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
         }
     )
+
+
+def _repeated_small(program: RunProgram) -> Mask:
+    """Which kernels are small, and follow a small one on their stream: fused, they are one with it."""
+    layout = program.layout
+    small = layout.computes & (program.dur < SMALL_NS)
+    follows = np.zeros(layout.events, dtype=bool)
+    lane = layout.lane(np.arange(layout.events))
+    follows[1:] = small[1:] & small[:-1] & (lane[1:] == lane[:-1])
+    return follows
+
+
+def _without_kernels(program: RunProgram, even: _Even, gone: Mask) -> Removal | None:
+    """What kernels take, with the gaps before them."""
+    dur = _chosen(even.dur, gone)
+    return None if dur is None else Removal(dur=dur, gap=np.where(gone, program.layout.gap, 0))
 
 
 def _plain_saving(run: RunView, rank: int) -> float:
     """The share of a rank's matrix kernels' time that tensor cores would save, 0 to 1."""
     facts = run.digest(rank).facts
-    saving, plain, used = (facts.get(name) for name in ("tensor_core_saving_ms", "plain_matrix_ms", "tensor_core_frac"))
+    saving, plain, used = (
+        facts.get(name) for name in ("tensor_core_saving_ms", "plain_matrix_ms", "tensor_core_frac")
+    )
     if any(one is None or isinstance(one, Unknown) for one in (saving, plain, used)) or not plain:
         return 0.0
     return float(saving) / float(plain) * (1.0 - float(used))

@@ -17,7 +17,7 @@ Times = npt.NDArray[np.int64]
 class Removal(msgspec.Struct, frozen=True, eq=False):
     """What goes with a cause: parts of times, waits, and the way things hang together.
 
-    ``lag``, ``own`` and ``ready`` are nanoseconds of points, ``dur`` of events, ``transfer`` of the parts of
+    ``lag``, ``own`` and ``ready`` are nanoseconds of points, ``dur`` of events and ``gap`` of the time before them, ``transfer`` of the parts of
     collectives; ``slower`` is the share of a part's transfer that a link which does what it should saves.
     ``dropped`` are causes that no longer hold, ``alone`` parts that wait for nobody. Causes take different
     parts of a time, so that it does not matter in which order they go. ``rewired`` ties events to others;
@@ -28,6 +28,7 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
     own: Times | None = None
     ready: Times | None = None
     dur: Times | None = None
+    gap: Times | None = None
     transfer: Times | None = None
     slower: npt.NDArray[np.float64] | None = None
     dropped: Mask | None = None
@@ -42,6 +43,9 @@ def without(program: RunProgram, removals: Sequence[Removal]) -> RunProgram:
         taken = [part for one in removals if (part := getattr(one, name)) is not None]
         if taken:
             columns[name] = _less(getattr(program, name).astype(np.int64), taken)
+    gaps = [one.gap for one in removals if one.gap is not None]
+    if gaps:
+        columns["delay"] = program.delay.astype(np.int64) - np.add.reduce(gaps)
     transfer = program.transfer
     slower = [one.slower for one in removals if one.slower is not None]
     for share in slower:

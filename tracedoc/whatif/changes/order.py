@@ -117,4 +117,6 @@ def _between(events: Index, before: Index, after: Index) -> tuple[Index, Index]:
     """The first and the last of some sorted events between each two, ``NONE`` where there is none."""
     first, last = np.searchsorted(events, before, side="right"), np.searchsorted(events, after) - 1
     there = first <= last
-    return np.where(there, events[np.minimum(first, events.size - 1)], NONE), np.where(there, events[last], NONE)
+    return np.where(there, events[np.minimum(first, events.size - 1)], NONE), np.where(
+        there, events[last], NONE
+    )
