@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -69,17 +69,31 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
     notes: tuple[str, ...] = ()
 
 
-def replay_run(run: RunView, *, lenient: bool = False) -> RunReplay | Refusal:
-    """Make a run's replay from its digests, or say why it cannot be.
-
-    A ``lenient`` one is made however far it misses the measured step, and of captures that lost kernels.
-    """
+def replay_run(run: RunView) -> RunReplay | Refusal:
+    """Make a run's replay from its digests, or say why it cannot be."""
     representative = run.representative_digest
     if representative is None or representative.judged_step is None:
         return Refusal("no rank has a step to analyse")
-    step = _common_step(run, representative, lenient=lenient)
-    if isinstance(step, Refusal):
-        return step
+    steps = _common_steps(run, representative)
+    return steps if isinstance(steps, Refusal) else _replay_of(run, representative, steps[0])
+
+
+def replay_closest(run: RunView) -> RunReplay | Refusal:
+    """Replay a run whatever it misses: of the steps at hand that which the replay comes closest to."""
+    representative = run.representative_digest
+    if representative is None or representative.judged_step is None:
+        return Refusal("no rank has a step to analyse")
+    steps = _common_steps(run, representative, losing=())
+    if isinstance(steps, Refusal):
+        return steps
+    found = [_replay_of(run, representative, step, lenient=True) for step in steps]
+    made = [one for one in found if isinstance(one, RunReplay)]
+    return min(made, key=lambda one: one.model_error_frac) if made else found[0]
+
+
+def _replay_of(
+    run: RunView, representative: RankDigest, step: int, *, lenient: bool = False
+) -> RunReplay | Refusal:
     ranks = [digest.rank for digest in run.digests]
     tables = [digest.collectives for digest in run.digests]
     gradients = [digest.gradients for digest in run.digests]
@@ -88,31 +102,36 @@ def replay_run(run: RunView, *, lenient: bool = False) -> RunReplay | Refusal:
     subject = ranks.index(representative.rank)
     step_ms = representative.judged_step.budget.window_ns / 1e6
     try:
-        found = _replayed(run, program, subject, step_ms, lenient=lenient)
+        found = _replayed(run, program, subject, step_ms)
+        if lenient and isinstance(found, Refusal):
+            step_ms = program.layout.notes[subject].step_ns / 1e6
+            found = _replayed(run, program, subject, step_ms, lenient=True)
         if (
             isinstance(found, Refusal)
             and program.layout.periodic
             and len(program.layout.framed) == len(ranks)
         ):
             # Ranks whose steps differ do not repeat them; the one that was captured may be played alone.
-            once = _replayed(run, program.played_once(), subject, step_ms, lenient=lenient)
+            once = _replayed(run, program.played_once(), subject, step_ms)
             return found if isinstance(once, Refusal) else once
         return found
     except Cyclic:
         return Refusal("what its events wait for is contradictory")
 
 
-def _common_step(run: RunView, representative: RankDigest, *, lenient: bool) -> int | Refusal:
-    """Return the step to replay: the judged one if every rank has its program."""
+def _common_steps(
+    run: RunView, representative: RankDigest, *, losing: Sequence[str] = LOSING
+) -> list[int] | Refusal:
+    """The steps that can be replayed, the judged one first: those of which every rank has its program."""
     for digest in run.digests:
-        lost = next((limit for limit in digest.limits if limit.code in LOSING), None)
-        if lost is not None and not lenient:
+        lost = next((limit for limit in digest.limits if limit.code in losing), None)
+        if lost is not None:
             return Refusal(lost.words)
         if not digest.programs:
             return Refusal(f"rank {digest.rank}: {digest.unplayable}")
     common = set.intersection(*({one.step for one in digest.programs} for digest in run.digests))
-    step = next((one.step for one in representative.programs if one.step in common), None)
-    return Refusal("the ranks have no analysed step in common") if step is None else step
+    steps = [one.step for one in representative.programs if one.step in common]
+    return steps or Refusal("the ranks have no analysed step in common")
 
 
 def _decoded(run: RunView, step: int) -> Iterator[RankProgram]:
@@ -121,7 +140,7 @@ def _decoded(run: RunView, step: int) -> Iterator[RankProgram]:
 
 
 def _replayed(
-    run: RunView, program: RunProgram, subject: int, step_ms: float, *, lenient: bool
+    run: RunView, program: RunProgram, subject: int, step_ms: float, *, lenient: bool = False
 ) -> RunReplay | Refusal:
     player = Player(subject)
     own = program.layout.notes[subject]

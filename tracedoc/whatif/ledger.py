@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tracedoc.ledger import Ledger, LedgerCause, Range
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.replay.run_program import Reading
-from tracedoc.replay.run_replay import Refusal, RunReplay, replay_run
+from tracedoc.replay.run_replay import Refusal, RunReplay, replay_closest
 from tracedoc.replay.solver import Cyclic
 from tracedoc.whatif.answer import run_replay
 from tracedoc.whatif.ledger_causes import Family, find_families
@@ -102,7 +102,7 @@ class Plays:
 def ledger_replay(run: RunView) -> RunReplay | Refusal:
     """The replay that the ledger stands on: also of captures for which fixes are not predicted."""
     found = run_replay(run)
-    return replay_run(run, lenient=True) if isinstance(found, Refusal) else found
+    return replay_closest(run) if isinstance(found, Refusal) else found
 
 
 @once

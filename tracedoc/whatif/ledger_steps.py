@@ -51,7 +51,8 @@ def steps_apart(run: RunView, analysed: int, analysed_ms: float) -> StepsApart:
     own = steps.index(analysed)
     usual = float(np.sort(length)[(length.size - 1) // 2])
     excess = length - usual - np.maximum(late - late[own], 0.0)
-    spread = float(np.median(np.abs(length - usual)))
+    apart = np.sort(np.abs(length - usual))
+    spread = float(apart[(length.size - 1) // 2])
     far = excess > max(FAR * usual, FAR_SPREADS * spread)
     slow = float(np.where(far, excess, 0.0).mean())
     place = f"step {steps[int(np.argmax(excess))]}" if far.any() else ""
@@ -60,13 +61,13 @@ def steps_apart(run: RunView, analysed: int, analysed_ms: float) -> StepsApart:
 
 
 def _lengths_ms(run: RunView) -> dict[int, float]:
-    """The length of each step that all ranks captured whole: the lower median over the ranks."""
+    """The length of each step that all ranks captured whole: the mean over the ranks."""
     found: dict[int, list[int]] = {}
     for digest in run.digests:
         for step in digest.complete_steps:
             found.setdefault(step.index, []).append(step.budget.window_ns)
     return {
-        step: sorted(every)[(len(every) - 1) // 2] / 1e6
+        step: sum(every) / len(every) / 1e6
         for step, every in found.items()
         if len(every) == len(run.digests)
     }
