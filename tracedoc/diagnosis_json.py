@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 from msgspec.structs import fields
 
-from tracedoc.diagnosis import SCHEMA_VERSION, Detail, Diagnosis, Finding
+from tracedoc.diagnosis import READABLE_VERSIONS, Detail, Diagnosis, Finding
 from tracedoc.errors import InputError
 
 _AT_ONCE = 16
@@ -73,7 +73,7 @@ def _encoded(value: object) -> bytes:
 def from_json(text: str | bytes) -> Diagnosis:
     """Return the diagnosis that :func:`to_json` wrote; unknown fields of later versions are ignored.
 
-    Raises :class:`InputError` if the text is not a diagnosis of schema 1.
+    Raises :class:`InputError` if the text is not a diagnosis of a known schema.
     """
     try:
         diagnosis = msgspec.json.decode(text, type=Diagnosis)
@@ -81,9 +81,10 @@ def from_json(text: str | bytes) -> Diagnosis:
         raise InputError(
             f"not a tracedoc diagnosis: {error}", "write one with: tracedoc diagnose RUN -o diagnosis.json"
         ) from error
-    if diagnosis.schema_version != SCHEMA_VERSION:
+    if diagnosis.schema_version not in READABLE_VERSIONS:
         raise InputError(
-            f"diagnosis of schema {diagnosis.schema_version}; this version reads schema {SCHEMA_VERSION}",
+            f"diagnosis of schema {diagnosis.schema_version}; this version reads "
+            f"schema {' and '.join(READABLE_VERSIONS)}",
             "upgrade tracedoc",
         )
     return diagnosis

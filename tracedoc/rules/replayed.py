@@ -17,10 +17,10 @@ from tracedoc.rules.engine import Judgement, severity_of, worst_first
 from tracedoc.rules.lost_causes import with_lost_causes
 from tracedoc.rules.model import Rule
 from tracedoc.rules.prediction import JUDGED_RANK
-from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, on_more_ranks, replay_report, run_replay
+from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, on_more_ranks, replay_report
 from tracedoc.whatif.changes.registry import Request, parse_request
 from tracedoc.whatif.over_steps import Cost, cost_over_steps
-from tracedoc.whatif.predictions import Prediction, predict
+from tracedoc.whatif.predictions import Prediction, predict, run_replay
 
 LONGEST_PLAN = 5
 """A plan has at most this many fixes: what comes later rests on ever more assumptions."""

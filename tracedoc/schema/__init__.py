@@ -1,4 +1,4 @@
-"""The JSON Schema of a diagnosis; ``diagnosis-1.json`` beside this file is what the package ships."""
+"""The JSON Schema of a diagnosis; ``diagnosis-2.json`` beside this file is what the package ships."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracedoc.diagnosis import SCHEMA_VERSION, Diagnosis
 
 
 def json_schema() -> str:
-    """Return the JSON Schema of a diagnosis, as the package ships it in ``schema/diagnosis-1.json``."""
+    """Return the JSON Schema of a diagnosis, as the package ships it in ``schema/diagnosis-2.json``."""
     schema = msgspec.json.schema(Diagnosis)
     for described in schema["$defs"].values():
         # Python 3.13 takes the indentation out of docstrings, earlier ones keep it.

@@ -9,14 +9,13 @@ from msgspec.structs import replace
 
 from tracedoc.ledger import Ledger, LedgerCause, Range
 from tracedoc.ranks.run_view import RunView, once
-from tracedoc.replay.run_program import Reading
+from tracedoc.replay.run_program import Reading, RunProgram
 from tracedoc.replay.run_replay import Refusal, RunReplay, replay_closest
 from tracedoc.replay.solver import Cyclic
-from tracedoc.whatif.answer import run_replay
 from tracedoc.whatif.ledger_causes import Family, find_families
 from tracedoc.whatif.ledger_places import place_of, ranks_of
-from tracedoc.whatif.ledger_steps import StepsApart, steps_apart
-from tracedoc.whatif.predictions import WIDENING
+from tracedoc.whatif.ledger_steps import StepsApart, late_over_steps, steps_apart
+from tracedoc.whatif.predictions import WIDENING, run_replay
 from tracedoc.whatif.removal import Removal, without
 
 WORTH = 0.005
@@ -117,7 +116,7 @@ def make_ledger(run: RunView) -> Ledger:
     families = find_families(run, replay, base.program)
     entries, total = _entries(plays, families, WORTH * base_ms)
     apart = steps_apart(run, replay.step, replay.step_ms)
-    causes = _with_apart(_told(replay, plays, entries), apart)
+    causes = _with_apart(_told(run, replay, plays, entries), apart)
     causes = [one for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
     shares = sum(one.share_ms for one in causes)
     return Ledger(
@@ -194,7 +193,7 @@ def _of_family(
     return entries
 
 
-def _told(replay: RunReplay, plays: Plays, entries: list[Entry]) -> list[LedgerCause]:
+def _told(run: RunView, replay: RunReplay, plays: Plays, entries: list[Entry]) -> list[LedgerCause]:
     """The causes as results keep them: with the range of what each gives alone, its place and its partner."""
     program = replay.base[Reading.LIKELY].program
     least_ms = WORTH * replay.base[Reading.LIKELY].step_ns / 1e6
@@ -207,12 +206,17 @@ def _told(replay: RunReplay, plays: Plays, entries: list[Entry]) -> list[LedgerC
             share_ms=one.share,
             alone_ms=ranges.get(one.id, (one.weights.alone,) * 3),
             last_ms=one.weights.last,
-            ranks=ranks_of(program, one.removals) if one.id.startswith(RANKS) else (),
+            ranks=_late_ranks(run, program, one) if one in large and one.id.startswith(RANKS) else (),
             place=place_of(program, one.removals) if one in large else "",
             partner=partners.get(one.id, ""),
         )
         for one in entries
     ]
+
+
+def _late_ranks(run: RunView, program: RunProgram, entry: Entry) -> tuple[int, ...]:
+    """The ranks that a cause is seen on: in the analysed step, and in others where another one is late."""
+    return tuple(sorted({*ranks_of(program, entry.removals), *late_over_steps(run, entry.id)}))
 
 
 def _ranges(replay: RunReplay, entries: list[Entry]) -> dict[str, Range]:

@@ -37,6 +37,17 @@ class StepsApart(msgspec.Struct, frozen=True):
     ranks: dict[str, tuple[float, tuple[int, ...]]] = msgspec.field(default_factory=dict)
 
 
+def late_over_steps(run: RunView, cause: str) -> tuple[int, ...]:
+    """The ranks that a cause makes late, by what each costs all steps: those that cost half of the worst."""
+    costs = {
+        late.rank: float(np.maximum(late.gain_ns, 0).mean())
+        for late in stragglers(run)
+        if KIND_OF.get(late.cause, "ranks.host") == cause
+    }
+    worst = max(costs.values(), default=0.0)
+    return tuple(sorted(rank for rank, ns in costs.items() if ns >= worst / 2 > 0))
+
+
 def steps_apart(run: RunView, analysed: int, analysed_ms: float) -> StepsApart:
     """Compare all complete steps that every rank has with the analysed one."""
     lengths = _lengths_ms(run)
@@ -67,9 +78,7 @@ def _lengths_ms(run: RunView) -> dict[int, float]:
         for step in digest.complete_steps:
             found.setdefault(step.index, []).append(step.budget.window_ns)
     return {
-        step: sum(every) / len(every) / 1e6
-        for step, every in found.items()
-        if len(every) == len(run.digests)
+        step: sum(every) / len(every) / 1e6 for step, every in found.items() if len(every) == len(run.digests)
     }
 
 

@@ -7,9 +7,10 @@ from math import prod
 
 import msgspec
 
+from tracedoc.ranks.run_view import RunView, once
 from tracedoc.replay.path import find_path
 from tracedoc.replay.run_program import Reading, RunProgram
-from tracedoc.replay.run_replay import RunReplay
+from tracedoc.replay.run_replay import Refusal, RunReplay, replay_run
 from tracedoc.replay.solver import Cyclic
 from tracedoc.whatif.changes.change import Ask, Change, NotApplicable
 from tracedoc.whatif.changes.registry import CHANGES, Request
@@ -40,6 +41,12 @@ class _Outcome(msgspec.Struct, frozen=True):
 
     step_ns: float
     limited_by: str = ""
+
+
+@once
+def run_replay(run: RunView) -> RunReplay | Refusal:
+    """The replay of a run, made once."""
+    return replay_run(run)
 
 
 def predict(replay: RunReplay, plans: Sequence[Sequence[Request]]) -> list[Prediction | NotApplicable]:
