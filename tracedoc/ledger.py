@@ -40,11 +40,11 @@ CAUSE_WORDS: dict[str, str] = {
 class LedgerCause(msgspec.Struct, frozen=True):
     """What one cause costs the mean captured step.
 
-    ``share_ms`` is its part of the step: all shares add up to the step less the ideal one. ``alone_ms`` is what
-    a step loses that loses this cause alone (low, likely, high), ``last_ms`` what the cause would still cost if
-    all others were gone. ``ranks`` are those that it is seen on, where it is not seen on all of them; ``place``
-    is where in the step. ``partner`` is the id of the cause that hides it: mending one alone gives little,
-    mending both more. ``told_by`` are the rules that name it.
+    ``share_ms`` is its part of the step: all shares add up to the step less the ideal one. ``alone_ms`` is by
+    how much the step is shorter without this cause alone (low, likely, high), ``last_ms`` what the cause would
+    still cost if all others were gone. ``ranks`` are those that it is seen on, where these are not all of them;
+    ``place`` is where in the step. ``partner`` is the id of the cause that hides it: mending one alone gives
+    little, mending both more. ``told_by`` are the rules that name it.
     """
 
     id: str
@@ -65,9 +65,9 @@ class LedgerCause(msgspec.Struct, frozen=True):
 class Ledger(msgspec.Struct, frozen=True):
     """One account of the mean captured step: ``step_ms`` is ``ideal_ms`` and the shares of all causes.
 
-    Of the ideal step ``unexplained_ms`` is what the replay does not explain (negative where it takes longer
-    than measured); the rest is compute at today's rate. ``causes`` have the largest share first. ``steps`` are
-    those that were averaged. ``reason`` says why there is no ledger: then the rest is empty.
+    Of the ideal step ``unexplained_ms`` is what the replay does not explain (negative where the replay takes
+    longer than measured); the rest is compute at today's rate. ``causes`` have the largest share first;
+    ``steps`` are those that were averaged. ``reason`` says why there is no ledger: then the rest is empty.
     """
 
     step_ms: float = 0.0

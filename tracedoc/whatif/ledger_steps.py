@@ -1,4 +1,4 @@
-"""What the captured steps beside the analysed one show: steps that are far longer, and ranks that are late in some."""
+"""What captured steps show beside the analysed one: steps that are far longer, ranks that are late in some."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ KIND_OF = {"kernels": "ranks.compute", "input": "ranks.input"}
 class StepsApart(msgspec.Struct, frozen=True):
     """The mean captured step, and what it holds beyond the analysed one, in ms.
 
-    ``slow_ms`` is what steps that are far longer cost a step. ``ranks`` has, by the cause of the ledger, how much
-    more late ranks cost the mean step than the analysed one (negative where it is less), and which these are.
+    ``slow_ms`` is what steps that are far longer cost a step. ``ranks`` has, by the cause of the ledger, how
+    much more late ranks cost the mean step than the analysed one (negative where it is less), and which these
+    are.
     """
 
     step_ms: float
@@ -83,7 +84,7 @@ def _lengths_ms(run: RunView) -> dict[int, float]:
 
 
 def _late_ms(run: RunView, steps: tuple[int, ...]) -> Floats:
-    """What each step takes longer than if all ranks had come as early as the median one; zeros if not known."""
+    """What each step takes longer than if all ranks came as early as the median one; zeros if not known."""
     if len(run.digests) < 2 or rehearsal(run) is None:
         return np.zeros(len(steps))
     return np.maximum(gains_together(run, Together.MEDIAN, steps), 0) / 1e6

@@ -17,11 +17,11 @@ Times = npt.NDArray[np.int64]
 class Removal(msgspec.Struct, frozen=True, eq=False):
     """What goes with a cause: parts of times, waits, and the way things hang together.
 
-    ``lag``, ``own`` and ``ready`` are nanoseconds of points, ``dur`` of events and ``gap`` of the time before them, ``transfer`` of the parts of
-    collectives; ``slower`` is the share of a part's transfer that a link which does what it should saves.
-    ``dropped`` are causes that no longer hold, ``alone`` parts that wait for nobody. Causes take different
-    parts of a time, so that it does not matter in which order they go. ``rewired`` ties events to others;
-    that is done last.
+    ``lag``, ``own`` and ``ready`` are nanoseconds of points, ``dur`` of events, ``gap`` of the time before
+    them, ``transfer`` of the parts of collectives; ``slower`` is the share of a part's transfer that a link
+    which does what it should saves. ``dropped`` are causes that no longer hold, ``alone`` parts that wait for
+    nobody. Causes take different parts of a time, so that it does not matter in which order they go.
+    ``rewired`` ties events to others; that is done last.
     """
 
     lag: Times | None = None

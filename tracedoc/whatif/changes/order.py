@@ -35,8 +35,8 @@ def deferred_reductions(program: RunProgram) -> Mask:
 def reduce_when_ready(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     """Reduce gradients in the backward pass as they become ready, which in some jobs begins after it.
 
-    The gradients of each message but the last one are ready when as much of the backward pass has been computed
-    as there are bytes in it and in those before it.
+    The gradients of each message but the last one are ready when as much of the backward pass has been
+    computed as there are bytes in it and in those before it.
     """
     layout, joins = program.layout, program.layout.joins
     chosen = deferred_reductions(program)
