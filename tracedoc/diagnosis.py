@@ -393,9 +393,9 @@ class Detail(msgspec.Struct, frozen=True):
 class Diagnosis(msgspec.Struct, frozen=True):
     """Everything above. ``summary`` is the answer in one sentence.
 
-    ``ledger`` is what each cause costs the mean captured step, ``None`` without a replay. ``plan`` are fixes in
-    the order in which they pay, each on top of those before it. ``budgets`` are the performance budgets that
-    the project set itself, ``rules_left_out`` the number of rules not selected.
+    ``ledger`` is what each cause costs the mean captured step, ``None`` without a replay. ``plan`` are fixes
+    in the order in which they pay, each on top of those before it. ``budgets`` are the performance budgets
+    that the project set itself, ``rules_left_out`` the number of rules not selected.
     """
 
     summary: str

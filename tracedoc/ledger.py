@@ -41,8 +41,8 @@ class LedgerCause(msgspec.Struct, frozen=True):
     """What one cause costs the mean captured step.
 
     ``share_ms`` is its part of the step: all shares add up to the step less the ideal one. ``alone_ms`` is by
-    how much the step is shorter without this cause alone (low, likely, high), ``last_ms`` what the cause would
-    still cost if all others were gone. ``ranks`` are those that it is seen on, where these are not all of them;
+    how much the step is shorter without this cause alone (low, likely, high), ``last_ms`` what the cause
+    would still cost if all others were gone. ``ranks`` are those that it is seen on, where these are not all;
     ``place`` is where in the step. ``partner`` is the id of the cause that hides it: mending one alone gives
     little, mending both more. ``told_by`` are the rules that name it.
     """

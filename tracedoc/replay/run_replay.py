@@ -100,6 +100,7 @@ def _replay_of(
     links = [None if one is None else LinkCurve(one.peak_gbps, one.half_bytes) for one in run.curves]
     program = join_run(ranks, _decoded(run, step), tables, gradients, run.matching, links)
     subject = ranks.index(representative.rank)
+    assert representative.judged_step is not None
     step_ms = representative.judged_step.budget.window_ns / 1e6
     try:
         found = _replayed(run, program, subject, step_ms)

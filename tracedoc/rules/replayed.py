@@ -11,7 +11,8 @@ from tracedoc.diagnosis import SEVERITIES, Finding, Fix, Gain
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.facts.per_run.strategy import strategy_of
 from tracedoc.fixes import misfits
-from tracedoc.predicted import PlanStep, Predicted, Range, ReplayReport
+from tracedoc.ledger import Range
+from tracedoc.predicted import PlanStep, Predicted, ReplayReport
 from tracedoc.replay.run_replay import Refusal, RunReplay
 from tracedoc.rules.engine import Judgement, severity_of, worst_first
 from tracedoc.rules.lost_causes import with_lost_causes

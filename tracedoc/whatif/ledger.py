@@ -19,7 +19,7 @@ from tracedoc.whatif.predictions import WIDENING, run_replay
 from tracedoc.whatif.removal import Removal, without
 
 WORTH = 0.005
-"""Families that cost less than this share of the step are not split, and no range is played for such causes."""
+"""Families that cost less than this share of the step are not split; no range is played for such causes."""
 
 HIDDEN = 0.5
 """A cause is hidden by another if it gives less than this share of its part of the step alone."""

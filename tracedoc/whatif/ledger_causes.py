@@ -19,7 +19,6 @@ from tracedoc.replay.run_replay import RunReplay
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import AWAY_LAUNCHES
 from tracedoc.trace.vocabulary import busbw_factor
-from tracedoc.values import Unknown
 from tracedoc.whatif.changes.buckets import cap_buckets
 from tracedoc.whatif.changes.change import Ask, Mask, NotApplicable, Value
 from tracedoc.whatif.changes.gathers import unit_gathers
@@ -384,8 +383,7 @@ def _plain_saving(run: RunView, rank: int) -> float:
     """The share of a rank's matrix kernels' time that tensor cores would save, 0 to 1."""
     facts = run.digest(rank).facts
     saving, plain, used = (
-        facts.get(name) for name in ("tensor_core_saving_ms", "plain_matrix_ms", "tensor_core_frac")
+        float(value) if isinstance(value := facts.get(name), (int, float)) else 0.0
+        for name in ("tensor_core_saving_ms", "plain_matrix_ms", "tensor_core_frac")
     )
-    if any(one is None or isinstance(one, Unknown) for one in (saving, plain, used)) or not plain:
-        return 0.0
-    return float(saving) / float(plain) * (1.0 - float(used))
+    return saving / plain * (1.0 - used) if plain > 0 else 0.0
