@@ -119,6 +119,9 @@ def make_ledger(run: RunView) -> Ledger:
     causes = _with_apart(_told(run, replay, plays, entries), apart)
     causes = [one for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
     shares = sum(one.share_ms for one in causes)
+    if shares > apart.step_ms:  # a replay that takes longer than the step
+        causes = [replace(one, share_ms=one.share_ms * apart.step_ms / shares) for one in causes]
+        shares = apart.step_ms
     return Ledger(
         step_ms=apart.step_ms,
         ideal_ms=apart.step_ms - shares,

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from tracedoc.ranks.pipelines import pipeline
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.work_shares import replicas
 from tracedoc.replay.latency import call_latency
 from tracedoc.replay.rank.program import Call, Cause, Group
 from tracedoc.replay.run_program import RunProgram
@@ -91,12 +90,11 @@ class _Even(msgspec.Struct, frozen=True, eq=False):
 def _even(run: RunView, program: RunProgram) -> _Even:
     """The times of a program in which no rank takes longer than its peers of the same stage."""
     count = len(program.layout.ranks)
-    groups: set[tuple[int, ...]] = {tuple(range(count))}
-    if pipeline(run) is not None:
-        groups = {tuple(sorted(places)) for places in replicas(run)}
+    stages = pipeline(run)
+    groups = (tuple(range(count)),) if stages is None else stages.stages
     layout, even = program.layout, program
     ready = program.ready.astype(np.int64)
-    for places in sorted(groups):
+    for places in groups:
         if len(places) < 2:
             continue
         even = evened(even, places, places)

@@ -1,4 +1,4 @@
-"""What captured steps show beside the analysed one: steps that are far longer, ranks that are late in some."""
+"""What captured steps show beside the analysed one: steps far longer, and ranks that are late in some."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Floats = npt.NDArray[np.float64]
 ALIKE = 0.02
 """Steps that differ by no more than this share are alike: all of them are like the analysed one."""
 
-FAR = 0.10
+FAR, FAR_OF_TWO = 0.10, 0.5
 FAR_SPREADS = 5.0
-"""A step is far longer if it is by this share of the usual one, and by so many times what others differ."""
+"""A step is far longer if it is by this share of the usual one, and by so many times what others differ; of two
+steps, which do not show how much they differ, by the second share."""
 
 KIND_OF = {"kernels": "ranks.compute", "input": "ranks.input"}
 """The cause of the ledger for what makes a rank late; all else is its host."""
@@ -65,7 +66,7 @@ def steps_apart(run: RunView, analysed: int, analysed_ms: float) -> StepsApart:
     excess = length - usual - np.maximum(late - late[own], 0.0)
     apart = np.sort(np.abs(length - usual))
     spread = float(apart[(length.size - 1) // 2])
-    far = excess > max(FAR * usual, FAR_SPREADS * spread)
+    far = excess > max((FAR_OF_TWO if len(steps) == 2 else FAR) * usual, FAR_SPREADS * spread)
     slow = float(np.where(far, excess, 0.0).mean())
     place = f"step {steps[int(np.argmax(excess))]}" if far.any() else ""
     more = float(late.mean() - late[own])
