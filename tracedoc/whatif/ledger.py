@@ -24,8 +24,8 @@ WORTH = 0.005
 HIDDEN = 0.5
 """A cause is hidden by another if it gives less than this share of its part of the step alone."""
 
-RANKS = "ranks"
-"""The family of ranks that are slower than their peers."""
+RANKS, SLOW = "ranks", "slow_steps"
+"""The family of ranks that are slower than their peers, and the cause that only other steps show."""
 
 
 class Weights(msgspec.Struct, frozen=True):
@@ -64,6 +64,7 @@ class Plays:
 
     def __init__(self, replay: RunReplay, reading: Reading) -> None:
         self._replay, self._base = replay, replay.base[reading]
+        self._scale = _steps_played(replay) * 1e6
         self._known: dict[frozenset[int], float] = {}
 
     def gains(self, asked: Sequence[Iterable[Removal]]) -> list[float]:
@@ -72,8 +73,13 @@ class Plays:
         keys = [frozenset(map(id, one)) for one in lists]
         new = {key: one for key, one in zip(keys, lists, strict=True) if key not in self._known}
         for key, step_ns in zip(new, self._steps(list(new.values())), strict=True):
-            self._known[key] = max(self._base.step_ns - step_ns, 0.0) / 1e6
+            self._known[key] = max(self._base.step_ns - step_ns, 0.0) / self._scale
         return [self._known[key] for key in keys]
+
+    @property
+    def base_ms(self) -> float:
+        """The step without a change."""
+        return self._base.step_ns / self._scale
 
     def _steps(self, lists: list[tuple[Removal, ...]]) -> list[float]:
         player, base = self._replay.player, self._base.program
@@ -98,6 +104,14 @@ class Plays:
         return self._base.step_ns
 
 
+def _steps_played(replay: RunReplay) -> float:
+    """How many steps the replay plays: a step without its own beginning and end is the whole capture."""
+    layout = replay.base[Reading.LIKELY].program.layout
+    note = layout.notes[replay.subject]
+    alone = not (layout.periodic or note.framed)
+    return max(note.span_ns / 1e6 / replay.step_ms, 1e-9) if alone and replay.step_ms else 1.0
+
+
 def ledger_replay(run: RunView) -> RunReplay | Refusal:
     """The replay that the ledger stands on: also of captures for which fixes are not predicted."""
     found = run_replay(run)
@@ -111,11 +125,12 @@ def make_ledger(run: RunView) -> Ledger:
     if isinstance(replay, Refusal):
         return Ledger(reason=replay.reason)
     plays = Plays(replay, Reading.LIKELY)
-    base = replay.base[Reading.LIKELY]
-    base_ms = base.step_ns / 1e6
-    families = find_families(run, replay, base.program)
-    entries, total = _entries(plays, families, WORTH * base_ms)
-    apart = steps_apart(run, replay.step, replay.step_ms)
+    families = find_families(run, replay, replay.base[Reading.LIKELY].program)
+    entries, total = _entries(plays, families)
+    (late_ms,) = plays.gains([families[RANKS].whole if RANKS in families else ()])
+    apart = steps_apart(run, replay.step, plays.base_ms, late_ms) or StepsApart(
+        replay.step_ms, (replay.step,)
+    )
     causes = _with_apart(_told(run, replay, plays, entries), apart)
     causes = [one for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
     shares = sum(one.share_ms for one in causes)
@@ -125,14 +140,14 @@ def make_ledger(run: RunView) -> Ledger:
     return Ledger(
         step_ms=apart.step_ms,
         ideal_ms=apart.step_ms - shares,
-        unexplained_ms=apart.step_ms - shares - (base_ms - total),
+        unexplained_ms=apart.step_ms - shares - (plays.base_ms - total),
         causes=tuple(sorted(causes, key=lambda one: (-one.share_ms, one.id))),
         steps=apart.steps,
         confidence=replay.confidence,
     )
 
 
-def _entries(plays: Plays, families: Mapping[str, Family], least_ms: float) -> tuple[list[Entry], float]:
+def _entries(plays: Plays, families: Mapping[str, Family]) -> tuple[list[Entry], float]:
     """The causes of all families, and how much shorter the step is without any of them, in ms."""
     if not families:
         return [], 0.0
@@ -152,7 +167,7 @@ def _entries(plays: Plays, families: Mapping[str, Family], least_ms: float) -> t
     entries: list[Entry] = []
     for name, share in split_by_size(total, weights).items():
         others = _others(families, name)
-        entries += _of_family(plays, families[name], weights[name], share, others, least_ms)
+        entries += _of_family(plays, families[name], weights[name], share, others)
     return entries, total
 
 
@@ -161,12 +176,12 @@ def _others(families: Mapping[str, Family], name: str) -> list[Removal]:
 
 
 def _of_family(
-    plays: Plays, family: Family, whole: Weights, share: float, others: list[Removal], least_ms: float
+    plays: Plays, family: Family, whole: Weights, share: float, others: list[Removal]
 ) -> list[Entry]:
     """The causes of one family, which split its share: its members, and what remains of it without them."""
     names = list(family.members)
     parts = list(family.members.values())
-    if not names or max(share, whole.alone) < least_ms or (len(names) == 1 and not family.rest):
+    if not names or max(share, whole.alone) < WORTH * plays.base_ms or (len(names) == 1 and not family.rest):
         return [Entry(family.rest or names[0], share, whole, family.whole)]
     before, after, alone, *found = plays.gains(
         [
@@ -199,7 +214,7 @@ def _of_family(
 def _told(run: RunView, replay: RunReplay, plays: Plays, entries: list[Entry]) -> list[LedgerCause]:
     """The causes as results keep them: with the range of what each gives alone, its place and its partner."""
     program = replay.base[Reading.LIKELY].program
-    least_ms = WORTH * replay.base[Reading.LIKELY].step_ns / 1e6
+    least_ms = WORTH * plays.base_ms
     large = [one for one in entries if max(one.share, one.weights.alone) >= least_ms]
     ranges = _ranges(replay, large)
     partners = _partners(plays, large)
@@ -255,22 +270,25 @@ def _partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
 
 
 def _with_apart(causes: list[LedgerCause], apart: StepsApart) -> list[LedgerCause]:
-    """The causes of the analysed step, and what other steps show beyond them."""
+    """The causes of the replayed step, and what other steps show beyond them."""
     found = {one.id: one for one in causes}
-    for name, (ms, ranks) in apart.ranks.items():
-        known = found.get(name) or LedgerCause(name, 0.0, (0.0, 0.0, 0.0), 0.0)
-        more = max(ms, -known.share_ms)
-        alone = tuple(max(one + more, 0.0) for one in known.alone_ms)
+    late = apart.late
+    if apart.late_ms < 0:
+        known = {one.id: one.share_ms for one in causes if one.id.startswith(RANKS)}
+        total = sum(known.values())
+        late = {name: (share / total, ()) for name, share in known.items() if total}
+    for name, (share, ranks) in late.items():
+        one = found.get(name) or LedgerCause(name, 0.0, (0.0, 0.0, 0.0), 0.0)
+        more = max(share * apart.late_ms, -one.share_ms)
+        low, likely, high = (max(ms + more, 0.0) for ms in one.alone_ms)
         found[name] = replace(
-            known,
-            share_ms=known.share_ms + more,
-            alone_ms=(alone[0], alone[1], alone[2]),
-            last_ms=max(known.last_ms + more, 0.0),
-            ranks=tuple(sorted({*known.ranks, *ranks})),
+            one,
+            share_ms=one.share_ms + more,
+            alone_ms=(low, likely, high),
+            last_ms=max(one.last_ms + more, 0.0),
+            ranks=tuple(sorted({*one.ranks, *ranks})),
         )
     if apart.slow_ms > 0:
         slow = apart.slow_ms
-        found["slow_steps"] = LedgerCause(
-            "slow_steps", slow, (slow, slow, slow), slow, place=apart.slow_place
-        )
+        found[SLOW] = LedgerCause(SLOW, slow, (slow, slow, slow), slow, place=apart.slow_place)
     return list(found.values())

@@ -25,18 +25,19 @@ KIND_OF = {"kernels": "ranks.compute", "input": "ranks.input"}
 
 
 class StepsApart(msgspec.Struct, frozen=True):
-    """The mean captured step, and what it holds beyond the analysed one, in ms.
+    """The mean captured step, and what it holds beyond the replayed one, in ms.
 
-    ``slow_ms`` is what steps that are far longer cost a step. ``ranks`` has, by the cause of the ledger, how
-    much more late ranks cost the mean step than the analysed one (negative where it is less), and which these
-    are.
+    ``slow_ms`` is what steps that are far longer cost a step. ``late_ms`` is how much more late ranks cost the
+    mean step than the replayed one (negative where it is less), ``late`` the share of each cause of the ledger
+    in it, and which ranks these are.
     """
 
     step_ms: float
     steps: tuple[int, ...]
     slow_ms: float = 0.0
     slow_place: str = ""
-    ranks: dict[str, tuple[float, tuple[int, ...]]] = msgspec.field(default_factory=dict)
+    late_ms: float = 0.0
+    late: dict[str, tuple[float, tuple[int, ...]]] = msgspec.field(default_factory=dict)
 
 
 def late_over_steps(run: RunView, cause: str) -> tuple[int, ...]:
@@ -50,27 +51,31 @@ def late_over_steps(run: RunView, cause: str) -> tuple[int, ...]:
     return tuple(sorted(rank for rank, ns in costs.items() if ns >= worst / 2 > 0))
 
 
-def steps_apart(run: RunView, analysed: int, analysed_ms: float) -> StepsApart:
-    """Compare all complete steps that every rank has with the analysed one."""
+def steps_apart(run: RunView, replayed: int, replayed_ms: float, late_ms: float) -> StepsApart | None:
+    """Compare all complete steps that every rank has with the replayed one; ``None`` without such steps.
+
+    The replay takes ``replayed_ms``, of which ``late_ms`` are for late ranks.
+    """
     lengths = _lengths_ms(run)
-    if analysed not in lengths:
-        return StepsApart(analysed_ms, (analysed,))
+    if replayed not in lengths:
+        return None
     steps = tuple(sorted(lengths))
     length = np.array([lengths[step] for step in steps])
     mean = float(length.mean())
-    if np.abs(length - lengths[analysed]).max() <= ALIKE * lengths[analysed]:
+    apart = mean - replayed_ms
+    if abs(apart) <= ALIKE * mean:
         return StepsApart(mean, steps)
     late = _late_ms(run, steps)
-    own = steps.index(analysed)
+    more = float(late.mean()) - late_ms if late.any() else 0.0
+    more = min(max(more, min(apart, 0.0)), max(apart, 0.0))
     usual = float(np.sort(length)[(length.size - 1) // 2])
-    excess = length - usual - np.maximum(late - late[own], 0.0)
-    apart = np.sort(np.abs(length - usual))
-    spread = float(apart[(length.size - 1) // 2])
+    excess = length - usual - np.maximum(late - np.median(late), 0.0)
+    spreads = np.sort(np.abs(length - usual))
+    spread = float(spreads[(length.size - 1) // 2])
     far = excess > max((FAR_OF_TWO if len(steps) == 2 else FAR) * usual, FAR_SPREADS * spread)
-    slow = float(np.where(far, excess, 0.0).mean())
-    place = f"step {steps[int(np.argmax(excess))]}" if far.any() else ""
-    more = float(late.mean() - late[own])
-    return StepsApart(mean, steps, slow, place, _by_cause(run, steps, own, more))
+    slow = min(float(np.where(far, excess, 0.0).mean()), max(apart - more, 0.0))
+    place = f"step {steps[int(np.argmax(excess))]}" if slow > 0 else ""
+    return StepsApart(mean, steps, slow, place, more, _by_cause(run) if more > 0 else {})
 
 
 def _lengths_ms(run: RunView) -> dict[int, float]:
@@ -91,21 +96,11 @@ def _late_ms(run: RunView, steps: tuple[int, ...]) -> Floats:
     return np.maximum(gains_together(run, Together.MEDIAN, steps), 0) / 1e6
 
 
-def _by_cause(
-    run: RunView, steps: tuple[int, ...], own: int, more: float
-) -> dict[str, tuple[float, tuple[int, ...]]]:
-    """What late ranks cost beyond the analysed step, by what makes each of them late."""
-    if not more:
-        return {}
-    parts: dict[str, dict[int, float]] = {}
+def _by_cause(run: RunView) -> dict[str, tuple[float, tuple[int, ...]]]:
+    """The share that each cause has in what late ranks cost, by what makes each of them late, and its ranks."""
+    costs: dict[str, float] = {}
     for late in stragglers(run):
-        gain = np.maximum(late.gain_ns, 0) / 1e6
-        at = {step: float(ms) for step, ms in zip(late.steps, gain.tolist(), strict=True)}
-        beyond = float(gain.mean()) - at.get(steps[own], 0.0)
-        if beyond * more > 0:
-            parts.setdefault(KIND_OF.get(late.cause, "ranks.host"), {})[late.rank] = abs(beyond)
-    total = sum(sum(ranks.values()) for ranks in parts.values())
-    return {
-        name: (more * sum(ranks.values()) / total, tuple(sorted(ranks)) if more > 0 else ())
-        for name, ranks in parts.items()
-    }
+        cause = KIND_OF.get(late.cause, "ranks.host")
+        costs[cause] = costs.get(cause, 0.0) + float(np.maximum(late.gain_ns, 0).mean())
+    total = sum(costs.values())
+    return {name: (cost / total, late_over_steps(run, name)) for name, cost in costs.items() if total}
