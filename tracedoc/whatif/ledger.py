@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tracedoc.ledger import Ledger, LedgerCause, Range
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.replay.run_program import Reading, RunProgram
-from tracedoc.replay.run_replay import Refusal, RunReplay, replay_closest
+from tracedoc.replay.run_replay import FAR_OFF, Refusal, RunReplay, replay_closest
 from tracedoc.replay.solver import Cyclic
 from tracedoc.whatif.ledger_causes import Family, find_families
 from tracedoc.whatif.ledger_places import place_of, ranks_of
@@ -105,7 +105,13 @@ class Plays:
 
 
 def _steps_played(replay: RunReplay) -> float:
-    """How many steps the replay plays: a step without its own beginning and end is the whole capture."""
+    """How many times the step the replay takes.
+
+    It plays the whole capture where the step has no beginning and end of its own. One that is far off tells
+    no more than the proportions of causes.
+    """
+    if replay.model_error_frac > FAR_OFF:
+        return replay.replayed_ms / replay.step_ms
     layout = replay.base[Reading.LIKELY].program.layout
     note = layout.notes[replay.subject]
     alone = not (layout.periodic or note.framed)
@@ -224,7 +230,7 @@ def _told(run: RunView, replay: RunReplay, plays: Plays, entries: list[Entry]) -
             share_ms=one.share,
             alone_ms=ranges.get(one.id, (one.weights.alone,) * 3),
             last_ms=one.weights.last,
-            ranks=_late_ranks(run, program, one) if one in large and one.id.startswith(RANKS) else (),
+            ranks=_ranks(run, program, one) if one in large else (),
             place=place_of(program, one.removals) if one in large else "",
             partner=partners.get(one.id, ""),
         )
@@ -232,8 +238,12 @@ def _told(run: RunView, replay: RunReplay, plays: Plays, entries: list[Entry]) -
     ]
 
 
-def _late_ranks(run: RunView, program: RunProgram, entry: Entry) -> tuple[int, ...]:
-    """The ranks that a cause is seen on: in the analysed step, and in others where another one is late."""
+def _ranks(run: RunView, program: RunProgram, entry: Entry) -> tuple[int, ...]:
+    """The ranks that a cause is seen on, if not on all: in the replayed step, and those late in others."""
+    if entry.id == "pipeline.imbalance":
+        return ranks_of(program, entry.removals)
+    if not entry.id.startswith(RANKS):
+        return ()
     return tuple(sorted({*ranks_of(program, entry.removals), *late_over_steps(run, entry.id)}))
 
 

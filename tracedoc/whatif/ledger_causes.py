@@ -19,7 +19,7 @@ from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import AWAY_LAUNCHES
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
-from tracedoc.whatif.changes.change import Ask, Mask, NotApplicable, Value
+from tracedoc.whatif.changes.change import Ask, Mask, NotApplicable, Value, of_reading
 from tracedoc.whatif.changes.gathers import unit_gathers
 from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
@@ -65,7 +65,7 @@ def _family(
     """A family of the members that are there; ``whole`` is what all take, if that is more than they do."""
     there = {name: one for name, one in members.items() if one is not None}
     if whole is not None:
-        return Family((whole,), there, rest)
+        return Family((whole, *(one for one in there.values() if one.calls_less)), there, rest)
     return Family(tuple(there.values()), there, rest) if there else None
 
 
@@ -224,6 +224,38 @@ def _rewired(
     return None if isinstance(edit(program, ask), NotApplicable) else Removal(rewired=rewired)
 
 
+CALL_SHARES = (1.0, 0.5, 0.0)
+"""So much of the host's time before a collective's call goes with the call."""
+
+
+def _calling_less(program: RunProgram, removal: Removal | None) -> Removal | None:
+    """A removal that saves the host the calls of collectives that go, if any do."""
+    if removal is None or removal.rewired is None:
+        return None
+    rewired = removal.rewired
+    if not _gone(program, rewired(program)).any():
+        return removal
+
+    def made(given: RunProgram) -> RunProgram:
+        edited, layout = rewired(given), given.layout
+        points = layout.point[layout.joins.event[_gone(given, edited)]]
+        points = points[points >= 0]
+        if edited.lag is not given.lag or not points.size:
+            return edited  # units, whose hooks it knows
+        lag = given.lag.astype(np.int64)
+        usual = float(np.median(lag[layout.kind == Call.COMM]))
+        saved = np.minimum(lag[points], usual) * of_reading(given.reading, *CALL_SHARES)
+        lag[points] -= np.rint(saved).astype(np.int64)
+        return edited.edited(lag=lag)
+
+    return Removal(rewired=made, calls_less=True)
+
+
+def _gone(before: RunProgram, after: RunProgram) -> Mask:
+    """Which parts of collectives an edit has taken away."""
+    return np.asarray(before.launched & ~after.launched & before.joined & ~after.joined)
+
+
 def _between_stages(program: RunProgram) -> Mask:
     """Which parts of collectives are sends and receives."""
     joins = program.layout.joins
@@ -237,16 +269,17 @@ def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Fami
     if not mine.any():
         return None
     slower = np.where(mine, _below_link(run, program), 0.0)
-    latency = np.where(mine, call_latency(program, replay.splits, program.reading), 0)
+    # Where ranks are missing, what a part takes beyond its bytes may be waiting.
+    latency = np.where(mine & joins.complete, call_latency(program, replay.splits, program.reading), 0)
     latency = np.rint(latency * (1.0 - slower)).astype(np.int64)
     deferred = program.edited(
         layout=replace(program.layout, joins=replace(joins, gradients=deferred_reductions(program)))
     )
     return _family(
         {
-            "order.every_micro_batch": _rewired(replay, program, reduce_once),
+            "order.every_micro_batch": _calling_less(program, _rewired(replay, program, reduce_once)),
             "order.reductions": _rewired(replay, program, reduce_when_ready),
-            "order.messages": _messages(replay, deferred),
+            "order.messages": _calling_less(program, _messages(replay, deferred)),
             "order.gathers": _rewired(replay, program, gather_in_time),
             "link.slow": Removal(slower=slower) if slower.any() else None,
             "link.latency": Removal(transfer=latency) if latency.any() else None,

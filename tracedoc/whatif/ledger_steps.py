@@ -17,8 +17,8 @@ ALIKE = 0.02
 
 FAR, FAR_OF_TWO = 0.10, 0.5
 FAR_SPREADS = 5.0
-"""A step is far longer if it is by this share of the usual one, and by so many times what others differ; of two
-steps, which do not show how much they differ, by the second share."""
+"""A step is far longer if it is by this share of the usual one, and by so many times what others differ; of
+two steps, which do not show how much they differ, by the second share."""
 
 KIND_OF = {"kernels": "ranks.compute", "input": "ranks.input"}
 """The cause of the ledger for what makes a rank late; all else is its host."""
@@ -27,9 +27,9 @@ KIND_OF = {"kernels": "ranks.compute", "input": "ranks.input"}
 class StepsApart(msgspec.Struct, frozen=True):
     """The mean captured step, and what it holds beyond the replayed one, in ms.
 
-    ``slow_ms`` is what steps that are far longer cost a step. ``late_ms`` is how much more late ranks cost the
-    mean step than the replayed one (negative where it is less), ``late`` the share of each cause of the ledger
-    in it, and which ranks these are.
+    ``slow_ms`` is what steps that are far longer cost a step. ``late_ms`` is how much more late ranks cost
+    the mean step than the replayed one (negative where it is less), ``late`` the share of each cause of the
+    ledger in it, and which ranks these are.
     """
 
     step_ms: float
@@ -97,7 +97,7 @@ def _late_ms(run: RunView, steps: tuple[int, ...]) -> Floats:
 
 
 def _by_cause(run: RunView) -> dict[str, tuple[float, tuple[int, ...]]]:
-    """The share that each cause has in what late ranks cost, by what makes each of them late, and its ranks."""
+    """The share of each cause in what late ranks cost, by what makes each of them late, and its ranks."""
     costs: dict[str, float] = {}
     for late in stragglers(run):
         cause = KIND_OF.get(late.cause, "ranks.host")

@@ -21,7 +21,7 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
     them, ``transfer`` of the parts of collectives; ``slower`` is the share of a part's transfer that a link
     which does what it should saves. ``dropped`` are causes that no longer hold, ``alone`` parts that wait for
     nobody. Causes take different parts of a time, so that it does not matter in which order they go.
-    ``rewired`` ties events to others; that is done last.
+    ``rewired`` ties events to others; that is done last. With ``calls_less`` it also saves the host calls.
     """
 
     lag: Times | None = None
@@ -34,6 +34,7 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
     dropped: Mask | None = None
     alone: Mask | None = None
     rewired: Callable[[RunProgram], RunProgram] | None = None
+    calls_less: bool = False
 
 
 def without(program: RunProgram, removals: Sequence[Removal]) -> RunProgram:
