@@ -17,8 +17,6 @@ from msgspec.structs import replace
 from tracedoc.compose import compose
 from tracedoc.containment import Failures
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.digest.rank_digest import LANE_RANKS, RankDigest, without_timeline
-from tracedoc.digest.sharing import share
 from tracedoc.errors import InputError, Limit
 from tracedoc.executors.run import run_each
 from tracedoc.executors.work import Lost
@@ -43,7 +41,9 @@ from tracedoc.run.ending import ended_well, ending_limits
 from tracedoc.run.job import read_job
 from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, Settled, settle
-from tracedoc.timeline.source_step import SourceStep, read_source_step
+from tracedoc.step.codec import share
+from tracedoc.step.rank_digest import LANE_RANKS, RankDigest, without_timeline
+from tracedoc.timeline.script_code import SourceStep, read_source_step
 from tracedoc.units import format_ranges
 from tracedoc.whatif.answer import what_if
 from tracedoc.whatif.changes.registry import parse_request

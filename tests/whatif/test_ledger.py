@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tracedoc
-from tests.replay.fluid import Simulation
-from tests.replay.jobs import draw_job
+from tests.play.fluid import Simulation
+from tests.play.jobs import draw_job
 from tracedoc.diagnosis_json import from_json, to_json
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
 from tracedoc.pipeline import Options

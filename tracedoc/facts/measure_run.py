@@ -10,9 +10,9 @@ import msgspec
 
 import tracedoc.facts.per_rank
 import tracedoc.facts.per_run  # noqa: F401  fills the catalogue
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.catalog import CATALOG, NEEDS, FactDef, FactTable, Measurement, computed
 from tracedoc.ranks.run_view import RunView
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.strategy_signs import SHARDED_MARKS
 from tracedoc.trace.vocabulary import P2P_OPS
 from tracedoc.values import Failed, Unknown, Value

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.work_shares import work_shares
 from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.trace.distinct import is_among
 
 Floats = npt.NDArray[np.float64]

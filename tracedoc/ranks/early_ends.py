@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from statistics import median
 
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.errors import Limit
 from tracedoc.ranks.run_view import RunView
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.units import format_ms, format_ranges
 
 EARLY_STEPS = 1.5

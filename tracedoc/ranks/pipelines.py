@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.meetings import Action
+from tracedoc.ranks.arrival_replay import ArrivalReplay, arrival_replay, gains_of_work, gains_without
 from tracedoc.ranks.cpu_stages import CpuWork, cpu_work
 from tracedoc.ranks.groups import pipeline_pairs
-from tracedoc.ranks.rehearsal import Rehearsal, gains_of_work, gains_without, rehearsal
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.spans import Int64Array
+from tracedoc.step.sync_path import Action
 from tracedoc.trace.distinct import is_among
 
 Floats = npt.NDArray[np.float64]
@@ -100,7 +100,7 @@ def pipeline(run: RunView) -> Pipeline | None:
     place_of = {digest.rank: place for place, digest in enumerate(run.digests)}
     chains = tuple(tuple(place_of.get(rank, NOT_CAPTURED) for rank in chain) for chain in ranks)
     stage_of_rank = {rank: number for chain in ranks for number, rank in enumerate(chain)}
-    plan = rehearsal(run)
+    plan = arrival_replay(run)
     if plan is None:
         return _on_cpus(run, chains, stage_of_rank)
     work = np.array(plan.work_ns, dtype=np.int64)
@@ -121,10 +121,10 @@ def pipeline(run: RunView) -> Pipeline | None:
     )  # fmt: skip
 
 
-def _rehearsed(run: RunView) -> tuple[Pipeline | None, Rehearsal | None]:
-    """Return the pipeline of a run, and its rehearsal, which takes long: none without a pipeline."""
+def _rehearsed(run: RunView) -> tuple[Pipeline | None, ArrivalReplay | None]:
+    """Return the pipeline of a run, and its arrival replay, which takes long: none without a pipeline."""
     found = pipeline(run)
-    return found, None if found is None else rehearsal(run)
+    return found, None if found is None else arrival_replay(run)
 
 
 def _on_cpus(
@@ -142,7 +142,7 @@ def _on_cpus(
 
 
 def _parts_of_step(
-    run: RunView, plan: Rehearsal, place: int, step: int
+    run: RunView, plan: ArrivalReplay, place: int, step: int
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     """Return the actions of a rank up to which it works on passes in a step, and those after them.
 
@@ -284,7 +284,7 @@ def balanced_gain_ns(run: RunView) -> Int64Array | None:
     return gains_of_work(plan, work, found.steps)
 
 
-def _even_out_rest(run: RunView, plan: Rehearsal, found: Pipeline, work: Floats) -> None:
+def _even_out_rest(run: RunView, plan: ArrivalReplay, found: Pipeline, work: Floats) -> None:
     """Let what follows the passes take each rank as long as the fastest one.
 
     An optimizer that exchanges norms or flags inside ends together on all ranks: what it takes some of them
@@ -337,7 +337,7 @@ def pass_ratios(run: RunView) -> Floats:
     return np.array(ratios)
 
 
-def _alike(run: RunView, plan: Rehearsal, found: Pipeline) -> list[list[npt.NDArray[np.intp]]]:
+def _alike(run: RunView, plan: ArrivalReplay, found: Pipeline) -> list[list[npt.NDArray[np.intp]]]:
     """Return the passes of all ranks, those of one stage and kind together."""
     passes: dict[tuple[int, tuple[int, ...]], list[npt.NDArray[np.intp]]] = defaultdict(list)
     for place in range(len(run.digests)):
@@ -349,7 +349,7 @@ def _alike(run: RunView, plan: Rehearsal, found: Pipeline) -> list[list[npt.NDAr
 
 
 def _passes(
-    run: RunView, plan: Rehearsal, found: Pipeline, place: int
+    run: RunView, plan: ArrivalReplay, found: Pipeline, place: int
 ) -> list[tuple[tuple[int, ...], npt.NDArray[np.intp]]]:
     """Return the work of one rank between its sends, with what kind it is of.
 
@@ -372,7 +372,7 @@ def _passes(
     in_row = (action == int(Action.READY)) | (action == int(Action.JOIN))
     kind = np.where(in_row, table.kind[np.where(in_row, item, 0)], 0)
     sent = np.where(in_row & (action == int(Action.READY)) & sends[kind], ways[kind], 0)
-    path = run.digests[place].meetings
+    path = run.digests[place].sync_path
     assert path is not None
     kernels = path.kernels[lane]
     edges = np.flatnonzero((sent != 0) | (action == int(Action.STEP)))

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.ranks.bandwidth import SizeCurve, group_curves
 from tracedoc.ranks.blame import Blame, assign_blame
 from tracedoc.ranks.exposure import (
@@ -24,9 +23,10 @@ from tracedoc.ranks.exposure import (
 from tracedoc.ranks.group_guesses import with_guessed_groups
 from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
 from tracedoc.run.job import Job
-from tracedoc.spans import Int64Array
+from tracedoc.spans import Int64Array, Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_table import by_rank
-from tracedoc.timeline.source_step import SourceStep
+from tracedoc.timeline.script_code import SourceStep
 from tracedoc.values import Value
 
 Result = TypeVar("Result")
@@ -76,6 +76,16 @@ class RunView:
     def judged(self) -> list[tuple[RankDigest, StepDigest]]:
         """Return each rank that has a analysed step, with it."""
         return [(digest, step) for digest in self.digests if (step := digest.judged_step) is not None]
+
+    def transfers(self, digest: RankDigest, rows: npt.NDArray[Any] | slice = slice(None)) -> Spans:
+        """When some of a rank's collectives move data: from the last known arrival to their ends."""
+        table = digest.collectives
+        begins = self.arrivals[digest.rank].last_arrival_ns(table)
+        return Spans.of(begins[rows], table.end_ns[rows])
+
+    def exposed_transfer(self, digest: RankDigest, step: StepDigest, rows: npt.NDArray[Any]) -> Spans:
+        """When they do so in a step with no compute beside them."""
+        return (self.transfers(digest, rows) & digest.exposed_comm).clip(step.start_ns, step.end_ns)
 
     def by_rank(self, measure: Callable[[RankDigest, StepDigest], Value]) -> dict[str, Value]:
         """Return what ``measure`` says of each rank that has a analysed step, by rank as facts are keyed."""

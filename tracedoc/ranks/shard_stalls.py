@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.spans import Int64Array, Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.shards.shard_units import NO_TIME, ShardCalls
 
 
@@ -75,7 +75,7 @@ def _stall_parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallPar
     begins_step[1:] = calls.step[1:] != calls.step[:-1]
     first = np.where(begins_step, rest, 0)
     transfer = calls.end_ns - turn
-    moved = np.maximum(transfer, _transferred(run, digest).covered_ns(_ends_before(calls), calls.end_ns))
+    moved = np.maximum(transfer, run.transfers(digest).covered_ns(_ends_before(calls), calls.end_ns))
     bandwidth = np.where(begins_step, 0, np.clip(moved - times.beside_ns, 0, rest))
     hideable = rest - first - bandwidth
     late = np.clip(calls.launch_ns + transfer - times.stall_start_ns, 0, hideable)
@@ -92,12 +92,6 @@ def _stall_parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallPar
         first[mine],
         known[mine],
     )
-
-
-def _transferred(run: RunView, digest: RankDigest) -> Spans:
-    """Return the time in which any collective of a rank transfers, waiting for peers left out where known."""
-    table = digest.collectives
-    return Spans.of(run.arrivals[digest.rank].last_arrival_ns(table), table.end_ns)
 
 
 def _ends_before(calls: ShardCalls) -> Int64Array:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from tracedoc.digest.gemms import MIN_CALLS, GemmTable
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.work_shares import Floats, work_shares
+from tracedoc.step.work import MIN_CALLS, GemmTable
 from tracedoc.values import Unknown
 
 LEAST_KINDS = 3

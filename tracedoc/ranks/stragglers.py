@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together, gains_without
 from tracedoc.ranks.blame import STRAGGLING
 from tracedoc.ranks.groups import pipeline_pairs
 from tracedoc.ranks.host_pace import OF_THE_HOST, host_surplus_ns
 from tracedoc.ranks.pipelines import SlowWorker, pipeline, slow_workers
-from tracedoc.ranks.rehearsal import Together, gains_together, gains_without, rehearsal
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.slowness import slowness_by_rank
 from tracedoc.ranks.work_shares import work_excess, work_shares
@@ -150,7 +150,7 @@ def _late_rank(run: RunView, position: int, steps: Sequence[int]) -> Straggler:
     own = np.flatnonzero(blamed & (blame.last == position))
     excess, more_kernels, phase = _what_it_did(run, position, own, steps)
     waited = np.asarray(np.median(cost, axis=1), dtype=np.int64)
-    gain = waited if rehearsal(run) is None else np.maximum(gains_without(run, position, steps), 0)
+    gain = waited if arrival_replay(run) is None else np.maximum(gains_without(run, position, steps), 0)
     return Straggler(
         rank=matching.ranks[position],
         steps=tuple(steps),
@@ -173,7 +173,7 @@ def _within_host_surplus(
     same time, hidden in their waiting. Then of the host's own causes no more counts than its host is longer.
     """
     of_host = np.array([cause in OF_THE_HOST for cause in CAUSES])
-    most = np.maximum(gain_ns, gains_together(run, Together.MEDIAN, steps))
+    most = np.maximum(gain_ns, gains_together(run, StartPolicy.MEDIAN, steps))
     longest = 1000 * excess_us[:, of_host].max(axis=1)
     if np.median(longest) <= HIDDEN * np.median(most):
         return excess_us

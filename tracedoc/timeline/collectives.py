@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Final
@@ -12,18 +13,15 @@ import numpy.typing as npt
 from tracedoc.spans import Int64Array, in_order
 from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, GpuEvents, collective_records
 from tracedoc.timeline.collective_table import HELD, NO_TIME, CollectiveOp, CollectiveTable, Held
-from tracedoc.timeline.gloo_calls import gloo_calls
+from tracedoc.timeline.lags import RELEASE_NS
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows, match_ids
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import CollectiveArgs, Kind, ProcessGroup, Shapes, Trace, TraceInfo
 from tracedoc.trace.distinct import places_by_value
 from tracedoc.trace.metadata import element_count
 
-NEVER: Final = 1 << 60
+LONG_AGO_NS: Final = 1 << 60
 """Longer than any trace, in nanoseconds."""
-
-JUST_BEFORE_NS = 20_000
-"""A kernel that starts within this time of an event was waiting for it; launches take half of it."""
 
 
 def gpu_collectives(
@@ -90,25 +88,25 @@ def gloo_collectives(trace: Trace, step_of_time: np.ndarray, rows: Rows) -> Coll
 
 
 def _held(events: GpuEvents, device: int, wanted: Rows) -> npt.NDArray[np.uint8]:
-    """Return what kept each communication kernel, ``wanted`` of the events, from starting earlier."""
+    """The reason why each communication kernel, ``wanted`` of the events, did not start earlier."""
     starts, ends, streams = events.start_ns[wanted], events.end_ns[wanted], events.stream[wanted]
     compute = (events.classes == COMPUTE) & (events.device == device)
     after_compute = _since(in_order(events.end_ns[compute]), starts)
-    after_comm = np.full(wanted.size, NEVER, dtype=np.int64)
+    after_comm = np.full(wanted.size, LONG_AGO_NS, dtype=np.int64)
     for _, mine in places_by_value(streams):
         after_comm[mine] = _since(in_order(ends[mine]), starts[mine])
-    launched = np.where(events.linked[wanted], starts - events.launch_ns[wanted], NEVER)
+    launched = np.where(events.linked[wanted], starts - events.launch_ns[wanted], LONG_AGO_NS)
     held = np.full(wanted.size, Held.UNKNOWN, dtype=np.uint8)
-    held[after_compute <= JUST_BEFORE_NS] = Held.COMPUTE
-    held[(after_comm <= JUST_BEFORE_NS) & (after_comm <= after_compute)] = Held.COMMUNICATION
-    held[launched <= JUST_BEFORE_NS] = Held.LAUNCH
+    held[after_compute <= RELEASE_NS] = Held.COMPUTE
+    held[(after_comm <= RELEASE_NS) & (after_comm <= after_compute)] = Held.COMMUNICATION
+    held[launched <= RELEASE_NS] = Held.LAUNCH
     return held
 
 
 def _since(ends: Int64Array, times: Int64Array) -> Int64Array:
     """Return the time since the last of the sorted ``ends`` at or before each of ``times``."""
     place = np.searchsorted(ends, times, side="right")
-    padded = np.concatenate(([times.min(initial=0) - NEVER], ends))
+    padded = np.concatenate(([times.min(initial=0) - LONG_AGO_NS], ends))
     return np.asarray(times - padded[place], dtype=np.int64)
 
 
@@ -232,3 +230,25 @@ def input_payload(op: str, shapes: Shapes | None, group_size: int | None) -> int
 
 def _dims_dtype(shapes: Shapes | None) -> str:
     return shapes.types[0] if shapes is not None and shapes.types else ""
+
+
+def gloo_calls(trace: Trace, rows: Rows) -> dict[int, int]:
+    """Return, for each ``gloo:*`` range in ``rows``, the row of the c10d operator that issued it.
+
+    They are matched by order, within each kind whose counts agree; a range of another kind is left out.
+    gloo runs a reduce-scatter as an all-reduce.
+    """
+    calls: dict[str, list[int]] = defaultdict(list)
+    for row in trace.rows_named(lambda name: name.startswith("c10d::"), Kind.CPU_OP).tolist():
+        op = vocabulary.collective_op(trace.row_name(row))
+        if op is not None:
+            calls["all_reduce" if op == "reduce_scatter" else op].append(row)
+    shown: dict[str, list[int]] = defaultdict(list)
+    for row in rows.tolist():
+        shown[vocabulary.gloo_op(trace.row_name(row)) or "unknown"].append(row)
+    return {
+        row: call
+        for name, listed in shown.items()
+        if len(calls[name]) == len(listed)
+        for row, call in zip(listed, calls[name], strict=True)
+    }

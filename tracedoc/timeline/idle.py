@@ -11,19 +11,12 @@ import numpy.typing as npt
 from tracedoc.idle_causes import CAUSES
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import Activity, GpuEvents
-from tracedoc.timeline.syncs import NEVER, Syncs, find_syncs
+from tracedoc.timeline.lags import LONG_LAUNCH_NS, LONGEST_LATENCY_NS
+from tracedoc.timeline.syncs import NOTHING_FOLLOWS, Syncs, find_syncs
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import difference
 from tracedoc.trace.vocabulary import RuntimeRole
-
-LAUNCH_LATENCY_NS = 50_000
-"""A kernel starts at most this long after its launch on an idle GPU (5-40 us are usual); a longer wait on an
-idle GPU is not the launch's own latency."""
-
-LONG_LAUNCH_NS = 1_000_000
-"""A launch takes 5-10 us. One that lasts this long beside an idle GPU loads its kernel, or its thread was
-taken off its core; with a full queue the GPU is busy meanwhile."""
 
 _GRAPH_BUILDING = re.compile(r"(?:cuda|hip|cu)Graph(?:Instantiate|ExecUpdate|Upload)")
 _CAPTURE_BEGINS = re.compile(r"(?:cuda|hip|cu)StreamBeginCapture")
@@ -117,7 +110,7 @@ def idle_causes(
     """
     idle = activity.busy.complement(min(activity.start_ns, windows[0]), max(activity.end_ns, windows[1]))
     syncs = find_syncs(trace, events, device, idle, host.input | host.allocator)
-    long = idle.ends - idle.starts > LAUNCH_LATENCY_NS
+    long = idle.ends - idle.starts > LONGEST_LATENCY_NS
     gaps = Spans(idle.starts[long], idle.ends[long])
     first, repeated = (calls & gaps for calls in long_launches(trace, events))
     found: dict[str, Spans] = {}
@@ -139,7 +132,7 @@ def idle_causes(
 
 
 def long_launches(trace: Trace, events: GpuEvents) -> tuple[Spans, Spans]:
-    """Return when the host is inside long launches: of kernels that run for the first time, and of others."""
+    """The time of long launches on the host: of kernels that run for the first time, and of others."""
     kernels = events.kernels & events.linked
     rows, calls = events.rows[kernels], events.launch_rows[kernels]
     long = trace.dur_ns[calls] >= LONG_LAUNCH_NS
@@ -176,8 +169,8 @@ def _by_next_launch(own: GpuEvents, idle: Spans, rest: Spans) -> tuple[Spans, Sp
     linked = own.linked[following]
     launched = own.launch_ns[following]
     late = linked & (launched > idle.starts)
-    launch_end = np.where(late, launched + LAUNCH_LATENCY_NS, idle.starts)
-    launch_end[idle.starts >= own.end_ns.max()] = NEVER
+    launch_end = np.where(late, launched + LONGEST_LATENCY_NS, idle.starts)
+    launch_end[idle.starts >= own.end_ns.max()] = NOTHING_FOLLOWS
     if rest is not idle:
         gap = np.searchsorted(idle.starts, rest.starts, side="right") - 1
         linked, launch_end = linked[gap], launch_end[gap]

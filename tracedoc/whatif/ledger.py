@@ -8,10 +8,10 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.ledger import Ledger, LedgerCause, Range
+from tracedoc.play.run_program import Reading, RunProgram
+from tracedoc.play.run_replay import FAR_OFF, Refusal, RunReplay, replay_closest
+from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView, once
-from tracedoc.replay.run_program import Reading, RunProgram
-from tracedoc.replay.run_replay import FAR_OFF, Refusal, RunReplay, replay_closest
-from tracedoc.replay.solver import Cyclic
 from tracedoc.whatif.ledger_causes import Family, find_families
 from tracedoc.whatif.ledger_places import place_of, ranks_of
 from tracedoc.whatif.ledger_steps import StepsApart, late_over_steps, steps_apart

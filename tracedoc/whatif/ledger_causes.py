@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from tracedoc.play.latency import call_latency
+from tracedoc.play.run_program import RunProgram
+from tracedoc.play.run_replay import RunReplay
 from tracedoc.ranks.pipelines import pipeline
 from tracedoc.ranks.run_view import RunView
-from tracedoc.replay.latency import call_latency
-from tracedoc.replay.rank.program import Call, Cause, Group
-from tracedoc.replay.run_program import RunProgram
-from tracedoc.replay.run_replay import RunReplay
+from tracedoc.step.program import Call, Cause, Group
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import AWAY_LAUNCHES
 from tracedoc.trace.vocabulary import busbw_factor

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tracedoc.replay.path_walk import PARTS
-from tracedoc.replay.run_program import RunProgram
+from tracedoc.play.path_walk import PARTS
+from tracedoc.play.run_program import RunProgram
 from tracedoc.whatif.removal import Removal
 
 MOST_SHARE = 0.5

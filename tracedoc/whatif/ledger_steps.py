@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.ranks.rehearsal import Together, gains_together, rehearsal
+from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.stragglers import stragglers
 
@@ -91,9 +91,9 @@ def _lengths_ms(run: RunView) -> dict[int, float]:
 
 def _late_ms(run: RunView, steps: tuple[int, ...]) -> Floats:
     """What each step takes longer than if all ranks came as early as the median one; zeros if not known."""
-    if len(run.digests) < 2 or rehearsal(run) is None:
+    if len(run.digests) < 2 or arrival_replay(run) is None:
         return np.zeros(len(steps))
-    return np.maximum(gains_together(run, Together.MEDIAN, steps), 0) / 1e6
+    return np.maximum(gains_together(run, StartPolicy.MEDIAN, steps), 0) / 1e6
 
 
 def _by_cause(run: RunView) -> dict[str, tuple[float, tuple[int, ...]]]:

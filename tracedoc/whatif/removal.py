@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.replay.run_program import RunProgram
+from tracedoc.play.run_program import RunProgram
 from tracedoc.whatif.changes.change import Mask
 
 Times = npt.NDArray[np.int64]

@@ -7,16 +7,16 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.device import device_name, half_tflops, judged_peak, unlisted
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import in_order
+from tracedoc.step.device import device_name, half_tflops, judged_peak, unlisted
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import MATRIX
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import intersection
-from tracedoc.trace.matrix_kernels import matrix_format
+from tracedoc.trace.kernels import matrix_format
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.step import NO_STEP
 from tracedoc.facts.per_run.settings import core_wait_frac
 from tracedoc.ranks.code_places import code_place, common_place, has_stacks, late_place
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.stragglers import Straggler, stragglers
-from tracedoc.timeline.own_code import CodePlace
+from tracedoc.step.rank_digest import RankDigest
+from tracedoc.timeline.script_code import CodePlace
 from tracedoc.values import Unknown, Value
 
 STACKS_ON_ALL = 8

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_run.settings import core_wait_ms
-from tracedoc.ranks.rehearsal import Together, gains_together, rehearsal
+from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.stragglers import (
     CAUSE_SHARE,
@@ -318,9 +318,9 @@ def straggler_any_cost_ms(run: RunView) -> Value:
     late = stragglers(run)
     if not late:
         return 0.0 if _matched(run) else _NOT_MATCHED
-    if rehearsal(run) is None:
+    if arrival_replay(run) is None:
         return _of_analysed_step(run, late[0].steps, np.max([one.gain_ns for one in late], axis=0)) / 1e6
-    return max(float(np.mean(gains_together(run, Together.MEDIAN, late[0].steps))) / 1e6, 0.0)
+    return max(float(np.mean(gains_together(run, StartPolicy.MEDIAN, late[0].steps))) / 1e6, 0.0)
 
 
 @run_fact("straggler_turn_ms", unit="ms", needs=("collectives", "multi_rank"))
@@ -354,7 +354,7 @@ def straggler_steps_compared(run: RunView) -> Value:
 
 def _cost_ms(run: RunView, late: Straggler) -> float:
     usual = float(np.median(late.gain_ns)) / 1e6
-    return usual if rehearsal(run) is None else max(usual, float(late.gain_ns.mean()) / 1e6)
+    return usual if arrival_replay(run) is None else max(usual, float(late.gain_ns.mean()) / 1e6)
 
 
 def _of_analysed_step(run: RunView, steps: Sequence[int], waited_ns: np.ndarray) -> float:
