@@ -77,19 +77,30 @@ def replay_run(run: RunView) -> RunReplay | Refusal:
     representative = run.representative_digest
     if representative is None or representative.judged_step is None:
         return Refusal("no rank has a step to analyse")
-    steps = _common_steps(run, representative)
-    return steps if isinstance(steps, Refusal) else _replay_of(run, representative, steps[0])
+    step = _common_step(run, representative)
+    return step if isinstance(step, Refusal) else _replay_of(run, representative, step)
 
 
 def replay_closest(run: RunView) -> RunReplay | Refusal:
-    """Replay a run whatever it misses: of the steps at hand that which the replay comes closest to."""
+    """Replay a run whatever it misses: of the steps that most ranks have, that which it comes closest to.
+
+    Ranks that do not have it count as missing.
+    """
     representative = run.representative_digest
     if representative is None or representative.judged_step is None:
         return Refusal("no rank has a step to analyse")
-    steps = _common_steps(run, representative, losing=())
-    if isinstance(steps, Refusal):
-        return steps
-    found = [_replay_of(run, representative, step, lenient=True) for step in steps]
+    ranks_of = {
+        one.step: sum(any(one.step == other.step for other in digest.programs) for digest in run.digests)
+        for one in representative.programs
+    }
+    if not ranks_of:
+        return Refusal(f"rank {representative.rank}: {representative.unplayable}")
+    most = max(ranks_of.values())
+    found = [
+        _replay_of(run, representative, step, lenient=True)
+        for step, ranks in ranks_of.items()
+        if ranks == most
+    ]
     made = [one for one in found if isinstance(one, RunReplay)]
     return min(made, key=lambda one: one.model_error_frac) if made else found[0]
 
@@ -97,10 +108,11 @@ def replay_closest(run: RunView) -> RunReplay | Refusal:
 def _replay_of(
     run: RunView, representative: RankDigest, step: int, *, lenient: bool = False
 ) -> RunReplay | Refusal:
-    ranks = [digest.rank for digest in run.digests]
-    tables = [digest.collectives for digest in run.digests]
-    gradients = [digest.gradients for digest in run.digests]
-    program = join_run(ranks, _decoded(run, step), tables, gradients, run.matching, run.curves)
+    there = [digest for digest in run.digests if any(one.step == step for one in digest.programs)]
+    ranks = [digest.rank for digest in there]
+    tables = [digest.collectives for digest in there]
+    gradients = [digest.gradients for digest in there]
+    program = join_run(ranks, _decoded(there, step), tables, gradients, run.matching, run.curves)
     subject = ranks.index(representative.rank)
     assert representative.judged_step is not None
     step_ms = representative.judged_step.budget.window_ns / 1e6
@@ -127,23 +139,21 @@ def _replay_of(
         return Refusal("what its events wait for is contradictory")
 
 
-def _common_steps(
-    run: RunView, representative: RankDigest, *, losing: Sequence[str] = LOSING
-) -> list[int] | Refusal:
-    """The steps that can be replayed, the judged one first: those of which every rank has its program."""
+def _common_step(run: RunView, representative: RankDigest) -> int | Refusal:
+    """Return the step to replay: the judged one if every rank has its program."""
     for digest in run.digests:
-        lost = next((limit for limit in digest.limits if limit.code in losing), None)
+        lost = next((limit for limit in digest.limits if limit.code in LOSING), None)
         if lost is not None:
             return Refusal(lost.words)
         if not digest.programs:
             return Refusal(f"rank {digest.rank}: {digest.unplayable}")
     common = set.intersection(*({one.step for one in digest.programs} for digest in run.digests))
-    steps = [one.step for one in representative.programs if one.step in common]
-    return steps or Refusal("the ranks have no analysed step in common")
+    step = next((one.step for one in representative.programs if one.step in common), None)
+    return Refusal("the ranks have no analysed step in common") if step is None else step
 
 
-def _decoded(run: RunView, step: int) -> Iterator[RankProgram]:
-    for digest in run.digests:
+def _decoded(digests: Sequence[RankDigest], step: int) -> Iterator[RankProgram]:
+    for digest in digests:
         yield next(one for one in digest.programs if one.step == step).decoded()
 
 

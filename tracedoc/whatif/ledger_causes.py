@@ -89,12 +89,14 @@ class _Even(msgspec.Struct, frozen=True, eq=False):
 
 def _even(run: RunView, program: RunProgram) -> _Even:
     """The times of a program in which no rank takes longer than its peers of the same stage."""
-    count = len(program.layout.ranks)
-    stages = pipeline(run)
-    groups = (tuple(range(count)),) if stages is None else stages.stages
     layout, even = program.layout, program
+    stages = pipeline(run)
+    place_of = {rank: place for place, rank in enumerate(layout.ranks)}
+    groups = (tuple(range(len(run.digests))),) if stages is None else stages.stages
     ready = program.ready.astype(np.int64)
-    for places in groups:
+    for stage in groups:
+        peers_of = (place_of.get(run.digests[place].rank) for place in stage)
+        places = tuple(place for place in peers_of if place is not None)
         if len(places) < 2:
             continue
         even = evened(even, places, places)
@@ -388,10 +390,26 @@ def _compute(run: RunView, program: RunProgram, even: _Even) -> Family | None:
         {
             "compute.fp32": None if plain is None else Removal(dur=plain),
             "compute.recompute": _without_kernels(program, even, again),
-            "compute.optimizer": _without_kernels(program, even, small & of_optimizer),
+            "compute.optimizer": _optimizer(program, even, small & of_optimizer),
             "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
         }
     )
+
+
+UNFUSED = 0.5
+"""A fused optimizer takes this share of what one of single operators takes: Adam then reads and writes seven
+values for each parameter instead of some fifteen."""
+
+
+def _optimizer(program: RunProgram, even: _Even, small: Mask) -> Removal | None:
+    """What small kernels of an optimizer take, and larger ones for what they read and write again."""
+    layout = program.layout
+    gone = _without_kernels(program, even, small)
+    again = (layout.event_part == Phase.OPTIMIZER) & (layout.group == Group.POINTWISE) & ~small
+    more = _chosen(np.rint(even.dur * (1 - UNFUSED)).astype(np.int64), again)
+    if gone is None or more is None:
+        return gone if more is None else Removal(dur=more)
+    return replace(gone, dur=gone.dur + more)
 
 
 def _repeated_small(program: RunProgram) -> Mask:

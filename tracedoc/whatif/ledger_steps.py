@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tracedoc.play.run_replay import LOSING
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.stragglers import stragglers
@@ -79,14 +80,17 @@ def steps_apart(run: RunView, replayed: int, replayed_ms: float, late_ms: float)
 
 
 def _lengths_ms(run: RunView) -> dict[int, float]:
-    """The length of each step that all ranks captured whole: the mean over the ranks."""
+    """The length of each step that all ranks captured whole: the mean over the ranks.
+
+    Ranks that lost a part of their trace do not count, for where a step ends may be lost with it.
+    """
+    unharmed = [one for one in run.digests if not any(limit.code in LOSING for limit in one.limits)]
+    counted = [one for one in unharmed if not one.truncated] or run.digests
     found: dict[int, list[int]] = {}
-    for digest in run.digests:
+    for digest in counted:
         for step in digest.complete_steps:
             found.setdefault(step.index, []).append(step.budget.window_ns)
-    return {
-        step: sum(every) / len(every) / 1e6 for step, every in found.items() if len(every) == len(run.digests)
-    }
+    return {step: sum(ns) / len(ns) / 1e6 for step, ns in found.items() if len(ns) == len(counted)}
 
 
 def _late_ms(run: RunView, steps: tuple[int, ...]) -> Floats:
