@@ -404,12 +404,10 @@ values for each parameter instead of some fifteen."""
 def _optimizer(program: RunProgram, even: _Even, small: Mask) -> Removal | None:
     """What small kernels of an optimizer take, and larger ones for what they read and write again."""
     layout = program.layout
-    gone = _without_kernels(program, even, small)
     again = (layout.event_part == Phase.OPTIMIZER) & (layout.group == Group.POINTWISE) & ~small
-    more = _chosen(np.rint(even.dur * (1 - UNFUSED)).astype(np.int64), again)
-    if gone is None or more is None:
-        return gone if more is None else Removal(dur=more)
-    return replace(gone, dur=gone.dur + more)
+    less = np.where(again, np.rint(even.dur * (1 - UNFUSED)).astype(np.int64), even.dur)
+    dur = _chosen(less, np.asarray(again | small))
+    return None if dur is None else Removal(dur=dur, gap=np.where(small, layout.gap, 0))
 
 
 def _repeated_small(program: RunProgram) -> Mask:
