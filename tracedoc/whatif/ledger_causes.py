@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.play.latency import call_latency
+from tracedoc.play.readings import call_latency
 from tracedoc.play.run_program import RunProgram
 from tracedoc.play.run_replay import RunReplay
-from tracedoc.ranks.pipelines import pipeline
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Call, Cause, Group
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import AWAY_LAUNCHES
+from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
 from tracedoc.whatif.changes.change import Ask, Mask, NotApplicable, Value, of_reading

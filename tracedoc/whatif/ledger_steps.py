@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tracedoc.play.run_replay import LOSING
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.stragglers import stragglers
+from tracedoc.topics.straggler.late_ranks import stragglers
 
 Floats = npt.NDArray[np.float64]
 
