@@ -36,6 +36,9 @@ CAUSE_WORDS: dict[str, str] = {
 }
 """What each cause is, in plain words, by its id."""
 
+CAUSE_IDS = (*dict.fromkeys(one.partition(".")[0] for one in CAUSE_WORDS), *CAUSE_WORDS)
+"""Families of causes, and causes: what rules may name."""
+
 
 class LedgerCause(msgspec.Struct, frozen=True):
     """What one cause costs the mean captured step.

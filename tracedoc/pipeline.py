@@ -23,10 +23,12 @@ from tracedoc.judge.budgets import judge_budgets, parse_budgets
 from tracedoc.judge.compose import compose
 from tracedoc.judge.expression import Expression
 from tracedoc.judge.findings import evaluate
+from tracedoc.judge.ledgered import concluded
 from tracedoc.judge.listing import with_restored_findings, without_empty
 from tracedoc.judge.replayed import with_predictions
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.rule_cache import choose, kept_rules
+from tracedoc.ledger import Ledger
 from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
 from tracedoc.ranks.run_view import RunView, build_run_view, ended_early, with_source_steps
 from tracedoc.run.discover import Run, TraceFile, discover
@@ -43,6 +45,7 @@ from tracedoc.topics.straggler.causes import ranks_to_read
 from tracedoc.units import format_ranges
 from tracedoc.whatif.answer import what_if
 from tracedoc.whatif.changes.registry import parse_request
+from tracedoc.whatif.ledger import make_ledger
 from tracedoc.worker import digest_file, kept_digest
 
 
@@ -140,9 +143,15 @@ def judge(
     else:
         judgement = with_restored_findings(judgement, lambda finding: finding)
     judgement = without_empty(judgement, measurements, plan)
+    ledger: Ledger | None = None
+    if replay:
+        ledger = failures.contain("the ledger", lambda: make_ledger(measurements.run), None)
+    if ledger is not None:
+        judgement, ledger = concluded(judgement, ledger, measurements)
     return compose(
         measurements,
         judgement,
+        ledger=ledger,
         limits=(*measured.limits, *failures.limits),
         cycle=measured.cycle,
         cycles=measured.cycles,

@@ -30,6 +30,7 @@ from tracedoc.facts.catalog import FactTable
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.first_line import summarise
+from tracedoc.ledger import Ledger
 from tracedoc.play.run_replay import Refusal
 from tracedoc.predicted import PlanStep, ReplayReport
 from tracedoc.ranks.exposure import ExposedSplit
@@ -39,7 +40,6 @@ from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.topics.capture.run import strategy_of
 from tracedoc.values import Unknown, Value
-from tracedoc.whatif.ledger import make_ledger
 from tracedoc.whatif.path_in_picture import path_in_picture
 from tracedoc.whatif.predictions import run_replay
 
@@ -54,6 +54,7 @@ def compose(
     limits: tuple[Limit, ...],
     cycle: int | None,
     cycles: tuple[int, ...],
+    ledger: Ledger | None = None,
     replay: ReplayReport | None = None,
     plan: tuple[PlanStep, ...] = (),
     budgets: tuple[BudgetCheck, ...] = (),
@@ -88,7 +89,7 @@ def compose(
         limits=(*limits, *failures.limits),
         detail=detail,
         replay=replay,
-        ledger=failures.contain("the ledger", lambda: make_ledger(run), None) if replay is not None else None,
+        ledger=ledger,
         plan=plan,
         budgets=budgets,
         rules_left_out=rules_left_out,

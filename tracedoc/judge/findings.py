@@ -201,13 +201,15 @@ def _finding(own: Weighed, doubts: Sequence[Verdict], measurements: Measurements
 
 def severity_of(rule: Rule, gain: Gain | None, confidence: str, measurements: Measurements) -> str:
     """Return the severity of a finding: by its gain as a share of the step, as far as confidence allows."""
-    if rule.severity:
-        severity = rule.severity
-    else:
-        share = _share_of_step(gain, measurements) or 0.0
-        by_share = "critical" if share >= CRITICAL_SHARE else "warning" if share >= WARNING_SHARE else "note"
-        severity = max(by_share, _WORST_BY_CONFIDENCE[confidence], key=SEVERITIES.index)
+    by_share = severity_by_share(_share_of_step(gain, measurements) or 0.0, confidence)
+    severity = rule.severity or by_share
     return "note" if measurements.is_cpu and rule.on_cpu == "capped" else severity
+
+
+def severity_by_share(share: float, confidence: str) -> str:
+    """The severity of what costs a share of the step, 0 to 1, as far as confidence allows."""
+    by_share = "critical" if share >= CRITICAL_SHARE else "warning" if share >= WARNING_SHARE else "note"
+    return max(by_share, _WORST_BY_CONFIDENCE[confidence], key=SEVERITIES.index)
 
 
 def _share_of_step(gain: Gain | Unknown | None, measurements: Measurements) -> float | None:

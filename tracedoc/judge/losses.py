@@ -71,7 +71,9 @@ def uncovered_loss(
 ) -> list[str]:
     """Return the largest part of the step that is not compute, unless a named finding speaks of it."""
     kind, words, length = largest_loss(measurements)
-    if length < LOSS_WORTH_NAMING * step or any(kind in _losses_of(rules[one.rule_id]) for one in named):
+    if length < LOSS_WORTH_NAMING * step or any(
+        one.rule_id not in rules or kind in _losses_of(rules[one.rule_id]) for one in named
+    ):
         return []
     return [f"Largest loss: {words}, {format_ms(length)} ({format_percent(length / step)})."]
 

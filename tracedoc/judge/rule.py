@@ -53,6 +53,7 @@ Evidence = Annotated[str, Meta(title="evidence")]
 Estimator = Annotated[str, Meta(title="gain")]
 LimitCode = Annotated[str, Meta(title="limit")]
 Loss = Annotated[str, Meta(title="loss")]
+CauseId = Annotated[str, Meta(title="cause")]
 Need = Annotated[str, Meta(title="need")]
 UnitName = Annotated[str, Meta(title="unit")]
 
@@ -120,6 +121,7 @@ class Rule(_Part, frozen=True):
     """One rule. ``when`` is the source of the condition; ``gain`` is a bound or names an estimator,
     ``evidence`` names the fact whose intervals are shown, both "" without one.
 
+    ``cause`` are the entries of the ledger that it names: ids, or families, which stand for their members.
     ``says`` is the clause of the first line behind the title's name, "" where its gain is all.
     ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``yields_to`` lists
     the ids of sharper rules. ``on_cpu`` is "capped" (a CPU trace makes it a note at most: its time shares
@@ -139,6 +141,7 @@ class Rule(_Part, frozen=True):
     when: Text
     message: Text
     why: Text
+    cause: tuple[CauseId, ...] = ()
     says: Text = ""
     params: dict[str, Param] = field(default_factory=dict)
     words: dict[str, Words] = field(default_factory=dict)
