@@ -14,15 +14,14 @@ from click.testing import CliRunner
 import tracedoc
 from tracedoc import pipeline, worker
 from tracedoc.cli import main
-from tracedoc.containment import LOG, Failures
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.errors import InputError
+from tracedoc.errors import LOG, Failures, InputError
 from tracedoc.facts.catalog import CATALOG
 from tracedoc.judge import compose, findings, verdicts
 from tracedoc.judge.load import load_rules
 from tracedoc.ranks.strategies import decide
+from tracedoc.report import page as html
 from tracedoc.report import terminal
-from tracedoc.report.page import html
 from tracedoc.report.render import render
 from tracedoc.step import rank_digest
 from tracedoc.testing import parse_lanes

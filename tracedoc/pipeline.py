@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.containment import Failures
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.errors import InputError, Limit
+from tracedoc.errors import Failures, InputError, Limit
 from tracedoc.executors.run import run_each
 from tracedoc.executors.work import Lost
 from tracedoc.facts.catalog import CATALOG
@@ -31,9 +30,7 @@ from tracedoc.judge.replayed import with_predictions
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.rule_cache import choose, kept_rules
 from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
-from tracedoc.ranks.code_places import ranks_to_read
-from tracedoc.ranks.early_ends import ended_early
-from tracedoc.ranks.run_view import RunView, build_run_view, with_source_steps
+from tracedoc.ranks.run_view import RunView, build_run_view, ended_early, with_source_steps
 from tracedoc.run.discover import Run, TraceFile, discover
 from tracedoc.run.ending import ended_well, ending_limits
 from tracedoc.run.job import read_job
@@ -42,6 +39,7 @@ from tracedoc.run.settle import Candidate, Settled, settle
 from tracedoc.step.codec import share
 from tracedoc.step.rank_digest import LANE_RANKS, RankDigest, without_timeline
 from tracedoc.timeline.script_code import SourceStep, read_source_step
+from tracedoc.topics.straggler.causes import ranks_to_read
 from tracedoc.units import format_ranges
 from tracedoc.whatif.answer import what_if
 from tracedoc.whatif.changes.registry import parse_request

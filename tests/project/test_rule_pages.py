@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from docs.rule_pages import pages
-from tracedoc.facts.topics import CATALOG
+from tracedoc.facts.catalog import CATALOG
 from tracedoc.judge.load import load_rules
 
 PAGES = pages()

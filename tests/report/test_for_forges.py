@@ -16,7 +16,7 @@ from tests.example_diagnoses import DIAGNOSES, HOSTILE, sharded
 from tests.golden import HAND_MADE, REFRESH, for_forges
 from tracedoc.diagnosis import BudgetCheck, Diagnosis, Finding
 from tracedoc.errors import Limit
-from tracedoc.report.forges.markdown import MARK, MAX_CHARACTERS, safe
+from tracedoc.report.markdown import MARK, MAX_CHARACTERS, safe
 from tracedoc.report.render import render
 from tracedoc.report.view import build_view
 

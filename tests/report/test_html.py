@@ -14,13 +14,12 @@ from msgspec.structs import replace
 from tests.example_diagnoses import DIAGNOSES, sharded
 from tests.golden import HAND_MADE, REFRESH
 from tests.page_outline import outline
-from tracedoc.diagnosis_json import from_json
+from tracedoc.diagnosis_json import diagnosis_in_page, from_json
 from tracedoc.errors import InputError
-from tracedoc.report.charts.rank_rows import MOST_STEPS
-from tracedoc.report.charts.time_scale import TimeScale
-from tracedoc.report.page.embedded import diagnosis_in_page
-from tracedoc.report.page.html import MOST_STEPS_CARRIED, render_html
-from tracedoc.report.picture.common_clock import place_to_look
+from tracedoc.report.charts.bars import MOST_STEPS
+from tracedoc.report.charts.over_time import TimeScale
+from tracedoc.report.clock import place_to_look
+from tracedoc.report.page import MOST_STEPS_CARRIED, render_html
 from tracedoc.report.render import render
 from tracedoc.report.view import build_view
 

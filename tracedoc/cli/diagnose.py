@@ -10,8 +10,7 @@ import click
 
 from tracedoc.cli.completion import files
 from tracedoc.cli.output import report_options, say, targets, write
-from tracedoc.cli.packs import rules_option
-from tracedoc.cli.reading import Reading, reading_options, run_pipeline
+from tracedoc.cli.reading import Reading, reading_options, rules_option, run_pipeline
 from tracedoc.config import LEVELS, Config, find_config
 
 if TYPE_CHECKING:

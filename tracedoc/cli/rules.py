@@ -8,7 +8,7 @@ import click
 
 from tracedoc.cli.completion import folders
 from tracedoc.cli.output import format_option, json_text, to_stdout
-from tracedoc.cli.packs import rules_option
+from tracedoc.cli.reading import rules_option
 from tracedoc.errors import InputError, RuleError, TracedocError
 
 

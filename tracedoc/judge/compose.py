@@ -8,11 +8,10 @@ from datetime import datetime, timezone
 from msgspec.structs import replace
 
 import tracedoc
-from tracedoc.containment import Failures
 from tracedoc.diagnosis import (
-    At,
     Budget,
     BudgetCheck,
+    BudgetLocation,
     CaptureBudget,
     Detail,
     Diagnosis,
@@ -23,7 +22,7 @@ from tracedoc.diagnosis import (
     StepBudget,
     Strategy,
 )
-from tracedoc.errors import Limit
+from tracedoc.errors import Failures, Limit
 from tracedoc.facts.catalog import FactTable
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.facts.memory_curve import memory_curve
@@ -203,7 +202,7 @@ def _rank_budget(run: RunView, digest: RankDigest, ms: _Milliseconds) -> Budget 
     if step is None:
         return None
     split = run.splits[digest.rank, step.index]
-    at = At(digest.rank, step.index if digest.step_source != "none" else None)
+    at = BudgetLocation(digest.rank, step.index if digest.step_source != "none" else None)
     parts = _parts(step.budget, split, step.idle_ns, step.blocking_ns, ms=ms)
     return Budget(**parts, at=at)  # type: ignore[arg-type]
 

@@ -12,8 +12,8 @@ from graphlib import TopologicalSorter
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.containment import failure
 from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
+from tracedoc.errors import failure
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.expression import evaluate as evaluate_condition
 from tracedoc.judge.expression import parse

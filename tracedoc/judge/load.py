@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tracedoc.errors import ChangeError, RuleError, did_you_mean
 from tracedoc.judge.expression import FUNCTIONS, ExpressionError, check, parse
-from tracedoc.judge.rule import TOPICS, AtMost, Param, Rule, RuleFix
+from tracedoc.judge.rule import OTHERWISE, TOPICS, AtMost, Param, Rule, RuleFix
 from tracedoc.judge.rule_cache import builtin_directory, rule_files
 from tracedoc.judge.vocabulary import Vocabulary, installed_vocabulary
 from tracedoc.judge.wording import JUDGED_RANK, WORST_RANK, placeholders, stray_brace
@@ -152,14 +152,15 @@ def _names_of_words(at: Document, rule: Rule, known: Vocabulary, units: Mapping[
         _require_name(at, "words", "words", name, units)
         fact = known.facts[words.fact]
         values = ("true", "false") if UNITS[fact.unit].kind == "bool" else fact.values
-        if not values:
-            at.fail(f"{fact.name} is neither true or false nor one of a few texts", "words", name, "of")
+        if not values and OTHERWISE not in words.texts:
+            at.fail(f"{fact.name} may be any text: {OTHERWISE!r} must say the rest", "words", name, "of")
         for value, text in words.texts.items():
-            if value not in values:
+            if values and value not in (*values, OTHERWISE):
                 hint = did_you_mean(value, values)
                 at.fail_at_key(f"words {name!r} has no field {value!r}{hint}", "words", name, "say", value)
             used |= _names_of_template(at, text, units, f"words for {value!r}", "words", name, "say", value)
-        if missing := [value for value in values if value not in words.texts]:
+        missing = [value for value in values if value not in words.texts]
+        if missing and OTHERWISE not in words.texts:
             at.fail(f"words {name!r} has no {', '.join(missing)}", "words", name, "say")
         units[name] = "text"
     return used
@@ -254,9 +255,6 @@ def _check_together(read: Sequence[_Read]) -> None:
             document.fail(f"id {rule.id!r} is already used by {documents[rule.id].file}", "id")
         documents[rule.id] = document
     for rule, document in read:
-        for alias in rule.aliases:
-            if alias in documents:
-                document.fail(f"alias {alias!r} is the id of a rule", "aliases")
         for target in rule.yields_to:
             if target not in documents:
                 document.fail(f"no rule is named {target!r}{did_you_mean(target, documents)}", "yields_to")

@@ -80,8 +80,12 @@ class AtMost(_Part, frozen=True):
     within_host_work: bool = False
 
 
+OTHERWISE = "otherwise"
+"""Stands for all values of a fact that words do not name."""
+
+
 class Words(_Part, frozen=True):
-    """What templates say for a fact that is one of a few texts, or true or false: a text for each value."""
+    """What templates say for the values of a fact: a text for each, or for some and :data:`OTHERWISE`."""
 
     fact: FactName = field(name="of")
     texts: dict[str, Text] = field(name="say")

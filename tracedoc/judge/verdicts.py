@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from tracedoc.containment import failure
 from tracedoc.diagnosis import Comparison, Evidence, Gain, Instance, Verdict
+from tracedoc.errors import failure
 from tracedoc.facts.catalog import attempt
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.expression import Expression, Result, parse

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from tracedoc.facts.catalog import NEEDS, FactDef
+from tracedoc.glossary import limits
 from tracedoc.judge.losses import LOSSES
 from tracedoc.judge.rule import Rule
-from tracedoc.limits import LIMITS
 from tracedoc.units import UNITS
 
 
@@ -37,7 +37,7 @@ class Vocabulary(msgspec.Struct, frozen=True, dict=True):
     def words(self) -> Mapping[str, Collection[str]]:
         """All words that a rule may use, by the title of their type in :mod:`tracedoc.judge.rule`."""
         named = {"fact": self.facts, "gain": self.gains, "evidence": self.evidence}
-        return {**named, "need": NEEDS, "unit": UNITS, "limit": LIMITS, "loss": LOSSES}
+        return {**named, "need": NEEDS, "unit": UNITS, "limit": limits(), "loss": LOSSES}
 
 
 def installed_vocabulary() -> Vocabulary:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from tracedoc.diagnosis import Fix, Verdict
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.judge.rule import RuleFix, Words, value_key
+from tracedoc.judge.rule import OTHERWISE, RuleFix, Words, value_key
 from tracedoc.units import format_ms, format_quantity
 from tracedoc.values import Unknown, Value
 
@@ -110,7 +110,10 @@ def compressed(keys: Sequence[str], comma: str = ",") -> str:
 def chosen_words(words: Words, values: Mapping[str, Value], units: Mapping[str, str]) -> Value:
     """The words for the value of a fact; one that is unknown reads so."""
     value = values[words.fact]
-    return value if isinstance(value, Unknown) else fill(words.texts[value_key(value)], values, units)
+    if isinstance(value, Unknown):
+        return value
+    text = words.texts.get(value_key(value))
+    return fill(words.texts[OTHERWISE] if text is None else text, values, units)
 
 
 def with_ranks(

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.containment import Failures
-from tracedoc.errors import InputError, TraceLimit
+from tracedoc.errors import Failures, InputError, TraceLimit
 from tracedoc.timeline.activity import (
     COMMUNICATION,
     Activity,
@@ -25,11 +24,11 @@ from tracedoc.timeline.activity import (
 )
 from tracedoc.timeline.collective_table import CollectiveTable
 from tracedoc.timeline.collectives import gloo_collectives, gpu_collectives
-from tracedoc.timeline.foreign_turns import foreign_turns
 from tracedoc.timeline.idle import (
     HostSpans,
     IdleCauses,
     cpu_idle_causes,
+    foreign_turns,
     host_spans,
     idle_causes,
     long_launches,
