@@ -16,7 +16,7 @@ EXAMPLE = "exposed_comm_frac <= 0.15"
 
 
 def parse_budgets(texts: Iterable[str], facts: Mapping[str, FactDef]) -> tuple[Expression, ...]:
-    """Return the budgets that ``texts`` state, as ``exposed_comm_frac <= 0.15`` or ``step_ms <= 420``.
+    """The budgets that ``texts`` state, as ``exposed_comm_frac <= 0.15`` or ``step_ms <= 420``.
 
     A budget compares one expression over facts with one number, which has the expression's unit. The
     expression is in the language of the rules' conditions.
@@ -28,7 +28,7 @@ def parse_budgets(texts: Iterable[str], facts: Mapping[str, FactDef]) -> tuple[E
 
 
 def judge_budgets(budgets: Sequence[Expression], facts: FactTable) -> tuple[BudgetCheck, ...]:
-    """Return what each budget came to. One whose facts are unknown is neither met nor broken.
+    """Each budget with its outcome. One whose facts are unknown is neither met nor broken.
 
     A fact that is measured for each rank counts with the value of the rank that stands for the run.
     """
@@ -52,7 +52,7 @@ def _parsed(text: str, units: Mapping[str, str]) -> Expression:
 
 
 def _sides(budget: Expression) -> tuple[Expression, float]:
-    """Return what is measured and the number that it is compared with."""
+    """The measured side of a budget, and the number that it is compared with."""
     match budget.tree:
         case ast.Compare(
             left=left,

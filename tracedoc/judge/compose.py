@@ -60,7 +60,7 @@ def compose(
     budgets: tuple[BudgetCheck, ...] = (),
     rules_left_out: int = 0,
 ) -> Diagnosis:
-    """Return the diagnosis of one run."""
+    """The diagnosis of one run."""
     run = measurements.run
     representative = run.representative_digest
     info = _run_info(measurements, cycle, cycles)
@@ -114,7 +114,7 @@ def _detail(run: RunView, representative: RankDigest, failures: Failures) -> Det
 
 
 def _with_path(detail: Detail, run: RunView) -> Detail:
-    """Return the detail with the critical path in its picture, where the run was replayed."""
+    """The detail with the critical path in its picture, where the run was replayed."""
     made = run_replay(run)
     if detail.picture is None or isinstance(made, Refusal):
         return detail
@@ -122,7 +122,7 @@ def _with_path(detail: Detail, run: RunView) -> Detail:
 
 
 def _failure(limits: tuple[Limit, ...]) -> str:
-    """Return what is said before all else: that the job failed, and how, or that a rank ended early."""
+    """The words before all else: that the job failed, and how, or that a rank ended early."""
     early = next((limit.message for limit in limits if limit.code == "ended-early"), "")
     if early:
         return f"{early[0].upper()}{early[1:]}. "
@@ -156,7 +156,7 @@ def _run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, 
 
 
 def _captured_at(run: RunView) -> str:
-    """Return when the first event happened; time that does not count from 1970 lies before 2001."""
+    """The time of the first event; time that does not count from 1970 lies before 2001."""
     starts = [one.start_ns for one in run.digests if _UNIX_TIME_NS[0] <= one.start_ns < _UNIX_TIME_NS[1]]
     if not starts:
         return ""
@@ -234,7 +234,7 @@ def _step_budget(run: RunView, digest: RankDigest, step: StepDigest, ms: _Millis
 
 
 def _fact_records(facts: FactTable) -> dict[str, FactRecord]:
-    """Return the records of all facts. What is unknown for the same reason is one object: there is much."""
+    """The records of all facts. What is unknown for the same reason is one object: there is much."""
     unknown: dict[str, dict[str, str]] = {}
     tables: dict[tuple[str, ...], dict[str, Scalar | dict[str, str]]] = {}
 

@@ -79,7 +79,7 @@ class Result(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=1024)  # a rule is judged for many runs in one process
 def parse(text: str) -> Expression:
-    """Return the expression that ``text`` states; raise :class:`ExpressionError` for anything else.
+    """The expression that ``text`` states; raise :class:`ExpressionError` for anything else.
 
     Line breaks count as spaces. ``#`` is refused: comments belong to the YAML around the condition.
     """
@@ -108,7 +108,7 @@ def parse(text: str) -> Expression:
 def check(
     expression: Expression, units: Mapping[str, str], texts: Mapping[str, Collection[str]] | None = None
 ) -> Unit:
-    """Return the unit of the whole expression; raise :class:`ExpressionError` where kinds or units disagree.
+    """The unit of the whole expression; raise :class:`ExpressionError` where kinds or units disagree.
 
     ``units`` names the unit of each fact and parameter. Both sides of a comparison, of ``+`` and ``-``, and
     all arguments of ``min`` and ``max`` must have one unit. A bare number may meet only fractions, ratios
@@ -120,7 +120,7 @@ def check(
 
 
 def evaluate(expression: Expression, values: Mapping[str, Value]) -> Result:
-    """Return the value of the expression and each of its comparisons, by Kleene's three-valued logic.
+    """The value of the expression and each of its comparisons, by Kleene's three-valued logic.
 
     It never raises: a missing name, a division by zero or a value of the wrong kind is :class:`Unknown`.
     """
@@ -291,7 +291,7 @@ def _common_unit(operands: list[tuple[ast.expr, Unit]], purpose: str) -> Unit:
 
 
 def _agree(one: Unit, other: Unit) -> Unit | None:
-    """Return the unit of ``one + other``, or ``None`` if they cannot be added."""
+    """The unit of ``one + other``, or ``None`` if they cannot be added."""
     if one == other or (one.kind == other.kind and other == _ZERO):
         return one
     if one.kind != other.kind:
@@ -398,14 +398,14 @@ def _truth_of(node: ast.expr, values: Mapping[str, Value], comparisons: list[Com
 
 
 def _stated(node: ast.Name, value: bool | Unknown) -> Comparison:
-    """Return a fact that is itself a truth value as the comparison with True that it stands for."""
+    """A fact that is itself a truth value as the comparison with True that it stands for."""
     if isinstance(value, Unknown):
         return Comparison(node.id, None, True, None, value.reason)
     return Comparison(node.id, value, True, value)
 
 
 def _kleene(truths: list[bool | Unknown], decisive: bool) -> bool | Unknown:
-    """Return ``decisive`` if one operand has it, else the unknown ones if there are any."""
+    """``decisive`` if one operand has it, else the unknown ones if there are any."""
     if any(truth is decisive for truth in truths):
         return decisive
     if any(isinstance(truth, Unknown) for truth in truths):
@@ -436,7 +436,7 @@ def _calculate(
 
 
 def _join_unknown(values: Iterable[Value]) -> Unknown:
-    """Return all that is unknown among ``values`` as one, each reason once."""
+    """All that is unknown among ``values`` as one, each reason once."""
     reasons = [value.reason.split("; ") for value in values if isinstance(value, Unknown)]
     return Unknown("; ".join(dict.fromkeys(reason for joined in reasons for reason in joined)))
 
@@ -457,7 +457,7 @@ def _compare(node: ast.Compare, values: Mapping[str, Value], comparisons: list[C
 
 @lru_cache(maxsize=1024)
 def _texts_of_links(node: ast.Compare) -> tuple[str, ...]:
-    """Return each link of a chain as text; a condition is evaluated for hundreds of ranks."""
+    """Each link of a chain as text; a condition is evaluated for hundreds of ranks."""
     sides = [node.left, *node.comparators]
     return tuple(
         _text(ast.Compare(sides[position], [operator], [sides[position + 1]]))

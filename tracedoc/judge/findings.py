@@ -78,7 +78,7 @@ def evaluate(
     gains: Mapping[str, GainEstimator] = GAINS,
     evidence: Mapping[str, EvidenceCollector] | None = None,
 ) -> Judgement:
-    """Return what ``rules`` say of ``measurements``.
+    """The judgement of ``measurements`` by ``rules``.
 
     ``rules`` come from :func:`tracedoc.judge.load.load_rules`, which has checked them. A rule in
     ``yields_to`` that is not among them plays no part. Estimators and collectors get the instance that is
@@ -124,7 +124,7 @@ def worst_first(finding: Finding) -> tuple[int, float, str]:
 
 
 def _yield(own: Weighed, firing: Sequence[Weighed]) -> tuple[Verdict, tuple[str, ...]]:
-    """Return the verdict of a rule beside the sharper findings over the same time, and to which it yields."""
+    """The verdict of a rule beside the sharper findings over the same time, and to which it yields."""
     if own.verdict.outcome != "finding" or not firing:
         return own.verdict, ()
     total_ns, covered_ns = overlap(own.times, [other.times for other in firing])
@@ -200,7 +200,7 @@ def _finding(own: Weighed, doubts: Sequence[Verdict], measurements: Measurements
 
 
 def severity_of(rule: Rule, gain: Gain | None, confidence: str, measurements: Measurements) -> str:
-    """Return the severity of a finding: by its gain as a share of the step, as far as confidence allows."""
+    """The severity of a finding: by its gain as a share of the step, as far as confidence allows."""
     by_share = severity_by_share(_share_of_step(gain, measurements) or 0.0, confidence)
     severity = rule.severity or by_share
     return "note" if measurements.is_cpu and rule.on_cpu == "capped" else severity
@@ -213,7 +213,7 @@ def severity_by_share(share: float, confidence: str) -> str:
 
 
 def _share_of_step(gain: Gain | Unknown | None, measurements: Measurements) -> float | None:
-    """Return the share of the run's step that a fix gives back; ``None`` if either is unknown."""
+    """The share of the run's step that a fix gives back; ``None`` if either is unknown."""
     length = run_step(measurements)
     if not isinstance(gain, Gain) or isinstance(length, str | Unknown) or not length > 0:
         return None
@@ -221,7 +221,7 @@ def _share_of_step(gain: Gain | Unknown | None, measurements: Measurements) -> f
 
 
 def _finding_id(rule: Rule, keys: Sequence[str], verdict: Verdict) -> str:
-    """Return the rule's id, followed by the ranks where it holds unless it holds on all of them."""
+    """The rule's id, followed by the ranks where it holds unless it holds on all of them."""
     if not keys or len(keys) == len(verdict.instances):
         return rule.id
     places = compressed(keys)

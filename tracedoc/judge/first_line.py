@@ -85,7 +85,7 @@ def summarise(
 
 
 def _named(findings: Sequence[Finding], times: Times) -> list[Finding]:
-    """Return the findings that the line names; none that repeats another one."""
+    """The findings that the line names; none that repeats another one."""
     named: list[Finding] = []
     for finding in findings:
         if len(named) < NAMED_FINDINGS and not any(repeats(finding, one, times) for one in named):
@@ -94,7 +94,7 @@ def _named(findings: Sequence[Finding], times: Times) -> list[Finding]:
 
 
 def _caution(measurements: Measurements) -> str:
-    """Return why the answer has low confidence, in brackets; "" where it has not."""
+    """The reason for low confidence of the answer, in brackets; "" where it has not."""
     if measurements.confidence != "low":
         return ""
     if not measurements.steps:
@@ -103,7 +103,7 @@ def _caution(measurements: Measurements) -> str:
 
 
 def _why_unreliable(measurements: Measurements, limits: Sequence[Limit], step: float) -> str:
-    """Return why the step's split cannot be trusted, or "": kernels that ran are not in the trace."""
+    """The reason not to trust the step's split, or "": kernels that ran are not in the trace."""
     queued = (number(measurements, queued_idle_ms) or 0.0) - (number(measurements, foreign_turns_ms) or 0.0)
     if any(limit.code == "lost-kernels" for limit in limits):
         return "kernels that were launched are missing from the trace, so what looks idle may not be"
@@ -117,7 +117,7 @@ def _why_unreliable(measurements: Measurements, limits: Sequence[Limit], step: f
 
 
 def _cause(measurements: Measurements, finding: Finding) -> str:
-    """Return a finding in one sentence: its usual name, and what it costs."""
+    """A finding in one sentence: its usual name, and what it costs."""
     name, _, explained = finding.title.partition(": ")
     said = finding.says or (f"{explained}, " if explained else "") + gain_words(finding)
     return f"{name}: {said}{_place(measurements, finding)}."
@@ -135,7 +135,7 @@ def _place(measurements: Measurements, finding: Finding) -> str:
 
 
 def _why_nothing(digests: Sequence[RankDigest]) -> str:
-    """Return why there is no device time to look at, from the limits of the traces."""
+    """The reason why there is no device time, from the limits of the traces."""
     limits = [limit for digest in digests for limit in digest.limits]
     for code in ("no-gpu-activity", "unknown-device"):
         for limit in limits:
@@ -157,7 +157,7 @@ def outcome(
     run: RunInfo,
     step: float,
 ) -> str:
-    """Return what the step becomes with the fixes: replayed where that was done, else its bound.
+    """The step with the fixes, in words: replayed where that was done, else its bound.
 
     Fixes of other findings than the first stand for it only where they save as much as it does at most, and
     never those of a note of a CPU run, whose shares of time prove little.
@@ -197,7 +197,7 @@ def outcome(
 
 
 def _bounded_step(step: float, gain: float, least: float = 0.0) -> str:
-    """Return the step before and after a fix, as ``13 -> 3 ms``, or ``13 -> 3 to 6 ms`` with a least gain."""
+    """The step before and after a fix, as ``13 -> 3 ms``, or ``13 -> 3 to 6 ms`` with a least gain."""
     before, after = format_ms(step), format_ms(max(step - gain, 0.0))
     unit = before[before.index(" ") :]
     if not after.endswith(unit):
@@ -210,14 +210,14 @@ def _bounded_step(step: float, gain: float, least: float = 0.0) -> str:
 
 
 def _number_of(finding_id: str, findings: Sequence[Finding]) -> str:
-    """Return the number under which a finding is listed, in brackets; "" for the first."""
+    """The number under which a finding is listed, in brackets; "" for the first."""
     listed = [one.id for one in findings if not (one.topic == "capture" and one.gain is None)]
     place = listed.index(finding_id) + 1 if finding_id in listed else 1
     return f" (finding {place})" if place > 1 else ""
 
 
 def _within_the_step(measurements: Measurements, findings: Sequence[Finding], times: Times) -> float:
-    """Return the bound in ms for several fixes, at most the part of the named step that is not compute.
+    """The bound in ms for several fixes, at most the part of the named step that is not compute.
 
     Findings of one rank can hold longer steps than the one the line names. Never less than the largest.
     """

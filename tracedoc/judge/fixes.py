@@ -32,12 +32,12 @@ _TRAINERS = frozenset({"trainer", "lightning", "accelerate"})
 
 
 def framework_name(name: str) -> str:
-    """Return a framework or strategy as its users write it."""
+    """A framework or strategy as its users write it."""
     return FRAMEWORKS.get(_normal(name), name)
 
 
 def fitting_first(fixes: tuple[Fix, ...], run: RunInfo) -> tuple[Fix, ...]:
-    """Return the fixes with those first that fit the job: its trainer, its strategy, then any framework.
+    """The fixes with those first that fit the job: its trainer, its strategy, then any framework.
 
     Those of other frameworks are left out where the job's is known. A fix that saves nothing by replay comes
     after all others.
@@ -52,7 +52,7 @@ def fitting_first(fixes: tuple[Fix, ...], run: RunInfo) -> tuple[Fix, ...]:
 
 
 def _knows_framework(strategy: Strategy) -> bool:
-    """Tell whether a strategy names who built it: a pipeline without annotations may be of any framework."""
+    """True if a strategy names who built it: a pipeline without annotations may be of any framework."""
     anybody = strategy.family == "pipeline" and strategy.confidence != "high"
     return strategy.family != "unknown" and not anybody
 
@@ -62,7 +62,7 @@ def _saves_nothing(fix: Fix) -> bool:
 
 
 def misfits(fixes: Sequence[Fix], strategy: str, frameworks: Sequence[str]) -> list[int]:
-    """Return of each fix how far it is from fitting a job of this strategy and these frameworks."""
+    """The distance of each fix from fitting a job of this strategy and these frameworks."""
     wanted = _normal(strategy)
     trainers = {_normal(one) for one in frameworks} & _TRAINERS
     if len(trainers) > 1:

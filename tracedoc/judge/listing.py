@@ -25,7 +25,7 @@ NEAR_A_BOUND = 1 / 10
 
 
 def with_restored_findings(judgement: Judgement, predicted: Callable[[Finding], Finding]) -> Judgement:
-    """Return the judgement with findings that yielded to others which save far less.
+    """The judgement with findings that yielded to others which save far less.
 
     Notes stay away: what they save is small, or not sure. ``predicted`` gives a finding its gain by replay,
     and is asked where the bound alone would bring a finding back. Findings without a gain have no say in
@@ -61,7 +61,7 @@ def _comes_back(finding: Finding, of: Yielded, gains: Mapping[str, float], near:
 def without_empty(
     judgement: Judgement, measurements: Measurements, plan: Sequence[PlanStep] = ()
 ) -> Judgement:
-    """Return the judgement without findings that save nothing beside others that do, and without repetitions.
+    """The judgement without findings that save nothing beside others that do, and without repetitions.
 
     Of two findings over the same time with the same gain, the general one is left out: that which yields to
     the other, directly or through others, or which tells where time goes while the other tells why. The
@@ -109,7 +109,7 @@ def _stable_behind(
 
 
 def is_sharper(rule_id: str, than: str, rules: Mapping[str, Rule]) -> bool:
-    """Return whether one rule is sharper than another: a cause beside time, or what the other yields to."""
+    """True if one rule is sharper than another: a cause beside time, or what the other yields to."""
     rule, other = rules[rule_id], rules[than]
     if rule.tells != other.tells:
         return rule.tells == "cause"

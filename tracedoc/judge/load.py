@@ -69,8 +69,8 @@ def load_rule(path: str | Path, *, vocabulary: Vocabulary | None = None) -> Rule
 
 
 def _read(path: Path, known: Vocabulary) -> _Read:
-    document = Document(path)
-    rule = document.read(Rule, "a rule", known.words)
+    document = Document(path, known.words)
+    rule = document.read(Rule, "a rule")
     return _checked(rule, document, known), document
 
 

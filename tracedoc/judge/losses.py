@@ -56,12 +56,12 @@ def number(measurements: Measurements, fact: FactDef) -> float | None:
 
 
 def gain_ms(finding: Finding) -> float:
-    """Return the likely gain of a fix, else its bound, in milliseconds; 0 where nothing is known of it."""
+    """The likely gain of a fix, else its bound, in milliseconds; 0 where nothing is known of it."""
     return finding.gain.size_ms if finding.gain is not None else 0.0
 
 
 def gain_words(finding: Finding) -> str:
-    """Return that gain in words: ``about 11 ms`` where it is the likely one, ``up to 31 ms`` of a bound."""
+    """That gain in words: ``about 11 ms`` where it is the likely one, ``up to 31 ms`` of a bound."""
     likely = finding.gain is not None and finding.gain.likely_ms is not None
     return f"{'about' if likely else 'up to'} {format_ms(gain_ms(finding))}"
 
@@ -69,7 +69,7 @@ def gain_words(finding: Finding) -> str:
 def uncovered_loss(
     measurements: Measurements, named: Sequence[Finding], rules: Mapping[str, Rule], step: float
 ) -> list[str]:
-    """Return the largest part of the step that is not compute, unless a named finding speaks of it."""
+    """The largest part of the step that is not compute, unless a named finding speaks of it."""
     kind, words, length = largest_loss(measurements)
     if length < LOSS_WORTH_NAMING * step or any(
         one.rule_id not in rules or kind in _losses_of(rules[one.rule_id]) for one in named
@@ -83,7 +83,7 @@ def _losses_of(rule: Rule) -> frozenset[str]:
 
 
 def largest_loss(measurements: Measurements) -> tuple[str, str, float]:
-    """Return the largest part of the step that is not compute: its kind, words for it, and ms."""
+    """The largest part of the step that is not compute: its kind, words for it, and ms."""
     digest = measurements.run.representative_digest
     step = digest.judged_step if digest is not None else None
     if digest is None or step is None:
@@ -141,7 +141,7 @@ def idle_on_cpu(measurements: Measurements, step: float) -> str:
 
 
 def healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo, step: float) -> str:
-    """Return what fills the step, the largest loss, and the largest finding that is only a note."""
+    """What fills the step of a run without warnings, the largest loss, and the largest finding of a note."""
     compute = number(measurements, compute_ms)
     if measurements.is_cpu:
         waits = waits_for_peers(measurements, step) + in_pipeline(measurements, step)
@@ -161,7 +161,7 @@ def healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo, 
 
 
 def is_compute_bound(measurements: Measurements, step: float) -> bool:
-    """Return whether compute fills the step and communication is hidden."""
+    """True if compute fills the step and communication is hidden."""
     compute, exposed = number(measurements, compute_ms), number(measurements, exposed_comm_ms)
     return (
         compute is not None and compute >= COMPUTE_BOUND * step and (exposed or 0.0) <= LITTLE_EXPOSED * step
@@ -169,7 +169,7 @@ def is_compute_bound(measurements: Measurements, step: float) -> bool:
 
 
 def compute_bound(measurements: Measurements, run: RunInfo, step: float) -> str:
-    """Return the sentence for a run that is compute-bound."""
+    """The sentence for a run that is compute-bound."""
     share = format_percent((number(measurements, compute_ms) or 0.0) / step)
     exposed = number(measurements, exposed_comm_ms)
     if (run.world_size or 1) > 1 and exposed is not None:
@@ -195,7 +195,7 @@ def _short_name(finding: Finding) -> str:
 
 
 def _on_cpu(noted: Sequence[Finding], step: float) -> str:
-    """Return what a CPU run without warnings says: shares of its time prove little about GPUs."""
+    """The words for a CPU run without warnings: shares of its time prove little about GPUs."""
     first = max((one for one in noted if one.topic != "capture"), key=gain_ms, default=None)
     if first is None:
         return f"CPU run: nothing found to change in the {format_ms(step)} step."

@@ -45,7 +45,7 @@ SHOWN = 0.5
 def with_predictions(
     judgement: Judgement, measurements: Measurements
 ) -> tuple[Judgement, ReplayReport | None, tuple[PlanStep, ...]]:
-    """Return the judgement with every fix that can be replayed predicted, how that was done, and the plan.
+    """The judgement with every fix that can be replayed predicted, how that was done, and the plan.
 
     The gain of a finding is then that of its best fix, and its severity follows.
     """
@@ -76,14 +76,14 @@ def with_predictions(
 def _predictions(
     replay: RunReplay, after: Sequence[Request], requests: Mapping[str, Request]
 ) -> dict[str, Prediction]:
-    """Return what each of some changes is predicted to give on top of others, where it can be made."""
+    """The prediction of each change on top of others, where it can be made."""
     answers = predict(replay, [[*after, one] for one in requests.values()])
     found = zip(requests, answers, strict=True)
     return {text: answer for text, answer in found if isinstance(answer, Prediction)}
 
 
 def _requests(findings: Sequence[Finding]) -> dict[tuple[str, int], Request]:
-    """Return the change of each fix that has one, by finding and number of the fix."""
+    """The change of each fix that has one, by finding and number of the fix."""
     return {
         (finding.id, number): parse_request(change)
         for finding in findings
@@ -99,7 +99,7 @@ def _change(finding: Finding, fix: Fix) -> str:
 
 
 def _with_ceilings(judgement: Judgement, reason: str, measurements: Measurements) -> Judgement:
-    """Return the judgement whose gains say why they are bounds and no predictions."""
+    """The judgement whose gains say why they are bounds and no predictions."""
     note = NOT_REPLAYED.format(reason)
     findings = tuple(
         replace(one, gain=replace(one.gain, assumptions=(*one.gain.assumptions, note)))
@@ -162,7 +162,7 @@ def _predicted(
 
 
 def _with_prediction(finding: Finding, fix: Fix, predicted: Predicted, measurements: Measurements) -> Fix:
-    """Return the fix with its prediction, or as one that is not replayed.
+    """The fix with its prediction, or as one that is not replayed.
 
     Ranks on CPUs slow each other down by chance; a bound over all steps knows that, the replay of one step
     does not; nor what gloo takes for a message of another size. So there the bound of what makes ranks alike,
@@ -179,7 +179,7 @@ def _with_prediction(finding: Finding, fix: Fix, predicted: Predicted, measureme
 
 
 def _within(predicted: Predicted, bound: Gain) -> Predicted:
-    """Return a prediction whose gain is at most that of a bound, and as unsure."""
+    """A prediction whose gain is at most that of a bound, and as unsure."""
     low, likely, high = predicted.gain_ms
     gains = (min(low, bound.low_ms), min(likely, bound.high_ms), min(high, bound.high_ms))
     today = predicted.step_ms[1] + likely
@@ -188,7 +188,7 @@ def _within(predicted: Predicted, bound: Gain) -> Predicted:
 
 
 def _cost(finding: Finding, rule: Rule, step: int, measurements: Measurements) -> Cost | None:
-    """Return what the cause of a finding costs over the captured steps, where that is known.
+    """The cost of a finding's cause over the captured steps, where that is known.
 
     Not on CPUs, where the processes of a job share cores: what one costs the others is partly chance.
     """
@@ -199,7 +199,7 @@ def _cost(finding: Finding, rule: Rule, step: int, measurements: Measurements) -
 
 
 def _shows(replay: RunReplay, best: Predicted, bound: Gain, cost: Cost) -> bool:
-    """Return whether the replayed step shows what the finding is about.
+    """True if the replayed step shows what the finding is about.
 
     A pause, or a rank whose turn it is to be late, may be in any step; and of a lone step what comes before
     its first kernel is not replayed.
@@ -209,7 +209,7 @@ def _shows(replay: RunReplay, best: Predicted, bound: Gain, cost: Cost) -> bool:
 
 
 def _gain_over_steps(gain: Gain, cost: Cost) -> Gain:
-    """Return the gain of the mean step, from that of the analysed one.
+    """The gain of the mean step, from that of the analysed one.
 
     What a replay leaves open and what few steps leave open of their mean are independent: the margins add
     up as squares.
@@ -222,13 +222,13 @@ def _gain_over_steps(gain: Gain, cost: Cost) -> Gain:
 
 
 def _bound_over_steps(gain: Gain, cost: Cost) -> Gain:
-    """Return a bound that holds for the mean step; its size stays that of the captured steps."""
+    """A bound that holds for the mean step; its size stays that of the captured steps."""
     high = max(gain.high_ms, cost.mean_ms + cost.error_ms)
     return replace(gain, likely_ms=gain.size_ms, high_ms=high, mean_step_ms=cost.mean_step_ms)
 
 
 def _fitting(finding: Finding, measurements: Measurements) -> Finding:
-    """Return the finding whose fixes are replayed only where none fits the job better."""
+    """The finding whose fixes are replayed only where none fits the job better."""
     run = measurements.run
     frameworks = [one for rank in run.job.ranks for one in rank.frameworks] if run.job is not None else []
     distances = misfits(finding.fixes, strategy_of(run).name, frameworks)
@@ -243,7 +243,7 @@ def _fitting(finding: Finding, measurements: Measurements) -> Finding:
 def make_plan(
     replay: RunReplay, findings: Sequence[Finding], alone: Mapping[str, Prediction]
 ) -> tuple[PlanStep, ...]:
-    """Return the fixes in the order in which they pay, each replayed on top of those before it.
+    """The fixes in the order in which they pay, each replayed on top of those before it.
 
     ``alone`` are the predictions of all changes of these findings that can be made.
 
@@ -289,6 +289,6 @@ def make_plan(
 
 
 def _saved(before: Range, after: Range) -> Range:
-    """Return what a fix adds to those before it, reading by reading."""
+    """The gain of a fix in ms beyond those before it, reading by reading."""
     low, likely, high = sorted(one - other for one, other in zip(before, after, strict=True))
     return low, likely, high

@@ -17,7 +17,7 @@ MAX_RULES = 1000
 
 
 def builtin_directory() -> Path:
-    """Return the folder of tracedoc's own rules: inside the package, or beside it in a checkout."""
+    """The folder of tracedoc's own rules: inside the package, or beside it in a checkout."""
     package = Path(__file__).resolve().parent
     for directory in (package / "builtin", package.parents[1] / "rules"):
         if directory.is_dir():
@@ -26,13 +26,13 @@ def builtin_directory() -> Path:
 
 
 def files_of(directories: Iterable[str | Path]) -> list[Path]:
-    """Return the files that :func:`tracedoc.judge.load.load_rules` reads."""
+    """The files that :func:`tracedoc.judge.load.load_rules` reads."""
     folders = (builtin_directory(), *map(Path, directories))
     return [path for folder in folders for path in rule_files(folder)]
 
 
 def rule_files(directory: Path) -> list[Path]:
-    """Return the rule files of a folder and of its sub-folders, but for ``tests``, each in order.
+    """The rule files of a folder and of its sub-folders, but for ``tests``, each in order.
 
     Raises :class:`RuleError` for what is no folder, holds too many, or files that end in ``.yml``.
     """
@@ -61,7 +61,7 @@ class _Rules(msgspec.Struct, frozen=True):
 
 
 def kept_rules(directories: Sequence[str]) -> tuple[Rule, ...]:
-    """Return what :func:`tracedoc.judge.load.load_rules` does, without reading files that did not change.
+    """The rules of :func:`tracedoc.judge.load.load_rules`, without reading files that did not change.
 
     Raises :class:`RuleError` as that does: rules with a mistake are not kept.
     """
@@ -78,7 +78,7 @@ def kept_rules(directories: Sequence[str]) -> tuple[Rule, ...]:
 
 
 def choose(rules: Sequence[Rule], select: Iterable[str] = (), ignore: Iterable[str] = ()) -> tuple[Rule, ...]:
-    """Return the rules that ``select`` names (all, if it names none) less those that ``ignore`` names.
+    """The rules that ``select`` names (all, if it names none) less those that ``ignore`` names.
 
     A name is a rule's id or one of its aliases, a topic, or a pattern of ids with ``*``. Raises
     :class:`RuleError` for a name that fits nothing.

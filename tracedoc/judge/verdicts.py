@@ -96,7 +96,7 @@ def _weighed(
 def _places(
     collect: EvidenceCollector, measurements: Measurements, keys: Sequence[str | None]
 ) -> tuple[tuple[Evidence, ...], Times]:
-    """Return the evidence of all instances to list, and the time that all of it covers.
+    """The evidence of all instances to list, and the time that all of it covers.
 
     One instance after the other: the places of a thousand ranks would take hundreds of megabytes.
     """
@@ -117,7 +117,7 @@ def _places(
 
 
 def _absent(rule: Rule, measurements: Measurements) -> Verdict | None:
-    """Return the verdict of a rule whose needs this run or capture does not meet."""
+    """The verdict of a rule whose needs this run or capture does not meet."""
     reasons: dict[str, list[str]] = {"by_nature": [], "not_captured": []}
     for need in sorted(rule.needs):
         found = measurements.available.get(need)
@@ -147,7 +147,7 @@ def _no_ranks(rule: Rule, names: Iterable[str], measurements: Measurements) -> V
 def values_of(
     rule: Rule, names: Iterable[str], key: str | None, measurements: Measurements
 ) -> dict[str, Value]:
-    """Return params and facts by name, for one rank; facts that are not measured by rank hold for all."""
+    """Params and facts by name, for one rank; facts that are not measured by rank hold for all."""
     values: dict[str, Value] = {name: param.value for name, param in rule.params.items()}
     for name in names:
         if name in values:
@@ -174,7 +174,7 @@ def _judge(
     gains: Mapping[str, GainEstimator],
     known: dict[tuple[Value, ...], Result],
 ) -> Opinion:
-    """Return what a rule says of one instance; ``known`` are conditions judged before, by their values."""
+    """A rule's opinion of one instance; ``known`` are conditions judged before, by their values."""
     values = values_of(rule, condition.names, key, measurements)
     asked = tuple(values.values())  # of many ranks most have the same zeros and unknowns
     result = known.get(asked)
@@ -211,7 +211,7 @@ def _gain(
 
 
 def _verdict(rule: Rule, opinions: Sequence[Opinion]) -> Verdict:
-    """Return what a rule says of all its instances: it holds if it holds for one."""
+    """The verdict of a rule on all its instances: it holds if it holds for one."""
     outcomes = {one.outcome for one in opinions}
     outcome = next(name for name in ("finding", "error", "unknown", "pass") if name in outcomes)
     speaking = [one for one in opinions if one.outcome == outcome]
@@ -225,7 +225,7 @@ def _verdict(rule: Rule, opinions: Sequence[Opinion]) -> Verdict:
 
 
 def _reason(opinions: Sequence[Opinion]) -> str:
-    """Return the reasons, each once, with the ranks it holds for where they differ."""
+    """The reasons, each once, with the ranks it holds for where they differ."""
     keys_by_reason: dict[str, list[str]] = {}
     for one in opinions:
         if one.reason:
@@ -248,7 +248,7 @@ def _together(reasons: Iterable[str]) -> str:
 
 
 def overlap(own: Times, others: Sequence[Times]) -> tuple[int, int]:
-    """Return the length of ``own`` evidence and how much of it the others cover, in nanoseconds.
+    """The length of ``own`` evidence and how much of it the others cover, in nanoseconds.
 
     Evidence without a step covers its interval in all.
     """
@@ -268,7 +268,7 @@ def overlap(own: Times, others: Sequence[Times]) -> tuple[int, int]:
 
 
 def spans_by_place(evidence: Iterable[Evidence]) -> dict[tuple[int, int | None], Spans]:
-    """Return the time that evidence covers, by rank and step."""
+    """The time that evidence covers, by rank and step."""
     pairs: dict[tuple[int, int | None], list[tuple[int, int]]] = {}
     for place in evidence:
         pairs.setdefault((place.rank, place.step), []).append((place.start_ns, place.end_ns))

@@ -38,19 +38,19 @@ OWN_STEP_DIFFERS = 0.05
 
 
 def placeholders(template: str) -> tuple[str, ...]:
-    """Return the names that ``template`` asks for, in order, each once."""
+    """The names that ``template`` asks for, in order, each once."""
     return tuple(dict.fromkeys(match[2] for match in _PLACEHOLDER.finditer(template) if match[2]))
 
 
 def stray_brace(template: str) -> int | None:
-    """Return where the first brace stands that belongs to no placeholder, or ``None``."""
+    """The place of the first brace that belongs to no placeholder, or ``None``."""
     blanked = _PLACEHOLDER.sub(lambda match: " " * len(match[0]), template)
     found = re.search(r"[{}]", blanked)
     return found.start() if found else None
 
 
 def fill(template: str, values: Mapping[str, Value], units: Mapping[str, str]) -> str:
-    """Return ``template`` with each placeholder replaced by its value in the words of its unit.
+    """``template`` with each placeholder replaced by its value in the words of its unit.
 
     A value that is missing or :class:`Unknown` reads ``unknown``. Values are not searched for placeholders.
     """
@@ -76,7 +76,7 @@ def fill(template: str, values: Mapping[str, Value], units: Mapping[str, str]) -
 
 
 def without_numbers(template: str) -> str:
-    """Return ``template`` as it reads without a run: ``...`` for each value, and no optional part."""
+    """``template`` as it reads without a run: ``...`` for each value, and no optional part."""
     return _PLACEHOLDER.sub(_blank, _OPTIONAL.sub(_left_out, template))
 
 
@@ -89,13 +89,13 @@ def _blank(match: re.Match[str]) -> str:
 
 
 def before_full_stop(message: str, words: str) -> str:
-    """Return the message with ``words`` in brackets at its end, within those that it ends with."""
+    """The message with ``words`` in brackets at its end, within those that it ends with."""
     said, stop = (message[:-1], ".") if message.endswith(".") else (message, "")
     return f"{said[:-1]}; {words}){stop}" if said.endswith(")") else f"{said} ({words}){stop}"
 
 
 def compressed(keys: Sequence[str], comma: str = ",") -> str:
-    """Return ranks in order with runs of three or more shortened: ``0-3,7``."""
+    """Ranks in order with runs of three or more shortened: ``0-3,7``."""
     if not all(key.isdecimal() for key in keys):
         return comma.join(keys)
     runs: list[list[int]] = []
@@ -109,7 +109,7 @@ def compressed(keys: Sequence[str], comma: str = ",") -> str:
 
 
 def chosen_words(words: Words, values: Mapping[str, Value], units: Mapping[str, str]) -> Value:
-    """Return the words for the value of a fact; one that is unknown reads so."""
+    """The words for the value of a fact; one that is unknown reads so."""
     value = values[words.fact]
     if isinstance(value, Unknown):
         return value
@@ -120,7 +120,7 @@ def chosen_words(words: Words, values: Mapping[str, Value], units: Mapping[str, 
 def with_ranks(
     message: str, keys: Sequence[str], worst: str, *, has_gain: bool, named: bool, own_step: str = ""
 ) -> str:
-    """Return the message with the rank whose numbers it shows, unless ``named`` there, and the others.
+    """The message with the rank whose numbers it shows, unless ``named`` there, and the others.
 
     ``own_step`` is how long the step of that rank is, "" where that need not be said.
     """
@@ -136,7 +136,7 @@ def with_ranks(
 
 
 def doubt_words(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return that rules which may be part of a finding were not judged, as one note or none."""
+    """The note that rules which may be part of a finding were not judged, or none."""
     *others, last = [verdict.rule_id for verdict in verdicts] or [""]
     named = " and ".join(one for one in (", ".join(others), last) if one)
     return [f"{named} {'were' if others else 'was'} not judged and may be part of it"] if named else []
@@ -148,7 +148,7 @@ def run_step(measurements: Measurements) -> Value:
 
 
 def other_step(own: Value | None, of_run: Value) -> str:
-    """Return how long the step of a rank is where that differs from the run's, else ""."""
+    """The length of a rank's step in words where it differs from the run's, else ""."""
     if not isinstance(own, float | int) or not isinstance(of_run, float | int):
         return ""
     far = abs(own - of_run) > OWN_STEP_DIFFERS * of_run
@@ -156,7 +156,7 @@ def other_step(own: Value | None, of_run: Value) -> str:
 
 
 def ranks_text(keys: Sequence[str]) -> str:
-    """Return ranks in words: ``rank 3``, or ``ranks 0-2, 5``."""
+    """Ranks in words: ``rank 3``, or ``ranks 0-2, 5``."""
     return f"rank {keys[0]}" if len(keys) == 1 else f"ranks {compressed(keys, ', ')}"
 
 

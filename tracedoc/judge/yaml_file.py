@@ -44,14 +44,15 @@ class Document:
     A place is the keys that lead there from the top, and the numbers of entries in lists.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, known: Known) -> None:
         self.file = str(path)
         self.stem = path.stem
+        self._known = known
         self._root = _compose(path)
 
-    def read(self, kind: type[_T], what: str, known: Known) -> _T:
+    def read(self, kind: type[_T], what: str) -> _T:
         """The document as a struct; raises :class:`RuleError` at the first thing that is no part of one."""
-        return msgspec.convert(_Reader(self.file, known).read(self._root, kind, what), kind)
+        return msgspec.convert(self._read(self._root, kind, what), kind)
 
     def node(self, *place: str | int) -> yaml.Node:
         """The node at a place that exists."""
@@ -66,12 +67,120 @@ class Document:
 
     def fail(self, message: str, *place: str | int, column: int = 0) -> NoReturn:
         """Raise the error that the value at a place is wrong."""
-        _fail(self.file, self.node(*place), message, column)
+        self._fail(self.node(*place), message, column)
 
     def fail_at_key(self, message: str, *place: str | int) -> NoReturn:
         """Raise the error that the name of a field is wrong."""
         *above, key = place
-        _fail(self.file, _entry(self.node(*above), str(key))[0], message)
+        self._fail(_entry(self.node(*above), str(key))[0], message)
+
+    def _fail(self, node: yaml.Node, message: str, column: int = 0) -> NoReturn:
+        raise RuleError(f"{self.file}:{_place(node.start_mark, column)}: {message}")
+
+    def _read(self, node: yaml.Node, kind: Any, what: str) -> Any:
+        """The plain data of a node, which must be of a kind; ``what`` names it in errors."""
+        origin, parts = get_origin(kind), get_args(kind)
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            return self._struct(node, kind, what)
+        if origin is dict:
+            entry = what.removesuffix("s") if what != "words" else what
+            fields = self._mapping(node, what)
+            return {key: self._read(value, parts[1], f"{entry} {key!r}") for key, value in fields.items()}
+        if origin in (tuple, frozenset):
+            return self._list(node, parts[0], what)
+        if origin is Literal:
+            return self._word(node, parts, what, what)
+        if origin is Annotated:
+            return self._annotated(node, parts[1], what)
+        if kind == Scalar:
+            return self._scalar(node, what)
+        if kind is bool:
+            value = self._scalar(node, what)
+            return value if isinstance(value, bool) else self._fail(node, f"{what} must be true or false")
+        # What is left is one struct, or text.
+        struct, text = parts
+        return self._read(node, struct if isinstance(node, yaml.MappingNode) else text, what)
+
+    def _struct(self, node: yaml.Node, kind: type[msgspec.Struct], what: str) -> dict[str, Any]:
+        known = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+        values = self._mapping(node, what)
+        for key in values:
+            if key not in known:
+                message = f"{what} has no field {key!r}{did_you_mean(key, known)}"
+                self._fail(_entry(node, key)[0], message)
+        missing = [key for key, field in known.items() if field.required and key not in values]
+        if missing:
+            self._fail(node, f"{what} has no {', '.join(missing)}")
+        return {key: self._read(value, known[key].type, key) for key, value in values.items()}
+
+    def _mapping(self, node: yaml.Node, what: str) -> dict[str, yaml.Node]:
+        if not isinstance(node, yaml.MappingNode):
+            self._fail(node, f"{what} must be a mapping (name: value)")
+        fields: dict[str, yaml.Node] = {}
+        for key, value in node.value:
+            name = self._text(key, "a field name")
+            if name in fields:
+                self._fail(key, f"{name!r} stands here twice")
+            fields[name] = value
+        return fields
+
+    def _list(self, node: yaml.Node, kind: Any, what: str) -> list[Any]:
+        if not isinstance(node, yaml.SequenceNode):
+            self._fail(node, f"{what} must be a list")
+        entry = "a fix" if what == "fixes" else f"an entry of {what}"
+        entries: list[Any] = []
+        for one in node.value:
+            value = self._read(one, kind, entry)
+            if value in entries:
+                self._fail(one, f"{value!r} stands twice in {what}")
+            entries.append(value)
+        return entries
+
+    def _annotated(self, node: yaml.Node, meta: msgspec.Meta, what: str) -> str:
+        if meta.title is not None:
+            return self._word(node, self._known[meta.title], what, meta.title)
+        text = self._text(node, what)
+        too_long = meta.max_length is not None and len(text) > meta.max_length
+        if too_long or (meta.pattern is not None and not re.search(meta.pattern, text)):
+            self._fail(node, f"{what} {text!r} must be {meta.description}")
+        return text
+
+    def _word(self, node: yaml.Node, allowed: Collection[str], what: str, of: str) -> str:
+        word = self._text(node, what)
+        if word not in allowed:
+            choice = did_you_mean(word, allowed)
+            if not choice and 0 < len(allowed) <= 12:
+                choice = f" (one of: {', '.join(sorted(allowed))})"
+            self._fail(node, f"unknown {of} {word!r}{choice}")
+        return word
+
+    def _text(self, node: yaml.Node, what: str) -> str:
+        """Text without control characters; numbers, dates and yes/no must be quoted to be text."""
+        if not isinstance(node, yaml.ScalarNode):
+            self._fail(node, f"{what} must be text; put text that starts with a brace or bracket in quotes")
+        if node.tag != _TEXT_TAG and node.value and node.tag != "tag:yaml.org,2002:null":
+            self._fail(node, f'{what} must be text; write "{node.value}" in quotes')
+        text = str(node.value).strip()
+        if not text or node.tag != _TEXT_TAG:
+            self._fail(node, f"{what} is empty")
+        if _CONTROL.search(text):
+            self._fail(node, f"{what} holds a control character")
+        return text
+
+    def _scalar(self, node: yaml.Node, what: str) -> Scalar:
+        """A number or a truth value, where written without quotes, else text."""
+        # libyaml calls the plain style "", the Python loader None.
+        written = node.value if isinstance(node, yaml.ScalarNode) and not node.style else ""
+        if written in ("true", "false"):
+            return bool(written == "true")
+        if _NUMBER.fullmatch(written):
+            number = int(written) if re.fullmatch(r"[-+]?\d+", written) else float(written)
+            if not abs(number) <= _LARGEST:
+                self._fail(node, f"{what} is too large")
+            return number
+        if written and node.tag != _TEXT_TAG:  # not a number that others read alike: .nan, 0x10, 1_000
+            self._fail(node, f"{what} must be a number")
+        return self._text(node, what)
 
 
 def _compose(path: Path) -> yaml.Node:
@@ -128,129 +237,10 @@ def _refuse_tricks(file: str, text: str) -> None:
             raise RuleError(f"{file}:{_place(event.start_mark)}: {problem}")
 
 
-class _Reader:
-    """Turns nodes into plain data, as far as they are what a type says."""
-
-    def __init__(self, file: str, known: Known) -> None:
-        self._file, self._known = file, known
-
-    def read(self, node: yaml.Node, kind: Any, what: str) -> Any:
-        """The plain data of a node, which must be of a kind; ``what`` names it in errors."""
-        origin, parts = get_origin(kind), get_args(kind)
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            return self._struct(node, kind, what)
-        if origin is dict:
-            entry = what.removesuffix("s") if what != "words" else what
-            fields = self._mapping(node, what)
-            return {key: self.read(value, parts[1], f"{entry} {key!r}") for key, value in fields.items()}
-        if origin in (tuple, frozenset):
-            return self._list(node, parts[0], what)
-        if origin is Literal:
-            return self._word(node, parts, what, what)
-        if origin is Annotated:
-            return self._annotated(node, parts[1], what)
-        if kind == Scalar:
-            return self._scalar(node, what)
-        if kind is bool:
-            value = self._scalar(node, what)
-            return value if isinstance(value, bool) else self._fail(node, f"{what} must be true or false")
-        # What is left is one struct, or text.
-        struct, text = parts
-        return self.read(node, struct if isinstance(node, yaml.MappingNode) else text, what)
-
-    def _struct(self, node: yaml.Node, kind: type[msgspec.Struct], what: str) -> dict[str, Any]:
-        known = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-        values = self._mapping(node, what)
-        for key in values:
-            if key not in known:
-                message = f"{what} has no field {key!r}{did_you_mean(key, known)}"
-                self._fail(_entry(node, key)[0], message)
-        missing = [key for key, field in known.items() if field.required and key not in values]
-        if missing:
-            self._fail(node, f"{what} has no {', '.join(missing)}")
-        return {key: self.read(value, known[key].type, key) for key, value in values.items()}
-
-    def _mapping(self, node: yaml.Node, what: str) -> dict[str, yaml.Node]:
-        if not isinstance(node, yaml.MappingNode):
-            self._fail(node, f"{what} must be a mapping (name: value)")
-        fields: dict[str, yaml.Node] = {}
-        for key, value in node.value:
-            name = self._text(key, "a field name")
-            if name in fields:
-                self._fail(key, f"{name!r} stands here twice")
-            fields[name] = value
-        return fields
-
-    def _list(self, node: yaml.Node, kind: Any, what: str) -> list[Any]:
-        if not isinstance(node, yaml.SequenceNode):
-            self._fail(node, f"{what} must be a list")
-        entry = "a fix" if what == "fixes" else f"an entry of {what}"
-        entries: list[Any] = []
-        for one in node.value:
-            value = self.read(one, kind, entry)
-            if value in entries:
-                self._fail(one, f"{value!r} stands twice in {what}")
-            entries.append(value)
-        return entries
-
-    def _annotated(self, node: yaml.Node, meta: msgspec.Meta, what: str) -> str:
-        if meta.title is not None:
-            return self._word(node, self._known[meta.title], what, meta.title)
-        text = self._text(node, what)
-        too_long = meta.max_length is not None and len(text) > meta.max_length
-        if too_long or (meta.pattern is not None and not re.search(meta.pattern, text)):
-            self._fail(node, f"{what} {text!r} must be {meta.description}")
-        return text
-
-    def _word(self, node: yaml.Node, allowed: Collection[str], what: str, of: str) -> str:
-        word = self._text(node, what)
-        if word not in allowed:
-            choice = did_you_mean(word, allowed)
-            if not choice and 0 < len(allowed) <= 12:
-                choice = f" (one of: {', '.join(sorted(allowed))})"
-            self._fail(node, f"unknown {of} {word!r}{choice}")
-        return word
-
-    def _text(self, node: yaml.Node, what: str) -> str:
-        """Text without control characters; numbers, dates and yes/no must be quoted to be text."""
-        if not isinstance(node, yaml.ScalarNode):
-            self._fail(node, f"{what} must be text; put text that starts with a brace or bracket in quotes")
-        if node.tag != _TEXT_TAG and node.value and node.tag != "tag:yaml.org,2002:null":
-            self._fail(node, f'{what} must be text; write "{node.value}" in quotes')
-        text = str(node.value).strip()
-        if not text or node.tag != _TEXT_TAG:
-            self._fail(node, f"{what} is empty")
-        if _CONTROL.search(text):
-            self._fail(node, f"{what} holds a control character")
-        return text
-
-    def _scalar(self, node: yaml.Node, what: str) -> Scalar:
-        """A number or a truth value, where written without quotes, else text."""
-        # libyaml calls the plain style "", the Python loader None.
-        written = node.value if isinstance(node, yaml.ScalarNode) and not node.style else ""
-        if written in ("true", "false"):
-            return bool(written == "true")
-        if _NUMBER.fullmatch(written):
-            number = int(written) if re.fullmatch(r"[-+]?\d+", written) else float(written)
-            if not abs(number) <= _LARGEST:
-                self._fail(node, f"{what} is too large")
-            return number
-        if written and node.tag != _TEXT_TAG:  # not a number that others read alike: .nan, 0x10, 1_000
-            self._fail(node, f"{what} must be a number")
-        return self._text(node, what)
-
-    def _fail(self, node: yaml.Node, message: str) -> NoReturn:
-        _fail(self._file, node, message)
-
-
 def _entry(node: yaml.Node, name: str) -> tuple[yaml.Node, yaml.Node]:
     """The key and the value of a field that a mapping has."""
     entry: tuple[yaml.Node, yaml.Node] = next(pair for pair in node.value if pair[0].value.strip() == name)
     return entry
-
-
-def _fail(file: str, node: yaml.Node, message: str, column: int = 0) -> NoReturn:
-    raise RuleError(f"{file}:{_place(node.start_mark, column)}: {message}")
 
 
 def _place(mark: Any, column: int = 0) -> str:
