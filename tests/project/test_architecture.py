@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,25 +14,22 @@ from pathlib import Path
 import pytest
 
 import tracedoc
+from tracedoc.glossary import limits
+from tracedoc.judge.rule_cache import builtin_directory
 
 BASE = {
     "errors",
-    "containment",
     "units",
     "spans",
     "config",
-    "picture",
     "charts",
     "predicted",
     "values",
-    "limits",
+    "glossary",
     "idle_causes",
-    "answer_words",
 }
 STAGES = {
     "pipeline",
-    "compose",
-    "summary",
     "run",
     "trace",
     "timeline",
@@ -40,84 +38,70 @@ STAGES = {
     "play",
     "facts",
     "topics",
+    "detail",
     "whatif",
-    "rules",
+    "judge",
     "diagnosis",
     "diagnosis_json",
     "planner",
     "firststep",
 }
 
-SHOWN = {"diagnosis", "report.view", "report.texts", "report.states", "report.prediction_words"}
-"""What the rooms of reports share."""
+SHOWN = {"diagnosis", "report.view", "report.texts", "report.words"}
+"""What all reports share."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "containment": {"errors"},
     "units": set(),
     "spans": set(),
     "config": {"errors", "units"},
     "values": set(),
     "idle_causes": set(),
-    "limits": set(),
-    "picture": set(),
+    "glossary": set(),
     "charts": set(),
-    "answer_words": set(),
     "predicted": set(),
     "run": BASE,
     "trace": BASE | {"run"},
     "timeline": BASE | {"trace", "run"},
     "planner": BASE,
     "firststep": {"errors"},
-    "diagnosis": BASE | {"frames", "report.page.notebook", "report.figures", "report.view"},
+    "diagnosis": BASE,
     "step": BASE | {"trace", "timeline"},
     "ranks": BASE | {"trace", "timeline", "step", "run.job", "run.manifest", "run.steplog"},
     "play": BASE | {"trace", "timeline", "step", "ranks"},
-    "facts.catalog": BASE,
-    "facts.per_rank": BASE | {"trace", "timeline", "step", "facts.catalog", "topics.straggler.rank"},
-    "facts.measure_rank": BASE | {"timeline", "step", "facts.catalog"},
-    "facts": BASE
-    | {"trace", "timeline", "step", "ranks", "facts", "topics", "planner", "diagnosis"}
+    "facts.catalog": BASE | {"timeline", "step", "ranks.run_view", "run.job"},
+    "facts": BASE | {"trace", "timeline", "step", "ranks", "topics"},
+    "topics": BASE
+    | {"trace", "timeline", "step", "ranks", "facts.catalog", "planner"}
     | {"run.job", "run.manifest", "run.steplog"},
-    "topics.straggler.rank": BASE | {"trace", "timeline", "step", "facts.catalog", "facts.per_rank"},
-    "topics": BASE | {"trace", "timeline", "step", "ranks", "facts"},
+    "detail": BASE | {"trace", "timeline", "step", "ranks", "diagnosis"},
     "whatif": BASE
     | {"trace", "timeline", "step", "ranks", "play", "facts", "topics", "planner", "diagnosis"},
-    "rules.model": BASE | {"facts.catalog", "diagnosis"},
-    "rules.load": BASE | {"facts.catalog", "diagnosis"},
-    "rules.files": {"errors"},
-    "rules.prediction": BASE,
-    "rules.predict_field": BASE | {"whatif.changes"},
-    "rules.expression": BASE | {"facts.catalog", "diagnosis"},
-    "rules.kept": {"cache"},
-    "rules": BASE | {"step", "ranks", "play", "facts", "fixes", "whatif", "diagnosis"},
-    "summary": BASE | {"diagnosis", "step", "ranks", "facts", "fixes", "whatif"},
-    "compose": BASE | STAGES - {"pipeline"},
+    "judge.fixes": BASE | {"diagnosis"},
+    "judge.rule": {"diagnosis"},
+    "judge.yaml_file": {"diagnosis", "errors"},
+    "judge.rule_cache": {"cache", "errors"},
+    "judge.expression": BASE | {"diagnosis"},
+    "judge.compose": BASE | STAGES - {"pipeline"},
+    "judge": BASE | {"step", "ranks", "play", "facts", "topics", "whatif", "diagnosis"},
     "executors": {"errors"},
     "cache": {"step"},
-    "worker": BASE | {"cache", "run", "trace", "timeline", "step", "facts.per_rank", "facts.measure_rank"},
+    "worker": BASE | {"cache", "run", "trace", "timeline", "step", "facts.catalog", "topics"},
     "pipeline": BASE | STAGES | {"executors", "worker"},
     "comparison": BASE | {"diagnosis"},
     "crosscheck": BASE | {"trace", "timeline"},
     "diagnosis_json": BASE | {"diagnosis"},
-    "fixes": BASE | {"diagnosis"},
-    "frames": BASE | {"diagnosis", "fixes"},
-    "schema": {"diagnosis"},
-    "report.charts": BASE | SHOWN,
-    "report.picture": BASE | SHOWN | {"report.charts"},
-    "report.forges": BASE | SHOWN | {"fixes"},
-    "report.sheets": BASE | SHOWN | {"comparison", "report.forges"},
-    "report.figures": BASE | SHOWN | {"report.picture", "report.sheets"},
-    "report.page": BASE
-    | SHOWN
-    | {"fixes", "diagnosis_json", "report.charts", "report.picture", "report.sheets"},
-    "report": BASE | {"diagnosis", "diagnosis_json", "fixes", "comparison"},
+    "frames": BASE | {"diagnosis", "judge.fixes"},
+    "report.texts": BASE | {"diagnosis"},
+    "report.words": BASE | {"diagnosis"},
+    "report.view": BASE | {"diagnosis", "judge.fixes", "report.texts", "report.words"},
+    "report.clock": BASE | {"diagnosis", "report.view"},
+    "report.charts": BASE | SHOWN | {"report.clock"},
+    "report": BASE | {"diagnosis", "diagnosis_json", "judge.fixes", "comparison"},
     "collector": {"errors", "run.manifest", "run.steplog"},
-    "cli": BASE
-    | STAGES
-    | {"fixes", "executors", "report", "collector", "comparison", "crosscheck", "testing"},
+    "cli": BASE | STAGES | {"executors", "report", "collector", "comparison", "crosscheck", "testing"},
     "testing": BASE | STAGES,
-    "__init__": BASE | STAGES | {"report", "collector", "comparison"},
+    "__init__": BASE | STAGES | {"report", "collector", "comparison", "frames"},
     "__main__": {"cli"},
 }
 """Each room and the rooms it may import beside itself and the package; the longest name that fits counts."""
@@ -127,8 +111,8 @@ PACKAGE_MAY_BE_IMPORTED_IN: dict[str, tuple[str, ...]] = {
     "click": ("cli",),
     "rich": ("cli", "report"),
     "jinja2": ("report.page",),
-    "matplotlib": ("report.figures",),
-    "yaml": ("rules", "testing", "cli"),
+    "matplotlib": ("report.figures", "report.diagnosis_figure"),
+    "yaml": ("judge.yaml_file", "testing", "cli"),
     "isal": ("trace",),
     "torch": ("collector", "firststep"),
     "dask": (),
@@ -149,7 +133,7 @@ AROUND = sorted(
 
 
 def room_of(path: Path) -> str:
-    """Return ``rules.engine`` for ``tracedoc/rules/engine.py``, ``rules`` for its ``__init__``."""
+    """Return ``judge.load`` for ``tracedoc/judge/load.py``, ``judge`` for its ``__init__``."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
@@ -205,6 +189,18 @@ def test_imports_follow_the_table(path: Path) -> None:
         assert fits(target, MAY_IMPORT[row]), f"{path}:{line}: {room} may not import {target}"
 
 
+IN_WORKER = sorted((PACKAGE / "topics").glob("*/rank*.py"))
+FOR_WORKER = BASE | {"trace", "timeline", "step", "facts.catalog"}
+
+
+@pytest.mark.parametrize("path", IN_WORKER, ids=room_of)
+def test_what_a_worker_measures_imports_nothing_of_the_driver(path: Path) -> None:
+    for module, _, line in imports_of(path):
+        target = module.removeprefix("tracedoc.")
+        if module.startswith("tracedoc.") and not re.match(r"topics\.\w+\.rank", target):
+            assert fits(target, FOR_WORKER), f"{path}:{line}: a worker may not import {target}"
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=room_of)
 def test_packages_are_imported_where_they_belong(path: Path) -> None:
     room = room_of(path)
@@ -228,6 +224,15 @@ def test_a_file_has_one_sentence_and_at_most_500_lines(path: Path) -> None:
     doc = ast.get_docstring(ast.parse(text))
     assert doc, f"{path} does not say what it is"
     assert doc.splitlines()[0].endswith((".", ":", ";")), f"{path}: the first line is not a sentence"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=room_of)
+def test_no_code_knows_a_rule(path: Path) -> None:
+    """What is special about a rule stands in its YAML; the codes of limits may be the ids of rules too."""
+    ids = {file.stem for file in builtin_directory().rglob("*.yaml")} - limits().keys()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    literals = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert room_of(path).startswith("testing") or not literals & ids
 
 
 def public_functions() -> Iterator[tuple[str, object]]:

@@ -1,0 +1,89 @@
+"""What the log of all steps says of when they are slow, and what the captured ones show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tracedoc
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.run.steplog import HEADER, RECORD, WINDOW
+from tracedoc.testing.cases import draw_log, write_job
+from tracedoc.testing.lanes import parse_lanes
+
+EVEN = "compute 0-60\nallreduce 60-70"
+RANK_2_LATE = """
+    lead: 40
+    compute    0-70  x20
+    allreduce  70-100  64MiB
+    rank 2:
+      compute    0-95  x20
+      allreduce  95-100  64MiB
+"""
+
+
+def diagnose(folder: Path, log: str, lanes: str = EVEN, ranks: int = 2) -> Diagnosis:
+    """Diagnose ranks whose captured steps are numbered from 0."""
+    for builder in parse_lanes(lanes, ranks=ranks):
+        builder.write(folder / f"rank-{builder.rank}.json")
+    write_job(folder, range(ranks), {}, log)
+    return tracedoc.diagnose([folder], tracedoc.Options(jobs=1))
+
+
+def test_the_step_from_which_on_a_job_is_slower(tmp_path: Path) -> None:
+    """Steps 6 to 30 take 100 ms, steps 31 to 45 take 120: 15 of 40 take 20 ms longer, none 1.5 times 100."""
+    facts = diagnose(tmp_path, "100 x30 120 x15").facts
+    assert facts["slow_steps_pattern"].value == "from one step on"
+    assert facts["slow_steps_start"].value == 31
+    assert facts["slow_steps_usual_ms"].value == 100
+    assert facts["slow_steps_excess_ms"].value == pytest.approx(20)
+    assert facts["slow_steps_cost_ms"].value == pytest.approx(20 * 15 / 40)
+    assert facts["step_outliers"].value == 0
+    assert facts["slow_steps_late"].value == "not captured"
+    assert facts["slow_steps_period"].unknown == "slow steps do not come at equal distances"
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "120 x30 100 x15",
+        "100 x30 120 x8",
+        "100 x15 120 x15 100 x15",
+        "100 x45",
+        # What makes steps long lasts for five of them, at random.
+        "100 x5 90 x5 90 x5 115 x5 95 x5 105 x5 110 x5",
+    ],
+)
+def test_a_job_that_gets_faster_or_recovers_is_not_slower(tmp_path: Path, log: str) -> None:
+    """Also not one that is slower in its last eight steps only."""
+    assert diagnose(tmp_path, log).facts["slow_steps_pattern"].value == "none"
+
+
+def test_a_change_behind_the_capture_may_be_its_own(tmp_path: Path) -> None:
+    """A window in steps 21 and 22, and 2 s of writing: what is slower behind it may be so for that reason."""
+    diagnose(tmp_path, "100 x21 120 x49")
+    for rank in range(2):
+        log = draw_log("100 x21 120 x49", rank=rank)
+        began = HEADER.unpack_from(log)[3]
+        for number, ms in ((0, 2_050), (1, 2_300)):
+            log += RECORD.pack(number, WINDOW, began + ms * 1_000_000, 0)
+        (tmp_path / f"rank-{rank}.steps").write_bytes(log)
+    facts = tracedoc.diagnose([tmp_path], tracedoc.Options(jobs=1)).facts
+    assert facts["slow_steps_pattern"].value == "none"
+
+
+def test_captured_steps_name_the_rank_that_is_late_in_slow_ones(tmp_path: Path) -> None:
+    """Every second step takes 100 ms, the others 75. In captured ones, of 100 ms, rank 2 is 25 ms late."""
+    facts = diagnose(tmp_path, "75 100 " * 20, RANK_2_LATE, ranks=4).facts
+    assert (facts["slow_steps_period"].value, facts["slow_steps_start"].value) == (2, 6)
+    assert facts["slow_steps_captured"].value == "0, 2, 4"
+    assert facts["slow_steps_late"].value == "one rank"
+    assert facts["slow_steps_late_rank"].value == "2"
+    assert facts["slow_steps_late_ms"].value == pytest.approx(25)
+
+
+def test_captured_steps_in_which_no_rank_is_late_say_so(tmp_path: Path) -> None:
+    """Every second step takes 70 ms and the others 35; all ranks take 70 ms in the captured ones."""
+    facts = diagnose(tmp_path, "35 70 " * 20, EVEN).facts
+    assert facts["slow_steps_late"].value == "no rank"
