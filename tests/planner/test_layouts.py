@@ -417,13 +417,15 @@ LARGE = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32
 
 def asked_for(shape: ModelShape, layout: str, memory: float = 80e9, **request: object) -> Plan:
     """Plan for a layout of Megatron on 16 GPUs, with sequences of 2048 tokens."""
-    training = Training(sequence=2048, micro_batch=request.get("micro_batch", 1))  # type: ignore[arg-type]
+    given = {name: request.pop(name) for name in ("micro_batch", "accumulation") if name in request}
+    training = Training(sequence=2048, **given)  # type: ignore[arg-type]
     settings = {"framework": "megatron", "layout": layout, **request}
+    settings |= {f"keeps_{name}": True for name in given}
     return plan(Question(shape, training, 16, 2, memory), PlanRequest(CLUSTER, **settings))  # type: ignore[arg-type]
 
 
 def test_a_layout_that_is_asked_for_is_answered_beside_the_fastest(tmp_path: Path) -> None:
-    answer = asked_for(model(tmp_path, **LARGE), "tp8-pp2", micro_batch=1, rounds=8)
+    answer = asked_for(model(tmp_path, **LARGE), "tp8-pp2", micro_batch=1, accumulation=8)
     asked = answer.strategies[0]
     assert (answer.rule, answer.recommended, asked.strategy) == ("asked", "tp8-pp2", "tp8-pp2")
     assert (asked.layout.micro_batch, asked.layout.rounds) == (1, 8)
@@ -444,7 +446,7 @@ def test_micro_batches_that_are_given_hold_for_every_layout(tmp_path: Path) -> N
 
 
 def test_a_layout_that_does_not_fit_is_told_beside_what_does(tmp_path: Path) -> None:
-    answer = asked_for(model(tmp_path, **LARGE), "dp16", memory=30e9, micro_batch=1, rounds=2)
+    answer = asked_for(model(tmp_path, **LARGE), "dp16", memory=30e9, micro_batch=1, accumulation=2)
     assert answer.recommended not in (None, "dp16")
     assert answer.summary.startswith("DP 16 is not predicted to fit: it takes ")
     assert "dp16" in [one.strategy for one in answer.strategies]
@@ -469,4 +471,4 @@ def test_a_layout_that_cannot_be_is_refused(layout: str, error: str, tmp_path: P
 
 def test_a_batch_that_contradicts_the_micro_batches_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--batch 7 is not 2 x 4 of 16 groups"):
-        asked_for(model(tmp_path), "dp16", micro_batch=2, rounds=4, batch=7)
+        asked_for(model(tmp_path), "dp16", micro_batch=2, accumulation=4, batch=7)

@@ -261,12 +261,12 @@ def _layout_candidates(question: Question, request: PlanRequest) -> list[Candida
                 chosen[one.strategy] = one
         return chosen
 
-    every = best(layouts(question, request.framework, sequences, request.micro_batch))
+    size = question.training.micro_batch if request.keeps_micro_batch else None
+    every = best(layouts(question, request.framework, sequences, size))
     if request.layout:
         asked = parse_layout(request.layout, question, request.framework)
-        size = request.micro_batch
-        if size is None and request.rounds:
-            size = max(1, sequences // asked.data // request.rounds)
+        if size is None and request.keeps_accumulation:
+            size = max(1, sequences // asked.data // question.training.accumulation)
         every |= best(micro_batches(asked, sequences, size))
     return list(every.values())
 
@@ -274,14 +274,15 @@ def _layout_candidates(question: Question, request: PlanRequest) -> list[Candida
 def sequences_of_an_update(question: Question, request: PlanRequest) -> int:
     """The sequences of all GPUs for each update of a layout."""
     training = question.training
-    if request.layout and request.rounds:
+    if request.layout and request.keeps_accumulation:
         data = parse_layout(request.layout, question, request.framework).data
-        typed = data * request.rounds * training.micro_batch
+        rounds, size = training.accumulation, training.micro_batch
+        typed = data * rounds * size
         if request.batch is None:
             return typed
-        if request.micro_batch and request.batch != typed:
+        if request.keeps_micro_batch and request.batch != typed:
             raise InputError(
-                f"--batch {request.batch} is not {training.micro_batch} x {request.rounds} of {data} groups",
+                f"--batch {request.batch} is not {size} x {rounds} of {data} groups",
                 f"leave it out, or: --batch {typed}",
             )
     return request.batch or training.micro_batch * training.accumulation * question.gpus

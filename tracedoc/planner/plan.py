@@ -308,6 +308,11 @@ def advise(question: Question, request: PlanRequest) -> Advice:
             f"use --offload {other}, or --framework deepspeed on 2 GPUs or more",
         )
     candidates = rank(question, request)
+    if not candidates and request.framework not in PARALLEL_FRAMEWORKS:
+        raise InputError(
+            f"no strategy of {request.framework} trains with {question.training.optimizer} as asked",
+            "take --optimizer adamw, or leave out --offload",
+        )
     if not candidates:
         sequences = sequences_of_an_update(question, request)
         raise InputError(
@@ -317,7 +322,7 @@ def advise(question: Question, request: PlanRequest) -> Advice:
     chosen, rule, because = choose(candidates, question, request)
     asked = asked_for(candidates, question, request)
     # What else would fit, or where the answer turns, leaves the layout open.
-    left_open = replace(request, layout="", rounds=None)
+    left_open = replace(request, layout="", keeps_accumulation=False)
     needed = () if chosen and not chosen.tight else tuple(changes(question, left_open))
     turning: tuple[str, ...] = ()
     if chosen is not None and chosen is not asked:

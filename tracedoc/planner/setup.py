@@ -209,10 +209,10 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """Sequences of all GPUs for each update, for layouts and for a search."""
     layout: str = ""
     """The layout that is asked about, as ``tp2-pp4-dp8``; empty where it is left open."""
-    micro_batch: int | None = None
-    """Sequences of a micro-batch, where they were given; layouts else find their own."""
-    rounds: int | None = None
-    """Micro-batches of an update, where they were given."""
+    keeps_micro_batch: bool = False
+    """Whether layouts take the question's micro-batch; else they find their own."""
+    keeps_accumulation: bool = False
+    """Whether the layout that is asked about takes the question's accumulation."""
     search: bool = False
     """Whether the fastest micro-batch is searched."""
     tokens: int | None = None
