@@ -348,8 +348,8 @@ class TraceBuilder:
         how: _How, *, blocks: bool,
     ) -> None:  # fmt: skip
         start, end = _ns(start_ms), _ns(end_ms)
-        place, around = self._place(how), [(op, "cpu_op", {})]
-        until = end if blocks else None
+        place, until = self._place(how), end if blocks else None
+        around: Around = [(op, "cpu_op", {})]
         args: dict[str, object] = {
             "External id": self._launch(call, self._correlation, start, how, around, until_ns=until),
             **place, "bytes": nbytes, "memory bandwidth (GB/s)": round(nbytes / max(end - start, 1), 3),
