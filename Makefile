@@ -1,7 +1,8 @@
 # make demo    diagnose a shipped run: terminal answer and report.html (RUN=DIR for another one)
 # make test    run every test on all cores; installs what the tests need (a CPU build of torch among it)
 # make lint    ruff and mypy
-# make docs    the documentation as a site, in build/site: docs, rules, decisions, and a gallery of answers
+# make docs    the documentation as a site, in build/site: docs, rules, facts, decisions, and a gallery of answers
+# make refresh golden files, schemas and outputs in documents made anew, to read what changed
 # make pythons the tests that need no torch, on each other Python that is supported and found
 # make mutate  change definitions one at a time, and hold that a test fails for each (MUTANTS="NAME ...")
 # make soak    random and hard inputs, jobs that go wrong, pairs to compare: an hour and more (SOAK="--share 0.01")
@@ -28,7 +29,7 @@ TRUTH ?=
 BIN := .venv/bin
 PIP := -m pip install -qq --disable-pip-version-check
 
-.PHONY: demo test lint docs pythons mutate soak bench bench-plan bench-truth bench-replay fuzz clean
+.PHONY: demo test lint docs refresh pythons mutate soak bench bench-plan bench-truth bench-replay fuzz clean
 
 demo: .venv/installed
 	$(BIN)/tracedoc diagnose $(RUN) -o - -o report.html
@@ -45,8 +46,12 @@ lint: .venv/lint-installed
 docs: .venv/installed .venv-docs/ready
 	if [ -x .venv-docs/bin/mkdocs ]; then \
 		$(BIN)/python docs/gallery.py build/gallery && \
+		$(BIN)/python docs/rule_pages.py build/pages && \
 		NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet; \
 	else echo "mkdocs could not be installed; the site is not built" >&2; fi
+
+refresh: .venv/test-installed
+	$(BIN)/python docs/refresh.py
 
 pythons:
 	.ci/pythons

@@ -14,14 +14,14 @@ from click.testing import CliRunner
 
 import tracedoc
 from tests.banned_words import BANNED, banned_in
-from tests.golden import ROOT, answers, runs
+from tests.golden import REFRESH, ROOT, answers, runs
 from tracedoc.cli import main
 from tracedoc.diagnosis import Fix
 from tracedoc.facts.catalog import CATALOG
 from tracedoc.glossary import answer_words, limits
-from tracedoc.rules.load import load_rules
-from tracedoc.rules.model import Rule
-from tracedoc.rules.template import fill, placeholders
+from tracedoc.judge.load import load_rules
+from tracedoc.judge.rule import Rule
+from tracedoc.judge.wording import fill, placeholders
 from tracedoc.values import Value
 
 GOLDEN = sorted((ROOT / "tests" / "golden_answers").glob("*.txt"))
@@ -33,7 +33,7 @@ PACKAGE = Path(tracedoc.__file__).parent
 def test_answer_reads_like_its_golden_file(name: str) -> None:
     for suffix, text in answers(runs()[name]):
         golden = ROOT / "tests" / "golden_answers" / f"{name}.{suffix}"
-        assert text == golden.read_text(encoding="utf-8"), "python -m tests.golden"
+        assert text == golden.read_text(encoding="utf-8"), REFRESH
 
 
 # One step length: "of each 13 ms step", "the 13 ms step", "13 -> about 4 ms", "13 ms/step".

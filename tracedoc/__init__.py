@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from tracedoc.collector.inprocess import collect
     from tracedoc.comparison.compare import compare
     from tracedoc.frames import frame
+    from tracedoc.judge.findings import evaluate
     from tracedoc.pipeline import Options, diagnose, measure, predict
     from tracedoc.report.diagnosis_figure import figure_of
     from tracedoc.report.page import notebook_html
     from tracedoc.report.render import write_report
-    from tracedoc.rules.engine import evaluate
     from tracedoc.timeline.build import build_timeline
     from tracedoc.trace.kineto import read_trace as load
 
@@ -33,7 +33,7 @@ _HOMES = {
     "collect": ("tracedoc.collector.inprocess", "collect"),
     "build_timeline": ("tracedoc.timeline.build", "build_timeline"),
     "diagnose": ("tracedoc.pipeline", "diagnose"),
-    "evaluate": ("tracedoc.rules.engine", "evaluate"),
+    "evaluate": ("tracedoc.judge.findings", "evaluate"),
     "load": ("tracedoc.trace.kineto", "read_trace"),
     "measure": ("tracedoc.pipeline", "measure"),
     "predict": ("tracedoc.pipeline", "predict"),

@@ -200,6 +200,8 @@ class Finding(msgspec.Struct, frozen=True):
     """A verdict worth reading. ``id`` is stable over runs of one job.
 
     ``title`` begins with the usual name of the cause; ``says`` is the clause behind it in the first line.
+    ``limit`` is the code of a limit that says the same, "" where none but one with the rule's id may.
+    ``in_place_of`` are, of a finding in preview, the stable rules that gave way to it over the same time.
     """
 
     id: str
@@ -217,6 +219,13 @@ class Finding(msgspec.Struct, frozen=True):
     fixes: tuple[Fix, ...]
     status: str = "stable"
     says: str = ""
+    limit: str = ""
+    in_place_of: tuple[str, ...] = ()
+
+    @property
+    def gates(self) -> bool:
+        """Whether it counts for ``--fail-on``: a preview does only where it stands for a stable rule."""
+        return self.status == "stable" or bool(self.in_place_of)
 
 
 class Comparison(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from tracedoc.diagnosis import (
     StepBudget,
 )
 from tracedoc.errors import InputError
-from tracedoc.fixes import fitting_first
+from tracedoc.judge.fixes import fitting_first
 
 Row = dict[str, Any]
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import tracedoc
+from tracedoc.glossary import limits
+from tracedoc.judge.rule_cache import builtin_directory
 
 BASE = {
     "errors",
@@ -27,8 +29,6 @@ BASE = {
 }
 STAGES = {
     "pipeline",
-    "compose",
-    "summary",
     "run",
     "trace",
     "timeline",
@@ -36,8 +36,9 @@ STAGES = {
     "ranks",
     "play",
     "facts",
+    "topics",
     "whatif",
-    "rules",
+    "judge",
     "diagnosis",
     "diagnosis_json",
     "planner",
@@ -67,22 +68,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ranks": BASE | {"trace", "timeline", "step", "run.job", "run.manifest", "run.steplog"},
     "play": BASE | {"trace", "timeline", "step", "ranks"},
     "facts.catalog": BASE,
-    "facts.per_rank": BASE | {"trace", "timeline", "step", "facts.catalog"},
+    "facts.per_rank": BASE | {"trace", "timeline", "step", "facts.catalog", "topics.straggler.rank"},
     "facts.measure_rank": BASE | {"timeline", "step", "facts.catalog"},
     "facts": BASE
-    | {"trace", "timeline", "step", "ranks", "facts", "planner", "diagnosis"}
+    | {"trace", "timeline", "step", "ranks", "facts", "topics", "planner", "diagnosis"}
     | {"run.job", "run.manifest", "run.steplog"},
-    "whatif": BASE | {"trace", "timeline", "step", "ranks", "play", "facts", "planner", "diagnosis"},
-    "rules.model": BASE | {"facts.catalog", "diagnosis"},
-    "rules.load": BASE | {"facts.catalog", "diagnosis"},
-    "rules.files": {"errors"},
-    "rules.prediction": BASE,
-    "rules.predict_field": BASE | {"whatif.changes"},
-    "rules.expression": BASE | {"facts.catalog", "diagnosis"},
-    "rules.kept": {"cache"},
-    "rules": BASE | {"step", "ranks", "play", "facts", "fixes", "whatif", "diagnosis"},
-    "summary": BASE | {"diagnosis", "step", "ranks", "facts", "fixes", "whatif"},
-    "compose": BASE | STAGES - {"pipeline"},
+    "topics.straggler.rank": BASE | {"trace", "timeline", "step", "facts.catalog", "facts.per_rank"},
+    "topics": BASE | {"trace", "timeline", "step", "ranks", "facts"},
+    "whatif": BASE
+    | {"trace", "timeline", "step", "ranks", "play", "facts", "topics", "planner", "diagnosis"},
+    "judge.fixes": BASE | {"diagnosis"},
+    "judge.rule": {"diagnosis"},
+    "judge.yaml_file": {"diagnosis", "errors"},
+    "judge.rule_cache": {"cache", "errors"},
+    "judge.expression": BASE | {"diagnosis"},
+    "judge.compose": BASE | STAGES - {"pipeline"},
+    "judge": BASE | {"step", "ranks", "play", "facts", "whatif", "diagnosis"},
     "executors": {"errors"},
     "cache": {"step"},
     "worker": BASE | {"cache", "run", "trace", "timeline", "step", "facts.per_rank", "facts.measure_rank"},
@@ -90,18 +91,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "comparison": BASE | {"diagnosis"},
     "crosscheck": BASE | {"trace", "timeline"},
     "diagnosis_json": BASE | {"diagnosis"},
-    "fixes": BASE | {"diagnosis"},
-    "frames": BASE | {"diagnosis", "fixes"},
+    "frames": BASE | {"diagnosis", "judge.fixes"},
     "report.texts": BASE | {"diagnosis"},
     "report.words": BASE | {"diagnosis"},
-    "report.view": BASE | {"diagnosis", "fixes", "report.texts", "report.words"},
+    "report.view": BASE | {"diagnosis", "judge.fixes", "report.texts", "report.words"},
     "report.clock": BASE | {"diagnosis", "report.view"},
     "report.charts": BASE | SHOWN | {"report.clock"},
-    "report": BASE | {"diagnosis", "diagnosis_json", "fixes", "comparison"},
+    "report": BASE | {"diagnosis", "diagnosis_json", "judge.fixes", "comparison"},
     "collector": {"errors", "run.manifest", "run.steplog"},
-    "cli": BASE
-    | STAGES
-    | {"fixes", "executors", "report", "collector", "comparison", "crosscheck", "testing"},
+    "cli": BASE | STAGES | {"executors", "report", "collector", "comparison", "crosscheck", "testing"},
     "testing": BASE | STAGES,
     "__init__": BASE | STAGES | {"report", "collector", "comparison", "frames"},
     "__main__": {"cli"},
@@ -114,7 +112,7 @@ PACKAGE_MAY_BE_IMPORTED_IN: dict[str, tuple[str, ...]] = {
     "rich": ("cli", "report"),
     "jinja2": ("report.page",),
     "matplotlib": ("report.figures", "report.diagnosis_figure"),
-    "yaml": ("rules", "testing", "cli"),
+    "yaml": ("judge.yaml_file", "testing", "cli"),
     "isal": ("trace",),
     "torch": ("collector", "firststep"),
     "dask": (),
@@ -135,7 +133,7 @@ AROUND = sorted(
 
 
 def room_of(path: Path) -> str:
-    """Return ``rules.engine`` for ``tracedoc/rules/engine.py``, ``rules`` for its ``__init__``."""
+    """Return ``judge.load`` for ``tracedoc/judge/load.py``, ``judge`` for its ``__init__``."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
@@ -214,6 +212,15 @@ def test_a_file_has_one_sentence_and_at_most_500_lines(path: Path) -> None:
     doc = ast.get_docstring(ast.parse(text))
     assert doc, f"{path} does not say what it is"
     assert doc.splitlines()[0].endswith((".", ":", ";")), f"{path}: the first line is not a sentence"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=room_of)
+def test_no_code_knows_a_rule(path: Path) -> None:
+    """What is special about a rule stands in its YAML; the codes of limits may be the ids of rules too."""
+    ids = {file.stem for file in builtin_directory().rglob("*.yaml")} - limits().keys()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    literals = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert room_of(path).startswith("testing") or not literals & ids
 
 
 def public_functions() -> Iterator[tuple[str, object]]:

@@ -74,7 +74,7 @@ def clean_environment(wheel: Path, at: Path) -> Path:
 def rules_in(interpreter: Path, elsewhere: Path) -> tuple[str, list[str]]:
     """Return where tracedoc was found, and the ids of the built-in rules."""
     script = (
-        "import tracedoc, tracedoc.rules.load as load\n"
+        "import tracedoc, tracedoc.judge.load as load\n"
         "print(tracedoc.__file__)\n"
         "print(*[rule.id for rule in load.load_rules()])\n"
     )
@@ -167,4 +167,4 @@ def test_every_package_folder_is_declared(repository: Path) -> None:
         ".".join(init.parent.relative_to(repository).parts)
         for init in (repository / "tracedoc").rglob("__init__.py")
     }
-    assert set(declared) - {"tracedoc.rules.builtin"} == present
+    assert set(declared) - {"tracedoc.judge.builtin"} == present

@@ -209,7 +209,6 @@ def test_slices_say_their_finding_and_how_to_read_on() -> None:
     assert place["args"]["finding"] == "straggler-rank/rank-5"
     assert place["args"]["of its trace"] == "812000000 to 900000000 ns since its first event"
     whole = next(event for event in slices if event["args"].get("severity") == "critical")
-    assert whole["args"]["page of the rule"] == "docs/rules/straggler-rank.md"
     assert whole["args"]["explain"] == "tracedoc explain straggler-rank"
 
 

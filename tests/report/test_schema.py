@@ -18,7 +18,7 @@ from tracedoc.report.render import render
 
 def test_schema_in_the_package_is_that_of_the_types(repository: Path):
     file = repository / "tracedoc" / "schema" / "diagnosis-1.json"
-    assert file.read_text(encoding="utf-8") == json_schema(), "write json_schema() to the file again"
+    assert file.read_text(encoding="utf-8") == json_schema(), "run make refresh"
 
 
 @pytest.mark.parametrize("name", sorted(DIAGNOSES))

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.judge.findings import evaluate
+from tracedoc.judge.load import load_rules
+from tracedoc.judge.rule import Rule
 from tracedoc.pipeline import Measured
-from tracedoc.rules.engine import evaluate
-from tracedoc.rules.load import load_rules
-from tracedoc.rules.model import Rule
 from tracedoc.testing.cases import Case, judge_case, load_cases, measure_case
 
 FILES = sorted(Path(__file__).parent.glob("*.yaml"))
@@ -36,8 +36,8 @@ DECIDED_ELSEWHERE: Mapping[tuple[str, str], str] = {
     ("rotating-straggler", "steady"): "tests/ranks/test_stragglers.py",
     ("uneven-work", "most_steps"): "tests/ranks/test_unequal_ranks.py",
     ("script-code", "min_share"): "tests/facts/test_script_code.py",
-    ("straggler-rank", "habit"): "tests/facts/test_core_wait_of_stragglers.py",
-    ("straggler-rank", "place"): "",
+    ("cpu-straggler", "habit"): "tests/facts/test_core_wait_of_stragglers.py",
+    ("cpu-straggler", "place"): "",
 }
 """Thresholds that no drawing decides, and the test that does; "" where none does."""
 

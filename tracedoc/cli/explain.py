@@ -15,11 +15,10 @@ from tracedoc.cli.reading import rules_option
 from tracedoc.errors import TracedocError
 from tracedoc.glossary import answer_words, limits
 from tracedoc.planner.words import WORDS
-from tracedoc.rules.other_names import OTHER_NAMES
 
 if TYPE_CHECKING:
     from tracedoc.facts.catalog import FactDef
-    from tracedoc.rules.model import Rule
+    from tracedoc.judge.rule import Rule
 
 _RULE_FIELDS = ("id", "title", "topic", "status", "since", "scope", "when", "params", "why", "fixes")
 _FACT_FIELDS = ("name", "unit", "scope", "doc")
@@ -81,6 +80,9 @@ def _explain_in(
     from tracedoc.report.terminal import render_rule
     from tracedoc.report.view import build_view
 
+    alike = _with_alias(name, rules)
+    if name not in rules and len(alike) == 1:
+        name = alike[0].id
     if name not in rules:
         raise TracedocError(f"no rule is called {name!r}", "with a run, name a rule: tracedoc rules list")
     diagnosis = run_pipeline(run, Options(rule_directories=rule_directories, cache=True))
@@ -104,9 +106,9 @@ def _meanings(
         fact = facts[name]
         data = {key: getattr(fact, key) for key in _FACT_FIELDS} | {"needs": sorted(fact.needs)}
         yield "fact", data, _fact(fact)
-    if name in OTHER_NAMES:
-        other = OTHER_NAMES[name]
-        yield "see", {"rules": other.rules, "says": other.says}, _other_name(name, rules)
+    if alike := _with_alias(name, rules):
+        text = _rule(alike[0]) if len(alike) == 1 else _shared_alias(name, alike)
+        yield "see", {"rules": [rule.id for rule in alike]}, text
     if name in limits():
         yield "limit", limits()[name], f"{name}  (limit)\n\n{_paragraph(limits()[name])}\n"
     if name in answer_words():
@@ -120,13 +122,18 @@ def _known(rule_directories: Sequence[str]) -> tuple[dict[str, Rule], Mapping[st
     """Return all rules and facts by name."""
     import tracedoc.facts.topics  # noqa: F401  (fills the catalogue)
     from tracedoc.facts.catalog import CATALOG
-    from tracedoc.rules.load import load_rules
+    from tracedoc.judge.load import load_rules
 
     return {rule.id: rule for rule in load_rules(rule_directories)}, CATALOG
 
 
+def _with_alias(name: str, rules: Mapping[str, Rule]) -> list[Rule]:
+    return [rule for rule in rules.values() if name in rule.aliases]
+
+
 def _all_names(rules: Mapping[str, Rule], facts: Mapping[str, FactDef]) -> list[str]:
-    return [*rules, *facts, *OTHER_NAMES, *limits(), *WORDS, *answer_words()]
+    aliases = [alias for rule in rules.values() for alias in rule.aliases]
+    return [*rules, *facts, *dict.fromkeys(aliases), *limits(), *WORDS, *answer_words()]
 
 
 def _unknown(name: str, known: list[str]) -> TracedocError:
@@ -138,8 +145,8 @@ def _unknown(name: str, known: list[str]) -> TracedocError:
 
 
 def _rule(rule: Rule) -> str:
-    from tracedoc.fixes import framework_name
-    from tracedoc.rules.template import without_numbers
+    from tracedoc.judge.fixes import framework_name
+    from tracedoc.judge.wording import without_numbers
     from tracedoc.units import format_quantity
 
     status = f", {rule.status}" if rule.status != "stable" else ""
@@ -164,11 +171,10 @@ def _rule(rule: Rule) -> str:
         lines += ["", _paragraph(f"Gives way to: {', '.join(rule.yields_to)}", hang=2)]
     if rule.fixes:
         lines += ["", f"Fixes, with the numbers of a run: tracedoc explain {rule.id} RUN"]
-    for place, fix in enumerate(rule.fixes):
-        when = rule.fix_when[place] if rule.fix_when else ""
+    for fix in rule.fixes:
         lines.append(_paragraph(f"{framework_name(fix.framework)}: {without_numbers(fix.title)}", 2, hang=4))
-        if when:
-            lines.append(_paragraph(f"only where {when}", 4))
+        if fix.when:
+            lines.append(_paragraph(f"only where {fix.when}", 4))
         if fix.advice:
             lines.append(_paragraph(without_numbers(fix.advice), 4))
         if fix.change:
@@ -181,11 +187,10 @@ def _rule(rule: Rule) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _other_name(name: str, rules: Mapping[str, Rule]) -> str:
-    """The rules that explain a name that is no rule's, as text."""
-    other = OTHER_NAMES[name]
-    lines = [f"{name}  (no rule of this name)", "", _paragraph(other.says), ""]
-    lines += [_paragraph(f"tracedoc explain {one}: {rules[one].title}", 2, hang=4) for one in other.rules]
+def _shared_alias(name: str, rules: Sequence[Rule]) -> str:
+    """The rules that tell what a name means that several of them share."""
+    lines = [f"{name}  (no rule of this name; these tell it)", ""]
+    lines += [_paragraph(f"tracedoc explain {rule.id}: {rule.title}", 2, hang=4) for rule in rules]
     return "\n".join(lines) + "\n"
 
 

@@ -118,6 +118,8 @@ def availability(run: RunView) -> dict[str, Availability]:
 
 def _present(run: RunView) -> set[str]:
     present = {need for need in NEEDS if any(need in digest.present for digest in run.digests)}
+    if run.digests and all(digest.is_cpu for digest in run.digests):
+        present.add("cpu")
     if len(run.digests) > 1:
         present.add("multi_rank")
     if any(digest.collectives.is_op(*SENDS).any() for digest in run.digests if len(digest.collectives)):
@@ -134,6 +136,8 @@ def _absent_by_nature(run: RunView) -> dict[str, str]:
     absent: dict[str, str] = {}
     if digests and all(digest.is_cpu for digest in digests):
         absent |= dict.fromkeys(("gpu", "launches"), "a CPU run has no GPU activity")
+    else:
+        absent["cpu"] = "the ranks compute on GPUs"
     if alone:
         absent |= dict.fromkeys(("collectives", "multi_rank"), "one process has no peers")
     if not _sharded_by_name(digests):

@@ -1,7 +1,8 @@
-"""Split a model in several ways at once: tensor, pipeline, context and expert parallel."""
+"""The ways to share the work among GPUs: data parallelism of all kinds, and a model split in several ways."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from math import ceil
 
@@ -9,9 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.errors import InputError
-from tracedoc.planner.setup import Question
+from tracedoc.planner.setup import OPTIMIZERS, Question
 
-PARALLEL_FRAMEWORKS = ("torchtitan", "megatron")
 SHORTEST_PART = 4096
 """Tokens of a sequence below which it is not worth splitting."""
 LARGEST_MICRO_BATCH = 8
@@ -19,16 +19,88 @@ LARGEST_EXPERT = 64
 """As many GPUs as published runs share experts over; over more, uneven routing costs what is not counted."""
 
 
+class Strategy(msgspec.Struct, frozen=True):
+    """What of the model states is split over data-parallel GPUs, and by which framework.
+
+    ``split`` holds of ``parameters``, ``gradients`` and ``optimizer`` what each GPU has only a share of.
+    ``gathers`` keeps fp32 shards and gathers a 16-bit copy: of the whole model until its backward pass
+    (``whole``), or unit by unit (``unit``). ``hybrid`` splits over ``over`` nodes only, and repeats that.
+    ``kept_in_node`` keeps what forward gathered split over the node. ``alone`` is for one GPU, where it
+    serves to offload; ``variant`` is named only where it is the fastest of its family.
+    """
+
+    id: str
+    title: str
+    family: str  # "ddp" | "fsdp" | "deepspeed" | "torchtitan" | "megatron"
+    split: frozenset[str] = frozenset()
+    gathers: str = ""  # "" | "whole" | "unit"
+    hybrid: bool = False
+    over: float = 1.0
+    kept_in_node: bool = False
+    alone: bool = False
+    variant: bool = False
+
+
+_GRADIENTS = frozenset({"gradients", "optimizer"})
+_ALL = frozenset({"parameters", "gradients", "optimizer"})
+
+STRATEGIES = {
+    s.id: s
+    for s in (
+        Strategy("single", "one GPU", "ddp"),
+        Strategy("single-fsdp", "FSDP on one GPU", "fsdp", _ALL, gathers="unit", alone=True),
+        Strategy("single-zero-2", "DeepSpeed ZeRO-2 on one GPU", "deepspeed", _GRADIENTS, alone=True),
+        Strategy(
+            "single-zero-3", "DeepSpeed ZeRO-3 on one GPU", "deepspeed", _ALL, gathers="unit", alone=True
+        ),
+        Strategy("ddp", "DDP", "ddp"),
+        Strategy("zero-redundancy", "DDP + ZeRO-1 optimizer", "ddp", frozenset({"optimizer"})),
+        Strategy("shard-grad-op", "FSDP SHARD_GRAD_OP", "fsdp", _ALL, gathers="whole"),
+        Strategy("full-shard", "FSDP FULL_SHARD", "fsdp", _ALL, gathers="unit"),
+        Strategy("hsdp", "FSDP HYBRID_SHARD", "fsdp", _ALL, gathers="unit", hybrid=True),
+        Strategy(
+            "hsdp-half", "FSDP HYBRID_SHARD over half a node", "fsdp", _ALL, gathers="unit", hybrid=True,
+            over=0.5, variant=True,
+        ),
+        Strategy(
+            "hsdp-2", "FSDP HYBRID_SHARD over 2 nodes", "fsdp", _ALL, gathers="unit", hybrid=True, over=2,
+            variant=True,
+        ),
+        Strategy(
+            "full-shard-node", "FSDP FULL_SHARD, resharded to a node", "fsdp", _ALL, gathers="unit",
+            kept_in_node=True, variant=True,
+        ),
+        Strategy("zero-1", "DeepSpeed ZeRO-1", "deepspeed", frozenset({"optimizer"})),
+        Strategy("zero-2", "DeepSpeed ZeRO-2", "deepspeed", _GRADIENTS),
+        Strategy("zero-3", "DeepSpeed ZeRO-3", "deepspeed", _ALL, gathers="unit"),
+    )
+}  # fmt: skip
+"""Every strategy of data parallelism by id.
+
+FSDP has no ZeRO-1; DDP with ZeroRedundancyOptimizer is PyTorch's.
+"""
+
+_OF_LAYOUTS = {
+    "torchtitan": Strategy("torchtitan", "FSDP of torchtitan", "torchtitan", _ALL, gathers="unit"),
+    "megatron": Strategy(
+        "megatron", "Megatron's distributed optimizer", "megatron", frozenset({"optimizer"})
+    ),
+}
+"""What the frameworks that split a model in other ways as well do with its states."""
+
+
 class Layout(msgspec.Struct, frozen=True):
     """How the GPUs share the work: ``data`` x ``context`` x ``pipeline`` x ``tensor`` of them.
 
+    ``data`` groups see other sequences, and keep the states as ``strategy`` says, in so many ``replicas``.
     ``tensor`` GPUs share each matrix, and with sequence parallelism the activations between them;
-    ``pipeline`` GPUs share the blocks, ``context`` GPUs each sequence, ``data`` groups see other sequences.
-    Of data x context GPUs, ``expert`` share the experts. Each update takes ``rounds`` micro-batches of
-    ``micro_batch`` sequences; with ``chunks`` of 2 each stage is two parts of the model (interleaved 1F1B).
+    ``pipeline`` GPUs share the blocks, ``context`` GPUs each sequence. Of data x context GPUs, ``expert``
+    share the experts. Each update takes ``rounds`` micro-batches of ``micro_batch`` sequences; with
+    ``chunks`` of 2 each stage is two parts of the model (interleaved 1F1B). What is trained data-parallel
+    alone has a size of 1 in all other ways.
     """
 
-    family: str
+    strategy: str
     data: int
     tensor: int = 1
     pipeline: int = 1
@@ -37,6 +109,32 @@ class Layout(msgspec.Struct, frozen=True):
     chunks: int = 1
     micro_batch: int = 1
     rounds: int = 1
+    replicas: int = 1
+
+    @property
+    def states(self) -> Strategy:
+        """What of the model states is split over the data-parallel GPUs."""
+        return STRATEGIES.get(self.strategy) or _OF_LAYOUTS[self.strategy]
+
+    @property
+    def family(self) -> str:
+        """Whose it is: "ddp", "fsdp", "deepspeed", "torchtitan" or "megatron"."""
+        return self.states.family
+
+    @property
+    def splits_states_alone(self) -> bool:
+        """Whether it is data parallelism alone: each GPU computes the whole model."""
+        return self.tensor == self.pipeline == self.context == self.expert == 1
+
+    @property
+    def shards(self) -> int:
+        """Over how many GPUs a stage's states are sharded beside the tensor split, where they are."""
+        return self.data * self.context // self.replicas
+
+    @property
+    def split_work(self) -> int:
+        """Over how many GPUs the work of each block is split."""
+        return self.tensor * self.context
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
@@ -48,24 +146,27 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """A name without spaces, as ``tp8-pp8-fsdp8``."""
+        """A name without spaces: that of the strategy, or as ``tp8-pp8-fsdp8``."""
+        if self.strategy in STRATEGIES:
+            return self.strategy
         return "-".join(f"{name.lower()}{size}" for name, size in self.parts)
 
     @property
     def title(self) -> str:
-        """The layout in words, as ``TP 8 x PP 8 x FSDP 8``."""
+        """The layout in words: the strategy's, or as ``TP 8 x PP 8 x FSDP 8``."""
+        if self.strategy in STRATEGIES:
+            return self.states.title
         return " x ".join(f"{name} {size}" for name, size in self.parts)
 
     @property
-    def bubble(self) -> float:
-        """The share of a step in which a stage waits for first or last micro-batches (2104.04473, 2.2)."""
-        waits = (self.pipeline - 1) / self.chunks
-        return waits / (self.rounds + waits)
+    def waits(self) -> float:
+        """The micro-batches for which a stage waits in an update (2104.04473, 2.2)."""
+        return (self.pipeline - 1) / self.chunks
 
     @property
-    def shards(self) -> int:
-        """Over how many GPUs a stage's states are sharded beside the tensor split."""
-        return self.data * self.context
+    def bubble(self) -> float:
+        """The share of a step in which a stage waits for first or last micro-batches, 0 to 1."""
+        return self.waits / (self.rounds + self.waits)
 
     @property
     def schedule(self) -> str:
@@ -73,8 +174,70 @@ class Layout(msgspec.Struct, frozen=True):
         size = f"{self.micro_batch} sequence{'s' if self.micro_batch > 1 else ''}"
         if self.rounds == 1:
             return f"one micro-batch of {size}"
-        order = {1: "1F1B, ", 2: "interleaved 1F1B, "}[self.chunks] if self.pipeline > 1 else ""
+        order = f"{'interleaved ' if self.chunks > 1 else ''}1F1B, " if self.pipeline > 1 else ""
         return f"{order}{self.rounds} micro-batches of {size}"
+
+
+def data_parallel(question: Question, strategy: str) -> Layout:
+    """The layout of a strategy of data parallelism on all GPUs of a question, with its micro-batches."""
+    gpus, training, chosen = question.gpus, question.training, STRATEGIES[strategy]
+    part = min(gpus, max(1, int(question.gpus_per_node * chosen.over))) if chosen.hybrid else gpus
+    return Layout(
+        strategy,
+        data=gpus,
+        micro_batch=training.micro_batch,
+        rounds=training.accumulation,
+        replicas=gpus // part,
+    )
+
+
+def possible(gpus: int, nodes: int) -> tuple[Strategy, ...]:
+    """Return the strategies that mean something on so many GPUs."""
+    if gpus == 1:
+        return tuple(s for s in STRATEGIES.values() if s.alone or s.id == "single")
+    several = (s for s in STRATEGIES.values() if not s.alone and s.id != "single")
+    return tuple(s for s in several if _splits_evenly(s, gpus // nodes, nodes))
+
+
+def _splits_evenly(strategy: Strategy, gpus_per_node: int, nodes: int) -> bool:
+    """Whether a strategy is one of its own: a node's part has to be one, and to be repeated."""
+    if strategy.kept_in_node:
+        return nodes > 1 and gpus_per_node > 1
+    if not strategy.hybrid:
+        return True
+    if strategy.over < 1:
+        return gpus_per_node >= 4 and gpus_per_node % 2 == 0
+    return gpus_per_node > 1 and nodes > strategy.over and nodes % int(strategy.over) == 0
+
+
+def can_offload(strategy: Strategy, offload: str) -> bool:
+    """Whether a strategy's framework can move this to the host.
+
+    DeepSpeed moves the optimizer from stage 1 on, everything in stage 3, and it alone uses NVMe; on one GPU
+    it is its stage 2 with one shard. FSDP moves everything or nothing (``CPUOffloadPolicy``), on one GPU as
+    well.
+    """
+    if offload == "none":
+        return not strategy.alone
+    if offload == "optimizer":
+        return strategy.family == "deepspeed"
+    if offload == "all":
+        return strategy.family == "fsdp" or strategy.id in ("zero-3", "single-zero-3")
+    return strategy.id in ("zero-3", "single-zero-3")
+
+
+def can_train(strategy: Strategy, question: Question) -> bool:
+    """Whether a strategy trains with this optimizer, and with adapters, at all.
+
+    ``torch.optim.Adafactor`` has no version for sharded tensors, Muon needs whole matrices, and
+    ``ZeroRedundancyOptimizer`` fails where a rank owns parameters without gradients.
+    """
+    optimizer = OPTIMIZERS[question.training.optimizer]
+    if optimizer.whole_matrices and strategy.split and strategy.family != "deepspeed":
+        return False
+    if optimizer.whole_matrices and "parameters" in strategy.split:
+        return False
+    return not (strategy.id == "zero-redundancy" and (question.frozen or not optimizer.plain))
 
 
 def in_framework(question: Question, layout: Layout) -> Question:
@@ -107,6 +270,55 @@ def stage_blocks(blocks: int, layout: Layout) -> tuple[int, int, int]:
     return most - 1, most if stages > 2 else most - 1, most - 1
 
 
+_WAYS = {
+    "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "vpp": "chunks",
+    "dp": "data", "fsdp": "data",
+}  # fmt: skip
+"""How layouts are typed, and what each part is."""
+
+
+def parse_layout(text: str, question: Question, family: str) -> Layout:
+    """The layout of ``tp2-pp4-dp8``; what is not typed is 1, and ``dp`` what the other parts leave.
+
+    Raises :class:`InputError` for what is no layout, and for one that these GPUs or this model cannot have.
+    """
+    option, example = f"--layout {text}", "as in: --layout tp2-pp4-dp8"
+    sizes: dict[str, int] = {}
+    for part in text.lower().split("-"):
+        match = re.fullmatch(r"([a-z]+)([1-9]\d{0,5})", part)
+        if match is None or match[1] not in _WAYS or _WAYS[match[1]] in sizes:
+            raise InputError(
+                f"{option}: {part!r} is no part of a layout", f"{example}; parts: {', '.join(_WAYS)}"
+            )
+        sizes[_WAYS[match[1]]] = int(match[2])
+    asked = Layout(family, **{"data": 1, **sizes})
+    others = asked.tensor * asked.pipeline * asked.context
+    asked = replace(asked, data=sizes.get("data", max(1, question.gpus // others)))
+    gpus = asked.data * others
+    if gpus != question.gpus:
+        raise InputError(f"{option} is for {gpus} GPUs, not {question.gpus}", f"add: --gpus {gpus}")
+    for wrong, why in _cannot_have(question, asked):
+        if wrong:
+            raise InputError(f"{option}: {why}", example)
+    return asked
+
+
+def _cannot_have(question: Question, layout: Layout) -> tuple[tuple[bool, str], ...]:
+    """Whether each thing that a layout needs is missing, with that in words."""
+    model, heads = question.model, _kv_heads(question)
+    experts = max((linear.count for linear in model.linears), default=1)
+    peers, expert, stages = layout.data * layout.context, layout.expert, layout.pipeline * layout.chunks
+    whole = not model.assumed and (model.heads % layout.tensor or heads % layout.tensor)
+    shared = f"{layout.tensor} GPUs cannot share its {model.heads} heads, {heads} of keys"
+    return (
+        (bool(whole), f"{model.name}: {shared}"),
+        (stages > model.blocks, f"{model.blocks} blocks are fewer than its {stages} stages"),
+        (layout.chunks > 1 and layout.pipeline == 1, "vpp is for a pipeline, and this has none"),
+        (bool(experts % expert), f"the experts of a block, {experts}, do not divide by {expert}"),
+        (bool(peers % expert), f"the {peers} GPUs that could share experts do not divide by {expert}"),
+    )
+
+
 def check_layouts(question: Question, family: str) -> None:
     """Raise :class:`InputError` for what these frameworks do not train, or this file does not know."""
     if question.gpus == 1:
@@ -135,7 +347,9 @@ def _refused(question: Question, family: str) -> tuple[tuple[str, bool], ...]:
     )
 
 
-def layouts(question: Question, family: str, sequences: int) -> Iterator[Layout]:
+def layouts(
+    question: Question, family: str, sequences: int, micro_batch: int | None = None
+) -> Iterator[Layout]:
     """Yield the layouts of a framework for an update of so many sequences of all GPUs."""
     if any(refused for _, refused in _refused(question, family)):
         return
@@ -156,23 +370,26 @@ def layouts(question: Question, family: str, sequences: int) -> Iterator[Layout]
                     if family == "torchtitan" and expert > 1 and expert % context:
                         continue
                     base = Layout(family, data, tensor, pipeline, context, expert)
-                    yield from _schedules(base, model.blocks, sequences // data)
+                    yield from _schedules(base, model.blocks, sequences, micro_batch)
 
 
-def _schedules(base: Layout, blocks: int, sequences: int) -> Iterator[Layout]:
-    """Yield the layout with every micro-batch and schedule that divides evenly."""
-    for size in _powers(min(sequences, LARGEST_MICRO_BATCH)):
-        if sequences % size:
+def _schedules(base: Layout, blocks: int, sequences: int, micro_batch: int | None) -> Iterator[Layout]:
+    """Yield the layout with every schedule that makes stages do more than wait."""
+    for one in micro_batches(base, sequences, micro_batch):
+        if one.pipeline > 1 and one.rounds < one.pipeline:
             continue
-        rounds = sequences // size
-        if base.pipeline == 1:
-            yield replace(base, micro_batch=size, rounds=rounds)
-            continue
-        if rounds < base.pipeline:  # stages would only wait
-            continue
-        yield replace(base, micro_batch=size, rounds=rounds)
-        if rounds % base.pipeline == 0 and blocks + 2 >= 4 * base.pipeline:
-            yield replace(base, micro_batch=size, rounds=rounds, chunks=2)
+        yield one
+        if one.pipeline > 1 and one.rounds % one.pipeline == 0 and blocks + 2 >= 4 * one.pipeline:
+            yield replace(one, chunks=2)
+
+
+def micro_batches(layout: Layout, sequences: int, micro_batch: int | None) -> Iterator[Layout]:
+    """Yield the layout with every micro-batch that divides an update's sequences, or with the one given."""
+    each, rest = divmod(sequences, layout.data)
+    sizes = _powers(min(each, LARGEST_MICRO_BATCH)) if micro_batch is None else iter((micro_batch,))
+    for size in sizes:
+        if each and not rest and each % size == 0:
+            yield replace(layout, micro_batch=size, rounds=each // size)
 
 
 def _stages(question: Question, most: int) -> Iterator[int]:

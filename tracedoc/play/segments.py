@@ -68,7 +68,6 @@ class SyncGraph(msgspec.Struct, frozen=True, eq=False):
     sections: dict[str, Index]
     section_names: tuple[str, ...]
     section_bounds: Index
-    point_nodes: int
     return_base: int
     load_base: int
     start_base: int
@@ -228,7 +227,6 @@ def find_sync_graph(program: RunProgram) -> SyncGraph:
         sections=sections,
         section_names=tuple(edges.names),
         section_bounds=np.cumsum([0, *(one.size for one in edges.src)]),
-        point_nodes=first_point.size,
         return_base=return_base,
         load_base=load_base,
         start_base=start_base,

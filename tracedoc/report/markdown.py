@@ -9,7 +9,7 @@ from msgspec.structs import astuple
 
 from tracedoc.diagnosis import SEVERITIES, BudgetCheck
 from tracedoc.errors import Failures
-from tracedoc.fixes import framework_name
+from tracedoc.judge.fixes import framework_name
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import FindingView, View, budget_words
 from tracedoc.units import format_ms, format_percent, format_step_change

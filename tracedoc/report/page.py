@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from tracedoc.diagnosis import Diagnosis, FactRecord
 from tracedoc.errors import Failures, failure
-from tracedoc.fixes import framework_name
+from tracedoc.judge.fixes import framework_name
 from tracedoc.predicted import ReplayReport
 from tracedoc.report.charts.bars import (
     bar,

@@ -267,7 +267,6 @@ def _about(item: FindingView) -> Event:
         "confidence": finding.confidence,
         "message": one_line(finding.message),
         "explain": _command(item),
-        "page of the rule": f"docs/rules/{finding.rule_id}.md",
     }
     if item.gain:
         about["gain"] = item.gain

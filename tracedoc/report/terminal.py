@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tracedoc.diagnosis import Fix, Verdict
 from tracedoc.errors import failure
-from tracedoc.fixes import framework_name
+from tracedoc.judge.fixes import framework_name
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import (
     FindingView,

@@ -24,8 +24,8 @@ from tracedoc.diagnosis import (
     Verdict,
 )
 from tracedoc.errors import Limit
-from tracedoc.fixes import fitting_first, framework_name
 from tracedoc.idle_causes import WORDS
+from tracedoc.judge.fixes import fitting_first, framework_name
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.units import format_ms, format_percent, format_quantity, format_ranges
 
@@ -50,9 +50,6 @@ LIMITS_OF_A_KIND = 3
 _SCRIPT_LINE = re.compile(
     r"(?P<file>[\w./\\\\-]{1,300}\.py)(?::(?P<line>\d{1,7})|\((?P<in_brackets>\d{1,7})\))"
 )
-
-# Guards that repeat a limit: the limit is shown, with the guard's fix.
-_GUARD_OF_LIMIT = {"no-complete-step": "few-steps"}
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -265,10 +262,10 @@ def side_text(value: Scalar | None) -> str:
     return "?" if value is None else format_quantity(value, "")
 
 
-def _rank(finding: Finding) -> tuple[int, bool, float, str]:
+def _rank(finding: Finding) -> tuple[int, float, str]:
     severity = SEVERITIES.index(finding.severity) if finding.severity in SEVERITIES else len(SEVERITIES)
     gain = finding.gain.size_ms if finding.gain else 0.0
-    return (severity, finding.status != "stable", -gain, finding.id)
+    return (severity, -gain, finding.id)
 
 
 def _place(finding: Finding, run: RunInfo) -> str:
@@ -352,10 +349,10 @@ def _causes(causes: dict[str, float], most: int = 3) -> str:
 
 def _limits(limits: tuple[Limit, ...], guards: list[Finding]) -> tuple[LimitView, ...]:
     """Return limits and guards, each once; a guard's fix goes with the last limit that it belongs to."""
-    left = {guard.rule_id: guard for guard in guards}
+    left = {guard.limit or guard.rule_id: guard for guard in guards}
     shown: list[LimitView] = []
     for limit in reversed(_few_of_each(limits)):
-        guard = left.pop(limit.code, None) or left.pop(_GUARD_OF_LIMIT.get(limit.code, ""), None)
+        guard = left.pop(limit.code, None)
         text = f"{limit.message}; {limit.effect}" if limit.effect else limit.message
         shown.append(_with_guard(limit.code, one_line(text), guard))
     shown.reverse()

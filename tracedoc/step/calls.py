@@ -50,6 +50,17 @@ class Calls(msgspec.Struct, frozen=True, eq=False):
     end_ns: Int64Array
     thread: npt.NDArray[np.int32]
 
+    def between(self, span: slice) -> Calls:
+        """Some of the calls, by their places."""
+        return Calls(*(getattr(self, name)[span] for name in Calls.__struct_fields__))
+
+
+def parts_of(timeline: RankTimeline, calls: Calls) -> Codes:
+    """The part of the step that each call belongs to: a :class:`Phase`, or ``INPUT_PART``."""
+    phases = timeline.phases
+    part = phases.at(calls.start_ns) if phases else np.zeros(calls.rows.size, dtype=np.uint8)
+    return np.where(calls.kind == Call.INPUT, np.uint8(INPUT_PART), part).astype(np.uint8)
+
 
 def find_calls(timeline: RankTimeline) -> Calls:
     """Return the calls that launch, wait, allocate or fetch input, on threads that launch GPU work."""
@@ -132,6 +143,9 @@ def order_calls(calls: Calls, blocks: npt.NDArray[np.bool_], next_start_ns: int 
     ``next_start_ns`` is when the first call of the next step starts, ``None`` where it was not captured.
     """
     start, end = calls.start_ns, calls.end_ns
+    if not start.size:
+        none = np.empty(0, dtype=np.int32)
+        return Order(start, np.empty(0, dtype=bool), none, none, start)
     returned = blocks[:-1] & (end[:-1] <= start[1:])
     origin = np.where(returned, end[:-1], start[:-1])
     wraps = bool(blocks[-1]) and next_start_ns is not None and int(end[-1]) <= next_start_ns

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.spans import Int64Array, Spans
-from tracedoc.step.calls import INPUT_PART, Calls, loader_rows, order_calls, ready_lags
+from tracedoc.step.calls import Calls, loader_rows, order_calls, parts_of, ready_lags
 from tracedoc.step.notes import longest_lags, ranges_by_thread, with_units
 from tracedoc.step.program import Call, Cause, Group, RankProgram, TooLong, Unplayable
 from tracedoc.timeline.activity import gloo_rows
@@ -166,7 +166,7 @@ def build_cpu_program(
     if most_events is not None and rows.size + 1 > most_events:
         return TooLong(f"the step has more than {most_events:,} events")
     span = slice(first, last)
-    mine = Calls(*(getattr(calls, name)[span] for name in Calls.__struct_fields__))
+    mine = calls.between(span)
     row, own = graph.row[span], graph.own_ns[span].copy()
     threads = distinct(table.stream[rows])
     stream = np.searchsorted(threads, table.stream[rows]).astype(np.uint8)
@@ -185,9 +185,7 @@ def build_cpu_program(
     waits = waits[known]
     blocks = (mine.kind == Call.SYNC) | (mine.kind == Call.INPUT)
     places = order_calls(mine, blocks, None)
-    phases = timeline.phases
-    part = phases.at(mine.start_ns) if phases else np.zeros(mine.rows.size, dtype=np.uint8)
-    part = np.where(mine.kind == Call.INPUT, np.uint8(INPUT_PART), part).astype(np.uint8)
+    part = parts_of(timeline, mine)
     event_point = np.concatenate((point[rows], [0])).astype(np.int32)
     lag = np.append(places.lag, max(window.end_ns - _goes_on(mine, blocks), 0))
     lag[0] = 0

@@ -42,8 +42,8 @@ from tracedoc.testing.lanes import parse_lanes
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis, Finding, Verdict
+    from tracedoc.judge.rule import Rule
     from tracedoc.pipeline import Measured
-    from tracedoc.rules.model import Rule
 
 GAIN_TOLERANCE: Final = 0.02
 _GAIN_ZERO_MS: Final = 0.01  # an expected 0 is met by what would print as 0
@@ -106,7 +106,7 @@ def run_case_file(path: str | Path, rule_directories: Sequence[str | Path] = ())
 
     Raises :class:`RuleError` with file, line and column where the file itself is wrong.
     """
-    from tracedoc.rules.load import load_rules
+    from tracedoc.judge.load import load_rules
 
     loaded = load_cases(path)
     rules = load_rules(rule_directories)
@@ -115,7 +115,7 @@ def run_case_file(path: str | Path, rule_directories: Sequence[str | Path] = ())
 
 def run_case(rule: str, case: Case, rule_directories: Sequence[str | Path] = ()) -> CaseResult:
     """Run one case of ``rule``."""
-    from tracedoc.rules.load import load_rules
+    from tracedoc.judge.load import load_rules
 
     return _run(rule, case, load_rules(rule_directories))
 

@@ -24,11 +24,11 @@ from tracedoc.timeline.activity import (
 )
 from tracedoc.timeline.collective_table import CollectiveTable
 from tracedoc.timeline.collectives import gloo_collectives, gpu_collectives
-from tracedoc.timeline.foreign_turns import foreign_turns
 from tracedoc.timeline.idle import (
     HostSpans,
     IdleCauses,
     cpu_idle_causes,
+    foreign_turns,
     host_spans,
     idle_causes,
     long_launches,

@@ -18,6 +18,18 @@ from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import difference
 from tracedoc.trace.vocabulary import RuntimeRole
 
+FEWEST_TURNS = 5
+"""Fewer gaps of one length may be alike by accident."""
+
+SHORTEST_TURN_NS, LONGEST_TURN_NS = 300_000, 50_000_000
+"""A driver gives each process a few milliseconds; shorter gaps are those between two streams."""
+
+ALIKE_TURNS = 0.25
+"""Gaps that differ by this share from the median are of one length."""
+
+MOSTLY_TURNS = 0.75
+"""So many of the gaps must be of one length."""
+
 _GRAPH_BUILDING = re.compile(r"(?:cuda|hip|cu)Graph(?:Instantiate|ExecUpdate|Upload)")
 _CAPTURE_BEGINS = re.compile(r"(?:cuda|hip|cu)StreamBeginCapture")
 _CAPTURE_ENDS = re.compile(r"(?:cuda|hip|cu)StreamEndCapture")
@@ -186,3 +198,27 @@ def _pieces(starts: Int64Array, ends: Int64Array) -> Spans:
     """Return parts of disjoint intervals, one at most of each, without the empty ones."""
     kept = ends > starts
     return Spans(starts[kept], ends[kept])
+
+
+def foreign_turns(trace: Trace, queued: Spans) -> Spans:
+    """When another process had the GPU, of the idle time with work queued (``queued``).
+
+    Processes that share a GPU without MPS or MIG run on it in turns of one length. In between, what this one
+    has launched stands in its queue, and nothing of it waits for anything. A CUDA graph whose kernels were
+    not recorded looks the same, so that nothing is found in a trace that launches graphs.
+    """
+    if trace.rows_named(_launches_graph, Kind.RUNTIME).size:
+        return Spans.empty()
+    length = queued.ends - queued.starts
+    long = (length >= SHORTEST_TURN_NS) & (length <= LONGEST_TURN_NS)
+    if long.sum() < FEWEST_TURNS:
+        return Spans.empty()
+    usual = float(np.median(length[long]))
+    alike = long & (np.abs(length - usual) <= ALIKE_TURNS * usual)
+    if alike.sum() < max(MOSTLY_TURNS * long.sum(), FEWEST_TURNS):
+        return Spans.empty()
+    return Spans(queued.starts[alike], queued.ends[alike])
+
+
+def _launches_graph(name: str) -> bool:
+    return vocabulary.runtime_role(name) is RuntimeRole.GRAPH_LAUNCH

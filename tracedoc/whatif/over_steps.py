@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.facts.per_run.uneven import uneven_by_step
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.stragglers import stragglers
+from tracedoc.topics.straggler.late_ranks import stragglers
+from tracedoc.topics.straggler.uneven import uneven_by_step
 
 ByStep = Mapping[int, float]
 
