@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tracedoc.collector.inprocess import collect
     from tracedoc.comparison.compare import compare
-    from tracedoc.frames import frame
+    from tracedoc.frames import frame as frame
     from tracedoc.judge.findings import evaluate
     from tracedoc.pipeline import Options, diagnose, measure, predict
-    from tracedoc.report.diagnosis_figure import figure_of
-    from tracedoc.report.page import notebook_html
+    from tracedoc.report.diagnosis_figure import figure_of as figure_of
+    from tracedoc.report.page import notebook_html as notebook_html
     from tracedoc.report.render import write_report
     from tracedoc.timeline.build import build_timeline
     from tracedoc.trace.kineto import read_trace as load
@@ -52,11 +52,8 @@ __all__ = [
     "compare",
     "diagnose",
     "evaluate",
-    "figure_of",
-    "frame",
     "load",
     "measure",
-    "notebook_html",
     "predict",
     "write_report",
 ]

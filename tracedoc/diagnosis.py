@@ -59,6 +59,18 @@ class BudgetParts(msgspec.Struct, frozen=True):
     idle_causes_ms: dict[str, float] = msgspec.field(default_factory=dict)
 
 
+BUDGET_PARTS = (
+    ("compute", "compute", "compute_ms"),
+    ("transfer", "exposed transfer", "exposed_transfer_ms"),
+    ("wait", "waiting for peers", "exposed_wait_ms"),
+    ("pipeline", "waiting in the pipeline", "pipeline_wait_ms"),
+    ("unsplit", "communication (transfer or waiting)", "exposed_comm_unsplit_ms"),
+    ("copy", "exposed copies", "exposed_copy_ms"),
+    ("idle", "idle", "idle_ms"),
+)
+"""The parts of a budget that add up to the step: key, label, field."""
+
+
 class Budget(BudgetParts, frozen=True):
     """The budget that stands for a rank or for the run, and where it was measured."""
 

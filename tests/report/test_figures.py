@@ -15,13 +15,13 @@ from msgspec.structs import replace
 
 from tests.example_diagnoses import HOSTILE, sharded
 from tracedoc.cli import main
-from tracedoc.diagnosis import Detail, Diagnosis
+from tracedoc.diagnosis import BUDGET_PARTS, Detail, Diagnosis
 from tracedoc.diagnosis_json import to_json
 from tracedoc.errors import InputError
 from tracedoc.report.diagnosis_figure import LABEL, diagnosis_figure
 from tracedoc.report.figures import HATCHES, colours
 from tracedoc.report.render import render_file
-from tracedoc.report.view import PARTS, build_view
+from tracedoc.report.view import build_view
 from tracedoc.report.words import STATES
 
 BEGINS = {"png": b"\x89PNG\r\n", "pdf": b"%PDF-", "svg": b"<?xml"}
@@ -87,7 +87,7 @@ def test_no_two_colours_that_meet_are_one_in_grey() -> None:
         red, green, blue = (int(colours()[key][at : at + 2], 16) / 255 for at in (1, 3, 5))
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
-    keys = [key for key, _, _ in PARTS]
+    keys = [key for key, _, _ in BUDGET_PARTS]
     for first, second in combinations(keys, 2):
         alike = abs(grey(first) - grey(second)) < 0.1
         assert not alike or HATCHES.get(first) != HATCHES.get(second), (first, second)

@@ -16,7 +16,6 @@ import click
 from tracedoc import __version__
 from tracedoc.cli.output import drop_stdout
 from tracedoc.errors import TracedocError
-from tracedoc.trace.reader import reader_name
 
 EXIT_CANNOT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -153,6 +152,8 @@ def _sentence(message: str) -> str:
 
 def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
+        from tracedoc.trace.reader import reader_name  # with numpy, which help needs not
+
         click.echo(f"tracedoc {__version__} ({reader_name()} reader)")
         context.exit()
 

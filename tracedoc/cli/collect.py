@@ -98,6 +98,7 @@ def _number(
 @click.pass_context
 def collect(
     ctx: click.Context,
+    /,
     command: tuple[str, ...],
     output: str | None,
     then_diagnose: bool,

@@ -12,7 +12,7 @@ from tracedoc.comparison.compare import RunComparison, compare
 from tracedoc.comparison.differences import FindingChange
 from tracedoc.comparison.scaling import gpus
 from tracedoc.comparison.waterfall import compared_budget
-from tracedoc.diagnosis import Diagnosis
+from tracedoc.diagnosis import BUDGET_PARTS, Diagnosis
 from tracedoc.errors import InputError
 
 
@@ -98,16 +98,8 @@ def _run(
         name=name,
         gpus=gpus(diagnosis),
         step_ms=budget.step_ms,
-        parts_ms={
-            "compute": budget.compute_ms,
-            "transfer": budget.exposed_transfer_ms,
-            "wait": budget.exposed_wait_ms,
-            "pipeline": budget.pipeline_wait_ms,
-            "unsplit": budget.exposed_comm_unsplit_ms,
-            "copy": budget.exposed_copy_ms,
-            "input": input_ms,
-            "idle": budget.idle_ms - input_ms,
-        },
+        parts_ms={key: getattr(budget, field) for key, _, field in BUDGET_PARTS if key != "idle"}
+        | {"input": input_ms, "idle": budget.idle_ms - input_ms},
         busy_frac=budget.compute_ms / budget.step_ms,
         efficiency=efficiency,
         findings=findings,

@@ -17,7 +17,7 @@ from tracedoc.crosscheck.definitions import CaptureSplit, stages
 from tracedoc.errors import InputError, TracedocError, how_to_install
 from tracedoc.trace.kineto import read_trace
 
-PARTS = ("span_ms", "compute_ms", "non_compute_ms", "idle_ms", "overlap_frac")
+NUMBERS = ("span_ms", "compute_ms", "non_compute_ms", "idle_ms", "overlap_frac")
 
 _LEAST_MS, _LEAST_SHARE, _LEAST_OVERLAP = 0.002, 1e-5, 1e-4
 """HTA keeps times as float64 microseconds since 1970 in some files, and rounds its percentages."""
@@ -87,7 +87,7 @@ def _check(rank: int, source: str, hta: Breakdown) -> RankCheck:
 def _changes(before: CaptureSplit | Breakdown, after: CaptureSplit | Breakdown) -> dict[str, float]:
     """The change of each number, without those that stay the same."""
     changes = {}
-    for part in PARTS:
+    for part in NUMBERS:
         old, new = getattr(before, part), getattr(after, part)
         if old is None or new is None:
             continue

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.charts import PathStretch, Picture, PictureRow
-from tracedoc.diagnosis import Diagnosis, RankReport
+from tracedoc.diagnosis import BUDGET_PARTS, Diagnosis, RankReport
 from tracedoc.errors import InputError
 from tracedoc.report.charts.path_line import level_of
 from tracedoc.report.clock import LATEST_MS, CommonClock
-from tracedoc.report.figures import HATCHES, colours, figure_bytes, new_figure, page_style
+from tracedoc.report.figures import colours, figure_bytes, new_figure, page_style, paint
 from tracedoc.report.texts import one_line
-from tracedoc.report.view import PARTS, FindingView, View, build_view
+from tracedoc.report.view import FindingView, View, build_view
 from tracedoc.report.words import STATES
 from tracedoc.units import format_ms
 
@@ -106,7 +106,7 @@ def _timeline(axis: Any, picture: Picture, view: View) -> None:
     rows = picture.rows[:MOST_ROWS]
     # Each state is one patch for all ranks: thousands of them would take matplotlib half a minute.
     for state, (key, _) in STATES.items():
-        _bars(axis, rows, state, -0.4, 0.8, _paint(key))
+        _bars(axis, rows, state, -0.4, 0.8, paint(key))
     _bars(axis, rows, "communication", 0.4, 0.1, {"facecolor": colours()["ink"], "linewidth": 0})
     draw_path(axis, picture.path, [row.rank for row in rows], picture.span_ms)
     _mark(axis, rows, picture, view)
@@ -182,10 +182,10 @@ def _budgets(axis: Any, reports: Sequence[RankReport]) -> None:
     for at, report in enumerate(reports):
         assert report.budget is not None
         left = 0.0
-        for key, _, field in PARTS:
+        for key, _, field in BUDGET_PARTS:
             ms = float(getattr(report.budget, field))
             if 0 < ms < LATEST_MS:
-                axis.barh(at, ms, left=left, height=0.8, **_paint(key))
+                axis.barh(at, ms, left=left, height=0.8, **paint(key))
                 left += ms
     _rank_labels(axis, [report.rank for report in reports], set())
     _heading(axis, "Where the median step of each rank goes", "ms")
@@ -239,14 +239,6 @@ def _heat_map(axis: Any, ranks: list[int], steps: list[int], table: npt.NDArray[
 # -- shared
 
 
-def _paint(key: str) -> dict[str, Any]:
-    """The look of a colour of the page: patterns in white, so that the colour stays."""
-    style: dict[str, Any] = {"facecolor": colours().get(key, colours()["other"]), "linewidth": 0}
-    if pattern := HATCHES.get(key):
-        style |= {"hatch": pattern, "edgecolor": "white"}
-    return style
-
-
 def _rank_labels(axis: Any, ranks: Sequence[int], named: set[int]) -> None:
     every = max(1, -(-len(ranks) // _LABELLED_ROWS))
     shown = [at for at, rank in enumerate(ranks) if at % every == 0 or rank in named]
@@ -268,7 +260,7 @@ def _legend(axis: Any, view: View) -> None:
     from matplotlib.patches import Patch
 
     words = _words(view)
-    handles: list[Any] = [Patch(label=text, **_paint(key)) for key, text in words.items()]
+    handles: list[Any] = [Patch(label=text, **paint(key)) for key, text in words.items()]
     rows = view.diagnosis.detail.picture.rows if view.diagnosis.detail.picture is not None else ()
     if any("communication" in row.spans_ms for row in rows):
         handles.append(Line2D([], [], color=colours()["ink"], label="communication, hidden or not"))
@@ -284,7 +276,7 @@ def _legend(axis: Any, view: View) -> None:
 def _words(view: View) -> dict[str, str]:
     """The words of each colour in this figure, those of the budget first."""
     found: dict[str, dict[str, None]] = {}
-    for key, label, field in PARTS:
+    for key, label, field in BUDGET_PARTS:
         if any(report.budget and getattr(report.budget, field) > 0 for report in view.diagnosis.ranks):
             found[key] = {label: None}
     picture = view.diagnosis.detail.picture

@@ -12,7 +12,7 @@ from io import BytesIO
 from textwrap import fill
 from typing import Any
 
-from tracedoc.report.sheet import FULL, Sheet, SheetBar, SheetBox
+from tracedoc.report.sheet import FULL, Sheet, SheetBar
 from tracedoc.report.texts import one_line, plain
 
 FIGURE_FORMATS = ("png", "svg", "pdf")
@@ -57,6 +57,14 @@ def colours() -> dict[str, str]:
     daylight = re.search(r":root \{(.*?)\}", sheet, re.S)
     assert daylight is not None
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})\b", daylight[1]))
+
+
+def paint(key: str) -> dict[str, Any]:
+    """The look of a colour of the page: patterns in white, so that the colour stays."""
+    style: dict[str, Any] = {"facecolor": colours().get(key, colours()["other"]), "linewidth": 0}
+    if pattern := HATCHES.get(key):
+        style |= {"hatch": pattern, "edgecolor": "white"}
+    return style
 
 
 @contextmanager
@@ -110,7 +118,7 @@ def sheet_figure(sheet: Sheet, file_format: str) -> bytes:
 
 def _draw(axes: Any, place: int, bar: SheetBar) -> None:
     for box in bar.boxes:
-        axes.barh(place, max(box.width, _LEAST_WIDTH), left=box.x, height=0.72, linewidth=0, **_look(box))
+        axes.barh(place, max(box.width, _LEAST_WIDTH), left=box.x, height=0.72, **_look(box.key))
     if bar.range is not None:
         axes.plot(bar.range, (place, place), color=colours()["ink"], linewidth=2, solid_capstyle="butt")
     axes.text(
@@ -118,12 +126,9 @@ def _draw(axes: Any, place: int, bar: SheetBar) -> None:
     )
 
 
-def _look(box: SheetBox) -> dict[str, Any]:
-    key, alpha = _PLAIN.get(box.key, (box.key, 1.0))
-    look: dict[str, Any] = {"facecolor": colours().get(key, colours()["other"]), "alpha": alpha}
-    if key in HATCHES:
-        look |= {"hatch": HATCHES[key], "edgecolor": "white"}
-    return look
+def _look(name: str) -> dict[str, Any]:
+    key, alpha = _PLAIN.get(name, (name, 1.0))
+    return paint(key) | {"alpha": alpha}
 
 
 def _frame(axes: Any, sheet: Sheet, count: int) -> None:
@@ -139,7 +144,5 @@ def _frame(axes: Any, sheet: Sheet, count: int) -> None:
     if sheet.legend:
         from matplotlib.patches import Patch
 
-        handles = [
-            Patch(label=words, linewidth=0, **_look(SheetBox(key, 0.0, 0.0))) for key, words in sheet.legend
-        ]
+        handles = [Patch(label=words, **_look(key)) for key, words in sheet.legend]
         axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.1), ncols=4, fontsize=7)

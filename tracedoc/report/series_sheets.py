@@ -6,17 +6,12 @@ from collections.abc import Iterator
 
 from tracedoc.comparison.history import History, HistoryRun
 from tracedoc.comparison.series import Extrapolation, Point, Series
+from tracedoc.diagnosis import BUDGET_PARTS
 from tracedoc.report.comparison_sheet import comparison_sheet, fixed_words, percent_change
 from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetBox, SheetTable
 from tracedoc.units import format_ms, format_percent, three_digits
 
-HISTORY_PARTS = {
-    "compute": "compute",
-    "transfer": "exposed transfer",
-    "wait": "waiting for peers",
-    "pipeline": "waiting in the pipeline",
-    "unsplit": "communication (transfer or waiting)",
-    "copy": "exposed copies",
+HISTORY_PARTS = {key: label for key, label, _ in BUDGET_PARTS if key != "idle"} | {
     "input": "input",
     "idle": "other idle time",
 }

@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.diagnosis import (
+    BUDGET_PARTS,
     SEVERITIES,
     BudgetCheck,
     BudgetParts,
@@ -27,17 +28,6 @@ from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import fitting_first, framework_name
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.units import format_ms, format_percent, format_quantity, format_ranges
-
-PARTS = (
-    ("compute", "compute", "compute_ms"),
-    ("transfer", "exposed transfer", "exposed_transfer_ms"),
-    ("wait", "waiting for peers", "exposed_wait_ms"),
-    ("pipeline", "waiting in the pipeline", "pipeline_wait_ms"),
-    ("unsplit", "communication (transfer or waiting)", "exposed_comm_unsplit_ms"),
-    ("copy", "exposed copies", "exposed_copy_ms"),
-    ("idle", "idle", "idle_ms"),
-)
-"""The parts of a budget that add up to the step: key, label, field."""
 
 PHASES = {
     "forward": "forward",
@@ -160,7 +150,7 @@ def segments(budget: BudgetParts) -> tuple[Segment, ...]:
     """Return the parts of a budget that are not empty, in the order of the bar."""
     whole = budget.step_ms
     found = []
-    for key, label, field in PARTS:
+    for key, label, field in BUDGET_PARTS:
         ms = float(getattr(budget, field))
         if ms <= 0 or whole <= 0:
             continue

@@ -48,6 +48,24 @@ class _Launch(msgspec.Struct):
     events: list[tuple[str, str, int, dict[str, object]]] = msgspec.field(default_factory=list)
 
 
+class _How(msgspec.Struct, frozen=True):
+    """On which stream GPU work runs, and when which thread launches it; unlinked work has no launch."""
+
+    stream: int
+    launch_ms: float | None
+    thread: str
+    linked: bool = True
+
+
+Around = list[tuple[str, str, dict[str, object]]]
+"""The host events around a launch, the outermost first: name, category, arguments."""
+
+_KERNEL_ARGUMENTS: Final = {
+    "registers per thread": 128, "shared memory": 0, "blocks per SM": 1.0, "warps per SM": 4.0,
+    "grid": [132, 1, 1], "block": [128, 1, 1], "est. achieved occupancy %": 6,
+}  # fmt: skip
+
+
 class TraceBuilder:
     """Collect the events of one rank; every method that adds some returns the builder itself.
 
@@ -165,12 +183,10 @@ class TraceBuilder:
         ``launch_ms`` is when the call starts (10 us before the kernel unless given). An unlinked kernel
         has no launch in the file, like an early one. ``within`` are ranges around it, outermost first.
         """
-        self._kernel(
-            name, start_ms, end_ms,
-            stream=stream, launch_ms=launch_ms, linked=linked, thread=thread, call="cudaLaunchKernel",
-            around=[*((n, "user_annotation", {}) for n in within), (op, "cpu_op", self._shapes(dims, types))],
-            extra={"grid": list(grid)},
-        )  # fmt: skip
+        around: Around = [(range_name, "user_annotation", {}) for range_name in within]
+        around.append((op, "cpu_op", self._shapes(dims, types)))
+        how = _How(stream, launch_ms, thread, linked)
+        self._kernel(name, "cudaLaunchKernel", start_ms, end_ms, how, around, {"grid": list(grid)})
         return self
 
     def copy(
@@ -189,11 +205,10 @@ class TraceBuilder:
         host_side = "Pageable" if pageable else "Pinned"
         ends = {"HtoD": (host_side, "Device"), "DtoH": ("Device", host_side)}
         source, target = ends.get(direction, ("Device", "Device"))
+        how = _How(_COPY_STREAM if stream is None else stream, launch_ms, thread)
         self._transfer(
             "gpu_memcpy", f"Memcpy {direction} ({source} -> {target})", "cudaMemcpyAsync", "aten::copy_",
-            start_ms, end_ms, nbytes,
-            stream=_COPY_STREAM if stream is None else stream, launch_ms=launch_ms, thread=thread,
-            blocks=pageable,
+            start_ms, end_ms, nbytes, how, blocks=pageable,
         )  # fmt: skip
         return self
 
@@ -210,7 +225,7 @@ class TraceBuilder:
         """Add a memset and its ``cudaMemsetAsync``."""
         self._transfer(
             "gpu_memset", "Memset (Device)", "cudaMemsetAsync", "aten::zero_", start_ms, end_ms, nbytes,
-            stream=stream, launch_ms=launch_ms, thread=thread, blocks=False,
+            _How(stream, launch_ms, thread), blocks=False,
         )  # fmt: skip
         return self
 
@@ -283,17 +298,14 @@ class TraceBuilder:
             "Global rank stride": members[1] - members[0] if len(members) > 1 else 1,
         }  # fmt: skip
         kernel = operation.kernel.format(dtype=KERNEL_DTYPE[dtype]) + KERNEL_ARGUMENT
-        self._kernel(
-            kernel, start_ms, end_ms,
-            stream=stream, launch_ms=launch_ms, linked=linked, thread=thread, call="cudaLaunchKernelExC",
-            around=[
-                *((name, "user_annotation", {}) for name in within),
-                (operation.operator, "cpu_op", {}),
-                ("record_param_comms", "cpu_op", record),
-                (annotation, "user_annotation", {}),
-            ],
-            extra=arguments,
-        )  # fmt: skip
+        around: Around = [
+            *((name, "user_annotation", {}) for name in within),
+            (operation.operator, "cpu_op", {}),
+            ("record_param_comms", "cpu_op", record),
+            (annotation, "user_annotation", {}),
+        ]
+        how = _How(stream, launch_ms, thread, linked)
+        self._kernel(kernel, "cudaLaunchKernelExC", start_ms, end_ms, how, around, arguments)
         if linked:
             self.gpu_annotation(annotation, start_ms, end_ms, stream=stream)
         return self
@@ -321,82 +333,46 @@ class TraceBuilder:
     # Inside ---------------------------------------------------------------------------------------
 
     def _kernel(
-        self,
-        name: str,
-        start_ms: float,
-        end_ms: float,
-        *,
-        stream: int,
-        launch_ms: float | None,
-        linked: bool,
-        thread: str,
-        call: str,
-        around: list[tuple[str, str, dict[str, object]]],
+        self, name: str, call: str, start_ms: float, end_ms: float, how: _How, around: Around,
         extra: dict[str, object],
-    ) -> None:
+    ) -> None:  # fmt: skip
         start, end = _ns(start_ms), _ns(end_ms)
-        correlation = self._next_correlation()
-        args: dict[str, object] = {
-            "queued": 0, "device": self._ordinal, "context": 1, "stream": stream, "correlation": correlation,
-            "registers per thread": 128, "shared memory": 0, "blocks per SM": 1.0, "warps per SM": 4.0,
-            "grid": [132, 1, 1], "block": [128, 1, 1], "est. achieved occupancy %": 6,
-        }  # fmt: skip
-        if linked:
+        args = {"queued": 0, **self._place(how), **_KERNEL_ARGUMENTS}
+        if how.linked:
             # Kineto: the launch carries the id of the innermost cpu_op around it.
-            external_id = self._launch(
-                call, correlation, start, stream=stream, launch_ms=launch_ms, thread=thread, around=around
-            )
-            args = {"External id": external_id, **args}
-        self._gpu_event("kernel", name, stream, start, end, args=args | extra)
+            args = {"External id": self._launch(call, self._correlation, start, how, around), **args}
+        self._gpu_event("kernel", name, how.stream, start, end, args=args | extra)
 
     def _transfer(
-        self,
-        category: str,
-        name: str,
-        call: str,
-        op: str,
-        start_ms: float,
-        end_ms: float,
-        nbytes: int,
-        *,
-        stream: int,
-        launch_ms: float | None,
-        thread: str,
-        blocks: bool,
-    ) -> None:
+        self, category: str, name: str, call: str, op: str, start_ms: float, end_ms: float, nbytes: int,
+        how: _How, *, blocks: bool,
+    ) -> None:  # fmt: skip
         start, end = _ns(start_ms), _ns(end_ms)
-        correlation = self._next_correlation()
-        external_id = self._launch(
-            call, correlation, start, stream=stream, launch_ms=launch_ms, thread=thread,
-            around=[(op, "cpu_op", {})], until_ns=end if blocks else None,
-        )  # fmt: skip
+        place, until = self._place(how), end if blocks else None
+        around: Around = [(op, "cpu_op", {})]
         args: dict[str, object] = {
-            "External id": external_id, "device": self._ordinal, "context": 1, "stream": stream,
-            "correlation": correlation, "bytes": nbytes,
-            "memory bandwidth (GB/s)": round(nbytes / max(end - start, 1), 3),
+            "External id": self._launch(call, self._correlation, start, how, around, until_ns=until),
+            **place, "bytes": nbytes, "memory bandwidth (GB/s)": round(nbytes / max(end - start, 1), 3),
         }  # fmt: skip
-        self._gpu_event(category, name, stream, start, end, args=args)
+        self._gpu_event(category, name, how.stream, start, end, args=args)
+
+    def _place(self, how: _How) -> dict[str, object]:
+        """Where a GPU event runs, under a new correlation id."""
+        correlation = self._next_correlation()
+        return {"device": self._ordinal, "context": 1, "stream": how.stream, "correlation": correlation}
 
     def _launch(
-        self,
-        call: str,
-        correlation: int,
-        start_ns: int,
-        *,
-        stream: int,
-        launch_ms: float | None,
-        thread: str,
-        around: list[tuple[str, str, dict[str, object]]],
+        self, call: str, correlation: int, start_ns: int, how: _How, around: Around, *,
         until_ns: int | None = None,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Remember the host side of one GPU event; return the external id of its innermost operator."""
-        self._streams.add(stream)
-        self._tid(thread)
-        requested = start_ns - _ns(DEFAULT_LEAD_MS) if launch_ms is None else _ns(launch_ms)
+        self._streams.add(how.stream)
+        self._tid(how.thread)
+        requested = start_ns - _ns(DEFAULT_LEAD_MS) if how.launch_ms is None else _ns(how.launch_ms)
         if requested > start_ns:
             raise ValueError(f"launched at {requested / 1e6} ms, after its start at {start_ns / 1e6} ms")
         call_ns = 2000 if until_ns is None else max(until_ns - requested, 2000)
-        launch = _Launch(thread, requested, start_ns, slot_ns=2000 + 500 * len(around))
+        launch = _Launch(how.thread, requested, start_ns, slot_ns=2000 + 500 * len(around))
         operator_id = 0
         for depth, (name, category, extra) in enumerate(around):
             external_id = self._next_external_id()

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from tracedoc.diagnosis import BudgetParts, Diagnosis, Gain, RankReport, StepBudget
+from tracedoc.diagnosis import BUDGET_PARTS, BudgetParts, Diagnosis, Gain, RankReport, StepBudget
 from tracedoc.predicted import PlanStep, Predicted
 from tracedoc.report.charts.over_time import TimeScale
-from tracedoc.report.view import PARTS, Segment, segments
+from tracedoc.report.view import Segment, segments
 from tracedoc.report.words import STATES
 from tracedoc.units import format_ms, format_percent, format_step_change
 
@@ -127,7 +127,7 @@ class RankSteps(msgspec.Struct, frozen=True):
 def columns_of(reports: tuple[RankReport, ...]) -> tuple[tuple[str, str, str], ...]:
     """Return the parts of a budget that are not empty on every rank: key, label, field."""
     budgets = [report.budget for report in reports if report.budget]
-    return tuple(part for part in PARTS if any(getattr(budget, part[2]) > 0 for budget in budgets))
+    return tuple(part for part in BUDGET_PARTS if any(getattr(budget, part[2]) > 0 for budget in budgets))
 
 
 def rank_rows(
