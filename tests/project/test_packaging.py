@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -168,3 +169,16 @@ def test_every_package_folder_is_declared(repository: Path) -> None:
         for init in (repository / "tracedoc").rglob("__init__.py")
     }
     assert set(declared) - {"tracedoc.rules.builtin"} == present
+
+
+def test_everything_that_is_installed_for_the_tests_has_one_version(repository: Path) -> None:
+    """The versions of ``make constraints`` name no server: where packages come from is up to the machine."""
+    listed = (repository / "requirements" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in listed if not line.startswith("#")]
+    pinned = {re.fullmatch(r'([a-z0-9.-]+)==[\w.]+; python_version >= "3\.\d+"', line)[1] for line in pins}
+    project = msgspec.toml.decode((repository / "pyproject.toml").read_bytes())["project"]
+    asked = [line for line in project["dependencies"] if ";" not in line]
+    for file in sorted((repository / "requirements").glob("*.txt")):
+        asked += file.read_text(encoding="utf-8").splitlines() if file.stem != "constraints" else []
+    names = {re.split("[=<>;]", line)[0].lower() for line in asked if line and line[0] not in "#-"}
+    assert names - pinned == set()
