@@ -18,7 +18,7 @@ if str(REPOSITORY) not in sys.path:
     sys.path.insert(0, str(REPOSITORY))
 
 from docs.rule_drawings import drawing  # noqa: E402
-from tracedoc.facts.topics import CATALOG  # noqa: E402
+from tracedoc.facts.catalog import CATALOG  # noqa: E402
 from tracedoc.rules.expression import parse  # noqa: E402
 from tracedoc.rules.files import builtin_directory  # noqa: E402
 from tracedoc.rules.load import load_rules  # noqa: E402

@@ -43,7 +43,7 @@ from tracedoc.run.ending import ended_well, ending_limits
 from tracedoc.run.job import read_job
 from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, Settled, settle
-from tracedoc.timeline.source_step import SourceStep, read_source_step
+from tracedoc.timeline.script_code import SourceStep, read_source_step
 from tracedoc.units import format_ranges
 from tracedoc.whatif.answer import what_if
 from tracedoc.whatif.changes.registry import parse_request

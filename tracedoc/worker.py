@@ -16,7 +16,7 @@ from tracedoc.run.remote import is_remote, open_remote, public_name
 from tracedoc.timeline.build import build_timeline
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.kineto import read_trace
-from tracedoc.trace.native import reader_name
+from tracedoc.trace.reader import reader_name
 
 
 def digest_file(

@@ -22,7 +22,7 @@ from tracedoc.cli import COMMANDS, main
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.diagnosis_json import from_json, to_json
 from tracedoc.errors import InputError
-from tracedoc.trace.native import reader_name
+from tracedoc.trace.reader import reader_name
 
 
 @dataclass(frozen=True)

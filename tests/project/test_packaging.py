@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tracedoc.trace.native import VARIABLE
+from tracedoc.trace.reader import VARIABLE
 
 NOT_PART_OF_THE_SOURCES = shutil.ignore_patterns(
     ".git",

@@ -11,7 +11,7 @@ from tracedoc.ranks.early_ends import ended_early
 from tracedoc.ranks.run_view import build_run_view
 from tracedoc.testing.builder import TraceBuilder
 from tracedoc.testing.lanes import parse_lanes
-from tracedoc.timeline.own_code import CodePlace, places_of_source_step
+from tracedoc.timeline.script_code import CodePlace, places_of_source_step
 from tracedoc.trace.kineto import read_trace
 from tracedoc.worker import digest_file
 

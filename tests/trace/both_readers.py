@@ -16,7 +16,7 @@ from tracedoc.trace import chunks
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.compact import Coded, Sparse
 from tracedoc.trace.kineto import read_trace
-from tracedoc.trace.native import VARIABLE
+from tracedoc.trace.reader import VARIABLE
 
 Words = tuple[str, str]
 

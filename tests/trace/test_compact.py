@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trace.both_readers import assert_alike
-from tracedoc.trace.columns import NO_ID, Trace
-from tracedoc.trace.compact import Coded, Sparse, narrowest
-from tracedoc.trace.growing import Growing, GrowingIds
+from tracedoc.trace.columns import Trace
+from tracedoc.trace.compact import NO_ID, Coded, Growing, GrowingIds, Sparse, narrowest
 
 EDGES = [-(2**63), -(2**31) - 1, -(2**31), -129, -128, -1, 0, 127, 128, 2**31 - 1, 2**31, 2**53, 2**63 - 1]
 

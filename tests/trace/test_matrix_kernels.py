@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.trace.matrix_kernels import MatrixFormat, matrix_format
+from tracedoc.trace.kernels import MatrixFormat, matrix_format
 
 
 @pytest.mark.parametrize(

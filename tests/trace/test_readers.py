@@ -18,7 +18,7 @@ from tests.trace.test_kineto_layouts import documents
 from tests.trace.test_kineto_mutations import mutated
 from tracedoc.errors import InputError
 from tracedoc.testing import TraceBuilder
-from tracedoc.trace import chunks, native
+from tracedoc.trace import chunks, reader
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.kineto import read_trace
 from tracedoc.trace.scan import ChunkScanner
@@ -28,8 +28,8 @@ OPTIONS: list[dict[str, Any]] = [{}, {"long_frames": True}, {"python_functions":
 
 def built() -> bool:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(native.VARIABLE, "")
-        return native.scanner_type() is not None
+        patch.setenv(reader.VARIABLE, "")
+        return reader.scanner_type() is not None
 
 
 needs_scanner = pytest.mark.skipif(not built(), reason="the native scanner is not built here")
@@ -237,28 +237,28 @@ def test_hostile_files(case: str) -> None:
 
 
 def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(native.VARIABLE, "python")
-    assert native.reader_name() == "python"
-    monkeypatch.setenv(native.VARIABLE, "fast")
+    monkeypatch.setenv(reader.VARIABLE, "python")
+    assert reader.reader_name() == "python"
+    monkeypatch.setenv(reader.VARIABLE, "fast")
     with pytest.raises(InputError, match="TRACEDOC_READER is 'fast'"):
-        native.reader_name()
+        reader.reader_name()
 
 
 def test_a_scanner_of_another_version_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "LAYOUT", -1)
-    monkeypatch.setenv(native.VARIABLE, "")
-    assert native.reader_name() == "python"
-    monkeypatch.setenv(native.VARIABLE, "native")
+    monkeypatch.setattr(reader, "LAYOUT", -1)
+    monkeypatch.setenv(reader.VARIABLE, "")
+    assert reader.reader_name() == "python"
+    monkeypatch.setenv(reader.VARIABLE, "native")
     with pytest.raises(InputError, match="not built"):
-        native.reader_name()
+        reader.reader_name()
 
 
-@pytest.mark.parametrize("reader", ["python", pytest.param("native", marks=needs_scanner)])
+@pytest.mark.parametrize("choice", ["python", pytest.param("native", marks=needs_scanner)])
 def test_values_are_kept_of_sends_and_receives_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str
 ) -> None:
     """Their third value is the other rank; those of other operators differ from call to call."""
-    monkeypatch.setenv(native.VARIABLE, reader)
+    monkeypatch.setenv(reader.VARIABLE, choice)
     builder = TraceBuilder(0, 3, device=None)
     builder.collective("send", 0, 1, nbytes=64, peer=2)
     builder.host("aten::mm", 2, 3, dims=[[2, 2], [2, 2]], values=["", ""])

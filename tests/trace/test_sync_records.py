@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tracedoc.trace.columns import NO_ID, Kind, Trace
+from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.compact import NO_ID
 from tracedoc.trace.kineto import read_trace
 
 REAL = Path(__file__).parents[3] / "shared/traces/format_variants/event_sync_trace.json.gz"

@@ -16,7 +16,7 @@ import click
 from tracedoc import __version__
 from tracedoc.cli.output import drop_stdout
 from tracedoc.errors import TracedocError
-from tracedoc.trace.native import reader_name
+from tracedoc.trace.reader import reader_name
 
 EXIT_CANNOT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, busiest_device, classify_gpu_events
 from tracedoc.timeline.launches import link_launches
-from tracedoc.trace.columns import NO_ID, Kind, Trace
+from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.compact import NO_ID
 from tracedoc.trace.distinct import is_among
 
 OTHER = 3

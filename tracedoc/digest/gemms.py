@@ -11,8 +11,7 @@ import numpy.typing as npt
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.trace.kernels import KernelCategory
-from tracedoc.trace.matrix_kernels import matrix_format
+from tracedoc.trace.kernels import KernelCategory, matrix_format
 
 MAX_GEMMS = 64
 """The table keeps so many kinds, those with most time."""

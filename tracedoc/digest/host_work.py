@@ -19,7 +19,7 @@ from tracedoc.timeline.host import (
     with_pauses_behind_waits,
     work_before_collectives,
 )
-from tracedoc.timeline.own_code import CodePlace, places_of_timeline
+from tracedoc.timeline.script_code import CodePlace, places_of_timeline
 from tracedoc.timeline.syncs import Syncs, askers, is_library
 from tracedoc.trace.columns import Kind
 

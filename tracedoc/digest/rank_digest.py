@@ -24,10 +24,9 @@ from tracedoc.replay.rank.kept_steps import rank_programs
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import Budget
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.collective_roles import collective_roles
+from tracedoc.timeline.collective_roles import collective_roles, gradient_rows
 from tracedoc.timeline.collective_table import CollectiveTable
-from tracedoc.timeline.phase_budgets import PhaseBudget
-from tracedoc.timeline.reductions import gradient_rows
+from tracedoc.timeline.phases import PhaseBudget
 from tracedoc.timeline.shards.times import UnitTable, small_table
 from tracedoc.timeline.strategy_signs import StrategySigns, strategy_signs
 from tracedoc.trace.columns import Kind, ProcessGroup

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.stragglers import NOTICED, Straggler, stragglers
-from tracedoc.timeline.own_code import CodePlace
+from tracedoc.timeline.script_code import CodePlace
 
 ENOUGH = 0.5
 """A function is named for a length of time of which it takes at least this share."""

@@ -26,7 +26,7 @@ from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
 from tracedoc.run.job import Job
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import by_rank
-from tracedoc.timeline.source_step import SourceStep
+from tracedoc.timeline.script_code import SourceStep
 from tracedoc.values import Value
 
 Result = TypeVar("Result")

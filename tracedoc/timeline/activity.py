@@ -175,7 +175,7 @@ def collective_records(trace: Trace) -> Rows:
 
 
 def device_activity(events: GpuEvents, device: int) -> Activity:
-    """Return what ``device`` did, from all of its events."""
+    """The activity of ``device``, from all of its events."""
     own = events.on(device)
     by_class = (own.classes == one for one in (COMPUTE, COMMUNICATION, COPY))
     return combine_activity(
@@ -278,7 +278,7 @@ def leaf_rows(trace: Trace, rows: Rows) -> Rows:
 
 
 def _is_library_operator(name: str) -> bool:
-    """Return whether an operator came through the dispatcher (``namespace::name``) and is no wrapper."""
+    """True for an operator that came through the dispatcher (``namespace::name``) and is no wrapper."""
     namespace, separator, _ = name.partition("::")
     return bool(separator) and namespace.isidentifier() and namespace not in WRAPPER_NAMESPACES
 

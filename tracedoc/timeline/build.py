@@ -37,9 +37,7 @@ from tracedoc.timeline.idle import (
     long_launches,
 )
 from tracedoc.timeline.launches import Launches, link_launches, lost_share
-from tracedoc.timeline.periods import repeated_steps
-from tracedoc.timeline.phase_budgets import PhaseBudget, cpu_phase_budgets, gpu_phase_budgets
-from tracedoc.timeline.phases import Phases, find_phases
+from tracedoc.timeline.phases import PhaseBudget, Phases, cpu_phase_budgets, find_phases, gpu_phase_budgets
 from tracedoc.timeline.shards.times import UnitTable, unit_table
 from tracedoc.timeline.steps import (
     HostStep,
@@ -50,6 +48,7 @@ from tracedoc.timeline.steps import (
     gpu_windows,
     holds_iteration,
     host_windows,
+    repeated_steps,
 )
 from tracedoc.timeline.syncs import Syncs, launching_threads
 from tracedoc.trace import vocabulary
@@ -334,7 +333,7 @@ def _own_extents(
 
 
 def _waited_for_its_turn(own: GpuEvents, mine: np.ndarray) -> bool:
-    """Return whether a step's first kernel was launched long before it starts, with nothing in between.
+    """True where a step's first kernel was launched long before it starts, with nothing in between.
 
     ``mine`` marks the events of the step. Then the GPU was busy with steps before the capture, of whose
     kernels none is shown.

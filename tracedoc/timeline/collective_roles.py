@@ -12,7 +12,6 @@ from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.phases import Phase, Phases
-from tracedoc.timeline.reductions import FLAG_BYTES, LAYER_BYTES
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct, is_among
@@ -74,7 +73,7 @@ def collective_roles(timeline: RankTimeline) -> npt.NDArray[np.uint8]:
 
 
 def is_in(labels: npt.NDArray[np.uint8], *phases: Phase) -> npt.NDArray[np.bool_]:
-    """Return which labels are one of ``phases``."""
+    """Mask of the labels that are one of ``phases``, shape of ``labels``."""
     return is_among(labels, np.array([int(phase) for phase in phases]))
 
 
@@ -112,13 +111,13 @@ def _one_by_one(table: CollectiveTable, small: npt.NDArray[np.bool_]) -> npt.NDA
 
 
 def _has_dtype(table: CollectiveTable, *names: str) -> npt.NDArray[np.bool_]:
-    """Return which rows are of one of some element types, named as Kineto and c10d do."""
+    """Mask of the rows whose element type is one of some, named as Kineto and c10d do."""
     found = [kind.dtype.replace("c10::", "").lower() in names for kind in table.kinds]
     return np.array(found or [False], dtype=bool)[table.kind]
 
 
 def _leads_to_update(phases: Phases, times: Int64Array) -> npt.NDArray[np.bool_]:
-    """Return which times lie between a backward pass and the optimizer, with no other phase between."""
+    """Mask of the times between a backward pass and the optimizer, with no other phase between."""
     last = np.searchsorted(phases.edges_ns, times, side="right") - 1
     before = np.clip(last - 1, 0, phases.labels.size - 1)
     after = np.clip(last + 1, 0, phases.labels.size - 1)
@@ -128,7 +127,7 @@ def _leads_to_update(phases: Phases, times: Int64Array) -> npt.NDArray[np.bool_]
 
 
 def _sharded(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
-    """Return which collectives move sharded parameters or their gradients."""
+    """Mask of the collectives that move sharded parameters or their gradients."""
     found = np.zeros(len(timeline.collectives), dtype=bool)
     if timeline.units is not None:
         found[timeline.units.units.gathers.row] = True
@@ -160,3 +159,42 @@ def _spans_named(timeline: RankTimeline, matches: Callable[[str], bool]) -> Span
     trace = timeline.trace
     rows = trace.rows_named(matches, Kind.ANNOTATION, Kind.CPU_OP)
     return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+
+
+REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
+
+FLAG_BYTES = 64
+"""Fewer bytes than this are a norm, an overflow flag or a metric: a number or two, no layer's gradient."""
+
+LAYER_BYTES = 1 << 16
+"""A layer that is split over ranks exchanges activations of this size and more; SyncBatchNorm's statistics
+(a few values a channel), and what a loss function counts, are smaller."""
+
+
+def gradient_rows(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
+    """Mask of the collectives that reduce gradients: reductions that neither forward nor optimizer launched.
+
+    Reductions are all-reduce, reduce-scatter and reduce. Those of the forward pass belong to tensor
+    parallelism or to layers that normalise over ranks, and so do those in which the backward pass returns
+    them; those of the optimizer, and those of a few bytes, are norms and flags.
+    """
+    if timeline.phases is None:
+        return np.zeros(len(timeline.collectives), dtype=bool)
+    launched, table = timeline.phases.of_collectives, timeline.collectives
+    reductions = table.is_op(*REDUCTIONS) & ((table.nbytes == NONE) | (table.nbytes >= FLAG_BYTES))
+    passes = reductions & (launched != Phase.FORWARD) & (launched != Phase.OPTIMIZER)
+    return np.asarray(passes & ~_returned(table, reductions & (launched == Phase.FORWARD), passes))
+
+
+def _returned(
+    table: CollectiveTable, forward: npt.NDArray[np.bool_], rest: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Mask of small calls that are as many as those of one group and size in the forward pass, or fewer."""
+    returned = np.zeros(len(table), dtype=bool)
+    small = (table.nbytes != NONE) & (table.nbytes < LAYER_BYTES)
+    for kind in distinct(table.kind[forward & small]).tolist():
+        for nbytes in distinct(table.nbytes[forward & small & (table.kind == kind)]).tolist():
+            alike = (table.kind == kind) & (table.nbytes == nbytes)
+            if (alike & rest).sum() <= (alike & forward).sum():
+                returned |= alike & rest
+    return returned

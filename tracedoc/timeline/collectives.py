@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Final
@@ -12,7 +13,6 @@ import numpy.typing as npt
 from tracedoc.spans import Int64Array, in_order
 from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, GpuEvents, collective_records
 from tracedoc.timeline.collective_table import HELD, NO_TIME, CollectiveOp, CollectiveTable, Held
-from tracedoc.timeline.gloo_calls import gloo_calls
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows, match_ids
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import CollectiveArgs, Kind, ProcessGroup, Shapes, Trace, TraceInfo
@@ -90,7 +90,7 @@ def gloo_collectives(trace: Trace, step_of_time: np.ndarray, rows: Rows) -> Coll
 
 
 def _held(events: GpuEvents, device: int, wanted: Rows) -> npt.NDArray[np.uint8]:
-    """Return what kept each communication kernel, ``wanted`` of the events, from starting earlier."""
+    """The reason why each communication kernel, ``wanted`` of the events, did not start earlier."""
     starts, ends, streams = events.start_ns[wanted], events.end_ns[wanted], events.stream[wanted]
     compute = (events.classes == COMPUTE) & (events.device == device)
     after_compute = _since(in_order(events.end_ns[compute]), starts)
@@ -232,3 +232,25 @@ def input_payload(op: str, shapes: Shapes | None, group_size: int | None) -> int
 
 def _dims_dtype(shapes: Shapes | None) -> str:
     return shapes.types[0] if shapes is not None and shapes.types else ""
+
+
+def gloo_calls(trace: Trace, rows: Rows) -> dict[int, int]:
+    """Return, for each ``gloo:*`` range in ``rows``, the row of the c10d operator that issued it.
+
+    They are matched by order, within each kind whose counts agree; a range of another kind is left out.
+    gloo runs a reduce-scatter as an all-reduce.
+    """
+    calls: dict[str, list[int]] = defaultdict(list)
+    for row in trace.rows_named(lambda name: name.startswith("c10d::"), Kind.CPU_OP).tolist():
+        op = vocabulary.collective_op(trace.row_name(row))
+        if op is not None:
+            calls["all_reduce" if op == "reduce_scatter" else op].append(row)
+    shown: dict[str, list[int]] = defaultdict(list)
+    for row in rows.tolist():
+        shown[vocabulary.gloo_op(trace.row_name(row)) or "unknown"].append(row)
+    return {
+        row: call
+        for name, listed in shown.items()
+        if len(calls[name]) == len(listed)
+        for row, call in zip(listed, calls[name], strict=True)
+    }

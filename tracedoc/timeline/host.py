@@ -83,7 +83,7 @@ class Work(msgspec.Struct, frozen=True, eq=False):
 
 
 def rank_work(timeline: RankTimeline) -> Work | None:
-    """Return what the rank's device did and, where it was idle, its host; ``None`` without activity."""
+    """The work of the rank's device and, where that was idle, of its host; ``None`` without activity."""
     activity, idle = timeline.activity, timeline.idle
     if activity is None or idle is None:
         return None
@@ -108,7 +108,7 @@ def rank_work(timeline: RankTimeline) -> Work | None:
 
 
 def with_pauses_behind_waits(timeline: RankTimeline, work: Work) -> Work:
-    """Return what ranks are compared by: where a host long calls nothing behind a wait, that is Python.
+    """The work by which ranks are compared: where a host long calls nothing behind a wait, that is Python.
 
     The device is idle behind a wait until the host has launched again. A host that sleeps meanwhile shows
     neither operator nor call; its peers, which wait as well, launch at once.
@@ -124,7 +124,7 @@ def with_pauses_behind_waits(timeline: RankTimeline, work: Work) -> Work:
 
 
 def _in_calls(timeline: RankTimeline) -> Spans:
-    """Return when a launching thread is inside an operator or a runtime call."""
+    """The time in which a launching thread is inside an operator or a runtime call."""
     trace = timeline.trace
     calls = trace.is_kind(Kind.CPU_OP, Kind.RUNTIME)
     calls &= trace.thread.among(timeline.launching_threads)
@@ -132,7 +132,7 @@ def _in_calls(timeline: RankTimeline) -> Spans:
 
 
 def _matrix(timeline: RankTimeline, compute: Spans) -> tuple[Spans, Int64Array]:
-    """Return when compute is matrix work, and when each compute kernel (CPU: operator of it) starts."""
+    """The time of matrix work, and the start of each compute kernel (CPU: operator of it)."""
     trace, events = timeline.trace, timeline.events
     named = np.zeros(len(trace.names), dtype=bool)
     if timeline.is_cpu:
@@ -221,7 +221,7 @@ class WorkBefore(msgspec.Struct, frozen=True, eq=False):
 
 
 def work_before_collectives(timeline: RankTimeline, work: Work, host: HostPhases) -> WorkBefore:
-    """Return what the rank did before each of its collectives."""
+    """The rank's work before each of its collectives."""
     starts, ends = intervals_before(timeline)
     nanoseconds = work.within(starts, ends)
     kernels = np.searchsorted(work.compute_starts, ends) - np.searchsorted(work.compute_starts, starts)
@@ -342,7 +342,7 @@ def _stepping_rows(trace: Trace, threads: npt.NDArray[np.int32]) -> Rows:
 
 
 def _seeds(trace: Trace, phases: Phases, rows: Rows) -> npt.NDArray[np.intp]:
-    """Return which of the rows make the gradient of the loss, as places in them."""
+    """Places in ``rows`` of those that make the gradient of the loss."""
     made = trace.rows_named(lambda name: name == "aten::ones_like", Kind.CPU_OP)
     place = np.searchsorted(rows, made)
     known = np.append(rows, NO_ROW)[place] == made

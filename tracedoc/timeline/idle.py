@@ -139,7 +139,7 @@ def idle_causes(
 
 
 def long_launches(trace: Trace, events: GpuEvents) -> tuple[Spans, Spans]:
-    """Return when the host is inside long launches: of kernels that run for the first time, and of others."""
+    """The time of long launches on the host: of kernels that run for the first time, and of others."""
     kernels = events.kernels & events.linked
     rows, calls = events.rows[kernels], events.launch_rows[kernels]
     long = trace.dur_ns[calls] >= LONG_LAUNCH_NS

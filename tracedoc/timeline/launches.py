@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.trace.columns import NO_ID, Kind, NarrowColumn, Trace
+from tracedoc.trace.columns import Kind, NarrowColumn, Trace
+from tracedoc.trace.compact import NO_ID
 from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.vocabulary import RuntimeRole, runtime_role
 

@@ -19,7 +19,7 @@ from tracedoc.timeline.steps import HostStep
 from tracedoc.trace import frameworks, vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
-from tracedoc.trace.sharding_names import FSDP2, ZERO3_MARK, shard_hook
+from tracedoc.trace.frameworks import FSDP2, ZERO3_MARK, shard_hook
 from tracedoc.trace.vocabulary import RuntimeRole
 
 MARKS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -100,7 +100,7 @@ class StrategySigns(msgspec.Struct, frozen=True):
     collectives: int = 0
 
     def count(self, mark: str) -> int:
-        """Return how often a mark occurs in the analysed step."""
+        """Number of times that a mark occurs in the analysed step."""
         return dict(self.marks).get(mark, 0)
 
     def calls(self, ops: str | Iterable[str], *phases: Phase, site: str | None = None) -> int:
@@ -122,7 +122,7 @@ class StrategySigns(msgspec.Struct, frozen=True):
 
 
 def strategy_signs(timeline: RankTimeline) -> StrategySigns:
-    """Return what one rank's timeline shows of the strategy."""
+    """The signs of the strategy in one rank's timeline."""
     trace, phases = timeline.trace, timeline.phases
     position = timeline.position_of(timeline.judged) if timeline.judged is not None else None
     step = timeline.host.steps[position] if position is not None else _ANY_STEP
@@ -216,7 +216,7 @@ def _is_fsdp2(name: str, role: str) -> bool:
 
 
 def _held(trace: Trace, matches: Callable[[str], bool], times: npt.NDArray[np.int64]) -> list[bool]:
-    """Return which times lie inside host ranges of such names, on any thread."""
+    """Mask of the times inside host ranges of such names, on any thread."""
     rows = trace.rows_named(matches)
     spans = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
     return [bool(held) for held in spans.covered_ns(times, times + 1)]

@@ -153,7 +153,7 @@ def _waits(trace: Trace, events: GpuEvents, rows: Rows) -> tuple[Rows, npt.NDArr
 
 
 def _around(own: GpuEvents, end: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return when all that was launched before each wait's end has ended, and when the next kernel starts.
+    """The end of all that was launched before each wait's end, and the start of the next kernel, in ns.
 
     An event without a launch counts as launched when it starts; ``NEVER`` where no kernel follows.
     """
@@ -168,7 +168,7 @@ def _around(own: GpuEvents, end: Int64Array) -> tuple[Int64Array, Int64Array]:
 
 
 def _time_of_share(spans: Spans, start: Int64Array, amount: Int64Array) -> Int64Array:
-    """Return when ``amount`` nanoseconds of ``spans`` have passed since ``start``."""
+    """The time at which ``amount`` nanoseconds of ``spans`` have passed since ``start``."""
     if len(spans) == 0:
         return start
     lengths = spans.ends - spans.starts
@@ -203,7 +203,7 @@ class Asker(msgspec.Struct, frozen=True):
 
 
 def askers(trace: Trace, rows: Rows) -> list[Asker]:
-    """Return what caused each wait whose call is in ``rows``.
+    """The cause of each wait whose call is in ``rows``.
 
     The operator is the outermost one of a library around the call; the range the innermost annotation
     that a person or a framework set (not the step itself).
@@ -231,7 +231,7 @@ def _asker(call: str, operators: list[str], ranges: list[str], frames: list[str]
 
 
 def is_library(name: str) -> bool:
-    """Return whether an operator is one of a library (``aten::item``), not one that only holds others."""
+    """True for an operator of a library (``aten::item``), not for one that only holds others."""
     namespace, separator, _ = name.partition("::")
     return bool(separator) and namespace not in WRAPPERS
 

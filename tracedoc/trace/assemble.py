@@ -12,7 +12,6 @@ import numpy.typing as npt
 from tracedoc.errors import InputError, TraceLimit
 from tracedoc.trace.chunks import Outcome
 from tracedoc.trace.columns import (
-    NO_ID,
     CollectiveArgs,
     Kind,
     MemoryCounters,
@@ -23,10 +22,9 @@ from tracedoc.trace.columns import (
     Trace,
     TraceInfo,
 )
-from tracedoc.trace.compact import Coded, Sparse, narrowest
+from tracedoc.trace.compact import NO_ID, Coded, Growing, GrowingIds, Sparse, narrowest
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.events import IMPOSSIBLE
-from tracedoc.trace.growing import Growing, GrowingIds
 from tracedoc.trace.metadata import (
     Header,
     as_int,

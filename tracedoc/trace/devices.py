@@ -111,5 +111,5 @@ _RACK_SCALE = frozenset({"gb200", "gb300", "gh200"})
 
 
 def spans_hosts(name: str) -> bool:
-    """Return whether NVLink of such a device may join several hosts: racks of GB200 and GB300, some GH200."""
+    """True where NVLink of such a device may join several hosts: racks of GB200 and GB300, some GH200."""
     return bool(_RACK_SCALE & frozenset(re.split(r"[\s/_-]+", name.lower())))

@@ -97,17 +97,17 @@ def is_among(column: npt.ArrayLike, wanted: npt.ArrayLike) -> npt.NDArray[np.boo
 
 
 def union(one: npt.NDArray[_Integer], other: npt.NDArray[_Integer]) -> npt.NDArray[_Integer]:
-    """Return what is in either, once each, in rising order."""
+    """The values in either, once each, in rising order."""
     return distinct(np.concatenate((one, other)))
 
 
 def intersection(one: npt.NDArray[_Integer], other: npt.NDArray[np.integer[Any]]) -> npt.NDArray[_Integer]:
-    """Return what is in both, once each, in rising order."""
+    """The values in both, once each, in rising order."""
     found = distinct(one)
     return found[is_among(found, other)]
 
 
 def difference(one: npt.NDArray[_Integer], other: npt.NDArray[np.integer[Any]]) -> npt.NDArray[_Integer]:
-    """Return what is in the first only, once each, in rising order."""
+    """The values in the first only, once each, in rising order."""
     found = distinct(one)
     return found[~is_among(found, other)]

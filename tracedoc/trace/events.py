@@ -70,7 +70,7 @@ _KNOWN: Any = Literal[tuple(KINDS)]
 
 @cache
 def _decoder(*, known: bool, exact: bool) -> Callable[[memoryview], list[Any]]:
-    """Return what decodes an array of events; ``known`` ones have no other category than the vocabulary's."""
+    """The decoder of an array of events; ``known`` ones have no other category than the vocabulary's."""
     category: Any = _KNOWN if known else Any
     time: Any = msgspec.Raw if exact else float
     events: Any = list[Complete[category, time] | Instant[category, time] | Untimed]
@@ -207,7 +207,7 @@ def _decoded(events: list[Any], metadata: list[Metadata], starts: Int64Array, bu
 
 
 def _collectives(args: list[Args], buffer: bytearray) -> dict[int, CollectiveFields]:
-    """Return what events say of collectives, by position.
+    """The collectives that events describe, by position.
 
     Few events do, so their arguments are decoded once more for it: the object around the name of the
     collective, whose place in ``buffer`` msgspec tells by where its raw value lies. Raises
@@ -280,12 +280,12 @@ def _loose_metadata(item: dict[str, Any]) -> Metadata:
 
 
 def _is_long_frame(name: Any, dur: float) -> bool:
-    """Return whether a Python frame took 0.1 ms or more, and is neither torch's nor Python's own."""
+    """True for a Python frame of 0.1 ms or more that is neither torch's nor Python's own."""
     return dur >= LONG_FRAME_US and is_frame_of_a_person(name)
 
 
 def is_frame_of_a_person(name: Any) -> bool:
-    """Return whether a Python frame is neither torch's nor Python's own."""
+    """True for a Python frame that is neither torch's nor Python's own."""
     return isinstance(name, str) and ".py(" in name and not _OWN_FRAME.match(name)
 
 

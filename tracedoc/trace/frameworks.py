@@ -7,7 +7,11 @@ per distinct name. Names are those of torch 2.0 to 2.13, DeepSpeed and Megatron;
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from math import prod
+from typing import Final
+
+import msgspec
 
 _EVALUATION = "autograd::engine::evaluate_function"
 
@@ -35,17 +39,17 @@ _OPTIMIZER_LABEL = re.compile(r"[#\s]*(?:optimizer|optim)(?:[ _.]step)?[#\s]*$",
 
 
 def is_evaluation(name: str) -> bool:
-    """Return whether an operator is the engine's range around one node of the backward graph (torch 1.9+)."""
+    """True for the engine's range around one node of the backward graph (torch 1.9+)."""
     return name.startswith(_EVALUATION)
 
 
 def is_forward_wrapper(name: str) -> bool:
-    """Return whether a range belongs to a wrapper's forward pass: the pass has begun where one starts."""
+    """True for a range of a wrapper's forward pass: the pass has begun where one starts."""
     return _FORWARD_WRAPPER.match(name) is not None
 
 
 def is_forward_operator(name: str) -> bool:
-    """Return whether an operator is composite and of the forward pass.
+    """True for a composite operator of the forward pass.
 
     The backward graph never calls these itself: inside one of its nodes they are recomputation.
     """
@@ -53,22 +57,22 @@ def is_forward_operator(name: str) -> bool:
 
 
 def is_zero3_hook(name: str) -> bool:
-    """Return whether an operator is a module hook of DeepSpeed's ZeRO-3."""
+    """True for a module hook of DeepSpeed's ZeRO-3."""
     return _ZERO3_HOOK.match(name) is not None
 
 
 def is_backward_tail(name: str) -> bool:
-    """Return whether a range ends a backward pass after its last node: buckets copied back, shards freed."""
+    """True for a range that ends a backward pass after its last node: buckets copied back, shards freed."""
     return _BACKWARD_TAIL.match(name) is not None
 
 
 def is_optimizer_label(name: str) -> bool:
-    """Return whether a range is a user's own label of the optimizer's step: ``## optimizer ##``."""
+    """True for a user's own label of the optimizer's step: ``## optimizer ##``."""
     return _OPTIMIZER_LABEL.match(name) is not None
 
 
 def is_parameter_gather(name: str) -> bool:
-    """Return whether a c10d operator hands updated parameters back to all ranks after the optimizer."""
+    """True for a c10d operator that hands updated parameters back to all ranks after the optimizer."""
     return name.startswith(("c10d::_allgather_base", "c10d::allgather", "c10d::broadcast"))
 
 
@@ -79,3 +83,62 @@ def elements(dims: object) -> int:
     if all(isinstance(extent, int) for extent in dims):
         return prod(dims)
     return sum(elements(part) for part in dims)
+
+
+FSDP2, FSDP1, ZERO3 = "FSDP2", "FSDP1", "ZeRO-3"
+
+
+class Hook(msgspec.Struct, frozen=True):
+    """One host range of FSDP.
+
+    ``role`` is "gather" (launches an all-gather), "pre_forward", "pre_backward", "forward_prefetch",
+    "backward_prefetch", "reduce" (launches a reduce-scatter) or "other". ``unit`` is the module's name, ""
+    for the root and where the version writes no names.
+    """
+
+    framework: str
+    role: str
+    unit: str = ""
+
+
+_FSDP2_PREFETCH: Final = re.compile(r"FSDP::(forward|backward)_prefetch for (.*)$")
+_FSDP2: Final = re.compile(r"FSDP::(\w+)(?: \((?P<unit>[^)]*)\))?(?: \[pg=\d+\])?$")
+_FSDP1: Final = re.compile(r"FullyShardedDataParallel\.(\w+)$")
+
+_FSDP2_ROLES: Final = {
+    "all_gather": "gather",
+    "pre_forward": "pre_forward",
+    "pre_backward": "pre_backward",
+    "post_backward_reduce": "reduce",
+}
+_FSDP1_ROLES: Final = {
+    "_pre_forward": "pre_forward",
+    "_pre_forward_prefetch": "forward_prefetch",
+    "_pre_backward_hook": "pre_backward",
+    "_pre_backward_prefetch": "backward_prefetch",
+    "_post_backward_prefetch": "backward_prefetch",
+    "_post_backward_hook": "reduce",
+}
+ZERO3_MARK: Final = re.compile(
+    r"(?:Pre|Post)BackwardFunction(?:ForModule|Module)?$|LinearFunctionForZeroStage3$"
+)
+
+
+@lru_cache(maxsize=4096)
+def shard_hook(name: str) -> Hook | None:
+    """Return the hook that a host range is, ``None`` for any other name.
+
+    ``FullyShardedDataParallel.forward`` is none: it holds the module's own forward pass.
+    """
+    if prefetch := _FSDP2_PREFETCH.match(name):
+        return Hook(FSDP2, f"{prefetch[1]}_prefetch", prefetch[2])
+    if found := _FSDP2.match(name):
+        return Hook(FSDP2, _FSDP2_ROLES.get(found[1], "other"), found["unit"] or "")
+    if (found := _FSDP1.match(name)) and found[1] != "forward":
+        return Hook(FSDP1, _FSDP1_ROLES.get(found[1], "other"))
+    return None
+
+
+def is_zero3_mark(name: str) -> bool:
+    """True for an operator that only DeepSpeed's ZeRO-3 puts into a graph."""
+    return ZERO3_MARK.match(name) is not None

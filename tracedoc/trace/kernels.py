@@ -6,6 +6,8 @@ import re
 from enum import Enum
 from functools import cache, lru_cache
 
+import msgspec
+
 
 class KernelCategory(str, Enum):
     """What a GPU kernel computes, by its name."""
@@ -139,7 +141,7 @@ def _kernel_table() -> tuple[tuple[KernelCategory, re.Pattern[str]], ...]:
 
 @lru_cache(maxsize=65536)
 def kernel_category(name: str) -> KernelCategory:
-    """Return what the kernel of this name computes; the first table that knows it decides."""
+    """The category of the kernel of this name; the first table that knows it decides."""
     if is_communication_kernel(name):
         return KernelCategory.COMMUNICATION
     inductor = _INDUCTOR.match(name)
@@ -167,7 +169,7 @@ def _inductor_category(shape: str, name: str) -> KernelCategory:
 
 
 def is_communication_kernel(name: str) -> bool:
-    """Return whether a kernel moves data between GPUs, whoever wrote it."""
+    """True for a kernel that moves data between GPUs, whoever wrote it."""
     if _NEVER_COMMUNICATION.match(name):
         return False
     return _NCCL_FUNCTION.match(name) is not None or _COMMUNICATION.search(name.lower()) is not None
@@ -176,3 +178,63 @@ def is_communication_kernel(name: str) -> bool:
 def is_rocm_copy_kernel(name: str) -> bool:
     """Tell the kernels by which ROCm copies memory; its fill kernels are a memset and do not count."""
     return name.startswith("__amd_rocclr_copy")
+
+
+class MatrixFormat(msgspec.Struct, frozen=True):
+    """What a matrix kernel multiplies, and with what.
+
+    ``dtype`` is "bf16", "fp16", "fp8", "int8", "tf32", "fp32" or "fp64", "" where the name does not show it.
+    ``tensor_cores`` is ``None`` where the name does not show it. AMD's matrix cores count as tensor cores.
+    """
+
+    dtype: str
+    tensor_cores: bool | None
+
+
+# Helpers of a product: they add up its parts and multiply nothing.
+_HELPER = re.compile(
+    r"(?i)split_?k_?reduce|reduce_?kernel|reduction::|transpose|nchwTo|nhwcTo|im2col|col2im|scalePacked"
+)
+
+_TENSOR_CORES = re.compile(
+    r"(?i)tensorop|wmma|wgmma|gmma|(?<![a-z])[hib]mma|nvjet|tensor\d+x\d+x\d+|"
+    r"(?<![a-z])[shib](?:8816|884|1688|16816|16832|161616|161632)(?![0-9])|"
+    r"884(?:gemm|cudnn)|xmma_\w*(?:tf32|bf16|f16f16|e4m3|e5m2)|warpgroupsize|"
+    r"xdl(?:ops)?|mfma|_MI\d+x\d+x\d+|igemm_\w+gtcx|"
+    r"flash|sdpa|fmha_cutlass\w*_(?:b?f16)|scaled_mm|deep_?gemm|marlin"
+)
+# Single-precision products in plain CUDA cores, by NVIDIA's, cuDNN's and ROCm's names.
+_NO_TENSOR_CORES = re.compile(
+    r"(?i)(?<![a-z])(?:[sdcz]gemm|gemvx?|gemv\w*|gemmSN|gemmk1|dot_kernel)|simt|scudnn|hcudnn|winograd|"
+    r"convolve_[sh]gemm|[dw]grad\w*_(?:alg|engine)|dgrad_engine|wgrad2d|conv2d_grouped|conv_depthwise|"
+    r"naive_conv|f32f32_f32f32"
+)
+
+_DTYPES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("fp8", re.compile(r"(?i)e4m3|e5m2|fp8|float8|_F8|_B8F8")),
+    ("int8", re.compile(r"(?i)imma|i8816|i16832|s8s8|_i8|int8|_I8")),
+    ("bf16", re.compile(r"(?i)bf16|bfloat16|_tst_|Cijk_\w*_(?:BBS|B)_|nv_bfloat")),
+    (
+        "fp16",
+        re.compile(r"(?i)fp16|(?<!b)f16(?!32)|half|_hsh_|_h(?:884|1688|16816)|Cijk_\w*_(?:HHS|HH|H)_|s884"),
+    ),
+    ("tf32", re.compile(r"(?i)tf32|tensorop_s1688(?!\d)|xf32|Cijk_\w*_S_MX")),
+    ("fp64", re.compile(r"(?i)(?<![a-z])dgemm|f64|double")),
+    (
+        "fp32",
+        re.compile(r"(?i)(?<![a-z])sgemm|_sgemm|scudnn|f32f32_f32f32|<float|float,|Cijk_\w*_(?:SB|S)_|simt"),
+    ),
+)
+
+
+@lru_cache(maxsize=4096)
+def matrix_format(name: str) -> MatrixFormat | None:
+    """Return the format of a matrix product, convolution or attention kernel, ``None`` for its helpers."""
+    if _HELPER.search(name):
+        return None
+    dtype = next((dtype for dtype, pattern in _DTYPES if pattern.search(name)), "")
+    if _NO_TENSOR_CORES.search(name) and not re.search(r"(?i)tensorop|wmma|xdl", name):
+        return MatrixFormat(dtype, False)
+    if _TENSOR_CORES.search(name) or dtype in ("tf32", "fp8"):
+        return MatrixFormat(dtype, True)
+    return MatrixFormat(dtype, None)

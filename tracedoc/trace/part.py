@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.trace.columns import NO_ID, Shapes
+from tracedoc.trace.columns import Shapes
+from tracedoc.trace.compact import NO_ID
 from tracedoc.trace.events import Decoded, Int64Array
 from tracedoc.trace.metadata import as_int
 from tracedoc.trace.records import Args, CollectiveFields, InstantArgs, Metadata
@@ -103,7 +104,7 @@ def _counters(positions: npt.NDArray[np.intp], args: list[Args]) -> Table:
 
 
 def _waits(positions: npt.NDArray[np.intp], args: list[Args]) -> Table:
-    """Return what the synchronisation records at ``positions`` wait for."""
+    """The events that the synchronisation records at ``positions`` wait for."""
     waits = [i for i in positions.tolist() if args[i].recorded_by is not None]
     return {
         "row": _numbers(waits),

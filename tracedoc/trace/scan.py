@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tracedoc.trace.compact import Growing
 from tracedoc.trace.events import FRAME, EventDecoder, collective_fields, is_frame_of_a_person
-from tracedoc.trace.growing import Growing
 from tracedoc.trace.part import Part
 from tracedoc.trace.records import Metadata
 from tracedoc.trace.tables import COUNTED, ON_GPU, SHAPED, WAITS, Tables

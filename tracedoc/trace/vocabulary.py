@@ -70,7 +70,7 @@ KINDS: dict[str, Kind | None] = {
 
 
 def kind_of(category: str) -> Kind | None:
-    """Return what events of a Kineto category are, ``None`` for unknown ones and those not kept."""
+    """The kind of events of a Kineto category, ``None`` for unknown ones and those not kept."""
     return KINDS.get(category)
 
 
@@ -166,7 +166,7 @@ def nccl_annotation(name: str) -> str | None:
 
 
 def busbw_factor(op: str, ranks: int) -> float:
-    """Return what turns ``bytes / time`` into bus bandwidth, as nccl-tests define it."""
+    """The factor from ``bytes / time`` to bus bandwidth, as nccl-tests define it."""
     if ranks <= 0:
         return 0.0
     if op == "all_reduce":
@@ -298,7 +298,7 @@ _RUNTIME_HOLDS = ("Append", "EnqueueKernelLaunch")
 
 
 def runtime_role(name: str) -> RuntimeRole:
-    """Return what a runtime or driver call does; version suffixes (``_v11060``) do not matter."""
+    """The role of a runtime or driver call; version suffixes (``_v11060``) do not matter."""
     # Most names are those of kernels and operators, of which there may be a million.
     if name.startswith(_RUNTIME_BEGINS) or any(part in name for part in _RUNTIME_HOLDS):
         return _runtime_role(name)
@@ -368,12 +368,12 @@ def optimizer_step_class(name: str) -> str | None:
 
 
 def is_zero_grad(name: str) -> bool:
-    """Return whether a host range is ``Optimizer.zero_grad``."""
+    """True for ``Optimizer.zero_grad``."""
     return name.startswith("Optimizer.zero_grad#")
 
 
 def data_loader(name: str) -> str | None:
-    """Return how a range fetches data: "single_process", "workers" or "pipe"; ``None`` for others."""
+    """How a range fetches data: "single_process", "workers" or "pipe"; ``None`` for others."""
     match = _DATA_LOADER.match(name)
     if not match:
         return None
@@ -383,7 +383,7 @@ def data_loader(name: str) -> str | None:
 
 
 def is_backward_node(name: str) -> bool:
-    """Return whether an operator is a node of the backward graph.
+    """True for a node of the backward graph.
 
     Traces before torch 1.9 have no ``evaluate_function`` ranges, only the nodes' own names.
     """
@@ -391,7 +391,7 @@ def is_backward_node(name: str) -> bool:
 
 
 def is_compile_range(name: str) -> bool:
-    """Return whether a host range is compilation (Dynamo, Inductor), not running compiled code."""
+    """True for compilation (Dynamo, Inductor), not for running compiled code."""
     return _COMPILE.match(name) is not None
 
 
@@ -402,5 +402,5 @@ def compiled_region(name: str) -> tuple[int, int] | None:
 
 
 def is_gc_range(name: str) -> bool:
-    """Return whether a host range is Python's garbage collection."""
+    """True for Python's garbage collection."""
     return _GC.match(name) is not None

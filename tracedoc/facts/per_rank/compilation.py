@@ -7,7 +7,7 @@ import numpy as np
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.own_code import place_around
+from tracedoc.timeline.script_code import place_around
 from tracedoc.timeline.steps import HostStep
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace

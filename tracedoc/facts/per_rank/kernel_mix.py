@@ -16,7 +16,7 @@ from tracedoc.timeline.host import MATRIX
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import intersection
-from tracedoc.trace.matrix_kernels import matrix_format
+from tracedoc.trace.kernels import matrix_format
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
 

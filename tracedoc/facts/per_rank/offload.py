@@ -6,7 +6,7 @@ from tracedoc.facts.catalog import rank_fact
 from tracedoc.facts.per_rank.step import NO_STEP
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.offloading import (
+from tracedoc.timeline.stalls import (
     cpu_optimizer_idle,
     cpu_optimizer_spans,
     large_host_copies,

@@ -13,10 +13,9 @@ from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.collective_roles import REDUCTIONS, gradient_rows
 from tracedoc.timeline.collective_table import CollectiveTable, Held
-from tracedoc.timeline.phase_budgets import PhaseBudget
-from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.reductions import REDUCTIONS, gradient_rows
+from tracedoc.timeline.phases import Phase, PhaseBudget
 from tracedoc.timeline.steps import HostStep
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import is_among

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.facts.per_rank.step import NO_STEP
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.shards.blocks import block_count
 from tracedoc.timeline.shards.shard_units import (
     BACKWARD,
     FORWARD,
@@ -22,7 +21,7 @@ from tracedoc.timeline.shards.shard_units import (
     unit_bytes,
     unit_elements,
 )
-from tracedoc.timeline.shards.times import UNKNOWN_DEPTH, picked
+from tracedoc.timeline.shards.times import UNKNOWN_DEPTH, block_count, picked
 from tracedoc.trace.distinct import distinct
 from tracedoc.values import Unknown, Value
 

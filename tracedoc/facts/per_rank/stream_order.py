@@ -10,9 +10,8 @@ from tracedoc.facts.per_rank.step import NO_STEP
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.collective_roles import Role, collective_roles
+from tracedoc.timeline.collective_roles import Role, collective_roles, gradient_rows
 from tracedoc.timeline.phases import Phase, Phases
-from tracedoc.timeline.reductions import gradient_rows
 from tracedoc.trace.distinct import is_among
 from tracedoc.values import Unknown, Value
 

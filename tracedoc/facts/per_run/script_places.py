@@ -11,7 +11,7 @@ from tracedoc.facts.per_run.settings import core_wait_frac
 from tracedoc.ranks.code_places import code_place, common_place, has_stacks, late_place
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.stragglers import Straggler, stragglers
-from tracedoc.timeline.own_code import CodePlace
+from tracedoc.timeline.script_code import CodePlace
 from tracedoc.values import Unknown, Value
 
 STACKS_ON_ALL = 8

@@ -15,7 +15,7 @@ from tracedoc.replay.rank.units import with_units
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import gloo_rows
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.gloo_calls import gloo_calls
+from tracedoc.timeline.collectives import gloo_calls
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.steps import Window

@@ -9,8 +9,8 @@ from tracedoc.replay.rank.gpu_events import UNLAUNCHED, DeviceEvents
 from tracedoc.replay.rank.program import NONE, Cause, Group, Part
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.collective_roles import gradient_rows
 from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.reductions import gradient_rows
 from tracedoc.timeline.shards.shard_units import NO_TIME
 from tracedoc.trace.distinct import difference, is_among
 

@@ -14,7 +14,7 @@ from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
-from tracedoc.trace.vocabulary import KernelCategory
+from tracedoc.trace.kernels import KernelCategory
 
 USUAL_LATENCY_NS = 10_000
 LONGEST_LATENCY_NS = 50_000

@@ -10,7 +10,7 @@ from tracedoc.replay.rank.gpu_events import DeviceEvents
 from tracedoc.replay.rank.program import Group, RankProgram
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.offloading import LARGE_COPY_BYTES, cpu_optimizer_spans, offloads
+from tracedoc.timeline.stalls import LARGE_COPY_BYTES, cpu_optimizer_spans, offloads
 from tracedoc.trace.distinct import is_among
 
 

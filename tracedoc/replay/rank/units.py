@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tracedoc.replay.rank.program import NONE, RankProgram
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.shards.blocks import blocks_of_units
+from tracedoc.timeline.shards.times import blocks_of_units
 
 
 def with_units(program: RankProgram, timeline: RankTimeline, starts_ns: Int64Array) -> RankProgram:

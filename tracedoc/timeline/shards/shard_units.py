@@ -22,8 +22,8 @@ from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Shapes, Trace
 from tracedoc.trace.distinct import difference, distinct, is_among, medians_by_value, places_by_value
+from tracedoc.trace.frameworks import FSDP2, ZERO3, is_zero3_mark, shard_hook
 from tracedoc.trace.metadata import element_count
-from tracedoc.trace.sharding_names import FSDP2, ZERO3, is_zero3_mark, shard_hook
 
 FORWARD, BACKWARD, RECOMPUTE = 0, 1, 2
 PHASES = ("forward", "backward", "recompute")
@@ -409,7 +409,7 @@ def _columns(trace: Trace, calls: _Calls, unit: npt.NDArray[np.int32]) -> ShardC
 
 
 def _using_hooks(trace: Trace, ranges: _Ranges, names: tuple[str, ...], calls: ShardCalls) -> Int64:
-    """Return when the host enters the hook of the unit that each gather brings.
+    """The time at which the host enters the hook of the unit that each gather brings, in ns.
 
     With names it is the unit's next hook of that pass to end. Without, it is the hook that launches the
     gather, or, for one that is fetched ahead, the next to begin.

@@ -14,7 +14,16 @@ from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMMUNICATION, Activity, GpuEvents
 from tracedoc.timeline.blocking import RELEASE_NS
 from tracedoc.timeline.collective_table import CollectiveOp
-from tracedoc.timeline.shards.shard_units import NO_TIME, Int64, ShardCalls, Units, find_units
+from tracedoc.timeline.shards.shard_units import (
+    NO_TIME,
+    ROOT,
+    Int64,
+    ShardCalls,
+    Units,
+    block_of,
+    find_units,
+    unit_bytes,
+)
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.distinct import is_among
 
@@ -231,7 +240,7 @@ def _times(calls: ShardCalls, own: _ComputeStream, gaps: _Gaps, compute: Spans) 
 def _depths(
     calls: ShardCalls, before: Int64, in_use: Int64, first: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int16]:
-    """Return how many units ahead each call started; unknown where the use of its unit is not known."""
+    """Number of units by which each call ran ahead; unknown where the use of its unit is not known."""
     depth = np.full(len(calls), UNKNOWN_DEPTH, dtype=np.int16)
     begin = 0
     for i in range(len(calls)):
@@ -248,3 +257,43 @@ def _depths(
             running -= 1
         depth[i] = min(i - max(running, begin), np.iinfo(np.int16).max) if i > begin else 0
     return depth
+
+
+SAME_SHARE = 0.9
+"""A pattern of sizes repeats if this share of the units agrees with it."""
+
+LONGEST_BLOCK = 256
+"""A block has at most so many units: longer patterns are not looked for."""
+
+
+def block_count(units: Units) -> int:
+    """Number of blocks that the units belong to, the root left out; at least one.
+
+    With names: distinct names up to the first number. Without: the units over the shortest pattern of sizes
+    that repeats. Where nothing repeats, every unit is a block.
+    """
+    if units.named:
+        return len({block_of(name) for name in units.names if name != ROOT}) or 1
+    root, period = _pattern(units)
+    return max(round((len(units.names) - root) / period), 1)
+
+
+def blocks_of_units(units: Units) -> npt.NDArray[np.int32]:
+    """Return the number of the block that each unit belongs to; a root is a block of its own."""
+    if units.named:
+        numbers: dict[str, int] = {}
+        found = [numbers.setdefault(block_of(name), len(numbers)) for name in units.names]
+        return np.array(found, dtype=np.int32)
+    root, period = _pattern(units)
+    return np.asarray((np.arange(len(units.names)) - root) // period + root, dtype=np.int32)
+
+
+def _pattern(units: Units) -> tuple[int, int]:
+    """Number of units before the first block, as the root's in FSDP1, and number of units of one block."""
+    sizes = unit_bytes(units)
+    for root in (0, 1):
+        body = sizes[root:]
+        for period in range(1, min(body.size // 2, LONGEST_BLOCK) + 1):
+            if float(np.mean(body[period:] == body[:-period])) >= SAME_SHARE:
+                return root, period
+    return 0, 1
