@@ -1,4 +1,4 @@
-"""Hold the import table: who may import whom inside tracedoc, and which room may use which package."""
+"""Hold the tables of docs/architecture.md, and how many files and lines there are at most."""
 
 from __future__ import annotations
 
@@ -6,153 +6,125 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import tracedoc
 
-BASE = {
-    "errors",
-    "containment",
-    "units",
-    "spans",
-    "config",
-    "picture",
-    "charts",
-    "predicted",
-    "values",
-    "limits",
-    "idle_causes",
-    "answer_words",
-}
-STAGES = {
-    "pipeline",
-    "compose",
-    "summary",
-    "run",
-    "trace",
-    "timeline",
-    "digest",
-    "ranks",
-    "replay",
-    "facts",
-    "whatif",
-    "rules",
-    "diagnosis",
-    "diagnosis_json",
-    "planner",
-    "firststep",
-}
+MOST_FILES_OF_A_ROOM = 34
+"""Python files beside each other in a folder; the goal is 20."""
+SHORT_FILE = 60
+MOST_SHORT_FILES = 75
+"""Files of less than ``SHORT_FILE`` lines that could stand with what uses them; the goal is 25."""
+MOST_LINES_OF_A_FILE = 500
 
-SHOWN = {"diagnosis", "report.view", "report.texts", "report.states", "report.prediction_words"}
-"""What the rooms of reports share."""
-
-MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
-    "containment": {"errors"},
-    "units": set(),
-    "spans": set(),
-    "config": {"errors", "units"},
-    "values": set(),
-    "idle_causes": set(),
-    "limits": set(),
-    "picture": set(),
-    "charts": set(),
-    "answer_words": set(),
-    "predicted": set(),
-    "run": BASE,
-    "trace": BASE | {"run"},
-    "timeline": BASE | {"trace", "run"},
-    "planner": BASE,
-    "firststep": {"errors"},
-    "diagnosis": BASE | {"frames", "report.page.notebook", "report.figures", "report.view"},
-    "replay.rank": BASE | {"trace", "timeline"},
-    "digest": BASE | {"trace", "timeline", "replay.rank"},
-    "ranks": BASE | {"trace", "timeline", "digest", "run.job", "run.manifest", "run.steplog"},
-    "replay": BASE | {"trace", "timeline", "digest", "ranks"},
-    "facts.catalog": BASE,
-    "facts.per_rank": BASE | {"trace", "timeline", "digest", "facts.catalog"},
-    "facts.measure_rank": BASE | {"timeline", "digest", "facts.catalog"},
-    "facts": BASE
-    | {"trace", "timeline", "digest", "ranks", "facts", "planner", "diagnosis"}
-    | {"run.job", "run.manifest", "run.steplog"},
-    "whatif": BASE | {"trace", "timeline", "digest", "ranks", "replay", "facts", "planner", "diagnosis"},
-    "rules.model": BASE | {"facts.catalog", "diagnosis"},
-    "rules.load": BASE | {"facts.catalog", "diagnosis"},
-    "rules.files": {"errors"},
-    "rules.prediction": BASE,
-    "rules.predict_field": BASE | {"whatif.changes"},
-    "rules.expression": BASE | {"facts.catalog", "diagnosis"},
-    "rules.kept": {"cache"},
-    "rules": BASE | {"digest", "ranks", "replay", "facts", "fixes", "whatif", "diagnosis"},
-    "summary": BASE | {"diagnosis", "digest", "ranks", "facts", "fixes", "whatif"},
-    "compose": BASE | STAGES - {"pipeline"},
-    "executors": {"errors"},
-    "cache": {"digest"},
-    "worker": BASE | {"cache", "run", "trace", "timeline", "digest", "facts.per_rank", "facts.measure_rank"},
-    "pipeline": BASE | STAGES | {"executors", "worker"},
-    "comparison": BASE | {"diagnosis"},
-    "crosscheck": BASE | {"trace", "timeline"},
-    "diagnosis_json": BASE | {"diagnosis"},
-    "fixes": BASE | {"diagnosis"},
-    "frames": BASE | {"diagnosis", "fixes"},
-    "schema": {"diagnosis"},
-    "report.charts": BASE | SHOWN,
-    "report.picture": BASE | SHOWN | {"report.charts"},
-    "report.forges": BASE | SHOWN | {"fixes"},
-    "report.sheets": BASE | SHOWN | {"comparison", "report.forges"},
-    "report.figures": BASE | SHOWN | {"report.picture", "report.sheets"},
-    "report.page": BASE
-    | SHOWN
-    | {"fixes", "diagnosis_json", "report.charts", "report.picture", "report.sheets"},
-    "report": BASE | {"diagnosis", "diagnosis_json", "fixes", "comparison"},
-    "collector": {"errors", "run.manifest", "run.steplog"},
-    "cli": BASE
-    | STAGES
-    | {"fixes", "executors", "report", "collector", "comparison", "crosscheck", "testing"},
-    "testing": BASE | STAGES,
-    "__init__": BASE | STAGES | {"report", "collector", "comparison"},
-    "__main__": {"cli"},
-}
-"""Each room and the rooms it may import beside itself and the package; the longest name that fits counts."""
-
-STANDARD_LIBRARY_ONLY = ("run", "collector", "errors", "firststep")
-PACKAGE_MAY_BE_IMPORTED_IN: dict[str, tuple[str, ...]] = {
-    "click": ("cli",),
-    "rich": ("cli", "report"),
-    "jinja2": ("report.page",),
-    "matplotlib": ("report.figures",),
-    "yaml": ("rules", "testing", "cli"),
-    "isal": ("trace",),
-    "torch": ("collector", "firststep"),
-    "dask": (),
-    "distributed": ("executors",),
-    "mpi4py": ("executors",),
-    "fsspec": ("run.remote",),
-    "hta": ("crosscheck.hta_side",),
-}
-ONLY_INSIDE_FUNCTIONS = {"torch", "pandas", "matplotlib", "hta", "distributed", "mpi4py", "fsspec"}
-
+REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = Path(tracedoc.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 AROUND = sorted(
     path
-    for folder in ("tests", "sample_traces", "benchmarks", "soak", "docs")
-    for path in (Path(__file__).resolve().parents[2] / folder).rglob("*.py")
+    for folder in ("tests", "sample_traces", "benchmarks", "soak", "docs", "requirements")
+    for path in (REPOSITORY / folder).rglob("*.py")
 )
 
 
-def room_of(path: Path) -> str:
-    """Return ``rules.engine`` for ``tracedoc/rules/engine.py``, ``rules`` for its ``__init__``."""
+# -- the tables
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table of rooms: which rooms it is about, and which ones they may import."""
+
+    number: int
+    rooms: tuple[str, ...]
+    anywhere: frozenset[str]
+    inside_functions: frozenset[str]
+    standard_library_only: bool
+
+
+def cells(heading: str) -> list[list[str]]:
+    """The cells of a table's rows, found by the name of its first column."""
+    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = text.split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def names(cell: str) -> list[str]:
+    """The modules in a cell, as ``facts.per_rank`` for `facts/per_rank/`."""
+    return [name.rstrip("/").replace("/", ".") for name in re.findall("`([^`]+)`", cell)]
+
+
+def words(cell: str) -> set[str]:
+    """What a cell says beside the modules."""
+    return {word.strip() for word in re.split("[,;]", re.sub("`[^`]+`", "", cell))} - {""}
+
+
+@cache
+def table() -> tuple[Row, ...]:
+    """The rows of the map, from what imports nothing to what may import everything."""
+    rows: list[Row] = []
+    above: set[str] = set()
+    base: set[str] = set()
+    for number, (rooms, _, may_import) in enumerate(cells("room")):
+        if not base and "/" in rooms:
+            base |= above
+        anywhere, _, inside_functions = may_import.partition("inside functions")
+        groups = {"the base": base, "everything above": above, "nothing of ours": set()}
+        said = words(anywhere) - {"standard library only"}
+        assert said | words(inside_functions) <= groups.keys(), f"{rooms}: what is {said - groups.keys()}?"
+        allowed = frozenset(names(anywhere)).union(*(groups[word] for word in said))
+        only = "standard library only" in may_import
+        rows.append(Row(number, tuple(names(rooms)), allowed, frozenset(names(inside_functions)), only))
+        above |= set(names(rooms))
+    return tuple(rows)
+
+
+def row_of(module: str) -> Row:
+    """The row that holds for a module: that with the longest name that fits."""
+    fitting = [(len(name), row) for row in table() for name in row.rooms if lies_in(module, {name})]
+    assert fitting, f"{module} belongs to no room of the table in docs/architecture.md"
+    return max(fitting, key=lambda found: found[0])[1]
+
+
+@dataclass(frozen=True)
+class PackageRow:
+    """A package that may not be imported everywhere."""
+
+    rooms: frozenset[str]
+    at_the_top: bool
+
+
+@cache
+def packages() -> dict[str, PackageRow]:
+    """The rows of the table of packages."""
+    return {
+        package: PackageRow(frozenset(names(where)), {"yes": True, "no": False}[top])
+        for listed, where, top in cells("package")
+        for package in names(listed)
+    }
+
+
+# -- what the files import
+
+
+def module_of(path: Path) -> str:
+    """``rules.engine`` for ``tracedoc/rules/engine.py``, ``rules`` for its ``__init__``."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, bool, int]]:
-    """Yield every imported module of a file, whether a function holds the import, and its line.
+MODULES = {module_of(path) for path in SOURCES}
+
+
+@cache
+def imports_of(path: Path) -> tuple[tuple[str, bool, int], ...]:
+    """Every imported name of a file, whether a function holds the import, and its line.
 
     Imports for type checkers only count like any other: they tie rooms together just as well.
     """
@@ -163,66 +135,95 @@ def imports_of(path: Path) -> Iterator[tuple[str, bool, int]]:
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
     }
+    found: list[tuple[str, bool, int]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, id(node) in local, node.lineno
+            found += [(alias.name, id(node) in local, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: write imports in full"
-            for alias in node.names:
-                yield f"{node.module}.{alias.name}", id(node) in local, node.lineno
+            found += [(f"{node.module}.{alias.name}", id(node) in local, node.lineno) for alias in node.names]
+    return tuple(found)
 
 
-def fits(room: str, allowed: set[str] | tuple[str, ...]) -> bool:
-    """Return whether a room or one of the rooms that hold it is in ``allowed``."""
-    parts = room.split(".")
-    return any(".".join(parts[:length]) in allowed for length in range(1, len(parts) + 1))
+def own_imports(path: Path) -> Iterator[tuple[str, bool, int]]:
+    """The modules of tracedoc that a file imports; names of the package itself are left out."""
+    for imported, local, line in imports_of(path):
+        parts = imported.split(".")[1:] if imported.startswith("tracedoc.") else []
+        while parts and ".".join(parts) not in MODULES:
+            parts.pop()
+        if parts:
+            yield ".".join(parts), local, line
 
 
-def row_of(room: str) -> str:
-    """Return the row of the table that holds for a room: the longest name that fits."""
-    parts = room.split(".")
-    rows = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
-    return next((row for row in rows if row in MAY_IMPORT), "")
+def lies_in(module: str, rooms: set[str] | frozenset[str]) -> bool:
+    """Whether a module or one of the rooms that hold it is among ``rooms``."""
+    parts = module.split(".")
+    return any(".".join(parts[:length]) in rooms for length in range(1, len(parts) + 1))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=room_of)
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
 def test_imports_follow_the_table(path: Path) -> None:
-    room = room_of(path)
-    row = row_of(room)
-    assert row, f"{path} belongs to no room of the import table"
-    own = room.split(".")[0]
-    for module, _, line in imports_of(path):
-        if not module.startswith("tracedoc."):
-            continue
-        target = module.removeprefix("tracedoc.")
-        inside = target.split(".")[0] == own and not row.startswith(("facts.", "report."))
-        if target.startswith("__version__") or inside or fits(target, {row}):
-            continue
-        assert fits(target, MAY_IMPORT[row]), f"{path}:{line}: {room} may not import {target}"
+    row = row_of(module_of(path))
+    for module, local, line in own_imports(path):
+        allowed = row.anywhere | row.inside_functions if local else row.anywhere
+        follows = row_of(module) == row or lies_in(module, allowed)
+        assert follows, f"{path}:{line}: {module_of(path)} may not import {module}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=room_of)
+@pytest.mark.parametrize("row", table(), ids=lambda row: row.rooms[0])
+def test_a_room_imports_what_stands_above_it(row: Row) -> None:
+    """Data flows one way; what shows itself may call its report, inside functions."""
+    missing = [name for name in (*row.rooms, *row.anywhere, *row.inside_functions) if name not in MODULES]
+    assert missing == [], "the table names what is not there"
+    assert [name for name in row.anywhere if row_of(name).number > row.number] == []
+
+
+@pytest.mark.parametrize("row", table(), ids=lambda row: row.rooms[0])
+def test_the_table_allows_nothing_that_no_file_needs(row: Row) -> None:
+    named = set(names(cells("room")[row.number][2]))
+    files = [path for path in SOURCES if row_of(module_of(path)) == row]
+    needed = {module for path in files for module, _, _ in own_imports(path)}
+    assert [name for name in sorted(named) if not any(lies_in(module, {name}) for module in needed)] == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
 def test_packages_are_imported_where_they_belong(path: Path) -> None:
-    room = room_of(path)
-    for module, inside_function, line in imports_of(path):
-        package = module.split(".")[0]
-        where = f"{path}:{line}: {room} imports {package}"
-        if package in ONLY_INSIDE_FUNCTIONS:
-            assert inside_function, f"{where} at the top; import it in the function that needs it"
-        if package in PACKAGE_MAY_BE_IMPORTED_IN:
-            assert fits(room, PACKAGE_MAY_BE_IMPORTED_IN[package]), where
-        if fits(room, STANDARD_LIBRARY_ONLY):
-            allowed = {"tracedoc", "torch"} | ({"fsspec"} if room == "run.remote" else set())
-            assert package in allowed or package in sys.stdlib_module_names, where
-            assert package != "torch" or room == "collector.hook", where
+    module = module_of(path)
+    for imported, local, line in imports_of(path):
+        package = imported.split(".")[0]
+        where = f"{path}:{line}: {module} imports {package}"
+        row = packages().get(package)
+        if row is not None:
+            assert lies_in(module, row.rooms), where
+            assert local or row.at_the_top, f"{where} at the top; import it in the function that needs it"
+        elif row_of(module).standard_library_only:
+            assert package == "tracedoc" or package in sys.stdlib_module_names, where
+
+
+# -- files and names
+
+
+def test_no_room_has_too_many_files() -> None:
+    folders = {path.parent for path in SOURCES}
+    crowded = {str(folder): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {folder: count for folder, count in crowded.items() if count > MOST_FILES_OF_A_ROOM} == {}
+
+
+def test_few_files_are_short() -> None:
+    """An empty ``__init__.py`` only says that a folder is a package."""
+    short = [path for path in SOURCES if path.name != "__init__.py" and len(lines_of(path)) < SHORT_FILE]
+    assert len(short) <= MOST_SHORT_FILES, "\n".join(map(str, short))
+
+
+@cache
+def lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.parametrize("path", [*SOURCES, *AROUND], ids=lambda path: "-".join(path.parts[-3:]))
 def test_a_file_has_one_sentence_and_at_most_500_lines(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 500
-    doc = ast.get_docstring(ast.parse(text))
+    assert len(lines_of(path)) <= MOST_LINES_OF_A_FILE
+    doc = ast.get_docstring(ast.parse("\n".join(lines_of(path))))
     assert doc, f"{path} does not say what it is"
     assert doc.splitlines()[0].endswith((".", ":", ";")), f"{path}: the first line is not a sentence"
 
@@ -253,9 +254,3 @@ def test_no_public_function_shares_its_name_with_a_submodule() -> None:
     submodules = {info.name for info in pkgutil.iter_modules([str(PACKAGE)])}
     shared = [name for name in getattr(tracedoc, "__all__", ()) if name in submodules]
     assert shared == []
-
-
-@pytest.mark.parametrize("room", sorted(MAY_IMPORT.keys() | set().union(*MAY_IMPORT.values())))
-def test_every_room_of_the_table_exists(room: str) -> None:
-    place = PACKAGE.joinpath(*room.split("."))
-    assert place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
