@@ -6,7 +6,7 @@
 # make newest  the same with the newest that there are
 # make pythons the tests that need no torch, on each other Python that is supported and found
 # make mutate  change definitions one at a time, and hold that a test fails for each (MUTANTS="NAME ...")
-# make soak    random and hard inputs, jobs that go wrong, pairs to compare: an hour and more (SOAK="--share 0.01")
+# make soak    what takes minutes: wheels, printed code, hard inputs, jobs that go wrong: an hour and more (SOAK="--share 0.01")
 # make bench   measure speed and memory side by side with other tools (BENCH="--rounds 1" for options)
 # make bench-plan   hold predicted steps and peaks of `tracedoc plan` against published runs (ROWS=--rows: each run)
 # make bench-replay hold predicted steps against 300 simulated jobs with the fix applied (REPLAY="--jobs 60 --wrong")
@@ -67,7 +67,7 @@ pythons:
 mutate: .venv/test-installed
 	$(BIN)/python tests/mutate.py $(MUTANTS)
 
-soak: .venv/test-installed loaders
+soak: .venv/test-installed loaders peers
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python soak/run.py $(SOAK)
 

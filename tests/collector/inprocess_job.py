@@ -9,12 +9,17 @@ from torch import nn
 import tracedoc
 
 STEPS = 40
+LONG = 200
+"""Steps enough for the trace to be written meanwhile, and one more with stacks to be recorded."""
 OPTIONS = {"wait": 3, "warmup": 1, "active": 3}
 
 
 class Dataset(torch.utils.data.Dataset):
+    def __init__(self, steps=STEPS):
+        self.steps = steps
+
     def __len__(self):
-        return 4 * STEPS
+        return 4 * self.steps
 
     def __getitem__(self, index):
         return {"x": torch.full((16,), float(index)), "labels": torch.tensor(index % 4)}
@@ -30,7 +35,7 @@ class Net(nn.Module):
         return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
 
 
-def loop(folder, *, fails=False, profiles=False, twice=False):
+def loop(folder, *, steps=STEPS, fails=False, profiles=False, twice=False):
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     model = Net()
     if world_size > 1:
@@ -39,7 +44,7 @@ def loop(folder, *, fails=False, profiles=False, twice=False):
         )
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters())
-    loader = torch.utils.data.DataLoader(Dataset(), batch_size=4)
+    loader = torch.utils.data.DataLoader(Dataset(steps), batch_size=4)
     for _ in range(2 if twice else 1):
         with tracedoc.collect(folder, **OPTIONS) as capture:
             for step, batch in enumerate(loader):
@@ -116,4 +121,4 @@ if __name__ == "__main__":
     if kind in ("trainer", "lightning"):
         globals()[kind](target)
     else:
-        loop(target, **({} if kind == "loop" else {kind: True}))
+        loop(target, **({"steps": LONG} if kind == "loop" else {kind: True}))

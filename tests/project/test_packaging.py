@@ -105,6 +105,7 @@ def rule_ids(repository: Path) -> set[str]:
     return {path.stem for path in (repository / "rules").glob("*/*.yaml")}
 
 
+@pytest.mark.soak
 def test_a_wheel_carries_the_rules_and_the_hook(sources: Path, repository: Path, tmp_path: Path) -> None:
     wheel = build(sources, "wheel", tmp_path / "dist")
     with zipfile.ZipFile(wheel) as archive:
@@ -114,12 +115,14 @@ def test_a_wheel_carries_the_rules_and_the_hook(sources: Path, repository: Path,
     assert set(ids) == rule_ids(repository)
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_a_wheel_reads_natively_where_there_is_a_compiler(sources: Path, tmp_path: Path) -> None:
     wheel = build(sources, "wheel", tmp_path / "dist")
     assert reader_in(clean_environment(wheel, tmp_path / "venv"), tmp_path) == "native reader"
 
 
+@pytest.mark.soak
 def test_a_wheel_is_built_without_a_compiler(repository: Path, tmp_path: Path) -> None:
     sources = tmp_path / "sources"
     shutil.copytree(repository, sources, ignore=NOT_PART_OF_THE_SOURCES)
@@ -129,6 +132,7 @@ def test_a_wheel_is_built_without_a_compiler(repository: Path, tmp_path: Path) -
     assert set(rules_in(interpreter, tmp_path)[1]) == rule_ids(repository)
 
 
+@pytest.mark.soak
 def test_a_wheel_carries_every_data_file(sources: Path, repository: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(build(sources, "wheel", tmp_path / "dist")) as wheel:
         names = set(wheel.namelist())
@@ -141,6 +145,7 @@ def test_a_wheel_carries_every_data_file(sources: Path, repository: Path, tmp_pa
     assert not any(name.startswith(("tests/", "sample_traces/", "rules/")) for name in names)
 
 
+@pytest.mark.soak
 def test_an_editable_install_finds_the_rules(sources: Path, repository: Path, tmp_path: Path) -> None:
     wheel = build(sources, "editable", tmp_path / "dist")
     where, ids = rules_in(clean_environment(wheel, tmp_path / "venv"), tmp_path)
@@ -148,6 +153,7 @@ def test_an_editable_install_finds_the_rules(sources: Path, repository: Path, tm
     assert set(ids) == rule_ids(repository)
 
 
+@pytest.mark.soak
 def test_a_source_distribution_is_the_repository(sources: Path, repository: Path, tmp_path: Path) -> None:
     with tarfile.open(build(sources, "sdist", tmp_path / "dist")) as archive:
         names = {name.split("/", 1)[-1] for name in archive.getnames()}
