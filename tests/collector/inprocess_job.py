@@ -69,7 +69,7 @@ def loop(folder, *, steps=STEPS, fails=False, profiles=False, twice=False):
 def trainer(folder):
     import transformers
 
-    from tracedoc.collector.transformers_callback import collect_callback
+    from tracedoc.collector.trainers import transformers_callback
 
     arguments = transformers.TrainingArguments(
         output_dir=f"{folder}/out",
@@ -83,14 +83,14 @@ def trainer(folder):
         remove_unused_columns=False,
     )
     transformers.Trainer(
-        Net(), arguments, train_dataset=Dataset(), callbacks=[collect_callback(folder, **OPTIONS)]
+        Net(), arguments, train_dataset=Dataset(), callbacks=[transformers_callback(folder, **OPTIONS)]
     ).train()
 
 
 def lightning(folder):
     import lightning.pytorch as pl
 
-    from tracedoc.collector.lightning_callback import collect_callback
+    from tracedoc.collector.trainers import lightning_callback
 
     class Module(pl.LightningModule):
         def __init__(self):
@@ -111,7 +111,7 @@ def lightning(folder):
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[collect_callback(folder, **OPTIONS)],
+        callbacks=[lightning_callback(folder, **OPTIONS)],
     ).fit(Module(), torch.utils.data.DataLoader(Dataset(), batch_size=2))
 
 

@@ -15,9 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tracedoc.collector.batches import BatchWatch
-from tracedoc.collector.corewait import CoreWait, ThreadSchedule
-from tracedoc.collector.counters import Counters, difference, link_rates, read_counters
+from tracedoc.collector.delays import CollectionWatch, CoreWait, ThreadSchedule
 from tracedoc.collector.devices import (
     COMMANDS,
     DeviceSampler,
@@ -25,12 +23,19 @@ from tracedoc.collector.devices import (
     describe_device,
     open_device,
 )
-from tracedoc.collector.environment import describe_environment, describe_memory
+from tracedoc.collector.environment import (
+    Counters,
+    describe_environment,
+    describe_memory,
+    difference,
+    link_rates,
+    read_counters,
+)
 from tracedoc.collector.frameworks import describe, describe_compile, find_live
-from tracedoc.collector.gcwatch import CollectionWatch
+from tracedoc.collector.loaders import BatchWatch
 from tracedoc.collector.nccl import read_nccl_log
 from tracedoc.collector.probe import known, probe
-from tracedoc.collector.steplog import StepLogWriter
+from tracedoc.collector.steps import StepLogWriter
 
 Facts = dict[str, object]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import tracedoc
 from tracedoc.collector.options import Options, write_options
-from tracedoc.collector.secrets import looks_secret, names_secret
+from tracedoc.collector.variables import looks_secret, names_secret
 from tracedoc.errors import InputError, TracedocError
 from tracedoc.run.manifest import (
     COMPLETE,

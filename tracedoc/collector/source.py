@@ -17,8 +17,7 @@ from types import ModuleType
 
 from tracedoc.collector.guard import ForeignProfilers
 from tracedoc.collector.options import Options, listed_ranks
-from tracedoc.collector.recorder import HOST_ONLY, Recorder
-from tracedoc.collector.writing import compress, local_path
+from tracedoc.collector.recorder import HOST_ONLY, Recorder, compress, local_path
 
 SUFFIX = ".source.gz"
 """Not the name of a trace, for it is none of the run's."""

@@ -1,4 +1,4 @@
-"""A callback of the Lightning Trainer that captures a few steps of the training."""
+"""Callbacks of the Trainers of Hugging Face and Lightning that capture a few steps of the training."""
 
 from __future__ import annotations
 
@@ -10,8 +10,32 @@ from typing import Any
 from tracedoc.collector.inprocess import collect
 
 
-def collect_callback(folder: str | os.PathLike[str], **options: Any) -> Any:
-    """Return a Lightning callback: ``Trainer(callbacks=[collect_callback("runs/x")])``.
+def transformers_callback(folder: str | os.PathLike[str], **options: Any) -> Any:
+    """A callback of Hugging Face: ``Trainer(..., callbacks=[transformers_callback("runs/x")])``.
+
+    The options are those of :func:`tracedoc.collect`.
+
+    It counts optimizer steps, not the micro-batches that gradients are accumulated over.
+    """
+    capture = collect(folder, **options)
+
+    class CollectCallback(import_module("transformers").TrainerCallback):  # type: ignore[misc]
+        """Steps a capture with the Trainer."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            capture.__enter__()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            capture.step(kwargs.get("optimizer"))
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            capture.__exit__(None, None, None)
+
+    return CollectCallback()
+
+
+def lightning_callback(folder: str | os.PathLike[str], **options: Any) -> Any:
+    """A callback of Lightning: ``Trainer(callbacks=[lightning_callback("runs/x")])``.
 
     The options are those of :func:`tracedoc.collect`.
 
