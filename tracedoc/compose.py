@@ -39,7 +39,7 @@ from tracedoc.ranks.exposure import ExposedSplit
 from tracedoc.ranks.run_view import RunView
 from tracedoc.replay.run_replay import Refusal
 from tracedoc.rules.engine import Judgement
-from tracedoc.run.job_settings import job_settings
+from tracedoc.run.job import job_settings
 from tracedoc.summary.first_line import summarise
 from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.values import Unknown, Value

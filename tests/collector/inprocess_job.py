@@ -69,7 +69,7 @@ def loop(folder, *, steps=STEPS, fails=False, profiles=False, twice=False):
 def trainer(folder):
     import transformers
 
-    from tracedoc.collector.trainers import transformers_callback
+    from tracedoc.collector.inprocess import transformers_callback
 
     arguments = transformers.TrainingArguments(
         output_dir=f"{folder}/out",
@@ -90,7 +90,7 @@ def trainer(folder):
 def lightning(folder):
     import lightning.pytorch as pl
 
-    from tracedoc.collector.trainers import lightning_callback
+    from tracedoc.collector.inprocess import lightning_callback
 
     class Module(pl.LightningModule):
         def __init__(self):
