@@ -27,7 +27,7 @@ class ThreadSchedule:
         self._thread, self._file = 0, -1
 
     def scheduled_ns(self) -> tuple[int, int] | None:
-        """Return how many ns the calling thread has run, and waited for a core; ``None`` if not counted."""
+        """The ns that the calling thread has run and waited for a core; ``None`` if nobody counts them."""
         if threading.get_ident() != self._thread:
             self._open()
         if self._file < 0:
@@ -125,7 +125,7 @@ class CollectionWatch:
             self._on_pause(generation, time.time_ns(), length)
 
     def describe(self) -> Plain:
-        """Return what was seen so far, one entry for each generation."""
+        """Number and length of the collections so far, one entry for each generation."""
         return {
             "collections": list(self.collections),
             "total_ms": [ns / 1e6 for ns in self.total_ns],

@@ -37,7 +37,7 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def describe_environment() -> Plain:
-    """Return what a rank knows of its surroundings without starting another process."""
+    """The surroundings of a rank, as far as they are known without starting another process."""
     return known(
         variables=kept_variables(os.environ),
         versions=versions(),
@@ -111,7 +111,7 @@ def _cpu_model() -> str | None:
 
 
 def _numa_nodes(allowed: set[int]) -> Plain:
-    """Return how many NUMA nodes the host has, and those that the process may run on."""
+    """The number of the host's NUMA nodes, and those that the process may run on."""
     cpus = {
         int(node.name.removeprefix("node")): numbers((node / "cpulist").read_text())
         for node in _NODES.glob("node[0-9]*")
@@ -166,7 +166,7 @@ def _open_files() -> int:
 
 
 def describe_threads() -> Plain:
-    """Return how many threads the libraries use for one operation."""
+    """The number of threads that each library uses for one operation."""
     torch = loaded("torch")
     return known(
         torch=probe(lambda: torch.get_num_threads()),
@@ -276,7 +276,7 @@ def read_counters() -> Counters:
 
 
 def difference(before: Mapping[str, int], after: Mapping[str, int]) -> Counters:
-    """Return what was added to each counter, where anything was; one that was set back is left out."""
+    """The growth of each counter that grew; one that was set back is left out."""
     return {name: after[name] - value for name, value in before.items() if after.get(name, value) > value}
 
 

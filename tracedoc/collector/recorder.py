@@ -92,7 +92,7 @@ class Recorder:
         self._open_range(step)
 
     def grown_bytes(self) -> int:
-        """Return how far the process grew since recording began: about the size of the trace as JSON."""
+        """The bytes that the process grew since recording began: about the size of the trace as JSON."""
         return max(0, _resident_bytes() - self._rss)
 
     def stop(self, *, hurried: bool = False) -> None:
@@ -209,7 +209,7 @@ _GZIP = 31  # zlib's way to ask for a gzip header
 
 
 def local_path(name: str, needed_bytes: int, folder: Path) -> Path:
-    """Return where to save a trace first: on the node's own disk, or in ``folder`` where that has no room.
+    """The path to save a trace to first: on the node's own disk, or in ``folder`` where that has no room.
 
     Raises ``OSError`` if neither has room for ``needed_bytes`` and some more.
     """
@@ -249,7 +249,7 @@ def compress(source: Path, target: Path, deadline_s: float) -> int:
 
 
 def is_source_rank(options: Options, rank: int, world_size: int) -> bool:
-    """Return whether a rank is among those that record a step with stacks.
+    """True if a rank is among those that record a step with stacks.
 
     All are, up to :data:`MOST_SOURCE_RANKS`. Beyond, it is every second, fourth, eighth one and so on, so
     that the first rank of a node is among them wherever there is room: nodes mostly have 2, 4, 8 or 16. Of

@@ -23,12 +23,12 @@ _DEVICE_ID = re.compile(r"\b(?:GPU|MIG)-[0-9a-fA-F-]{8,}(?:/\d+/\d+)?")
 
 
 def names_secret(name: str) -> bool:
-    """Return whether a variable, or an option such as ``--hub-token``, is named like one with a secret."""
+    """True if a variable, or an option such as ``--hub-token``, is named like one with a secret."""
     return _NAME.search(name.upper().replace("-", "_")) is not None
 
 
 def looks_secret(value: str) -> bool:
-    """Return whether a value may be a key, a token or a password."""
+    """True if a value may be a key, a token or a password."""
     value = _DEVICE_ID.sub("", value)
     if _VALUE.search(value):
         return True

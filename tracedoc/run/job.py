@@ -127,12 +127,12 @@ class Job:
         return {one.rank: one.source for one in self.ranks if one.source}
 
     def rank(self, rank: int) -> RankJob | None:
-        """Return what one rank recorded, ``None`` where it recorded nothing."""
+        """The record of one rank, ``None`` where it recorded nothing."""
         return next((one for one in self.ranks if one.rank == rank), None)
 
 
 def read_job(manifest: Manifest | None) -> Job | None:
-    """Return what a manifest tells about its job, ``None`` where no rank recorded anything.
+    """The job of a manifest, ``None`` where no rank recorded anything.
 
     Step logs are read from beside the manifest; behind a URL they are not.
     """
