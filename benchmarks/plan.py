@@ -17,15 +17,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tracedoc.planner.activations import peak_memory
 from tracedoc.planner.candidates import may_fit
+from tracedoc.planner.families import read_model_config
 from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of
-from tracedoc.planner.layout_memory import layout_memory
-from tracedoc.planner.layout_timing import layout_step
-from tracedoc.planner.layouts import Layout, in_framework
-from tracedoc.planner.model_config import read_model_config
+from tracedoc.planner.layouts import Layout, data_parallel, in_framework
+from tracedoc.planner.memory import peak_memory
 from tracedoc.planner.setup import Question, Training
-from tracedoc.planner.strategies import STRATEGIES
 from tracedoc.planner.timing import Step, predict
 
 ROWS = Path(__file__).with_name("published_rows.json")
@@ -41,6 +38,7 @@ class Row:
 
     published: dict[str, Any]
     question: Question
+    how: str
     step: Step
     measured_ms: float
     may_fit: bool
@@ -97,37 +95,29 @@ def _predicted(row: dict[str, Any], model: Any) -> Row:
     question = Question(model, training, row["gpus"], nodes, gpu.memory_bytes)
     across = find_link(row.get("network", gpu.network), across=True) if nodes > 1 else None
     cluster, checkpointing = Cluster(gpu, link_of(gpu), across), row["checkpointing"] != "off"
-    if "layout" in row:
-        layout = _layout(row)
-        asked = in_framework(question, layout)
-        step = layout_step(asked, layout, cluster, checkpointing=checkpointing)
-        memory = layout_memory(asked, layout, checkpointing=checkpointing)
-        # Data-parallel groups see other sequences; the rate is that of one GPU.
-        question = question.changed(micro_batch=layout.micro_batch)
-        tokens = training.tokens * layout.data / row["gpus"]
-    else:
-        strategy, tokens = STRATEGIES[row["strategy"]], float(training.tokens)
-        step = predict(question, strategy, cluster, checkpointing=checkpointing)
-        memory = peak_memory(question, strategy, checkpointing=checkpointing)
+    layout = _layout(row, question)
+    asked = in_framework(question, layout)
+    step = predict(asked, layout, cluster, checkpointing=checkpointing)
+    memory = peak_memory(asked, layout, checkpointing=checkpointing)
+    # Data-parallel groups see other sequences; the rate is that of one GPU.
+    tokens = training.tokens * layout.data / row["gpus"]
     assert step is not None
     measured = tokens / row["tokens_per_second"] * 1e3
     # What PyTorch reserved has no context in it.
     allocated = (memory.total - memory.context) / 2**30
-    return Row(row, question, step, measured, may_fit(memory, gpu.memory_bytes), allocated)
+    how = layout.title if "layout" in row else row["strategy"]
+    return Row(row, question, how, step, measured, may_fit(memory, gpu.memory_bytes), allocated)
 
 
-def _layout(row: dict[str, Any]) -> Layout:
+def _layout(row: dict[str, Any], question: Question) -> Layout:
+    if "layout" not in row:
+        return data_parallel(question, row["strategy"])
     split = {
         name: row["layout"].get(name, 1) for name in ("tensor", "pipeline", "context", "expert", "chunks")
     }
     data = row["gpus"] // (split["tensor"] * split["pipeline"] * split["context"])
-    return Layout(
-        row["layout"]["family"],
-        data,
-        **split,
-        micro_batch=row["micro_batch"],
-        rounds=row["accumulation"],
-    )
+    micro_batch, rounds = row["micro_batch"], row["accumulation"]
+    return Layout(row["layout"]["family"], data, **split, micro_batch=micro_batch, rounds=rounds)
 
 
 def summary(some: Iterable[Row]) -> dict[str, float]:
@@ -144,10 +134,6 @@ def summary(some: Iterable[Row]) -> dict[str, float]:
         "peaks": len(peaks),
         "peaks within 10 %": sum(error <= 0.10 for error in peaks) / len(peaks) if peaks else float("nan"),
     }
-
-
-def _how(published: dict[str, Any]) -> str:
-    return _layout(published).title if "layout" in published else str(published["strategy"])
 
 
 def main(arguments: list[str]) -> None:
@@ -171,7 +157,7 @@ def main(arguments: list[str]) -> None:
             predicted = row.step.expected_ms / row.question.training.accumulation
             peak = f"{row.peak_error:+.0%}" if row.peak_error is not None else ""
             kind = f"{p['checkpointing']} {'compiled ' * p.get('compiled', 0)}{'fp8' * p.get('fp8', 0)}"
-            what = f"{p['model']} {p['gpus']}x {p['gpu']} {p['micro_batch']}x{p['seq']} {_how(p)} {kind}"
+            what = f"{p['model']} {p['gpus']}x {p['gpu']} {p['micro_batch']}x{p['seq']} {row.how} {kind}"
             print(f"{row.error:>+5.0%}{row.measured_ms:>13.0f}{predicted:>14.0f}  {peak:>4}  {what}")
 
 

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from replay_cost import costs
 
-from tests.replay.held import Held, hold, names_best
+from tests.play.held import Held, hold, names_best
 
 REPORTED_SEEDS = 1_000_000
 """Jobs of the table in the repository begin here; while working on the replay, other seeds are looked at."""

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from tracedoc.digest.programs import EncodedProgram
-from tracedoc.digest.rank_digest import RankDigest
+from tracedoc.play.run_replay import RunReplay, replay_run
 from tracedoc.ranks.run_view import RunView, build_run_view
-from tracedoc.replay.run_replay import RunReplay, replay_run
+from tracedoc.step.program import EncodedProgram
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.testing import TraceBuilder
 from tracedoc.whatif.changes.registry import parse_request
 from tracedoc.whatif.predictions import Prediction, predict

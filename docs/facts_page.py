@@ -24,7 +24,7 @@ definition, or unknown with a reason. This page is made from the definitions in 
 
 The median step is the complete step of lower-median length: one real step that can be opened in Perfetto.
 Scope says whether there is one value for the run, or one for each rank, step, group or unit. What a fact
-needs of a capture: `gpu` activity, `kernels`, `launches` linked to them, `collectives`, `multi_rank`,
+needs of a capture: `cpu` (no GPU computes), `gpu` activity, `kernels`, `launches` linked to them, `collectives`, `multi_rank`,
 `host_ops`, `shapes` (record_shapes=True), `memory` (profile_memory=True), `sharding` (FSDP or
 ZeRO-3), `sends` to single ranks.
 """

@@ -49,7 +49,7 @@ class Mended:
 MENDED = (
     Mended("loader-0", "input-stall", "Load batches in worker processes", "advised-loader"),
     Mended("small-buckets", "small-gradient-buckets", "Remove bucket_cap_mb from DDP", "advised-buckets"),
-    Mended("straggler", "straggler-rank", "Take that code out of the step, or run it less often", "healthy"),
+    Mended("straggler", "cpu-straggler", "Take that code out of the step, or run it less often", "healthy"),
     Mended("sync", "reduction-every-micro-batch", "Reduce with the last micro-batch only", "no-sync"),
 )
 

@@ -16,7 +16,6 @@ from tracedoc import compose, pipeline, worker
 from tracedoc.cli import main
 from tracedoc.containment import LOG, Failures
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.digest import rank_digest
 from tracedoc.errors import InputError
 from tracedoc.facts.catalog import CATALOG
 from tracedoc.ranks.strategies import decide
@@ -25,6 +24,7 @@ from tracedoc.report.page import html
 from tracedoc.report.render import render
 from tracedoc.rules import engine
 from tracedoc.rules.load import load_rules
+from tracedoc.step import rank_digest
 from tracedoc.testing import parse_lanes
 from tracedoc.timeline import build
 from tracedoc.timeline.strategy_signs import StrategySigns

@@ -14,9 +14,9 @@ import pytest
 from msgspec.structs import replace
 
 import tracedoc.pipeline
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.pipeline import diagnose
 from tracedoc.report.render import render_pieces
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.worker import digest_file
 
 DIGEST_BYTES = 37_000

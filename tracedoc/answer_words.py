@@ -85,6 +85,10 @@ ANSWER_WORDS: dict[str, str] = {
         "The part of a collective until its last rank arrives. It belongs to the rank that is late, not to "
         "the network: tracedoc explain straggler."
     ),
+    "warm-up-in-window": (
+        "Steps of the warm-up are left out: one in which kernels are loaded or compiled does not stand for "
+        "the others, and the limit cold-start says where the capture holds no other."
+    ),
     "warning": ("See critical: tracedoc explain critical."),
 }
 """Explanation by word."""

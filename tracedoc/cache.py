@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 import tracedoc
-from tracedoc.digest.codec import decode, encode
+from tracedoc.step.codec import decode, encode
 
 VARIABLE = "TRACEDOC_CACHE"
 """The environment variable that names the folder of the cache; ``off`` is none."""

@@ -23,7 +23,6 @@ from tracedoc.diagnosis import (
     StepBudget,
     Strategy,
 )
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import FactTable
 from tracedoc.facts.measure_run import Measurements
@@ -34,12 +33,13 @@ from tracedoc.facts.tables import collective_rows, host_detail, kernel_rows, pha
 from tracedoc.facts.transfer_table import transfer_table
 from tracedoc.facts.unit_timeline import unit_timeline
 from tracedoc.facts.waits import wait_table
+from tracedoc.play.run_replay import Refusal
 from tracedoc.predicted import PlanStep, ReplayReport
 from tracedoc.ranks.exposure import ExposedSplit
 from tracedoc.ranks.run_view import RunView
-from tracedoc.replay.run_replay import Refusal
 from tracedoc.rules.engine import Judgement
 from tracedoc.run.job import job_settings
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.summary.first_line import summarise
 from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.values import Unknown, Value

@@ -17,8 +17,6 @@ from msgspec.structs import replace
 from tracedoc.compose import compose
 from tracedoc.containment import Failures
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.digest.rank_digest import LANE_RANKS, RankDigest, without_timeline
-from tracedoc.digest.sharing import share
 from tracedoc.errors import InputError, Limit
 from tracedoc.executors.run import run_each
 from tracedoc.executors.work import Lost
@@ -26,9 +24,7 @@ from tracedoc.facts.catalog import CATALOG
 from tracedoc.facts.measure_run import Measurements, measure_run
 from tracedoc.facts.per_run.settings import job_limits
 from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
-from tracedoc.ranks.code_places import ranks_to_read
-from tracedoc.ranks.early_ends import ended_early
-from tracedoc.ranks.run_view import RunView, build_run_view, with_source_steps
+from tracedoc.ranks.run_view import RunView, build_run_view, ended_early, with_source_steps
 from tracedoc.rules.budgets import judge_budgets, parse_budgets
 from tracedoc.rules.engine import evaluate
 from tracedoc.rules.expression import Expression
@@ -43,7 +39,10 @@ from tracedoc.run.ending import ended_well, ending_limits
 from tracedoc.run.job import read_job
 from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, Settled, settle
+from tracedoc.step.codec import share
+from tracedoc.step.rank_digest import LANE_RANKS, RankDigest, without_timeline
 from tracedoc.timeline.script_code import SourceStep, read_source_step
+from tracedoc.topics.straggler.causes import ranks_to_read
 from tracedoc.units import format_ranges
 from tracedoc.whatif.answer import what_if
 from tracedoc.whatif.changes.registry import parse_request

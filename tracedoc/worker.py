@@ -9,10 +9,10 @@ from functools import partial
 import tracedoc.facts.per_rank  # noqa: F401  fills the catalogue
 from tracedoc.cache import Slot, slot_of
 from tracedoc.containment import CODE, failure
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.errors import InputError, TracedocError
 from tracedoc.facts.measure_rank import measure_rank
 from tracedoc.run.remote import is_remote, open_remote, public_name
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.build import build_timeline
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.kineto import read_trace

@@ -94,7 +94,7 @@ def test_name_of_a_rule_and_a_limit_explains_both():
 
 def test_name_without_a_rule_leads_to_the_rules_that_tell_it():
     text = run("explain", "cpu-starvation").stdout
-    assert text.startswith("cpu-starvation  (no rule of this name)\n\n")
+    assert text.startswith("cpu-starvation  (no rule of this name; these tell it)\n\n")
     assert "tracedoc explain cpu-quota: " in text
     assert "tracedoc explain shared-cores: " in text
     assert '"cpu-quota"' in run("explain", "cpu-starvation", "-f", "json").stdout

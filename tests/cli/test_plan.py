@@ -66,16 +66,17 @@ def test_the_options_of_the_next_command_replace_the_old_ones(repository: Path) 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 110])
 def test_a_narrow_terminal_shows_fewer_columns_and_cuts_no_number(width: int, repository: Path) -> None:
-    from tracedoc.cli.plan_text import plan_text
-    from tracedoc.planner.candidates import Wish
+    from tracedoc.cli.plan.text import plan_text
     from tracedoc.planner.hardware import Cluster, find_gpu, link_of
     from tracedoc.planner.plan import plan
-    from tracedoc.planner.setup import Question, Training
+    from tracedoc.planner.setup import PlanRequest, Question, Training
     from tracedoc.planner.shape import shape_from_parameters
 
     gpu = find_gpu("A100 40GB")
     question = Question(shape_from_parameters(70 * 10**9), Training(), 8, 1, 40e9)
-    text = plan_text(plan(question, Wish(Cluster(gpu, link_of(gpu), None))), next_command="", width=width)
+    text = plan_text(
+        plan(question, PlanRequest(Cluster(gpu, link_of(gpu), None))), next_command="", width=width
+    )
     table = text.split("Strategies")[1].split("* with")[0]
     assert "…" not in table or width == 40
     assert ("activ." in table) == (width >= 100)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tracedoc.cli.scripted import from_step
+from tracedoc.cli.plan.scripted import from_step
 from tracedoc.firststep.launch import FirstStep
-from tracedoc.planner.activations import peak_memory
+from tracedoc.planner.layouts import data_parallel
+from tracedoc.planner.memory import peak_memory
 from tracedoc.planner.setup import Question, Training
-from tracedoc.planner.strategies import STRATEGIES
 from tracedoc.planner.timing import step_flops
 
 STEP = FirstStep(
@@ -51,18 +51,20 @@ def asked(step: FirstStep, **changes: int) -> Question:
 
 def test_the_peak_is_what_was_counted_beside_the_states_of_each_strategy() -> None:
     """DDP in mixed precision: 16 bytes a parameter and 2 of a copy; blocks keep 50 MB, the rest is 20 MB."""
-    memory = peak_memory(asked(STEP), STRATEGIES["ddp"], checkpointing=False)
+    memory = peak_memory(asked(STEP), data_parallel(asked(STEP), "ddp"), checkpointing=False)
     assert memory.states.states + memory.states.copies == 18e6
     assert (memory.activations, memory.working) == (50e6, 20e6)
 
 
 def test_with_checkpointing_blocks_keep_what_goes_into_them() -> None:
-    memory = peak_memory(asked(STEP), STRATEGIES["ddp"], checkpointing=True)
+    memory = peak_memory(asked(STEP), data_parallel(asked(STEP), "ddp"), checkpointing=True)
     assert (memory.activations, memory.working) == (10e6, 20e6)
 
 
 def test_twice_the_micro_batch_takes_twice_the_activations() -> None:
-    memory = peak_memory(asked(STEP, micro_batch=16), STRATEGIES["ddp"], checkpointing=False)
+    memory = peak_memory(
+        asked(STEP, micro_batch=16), data_parallel(asked(STEP, micro_batch=16), "ddp"), checkpointing=False
+    )
     assert (memory.activations, memory.working) == (100e6, 40e6)
 
 

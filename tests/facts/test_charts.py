@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tracedoc
-from tracedoc.digest.memory_peaks import STRETCHES
+from tracedoc.step.drawn import STRETCHES
 from tracedoc.testing import TraceBuilder, parse_lanes
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tracedoc.facts.per_run import straggler
 from tracedoc.pipeline import Options, diagnose
 from tracedoc.run.manifest import MANIFEST_NAME, MANIFEST_SCHEMA
 from tracedoc.testing import parse_lanes
+from tracedoc.topics.straggler import run as straggler_run
 
 LATE = """
 step: 100
@@ -50,7 +50,7 @@ def test_only_what_a_rank_waits_for_a_core_beyond_the_others_excuses_it(
             "window": {"training_thread": thread},
         }
     (tmp_path / MANIFEST_NAME).write_text(json.dumps({"schema": MANIFEST_SCHEMA, "ranks": ranks}))
-    found = diagnose([tmp_path], Options(jobs=1, select=("straggler-rank",))).findings
+    found = diagnose([tmp_path], Options(jobs=1, select=("cpu-straggler",))).findings
     assert [one.ranks for one in found] == ([(1,)] if late else [])
 
 
@@ -62,8 +62,8 @@ def test_waits_in_longer_steps_cost_the_analysed_one_their_share() -> None:
 
     steps = [step(0, 20), step(1, 60), step(2, 80)]
     digest = SimpleNamespace(complete_steps=steps, judged_step=steps[0])
-    run: Any = SimpleNamespace(digests=[digest], representative_digest=digest)
+    run: Any = SimpleNamespace(digests=[digest], analysed_step=steps[0])
     waited_ns = np.array([10, 30, 40]) * 10**6
-    assert straggler._of_analysed_step(run, (0, 1, 2), waited_ns) == pytest.approx(10e6)
+    assert straggler_run._of_analysed_step(run, (0, 1, 2), waited_ns) == pytest.approx(10e6)
     # Of a step that no rank captured whole the waiting itself counts.
-    assert straggler._of_analysed_step(run, (0, 1, 9), waited_ns) == pytest.approx(30e6)
+    assert straggler_run._of_analysed_step(run, (0, 1, 9), waited_ns) == pytest.approx(30e6)

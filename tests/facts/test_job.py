@@ -11,8 +11,8 @@ import pytest
 import tracedoc
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.facts.per_run.step_log import counted_steps
-from tracedoc.ranks.declared_strategy import resolve_strategy
 from tracedoc.ranks.strategies.claim import Claim
+from tracedoc.ranks.strategies.decide import resolve_strategy
 from tracedoc.run.job import Job, RankJob, read_job
 from tracedoc.run.manifest import read_manifest
 from tracedoc.run.steplog import CAPACITY, COLLECTION, HEADER, MAGIC, RECORD, STEP, WINDOW, parse_step_log

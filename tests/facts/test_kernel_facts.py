@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tracedoc
-from tracedoc.digest.gemms import gemm_table
+from tracedoc.step.work import gemm_table
 from tracedoc.testing import TraceBuilder
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.values import Unknown, Value

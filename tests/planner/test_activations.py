@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from tracedoc.planner.activations import block_activations, frozen_share, peak_memory, unit_bytes
-from tracedoc.planner.model_config import read_model_config
+from tracedoc.planner.activations import block_activations
+from tracedoc.planner.families import read_model_config
+from tracedoc.planner.layouts import data_parallel
+from tracedoc.planner.memory import frozen_share, peak_memory, unit_bytes
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import ModelShape, shape_from_parameters
-from tracedoc.planner.strategies import STRATEGIES
 
 TOKENS = 256
 BATCH = 2
@@ -48,7 +49,7 @@ def test_a_gpt_block_takes_what_korthikanti_et_al_publish() -> None:
     training = Training(precision="bf16", sequence=2048, micro_batch=4, fused_attention=False)
     question = Question(gpt(12288, 96), training, 1, 1, 80e9)
     expected = 2048 * 4 * 12288 * (34 + 5 * 96 * 2048 / 12288)
-    assert block_activations(question, STRATEGIES["single"]) == pytest.approx(expected)
+    assert block_activations(question, data_parallel(question, "single")) == pytest.approx(expected)
 
 
 def test_fused_attention_drops_the_quadratic_term() -> None:
@@ -56,13 +57,13 @@ def test_fused_attention_drops_the_quadratic_term() -> None:
     training = Training(precision="bf16", sequence=2048, micro_batch=1)
     question = Question(gpt(4096, 32), training, 1, 1, 80e9)
     expected = 2048 * (34 * 4096 + 4 * 32)
-    assert block_activations(question, STRATEGIES["single"]) == pytest.approx(expected)
+    assert block_activations(question, data_parallel(question, "single")) == pytest.approx(expected)
 
 
 def test_checkpointing_keeps_about_a_tenth() -> None:
     question = Question(shape_from_parameters(int(7e9)), Training(), 8, 1, 80e9)
-    whole = peak_memory(question, STRATEGIES["full-shard"], checkpointing=False).activations
-    kept = peak_memory(question, STRATEGIES["full-shard"], checkpointing=True).activations
+    whole = peak_memory(question, data_parallel(question, "full-shard"), checkpointing=False).activations
+    kept = peak_memory(question, data_parallel(question, "full-shard"), checkpointing=True).activations
     assert kept < 0.12 * whole
 
 
@@ -80,7 +81,7 @@ def test_lora_keeps_the_inputs_of_adapted_matrices_only(targets: tuple[str, ...]
     assert (shape.hidden, shape.heads, shape.mlp_width) == (4096, 32, 10922)
     question = Question(shape, Training(lora_rank=16, lora_targets=targets, sequence=1000), 8, 1, 80e9)
     expected = 1000 * (numbers + 4 * 32)  # and the log-sum-exp of each head
-    assert block_activations(question, STRATEGIES["ddp"]) == pytest.approx(expected)
+    assert block_activations(question, data_parallel(question, "ddp")) == pytest.approx(expected)
 
 
 def test_a_gathered_weight_of_4_bits_takes_4_bits() -> None:
@@ -95,14 +96,14 @@ def test_full_sharding_gathers_two_blocks_and_the_root() -> None:
     """LoRA, so that no gradients of weights are there: 2 bytes x (2 x 200 + 100) M."""
     shape = shape_from_parameters(int(7e9))
     question = Question(shape, Training(lora_rank=16), 8, 1, 80e9)
-    _, backward = unit_bytes(question, STRATEGIES["full-shard"])
+    _, backward = unit_bytes(question, data_parallel(question, "full-shard"))
     assert backward == pytest.approx(2 * (2 * shape.block_parameters + shape.outside_parameters))
 
 
 def test_deepspeed_buckets_follow_the_published_rule() -> None:
     """4.5 x for overlap_comm, 2 bytes, 2 buckets: 9 GB for 5e8 elements, so 0.9 GB for the 5e7 printed."""
     question = Question(shape_from_parameters(int(7e9)), Training(), 8, 1, 80e9)
-    assert unit_bytes(question, STRATEGIES["zero-2"])[0] == pytest.approx(0.9e9)
+    assert unit_bytes(question, data_parallel(question, "zero-2"))[0] == pytest.approx(0.9e9)
 
 
 # What follows trains small models of Transformers on CPU.
@@ -198,7 +199,7 @@ def test_a_block_saves_what_was_computed(kind: str, precision: str, tmp_path: Pa
     real = (saved_bytes(three, precision) - saved_bytes(one, precision)) / 2
     if precision == "bf16-mixed":  # the 16-bit copies of weights count as states
         real -= 2 * question.model.block_parameters
-    assert block_activations(question, STRATEGIES["single"]) == pytest.approx(real, rel=0.10)
+    assert block_activations(question, data_parallel(question, "single")) == pytest.approx(real, rel=0.10)
 
 
 KEY_VALUES = {
@@ -253,7 +254,7 @@ def test_blocks_of_other_models_save_what_was_computed_within_10_percent(name: s
     training = Training(precision="bf16", sequence=TOKENS // BATCH, micro_batch=BATCH)
     question = Question(read_model_config(tmp_path), training, 1, 1, 80e9)
     real = (saved[1] - saved[0]) / 2
-    assert block_activations(question, STRATEGIES["single"]) == pytest.approx(real, rel=0.10)
+    assert block_activations(question, data_parallel(question, "single")) == pytest.approx(real, rel=0.10)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +280,7 @@ def test_the_peak_of_a_training_step_is_predicted_within_15_percent(
     steady = sum(p.numel() * p.element_size() for p in model.parameters())
     states = [value for state in optimizer.state.values() for value in state.values()]
     steady += sum(value.numel() * value.element_size() for value in states)
-    memory = peak_memory(question, STRATEGIES["single"], checkpointing=checkpointing)
+    memory = peak_memory(question, data_parallel(question, "single"), checkpointing=checkpointing)
     predicted = memory.total - memory.reserve - memory.context
     assert predicted == pytest.approx(steady + allocated_peak(step), rel=0.15)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tracedoc.planner.model_config import read_model_config
+from tracedoc.planner.families import read_model_config
 from tracedoc.planner.shape import ModelShape, lora_parameters
 
 RANK = 4

@@ -6,15 +6,14 @@ import pytest
 from msgspec.structs import fields
 
 from tracedoc.errors import InputError
-from tracedoc.planner.activations import Memory
-from tracedoc.planner.advice import Advice, advise
-from tracedoc.planner.candidates import Wish, may_fit, surely_fits
+from tracedoc.planner.candidates import may_fit, surely_fits
 from tracedoc.planner.choice import Situation, decisions
 from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of
-from tracedoc.planner.memory import SPREAD, ModelStates
-from tracedoc.planner.setup import Question, Training
+from tracedoc.planner.layouts import STRATEGIES
+from tracedoc.planner.memory import SPREAD, Memory, ModelStates
+from tracedoc.planner.plan import Advice, advise
+from tracedoc.planner.setup import PlanRequest, Question, Training
 from tracedoc.planner.shape import shape_from_parameters
-from tracedoc.planner.strategies import STRATEGIES
 
 GB = 1e9
 
@@ -33,11 +32,11 @@ def ask(
 ) -> Advice:
     named = find_gpu(gpu) if gpu else None
     across = find_link(network, across=True) if nodes > 1 else None
-    wish = Wish(Cluster(named, link_of(named) if named else None, across), objective, framework)
+    request = PlanRequest(Cluster(named, link_of(named) if named else None, across), objective, framework)
     question = Question(
         shape_from_parameters(int(parameters)), Training(**training), gpus, nodes, memory * GB
     )
-    return advise(question, wish)
+    return advise(question, request)
 
 
 def chosen(advice: Advice) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tracedoc.cli.plan.question import parse_count, parse_size
 from tracedoc.errors import InputError
 from tracedoc.planner.hardware import find_gpu, find_link, gpu_of_device, gpus, link_of, links
-from tracedoc.planner.quantities import parse_count, parse_size
 from tracedoc.trace.devices import DEVICE_PEAKS, device_peak
 
 

@@ -12,18 +12,17 @@ from msgspec.structs import replace
 
 from tracedoc.errors import InputError
 from tracedoc.planner.activations import block_activations
-from tracedoc.planner.advice import advise
-from tracedoc.planner.candidates import Wish
+from tracedoc.planner.candidates import rank
+from tracedoc.planner.families import read_model_config
 from tracedoc.planner.hardware import Cluster, LinkKind, find_gpu, find_link, link_of
-from tracedoc.planner.layout_files import megatron_arguments, torchtitan_toml
-from tracedoc.planner.layout_memory import SHARDED, layout_memory
-from tracedoc.planner.layout_timing import layout_step
-from tracedoc.planner.layout_traffic import traffic
-from tracedoc.planner.layouts import Layout, layouts, stage_blocks
-from tracedoc.planner.model_config import read_model_config
-from tracedoc.planner.ranking import rank
-from tracedoc.planner.setup import Question, Training
+from tracedoc.planner.launch_files import megatron_arguments, torchtitan_toml
+from tracedoc.planner.layouts import Layout, data_parallel, layouts, stage_blocks
+from tracedoc.planner.memory import model_states, peak_memory
+from tracedoc.planner.plan import advise
+from tracedoc.planner.setup import PlanRequest, Question, Training
 from tracedoc.planner.shape import ModelShape, shape_from_parameters
+from tracedoc.planner.timing import predict
+from tracedoc.planner.traffic import Transfer, bandwidth, transfers
 
 NVLINK = LinkKind("nvlink", "NVLink", False, 400.0, 1.0, 0.0, "here")
 NETWORK = LinkKind("ib", "InfiniBand", True, 400.0, 1.0, 0.0, "here")
@@ -57,6 +56,19 @@ def ask(shape: ModelShape, gpus: int = 16, **training: object) -> Question:
     return Question(shape, Training(**settings), gpus, max(1, gpus // 8), 80e9)  # type: ignore[arg-type]
 
 
+def sent(question: Question, layout: Layout, what: str, *, checkpointing: bool = False) -> list[Transfer]:
+    """Return what of this travels in one micro-batch."""
+    every = transfers(question, layout, checkpointing=checkpointing)
+    return [one for one in every if one.what == what]
+
+
+def gbps(question: Question, layout: Layout, what: str) -> float:
+    """Return the bandwidth of the first of these transfers."""
+    link = bandwidth(sent(question, layout, what)[0], question, CLUSTER)
+    assert link is not None
+    return link[0]
+
+
 BLOCK = 4 * 64 * 64 + 3 * 64 * 128 + 2 * 64
 END = 256 * 64
 
@@ -64,7 +76,7 @@ END = 256 * 64
 def test_megatron_takes_6_and_12_by_d_bytes_a_weight(tmp_path: Path) -> None:
     """Half of the blocks and the embedding, halved: its distributed optimizer over 4 GPUs."""
     layout = Layout("megatron", data=4, tensor=2, pipeline=2, rounds=2)
-    states = layout_memory(ask(model(tmp_path)), layout, checkpointing=False).states
+    states = peak_memory(ask(model(tmp_path)), layout, checkpointing=False).states
     weights = (4 * BLOCK + END) / 2
     assert states.parameters == pytest.approx(2 * weights, rel=0.01)
     assert states.gradients == pytest.approx(4 * weights, rel=0.01)
@@ -73,13 +85,13 @@ def test_megatron_takes_6_and_12_by_d_bytes_a_weight(tmp_path: Path) -> None:
 
 def test_torchtitan_shards_all_states_and_with_a_pipeline_keeps_the_stage_gathered(tmp_path: Path) -> None:
     shape = model(tmp_path)
-    flat = layout_memory(ask(shape), Layout("torchtitan", data=8, tensor=2), checkpointing=False).states
+    flat = peak_memory(ask(shape), Layout("torchtitan", data=8, tensor=2), checkpointing=False).states
     whole = 8 * BLOCK + 2 * END
     assert flat.states == pytest.approx(16 * whole / 16, rel=0.01)
     accumulated = Layout("torchtitan", data=8, tensor=2, rounds=4)  # each micro-batch's gradients are reduced
-    assert layout_memory(ask(shape), accumulated, checkpointing=False).states == flat
+    assert peak_memory(ask(shape), accumulated, checkpointing=False).states == flat
     layout = Layout("torchtitan", data=4, tensor=2, pipeline=2, rounds=2)
-    piped = layout_memory(ask(shape), layout, checkpointing=False).states
+    piped = peak_memory(ask(shape), layout, checkpointing=False).states
     stage = (4 * BLOCK + END) / 2  # blocks 0 to 3 and the embedding; 16 bytes over 4, 2 and 4 kept whole
     assert piped.copies == pytest.approx(2 * stage, rel=0.01)
     assert piped.states == pytest.approx((16 / 4 + 4) * stage, rel=0.01)
@@ -89,13 +101,13 @@ def test_a_pipeline_keeps_as_many_micro_batches_as_it_has_stages(tmp_path: Path)
     """1F1B: the first of 4 stages keeps 4 times 2 of 8 blocks, as much as without a pipeline."""
     question = ask(model(tmp_path))
     layout = Layout("megatron", data=2, tensor=2, pipeline=4, rounds=8)
-    kept = layout_memory(question, layout, checkpointing=False).activations
-    assert kept == pytest.approx(4 * 2 * block_activations(question, SHARDED) / 2)
+    kept = peak_memory(question, layout, checkpointing=False).activations
+    assert kept == pytest.approx(4 * 2 * block_activations(question, layout) / 2)
     interleaved = Layout("megatron", data=2, tensor=2, pipeline=4, rounds=8, chunks=2)
-    more = layout_memory(question, interleaved, checkpointing=False).activations
+    more = peak_memory(question, interleaved, checkpointing=False).activations
     assert more == pytest.approx(kept * (1 + 3 / 8))
     short = replace(interleaved, rounds=4)  # no more than there are
-    assert layout_memory(question, short, checkpointing=False).activations == pytest.approx(kept)
+    assert peak_memory(question, short, checkpointing=False).activations == pytest.approx(kept)
 
 
 def test_context_parallelism_gathers_keys_and_values_of_the_whole_sequence(tmp_path: Path) -> None:
@@ -104,7 +116,7 @@ def test_context_parallelism_gathers_keys_and_values_of_the_whole_sequence(tmp_p
 
     def working(family: str) -> float:
         layout = Layout(family, data=1, tensor=2, context=4)
-        memory = layout_memory(question, layout, checkpointing=True)
+        memory = peak_memory(question, layout, checkpointing=True)
         assert memory.moment == "first block"
         return memory.working
 
@@ -117,8 +129,8 @@ def test_context_parallelism_gathers_keys_and_values_of_the_whole_sequence(tmp_p
 def test_inputs_of_8_bit_products_are_saved_in_8_bits(tmp_path: Path) -> None:
     """Of a token 64 numbers for attention, 64 and 128 for the MLP; attention's 64 are there twice."""
     layout = Layout("megatron", data=16)
-    wide = layout_memory(ask(model(tmp_path)), layout, checkpointing=False).activations
-    narrow = layout_memory(ask(model(tmp_path), fp8=True), layout, checkpointing=False).activations
+    wide = peak_memory(ask(model(tmp_path)), layout, checkpointing=False).activations
+    narrow = peak_memory(ask(model(tmp_path), fp8=True), layout, checkpointing=False).activations
     assert wide - narrow == pytest.approx(8 * 64 * (64 + 64 + 128 - 64))
 
 
@@ -128,7 +140,7 @@ def test_one_round_of_interleaved_micro_batches_keeps_the_gradients_of_half_a_st
     layout = Layout("torchtitan", data=2, tensor=2, pipeline=4, rounds=4)
 
     def gradients(layout: Layout) -> float:
-        return layout_memory(question, layout, checkpointing=True).states.gradients
+        return peak_memory(question, layout, checkpointing=True).states.gradients
 
     once, stage = gradients(layout), 3 * BLOCK / 2  # the second of 4 stages has 3 of 8 blocks
     assert once == pytest.approx((4 / 2 + 4) * stage, rel=0.01)
@@ -143,7 +155,7 @@ def test_torchtitan_keeps_what_stages_send_and_buffers_for_gradients(tmp_path: P
     question = ask(model(tmp_path))
     layout = Layout("torchtitan", data=2, tensor=2, pipeline=4, rounds=6)
     stream = 64 * 64 * 2 / 2
-    kept = layout_memory(question, layout, checkpointing=True).activations
+    kept = peak_memory(question, layout, checkpointing=True).activations
     assert kept == pytest.approx((3 * 3 + 3 + 6 + 3) * stream)
 
 
@@ -151,12 +163,12 @@ def test_converting_to_8_bits_takes_6_bytes_a_number(tmp_path: Path) -> None:
     """A token and block: 2 x 64 and 64 + 128 go in, 2 x 64, 3 x 64 and 2 x 128 come out, 8 blocks of them."""
     question = ask(model(tmp_path), gpus=8, fp8=True)
     layout = Layout("megatron", data=8)
-    step = layout_step(question, layout, CLUSTER, checkpointing=False)
+    step = predict(question, layout, CLUSTER, checkpointing=False)
     slow = replace(CLUSTER.gpu, hbm_gbps=CLUSTER.gpu.hbm_gbps / 2) if CLUSTER.gpu else None
-    slower = layout_step(question, layout, replace(CLUSTER, gpu=slow), checkpointing=False)
+    slower = predict(question, layout, replace(CLUSTER, gpu=slow), checkpointing=False)
     plain = ask(model(tmp_path), gpus=8)
-    without = layout_step(plain, layout, CLUSTER, checkpointing=False)
-    without_slower = layout_step(plain, layout, replace(CLUSTER, gpu=slow), checkpointing=False)
+    without = predict(plain, layout, CLUSTER, checkpointing=False)
+    without_slower = predict(plain, layout, replace(CLUSTER, gpu=slow), checkpointing=False)
     assert step is not None
     assert slower is not None
     assert without is not None
@@ -170,17 +182,11 @@ def test_experts_of_several_nodes_share_the_adapters_of_each(tmp_path: Path) -> 
     """Of 16 GPUs in 2 nodes 8 of 15 peers are in the other node: 50 GB/s there for each, 400 here."""
     shape = model(tmp_path, **MOE)
     layout = Layout("torchtitan", data=16, expert=16)
-    found = traffic(ask(shape), layout, CLUSTER, checkpointing=False)
-    assert found is not None
-    experts = next(one for one in found if one.what == "expert")
-    assert experts.gbps == pytest.approx(1 / (8 / 15 / 50 + 7 / 15 / 400))
-    assert experts.exposed == 1.0
-    overlapped = traffic(ask(shape), replace(layout, family="megatron"), CLUSTER, checkpointing=False)
-    assert overlapped is not None
-    assert next(one for one in overlapped if one.what == "expert").exposed == 0.5
-    inside = traffic(ask(shape), replace(layout, expert=8), CLUSTER, checkpointing=False)
-    assert inside is not None
-    assert next(one for one in inside if one.what == "expert").gbps == 400.0
+    assert gbps(ask(shape), layout, "expert") == pytest.approx(1 / (8 / 15 / 50 + 7 / 15 / 400))
+    assert gbps(ask(shape), replace(layout, expert=8), "expert") == 400.0
+    (alone,) = sent(ask(shape), layout, "expert")
+    (overlapped,) = sent(ask(shape), replace(layout, strategy="megatron"), "expert")
+    assert (alone.exposed, overlapped.exposed) == (1.0, 0.5)
 
 
 def test_dispatching_to_experts_takes_the_host_a_fixed_time_a_block_and_micro_batch(tmp_path: Path) -> None:
@@ -188,7 +194,7 @@ def test_dispatching_to_experts_takes_the_host_a_fixed_time_a_block_and_micro_ba
     question, layout = ask(model(tmp_path, **MOE)), Layout("megatron", data=16, expert=8, rounds=4)
 
     def host_ms(layout: Layout, *, checkpointing: bool = False) -> float:
-        step = layout_step(question, layout, CLUSTER, checkpointing=checkpointing)
+        step = predict(question, layout, CLUSTER, checkpointing=checkpointing)
         assert step is not None
         assert step.best_ms > step.host_ms * 0.8
         return step.host_ms
@@ -211,8 +217,8 @@ def test_megatron_is_given_the_option_for_what_is_predicted_overlapped(tmp_path:
 
 def test_experts_are_shared_by_their_own_degree(tmp_path: Path) -> None:
     shape = model(tmp_path, **MOE)
-    together = layout_memory(ask(shape), Layout("megatron", data=16), checkpointing=False).states
-    apart = layout_memory(ask(shape), Layout("megatron", data=16, expert=4), checkpointing=False).states
+    together = peak_memory(ask(shape), Layout("megatron", data=16), checkpointing=False).states
+    apart = peak_memory(ask(shape), Layout("megatron", data=16, expert=4), checkpointing=False).states
     experts = 8 * 16 * 3 * 64 * 32
     assert together.parameters - apart.parameters == pytest.approx(2 * experts * 3 / 4)
     # GPUs with other experts share no expert's states: 4 have each, of a quarter of them.
@@ -225,36 +231,41 @@ def test_all_gpus_together_hold_every_states_once_however_experts_are_split(tmp_
         Layout("torchtitan", data=16, expert=8),
         Layout("torchtitan", data=4, tensor=2, context=2, expert=4),
     ):
-        states = layout_memory(ask(shape), layout, checkpointing=False).states
+        states = peak_memory(ask(shape), layout, checkpointing=False).states
         assert 16 * states.states == pytest.approx(16 * shape.parameters, rel=0.01)
-        found = traffic(ask(shape), layout, CLUSTER, checkpointing=False)
-        assert found is not None
-        weights = {one.what: one.bytes for one in found}
         experts = 8 * 16 * 3 * 64 * 32 / layout.tensor / layout.expert
         peers = layout.shards // layout.expert
-        assert weights["experts' data"] == pytest.approx(experts * (2 * 2 + 4) * (peers - 1) / peers)
+        bytes_sent = sum(one.sent for one in sent(ask(shape), layout, "experts' data"))
+        assert bytes_sent == pytest.approx(experts * (2 * 2 + 4) * (peers - 1) / peers)
 
 
 def test_tensor_parallelism_sends_the_stream_four_times_a_block_and_pass(tmp_path: Path) -> None:
     question = ask(model(tmp_path), micro_batch=2)
     layout = Layout("torchtitan", data=4, tensor=4, micro_batch=2)
-    found = traffic(question, layout, CLUSTER, checkpointing=False)
-    assert found is not None
-    sent = next(one for one in found if one.what == "tensor")
-    assert sent.bytes == pytest.approx(8 * 4 * 2 * (2 * 64 * 64 * 2) * 3 / 4)
-    assert sent.gbps == 400.0
-    again = traffic(question, layout, CLUSTER, checkpointing=True)
-    assert again is not None
-    assert next(one for one in again if one.what == "tensor").bytes == pytest.approx(1.5 * sent.bytes)
+    (once,) = sent(question, layout, "tensor")
+    assert once.sent == pytest.approx(8 * 4 * 2 * (2 * 64 * 64 * 2) * 3 / 4)
+    assert gbps(question, layout, "tensor") == 400.0
+    (again,) = sent(question, layout, "tensor", checkpointing=True)
+    assert again.sent == pytest.approx(1.5 * once.sent)
 
 
 def test_rings_that_share_the_adapters_of_a_node_are_slower(tmp_path: Path) -> None:
     """8 rings of data parallelism, one for each tensor rank of a node: an eighth of 400 GB/s each."""
-    found = traffic(
-        ask(model(tmp_path)), Layout("torchtitan", data=2, tensor=8), CLUSTER, checkpointing=False
-    )
-    assert found is not None
-    assert next(one for one in found if one.what == "data").gbps == 50.0
+    assert gbps(ask(model(tmp_path)), Layout("torchtitan", data=2, tensor=8), "data") == 50.0
+
+
+def test_data_parallelism_is_a_layout_that_splits_nothing_else(tmp_path: Path) -> None:
+    """torchtitan over 8 GPUs is FSDP: as long a step; at the loss one block more is gathered."""
+    question = ask(model(tmp_path), gpus=8, micro_batch=4)
+    layout, sharded = Layout("torchtitan", data=8, micro_batch=4), data_parallel(question, "full-shard")
+    assert model_states(question, layout) == model_states(question, sharded)
+    one, other = (predict(question, each, CLUSTER, checkpointing=False) for each in (layout, sharded))
+    assert one is not None
+    assert other is not None
+    assert one.expected_ms == other.expected_ms
+    peaks = [peak_memory(question, each, checkpointing=False) for each in (layout, sharded)]
+    assert peaks[0].activations == peaks[1].activations
+    assert peaks[0].units - peaks[1].units == pytest.approx(2 * BLOCK if peaks[0].moment == "loss" else 0)
 
 
 @pytest.mark.parametrize(("chunks", "bubble"), [(1, 7 / 71), (2, 3.5 / 67.5)])
@@ -266,7 +277,7 @@ def test_a_pipelines_step_is_micro_batches_and_stages_but_one(tmp_path: Path) ->
     """4 even stages, 4 micro-batches: 7 times a stage's micro-batch, of which 4 are work."""
     layout = Layout("megatron", data=1, pipeline=4, rounds=4)
     far = Cluster(find_gpu("H100"), NVLINK, NETWORK)
-    step = layout_step(ask(model(tmp_path), gpus=4), layout, far, checkpointing=False)
+    step = predict(ask(model(tmp_path), gpus=4), layout, far, checkpointing=False)
     assert step is not None
     rest = step.optimizer_ms + step.comm_ms
     assert step.compute_ms * 7 / 4 <= step.expected_ms <= step.compute_ms * 7 / 4 + 7 / 4 * rest
@@ -302,14 +313,14 @@ def test_405b_on_512_h100_fits_as_it_was_trained(tmp_path: Path) -> None:
     gpu = find_gpu("H100")
     question = Question(shape, Training(sequence=8192), 512, 64, gpu.memory_bytes)
     cluster = Cluster(gpu, link_of(gpu), find_link(gpu.network, across=True))
-    assert not any(one.fits for one in rank(question, Wish(cluster)) if one.family != "deepspeed")
+    assert not any(one.fits for one in rank(question, PlanRequest(cluster)) if one.family != "deepspeed")
     every = layouts(question, "torchtitan", 512)
     known = next(one for one in every if one.id == "tp8-pp8-fsdp8" and one.micro_batch == 1)
-    assert layout_memory(question, known, checkpointing=True).total < gpu.memory_bytes
-    chosen = advise(question, Wish(cluster, framework="torchtitan")).chosen
+    assert peak_memory(question, known, checkpointing=True).total < gpu.memory_bytes
+    chosen = advise(question, PlanRequest(cluster, framework="torchtitan")).chosen
     assert chosen is not None
     assert chosen.fits
-    changes = advise(question, Wish(cluster)).changes
+    changes = advise(question, PlanRequest(cluster)).changes
     assert "--framework torchtitan" in [change.option for change in changes]
 
 
@@ -370,20 +381,20 @@ def test_what_these_frameworks_are_not_planned_for_is_refused(
     training: dict[str, object], tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="--framework torchtitan"):
-        advise(ask(model(tmp_path), **training), Wish(CLUSTER, framework="torchtitan"))
+        advise(ask(model(tmp_path), **training), PlanRequest(CLUSTER, framework="torchtitan"))
 
 
 def test_a_loss_over_a_split_vocabulary_takes_16_bytes_a_logit(tmp_path: Path) -> None:
     """8192 tokens x 8192 words over 4 GPUs, more than what a block needs."""
     question = ask(model(tmp_path, vocab_size=8192), sequence=8192)
-    memory = layout_memory(question, Layout("torchtitan", data=4, tensor=4), checkpointing=True)
+    memory = peak_memory(question, Layout("torchtitan", data=4, tensor=4), checkpointing=True)
     assert memory.moment == "loss"
     gathered = 8192 * 64 * 2 * 3 / 4  # what goes into the head, beside the part that is there anyway
     assert memory.working == pytest.approx(8192 * 8192 * 16 / 4 + gathered)
     each_step = memory.activations + memory.working + memory.units
     assert memory.reserve == pytest.approx(0.1 * each_step + 8192 * 8192 * 2 / 4)
     fused = ask(model(tmp_path, vocab_size=8192), sequence=8192, loss="fused")
-    memory = layout_memory(fused, Layout("torchtitan", data=4, tensor=4), checkpointing=True)
+    memory = peak_memory(fused, Layout("torchtitan", data=4, tensor=4), checkpointing=True)
     assert memory.working == pytest.approx(8192 * 8192 * 4 / 4 + gathered)
 
 
@@ -394,7 +405,7 @@ def test_a_layout_is_named_where_it_is_faster_than_sharding_over_many_gpus() -> 
 
     def named(gpus: int) -> bool:
         question = Question(shape_from_parameters(70 * 10**9), Training(), gpus, gpus // 8, gpu.memory_bytes)
-        points = advise(question, Wish(slow)).turning_points
+        points = advise(question, PlanRequest(slow)).turning_points
         return any(point.startswith("--framework torchtitan: ") for point in points)
 
     assert named(64)

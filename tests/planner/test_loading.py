@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.planner.advice import advise
-from tracedoc.planner.candidates import Candidate, Wish
+from tracedoc.planner.assumptions import load_bytes_per_node, loading_note
+from tracedoc.planner.candidates import Candidate, rank
 from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of
-from tracedoc.planner.loading import load_bytes_per_node, loading_note
-from tracedoc.planner.plan import plan
-from tracedoc.planner.ranking import rank
-from tracedoc.planner.setup import Question, Training
+from tracedoc.planner.plan import advise, plan
+from tracedoc.planner.setup import PlanRequest, Question, Training
 from tracedoc.planner.shape import shape_from_parameters
 
 H100 = find_gpu("H100")
@@ -21,13 +19,13 @@ def asked(parameters: float, gpus: int, nodes: int = 1, **training: object) -> Q
     return Question(shape_from_parameters(int(parameters)), settings, gpus, nodes, H100.memory_bytes)
 
 
-def wish(network: str | None = None, framework: str = "pytorch") -> Wish:
+def request(network: str | None = None, framework: str = "pytorch") -> PlanRequest:
     across = find_link(network, across=True) if network else None
-    return Wish(Cluster(H100, link_of(H100), across), framework=framework)
+    return PlanRequest(Cluster(H100, link_of(H100), across), framework=framework)
 
 
 def chosen(question: Question, framework: str = "pytorch") -> Candidate:
-    found = advise(question, wish(framework=framework)).chosen
+    found = advise(question, request(framework=framework)).chosen
     assert found is not None
     return found
 
@@ -57,16 +55,16 @@ def test_a_small_checkpoint_is_not_worth_a_word() -> None:
 def test_variants_of_sharding_are_named_only_where_they_are_the_fastest() -> None:
     """70e9 parameters over 8 nodes: a slow network favours what stays in the node, a fast one does not."""
     question = asked(70e9, 64, 8)
-    slow = [one.strategy for one in rank(question, wish("100Gbit/s"))]
+    slow = [one.strategy for one in rank(question, request("100Gbit/s"))]
     assert slow[0] in ("zero-3", "full-shard-node")
     assert "full-shard-node" in slow
-    assert "full-shard-node" not in [one.strategy for one in rank(asked(7e9, 16, 2), wish("ib-8x400g"))]
-    settings = [one.strategy for one in rank(question, wish("100Gbit/s", "accelerate"))]
+    assert "full-shard-node" not in [one.strategy for one in rank(asked(7e9, 16, 2), request("ib-8x400g"))]
+    settings = [one.strategy for one in rank(question, request("100Gbit/s", "accelerate"))]
     assert "full-shard-node" not in settings  # Accelerate's file cannot say it
 
 
 def test_the_first_line_says_that_checkpointing_is_selective() -> None:
-    answer = plan(asked(7e9, 8, checkpointing="selective"), wish())
+    answer = plan(asked(7e9, 8, checkpointing="selective"), request())
     assert "with selective activation checkpointing" in answer.summary
 
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tracedoc.planner.candidates import Wish, candidate
+from tracedoc.planner.candidates import candidate
 from tracedoc.planner.hardware import Cluster, find_gpu, link_of
+from tracedoc.planner.layouts import data_parallel
 from tracedoc.planner.measured import compare
-from tracedoc.planner.setup import Question, Training
+from tracedoc.planner.setup import PlanRequest, Question, Training
 from tracedoc.planner.shape import shape_from_parameters
-from tracedoc.planner.strategies import STRATEGIES
 
 H100 = find_gpu("H100")
-WISH = Wish(Cluster(H100, link_of(H100), None))
+REQUEST = PlanRequest(Cluster(H100, link_of(H100), None))
 RUN = Question(shape_from_parameters(10**9), Training(), 8, 1, 80e9)
 
 
 def test_computation_that_took_twice_as_long_does_so_everywhere() -> None:
-    usual = candidate(RUN, STRATEGIES["full-shard"], WISH).step
+    usual = candidate(RUN, data_parallel(RUN, "full-shard"), REQUEST).step
     assert usual is not None
     twice = 2 * usual.compute_ms + usual.optimizer_ms
-    found = compare(RUN, WISH, "full-shard", twice, checkpointing=False)
+    found = compare(RUN, REQUEST, "full-shard", twice, checkpointing=False)
     assert found is not None
     assert found.scale == pytest.approx(2)
     assert found.predicted.expected_ms == usual.expected_ms
-    before = candidate(RUN, STRATEGIES["shard-grad-op"], WISH).step
-    after = candidate(RUN, STRATEGIES["shard-grad-op"], replace(WISH, scale=found.scale)).step
+    before = candidate(RUN, data_parallel(RUN, "shard-grad-op"), REQUEST).step
+    after = candidate(RUN, data_parallel(RUN, "shard-grad-op"), replace(REQUEST, scale=found.scale)).step
     assert before is not None
     assert after is not None
     assert after.compute_ms == pytest.approx(2 * before.compute_ms)
@@ -34,14 +34,14 @@ def test_computation_that_took_twice_as_long_does_so_everywhere() -> None:
 
 
 def test_what_the_run_idled_stays_in_every_strategy() -> None:
-    usual = candidate(RUN, STRATEGIES["full-shard"], WISH).step
+    usual = candidate(RUN, data_parallel(RUN, "full-shard"), REQUEST).step
     assert usual is not None
     measured = usual.compute_ms + usual.optimizer_ms
-    found = compare(RUN, WISH, "full-shard", measured, checkpointing=False)
+    found = compare(RUN, REQUEST, "full-shard", measured, checkpointing=False)
     assert found is not None
     assert found.idle_ms(usual.expected_ms + 100) == pytest.approx(100)
     assert found.idle_ms(usual.expected_ms / 2) == 0
-    slow = candidate(RUN, STRATEGIES["full-shard"], replace(WISH, idle_ms=100.0)).step
+    slow = candidate(RUN, data_parallel(RUN, "full-shard"), replace(REQUEST, idle_ms=100.0)).step
     assert slow is not None
     assert slow.expected_ms == pytest.approx(usual.expected_ms + 100)
     note = found.note(usual.expected_ms + 100)
@@ -51,6 +51,6 @@ def test_what_the_run_idled_stays_in_every_strategy() -> None:
 
 
 def test_a_strategy_that_the_planner_does_not_know_is_not_compared() -> None:
-    assert compare(RUN, WISH, "", 10.0, checkpointing=False) is None
-    unknown = Wish(Cluster(None, None, None))
+    assert compare(RUN, REQUEST, "", 10.0, checkpointing=False) is None
+    unknown = PlanRequest(Cluster(None, None, None))
     assert compare(RUN, unknown, "ddp", 10.0, checkpointing=False) is None

@@ -11,10 +11,10 @@ import pytest
 
 from tests.planner.ranks_of_a_job import run_as_ranks
 from tracedoc.planner.configurations import configurations
+from tracedoc.planner.layouts import data_parallel
 from tracedoc.planner.memory import model_states
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import shape_from_parameters
-from tracedoc.planner.strategies import STRATEGIES
 
 pytestmark = [
     pytest.mark.soak,
@@ -60,7 +60,9 @@ def test_model_states_agree_with_a_real_run_within_5_percent(
 ) -> None:
     name = f"{strategy} {precision}"
     whole = measured[0][name]["whole"]
-    expected = model_states(question(whole, strategy, precision), STRATEGIES[strategy])
+    expected = model_states(
+        question(whole, strategy, precision), data_parallel(question(whole, strategy, precision), strategy)
+    )
     for what in ("parameters", "gradients", "optimizer"):
         mean = sum(rank[name][what] for rank in measured) / WORLD
         assert mean == pytest.approx(getattr(expected, what), rel=0.05), what

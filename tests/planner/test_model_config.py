@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tracedoc.errors import InputError
-from tracedoc.planner.model_config import read_model_config
+from tracedoc.planner.families import read_model_config
 from tracedoc.planner.shape import lora_parameters, shape_from_parameters
 
 LLAMA_7B = {

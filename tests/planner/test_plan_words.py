@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tracedoc.planner.advice import advise
-from tracedoc.planner.candidates import Candidate, Wish, step_range
+from tracedoc.planner.candidates import Candidate, step_range
 from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of
-from tracedoc.planner.plan import plan
-from tracedoc.planner.setup import Question, Training
+from tracedoc.planner.plan import advise, plan
+from tracedoc.planner.setup import PlanRequest, Question, Training
 from tracedoc.planner.shape import shape_from_parameters
 from tracedoc.planner.timing import Step
 
@@ -19,8 +18,8 @@ def asked(parameters: float, gpus: int = 8, nodes: int = 1, memory: float = 80e9
 
 
 H100 = find_gpu("H100")
-ONE_NODE = Wish(Cluster(H100, link_of(H100), None))
-TWO_NODES = Wish(Cluster(H100, link_of(H100), find_link("roce-100g", across=True)))
+ONE_NODE = PlanRequest(Cluster(H100, link_of(H100), None))
+TWO_NODES = PlanRequest(Cluster(H100, link_of(H100), find_link("roce-100g", across=True)))
 
 
 @pytest.fixture(scope="module")

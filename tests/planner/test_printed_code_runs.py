@@ -15,7 +15,7 @@ import yaml
 
 from tests.planner.ranks_of_a_job import run_as_ranks
 from tracedoc.planner.configurations import Configuration, configurations
-from tracedoc.planner.model_config import read_model_config
+from tracedoc.planner.families import read_model_config
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import ModelShape
 

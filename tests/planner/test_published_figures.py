@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from tracedoc.planner.layouts import data_parallel
 from tracedoc.planner.memory import model_states
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import shape_from_parameters
-from tracedoc.planner.strategies import STRATEGIES
 
 GB = 1e9
 
 
 def states(parameters: float, gpus: int, strategy: str, nodes: int = 1, **training: object):
     question = Question(shape_from_parameters(int(parameters)), Training(**training), gpus, nodes, 80e9)
-    return model_states(question, STRATEGIES[strategy])
+    return model_states(question, data_parallel(question, strategy))
 
 
 @pytest.mark.parametrize(

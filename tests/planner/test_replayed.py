@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from tracedoc.planner.candidates import Wish, candidate
+from tracedoc.planner.candidates import candidate
 from tracedoc.planner.hardware import Cluster, find_gpu, link_of
-from tracedoc.planner.replayed import note, replayed_steps
-from tracedoc.planner.setup import Question, Training
+from tracedoc.planner.layouts import data_parallel
+from tracedoc.planner.measured import note, replayed_steps
+from tracedoc.planner.setup import PlanRequest, Question, Training
 from tracedoc.planner.shape import shape_from_parameters
-from tracedoc.planner.strategies import STRATEGIES
 
 H100 = find_gpu("H100")
 RUN = Question(shape_from_parameters(10**9), Training(), 4, 1, 80e9)
 PREDICTED = [("keep-gathered", (80.0, 85.0, 90.0)), ("more-ranks by=2", (101.0, 102.0, 103.0))]
 KNOWN = replayed_steps(RUN, "full-shard", 100.0, PREDICTED, checkpointing=False)
-WISH = Wish(Cluster(H100, link_of(H100), None), replayed=KNOWN)
+REQUEST = PlanRequest(Cluster(H100, link_of(H100), None), replayed=KNOWN)
 
 
 def range_of(question: Question, strategy: str) -> tuple[float, float, float]:
-    step = candidate(question, STRATEGIES[strategy], WISH).step
+    step = candidate(question, data_parallel(question, strategy), REQUEST).step
     assert step is not None
     return step.best_ms, step.expected_ms, step.worst_ms
 
@@ -36,13 +36,15 @@ def test_twice_the_ranks_are_the_same_strategy_on_twice_the_gpus() -> None:
 
 
 def test_other_training_machines_and_strategies_are_estimated() -> None:
-    bare = replace(WISH, replayed=())
+    bare = replace(REQUEST, replayed=())
     for question in (RUN.changed(micro_batch=2), RUN.changed(gpus=8, nodes=2), RUN.changed(gpus=16)):
         for strategy in ("full-shard", "shard-grad-op"):
-            assert candidate(question, STRATEGIES[strategy], WISH) == candidate(
-                question, STRATEGIES[strategy], bare
+            assert candidate(question, data_parallel(question, strategy), REQUEST) == candidate(
+                question, data_parallel(question, strategy), bare
             )
-    assert candidate(RUN, STRATEGIES["ddp"], WISH) == candidate(RUN, STRATEGIES["ddp"], bare)
+    assert candidate(RUN, data_parallel(RUN, "ddp"), REQUEST) == candidate(
+        RUN, data_parallel(RUN, "ddp"), bare
+    )
 
 
 def test_without_a_replay_or_a_measured_step_nothing_is_known() -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from tracedoc.planner.activations import block_activations
 from tracedoc.planner.hardware import Cluster, Gpu, LinkKind
+from tracedoc.planner.layouts import data_parallel
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import shape_from_parameters
-from tracedoc.planner.strategies import STRATEGIES
 from tracedoc.planner.timing import NARROW, WIDE, Step, exposed_share, predict, step_flops
 
 P = 1_000_000_000
@@ -23,7 +23,7 @@ def question(gpus: int = 8, nodes: int = 1, **training: object) -> Question:
 
 def step(asked: Question, strategy: str, **how: object) -> Step:
     how = {"checkpointing": False, "utilisation": 0.5} | how
-    found = predict(asked, STRATEGIES[strategy], Cluster(GPU, LINK, None), **how)
+    found = predict(asked, data_parallel(asked, strategy), Cluster(GPU, LINK, None), **how)
     assert found is not None
     return found
 
@@ -55,7 +55,9 @@ def test_what_a_run_computed_replaces_the_estimate_and_is_partly_repeated_by_che
     asked = question(1)
     flops = step_flops(asked, checkpointing=True)
     steps = [
-        predict(asked, STRATEGIES["single"], cluster, checkpointing=again, measured_compute_ms=300.0)
+        predict(
+            asked, data_parallel(asked, "single"), cluster, checkpointing=again, measured_compute_ms=300.0
+        )
         for again in (False, True)
     ]
     repeated = 300 * flops[2].total / (flops[0].total + flops[1].total)
@@ -65,8 +67,16 @@ def test_what_a_run_computed_replaces_the_estimate_and_is_partly_repeated_by_che
 
 def test_no_time_is_predicted_without_gpu_or_link() -> None:
     for cluster in (Cluster(None, LINK, None), Cluster(GPU, None, None)):
-        assert predict(question(), STRATEGIES["ddp"], cluster, checkpointing=False) is None
-    assert predict(question(16, 2), STRATEGIES["hsdp"], Cluster(GPU, LINK, None), checkpointing=False) is None
+        assert predict(question(), data_parallel(question(), "ddp"), cluster, checkpointing=False) is None
+    assert (
+        predict(
+            question(16, 2),
+            data_parallel(question(16, 2), "hsdp"),
+            Cluster(GPU, LINK, None),
+            checkpointing=False,
+        )
+        is None
+    )
 
 
 def test_the_range_shows_a_part_or_all_and_adds_the_spread() -> None:
@@ -98,13 +108,13 @@ def test_what_no_product_does_runs_at_the_speed_of_the_memory() -> None:
     """At no arithmetic: 9.2 passes over what blocks keep, 48 bytes a logit, over 1000 GB/s."""
     fast = Gpu("GPU", 80, 1e9, 1000, "nvlink", "test", matmul=1.0, attention=1.0)
     asked = question(1)
-    found = predict(asked, STRATEGIES["single"], Cluster(fast, None, None), checkpointing=False)
+    found = predict(asked, data_parallel(asked, "single"), Cluster(fast, None, None), checkpointing=False)
     assert found is not None
-    kept = asked.model.blocks * block_activations(asked, STRATEGIES["single"])
+    kept = asked.model.blocks * block_activations(asked, data_parallel(asked, "single"))
     moved = 9.2 * kept + 48 * asked.training.tokens * asked.model.vocabulary
     assert found.compute_ms == pytest.approx(moved / 1e9)
     half = asked.changed(compiled=True)
-    compiled = predict(half, STRATEGIES["single"], Cluster(fast, None, None), checkpointing=False)
+    compiled = predict(half, data_parallel(half, "single"), Cluster(fast, None, None), checkpointing=False)
     assert compiled is not None
     assert compiled.compute_ms < found.compute_ms
 
@@ -123,6 +133,9 @@ def test_a_gpu_without_published_runs_has_a_wider_range() -> None:
         ("ddp", "fp32", 28.0),
         ("full-shard", "fp32", 28.0 / 8),
         ("zero-1", "fp32", 28.0 / 8),
+        # Mixed, PyTorch keeps gradients in fp32, DeepSpeed in 16 bits.
+        ("ddp", "bf16-mixed", 28.0),
+        ("zero-1", "bf16-mixed", 26.0 / 8),
     ],
 )
 def test_the_update_is_bound_by_the_memory_of_the_gpu(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tracedoc.planner.hardware import Cluster, Gpu, LinkKind
+from tracedoc.planner.layouts import data_parallel
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import shape_from_parameters
-from tracedoc.planner.strategies import STRATEGIES
-from tracedoc.planner.traffic import bandwidth, seconds, sent_in_a_step, transfers
+from tracedoc.planner.traffic import bandwidth, seconds, sent_in_an_update, transfers
 
 P = 1_000_000_000
 LINK = LinkKind("link", "a link", False, gbps=100, efficiency=0.5, latency_us=0, source="test")
@@ -21,7 +21,7 @@ def question(gpus: int = 8, nodes: int = 1, **training: object) -> Question:
 
 
 def sent(strategy: str, **where: object) -> float:
-    return sum(t.sent for t in transfers(question(**where), STRATEGIES[strategy]))
+    return sum(t.sent for t in transfers(question(**where), data_parallel(question(**where), strategy)))
 
 
 @pytest.mark.parametrize(
@@ -51,21 +51,21 @@ def test_lora_sends_adapters_under_ddp_and_the_model_under_fsdp() -> None:
 def test_time_is_bytes_over_what_the_link_reaches() -> None:
     """DDP in fp32: 2 x 4e9 x 7/8 = 7e9 bytes at 50 GB/s are 140 ms."""
     asked = question(precision="fp32")
-    (reduce,) = transfers(asked, STRATEGIES["ddp"])
+    (reduce,) = transfers(asked, data_parallel(asked, "ddp"))
     assert seconds(reduce, asked, Cluster(GPU, LINK, None)) == pytest.approx(0.140)
 
 
 def test_a_ring_over_nodes_is_as_fast_as_the_network_of_a_node() -> None:
     """2 x 4e9 x 15/16 = 7.5e9 bytes at 10 GB/s."""
     asked = question(16, 2, precision="fp32")
-    (reduce,) = transfers(asked, STRATEGIES["ddp"])
+    (reduce,) = transfers(asked, data_parallel(asked, "ddp"))
     assert seconds(reduce, asked, Cluster(GPU, LINK, SLOW)) == pytest.approx(0.750)
 
 
 def test_each_call_costs_its_latency() -> None:
     slow_start = LinkKind("link", "a link", False, gbps=1e9, efficiency=1, latency_us=100, source="test")
     asked = question()
-    gather = transfers(asked, STRATEGIES["full-shard"])[0]
+    gather = transfers(asked, data_parallel(asked, "full-shard"))[0]
     assert gather.calls == asked.model.blocks + 1
     assert seconds(gather, asked, Cluster(GPU, slow_start, None)) == pytest.approx(
         gather.calls * 100e-6, rel=1e-3
@@ -73,13 +73,13 @@ def test_each_call_costs_its_latency() -> None:
 
 
 def test_one_gpu_sends_nothing() -> None:
-    assert transfers(question(1), STRATEGIES["single"]) == ()
+    assert transfers(question(1), data_parallel(question(1), "single")) == ()
 
 
 def test_rings_of_replicas_share_the_adapters_of_their_node() -> None:
     """P/8 x 4 bytes x 2 x 1/2 = 0.5e9 bytes at 10/8 GB/s are 400 ms; inside, 3.5e9 at 50 are 70."""
     asked = question(16, 2, precision="fp32")
-    forward, _, _, reduce = transfers(asked, STRATEGIES["hsdp"])
+    forward, _, _, reduce = transfers(asked, data_parallel(asked, "hsdp"))
     cluster = Cluster(GPU, LINK, SLOW)
     assert seconds(reduce, asked, cluster) == pytest.approx(0.400)
     assert seconds(forward, asked, cluster) == pytest.approx(0.070)
@@ -90,7 +90,7 @@ def test_the_latency_of_a_ring_over_nodes_grows_with_its_ranks(nodes: int, hops:
     """The table tells that of 32 ranks, here 40 us a call; 4e9 bytes are 153 buckets of 25 MiB."""
     network = LinkKind("network", "a network", True, gbps=1e9, efficiency=1, latency_us=40, source="test")
     asked = question(8 * nodes, nodes, precision="fp32")
-    (reduce,) = transfers(asked, STRATEGIES["ddp"])
+    (reduce,) = transfers(asked, data_parallel(asked, "ddp"))
     assert reduce.calls == 153
     fast = LinkKind("link", "a link", False, gbps=1e9, efficiency=1, latency_us=0, source="test")
     assert seconds(reduce, asked, Cluster(GPU, fast, network)) == pytest.approx(153 * 40e-6 * hops, rel=0.01)
@@ -104,7 +104,8 @@ def test_what_gradient_accumulation_sends_again(strategy: str, passes: int) -> N
     """Of four micro-batches DDP and ZeRO-1 reduce the last one, ZeRO-2 and FSDP each; in fp32."""
     asked = question(precision="fp32", accumulation=4)
     each = (2 if strategy == "ddp" else 1) * 4 * P * 7 / 8
-    assert sent_in_a_step(asked, STRATEGIES[strategy]) == pytest.approx(passes * each)
+    layout = data_parallel(asked, strategy)
+    assert sent_in_an_update(asked, layout, checkpointing=False) == pytest.approx(passes * each)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_parts_of_other_sizes_have_rings_of_their_own(
 ) -> None:
     """4 nodes of 8: as many rings as a part has GPUs share the adapters of a node, 8 at most."""
     asked = question(32, 4, precision="fp32")
-    reduce = transfers(asked, STRATEGIES[strategy])[-1]
+    reduce = transfers(asked, data_parallel(asked, strategy))[-1]
     assert reduce.group == groups
     assert reduce.size == pytest.approx(4 * P * groups / 32)
     rate = bandwidth(reduce, asked, Cluster(GPU, LINK, SLOW))
@@ -125,6 +126,8 @@ def test_parts_of_other_sizes_have_rings_of_their_own(
 
 
 def test_what_stays_split_over_the_node_is_gathered_inside_it() -> None:
-    forward, backward, _ = transfers(question(16, 2), STRATEGIES["full-shard-node"])
-    assert (forward.group, forward.route) == (16, "all")
-    assert (backward.group, backward.route, backward.phase) == (8, "inside", "backward")
+    asked = question(16, 2)
+    forward, backward, _ = transfers(asked, data_parallel(asked, "full-shard-node"))
+    assert (forward.group, backward.group, backward.phase) == (16, 8, "backward")
+    rates = [bandwidth(one, asked, Cluster(GPU, LINK, SLOW)) for one in (forward, backward)]
+    assert [rate[0] for rate in rates if rate] == [10, 50]

@@ -8,9 +8,71 @@ import msgspec
 import numpy as np
 
 from tracedoc.ranks.blame import Blame, Lateness
-from tracedoc.ranks.clock_violations import SKEW_NS
-from tracedoc.ranks.matching import NO_OPERATION, Collective
-from tracedoc.spans import Int64Array
+from tracedoc.ranks.groups import Group
+from tracedoc.ranks.matching import NO_OPERATION, Matching
+from tracedoc.ranks.pairing import SKEW_NS
+from tracedoc.timeline.collective_table import NONE
+
+
+class Collective(msgspec.Struct, frozen=True):
+    """One logical operation over its captured ranks; times are on the common clock, aligned with ``ranks``.
+
+    ``complete``: every rank of the group was captured; otherwise the last to arrive may be another one.
+    ``rows`` are the positions in the tables of the ranks.
+    """
+
+    op: str
+    group: Group
+    nbytes: int | None
+    step: int | None
+    complete: bool
+    ranks: tuple[int, ...]
+    rows: tuple[int, ...]
+    start_ns: tuple[int, ...]
+    end_ns: tuple[int, ...]
+
+    @property
+    def latest_start_ns(self) -> int:
+        """When the last captured rank came."""
+        return max(self.start_ns)
+
+    @property
+    def transfer_ns(self) -> int:
+        """Time from the latest start to the latest end, not negative."""
+        return max(max(self.end_ns) - self.latest_start_ns, 0)
+
+    @property
+    def wait_ns(self) -> tuple[int, ...]:
+        """Each rank's time from its own start to the latest start, at most until its own end."""
+        latest = self.latest_start_ns
+        return tuple(min(latest, end) - start for start, end in zip(self.start_ns, self.end_ns, strict=True))
+
+    @property
+    def last_rank(self) -> int:
+        """The captured rank that came last."""
+        return self.ranks[self.start_ns.index(max(self.start_ns))]
+
+
+def collectives(matching: Matching) -> tuple[Collective, ...]:
+    """Return all operations as rows."""
+    return tuple(collective(matching, index) for index in range(len(matching)))
+
+
+def collective(matching: Matching, index: int) -> Collective:
+    """Return one operation as a row."""
+    parts = slice(int(matching.first[index]), int(matching.first[index + 1]))
+    nbytes, step = int(matching.nbytes[index]), int(matching.step[index])
+    return Collective(
+        op=matching.ops[int(matching.op[index])],
+        group=matching.groups[int(matching.group[index])],
+        nbytes=None if nbytes == NONE else nbytes,
+        step=None if step == NONE else step,
+        complete=bool(matching.complete[index]),
+        ranks=matching.ranks_of(index),
+        rows=tuple(matching.part_row[parts].tolist()),
+        start_ns=tuple(matching.start_ns[parts].tolist()),
+        end_ns=tuple(matching.end_ns[parts].tolist()),
+    )
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -44,16 +106,15 @@ class LateArrival(msgspec.Struct, frozen=True):
 def late_arrivals(blame: Blame) -> Iterator[LateArrival]:
     """Yield the operations whose last rank came later than clocks may differ, in order of time."""
     matching = blame.matching
-    wait_ns = matching.wait_ns
     late = (blame.lateness != Lateness.NONE) & (blame.late_ns >= SKEW_NS)
     for index in np.flatnonzero(late).tolist():
         parts = slice(int(matching.first[index]), int(matching.first[index + 1]))
-        ranks = [matching.ranks[rank] for rank in matching.part_rank[parts].tolist()]
+        found = collective(matching, index)
         yield LateArrival(
-            matching.collective(index),
+            found,
             chain_of(blame, index),
-            _waiting(ranks, wait_ns[parts]),
-            _waiting(ranks, blame.exposed_wait_ns[parts]),
+            _waiting(found.ranks, found.wait_ns),
+            _waiting(found.ranks, blame.exposed_wait_ns[parts].tolist()),
         )
 
 
@@ -73,5 +134,5 @@ def chain_of(blame: Blame, operation: int) -> tuple[Link, ...]:
     return tuple(links)
 
 
-def _waiting(ranks: Sequence[int], wait_ns: Int64Array) -> dict[int, int]:
-    return {rank: wait for rank, wait in zip(ranks, wait_ns.tolist(), strict=True) if wait > 0}
+def _waiting(ranks: Sequence[int], wait_ns: Sequence[int]) -> dict[int, int]:
+    return {rank: wait for rank, wait in zip(ranks, wait_ns, strict=True) if wait > 0}

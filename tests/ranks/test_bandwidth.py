@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tracedoc.ranks.bandwidth import fit_half_bytes, group_curves, size_curve, transfers
+from tracedoc.ranks.bandwidth import fit_line, group_curves, size_curve, transfers
 from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
 from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable
 
@@ -57,10 +57,15 @@ def test_fewer_ranks_call_less_small_and_are_expected_no_more(ranks: int, share:
 def test_the_half_rate_size_is_where_latency_equals_transfer() -> None:
     # 40 us, and 1 us for each 100,000 bytes: half of the rate at 4,000,000 bytes.
     sizes = np.array([1, 1, 4, 10, 40], dtype=np.int64) * 1_000_000
-    found = fit_half_bytes(sizes, 40_000 + sizes // 100)
-    assert found == pytest.approx(4_000_000)
-    assert fit_half_bytes(sizes[:2], sizes[:2]) is None  # two sizes are no curve
-    assert fit_half_bytes(sizes, np.full(5, 40_000)) is None  # larger messages take no longer
+    found = fit_line(sizes, 40_000 + sizes // 100)
+    assert found is not None
+    assert found.latency_ns == pytest.approx(40_000)
+    assert found.half_bytes == pytest.approx(4_000_000)
+    assert fit_line(sizes[:3], sizes[:3]) is None  # two sizes are no curve, but where two are enough
+    two = fit_line(sizes[:3], 40_000 + sizes[:3] // 100, fewest=2)
+    assert two is not None
+    assert two.half_bytes == pytest.approx(found.half_bytes)
+    assert fit_line(sizes, 50_000 - sizes // 1000) is None  # larger messages take no longer
 
 
 @pytest.mark.parametrize(

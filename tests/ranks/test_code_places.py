@@ -11,11 +11,11 @@ import pytest
 from tracedoc.collector.options import Options as CollectOptions
 from tracedoc.collector.recorder import is_source_rank
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.facts.per_run.script_places import STACKS_ON_ALL
 from tracedoc.pipeline import Options, diagnose
 from tracedoc.run.manifest import MANIFEST_NAME, MANIFEST_SCHEMA
 from tracedoc.testing.builder import TraceBuilder
 from tracedoc.testing.lanes import parse_lanes
+from tracedoc.topics.straggler.causes import STACKS_ON_ALL
 
 ON_TIME = """
 step: 100
@@ -87,7 +87,7 @@ def test_a_late_rank_s_own_stacks_name_its_function(tmp_path: Path, late: int) -
     assert diagnosis.facts["straggler_code_ms"].values[str(late)] == 30
     assert diagnosis.facts["straggler_recapture"].values[str(late)] == "none"
     (found,) = [
-        one for one in diagnosis.findings if one.rule_id == ("straggler-rank" if late else "rank-zero-work")
+        one for one in diagnosis.findings if one.rule_id == ("cpu-straggler" if late else "rank-zero-work")
     ]
     assert "30 ms" in found.message
     assert "`save_samples` (`train.py:4`)" in found.message
@@ -98,7 +98,7 @@ def test_a_rank_without_stacks_is_unknown_and_says_so(tmp_path: Path) -> None:
     """As runs of earlier versions are, in which rank 0 alone recorded them."""
     diagnosis = diagnosed(tmp_path, (1,), {0: (MAIN, SAVE)})
     assert named(diagnosis, 1) == "none"
-    (found,) = [one for one in diagnosis.findings if one.rule_id == "straggler-rank"]
+    (found,) = [one for one in diagnosis.findings if one.rule_id == "cpu-straggler"]
     assert "save_samples" not in found.message
     assert "as rank 1 recorded no Python stacks: tracedoc collect records them" in found.message
     assert "tracedoc collect -- COMMAND" in [fix.change for fix in found.fixes]
@@ -128,7 +128,7 @@ def test_with_stacks_of_the_late_rank_alone_its_time_counts_whole(tmp_path: Path
     assert diagnosis.facts["straggler_code_ms"].values["1"] == {
         "unknown": "no rank that is not late recorded stacks"
     }
-    (found,) = [one for one in diagnosis.findings if one.rule_id == "straggler-rank"]
+    (found,) = [one for one in diagnosis.findings if one.rule_id == "cpu-straggler"]
     assert "Recorded with Python stacks" not in found.message
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tracedoc.pipeline import Options, measure
-from tracedoc.ranks.cpu_stages import waiting_for_transfers
 from tracedoc.testing import TraceBuilder
+from tracedoc.topics.pipeline.stages import waiting_for_transfers
 
 
 def test_a_send_that_travels_beside_a_sleep_is_not_waited_for(tmp_path: Path) -> None:

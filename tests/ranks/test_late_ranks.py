@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracedoc.ranks.stragglers import CAUSES, Straggler
+from tracedoc.topics.straggler.late_ranks import Straggler
+from tracedoc.topics.straggler.work_before import CAUSES
 
 MS = 1_000_000
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from tests.ranks.late_arrivals import collectives
 from tracedoc.ranks.exposure import Arrivals, arrivals_by_rank, split_exposed
 from tracedoc.ranks.group_guesses import with_guessed_groups
 from tracedoc.ranks.matching import RankCollectives, match_collectives
@@ -30,7 +31,7 @@ def ranks(
 
 def test_the_early_rank_waits_and_both_transfer() -> None:
     matching = match_collectives(ranks([operation(0, 10)], [operation(8, 10)]), 2)
-    (found,) = matching.collectives
+    (found,) = collectives(matching)
     assert found.wait_ns == (8 * MS, 0)
     assert found.transfer_ns == 2 * MS
     assert found.last_rank == 1
@@ -40,7 +41,7 @@ def test_one_lost_event_does_not_shift_the_rest() -> None:
     first = [operation(0, 2), operation(3, 5), operation(6, 9), operation(10, 12, step=2)]
     second = [operation(0, 2), operation(7, 9), operation(11, 12, step=2)]
     matching = match_collectives(ranks(first, second), 2)
-    assert [(c.step, c.start_ns) for c in matching.collectives] == [
+    assert [(c.step, c.start_ns) for c in collectives(matching)] == [
         (1, (0, 0)),
         (1, (6 * MS, 7 * MS)),
         (2, (10 * MS, 11 * MS)),
@@ -50,20 +51,20 @@ def test_one_lost_event_does_not_shift_the_rest() -> None:
 def test_a_different_lost_event_on_each_rank_is_seen_by_the_ends() -> None:
     first = [operation(0, 2), operation(3, 5)]
     second = [operation(4, 5), operation(7, 9)]
-    (found,) = match_collectives(ranks(first, second), 2).collectives
+    (found,) = collectives(match_collectives(ranks(first, second), 2))
     assert found.start_ns == (3 * MS, 4 * MS)
 
 
 def test_sequence_numbers_survive_a_lost_event() -> None:
     first = [operation(0, 2, seq=7), operation(3, 5, seq=8)]
     second = [operation(4, 5, seq=8)]
-    (found,) = match_collectives(ranks(first, second), 2).collectives
+    (found,) = collectives(match_collectives(ranks(first, second), 2))
     assert found.start_ns == (3 * MS, 4 * MS)
 
 
 def test_a_group_with_a_missing_rank_is_matched_in_part() -> None:
     first, second = [operation(0, 10, group=(0, 1, 2))], [operation(4, 10, group=(0, 1, 2))]
-    (found,) = match_collectives(ranks(first, second), 3).collectives
+    (found,) = collectives(match_collectives(ranks(first, second), 3))
     assert (found.complete, found.wait_ns) == (False, (4 * MS, 0))
 
 
@@ -71,7 +72,7 @@ def test_operations_that_end_before_their_peer_starts_are_no_match() -> None:
     first = [operation(start, start + 2) for start in (0, 10, 20)]
     second = [operation(start + 5, start + 7) for start in (0, 10, 20)]
     matching = match_collectives(ranks(first, second), 2)
-    assert matching.collectives == ()
+    assert collectives(matching) == ()
     assert [limit.code for limit in matching.limits] == ["collectives-not-matched"]
 
 
@@ -85,7 +86,7 @@ def test_clocks_of_two_hosts_are_brought_together_by_the_ends() -> None:
     ]
     everyone = ranks(first, second, ("a", "b"))
     matching = match_collectives(everyone, 2)
-    assert [c.wait_ns for c in matching.collectives] == [(6 * MS, 0), (8 * MS, 0), (1 * MS, 0)]
+    assert [c.wait_ns for c in collectives(matching)] == [(6 * MS, 0), (8 * MS, 0), (1 * MS, 0)]
     arrivals = arrivals_by_rank(matching, everyone)
     assert arrivals[0].latest_ns[0] == 6 * MS
     assert arrivals[1].latest_ns[0] == (skew + 6) * MS
@@ -112,8 +113,8 @@ def test_exposed_time_splits_exactly_and_transfer_comes_first() -> None:
 @pytest.mark.parametrize("world_size", [4, 8])
 def test_without_groups_a_part_of_the_world_is_not_taken_for_all(world_size: int) -> None:
     bare = [operation(0, 10, group=(), group_name="", group_size=None)]
-    assert match_collectives(ranks(bare, bare), world_size).collectives == ()
-    assert len(match_collectives(ranks(bare, bare), 2).collectives) == 1
+    assert collectives(match_collectives(ranks(bare, bare), world_size)) == ()
+    assert len(collectives(match_collectives(ranks(bare, bare), 2))) == 1
 
 
 def test_a_group_that_gloo_does_not_name_is_the_one_in_which_nobody_leaves_too_early() -> None:
@@ -145,7 +146,7 @@ def test_a_receive_waits_for_its_send_and_the_pair_forms_a_pipeline() -> None:
     second = [p2p("recv", 0, 0, 12), p2p("send", 0, 28, 30)]
     everyone = ranks(first, second)
     matching = match_collectives(everyone, 2)
-    assert [(c.op, c.ranks, c.wait_ns) for c in matching.collectives] == [
+    assert [(c.op, c.ranks, c.wait_ns) for c in collectives(matching)] == [
         ("send_recv", (0, 1), (0, 10 * MS)),
         ("send_recv", (0, 1), (15 * MS, 0)),
     ]
@@ -198,13 +199,13 @@ def test_the_sender_of_a_broadcast_of_gloo_waits_for_the_only_receiver(
     ]
     matching = match_collectives(everyone, len(members))
     assert matching.has_latest_start.tolist() == [known]
-    assert matching.wait_ns[0] == 8 * (len(members) - 1) * MS
+    assert collectives(matching)[0].wait_ns[0] == 8 * (len(members) - 1) * MS
 
 
 def test_ranks_that_disagree_on_a_size_are_a_limit_and_still_matched() -> None:
     first, second = [operation(0, 10, seq=1)], [operation(8, 10, seq=1, nbytes=4096)]
     matching = match_collectives(ranks(first, second), 2)
-    assert [one.nbytes for one in matching.collectives] == [4096]
+    assert [one.nbytes for one in collectives(matching)] == [4096]
     assert [limit.code for limit in matching.limits] == ["collectives-disagree"]
 
 
@@ -240,7 +241,7 @@ def test_broadcasts_tell_nothing_of_impossible_pairs() -> None:
     second[1] = replace(second[1], start_ns=12 * MS + MS // 2, end_ns=13 * MS)
     others = [operation(100 + 10 * place, 102 + 10 * place, op="broadcast") for place in range(10)]
     matching = match_collectives(ranks(first + others, second + others), 2)
-    assert [one.op for one in matching.collectives].count("all_reduce") == 4
+    assert [one.op for one in collectives(matching)].count("all_reduce") == 4
 
 
 def test_a_receive_whose_send_is_not_known_is_neither_waiting_nor_transfer() -> None:

@@ -164,7 +164,7 @@ def test_on_a_busy_host_what_a_rank_does_in_every_step_is_its_cause(tmp_path: Pa
             now = end + 10.0
         builder.step(len(noise_ms), now, now + 1.0)
         builder.write(tmp_path / f"rank-{rank}.json")
-    (finding,) = [f for f in judged(tmp_path).findings if f.rule_id == "straggler-rank"]
+    (finding,) = [f for f in judged(tmp_path).findings if f.rule_id == "cpu-straggler"]
     assert finding.ranks == (1,)
     assert "30 ms more than the other ranks in code that no operator covers" in finding.message
     assert "The other ranks wait 100 ms (median)" in finding.message

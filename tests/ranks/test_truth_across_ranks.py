@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tests.ranks.late_arrivals import late_arrivals
+from tests.ranks.late_arrivals import collectives, late_arrivals
 from tests.ranks.simulator import Part, Simulated, balanced_program, delayed, simulate, uneven_program
 from tracedoc.ranks.blame import Blame, Lateness, assign_blame
 from tracedoc.ranks.exposure import ExposedSplit, arrivals_by_rank, exposed_waits, split_exposed
@@ -119,7 +119,7 @@ def true_waits(run: Simulated) -> set[tuple[tuple[int, ...], int, int, int]]:
 
 def seen_waits(what: Matching) -> set[tuple[tuple[int, ...], int, int, int]]:
     found = set()
-    for one in what.collectives:
+    for one in collectives(what):
         for rank, start, wait in zip(one.ranks, one.start_ns, one.wait_ns, strict=True):
             found.add((one.group.ranks, rank, round(start / MS), round(wait / MS)))
     return found
@@ -181,7 +181,7 @@ def test_one_lost_event_costs_that_event_only(numbered: bool) -> None:
             lost = run.parts[rank][place]
             found = seen(run, numbered=numbered, lost=[(rank, place)])
             expected = {w for w in true_waits(run) if not _is_part_of(run, w, lost)}
-            whole = [one for one in found.matching.collectives if one.complete]
+            whole = [one for one in collectives(found.matching) if one.complete]
             waits = {
                 (one.group.ranks, r, round(s / MS), round(w / MS))
                 for one in whole
@@ -207,7 +207,7 @@ def test_a_missing_rank_that_is_not_late_changes_no_wait_of_the_others(numbered:
         roots = {arrival.culprit.rank for arrival in late_arrivals(part.blame)}
         # Where the way to the cause led through the missing rank, the chain ends before it.
         assert late in roots or missing in {r for a in late_arrivals(full.blame) for r in _ranks(a.chain)}
-        partial = [one for one in part.matching.collectives if not one.complete]
+        partial = [one for one in collectives(part.matching) if not one.complete]
         assert {missing in one.group.ranks for one in partial} == {True}
 
 
@@ -222,9 +222,9 @@ def test_a_truncated_rank_costs_only_what_it_lacks(numbered: bool) -> None:
         kept = 2 * len(run.parts[1]) // 3
         found = seen(run, numbered=numbered, cut_after={1: kept})
         before = {part.number for part in run.parts[1][:kept]}
-        for one in found.matching.collectives:
+        for one in collectives(found.matching):
             assert one.complete == (1 not in one.group.ranks or 1 in one.ranks)
-        whole = [one for one in found.matching.collectives if one.complete and 1 in one.group.ranks]
+        whole = [one for one in collectives(found.matching) if one.complete and 1 in one.group.ranks]
         assert len(whole) == len(before)
         assert np.isin(np.concatenate([one.start_ns for one in whole]) // MS, list(_starts(run))).all()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracedoc.ranks.wandering import STEEPEST, WanderingError, follow, misses
+from tracedoc.ranks.clock_errors import STEEPEST, WanderingError, follow, misses
 
 MS = 1_000_000
 AT = np.arange(20, dtype=np.int64) * 10 * MS + (1 << 60)

@@ -12,7 +12,7 @@ import tracedoc.whatif.answer
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import RuleError
 from tracedoc.pipeline import Options
-from tracedoc.replay.run_replay import Refusal
+from tracedoc.play.run_replay import Refusal
 from tracedoc.rules.load import load_rules
 
 

@@ -36,8 +36,8 @@ DECIDED_ELSEWHERE: Mapping[tuple[str, str], str] = {
     ("rotating-straggler", "steady"): "tests/ranks/test_stragglers.py",
     ("uneven-work", "most_steps"): "tests/ranks/test_unequal_ranks.py",
     ("script-code", "min_share"): "tests/facts/test_script_code.py",
-    ("straggler-rank", "habit"): "tests/facts/test_core_wait_of_stragglers.py",
-    ("straggler-rank", "place"): "",
+    ("cpu-straggler", "habit"): "tests/facts/test_core_wait_of_stragglers.py",
+    ("cpu-straggler", "place"): "",
 }
 """Thresholds that no drawing decides, and the test that does; "" where none does."""
 

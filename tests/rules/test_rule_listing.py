@@ -1,4 +1,4 @@
-"""Which of two rules is the general one is stated, and names without a rule lead to rules."""
+"""Which of two rules is the general one is stated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 
 from tracedoc.rules.listing import is_sharper
 from tracedoc.rules.load import load_rules
-from tracedoc.rules.other_names import OTHER_NAMES
 
 RULES = {rule.id: rule for rule in load_rules()}
 
@@ -28,9 +27,3 @@ def test_a_cause_is_sharper_than_time_and_what_is_yielded_to_than_what_yields(on
 def test_rules_that_nothing_relates_are_no_sharper_than_each_other() -> None:
     assert not is_sharper("input-stall", "unfused-optimizer", RULES)
     assert not is_sharper("unfused-optimizer", "input-stall", RULES)
-
-
-def test_names_without_a_rule_lead_to_rules() -> None:
-    for name, other in OTHER_NAMES.items():
-        assert name not in RULES
-        assert set(other.rules) <= RULES.keys()

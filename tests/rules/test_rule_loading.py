@@ -19,7 +19,9 @@ from tracedoc.rules import load
 from tracedoc.rules.load import load_rule, load_rules
 from tracedoc.rules.model import AtMost, Param, Words
 from tracedoc.rules.nodes import MAX_FILE_BYTES
+from tracedoc.rules.selection import choose
 from tracedoc.rules.vocabulary import Vocabulary
+from tracedoc.rules.wording import chosen_words
 
 
 def _fact(name: str, unit: str, scope: Scope = "run") -> FactDef:
@@ -154,13 +156,22 @@ def test_words_are_chosen_by_a_fact(tmp_path: Path) -> None:
     assert rule.words["of_kind"].texts == {"true": "in {step_ms}", "false": "of any kind"}
 
 
+@pytest.mark.parametrize("fact", ["split", "strategy"])
+def test_words_may_leave_values_to_otherwise(tmp_path: Path, fact: str) -> None:
+    text = WORDED.replace("of: split", f"of: {fact}").replace("all:", "otherwise:")
+    words = load_rule(_write(tmp_path, text), vocabulary=VOCABULARY).words["of_kind"]
+    units = {"step_ms": "ms", fact: "text"}
+    said = [chosen_words(words, {fact: value, "step_ms": 3}, units) for value in ("none", "all", "some")]
+    assert said == ["of any kind", "in 3 ms", "in 3 ms"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         (", none: of any kind", "", "has no none"),
         ("none: of", "nine: of", "words 'of_kind' has no field 'nine' (did you mean 'none'?)"),
         ("of: split", "of: splits", "unknown of 'splits' (did you mean 'split'?)"),
-        ("of: split", "of: strategy", "strategy is neither true or false nor one of a few texts"),
+        ("of: split", "of: strategy", "strategy may be any text: 'otherwise' must say the rest"),
         ("in {step_ms}", "in {step}", "{step} is neither a fact nor a param"),
         ("in {step_ms}", "in {of_kind}", "{of_kind} is neither a fact nor a param"),
         ("communication {of_kind}", "communication", "words 'of_kind' is used nowhere"),
@@ -369,6 +380,13 @@ def test_a_builtin_rule_in_the_wrong_folder_is_an_error(builtin: Path) -> None:
         RuleError, match=r"a-first\.yaml:3:8: topic 'input' lies in the folder 'communication'"
     ):
         load_rules(vocabulary=VOCABULARY)
+
+
+def test_a_rule_that_was_a_part_of_another_is_chosen_by_its_id_too(builtin: Path) -> None:
+    path = builtin / "input" / "a-first.yaml"
+    path.write_text(path.read_text() + "aliases: [slow-link]\n")
+    chosen = choose(load_rules(vocabulary=VOCABULARY), select=["slow-link"])
+    assert {"a-first", "slow-link"} <= {rule.id for rule in chosen}
 
 
 def test_yielding_to_no_rule_is_an_error(builtin: Path) -> None:

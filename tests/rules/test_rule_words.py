@@ -49,13 +49,13 @@ def test_a_stray_brace_is_found() -> None:
     assert stray_brace("{a} of {b.c}") == 7
 
 
-def _rule(rule_id: str, topic: str) -> Rule:
-    return Rule(rule_id, "T", topic, "stable", "0.1", "run", frozenset(), "1 < 2", "M", "W")
+def _rule(rule_id: str, topic: str, *aliases: str) -> Rule:
+    return Rule(rule_id, "T", topic, "stable", "0.1", "run", frozenset(), "1 < 2", "M", "W", aliases=aliases)
 
 
 RULES = (
     _rule("slow-link", "communication"),
-    _rule("slow-gpu", "straggler"),
+    _rule("slow-gpu", "straggler", "lagging-gpu"),
     _rule("input-stall", "input"),
 )
 
@@ -70,9 +70,11 @@ RULES = (
         ((), ("slow-*",), ["input-stall"]),
         ((), ("memory",), ["slow-link", "slow-gpu", "input-stall"]),
         (("memory",), (), []),
+        (("lagging-gpu",), (), ["slow-gpu"]),
+        ((), ("lagging-gpu",), ["slow-link", "input-stall"]),
     ],
 )
-def test_rules_are_chosen_by_id_topic_or_pattern(
+def test_rules_are_chosen_by_id_alias_topic_or_pattern(
     select: tuple[str, ...], ignore: tuple[str, ...], chosen: list[str]
 ) -> None:
     assert [rule.id for rule in choose(RULES, select, ignore)] == chosen

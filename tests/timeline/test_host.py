@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tracedoc
-from tracedoc.digest.host_work import sync_totals
+from tracedoc.step.host_work import sync_totals
 from tracedoc.testing import TraceBuilder
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import (

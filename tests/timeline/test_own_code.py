@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tracedoc.pipeline import Options, diagnose
-from tracedoc.ranks.early_ends import ended_early
-from tracedoc.ranks.run_view import build_run_view
+from tracedoc.ranks.run_view import build_run_view, ended_early
 from tracedoc.testing.builder import TraceBuilder
 from tracedoc.testing.lanes import parse_lanes
 from tracedoc.timeline.script_code import CodePlace, places_of_source_step

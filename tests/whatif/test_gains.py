@@ -58,7 +58,7 @@ BOUNDED = [
     # Rules whose bound is the time of one fact, within the host's own work or not.
     ("fp32-gradient-reduction", {"fp32_reduction_saving_ms": 80.0}, 70.0),
     ("extra-barriers", {"extra_collectives_ms": 80.0}, 80.0),
-    ("beside-gradients", {"beside_gradients_ms": 80.0}, 80.0),
+    ("non-gradient-communication", {"beside_gradients_ms": 80.0}, 80.0),
     ("buffer-broadcast", {"buffer_broadcast_ms": 80.0}, 70.0),
     ("unused-parameter-search", {"unused_search_ms": 80.0}, 80.0),
     ("exposed-parameter-gather", {"optimizer_gather_ms": 80.0}, 70.0),
@@ -160,7 +160,7 @@ BOUNDED = [
     ("step-outliers", {"slow_steps_cost_ms": -2.0}, 0.0),
     ("cpu-offload-transfer", {"offload_stall_ms": 70.0}, 70.0),
     ("rotating-straggler", {"straggler_any_cost_ms": 25.0}, 25.0),
-    ("work-in-turn", {"straggler_turn_ms": 25.0}, 25.0),
+    ("alternating-straggler", {"straggler_turn_ms": 25.0}, 25.0),
     ("uneven-work", {"uneven_work_ms": 26.0}, 26.0),
     ("script-code", {"script_code_ms": 35.0}, 35.0),
     ("pipeline-bubble", {"pipeline_bubble_excess_ms": 40.0}, 40.0),
@@ -180,7 +180,7 @@ def test_a_fix_gives_at_most(name: str, facts: Facts, high: float) -> None:
     [(10.0, (10.0, 30.0)), (45.0, (30.0, 30.0)), (NOT_SEEN, (0.0, 30.0))],
 )
 def test_what_every_rank_waits_is_surely_gained(least: float | Unknown, bounds: tuple[float, float]) -> None:
-    found = gain("not-wait-for-rank", {**STEP, "straggler_cost_ms": 30.0, "straggler_least_ms": least})
+    found = gain("remove-straggler-wait", {**STEP, "straggler_cost_ms": 30.0, "straggler_least_ms": least})
     assert isinstance(found, Gain)
     assert (found.low_ms, found.high_ms) == bounds
 
@@ -199,7 +199,7 @@ def test_on_a_shared_processor_only_what_recurs_is_gained(
     is_cpu: bool, recurring: float | Unknown, bounds: tuple[float, float]
 ) -> None:
     facts = {"straggler_cost_ms": 30.0, "straggler_least_ms": 10.0, "straggler_recurring_ms": recurring}
-    found = gain("not-wait-for-rank", {**STEP, **facts}, is_cpu=is_cpu)
+    found = gain("remove-straggler-wait", {**STEP, **facts}, is_cpu=is_cpu)
     assert isinstance(found, Gain)
     assert (found.low_ms, found.high_ms) == bounds
     recurs = is_cpu and recurring in (20.0, 5.0)
@@ -209,13 +209,13 @@ def test_on_a_shared_processor_only_what_recurs_is_gained(
 @pytest.mark.parametrize(("is_cpu", "least"), [(True, 6.0), (False, 10.0)])
 def test_what_a_late_rank_waits_for_a_core_is_not_sure(is_cpu: bool, least: float) -> None:
     facts: Facts = {"straggler_cost_ms": 30.0, "straggler_least_ms": 10.0, "core_wait_ms": 4.0}
-    found = gain("not-wait-for-rank", {**STEP, **facts}, is_cpu=is_cpu)
+    found = gain("remove-straggler-wait", {**STEP, **facts}, is_cpu=is_cpu)
     assert isinstance(found, Gain)
     assert (found.low_ms, found.high_ms) == (least, 30.0)
 
 
 MAIN = {name: next(iter(facts)) for name, facts, _ in BOUNDED if facts and name != "fill-the-step"}
-MAIN["not-wait-for-rank"] = "straggler_cost_ms"
+MAIN |= dict.fromkeys(("remove-straggler-wait", "not-wait-for-rank"), "straggler_cost_ms")
 MAIN["balance-stages"] = "stage_imbalance_ms"
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 import tracedoc
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.picture import PathStretch
-from tracedoc.replay.run_replay import RunReplay
+from tracedoc.play.run_replay import RunReplay
 from tracedoc.spans import Spans
 from tracedoc.testing import parse_lanes
 from tracedoc.whatif import path_in_picture

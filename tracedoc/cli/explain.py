@@ -16,7 +16,6 @@ from tracedoc.cli.packs import rules_option
 from tracedoc.errors import TracedocError
 from tracedoc.limits import LIMITS
 from tracedoc.planner.words import WORDS
-from tracedoc.rules.other_names import OTHER_NAMES
 
 if TYPE_CHECKING:
     from tracedoc.facts.catalog import FactDef
@@ -27,12 +26,7 @@ _FACT_FIELDS = ("name", "unit", "scope", "doc")
 
 
 def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    rules, facts = _known(())
-    return [
-        CompletionItem(name)
-        for name in (*rules, *facts, *OTHER_NAMES, *LIMITS, *WORDS, *ANSWER_WORDS)
-        if name.startswith(incomplete)
-    ]
+    return [CompletionItem(name) for name in _all_names(*_known(())) if name.startswith(incomplete)]
 
 
 @click.command()
@@ -65,7 +59,7 @@ def explain(
     if report_format == "json":
         entries = _entries(name, rules, facts)
         if not entries:
-            raise _unknown(name, [*rules, *facts, *OTHER_NAMES, *LIMITS, *WORDS, *ANSWER_WORDS])
+            raise _unknown(name, _all_names(rules, facts))
         to_stdout(json_text(entries), "json")
         return
     parts = []
@@ -74,8 +68,8 @@ def explain(
         parts.append(_rule(rules[name]))
     if name in facts:
         parts.append(_fact(facts[name]))
-    if name in OTHER_NAMES:
-        parts.append(_other_name(name, rules))
+    if alike := _with_alias(name, rules):
+        parts.append(_rule(alike[0]) if len(alike) == 1 else _shared_alias(name, alike))
     if name in LIMITS:
         parts.append(f"{name}  (limit)\n\n{_paragraph(LIMITS[name])}\n")
     if name in ANSWER_WORDS:
@@ -83,7 +77,7 @@ def explain(
     if name in WORDS:
         parts.append(WORDS[name])
     if not parts:
-        raise _unknown(name, [*rules, *facts, *OTHER_NAMES, *LIMITS, *WORDS, *ANSWER_WORDS])
+        raise _unknown(name, _all_names(rules, facts))
     from tracedoc.report.texts import plain
 
     to_stdout(plain("\n".join(parts)))
@@ -102,6 +96,9 @@ def _explain_in(
     from tracedoc.report.terminal import render_rule
     from tracedoc.report.view import build_view
 
+    alike = _with_alias(name, rules)
+    if name not in rules and len(alike) == 1:
+        name = alike[0].id
     if name not in rules:
         raise TracedocError(f"no rule is called {name!r}", "with a run, name a rule: tracedoc rules list")
     diagnosis = run_pipeline(run, Options(rule_directories=rule_directories, cache=True))
@@ -119,8 +116,8 @@ def _entries(name: str, rules: Mapping[str, Rule], facts: Mapping[str, FactDef])
     if name in rules:
         rule = rules[name]
         entries["rule"] = {key: getattr(rule, key) for key in _RULE_FIELDS} | {"needs": sorted(rule.needs)}
-    if name in OTHER_NAMES:
-        entries["see"] = {"rules": OTHER_NAMES[name].rules, "says": OTHER_NAMES[name].says}
+    if alike := _with_alias(name, rules):
+        entries["see"] = {"rules": [rule.id for rule in alike]}
     if name in facts:
         fact = facts[name]
         entries["fact"] = {key: getattr(fact, key) for key in _FACT_FIELDS} | {"needs": sorted(fact.needs)}
@@ -138,6 +135,15 @@ def _known(rule_directories: Sequence[str]) -> tuple[dict[str, Rule], Mapping[st
     from tracedoc.rules.load import load_rules
 
     return {rule.id: rule for rule in load_rules(rule_directories)}, CATALOG
+
+
+def _with_alias(name: str, rules: Mapping[str, Rule]) -> list[Rule]:
+    return [rule for rule in rules.values() if name in rule.aliases]
+
+
+def _all_names(rules: Mapping[str, Rule], facts: Mapping[str, FactDef]) -> list[str]:
+    aliases = [alias for rule in rules.values() for alias in rule.aliases]
+    return [*rules, *facts, *dict.fromkeys(aliases), *LIMITS, *WORDS, *ANSWER_WORDS]
 
 
 def _unknown(name: str, known: list[str]) -> TracedocError:
@@ -192,11 +198,10 @@ def _rule(rule: Rule) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _other_name(name: str, rules: Mapping[str, Rule]) -> str:
-    """Return which rules tell what a name means that is no rule's."""
-    other = OTHER_NAMES[name]
-    lines = [f"{name}  (no rule of this name)", "", _paragraph(other.says), ""]
-    lines += [_paragraph(f"tracedoc explain {one}: {rules[one].title}", 2, hang=4) for one in other.rules]
+def _shared_alias(name: str, rules: Sequence[Rule]) -> str:
+    """The rules that tell what a name means that several of them share."""
+    lines = [f"{name}  (no rule of this name; these tell it)", ""]
+    lines += [_paragraph(f"tracedoc explain {rule.id}: {rule.title}", 2, hang=4) for rule in rules]
     return "\n".join(lines) + "\n"
 
 

@@ -27,6 +27,7 @@ from tracedoc.values import Failed, Unknown, Value
 Scope = Literal["run", "rank", "step", "group", "unit"]
 NEEDS = frozenset(
     {
+        "cpu",
         "gpu",
         "kernels",
         "launches",

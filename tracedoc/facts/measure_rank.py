@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tracedoc.digest.rank_digest import RankDigest, digest_timeline
 from tracedoc.facts.catalog import CATALOG, computed
 from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest, digest_timeline
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.values import Value
 

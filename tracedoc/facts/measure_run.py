@@ -10,9 +10,9 @@ import msgspec
 
 import tracedoc.facts.per_rank
 import tracedoc.facts.per_run  # noqa: F401  fills the catalogue
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.catalog import CATALOG, NEEDS, FactDef, FactTable, Measurement, computed
 from tracedoc.ranks.run_view import RunView
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.strategy_signs import SHARDED_MARKS
 from tracedoc.trace.vocabulary import P2P_OPS
 from tracedoc.values import Failed, Unknown, Value
@@ -118,6 +118,8 @@ def availability(run: RunView) -> dict[str, Availability]:
 
 def _present(run: RunView) -> set[str]:
     present = {need for need in NEEDS if any(need in digest.present for digest in run.digests)}
+    if run.digests and all(digest.is_cpu for digest in run.digests):
+        present.add("cpu")
     if len(run.digests) > 1:
         present.add("multi_rank")
     if any(digest.collectives.is_op(*SENDS).any() for digest in run.digests if len(digest.collectives)):
@@ -134,6 +136,8 @@ def _absent_by_nature(run: RunView) -> dict[str, str]:
     absent: dict[str, str] = {}
     if digests and all(digest.is_cpu for digest in digests):
         absent |= dict.fromkeys(("gpu", "launches"), "a CPU run has no GPU activity")
+    else:
+        absent["cpu"] = "the ranks compute on GPUs"
     if alone:
         absent |= dict.fromkeys(("collectives", "multi_rank"), "one process has no peers")
     if not _sharded_by_name(digests):

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tracedoc.digest.codec import decode
-from tracedoc.digest.drawn import MAX_DRAWN, RESOLUTION, thinned
-from tracedoc.digest.rank_digest import LANE_RANKS, RankDigest, StepDigest
 from tracedoc.picture import Picture, PictureRow
 from tracedoc.ranks.exposure import split_exposed
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Int64Array, Spans
+from tracedoc.step.codec import decode
+from tracedoc.step.drawn import MAX_DRAWN, RESOLUTION, thinned
+from tracedoc.step.rank_digest import LANE_RANKS, RankDigest, StepDigest
 
 MOST_INTERVALS = 10_000
 """Intervals of a picture; gaps are closed until it has no more."""

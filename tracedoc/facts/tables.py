@@ -18,11 +18,11 @@ from tracedoc.diagnosis import (
     SyncRow,
     UnitRow,
 )
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.per_run.links import operation_class
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.shard_stalls import latest_arrivals
 from tracedoc.spans import Int64Array
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.host import IDLE_WORK
 from tracedoc.timeline.shards.shard_units import BACKWARD, NO_TIME, PHASES, UNKNOWN_SIZE, ShardCalls

@@ -35,12 +35,13 @@ TOPICS = {
     ),
     "Stragglers": (
         per_run.straggler,
-        per_run.solo_work,
+        per_run.causes,
+        per_run.shared_cores,
         per_run.uneven,
         per_run.slow_gpus,
-        per_rank.foreign_turns,
+        per_rank.straggler,
     ),
-    "Pipelines": (per_run.stages,),
+    "Pipelines": (per_run.pipeline,),
     "Host and idle time": (
         per_rank.launch_pace,
         per_run.host_causes,

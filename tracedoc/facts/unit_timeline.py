@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracedoc.charts import UnitCall, UnitTimeline
-from tracedoc.digest.rank_digest import StepDigest
 from tracedoc.ranks.run_view import RunView
+from tracedoc.step.rank_digest import StepDigest
 from tracedoc.timeline.shards.shard_units import NO_TIME, PHASES, ShardCalls
 from tracedoc.timeline.shards.times import CallTimes
 

@@ -14,9 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tracedoc.firststep.disguise import disguise, on_host
+from tracedoc.firststep.allocations import Allocations, arithmetic, counting
+from tracedoc.firststep.fake_gpu import fake_gpu, on_host
 from tracedoc.firststep.guard import RefusedError, forbid_effects
-from tracedoc.firststep.ledger import Ledger, arithmetic, counting
 from tracedoc.firststep.step import Follower
 
 
@@ -34,16 +34,16 @@ def main() -> None:
     except ImportError as error:
         answer({"error": f"torch cannot be imported: {error}", "no_torch": True})
     fake = fake_mode(allow_non_fake_inputs=True)
-    seen = disguise(fake)
-    ledger, flops = Ledger(), arithmetic()
-    follower = Follower(ledger, seen, flops, answer)
+    settings = fake_gpu(fake)
+    allocations, flops = Allocations(), arithmetic()
+    follower = Follower(allocations, settings, flops, answer)
     follower.follow()
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     forbid_effects()
     try:
-        with fake, flops, counting(ledger, follower.parameters), on_host():
+        with fake, flops, counting(allocations, follower.parameters), on_host():
             runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
         answer({"error": f"it ended before its first update (exit code {end.code})"})

@@ -6,18 +6,23 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-from tracedoc.firststep.disguise import Seen
-from tracedoc.firststep.ledger import Ledger
+from tracedoc.firststep.allocations import Allocations
+from tracedoc.firststep.fake_gpu import ScriptSettings
 
 
 class Follower:
     """Hooks on every module and optimizer of the process; ``done`` gets the answer after the first update."""
 
     def __init__(
-        self, ledger: Ledger, seen: Seen, flops: Any, done: Callable[[dict[str, Any]], None]
+        self,
+        allocations: Allocations,
+        settings: ScriptSettings,
+        flops: Any,
+        done: Callable[[dict[str, Any]], None],
     ) -> None:
         self.parameters: set[int] = set()
-        self._ledger, self._seen, self._flops, self._done = ledger, seen, flops, done
+        self._allocations, self._settings = allocations, settings
+        self._flops, self._done = flops, done
         self._known: dict[int, Any] = {}
         self._blocks: list[Any] = []
         self._about: dict[str, Any] = {}
@@ -50,18 +55,18 @@ class Follower:
         torch.nn.Module.__call__ = __call__
 
     def _enter(self, module: Any, given: tuple[Any, ...]) -> None:
-        if not (self._ledger.measuring or import_module("torch").is_grad_enabled()):
+        if not (self._allocations.measuring or import_module("torch").is_grad_enabled()):
             return
         if id(module) not in self._known:
             self._meet(module)
         if not self._backwards and any(module is block for block in self._blocks):
             self._inputs += _bytes(given)
-            self._entered[id(module)] = self._ledger.live["other"]
+            self._entered[id(module)] = self._allocations.live["other"]
 
     def _leave(self, module: Any, given: tuple[Any, ...], result: Any) -> None:
         before = self._entered.pop(id(module), None)
         if before is not None:
-            self._growth += self._ledger.live["other"] - before
+            self._growth += self._allocations.live["other"] - before
             self._outputs += _bytes(result)
 
     def _meet(self, module: Any) -> None:
@@ -70,17 +75,17 @@ class Follower:
         for one in module.modules():
             self._known[id(one)] = one
             for parameter in one.parameters(recurse=False):
-                self._ledger.call(parameter.untyped_storage(), "parameter")
+                self._allocations.call(parameter.untyped_storage(), "parameter")
                 self.parameters.add(parameter.untyped_storage()._cdata)
                 if parameter.requires_grad:
                     parameter.register_post_accumulate_grad_hook(self._accumulated)
             for buffer in one.buffers(recurse=False):
-                self._ledger.call(buffer.untyped_storage(), "parameter")
+                self._allocations.call(buffer.untyped_storage(), "parameter")
         if root:
             path, self._blocks = find_blocks(module)
             self._about.update(model=_class(module), path=path)
             self._flops.flop_counts.clear()
-            self._ledger.begin(t.untyped_storage() for t in self._batch)
+            self._allocations.begin(t.untyped_storage() for t in self._batch)
             self._batch = []
 
     def _note_batch(self, module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -91,10 +96,10 @@ class Follower:
             self._about.update(batch=list(first.shape), whole_numbers=not first.is_floating_point())
 
     def _accumulated(self, parameter: Any) -> None:
-        self._ledger.call(parameter.grad.untyped_storage(), "gradient")
+        self._allocations.call(parameter.grad.untyped_storage(), "gradient")
 
     def _updating(self, *given: Any) -> None:
-        self._ledger.measuring = False  # what the update takes is counted as states
+        self._allocations.measuring = False  # what the update takes is counted as states
 
     def _stepped(self, optimizer: Any, given: Any, named: Any) -> None:
         if not self._backwards:
@@ -115,9 +120,9 @@ class Follower:
                 "parameters": sum(p.numel() for p in every.values()),
                 "trained": sum(p.numel() for p in trained),
                 "dtype": str(trained[0].dtype).rpartition(".")[2] if trained else "float32",
-                "autocast": self._seen.autocast,
-                "sharded": self._seen.sharded,
-                "compiled": self._seen.compiled,
+                "autocast": self._settings.autocast,
+                "sharded": self._settings.sharded,
+                "compiled": self._settings.compiled,
                 "optimizer": type(optimizer).__name__,
                 "states": states / max(1, sum(p.numel() for p in held)),
                 "rounds": self._backwards,
@@ -127,8 +132,8 @@ class Follower:
                 "block_bytes": self._growth,
                 "input_bytes": self._inputs,
                 "output_bytes": self._outputs,
-                "activation_bytes": self._ledger.peak,
-                "peak_bytes": self._ledger.whole,
+                "activation_bytes": self._allocations.peak,
+                "peak_bytes": self._allocations.whole,
                 "matmul_flops": (total - attention) // self._backwards,
                 "attention_flops": attention // self._backwards,
             }

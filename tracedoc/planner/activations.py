@@ -1,100 +1,23 @@
-"""Compute what a training step allocates and frees again: activations, logits, gathered units, buckets.
+"""Count what a training step allocates in a block and at the loss, tensor by tensor.
 
-Activations are counted tensor by tensor, as Korthikanti et al. 2022 (arXiv 2205.05198, section 4) count them
+Activations are counted as Korthikanti et al. 2022 (arXiv 2205.05198, section 4) count them
 for GPT; for their model in 16 bits the sum is theirs, ``s b h (34 + 5 a s / h)`` bytes a block. Other norms,
 gated MLPs, grouped attention and autocast change the terms; the tests hold them against what PyTorch saves.
+Bytes are those of the whole block, before tensor and context parallelism divide them.
 """
 
 from __future__ import annotations
 
-import msgspec
-
-from tracedoc.planner.memory import ModelStates, frozen_bytes, model_states
+from tracedoc.planner.layouts import Layout
 from tracedoc.planner.setup import PRECISIONS, Question
-from tracedoc.planner.shape import ModelShape
-from tracedoc.planner.strategies import Strategy
-
-BUCKET_ELEMENTS = 50_000_000
-"""Elements of a DeepSpeed bucket in the configuration that is printed (DeepSpeed's own default is 5e8)."""
-
-FRAGMENTATION = 0.10
-"""Reserve on what is allocated and freed in each step: an estimate; the allocator rounds and splits."""
-
-CONTEXT_BYTES = 0.6e9
-"""CUDA context, libraries and their workspaces on each GPU: an estimate, drivers differ by some 0.2 GB."""
-
-NCCL_BYTES = 0.3e9
-"""Buffers of the communicators, where there are peers: an estimate."""
 
 
-class Memory(msgspec.Struct, frozen=True):
-    """The peak of one GPU in bytes, by what takes it.
-
-    ``activations`` is what forward keeps for backward; ``working`` what the moment of the peak adds: the loss
-    with its logits, or one block's backward. ``units`` is gathered parameters, their gradients and buffers.
-    ``absent`` is of the states and copies what does not exist at that moment, to subtract. ``moment`` is
-    "loss", "first block" (of backward) or "last block".
-    """
-
-    moment: str
-    states: ModelStates
-    activations: float
-    working: float
-    units: float
-    absent: float
-    reserve: float
-    context: float
-
-    @property
-    def total(self) -> float:
-        """Everything on the GPU at its peak."""
-        kept = self.states.states + self.states.copies - self.absent
-        return kept + self.activations + self.working + self.units + self.reserve + self.context
-
-
-def peak_memory(question: Question, strategy: Strategy, *, checkpointing: bool) -> Memory:
-    """Return the peak of one GPU: the largest of the loss, the first and the last block of backward.
-
-    At the loss all activations are there, at the end of backward all gradients. On one GPU ``zero_grad``
-    frees the gradients between; the buckets of DDP and shards of the others are counted as always there.
-    The copies that autocast makes are gone at the end.
-    """
-    states = model_states(question, strategy)
-    training, model = question.training, question.model
-    block = block_activations(question, strategy)
-    kept = kept_by_block(question, strategy, checkpointing=checkpointing)
-    stored = model.blocks * kept + _outside(question, strategy)
-    per_logit = logit_bytes(question, strategy) if model.has_logits else 0.0
-    logits = training.tokens * model.vocabulary * per_logit
-    gradients = block_backward(question, strategy)
-    if model.step is not None:
-        stored = model.step.kept(training.tokens, checkpointing=checkpointing)
-        logits = model.step.beside(training.tokens)
-        gradients = block
-    at_loss, in_backward = unit_bytes(question, strategy)
-    backward = gradients + (block if checkpointing else 0.0)
-    before = states.gradients if strategy.id == "single" else 0.0
-    after = states.copies if strategy.family == "ddp" else 0.0
-    moments = (
-        ("loss", stored, logits, at_loss, before),
-        ("first block", stored, backward, in_backward, before),
-        ("last block", 0.0 if checkpointing else block, backward, in_backward, after),
-    )
-    moment, activations, working, units, absent = max(moments, key=lambda m: m[1] + m[2] + m[3] - m[4])
-    copies = states.copies - (after if moment == "last block" else 0.0)
-    reserve = FRAGMENTATION * (activations + working + units + copies)
-    if moment == "loss":
-        reserve += training.tokens * model.vocabulary * cached_logit_bytes(question, strategy)
-    context = CONTEXT_BYTES + (NCCL_BYTES if question.gpus > 1 else 0.0)
-    return Memory(moment, states, activations, working, units, absent, reserve, context)
-
-
-def kept_by_block(question: Question, strategy: Strategy, *, checkpointing: bool) -> float:
+def kept_by_block(question: Question, layout: Layout, *, checkpointing: bool) -> float:
     """Return the bytes that a block keeps from forward to backward: all, or what is not computed again."""
     training = question.training
     if not checkpointing:
-        return block_activations(question, strategy)
-    kept = mean_tokens(question) * question.model.hidden * residual_bytes(question, strategy)
+        return block_activations(question, layout)
+    kept = mean_tokens(question) * question.model.hidden * residual_bytes(question, layout)
     if training.checkpointing == "selective":
         kept += training.tokens * _kept_selectively(question)
     return kept
@@ -124,46 +47,46 @@ CHUNKS = 16
 """Parts in which a chunked loss computes its logits (torchtune's default is 8)."""
 
 
-def logit_bytes(question: Question, strategy: Strategy) -> float:
+def logit_bytes(question: Question, layout: Layout) -> float:
     """Return the bytes of one logit at the peak; a fused loss writes the gradient over the logits."""
     training, model = question.training, question.model
     c = PRECISIONS[training.precision].compute
     if training.loss == "fused":
         return 2.0 * c
     # Without a loss in fp32: as computed, log-softmax, and its gradient. Autocast computes losses in fp32.
-    wide = model.fp32_loss or residual_bytes(question, strategy) > c
+    wide = model.fp32_loss or residual_bytes(question, layout) > c
     each = EAGER_LOGIT_BYTES if wide else 3 * c
     each += 2 * c if model.softcapped else 0  # the tanh, and what it was given
     return each / (CHUNKS if training.loss == "chunked" else 1)
 
 
-def cached_logit_bytes(question: Question, strategy: Strategy) -> int:
+def cached_logit_bytes(question: Question, layout: Layout) -> int:
     """Return the bytes of one logit that PyTorch's allocator holds at the peak though nothing uses them.
 
     An eager loss in fp32 frees the 16-bit logits before backward allocates their gradient, of twice the size,
     which does not fit where they were.
     """
     c = PRECISIONS[question.training.precision].compute
-    wide = question.model.fp32_loss or residual_bytes(question, strategy) > c
+    wide = question.model.fp32_loss or residual_bytes(question, layout) > c
     eager = question.training.loss == "eager" and question.model.has_logits and question.model.step is None
     return c if eager and wide and c < 4 else 0
 
 
-def residual_bytes(question: Question, strategy: Strategy) -> int:
+def residual_bytes(question: Question, layout: Layout) -> int:
     """Return the bytes of a number of the residual stream; autocast over fp32 parameters keeps it fp32."""
     precision = PRECISIONS[question.training.precision]
-    wide = strategy.family == "ddp" and precision.autocast and not question.frozen
+    wide = layout.family == "ddp" and precision.autocast and not question.frozen
     return precision.master if wide else precision.compute
 
 
-def block_activations(question: Question, strategy: Strategy) -> float:
+def block_activations(question: Question, layout: Layout) -> float:
     """Return the bytes that the forward pass of one block keeps for backward, without checkpointing."""
     model = question.model
     if model.step is not None:
         return model.step.one_block(question.training.tokens)
-    per_token = model.norms * _norm_bytes(question, strategy) * model.hidden
-    per_token += model.attentions * _attention_bytes(question, strategy)
-    per_token += _mlp_bytes(question, strategy)
+    per_token = model.norms * _norm_bytes(question, layout) * model.hidden
+    per_token += model.attentions * _attention_bytes(question, layout)
+    per_token += _mlp_bytes(question, layout)
     if model.dropout:  # of each sublayer's result
         per_token += (1 + model.attentions) * model.hidden
     return mean_tokens(question) * per_token
@@ -179,19 +102,19 @@ def mean_tokens(question: Question) -> float:
     return training.micro_batch * seen / model.blocks
 
 
-def _norm_bytes(question: Question, strategy: Strategy) -> int:
+def _norm_bytes(question: Question, layout: Layout) -> int:
     """Return what a norm keeps of a number: its input; an RMS norm in fp32 a copy of it, and the result."""
-    model, residual = question.model, residual_bytes(question, strategy)
+    model, residual = question.model, residual_bytes(question, layout)
     if not model.rms_norm:
         return residual
     return model.norm_bytes or (4 + (0 if question.frozen else residual))
 
 
-def _attention_bytes(question: Question, strategy: Strategy) -> float:
+def _attention_bytes(question: Question, layout: Layout) -> float:
     """Return what an attention layer keeps for a token: inputs, queries, keys, values, scores, result."""
     training, model = question.training, question.model
     c = PRECISIONS[training.precision].compute
-    wide = residual_bytes(question, strategy) > c  # autocast: each matrix casts its input anew
+    wide = residual_bytes(question, layout) > c  # autocast: each matrix casts its input anew
     kept = c * (3 if wide and not model.fused_qkv else 1) * model.hidden
     kept += c * (2 * model.q_width + 2 * model.kv_width)
     if model.fused_qkv and model.rotary:  # values are a part of one tensor, which stays whole
@@ -212,11 +135,11 @@ def _attention_bytes(question: Question, strategy: Strategy) -> float:
     return kept + scores * model.heads * training.sequence
 
 
-def _mlp_bytes(question: Question, strategy: Strategy) -> float:
+def _mlp_bytes(question: Question, layout: Layout) -> float:
     """Return what the MLP keeps for a token: inputs, and tensors of its width, of each expert that is met."""
     training, model = question.training, question.model
     c = PRECISIONS[training.precision].compute
-    wide = residual_bytes(question, strategy) > c
+    wide = residual_bytes(question, layout) > c
     targets = training.lora_targets or model.lora_targets
     adapted = targets == ("all-linear",) or any(linear.named_by(targets) for linear in model.linears[-1:])
     frozen = bool(question.frozen) and not adapted
@@ -229,54 +152,19 @@ def _mlp_bytes(question: Question, strategy: Strategy) -> float:
     return inputs * model.hidden + (tensors * c + dropped) * model.mlp_width
 
 
-def unit_bytes(question: Question, strategy: Strategy) -> tuple[float, float]:
-    """Return the bytes that a framework holds beside the shards: at the loss, and in a block's backward.
-
-    FSDP keeps the root's unit (embeddings, head) gathered from forward to backward; in backward also two
-    blocks (one is prefetched), the gradients of a block and of the head, and a buffer to reduce a block.
-    """
-    model, training = question.model, question.training
-    c = PRECISIONS[training.precision].compute
-    trained = 0 if question.frozen else 1
-    if strategy.family == "deepspeed":
-        # "4.5 x" for overlap_comm, two buckets of two bytes: Transformers' DeepSpeed guide.
-        buckets = 2 * 4.5 * min(BUCKET_ELEMENTS, question.trainable) * c
-        if not strategy.gathers:
-            return buckets, buckets
-        live = frozen_share(question) * (model.outside_parameters + 2 * model.block_parameters)
-        return buckets + live, buckets + live
-    if not strategy.gathers:
-        return 0.0, 0.0
-    per_weight = frozen_share(question)
-    root, block = model.outside_parameters, model.block_parameters
-    gathered = root * per_weight + 2 * block * per_weight
-    reduce = block * (4 if c < 4 else c)
-    gradients = trained * (root * c + block * c + reduce)
-    if strategy.gathers == "whole":
-        return 0.0, gradients
-    return root * per_weight, gathered + gradients
-
-
-def frozen_share(question: Question) -> float:
-    """Return the bytes of one gathered weight: those of the compute dtype, fewer if the base has 4 bits."""
-    if question.frozen:
-        return frozen_bytes(question) / question.frozen
-    return float(PRECISIONS[question.training.precision].compute)
-
-
-def _outside(question: Question, strategy: Strategy) -> float:
-    # The last norm with its output, and the embedding's output.
+def outside_activations(question: Question, layout: Layout) -> float:
+    """The bytes that the embedding keeps, its output, and the last norm, with its output."""
     c = PRECISIONS[question.training.precision].compute
-    model: ModelShape = question.model
-    residual = residual_bytes(question, strategy)
+    model = question.model
+    residual = residual_bytes(question, layout)
     norm = (4 + residual) if model.rms_norm else residual
     return question.training.tokens * model.hidden * (norm + c)
 
 
-def block_backward(question: Question, strategy: Strategy) -> float:
+def block_backward(question: Question, layout: Layout) -> float:
     """Return the gradients that live at once in a block: three of the MLP's width, three of the residual."""
     c = PRECISIONS[question.training.precision].compute
     model = question.model
     return question.training.tokens * (
-        3 * c * model.mlp_width + 3 * residual_bytes(question, strategy) * model.hidden
+        3 * c * model.mlp_width + 3 * residual_bytes(question, layout) * model.hidden
     )

@@ -1,20 +1,25 @@
-"""Say what a plan assumes: how the model is trained, and where estimates and times come from."""
+"""Say what a plan assumes: training and loading, and where estimates and times come from."""
 
 from __future__ import annotations
 
-from tracedoc.planner.activations import CONTEXT_BYTES, FRAGMENTATION, NCCL_BYTES
-from tracedoc.planner.candidates import Candidate, Wish
+from tracedoc.planner.candidates import Candidate
 from tracedoc.planner.hardware import Gpu, LinkKind
-from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS
-from tracedoc.planner.loading import loading_note
-from tracedoc.planner.setup import OPTIMIZERS, PRECISIONS, Question, Training
+from tracedoc.planner.memory import CONTEXT_BYTES, FRAGMENTATION, NCCL_BYTES
+from tracedoc.planner.setup import (
+    OPTIMIZERS,
+    PARALLEL_FRAMEWORKS,
+    PRECISIONS,
+    PlanRequest,
+    Question,
+    Training,
+)
 from tracedoc.planner.shape import LANGUAGE_MODEL_PARAMETERS, ModelShape
 from tracedoc.units import format_count, format_gb, format_ms, format_percent
 
 
-def assumptions(question: Question, wish: Wish, chosen: Candidate | None) -> list[str]:
+def assumptions(question: Question, request: PlanRequest, chosen: Candidate | None) -> list[str]:
     """Return what the answer rests on: training, estimates, loading, time; a sentence or two each."""
-    training, model, cluster = question.training, question.model, wish.cluster
+    training, model, cluster = question.training, question.model, request.cluster
     texts = []
     if model.assumed:
         texts.append(_assumed_shape(model))
@@ -23,8 +28,8 @@ def assumptions(question: Question, wish: Wish, chosen: Candidate | None) -> lis
     if training.sequence == 1:
         size = "1 sample" if training.micro_batch == 1 else f"{training.micro_batch} samples"
     each = f"Each GPU and step: {size}, {_rounds(training)}"
-    if wish.framework in PARALLEL_FRAMEWORKS:
-        sequences = wish.batch or training.micro_batch * training.accumulation * question.gpus
+    if request.framework in PARALLEL_FRAMEWORKS:
+        sequences = request.batch or training.micro_batch * training.accumulation * question.gpus
         each = f"Each update: {sequences} sequences of {training.sequence} tokens, of all GPUs together"
     texts.append(
         f"{each}; {PRECISIONS[training.precision].title}, {OPTIMIZERS[training.optimizer].title}{attention}."
@@ -46,9 +51,9 @@ def assumptions(question: Question, wish: Wish, chosen: Candidate | None) -> lis
         f"Estimates: {format_gb(CONTEXT_BYTES)} for the CUDA context{nccl}, and"
         f" {format_percent(FRAGMENTATION)} reserve on what is allocated in each step."
     )
-    if chosen is not None and (note := loading_note(question, chosen, wish.framework)):
+    if chosen is not None and (note := loading_note(question, chosen, request.framework)):
         texts.append(note)
-    return [*texts, *_about_time(question, wish, cluster.inside, cluster.across)]
+    return [*texts, *_about_time(question, request, cluster.inside, cluster.across)]
 
 
 def _rounds(training: Training) -> str:
@@ -71,40 +76,40 @@ def _assumed_shape(model: ModelShape) -> str:
     )
 
 
-def short_step(chosen: Candidate | None, wish: Wish) -> list[str]:
+def short_step(chosen: Candidate | None, request: PlanRequest) -> list[str]:
     """Return a warning where the predicted step is so short that launching its kernels may bound it."""
-    measured = wish.measured_compute_ms is not None or wish.idle_ms > 0
+    measured = request.measured_compute_ms is not None or request.idle_ms > 0
     if chosen is None or chosen.step is None or chosen.step.worst_ms >= 10 or measured:
         return []
     return ["So short a step is usually bound by the host, which launches its kernels: expect more."]
 
 
-def _arithmetic(wish: Wish, gpu: Gpu, peak: float) -> str:
+def _arithmetic(request: PlanRequest, gpu: Gpu, peak: float) -> str:
     of = f"of {peak:g} TFLOP/s ({gpu.name})"
-    if wish.utilisation is not None:
-        return f"arithmetic at {format_percent(wish.utilisation)} {of}"
+    if request.utilisation is not None:
+        return f"arithmetic at {format_percent(request.utilisation)} {of}"
     basis = "fitted to published runs" if gpu.matmul else "a guess: no run on it is published"
     efficiencies = " and ".join(format_percent(share) for share in gpu.shares)
     return f"matrix products and attention at {efficiencies} {of}, {basis}; all else at the speed of memory"
 
 
 def _about_time(
-    question: Question, wish: Wish, inside: LinkKind | None, across: LinkKind | None
+    question: Question, request: PlanRequest, inside: LinkKind | None, across: LinkKind | None
 ) -> list[str]:
-    gpu = wish.cluster.gpu
+    gpu = request.cluster.gpu
     if gpu is None:
         return ['No time is predicted without a GPU\'s name: add --gpu "NVIDIA L4", say.']
     half = PRECISIONS[question.training.precision].compute == 2
     peak = gpu.half_tflops if half else gpu.fp32_tflops
     if peak is None:
         return [f"No time is predicted: the fp32 peak of {gpu.name} is not in the table."]
-    arithmetic = _arithmetic(wish, gpu, peak)
-    if wish.measured_compute_ms is not None:
-        arithmetic = f"{format_ms(wish.measured_compute_ms)} of computation in a step, as the run measured"
+    arithmetic = _arithmetic(request, gpu, peak)
+    if request.measured_compute_ms is not None:
+        arithmetic = f"{format_ms(request.measured_compute_ms)} of computation in a step, as the run measured"
     hidden = (
         "Of communication beside it 30 to 75 % lengthen the step, the more the faster the link; all at worst."
     )
-    if wish.framework in PARALLEL_FRAMEWORKS:
+    if request.framework in PARALLEL_FRAMEWORKS:
         hidden = (
             "What tensor and expert parallelism send is not hidden, but half of the former by Megatron; of"
             " the rest 30 to 75 % lengthen the step. Published runs of layouts spread by 30 %."
@@ -125,3 +130,47 @@ def _about_time(
             "Copies to the host at 16 GB/s, the CPUs' update at 100 GB/s a node, NVMe at 6 GB/s: estimates."
         )
     return texts
+
+
+WORTH_SAYING_BYTES = 30e9
+
+
+def load_bytes_per_node(question: Question, chosen: Candidate, framework: str) -> float | None:
+    """Return the bytes that the processes of a node hold while they load, ``None`` where that is not known.
+
+    ``from_pretrained`` makes the whole model in host memory, in each process; Accelerate and the Trainer load
+    it in one process and send it to the others under FSDP. 4-bit weights go to the GPU as they are read, and
+    under ZeRO-3 a process keeps its part only.
+    """
+    training = question.training
+    if chosen.family in PARALLEL_FRAMEWORKS or chosen.strategy in ("zero-3", "single-zero-3"):
+        return None
+    if training.base_bits == 4 or question.model.step is not None:
+        return None
+    one = float(question.model.parameters * _weight_bytes(question))
+    alone = chosen.family == "fsdp" and framework in ("accelerate", "trainer")
+    return one if alone else one * question.gpus_per_node
+
+
+def _weight_bytes(question: Question) -> int:
+    precision = PRECISIONS[question.training.precision]
+    return precision.compute if question.frozen else precision.master or precision.compute
+
+
+def loading_note(question: Question, chosen: Candidate, framework: str) -> str:
+    """Return what loading takes in a sentence, and how it takes less; empty where that is little."""
+    needed = load_bytes_per_node(question, chosen, framework)
+    if needed is None or needed < WORTH_SAYING_BYTES:
+        return ""
+    one = question.model.parameters * _weight_bytes(question)
+    where = "each node" if question.nodes > 1 else "the node"
+    if needed <= one:
+        return f"To load a checkpoint takes {format_gb(needed)} of host memory: one process holds the model."
+    text = (
+        f"To load a checkpoint takes {format_gb(needed)} of host memory in {where}: each of its"
+        f" {question.gpus_per_node} processes holds the model"
+    )
+    if chosen.family != "fsdp":
+        return f"{text}."
+    less = "set_model_state_dict with broadcast_from_rank0"
+    return f"{text}. On the meta device, filled by {less}, it is {format_gb(one)} in one process."

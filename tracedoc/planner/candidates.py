@@ -1,4 +1,4 @@
-"""Work out every strategy on a question: what it takes, whether that fits, and how long a step is."""
+"""Work out every strategy or layout on a question: what it takes, whether that fits, how long a step is."""
 
 from __future__ import annotations
 
@@ -6,39 +6,25 @@ from collections.abc import Callable
 
 import msgspec
 
-from tracedoc.planner.activations import Memory, peak_memory
-from tracedoc.planner.hardware import Cluster
-from tracedoc.planner.layouts import PARALLEL_FRAMEWORKS, Layout
-from tracedoc.planner.memory import SPREAD
-from tracedoc.planner.replayed import Replayed, as_replayed
-from tracedoc.planner.setup import Question
-from tracedoc.planner.strategies import Strategy, possible
+from tracedoc.planner.layouts import (
+    STRATEGIES,
+    Layout,
+    Strategy,
+    can_offload,
+    can_train,
+    data_parallel,
+    in_framework,
+    layouts,
+    possible,
+)
+from tracedoc.planner.measured import as_replayed
+from tracedoc.planner.memory import SPREAD, Memory, peak_memory
+from tracedoc.planner.setup import PARALLEL_FRAMEWORKS, PlanRequest, Question
 from tracedoc.planner.timing import Step, predict
-from tracedoc.planner.traffic import sent_in_a_step
+from tracedoc.planner.traffic import sent_in_an_update
 from tracedoc.units import format_ms
 
-FRAMEWORKS = ("pytorch", "accelerate", "trainer", "deepspeed", *PARALLEL_FRAMEWORKS)
-OBJECTIVES = ("speed", "memory")
-
-
-class Wish(msgspec.Struct, frozen=True):
-    """What is known of the machines, and what is wanted."""
-
-    cluster: Cluster
-    objective: str = "speed"
-    framework: str = "pytorch"
-    utilisation: float | None = None
-    """Share of the peak that all arithmetic reaches, in place of the fitted model."""
-    measured_compute_ms: float | None = None
-    """What the GPU of a captured run computed in a step, without recomputation; it replaces the estimate."""
-    scale: float = 1.0
-    """What a captured run computed over what was predicted for it; the estimate is multiplied by it."""
-    idle_ms: float = 0.0
-    """What a captured run's step took beside computation and communication; every step takes it."""
-    replayed: tuple[Replayed, ...] = ()
-    """Steps that the replay of a captured run predicts; they replace the estimate."""
-    batch: int | None = None
-    """Sequences of all GPUs for each update, where layouts divide them otherwise than evenly over GPUs."""
+SHOWN_LAYOUTS = 8
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -62,8 +48,7 @@ class Candidate(msgspec.Struct, frozen=True):
     traffic_bytes: float
     step: Step | None
     tokens_per_second: float | None
-    layout: Layout | None = None
-    """How a model is split that is not only trained data-parallel."""
+    layout: Layout
     selective: bool = False
     """Whether checkpointing keeps some of the activations."""
 
@@ -95,18 +80,20 @@ def families(framework: str) -> tuple[str, ...]:
     return ("ddp", "deepspeed") if framework == "deepspeed" else ("ddp", "fsdp")
 
 
-def usable(question: Question, wish: Wish) -> list[Strategy]:
+def usable(question: Question, request: PlanRequest) -> list[Strategy]:
     """Return the strategies of the framework that mean something on these GPUs."""
-    return [s for s in possible(question.gpus, question.nodes) if s.family in families(wish.framework)]
+    return [s for s in possible(question.gpus, question.nodes) if s.family in families(request.framework)]
 
 
-def checkpointed(question: Question, wish: Wish, peak: Callable[[bool], Memory]) -> tuple[bool, Memory]:
+def checkpointed(
+    question: Question, request: PlanRequest, peak: Callable[[bool], Memory]
+) -> tuple[bool, Memory]:
     """Return whether activations are checkpointed, and the peak then: as asked, or where needed if left open.
 
     ``peak`` gives the peak with and without. For least memory they always are.
     """
     wanted = question.training.checkpointing
-    if wanted == "auto" and wish.objective == "memory":
+    if wanted == "auto" and request.objective == "memory":
         wanted = "on"
     if wanted != "auto":
         return wanted != "off", peak(wanted != "off")
@@ -114,64 +101,38 @@ def checkpointed(question: Question, wish: Wish, peak: Callable[[bool], Memory])
     return (False, without) if surely_fits(without, question.memory_bytes) else (True, peak(True))
 
 
-def candidate(question: Question, strategy: Strategy, wish: Wish) -> Candidate:
-    """Return one strategy, with activation checkpointing where that is wanted, or needed and left open."""
+def candidate(question: Question, layout: Layout, request: PlanRequest) -> Candidate:
+    """One layout, with activation checkpointing where that is wanted, or needed and left open."""
+    asked = in_framework(question, layout)
+    available = question.memory_bytes
     checkpointing, memory = checkpointed(
-        question, wish, lambda on: peak_memory(question, strategy, checkpointing=on)
+        asked, request, lambda on: peak_memory(asked, layout, checkpointing=on)
     )
+    strategy_alone = layout.strategy in STRATEGIES
     step = predict(
-        question,
-        strategy,
-        wish.cluster,
+        asked,
+        layout,
+        request.cluster,
         checkpointing=checkpointing,
-        utilisation=wish.utilisation,
-        measured_compute_ms=wish.measured_compute_ms,
-        scale=wish.scale,
-        idle_ms=wish.idle_ms,
+        utilisation=request.utilisation,
+        measured_compute_ms=request.measured_compute_ms if strategy_alone else None,
+        scale=request.scale,
+        idle_ms=request.idle_ms,
     )
-    step = as_replayed(step, question, strategy.id, wish.replayed, checkpointing=checkpointing)
-    return assessed(
-        question,
-        strategy.id,
-        strategy.title,
-        strategy.family,
-        checkpointing=checkpointing,
-        memory=memory,
-        step=step,
-        sent=sent_in_a_step(question, strategy),
-        tokens=question.tokens_in_a_step,
-    )
-
-
-def assessed(
-    question: Question,
-    name: str,
-    title: str,
-    family: str,
-    *,
-    checkpointing: bool,
-    memory: Memory,
-    step: Step | None,
-    sent: float,
-    tokens: float,
-    layout: Layout | None = None,
-) -> Candidate:
-    """Return a candidate with what follows from its peak and step: whether it fits, and ``tokens`` a second.
-
-    ``tokens`` are those of an update, of all GPUs; ``sent`` the bytes that each GPU sends for it.
-    """
-    fits = may_fit(memory, question.memory_bytes)
+    step = as_replayed(step, question, layout.id, request.replayed, checkpointing=checkpointing)
+    fits = may_fit(memory, available)
+    tokens = layout.data * layout.rounds * asked.training.tokens
     return Candidate(
-        strategy=name,
-        title=title,
-        family=family,
+        strategy=layout.id,
+        title=layout.title,
+        family=layout.family,
         checkpointing=checkpointing,
         memory=memory,
         total_bytes=memory.total,
         fits=fits,
-        tight=fits and not surely_fits(memory, question.memory_bytes),
-        headroom_bytes=question.memory_bytes - memory.total,
-        traffic_bytes=sent,
+        tight=fits and not surely_fits(memory, available),
+        headroom_bytes=available - memory.total,
+        traffic_bytes=sent_in_an_update(asked, layout, checkpointing=checkpointing),
         step=step,
         tokens_per_second=tokens / step.expected_ms * 1e3 if step else None,
         layout=layout,
@@ -202,3 +163,85 @@ def step_range(candidate: Candidate) -> str:
         digits = 2 if worst < 10_000 else 1
         low, high, unit = f"{best / 1e3:.{digits}f}", f"{worst / 1e3:.{digits}f}", "s"
     return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
+
+
+def rank(question: Question, request: PlanRequest) -> tuple[Candidate, ...]:
+    """Return what means something here: what fits first, then by the objective.
+
+    For a framework of data parallelism that is every strategy, those of other frameworks among them; for
+    torchtitan and Megatron the best few layouts.
+    """
+    if request.framework in PARALLEL_FRAMEWORKS:
+        found = _layout_candidates(question, request)
+        order = {one.strategy: number for number, one in enumerate(found)}
+    else:
+        found = [
+            candidate(question, data_parallel(question, strategy.id), request)
+            for strategy in possible(question.gpus, question.nodes)
+            if can_offload(strategy, question.training.offload)
+            and can_train(strategy, question)
+            and _can_say(strategy, request.framework)
+        ]
+        found = _without_slow_variants(found, request)
+        order = {name: number for number, name in enumerate(STRATEGIES)}
+    ranked = sorted(found, key=lambda one: (*_key(one, request), order[one.strategy]))
+    if request.framework in PARALLEL_FRAMEWORKS:
+        return tuple(_simplest_first(ranked, request)[:SHOWN_LAYOUTS])
+    return tuple(ranked)
+
+
+def _simplest_first(ranked: list[Candidate], request: PlanRequest) -> list[Candidate]:
+    """Put the layout that splits in fewest ways first, of those as fast as the fastest by a tenth."""
+    first = ranked[0] if ranked else None
+    if first is None or first.step is None or first.doubt > 1 or request.objective == "memory":
+        return ranked
+    reach = 1.1 * first.step.expected_ms
+    alike = [one for one in ranked if one.doubt == first.doubt and one.step and one.step.expected_ms <= reach]
+    simplest = min(alike, key=lambda one: len(one.layout.parts))
+    return [simplest, *(one for one in ranked if one is not simplest)]
+
+
+def _can_say(strategy: Strategy, framework: str) -> bool:
+    """Return whether a framework's settings have this; to reshard to a node is in PyTorch's code alone."""
+    return not strategy.kept_in_node or framework not in ("accelerate", "trainer")
+
+
+def _without_slow_variants(found: list[Candidate], request: PlanRequest) -> list[Candidate]:
+    """Leave out variants of a strategy that are not the best of their family by a twentieth."""
+
+    def cost(one: Candidate) -> float:
+        return one.step.expected_ms if one.step and request.objective == "speed" else one.total_bytes
+
+    usual = [one for one in found if not STRATEGIES[one.strategy].variant]
+    variants = [one for one in found if one not in usual and one.fits and not one.tight]
+    for one in sorted(variants, key=cost):
+        rivals = [cost(other) for other in usual if other.family == one.family and other.fits]
+        if not rivals or cost(one) < 0.95 * min(rivals):
+            return [*usual, one]
+    return usual
+
+
+def offered(question: Question, request: PlanRequest) -> bool:
+    """Return whether the framework offloads what is asked, on so many GPUs."""
+    if request.framework in PARALLEL_FRAMEWORKS:
+        return question.training.offload == "none"
+    return any(can_offload(s, question.training.offload) for s in usable(question, request))
+
+
+def _key(one: Candidate, request: PlanRequest) -> tuple[int, float]:
+    if one.doubt > 1 or request.objective == "memory":
+        return one.doubt, one.total_bytes
+    return one.doubt, one.step.expected_ms if one.step else 0.0
+
+
+def _layout_candidates(question: Question, request: PlanRequest) -> list[Candidate]:
+    """Return for each way of splitting the best of its micro-batches, schedules and checkpointing."""
+    training = question.training
+    sequences = request.batch or training.micro_batch * training.accumulation * question.gpus
+    best: dict[str, Candidate] = {}
+    for layout in layouts(question, request.framework, sequences):
+        one = candidate(question, layout, request)
+        known = best.get(one.strategy)
+        if known is None or _key(one, request) < _key(known, request):
+            best[one.strategy] = one
+    return list(best.values())

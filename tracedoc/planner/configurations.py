@@ -7,11 +7,18 @@ import json
 import msgspec
 
 from tracedoc.planner.candidates import Candidate
-from tracedoc.planner.launch_files import accelerate_yaml, deepspeed_settings, trainer_code
-from tracedoc.planner.layout_files import ARGUMENTS_NAME, TOML_NAME, megatron_arguments, torchtitan_toml
+from tracedoc.planner.launch_files import (
+    ARGUMENTS_NAME,
+    TOML_NAME,
+    accelerate_yaml,
+    deepspeed_settings,
+    megatron_arguments,
+    torchtitan_toml,
+    trainer_code,
+)
+from tracedoc.planner.layouts import STRATEGIES
 from tracedoc.planner.pytorch_code import adapters, ddp_code, fsdp2_code, module
 from tracedoc.planner.setup import PRECISIONS, Question
-from tracedoc.planner.strategies import STRATEGIES
 
 
 class Configuration(msgspec.Struct, frozen=True):
@@ -46,7 +53,7 @@ def configurations(question: Question, strategy: str, *, checkpointing: bool) ->
 def configurations_of(question: Question, chosen: Candidate) -> tuple[Configuration, ...]:
     """Return the configurations for what was chosen: for a layout those of its framework."""
     layout = chosen.layout
-    if layout is None:
+    if layout.strategy in STRATEGIES:
         return configurations(question, chosen.strategy, checkpointing=chosen.checkpointing)
     if layout.family == "torchtitan":
         text = torchtitan_toml(question, layout, checkpointing=chosen.checkpointing)

@@ -6,10 +6,10 @@ import msgspec
 
 from tracedoc.errors import InputError
 from tracedoc.planner.activations import block_activations
-from tracedoc.planner.memory import SPREAD, model_states, offload_moves
+from tracedoc.planner.layouts import STRATEGIES, data_parallel
+from tracedoc.planner.memory import SPREAD, model_states
 from tracedoc.planner.setup import OPTIMIZERS, PRECISIONS, Question, Training
 from tracedoc.planner.shape import shape_from_parameters
-from tracedoc.planner.strategies import STRATEGIES
 
 ADVICE = ("do-not-shard", "do-not-reshard", "larger-micro-batch", "no-checkpointing", "optimizer-on-gpu")
 
@@ -17,7 +17,7 @@ ADVICE = ("do-not-shard", "do-not-reshard", "larger-micro-batch", "no-checkpoint
 class KnownRun(msgspec.Struct, frozen=True):
     """What is known of a run: ``None`` and "" where it is not.
 
-    ``strategy`` is an id of :data:`tracedoc.planner.strategies.STRATEGIES`. ``peak_bytes`` is the measured
+    ``strategy`` is an id of :data:`tracedoc.planner.layouts.STRATEGIES`. ``peak_bytes`` is the measured
     peak of one GPU, everything in it; ``activation_bytes`` what of it comes and goes with the micro-batch,
     if that was measured. ``tokens`` and ``sequence`` are those of one GPU and micro-batch.
     """
@@ -104,7 +104,7 @@ def _question(run: KnownRun) -> Question:
 
 def _state_bytes(question: Question, strategy: str, run: KnownRun) -> float:
     """Return the states; of frozen parameters only their 16-bit weights are there."""
-    all_states = model_states(question, STRATEGIES[strategy])
+    all_states = model_states(question, data_parallel(question, strategy))
     total = all_states.states + all_states.copies
     if run.trained_parameters is None or run.parameters is None or run.trained_parameters >= run.parameters:
         return total
@@ -159,10 +159,10 @@ def _no_checkpointing(run: KnownRun) -> float | str:
     if run.parameters is None or run.parameters < 100_000 or not (run.sequence and run.micro_batch):
         return "parameters or tokens of a micro-batch are not known"
     question = _question(run)
-    strategy = STRATEGIES[run.strategy or "ddp"]
+    layout = data_parallel(question, run.strategy or "ddp")
     blocks = question.model.blocks
     # One block is there already, as it is computed again.
-    return (blocks - 1) * block_activations(question, strategy)
+    return (blocks - 1) * block_activations(question, layout)
 
 
 def _optimizer_on_gpu(run: KnownRun) -> float | str:
@@ -171,7 +171,8 @@ def _optimizer_on_gpu(run: KnownRun) -> float | str:
     states = _states(run, run.strategy)
     if isinstance(states, str):
         return states
-    return offload_moves(_question(run), STRATEGIES[run.strategy])
+    question = _question(run)
+    return model_states(question, data_parallel(question, run.strategy)).host
 
 
 _ADDED = {

@@ -1,16 +1,22 @@
-"""Write the files that launchers read: Accelerate's YAML, the Trainer's arguments, DeepSpeed's JSON."""
+"""Write the files that launchers read: Accelerate's YAML, the Trainer's arguments, DeepSpeed's JSON, layouts.
+
+A layout's names are those of torchtitan's ``config/job_config.py`` (0.2) and Megatron-LM's
+``training/arguments.py``.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from tracedoc.planner.activations import BUCKET_ELEMENTS
+from tracedoc.planner.layouts import STRATEGIES, Layout, data_parallel
+from tracedoc.planner.memory import BUCKET_ELEMENTS
 from tracedoc.planner.pytorch_code import adapters, module
 from tracedoc.planner.setup import Question
-from tracedoc.planner.strategies import STRATEGIES, shards
+from tracedoc.planner.traffic import overlaps_experts
 
 Plain = dict[str, Any]
+TOML_NAME, ARGUMENTS_NAME = "layout.toml", "layout.sh"
 
 
 def _mixed_precision(question: Question) -> str:
@@ -45,7 +51,7 @@ def accelerate_yaml(question: Question, strategy: str, checkpointing: bool) -> s
         if classes := question.model.wrap_classes:  # else those that a model of Transformers names itself
             settings["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] = ",".join(classes)
         if STRATEGIES[strategy].hybrid:
-            part = shards(STRATEGIES[strategy], question.gpus, question.nodes)
+            part = data_parallel(question, strategy).shards
             settings["parallelism_config"] = {
                 "parallelism_config_dp_replicate_size": question.gpus // part,
                 "parallelism_config_dp_shard_size": part,
@@ -102,7 +108,7 @@ def trainer_code(question: Question, strategy: str, checkpointing: bool) -> str:
         arguments += ["fsdp=True", f"fsdp_config={{{items}\n    }}"]
         if STRATEGIES[strategy].hybrid:
             imports.insert(0, "from accelerate import ParallelismConfig")
-            part = shards(STRATEGIES[strategy], question.gpus, question.nodes)
+            part = data_parallel(question, strategy).shards
             arguments.append(
                 f"parallelism_config=ParallelismConfig(\n        dp_replicate_size={question.gpus // part},"
                 f" dp_shard_size={part}\n    )"
@@ -196,3 +202,109 @@ def _zero(question: Question, stage: int) -> Plain:
         if offload != "optimizer" and stage == 3:
             zero["offload_param"] = dict(place)
     return zero
+
+
+def torchtitan_toml(question: Question, layout: Layout, *, checkpointing: bool) -> str:
+    """Return the sections of torchtitan's file that a layout decides; model and data are the user's.
+
+    Without a pipeline the local batch is a micro-batch, and torchtitan accumulates up to the global batch.
+    """
+    training = question.training
+    local = layout.micro_batch * (layout.rounds if layout.pipeline > 1 else 1)
+    parallelism: list[tuple[str, object]] = [
+        ("data_parallel_replicate_degree", 1),
+        ("data_parallel_shard_degree", layout.data),
+        ("tensor_parallel_degree", layout.tensor),
+        ("context_parallel_degree", layout.context),
+        ("expert_parallel_degree", layout.expert),
+        ("pipeline_parallel_degree", layout.pipeline),
+    ]
+    if layout.expert > 1:
+        parallelism.append(("expert_tensor_parallel_degree", layout.tensor))
+    if layout.pipeline > 1:
+        parallelism += [
+            ("pipeline_parallel_schedule", "Interleaved1F1B" if layout.chunks > 1 else "1F1B"),
+            ("pipeline_parallel_microbatch_size", layout.micro_batch),
+        ]
+    recompute: list[tuple[str, object]] = [("mode", _mode(question, checkpointing))]
+    if recompute[0][1] == "selective":
+        recompute.append(("selective_ac_option", "op"))
+    sections: list[tuple[str, list[tuple[str, object]]]] = [
+        (
+            "training",
+            [
+                ("seq_len", training.sequence),
+                ("local_batch_size", local),
+                ("global_batch_size", layout.data * layout.micro_batch * layout.rounds),
+                ("mixed_precision_param", "float32" if training.precision == "fp32" else "bfloat16"),
+            ],
+        ),
+        ("parallelism", parallelism),
+        ("activation_checkpoint", recompute),
+    ]
+    blocks = [
+        "\n".join([f"[{name}]", *(f"{key} = {_toml(v)}" for key, v in keys)]) for name, keys in sections
+    ]
+    return "\n\n".join(blocks)
+
+
+def _mode(question: Question, checkpointing: bool) -> str:
+    if not checkpointing:
+        return "none"
+    return "selective" if question.training.checkpointing == "selective" else "full"
+
+
+def _toml(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def megatron_arguments(question: Question, layout: Layout, *, checkpointing: bool) -> str:
+    """Return the arguments of Megatron-LM's ``pretrain_gpt.py`` that a layout decides, not the model's."""
+    training, model = question.training, question.model
+    words = [
+        f"--tensor-model-parallel-size {layout.tensor}",
+        f"--pipeline-model-parallel-size {layout.pipeline}",
+        f"--context-parallel-size {layout.context}",
+    ]
+    if layout.tensor > 1:
+        words += ["--sequence-parallel", "--tp-comm-overlap"]
+    stages = layout.pipeline * layout.chunks
+    if stages > 1 and model.blocks % stages and not model.assumed:
+        words.append(f"--pipeline-model-parallel-layout '{_stage_by_stage(model.blocks, stages)}'")
+    elif layout.chunks > 1:
+        words.append(f"--num-virtual-stages-per-pipeline-rank {layout.chunks}")
+    if model.experts_met:
+        words += [f"--expert-model-parallel-size {layout.expert}", "--moe-token-dispatcher-type alltoall"]
+    if overlaps_experts(question, layout):
+        words.append("--overlap-moe-expert-parallel-comm")
+    words += ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
+    words += [
+        f"--micro-batch-size {layout.micro_batch}",
+        f"--global-batch-size {layout.data * layout.micro_batch * layout.rounds}",
+        f"--seq-length {training.sequence}",
+        f"--max-position-embeddings {training.sequence}",
+    ]
+    words += _PRECISION[training.precision]
+    if training.fp8:
+        words += ["--fp8-format hybrid", "--transformer-impl transformer_engine"]
+    if checkpointing and training.checkpointing != "selective":
+        words += ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
+    elif checkpointing:
+        words.append("--recompute-granularity selective")
+    return "\n".join(["LAYOUT=(", *(f"  {word}" for word in words), ")"])
+
+
+def _stage_by_stage(blocks: int, stages: int) -> str:
+    """Return the stages in Megatron's letters: embedding, transformer blocks, loss; as even as they come."""
+    letters = f"E{'t' * blocks}L"
+    sizes = [(len(letters) + number) // stages for number in range(stages)]  # the shortest are first
+    ends = [sum(sizes[: number + 1]) for number in range(stages)]
+    return "|".join(letters[end - size : end] for size, end in zip(sizes, ends, strict=True))
+
+
+_PRECISION = {
+    "bf16-mixed": ["--bf16"],
+    "bf16-mixed-reduce": ["--bf16", "--grad-reduce-in-bf16"],
+    "fp16-mixed": ["--fp16"],
+    "fp32": [],
+}

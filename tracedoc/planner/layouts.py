@@ -1,4 +1,4 @@
-"""Split a model in several ways at once: tensor, pipeline, context and expert parallel."""
+"""The ways to share the work among GPUs: data parallelism of all kinds, and a model split in several ways."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.errors import InputError
-from tracedoc.planner.setup import Question
+from tracedoc.planner.setup import OPTIMIZERS, Question
 
-PARALLEL_FRAMEWORKS = ("torchtitan", "megatron")
 SHORTEST_PART = 4096
 """Tokens of a sequence below which it is not worth splitting."""
 LARGEST_MICRO_BATCH = 8
@@ -19,16 +18,88 @@ LARGEST_EXPERT = 64
 """As many GPUs as published runs share experts over; over more, uneven routing costs what is not counted."""
 
 
+class Strategy(msgspec.Struct, frozen=True):
+    """What of the model states is split over data-parallel GPUs, and by which framework.
+
+    ``split`` holds of ``parameters``, ``gradients`` and ``optimizer`` what each GPU has only a share of.
+    ``gathers`` keeps fp32 shards and gathers a 16-bit copy: of the whole model until its backward pass
+    (``whole``), or unit by unit (``unit``). ``hybrid`` splits over ``over`` nodes only, and repeats that.
+    ``kept_in_node`` keeps what forward gathered split over the node. ``alone`` is for one GPU, where it
+    serves to offload; ``variant`` is named only where it is the fastest of its family.
+    """
+
+    id: str
+    title: str
+    family: str  # "ddp" | "fsdp" | "deepspeed" | "torchtitan" | "megatron"
+    split: frozenset[str] = frozenset()
+    gathers: str = ""  # "" | "whole" | "unit"
+    hybrid: bool = False
+    over: float = 1.0
+    kept_in_node: bool = False
+    alone: bool = False
+    variant: bool = False
+
+
+_GRADIENTS = frozenset({"gradients", "optimizer"})
+_ALL = frozenset({"parameters", "gradients", "optimizer"})
+
+STRATEGIES = {
+    s.id: s
+    for s in (
+        Strategy("single", "one GPU", "ddp"),
+        Strategy("single-fsdp", "FSDP on one GPU", "fsdp", _ALL, gathers="unit", alone=True),
+        Strategy("single-zero-2", "DeepSpeed ZeRO-2 on one GPU", "deepspeed", _GRADIENTS, alone=True),
+        Strategy(
+            "single-zero-3", "DeepSpeed ZeRO-3 on one GPU", "deepspeed", _ALL, gathers="unit", alone=True
+        ),
+        Strategy("ddp", "DDP", "ddp"),
+        Strategy("zero-redundancy", "DDP + ZeRO-1 optimizer", "ddp", frozenset({"optimizer"})),
+        Strategy("shard-grad-op", "FSDP SHARD_GRAD_OP", "fsdp", _ALL, gathers="whole"),
+        Strategy("full-shard", "FSDP FULL_SHARD", "fsdp", _ALL, gathers="unit"),
+        Strategy("hsdp", "FSDP HYBRID_SHARD", "fsdp", _ALL, gathers="unit", hybrid=True),
+        Strategy(
+            "hsdp-half", "FSDP HYBRID_SHARD over half a node", "fsdp", _ALL, gathers="unit", hybrid=True,
+            over=0.5, variant=True,
+        ),
+        Strategy(
+            "hsdp-2", "FSDP HYBRID_SHARD over 2 nodes", "fsdp", _ALL, gathers="unit", hybrid=True, over=2,
+            variant=True,
+        ),
+        Strategy(
+            "full-shard-node", "FSDP FULL_SHARD, resharded to a node", "fsdp", _ALL, gathers="unit",
+            kept_in_node=True, variant=True,
+        ),
+        Strategy("zero-1", "DeepSpeed ZeRO-1", "deepspeed", frozenset({"optimizer"})),
+        Strategy("zero-2", "DeepSpeed ZeRO-2", "deepspeed", _GRADIENTS),
+        Strategy("zero-3", "DeepSpeed ZeRO-3", "deepspeed", _ALL, gathers="unit"),
+    )
+}  # fmt: skip
+"""Every strategy of data parallelism by id.
+
+FSDP has no ZeRO-1; DDP with ZeroRedundancyOptimizer is PyTorch's.
+"""
+
+_OF_LAYOUTS = {
+    "torchtitan": Strategy("torchtitan", "FSDP of torchtitan", "torchtitan", _ALL, gathers="unit"),
+    "megatron": Strategy(
+        "megatron", "Megatron's distributed optimizer", "megatron", frozenset({"optimizer"})
+    ),
+}
+"""What the frameworks that split a model in other ways as well do with its states."""
+
+
 class Layout(msgspec.Struct, frozen=True):
     """How the GPUs share the work: ``data`` x ``context`` x ``pipeline`` x ``tensor`` of them.
 
+    ``data`` groups see other sequences, and keep the states as ``strategy`` says, in so many ``replicas``.
     ``tensor`` GPUs share each matrix, and with sequence parallelism the activations between them;
-    ``pipeline`` GPUs share the blocks, ``context`` GPUs each sequence, ``data`` groups see other sequences.
-    Of data x context GPUs, ``expert`` share the experts. Each update takes ``rounds`` micro-batches of
-    ``micro_batch`` sequences; with ``chunks`` of 2 each stage is two parts of the model (interleaved 1F1B).
+    ``pipeline`` GPUs share the blocks, ``context`` GPUs each sequence. Of data x context GPUs, ``expert``
+    share the experts. Each update takes ``rounds`` micro-batches of ``micro_batch`` sequences; with
+    ``chunks`` of 2 each stage is two parts of the model (interleaved 1F1B). What is trained data-parallel
+    alone has a size of 1 in all other ways.
     """
 
-    family: str
+    strategy: str
     data: int
     tensor: int = 1
     pipeline: int = 1
@@ -37,6 +108,32 @@ class Layout(msgspec.Struct, frozen=True):
     chunks: int = 1
     micro_batch: int = 1
     rounds: int = 1
+    replicas: int = 1
+
+    @property
+    def states(self) -> Strategy:
+        """What of the model states is split over the data-parallel GPUs."""
+        return STRATEGIES.get(self.strategy) or _OF_LAYOUTS[self.strategy]
+
+    @property
+    def family(self) -> str:
+        """Whose it is: "ddp", "fsdp", "deepspeed", "torchtitan" or "megatron"."""
+        return self.states.family
+
+    @property
+    def splits_states_alone(self) -> bool:
+        """Whether it is data parallelism alone: each GPU computes the whole model."""
+        return self.tensor == self.pipeline == self.context == self.expert == 1
+
+    @property
+    def shards(self) -> int:
+        """Over how many GPUs a stage's states are sharded beside the tensor split, where they are."""
+        return self.data * self.context // self.replicas
+
+    @property
+    def split_work(self) -> int:
+        """Over how many GPUs the work of each block is split."""
+        return self.tensor * self.context
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
@@ -48,24 +145,27 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """A name without spaces, as ``tp8-pp8-fsdp8``."""
+        """A name without spaces: that of the strategy, or as ``tp8-pp8-fsdp8``."""
+        if self.strategy in STRATEGIES:
+            return self.strategy
         return "-".join(f"{name.lower()}{size}" for name, size in self.parts)
 
     @property
     def title(self) -> str:
-        """The layout in words, as ``TP 8 x PP 8 x FSDP 8``."""
+        """The layout in words: the strategy's, or as ``TP 8 x PP 8 x FSDP 8``."""
+        if self.strategy in STRATEGIES:
+            return self.states.title
         return " x ".join(f"{name} {size}" for name, size in self.parts)
 
     @property
-    def bubble(self) -> float:
-        """The share of a step in which a stage waits for first or last micro-batches (2104.04473, 2.2)."""
-        waits = (self.pipeline - 1) / self.chunks
-        return waits / (self.rounds + waits)
+    def waits(self) -> float:
+        """The micro-batches for which a stage waits in an update (2104.04473, 2.2)."""
+        return (self.pipeline - 1) / self.chunks
 
     @property
-    def shards(self) -> int:
-        """Over how many GPUs a stage's states are sharded beside the tensor split."""
-        return self.data * self.context
+    def bubble(self) -> float:
+        """The share of a step in which a stage waits for first or last micro-batches, 0 to 1."""
+        return self.waits / (self.rounds + self.waits)
 
     @property
     def schedule(self) -> str:
@@ -75,6 +175,68 @@ class Layout(msgspec.Struct, frozen=True):
             return f"one micro-batch of {size}"
         order = {1: "1F1B, ", 2: "interleaved 1F1B, "}[self.chunks] if self.pipeline > 1 else ""
         return f"{order}{self.rounds} micro-batches of {size}"
+
+
+def data_parallel(question: Question, strategy: str) -> Layout:
+    """The layout of a strategy of data parallelism on all GPUs of a question, with its micro-batches."""
+    gpus, training, chosen = question.gpus, question.training, STRATEGIES[strategy]
+    part = min(gpus, max(1, int(question.gpus_per_node * chosen.over))) if chosen.hybrid else gpus
+    return Layout(
+        strategy,
+        data=gpus,
+        micro_batch=training.micro_batch,
+        rounds=training.accumulation,
+        replicas=gpus // part,
+    )
+
+
+def possible(gpus: int, nodes: int) -> tuple[Strategy, ...]:
+    """Return the strategies that mean something on so many GPUs."""
+    if gpus == 1:
+        return tuple(s for s in STRATEGIES.values() if s.alone or s.id == "single")
+    several = (s for s in STRATEGIES.values() if not s.alone and s.id != "single")
+    return tuple(s for s in several if _splits_evenly(s, gpus // nodes, nodes))
+
+
+def _splits_evenly(strategy: Strategy, gpus_per_node: int, nodes: int) -> bool:
+    """Return whether a strategy is one of its own: a node's part has to be one, and to be repeated."""
+    if strategy.kept_in_node:
+        return nodes > 1 and gpus_per_node > 1
+    if not strategy.hybrid:
+        return True
+    if strategy.over < 1:
+        return gpus_per_node >= 4 and gpus_per_node % 2 == 0
+    return gpus_per_node > 1 and nodes > strategy.over and nodes % int(strategy.over) == 0
+
+
+def can_offload(strategy: Strategy, offload: str) -> bool:
+    """Return whether a strategy's framework can move this to the host.
+
+    DeepSpeed moves the optimizer from stage 1 on, everything in stage 3, and it alone uses NVMe; on one GPU
+    it is its stage 2 with one shard. FSDP moves everything or nothing (``CPUOffloadPolicy``), on one GPU as
+    well.
+    """
+    if offload == "none":
+        return not strategy.alone
+    if offload == "optimizer":
+        return strategy.family == "deepspeed"
+    if offload == "all":
+        return strategy.family == "fsdp" or strategy.id in ("zero-3", "single-zero-3")
+    return strategy.id in ("zero-3", "single-zero-3")
+
+
+def can_train(strategy: Strategy, question: Question) -> bool:
+    """Return whether a strategy trains with this optimizer, and with adapters, at all.
+
+    ``torch.optim.Adafactor`` has no version for sharded tensors, Muon needs whole matrices, and
+    ``ZeroRedundancyOptimizer`` fails where a rank owns parameters without gradients.
+    """
+    optimizer = OPTIMIZERS[question.training.optimizer]
+    if optimizer.whole_matrices and strategy.split and strategy.family != "deepspeed":
+        return False
+    if optimizer.whole_matrices and "parameters" in strategy.split:
+        return False
+    return not (strategy.id == "zero-redundancy" and (question.frozen or not optimizer.plain))
 
 
 def in_framework(question: Question, layout: Layout) -> Question:

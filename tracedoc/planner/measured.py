@@ -1,22 +1,24 @@
-"""Hold a prediction against a measured run, so that other strategies can be rescaled by it."""
+"""Hold predictions against a captured run: rescale them, and take the steps that its replay predicts."""
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Iterable, Sequence
 
-from tracedoc.planner.activations import peak_memory
-from tracedoc.planner.candidates import Wish
-from tracedoc.planner.setup import Question
-from tracedoc.planner.strategies import STRATEGIES
+import msgspec
+from msgspec.structs import replace
+
+from tracedoc.planner.layouts import STRATEGIES, data_parallel
+from tracedoc.planner.memory import peak_memory
+from tracedoc.planner.setup import PlanRequest, Question, Replayed
 from tracedoc.planner.timing import Step, predict
-from tracedoc.units import format_gb
+from tracedoc.units import format_gb, format_ms
 
 
 def peak_note(question: Question, strategy: str, peak_bytes: float, *, checkpointing: bool) -> str:
     """Return the measured peak and what is predicted for it, without the context, which is in neither."""
     if strategy not in STRATEGIES:
         return ""
-    memory = peak_memory(question, STRATEGIES[strategy], checkpointing=checkpointing)
+    memory = peak_memory(question, data_parallel(question, strategy), checkpointing=checkpointing)
     predicted = memory.total - memory.context
     error = f"{predicted / peak_bytes - 1:+.0%}"
     return f"Measured peak {format_gb(peak_bytes)} on a GPU, predicted {format_gb(predicted)} ({error})."
@@ -51,20 +53,20 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def beside_computation(
-    question: Question, wish: Wish, strategy: str, step_ms: float, *, checkpointing: bool
+    question: Question, request: PlanRequest, strategy: str, step_ms: float, *, checkpointing: bool
 ) -> tuple[float, str]:
     """Return what a run's step took beside its computation and communication, and a sentence about it.
 
-    For a run whose tokens are not known: its computation, in ``wish``, stands for every strategy.
+    For a run whose tokens are not known: its computation, in ``request``, stands for every strategy.
     """
-    compute_ms = wish.measured_compute_ms
+    compute_ms = request.measured_compute_ms
     own = f"Measured {step_ms:.3g} ms a step, of which {compute_ms:.3g} ms computation"
     found = None
     if strategy in STRATEGIES:
         found = predict(
             question,
-            STRATEGIES[strategy],
-            wish.cluster,
+            data_parallel(question, strategy),
+            request.cluster,
             checkpointing=checkpointing,
             measured_compute_ms=compute_ms,
         )
@@ -78,7 +80,12 @@ def beside_computation(
 
 
 def compare(
-    question: Question, wish: Wish, strategy: str, measured_compute_ms: float, *, checkpointing: bool
+    question: Question,
+    request: PlanRequest,
+    strategy: str,
+    measured_compute_ms: float,
+    *,
+    checkpointing: bool,
 ) -> Comparison | None:
     """Return the comparison for the strategy that the run has now, ``None`` where no time can be predicted.
 
@@ -86,13 +93,77 @@ def compare(
     """
     if strategy not in STRATEGIES:
         return None
-    chosen = STRATEGIES[strategy]
+    chosen = data_parallel(question, strategy)
     predicted = predict(
-        question, chosen, wish.cluster, checkpointing=checkpointing, utilisation=wish.utilisation
+        question, chosen, request.cluster, checkpointing=checkpointing, utilisation=request.utilisation
     )
     if predicted is None or predicted.compute_ms <= 0:
         return None
     scale = max(0.05, measured_compute_ms - predicted.optimizer_ms) / predicted.compute_ms
-    rescaled = predict(question, chosen, wish.cluster, checkpointing=checkpointing, scale=scale)
+    rescaled = predict(question, chosen, request.cluster, checkpointing=checkpointing, scale=scale)
     assert rescaled is not None
     return Comparison(chosen.title, predicted, rescaled, scale)
+
+
+KEPT = {"full-shard": "shard-grad-op", "zero-3": "zero-2"}
+"""What a strategy becomes whose parameters stay gathered from the forward to the backward pass."""
+
+
+def replayed_steps(
+    question: Question,
+    strategy: str,
+    measured_ms: float | None,
+    predicted: Iterable[tuple[str, tuple[float, float, float]]],
+    *,
+    checkpointing: bool,
+) -> tuple[Replayed, ...]:
+    """Return the steps that changes of a captured run stand for; ``question`` is the run as it is.
+
+    ``predicted`` are changes, as ``tracedoc whatif`` takes them, with the step after each. Beside them stands
+    the run's own step: what was measured is compared with what was replayed, and not with a formula.
+    """
+    if strategy not in STRATEGIES or measured_ms is None:
+        return ()
+
+    def step(of: str, gpus: int, step_ms: tuple[float, float, float]) -> Replayed:
+        return Replayed(of, question.training, checkpointing, gpus, question.nodes, step_ms)
+
+    found = []
+    for change, step_ms in predicted:
+        name, _, rest = change.partition(" ")
+        if name == "keep-gathered" and not rest and strategy in KEPT:
+            found.append(step(KEPT[strategy], question.gpus, step_ms))
+        elif name == "more-ranks" and rest.startswith("by="):
+            found.append(step(strategy, round(question.gpus * float(rest[3:])), step_ms))
+    return (step(strategy, question.gpus, (measured_ms,) * 3), *found) if found else ()
+
+
+def as_replayed(
+    step: Step | None, question: Question, strategy: str, known: Sequence[Replayed], *, checkpointing: bool
+) -> Step | None:
+    """Return a predicted step whose length is that of the replay, where there is one; its parts stay."""
+    one = _of(question, strategy, known, checkpointing=checkpointing)
+    if step is None or one is None:
+        return step
+    low, likely, high = one.step_ms
+    return replace(step, best_ms=low, expected_ms=likely, worst_ms=high)
+
+
+def _of(
+    question: Question, strategy: str, known: Sequence[Replayed], *, checkpointing: bool
+) -> Replayed | None:
+    asked = (strategy, question.training, checkpointing, question.gpus, question.nodes)
+    same = (one for one in known if asked == (
+        one.strategy, one.training, one.checkpointing, one.gpus, one.nodes
+    ))  # fmt: skip
+    return next(same, None)
+
+
+def replayed_note(question: Question, known: Sequence[Replayed]) -> str:
+    """Return which strategies' steps are replayed for a question; empty where none is."""
+    steps = [
+        f"{format_ms(one.step_ms[1])} for {STRATEGIES[one.strategy].title}"
+        for one in known[1:]
+        if one == _of(question, one.strategy, known, checkpointing=one.checkpointing)
+    ]
+    return f"Replayed from the run instead of estimated: {', '.join(steps)}." if steps else ""

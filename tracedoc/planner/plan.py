@@ -1,18 +1,29 @@
-"""Answer a question with a Plan: what ``tracedoc plan`` shows, in every format."""
+"""Answer a question with a Plan: search, rank, choose, and say so; what ``tracedoc plan`` shows."""
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Iterator
 
-from tracedoc.planner.advice import Advice, advise
-from tracedoc.planner.assumptions import assumptions, short_step
-from tracedoc.planner.candidates import Candidate, Wish, step_range, with_checkpointing
-from tracedoc.planner.changes import Change
+import msgspec
+from msgspec.structs import replace
+
+from tracedoc.errors import InputError
+from tracedoc.planner.assumptions import assumptions, load_bytes_per_node, short_step
+from tracedoc.planner.candidates import (
+    Candidate,
+    candidate,
+    families,
+    offered,
+    rank,
+    step_range,
+    usable,
+    with_checkpointing,
+)
+from tracedoc.planner.choice import Change, changes, choose, turning_points
 from tracedoc.planner.configurations import Configuration, configurations_of
-from tracedoc.planner.loading import load_bytes_per_node
+from tracedoc.planner.layouts import STRATEGIES, can_offload, can_train, check_layouts, data_parallel
 from tracedoc.planner.memory import SPREAD
-from tracedoc.planner.search import Found, search
-from tracedoc.planner.setup import Question, Training, check
+from tracedoc.planner.setup import PARALLEL_FRAMEWORKS, PlanRequest, Question, Training, check
 from tracedoc.units import format_gb, format_percent
 
 PLAN_SCHEMA = "1"
@@ -29,17 +40,6 @@ class Asked(msgspec.Struct, frozen=True):
     gpu: str
     gpu_memory_bytes: float
     training: Training
-
-
-class Ask(msgspec.Struct, frozen=True):
-    """What else is asked: to search the fastest micro-batch, with so many sequences for each update; how long
-    training takes for so many tokens, and what it costs at a price of a GPU and hour.
-    """
-
-    search: bool = False
-    batch: int | None = None
-    tokens: int | None = None
-    price: float | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -74,24 +74,23 @@ class Plan(msgspec.Struct, frozen=True):
     load_bytes_per_node: float | None = None
 
 
-def plan(question: Question, wish: Wish, *, notes: tuple[str, ...] = (), ask: Ask | None = None) -> Plan:
+def plan(question: Question, request: PlanRequest, *, notes: tuple[str, ...] = ()) -> Plan:
     """Return the plan for a question; ``notes`` say where its numbers come from.
 
     Where a search is asked for, the plan is that of the fastest combination, if one fits. Raises
     :class:`tracedoc.errors.InputError` for what cannot be.
     """
-    ask = ask or Ask()
     found: tuple[Found, ...] = ()
-    if ask.search:
+    if request.search:
         check(question)
-        found = search(question, wish, batch=ask.batch)
+        found = search(question, request)
         for best in found[:1]:
             question = question.changed(
                 micro_batch=best.micro_batch,
                 accumulation=best.accumulation,
                 checkpointing=best.checkpointing,
             )
-    advice = advise(question, wish)
+    advice = advise(question, request)
     chosen = advice.chosen
     model = question.model
     written: tuple[Configuration, ...] = ()
@@ -106,7 +105,7 @@ def plan(question: Question, wish: Wish, *, notes: tuple[str, ...] = (), ask: As
             trainable_parameters=question.trainable,
             gpus=question.gpus,
             nodes=question.nodes,
-            gpu=wish.cluster.gpu.name if wish.cluster.gpu else "",
+            gpu=request.cluster.gpu.name if request.cluster.gpu else "",
             gpu_memory_bytes=question.memory_bytes,
             training=question.training,
         ),
@@ -119,21 +118,21 @@ def plan(question: Question, wish: Wish, *, notes: tuple[str, ...] = (), ask: As
         faster=advice.faster.strategy if advice.faster else None,
         least=advice.least.strategy,
         configurations=written,
-        assumptions=(*notes, *assumptions(question, wish, chosen), *short_step(chosen, wish)),
-        objective=wish.objective,
-        framework=wish.framework,
+        assumptions=(*notes, *assumptions(question, request, chosen), *short_step(chosen, request)),
+        objective=request.objective,
+        framework=request.framework,
         tokens_per_second=chosen.tokens_per_second if chosen else None,
-        **_duration(question, chosen, ask),
+        **_duration(question, chosen, request),
         found=found,
-        load_bytes_per_node=load_bytes_per_node(question, chosen, wish.framework) if chosen else None,
+        load_bytes_per_node=load_bytes_per_node(question, chosen, request.framework) if chosen else None,
     )
 
 
-def _duration(question: Question, chosen: Candidate | None, ask: Ask) -> dict[str, float]:
-    if ask.tokens is None or chosen is None or chosen.tokens_per_second is None:
+def _duration(question: Question, chosen: Candidate | None, request: PlanRequest) -> dict[str, float]:
+    if request.tokens is None or chosen is None or chosen.tokens_per_second is None:
         return {}
-    days = ask.tokens / chosen.tokens_per_second / 86_400
-    cost = {} if ask.price is None else {"cost": days * 24 * question.gpus * ask.price}
+    days = request.tokens / chosen.tokens_per_second / 86_400
+    cost = {} if request.price is None else {"cost": days * 24 * question.gpus * request.price}
     return {"days": days, **cost}
 
 
@@ -153,7 +152,7 @@ def _summary(advice: Advice) -> str:
         text = f"{nothing} {format_gb(least.total_bytes)} ({_DOUBT})."
         return text + _smallest(advice)
     needed = f"{'training' if least.strategy == 'single' else f'even {least.title}'} needs"
-    nothing = "Nothing of DeepSpeed's" if advice.wish.framework == "deepspeed" else "Nothing"
+    nothing = "Nothing of DeepSpeed's" if advice.request.framework == "deepspeed" else "Nothing"
     text = f"{nothing} fits: {each} has {memory}, and {needed} {format_gb(least.total_bytes)}."
     return text + _smallest(advice)
 
@@ -183,3 +182,171 @@ def _ordered(advice: Advice) -> tuple[Candidate, ...]:
     chosen = advice.chosen
     rest = [c for c in advice.candidates if chosen is None or c.strategy != chosen.strategy]
     return (chosen, *rest) if chosen else tuple(rest)
+
+
+LARGEST_MICRO_BATCH = 512
+SHOWN = 5
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One combination that fits with its reserve: sequences of a GPU and micro-step, and what it reaches.
+
+    ``checkpointing`` is "off", "selective" or "on"; ``tokens_per_second`` counts all GPUs.
+    """
+
+    strategy: str
+    title: str
+    micro_batch: int
+    accumulation: int
+    checkpointing: str
+    total_bytes: float
+    step_ms: float
+    tokens_per_second: float
+
+
+def search(question: Question, request: PlanRequest) -> tuple[Found, ...]:
+    """The fastest combinations that fit, the fastest first.
+
+    The request's ``batch`` stays the same; ``None`` leaves that open, without accumulation. Raises
+    :class:`InputError` where no time can be predicted, as for an unknown GPU, and where the batch does not
+    divide over the GPUs.
+    """
+    batch = request.batch
+    if batch is not None and batch % question.gpus:
+        near = max(1, round(batch / question.gpus)) * question.gpus
+        raise InputError(
+            f"--batch {batch} does not divide evenly over {question.gpus} GPUs", f"nearest: --batch {near}"
+        )
+    found = []
+    for asked in _combinations(question, request, batch):
+        for one in _fitting(asked, request):
+            if one.step is None or one.tokens_per_second is None:
+                raise InputError(
+                    "the fastest micro-batch cannot be searched without predicted times",
+                    'name the GPU, as --gpu "NVIDIA L4", or the size: --micro-batch 1',
+                )
+            training = asked.training
+            found.append(
+                Found(
+                    strategy=one.strategy,
+                    title=one.title,
+                    micro_batch=training.micro_batch,
+                    accumulation=training.accumulation,
+                    checkpointing=training.checkpointing,
+                    total_bytes=one.total_bytes,
+                    step_ms=one.step.expected_ms,
+                    tokens_per_second=one.tokens_per_second,
+                )
+            )
+    # Of what is as fast to a percent, the one that takes less memory.
+    found.sort(key=lambda f: (-round(f.tokens_per_second / _best(found), 2), f.total_bytes))
+    return tuple(found[:SHOWN])
+
+
+def _best(found: list[Found]) -> float:
+    return max((f.tokens_per_second for f in found), default=1.0)
+
+
+def _combinations(question: Question, request: PlanRequest, batch: int | None) -> Iterator[Question]:
+    wanted = question.training.checkpointing
+    kinds: tuple[str, ...] = ("off", "on") if wanted == "auto" else (wanted,)
+    if wanted == "auto" and request.framework == "pytorch":
+        kinds = ("off", "selective", "on")
+    size = 1
+    while size <= LARGEST_MICRO_BATCH:
+        rounds = batch // question.gpus // size if batch else 1
+        if batch is None or (rounds and batch == rounds * size * question.gpus):
+            for kind in kinds:
+                yield question.changed(micro_batch=size, accumulation=rounds, checkpointing=kind)
+        size *= 2
+
+
+def _fitting(question: Question, request: PlanRequest) -> Iterator[Candidate]:
+    for strategy in usable(question, request):
+        if can_offload(strategy, question.training.offload) and can_train(strategy, question):
+            one = candidate(question, data_parallel(question, strategy.id), request)
+            if one.fits and not one.tight:
+                yield one
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """The answer: every strategy, best first; the chosen one with its reason, or what would make one fit."""
+
+    question: Question
+    request: PlanRequest
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate | None
+    rule: str
+    because: str
+    changes: tuple[Change, ...]
+    turning_points: tuple[str, ...]
+    least: Candidate
+    """Of the framework's strategies, the one that takes least."""
+    faster: Candidate | None
+    """A usable strategy that fits and is predicted to be faster than the chosen one, if only a little."""
+
+
+def advise(question: Question, request: PlanRequest) -> Advice:
+    """Return the ranked strategies and the chosen one; raise :class:`InputError` for what cannot be."""
+    check(question)
+    if request.framework in PARALLEL_FRAMEWORKS:
+        check_layouts(question, request.framework)
+    if not offered(question, request):
+        other = "all" if request.framework != "deepspeed" and question.gpus > 1 else "none"
+        raise InputError(
+            f"{request.framework} cannot offload {question.training.offload!r} on {_gpus(question.gpus)}",
+            f"use --offload {other}, or --framework deepspeed on 2 GPUs or more",
+        )
+    candidates = rank(question, request)
+    if not candidates:
+        raise InputError(
+            f"no layout divides --batch {request.batch} evenly over {question.gpus} GPUs",
+            f"take a multiple of the GPUs: --batch {question.gpus}",
+        )
+    chosen, rule, because = choose(candidates, question, request)
+    needed = () if chosen and not chosen.tight else tuple(changes(question, request))
+    turning = (
+        (*turning_points(question, request, chosen), *_layout(question, request, chosen)) if chosen else ()
+    )
+    own = [c for c in candidates if c.family in families(request.framework)]
+    return Advice(
+        question=question,
+        request=request,
+        candidates=candidates,
+        chosen=chosen,
+        rule=rule,
+        because=because,
+        changes=needed,
+        turning_points=turning,
+        least=min(own, key=lambda c: c.total_bytes),
+        faster=_faster(chosen, own, request) if chosen else None,
+    )
+
+
+def _layout(question: Question, request: PlanRequest, chosen: Candidate) -> Iterator[str]:
+    """Yield the layout that is predicted a tenth faster than sharding over many GPUs, if there is one."""
+    own = STRATEGIES.get(chosen.strategy)
+    many = question.gpus >= MANY_GPUS and own is not None and "parameters" in own.split
+    if not many or chosen.step is None:
+        return
+    for best in rank(question, replace(request, framework="torchtitan"))[:1]:
+        if best.fits and not best.tight and best.step is not None:
+            less = 1 - best.step.expected_ms / chosen.step.expected_ms
+            if less > 0.1:
+                yield f"--framework torchtitan: {best.title}, a step predicted {format_percent(less)} shorter"
+
+
+MANY_GPUS = 64
+"""From so many GPUs on, an answer for other frameworks names a layout that is faster."""
+
+
+def _faster(chosen: Candidate, own: list[Candidate], request: PlanRequest) -> Candidate | None:
+    timed = [(c.step.expected_ms, c) for c in own if c.fits and not c.tight and c.step is not None]
+    if chosen.step is None or request.objective == "memory" or not timed:
+        return None
+    expected, fastest = min(timed, key=lambda pair: pair[0])
+    return fastest if expected < 0.97 * chosen.step.expected_ms else None
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from tracedoc.planner.layouts import STRATEGIES, data_parallel
 from tracedoc.planner.setup import PRECISIONS, Question
-from tracedoc.planner.strategies import STRATEGIES, shards
 
 
 def ddp_code(question: Question, strategy: str, checkpointing: bool) -> str:
@@ -56,7 +56,7 @@ def fsdp2_code(question: Question, strategy: str, checkpointing: bool) -> str:
         names.insert(0, "CPUOffloadPolicy")
     shape, dimensions = f"({question.gpus},)", '("shard",)'
     if STRATEGIES[strategy].hybrid:
-        part = shards(STRATEGIES[strategy], question.gpus, question.nodes)
+        part = data_parallel(question, strategy).shards
         shape = f"({question.gpus // part}, {part})"
         dimensions = '("replicate", "shard")'
     reshard: int | bool = strategy != "shard-grad-op"

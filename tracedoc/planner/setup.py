@@ -6,6 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.errors import InputError, did_you_mean
+from tracedoc.planner.hardware import Cluster
 from tracedoc.planner.shape import ModelShape, lora_parameters
 
 
@@ -167,6 +168,51 @@ class Question(msgspec.Struct, frozen=True):
         own = {k: v for k, v in changes.items() if k in ("gpus", "nodes", "memory_bytes", "model")}
         rest = {k: v for k, v in changes.items() if k not in own}
         return replace(self, training=replace(self.training, **rest), **own)
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """The step of one strategy that a run's replay predicts: low, likely and high, in milliseconds.
+
+    It holds for ``training`` on so many ``gpus`` in so many ``nodes``, and for nothing else.
+    """
+
+    strategy: str
+    training: Training
+    checkpointing: bool
+    gpus: int
+    nodes: int
+    step_ms: tuple[float, float, float]
+
+
+PARALLEL_FRAMEWORKS = ("torchtitan", "megatron")
+FRAMEWORKS = ("pytorch", "accelerate", "trainer", "deepspeed", *PARALLEL_FRAMEWORKS)
+OBJECTIVES = ("speed", "memory")
+
+
+class PlanRequest(msgspec.Struct, frozen=True):
+    """What is known of the machines, and what is wanted of the answer."""
+
+    cluster: Cluster
+    objective: str = "speed"
+    framework: str = "pytorch"
+    utilisation: float | None = None
+    """Share of the peak that all arithmetic reaches, in place of the fitted model."""
+    measured_compute_ms: float | None = None
+    """What the GPU of a captured run computed in a step, without recomputation; it replaces the estimate."""
+    scale: float = 1.0
+    """What a captured run computed over what was predicted for it; the estimate is multiplied by it."""
+    idle_ms: float = 0.0
+    """What a captured run's step took beside computation and communication; every step takes it."""
+    replayed: tuple[Replayed, ...] = ()
+    """Steps that the replay of a captured run predicts; they replace the estimate."""
+    batch: int | None = None
+    """Sequences of all GPUs for each update, for layouts and for a search."""
+    search: bool = False
+    """Whether the fastest micro-batch is searched."""
+    tokens: int | None = None
+    """Tokens to train on, for how long that takes."""
+    price: float | None = None
+    """Price of a GPU and hour, for what these tokens cost."""
 
 
 def check(question: Question) -> None:

@@ -8,15 +8,18 @@ shares and the constants below are fitted to published runs; ``make bench-plan``
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
+from msgspec.structs import replace
 
 from tracedoc.planner.activations import EAGER_LOGIT_BYTES, block_activations, mean_tokens
 from tracedoc.planner.hardware import Cluster, Gpu
-from tracedoc.planner.memory import frozen_bytes, model_states, optimizer_bytes
-from tracedoc.planner.one_step import OneStep
+from tracedoc.planner.layouts import STRATEGIES, Layout, data_parallel, stage_blocks
+from tracedoc.planner.memory import frozen_bytes, largest_stage, model_states, optimizer_bytes, state_bytes
 from tracedoc.planner.setup import PRECISIONS, Question
-from tracedoc.planner.strategies import STRATEGIES, Strategy, shards
-from tracedoc.planner.traffic import bandwidth, seconds, transfers
+from tracedoc.planner.shape import OneStep
+from tracedoc.planner.traffic import bandwidth, transfers
 
 PASSES_OVER_ACTIVATIONS = 9.2
 """How often the bytes that a block keeps for backward cross the memory of the GPU in forward and backward."""
@@ -39,6 +42,23 @@ FP8_SPEEDUP = 1.45
 
 NARROW, WIDE = (0.94, 1.10), (0.72, 1.40)
 """Spread around the prediction, for GPUs of which runs are published and for others."""
+NARROW_SPLIT, WIDE_SPLIT = (0.80, 1.30), (0.65, 1.60)
+"""The same for frameworks that split a model in several ways."""
+
+MEGATRON_ATTENTION = 0.5
+"""Share of the peak that Transformer Engine's attention reaches, fitted to NeMo's published runs."""
+DISPATCH_SECONDS = 2.6e-3
+"""What a block with experts takes beside in forward, whatever the micro-batch.
+
+The host reads how many tokens each expert gets before it can launch what follows; the GPU is idle meanwhile.
+The median of what NeMo's six published runs of four such models took beside all else (make bench-plan).
+"""
+FP8_RATE = 2.0
+"""How many times faster matrices are multiplied in 8 bits than in 16: the data sheets of GPUs that do."""
+CONVERSION_BYTES = 6
+"""What crosses the GPU's memory to convert a 16-bit number for 8-bit products: it is read for the largest
+value, read to be scaled, and written twice, as it is and transposed (Transformer Engine, current scaling)."""
+
 
 HOST_LINK_GBPS = 16.0
 """What copies between host and GPU reach over PCIe 4: an estimate."""
@@ -117,7 +137,7 @@ def kept_matmuls(question: Question) -> float:
 
 def predict(
     question: Question,
-    strategy: Strategy,
+    layout: Layout,
     cluster: Cluster,
     *,
     checkpointing: bool,
@@ -126,51 +146,86 @@ def predict(
     scale: float = 1.0,
     idle_ms: float = 0.0,
 ) -> Step | None:
-    """Return the predicted step, ``None`` where the GPU or a link that is used is not known.
+    """The predicted step, ``None`` where the GPU or a link that is used is not known.
 
-    ``utilisation`` is a share of the peak that replaces the fitted model of computation.
-    ``measured_compute_ms`` is a step's computation on this GPU, its update included, in place of the
-    estimate; checkpointing adds its forward pass to it again. ``scale`` multiplies the
-    estimate of computation, ``idle_ms`` is added to each step.
+    ``question`` has the layout's micro-batch. ``utilisation`` is a share of the peak that replaces the fitted
+    model of computation. ``measured_compute_ms`` is a step's computation on this GPU, its update included, in
+    place of the estimate; checkpointing adds its forward pass to it again. ``scale`` multiplies the estimate
+    of computation, ``idle_ms`` is added to each step. The slowest stage sets the pace: one with most blocks,
+    or the last with the head.
     """
     gpu = cluster.gpu
-    if gpu is None:
+    sent = _communication(question, layout, cluster, checkpointing=checkpointing)
+    if gpu is None or sent is None:
         return None
-    parts = computation(question, strategy, gpu, checkpointing=checkpointing, utilisation=utilisation)
+    parts = _computation(question, layout, gpu, checkpointing=checkpointing, utilisation=utilisation)
     if parts is None:
         return None
     if measured_compute_ms is not None:
         forward, backward, again = step_flops(question, checkpointing=checkpointing)
         once = forward.total + backward.total
         parts = [f.total / once * measured_compute_ms / 1e3 for f in (forward, backward, again)]
-    rounds = question.training.accumulation
-    compute = sum(parts) * (1.0 if measured_compute_ms is not None else scale)
-    hideable = exposed = unhidden = after = 0.0
-    for transfer in transfers(question, strategy):
-        taken, link = seconds(transfer, question, cluster), bandwidth(transfer, question, cluster)
-        if taken is None or link is None:
+        scale = 1.0
+    compute = scale * sum(parts) * _slowest(question, layout) / layout.split_work
+    optimizer, host = _update(question, layout, gpu.hbm_gbps)
+    optimizer = optimizer if measured_compute_ms is None else 0.0
+    each, last, after = sent
+    fixed = optimizer + host + after + idle_ms / 1e3
+    rounds, passes = layout.rounds, layout.rounds + layout.waits
+    dispatch = _dispatch(question, layout, checkpointing=checkpointing)
+
+    def step(shown: float, of: Callable[[_Sent], float]) -> float:
+        # Where the link is the bottleneck, computation hides behind it.
+        computing = passes * (compute + dispatch + shown * of(each)) + shown * of(last)
+        overlapped = max(computing, rounds * each.hideable + last.hideable)
+        return fixed + overlapped + passes * each.unhidden + last.unhidden
+
+    narrow, wide = (NARROW, WIDE) if layout.strategy in STRATEGIES else (NARROW_SPLIT, WIDE_SPLIT)
+    low, high = narrow if gpu.matmul or measured_compute_ms is not None else wide
+    comm = rounds * each.seconds + last.seconds + after
+    times = (rounds * compute, optimizer, host + rounds * dispatch, comm)
+    span = (
+        low * step(2 / 3, lambda sent: sent.exposed),
+        step(1.0, lambda sent: sent.exposed),
+        high * step(1.0, lambda sent: sent.seconds - sent.unhidden),
+    )
+    return Step(*(1e3 * t for t in (*times, *span)))
+
+
+class _Sent(msgspec.Struct):
+    """Seconds of communication: all, what of it cannot hide, what can, and what lengthens the step.
+
+    Of what can hide, ``hideable`` is the part that runs beside computation that does not wait for it.
+    """
+
+    seconds: float = 0.0
+    unhidden: float = 0.0
+    hideable: float = 0.0
+    exposed: float = 0.0
+
+
+def _communication(
+    question: Question, layout: Layout, cluster: Cluster, *, checkpointing: bool
+) -> tuple[_Sent, _Sent, float] | None:
+    """What each micro-batch sends, what only the last one does, and the seconds after the optimizer."""
+    each, last, after = _Sent(), _Sent(), 0.0
+    for transfer in transfers(question, layout, checkpointing=checkpointing):
+        link = bandwidth(transfer, question, cluster)
+        if link is None:
             return None
+        gbps, latency = link
+        taken = transfer.calls * latency + transfer.sent / (gbps * 1e9)
         if transfer.phase == "step":
             after += taken
             continue
-        each = taken if transfer.every_round else taken / rounds
-        unhidden += each / transfer.calls
-        hideable += each - each / transfer.calls
-        exposed += exposed_share(link[0]) * (each - each / transfer.calls)
-    optimizer, host = _update(question, strategy, gpu.hbm_gbps)
-    optimizer = optimizer if measured_compute_ms is None else 0.0
-    fixed = optimizer + host + after + idle_ms / 1e3
-
-    def step(beside: float) -> float:
-        # Where the link is the bottleneck, computation hides behind it.
-        overlapped = max(compute + beside, hideable)
-        return fixed + rounds * (overlapped + unhidden)
-
-    low, high = NARROW if gpu.matmul or measured_compute_ms is not None else WIDE
-    comm = rounds * (hideable + unhidden) + after
-    times = (rounds * compute, optimizer, host, comm)
-    span = (low * step(exposed * 2 / 3), step(exposed), high * step(hideable))
-    return Step(*(1e3 * t for t in (*times, *span)))
+        sent = each if transfer.every_round else last
+        first = taken / transfer.calls if transfer.of_states else 0.0
+        share = exposed_share(gbps) if transfer.exposed is None else transfer.exposed
+        sent.seconds += taken
+        sent.unhidden += first
+        sent.hideable += taken - first if transfer.of_states else 0.0
+        sent.exposed += share * (taken - first)
+    return each, last, after
 
 
 def exposed_share(gbps: float) -> float:
@@ -178,25 +233,30 @@ def exposed_share(gbps: float) -> float:
     return SLOW_EXPOSED_SHARE + (EXPOSED_SHARE - SLOW_EXPOSED_SHARE) * min(1.0, gbps / CONTENTION_GBPS)
 
 
-def computation(
-    question: Question, strategy: Strategy, gpu: Gpu, *, checkpointing: bool, utilisation: float | None
+def _computation(
+    question: Question, layout: Layout, gpu: Gpu, *, checkpointing: bool, utilisation: float | None
 ) -> list[float] | None:
-    """Return the seconds of forward, backward and recomputation of one micro-batch, or ``None``."""
+    """The seconds of forward, backward and recomputation of one micro-batch on one GPU without any split.
+
+    ``None`` where the GPU's peak is not known.
+    """
+    gpu = _with_its_kernels(gpu, question, layout)
     training, model = question.training, question.model
     precision = PRECISIONS[training.precision]
     peak = gpu.half_tflops if precision.compute == 2 else gpu.fp32_tflops
     if peak is None:
         return None
     flops = step_flops(question, checkpointing=checkpointing)
+    converted = _conversions(question, layout, gpu, checkpointing=checkpointing)
     if utilisation is not None:
-        return [f.total / (peak * 1e12 * utilisation) for f in flops]
+        return [*(f.total / (peak * 1e12 * utilisation) for f in flops), converted]
     faster = FP8_SPEEDUP if training.fp8 else 1.0
     shares = gpu.shares
     matmul, attention = peak * 1e12 * shares[0] * faster, peak * 1e12 * shares[1]
     forward, backward, again = (f.matmul / matmul + f.attention / attention for f in flops)
     again -= (1 - RECOMPUTED_MATMUL) * flops[2].matmul / matmul
     passes = PASSES_OVER_ACTIVATIONS * (COMPILED_PASSES if training.compiled else 1.0)
-    moved = passes * model.blocks * block_activations(question, strategy)
+    moved = passes * model.blocks * block_activations(question, layout)
     if model.has_logits:
         moved += LOGIT_TRAFFIC_BYTES * training.tokens * model.vocabulary
         if training.loss == "chunked":  # each chunk's logits are computed again in backward
@@ -204,24 +264,79 @@ def computation(
     if model.step is not None:
         moved += LOGIT_TRAFFIC_BYTES / EAGER_LOGIT_BYTES * model.step.beside(training.tokens)
     elementwise = moved / (gpu.hbm_gbps * 1e9)
-    return [forward + elementwise / 3, backward + elementwise * 2 / 3, again]
+    return [forward + elementwise / 3, backward + elementwise * 2 / 3, again, converted]
 
 
-def _update(question: Question, strategy: Strategy, hbm_gbps: float) -> tuple[float, float]:
-    # The update reads and writes states and parameters and reads gradients: bound by memory.
-    training = question.training
+def _update(question: Question, layout: Layout, hbm_gbps: float) -> tuple[float, float]:
+    """The seconds of the optimizer's update on the GPU, and on the host.
+
+    It reads and writes states and parameters and reads gradients: bound by memory.
+    """
+    training, split = question.training, layout.states.split
     precision = PRECISIONS[training.precision]
-    part = shards(strategy, question.gpus, question.nodes) if "optimizer" in strategy.split else 1
-    owned = question.trainable / part
+    weights = largest_stage(question, layout)
+    owned = weights.owned(layout) if "optimizer" in split else weights.all
+    _, gradient, _ = state_bytes(question, layout)
     each = 2 * (optimizer_bytes(question) + (precision.master or precision.compute))
-    touched = owned * (each + precision.gradient)
+    touched = owned * (each + gradient)
     if training.offload == "none":
         return touched / (hbm_gbps * 1e9), 0.0
     node = question.gpus_per_node
     copied = owned * (precision.gradient + precision.compute)
     if training.offload != "optimizer":
-        copied += 2 * (question.trainable * precision.compute + frozen_bytes(question)) / part
+        whole = question.trainable * precision.compute + frozen_bytes(question)
+        copied += 2 * whole / (layout.shards if "optimizer" in split else 1)
     host = copied / (HOST_LINK_GBPS * 1e9) + touched * node / (HOST_MEMORY_GBPS * 1e9)
     if training.offload == "nvme":
-        host += 2 * model_states(question, STRATEGIES["zero-3"]).host * node / (NVME_GBPS * 1e9)
+        host += 2 * model_states(question, data_parallel(question, "zero-3")).host * node / (NVME_GBPS * 1e9)
     return 0.0, host
+
+
+def _with_its_kernels(gpu: Gpu, question: Question, layout: Layout) -> Gpu:
+    """Return the GPU with the shares of its peak that the framework's kernels reach."""
+    if layout.family != "megatron" or not gpu.fp8:
+        return gpu
+    matmul, attention = gpu.shares
+    if question.training.fp8:
+        matmul *= FP8_RATE / FP8_SPEEDUP
+    return replace(gpu, matmul=matmul, attention=max(MEGATRON_ATTENTION, attention))
+
+
+def _conversions(question: Question, layout: Layout, gpu: Gpu, *, checkpointing: bool) -> float:
+    """Return the seconds in which Megatron converts inputs and gradients of outputs for 8-bit products.
+
+    The narrower the matrices, the more that is beside their products; experts are narrowest. (For torchtitan
+    it is in :data:`FP8_SPEEDUP`.)
+    """
+    training, model = question.training, question.model
+    if not (training.fp8 and gpu.fp8 and layout.family == "megatron"):
+        return 0.0
+    met = max(1, model.experts_met)
+    inputs = (1 + met) * model.hidden + model.q_width + model.mlp_width
+    first = (2 if model.gated else 1) * model.mlp_width
+    outputs = (1 + met) * model.hidden + model.q_width + 2 * model.kv_width + first
+    again = inputs if checkpointing and training.checkpointing != "selective" else 0
+    numbers = model.blocks * training.tokens * (inputs + outputs + again)
+    return numbers * CONVERSION_BYTES / (gpu.hbm_gbps * 1e9)
+
+
+def _dispatch(question: Question, layout: Layout, *, checkpointing: bool) -> float:
+    """The seconds that the host holds up the blocks of a stage with experts, for each micro-batch.
+
+    PyTorch's grouped products need no counts on the host: in torchtitan only sending tokens does.
+    """
+    counted = question.model.experts_met if layout.family == "megatron" else layout.expert > 1
+    again = checkpointing and question.training.checkpointing != "selective"
+    _, blocks, _ = stage_blocks(question.model.blocks, layout)
+    return blocks * DISPATCH_SECONDS * (2 if again else 1) if counted else 0.0
+
+
+def _slowest(question: Question, layout: Layout) -> float:
+    """Return the share of the model's computation that the slowest stage has."""
+    model = question.model
+    if layout.pipeline == 1:
+        return 1.0
+    _, most, last = stage_blocks(model.blocks, layout)
+    head = model.vocabulary * model.hidden
+    block = max(1.0, (model.active_parameters - model.outside_parameters) / model.blocks)
+    return max(most, last + head / block) / (model.blocks + head / block)

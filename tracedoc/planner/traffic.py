@@ -1,122 +1,227 @@
-"""Compute what each strategy sends in a step, and how long a transfer takes.
+"""Compute what the GPUs of a layout send: what, how much, in how many calls, over which link, for how long.
 
 Ring algorithms: an all-reduce sends 2 (n-1)/n of its bytes from each GPU, a gather or scatter (n-1)/n. A call
-takes ``latency + bytes x factor / bandwidth``.
+takes ``latency + bytes x factor / bandwidth``. Tensor parallelism gathers and scatters the residual stream
+twice a block in forward and again in backward (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import ceil
 
 import msgspec
+from msgspec.structs import replace
 
 from tracedoc.planner.hardware import Cluster, LinkKind
-from tracedoc.planner.memory import frozen_bytes
+from tracedoc.planner.layouts import Layout, stage_blocks
+from tracedoc.planner.memory import Weights, frozen_bytes, largest_stage, state_bytes
 from tracedoc.planner.setup import PRECISIONS, Question
-from tracedoc.planner.strategies import Strategy, shards
 
 DDP_BUCKET_BYTES = 25 << 20
 """The default of ``bucket_cap_mb``."""
 
+MEGATRON_BUCKET = 40e6
+"""Gradients that Megatron reduces in a call."""
+
+MEGATRON_EXPOSED = 0.5
+"""Share of tensor parallelism's communication that ``--tp-comm-overlap`` does not hide.
+
+Fitted to NeMo's published runs (make bench-plan); taken for experts' all-to-all where it is overlapped.
+"""
+
 
 class Transfer(msgspec.Struct, frozen=True):
-    """One kind of collective in a step: ``calls`` over ``size`` bytes in all, in a group of ``group`` GPUs.
+    """One kind of collective in an update: ``calls`` over ``size`` bytes, in a group of ``group`` GPUs.
 
-    ``size`` is the whole buffer (the gathered one of a gather, the unreduced one of a reduce-scatter).
-    ``phase`` is "forward", "backward" or "step"; in the last nothing runs beside it. ``route`` is "inside" a
-    node, "all" GPUs in one ring, or "replicas": one ring over the nodes for each GPU of a node. What does not
-    travel in ``every_round`` of gradient accumulation travels in the last one.
+    ``what`` travels: "data" (parameters and gradients), "experts' data", or of the work that is split
+    "tensor", "context", "expert" or "pipeline". ``size`` is the whole buffer (the gathered one of a gather,
+    the unreduced one of a reduce-scatter), ``distance`` how many GPUs are from one of the group to the next.
+    ``phase`` is "forward", "backward" or "step"; in the last nothing runs beside it. ``exposed`` is the share
+    that computation does not hide, ``None`` where that follows from the link. What does not travel in
+    ``every_round`` of gradient accumulation travels in the last one.
     """
 
+    what: str
     op: str
     phase: str
-    calls: int
+    calls: float
     size: float
     group: int
-    route: str
+    distance: int = 1
     every_round: bool = True
+    exposed: float | None = None
 
     @property
     def sent(self) -> float:
         """Bytes that each GPU sends."""
+        if self.op == "send":
+            return self.size
         return self.size * (2 if self.op == "all-reduce" else 1) * (self.group - 1) / self.group
 
+    @property
+    def of_states(self) -> bool:
+        """Whether it carries parameters or gradients, beside computation that does not wait for each call."""
+        return self.what in ("data", "experts' data")
 
-def transfers(question: Question, strategy: Strategy) -> tuple[Transfer, ...]:
-    """Return the collectives of one step with one micro-batch."""
-    n, nodes = question.gpus, question.nodes
-    if n == 1:
-        return ()
+
+def transfers(question: Question, layout: Layout, *, checkpointing: bool = False) -> tuple[Transfer, ...]:
+    """The collectives of one update, those of one micro-batch where they travel in every round."""
+    every = (*_of_states(question, layout), *_of_work(question, layout, checkpointing=checkpointing))
+    return tuple(one for one in every if one.group > 1 and one.size)
+
+
+def _of_states(question: Question, layout: Layout) -> Iterator[Transfer]:
+    """What parameters and gradients travel, of the largest stage."""
+    family, weights = layout.family, largest_stage(question, layout)
+    if family == "ddp":
+        yield from _replicated(question, layout, weights)
+    elif family == "megatron":
+        yield from _bucketed(question, layout, weights)
+    elif not layout.states.gathers:
+        yield from _zero_1_and_2(question, layout, weights)
+    else:
+        yield from _gathered_by_unit(question, layout, weights)
+
+
+def _replicated(question: Question, layout: Layout, weights: Weights) -> Iterator[Transfer]:
+    _, gradient, _ = state_bytes(question, layout)
+    size = float(weights.all * gradient)
+    calls = max(1, ceil(size / DDP_BUCKET_BYTES))
+    yield Transfer("data", "all-reduce", "backward", calls, size, layout.data, every_round=False)
+    if layout.states.split:
+        precision = PRECISIONS[question.training.precision]
+        updated = float(weights.all * (precision.master or precision.compute))
+        yield Transfer("data", "broadcast", "step", layout.data, updated, layout.data)
+
+
+def _zero_1_and_2(question: Question, layout: Layout, weights: Weights) -> Iterator[Transfer]:
+    size = float(weights.all * PRECISIONS[question.training.precision].compute)
+    calls = max(1, ceil(weights.all / 50e6))
+    each_time = "gradients" in layout.states.split
+    yield Transfer("data", "reduce-scatter", "backward", calls, size, layout.data, every_round=each_time)
+    yield Transfer("data", "all-gather", "step", calls, size, layout.data)
+
+
+def _data_groups(layout: Layout, weights: Weights) -> tuple[tuple[str, float, int, int], ...]:
+    """The weights that are sharded over the same GPUs: their name and number, the GPUs, how far apart."""
+    tensor, expert = layout.tensor, layout.expert
+    return (
+        ("data", weights.dense, layout.shards, tensor),
+        ("experts' data", weights.experts, layout.shards // expert, tensor * expert),
+    )
+
+
+def _bucketed(question: Question, layout: Layout, weights: Weights) -> Iterator[Transfer]:
+    """Megatron's distributed optimizer: once an update gradients to their owners, and parameters back."""
+    weight, gradient, _ = state_bytes(question, layout)
+    calls = max(1, round(weights.all / MEGATRON_BUCKET))
+    for what, count, group, distance in _data_groups(layout, weights):
+        for op, phase, each in (
+            ("all-gather", "forward", weight),
+            ("reduce-scatter", "backward", gradient),
+        ):
+            yield Transfer(what, op, phase, calls, count * each, group, distance, every_round=False)
+
+
+def _gathered_by_unit(question: Question, layout: Layout, weights: Weights) -> Iterator[Transfer]:
+    """FSDP, ZeRO-3 and torchtitan: each unit is gathered as it is needed, and its gradients are reduced.
+
+    A pipeline of torchtitan gathers its stage once.
+    """
     precision = PRECISIONS[question.training.precision]
-    trained, c = question.trainable, precision.compute
-    route = "all" if nodes > 1 else "inside"
-    if strategy.family == "ddp":
-        size = float(trained * (precision.master or precision.gradient))
-        calls = max(1, ceil(size / DDP_BUCKET_BYTES))
-        reduce = Transfer("all-reduce", "backward", calls, size, n, route, every_round=False)
-        if strategy.split:
-            weights = float(trained * (precision.master or c))
-            return reduce, Transfer("broadcast", "step", n, weights, n, route)
-        return (reduce,)
-    units = question.model.blocks + 1
-    if strategy.family == "deepspeed" and not strategy.gathers:
-        size = float(trained * c)
-        calls = max(1, ceil(trained / 50e6))
-        return (
-            Transfer("reduce-scatter", "backward", calls, size, n, route, "gradients" in strategy.split),
-            Transfer("all-gather", "step", calls, size, n, route),
-        )
-    weights = trained * c + frozen_bytes(question)
+    _, blocks, _ = stage_blocks(question.model.blocks, layout)
+    units = blocks + 1
     # The configuration may reduce in fp32 under FSDP; DeepSpeed reduces in the dtype it trains in.
-    gradients = float(trained * ((strategy.family == "fsdp" and precision.reduce) or c))
-    group = shards(strategy, n, nodes)
-    route = "inside" if strategy.hybrid and strategy.over <= 1 else route
-    found = [
-        Transfer("all-gather", "forward", units, weights, group, route),
-        Transfer("reduce-scatter", "backward", units, gradients, group, route),
-    ]
-    if strategy.gathers == "unit":
-        near = (question.gpus_per_node, "inside") if strategy.kept_in_node else (group, route)
-        found.insert(1, Transfer("all-gather", "backward", units, weights, *near))
-    if strategy.hybrid:
-        again = "replicas" if nodes > 1 else "inside"
-        found.append(Transfer("all-reduce", "backward", units, gradients / group, n // group, again))
-    return tuple(found)
+    reduced = (layout.family != "deepspeed" and precision.reduce) or precision.compute
+    for what, count, group, distance in _data_groups(layout, weights):
+        frozen = frozen_bytes(question) if what == "data" else 0.0
+        size, each_round = count * precision.compute + frozen, layout.pipeline == 1
+        gather = Transfer(what, "all-gather", "forward", units, size, group, distance, each_round)
+        yield gather
+        if layout.states.gathers == "unit" and each_round:
+            near = question.gpus_per_node if layout.states.kept_in_node else group
+            yield replace(gather, phase="backward", group=near)
+        reduce = replace(gather, op="reduce-scatter", phase="backward", size=float(count * reduced))
+        yield reduce
+        yield replace(
+            reduce, op="all-reduce", size=reduce.size / group, group=layout.replicas, distance=group
+        )
 
 
-def sent_in_a_step(question: Question, strategy: Strategy) -> float:
-    """Return the bytes that each GPU sends from one update to the next."""
-    rounds = question.training.accumulation
-    every = ((t, rounds if t.every_round and t.phase != "step" else 1) for t in transfers(question, strategy))
-    return sum(t.sent * times for t, times in every)
+def _of_work(question: Question, layout: Layout, *, checkpointing: bool) -> Iterator[Transfer]:
+    """What the GPUs that share the work of a block, or its stages, send each other for a micro-batch."""
+    training, model = question.training, question.model
+    c, megatron = PRECISIONS[training.precision].compute, layout.family == "megatron"
+    tensor, context = layout.tensor, layout.context
+    _, blocks, _ = stage_blocks(model.blocks, layout)
+    stream = training.tokens / context * model.hidden * c
+    passes = 3 if checkpointing and training.checkpointing != "selective" else 2
+    calls = blocks * 4 * passes
+    shown = MEGATRON_EXPOSED if megatron else 1.0
+    yield Transfer("tensor", "all-gather", "forward", calls, calls * stream, tensor, exposed=shown)
+    keys, calls = 2 * model.kv_width / tensor * training.tokens * c, blocks * (passes + 1)
+    yield Transfer("context", "all-gather", "forward", calls, calls * keys, context, tensor)
+    met = training.tokens / layout.split_work * max(1, model.experts_met) * model.hidden * c
+    calls, shown = blocks * 2 * passes, MEGATRON_EXPOSED if overlaps_experts(question, layout) else 1.0
+    yield Transfer(
+        "expert", "all-to-all", "forward", calls, calls * met, layout.expert, tensor, exposed=shown
+    )
+    edges, apart = 2 * layout.chunks, question.gpus // layout.pipeline
+    yield Transfer("pipeline", "send", "forward", edges, edges * stream / tensor, layout.pipeline, apart)
+
+
+def sent_in_an_update(question: Question, layout: Layout, *, checkpointing: bool) -> float:
+    """The bytes that each GPU sends from one update to the next."""
+    return sum(
+        one.sent * (layout.rounds if one.every_round and one.phase != "step" else 1)
+        for one in transfers(question, layout, checkpointing=checkpointing)
+    )
 
 
 def bandwidth(transfer: Transfer, question: Question, cluster: Cluster) -> tuple[float, float] | None:
-    """Return the GB/s of one GPU's ring and the seconds a call costs, ``None`` where a link is not known.
+    """The GB/s of one GPU's share of a link and the seconds a call costs, ``None`` where it is not known.
 
-    A ring over nodes enters and leaves each node once, so it is bounded by all adapters of the node together;
-    the replicas' rings share them.
+    A ring over nodes enters and leaves each node once, so it is bounded by all adapters of the node together.
+    The GPUs between those of a ring have rings of their own, which share the adapters. In an all-to-all
+    between nodes all GPUs of a node do.
     """
 
     def reached(link: LinkKind) -> float:
         return link.gbps * link.efficiency
 
     inside, across = cluster.inside, cluster.across
-    if transfer.route == "inside":
+    group, distance, local = transfer.group, transfer.distance, question.gpus_per_node
+    if not _spans_nodes(question, group, distance):
         return (reached(inside), inside.latency_us * 1e-6) if inside else None
-    if across is None:
+    several = distance < local  # of the group are in a node
+    if across is None or (inside is None and several):
         return None
     # The table's latency is that of rings over 32 ranks; each rank adds a hop.
-    latency = across.latency_us * 1e-6 * max(0.25, transfer.group / 32)
-    if transfer.route == "replicas":
-        rings = min(question.gpus // transfer.group, question.gpus_per_node)
-        return reached(across) / rings, latency
-    bound = reached(inside) if inside and question.gpus_per_node > 1 else reached(across)
-    return min(reached(across), bound), latency
+    latency = across.latency_us * 1e-6 * max(0.25, group / 32)
+    if transfer.op == "all-to-all" and inside is not None:
+        away = (group - max(1, local // distance)) / (group - 1)
+        return 1 / (away * local / reached(across) + (1 - away) / reached(inside)), latency
+    shared = reached(across) / min(distance, local)
+    return (min(shared, reached(inside)) if inside and several else shared), latency
+
+
+def _spans_nodes(question: Question, group: int, distance: int) -> bool:
+    return group * distance > question.gpus_per_node
+
+
+def overlaps_experts(question: Question, layout: Layout) -> bool:
+    """Whether Megatron computes on another micro-batch beside an all-to-all: worth it between nodes.
+
+    Its pipelines have to be interleaved for that.
+    """
+    interleaved = layout.pipeline == 1 or layout.chunks > 1
+    apart = _spans_nodes(question, layout.expert, layout.tensor)
+    return layout.family == "megatron" and layout.expert > 1 and apart and interleaved
 
 
 def seconds(transfer: Transfer, question: Question, cluster: Cluster) -> float | None:
-    """Return how long a transfer takes in all its calls."""
+    """How long a transfer takes in all its calls, ``None`` where its link is not known."""
     link = bandwidth(transfer, question, cluster)
     if link is None:
         return None

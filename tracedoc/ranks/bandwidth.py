@@ -19,7 +19,6 @@ from tracedoc.ranks.matching import Matching
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE, boundaries
 from tracedoc.trace.devices import device_peak
-from tracedoc.trace.distinct import distinct
 from tracedoc.trace.vocabulary import SYMMETRIC_OPS, busbw_factor
 
 RING_SHARE = 0.80
@@ -48,7 +47,7 @@ HOSTS_REFERENCE_RANKS = 32
 
 FIT_SIZES = 3
 FIT_SPREAD = 4
-"""A size curve is fitted where a group has so many sizes, and the largest is so many times the smallest."""
+"""A line is fitted where a group has so many sizes, and the largest is so many times the smallest."""
 
 FIT_RANGE = 16
 """A fitted half-rate size this many times smaller or larger than the table's is noise, not a curve."""
@@ -116,22 +115,36 @@ def _half_rate_time(ranks: int) -> float:
     return (BASE_LATENCY_US + hops * HOP_LATENCY_US) * ranks / hops
 
 
-def fit_half_bytes(sizes: Int64Array, transfer_ns: Int64Array) -> float | None:
-    """Return the size that reaches half of the rate, from transfers of one operation in one group.
+class TransferLine(msgspec.Struct, frozen=True):
+    """What a transfer takes by its size: ``latency_ns``, and ``ns_per_byte`` for each byte."""
 
-    A transfer takes ``a + b * size``; half of the rate is reached at ``a / b``. The median transfer of each
-    size counts once. ``None`` with too few sizes, or where larger messages do not take longer.
+    latency_ns: float
+    ns_per_byte: float
+
+    @property
+    def half_bytes(self) -> float:
+        """The size that reaches half of the rate of large ones; 0 without latency."""
+        return max(self.latency_ns, 0.0) / self.ns_per_byte
+
+
+def fit_line(
+    sizes: npt.NDArray[np.number],
+    transfer_ns: npt.NDArray[np.number],
+    *,
+    fewest: int = FIT_SIZES,
+    spread: float = FIT_SPREAD,
+) -> TransferLine | None:
+    """The line through the median transfers of each size, of one operation in one group.
+
+    Errors count in proportion, so that small messages tell as much as large ones. ``None`` with fewer than
+    ``fewest`` sizes, where the largest is less than ``spread`` times the smallest, or takes no longer.
     """
-    several = distinct(sizes)
-    if several.size < FIT_SIZES or several[-1] < FIT_SPREAD * several[0]:
+    several = np.unique(sizes)
+    if several.size < fewest or several[-1] < spread * several[0]:
         return None
-    medians = np.array([float(np.median(transfer_ns[sizes == size])) for size in several.tolist()])
-    i, j = np.triu_indices(several.size, 1)
-    slope = float(np.median((medians[j] - medians[i]) / (several[j] - several[i])))
-    if slope <= 0:
-        return None
-    constant = float(np.median(medians - slope * several))
-    return constant / slope if constant > 0 else None
+    typical = np.array([float(np.median(transfer_ns[sizes == size])) for size in several])
+    slope, constant = np.polyfit(several.astype(np.float64), typical, 1, w=1.0 / np.maximum(typical, 1.0))
+    return TransferLine(float(constant), float(slope)) if slope > 0 else None
 
 
 class Transfers(msgspec.Struct, frozen=True, eq=False):
@@ -164,9 +177,9 @@ def group_curves(
     fits: dict[int, list[float]] = defaultdict(list)
     for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         mine = order[begin:end]
-        half = fit_half_bytes(sizes[mine], transfer_ns[mine])
-        if half is not None:
-            fits[int(group[mine[0]])].append(half)
+        line = fit_line(sizes[mine], transfer_ns[mine])
+        if line is not None and line.half_bytes > 0:
+            fits[int(group[mine[0]])].append(line.half_bytes)
     for number, members in enumerate(matching.groups):
         curve = _from_table(members, devices, hosts)
         if curve is not None:

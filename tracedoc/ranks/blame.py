@@ -13,14 +13,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.ranks.clock_violations import SKEW_NS
 from tracedoc.ranks.matching import (
     NO_OPERATION,
     Matching,
     RankCollectives,
     operations_of_rows,
 )
-from tracedoc.ranks.pairing import IntArray
+from tracedoc.ranks.pairing import SKEW_NS, IntArray
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NO_TIME, Held, boundaries, by_rank
 
@@ -88,7 +87,7 @@ class Blame(msgspec.Struct, frozen=True, eq=False):
 
 
 def assign_blame(matching: Matching, ranks: Sequence[RankCollectives], waits: Sequence[Int64Array]) -> Blame:
-    """Return who is to blame for each operation; ``waits`` is the exposed waiting of each rank's rows.
+    """Blame one rank for each operation; ``waits`` is the exposed waiting of each rank's rows.
 
     Among the captured ranks of an operation only: one that was not captured may have come later still. A
     lateness below the uncertainty of the clocks is nobody's.
@@ -145,7 +144,7 @@ def _follows(
     late_ns: Int64Array,
     lateness: npt.NDArray[np.uint8],
 ) -> IntArray:
-    """Return for each operation the earlier one that kept its last rank, if it was waiting there.
+    """The earlier operation that kept the last rank of each one, if it was waiting there.
 
     It was waiting if, since its group met before, it waited longer in other groups than the median peer
     did, by half of its lateness or more. A rank that stood behind another operation on its stream was
@@ -179,7 +178,7 @@ def _follows(
 
 
 def _previous_end(matching: Matching) -> Int64Array:
-    """Return when each part's rank left the operation before in the same group, on the rank's own clock.
+    """When each part's rank left the operation before in the same group, on the rank's own clock.
 
     For the first one of a group it is when the last of its ranks is seen for the first time.
     """
@@ -208,7 +207,7 @@ def _waited_since(
     waits: Sequence[Int64Array],
     window_start: Int64Array,
 ) -> Int64Array:
-    """Return for each part how long its rank waited in operations that began since ``window_start``."""
+    """The time that the rank of each part waited in operations that began since ``window_start``."""
     result = np.zeros(matching.part_rank.size, dtype=np.int64)
     parts = by_rank(matching.part_rank, len(ranks))
     for rank, wait, mine in zip(ranks, waits, parts, strict=True):
@@ -220,7 +219,7 @@ def _waited_since(
 
 
 def _excess_of_last(matching: Matching, waited: Int64Array, last_part: IntArray) -> Int64Array:
-    """Return how much longer the last rank of each operation had waited before than its median peer."""
+    """The time that the last rank of each operation had waited before, longer than its median peer."""
     if len(matching) == 0:
         return np.zeros(0, dtype=np.int64)
     counts = np.diff(matching.first)

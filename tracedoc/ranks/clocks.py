@@ -19,16 +19,18 @@ import numpy.typing as npt
 from tracedoc.errors import Limit
 from tracedoc.ranks.clock_errors import (
     DRIFT_PAYS,
+    FEWEST,
     MOSTLY,
     SETTLED_NS,
     AnyError,
     ClockError,
+    WanderingError,
     best_fit,
     error_after,
     fit_steady,
+    misses,
     reversed_error,
 )
-from tracedoc.ranks.wandering import FEWEST, WanderingError, misses
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import boundaries, by_rank
 from tracedoc.units import format_ms
@@ -116,15 +118,15 @@ def align_clocks(ranks: Sequence[int], hosts: Sequence[str], ends: Ends) -> Cloc
     if not ends.symmetric.any():
         return _aligned_by_sends(ranks, ends, clocks, several=len(named) > 1)
     if len(named) < 2:
-        left = _left(ends, clocks, {})
+        left = _residuals(ends, clocks, {})
         little = HARDLY_MATTERS * left.mean_wait_ns
         if left.residual_ns <= max(little, SETTLED_NS) and left.uncertainty_ns <= max(little, SPREAD_NS):
             return Clock({}, left.residual_ns, left.uncertainty_ns)
     errors: dict[int, AnyError] = dict(_errors(ends, clocks))
-    left = _left(ends, clocks, errors)
+    left = _residuals(ends, clocks, errors)
     if left.uncertainty_ns > SETTLED_NS:
         followed = _errors(ends, clocks, wandering=True)
-        missed = _left(ends, clocks, followed)
+        missed = _residuals(ends, clocks, followed)
         if missed.residual_ns + missed.uncertainty_ns < DRIFT_PAYS * (left.residual_ns + left.uncertainty_ns):
             errors, left = followed, missed
     longest = int((ends.end_ns - ends.start_ns).max(initial=0))
@@ -135,7 +137,7 @@ def align_clocks(ranks: Sequence[int], hosts: Sequence[str], ends: Ends) -> Cloc
 
 
 def uncertainty_by_group(ends: Ends, group: npt.NDArray[np.int32], count: int, clock: Clock) -> Int64Array:
-    """Return for each of ``count`` groups how uncertain it is when its ranks came to an operation, in ns.
+    """The uncertainty, in ns, of when the ranks of each of ``count`` groups came to an operation.
 
     ``group`` is that of each part; parts are those that the clock was aligned by. A clock that wanders is
     known better between ranks that meet often than between those that meet once a step. Of a group that
@@ -163,7 +165,7 @@ def _aligned_by_sends(
     if not several:
         return Clock()
     errors = _errors(ends, clocks)
-    left = _left(ends, clocks, errors)
+    left = _residuals(ends, clocks, errors)
     if left.residual_ns > max(RESIDUAL_SHARE * left.mean_wait_ns, SPREAD_NS):
         reason = f"ends of one collective still differ by {format_ms(left.residual_ns / 1e6)}"
         return Clock({}, left.residual_ns, left.uncertainty_ns, False, (_not_aligned(reason),))
@@ -174,7 +176,7 @@ def _clock(
     ranks: Sequence[int],
     clocks: npt.NDArray[np.int32],
     errors: Mapping[int, AnyError],
-    left: _Left,
+    left: _Residuals,
 ) -> Clock:
     of_rank = {
         rank: errors[clock] for rank, clock in zip(ranks, clocks.tolist(), strict=True) if clock in errors
@@ -293,7 +295,7 @@ def _spread(
 
 
 def _connect_all(ends: Ends, clocks: npt.NDArray[np.int32]) -> bool:
-    """Return whether operations lead from every clock to every other one."""
+    """Whether operations lead from every clock to every other one."""
     found = _distances(ends.operation, clocks[ends.rank], ends.end_ns)
     reached, grown = {int(clocks[0])}, True
     pairs = set(zip(found.first.tolist(), found.other.tolist(), strict=True))
@@ -304,7 +306,7 @@ def _connect_all(ends: Ends, clocks: npt.NDArray[np.int32]) -> bool:
     return len(reached) == np.unique(clocks).size
 
 
-class _Left(msgspec.Struct, frozen=True):
+class _Residuals(msgspec.Struct, frozen=True):
     """What errors leave: the median distance of ends and what most stay below; and the mean wait."""
 
     residual_ns: int
@@ -312,8 +314,8 @@ class _Left(msgspec.Struct, frozen=True):
     mean_wait_ns: float
 
 
-def _left(ends: Ends, clocks: npt.NDArray[np.int32], errors: Mapping[int, AnyError]) -> _Left:
-    """Return how well the clocks agree once ``errors`` are removed.
+def _residuals(ends: Ends, clocks: npt.NDArray[np.int32], errors: Mapping[int, AnyError]) -> _Residuals:
+    """What is left of the differences between clocks once ``errors`` are removed.
 
     Waits of sends and receives count: those of a pipeline are the longest. Where there are no
     symmetric operations, distances are those of sends and receives: what is buffered lies in them too.
@@ -336,14 +338,14 @@ def _left(ends: Ends, clocks: npt.NDArray[np.int32], errors: Mapping[int, AnyErr
     edges = boundaries(ends.operation)
     latest = np.repeat(np.maximum.reduceat(start_ns, edges[:-1]), np.diff(edges))
     if not distance.size:
-        return _Left(0, 0, float(np.mean(latest - start_ns)))
-    return _Left(
+        return _Residuals(0, 0, float(np.mean(latest - start_ns)))
+    return _Residuals(
         int(np.median(distance)), int(np.quantile(distance, MOSTLY)), float(np.mean(latest - start_ns))
     )
 
 
 def _missed(found: _Distances) -> Int64Array:
-    """Return how far the distances of each pair of clocks are from what those around them let expect."""
+    """How far the distances of each pair of clocks are from what those around them let expect."""
     order = np.lexsort((found.time_ns, found.other, found.first))
     edges = boundaries(found.first[order], found.other[order])
     missed = [

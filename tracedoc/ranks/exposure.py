@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.ranks.groups import pipeline_pairs
-from tracedoc.ranks.lone_sends import lone_arrivals
 from tracedoc.ranks.matching import NO_OPERATION, Matching, RankCollectives, operations_of_rows
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable
@@ -50,7 +49,7 @@ class Arrivals(msgspec.Struct, frozen=True, eq=False):
         return np.asarray(self.latest_ns != NO_TIME)
 
     def last_arrival_ns(self, table: CollectiveTable) -> Int64Array:
-        """Return when waiting ends and transfer may begin: the row's own start where nothing is known."""
+        """When waiting ends and transfer may begin: the row's own start where nothing is known."""
         return np.clip(self.latest_ns, table.start_ns, np.maximum(table.end_ns, table.start_ns))
 
 
@@ -116,14 +115,14 @@ class RankArrivals(Mapping[int, Arrivals]):
 
 
 def arrivals_by_rank(matching: Matching, ranks: Sequence[RankCollectives]) -> RankArrivals:
-    """Return for each rank when the last peer came to each of its operations, on the rank's own clock."""
+    """The arrivals of the last peer at each operation of each rank, on the rank's own clock."""
     columns = operations_of_rows(matching, ranks)
     operations = {rank.rank: rows for rank, rows in zip(ranks, columns, strict=True)}
     return RankArrivals(matching, operations, lone_arrivals(matching, ranks, operations))
 
 
 def exposed_waits(exposed: Spans, table: CollectiveTable, arrivals: Arrivals) -> Int64Array:
-    """Return for each row how long it waited for its peers with no compute beside it."""
+    """The time that each row waited for its peers with no compute beside it."""
     return exposed.covered_ns(table.start_ns, arrivals.last_arrival_ns(table))
 
 
@@ -133,16 +132,54 @@ def split_exposed(exposed: Spans, table: CollectiveTable, arrivals: Arrivals) ->
     Where several operations run at once, transfer comes before unsplit before waiting. An operation that
     misses a captured rank waits until the last known arrival at least; the rest of it is unsplit.
     """
-    known, turn = arrivals.known, arrivals.last_arrival_ns(table)
+    known, last_arrival_ns = arrivals.known, arrivals.last_arrival_ns(table)
     certain = known & arrivals.complete
     starts, ends = table.start_ns, table.end_ns
-    transfer = exposed & Spans.of(turn[certain], ends[certain])
+    transfer = exposed & Spans.of(last_arrival_ns[certain], ends[certain])
     rest = exposed - transfer
-    unsplit = rest & Spans.of(turn[~certain], ends[~certain])
+    unsplit = rest & Spans.of(last_arrival_ns[~certain], ends[~certain])
     rest = rest - unsplit
     waiting = known & ~arrivals.pipeline
-    wait = rest & Spans.of(starts[waiting], turn[waiting])
+    wait = rest & Spans.of(starts[waiting], last_arrival_ns[waiting])
     rest = rest - wait
     pipeline = known & arrivals.pipeline
-    pipeline_wait = rest & Spans.of(starts[pipeline], turn[pipeline])
+    pipeline_wait = rest & Spans.of(starts[pipeline], last_arrival_ns[pipeline])
     return SplitSpans(transfer, wait, pipeline_wait, unsplit | (rest - pipeline_wait))
+
+
+def lone_arrivals(
+    matching: Matching, ranks: Sequence[RankCollectives], operations: Mapping[int, np.ndarray]
+) -> dict[int, Int64Array]:
+    """When the neighbour that was not captured came to each row, on the rank's own clock, by rank.
+
+    ``NO_TIME`` where the row is no such send or receive, or no transfer of its size was seen.
+    """
+    captured = {rank.rank for rank in ranks}
+    between = pipeline_pairs(matching.groups)
+    pairs = {group.ranks for group, stages in zip(matching.groups, between, strict=True) if stages}
+    missing = {pair for pair in pairs if not captured.issuperset(pair)}
+    if not missing:
+        return {}
+    usual = _usual_transfers(matching, np.array(between, dtype=bool))
+    found: dict[int, Int64Array] = {}
+    for rank in ranks:
+        table = rank.table
+        lone = [
+            (rank.rank, kind.peer) in missing or (kind.peer, rank.rank) in missing for kind in table.kinds
+        ]
+        rows = np.flatnonzero(np.array(lone or [False])[table.kind] & (operations[rank.rank] == NO_OPERATION))
+        latest = np.full(len(table), NO_TIME)
+        for row in rows.tolist():
+            transfer = usual.get(int(table.nbytes[row]))
+            if transfer is not None:
+                latest[row] = table.end_ns[row] - transfer
+        found[rank.rank] = latest
+    return found
+
+
+def _usual_transfers(matching: Matching, between: np.ndarray) -> dict[int, int]:
+    """The time that sends between captured stages take from when both were there, by their size."""
+    chosen = between[matching.group] & matching.has_latest_start & matching.complete
+    taken = matching.latest_end_ns[chosen] - matching.latest_start_ns[chosen]
+    sizes = matching.nbytes[chosen]
+    return {int(size): int(np.median(taken[sizes == size])) for size in np.unique(sizes).tolist()}

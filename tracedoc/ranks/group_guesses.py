@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.ranks.clock_violations import SKEW_NS, VIOLATION_SHARE
 from tracedoc.ranks.matching import RankCollectives
+from tracedoc.ranks.pairing import SKEW_NS, VIOLATION_SHARE
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.trace.columns import ProcessGroup
 from tracedoc.trace.vocabulary import SYMMETRIC_OPS
@@ -86,7 +86,7 @@ def _candidates(ranks: Sequence[RankCollectives]) -> list[_Groups]:
 
 
 def _agree(groups: _Groups) -> bool:
-    """Return whether the ranks that a group lists list it themselves."""
+    """Whether the ranks that a group lists list it themselves."""
     return all(
         rank in group.ranks
         and all(groups[peer].ranks == group.ranks for peer in group.ranks if peer in groups)
@@ -95,7 +95,7 @@ def _agree(groups: _Groups) -> bool:
 
 
 def _can_be(ranks: Sequence[RankCollectives], rows: Sequence[npt.NDArray[np.bool_]], groups: _Groups) -> bool:
-    """Return whether these operations fit these groups, taken in order, without a violation."""
+    """Whether these operations fit these groups, taken in order, without a violation."""
     mine = {rank.rank: rank.table.take(chosen) for rank, chosen in zip(ranks, rows, strict=True)}
     wrong = count = 0
     for members in {group.ranks for group in groups.values()}:
@@ -112,7 +112,7 @@ def _can_be(ranks: Sequence[RankCollectives], rows: Sequence[npt.NDArray[np.bool
 
 
 def _sends_arrive(ranks: Sequence[RankCollectives], groups: _Groups) -> bool:
-    """Return whether every send has its receive where ranks are counted within these groups.
+    """Whether every send has its receive where ranks are counted within these groups.
 
     A receive ends after its send began, and as many are sent as received.
     """

@@ -94,7 +94,7 @@ class GroupNumbers:
 
 
 def pipeline_pairs(groups: Sequence[Group]) -> list[bool]:
-    """Return which groups are two neighbours in a pipeline.
+    """Marks the groups that are two neighbours in a pipeline.
 
     Stages pass activations one way and gradients back. A ring that passes data one way only, as ring
     attention does, is none.

@@ -7,7 +7,7 @@ ranks leave a symmetric operation together. What has no partner stays unmatched.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -16,18 +16,20 @@ import numpy.typing as npt
 from msgspec.structs import fields, replace
 
 from tracedoc.errors import Limit
-from tracedoc.ranks.clock_violations import (
-    SKEW_NS,
-    VIOLATION_SHARE,
-    Pairs,
-    by_operation,
-    drop_violations,
-    in_numbered_groups,
-    without_lone,
-)
 from tracedoc.ranks.clocks import TELLING, Clock, Ends, align_clocks, uncertainty_by_group
 from tracedoc.ranks.groups import NO_GROUP, Group, GroupNumbers
-from tracedoc.ranks.pairing import NOT_PAIRED, Entries, IntArray, pair_by_number, pair_by_order
+from tracedoc.ranks.pairing import (
+    NOT_PAIRED,
+    SKEW_NS,
+    VIOLATION_SHARE,
+    Entries,
+    IntArray,
+    Pairs,
+    by_operation,
+    count_uneven,
+    drop_violations,
+    pair_entries,
+)
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE, CollectiveTable, boundaries, by_rank
 from tracedoc.trace.columns import ProcessGroup
@@ -54,45 +56,6 @@ class RankCollectives(msgspec.Struct, frozen=True):
     table: CollectiveTable
     groups: tuple[ProcessGroup, ...] = ()
     gloo: bool = False
-
-
-class Collective(msgspec.Struct, frozen=True):
-    """One logical operation over its captured ranks; times are on the common clock, aligned with ``ranks``.
-
-    ``complete``: every rank of the group was captured; otherwise the last to arrive may be another one.
-    ``rows`` are the positions in the tables of the ranks.
-    """
-
-    op: str
-    group: Group
-    nbytes: int | None
-    step: int | None
-    complete: bool
-    ranks: tuple[int, ...]
-    rows: tuple[int, ...]
-    start_ns: tuple[int, ...]
-    end_ns: tuple[int, ...]
-
-    @property
-    def latest_start_ns(self) -> int:
-        """When the last captured rank came."""
-        return max(self.start_ns)
-
-    @property
-    def transfer_ns(self) -> int:
-        """Time from the latest start to the latest end, not negative."""
-        return max(max(self.end_ns) - self.latest_start_ns, 0)
-
-    @property
-    def wait_ns(self) -> tuple[int, ...]:
-        """Each rank's time from its own start to the latest start, at most until its own end."""
-        latest = self.latest_start_ns
-        return tuple(min(latest, end) - start for start, end in zip(self.start_ns, self.end_ns, strict=True))
-
-    @property
-    def last_rank(self) -> int:
-        """The captured rank that came last."""
-        return self.ranks[self.start_ns.index(max(self.start_ns))]
 
 
 class Matching(msgspec.Struct, frozen=True, eq=False):
@@ -149,12 +112,6 @@ class Matching(msgspec.Struct, frozen=True, eq=False):
         return latest[boundaries(self.operation[latest])[:-1]]
 
     @property
-    def wait_ns(self) -> Int64Array:
-        """Each part's time from its own start to the latest start, at most until its own end."""
-        latest = self.latest_start_ns[self.operation]
-        return np.asarray(np.maximum(np.minimum(latest, self.end_ns) - self.start_ns, 0))
-
-    @property
     def has_latest_start(self) -> npt.NDArray[np.bool_]:
         """Whether the latest start splits waiting from transfer, for each operation.
 
@@ -173,33 +130,10 @@ class Matching(msgspec.Struct, frozen=True, eq=False):
         """Each operation's time from the latest start to the latest end, not negative."""
         return np.asarray(np.maximum(self.latest_end_ns - self.latest_start_ns, 0))
 
-    def collective(self, index: int) -> Collective:
-        """Return one operation as a row."""
-        parts = slice(int(self.first[index]), int(self.first[index + 1]))
-        nbytes, step = int(self.nbytes[index]), int(self.step[index])
-        return Collective(
-            op=self.ops[int(self.op[index])],
-            group=self.groups[int(self.group[index])],
-            nbytes=None if nbytes == NONE else nbytes,
-            step=None if step == NONE else step,
-            complete=bool(self.complete[index]),
-            ranks=tuple(self.ranks[rank] for rank in self.part_rank[parts].tolist()),
-            rows=tuple(self.part_row[parts].tolist()),
-            start_ns=tuple(self.start_ns[parts].tolist()),
-            end_ns=tuple(self.end_ns[parts].tolist()),
-        )
-
-    @property
-    def collectives(self) -> tuple[Collective, ...]:
-        """All operations as rows: convenient, and slow for many."""
-        return tuple(self.collective(index) for index in range(len(self)))
-
-
-class _Parts(msgspec.Struct, frozen=True, eq=False):
-    """For each entry its row in the table of its rank, and its bytes (``NONE`` where unknown)."""
-
-    row: npt.NDArray[np.int32]
-    nbytes: Int64Array
+    def ranks_of(self, operation: int) -> tuple[int, ...]:
+        """The captured ranks that took part in an operation."""
+        parts = slice(int(self.first[operation]), int(self.first[operation + 1]))
+        return tuple(self.ranks[place] for place in self.part_rank[parts].tolist())
 
 
 def match_collectives(ranks: Sequence[RankCollectives], world_size: int | None) -> Matching:
@@ -221,29 +155,13 @@ def match_collectives(ranks: Sequence[RankCollectives], world_size: int | None) 
 
 def _matched(ranks: Sequence[RankCollectives], everyone: tuple[int, ...], world_size: int | None) -> Matching:
     numbers = GroupNumbers(everyone, [rank.table.kinds for rank in ranks], world_size)
-    ops, parts, entries = _entries(ranks, numbers)
-    paired, disagreeing = _candidates(entries)
-    uneven = _uneven(entries, paired, _mask(ops, SYMMETRIC_OPS, entries.op))
+    ops, entries = _entries(ranks, numbers)
+    paired, disagreeing = pair_entries(entries)
+    uneven = count_uneven(entries, paired, _mask(ops, SYMMETRIC_OPS, entries.op))
     ends, ending = _ends(entries, paired, ops)
     clock = align_clocks(everyone, [rank.host for rank in ranks], ends)
     uncertain = uncertainty_by_group(ends, entries.group[ending], len(numbers.groups), clock)
-    limits = list(clock.limits)
-    if disagreeing:
-        limits.append(
-            Limit(
-                "collectives-disagree",
-                f"in {disagreeing} collectives the ranks disagree on what the operation is",
-                "they are not matched; a job that runs so may hang",
-            )
-        )
-    if uneven:
-        limits.append(
-            Limit(
-                "collectives-disagree",
-                f"in {uneven} collectives the ranks disagree on how many bytes they exchange",
-                "the largest size counts for them; a job that runs so may hang or compute wrong sums",
-            )
-        )
+    limits = [*clock.limits, *_disagreements(disagreeing, uneven)]
     if not clock.aligned:
         return Matching(everyone, clock=clock, limits=tuple(limits))
     if clock.errors:
@@ -254,14 +172,28 @@ def _matched(ranks: Sequence[RankCollectives], everyone: tuple[int, ...], world_
     listed = np.array([group.listed for group in numbers.groups] or [True], dtype=bool)
     paired = drop_violations(Pairs(entries, _mask(ops, SYMMETRIC_OPS, entries.op), slack), paired, listed)
     limits.extend(_unmatched(entries, paired))
-    found = _assembled(everyone, numbers.groups, ops, entries, parts, paired, clock, tuple(limits))
+    found = _assembled(everyone, numbers.groups, ops, entries, paired, clock, tuple(limits))
     return replace(found, uncertainty_ns=uncertain[found.group])
 
 
-def _entries(
-    ranks: Sequence[RankCollectives], numbers: GroupNumbers
-) -> tuple[tuple[str, ...], _Parts, Entries]:
-    """Return the operations of known groups of all ranks, their names, and where they come from.
+def _disagreements(kinds: int, sizes: int) -> Iterator[Limit]:
+    """Yield the limits for collectives whose ranks differ in what the operation is, or in its size."""
+    for count, what, effect in (
+        (kinds, "what the operation is", "they are not matched; a job that runs so may hang"),
+        (
+            sizes,
+            "how many bytes they exchange",
+            "the largest size counts for them; a job that runs so may hang or compute wrong sums",
+        ),
+    ):
+        if count:
+            yield Limit(
+                "collectives-disagree", f"in {count} collectives the ranks disagree on {what}", effect
+            )
+
+
+def _entries(ranks: Sequence[RankCollectives], numbers: GroupNumbers) -> tuple[tuple[str, ...], Entries]:
+    """The names of operations, and those of known groups of all ranks.
 
     A send and a receive are two parts of one operation of their pair.
     """
@@ -301,8 +233,7 @@ def _entries(
     order = np.argsort(columns[0][:used], kind="stable")
     for place in range(len(columns)):  # one after the other: with many ranks, twice all columns is much
         columns[place] = columns[place][:used][order]
-    *entries, rows, sizes = columns
-    return tuple(codes), _Parts(rows, sizes), Entries(*entries)
+    return tuple(codes), Entries(*columns)
 
 
 _ENTRY_TYPES = (np.int32, np.int32, np.int32, np.int64, np.int64, np.int32, np.int64, np.int64,
@@ -311,36 +242,10 @@ _ENTRY_TYPES = (np.int32, np.int32, np.int32, np.int64, np.int64, np.int32, np.i
 
 
 def _matched_as(op: str, size: int, *, gloo: bool) -> str:
-    """Return as what an operation of a group of ``size`` ranks is matched (:data:`LATEST_START_OPS`)."""
+    """What an operation of a group of ``size`` ranks is matched as (:data:`LATEST_START_OPS`)."""
     if op in ("send", "recv"):
         return "send_recv"
     return "broadcast_pair" if gloo and op == "broadcast" and size == 2 else op
-
-
-def _candidates(entries: Entries) -> tuple[IntArray, int]:
-    """Return operation numbers by sequence number or order, and how many numbers the ranks disagree on."""
-    paired = np.full(len(entries), NOT_PAIRED, dtype=np.intp)
-    numbered = in_numbered_groups(entries)
-    rows = np.flatnonzero(numbered)
-    found, disagreeing = pair_by_number(entries, rows)
-    paired[rows] = found
-    total = int(paired.max(initial=-1)) + 1
-    # Before the first step it is not known where the sequences of two ranks begin.
-    ordered = ~numbered & ((entries.step != NONE) | bool((entries.step == NONE).all()))
-    rows = np.flatnonzero(ordered)
-    found = pair_by_order(entries, rows)
-    paired[rows] = np.where(found == NOT_PAIRED, NOT_PAIRED, found + total)
-    wrong = boundaries(entries.group[disagreeing], entries.seq[disagreeing]).size - 1
-    return without_lone(paired), wrong
-
-
-def _uneven(entries: Entries, paired: IntArray, symmetric: npt.NDArray[np.bool_]) -> int:
-    """Return how many symmetric operations have parts of different sizes."""
-    order, edges = by_operation(np.where(symmetric & (entries.size != NONE), paired, NOT_PAIRED))
-    if order.size == 0:
-        return 0
-    sizes = entries.size[order]
-    return int((np.minimum.reduceat(sizes, edges[:-1]) != np.maximum.reduceat(sizes, edges[:-1])).sum())
 
 
 def _mask(ops: Sequence[str], wanted: frozenset[str], codes: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
@@ -349,7 +254,7 @@ def _mask(ops: Sequence[str], wanted: frozenset[str], codes: npt.NDArray[np.int3
 
 
 def _ends(entries: Entries, paired: IntArray, ops: Sequence[str]) -> tuple[Ends, IntArray]:
-    """Return when ranks left the operations in which they wait for each other, and these entries."""
+    """The ends of the operations in which ranks wait for each other, and these entries."""
     chosen = np.flatnonzero((paired != NOT_PAIRED) & _mask(ops, LATEST_START_OPS, entries.op))
     order = chosen[np.lexsort((entries.rank[chosen], paired[chosen]))]
     ends = Ends(
@@ -387,7 +292,6 @@ def _assembled(
     groups: Sequence[Group],
     ops: tuple[str, ...],
     entries: Entries,
-    parts: _Parts,
     paired: IntArray,
     clock: Clock,
     limits: tuple[Limit, ...],
@@ -411,11 +315,11 @@ def _assembled(
         op=entries.op[heads],
         group=entries.group[heads],
         step=np.maximum.reduceat(entries.step[order], first[:-1]),
-        nbytes=np.maximum.reduceat(parts.nbytes[order], first[:-1]),
+        nbytes=np.maximum.reduceat(entries.nbytes[order], first[:-1]),
         complete=counts == sizes[entries.group[heads]],
         first=first,
         part_rank=entries.rank[order].astype(np.int32),
-        part_row=parts.row[order],
+        part_row=entries.row[order],
         start_ns=entries.start_ns[order],
         end_ns=entries.end_ns[order],
         clock=clock,

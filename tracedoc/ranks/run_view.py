@@ -6,12 +6,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
+from tracedoc.errors import Limit
 from tracedoc.ranks.bandwidth import SizeCurve, group_curves
 from tracedoc.ranks.blame import Blame, assign_blame
 from tracedoc.ranks.exposure import (
@@ -24,12 +25,17 @@ from tracedoc.ranks.exposure import (
 from tracedoc.ranks.group_guesses import with_guessed_groups
 from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
 from tracedoc.run.job import Job
-from tracedoc.spans import Int64Array
+from tracedoc.spans import Int64Array, Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_table import by_rank
 from tracedoc.timeline.script_code import SourceStep
+from tracedoc.units import format_ms, format_ranges
 from tracedoc.values import Value
 
 Result = TypeVar("Result")
+
+EARLY_STEPS = 1.5
+"""A rank ends early where the longest recording goes on for so many steps of the run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,12 +79,34 @@ class RunView:
         """The digest of the rank that stands for the run."""
         return None if self.representative is None else self.digest(self.representative)
 
+    @property
+    def analysed_step(self) -> StepDigest | None:
+        """The step that stands for the run."""
+        digest = self.representative_digest
+        return None if digest is None else digest.judged_step
+
+    @property
+    def common_steps(self) -> tuple[int, ...]:
+        """The numbers of the steps that every rank captured whole, in order."""
+        complete = [{step.index for step in digest.complete_steps} for digest in self.digests]
+        return tuple(sorted(set.intersection(*complete))) if complete else ()
+
     def judged(self) -> list[tuple[RankDigest, StepDigest]]:
-        """Return each rank that has a analysed step, with it."""
+        """The ranks that have an analysed step, each with it."""
         return [(digest, step) for digest in self.digests if (step := digest.judged_step) is not None]
 
+    def transfers(self, digest: RankDigest, rows: npt.NDArray[Any] | slice = slice(None)) -> Spans:
+        """When some of a rank's collectives move data: from the last known arrival to their ends."""
+        table = digest.collectives
+        begins = self.arrivals[digest.rank].last_arrival_ns(table)
+        return Spans.of(begins[rows], table.end_ns[rows])
+
+    def exposed_transfer(self, digest: RankDigest, step: StepDigest, rows: npt.NDArray[Any]) -> Spans:
+        """When they do so in a step with no compute beside them."""
+        return (self.transfers(digest, rows) & digest.exposed_comm).clip(step.start_ns, step.end_ns)
+
     def by_rank(self, measure: Callable[[RankDigest, StepDigest], Value]) -> dict[str, Value]:
-        """Return what ``measure`` says of each rank that has a analysed step, by rank as facts are keyed."""
+        """The values of ``measure`` by rank, as facts are keyed, of the ranks that have an analysed step."""
         return {str(digest.rank): measure(digest, step) for digest, step in self.judged()}
 
 
@@ -151,8 +179,8 @@ def _exposed_at_last(
     found = np.zeros(len(matching), dtype=np.int64)
     for mine, digest in zip(by_rank(matching.part_rank[last], len(digests)), digests, strict=True):
         rows, table = matching.part_row[last[mine]], digest.collectives
-        turn = arrivals[digest.rank].last_arrival_ns(table)[rows]
-        found[mine] = digest.exposed_comm.covered_ns(turn, table.end_ns[rows])
+        last_arrival_ns = arrivals[digest.rank].last_arrival_ns(table)[rows]
+        found[mine] = digest.exposed_comm.covered_ns(last_arrival_ns, table.end_ns[rows])
     return found
 
 
@@ -165,3 +193,41 @@ def _representative_rank(digests: Sequence[RankDigest]) -> int | None:
     whole = [entry for entry in lengths if entry[2]]
     chosen = whole or lengths
     return chosen[(len(chosen) - 1) // 2][1] if chosen else None
+
+
+def habitual(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The lower quartile over steps, the first axis of ``values``: what holds in three steps of four."""
+    return np.asarray(np.sort(values, axis=0)[(len(values) - 1) // 4])
+
+
+def ended_early(run: RunView) -> list[Limit]:
+    """One limit for the ranks whose recording ends well before the others', none where all end together.
+
+    They crashed, or were stopped. Ranks are compared that were recorded from one step on, by the length of
+    their recordings.
+    """
+    lengths = {digest.rank: _length_ns(digest) for digest in run.digests if _length_ns(digest)}
+    first = {digest.first_step for digest in run.digests}
+    representative = run.representative_digest
+    if len(lengths) < 2 or len(first) != 1 or representative is None:
+        return []
+    steps = [step.end_ns - step.start_ns for digest in run.digests for step in digest.complete_steps]
+    if not steps:
+        return []
+    longest = max(lengths.values())
+    early = [rank for rank, length in lengths.items() if longest - length > EARLY_STEPS * median(steps)]
+    if not early:
+        return []
+    missing_ms = (longest - min(lengths[rank] for rank in early)) / 1e6
+    who = f"rank {early[0]} ended" if len(early) == 1 else f"ranks {format_ranges(early)} ended"
+    return [
+        Limit(
+            "ended-early",
+            f"{who} up to {format_ms(missing_ms)} before the others, in the middle of the capture",
+            "it crashed or was stopped: look at its log first; steps that all ranks have are analysed",
+        )
+    ]
+
+
+def _length_ns(digest: RankDigest) -> int:
+    return digest.capture.window_ns if digest.capture is not None and digest.step_source != "none" else 0

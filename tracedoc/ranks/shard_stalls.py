@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.spans import Int64Array, Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.shards.shard_units import NO_TIME, ShardCalls
 
 
@@ -41,7 +41,7 @@ class StallParts(msgspec.Struct, frozen=True, eq=False):
         return self.late + self.held
 
     def hideable_spans(self, wanted: npt.NDArray[np.bool_] | None = None) -> Spans:
-        """Return that part of all or of some stalls, as the end of each."""
+        """That part of all or of some stalls, as the end of each."""
         starts = np.maximum(self.start_ns, self.end_ns - self.hideable)
         chosen = slice(None) if wanted is None else wanted
         return Spans.of(starts[chosen], self.end_ns[chosen])
@@ -67,15 +67,15 @@ def _stall_parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallPar
     )
     latest = latest_arrivals(run, digest, calls.row)
     known = latest != NO_TIME
-    turn = np.clip(np.where(known, latest, calls.start_ns), calls.start_ns, calls.end_ns)
+    last_arrival_ns = np.clip(np.where(known, latest, calls.start_ns), calls.start_ns, calls.end_ns)
     # A wait that runs beside compute costs nothing by itself, but the gather ends later by as much.
-    wait = np.minimum(turn - calls.start_ns, times.stall_ns)
+    wait = np.minimum(last_arrival_ns - calls.start_ns, times.stall_ns)
     rest = times.stall_ns - wait
     begins_step = np.ones(len(calls), dtype=bool)
     begins_step[1:] = calls.step[1:] != calls.step[:-1]
     first = np.where(begins_step, rest, 0)
-    transfer = calls.end_ns - turn
-    moved = np.maximum(transfer, _transferred(run, digest).covered_ns(_ends_before(calls), calls.end_ns))
+    transfer = calls.end_ns - last_arrival_ns
+    moved = np.maximum(transfer, run.transfers(digest).covered_ns(_ends_before(calls), calls.end_ns))
     bandwidth = np.where(begins_step, 0, np.clip(moved - times.beside_ns, 0, rest))
     hideable = rest - first - bandwidth
     late = np.clip(calls.launch_ns + transfer - times.stall_start_ns, 0, hideable)
@@ -94,19 +94,13 @@ def _stall_parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallPar
     )
 
 
-def _transferred(run: RunView, digest: RankDigest) -> Spans:
-    """Return the time in which any collective of a rank transfers, waiting for peers left out where known."""
-    table = digest.collectives
-    return Spans.of(run.arrivals[digest.rank].last_arrival_ns(table), table.end_ns)
-
-
 def _ends_before(calls: ShardCalls) -> Int64Array:
-    """Return where the call before each one ends, at most its own end; the first call has its own start."""
+    """The end of the call before each one, at most its own end; the first call has its own start."""
     before = np.concatenate((calls.start_ns[:1], calls.end_ns[:-1]))
     return np.minimum(before, calls.end_ns)
 
 
 def latest_arrivals(run: RunView, digest: RankDigest, rows: npt.NDArray[np.int32]) -> Int64Array:
-    """Return when the last rank came to each of some collectives of a rank, on its clock, or ``NO_TIME``."""
+    """When the last rank came to each of some collectives of a rank, on its clock, or ``NO_TIME``."""
     arrivals = run.arrivals[digest.rank]
     return np.where(arrivals.complete[rows], arrivals.latest_ns[rows], NO_TIME)

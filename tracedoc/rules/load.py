@@ -21,6 +21,7 @@ from tracedoc.rules.files import builtin_directory, rule_files
 from tracedoc.rules.model import (
     FRAMEWORKS,
     ON_CPU,
+    OTHERWISE,
     SCOPES,
     STATUSES,
     TELLS,
@@ -61,6 +62,7 @@ OPTIONAL = (
     "tells",
     "fixes",
     "yields_to",
+    "aliases",
 )
 FIX_FIELDS = (("framework", "title", "risk"), ("change", "advice", "url", "when", "predict"))
 """Of a rule, and of one of its fixes: the fields that must and that may be there."""
@@ -161,6 +163,7 @@ def _rule(file: str, stem: str, root: yaml.Node, known: Vocabulary) -> Rule:
         fixes=fixes,
         fix_when=tuple(when for when, _ in conditions),
         yields_to=_yields_to(file, fields, rule_id, evidence),
+        aliases=read_words(file, fields, "aliases"),
         source=file,
     )
 
@@ -225,9 +228,13 @@ def _words(
         parts = read_fields(file, value, f"words {name!r}", required=("of", "say"))
         fact = known.facts[read_word(file, parts, "of", known.facts)]
         values = ("true", "false") if UNITS[fact.unit].kind == "bool" else fact.values
-        if not values:
-            fail(file, parts["of"], f"{fact.name} is neither true or false nor one of a few texts")
-        said = read_fields(file, parts["say"], f"words {name!r}", required=values)
+        say = read_mapping(file, parts["say"], f"words {name!r}")
+        if not values and OTHERWISE not in say:
+            fail(file, parts["of"], f"{fact.name} may be any text: {OTHERWISE!r} must say the rest")
+        required = () if OTHERWISE in say else values
+        said = read_fields(
+            file, parts["say"], f"words {name!r}", required=required, optional=(*(values or say), OTHERWISE)
+        )
         earlier = {**units, **dict.fromkeys(words, "text")}
         texts = {
             one: _template(file, node, f"words for {one!r}", earlier, braces=False)

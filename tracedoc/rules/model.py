@@ -56,8 +56,12 @@ class AtMost(msgspec.Struct, frozen=True):
     within_host_work: bool = False
 
 
+OTHERWISE = "otherwise"
+"""Stands for all values of a fact that words do not name."""
+
+
 class Words(msgspec.Struct, frozen=True):
-    """What templates say for a fact that is one of a few texts, or true or false: a text for each value."""
+    """What templates say for the values of a fact: a text for each, or for some and :data:`OTHERWISE`."""
 
     fact: str
     texts: Mapping[str, str]
@@ -76,8 +80,9 @@ class Rule(msgspec.Struct, frozen=True):
     ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``yields_to`` lists
     the ids of sharper rules. ``on_cpu`` is "capped" (a CPU trace makes it a note at most: its time shares
     say little) or "as_usual" (counts, loader waits, arrival order). ``tells`` is "cause", or "time" for a
-    rule that says where time goes and not why. ``fix_when`` has a condition for each
-    of ``fixes``, empty for one that always helps; it is empty itself where all do.
+    rule that says where time goes and not why. ``aliases`` are former ids, and names that people look for;
+    several rules may share one. ``fix_when`` has a condition for each of ``fixes``, empty for one that always
+    helps; it is empty itself where all do.
     """
 
     id: str
@@ -101,4 +106,5 @@ class Rule(msgspec.Struct, frozen=True):
     fixes: tuple[Fix, ...] = ()
     fix_when: tuple[str, ...] = ()
     yields_to: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     source: str = ""

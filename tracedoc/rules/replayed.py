@@ -11,8 +11,8 @@ from tracedoc.diagnosis import SEVERITIES, Finding, Fix, Gain
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.facts.per_run.strategy import strategy_of
 from tracedoc.fixes import misfits
+from tracedoc.play.run_replay import Refusal, RunReplay
 from tracedoc.predicted import PlanStep, Predicted, Range, ReplayReport
-from tracedoc.replay.run_replay import Refusal, RunReplay
 from tracedoc.rules.engine import Judgement, severity_of, worst_first
 from tracedoc.rules.lost_causes import with_lost_causes
 from tracedoc.rules.model import Rule

@@ -61,6 +61,7 @@ def rule_schema() -> dict[str, Any]:
         "tells": _one_of(TELLS),
         "fixes": _list_of(_fix()),
         "yields_to": _list_of({"type": "string"}),
+        "aliases": _list_of({"type": "string"}),
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -1,4 +1,4 @@
-"""Choose rules by id, topic or pattern."""
+"""Choose rules by id, alias, topic or pattern."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tracedoc.rules.model import TOPICS, Rule
 def choose(rules: Sequence[Rule], select: Iterable[str] = (), ignore: Iterable[str] = ()) -> tuple[Rule, ...]:
     """Return the rules that ``select`` names (all, if it names none) less those that ``ignore`` names.
 
-    A name is a rule's id, a topic, or a pattern of ids with ``*``. Raises :class:`RuleError` for a name that
-    fits nothing.
+    A name is a rule's id or one of its aliases, a topic, or a pattern of ids with ``*``. Raises
+    :class:`RuleError` for a name that fits nothing.
     """
     selected = [_named(rules, name) for name in select]
     ignored = frozenset[str]().union(*(_named(rules, name) for name in ignore))
@@ -25,7 +25,7 @@ def _named(rules: Sequence[Rule], name: str) -> frozenset[str]:
     found = frozenset(
         rule.id
         for rule in rules
-        if name in (rule.id, rule.topic) or ("*" in name and fnmatchcase(rule.id, name))
+        if name in (rule.id, rule.topic, *rule.aliases) or ("*" in name and fnmatchcase(rule.id, name))
     )
     if not found and name not in TOPICS:
         known = [*(rule.id for rule in rules), *TOPICS]

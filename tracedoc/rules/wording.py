@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import Fix, Verdict
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.rules.model import Words, value_key
+from tracedoc.rules.model import OTHERWISE, Words, value_key
 from tracedoc.rules.prediction import fill_prediction
 from tracedoc.rules.template import before_full_stop, compressed, fill
 from tracedoc.units import format_ms
@@ -21,7 +21,10 @@ OWN_STEP_DIFFERS = 0.05
 def chosen_words(words: Words, values: Mapping[str, Value], units: Mapping[str, str]) -> Value:
     """Return the words for the value of a fact; one that is unknown reads so."""
     value = values[words.fact]
-    return value if isinstance(value, Unknown) else fill(words.texts[value_key(value)], values, units)
+    if isinstance(value, Unknown):
+        return value
+    text = words.texts.get(value_key(value))
+    return fill(words.texts[OTHERWISE] if text is None else text, values, units)
 
 
 def with_ranks(

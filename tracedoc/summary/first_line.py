@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.predicted import PlanStep
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.summary.figures import gain_ms, gain_words, number
 from tracedoc.summary.losses import uncovered_loss
 from tracedoc.summary.outcome import outcome

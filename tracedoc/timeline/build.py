@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from tracedoc.containment import Failures
 from tracedoc.errors import InputError, TraceLimit
-from tracedoc.spans import Spans
 from tracedoc.timeline.activity import (
     COMMUNICATION,
     Activity,
@@ -24,14 +23,13 @@ from tracedoc.timeline.activity import (
     device_activity,
     gloo_rows,
 )
-from tracedoc.timeline.blocking import blocking_spans
 from tracedoc.timeline.collective_table import CollectiveTable
 from tracedoc.timeline.collectives import gloo_collectives, gpu_collectives
-from tracedoc.timeline.foreign_turns import foreign_turns
 from tracedoc.timeline.idle import (
     HostSpans,
     IdleCauses,
     cpu_idle_causes,
+    foreign_turns,
     host_spans,
     idle_causes,
     long_launches,
@@ -77,11 +75,10 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     captured; then ``activity`` and ``idle`` are ``None`` unless ``is_cpu``. ``windows`` are in time order;
     ``judged`` is the one that stands for the rank: the complete step of lower-median length, else the
     longest one; ``judged_budget`` is its exact budget. ``step_position[i]`` is the position in
-    ``host.steps`` of the GPU event ``events.rows[i]``. ``blocking`` is ``None`` where launches are not
-    linked; ``syncs`` in a CPU trace; ``phases`` without a backward pass. ``phase_budgets`` are those of the
-    analysed step. Where ``kernels_lost``, launched kernels are missing from the trace, and idle time is
-    unreliable. ``positions`` are those of steps in ``host.steps``, by number; ``launching_threads`` are the
-    host threads that launch kernels.
+    ``host.steps`` of the GPU event ``events.rows[i]``. ``syncs`` is ``None`` in a CPU trace, ``phases``
+    without a backward pass. ``phase_budgets`` are those of the analysed step. Where ``kernels_lost``,
+    launched kernels are missing from the trace, and idle time is unreliable. ``positions`` are those of steps
+    in ``host.steps``, by number; ``launching_threads`` are the host threads that launch kernels.
     """
 
     trace: Trace
@@ -95,7 +92,6 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     stream: int | None = None
     activity: Activity | None = None
     idle: IdleCauses | None = None
-    blocking: Spans | None = None
     windows: tuple[Window, ...] = ()
     judged: Window | None = None
     judged_budget: Budget | None = None
@@ -205,7 +201,6 @@ def _gpu_timeline(
         windows = _own_extents(trace, own, boundary, own_position, host, activity)
     numbers = np.array([step.index for step in host.steps] + [-1, -1], dtype=np.int64)[position]
     collectives = gpu_collectives(trace, events, device, numbers).with_exposure(activity.exposed_comm)
-    linked = bool(launches.linked.any())
     reach = (min([w.start_ns for w in windows]), max([w.end_ns for w in windows]))
     idle, syncs = idle_causes(trace, events, activity, device, delays, reach)
     return RankTimeline(
@@ -221,7 +216,6 @@ def _gpu_timeline(
         activity=activity,
         idle=idle,
         syncs=syncs,
-        blocking=blocking_spans(own, activity, stream) if linked and stream is not None else None,
         windows=windows,
         collectives=collectives,
         limits=(*host.limits, *limits),

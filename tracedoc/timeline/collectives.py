@@ -13,17 +13,15 @@ import numpy.typing as npt
 from tracedoc.spans import Int64Array, in_order
 from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, GpuEvents, collective_records
 from tracedoc.timeline.collective_table import HELD, NO_TIME, CollectiveOp, CollectiveTable, Held
+from tracedoc.timeline.lags import RELEASE_NS
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows, match_ids
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import CollectiveArgs, Kind, ProcessGroup, Shapes, Trace, TraceInfo
 from tracedoc.trace.distinct import places_by_value
 from tracedoc.trace.metadata import element_count
 
-NEVER: Final = 1 << 60
+LONG_AGO_NS: Final = 1 << 60
 """Longer than any trace, in nanoseconds."""
-
-JUST_BEFORE_NS = 20_000
-"""A kernel that starts within this time of an event was waiting for it; launches take half of it."""
 
 
 def gpu_collectives(
@@ -94,21 +92,21 @@ def _held(events: GpuEvents, device: int, wanted: Rows) -> npt.NDArray[np.uint8]
     starts, ends, streams = events.start_ns[wanted], events.end_ns[wanted], events.stream[wanted]
     compute = (events.classes == COMPUTE) & (events.device == device)
     after_compute = _since(in_order(events.end_ns[compute]), starts)
-    after_comm = np.full(wanted.size, NEVER, dtype=np.int64)
+    after_comm = np.full(wanted.size, LONG_AGO_NS, dtype=np.int64)
     for _, mine in places_by_value(streams):
         after_comm[mine] = _since(in_order(ends[mine]), starts[mine])
-    launched = np.where(events.linked[wanted], starts - events.launch_ns[wanted], NEVER)
+    launched = np.where(events.linked[wanted], starts - events.launch_ns[wanted], LONG_AGO_NS)
     held = np.full(wanted.size, Held.UNKNOWN, dtype=np.uint8)
-    held[after_compute <= JUST_BEFORE_NS] = Held.COMPUTE
-    held[(after_comm <= JUST_BEFORE_NS) & (after_comm <= after_compute)] = Held.COMMUNICATION
-    held[launched <= JUST_BEFORE_NS] = Held.LAUNCH
+    held[after_compute <= RELEASE_NS] = Held.COMPUTE
+    held[(after_comm <= RELEASE_NS) & (after_comm <= after_compute)] = Held.COMMUNICATION
+    held[launched <= RELEASE_NS] = Held.LAUNCH
     return held
 
 
 def _since(ends: Int64Array, times: Int64Array) -> Int64Array:
     """Return the time since the last of the sorted ``ends`` at or before each of ``times``."""
     place = np.searchsorted(ends, times, side="right")
-    padded = np.concatenate(([times.min(initial=0) - NEVER], ends))
+    padded = np.concatenate(([times.min(initial=0) - LONG_AGO_NS], ends))
     return np.asarray(times - padded[place], dtype=np.int64)
 
 

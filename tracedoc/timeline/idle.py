@@ -11,19 +11,24 @@ import numpy.typing as npt
 from tracedoc.idle_causes import CAUSES
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import Activity, GpuEvents
-from tracedoc.timeline.syncs import NEVER, Syncs, find_syncs
+from tracedoc.timeline.lags import LONG_LAUNCH_NS, LONGEST_LATENCY_NS
+from tracedoc.timeline.syncs import NOTHING_FOLLOWS, Syncs, find_syncs
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import difference
 from tracedoc.trace.vocabulary import RuntimeRole
 
-LAUNCH_LATENCY_NS = 50_000
-"""A kernel starts at most this long after its launch on an idle GPU (5-40 us are usual); a longer wait on an
-idle GPU is not the launch's own latency."""
+FEWEST_TURNS = 5
+"""Fewer gaps of one length may be alike by accident."""
 
-LONG_LAUNCH_NS = 1_000_000
-"""A launch takes 5-10 us. One that lasts this long beside an idle GPU loads its kernel, or its thread was
-taken off its core; with a full queue the GPU is busy meanwhile."""
+SHORTEST_TURN_NS, LONGEST_TURN_NS = 300_000, 50_000_000
+"""A driver gives each process a few milliseconds; shorter gaps are those between two streams."""
+
+ALIKE_TURNS = 0.25
+"""Gaps that differ by this share from the median are of one length."""
+
+MOSTLY_TURNS = 0.75
+"""So many of the gaps must be of one length."""
 
 _GRAPH_BUILDING = re.compile(r"(?:cuda|hip|cu)Graph(?:Instantiate|ExecUpdate|Upload)")
 _CAPTURE_BEGINS = re.compile(r"(?:cuda|hip|cu)StreamBeginCapture")
@@ -117,7 +122,7 @@ def idle_causes(
     """
     idle = activity.busy.complement(min(activity.start_ns, windows[0]), max(activity.end_ns, windows[1]))
     syncs = find_syncs(trace, events, device, idle, host.input | host.allocator)
-    long = idle.ends - idle.starts > LAUNCH_LATENCY_NS
+    long = idle.ends - idle.starts > LONGEST_LATENCY_NS
     gaps = Spans(idle.starts[long], idle.ends[long])
     first, repeated = (calls & gaps for calls in long_launches(trace, events))
     found: dict[str, Spans] = {}
@@ -176,8 +181,8 @@ def _by_next_launch(own: GpuEvents, idle: Spans, rest: Spans) -> tuple[Spans, Sp
     linked = own.linked[following]
     launched = own.launch_ns[following]
     late = linked & (launched > idle.starts)
-    launch_end = np.where(late, launched + LAUNCH_LATENCY_NS, idle.starts)
-    launch_end[idle.starts >= own.end_ns.max()] = NEVER
+    launch_end = np.where(late, launched + LONGEST_LATENCY_NS, idle.starts)
+    launch_end[idle.starts >= own.end_ns.max()] = NOTHING_FOLLOWS
     if rest is not idle:
         gap = np.searchsorted(idle.starts, rest.starts, side="right") - 1
         linked, launch_end = linked[gap], launch_end[gap]
@@ -193,3 +198,27 @@ def _pieces(starts: Int64Array, ends: Int64Array) -> Spans:
     """Return parts of disjoint intervals, one at most of each, without the empty ones."""
     kept = ends > starts
     return Spans(starts[kept], ends[kept])
+
+
+def foreign_turns(trace: Trace, queued: Spans) -> Spans:
+    """When another process had the GPU, of the idle time with work queued (``queued``).
+
+    Processes that share a GPU without MPS or MIG run on it in turns of one length. In between, what this one
+    has launched stands in its queue, and nothing of it waits for anything. A CUDA graph whose kernels were
+    not recorded looks the same, so that nothing is found in a trace that launches graphs.
+    """
+    if trace.rows_named(_launches_graph, Kind.RUNTIME).size:
+        return Spans.empty()
+    length = queued.ends - queued.starts
+    long = (length >= SHORTEST_TURN_NS) & (length <= LONGEST_TURN_NS)
+    if long.sum() < FEWEST_TURNS:
+        return Spans.empty()
+    usual = float(np.median(length[long]))
+    alike = long & (np.abs(length - usual) <= ALIKE_TURNS * usual)
+    if alike.sum() < max(MOSTLY_TURNS * long.sum(), FEWEST_TURNS):
+        return Spans.empty()
+    return Spans(queued.starts[alike], queued.ends[alike])
+
+
+def _launches_graph(name: str) -> bool:
+    return vocabulary.runtime_role(name) is RuntimeRole.GRAPH_LAUNCH

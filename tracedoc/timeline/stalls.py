@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.spans import Spans
-from tracedoc.timeline.activity import COMPUTE
+from tracedoc.spans import Int64Array, Spans, in_order
+from tracedoc.timeline.activity import COMMUNICATION, COMPUTE
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.lags import RELEASE_NS
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
@@ -70,6 +71,41 @@ def awaited_comm(timeline: RankTimeline) -> Spans:
     launched = np.where(known, events.launch_ns[event], exposed.starts)
     begins = np.clip(launched, exposed.starts, exposed.ends)
     return Spans.of(begins, exposed.ends)
+
+
+def blocking_comm(timeline: RankTimeline) -> Spans | None:
+    """Exposed communication inside gaps of the compute stream that communication ended, over the capture.
+
+    Such a gap is followed by a kernel or copy that had been launched before the gap began and that starts
+    within 20 us after a communication kernel ends, with no other event on another stream ending in between.
+    ``None`` where launches are not linked.
+    """
+    activity, stream = timeline.activity, timeline.stream
+    if activity is None or stream is None or not timeline.launches.linked.any():
+        return None
+    own = timeline.events.on(timeline.device)
+    comm = own.classes == COMMUNICATION
+    comm_ends = in_order(own.end_ns[comm])
+    mine = np.flatnonzero(~comm & (own.stream == stream))
+    if mine.size < 2 or comm_ends.size == 0:
+        return Spans.empty()
+    reach, following = np.maximum.accumulate(own.end_ns[mine])[:-1], mine[1:]
+    gaps = own.start_ns[following] > reach
+    reach, following = reach[gaps], following[gaps]
+    queued = own.linked[following] & (own.launch_ns[following] < reach)
+    reach, following = reach[queued], following[queued]
+    start = own.start_ns[following]
+    last_comm = _latest_before(comm_ends, start)
+    released = np.flatnonzero((start - last_comm <= RELEASE_NS) & (last_comm > reach))
+    other_ends = in_order(own.end_ns[~comm & (own.stream != stream)])
+    held = released[_latest_before(other_ends, start[released]) <= last_comm[released]]
+    return Spans.of(reach[held], start[held]) & activity.exposed_comm
+
+
+def _latest_before(sorted_times: Int64Array, times: Int64Array) -> Int64Array:
+    """The largest of ``sorted_times`` at or before each time, or the smallest int64."""
+    padded = np.concatenate(([np.iinfo(np.int64).min // 2], sorted_times))
+    return np.asarray(padded[np.searchsorted(sorted_times, times, side="right")])
 
 
 def short_kernel_idle(timeline: RankTimeline) -> Spans | None:

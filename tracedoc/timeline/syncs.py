@@ -10,21 +10,18 @@ import numpy.typing as npt
 
 from tracedoc.spans import Int64Array, Spans, in_order
 from tracedoc.timeline.activity import GpuEvents
+from tracedoc.timeline.lags import CLOCKS_NS
 from tracedoc.timeline.launches import Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, union
 from tracedoc.trace.vocabulary import RuntimeRole
 
-CLOCKS_NS = 20_000
-"""The clocks of host and GPU agree this well: a call that returns this much before the GPU's last event ends
-has waited for it."""
-
 LOOKBACK = 48
 """An operator that causes a sync began at most this many events before it on its thread: such operators
 contain a copy and a few views, not work of their own."""
 
-NEVER = np.iinfo(np.int64).max
+NOTHING_FOLLOWS = np.iinfo(np.int64).max
 
 SPELLINGS: dict[str, str] = {
     "aten::item": ".item()",
@@ -101,7 +98,7 @@ def find_syncs(trace: Trace, events: GpuEvents, device: int, idle: Spans, other:
     blocked = np.add.reduceat(ends - starts - other.covered_ns(starts, ends), first)
     drained, following = _around(events.on(device), end)
     dry = np.maximum(drained, start)
-    costs = (drained <= end + CLOCKS_NS) & (following > dry) & (following != NEVER)
+    costs = (drained <= end + CLOCKS_NS) & (following > dry) & (following != NOTHING_FOLLOWS)
     free = idle - other
     available = free.covered_ns(dry, np.where(costs, following, dry))
     cost = np.minimum(available, blocked)
@@ -155,15 +152,15 @@ def _waits(trace: Trace, events: GpuEvents, rows: Rows) -> tuple[Rows, npt.NDArr
 def _around(own: GpuEvents, end: Int64Array) -> tuple[Int64Array, Int64Array]:
     """The end of all that was launched before each wait's end, and the start of the next kernel, in ns.
 
-    An event without a launch counts as launched when it starts; ``NEVER`` where no kernel follows.
+    An event without a launch counts as launched when it starts; ``NOTHING_FOLLOWS`` where no kernel follows.
     """
     order = np.argsort(own.launch_ns, kind="stable")
     launched = own.launch_ns[order]
     reach = np.maximum.accumulate(own.end_ns[order])
-    ahead = np.minimum.accumulate(np.where(own.working, own.start_ns, NEVER)[order[::-1]])[::-1]
+    ahead = np.minimum.accumulate(np.where(own.working, own.start_ns, NOTHING_FOLLOWS)[order[::-1]])[::-1]
     place = np.searchsorted(launched, end, side="left")
     drained = np.where(place > 0, reach[np.maximum(place - 1, 0)], np.iinfo(np.int64).min // 2)
-    following = np.where(place < launched.size, ahead[np.minimum(place, launched.size - 1)], NEVER)
+    following = np.where(place < launched.size, ahead[np.minimum(place, launched.size - 1)], NOTHING_FOLLOWS)
     return drained, following
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tracedoc.play.run_replay import Refusal, RunReplay, replay_run
 from tracedoc.predicted import NotPredicted, PathPiece, Predicted, ReplayReport, WhatIf
 from tracedoc.ranks.run_view import RunView
-from tracedoc.replay.run_replay import Refusal, RunReplay, replay_run
 from tracedoc.whatif.changes.change import NotApplicable, Value
 from tracedoc.whatif.changes.registry import CHANGES, Request, request
 from tracedoc.whatif.predictions import Prediction, applicable, predict

@@ -9,14 +9,14 @@ from functools import partial
 import numpy as np
 
 from tracedoc.diagnosis import Evidence
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.catalog import CATALOG, FactDef
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_run.uneven import uneven_ranks
 from tracedoc.facts.per_run.wrapping import fine_wrapping_spans
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.stragglers import gaps_of, stragglers, waits_for
 from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest
+from tracedoc.topics.straggler.late_ranks import gaps_of, stragglers, waits_for
+from tracedoc.topics.straggler.uneven import uneven_ranks
 from tracedoc.values import Unknown
 
 EvidenceCollector = Callable[[Measurements, str | None], tuple[Evidence, ...]]

@@ -12,7 +12,6 @@ from tracedoc.values import Unknown
 from tracedoc.whatif.balanced_stages import balance_stages
 from tracedoc.whatif.bounds import at_most, hidden_by_compute, measured, within_host_work
 from tracedoc.whatif.earlier_reduction import GRADIENT_GAINS
-from tracedoc.whatif.late_rank import not_wait_for_rank
 from tracedoc.whatif.sharding import SHARDING_GAINS
 
 GainEstimator = Callable[[Measurements, str | None], Gain | Unknown]
@@ -86,6 +85,32 @@ def stop_collections(measurements: Measurements, key: str | None) -> Gain | Unkn
     return gain if isinstance(rest, Unknown) else replace(gain, high_ms=min(gain.high_ms, rest))
 
 
+def remove_straggler_wait(measurements: Measurements, key: str | None) -> Gain | Unknown:
+    """Bound what a late rank costs, at most a replay without waiting for it.
+
+    What all wait in most steps, while it is at what makes it late, is surely gained. In a CPU run the
+    processes may share cores and then also wait by chance, which no change of one rank mends: there only
+    what the late rank does longer in most steps counts, and what it waited for a core is not sure to be
+    gained.
+    """
+    high, low = (
+        measured(measurements, "straggler_cost_ms", key),
+        measured(measurements, "straggler_least_ms", key),
+    )
+    if isinstance(high, Unknown):
+        return high
+    assumption = "this rank never comes later than the others"
+    recurring = measured(measurements, "straggler_recurring_ms", key)
+    if measurements.is_cpu and not isinstance(recurring, Unknown) and recurring < high:
+        high = recurring
+        assumption = "what this rank does longer than the others in most steps is gone"
+    least = 0.0 if isinstance(low, Unknown) else min(low, high)
+    without_core = measured(measurements, "core_wait_ms", key)
+    if measurements.is_cpu and not isinstance(without_core, Unknown):
+        least = max(least - without_core, 0.0)
+    return Gain(least, high, "ceiling", (assumption,))
+
+
 GAINS: dict[str, GainEstimator] = {
     "hide-exposed-communication": hide_exposed_communication,
     "avoid-syncs": avoid_syncs,
@@ -93,8 +118,9 @@ GAINS: dict[str, GainEstimator] = {
     **SHARDING_GAINS,
     **GRADIENT_GAINS,
     "stop-collections": stop_collections,
-    "not-wait-for-rank": not_wait_for_rank,
+    "remove-straggler-wait": remove_straggler_wait,
     "balance-stages": balance_stages,
+    "not-wait-for-rank": remove_straggler_wait,  # its former name, which rules of other packs may use
 }
 """Estimators by the names that rules use, of gains that no fact alone bounds. The key is a rank, ``None`` for
 the run."""

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.facts.per_run.uneven import uneven_by_step
-from tracedoc.ranks.rehearsal import Together, gains_together, rehearsal
+from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.stragglers import stragglers
+from tracedoc.topics.straggler.late_ranks import stragglers
+from tracedoc.topics.straggler.uneven import uneven_by_step
 
 ByStep = Mapping[int, float]
 
@@ -94,9 +94,9 @@ def _of_rank(run: RunView, key: str | None) -> ByStep:
 
 def _of_any_rank(run: RunView, key: str | None) -> ByStep:
     late = stragglers(run)
-    if not late or rehearsal(run) is None:
+    if not late or arrival_replay(run) is None:
         return {}
-    return _numbered(late[0].steps, np.maximum(gains_together(run, Together.MEDIAN, late[0].steps), 0))
+    return _numbered(late[0].steps, np.maximum(gains_together(run, StartPolicy.MEDIAN, late[0].steps), 0))
 
 
 def _of_uneven_work(run: RunView, key: str | None) -> ByStep:

@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 
 from tracedoc.picture import PathStretch, Picture
+from tracedoc.play.path import measure_path
+from tracedoc.play.run_program import Reading
+from tracedoc.play.run_replay import RunReplay
 from tracedoc.ranks.run_view import RunView
-from tracedoc.replay.measured_path import measure_path
-from tracedoc.replay.rank.program import RankProgram
-from tracedoc.replay.run_program import Reading
-from tracedoc.replay.run_replay import RunReplay
 from tracedoc.spans import Int64Array, Spans
+from tracedoc.step.program import RankProgram
 
 FINEST = 1500
 """The picture is cut into so many pieces at most: on a screen they have less than a pixel."""

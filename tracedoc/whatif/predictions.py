@@ -7,10 +7,10 @@ from math import prod
 
 import msgspec
 
-from tracedoc.replay.path import find_path
-from tracedoc.replay.run_program import Reading, RunProgram
-from tracedoc.replay.run_replay import RunReplay
-from tracedoc.replay.solver import Cyclic
+from tracedoc.play.path import find_path
+from tracedoc.play.run_program import Reading, RunProgram
+from tracedoc.play.run_replay import RunReplay
+from tracedoc.play.solver import Cyclic
 from tracedoc.whatif.changes.change import Ask, Change, NotApplicable
 from tracedoc.whatif.changes.registry import CHANGES, Request
 

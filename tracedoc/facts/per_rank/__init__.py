@@ -5,7 +5,6 @@ from tracedoc.facts.per_rank import (
     attention,
     capture,
     compilation,
-    foreign_turns,
     gather_order,
     kernel_mix,
     launch_pace,
@@ -22,13 +21,13 @@ from tracedoc.facts.per_rank import (
     stream_order,
     unused_search,
 )
+from tracedoc.topics.straggler import rank as straggler
 
 __all__ = [
     "arithmetic",
     "attention",
     "capture",
     "compilation",
-    "foreign_turns",
     "gather_order",
     "kernel_mix",
     "launch_pace",
@@ -42,6 +41,7 @@ __all__ = [
     "shard_hooks",
     "sharded_units",
     "step",
+    "straggler",
     "stream_order",
     "unused_search",
 ]

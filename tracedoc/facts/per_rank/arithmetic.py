@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from tracedoc.digest.device import half_tflops
 from tracedoc.facts.catalog import rank_fact
+from tracedoc.step.device import half_tflops
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.flops import COUNTERS, extents_of
 from tracedoc.timeline.launches import NO_ROW

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tracedoc.digest.device import device_name
 from tracedoc.facts.catalog import rank_fact
+from tracedoc.step.device import device_name
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.values import Unknown, Value
 

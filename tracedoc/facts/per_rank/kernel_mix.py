@@ -7,9 +7,9 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.device import device_name, half_tflops, judged_peak, unlisted
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import in_order
+from tracedoc.step.device import device_name, half_tflops, judged_peak, unlisted
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import MATRIX

@@ -9,7 +9,7 @@ from tracedoc.facts.per_rank.step import NO_STEP
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
-from tracedoc.timeline.stalls import awaited_comm
+from tracedoc.timeline.stalls import awaited_comm, blocking_comm
 from tracedoc.values import Unknown, Value
 
 
@@ -44,9 +44,10 @@ def blocking_comm_ms(timeline: RankTimeline) -> Value:
     A gap of the compute stream counts when the kernel after it was launched before the gap and starts
     within 20 us after a communication kernel ends. The rest of exposed communication is an upper bound.
     """
-    if timeline.judged is None or timeline.blocking is None:
+    blocking = blocking_comm(timeline)
+    if timeline.judged is None or blocking is None:
         return Unknown("kernels cannot be linked to their launches")
-    return timeline.blocking.clip(timeline.judged.start_ns, timeline.judged.end_ns).total_ns / 1e6
+    return blocking.clip(timeline.judged.start_ns, timeline.judged.end_ns).total_ns / 1e6
 
 
 @rank_fact(

@@ -17,21 +17,20 @@ from tracedoc.facts.per_run import (
     reduce_scatters,
     script_places,
     settings,
-    slow_gpus,
     slow_steps,
     slow_transfers,
-    solo_work,
-    stages,
     step_log,
-    straggler,
     strategy,
     tiny_units,
     topology,
-    uneven,
     wrapping,
 )
+from tracedoc.topics.pipeline import run as pipeline
+from tracedoc.topics.straggler import causes, shared_cores, slow_gpus, uneven
+from tracedoc.topics.straggler import run as straggler
 
 __all__ = [
+    "causes",
     "compile_limit",
     "compute_stream",
     "coverage",
@@ -44,15 +43,15 @@ __all__ = [
     "links",
     "loader_workers",
     "memory_room",
+    "pipeline",
     "purposes",
     "reduce_scatters",
     "script_places",
     "settings",
+    "shared_cores",
     "slow_gpus",
     "slow_steps",
     "slow_transfers",
-    "solo_work",
-    "stages",
     "step_log",
     "straggler",
     "strategy",

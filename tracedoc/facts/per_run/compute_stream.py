@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.values import Unknown
 
 
@@ -21,6 +21,4 @@ def compute_stream_transfer_ms(run: RunView, digest: RankDigest, step: StepDiges
     value = digest.facts.get("compute_stream_reduction_ms")
     if isinstance(value, Unknown):
         return value
-    table = digest.collectives
-    transfer = Spans.of(run.arrivals[digest.rank].last_arrival_ns(table), table.end_ns)
-    return digest.spans("compute_stream_reduction_ms") & transfer
+    return digest.spans("compute_stream_reduction_ms") & run.transfers(digest)

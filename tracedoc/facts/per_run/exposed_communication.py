@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.step import NO_STEP
 from tracedoc.facts.per_run.links import half_rate_bytes, usual_call_ns, usual_rates
@@ -15,6 +14,7 @@ from tracedoc.ranks.exposure import ExposedSplit
 from tracedoc.ranks.matching import NO_OPERATION
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.values import Unknown, Value
 
@@ -121,13 +121,12 @@ def latency_bound_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest)
     if isinstance(latency_bound, Unknown):
         return latency_bound
     table = digest.collectives
-    turn = run.arrivals[digest.rank].last_arrival_ns(table)
     window = table.in_window(step.start_ns, step.end_ns)
     small = window & latency_bound
     inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
-    spans = inside & Spans.of(turn[small], table.end_ns[small])
-    untold = window & (table.nbytes == NONE) & ~latency_bound & ~table.is_op("barrier")
-    if (inside & Spans.of(turn[untold], table.end_ns[untold])).total_ns > inside.total_ns / 2:
+    spans = run.exposed_transfer(digest, step, small)
+    unsized = window & (table.nbytes == NONE) & ~latency_bound & ~table.is_op("barrier")
+    if 2 * run.exposed_transfer(digest, step, unsized).total_ns > inside.total_ns:
         return UNSIZED
     unsplit = np.flatnonzero(small & ~run.arrivals[digest.rank].known)
     their_ns = int(inside.covered_ns(table.start_ns[unsplit], table.end_ns[unsplit]).sum())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_run.exposed_communication import comm_split, exposed_comm_excluding_wait_ms
 from tracedoc.facts.per_run.memory_room import tensor_memory_frac
 from tracedoc.facts.per_run.strategy import strategy_of
 from tracedoc.ranks.run_view import RunView
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.values import Unknown, Value
 
 REPLICAS = frozenset({"ddp", "zero-1"})

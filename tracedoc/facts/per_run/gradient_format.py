@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_run.gradients import gradient_exposed_ms
 from tracedoc.facts.per_run.links import half_rate_bytes
 from tracedoc.ranks.run_view import RunView
-from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.strategy_signs import plain_dtype
 from tracedoc.values import Unknown, Value
@@ -24,8 +23,7 @@ def gradient_transfer_ms(run: RunView) -> dict[str, Value]:
     def transfer(digest: RankDigest, step: StepDigest) -> Value:
         table = digest.collectives
         rows = np.flatnonzero(digest.gradients & table.in_window(step.start_ns, step.end_ns))
-        turn = run.arrivals[digest.rank].last_arrival_ns(table)
-        return Spans.of(turn[rows], table.end_ns[rows]).clip(step.start_ns, step.end_ns).total_ns / 1e6
+        return run.transfers(digest, rows).clip(step.start_ns, step.end_ns).total_ns / 1e6
 
     return run.by_rank(transfer)
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.phase_times import NO_PHASES
 from tracedoc.facts.per_run.exposed_communication import hidden_by_last_ns
 from tracedoc.facts.per_run.links import half_rate_bytes, usual_call_ns
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.values import Unknown, Value
 
@@ -86,10 +86,7 @@ def median_bucket_bytes(run: RunView) -> dict[str, Value]:
 )
 def gradient_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
     """Exposed time of the median step's gradient reductions, less known waiting for other ranks."""
-    rows = _rows(digest, step)
-    turn = run.arrivals[digest.rank].last_arrival_ns(digest.collectives)
-    spans = Spans.of(turn[rows], digest.collectives.end_ns[rows])
-    return (spans & digest.exposed_comm).clip(step.start_ns, step.end_ns)
+    return run.exposed_transfer(digest, step, _rows(digest, step))
 
 
 @run_fact(
@@ -235,9 +232,8 @@ def _splittable(run: RunView, digest: RankDigest, step: StepDigest, late: Value)
     buckets = rows.size / _reducing_passes(digest)
     if buckets == 0 or buckets >= EVEN_BUCKETS:
         return 0.0
-    table, passes = digest.collectives, digest.facts.get("micro_batches", 1)
-    last_arrival_ns = run.arrivals[digest.rank].last_arrival_ns(table)
-    transfer = Spans.of(last_arrival_ns[rows], table.end_ns[rows]).total_ns / 1e6 / _reducing_passes(digest)
+    passes = digest.facts.get("micro_batches", 1)
+    transfer = run.transfers(digest, rows).total_ns / 1e6 / _reducing_passes(digest)
     transfer += (EVEN_BUCKETS - buckets) * _call_latency_ms(run, digest, rows)
     last_pass = float(backward) / max(passes, 1) if isinstance(passes, int) else float(backward)
     left = max(transfer / EVEN_BUCKETS, transfer - last_pass * (1 - 1 / EVEN_BUCKETS))
@@ -281,9 +277,7 @@ def _beside_gradients(
     """Return the step's collectives of these kinds that reduce no gradients, and their exposed time."""
     table = digest.collectives
     rows = np.flatnonzero(table.is_op(*ops) & table.in_window(step.start_ns, step.end_ns) & ~digest.gradients)
-    turn = run.arrivals[digest.rank].last_arrival_ns(table)
-    spans = Spans.of(turn[rows], table.end_ns[rows])
-    return rows, (spans & digest.exposed_comm).clip(step.start_ns, step.end_ns)
+    return rows, run.exposed_transfer(digest, step, rows)
 
 
 def _rows(digest: RankDigest, step: StepDigest) -> npt.NDArray[np.intp]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tracedoc.digest.host_work import AwayTotal, HostDigest, SyncTotal
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.step import NO_STEP
 from tracedoc.ranks.run_view import RunView
+from tracedoc.step.host_work import AwayTotal, HostDigest, SyncTotal
 from tracedoc.timeline.host import PHASES
 from tracedoc.timeline.syncs import SPELLINGS
 from tracedoc.values import Unknown, Value

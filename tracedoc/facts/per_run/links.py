@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.device import unlisted
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.bandwidth import REFERENCE_RANKS, Transfers, size_curve, transfers
 from tracedoc.ranks.matching import NO_OPERATION
 from tracedoc.ranks.run_view import RunView
+from tracedoc.step.device import unlisted
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.values import Unknown, Value
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tracedoc.digest.rank_digest import RankDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.loader import LOADERS
 from tracedoc.facts.per_run.settings import by_rank
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.values import Unknown, Value
 
 MOST_WORKERS = 8

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_run.strategy import parameter_dtype, strategy_of
 from tracedoc.planner.fitting import Fit, KnownRun, what_fits
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.run.job import Memory
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.values import Unknown, Value
 
 USABLE_SHARE = 0.92

@@ -8,11 +8,11 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.matching import NO_OPERATION
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.spans import Int64Array, Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_roles import Role
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.values import Unknown, Value

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.sharded_units import NOT_SHARDED, NOT_TIMED
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.shard_stalls import latest_arrivals, stall_parts
 from tracedoc.spans import Int64Array, Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_table import NO_TIME
 from tracedoc.timeline.shards.shard_units import FORWARD, Units
 from tracedoc.timeline.shards.times import CallTimes
@@ -113,7 +113,7 @@ def _as_the_link_allows(
     units, table = digest.units.units, digest.collectives
     reductions, forward = _reductions(units, step), _forward(units)
     last = table.end_ns[units.reductions.row]
-    moving = Spans.of(run.arrivals[digest.rank].last_arrival_ns(table), table.end_ns)
+    moving = run.transfers(digest)
     number, of_pass = np.searchsorted(forward, ends), np.searchsorted(forward, reductions)
     of_end = np.searchsorted(forward, units.reductions.start_ns)
     for one in distinct(number).tolist():

@@ -19,7 +19,7 @@ from tracedoc.facts.per_run.step_log import (
     usual_distances,
 )
 from tracedoc.ranks.run_view import RunView, once
-from tracedoc.ranks.stragglers import Straggler, stragglers
+from tracedoc.topics.straggler.late_ranks import Straggler, stragglers
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
 

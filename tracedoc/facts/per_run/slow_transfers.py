@@ -166,10 +166,12 @@ def _outliers(run: RunView) -> _Outliers | Unknown:
         largest = int(odd[np.argmax(transfer[odd])])
         if int(transfer[largest]) - usual > worst_ns:
             worst_ns = int(transfer[largest]) - usual
-            one = matching.collective(largest)
             took = f"{format_ms(int(transfer[largest]) / 1e6)}, usually {format_ms(usual / 1e6)}"
-            what = f"{one.op.replace('_', '-')} of {format_bytes(one.nbytes or 0)}"
-            worst = f"{what} among {_ranks(one.ranks)} in step {one.step}: {took}"
+            op, nbytes = matching.ops[int(matching.op[largest])], int(matching.nbytes[largest])
+            what = f"{op.replace('_', '-')} of {format_bytes(nbytes)}"
+            worst = (
+                f"{what} among {_ranks(matching.ranks_of(largest))} in step {matching.step[largest]}: {took}"
+            )
     if not compared or steps == 0:
         return NO_LIKE
     return _Outliers(calls, longer / steps / 1e6, worst)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from tracedoc.facts.catalog import run_fact
-from tracedoc.ranks.declared_strategy import resolve_strategy
-from tracedoc.ranks.pipelines import pipeline
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.strategies.claim import FAMILIES, Claim
-from tracedoc.ranks.strategies.decide import decide, merge
-from tracedoc.ranks.strategies.pipeline_parallel import ONLY_PASSES_DATA, PASSES_DATA_HOW
+from tracedoc.ranks.strategies.decide import decide, merge, resolve_strategy
+from tracedoc.ranks.strategies.model_parallel import ONLY_PASSES_DATA, PASSES_DATA_HOW
 from tracedoc.timeline.phases import Phase
+from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.values import Unknown, Value
 
 ADAPTER_PAIRS = 4

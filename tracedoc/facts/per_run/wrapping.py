@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.digest.device import unlisted
-from tracedoc.digest.rank_digest import RankDigest, StepDigest
 from tracedoc.facts.catalog import run_fact
 from tracedoc.facts.per_rank.sharded_units import NOT_SHARDED
 from tracedoc.facts.per_run.exposed_communication import latency_bound_bytes
@@ -14,6 +12,8 @@ from tracedoc.facts.per_run.links import half_rate_bytes
 from tracedoc.ranks.bandwidth import RING_SHARE
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
+from tracedoc.step.device import unlisted
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.shards.shard_units import FORWARD
 from tracedoc.trace.devices import device_peak
 from tracedoc.values import Unknown, Value
@@ -54,7 +54,7 @@ def sharded_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Sp
     """Exposed time of the median step in gathers and reduce-scatters of units, less known waiting."""
     if digest.units is None:
         return NOT_SHARDED
-    return _exposed_after_arrival(run, digest, step, _rows(digest))
+    return run.exposed_transfer(digest, step, _rows(digest))
 
 
 @run_fact(
@@ -69,7 +69,7 @@ def regather_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
     if digest.units is None:
         return NOT_SHARDED
     calls = digest.units.units.gathers
-    return _exposed_after_arrival(run, digest, step, calls.row[calls.phase != FORWARD])
+    return run.exposed_transfer(digest, step, calls.row[calls.phase != FORWARD])
 
 
 @run_fact("mergeable_exposed_ms", unit="ms", scope="rank", needs=("kernels", "collectives"))
@@ -93,7 +93,7 @@ def mergeable_exposed_ms(run: RunView) -> dict[str, Value]:
         if digest.is_cpu:
             sizes = digest.collectives.nbytes
             small = _rows(digest) & (sizes >= 0) & (sizes < SMALL_ON_CPU)
-            return _exposed_after_arrival(run, digest, step, small).total_ns * share / 1e6
+            return run.exposed_transfer(digest, step, small).total_ns * share / 1e6
         if isinstance(limit, Unknown) or isinstance(halves, Unknown) or gbps is None:
             return limit if isinstance(limit, Unknown) else Unknown("the rate of the link is not known")
         table = digest.collectives
@@ -163,21 +163,9 @@ def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> S
     hooks = digest.spans("sharding_hook_idle_ms")
     if digest.units is None or isinstance(limit, Unknown):
         return hooks
-    table = digest.collectives
-    small = _rows(digest) & (table.nbytes >= 0) & (table.nbytes < limit)
-    turn = run.arrivals[digest.rank].last_arrival_ns(table)
-    exposed = digest.exposed_comm & Spans.of(turn[small], table.end_ns[small])
-    return (exposed | hooks).clip(step.start_ns, step.end_ns)
-
-
-def _exposed_after_arrival(
-    run: RunView, digest: RankDigest, step: StepDigest, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]
-) -> Spans:
-    """Return when some of a rank's collectives are exposed in a step, from the last known arrival on."""
-    table = digest.collectives
-    begins = run.arrivals[digest.rank].last_arrival_ns(table)
-    inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
-    return inside & Spans.of(begins[rows], table.end_ns[rows])
+    sizes = digest.collectives.nbytes
+    small = _rows(digest) & (sizes >= 0) & (sizes < limit)
+    return run.exposed_transfer(digest, step, small) | hooks.clip(step.start_ns, step.end_ns)
 
 
 def _rows(digest: RankDigest) -> npt.NDArray[np.bool_]:

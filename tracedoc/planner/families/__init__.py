@@ -1,1 +1,57 @@
-"""How the ``config.json`` of each family of models is read."""
+"""Read a Hugging Face ``config.json``: the shape of the model, and its parameters counted exactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from tracedoc.errors import InputError, did_you_mean
+from tracedoc.planner.families import decoders, encoders, experts
+from tracedoc.planner.families.config import Config
+from tracedoc.planner.shape import ModelShape
+
+LARGEST_CONFIG_BYTES = 4 << 20
+
+FAMILIES: dict[str, Callable[[Config, str], ModelShape]] = {
+    kind: read for family in (decoders, experts, encoders) for read, kinds in family.READERS for kind in kinds
+}
+"""How to read each ``model_type``."""
+
+
+def read_model_config(path: str | Path) -> ModelShape:
+    """Return the shape that a ``config.json`` describes; a folder is searched for one.
+
+    Raises :class:`InputError` for what is no such file, and for a ``model_type`` that is not known here.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    try:
+        if file.stat().st_size > LARGEST_CONFIG_BYTES:
+            raise InputError(f"{file} is too large for a config.json", "give the config, not the weights")
+        keys = json.loads(file.read_bytes())
+    except OSError as error:
+        raise InputError(
+            f"{file} cannot be read: {error.strerror}", "give a config.json on disk, or --params"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file} is not JSON: {error}", "give the model's config.json") from error
+    if not isinstance(keys, dict) or not isinstance(keys.get("model_type"), str):
+        raise InputError(
+            f"{file} names no model_type", "give the config.json of a Hugging Face model, or --params"
+        )
+    inner = keys.get("text_config")
+    if isinstance(inner, dict) and keys["model_type"] not in FAMILIES:
+        keys = {**keys, **inner}  # of a model that sees, what reads
+    kind = keys["model_type"]
+    if kind not in FAMILIES:
+        raise InputError(
+            f"{file}: models of type {kind!r} are not known{did_you_mean(kind, FAMILIES)}",
+            f"use --params with its count; known: {', '.join(sorted(FAMILIES))}",
+        )
+    config = Config(str(file), keys)
+    shape = FAMILIES[kind](config, kind)
+    return replace(shape, name=config.text("_name_or_path").rsplit("/", 1)[-1] or kind)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tracedoc.planner.config_file import Config
-from tracedoc.planner.families.counting import embeddings, kept_by, outputs, weights
+from tracedoc.planner.families.config import Config, embeddings, kept_by, outputs, weights
 from tracedoc.planner.shape import Linear, ModelShape
 
 

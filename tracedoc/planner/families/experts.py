@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tracedoc.planner.config_file import Config
-from tracedoc.planner.families.counting import embeddings, weights
-from tracedoc.planner.families.llama import attention
+from tracedoc.planner.families.config import Config, embeddings, weights
+from tracedoc.planner.families.decoders import attention
 from tracedoc.planner.shape import Linear, ModelShape
 
 
@@ -18,7 +17,7 @@ def _expert_matrices(
     return first, Linear("mlp.experts.down_proj", width, hidden, experts, needs=(down,))
 
 
-def read(config: Config, kind: str) -> ModelShape:
+def read_mixture(config: Config, kind: str) -> ModelShape:
     """Return the shape of Mixtral or Qwen3-MoE: every block has experts."""
     hidden, blocks = config.number("hidden_size"), config.number("num_hidden_layers")
     of_attention, heads, q, kv = attention(config, kind)
@@ -173,4 +172,8 @@ def _in(linear: Linear, blocks: int) -> Linear:
     return replace(linear, blocks=blocks)
 
 
-READERS = ((read, ("mixtral", "qwen3_moe")), (read_gpt_oss, ("gpt_oss",)), (read_deepseek, ("deepseek_v3",)))
+READERS = (
+    (read_mixture, ("mixtral", "qwen3_moe")),
+    (read_gpt_oss, ("gpt_oss",)),
+    (read_deepseek, ("deepseek_v3",)),
+)

@@ -54,7 +54,7 @@ def per_step(calls: int, what: str, where: str = "") -> str:
 
 
 def is_large(traffic: Traffic) -> bool:
-    """Return whether a kind of collective carries parameters or gradients; False for unknown sizes."""
+    """Whether a kind of collective carries parameters or gradients; False for unknown sizes."""
     return traffic.largest is not None and traffic.largest >= GRADIENT_BYTES
 
 
@@ -66,7 +66,7 @@ def sized(traffic: Sequence[Traffic], what: str, where: str = "") -> str:
 
 
 def below_world(traffic: Traffic, world_size: int | None) -> bool:
-    """Return whether a kind of collective surely runs over a part of the ranks only."""
+    """Whether a kind of collective surely runs over a part of the ranks only."""
     return traffic.group_size is not None and world_size is not None and 1 < traffic.group_size < world_size
 
 

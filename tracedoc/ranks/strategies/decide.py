@@ -9,16 +9,15 @@ from msgspec.structs import replace
 
 from tracedoc.containment import failure
 from tracedoc.ranks.strategies.claim import Claim, is_large
-from tracedoc.ranks.strategies.data_parallel import by_hand, data_parallel, ddp
-from tracedoc.ranks.strategies.deepspeed import zero3, zero12
-from tracedoc.ranks.strategies.fsdp import fsdp1, fsdp2
+from tracedoc.ranks.strategies.data_parallel import by_hand, data_parallel, ddp, fsdp1, fsdp2, zero3, zero12
 from tracedoc.ranks.strategies.model_parallel import (
     context_parallel,
     exchange,
     megatron,
+    pipeline,
     tensor_parallel,
 )
-from tracedoc.ranks.strategies.pipeline_parallel import pipeline
+from tracedoc.run.job import Job
 from tracedoc.timeline.strategy_signs import SHARDED_MARKS, StrategySigns
 
 Recogniser = Callable[[StrategySigns, "int | None"], "Claim | None"]
@@ -127,4 +126,34 @@ def _tempered(claim: Claim, signs: Sequence[StrategySigns], world_size: int | No
         return replace(
             claim, confidence="medium", evidence=(*claim.evidence, "not every rank shows the same wrapper")
         )
+    return claim
+
+
+_FAMILIES = {
+    "DDP": ("ddp", "none"),
+    "FSDP1": ("fsdp1", "unknown"),
+    "FSDP2": ("fsdp2", "unknown"),
+    "DeepSpeed ZeRO-1": ("zero-1", "optimizer"),
+    "DeepSpeed ZeRO-2": ("zero-2", "gradients"),
+    "DeepSpeed ZeRO-3": ("zero-3", "full"),
+}
+"""Family and sharding of a wrapper; what FSDP shards depends on settings, which the trace shows."""
+
+
+def resolve_strategy(claim: Claim, job: Job | None) -> Claim:
+    """Return the claim with what the job's live objects add.
+
+    They confirm the family that the traces suggest, and name one where the traces show none; where the two
+    differ the traces count: a job may hold a wrapper that the captured steps do not use.
+    """
+    ranks = job.ranks if job is not None else ()
+    declared = next((name for rank in ranks for name in rank.frameworks), "")
+    if declared not in _FAMILIES:
+        return claim
+    family, sharding = _FAMILIES[declared]
+    evidence = f"a live {declared} wrapper, by the manifest"
+    if claim.family == family:
+        return replace(claim, confidence="high", evidence=(*claim.evidence, evidence))
+    if claim.family == "unknown":
+        return Claim(declared, family, sharding, "high", (evidence,))
     return claim

@@ -12,8 +12,8 @@ from msgspec.structs import fields, replace
 
 from tracedoc.spans import Spans
 from tracedoc.timeline.activity import COMMUNICATION, Activity, GpuEvents
-from tracedoc.timeline.blocking import RELEASE_NS
 from tracedoc.timeline.collective_table import CollectiveOp
+from tracedoc.timeline.lags import RELEASE_NS
 from tracedoc.timeline.shards.shard_units import (
     NO_TIME,
     ROOT,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.replay.latency import call_latency
-from tracedoc.replay.rank.program import NONE
-from tracedoc.replay.run_program import Extra, Index, RunProgram
+from tracedoc.play.latency import call_latency
+from tracedoc.play.run_program import Extra, Index, RunProgram
 from tracedoc.spans import Int64Array
+from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_reading
 from tracedoc.whatif.changes.gathers import joined, without_collectives

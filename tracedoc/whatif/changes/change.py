@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.errors import ChangeError
-from tracedoc.replay.latency import Split
-from tracedoc.replay.run_program import Reading, RunProgram
+from tracedoc.play.latency import Split
+from tracedoc.play.run_program import Reading, RunProgram
 
 Value = float | str
 Mask = npt.NDArray[np.bool_]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.replay.rank.program import NONE
-from tracedoc.replay.run_program import Extra, Index, RunProgram
+from tracedoc.play.run_program import Extra, Index, RunProgram
+from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_reading
 from tracedoc.whatif.changes.transfers import collectives_of

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.replay.rank.calls import INPUT_PART
-from tracedoc.replay.rank.program import NONE, Call, Cause, Group
-from tracedoc.replay.run_program import RunProgram
+from tracedoc.play.run_program import RunProgram
+from tracedoc.step.calls import INPUT_PART
+from tracedoc.step.program import Call, Cause, Group
+from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import AWAY_LAUNCHES
 from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_reading, scaled

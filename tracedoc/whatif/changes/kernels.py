@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.replay.rank.program import Call, Group
-from tracedoc.replay.run_program import RunProgram
+from tracedoc.play.run_program import RunProgram
+from tracedoc.step.program import Call, Group
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter, of_reading, scaled
 from tracedoc.whatif.changes.host import PASSES

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.replay.latency import call_latency
-from tracedoc.replay.rank.program import NONE
-from tracedoc.replay.run_program import Extra, Index, Reading, RunProgram
+from tracedoc.play.latency import call_latency
+from tracedoc.play.run_program import Extra, Index, Reading, RunProgram
+from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.buckets import merged_into_last
 from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_reading

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.replay.rank.program import NONE, Group
-from tracedoc.replay.run_program import Extra, RunProgram
+from tracedoc.play.run_program import Extra, RunProgram
+from tracedoc.step.program import Group
+from tracedoc.timeline.collective_table import NONE
 from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, of_reading
 from tracedoc.whatif.changes.gathers import joined
 

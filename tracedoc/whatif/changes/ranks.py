@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.replay.rank.program import Codes, Lags
-from tracedoc.replay.run_program import RunProgram
+from tracedoc.play.run_program import RunProgram
 from tracedoc.spans import Int64Array
+from tracedoc.step.program import Codes, Lags
 from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter
 
 EXCESS_NS = 100_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.replay.run_program import Index, RunProgram
+from tracedoc.play.run_program import Index, RunProgram
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import Ask, Change, NotApplicable
 from tracedoc.whatif.changes.gathers import without_collectives

@@ -8,8 +8,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from tracedoc.replay.rank.program import Lags, narrow
-from tracedoc.replay.run_program import RunProgram
+from tracedoc.play.run_program import RunProgram
+from tracedoc.step.program import Lags, narrow
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter, of_reading
 from tracedoc.whatif.changes.ranks import AT_ONCE, evened

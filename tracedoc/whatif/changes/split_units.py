@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.replay.latency import call_latency
-from tracedoc.replay.rank.program import NONE
-from tracedoc.replay.run_program import Extra, Index, Reading, RunProgram
+from tracedoc.play.latency import call_latency
+from tracedoc.play.run_program import Extra, Index, Reading, RunProgram
+from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.buckets import cut_reductions, nearest
 from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter

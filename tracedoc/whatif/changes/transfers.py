@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.replay.run_program import RunProgram
+from tracedoc.play.run_program import RunProgram
 from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter
 
 KINDS = ("all", "gradients", "parameters")

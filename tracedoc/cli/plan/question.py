@@ -1,0 +1,451 @@
+"""Turn the options of ``tracedoc plan`` and what a run gives into the question that is planned for."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from tracedoc.cli.plan.scripted import Scripted, scripted
+from tracedoc.errors import InputError, did_you_mean
+from tracedoc.planner.families import read_model_config
+from tracedoc.planner.hardware import (
+    Cluster,
+    Gpu,
+    LinkKind,
+    find_gpu,
+    find_link,
+    gpu_of_device,
+    link_of,
+    replace_gbps,
+)
+from tracedoc.planner.measured import beside_computation, compare, peak_note, replayed_note, replayed_steps
+from tracedoc.planner.setup import (
+    FRAMEWORKS,
+    OBJECTIVES,
+    PARALLEL_FRAMEWORKS,
+    PlanRequest,
+    Question,
+    Training,
+)
+from tracedoc.planner.shape import ModelShape, lora_parameters, shape_from_parameters
+
+if TYPE_CHECKING:
+    from tracedoc.cli.plan.captured import Captured
+
+
+class Options(msgspec.Struct, frozen=True):
+    """The options as they were typed, ``None`` where they were not."""
+
+    run: str | None = None
+    params: str | None = None
+    config: str | None = None
+    script: str | None = None
+    gpus: int | None = None
+    nodes: int | None = None
+    gpu_name: str | None = None
+    gpu_memory: str | None = None
+    link: str | None = None
+    network: str | None = None
+    seq: int | None = None
+    micro_batch: str | None = None
+    accumulation: int | None = None
+    batch: int | None = None
+    precision: str | None = None
+    optimizer: str | None = None
+    lora_rank: int | None = None
+    lora_targets: str | None = None
+    qlora: bool = False
+    checkpointing: str = "auto"
+    loss: str = "eager"
+    compiled: bool = False
+    fp8: bool = False
+    optimizer_in_backward: bool = False
+    no_fused_attention: bool = False
+    offload: str = "none"
+    objective: str = "speed"
+    framework: str = "pytorch"
+    utilisation: float | None = None
+    tokens: str | None = None
+    price: float | None = None
+    report_format: str | None = None
+    outputs: tuple[str, ...] = ()
+
+
+def question_of(options: Options) -> tuple[Question, PlanRequest, tuple[str, ...]]:
+    """The question, what is wanted of the answer, and where numbers come from.
+
+    Raises :class:`InputError` for options that contradict each other.
+    """
+
+    _one_of("objective", options.objective, OBJECTIVES)
+    _one_of("framework", options.framework, FRAMEWORKS)
+    if options.utilisation is not None and not 0 < options.utilisation <= 1:
+        raise InputError(
+            f"--utilisation is {options.utilisation:g}", "it is a share of the peak: --utilisation 0.4"
+        )
+    found = _captured(options)
+    script = _scripted(options)
+    model = script.model if script else _model(options, found)
+    count, machines = _machines(options, found)
+    gpu, memory = _gpu(options, found)
+    cluster = _cluster(options, gpu, machines, found)
+    training = _as_scripted(options, script) if script else _training(options, gpu, model, found)
+    _can_compute(gpu, training)
+    question = Question(model, training, count, machines, memory)
+    request = _request(options, cluster)
+    notes = (*(script.notes if script else ()), *_notes(options, found, machines, cluster))
+    if found is not None and not (options.params or options.config or options.gpu_name):
+        request, notes = _measured(question, request, options, found, notes)
+    return question, request, notes
+
+
+def _measured(
+    question: Question, request: PlanRequest, options: Options, found: Captured, notes: tuple[str, ...]
+) -> tuple[PlanRequest, tuple[str, ...]]:
+    """Hold the prediction for the present strategy against the run, and scale all others by what it computed.
+
+    Where the run does not tell its tokens, its computation stands for every strategy, as long as nothing
+    else is asked about.
+    """
+
+    now = found.present
+    if now.compute_ms is None or options.utilisation is not None:
+        return request, notes
+    if now.tokens_known:
+        seen = question.changed(
+            sequence=now.sequence,
+            micro_batch=now.micro_batch,
+            accumulation=now.accumulation or 1,
+            precision=now.precision or question.training.precision,
+        )
+        if now.peak_bytes:
+            peak = peak_note(seen, now.strategy, now.peak_bytes, checkpointing=bool(now.checkpointing))
+            notes = (*notes, peak) if peak else notes
+        found_out = compare(
+            seen, request, now.strategy, now.compute_ms, checkpointing=bool(now.checkpointing)
+        )
+        if found_out is None:
+            return request, notes
+        request = replace(request, scale=found_out.scale, idle_ms=found_out.idle_ms(now.step_ms))
+        note = found_out.note(now.step_ms)
+        return _replayed(question, seen, request, found, (*notes, note) if note else notes)
+    if options.seq is None and options.micro_batch is None and options.accumulation is None:
+        changed = (options.precision, options.lora_rank)
+        if not options.qlora and changed == (None, None):
+            request = replace(request, measured_compute_ms=now.compute_ms)
+            if now.step_ms is not None:
+                idle_ms, note = beside_computation(
+                    question, request, now.strategy, now.step_ms, checkpointing=bool(now.checkpointing)
+                )
+                request, notes = replace(request, idle_ms=idle_ms), (*notes, note)
+                request, notes = _replayed(question, question, request, found, notes)
+    return request, notes
+
+
+def _replayed(
+    question: Question, seen: Question, request: PlanRequest, found: Captured, notes: tuple[str, ...]
+) -> tuple[PlanRequest, tuple[str, ...]]:
+    """Let the replay of the run stand for estimates; ``seen`` is asked about as the run trains."""
+
+    now = found.present
+    run = seen.changed(gpus=found.gpus or seen.gpus, nodes=found.nodes)
+    steps = replayed_steps(
+        run, now.strategy, now.step_ms, now.replayed, checkpointing=bool(now.checkpointing)
+    )
+    said = replayed_note(question, steps)
+    return replace(request, replayed=steps), (*notes, said) if said else notes
+
+
+def _request(options: Options, cluster: Cluster) -> PlanRequest:
+    batch, price, search = options.batch, options.price, options.micro_batch == "auto"
+    if price is not None and not options.tokens:
+        raise InputError("--price has no effect without --tokens", "add: --tokens 100B")
+    if price is not None and price <= 0:
+        raise InputError(f"--price is {price:g}", "the price of a GPU and hour: --price 2.5")
+    if batch is not None and batch < 1:
+        raise InputError(f"--batch is {batch}, and must be 1 or more", "the least is: --batch 1")
+    layouts = options.framework in PARALLEL_FRAMEWORKS  # they have micro-batches of their own
+    if batch is not None and not search and not layouts:
+        raise InputError("--batch has no effect without a search", "add: --micro-batch auto")
+    return PlanRequest(
+        cluster,
+        options.objective,
+        options.framework,
+        options.utilisation,
+        batch=batch,
+        search=search and not layouts,
+        tokens=parse_count(options.tokens, "--tokens") if options.tokens else None,
+        price=price,
+    )
+
+
+def _machines(options: Options, found: Captured | None) -> tuple[int, int]:
+    count = options.gpus if options.gpus is not None else (found.gpus if found and found.gpus else 1)
+    if count > MOST_GPUS:
+        raise InputError(f"--gpus is {count}: no cluster has so many", f"the most is: --gpus {MOST_GPUS}")
+    if options.nodes is not None:
+        return count, options.nodes
+    return count, found.nodes if found and options.gpus is None else nodes_of_8(count)
+
+
+MOST_GPUS = 131_072
+"""More GPUs than any cluster had."""
+
+
+def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captured | None) -> Training:
+    from tracedoc.cli.plan.captured import Present
+
+    now = found.present if found else Present()
+    rank = options.lora_rank or (16 if options.qlora else 0)
+    if not rank and now.trained and not options.params and not options.config:
+        # As many parameters as the run trains: adapters of the rank that comes nearest.
+        rank = max(1, round(now.trained / max(1, lora_parameters(model, 1, model.lora_targets))))
+
+    if options.lora_rank is not None and options.lora_rank < 1:
+        raise InputError(
+            f"--lora-rank is {options.lora_rank}, and must be 1 or more", "commonly: --lora-rank 16"
+        )
+    training = Training(
+        precision=options.precision
+        or (options.gpu_name is None and now.precision)
+        or ("fp16-mixed" if gpu is not None and not gpu.bf16 else "bf16-mixed"),
+        optimizer=(options.optimizer or now.optimizer or "adamw").lower(),
+        sequence=options.seq
+        or (now.sequence if options.seq is None else 0)
+        or _usual_sequence(options, model),
+        micro_batch=_micro_batch(options.micro_batch, now.micro_batch or 1),
+        accumulation=_given(options.accumulation, now.accumulation or 1),
+        lora_rank=rank,
+        lora_targets=_names(options.lora_targets),
+        base_bits=4 if options.qlora else 16,
+        checkpointing=options.checkpointing,
+        fused_attention=not options.no_fused_attention,
+        offload=options.offload,
+        loss=options.loss,
+        compiled=options.compiled,
+        fp8=options.fp8,
+        optimizer_in_backward=options.optimizer_in_backward,
+    )
+    if options.lora_targets and not training.lora_rank:
+        raise InputError("--lora-targets has no effect without adapters", "add: --lora-rank 16")
+    return training
+
+
+def _as_scripted(options: Options, script: Scripted) -> Training:
+    """Return the training that the script does; another micro-batch or accumulation may be asked about."""
+
+    return Training(
+        precision=script.precision,
+        optimizer=script.optimizer,
+        sequence=script.sequence,
+        micro_batch=_micro_batch(options.micro_batch, script.micro_batch),
+        accumulation=_given(options.accumulation, script.accumulation),
+        checkpointing=options.checkpointing,
+        offload=options.offload,
+        compiled=options.compiled or script.compiled,
+    )
+
+
+def _can_compute(gpu: Gpu | None, training: Training) -> None:
+    if gpu is not None and not gpu.bf16 and training.precision.startswith("bf16"):
+        raise InputError(f"{gpu.name} has no bf16 arithmetic", "use --precision fp16-mixed")
+    if gpu is not None and training.fp8 and not gpu.fp8:
+        raise InputError(f"{gpu.name} has no 8-bit arithmetic", "leave out --fp8")
+
+
+def _given(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value
+
+
+def _usual_sequence(options: Options, model: ModelShape) -> int:
+    return min(2048, model.context or 2048) if options.seq is None else options.seq
+
+
+def _micro_batch(text: str | None, otherwise: int) -> int:
+    if text is None or text == "auto":
+        return otherwise
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(
+            f"--micro-batch {text!r} is no number", "as in: --micro-batch 4, or --micro-batch auto"
+        ) from None
+
+
+def _scripted(options: Options) -> Scripted | None:
+    """What the script that was named does, if one was.
+
+    Raises :class:`InputError` for options that the script decides itself.
+    """
+    if options.script is None:
+        return None
+    own = {
+        "--seq": options.seq,
+        "--precision": options.precision,
+        "--optimizer": options.optimizer,
+        "--lora-rank": options.lora_rank,
+        "--lora-targets": options.lora_targets,
+        "--qlora": options.qlora,
+        "--fp8": options.fp8,
+        "--no-fused-attention": options.no_fused_attention,
+        "--optimizer-in-backward": options.optimizer_in_backward,
+        "--loss": options.loss != "eager",
+        "--checkpointing selective": options.checkpointing == "selective",
+    }
+    for option, value in own.items():
+        if value:
+            raise InputError(
+                f"{option} has no effect with --script: the script decides that",
+                'change it in the script or its options: --script "train.py --seq 4096"',
+            )
+    return scripted(options.script)
+
+
+def _captured(options: Options) -> Captured | None:
+    run, params, config = options.run, options.params, options.config
+    given = {"RUN": run, "--params": params, "--model": config, "--script": options.script}
+    names = [name for name, value in given.items() if value is not None]
+    if (params and config) or (options.script is not None and len(names) > 1):
+        raise InputError(f"{' and '.join(names)} both give the model", "leave one of them out")
+    if run is None:
+        if not names:
+            raise InputError(
+                "no model is given",
+                'as in: tracedoc plan --params 7e9 --gpus 4 --gpu "A100 40GB"',
+            )
+        return None
+    from tracedoc.cli.plan.captured import captured
+
+    return captured(run)
+
+
+def _model(options: Options, found: Captured | None) -> ModelShape:
+
+    if options.config:
+        return read_model_config(options.config)
+    if options.params:
+        return shape_from_parameters(parse_count(options.params, "--params"))
+    from tracedoc.cli.plan.captured import require_model
+
+    assert found is not None
+    return require_model(found, options.run or "")
+
+
+def _gpu(options: Options, found: Captured | None) -> tuple[Gpu | None, float]:
+
+    name = options.gpu_name
+    gpu = find_gpu(name) if name else (gpu_of_device(found.device, found.memory_bytes) if found else None)
+    if options.gpu_memory:
+        return gpu, parse_size(options.gpu_memory, "--gpu-memory")
+    if found is not None and found.memory_bytes and name is None:
+        return gpu, found.memory_bytes
+    if gpu is None:
+        of = f" ({found.device} is not in the table)" if found and found.device else ""
+        raise InputError(
+            f"no GPU is given{of}", 'name it, as --gpu "NVIDIA L4", or its memory, as --gpu-memory 24GB'
+        )
+    return gpu, gpu.memory_bytes
+
+
+def _cluster(options: Options, gpu: Gpu | None, nodes: int, found: Captured | None) -> Cluster:
+
+    link, network = options.link, options.network
+    if network and nodes == 1:
+        raise InputError("--network has no effect inside one node", "add: --nodes 2")
+    inside = find_link(link, across=False) if link else (link_of(gpu) if gpu else None)
+    across = find_link(network, across=True) if network else None
+    if nodes > 1 and across is None:
+        across = find_link(gpu.network if gpu else ASSUMED_NETWORK, across=True)
+    if found is not None and found.busbw_gbps:
+        if found.nodes == 1 and link is None and inside is not None:
+            inside = _as_measured(inside, found)
+        elif found.nodes > 1 and network is None and across is not None:
+            across = _as_measured(across, found)
+    return Cluster(gpu, inside, across if nodes > 1 else None)
+
+
+def _as_measured(link: LinkKind, found: Captured) -> LinkKind:
+    """Return the link with what the run's collectives reached, which may include the latency of a call."""
+
+    measured = replace_gbps(link, found.busbw_gbps or link.gbps, measured=True)
+    return replace(measured, latency_us=found.latency_us or 0.0)
+
+
+ASSUMED_NETWORK = "roce-100g"
+"""The network between nodes of an unknown GPU, where none is named."""
+
+
+def _notes(options: Options, found: Captured | None, nodes: int, cluster: Cluster) -> tuple[str, ...]:
+    notes = found.notes if found else ()
+    if nodes > 1 and options.network is None and cluster.across is not None and not cluster.across.measured:
+        notes = (*notes, f"{cluster.across.title} between nodes assumed; --network names the real one.")
+    if nodes > 1 and options.nodes is None and not found:
+        notes = (*notes, f"{nodes} nodes assumed, of at most 8 GPUs each; --nodes gives the real number.")
+    return notes
+
+
+def nodes_of_8(gpus: int) -> int:
+    """Return the fewest nodes of at most 8 GPUs that split them evenly: what is usual."""
+    fewest = -(-gpus // 8)
+    return next(n for n in range(max(1, fewest), max(1, gpus) + 1) if gpus % n == 0)
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def _one_of(option: str, word: str, known: tuple[str, ...]) -> None:
+    if word not in known:
+        raise InputError(
+            f"--{option} {word!r} is not known{did_you_mean(word, known)}", f"use one of {', '.join(known)}"
+        )
+
+
+_SIZES = {
+    f"{prefix}{binary}B": (1024.0 if binary else 1000.0) ** power
+    for power, prefix in enumerate(("k", "M", "G", "T"), start=1)
+    for binary in ("", "i")
+}
+_COUNTS = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+LARGEST_COUNT = 1e15
+
+
+def parse_size(text: str, option: str) -> float:
+    """Return the bytes of ``24GB`` (1e9 each) or ``24GiB``; an :class:`InputError` names the nearest size."""
+    match = re.fullmatch(r"\s*([-+]?\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None:
+        raise InputError(f"{option} {text!r} is no size", f"write it as {option} 24GB")
+    number, unit = match[1], match[2]
+    if float(number) <= 0:
+        raise InputError(f"{option} {text!r} is not positive", f"write it as {option} 24GB")
+    known = {name.lower(): name for name in _SIZES}
+    if unit.lower() in known:
+        return float(number) * _SIZES[known[unit.lower()]]
+    if not unit:
+        raise InputError(f"{option} {text!r} has no unit", f"did you mean: {option} {number}GB")
+    near = difflib.get_close_matches(unit.lower(), known, n=1, cutoff=0.0)
+    raise InputError(
+        f"{option} {text!r}: no unit is called {unit!r}", f"did you mean: {option} {number}{known[near[0]]}"
+    )
+
+
+def parse_count(text: str, option: str) -> int:
+    """Return the number in ``7e9``, ``7B``, ``350M`` or ``124439808``, or raise :class:`InputError`."""
+    match = re.fullmatch(r"\s*([-+]?\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*([A-Za-z]*)\s*", text)
+    if match is None:
+        raise InputError(f"{option} {text!r} is no number", f"write it as {option} 7e9 or {option} 7B")
+    number, unit = match[1].replace("_", ""), match[2]
+    factor = 1.0 if not unit else _COUNTS.get(unit.upper() if unit != "k" else "k", 0.0)
+    if not factor:
+        raise InputError(
+            f"{option} {text!r}: no multiple is called {unit!r}", f"did you mean: {option} {number}B"
+        )
+    value = float(number) * factor
+    if not 0 < value <= LARGEST_COUNT:
+        what = "not positive" if value <= 0 else "more than any model has"
+        raise InputError(f"{option} {text!r} is {what}", f"write it as {option} 7e9 or {option} 7B")
+    return round(value)

@@ -1,0 +1,155 @@
+"""Play a run's program with changes: many at once, with contention, in all readings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from tracedoc.play.contention import OverlapShare, find_overlap, slow_down
+from tracedoc.play.run_program import Reading, RunProgram
+from tracedoc.play.segments import (
+    Slowdown,
+    Stretches,
+    SyncGraph,
+    find_sync_graph,
+    reduce_stretches,
+    weigh,
+)
+from tracedoc.play.solver import Plan, Solution, Times, make_plan, solve
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.lags import NEVER
+
+ROUNDS = 2
+"""How often the times are worked out again after contention has changed the lengths of kernels."""
+
+BATCH_BYTES = 5_000_000
+"""Programs are played together as long as what they and their edges take is no more than this."""
+
+MOST_PLANS = 4
+"""So many plans are kept: most changes need that of the program without a change."""
+
+
+class Played(msgspec.Struct, frozen=True, eq=False):
+    """One program played: the steady step of the rank that stands for the run, and all that led to it."""
+
+    program: RunProgram
+    plan: Plan
+    step_ns: float
+    weights: Int64Array
+    stretches: Stretches
+    times: Times
+    before: Times
+    periods: int
+
+
+class Player:
+    """Plays changed programs of one run; ``subject`` is the position of the rank that stands for it."""
+
+    def __init__(self, subject: int) -> None:
+        self._subject = subject
+        self._plans: dict[bytes, Plan] = {}
+        self._bases: dict[Reading, RunProgram] = {}
+        self._overlap: dict[tuple[bytes, Reading], OverlapShare] = {}
+        self._reduced: dict[tuple[bytes, Reading], Stretches] = {}
+
+    def play_base(self, programs: Sequence[RunProgram]) -> list[Played]:
+        """Play the programs without a change, one for each reading; changes are compared with them."""
+        self._bases = {program.reading: program for program in programs}
+        self._overlap, self._reduced = {}, {}
+        played = self.play(programs)
+        for one in played:
+            beside = find_overlap(one.plan.graph, one.program, one.times, one.before)
+            self._overlap[one.program.extra.shape, one.program.reading] = beside
+        return played
+
+    def together(self, program: RunProgram) -> int:
+        """Return how many programs like this one are best edited and played together."""
+        layout = program.layout
+        edges = self._plan(program).graph.src.size
+        return max(1, BATCH_BYTES // (4 * (layout.points + layout.events) + 24 * edges))
+
+    def play(self, programs: Sequence[RunProgram]) -> list[Played]:
+        """Play programs; raises :class:`~tracedoc.play.solver.Cyclic` where one waits for itself."""
+        found: dict[int, Played] = {}
+        alike: dict[bytes, list[int]] = {}
+        for index, program in enumerate(programs):
+            alike.setdefault(program.extra.shape, []).append(index)
+        for members in alike.values():
+            plan = self._plan(programs[members[0]])
+            width = self.together(programs[members[0]])
+            for begin in range(0, len(members), width):
+                batch = members[begin : begin + width]
+                played = self._play_alike(plan, [programs[index] for index in batch])
+                found.update(zip(batch, played, strict=True))
+        return [found[index] for index in range(len(programs))]
+
+    def _plan(self, program: RunProgram) -> Plan:
+        key = program.extra.shape
+        if key not in self._plans:
+            if len(self._plans) == MOST_PLANS:  # the first is that of programs without ties
+                gone = list(self._plans)[1]
+                del self._plans[gone]
+                self._overlap = {one: kept for one, kept in self._overlap.items() if one[0] != gone}
+                self._reduced = {one: kept for one, kept in self._reduced.items() if one[0] != gone}
+            self._plans[key] = make_plan(find_sync_graph(program))
+        return self._plans[key]
+
+    def _play_alike(self, plan: Plan, programs: list[RunProgram]) -> list[Played]:
+        graph = plan.graph
+        stretches = [self._stretches(graph, program) for program in programs]
+        weights = np.stack(
+            [weigh(graph, program, one) for program, one in zip(programs, stretches, strict=True)], axis=1
+        )
+        solution = solve(plan, programs, weights)
+        changed = [column for column, program in enumerate(programs) if self._is_slowed(program)]
+        for _ in range(ROUNDS if changed else 0):
+            for column in changed:
+                slower = self._slower(plan, programs[column], solution, column)
+                weights[:, column] = weigh(graph, programs[column], stretches[column], slower)
+            solution = solve(plan, programs, weights)
+        return [
+            Played(
+                program=program,
+                plan=plan,
+                step_ns=float(solution.step_ns[self._subject, column]),
+                weights=weights[:, column],
+                stretches=stretches[column],
+                times=solution.times[:, column],
+                before=solution.before[:, column],
+                periods=solution.periods,
+            )
+            for column, program in enumerate(programs)
+        ]
+
+    def _is_slowed(self, program: RunProgram) -> bool:
+        base = self._bases.get(program.reading)
+        return program.contention > 0 and base is not None and base is not program
+
+    def _slower(self, plan: Plan, program: RunProgram, solution: Solution, column: int) -> Slowdown:
+        now = find_overlap(plan.graph, program, solution.times[:, column], solution.before[:, column])
+        return slow_down(program, self._known_overlap(plan, program), now)
+
+    def _known_overlap(self, plan: Plan, program: RunProgram) -> OverlapShare:
+        """Return what ran beside transfers in the capture, by the meeting events of a plan."""
+        key = program.extra.shape, program.reading
+        if key not in self._overlap:
+            untied = replace(program.extra, lag_ns=np.full_like(program.extra.lag_ns, NEVER))
+            base = self._bases[program.reading].edited(extra=untied)
+            weights = weigh(plan.graph, base, self._stretches(plan.graph, base))
+            solution = solve(plan, [base], weights[:, None])
+            self._overlap[key] = find_overlap(plan.graph, base, solution.times[:, 0], solution.before[:, 0])
+        return self._overlap[key]
+
+    def _stretches(self, graph: SyncGraph, program: RunProgram) -> Stretches:
+        """Reduce the stretches of a program; one with the lags and durations of its base shares them."""
+        base = self._bases.get(program.reading)
+        columns = ("lag", "dur", "delay", "launched")
+        if base is None or any(getattr(base, name) is not getattr(program, name) for name in columns):
+            return reduce_stretches(graph, program)
+        key = program.extra.shape, program.reading
+        if key not in self._reduced:
+            self._reduced[key] = reduce_stretches(graph, program)
+        return self._reduced[key]

@@ -1,0 +1,164 @@
+"""A run that can be replayed: its programs joined, in three readings, and how far that can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from tracedoc.play.joins import join_run
+from tracedoc.play.latency import Split
+from tracedoc.play.path import Path, find_whole_path
+from tracedoc.play.player import Player
+from tracedoc.play.readings import as_measured, read_as, splits
+from tracedoc.play.run_program import Reading, RunProgram
+from tracedoc.play.solver import Cyclic
+from tracedoc.ranks.run_view import RunView
+from tracedoc.step.program import RankProgram
+from tracedoc.step.rank_digest import RankDigest
+
+UNSURE, WRONG = 0.02, 0.05
+"""A replay that misses the measured step by more than these shares is of low confidence, or none."""
+
+UNEXPLAINED_UNSURE, UNEXPLAINED_WRONG, UNEXPLAINED_MOST = 0.05, 0.10, 0.25
+"""The same for the share of the step that hangs on delays which nothing in the capture explains: above the
+second, such delays stay in every reading; above the third there is no replay."""
+
+SURE_ERROR, UNEXPLAINED_SURE = 0.01, 0.02
+"""Below these, and with all ranks, confidence is high."""
+
+SHARED_CORES = "processes and loader workers that share cores slow each other down, which is not replayed"
+
+LOSING = ("lost-kernels", "no-gpu-activity")
+"""Limits of a capture with which replays are refused: kernels are missing from it."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a run cannot be replayed."""
+
+    reason: str
+
+
+class Base(msgspec.Struct, frozen=True, eq=False):
+    """The program without a change in one reading, and how long its step takes."""
+
+    program: RunProgram
+    step_ns: float
+
+
+class RunReplay(msgspec.Struct, frozen=True, eq=False):
+    """A run that can be replayed.
+
+    ``step_ms`` is the measured step that all answers refer to, ``replayed_ms`` what the replay without a
+    change makes of it; ``model_error_frac`` is their difference, ``unexplained_frac`` the share of the step
+    that is not replayed but kept where delays stay unexplained. ``base`` are the programs by reading.
+    """
+
+    step_ms: float
+    replayed_ms: float
+    model_error_frac: float
+    unexplained_frac: float
+    confidence: str
+    periodic: bool
+    step: int
+    subject: int
+    player: Player
+    base: Mapping[Reading, Base]
+    splits: Mapping[Reading, Split]
+    path: Path
+    notes: tuple[str, ...] = ()
+
+
+def replay_run(run: RunView) -> RunReplay | Refusal:
+    """Make a run's replay from its digests, or say why it cannot be."""
+    representative = run.representative_digest
+    if representative is None or representative.judged_step is None:
+        return Refusal("no rank has a step to analyse")
+    step = _common_step(run, representative)
+    if isinstance(step, Refusal):
+        return step
+    ranks = [digest.rank for digest in run.digests]
+    tables = [digest.collectives for digest in run.digests]
+    gradients = [digest.gradients for digest in run.digests]
+    program = join_run(ranks, _decoded(run, step), tables, gradients, run.matching, run.curves)
+    subject = ranks.index(representative.rank)
+    step_ms = representative.judged_step.budget.window_ns / 1e6
+    try:
+        found = _replayed(run, program, subject, step_ms)
+        if (
+            isinstance(found, Refusal)
+            and program.layout.periodic
+            and len(program.layout.framed) == len(ranks)
+        ):
+            # Ranks whose steps differ do not repeat them; the one that was captured may be played alone.
+            once = _replayed(run, program.played_once(), subject, step_ms)
+            return found if isinstance(once, Refusal) else once
+        return found
+    except Cyclic:
+        return Refusal("what its events wait for is contradictory")
+
+
+def _common_step(run: RunView, representative: RankDigest) -> int | Refusal:
+    """Return the step to replay: the judged one if every rank has its program."""
+    for digest in run.digests:
+        lost = next((limit for limit in digest.limits if limit.code in LOSING), None)
+        if lost is not None:
+            return Refusal(lost.words)
+        if not digest.programs:
+            return Refusal(f"rank {digest.rank}: {digest.unplayable}")
+    common = set.intersection(*({one.step for one in digest.programs} for digest in run.digests))
+    step = next((one.step for one in representative.programs if one.step in common), None)
+    return Refusal("the ranks have no analysed step in common") if step is None else step
+
+
+def _decoded(run: RunView, step: int) -> Iterator[RankProgram]:
+    for digest in run.digests:
+        yield next(one for one in digest.programs if one.step == step).decoded()
+
+
+def _replayed(run: RunView, program: RunProgram, subject: int, step_ms: float) -> RunReplay | Refusal:
+    player = Player(subject)
+    own = program.layout.notes[subject]
+    measured = own.step_ns if program.layout.periodic or own.framed else own.span_ns
+    bare, kept = (one.step_ns / max(measured, 1) for one in player.play([program, as_measured(program)]))
+    unexplained = max(1 - bare / max(kept, 1e-9), 0.0)
+    if unexplained > UNEXPLAINED_MOST:
+        return Refusal(f"nothing in the capture explains {100 * unexplained:.0f} % of the step")
+    keeps = unexplained > UNEXPLAINED_WRONG or (abs(bare - 1) > WRONG and abs(kept - 1) <= WRONG)
+    error = abs((kept if keeps else bare) - 1)
+    if error > WRONG:
+        replayed = (kept if keeps else bare) * measured / 1e6
+        return Refusal(f"the replay of the step takes {replayed:.3g} ms, not {measured / 1e6:.3g}")
+    readings = [read_as(program, reading) for reading in Reading]
+    notes: tuple[str, ...] = (SHARED_CORES,) if own.is_cpu else ()
+    if keeps:
+        readings = [as_measured(one) for one in readings]
+        notes += (f"{100 * unexplained:.0f} % of the step hangs on delays that nothing explains: they stay",)
+    played = {one.program.reading: one for one in player.play_base(readings)}
+    likely = played[Reading.LIKELY]
+    return RunReplay(
+        step_ms=step_ms,
+        replayed_ms=likely.step_ns / 1e6,
+        model_error_frac=error,
+        unexplained_frac=unexplained,
+        confidence="low" if keeps else _confidence(run, program, error, unexplained),
+        periodic=program.layout.periodic,
+        step=own.step,
+        subject=subject,
+        player=player,
+        base={reading: Base(one.program, one.step_ns) for reading, one in played.items()},
+        splits=splits(program),
+        path=find_whole_path(likely, subject),
+        notes=notes,
+    )
+
+
+def _confidence(run: RunView, program: RunProgram, error: float, unexplained: float) -> str:
+    once = not program.layout.periodic
+    cpu = any(one.is_cpu for one in program.layout.notes)
+    if cpu or error > UNSURE or unexplained > UNEXPLAINED_UNSURE or (once and not program.layout.framed.size):
+        return "low"
+    everyone = run.world_size is None or len(run.digests) >= run.world_size
+    matched = bool((program.layout.joins.op >= 0).all()) or len(run.digests) == 1
+    sure = error <= SURE_ERROR and unexplained <= UNEXPLAINED_SURE
+    return "high" if everyone and matched and sure and not once else "medium"

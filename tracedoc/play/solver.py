@@ -1,0 +1,237 @@
+"""Play programs: the times of all meeting points, step after step, until the step repeats itself.
+
+What happens begins when the last of what it waits for has ended: so a level of all ranks is one maximum. What
+that cannot say (a rank that is never waited for, a median) is in ``ranks/arrival_replay.py``, for all
+captured steps; why there are two is in docs/decisions/0089.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.play.run_program import Index, RunProgram
+from tracedoc.play.segments import SyncGraph
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.lags import NEVER
+
+MOST_PERIODS = 8
+STEADY = 0.001
+"""The step is repeated until two successive lengths differ by no more than this share."""
+
+Times = npt.NDArray[np.int64]
+
+
+class Cyclic(Exception):  # noqa: N818 - a state of the graph that refuses the replay, not an error
+    """Something waits for itself."""
+
+
+class Level(msgspec.Struct, frozen=True, eq=False):
+    """Nodes that wait for nothing but what comes before them, and the edges that lead to them.
+
+    ``sources`` are where these come from, ``starts`` where the edges of each node begin. Nodes stand, and
+    edges, in the order of the plan.
+    """
+
+    nodes: slice
+    edges: slice
+    sources: Index
+    starts: Index
+
+
+class Plan(msgspec.Struct, frozen=True, eq=False):
+    """The order in which the nodes of a graph can be worked out.
+
+    Level by level, ``place`` is where each node stands in it; places are meant by all that follows, but by
+    ``into``. ``edge`` are the edges within a step in order of level and target. ``lanes_of_rank`` is the
+    first lane of each rank. The edges of all kinds into a node ``n`` are
+    ``into[into_begin[n] : into_begin[n + 1]]``.
+    """
+
+    graph: SyncGraph
+    place: Index
+    edge: Index
+    levels: tuple[Level, ...]
+    back: Index
+    back_src: Index
+    back_nodes: Index
+    back_starts: Index
+    lanes_of_rank: Index
+    into: Index
+    into_begin: Index
+
+
+def make_plan(graph: SyncGraph) -> Plan:
+    """Return the order of a graph's nodes; raises :class:`Cyclic` where there is none."""
+    inner = np.flatnonzero(~graph.back)
+    level = _levels(graph.nodes, graph.src[inner], graph.dst[inner])
+    order = np.argsort(level, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(order.size)
+    inner = inner[np.argsort(place[graph.dst[inner]], kind="stable")]
+    sources, targets = place[graph.src[inner]], place[graph.dst[inner]]
+    # What stands behind the nodes of the first level has edges each.
+    begins = np.append(np.flatnonzero(np.diff(targets, prepend=-1)), inner.size)
+    bounds = np.searchsorted(level[order], np.arange(1, int(level.max(initial=0)) + 2)).tolist()
+
+    def one_level(first: int, end: int) -> Level:
+        starts = begins[first - bounds[0] : end - bounds[0] + 1]
+        edges = slice(int(starts[0]), int(starts[-1]))
+        return Level(slice(first, end), edges, sources[edges], starts[:-1] - edges.start)
+
+    levels = tuple(one_level(first, end) for first, end in pairwise(bounds))
+    back = np.flatnonzero(graph.back)
+    back = back[np.argsort(place[graph.dst[back]], kind="stable")]
+    targets = place[graph.dst[back]]
+    new = np.flatnonzero(np.diff(targets, prepend=-1))
+    lanes = graph.rank_of_lane
+    into = np.argsort(graph.dst, kind="stable")
+    return Plan(
+        graph=graph,
+        place=place,
+        edge=inner,
+        levels=levels,
+        back=back,
+        back_src=place[graph.src[back]],
+        back_nodes=targets[new],
+        back_starts=new,
+        lanes_of_rank=np.flatnonzero(np.concatenate(([True], lanes[1:] != lanes[:-1]))),
+        into=into,
+        into_begin=np.searchsorted(graph.dst[into], np.arange(graph.nodes + 1)),
+    )
+
+
+def _levels(nodes: int, src: Index, dst: Index) -> Index:
+    """Return the length of the longest path to each node, in edges."""
+    level = np.zeros(nodes, dtype=np.intp)
+    waiting = np.bincount(dst, minlength=nodes)
+    order = np.argsort(src, kind="stable")
+    targets = dst[order]
+    begin = np.searchsorted(src[order], np.arange(nodes + 1))
+    ready = np.flatnonzero(waiting == 0)
+    depth, seen = 0, 0
+    while ready.size:
+        level[ready] = depth
+        seen += ready.size
+        counts = begin[ready + 1] - begin[ready]
+        total = int(counts.sum())
+        if total == 0:
+            break
+        place = np.repeat(begin[ready] - np.concatenate(([0], np.cumsum(counts[:-1]))), counts)
+        reached = targets[place + np.arange(total)]
+        np.subtract.at(waiting, reached, 1)
+        reached = np.unique(reached)
+        ready = reached[waiting[reached] == 0]
+        depth += 1
+    if seen < nodes:
+        raise Cyclic
+    return level
+
+
+class Solution(msgspec.Struct, frozen=True, eq=False):
+    """The times of all nodes in the last period played, and in the one before; one column for each program.
+
+    ``step_ns`` is the length of the steady step, a row for each rank; ``periods`` how many were played.
+    """
+
+    step_ns: npt.NDArray[np.float64]
+    times: Times
+    before: Times
+    periods: int
+
+
+def solve(plan: Plan, programs: list[RunProgram], weights: Int64Array) -> Solution:
+    """Play programs of one graph, whose edges have ``weights`` (one column a program)."""
+    layout = programs[0].layout
+    inner, back = weights[plan.edge], weights[plan.back]
+    times = np.empty((plan.graph.nodes, len(programs)), dtype=np.int64)
+    times[plan.place] = np.maximum(_floor(plan, programs[0]), NEVER)[:, None]
+    _pass(plan, times, inner)
+    _ask_for_batches(plan, times)
+    ends = _ends(plan, programs, times)
+    if not layout.periodic:
+        length = (ends - _begins(plan, times)).astype(np.float64)
+        played = times[plan.place]
+        return Solution(length, played, played, 1)
+    lengths: list[npt.NDArray[np.float64]] = []
+    before = times
+    for period in range(2, MOST_PERIODS + 1):
+        before, times = times, np.full_like(times, NEVER)
+        if plan.back.size:
+            reached = np.maximum.reduceat(before[plan.back_src] + back, plan.back_starts, axis=0)
+            times[plan.back_nodes] = reached
+        _pass(plan, times, inner)
+        now = _ends(plan, programs, times)
+        lengths.append((now - ends).astype(np.float64))
+        ends = now
+        if len(lengths) > 1 and (np.abs(lengths[-1] - lengths[-2]) <= STEADY * lengths[-1]).all():
+            return Solution(lengths[-1], times[plan.place], before[plan.place], period)
+    length = (lengths[-1] + lengths[-2]) / 2
+    return Solution(length, times[plan.place], before[plan.place], MOST_PERIODS)
+
+
+def _floor(plan: Plan, program: RunProgram) -> Int64Array:
+    """Return when each node can be reached at the earliest in the first step."""
+    layout, graph = program.layout, plan.graph
+    floor = np.zeros(graph.nodes, dtype=np.int64)
+    points = np.concatenate((graph.first_point, graph.returns, graph.loads))
+    floor[: graph.start_base] = layout.offset_ns[layout.rank_of_point(points)]
+    rank = layout.rank_of_event(graph.meeting)
+    floor[graph.start_base : graph.join_base] = layout.offset_ns[rank]
+    return floor
+
+
+def _ask_for_batches(plan: Plan, times: Times) -> None:
+    """Let the first batches be ready no earlier than they are asked for.
+
+    With a stock of batches, workers that are too slow would be waited for only after many steps.
+    """
+    graph = plan.graph
+    batches = plan.place[graph.load_base + np.arange(graph.loads.size)]
+    returned = plan.place[graph.return_base + np.searchsorted(graph.returns, graph.loads)]
+    times[batches] = np.maximum(times[batches], times[returned])
+
+
+def _pass(plan: Plan, times: Times, weights: Times) -> None:
+    for level in plan.levels:
+        reached = times.take(level.sources, axis=0)
+        reached += weights[level.edges]
+        reached = np.maximum.reduceat(reached, level.starts, axis=0)
+        now = times[level.nodes]
+        np.maximum(now, reached, out=now)
+
+
+def _begins(plan: Plan, times: Times) -> Int64Array:
+    """Return when each rank's step begins: with its first event, or the host's range; one row a rank."""
+    graph = plan.graph
+    first = times[plan.place[graph.start_base + graph.meeting_of(graph.first_of_lane)]]
+    begins: Times = np.minimum.reduceat(first, plan.lanes_of_rank, axis=0)
+    begins[graph.framed] = times[plan.place[graph.opening]]
+    return begins
+
+
+def _ends(plan: Plan, programs: list[RunProgram], times: Times) -> Int64Array:
+    """Return when each rank's step has ended, one row a rank, one column a program.
+
+    It ends with its last event, or with the host's range if that comes later.
+    """
+    graph, joins = plan.graph, programs[0].layout.joins
+    last = graph.last_of_lane
+    place = graph.meeting_of(last)
+    part = graph.part[place]
+    started = times[plan.place[graph.start_base + place]]
+    operation = np.maximum(joins.op[part], 0) if joins.op.size else part
+    met = times[plan.place[graph.join_base + operation]] if joins.operations else started
+    ends = np.empty_like(started)
+    for column, program in enumerate(programs):
+        ends[:, column] = started[:, column] + program.dur[last]
+        comm = np.flatnonzero(part >= 0)
+        of = part[comm]
+        begun = np.where(program.joined[of], met[comm, column], started[comm, column])
+        ends[comm, column] = begun + program.transfer[of]
+    found: Times = np.maximum.reduceat(ends, plan.lanes_of_rank, axis=0)
+    found[graph.framed] = np.maximum(found[graph.framed], times[plan.place[graph.closing]])
+    return found

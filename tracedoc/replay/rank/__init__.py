@@ -1,1 +1,0 @@
-"""The program of one rank's step, made in the worker from its timeline."""

@@ -1,0 +1,350 @@
+"""Make the program of one step of a rank from its timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from tracedoc.spans import Int64Array
+from tracedoc.step.calls import INPUT_PART, Calls, order_calls
+from tracedoc.step.cpu_program import CpuGraph, build_cpu_program
+from tracedoc.step.events import DeviceEvents
+from tracedoc.step.graph import StepGraph
+from tracedoc.step.notes import (
+    longest_lags,
+    with_offloading,
+    with_units,
+)
+from tracedoc.step.program import TO_HOST, Call, RankProgram, TooLong, Unplayable
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.launches import NO_ROW, Rows
+from tracedoc.timeline.steps import Window
+from tracedoc.trace.distinct import difference, distinct, is_among
+
+TO_HOST_CODES = np.array(TO_HOST, dtype=np.uint8)
+
+MOST_EVENTS = 300_000
+"""Programs of more GPU events are not kept."""
+
+
+def build_program(
+    graph: StepGraph, window: Window, most_events: int | None = None
+) -> RankProgram | Unplayable:
+    """Return the program of one step: of all events that it launched, and of the calls that launched them.
+
+    A step that was not captured whole is played once, from its first call to its last event, instead of
+    again and again.
+    """
+    calls, cuts = graph.calls, graph.cuts_ns
+    position = graph.timeline.position_of(window)
+    periodic = window.complete and position is not None and position + 1 < cuts.size
+    following = None
+    if position is None:
+        first, last = 0, calls.rows.size
+        events = np.arange(graph.home.size)
+    else:
+        begin = int(cuts[position]) if periodic else min(int(cuts[position]), window.start_ns)
+        end = cuts[position + 1] if position + 1 < cuts.size else graph.timeline.host.steps[-1].end_ns
+        first, last = (int(i) for i in np.searchsorted(calls.start_ns, (begin, end)))
+        if periodic and last < calls.rows.size:
+            following = int(calls.start_ns[last])
+        launched = graph.device.launched_ns
+        before = (launched >= begin) & (launched < cuts[position])
+        events = np.flatnonzero((graph.home == position) | before)
+    if events.size == 0:
+        return Unplayable("the step has no GPU event")
+    if events.size > MOST_EVENTS:
+        return Unplayable(f"the step has {events.size:,} GPU events; up to {MOST_EVENTS:,} are replayed")
+    if most_events is not None and events.size > most_events:
+        return TooLong(f"the step has more than {most_events:,} events")
+    device = graph.device
+    events = events[np.lexsort((device.start_ns[events], device.stream[events]))]
+    program = _assembled(graph, window, events, slice(first, last), following, periodic=periodic)
+    program = _with_causes(program, graph, events, slice(first, last), position if periodic else None)
+    starts = calls.start_ns[first:last]
+    program = with_units(program, graph.timeline, starts)
+    if position is not None:
+        program = with_offloading(
+            program, graph.timeline, device, events,
+            optimizer=graph.offloaded, position=position, starts_ns=starts,
+        )  # fmt: skip
+    if window.complete and not periodic and last > first:
+        return _framed(program, window, int(calls.start_ns[first]), _goes_on(graph, last - 1, window))
+    return _with_early_launches(program, graph, events, slice(first, last), position)
+
+
+def _goes_on(graph: StepGraph, call: int, window: Window) -> int | None:
+    """Return when the host goes on after the last call of a lone step; ``None`` if that is after its end."""
+    calls = graph.calls
+    since = calls.end_ns[call] if graph.waits.blocks[call] else calls.start_ns[call]
+    return int(since) if since <= window.end_ns else None
+
+
+def _framed(program: RankProgram, window: Window, first_ns: int, last_ns: int | None) -> RankProgram:
+    """Return the program of a lone step between the beginning and the end of the host's range."""
+    if last_ns is None or first_ns < window.start_ns:
+        return program
+
+    def between(name: str, first: int, last: int) -> npt.NDArray[Any]:
+        column = getattr(program, name)
+        return np.concatenate(([first], column, [last])).astype(column.dtype)
+
+    after_return = between("after_return", 0, bool(program.blocks[-1]))
+    lag = between("lag", 0, window.end_ns - last_ns)
+    lag[1] = first_ns - window.start_ns
+    to_host = is_among(program.cause_kind, TO_HOST_CODES)
+    return replace(
+        program,
+        framed=True,
+        start_ns=window.start_ns,
+        lag=lag,
+        after_return=after_return,
+        kind=between("kind", Call.RANGE, Call.RANGE),
+        part=between("part", 0, 0),
+        blocks=between("blocks", 0, 0),
+        own=between("own", 0, 0),
+        ready_lag=between("ready_lag", NONE, NONE),
+        held=between("held", 0, 0),
+        began=program.began + (program.start_ns - window.start_ns),
+        rejoin_from=program.rejoin_from + 1,
+        rejoin_to=program.rejoin_to + 1,
+        point=np.where(program.point == NONE, NONE, program.point + 1).astype(np.int32),
+        cause_to=program.cause_to + to_host.astype(np.int32),
+        label_at=program.label_at + 1,
+        hook_point=program.hook_point + 1,
+        offload_point=program.offload_point + 1,
+    )
+
+
+def _with_early_launches(
+    program: RankProgram,
+    graph: StepGraph,
+    events: npt.NDArray[np.intp],
+    span: slice,
+    position: int | None,
+) -> RankProgram:
+    """Return the program with the launches of those events that the step before launches.
+
+    Which call that is in the step before shows in this one: it launches the same events of the next step.
+    """
+    if position is None or not program.periodic:
+        return program
+    device, calls = graph.device, graph.calls
+    mine = np.flatnonzero(graph.early[events])
+    following = np.flatnonzero(graph.early & (graph.home == position + 1))
+    following = following[np.lexsort((device.start_ns[following], device.stream[following]))]
+    same = mine.size == following.size
+    if mine.size == 0 or not same or (device.stream[events[mine]] != device.stream[following]).any():
+        return program
+    order = np.argsort(calls.rows, kind="stable")
+    place = order[np.searchsorted(calls.rows[order], device.launch_rows[following])]
+    inside = (place >= span.start) & (place < span.stop)
+    return replace(
+        program,
+        early_event=mine[inside].astype(np.int32),
+        early_point=(place[inside] - span.start).astype(np.int32),
+    )
+
+
+def _assembled(
+    graph: StepGraph,
+    window: Window,
+    events: npt.NDArray[np.intp],
+    span: slice,
+    following: int | None,
+    *,
+    periodic: bool,
+) -> RankProgram:
+    timeline, calls, device, waits = graph.timeline, graph.calls, graph.device, graph.waits
+    mine = Calls(*(getattr(calls, name)[span] for name in Calls.__struct_fields__))
+    blocks = waits.blocks[span]
+    lag = rejoin_lag = np.empty(0, dtype=np.int64)
+    after_return = np.empty(0, dtype=bool)
+    rejoin_from = rejoin_to = np.empty(0, dtype=np.int32)
+    if mine.rows.size:
+        order = order_calls(mine, blocks, following)
+        lag, after_return, rejoin_lag = order.lag, order.after_return, order.rejoin_lag
+        rejoin_from, rejoin_to = order.rejoin_from, order.rejoin_to
+    point = _points_of(mine.rows, device.launch_rows[events])
+    part = timeline.phases.at(mine.start_ns) if timeline.phases else np.zeros(mine.rows.size, np.uint8)
+    part = np.where(mine.kind == Call.INPUT, np.uint8(INPUT_PART), part).astype(np.uint8)
+    none = np.empty(0, dtype=np.int32)
+    label_at, labels = longest_lags(timeline.trace, mine, lag, graph.ranges)
+    start_ns = int(mine.start_ns[0]) if mine.rows.size else int(device.start_ns[events].min())
+    return RankProgram(
+        step=window.index,
+        step_ns=window.end_ns - window.start_ns,
+        span_ns=int(device.end_ns[events].max() - device.start_ns[events].min()),
+        periodic=periodic and (following is not None or mine.rows.size == 0),
+        start_ns=start_ns,
+        is_cpu=False,
+        kind=mine.kind,
+        part=part,
+        lag=lag,
+        after_return=after_return,
+        blocks=blocks,
+        own=waits.own_ns[span],
+        ready_lag=graph.ready_lag[span],
+        held=np.where(blocks, mine.end_ns - mine.start_ns, 0),
+        rejoin_from=rejoin_from,
+        rejoin_to=rejoin_to,
+        rejoin_lag=rejoin_lag,
+        point=point,
+        launch_lag=device.launch_lag[events],
+        gap=device.gap[events],
+        dur=device.end_ns[events] - device.start_ns[events],
+        delay=device.delay[events],
+        began=device.start_ns[events] - start_ns,
+        stream=device.stream[events],
+        group=device.group[events],
+        event_part=device.part[events],
+        row=device.row[events].astype(np.int32),
+        cause_kind=np.empty(0, dtype=np.uint8),
+        cause_from=none,
+        cause_to=none,
+        cause_lag=np.empty(0, dtype=np.int64),
+        cause_back=np.empty(0, dtype=bool),
+        contention=graph.contention,
+        lead_ns=_lead(device, events),
+        label_at=label_at,
+        labels=labels,
+    )
+
+
+def _points_of(calls: Rows, launches: Rows) -> npt.NDArray[np.int32]:
+    """Return which of some calls, in order of time, each launch is; ``NONE`` for those that are not there."""
+    recorded = np.flatnonzero(calls != NO_ROW)
+    rows = np.append(calls[recorded], NO_ROW - 1)
+    place = np.searchsorted(rows[:-1], launches)
+    points = np.where(rows[place] == launches, np.append(recorded, NONE)[place], NONE)
+    return points.astype(np.int32)
+
+
+def _lead(device: DeviceEvents, events: npt.NDArray[np.intp]) -> int:
+    """Return how early the launch of every event was, at the least; 0 without launches."""
+    linked = events[device.linked[events]]
+    if linked.size == 0:
+        return 0
+    explained = device.launched_ns[linked] + device.launch_lag[linked]
+    return max(int((device.start_ns[linked] - explained).min()), 0)
+
+
+def _with_causes(
+    program: RankProgram, graph: StepGraph, events: npt.NDArray[np.intp], span: slice, position: int | None
+) -> RankProgram:
+    """Return the program with its causes, and with the delays that they leave unexplained."""
+    device, waits = graph.device, graph.waits
+    local = np.full(device.rows.size, NONE, dtype=np.int64)
+    local[events] = np.arange(events.size)
+    earlier = _same_of_step_before(graph, events, local, position)
+    to_host = is_among(waits.kind, TO_HOST_CODES)
+    target = waits.target
+    inside = np.where(
+        to_host,
+        (target >= span.start) & (target < span.stop),
+        local[np.minimum(target, device.rows.size - 1)] >= 0,
+    )
+    source = np.where(local[waits.source] >= 0, local[waits.source], earlier[waits.source])
+    kept = np.flatnonzero(inside & (source >= 0))
+    goal = np.where(
+        to_host[kept], target[kept] - span.start, local[np.minimum(target[kept], device.rows.size - 1)]
+    )
+    back = local[waits.source[kept]] < 0
+    orphans = difference(target[inside & to_host], target[kept][to_host[kept]])
+    blocks = program.blocks.copy()
+    # What a call waited for ran before the step: its time is the call's own.
+    own = program.own.copy()
+    for call in orphans.tolist():
+        own[call - span.start] = graph.calls.end_ns[call] - graph.calls.start_ns[call]
+    kinds = waits.kind[kept]
+    delay = _unexplained(device, events, kinds, waits.source[kept], goal, waits.lag_ns[kept])
+    return replace(
+        program,
+        blocks=blocks,
+        own=own,
+        delay=delay,
+        cause_kind=kinds,
+        cause_from=source[kept].astype(np.int32),
+        cause_to=goal.astype(np.int32),
+        cause_lag=waits.lag_ns[kept],
+        cause_back=back,
+    )
+
+
+def _unexplained(
+    device: DeviceEvents,
+    events: npt.NDArray[np.intp],
+    kinds: npt.NDArray[np.uint8],
+    source: Int64Array,
+    goal: Int64Array,
+    lag: Int64Array,
+) -> Int64Array:
+    delay: Int64Array = device.delay[events].copy()
+    starts = np.flatnonzero(~is_among(kinds, TO_HOST_CODES))
+    left = device.start_ns[events[goal[starts]]] - device.end_ns[source[starts]] - lag[starts]
+    np.minimum.at(delay, goal[starts], left)
+    return np.maximum(delay, 0)
+
+
+def _same_of_step_before(
+    graph: StepGraph, events: npt.NDArray[np.intp], local: Int64Array, position: int | None
+) -> Int64Array:
+    """Return for the events of the step before which event of this step stands in the same place.
+
+    Places are counted from the end of each stream, for what is waited for there is what came last.
+    """
+    device = graph.device
+    same = np.full(device.rows.size, NONE, dtype=np.int64)
+    if position is None:
+        return same
+    earlier = np.flatnonzero(graph.home == position - 1)
+    for code in distinct(device.stream[events]).tolist():
+        before, now = (one[device.stream[one] == code] for one in (earlier, events))
+        size = min(before.size, now.size)
+        same[before[before.size - size :]] = local[now[now.size - size :]]
+    return same
+
+
+KEPT_STEPS = 4
+MOST_KEPT_EVENTS = 60_000
+"""So many steps are kept, while they have no more events than this in all: ranks must have one in common."""
+
+
+Build = Callable[[Window, int | None], RankProgram | Unplayable]
+"""Makes the program of a step if it has no more events than a number, which may be missing."""
+
+
+def rank_programs(
+    timeline: RankTimeline, graph: StepGraph | CpuGraph | Unplayable
+) -> tuple[tuple[RankProgram, ...], str]:
+    """The programs of a rank's steps, the analysed one first; and why there are none."""
+    judged = timeline.judged
+    if judged is None:
+        return (), "no step was found"
+    if isinstance(graph, Unplayable):
+        return (), graph.reason
+    build: Build = (
+        partial(build_program, graph) if isinstance(graph, StepGraph) else partial(build_cpu_program, graph)
+    )
+    length = judged.end_ns - judged.start_ns
+    others = sorted(
+        (window for window in timeline.complete_windows if window.index != judged.index),
+        key=lambda window: (abs(window.end_ns - window.start_ns - length), window.index),
+    )
+    first = build(judged, None)
+    if isinstance(first, Unplayable):
+        return (), first.reason
+    kept = [first]
+    for window in others[: KEPT_STEPS - 1]:
+        program = build(window, MOST_KEPT_EVENTS - sum(one.events for one in kept))
+        if isinstance(program, TooLong):
+            break
+        if isinstance(program, RankProgram):
+            kept.append(program)
+    return tuple(kept), ""

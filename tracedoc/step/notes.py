@@ -1,0 +1,193 @@
+"""Name what the host does in its longest stretches between two calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from tracedoc.spans import Int64Array, Spans
+from tracedoc.step.calls import Calls
+from tracedoc.step.events import RANK_OF_COMPUTE, DeviceEvents
+from tracedoc.step.program import UNKNOWN_SHARE, Group, Indices, RankProgram
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.launches import Rows
+from tracedoc.timeline.shards.times import blocks_of_units
+from tracedoc.timeline.stalls import LARGE_COPY_BYTES, cpu_optimizer_spans, offloads
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.compact import narrowest
+from tracedoc.trace.distinct import distinct, is_among, places_by_value
+
+MOST_LABELS = 24
+LONG_LAG_NS = 200_000
+"""Up to this many lags are named, of those that are at least this long."""
+
+RANGES_BACK = 256
+"""A range around a lag began at most this many ranges before it on its thread."""
+
+LONGEST_LABEL = 120
+
+
+def ranges_by_thread(trace: Trace, threads: npt.NDArray[np.int32]) -> dict[int, Rows]:
+    """Return the ranges that may name what the host does, of each of some threads: all but the steps."""
+    ranges = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION, Kind.PYTHON)
+    ranges[trace.rows_named(lambda name: vocabulary.step_number(name) is not None)] = False
+    return {
+        thread: np.flatnonzero(ranges & trace.thread.among([thread])) for thread in distinct(threads).tolist()
+    }
+
+
+def longest_lags(
+    trace: Trace, calls: Calls, lag: Int64Array, ranges: Mapping[int, Rows]
+) -> tuple[Indices, tuple[str, ...]]:
+    """Return the points before which the host took longest, and what it did, as far as a range says so.
+
+    The innermost range around the middle of the lag counts, on any thread that makes calls; lags without a
+    range do not. ``ranges`` are those of all threads (:func:`ranges_by_thread`).
+    """
+    long = np.flatnonzero(lag[1:] >= LONG_LAG_NS) + 1
+    chosen = np.sort(long[np.argsort(-lag[long], kind="stable")[:MOST_LABELS]])
+    if chosen.size == 0:
+        return np.empty(0, dtype=np.int32), ()
+    by_thread = [ranges[thread] for thread in distinct(calls.thread).tolist()]
+    points, names = [], []
+    for point in chosen.tolist():
+        middle = int(calls.start_ns[point]) - int(lag[point]) // 2
+        around = [row for rows in by_thread if (row := _innermost(trace, rows, middle)) is not None]
+        if around:
+            row = max(around, key=lambda one: int(trace.ts_ns[one]))
+            points.append(point)
+            names.append(trace.row_name(row)[:LONGEST_LABEL])
+    return np.array(points, dtype=np.int32), tuple(names)
+
+
+def _innermost(trace: Trace, rows: np.ndarray, at_ns: int) -> int | None:
+    # Rows are in time order, so the times of all of them need not be collected.
+    last = int(np.searchsorted(rows, np.searchsorted(trace.ts_ns, at_ns, side="right")))
+    recent = rows[max(last - RANGES_BACK, 0) : last]
+    holds = recent[trace.end_ns[recent] > at_ns]
+    return int(holds[-1]) if holds.size else None
+
+
+def with_units(program: RankProgram, timeline: RankTimeline, starts_ns: Int64Array) -> RankProgram:
+    """Return the program with what belongs to sharded units; ``starts_ns`` is when its first points start."""
+    if timeline.units is None:
+        return program
+    units = timeline.units.units
+    block_of_row = np.full(len(timeline.collectives) + 1, NONE, dtype=np.int32)
+    blocks = blocks_of_units(units)
+    for calls in (units.gathers, units.reductions):
+        known = calls.unit >= 0
+        block_of_row[calls.row[known]] = blocks[calls.unit[known]]
+    block = block_of_row[program.row]
+    events = np.flatnonzero(block != NONE)
+    lag = program.lag[: starts_ns.size].astype(np.int64)
+    inside = units.hooks.covered_ns(starts_ns - lag, starts_ns)
+    points = np.flatnonzero(inside > 0)
+    return replace(
+        program,
+        hook_point=points.astype(np.int32),
+        hook_ns=inside[points],
+        unit_event=events.astype(np.int32),
+        unit_block=block[events],
+    )
+
+
+def optimizer_on_cpu(timeline: RankTimeline) -> Spans | None:
+    """Return when the optimizer runs on the CPU, ``None`` where the rank does not offload."""
+    spans = cpu_optimizer_spans(timeline)
+    return spans if offloads(timeline, spans) else None
+
+
+def with_offloading(
+    program: RankProgram,
+    timeline: RankTimeline,
+    device: DeviceEvents,
+    events: npt.NDArray[np.intp],
+    *,
+    optimizer: Spans | None,
+    position: int,
+    starts_ns: Int64Array,
+) -> RankProgram:
+    """Return the program with what offloading does in it; ``starts_ns`` is when its points start.
+
+    Large copies between host and device that the step itself launches count, after its first compute: those
+    before it bring the batch. ``events`` are those of the program, ``position`` is that of its step.
+    """
+    if optimizer is None:
+        return program
+    copies = is_among(program.group, np.array([Group.COPY_IN, Group.COPY_OUT], dtype=np.uint8))
+    large = timeline.trace.nbytes[device.rows[events]] >= LARGE_COPY_BYTES
+    compute = device.compute.events
+    first = compute[device.step[compute] == position]
+    own = device.step[events] == position
+    if first.size:
+        own &= device.launched_ns[events] > device.launched_ns[first].min()
+    inside = optimizer.covered_ns(starts_ns - program.lag, starts_ns)
+    points = np.flatnonzero(inside > 0)
+    return replace(
+        program,
+        offload_event=np.flatnonzero(copies & large & own).astype(np.int32),
+        offload_point=points.astype(np.int32),
+        offload_ns=inside[points],
+    )
+
+
+BESIDE_AT_LEAST, ALONE_AT_MOST = 0.9, 0.1
+"""Kernels that run beside communication for more than one share are compared with those below the other."""
+
+FEWEST_ALIKE = 4
+"""A name counts with at least this many kernels on both sides."""
+
+SCATTER = 0.15
+"""Kernels of one name whose lengths scatter by more than this share, from the tenth to the ninetieth
+percentile, do different work, and are not compared."""
+
+LARGEST = 0.6
+"""More than this is not contention: kernels of one name differ for other reasons."""
+
+
+def measure_contention(timeline: RankTimeline, device: DeviceEvents) -> float:
+    """Return by which share compute kernels are longer beside communication; ``UNKNOWN_SHARE`` if unknown.
+
+    Kernels of one name and one launch grid are compared; the median of the ratios counts, weighted by time.
+    """
+    trace, activity = timeline.trace, timeline.activity
+    compute = np.flatnonzero((device.rank == RANK_OF_COMPUTE) & (device.stream == device.compute_stream))
+    if activity is None or compute.size == 0 or not len(activity.comm):
+        return UNKNOWN_SHARE
+    rows = device.rows[compute]
+    start, end = device.start_ns[compute], device.end_ns[compute]
+    length = (end - start).astype(np.float64)
+    share = activity.comm.covered_ns(start, end) / np.maximum(length, 1)
+    kinds = len(trace.grids) + 1
+    kind = trace.name[rows].astype(np.int64) * kinds + trace.grid[rows] + 1
+    ratios, weights = [], []
+    # In few bits, numbers are sorted by their digits.
+    for _, mine in places_by_value(kind.astype(narrowest(0, len(trace.names) * kinds))):
+        beside, alone = length[mine[share[mine] > BESIDE_AT_LEAST]], length[mine[share[mine] < ALONE_AT_MOST]]
+        if _alike(beside) and _alike(alone):
+            ratios.append(_middle(beside) / max(_middle(alone), 1.0))
+            weights.append(float(length[mine].sum()))
+    if not ratios:
+        return UNKNOWN_SHARE
+    ranked = np.argsort(ratios)
+    passed = np.cumsum(np.array(weights)[ranked])
+    middle = float(np.array(ratios)[ranked][np.searchsorted(passed, passed[-1] / 2)])
+    return min(max(middle - 1.0, 0.0), LARGEST)
+
+
+def _middle(lengths: npt.NDArray[np.float64]) -> float:
+    return float(np.sort(lengths)[lengths.size // 2])
+
+
+def _alike(lengths: npt.NDArray[np.float64]) -> bool:
+    if lengths.size < FEWEST_ALIKE:
+        return False
+    ordered = np.sort(lengths)
+    tenth = lengths.size // 10
+    return bool(ordered[-1 - tenth] - ordered[tenth] <= SCATTER * ordered[lengths.size // 2])

@@ -1,0 +1,211 @@
+"""How much work each step gave one rank: kernels, their thread blocks, and arithmetic on recorded shapes."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from math import prod
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.spans import Int64Array, Spans
+from tracedoc.timeline.activity import COMPUTE
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.flops import COUNTERS
+from tracedoc.timeline.steps import Window
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.kernels import KernelCategory, matrix_format
+
+NOT_SIZED = frozenset(
+    {
+        KernelCategory.GEMM,
+        KernelCategory.CONVOLUTION,
+        KernelCategory.ATTENTION,
+        KernelCategory.OPTIMIZER,
+        KernelCategory.COMMUNICATION,
+    }
+)
+"""Kernels whose grid does not follow the size of the data: tiled and persistent ones, and the optimizer's."""
+
+
+class WorkTable(msgspec.Struct, frozen=True, eq=False):
+    """What one rank had to do, as columns that follow the steps of its digest.
+
+    ``kernels`` are the compute kernels that the step launched (in a CPU trace its operators). ``blocks`` are
+    the thread blocks of those among them whose grid follows the size of the data; 0 where no grid is known.
+    ``flops`` are the floating-point operations of the matrix products whose shapes were recorded, else 0.
+    """
+
+    kernels: Int64Array
+    blocks: Int64Array
+    flops: npt.NDArray[np.float64]
+
+
+def work_table(timeline: RankTimeline) -> WorkTable:
+    """Return what each step of a rank's timeline had to do."""
+    windows = timeline.windows if timeline.activity is not None else ()
+    kernels, blocks = _operators(timeline, windows) if timeline.is_cpu else _launched(timeline, windows)
+    return WorkTable(kernels, blocks, _flops(timeline, windows))
+
+
+def _launched(timeline: RankTimeline, windows: tuple[Window, ...]) -> tuple[Int64Array, Int64Array]:
+    """Return for each step the kernels that it launched, and the thread blocks of the sized ones."""
+    trace, events = timeline.trace, timeline.events
+    mine = (events.classes == COMPUTE) & (events.device == timeline.device) & events.kernels
+    rows, position = events.rows[mine], timeline.step_position[mine]
+    sized = np.ones(len(trace.names), dtype=bool)
+    for name_id, category in events.categories.items():
+        sized[name_id] = category not in NOT_SIZED
+    sizes = np.array([prod(grid) if grid else 0 for grid in trace.grids] + [0], dtype=np.int64)
+    grids = trace.grid[rows]
+    blocks = np.where(sized[trace.name[rows]], sizes[grids], 0)  # a grid of -1 is the 0 at the end
+    numbers = [timeline.position_of(window) for window in windows]
+    last = max((number for number in numbers if number is not None), default=-1)
+    placed = (position >= 0) & (position <= last)
+    kernels, sums = np.zeros(last + 2, dtype=np.int64), np.zeros(last + 2, dtype=np.int64)
+    np.add.at(kernels, position[placed], 1)
+    np.add.at(sums, position[placed], blocks[placed])
+    # A window that is no step of the host holds everything.
+    kernels[-1], sums[-1] = rows.size, blocks.sum()
+    places = np.array([-1 if number is None else number for number in numbers], dtype=np.intp)
+    return kernels[places], sums[places]
+
+
+def _operators(timeline: RankTimeline, windows: tuple[Window, ...]) -> tuple[Int64Array, Int64Array]:
+    trace = timeline.trace
+    starts = trace.ts_ns[trace.rows(Kind.CPU_OP)]
+    begin = np.searchsorted(starts, [window.start_ns for window in windows])
+    end = np.searchsorted(starts, [window.end_ns for window in windows])
+    return (end - begin).astype(np.int64), np.zeros(len(windows), dtype=np.int64)
+
+
+def _flops(timeline: RankTimeline, windows: tuple[Window, ...]) -> npt.NDArray[np.float64]:
+    trace, total = timeline.trace, np.zeros(len(windows), dtype=np.float64)
+    rows = np.fromiter(trace.shapes, np.intp, len(trace.shapes))
+    known: dict[tuple[int, int], float] = {}  # calls of an operator that are alike share their shapes
+    counts = []
+    for name, shapes in zip(trace.name[rows].tolist(), trace.shapes.values(), strict=True):
+        amount = known.get((name, id(shapes)))
+        if amount is None:
+            count = COUNTERS.get(trace.names[name])
+            amount = known[name, id(shapes)] = (count(shapes.dims) if count is not None else None) or 0.0
+        counts.append(amount)
+    at, amounts = trace.ts_ns[rows], np.array(counts, dtype=np.float64)
+    for place, window in enumerate(windows):
+        number = timeline.position_of(window)
+        if number is not None:
+            step = timeline.host.steps[number]
+            total[place] = amounts[(at >= step.start_ns) & (at < step.end_ns)].sum()
+    return total
+
+
+MAX_GEMMS = 64
+"""The table keeps so many kinds, those with most time."""
+
+MIN_CALLS = 3
+"""A kind with fewer calls has no median worth comparing."""
+
+HALF_BESIDE = 0.5
+"""A kernel counts as beside communication if that covers this share of it, as alone if it covers nothing."""
+
+
+class GemmTable(msgspec.Struct, frozen=True, eq=False):
+    """Dense matrix products of all judged and complete steps of one rank, one row a kernel and launch grid.
+
+    ``keys`` are the same for the same kernel with the same grid on every rank, in ascending order; ``names``
+    are shortened. ``calls`` counts all calls: ``alone`` those with no communication beside the kernel,
+    ``beside`` those with communication beside half of it or more. Durations are in nanoseconds, 0 where a
+    kind has no such call. ``gridded`` marks where the grid is known: without it, one row may mix shapes.
+    """
+
+    keys: npt.NDArray[np.uint64]
+    names: tuple[str, ...]
+    gridded: npt.NDArray[np.bool_]
+    calls: npt.NDArray[np.int32]
+    alone: npt.NDArray[np.int32]
+    alone_p10_ns: npt.NDArray[np.int64]
+    alone_median_ns: npt.NDArray[np.int64]
+    beside: npt.NDArray[np.int32]
+    beside_p10_ns: npt.NDArray[np.int64]
+    beside_median_ns: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return int(self.keys.size)
+
+
+def gemm_table(timeline: RankTimeline) -> GemmTable:
+    """Return the table of a rank's matrix products; empty for a CPU trace."""
+    trace, rows = timeline.trace, _gemm_rows(timeline)
+    grids = trace.grid[rows].astype(np.int64)
+    kinds, kind_of = np.unique(trace.name[rows].astype(np.int64) << 32 | (grids + 1), return_inverse=True)
+    durations = trace.dur_ns[rows]
+    covered = np.zeros(rows.size, dtype=np.int64)
+    if timeline.activity is not None:
+        covered = timeline.activity.comm.covered_ns(trace.ts_ns[rows], trace.ts_ns[rows] + durations)
+    alone, beside = covered == 0, covered >= HALF_BESIDE * durations
+    spent = np.zeros(kinds.size, dtype=np.int64)
+    np.add.at(spent, kind_of, durations)
+    found = []
+    for kind in np.argsort(-spent, kind="stable")[:MAX_GEMMS].tolist():
+        mine = kind_of == kind
+        if int(mine.sum()) < MIN_CALLS:
+            continue
+        name, grid = trace.names[int(kinds[kind] >> 32)], int(kinds[kind] & 0xFFFFFFFF) - 1
+        shape = trace.grids[grid] if grid >= 0 else ()
+        found.append(
+            (
+                _key(name, shape),
+                name[:80],
+                bool(shape),
+                int(mine.sum()),
+                *_summary(durations[mine & alone]),
+                *_summary(durations[mine & beside]),
+            )
+        )
+    return _columns(sorted(found))
+
+
+def _gemm_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
+    trace, events = timeline.trace, timeline.events
+    dense = np.zeros(len(trace.names), dtype=bool)
+    for name_id, category in events.categories.items():
+        name = trace.names[name_id]
+        dense[name_id] = (
+            category is KernelCategory.GEMM and matrix_format(name) is not None and "gemv" not in name
+        )
+    windows = [w for w in timeline.windows if w.complete or w == timeline.judged]
+    steps = Spans.of([window.start_ns for window in windows], [window.end_ns for window in windows])
+    bounds = np.searchsorted(events.start_ns, np.stack((steps.starts, steps.ends), axis=1))
+    judged = np.zeros(events.rows.size, dtype=bool)
+    for first, last in bounds.tolist():
+        judged[first:last] = True
+    judged &= (events.classes == COMPUTE) & (events.device == timeline.device) & events.kernels
+    rows = events.rows[judged]
+    return np.asarray(rows[dense[trace.name[rows]]], dtype=np.intp)
+
+
+def _key(name: str, grid: tuple[int, ...]) -> int:
+    return int.from_bytes(blake2b(f"{name} {grid}".encode(), digest_size=8).digest(), "big")
+
+
+def _summary(durations: npt.NDArray[np.int64]) -> tuple[int, int, int]:
+    if durations.size == 0:
+        return 0, 0, 0
+    ordered, last = np.sort(durations), durations.size - 1
+    return int(durations.size), int(ordered[last // 10]), int(ordered[last // 2])
+
+
+def _columns(rows: list[tuple[int, str, bool, int, int, int, int, int, int, int]]) -> GemmTable:
+    return GemmTable(
+        keys=np.array([row[0] for row in rows], dtype=np.uint64),
+        names=tuple(row[1] for row in rows),
+        gridded=np.array([row[2] for row in rows], dtype=np.bool_),
+        calls=np.array([row[3] for row in rows], dtype=np.int32),
+        alone=np.array([row[4] for row in rows], dtype=np.int32),
+        alone_p10_ns=np.array([row[5] for row in rows], dtype=np.int64),
+        alone_median_ns=np.array([row[6] for row in rows], dtype=np.int64),
+        beside=np.array([row[7] for row in rows], dtype=np.int32),
+        beside_p10_ns=np.array([row[8] for row in rows], dtype=np.int64),
+        beside_median_ns=np.array([row[9] for row in rows], dtype=np.int64),
+    )

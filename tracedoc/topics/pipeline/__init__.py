@@ -1,0 +1,1 @@
+"""Ranks are the stages of a pipeline, which wait for each other."""

@@ -1,0 +1,263 @@
+"""What a pipeline gains if its stages, its micro-batches or the ranks of a stage take equally long."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.ranks.arrival_replay import ArrivalReplay, arrival_replay, gains_of_work, gains_without
+from tracedoc.ranks.run_view import RunView, once
+from tracedoc.spans import Int64Array
+from tracedoc.step.sync_path import Action
+from tracedoc.topics.pipeline.stages import (
+    CpuWork,
+    Floats,
+    Pipeline,
+    Places,
+    actions_of,
+    cpu_work,
+    passes_of_step,
+    pipeline,
+    ways_of_kinds,
+)
+
+SLOWER = 0.05
+"""Replicas whose passes differ by less do the same work."""
+
+SLOWER_CPU = 0.15
+"""Replicas that share cores differ by so much without a fault."""
+
+
+@once
+def balanced_gain_ns(run: RunView) -> Int64Array | None:
+    """How much shorter each step would be if all stages computed equally long, by a replay.
+
+    Without one, in CPU runs and where ranks are missing: of m micro-batches all but one pass while the
+    slowest stage sets the pace, and in a step each takes every stage in turn once, whichever has the work.
+    With all forward passes first that is (m - 1) / m of what the slowest stage takes longer than the mean.
+    """
+    found, plan = _replayed(run)
+    if found is None:
+        return None
+    if found.micro_batches < 2:  # stages take turns, whichever has the work
+        return np.zeros(len(found.steps), dtype=np.int64)
+    stage_ns = found.stage_ns
+    if plan is None or not found.whole:
+        equal = np.full(stage_ns.size, stage_ns.mean())
+        longer = max(_scheduled_ns(found, stage_ns) - _scheduled_ns(found, equal), 0.0)
+        return np.full(len(found.steps), round(longer), dtype=np.int64)
+    work = np.array(plan.work_ns, dtype=np.float64)
+    for number, stage in enumerate(found.stages):
+        for place in stage:
+            for step in found.steps:
+                passes, _ = passes_of_step(run, plan, place, step)
+                work[passes] *= stage_ns.mean() / max(stage_ns[number], 1.0)
+    _even_out_rest(run, plan, found, work)
+    return gains_of_work(plan, work, found.steps)
+
+
+@once
+def even_gain_ns(run: RunView) -> Int64Array | None:
+    """How much shorter each step would be if every micro-batch took its stage equally long.
+
+    The work of a rank between two sends is that of one forward or backward pass. Passes that lie between the
+    same kinds of sends in one stage are given their mean over its ranks, micro-batches and steps.
+    """
+    found, plan = _replayed(run)
+    if found is None or plan is None or not found.whole:
+        return None
+    if found.micro_batches < 2:
+        return np.zeros(len(found.steps), dtype=np.int64)
+    work = np.array(plan.work_ns, dtype=np.float64)
+    for alike in _alike(run, plan, found):
+        lengths = [float(work[places].sum()) for places in alike]
+        mean = sum(lengths) / len(lengths)
+        for places, length in zip(alike, lengths, strict=True):
+            work[places] *= mean / length if length > 0 else 1.0
+    _even_out_rest(run, plan, found, work)
+    return gains_of_work(plan, work, found.steps)
+
+
+@once
+def pass_ratios(run: RunView) -> Floats:
+    """How long each pass of a rank through a micro-batch takes, over the mean of those like it.
+
+    Those that come once in a step, and so cannot be compared, are left out; none without a pipeline.
+    """
+    found, plan = _replayed(run)
+    ratios: list[float] = []
+    if found is not None and plan is not None and found.whole:
+        work = np.array(plan.work_ns, dtype=np.float64)
+        for alike in _alike(run, plan, found):
+            lengths = np.array([work[places].sum() for places in alike])
+            if lengths.size > len(found.steps) * len(found.stages[0]) and lengths.mean() > 0:
+                ratios.extend((lengths / lengths.mean()).tolist())
+    return np.array(ratios)
+
+
+class SlowWorker(msgspec.Struct, frozen=True, eq=False):
+    """A rank (a position) that takes longer than the others of its stage.
+
+    ``longer_ns`` is by how much its passes do in each step of the pipeline, 0 where its GPU is idle for
+    longer instead; ``gain_ns`` how much shorter each step would be if they did not.
+    """
+
+    place: int
+    longer_ns: Int64Array
+    gain_ns: Int64Array
+
+
+@once
+def slow_workers(run: RunView) -> tuple[SlowWorker, ...]:
+    """The ranks that hold up their pipeline, and with it the others, by more than their replicas."""
+    found, plan = _replayed(run)
+    if found is None:
+        return ()
+    workers = _away_workers(found, cpu_work(run)) if plan is None else _slow_on_gpus(run, plan, found)
+    return tuple(sorted(workers, key=lambda worker: -int(worker.gain_ns.sum())))
+
+
+def _replayed(run: RunView) -> tuple[Pipeline | None, ArrivalReplay | None]:
+    """The pipeline of a run, and the replay of all ranks, which takes long: none without a pipeline."""
+    found = pipeline(run)
+    return found, None if found is None else arrival_replay(run)
+
+
+def _scheduled_ns(found: Pipeline, stage_ns: Floats) -> float:
+    """What the passes of a step take by the schedule, where stages take these times.
+
+    With all forward passes first (GPipe) each stage is taken once in turn, and the slowest sets the pace of
+    the other micro-batches. In 1F1B the slowest works from when the stages before it have passed on the first
+    micro-batch until they are to pass the last gradient back, but for what it waits for its first gradient:
+    the stages after it, less the forward passes ahead (a third of the work of a micro-batch each).
+    """
+    count, stages = max(found.micro_batches, 1), stage_ns.size
+    one = stage_ns / count
+    if not found.alternates:
+        return float((count - 1) * one.max() + one.sum())
+    ahead = np.arange(stages - 1, -1, -1)
+    before, after = np.cumsum(one) - one, one.sum() - np.cumsum(one)
+    return float((before + count * one + np.maximum(after - ahead * one / 3, 0)).max())
+
+
+def _even_out_rest(run: RunView, plan: ArrivalReplay, found: Pipeline, work: Floats) -> None:
+    """Let what follows the passes take each rank as long as the fastest one.
+
+    An optimizer that exchanges norms or flags inside ends together on all ranks: what it takes some of them
+    longer is waiting for the last stage to be done.
+    """
+    for step in found.steps:
+        rests = [passes_of_step(run, plan, place, step)[1] for place in range(len(run.digests))]
+        least = min(work[rest].sum() for rest in rests)
+        for rest in rests:
+            length = work[rest].sum()
+            work[rest] *= least / length if length > 0 else 1.0
+
+
+def _alike(run: RunView, plan: ArrivalReplay, found: Pipeline) -> list[list[Places]]:
+    """The passes of all ranks, those of one stage and kind together."""
+    passes: dict[tuple[int, tuple[int, ...]], list[Places]] = defaultdict(list)
+    for place in range(len(run.digests)):
+        stage = found.stage_of(place)
+        if stage >= 0:
+            for kind, places in _passes(run, plan, found, place):
+                passes[stage, kind].append(places)
+    return list(passes.values())
+
+
+def _passes(
+    run: RunView, plan: ArrivalReplay, found: Pipeline, place: int
+) -> Iterator[tuple[tuple[int, ...], Places]]:
+    """Yield the work of one rank between its sends, with what kind it is of.
+
+    The kind is which way the send before and the one after go (0 where the step begins or ends), and how many
+    kernels run in between, which do not depend on how long samples are.
+    """
+    table, path = run.digests[place].collectives, run.digests[place].sync_path
+    assert path is not None
+    ways = ways_of_kinds(table, found.stage_of_rank, found.stage_of(place))
+    sends = np.array([kind.op == "send" for kind in table.kinds] or [False])
+    position, action, item = actions_of(plan, place)
+    ready = action == int(Action.READY)
+    kind = np.zeros(action.size, dtype=np.intp)
+    kind[ready] = table.kind[item[ready] - plan.offsets[place]]
+    sent = np.where(ready & sends[kind], ways[kind], 0)
+    kernels = path.kernels[position - plan.parts()[place].start]
+    edges = np.flatnonzero((sent != 0) | (action == int(Action.STEP)))
+    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        like = (int(sent[begin]), int(sent[end]), int(kernels[begin + 1 : end + 1].sum()))
+        yield like, position[begin + 1 : end + 1]
+
+
+def _with_replicas(found: Pipeline) -> Iterator[tuple[int, list[int]]]:
+    """Yield each rank that is not alone in its stage, with the others of it."""
+    for stage in found.stages:
+        if len(stage) > 1:
+            yield from ((place, [other for other in stage if other != place]) for place in stage)
+
+
+def _slow_on_gpus(run: RunView, plan: ArrivalReplay, found: Pipeline) -> list[SlowWorker]:
+    """The ranks whose passes take longer than those of their replicas, or whose GPU is idle for longer."""
+    workers = []
+    idle = _idle_ns(run, found)
+    for place, others in _with_replicas(found):
+        usual = np.median(found.pass_ns[others], axis=0)
+        longer = found.pass_ns[place] - usual
+        if longer.mean() >= SLOWER * usual.mean():
+            gain = _gain_of_usual_passes(run, plan, found, place, usual)
+            workers.append(SlowWorker(place, np.maximum(longer, 0).astype(np.int64), gain))
+        elif (idle[place] - np.median(idle[others], axis=0)).mean() >= SLOWER * usual.mean():
+            gain = gains_without(run, place, found.steps)
+            workers.append(SlowWorker(place, np.zeros(len(found.steps), dtype=np.int64), gain))
+    return workers
+
+
+def _gain_of_usual_passes(
+    run: RunView, plan: ArrivalReplay, found: Pipeline, place: int, usual_ns: Floats
+) -> Int64Array:
+    """What each step gains where a rank's passes take ``usual_ns``: replayed, or by the schedule."""
+    if not found.whole:
+        return _gain_by_schedule(found, place, usual_ns)
+    work = np.array(plan.work_ns, dtype=np.float64)
+    for column, step in enumerate(found.steps):
+        passes, _ = passes_of_step(run, plan, place, step)
+        work[passes] *= usual_ns[column] / max(found.pass_ns[place, column], 1.0)
+    return gains_of_work(plan, work, found.steps)
+
+
+def _gain_by_schedule(found: Pipeline, place: int, usual_ns: Floats) -> Int64Array:
+    """What each step gains where a rank's passes take what is usual in its stage, without a replay."""
+    chain = next(chain for chain in found.chains if place in chain)
+    stage_ns = np.repeat(found.stage_ns[:, np.newaxis], len(found.steps), axis=1)
+    for number, one in enumerate(chain):
+        if one >= 0:
+            stage_ns[number] = found.pass_ns[one]
+    mended = stage_ns.copy()
+    mended[chain.index(place)] = usual_ns
+    gains = [
+        _scheduled_ns(found, a) - _scheduled_ns(found, b) for a, b in zip(stage_ns.T, mended.T, strict=True)
+    ]
+    return np.rint(np.maximum(gains, 0)).astype(np.int64)
+
+
+def _away_workers(found: Pipeline, work: CpuWork | None) -> list[SlowWorker]:
+    """The ranks of a CPU run that are away for longer than their replicas: the others wait as long."""
+    workers: list[SlowWorker] = []
+    if work is None:
+        return workers
+    for place, others in _with_replicas(found):
+        more = work.usual_away_ns[place] - np.median(work.usual_away_ns[others])
+        if more >= SLOWER_CPU * found.pass_ns[others].mean():
+            longer = work.away_ns[place] - np.median(work.away_ns[others], axis=0)
+            gain = np.maximum(longer, 0).astype(np.int64)
+            workers.append(SlowWorker(place, np.zeros(len(found.steps), dtype=np.int64), gain))
+    return workers
+
+
+def _idle_ns(run: RunView, found: Pipeline) -> npt.NDArray[np.float64]:
+    by_step = [{step.index: step.budget.idle_ns for step in digest.steps} for digest in run.digests]
+    return np.array([[idle[step] for step in found.steps] for idle in by_step], dtype=np.float64)

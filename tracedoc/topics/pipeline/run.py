@@ -1,0 +1,160 @@
+"""Facts about pipelines: what each stage takes, what equal ones would give, the schedule's own bubble."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.facts.catalog import run_fact
+from tracedoc.ranks.run_view import RunView
+from tracedoc.topics.pipeline.balance import balanced_gain_ns, even_gain_ns, slow_workers
+from tracedoc.topics.pipeline.stages import Pipeline, pipeline
+from tracedoc.values import Unknown, Value
+
+LONGER_AT = ("compute", "host")
+
+NO_PIPELINE = Unknown(
+    "no stages of a pipeline are seen: no rank passes data on to another one and gets some back"
+)
+
+
+@run_fact("pipeline_stages", unit="count", needs=("collectives", "multi_rank"))
+def pipeline_stages(run: RunView) -> Value:
+    """Stages of the pipeline, by who sends to whom; what a rank's sends reach is its neighbour."""
+    return _of(run, lambda found: len(found.stages))
+
+
+@run_fact("pipeline_micro_batches", unit="count", needs=("collectives", "multi_rank"))
+def pipeline_micro_batches(run: RunView) -> Value:
+    """How often the first stage of a pipeline sends to the second one in a step."""
+    return _of(run, lambda found: found.micro_batches)
+
+
+@run_fact("stage", unit="count", scope="rank", needs=("collectives", "multi_rank"))
+def stage(run: RunView) -> dict[str, Value]:
+    """The stage of the pipeline that this rank is, from 0. Ranks of one stage hold the same layers."""
+    return _by_rank(run, lambda found, number: number)
+
+
+@run_fact("stage_pass_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def stage_pass_ms(run: RunView) -> dict[str, Value]:
+    """What the fastest rank of this rank's stage works on forward and backward passes in a step, on average.
+
+    From the first operation of a step to its last send or receive and the work that follows that, without the
+    waiting for other ranks, the reduction of gradients and the optimizer. In a CPU run its step without
+    communication: the compute of all ranks is shared out by their arithmetic, since processes share cores,
+    and time without operators counts as far as it is there in at least three quarters of the steps.
+    """
+    return _by_rank(run, lambda found, number: float(found.stage_ns[number]) / 1e6)
+
+
+@run_fact("other_stages_pass_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def other_stages_pass_ms(run: RunView) -> dict[str, Value]:
+    """The mean of :func:`stage_pass_ms` over the other stages."""
+    return _by_rank(run, lambda found, number: float(np.delete(found.stage_ns, number).mean()) / 1e6)
+
+
+@run_fact("stage_longer_at", unit="text", scope="rank", needs=("collectives", "multi_rank"), values=LONGER_AT)
+def stage_longer_at(run: RunView) -> dict[str, Value]:
+    """At what this rank's stage takes longer than the others: "compute", or in a CPU run "host".
+
+    "host" is time in which no operator runs: a sleep, files, Python. It is named where it makes half of the
+    difference or more.
+    """
+
+    def longer_at(found: Pipeline, number: int) -> Value:
+        longer = found.stage_ns[number] - np.delete(found.stage_ns, number).mean()
+        away = found.stage_away_ns[number] - np.delete(found.stage_away_ns, number).mean()
+        return "host" if away > 0 and away >= longer / 2 else "compute"
+
+    return _by_rank(run, longer_at)
+
+
+@run_fact("stage_imbalance_ms", unit="ms", needs=("collectives", "multi_rank"))
+def stage_imbalance_ms(run: RunView) -> Value:
+    """How much shorter a step would be if the passes of all stages took equally long.
+
+    All ranks are replayed from one meeting to the next, the work of each stage scaled to the mean of all;
+    what follows the passes (an optimizer that waits for others inside) takes each rank as long as the
+    fastest. The mean over the steps that all ranks show. CPU runs are not replayed: there it is
+    (m - 1) / m of what the slowest stage takes longer than the mean, with m micro-batches.
+    """
+    return _mean(balanced_gain_ns(run))
+
+
+@run_fact("pipeline_schedule_bubble_frac", unit="fraction", needs=("collectives", "multi_rank"))
+def pipeline_schedule_bubble_frac(run: RunView) -> Value:
+    """Share of the passes' time that a rank waits by the schedule: (p - 1) / (m + p - 1).
+
+    With p equal stages and m micro-batches, of GPipe and of 1F1B alike; an interleaved schedule has less.
+    """
+    found = pipeline(run)
+    if found is None:
+        return NO_PIPELINE
+    if found.micro_batches == 0:
+        return Unknown("the number of micro-batches is not known")
+    stages = len(found.stages)
+    return (stages - 1) / (found.micro_batches + stages - 1)
+
+
+@run_fact("pipeline_bubble_excess_ms", unit="ms", needs=("collectives", "multi_rank"))
+def pipeline_bubble_excess_ms(run: RunView) -> Value:
+    """How much longer a step is than the schedule asks for with equal stages and micro-batches.
+
+    That is the mean step less what the passes of the mean stage and the schedule's own bubble take, and
+    less what unequal stages, slow ranks, micro-batches and late launches (on the rank that has most of them)
+    cost: sends and receives that nothing hides, pauses, the optimizer.
+    """
+    found, bubble = pipeline(run), pipeline_schedule_bubble_frac(run)
+    if found is None or isinstance(bubble, Unknown):
+        return bubble
+    if found.micro_batches < 2:
+        return Unknown("with one micro-batch the stages take turns")
+    if run.digests[0].is_cpu:
+        return Unknown("processes that share cores wait for each other beyond what the schedule asks for")
+    balanced, even = balanced_gain_ns(run), even_gain_ns(run)
+    if balanced is None or even is None or run.representative_digest is None:
+        return NO_PIPELINE
+    judged = run.representative_digest.judged_step
+    if judged is None:
+        return Unknown("no step is known")
+    slow = max((float(worker.gain_ns.mean()) for worker in slow_workers(run)), default=0.0)
+    ideal = float(found.stage_ns.mean()) / (1.0 - float(bubble))
+    rest = (
+        judged.budget.window_ns
+        - ideal
+        - slow
+        - 1e6 * max(_late_launches_ms(run), default=0.0)
+        - max(float(balanced.mean()), 0.0)
+        - max(float(even.mean()), 0.0)
+    )
+    return max(rest, 0.0) / 1e6
+
+
+def _late_launches_ms(run: RunView) -> Iterator[float]:
+    for digest in run.digests:
+        idle = digest.facts.get("launch_pace_idle_ms")
+        if isinstance(idle, (int, float)):
+            yield float(idle)
+
+
+def _of(run: RunView, measure: Callable[[Pipeline], Value]) -> Value:
+    found = pipeline(run)
+    return NO_PIPELINE if found is None else measure(found)
+
+
+def _by_rank(run: RunView, measure: Callable[[Pipeline, int], Value]) -> dict[str, Value]:
+    found = pipeline(run)
+    if found is None:
+        return {str(digest.rank): NO_PIPELINE for digest in run.digests}
+    numbers = {place: number for number, places in enumerate(found.stages) for place in places}
+    return {
+        str(digest.rank): measure(found, numbers[place]) if place in numbers else NO_PIPELINE
+        for place, digest in enumerate(run.digests)
+    }
+
+
+def _mean(gain_ns: npt.NDArray[np.int64] | None) -> Value:
+    return NO_PIPELINE if gain_ns is None else max(float(gain_ns.mean()), 0.0) / 1e6

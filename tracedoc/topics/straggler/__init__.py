@@ -1,0 +1,1 @@
+"""A rank was late, and the others waited for it."""

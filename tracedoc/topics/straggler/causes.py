@@ -1,0 +1,262 @@
+"""Facts about what makes a rank late: its kernels, its host, and the function of the script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from tracedoc.facts.catalog import run_fact
+from tracedoc.ranks.code_places import has_stacks, lasting, longest_place, seen_places, time_in
+from tracedoc.ranks.run_view import RunView
+from tracedoc.timeline.host import PHASES
+from tracedoc.timeline.script_code import CodePlace
+from tracedoc.topics.straggler.late_ranks import CAUSE_SHARE, Straggler, noticeable_ns, stragglers
+from tracedoc.topics.straggler.run import of_late
+from tracedoc.topics.straggler.slow_gpus import slowness_by_rank
+from tracedoc.topics.straggler.uneven import work_excess
+from tracedoc.topics.straggler.work_before import CAUSES, did_before
+from tracedoc.values import Unknown, Value
+
+KERNEL_CAUSES = ("more kernels", "larger kernels", "slow GPU", "longer kernels")
+"""What can be the matter with the kernels of a late rank."""
+
+SHARED_GPU = "shared GPU"
+"""What makes a rank late on whose GPU another process has its turns."""
+
+MORE_KERNELS = 1.02
+"""A rank that starts this many times the kernels of its peers does more work, not slower work."""
+
+OWN_CAUSES = frozenset({"python", "unknown", "dispatch", "sync", "copy"})
+"""What a script may do on one rank only. Loading, collecting garbage and compiling are for all alike."""
+
+ALONE = 1 / 3
+"""A peer that takes this share of a rank's time for something does it as well."""
+
+IN_CODE = ("input", "python", "gc", "unknown")
+"""What makes a rank late in functions of the script: their time lies outside operators."""
+
+STACKS_ON_ALL = 8
+"""In jobs of so many ranks ``tracedoc collect`` has all record a step with stacks."""
+
+
+@run_fact(
+    "straggler_cause",
+    unit="text",
+    scope="rank",
+    needs=("collectives", "multi_rank"),
+    values=("none", *KERNEL_CAUSES, *CAUSES[1:], SHARED_GPU),
+)
+def straggler_cause(run: RunView) -> dict[str, Value]:
+    """What this rank did longer than its peers before the collectives to which it came last.
+
+    Each of its nanoseconds between two collectives has one cause; the one that explains half of the
+    difference or more is named, "none" where there is none.
+
+    Of kernels, or in a CPU trace operators: "more kernels"; "larger kernels", as many on more data;
+    "slow GPU", matrix products of the same shapes take longer; else "longer kernels". Other exposed work:
+    "communication", "copy". Idle time (:mod:`tracedoc.idle_causes`): "input", "allocator", "sync", "compile",
+    "gc", "profiler", "dependency", "unknown", and late launches: "optimizer", "dispatch", "python".
+    Instead of "dependency" it is "shared GPU" where half of that is turns of another process
+    (:func:`foreign_turns_ms`).
+    """
+
+    def word(late: Straggler) -> Value:
+        if late.cause == "kernels":
+            return kernel_cause(late, run)
+        turns = run.digest(late.rank).facts.get("foreign_turns_ms")
+        excess = float(np.median(late.cause_ns)) / 1e6
+        if late.cause == "dependency" and isinstance(turns, float) and turns >= CAUSE_SHARE * excess:
+            return SHARED_GPU
+        return late.cause or "none"
+
+    return of_late(run, word, "none")
+
+
+@run_fact("straggler_excess_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_excess_ms(run: RunView) -> dict[str, Value]:
+    """How much longer than its peers this rank is at its cause; 0 without one.
+
+    The median over the steps in which others wait for it. The first captured one counts only where the cause
+    shows in it: what came before its first collective may not be captured.
+    """
+
+    def excess(late: Straggler) -> Value:
+        seen = late.gain_ns > 0
+        seen[0] &= bool(late.cause_ns[0] > 0)
+        return float(np.median(late.cause_ns[seen])) / 1e6 if seen.any() else 0.0
+
+    return of_late(run, excess, 0.0)
+
+
+@run_fact("straggler_phase", unit="text", scope="rank", needs=("collectives", "multi_rank"), values=PHASES)
+def straggler_phase(run: RunView) -> dict[str, Value]:
+    """Where in the step this rank's host was longest away before a collective to which it came last.
+
+    "the forward pass", "between forward and backward", "the backward pass", "between backward and optimizer",
+    "the optimizer", "between two steps"; else "an unknown phase".
+    """
+    return of_late(run, lambda late: PHASES[late.away_phase], PHASES[0])
+
+
+@run_fact("is_rank_zero", unit="bool", scope="rank")
+def is_rank_zero(run: RunView) -> dict[str, Value]:
+    """Whether this is rank 0, to which scripts give what is done once: logs, checkpoints, evaluation."""
+    return {str(digest.rank): digest.rank == 0 for digest in run.digests}
+
+
+@run_fact("straggler_alone", unit="bool", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_alone(run: RunView) -> dict[str, Value]:
+    """Whether this rank is late from something that no other rank does.
+
+    The cause (:func:`straggler_cause`) is Python, code that no operator covers, launching, waiting for the
+    GPU or copies, and no other rank takes a third or more of its time for that before the same collectives;
+    or it is that the rank starts more kernels. False for a rank that nobody waits for.
+    """
+    found: dict[str, Value] = {str(digest.rank): False for digest in run.digests}
+    found.update((str(late.rank), _does_alone(run, late)) for late in stragglers(run))
+    return found
+
+
+@run_fact("straggler_code", unit="text", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_code(run: RunView) -> dict[str, Value]:
+    """The function of the script in which a late rank takes longer than its peers, or "none".
+
+    From the stacks of that rank alone, in its trace or in its step with stacks. What the function takes on
+    ranks that are not late does not count (:func:`straggler_code_ms`); the rest is half or more of what the
+    rank is longer at its cause.
+    """
+    found: dict[str, Value] = {str(digest.rank): "none" for digest in run.digests}
+    for late in stragglers(run):
+        shown = late_place(run, late)
+        found[str(late.rank)] = str(shown.place) if shown is not None else "none"
+    return found
+
+
+@run_fact("straggler_code_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_code_ms(run: RunView) -> dict[str, Value]:
+    """How much longer a late rank is in :func:`straggler_code` than the median rank that is not late.
+
+    In steps that were recorded with stacks, which make Python slower.
+    """
+    found: dict[str, Value] = {str(digest.rank): Unknown("no function is named") for digest in run.digests}
+    for late in stragglers(run):
+        shown = late_place(run, late)
+        if shown is not None:
+            alone = Unknown("no rank that is not late recorded stacks")
+            found[str(late.rank)] = shown.more_ns / 1e6 if shown.more_ns is not None else alone
+    return found
+
+
+@run_fact("straggler_recapture", unit="text", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_recapture(run: RunView) -> dict[str, Value]:
+    """The command that records the Python stacks that a late rank lacks, or "none".
+
+    Asked of ranks that are late by code of their own process. In jobs of up to 8 ranks, and on rank 0, it is
+    "tracedoc collect", elsewhere "tracedoc collect --ranks 0,77".
+    """
+    found: dict[str, Value] = {str(digest.rank): "none" for digest in run.digests}
+    few = (run.world_size or len(run.digests)) <= STACKS_ON_ALL
+    recorded = run.job.sources if run.job is not None else {}
+    for late in stragglers(run):
+        known = late.rank in recorded or has_stacks(run, late.rank)
+        if not known and _is_in_code_of_rank(run, late):
+            chosen = "" if few or late.rank == 0 else f" --ranks 0,{late.rank}"
+            found[str(late.rank)] = f"tracedoc collect{chosen}"
+    return found
+
+
+def _is_in_code_of_rank(run: RunView, late: Straggler) -> bool:
+    """Whether what makes a rank late runs in its own process, where stacks would show it."""
+    if late.cause != "input":
+        return late.cause in ("python", "unknown")
+    job = run.job.rank(late.rank) if run.job is not None else None
+    return job is not None and job.loader.workers == 0
+
+
+def kernel_cause(late: Straggler, run: RunView) -> str:
+    """Why the kernels of a rank that they make late take longer, of :data:`KERNEL_CAUSES`.
+
+    "more kernels", "larger kernels" (as many, on more data), "slow GPU" (three in four of its matrix products
+    take longer than those of its peers, at the median by half or more of what its compute does), else "longer
+    kernels".
+    """
+    if late.more_kernels >= MORE_KERNELS:
+        return "more kernels"
+    place = run.digests.index(run.digest(late.rank))
+    excess, slowness = work_excess(run), slowness_by_rank(run)[late.rank]
+    if excess is not None and excess.explained[place].mean() >= CAUSE_SHARE:
+        return "larger kernels"
+    if isinstance(slowness, Unknown) or slowness.low_ratio <= 1.0:
+        return "longer kernels"
+    enough = slowness.ratio - 1.0 >= CAUSE_SHARE * (slowness.compute_ratio - 1.0)
+    return "slow GPU" if enough else "longer kernels"
+
+
+def _does_alone(run: RunView, late: Straggler) -> bool:
+    """Whether no peer takes a third or more of the time that a late rank takes for its cause.
+
+    Compared are times before the collectives to which it came last, all of them together. Kernels count where
+    the rank starts more of them than its peers.
+    """
+    if late.cause == "kernels":
+        return kernel_cause(late, run) == "more kernels"
+    if late.cause not in OWN_CAUSES:
+        return False
+    us = np.zeros(len(run.digests), dtype=np.int64)
+    for operation in late.operations:
+        for did in did_before(run, operation):
+            us[did.place] += did.us[CAUSES.index(late.cause)]
+    place = run.matching.ranks.index(late.rank)
+    return bool(us[place] > 0 and np.delete(us, place).max(initial=0) < ALONE * us[place])
+
+
+class LatePlace(msgspec.Struct, frozen=True):
+    """The function that makes a rank late; ``more_ns`` is how much longer it takes there than on the others.
+
+    ``more_ns`` is ``None`` where no other rank has a place to compare with.
+    """
+
+    place: CodePlace
+    more_ns: int | None
+
+
+def late_place(run: RunView, late: Straggler) -> LatePlace | None:
+    """Return the function that makes a rank late, ``None`` where its own stacks show none.
+
+    What it takes longer there than on the median of the ranks that are not late is half or more of what the
+    rank is longer at its cause. Where only this rank recorded stacks, its time counts whole.
+    """
+    if late.cause not in IN_CODE:
+        return None
+    places, by_stacks = seen_places(run, late.rank), has_stacks(run, late.rank)
+    not_peers = {late.rank, *(one.rank for one in _noticed(run))}
+    peers = [
+        seen_places(run, digest.rank)
+        for digest in run.digests
+        if digest.rank not in not_peers and has_stacks(run, digest.rank) == by_stacks
+    ]
+    if peers:
+        usual = (int(np.median([time_in(one, places, peer) for peer in peers])) for one in places)
+        places = lasting(places, (one.time_ns - ns for one, ns in zip(places, usual, strict=True)))
+    least_ms = float(np.median(late.cause_ns)) / 1e6
+    found = longest_place(places, least_ms, loading=late.cause == "input")
+    return LatePlace(found, found.time_ns if peers else None) if found is not None else None
+
+
+def ranks_to_read(run: RunView, recorded: Sequence[int]) -> list[int]:
+    """The ranks, of those that recorded a step with stacks, whose step tells something: few of many.
+
+    ``recorded`` are in order. The first one stands for what all do, late ones for themselves, and beside
+    them one is needed that is not late.
+    """
+    if len(recorded) < 2:
+        return list(recorded)
+    late = {one.rank for one in _noticed(run) if one.cause in IN_CODE} & set(recorded)
+    on_time = [rank for rank in recorded if rank not in late]
+    return sorted({recorded[0], *late, *on_time[:1]})
+
+
+def _noticed(run: RunView) -> list[Straggler]:
+    return [one for one in stragglers(run) if np.median(one.gain_ns) > noticeable_ns(run)]

@@ -1,0 +1,279 @@
+"""The ranks that others wait for: what each costs them in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from tracedoc.idle_causes import CAUSES as IDLE_CAUSES
+from tracedoc.idle_causes import LATE_LAUNCH
+from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together, gains_without
+from tracedoc.ranks.blame import STRAGGLING
+from tracedoc.ranks.groups import pipeline_pairs
+from tracedoc.ranks.run_view import RunView, habitual, once
+from tracedoc.spans import Int64Array, Spans
+from tracedoc.timeline.collective_table import NONE
+from tracedoc.topics.pipeline.balance import SlowWorker, slow_workers
+from tracedoc.topics.pipeline.stages import pipeline
+from tracedoc.topics.straggler.work_before import CAUSES, WorkBefore, work_before
+from tracedoc.trace.distinct import is_among
+
+MAX_SUSPECTS = 8
+"""Ranks that are looked at closely: those in whose name the others wait longest."""
+
+NOTICED = 0.02
+"""A rank counts as late in a step from this share of the step on; less is within the jitter of launches."""
+
+CAUSE_SHARE = 0.5
+"""What explains at least this share of a lateness is called its cause."""
+
+LEAST_SHARE = 0.3
+"""What explains less than this share of the others' waiting is not worth naming."""
+
+OF_THE_HOST = frozenset({*LATE_LAUNCH, *IDLE_CAUSES} - {"launch", "sync", "dependency"})
+"""Causes of idle time that are the host's own time."""
+
+HIDDEN = 1.5
+"""A host that is longer at something than its peers by this many times what that costs has slow peers."""
+
+AHEAD = 0.02
+"""A host whose every launch is early by this share of the step may wait where the trace does not show it."""
+
+
+class Straggler(msgspec.Struct, frozen=True, eq=False):
+    """One rank for which others wait.
+
+    ``gain_ns[s]`` is how much shorter step ``steps[s]`` would be if nobody ever waited for this rank, as a
+    replay of all ranks tells: their own hosts and their own work still take what they take. In a CPU trace it
+    is what the median peer waits.
+    ``cost_ns[s, p]`` is how long peer ``peers[p]`` waits for it in step ``steps[s]`` with no compute beside
+    it: the union of its waits in operations whose chain of blame ends at this rank. ``operations`` are those
+    (indices of the matching) to which it came last itself. ``excess_us[s, c]`` is what it did before them
+    beyond the median of its peers, by :data:`CAUSES`; ``more_kernels`` the ratio of kernels that it started
+    (1 where its whole steps have no more of them), ``away_phase`` where in the step its host was
+    longest away.
+    """
+
+    rank: int
+    steps: tuple[int, ...]
+    peers: tuple[int, ...]
+    gain_ns: Int64Array
+    cost_ns: Int64Array
+    operations: tuple[int, ...]
+    excess_us: Int64Array
+    more_kernels: float
+    away_phase: int
+
+    @property
+    def low_ns(self) -> Int64Array:
+        """What the peer that waits least waits in each step: the second-latest rank is as late as that."""
+        return np.asarray(np.minimum(self.cost_ns.min(axis=1), self.gain_ns), dtype=np.int64)
+
+    @property
+    def cause(self) -> str:
+        """What it did in the gap, of :data:`CAUSES`, or "" if nothing explains enough of it.
+
+        What it does in nearly every step comes before what adds up to more in a few.
+        """
+        recurring = habitual(self.excess_us)
+        if recurring.max() >= LEAST_SHARE * float(np.median(self.gain_ns)) / 1000 > 0:
+            return CAUSES[int(recurring.argmax())]
+        excess = self.excess_us.sum(axis=0)
+        best = int(excess.argmax())
+        enough = max(CAUSE_SHARE * excess.sum(), LEAST_SHARE * self.gain_ns.sum() / 1000)
+        return CAUSES[best] if excess[best] > 0 and excess[best] >= enough else ""
+
+    @property
+    def cause_ns(self) -> Int64Array:
+        """How much longer than its peers it was at its cause in each step; zeros without a cause."""
+        cause = self.cause
+        column = self.excess_us[:, CAUSES.index(cause)] if cause else np.zeros(len(self.steps), np.int64)
+        return np.asarray(np.maximum(column, 0) * 1000)
+
+
+@once
+def stragglers(run: RunView) -> tuple[Straggler, ...]:
+    """The ranks for which others wait, the most costly first. With one rank there are none."""
+    if pipeline(run) is not None:
+        return tuple(_slow_worker(run, worker) for worker in slow_workers(run) if worker.gain_ns.any())
+    steps = run.common_steps or tuple(sorted(set(run.matching.step.tolist()))) or (NONE,)
+    costs = run.blame.exposed_cost_ns()
+    suspects = np.argsort(-costs, kind="stable")[:MAX_SUSPECTS]
+    found = [_late_rank(run, int(place), steps) for place in suspects if costs[place] > 0]
+    return tuple(sorted((one for one in found if one.gain_ns.any()), key=lambda one: -int(one.gain_ns.sum())))
+
+
+def noticeable_ns(run: RunView) -> float:
+    """What a rank costs in a step at least that is late in it: 2 % of the analysed step, 0 without one."""
+    step = run.analysed_step
+    return 0.0 if step is None else NOTICED * step.budget.window_ns
+
+
+@once
+def _blamed(run: RunView) -> npt.NDArray[np.bool_]:
+    """Marks the operations that waited for a rank that was late from work of its own.
+
+    Not those of pipeline neighbours: a stage waits for the one before it by design, and their work differs.
+    """
+    between_stages = np.array(pipeline_pairs(run.matching.groups), dtype=bool)
+    straggling = is_among(run.blame.root_lateness, STRAGGLING)
+    return np.asarray(straggling & ~between_stages[run.matching.group], dtype=bool)
+
+
+def _late_rank(run: RunView, place: int, steps: Sequence[int]) -> Straggler:
+    blamed = _blamed(run) & (run.blame.root == place) & is_among(run.matching.step, steps)
+    own = np.flatnonzero(blamed & (run.blame.last == place))
+    cost = _cost_ns(run, place, blamed, steps)
+    waited = np.asarray(np.median(cost, axis=1), dtype=np.int64)
+    gain = waited if arrival_replay(run) is None else np.maximum(gains_without(run, place, steps), 0)
+    before = work_before(run, place, own, steps)
+    before = replace(before, excess_us=_within_host_surplus(run, place, steps, gain, before.excess_us))
+    return _straggler(run, place, steps, operations=own, gain_ns=gain, cost_ns=cost, before=before)
+
+
+def _slow_worker(run: RunView, worker: SlowWorker) -> Straggler:
+    """A rank that holds up its pipeline as a straggler: its passes take longer, or its host."""
+    found, place = pipeline(run), worker.place
+    assert found is not None
+    blamed = is_among(run.matching.step, found.steps) & (run.blame.root == place)
+    own = np.flatnonzero(blamed & (run.blame.last == place))
+    if worker.longer_ns.any():
+        excess = np.zeros((len(found.steps), len(CAUSES)), dtype=np.int64)
+        excess[:, CAUSES.index("kernels")] = worker.longer_ns // 1000
+    else:
+        excess = work_before(run, place, own, found.steps).excess_us
+    return _straggler(
+        run,
+        place,
+        found.steps,
+        operations=own,
+        gain_ns=np.maximum(worker.gain_ns, 0),
+        cost_ns=_cost_ns(run, place, blamed, found.steps),
+        before=WorkBefore(excess),
+    )
+
+
+def _straggler(
+    run: RunView,
+    place: int,
+    steps: Sequence[int],
+    *,
+    operations: npt.NDArray[np.intp],
+    gain_ns: Int64Array,
+    cost_ns: Int64Array,
+    before: WorkBefore,
+) -> Straggler:
+    ranks = run.matching.ranks
+    return Straggler(
+        rank=ranks[place],
+        steps=tuple(steps),
+        peers=ranks[:place] + ranks[place + 1 :],
+        gain_ns=gain_ns,
+        cost_ns=cost_ns,
+        operations=tuple(operations.tolist()),
+        excess_us=before.excess_us,
+        more_kernels=before.more_kernels,
+        away_phase=before.away_phase,
+    )
+
+
+def _cost_ns(run: RunView, place: int, blamed: npt.NDArray[np.bool_], steps: Sequence[int]) -> Int64Array:
+    """What each peer waits in the operations that are ``blamed`` on a rank: ``[step, peer]``."""
+    matching = run.matching
+    operation = matching.operation
+    parts = np.flatnonzero(blamed[operation])
+    rank, row, step_of = matching.part_rank[parts], matching.part_row[parts], matching.step[operation[parts]]
+    peers = [peer for peer in range(len(run.digests)) if peer != place]
+    cost = np.zeros((len(steps), len(peers)), dtype=np.int64)
+    for column, peer in enumerate(peers):
+        start_ns, last_arrival_ns, exposed = _waiting(run, peer)
+        for number, step in enumerate(steps):
+            rows = row[(rank == peer) & (step_of == step)]
+            cost[number, column] = (Spans.of(start_ns[rows], last_arrival_ns[rows]) & exposed).total_ns
+    return cost
+
+
+def _waiting(run: RunView, place: int) -> tuple[Int64Array, Int64Array, Spans]:
+    """The start of each of a rank's collectives, the end of its waiting, and what is exposed."""
+    digest = run.digests[place]
+    table = digest.collectives
+    return table.start_ns, run.arrivals[digest.rank].last_arrival_ns(table), digest.exposed_comm
+
+
+def waits_for(run: RunView, late: Straggler, peer: int) -> Spans:
+    """When a peer waited for a late rank with no compute beside it, on the peer's own clock."""
+    matching = run.matching
+    place = matching.ranks.index(peer)
+    blamed = _blamed(run) & (run.blame.root == matching.ranks.index(late.rank))
+    rows = matching.part_row[blamed[matching.operation] & (matching.part_rank == place)]
+    start_ns, last_arrival_ns, exposed = _waiting(run, place)
+    return Spans.of(start_ns[rows], last_arrival_ns[rows]) & exposed
+
+
+def gaps_of(run: RunView, late: Straggler) -> Spans:
+    """When a late rank was at what made it late, on its own clock.
+
+    From the end of what it had communicated before to its start of each collective to which it came last.
+    """
+    matching, table = run.matching, run.digest(late.rank).collectives
+    operation, place = matching.operation, matching.ranks.index(late.rank)
+    own = np.flatnonzero(is_among(operation, late.operations) & (matching.part_rank == place))
+    rows = matching.part_row[own]
+    ended = np.maximum.accumulate(table.end_ns) if len(table) else table.end_ns
+    before = np.where(rows > 0, ended[rows - 1], table.start_ns[rows] - run.blame.late_ns[operation[own]])
+    return Spans.of(np.minimum(before, table.start_ns[rows]), table.start_ns[rows])
+
+
+def _within_host_surplus(
+    run: RunView, place: int, steps: Sequence[int], gain_ns: Int64Array, excess_us: Int64Array
+) -> Int64Array:
+    """What a rank did longer than its peers, as far as their hosts are not slow as well.
+
+    Where it is far more than would be gained if all ranks came as early as the median one, the peers lose the
+    same time, hidden in their waiting. Then of the host's own causes no more counts than its host is longer.
+    """
+    of_host = np.array([cause in OF_THE_HOST for cause in CAUSES])
+    most = np.maximum(gain_ns, gains_together(run, StartPolicy.MEDIAN, steps))
+    longest = 1000 * excess_us[:, of_host].max(axis=1)
+    if np.median(longest) <= HIDDEN * np.median(most):
+        return excess_us
+    surplus = _host_surplus_ns(run, run.digests[place].rank)
+    if surplus is None:
+        return excess_us
+    return np.where(of_host, np.minimum(excess_us, max(surplus, 0) // 1000), excess_us)
+
+
+def _host_surplus_ns(run: RunView, rank: int) -> int | None:
+    """How much longer a rank's host is at its own work than that of the median other rank, if known.
+
+    A rank that comes last never waits in a collective, so its gaps between launches show as idle time, while
+    those of its peers lie beside their waiting. Their hosts may be as slow, which only this tells.
+    """
+    own = _own_host_ns(run)
+    others = [ns for other, ns in own.items() if other != rank]
+    if rank not in own or not others:
+        return None
+    return own[rank] - int(np.median(others))
+
+
+@once
+def _own_host_ns(run: RunView) -> dict[int, int]:
+    """The host's own time in the analysed step, without what it waited for the GPU, by rank.
+
+    Ranks whose host is not followed call by call (CPU runs, no launches), or is ahead of its GPU throughout,
+    are left out.
+    """
+    found: dict[int, int] = {}
+    for digest in run.digests:
+        if not digest.programs or digest.is_cpu:
+            continue
+        program = digest.programs[0].decoded()
+        if program.point.size and program.lead_ns < AHEAD * program.step_ns:
+            found[digest.rank] = int(
+                np.sum(program.lag, dtype=np.int64) + np.sum(program.own, dtype=np.int64)
+            )
+    return found

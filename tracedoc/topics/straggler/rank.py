@@ -1,0 +1,52 @@
+"""Facts about what makes a rank late in its own worker: turns that another process takes on its GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracedoc.facts.catalog import rank_fact
+from tracedoc.facts.per_rank.launch_pace import NO_LAUNCH
+from tracedoc.facts.per_rank.step import idle_of_cause
+from tracedoc.spans import Spans
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.idle import foreign_turns
+from tracedoc.values import Unknown, Value
+
+
+@rank_fact(
+    "foreign_turns_ms",
+    unit="ms",
+    needs=("kernels", "launches"),
+    interval="GPU idle with work queued: another process has its turn",
+)
+def foreign_turns_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Idle time of the median step in gaps of one length, in front of work that was launched before.
+
+    Five gaps or more of 0.3 to 50 ms, three quarters of which differ by 25 % at most from their median: the
+    turns of another process on this GPU. Its turns inside a kernel make that longer, and are not counted.
+    None in a trace that launches CUDA graphs, whose kernels may not be recorded.
+    """
+    queued = idle_of_cause(timeline, "dependency")
+    if isinstance(queued, Unknown):
+        return queued
+    if not timeline.launches.linked.any():
+        return NO_LAUNCH
+    if timeline.kernels_lost:
+        return Unknown("kernels that were launched are missing from the trace")
+    return foreign_turns(timeline.trace, queued)
+
+
+@rank_fact("foreign_turns", unit="count", needs=("kernels", "launches"))
+def foreign_turn_count(timeline: RankTimeline) -> Value:
+    """Number of gaps that :func:`foreign_turns_ms` adds up."""
+    found = foreign_turns_ms(timeline)
+    return found if isinstance(found, Unknown) else len(found)
+
+
+@rank_fact("foreign_turn_ms", unit="ms", needs=("kernels", "launches"))
+def foreign_turn_ms(timeline: RankTimeline) -> Value:
+    """Median length of these gaps; 0 without one."""
+    found = foreign_turns_ms(timeline)
+    if isinstance(found, Unknown) or not len(found):
+        return found if isinstance(found, Unknown) else 0.0
+    return float(np.median(found.ends - found.starts)) / 1e6

@@ -1,0 +1,229 @@
+"""Facts about late ranks: which they are, in how many steps, and what they cost the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tracedoc.facts.catalog import run_fact
+from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
+from tracedoc.ranks.run_view import RunView, habitual
+from tracedoc.topics.straggler.late_ranks import Straggler, noticeable_ns, stragglers
+from tracedoc.units import format_ranges
+from tracedoc.values import Unknown, Value
+
+MAINLY = 0.9
+"""A rank that causes this share of all waiting for late ranks is the late one."""
+
+NOT_MATCHED = Unknown("no collective could be matched over the ranks")
+
+
+@run_fact("straggler_cost_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_cost_ms(run: RunView) -> dict[str, Value]:
+    """How much shorter a step would be if nobody ever waited for this rank.
+
+    All ranks are replayed from one meeting to the next, without this one's arrivals: the others' own work
+    and the pace of their hosts stay, and where they are as slow as this rank nothing is gained. Of ranks
+    that come last from work of their own, not from waiting for somebody else. The median over the steps
+    that all ranks captured whole (or the mean, where that is more); 0 for a rank that nobody waits for. In
+    a CPU trace it is what the median other rank waits for it, with no compute beside it.
+    """
+    return of_late(run, lambda late: cost_ms(run, late), 0.0)
+
+
+@run_fact("straggler_least_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_least_ms(run: RunView) -> dict[str, Value]:
+    """What every other rank waits for this rank in at least three quarters of the steps.
+
+    That is how late it is after the second-latest. Where a cause is named (:func:`straggler_cause`), at
+    most as long as it is at that in as many steps: the rest may be chance, as where processes share cores.
+    """
+
+    def least(late: Straggler) -> Value:
+        surely = np.minimum(late.low_ns, late.cause_ns) if late.cause else late.low_ns
+        return float(habitual(surely)) / 1e6
+
+    return of_late(run, least, 0.0)
+
+
+@run_fact("straggler_steps_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_steps_frac(run: RunView) -> dict[str, Value]:
+    """Share of the steps in which this rank costs the others most, and 2 % of the step or more."""
+    worst = _worst_by_step(run)
+    return of_late(run, lambda late: worst.count(late.rank) / max(len(worst), 1), 0.0)
+
+
+@run_fact("straggler_share_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_share_frac(run: RunView) -> dict[str, Value]:
+    """This rank's share of all waiting for late ranks, over all steps."""
+    total = sum(int(late.gain_ns.sum()) for late in stragglers(run))
+    return of_late(run, lambda late: int(late.gain_ns.sum()) / total if total else 0.0, 0.0)
+
+
+@run_fact("straggler_turns_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_turns_frac(run: RunView) -> dict[str, Value]:
+    """How much of the waiting for the latest rank of each step is for this one.
+
+    Of each step counts the rank that costs the others most, by what it costs. 1 for a rank that is the
+    latest whenever one is late, in whichever steps that is; where two take turns it is about a half.
+    """
+    late = stragglers(run)
+    costs = np.stack([one.gain_ns for one in late]) if late else np.zeros((1, 1))
+    worst, largest = costs.argmax(axis=0), costs.max(axis=0)
+    total = int(largest.sum())
+    return of_late(
+        run, lambda one: int(largest[worst == late.index(one)].sum()) / total if total else 0.0, 0.0
+    )
+
+
+@run_fact("straggler_collectives_per_step", unit="count", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_collectives_per_step(run: RunView) -> dict[str, Value]:
+    """Collectives of a step to which this rank comes last from work of its own, on average."""
+    return of_late(run, lambda late: len(late.operations) / max(len(late.steps), 1), 0.0)
+
+
+@run_fact("straggler_steady_frac", unit="fraction", needs=("collectives", "multi_rank"))
+def straggler_steady_frac(run: RunView) -> Value:
+    """Share of the steps in which the rank that is most often the late one is it.
+
+    A rank is late in a step in which it costs the others most, and 2 % of the step or more. Little means that
+    the late rank changes, or that there is one in some steps only.
+    """
+    turns = _turns(run)
+    return turns if isinstance(turns, Unknown) else turns[0][1] / len(_worst_by_step(run))
+
+
+@run_fact("straggler_main_share_frac", unit="fraction", needs=("collectives", "multi_rank"))
+def straggler_main_share_frac(run: RunView) -> Value:
+    """The share of all waiting for late ranks that the rank causes for which the others wait longest.
+
+    Over all steps; near 1 one rank is the late one, if not in every step.
+    """
+    gains = [int(one.gain_ns.sum()) for one in stragglers(run)]
+    if not sum(gains):
+        return _nobody_late(run)
+    return max(gains) / sum(gains)
+
+
+@run_fact(
+    "straggler_pattern",
+    unit="text",
+    needs=("collectives", "multi_rank"),
+    values=("several ranks", "one rank"),
+)
+def straggler_pattern(run: RunView) -> Value:
+    """Whether "one rank" causes nearly all waiting for late ranks (nine tenths), or "several ranks"."""
+    share = straggler_main_share_frac(run)
+    if isinstance(share, Unknown):
+        return share
+    return "one rank" if isinstance(share, float) and share >= MAINLY else "several ranks"
+
+
+@run_fact("straggler_frequent_rank", unit="text", needs=("collectives", "multi_rank"))
+def straggler_frequent_rank(run: RunView) -> Value:
+    """The rank that is late in most steps, of several such the lowest."""
+    turns = _turns(run)
+    return turns if isinstance(turns, Unknown) else str(turns[0][0])
+
+
+@run_fact("straggler_frequent_steps", unit="count", needs=("collectives", "multi_rank"))
+def straggler_frequent_steps(run: RunView) -> Value:
+    """In how many steps :func:`straggler_frequent_rank` is the late one."""
+    turns = _turns(run)
+    return turns if isinstance(turns, Unknown) else turns[0][1]
+
+
+@run_fact("straggler_other_ranks", unit="text", needs=("collectives", "multi_rank"))
+def straggler_other_ranks(run: RunView) -> Value:
+    """The ranks that are late in other steps than that of :func:`straggler_frequent_rank`: ``0, 4-7``."""
+    turns = _turns(run)
+    return turns if isinstance(turns, Unknown) else format_ranges(rank for rank, _ in turns[1:]) or "none"
+
+
+@run_fact("straggler_any_cost_ms", unit="ms", needs=("collectives", "multi_rank"))
+def straggler_any_cost_ms(run: RunView) -> Value:
+    """How much shorter a step would be if every rank came to every collective as early as the median rank.
+
+    By the replay of :func:`straggler_cost_ms`; the mean over the steps. In a CPU trace, what the median rank
+    waits for whichever rank costs most: the median share of a step, of the analysed one.
+    """
+    late = stragglers(run)
+    if not late:
+        return 0.0 if is_matched(run) else NOT_MATCHED
+    if arrival_replay(run) is None:
+        return _of_analysed_step(run, late[0].steps, np.max([one.gain_ns for one in late], axis=0)) / 1e6
+    return max(float(np.mean(gains_together(run, StartPolicy.MEDIAN, late[0].steps))) / 1e6, 0.0)
+
+
+@run_fact("straggler_steps_compared", unit="count", needs=("collectives", "multi_rank"))
+def straggler_steps_compared(run: RunView) -> Value:
+    """Steps over which late ranks are compared: those that all ranks captured whole."""
+    late = stragglers(run)
+    if late:
+        return len(late[0].steps)
+    return 0 if is_matched(run) else NOT_MATCHED
+
+
+def of_late(run: RunView, measure: Callable[[Straggler], Value], otherwise: Value) -> dict[str, Value]:
+    """The values of ``measure`` of late ranks by rank, ``otherwise`` of ranks for which nobody waits."""
+    if not is_matched(run):
+        return {str(digest.rank): NOT_MATCHED for digest in run.digests}
+    late = {one.rank: one for one in stragglers(run)}
+    return {
+        str(digest.rank): measure(late[digest.rank]) if digest.rank in late else otherwise
+        for digest in run.digests
+    }
+
+
+def is_matched(run: RunView) -> bool:
+    """Whether arrivals of ranks can be compared at all."""
+    return bool(run.matching.has_latest_start.any())
+
+
+def cost_ms(run: RunView, late: Straggler) -> float:
+    """What a late rank costs (:func:`straggler_cost_ms`)."""
+    usual = float(np.median(late.gain_ns)) / 1e6
+    return usual if arrival_replay(run) is None else max(usual, float(late.gain_ns.mean()) / 1e6)
+
+
+def _of_analysed_step(run: RunView, steps: Sequence[int], waited_ns: np.ndarray) -> float:
+    """The median share of the steps that is waited, of the analysed step, in ns.
+
+    Of a step whose length no rank knows the waiting itself counts.
+    """
+    analysed = run.analysed_step
+    lengths: dict[int, int] = {}
+    for digest in run.digests:
+        for step in digest.complete_steps:
+            lengths[step.index] = max(lengths.get(step.index, 0), step.budget.window_ns)
+    if analysed is None or any(not lengths.get(step) for step in steps):
+        return float(np.median(waited_ns))
+    shares = waited_ns / np.array([lengths[step] for step in steps])
+    return float(np.median(shares)) * analysed.budget.window_ns
+
+
+def _turns(run: RunView) -> list[tuple[int, int]] | Unknown:
+    """The late ranks, each with the number of steps in which it is it, the most frequent first."""
+    late = [rank for rank in _worst_by_step(run) if rank is not None]
+    if not late:
+        return _nobody_late(run)
+    return sorted(Counter(late).items(), key=lambda one: (-one[1], one[0]))
+
+
+def _nobody_late(run: RunView) -> Unknown:
+    return Unknown("no rank is late") if is_matched(run) else NOT_MATCHED
+
+
+def _worst_by_step(run: RunView) -> list[int | None]:
+    """The rank that costs the others most in each step, ``None`` where nobody is late."""
+    late = stragglers(run)
+    if not late:
+        return []
+    costs = np.stack([one.gain_ns for one in late])
+    least = max(noticeable_ns(run), 1.0)
+    return [
+        late[place].rank if costs[place, column] >= least else None
+        for column, place in enumerate(costs.argmax(axis=0).tolist())
+    ]

@@ -1,0 +1,112 @@
+"""Facts about late ranks whose processes share cores: what of their lateness recurs, and what is chance."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.per_run.settings import core_wait_ms
+from tracedoc.ranks.run_view import RunView, habitual
+from tracedoc.topics.straggler.causes import MORE_KERNELS, kernel_cause
+from tracedoc.topics.straggler.late_ranks import Straggler, stragglers
+from tracedoc.topics.straggler.run import NOT_MATCHED, cost_ms, is_matched, of_late
+from tracedoc.topics.straggler.work_before import CAUSES
+from tracedoc.values import Unknown, Value
+
+ENOUGH_TURNS = 4
+AS_LONG = 0.9
+"""Work that ranks do in turn takes about as long in so many steps or more: this share of the median."""
+
+
+@run_fact("straggler_explained_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_explained_frac(run: RunView) -> dict[str, Value]:
+    """How much of the waiting the cause explains in at least three quarters of the steps.
+
+    A cause that is there in every step explains it; where processes share cores, a rank can come last
+    several times by chance, and then it did nothing else than its peers. Each step's cause is compared with
+    the waiting of that step. Only for longer kernels it is compared with that of the median step: sharing
+    a core makes them longer as well, by a different length in each step.
+    """
+
+    def explained(late: Straggler) -> Value:
+        waited = late.gain_ns.astype(np.float64)
+        if late.cause == "kernels" and late.more_kernels < MORE_KERNELS:
+            waited = np.full(waited.size, np.median(waited))
+        shares = np.minimum(late.cause_ns / np.maximum(waited, 1.0), 1.0)[waited > 0]
+        return float(habitual(shares)) if shares.size else 0.0
+
+    return of_late(run, explained, 0.0)
+
+
+@run_fact("straggler_habit_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_habit_ms(run: RunView) -> dict[str, Value]:
+    """How much longer than its peers this rank is at its cause in at least three quarters of the steps."""
+    return of_late(run, lambda late: float(habitual(late.cause_ns)) / 1e6, 0.0)
+
+
+@run_fact("straggler_recurring_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_recurring_ms(run: RunView) -> dict[str, Value]:
+    """How much longer than its peers this rank is in at least three quarters of the steps, at all causes.
+
+    Of each cause what recurs, added up. What it is longer at in a few steps only is not in it.
+    """
+    return of_late(run, lambda late: float(habitual(np.maximum(late.excess_us, 0)).sum()) / 1e3, 0.0)
+
+
+@run_fact("straggler_core_wait_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_core_wait_frac(run: RunView) -> dict[str, Value]:
+    """Share of :func:`straggler_cost_ms` for which this rank had no free core (:func:`core_wait_ms`).
+
+    All of it where "longer kernels" is the cause, which nothing else shows. Of other causes, which are seen
+    on their own, only what it waited longer than the median of the other ranks; 0 where that is not known,
+    and where nobody waits.
+    """
+    waits = core_wait_ms(run)
+
+    def share(late: Straggler) -> Value:
+        wait, cost = waits[str(late.rank)], cost_ms(run, late)
+        if late.cause != "kernels" or kernel_cause(late, run) != "longer kernels":
+            others = [value for rank, value in waits.items() if rank != str(late.rank)]
+            known = [float(value) for value in (wait, *others) if not isinstance(value, (Unknown, str))]
+            if len(known) <= len(others):
+                return 0.0
+            wait = max(known[0] - float(np.median(known[1:])), 0.0)
+        if isinstance(wait, Unknown):
+            return wait
+        return float(wait) / cost if cost else 0.0
+
+    return of_late(run, share, 0.0)
+
+
+@run_fact("straggler_beyond_cores_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_beyond_cores_ms(run: RunView) -> dict[str, Value]:
+    """What is left of :func:`straggler_cost_ms` without :func:`straggler_core_wait_frac` of it."""
+    fractions = straggler_core_wait_frac(run)
+
+    def beyond(late: Straggler) -> Value:
+        waited = fractions[str(late.rank)]
+        if isinstance(waited, Unknown):
+            return waited
+        return cost_ms(run, late) * max(1.0 - float(waited), 0.0)
+
+    return of_late(run, beyond, 0.0)
+
+
+@run_fact("straggler_turn_ms", unit="ms", needs=("collectives", "multi_rank"))
+def straggler_turn_ms(run: RunView) -> Value:
+    """How much longer than the others the latest rank of each step, whichever it is, is at work of its own.
+
+    Of its causes (:func:`straggler_cause`) the largest that is no operators, communication or copies: that is
+    sleep, I/O, loading, Python. What it is in at least three quarters of the steps. 0 where that is less
+    than nine tenths of the median: what comes by chance is of any length. Unknown with fewer than four steps.
+    """
+    late = stragglers(run)
+    if not late:
+        return 0.0 if is_matched(run) else NOT_MATCHED
+    if len(late[0].steps) < ENOUGH_TURNS:
+        return Unknown(f"fewer than {ENOUGH_TURNS} steps can be compared")
+    worst = np.argmax([one.gain_ns for one in late], axis=0)
+    own = [CAUSES.index(cause) for cause in CAUSES if cause not in ("kernels", "communication", "copy")]
+    longest = np.array([late[place].excess_us[step, own].max() for step, place in enumerate(worst.tolist())])
+    usual, least = float(np.median(longest)), float(habitual(longest))
+    return max(least, 0.0) / 1e3 if least >= AS_LONG * usual else 0.0

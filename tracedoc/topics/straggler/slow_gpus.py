@@ -1,0 +1,128 @@
+"""Facts about GPUs that run the same matrix products slower than their peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from tracedoc.facts.catalog import run_fact
+from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.work_shares import Floats, work_shares
+from tracedoc.step.work import MIN_CALLS, GemmTable
+from tracedoc.values import Unknown, Value
+
+LEAST_KINDS = 3
+"""A ratio over fewer kinds of kernels may be that of one shape or of one choice of the library."""
+
+LEAST_RANKS = 3
+"""So many ranks must run a kind, unless only two ranks do the same work: then both."""
+
+ONE_SHAPE = 1.15
+"""A kind whose median is this many times its 10 % quantile mixes shapes: a grid does not show the depth."""
+
+MOSTLY_ALONE = 0.5
+"""Where fewer of the calls run without communication, those that do may be others on each rank."""
+
+
+@run_fact("gemm_slowdown_ratio", unit="ratio", scope="rank", needs=("gpu", "kernels", "multi_rank"))
+def gemm_slowdown_ratio(run: RunView) -> dict[str, Value]:
+    """How many times as long as its peers this GPU takes for the same matrix products.
+
+    Dense products by kernel name and launch grid, in calls with no communication beside them: the 10 %
+    quantile over the median of the peers', and of that the median over kinds. Peers are the ranks that do the
+    same work in every step (:data:`SAME_AMOUNT`), because a grid does not show the depth of a product. Kinds
+    that mix shapes, or that three ranks (both of two) do not share, are left out; three kinds are needed.
+    """
+    return _of_ranks(run, lambda found: found.ratio)
+
+
+@run_fact("gemm_slowdown_low_ratio", unit="ratio", scope="rank", needs=("gpu", "kernels", "multi_rank"))
+def gemm_slowdown_low_ratio(run: RunView) -> dict[str, Value]:
+    """Lower quartile over kinds of the ratio in :func:`gemm_slowdown_ratio`: a slow GPU is slow in most."""
+    return _of_ranks(run, lambda found: found.low_ratio)
+
+
+@run_fact("gemm_kinds_compared", unit="count", scope="rank", needs=("gpu", "kernels", "multi_rank"))
+def gemm_kinds_compared(run: RunView) -> dict[str, Value]:
+    """Kinds of matrix products that :func:`gemm_slowdown_ratio` compares."""
+    return _of_ranks(run, lambda found: found.kinds)
+
+
+@run_fact("gemm_peers_compared", unit="count", scope="rank", needs=("gpu", "kernels", "multi_rank"))
+def gemm_peers_compared(run: RunView) -> dict[str, Value]:
+    """Other ranks with the same work in every step, with which :func:`gemm_slowdown_ratio` compares."""
+    return _of_ranks(run, lambda found: found.peers)
+
+
+def _of_ranks(run: RunView, measure: Callable[[Slowness], Value]) -> dict[str, Value]:
+    return {
+        str(rank): found if isinstance(found, Unknown) else measure(found)
+        for rank, found in slowness_by_rank(run).items()
+    }
+
+
+class Slowness(msgspec.Struct, frozen=True):
+    """How many times as long as its peers a rank takes for the same products: median and lower quartile.
+
+    ``compute_ratio`` is that of all compute of a step.
+    """
+
+    ratio: float
+    low_ratio: float
+    compute_ratio: float
+    kinds: int
+    peers: int
+
+
+@once
+def slowness_by_rank(run: RunView) -> dict[int, Slowness | Unknown]:
+    """Compare each rank's matrix products with those of the ranks that do the same work in every step."""
+    times = _times(run)
+    return {digest.rank: _slowness(run, place, times) for place, digest in enumerate(run.digests)}
+
+
+def _slowness(run: RunView, place: int, times: Floats) -> Slowness | Unknown:
+    shares = work_shares(run)
+    if not shares.steps:
+        return Unknown("no complete step was captured on all ranks")
+    alike = np.flatnonzero(shares.alike(place))
+    others = alike[alike != place]
+    if others.size == 0:
+        return Unknown("no other rank is known to do the same work in every step")
+    ranks_of_kind = (~np.isnan(times[alike])).sum(axis=0)
+    enough = ranks_of_kind >= min(LEAST_RANKS, alike.size)
+    kinds = np.flatnonzero(enough & ~np.isnan(times[place]))
+    if kinds.size < LEAST_KINDS:
+        return Unknown(
+            f"{kinds.size} kinds of matrix products can be compared over ranks, {LEAST_KINDS} are needed"
+        )
+    ratios = times[place, kinds] / np.nanmedian(times[np.ix_(others, kinds)], axis=0)
+    compute = shares.compute_ns[place] / np.maximum(np.median(shares.compute_ns[others], axis=0), 1.0)
+    return Slowness(
+        ratio=float(np.median(ratios)),
+        low_ratio=float(np.quantile(ratios, 0.25)),
+        compute_ratio=float(np.median(compute)),
+        kinds=int(kinds.size),
+        peers=int(others.size),
+    )
+
+
+def _times(run: RunView) -> Floats:
+    """Return the 10 % quantile of each kind's calls without communication: [rank, kind], NaN if unfit."""
+    tables = [digest.gemms for digest in run.digests]
+    keys = [table.keys for table in tables if table is not None]
+    kinds = np.unique(np.concatenate([np.empty(0, dtype=np.uint64), *keys]))
+    times = np.full((len(tables), kinds.size), np.nan)
+    for place, table in enumerate(tables):
+        if table is not None and len(table):
+            fit = _fit(table)
+            times[place, np.searchsorted(kinds, table.keys[fit])] = table.alone_p10_ns[fit]
+    return times
+
+
+def _fit(table: GemmTable) -> np.ndarray:
+    """Marks the kinds that are of one shape, and run mostly without communication beside them."""
+    fit = table.gridded & (table.alone >= np.maximum(MIN_CALLS, MOSTLY_ALONE * table.calls))
+    return np.asarray(fit & (table.alone_median_ns <= ONE_SHAPE * table.alone_p10_ns))

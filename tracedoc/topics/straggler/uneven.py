@@ -1,0 +1,236 @@
+"""Facts about work that is shared unevenly between ranks that hold the same part of the model."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.facts.catalog import run_fact
+from tracedoc.ranks.blame import STRAGGLING
+from tracedoc.ranks.matching import NO_OPERATION
+from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.work_shares import CPU_MEASURES, MEASURES, Floats, work_shares
+from tracedoc.spans import Int64Array
+from tracedoc.topics.pipeline.balance import even_gain_ns, pass_ratios
+from tracedoc.topics.pipeline.stages import pipeline
+from tracedoc.trace.distinct import is_among
+from tracedoc.values import Unknown, Value
+
+MORE_WORK = 0.05
+"""A rank has more work than its replicas from this share on."""
+
+EXPLAINED = 0.5
+"""Work accounts for longer compute where it exceeds that of the replicas by this share of the excess."""
+
+NO_REPLICAS = Unknown("no ranks are known to reduce the same gradients: which should do equal work is open")
+
+
+@run_fact("work_ratio", unit="ratio", scope="rank", needs=("kernels", "collectives", "multi_rank"))
+def work_ratio(run: RunView) -> dict[str, Value]:
+    """How much work this rank has, over the median of the other ranks that reduce the same gradients.
+
+    By the arithmetic of matrix products where shapes were recorded, else by the thread blocks of kernels
+    whose grid follows the size of the data, else by the number of kernels (CPU: operators). The median over
+    the steps that all ranks captured whole. Pipeline stages are not compared.
+    """
+    shares, groups = work_shares(run), replicas(run)
+    arithmetic, blocks, kernels = shares.amount
+    amounts = np.where(np.isnan(arithmetic), np.where(np.isnan(blocks), kernels, blocks), arithmetic)
+    found: dict[str, Value] = {}
+    for place, digest in enumerate(run.digests):
+        others = [other for other in groups[place] if other != place]
+        if not others:
+            found[str(digest.rank)] = NO_REPLICAS
+            continue
+        ratios = amounts[place] / np.median(amounts[others], axis=0) if shares.steps else np.empty(0)
+        known = ratios[~np.isnan(ratios)]
+        found[str(digest.rank)] = (
+            float(np.median(known)) if known.size else Unknown("no complete step was captured on all ranks")
+        )
+    return found
+
+
+@run_fact("uneven_work_ms", unit="ms", needs=("kernels", "collectives", "multi_rank"))
+def uneven_work_ms(run: RunView) -> Value:
+    """What equal shares of the same work would give back a step: the mean over ranks of a kind of waiting.
+
+    Counted is exposed waiting for ranks that had 5 % more work or more than the median of those that reduce
+    the same gradients, where that accounts for half or more of their longer compute, and the compute for
+    half or more of their lateness. All ranks' compute and waiting add up to the step, so that with equal
+    shares the step is shorter by the mean waiting. The mean over the steps that all ranks captured whole.
+
+    In a pipeline samples are dealt out in micro-batches: there it is how much shorter a step would be if each
+    stage took every micro-batch equally long, by a replay of all ranks, the mean over the steps.
+    """
+    by_step = uneven_by_step(run)
+    if by_step is None:
+        return NO_REPLICAS
+    return max(float(np.mean(list(by_step.values()))), 0.0) / 1e6
+
+
+@run_fact("uneven_work_ratio", unit="ratio", needs=("kernels", "collectives", "multi_rank"))
+def uneven_work_ratio(run: RunView) -> Value:
+    """Work of the rank with most of it in a step, over the median of its replicas: the median over steps.
+
+    By the measure that differs most, of those of :func:`work_ratio` and the number of kernels; 1 where that
+    is equal. In a pipeline the 90 % quantile of a micro-batch's time over the mean of its stage.
+    """
+    passes = pass_ratios(run)
+    if passes.size:
+        return float(np.quantile(passes, 0.9))
+    excess = work_excess(run)
+    return NO_REPLICAS if excess is None else float(np.median(excess.ratio.max(axis=0)))
+
+
+@run_fact("uneven_work_measure", unit="text", needs=("kernels", "collectives", "multi_rank"))
+def uneven_work_measure(run: RunView) -> Value:
+    """What :func:`uneven_work_ratio` counts in most steps: arithmetic, thread blocks, kernels, operators."""
+    if pass_ratios(run).size:
+        return "time"
+    excess = work_excess(run)
+    if excess is None:
+        return NO_REPLICAS
+    most = excess.ratio.argmax(axis=0)
+    measures = excess.measure[most, np.arange(most.size)]
+    words = CPU_MEASURES if run.digests[0].is_cpu else MEASURES
+    return words[int(np.bincount(measures).argmax())]
+
+
+@run_fact("uneven_work_steps", unit="count", needs=("kernels", "collectives", "multi_rank"))
+def uneven_work_steps(run: RunView) -> Value:
+    """Steps in which ranks wait for one with more work than its replicas, as ``uneven_work_ms`` counts.
+
+    In a pipeline every pass of a rank through a micro-batch counts as one, where it takes 5 % more or less
+    than the mean of its stage.
+    """
+    passes = pass_ratios(run)
+    if passes.size:
+        return int((np.abs(passes - 1.0) >= MORE_WORK).sum())
+    excess = work_excess(run)
+    return NO_REPLICAS if excess is None else int(waits_by_excess(run, excess).any(axis=0).sum())
+
+
+@run_fact("uneven_work_compared", unit="count", needs=("kernels", "collectives", "multi_rank"))
+def uneven_work_compared(run: RunView) -> Value:
+    """Steps, in a pipeline passes through a micro-batch, over which :func:`uneven_work_steps` counts."""
+    passes = pass_ratios(run)
+    return int(passes.size) if passes.size else len(work_shares(run).steps)
+
+
+@run_fact("uneven_work_of", unit="text", needs=("kernels", "collectives", "multi_rank"))
+def uneven_work_of(run: RunView) -> Value:
+    """What :func:`uneven_work_compared` counts, in words."""
+    return "passes through micro-batches" if pass_ratios(run).size else "steps"
+
+
+def uneven_by_step(run: RunView) -> dict[int, float] | None:
+    """The values that :func:`uneven_work_ms` is the mean of, in ns, by step."""
+    gain_ns, found = even_gain_ns(run), pipeline(run)
+    if gain_ns is not None and found is not None:
+        return dict(zip(found.steps, gain_ns.astype(np.float64).tolist(), strict=True))
+    excess = work_excess(run)
+    if excess is None:
+        return None
+    waits = waits_by_excess(run, excess).mean(axis=0)
+    return dict(zip(work_shares(run).steps, waits.tolist(), strict=True))
+
+
+def uneven_ranks(run: RunView) -> frozenset[int]:
+    """Return the ranks that had more work than their replicas in some step."""
+    excess = work_excess(run)
+    if excess is None:
+        return frozenset()
+    return frozenset(
+        digest.rank for digest, one in zip(run.digests, excess.explained, strict=True) if one.any()
+    )
+
+
+@once
+def replicas(run: RunView) -> tuple[tuple[int, ...], ...]:
+    """The places of the ranks that should have the same work as each; empty where not known.
+
+    Those with which it reduces most gradient bytes: they hold the same part of the model, and are given
+    other samples. Pipeline stages differ by design, and are never compared.
+    """
+    place_of = {digest.rank: place for place, digest in enumerate(run.digests)}
+    found: list[tuple[int, ...]] = []
+    places: dict[int, tuple[int, ...]] = {}
+    for digest in run.digests:
+        operations = run.operations[digest.rank]
+        rows = np.flatnonzero(digest.gradients & (operations != NO_OPERATION))
+        groups = run.matching.group[operations[rows]]
+        if rows.size == 0:
+            found.append(())
+            continue
+        sizes = np.maximum(digest.collectives.nbytes[rows], 1).astype(np.float64)
+        group = int(np.bincount(groups, weights=sizes).argmax())
+        if group not in places:
+            members = run.matching.groups[group].ranks
+            places[group] = tuple(place_of[rank] for rank in members if rank in place_of)
+        found.append(places[group])
+    return tuple(found)
+
+
+class Excess(msgspec.Struct, frozen=True, eq=False):
+    """How much more each rank had to do than the median of its replicas, as arrays ``[rank, step]``.
+
+    ``ratio`` is that of its work by the measure that differs most, 1 at least; ``measure`` indexes
+    :data:`MEASURES`. ``explained``: the work is more by :data:`MORE_WORK`, and accounts for half
+    or more of its longer compute, which ``longer_ns`` gives.
+    """
+
+    ratio: Floats
+    measure: npt.NDArray[np.intp]
+    explained: npt.NDArray[np.bool_]
+    longer_ns: Floats
+
+
+@once
+def work_excess(run: RunView) -> Excess | None:
+    """Compare each rank with its replicas; ``None`` where no two ranks are known to be replicas."""
+    shares, groups = work_shares(run), replicas(run)
+    if not shares.steps or not any(len(group) > 1 for group in groups):
+        return None
+    shape = shares.compute_ns.shape
+    ratio, measure = np.ones(shape), np.zeros(shape, dtype=np.intp)
+    usual = shares.compute_ns.copy()
+    arithmetic, blocks, kernels = shares.amount
+    sized = np.where(np.isnan(arithmetic), blocks, arithmetic)
+    for place, group in enumerate(groups):
+        others = [other for other in group if other != place]
+        if not others:
+            continue
+        by_size = sized[place] / np.median(sized[others], axis=0)
+        by_kernels = kernels[place] / np.median(kernels[others], axis=0)
+        ratio[place] = np.fmax(np.fmax(by_size, by_kernels), 1.0)
+        of_size = np.where(np.isnan(arithmetic[place]), 1, 0)
+        measure[place] = np.where(np.nan_to_num(by_size) >= np.nan_to_num(by_kernels), of_size, 2)
+        usual[place] = np.median(shares.compute_ns[others], axis=0)
+    longer = shares.compute_ns - usual
+    longer_share = np.divide(longer, usual, out=np.zeros(shape), where=usual > 0)
+    explained = (ratio - 1.0 >= MORE_WORK) & (ratio - 1.0 >= EXPLAINED * longer_share)
+    return Excess(ratio, measure, explained, longer)
+
+
+def waits_by_excess(run: RunView, excess: Excess) -> Int64Array:
+    """The exposed time that each rank waits for ranks that had more work: ``[rank, step]``, in ns.
+
+    Only for ranks whose longer compute accounts for half or more of how late they came in that step.
+    """
+    matching, blame, shares = run.matching, run.blame, work_shares(run)
+    chosen = is_among(matching.step, shares.steps) & is_among(blame.root_lateness, STRAGGLING)
+    column = np.searchsorted(shares.steps, np.where(chosen, matching.step, shares.steps[0]))
+    late = np.zeros(excess.ratio.shape, dtype=np.int64)
+    own = np.flatnonzero(chosen & (blame.root == blame.last))
+    np.add.at(late, (blame.root[own], column[own]), blame.late_ns[own])
+    counted = excess.explained & (excess.longer_ns >= EXPLAINED * late)
+    blamed = chosen & counted[blame.root, column]
+    parts = np.flatnonzero(blamed[matching.operation])
+    waits = np.zeros(excess.ratio.shape, dtype=np.int64)
+    operation = matching.operation[parts]
+    np.add.at(waits, (matching.part_rank[parts], column[operation]), blame.exposed_wait_ns[parts])
+    for place, digest in enumerate(run.digests):  # waits in two groups at once count once
+        most = [run.splits[digest.rank, step].wait_ns for step in shares.steps]
+        waits[place] = np.minimum(waits[place], most)
+    return waits

@@ -1,0 +1,164 @@
+"""What a rank did before the collectives to which it came last, beside what its peers did before them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from math import inf
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.work_shares import work_shares
+from tracedoc.spans import Int64Array
+from tracedoc.timeline.host import WORK
+
+CAUSES = ("kernels", *WORK[2:])
+"""What can make a rank late: :data:`WORK`, with all kernels as one."""
+
+MORE_OPERATORS = 1.1
+"""On a CPU so many times: reading and logging a value takes some operators, and none of the time."""
+
+REAL_SHARE = 0.5
+"""So much of what a rank starts more before collectives must be more in whole steps as well."""
+
+
+class Did(msgspec.Struct, frozen=True, eq=False):
+    """What one rank did before a collective: times in us by :data:`CAUSES`, kernels, and its longest absence.
+
+    ``place`` is the position of the rank, ``phase`` where in the step its host was away for ``away_us``.
+    """
+
+    place: int
+    us: Int64Array
+    kernels: int
+    away_us: int
+    phase: int
+
+
+class WorkBefore(msgspec.Struct, frozen=True, eq=False):
+    """How much more than the median peer a rank did before collectives.
+
+    ``excess_us[step, cause]`` is time by :data:`CAUSES`, ``more_kernels`` the ratio of kernels (CPU:
+    operators) that it started, ``away_phase`` where in the step its host was longest away.
+    """
+
+    excess_us: Int64Array
+    more_kernels: float = 1.0
+    away_phase: int = 0
+
+
+def work_before(
+    run: RunView, place: int, operations: npt.NDArray[np.intp], steps: Sequence[int]
+) -> WorkBefore:
+    """Compare what a rank did before the operations to which it came last with what its peers did."""
+    excess = np.zeros((len(steps), len(CAUSES)), dtype=np.int64)
+    kernels = peer_kernels = longest = phase = 0
+    members: dict[int, set[int]] = defaultdict(set)
+    within: dict[int, list[int]] = defaultdict(list)
+    for operation in operations.tolist():
+        did = list(did_before(run, operation))
+        own = next((one for one in did if one.place == place), None)
+        peers = [one for one in did if one.place != place]
+        if own is not None and own.away_us > longest:
+            longest, phase = own.away_us, own.phase
+        if own is None or not peers:
+            continue
+        step = int(run.matching.step[operation])
+        members[step].update(one.place for one in peers)
+        within[step].append(operation)
+        excess[steps.index(step)] += own.us - _median(peers)
+        kernels += own.kernels
+        peer_kernels += int(np.median([one.kernels for one in peers]))
+    for step, found in within.items():
+        over_all = _excess_over(run, place, found[0], found[-1])
+        if over_all is not None:
+            excess[steps.index(step)] = np.minimum(excess[steps.index(step)], over_all)
+    if run.digests[place].is_cpu:
+        return WorkBefore(excess, _operators_in_whole_steps(run, place, members), phase)
+    more = kernels - peer_kernels
+    is_real = peer_kernels and _more_in_whole_steps(run, place, members) >= REAL_SHARE * more
+    return WorkBefore(excess, kernels / peer_kernels if is_real else 1.0, phase)
+
+
+def did_before(run: RunView, operation: int) -> Iterator[Did]:
+    """Yield what each rank did before an operation that it took part in, where that is known."""
+    for place, row in _parts(run, operation):
+        work = run.digests[place].host_work
+        if work is not None:
+            before = work.before
+            yield Did(
+                place,
+                _by_cause(before.us(row)),
+                int(before.kernels[row]),
+                int(before.away_us[row]),
+                int(before.away_phase[row]),
+            )
+
+
+def _median(peers: Sequence[Did]) -> Int64Array:
+    return np.asarray(np.median([one.us for one in peers], axis=0).astype(np.int64))
+
+
+def _excess_over(run: RunView, place: int, first: int, last: int) -> Int64Array | None:
+    """What a rank did longer than its peers up to operation ``last`` since before ``first``, in us.
+
+    Between two operations a rank may do more than its peers because they did the same earlier, beside a wait
+    that lies between two others. Over all of them that evens out. ``None`` where no peer was in both.
+    """
+    ends = dict(_parts(run, last))
+    did: dict[int, Int64Array] = {}
+    for other, row in _parts(run, first):
+        work = run.digests[other].host_work
+        if other in ends and work is not None:
+            did[other] = _by_cause(work.before.total_us(row, ends[other] + 1))
+    peers = [us for other, us in did.items() if other != place]
+    if place not in did or not peers:
+        return None
+    return np.asarray(did[place] - np.median(peers, axis=0).astype(np.int64))
+
+
+def _parts(run: RunView, operation: int) -> list[tuple[int, int]]:
+    """The place and the row of each rank that took part in an operation."""
+    matching = run.matching
+    parts = slice(int(matching.first[operation]), int(matching.first[operation + 1]))
+    return list(zip(matching.part_rank[parts].tolist(), matching.part_row[parts].tolist(), strict=True))
+
+
+def _by_cause(us: Int64Array) -> Int64Array:
+    """Times by :data:`WORK` as times by :data:`CAUSES`."""
+    return np.append(us[:2].sum(), us[2:])
+
+
+def _more_in_whole_steps(run: RunView, place: int, members: dict[int, set[int]]) -> float:
+    """How many kernels more than its peers a rank starts in the steps in which it comes late.
+
+    Backward passes and collectives run beside each other: where a collective starts a little later among
+    the same kernels, more of them lie before it, and as many fewer behind it. Infinite where not known.
+    """
+    shares = work_shares(run)
+    kernels, more = shares.amount[2], 0.0
+    for step, peers in members.items():
+        if step not in shares.steps:
+            return inf
+        column = kernels[:, shares.steps.index(step)]
+        more += float(column[place] - np.median(column[sorted(peers)]))
+    return inf if np.isnan(more) else more
+
+
+def _operators_in_whole_steps(run: RunView, place: int, members: dict[int, set[int]]) -> float:
+    """How many times the operators of its peers a CPU rank runs in the steps in which it comes late.
+
+    Operators that follow each other closely are one piece of compute before a collective, so whole steps are
+    compared. 1 where that is not known, and for a few more operators, which are no work to speak of.
+    """
+    shares = work_shares(run)
+    operators, ratios = shares.amount[2], []
+    for step, peers in members.items():
+        if step in shares.steps:
+            column = operators[:, shares.steps.index(step)]
+            ratios.append(column[place] / np.median(column[sorted(peers)]))
+    ratio = float(np.median(ratios)) if ratios else 1.0
+    return ratio if ratio >= MORE_OPERATORS else 1.0
