@@ -1,9 +1,10 @@
 # make demo    diagnose a shipped run: terminal answer and report.html (RUN=DIR for another one)
 # make test    run every test on all cores; installs what the tests need (a CPU build of torch among it)
 # make lint    ruff and mypy
-# make docs    the documentation as a site, in build/site: docs, rules, decisions, and a gallery of answers
+# make docs    the documentation as a site, in build/site: docs, rules, facts, decisions, and a gallery of answers
 # make oldest  a sample, its page, figures and tables, and a comparison, with the oldest versions of what tracedoc needs
 # make newest  the same with the newest that there are
+# make refresh golden files, schemas and outputs in documents made anew, to read what changed
 # make pythons the tests that need no torch, on each other Python that is supported and found
 # make mutate  change definitions one at a time, and hold that a test fails for each (MUTANTS="NAME ...")
 # make soak    what takes minutes: wheels, printed code, hard inputs, jobs that go wrong: an hour and more (SOAK="--share 0.01")
@@ -32,7 +33,7 @@ BIN := .venv/bin
 PIP := -m pip install -qq --disable-pip-version-check
 PINNED := $(PIP) --constraint requirements/constraints.txt
 
-.PHONY: demo test lint docs oldest newest pythons mutate soak bench bench-plan bench-truth bench-replay fuzz
+.PHONY: demo test lint docs refresh oldest newest pythons mutate soak bench bench-plan bench-truth bench-replay fuzz
 .PHONY: constraints clean
 
 demo: .venv/installed
@@ -50,6 +51,7 @@ lint: .venv/lint-installed
 docs: .venv/installed .venv-docs/ready
 	if [ -x .venv-docs/bin/mkdocs ]; then \
 		$(BIN)/python docs/gallery.py build/gallery && \
+		$(BIN)/python docs/rule_pages.py build/pages && \
 		NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet; \
 	else echo "mkdocs could not be installed; the site is not built" >&2; fi
 
@@ -60,6 +62,9 @@ oldest newest:
 	sed -n '/^dependencies = \[/,/^\]/s/^ *"\(.*\)",$$/\1/p' pyproject.toml | sed '$(VERSIONS)' > .venv-$@/needs.txt
 	.venv-$@/bin/python $(PIP) --upgrade --upgrade-strategy eager --requirement .venv-$@/needs.txt
 	.venv-$@/bin/python -m tests.any_versions
+
+refresh: .venv/test-installed
+	$(BIN)/python docs/refresh.py
 
 pythons:
 	.ci/pythons

@@ -13,9 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from tracedoc.judge.findings import evaluate
+from tracedoc.judge.load import load_rules
 from tracedoc.pipeline import Options, measure
-from tracedoc.rules.engine import evaluate
-from tracedoc.rules.load import load_rules
 from tracedoc.testing.lanes import parse_lanes
 
 RANKS = 64

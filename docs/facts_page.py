@@ -1,7 +1,4 @@
-"""Write docs/facts.md, the definitions of all facts, from their docstrings.
-
-Run from the root of the repository: ``.venv/bin/python docs/facts_page.py``; ``docs/refresh.py`` does it too.
-"""
+"""The page of the site with the definitions of all facts, from their docstrings."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ if TYPE_CHECKING:
     from tracedoc.facts.catalog import FactDef
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGE = REPOSITORY / "docs" / "facts.md"
 
 HEAD = """# Facts
 
@@ -24,9 +20,9 @@ definition, or unknown with a reason. This page is made from the definitions in 
 
 The median step is the complete step of lower-median length: one real step that can be opened in Perfetto.
 Scope says whether there is one value for the run, or one for each rank, step, group or unit. What a fact
-needs of a capture: `cpu` (no GPU computes), `gpu` activity, `kernels`, `launches` linked to them, `collectives`, `multi_rank`,
-`host_ops`, `shapes` (record_shapes=True), `memory` (profile_memory=True), `sharding` (FSDP or
-ZeRO-3), `sends` to single ranks.
+needs of a capture: `cpu` (no GPU computes), `gpu` activity, `kernels`, `launches` linked to them,
+`collectives`, `multi_rank`, `host_ops`, `shapes` (record_shapes=True), `memory` (profile_memory=True),
+`sharding` (FSDP or ZeRO-3), `sends` to single ranks.
 """
 
 
@@ -49,7 +45,3 @@ def _entry(fact: FactDef) -> str:
     traits = f"{fact.unit}, one for the run" if fact.scope == "run" else f"{fact.unit}, by {fact.scope}"
     body = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", fact.doc).replace("``", "`")
     return f"### `{fact.name}`\n\n*{traits}{f'; needs {needs}' if needs else ''}*\n\n{body}\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(facts_page(), encoding="utf-8")

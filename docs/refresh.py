@@ -1,11 +1,12 @@
-"""Rewrite the command outputs that the documents show, docs/facts.md and docs/rules/.
+"""Make everything anew that is made from the code and kept: ``make refresh``; then read what changed.
 
-A document shows one between ``<!-- output: tracedoc ... -->`` and ``<!-- end of output -->``. Run from the
-root of the repository: ``.venv/bin/python docs/refresh.py``.
+These are the JSON schemas, the golden files of the tests, and the outputs that documents show between
+``<!-- output: tracedoc ... -->`` and ``<!-- end of output -->``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -44,8 +45,20 @@ def refreshed(text: str) -> str:
     )
 
 
+def schemas() -> dict[Path, str]:
+    """The text of each JSON schema that is kept, by its file."""
+    from tracedoc.diagnosis_json import json_schema
+    from tracedoc.judge.vocabulary import rule_schema
+
+    return {
+        REPOSITORY / "rules" / "rule.schema.json": json.dumps(rule_schema(), indent=1) + "\n",
+        REPOSITORY / "tracedoc" / "schema" / "diagnosis-1.json": json_schema(),
+    }
+
+
 if __name__ == "__main__":
-    for made in ("docs/facts_page.py", "docs/rule_pages.py"):
-        subprocess.run([sys.executable, made], cwd=REPOSITORY, check=True)
+    for file, text in schemas().items():
+        file.write_text(text, encoding="utf-8")
+    subprocess.run([sys.executable, "-m", "tests.golden"], cwd=REPOSITORY, check=True)
     for document in documents():
         document.write_text(refreshed(document.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,11 +1,11 @@
-"""Write docs/rules/: a page for each rule, an index by symptom, and what each rule has been seen on.
+"""Write the pages of the site that are made from rules and facts.
 
-Run from the root of the repository: ``.venv/bin/python docs/rule_pages.py``; ``docs/refresh.py`` does it too.
+``.venv/bin/python docs/rule_pages.py build/pages``; ``make docs`` does it.
 """
 
 from __future__ import annotations
 
-import json
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,39 +17,35 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 if str(REPOSITORY) not in sys.path:
     sys.path.insert(0, str(REPOSITORY))
 
+from docs.facts_page import facts_page  # noqa: E402
 from docs.rule_drawings import drawing  # noqa: E402
 from tracedoc.facts.catalog import CATALOG  # noqa: E402
-from tracedoc.rules.expression import parse  # noqa: E402
-from tracedoc.rules.files import builtin_directory  # noqa: E402
-from tracedoc.rules.load import load_rules  # noqa: E402
-from tracedoc.rules.model import TOPICS, AtMost  # noqa: E402
-from tracedoc.rules.schema import rule_schema  # noqa: E402
+from tracedoc.judge.expression import parse  # noqa: E402
+from tracedoc.judge.load import load_rules  # noqa: E402
+from tracedoc.judge.rule import TOPICS, AtMost  # noqa: E402
 from tracedoc.testing.cases import Case, load_cases  # noqa: E402
 from tracedoc.units import format_quantity  # noqa: E402
 
 if TYPE_CHECKING:
-    from tracedoc.rules.model import Rule
+    from tracedoc.judge.rule import Rule
 
-PAGES = REPOSITORY / "docs" / "rules"
 SYMPTOMS = REPOSITORY / "docs" / "symptoms.yaml"
 SEEN = REPOSITORY / "docs" / "seen_on.yaml"
 DRAWN = "compute 0-100"  # what a case without lanes draws: nothing to show
 
 
-def files() -> dict[Path, str]:
-    """Return the text of every file that this makes, by its path."""
-    found: dict[Path, str] = {}
+def pages() -> dict[str, str]:
+    """The text of every page and drawing, by its place in the site."""
+    found = {"facts.md": facts_page()}
     rules = load_rules()
     cases = {rule.id: _cases(rule.id) for rule in rules}
     for rule in rules:
         picture = _picture(cases[rule.id])
         if picture:
-            found[PAGES / f"{rule.id}.svg"] = picture
-        found[PAGES / f"{rule.id}.md"] = "\n".join(_page(rule, cases[rule.id], bool(picture))) + "\n"
-    found[PAGES / "README.md"] = "\n".join(_index(rules)) + "\n"
-    found[PAGES / "seen.md"] = "\n".join(_seen(rules, cases)) + "\n"
-    schema = json.dumps(rule_schema(), indent=1)
-    found[builtin_directory() / "rule.schema.json"] = schema + "\n"
+            found[f"rules/{rule.id}.svg"] = picture
+        found[f"rules/{rule.id}.md"] = "\n".join(_page(rule, cases[rule.id], bool(picture))) + "\n"
+    found["rules/README.md"] = "\n".join(_index(rules)) + "\n"
+    found["rules/seen.md"] = "\n".join(_seen(rules, cases)) + "\n"
     return found
 
 
@@ -141,8 +137,8 @@ def _gain(rule: Rule) -> str:
 
 
 def _fixes(rule: Rule) -> Iterator[str]:
-    for number, fix in enumerate(rule.fixes):
-        when = f", where `{rule.fix_when[number]}`" if rule.fix_when[number] else ""
+    for fix in rule.fixes:
+        when = f", where `{fix.when}`" if fix.when else ""
         yield f"**{fix.title}** ({fix.framework}{when})"
         yield ""
         if fix.change:
@@ -175,16 +171,18 @@ def _seen(rules: Sequence[Rule], cases: Mapping[str, Sequence[Case]]) -> Iterato
     yield from ("# What each rule has been seen on", "")
     yield "Each rule is tested on drawn steps that it must flag, and on healthy ones that look alike"
     yield "(`tests/rules`). The last column names samples and captures of real jobs that it flagged."
+    yield "A rule is stable, and counts for `--fail-on`, once a real run is among them (of CPUs, where the"
+    yield "mechanism is the same there). Until then it is a preview. `synthetic_` samples are no real runs."
     yield ""
     yield from (
-        "| rule | a step that fires it | a look-alike that stays quiet | captures that fire it |",
-        "|---|---|---|---|",
+        "| rule | status | a step that fires it | a look-alike that stays quiet | captures that fire it |",
+        "|---|---|---|---|---|",
     )
     for rule in rules:
         faulty, alike = _first(cases[rule.id], "finding"), _first(cases[rule.id], "pass", "yielded")
         captures = ", ".join(seen.get(rule.id, ())) or "none yet"
         names = [case.name if case else "in a test of its own" for case in (faulty, alike)]
-        yield f"| [{rule.id}]({rule.id}.md) | {names[0]} | {names[1]} | {captures} |"
+        yield f"| [{rule.id}]({rule.id}.md) | {rule.status} | {names[0]} | {names[1]} | {captures} |"
 
 
 def _wrapped(condition: str) -> Iterator[str]:
@@ -197,9 +195,8 @@ def _sentence(name: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGES.mkdir(exist_ok=True)
-    made = files()
-    for stale in {*PAGES.glob("*.md"), *PAGES.glob("*.svg")} - set(made):
-        stale.unlink()
-    for path, text in made.items():
-        path.write_text(text, encoding="utf-8")
+    folder = Path(sys.argv[1])
+    shutil.rmtree(folder, ignore_errors=True)  # of rules that are gone no page is left
+    (folder / "rules").mkdir(parents=True)
+    for name, text in pages().items():
+        (folder / name).write_text(text, encoding="utf-8")

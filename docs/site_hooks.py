@@ -1,6 +1,7 @@
 """Fit the documents into a site: pages from outside of docs/, links that would lead out of it, no request.
 
-mkdocs calls these functions (``hooks`` in mkdocs.yml). ``make docs`` has made the gallery before.
+mkdocs calls these functions (``hooks`` in mkdocs.yml). ``make docs`` has made the gallery, and the
+pages of rules and facts, before.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 GALLERY = REPOSITORY / "build" / "gallery"
+PAGES = REPOSITORY / "build" / "pages"
 FROM_THE_ROOT = ("CONTRIBUTING.md", "CHANGELOG.md")
 """Documents of the repository's root that are pages of the site."""
 
@@ -30,6 +32,8 @@ def on_files(files: Any, config: Any) -> Any:
     for name in FROM_THE_ROOT:
         files.append(File.generated(config, name, abs_src_path=str(REPOSITORY / name)))
     files.append(File.generated(config, "decisions/README.md", content=decisions_page()))
+    for path in sorted(PAGES.rglob("*.*")):
+        files.append(File.generated(config, path.relative_to(PAGES).as_posix(), abs_src_path=str(path)))
     for path in sorted(GALLERY.iterdir()):
         files.append(File.generated(config, posixpath.join("gallery", path.name), abs_src_path=str(path)))
     page = files.get_file_from_path("gallery/gallery.md")

@@ -22,7 +22,7 @@ from trial import repeat
 from tracedoc.run.manifest import PART_SUFFIX
 from tracedoc.run.steplog import CAPACITY, COLLECTION, HEADER, MAGIC, RECORD, STEP, WINDOW
 from tracedoc.testing import TraceBuilder, parse_lanes
-from tracedoc.testing.jobs import draw_log
+from tracedoc.testing.cases import draw_log
 
 LANES = "compute 0-60\nallreduce 60-100 256MiB"
 NAMES = ("..", "../x", "/dev/zero", "a\0b", "\ud800", "x" * 5000, "pipe", "link", "folder", "rank-1.json", "")

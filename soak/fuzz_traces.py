@@ -29,14 +29,14 @@ from seeds import Json, Seed, seeds
 from trial import repeat
 
 import tracedoc
-from tracedoc.compose import compose
 from tracedoc.diagnosis_json import from_json, to_json
 from tracedoc.errors import TracedocError
+from tracedoc.judge.compose import compose
+from tracedoc.judge.findings import evaluate
+from tracedoc.judge.load import load_rules
+from tracedoc.judge.replayed import with_predictions
 from tracedoc.pipeline import Options, measure
 from tracedoc.report.render import render
-from tracedoc.rules.engine import evaluate
-from tracedoc.rules.load import load_rules
-from tracedoc.rules.replayed import with_predictions
 from tracedoc.values import Failed
 from tracedoc.whatif.answer import what_if
 
@@ -414,9 +414,8 @@ def diagnose(folder: Path, number: int) -> str:
     """Diagnose a folder and write every report; return the outcome in a word."""
     try:
         measured = measure([folder], Options(jobs=1))
-        judgement, replay, plan = with_predictions(
-            _rules(), evaluate(_rules(), measured.measurements), measured.measurements
-        )
+        judgement = evaluate(_rules(), measured.measurements)
+        judgement, replay, plan = with_predictions(judgement, measured.measurements)
         diagnosis = compose(
             measured.measurements,
             judgement,

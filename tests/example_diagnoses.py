@@ -7,15 +7,18 @@ from typing import Any
 from tracedoc.charts import (
     ExpectedCurve,
     MemoryCurve,
+    PathStretch,
+    Picture,
+    PictureRow,
     TransferRow,
-    Transfers,
+    TransferSpeeds,
     UnitCall,
     UnitTimeline,
     Waits,
 )
 from tracedoc.diagnosis import (
-    At,
     Budget,
+    BudgetLocation,
     CaptureBudget,
     CollectiveRow,
     Comparison,
@@ -36,7 +39,6 @@ from tracedoc.diagnosis import (
     Verdict,
 )
 from tracedoc.errors import Limit
-from tracedoc.picture import PathStretch, Picture, PictureRow
 
 HOSTILE = "<script>alert('\"x\"')</script>[bold red]\x1b[31m\x00\u202egnp.exe🔥"
 
@@ -78,7 +80,7 @@ def sharded(hosts: tuple[str, str] = ("gpu-node-a", "gpu-node-b")) -> Diagnosis:
             hosts[rank // 4],
             "NVIDIA H100 80GB HBM3",
             CaptureBudget(**_times(late if rank == 5 else parts, 5), span_ms=2000.0),
-            Budget(**(late if rank == 5 else parts), at=At(rank, 5)),
+            Budget(**(late if rank == 5 else parts), at=BudgetLocation(rank, 5)),
             tuple(
                 StepBudget(
                     **(late if rank == 5 else parts),
@@ -231,7 +233,7 @@ def sharded(hosts: tuple[str, str] = ("gpu-node-a", "gpu-node-b")) -> Diagnosis:
             cycle=2,
             cycles=(1, 2),
         ),
-        budget=Budget(**parts, at=At(0, 5)),
+        budget=Budget(**parts, at=BudgetLocation(0, 5)),
         ranks=reports,
         findings=(transfer, straggler),
         verdicts=verdicts,
@@ -273,7 +275,7 @@ def sharded(hosts: tuple[str, str] = ("gpu-node-a", "gpu-node-b")) -> Diagnosis:
             waits=Waits(
                 (0, 5), (5, 6), ((90.0, 45.0), (10.0, None)), ((5, 5), (None, None)), left_out_ranks=5
             ),
-            transfers=Transfers(
+            transfers=TransferSpeeds(
                 (
                     TransferRow("all_gather", 8, 1 << 20, 64, 20.0, 40.0, 50.0, 80.0),
                     TransferRow("all_gather", 8, 1 << 24, 64, 90.0, 100.0, 110.0, 90.0),
@@ -300,7 +302,7 @@ def sharded(hosts: tuple[str, str] = ("gpu-node-a", "gpu-node-b")) -> Diagnosis:
 def healthy() -> Diagnosis:
     """Return one GPU that computes nearly all the time: no finding, no limit."""
     budget = Budget(
-        100.0, 97.0, 0.0, 0.0, 3.0, 0.0, None, 0.0, 0.0, 0.0, 0.0, None, {"launch": 3.0}, At(0, 2)
+        100.0, 97.0, 0.0, 0.0, 3.0, 0.0, None, 0.0, 0.0, 0.0, 0.0, None, {"launch": 3.0}, BudgetLocation(0, 2)
     )
     return Diagnosis(
         summary="Compute-bound: 97 % of the 100 ms step is compute.",
@@ -320,7 +322,7 @@ def healthy() -> Diagnosis:
 def cpu() -> Diagnosis:
     """Return two CPU ranks over gloo, as small jobs look: mostly exposed, one note."""
     budget = Budget(
-        50.0, 20.0, 30.0, 0.0, 0.0, 30.0, 0.0, 0.0, 0.0, 0.0, 30.0, None, {}, At(0, 1)
+        50.0, 20.0, 30.0, 0.0, 0.0, 30.0, 0.0, 0.0, 0.0, 0.0, 30.0, None, {}, BudgetLocation(0, 1)
     )  # fmt: skip
     note = Finding(
         "exposed-communication/run", "exposed-communication", "note", "high",
@@ -343,7 +345,20 @@ def cpu() -> Diagnosis:
 def hostile() -> Diagnosis:
     """Return a run in which every name tries to break the report."""
     budget = Budget(
-        10.0, 10.0, 0.0, 0.0, 0.0, 0.0, None, 0.0, 0.0, 0.0, 0.0, None, {HOSTILE: 0.5}, At(0, None)
+        10.0,
+        10.0,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        None,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        None,
+        {HOSTILE: 0.5},
+        BudgetLocation(0, None),
     )
     finding = Finding(
         "tiny-kernels/run", "tiny-kernels", "note", "low", HOSTILE, f"kernel {HOSTILE}\nsecond line", HOSTILE,
@@ -375,7 +390,7 @@ def hostile() -> Diagnosis:
                 ),
             ),
             waits=Waits((0, 1), (0,), ((1e300,), ()), ((0,), (7,))),
-            transfers=Transfers(
+            transfers=TransferSpeeds(
                 (
                     TransferRow(HOSTILE, -1, 1, 1, 1.0, 1.0, 1.0),
                     TransferRow(HOSTILE, 2, -5, 1, 0.0, 0.0, 0.0),

@@ -1,4 +1,4 @@
-"""Write the golden files again: ``python -m tests.golden``, from the root of the repository.
+"""Write the golden files again; ``make refresh`` does it, and everything else that is made from the code.
 
 ``tests/report/golden`` holds hand-made diagnoses as text and as what forges read, ``tests/golden_answers``
 what ``tracedoc diagnose`` prints of every sample and of six real traces, of two samples what forges read, and
@@ -17,6 +17,9 @@ from tracedoc.pipeline import Options, diagnose
 from tracedoc.report.render import render
 from tracedoc.report.terminal import render_text
 from tracedoc.report.view import build_view
+
+REFRESH = "run make refresh, and read what changed"
+"""What a test says whose golden file differs."""
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT / "sample_traces"

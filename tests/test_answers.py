@@ -14,15 +14,14 @@ from click.testing import CliRunner
 
 import tracedoc
 from tests.banned_words import BANNED, banned_in
-from tests.golden import ROOT, answers, runs
-from tracedoc.answer_words import ANSWER_WORDS
+from tests.golden import REFRESH, ROOT, answers, runs
 from tracedoc.cli import main
 from tracedoc.diagnosis import Fix
 from tracedoc.facts.catalog import CATALOG
-from tracedoc.limits import LIMITS
-from tracedoc.rules.load import load_rules
-from tracedoc.rules.model import Rule
-from tracedoc.rules.template import fill, placeholders
+from tracedoc.glossary import answer_words, limits
+from tracedoc.judge.load import load_rules
+from tracedoc.judge.rule import Rule
+from tracedoc.judge.wording import fill, placeholders
 from tracedoc.values import Value
 
 GOLDEN = sorted((ROOT / "tests" / "golden_answers").glob("*.txt"))
@@ -34,7 +33,7 @@ PACKAGE = Path(tracedoc.__file__).parent
 def test_answer_reads_like_its_golden_file(name: str) -> None:
     for suffix, text in answers(runs()[name]):
         golden = ROOT / "tests" / "golden_answers" / f"{name}.{suffix}"
-        assert text == golden.read_text(encoding="utf-8"), "python -m tests.golden"
+        assert text == golden.read_text(encoding="utf-8"), REFRESH
 
 
 # One step length: "of each 13 ms step", "the 13 ms step", "13 -> about 4 ms", "13 ms/step".
@@ -91,11 +90,11 @@ def _literals(path: Path) -> list[str]:
 
 def test_no_banned_word_stands_in_what_users_read() -> None:
     texts = {str(path): _literals(path) for path in PACKAGE.rglob("*.py")}
-    for folder, pattern in (("rules", "*.yaml"), ("tracedoc/report/page/templates", "*.j2")):
+    for folder, pattern in (("rules", "*.yaml"), ("tracedoc/report/templates", "*.j2")):
         texts |= {str(path): [path.read_text(encoding="utf-8")] for path in (ROOT / folder).rglob(pattern)}
     texts |= {path.name: [path.read_text(encoding="utf-8")] for path in GOLDEN}
-    texts |= {f"limit {code}": [text] for code, text in LIMITS.items()}
-    texts |= {f"word {word}": [text] for word, text in ANSWER_WORDS.items()}
+    texts |= {f"limit {code}": [text] for code, text in limits().items()}
+    texts |= {f"word {word}": [text] for word, text in answer_words().items()}
     found = {name: [one for text in listed for one in banned_in(text)] for name, listed in texts.items()}
     assert {name: words for name, words in found.items() if words} == {}
 
@@ -111,12 +110,12 @@ def test_no_definition_shows_markup() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("word", sorted(ANSWER_WORDS))
+@pytest.mark.parametrize("word", sorted(answer_words()))
 def test_words_of_an_answer_are_explained(word: str) -> None:
     result = CliRunner().invoke(main, ["explain", word])
     assert result.exit_code == 0
     assert f"{word}  (word of an answer)" in result.stdout
-    assert ANSWER_WORDS[word].endswith(".")
+    assert answer_words()[word].endswith(".")
 
 
 @pytest.mark.parametrize("rule", [rule.id for rule in RULES])

@@ -14,9 +14,9 @@ import pytest
 from tracedoc import cache, pipeline, worker
 from tracedoc.diagnosis_json import to_json
 from tracedoc.errors import InputError
+from tracedoc.judge.load import load_rules
+from tracedoc.judge.rule_cache import kept_rules
 from tracedoc.pipeline import Options, diagnose
-from tracedoc.rules import kept
-from tracedoc.rules.load import load_rules
 
 RUN = "synthetic_ddp_tiny_batch"
 OPTIONS = Options(cache=True, jobs=1)
@@ -211,9 +211,9 @@ def test_rules_are_read_once(folder: Path, tmp_path: Path, monkeypatch: pytest.M
     file = pack / "long-steps.yaml"
     file.write_text(RULE.format(most=3))
     os.utime(file, (1e9, 1e9))
-    first = kept.kept_rules((str(pack),))
-    monkeypatch.setattr("tracedoc.rules.load.load_rules", None)
-    assert kept.kept_rules((str(pack),)) == first == load_rules((str(pack),))
+    first = kept_rules((str(pack),))
+    monkeypatch.setattr("tracedoc.judge.load.load_rules", None)
+    assert kept_rules((str(pack),)) == first == load_rules((str(pack),))
     assert first[-1].params["most"].value == 3
 
 
@@ -224,11 +224,11 @@ def test_changed_rules_are_read_again(folder: Path, tmp_path: Path):
     for changed, most in enumerate((3, 4)):
         file.write_text(RULE.format(most=most))
         os.utime(file, (1e9 + changed, 1e9 + changed))
-        assert kept.kept_rules((str(pack),))[-1].params["most"].value == most
+        assert kept_rules((str(pack),))[-1].params["most"].value == most
 
 
 def test_rules_that_have_just_been_written_are_not_kept(folder: Path, tmp_path: Path):
     file = tmp_path / "long-steps.yaml"
     file.write_text(RULE.format(most=3))
-    kept.kept_rules((str(tmp_path),))
+    kept_rules((str(tmp_path),))
     assert not [*folder.glob("*")]

@@ -47,8 +47,8 @@ def test_projects_of_others_are_passed_over(tmp_path: Path, text: str) -> None:
         ("ignroe = []", "no setting is called 'ignroe' (did you mean 'ignore'?)", "select, ignore, fail-on"),
         ('fail-on = "bad"', "fail-on is 'bad'", "critical, warning, note"),
         ("fail-on = ['note']", "fail-on is ['note']", "critical, warning, note"),
-        ('select = "host"', "select is no list of rules", 'select = ["tiny-batch"]'),
-        ("select = [1]", "select is no list of rules", 'select = ["tiny-batch"]'),
+        ('select = "host"', "select is no list of rules", 'select = ["pipeline"]'),
+        ("select = [1]", "select is no list of rules", 'select = ["pipeline"]'),
         ("select = [", "is not TOML", "correct it"),
     ],
 )

@@ -12,18 +12,17 @@ import pytest
 from click.testing import CliRunner
 
 import tracedoc
-from tracedoc import compose, pipeline, worker
+from tracedoc import pipeline, worker
 from tracedoc.cli import main
-from tracedoc.containment import LOG, Failures
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.errors import InputError
+from tracedoc.errors import LOG, Failures, InputError
 from tracedoc.facts.catalog import CATALOG
+from tracedoc.judge import compose, findings, verdicts
+from tracedoc.judge.load import load_rules
 from tracedoc.ranks.strategies import decide
+from tracedoc.report import page as html
 from tracedoc.report import terminal
-from tracedoc.report.page import html
 from tracedoc.report.render import render
-from tracedoc.rules import engine
-from tracedoc.rules.load import load_rules
 from tracedoc.step import rank_digest
 from tracedoc.testing import parse_lanes
 from tracedoc.timeline import build
@@ -138,34 +137,35 @@ def test_a_rule_that_failed_is_named_where_no_cause_is(
 ) -> None:
     for builder in parse_lanes("step: 100\ncompute 0-97\nallreduce 40-100 64MiB", ranks=2):
         builder.write(tmp_path / f"rank-{builder.rank}.json")
-    usual: Callable[..., Any] = engine._weigh
+    usual: Callable[..., Any] = verdicts._weighed
     monkeypatch.setattr(
-        engine, "_weigh", lambda rule, *given: fail() if rule.id == "tiny-batch" else usual(rule, *given)
+        verdicts, "_weighed", lambda rule, *given: fail() if rule.id == "tiny-batch" else usual(rule, *given)
     )
     summary = tracedoc.diagnose([tmp_path]).summary
     assert summary.endswith("The rule tiny-batch failed and could not be judged.")
 
 
-@pytest.mark.parametrize("step", ["_weigh", "_yield", "_finding"])
+@pytest.mark.parametrize("step", ["_weighed", "_yield", "_finding"])
 def test_a_rule_fails_alone(run: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Each step of judging fails for one rule: that verdict is an error, the others are what they were."""
-    verdicts = tracedoc.diagnose([run]).verdicts
-    whole = {verdict.rule_id: verdict.outcome for verdict in verdicts}
+    said = tracedoc.diagnose([run]).verdicts
+    whole = {verdict.rule_id: verdict.outcome for verdict in said}
     broken = next(rule_id for rule_id, outcome in whole.items() if outcome == "finding")
-    usual: Callable[..., Any] = getattr(engine, step)
+    module = verdicts if step == "_weighed" else findings
+    usual: Callable[..., Any] = getattr(module, step)
 
     def sometimes(first: Any, *given: Any) -> Any:
-        rule = first if step == "_weigh" else first.rule
+        rule = first if step == "_weighed" else first.rule
         return fail() if rule.id == broken else usual(first, *given)
 
-    monkeypatch.setattr(engine, step, sometimes)
+    monkeypatch.setattr(module, step, sometimes)
     diagnosis = tracedoc.diagnose([run])
     found = {verdict.rule_id: verdict for verdict in diagnosis.verdicts}
     assert found[broken].outcome == "error"
     assert "broken on purpose" in found[broken].reason
     assert broken not in {finding.rule_id for finding in diagnosis.findings}
     yielding = {rule.id for rule in load_rules(()) if broken in rule.yields_to}
-    yielding |= {one.rule_id for one in verdicts if one.outcome == "yielded" and broken in one.reason}
+    yielding |= {one.rule_id for one in said if one.outcome == "yielded" and broken in one.reason}
     for rule_id, outcome in whole.items():
         assert rule_id in {broken, *yielding} or found[rule_id].outcome == outcome
 

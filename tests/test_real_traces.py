@@ -163,8 +163,9 @@ def test_every_format_opens_with_an_answer_a_limit_or_an_error(shared_traces: Pa
 
 def test_four_launch_bound_hosts_are_no_straggler(shared_traces: Path) -> None:
     diagnosis = diagnose([shared_traces / "fsdp2_h100_4rank"])
-    first, second, *_ = [(finding.rule_id, finding.severity) for finding in diagnosis.findings]
-    assert (first, second) == (("host-bound-launches", "warning"), ("input-stall", "warning"))
+    first, *others = [(finding.rule_id, finding.severity) for finding in diagnosis.findings]
+    assert first == ("host-bound-launches", "warning")
+    assert ("input-stall", "warning") in others
     assert diagnosis.budget is not None
     # The whole ProfilerStep: 22 to 25 ms pass before the first kernel.
     assert diagnosis.budget.step_ms == pytest.approx(77.1, abs=0.1)

@@ -8,12 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from tracedoc.diagnosis import Diagnosis, Gain
+from tracedoc.judge.first_line import outcome
+from tracedoc.judge.losses import gain_words, healthy
 from tracedoc.pipeline import Options, diagnose, measure
 from tracedoc.predicted import PlanStep
-from tracedoc.summary.figures import gain_words
-from tracedoc.summary.outcome import outcome
-from tracedoc.summary.without_warning import healthy
-from tracedoc.testing.jobs import write_job
+from tracedoc.testing.cases import write_job
 from tracedoc.testing.lanes import parse_lanes
 
 MS = 1_000_000

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tracedoc.collector.inprocess import collect
     from tracedoc.comparison.compare import compare
+    from tracedoc.frames import frame
+    from tracedoc.judge.findings import evaluate
     from tracedoc.pipeline import Options, diagnose, measure, predict
+    from tracedoc.report.diagnosis_figure import figure_of
+    from tracedoc.report.page import notebook_html
     from tracedoc.report.render import write_report
-    from tracedoc.rules.engine import evaluate
     from tracedoc.timeline.build import build_timeline
     from tracedoc.trace.kineto import read_trace as load
 
@@ -30,11 +33,15 @@ _HOMES = {
     "collect": ("tracedoc.collector.inprocess", "collect"),
     "build_timeline": ("tracedoc.timeline.build", "build_timeline"),
     "diagnose": ("tracedoc.pipeline", "diagnose"),
-    "evaluate": ("tracedoc.rules.engine", "evaluate"),
+    "evaluate": ("tracedoc.judge.findings", "evaluate"),
     "load": ("tracedoc.trace.kineto", "read_trace"),
     "measure": ("tracedoc.pipeline", "measure"),
     "predict": ("tracedoc.pipeline", "predict"),
     "write_report": ("tracedoc.report.render", "write_report"),
+    # What a Diagnosis shows itself with; it knows no report.
+    "figure_of": ("tracedoc.report.diagnosis_figure", "figure_of"),
+    "frame": ("tracedoc.frames", "frame"),
+    "notebook_html": ("tracedoc.report.page", "notebook_html"),
 }
 
 __all__ = [
@@ -45,8 +52,11 @@ __all__ = [
     "compare",
     "diagnose",
     "evaluate",
+    "figure_of",
+    "frame",
     "load",
     "measure",
+    "notebook_html",
     "predict",
     "write_report",
 ]

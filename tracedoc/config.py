@@ -83,6 +83,6 @@ def _config(table: dict[str, Any], file: Path) -> Config:
 def _texts(table: dict[str, Any], key: str, file: Path) -> tuple[str, ...]:
     texts = table.get(key, [])
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        what, example = ("budgets", "step_ms <= 420") if key == "budgets" else ("rules", "tiny-batch")
+        what, example = ("budgets", "step_ms <= 420") if key == "budgets" else ("rules", "pipeline")
         raise InputError(f"{file}: {key} is no list of {what}", f'write it as {key} = ["{example}"]')
     return tuple(texts)

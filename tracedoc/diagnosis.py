@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from tracedoc.charts import MemoryCurve, Transfers, UnitTimeline, Waits
+import tracedoc
+from tracedoc.charts import MemoryCurve, Picture, TransferSpeeds, UnitTimeline, Waits
 from tracedoc.errors import Limit
-from tracedoc.picture import Picture
 from tracedoc.predicted import PlanStep, Predicted, ReplayReport
 
 SCHEMA_VERSION = "1"
@@ -26,7 +26,7 @@ OUTCOMES = ("finding", "pass", "not_applicable", "unknown", "yielded", "error")
 Scalar = float | int | str | bool
 
 
-class At(msgspec.Struct, frozen=True):
+class BudgetLocation(msgspec.Struct, frozen=True):
     """Where a budget was measured: one rank, and one of its steps (``None``: the whole capture)."""
 
     rank: int
@@ -59,7 +59,7 @@ class BudgetParts(msgspec.Struct, frozen=True):
 class Budget(BudgetParts, frozen=True):
     """The budget that stands for a rank or for the run, and where it was measured."""
 
-    at: At | None = None
+    at: BudgetLocation | None = None
 
 
 class CaptureBudget(BudgetParts, frozen=True):
@@ -139,6 +139,11 @@ class Evidence(msgspec.Struct, frozen=True):
     value: float | None = None
     unit: str = ""
 
+    @property
+    def length_ns(self) -> int:
+        """Its length in nanoseconds."""
+        return self.end_ns - self.start_ns
+
 
 class Gain(msgspec.Struct, frozen=True):
     """What a fix could give back, in milliseconds per step of the job.
@@ -183,6 +188,8 @@ class Finding(msgspec.Struct, frozen=True):
     """A verdict worth reading. ``id`` is stable over runs of one job.
 
     ``title`` begins with the usual name of the cause; ``says`` is the clause behind it in the first line.
+    ``limit`` is the code of a limit that says the same, "" where none but one with the rule's id may.
+    ``in_place_of`` are, of a finding in preview, the stable rules that gave way to it over the same time.
     """
 
     id: str
@@ -200,6 +207,13 @@ class Finding(msgspec.Struct, frozen=True):
     fixes: tuple[Fix, ...]
     status: str = "stable"
     says: str = ""
+    limit: str = ""
+    in_place_of: tuple[str, ...] = ()
+
+    @property
+    def gates(self) -> bool:
+        """Whether it counts for ``--fail-on``: a preview does only where it stands for a stable rule."""
+        return self.status == "stable" or bool(self.in_place_of)
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -382,7 +396,7 @@ class Detail(msgspec.Struct, frozen=True):
     phases: tuple[PhaseRow, ...] = ()
     picture: Picture | None = None
     waits: Waits | None = None
-    transfers: Transfers | None = None
+    transfers: TransferSpeeds | None = None
     unit_timeline: UnitTimeline | None = None
     memory: MemoryCurve | None = None
 
@@ -410,30 +424,35 @@ class Diagnosis(msgspec.Struct, frozen=True):
     tool_version: str = ""
     schema_version: str = SCHEMA_VERSION
 
+    def number(self, fact: str) -> float | None:
+        """The value of a fact that stands for the run, ``None`` where it is unknown or no number."""
+        record = self.facts.get(fact)
+        return float(record.value) if record is not None and isinstance(record.value, float | int) else None
+
+    def numbers(self, fact: str) -> dict[str, float]:
+        """The values of a fact that are numbers, by rank or group."""
+        values = self.facts[fact].values if fact in self.facts else {}
+        return {key: float(value) for key, value in values.items() if isinstance(value, float | int)}
+
     def __repr__(self) -> str:
-        """Return the answer and the findings in one line."""
+        """The answer and the findings in one line."""
         found = ", ".join(dict.fromkeys(finding.rule_id for finding in self.findings)) or "none"
         return f"<Diagnosis: {shorten(self.summary, 160, placeholder=' ...')} Findings: {found}>"
 
     def _repr_html_(self) -> str:
-        """Return the answer, the step, and the findings for a notebook."""
-        from tracedoc.report.page.notebook import notebook_html
-
-        return notebook_html(self)
+        """The answer, the step, and the findings for a notebook."""
+        return tracedoc.notebook_html(self)
 
     def figure(self) -> Any:
-        """Return a matplotlib ``Figure``: the drawn step of all ranks, their budgets, and their waits.
+        """A matplotlib ``Figure``: the drawn step of all ranks, their budgets, and their waits.
 
         A notebook shows it; ``figure.savefig("figure.pdf")`` keeps it. Raises :class:`InputError` where the
         capture has no step to draw.
         """
-        from tracedoc.report.figures.diagnosis_figure import diagnosis_figure
-        from tracedoc.report.view import build_view
-
-        return diagnosis_figure(build_view(self))
+        return tracedoc.figure_of(self)
 
     def to_frame(self, table: str = "steps") -> Any:
-        """Return a table as a pandas ``DataFrame``: "steps", "ranks", "findings", "collectives" or "kernels".
+        """A table as a pandas ``DataFrame``: "steps", "ranks", "findings", "collectives" or "kernels".
 
         "steps" has a row for each rank and step, "ranks" the median step of each; both have the parts of the
         budget, and idle time by cause as ``idle_<cause>_ms`` (0 without that cause). "findings" has the gain
@@ -442,6 +461,4 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
         Raises :class:`InputError` for another table.
         """
-        from tracedoc.frames import frame
-
-        return frame(self, table)
+        return tracedoc.frame(self, table)

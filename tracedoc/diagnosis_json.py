@@ -1,9 +1,11 @@
-"""A diagnosis as JSON: written in pieces, and read back."""
+"""A diagnosis as JSON: written in pieces, read back, found in a page, and its schema."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from inspect import cleandoc
 
 import msgspec
 from msgspec.structs import fields
@@ -87,3 +89,46 @@ def from_json(text: str | bytes) -> Diagnosis:
             "upgrade tracedoc",
         )
     return diagnosis
+
+
+_PAGE = re.compile(rb"\A\s*<!doctype html", re.IGNORECASE)
+_BEGIN = b'<script type="application/json" id="tracedoc-diagnosis">'
+_END = b"</script>"
+
+
+def is_page(data: bytes) -> bool:
+    """True for data that begin like a page."""
+    return _PAGE.match(data) is not None
+
+
+def diagnosis_in_page(data: bytes) -> bytes:
+    """Return the JSON of the diagnosis in a page; raise :class:`InputError` where there is none, or half."""
+    begin = data.find(_BEGIN)
+    if begin < 0:
+        raise InputError(
+            "the page holds no diagnosis", "give a page that was written whole by: tracedoc diagnose RUN"
+        )
+    end = data.find(_END, begin)
+    if end < 0:
+        raise InputError("the page is cut off within its diagnosis", "copy the page again")
+    if end == begin + len(_BEGIN):
+        raise InputError(
+            "the page does not carry its diagnosis, which has too many steps",
+            "write it beside the page: tracedoc diagnose RUN -o page.html -o diagnosis.json",
+        )
+    return data[begin + len(_BEGIN) : end]
+
+
+def json_schema() -> str:
+    """Return the JSON Schema of a diagnosis, as the package ships it in ``schema/diagnosis-1.json``."""
+    schema = msgspec.json.schema(Diagnosis)
+    for described in schema["$defs"].values():
+        # Python 3.13 takes the indentation out of docstrings, earlier ones keep it.
+        described["description"] = cleandoc(described["description"])
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"tracedoc diagnosis, schema {SCHEMA_VERSION}",
+    }
+    return (
+        msgspec.json.format(msgspec.json.encode({**head, **schema}, order="sorted"), indent=2).decode() + "\n"
+    )

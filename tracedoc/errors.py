@@ -1,12 +1,15 @@
-"""The two kinds of bad news that cross module borders: errors and limits.
+"""The two kinds of bad news that cross module borders, errors and limits, and what contains faults of ours.
 
-The third kind, ``Unknown``, belongs to a single fact and lives in :mod:`tracedoc.facts.catalog`.
+A part of the answer that fails by a fault of ours is missing, and the rest stands. The third kind of bad
+news, ``Unknown``, belongs to a single fact and lives in :mod:`tracedoc.values`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -79,3 +82,50 @@ class TraceLimit:
 def how_to_install(extra: str) -> str:
     """Return the hint for an optional part of tracedoc that is not installed."""
     return f"in a checkout of tracedoc: pip install '.[{extra}]'"
+
+
+Part = TypeVar("Part")
+Other = TypeVar("Other")
+
+INTERNAL_ERROR = "internal-error"
+LOG = logging.getLogger("tracedoc.failure")
+"""Told the traceback of every failure, which ``--debug`` shows."""
+
+_LONGEST = 200
+
+
+@dataclass(slots=True)
+class Failures:
+    """The parts of an answer that failed; ``limits`` say which."""
+
+    limits: list[Limit] = field(default_factory=list)
+
+    def of_trace(self) -> tuple[TraceLimit, ...]:
+        """Return the limits as those of a trace."""
+        return tuple(TraceLimit(limit.code, "", limit.message, limit.effect) for limit in self.limits)
+
+    def contain(self, what: str, make: Callable[[], Part], instead: Other) -> Part | Other:
+        """The result of ``make``, or ``instead`` where it fails; ``what`` names the part.
+
+        Errors meant for users, and a lack of memory, pass.
+        """
+        try:
+            return make()
+        except (TracedocError, MemoryError):
+            raise
+        except Exception as error:
+            self.limits.append(
+                Limit(
+                    INTERNAL_ERROR,
+                    f"{what} failed: {failure(what, error)}",
+                    "the rest of the answer stands without it; --debug shows where, for a report",
+                )
+            )
+            return instead
+
+
+def failure(what: str, error: Exception) -> str:
+    """Log that a part failed, and return the error in a line."""
+    LOG.debug("%s failed", what, exc_info=error)
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words}"[:_LONGEST]

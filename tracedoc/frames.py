@@ -16,7 +16,7 @@ from tracedoc.diagnosis import (
     StepBudget,
 )
 from tracedoc.errors import InputError
-from tracedoc.fixes import fitting_first
+from tracedoc.judge.fixes import fitting_first
 
 Row = dict[str, Any]
 
@@ -77,22 +77,17 @@ def _findings(diagnosis: Diagnosis) -> tuple[list[str], list[Row]]:
     return [*names, *(f"gain_{name}" for name in gains), "fix", "change"], rows
 
 
-def _collectives(diagnosis: Diagnosis) -> tuple[list[str], list[Row]]:
-    names = _names(CollectiveRow)
-    return names, [_values(row, names) for row in diagnosis.detail.collectives]
-
-
-def _kernels(diagnosis: Diagnosis) -> tuple[list[str], list[Row]]:
-    names = _names(KernelRow)
-    return names, [_values(row, names) for row in diagnosis.detail.kernels]
+def _listed(kind: type, rows: Iterable[object]) -> tuple[list[str], list[Row]]:
+    names = _names(kind)
+    return names, [_values(row, names) for row in rows]
 
 
 TABLES: dict[str, Callable[[Diagnosis], tuple[list[str], list[Row]]]] = {
     "steps": _steps,
     "ranks": _ranks,
     "findings": _findings,
-    "collectives": _collectives,
-    "kernels": _kernels,
+    "collectives": lambda diagnosis: _listed(CollectiveRow, diagnosis.detail.collectives),
+    "kernels": lambda diagnosis: _listed(KernelRow, diagnosis.detail.kernels),
 }
 """What :meth:`Diagnosis.to_frame` knows: each gives the names of its columns, and its rows."""
 

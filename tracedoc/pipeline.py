@@ -14,26 +14,23 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.compose import compose
-from tracedoc.containment import Failures
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.errors import InputError, Limit
+from tracedoc.errors import Failures, InputError, Limit
 from tracedoc.executors.run import run_each
 from tracedoc.executors.work import Lost
 from tracedoc.facts.catalog import CATALOG
 from tracedoc.facts.measure_run import Measurements, measure_run
 from tracedoc.facts.per_run.settings import job_limits
+from tracedoc.judge.budgets import judge_budgets, parse_budgets
+from tracedoc.judge.compose import compose
+from tracedoc.judge.expression import Expression
+from tracedoc.judge.findings import evaluate
+from tracedoc.judge.listing import with_restored_findings, without_empty
+from tracedoc.judge.replayed import with_predictions
+from tracedoc.judge.rule import Rule
+from tracedoc.judge.rule_cache import choose, kept_rules
 from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
 from tracedoc.ranks.run_view import RunView, build_run_view, ended_early, with_source_steps
-from tracedoc.rules.budgets import judge_budgets, parse_budgets
-from tracedoc.rules.engine import evaluate
-from tracedoc.rules.expression import Expression
-from tracedoc.rules.kept import kept_rules
-from tracedoc.rules.listing import without_empty
-from tracedoc.rules.lost_causes import with_lost_causes
-from tracedoc.rules.model import Rule
-from tracedoc.rules.replayed import with_predictions
-from tracedoc.rules.selection import choose
 from tracedoc.run.discover import Run, TraceFile, discover
 from tracedoc.run.ending import ended_well, ending_limits
 from tracedoc.run.job import read_job
@@ -112,7 +109,7 @@ def diagnose(
 def _known_rules(options: Options) -> tuple[Rule, ...]:
     if options.cache:
         return kept_rules(options.rule_directories)
-    from tracedoc.rules.load import load_rules  # with YAML, which takes a while
+    from tracedoc.judge.load import load_rules  # with YAML, which takes a while
 
     return load_rules(options.rule_directories)
 
@@ -137,12 +134,12 @@ def judge(
     if replay:
         judgement, report, plan = failures.contain(
             "the replay of the step",
-            lambda: with_predictions(rules, judgement, measurements),
+            lambda: with_predictions(judgement, measurements),
             (judgement, report, plan),
         )
     else:
-        judgement = with_lost_causes(judgement, lambda finding: finding)
-    judgement = without_empty(rules, judgement, measurements, plan)
+        judgement = with_restored_findings(judgement, lambda finding: finding)
+    judgement = without_empty(judgement, measurements, plan)
     return compose(
         measurements,
         judgement,

@@ -22,7 +22,7 @@ def in_order(times: Int64Array) -> Int64Array:
 
 
 def places_in(edges: Int64Array, times: Int64Array) -> npt.NDArray[np.intp]:
-    """Return how many of the sorted ``edges`` are at or before each time.
+    """The number of the sorted ``edges`` at or before each time.
 
     Many times in order are divided at the few edges, instead of each being looked up.
     """
@@ -192,7 +192,7 @@ class Spans(msgspec.Struct, frozen=True, eq=False):
         return Spans(self.starts[first:last], self.ends[first:last])
 
     def _covered_before(self, times: Int64Array, passed: Int64Array) -> Int64Array:
-        """Return how much lies before each time; the first ``i`` intervals are ``passed[i]`` long."""
+        """The nanoseconds covered before each time; the first ``i`` intervals are ``passed[i]`` long."""
         begun = places_in(self.starts, times)
         left = np.where(begun > 0, self.ends[begun - 1] - times, 0)
         return np.asarray(passed[begun] - np.maximum(left, 0), dtype=np.int64)

@@ -70,7 +70,7 @@ def format_ms(value: float) -> str:
 
 
 def format_step_change(step_ms: float, after_ms: tuple[float, float, float]) -> str:
-    """Return how a step changes, with its range: ``54.9 -> about 31 ms (29 to 35)``.
+    """The change of a step, with its range: ``54.9 -> about 31 ms (29 to 35)``.
 
     ``after_ms`` is low, likely and high. All numbers have one unit: seconds from one second on.
     """

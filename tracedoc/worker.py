@@ -8,8 +8,7 @@ from functools import partial
 
 import tracedoc.facts.per_rank  # noqa: F401  fills the catalogue
 from tracedoc.cache import Slot, slot_of
-from tracedoc.containment import CODE, failure
-from tracedoc.errors import InputError, TracedocError
+from tracedoc.errors import INTERNAL_ERROR, InputError, TracedocError, failure
 from tracedoc.facts.measure_rank import measure_rank
 from tracedoc.run.remote import is_remote, open_remote, public_name
 from tracedoc.step.rank_digest import RankDigest
@@ -47,7 +46,7 @@ def digest_file(
             f"{name} could not be measured, by a fault of tracedoc's ({failure(name, error)})",
             "--debug shows where; please report it",
         ) from error
-    if slot is not None and not any(limit.code == CODE for limit in digest.limits):
+    if slot is not None and not any(limit.code == INTERNAL_ERROR for limit in digest.limits):
         slot.store(digest)
     return digest
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tracedoc.cli import main
-from tracedoc.limits import LIMITS
+from tracedoc.glossary import limits
 from tracedoc.planner.words import WORDS
 
 
@@ -42,7 +42,7 @@ def codes_in(package: Path) -> set[str]:
 
 
 def test_every_limit_that_is_made_has_an_explanation(repository: Path):
-    assert codes_in(repository / "tracedoc") <= set(LIMITS)
+    assert codes_in(repository / "tracedoc") <= set(limits())
 
 
 WORDS_OF_PLANS = (
@@ -60,12 +60,12 @@ def test_words_of_plans_are_explained_in_about_ten_lines(word: str):
     assert WORDS.keys() == set(WORDS_OF_PLANS)
 
 
-@pytest.mark.parametrize("code", sorted(LIMITS))
+@pytest.mark.parametrize("code", sorted(limits()))
 def test_limit_is_explained_in_sentences(code: str):
     result = run("explain", code)
     assert result.exit_code == 0
     assert f"{code}  (limit)" in result.stdout
-    assert LIMITS[code].endswith(".")
+    assert limits()[code].endswith(".")
 
 
 def test_rule_is_explained_with_condition_thresholds_and_fixes():

@@ -6,8 +6,9 @@ from msgspec.structs import replace
 
 from tests.example_diagnoses import sharded
 from tracedoc.comparison.compare import compare
-from tracedoc.comparison.viewpoint import compared_budget, late_rank
-from tracedoc.diagnosis import At, Budget, CollectiveRow, Diagnosis, FactRecord
+from tracedoc.comparison.differences import finding_changes
+from tracedoc.comparison.waterfall import compared_budget, late_rank
+from tracedoc.diagnosis import Budget, BudgetLocation, CollectiveRow, Diagnosis, FactRecord, Verdict
 
 
 def with_settings(**settings: str) -> Diagnosis:
@@ -106,6 +107,34 @@ def test_straggler_s_step_is_seen_from_a_rank_that_waits_for_it() -> None:
     assert seen.exposed_wait_ms == 90
 
 
+def test_of_two_ranks_that_wait_the_shorter_step_is_seen() -> None:
+    run = straggling({"5": 80.0})
+    assert run.ranks[0].budget is not None
+    lengths = {0: 200.0, 1: 100.0}
+    waiting = tuple(
+        replace(rank, budget=replace(run.ranks[0].budget, step_ms=lengths[rank.rank]))
+        for rank in run.ranks
+        if rank.rank in lengths
+    )
+    late = tuple(rank for rank in run.ranks if rank.rank == 5)
+    seen = compared_budget(replace(run, ranks=(*waiting, *late)))
+    assert seen is not None
+    assert seen.step_ms == 100
+
+
+def test_finding_is_fixed_where_its_rule_passed_and_not_where_it_could_not_be_judged() -> None:
+    base = sharded()
+    gone = base.findings[0].rule_id
+
+    def after(outcome: str) -> list[tuple[str, str]]:
+        kept = tuple(one for one in base.findings if one.rule_id != gone)
+        head = replace(base, findings=kept, verdicts=(Verdict(gone, outcome),))
+        return [(one.rule_id, one.state) for one in finding_changes(base, head) if one.rule_id == gone]
+
+    assert after("pass") == [(gone, "fixed")]
+    assert after("unknown") == []
+
+
 def test_rank_that_hardly_costs_the_others_stands_for_the_run() -> None:
     run = straggling({"0": 0.0, "5": 20.0})
     assert late_rank(run) is None
@@ -119,7 +148,7 @@ def test_unknown_costs_are_no_straggler() -> None:
     assert late_rank(unknown) is None
     assert isinstance(compared_budget(unknown), Budget)
     assert compared_budget(replace(unknown, budget=None)) is None
-    assert At(5, 5) == compared_budget(unknown).at  # type: ignore[union-attr]
+    assert BudgetLocation(5, 5) == compared_budget(unknown).at  # type: ignore[union-attr]
 
 
 def test_one_process_has_no_strategy_to_compare() -> None:

@@ -6,12 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from tests.comparison.test_scaling import on
+from tracedoc.comparison.history import history
 from tracedoc.comparison.series import compare_series
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError
 from tracedoc.predicted import NotPredicted, Predicted, ReplayReport
-from tracedoc.report.sheets.series_words import series_sheet
-from tracedoc.report.sheets.sheet import sheet_text
+from tracedoc.report.series_sheets import series_sheet
+from tracedoc.report.sheet import sheet_text
 
 
 def runs() -> list[Diagnosis]:
@@ -113,3 +114,15 @@ def test_two_runs_on_as_many_gpus_are_an_error() -> None:
 def test_each_run_needs_its_samples() -> None:
     with pytest.raises(InputError, match="2 numbers of samples were given for 4 runs"):
         compare_series(runs(), samples_per_step=(64, 128))
+
+
+def test_curve_bends_where_efficiency_falls_and_not_where_it_is_low() -> None:
+    """The steps of the curve are 50 % and then 40 % efficient: half is lost at 2 GPUs, a tenth more at 4."""
+    assert compare_series([on(1, 100, 2.0), on(2, 200, 2.0), on(4, 500, 2.0)]).bend == 2
+
+
+def test_efficiency_in_a_history_is_against_the_run_on_fewest_gpus() -> None:
+    named = [(f"on {gpus}", run) for gpus, run in zip((1, 2, 4, 8), runs(), strict=True)]
+    found = [run.efficiency for run in history("runs", named).runs]
+    assert found[0] is None
+    assert found[1:] == pytest.approx([1.0, 0.8, 0.4])

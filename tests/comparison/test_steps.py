@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.example_diagnoses import sharded
-from tracedoc.comparison.steps import (
+from tracedoc.comparison.step_change import (
     StepChange,
     _cut,
     _rank_sum_counts,
@@ -63,6 +63,15 @@ def test_the_run_s_step_is_the_median_of_its_ranks() -> None:
     assert len(steps) == len({s.index for rank in run.ranks for s in rank.steps if s.complete})
 
 
+def test_one_slow_rank_is_not_the_run_s_step() -> None:
+    run = lasting(100.0)
+    ranks = tuple(
+        replace(run.ranks[0], rank=rank, steps=(replace(run.ranks[0].steps[0], step_ms=ms),))
+        for rank, ms in enumerate((90.0, 160.0, 100.0))
+    )
+    assert run_steps(replace(run, ranks=ranks)) == [100]
+
+
 def test_all_steps_shorter_is_improved() -> None:
     assert word(lasting(176, 178, 175, 181, 168), lasting(139, 124, 128, 129, 161)) == "improved"
     assert word(lasting(139, 124, 128, 129, 161), lasting(176, 178, 175, 181, 168)) == "regressed"
@@ -111,6 +120,20 @@ def test_steps_without_the_profiler_may_object() -> None:
     before, after = (100.0, 101.0, 102.0, 103.0, 104.0), (90.0, 91.0, 92.0, 93.0, 94.0)
     assert word(lasting(*before, unprofiled=80), lasting(*after, unprofiled=70)) == "improved"
     assert word(lasting(*before, unprofiled=70), lasting(*after, unprofiled=80)) == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("without", "expected"),
+    [
+        (81.5, "improved"),  # 1.9 % longer: two captures of one job differ by 2 %
+        (82.0, "inconclusive"),  # 2.5 % longer
+        (40.0, "improved"),  # half as long: it agrees, and more so
+    ],
+)
+def test_steps_without_the_profiler_object_only_beyond_the_noise(without: float, expected: str) -> None:
+    """Captured steps of 100 and 90 ms, and 80 ms without the profiler before."""
+    before, after = (100.0, 101.0, 102.0, 103.0, 104.0), (90.0, 91.0, 92.0, 93.0, 94.0)
+    assert word(lasting(*before, unprofiled=80.0), lasting(*after, unprofiled=without)) == expected
 
 
 def test_waiting_for_cores_may_explain_a_change() -> None:
@@ -178,3 +201,9 @@ def test_waits_for_cores_come_on_top_of_slower_operators() -> None:
     unhurried = on_cpu(200, 75)
     assert verdict_on(step_change(on_cpu(100, 50), unhurried), same_program=True).word == "regressed"
     assert verdict_on(step_change(unhurried, on_cpu(100, 50)), same_program=True).word == "improved"
+
+
+def test_more_steps_are_needed_with_the_square_of_the_width() -> None:
+    """6 % with 6 % to either side: to be surely above 2 % takes 2/3 of that width, so 2.25 times 5 steps."""
+    change = StepChange(100.0, 106.0, 5, 5, 0.06, 0.0, 0.12, noise_frac=0.02)
+    assert verdict_on(change).steps_needed == 12

@@ -13,7 +13,7 @@ import tracedoc
 from tests.example_diagnoses import DIAGNOSES
 from tracedoc.comparison.compare import compare
 from tracedoc.comparison.waterfall import Waterfall, waterfall
-from tracedoc.diagnosis import Diagnosis
+from tracedoc.diagnosis import Diagnosis, KernelRow
 from tracedoc.testing import parse_lanes
 
 EXACT_MS = 0.001
@@ -202,3 +202,22 @@ def test_any_two_budgets_add_up(name: str, work: float) -> None:
     parts = budget.compute_ms + budget.exposed_comm_ms + budget.exposed_copy_ms + budget.idle_ms
     if parts == pytest.approx(budget.step_ms):
         assert sum(changes(fall).values()) == pytest.approx(fall.measured_ms - fall.ideal_ms, abs=EXACT_MS)
+
+
+def test_kernels_that_run_more_often_are_not_the_same_ones_slower() -> None:
+    """10 calls of 3 ms become 20: 30 ms of other kernels; 10 calls of 5 ms become 6 ms each: 10 ms slower."""
+
+    def run(compute_ms: float, *kernels: KernelRow) -> Diagnosis:
+        whole = DIAGNOSES["sharded"]()
+        assert whole.budget is not None
+        budget = replace(whole.budget, compute_ms=compute_ms)
+        return replace(
+            whole, budget=budget, detail=replace(whole.detail, kernels=kernels, phases=()), facts={}
+        )
+
+    base = run(80, KernelRow("gemm", "gemm", 10, 30.0), KernelRow("norm", "norm", 10, 50.0))
+    head = run(120, KernelRow("gemm", "gemm", 20, 60.0), KernelRow("norm", "norm", 10, 60.0))
+    fall = waterfall(base, head)
+    assert fall is not None
+    assert (changes(fall)["slower-kernels"], changes(fall)["compute"]) == (10, 30)
+    assert "10 -> 20 such kernels" in next(part.evidence for part in fall.parts if part.key == "compute")

@@ -17,7 +17,7 @@ from tracedoc.run.job import Job, RankJob, read_job
 from tracedoc.run.manifest import read_manifest
 from tracedoc.run.steplog import CAPACITY, COLLECTION, HEADER, MAGIC, RECORD, STEP, WINDOW, parse_step_log
 from tracedoc.testing import TraceBuilder
-from tracedoc.testing.jobs import draw_log, write_job
+from tracedoc.testing.cases import draw_log, write_job
 from tracedoc.testing.lanes import parse_lanes
 from tracedoc.values import Unknown
 

@@ -6,7 +6,7 @@ import pytest
 
 import tracedoc
 from tracedoc.testing import parse_lanes
-from tracedoc.testing.jobs import write_job
+from tracedoc.testing.cases import write_job
 from tracedoc.values import Unknown, Value
 
 GB = 1_000_000_000

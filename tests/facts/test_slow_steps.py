@@ -9,7 +9,7 @@ import pytest
 import tracedoc
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.run.steplog import HEADER, RECORD, WINDOW
-from tracedoc.testing.jobs import draw_log, write_job
+from tracedoc.testing.cases import draw_log, write_job
 from tracedoc.testing.lanes import parse_lanes
 
 EVEN = "compute 0-60\nallreduce 60-70"

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 import tracedoc
+from tracedoc.glossary import limits
+from tracedoc.judge.rule_cache import builtin_directory
 
 MOST_FILES_OF_A_ROOM = 34
 """Python files beside each other in a folder; the goal is 20."""
@@ -114,7 +116,7 @@ def packages() -> dict[str, PackageRow]:
 
 
 def module_of(path: Path) -> str:
-    """``rules.engine`` for ``tracedoc/rules/engine.py``, ``rules`` for its ``__init__``."""
+    """``judge.load`` for ``tracedoc/judge/load.py``, ``judge`` for its ``__init__``."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
@@ -201,6 +203,15 @@ def test_packages_are_imported_where_they_belong(path: Path) -> None:
 
 
 # -- files and names
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
+def test_no_code_knows_a_rule(path: Path) -> None:
+    """What is special about a rule stands in its YAML; the codes of limits may be the ids of rules too."""
+    ids = {file.stem for file in builtin_directory().rglob("*.yaml")} - limits().keys()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    literals = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert module_of(path).startswith("testing") or not literals & ids
 
 
 def test_no_room_has_too_many_files() -> None:

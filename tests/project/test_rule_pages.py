@@ -1,31 +1,51 @@
-"""The pages of rules are those that the rules and their cases give."""
+"""The pages made from rules and facts: every rule and fact is there, and links lead somewhere."""
 
 from __future__ import annotations
 
+import posixpath
+import re
 from pathlib import Path
 
+import pytest
 import yaml
 
-from docs.rule_pages import PAGES, files
-from tracedoc.rules.load import load_rules
+from docs.rule_pages import pages
+from tracedoc.facts.catalog import CATALOG
+from tracedoc.judge.load import load_rules
+
+PAGES = pages()
+RULES = load_rules()
 
 
-def test_every_page_is_current() -> None:
-    stale = [path.name for path, text in files().items() if not path.exists() or path.read_text() != text]
-    assert stale == [], "run .venv/bin/python docs/refresh.py"
+def test_every_rule_and_every_fact_has_its_place() -> None:
+    index = PAGES["rules/README.md"]
+    for rule in RULES:
+        assert f"({rule.id}.md)" in index
+        assert PAGES[f"rules/{rule.id}.md"].startswith(f"# {rule.title}\n")
+    assert [name for name in CATALOG if f"### `{name}`\n" not in PAGES["facts.md"]] == []
 
 
-def test_no_page_is_left_of_a_rule_that_is_gone() -> None:
-    made = {path.name for path in files()}
-    assert {path.name for path in PAGES.iterdir()} <= made
+@pytest.mark.parametrize("name", sorted(name for name in PAGES if name.endswith(".md")))
+def test_links_lead_to_a_page(name: str, repository: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", PAGES[name])
+    for link, anchor in links:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
+        assert target in PAGES or (repository / "docs" / target).is_file(), link
+        assert target != "facts.md" or anchor in CATALOG
 
 
 def test_every_rule_answers_a_symptom(repository: Path) -> None:
     symptoms = yaml.safe_load((repository / "docs" / "symptoms.yaml").read_text())
     named = [rule for entry in symptoms for rule in entry["rules"]]
-    assert {rule.id for rule in load_rules()} == set(named)
+    assert {rule.id for rule in RULES} == set(named)
 
 
 def test_captures_are_named_for_rules_that_exist(repository: Path) -> None:
     seen = yaml.safe_load((repository / "docs" / "seen_on.yaml").read_text())
-    assert set(seen) <= {rule.id for rule in load_rules()}
+    assert set(seen) <= {rule.id for rule in RULES}
+
+
+def test_a_stable_rule_has_been_seen_on_a_real_run(repository: Path) -> None:
+    seen = yaml.safe_load((repository / "docs" / "seen_on.yaml").read_text())
+    real = {rule for rule, runs in seen.items() if any(not run.startswith("synthetic_") for run in runs)}
+    assert {rule.id for rule in RULES if rule.status == "stable"} <= real

@@ -13,7 +13,7 @@ from tracedoc.cli import main
 from tracedoc.facts.catalog import CATALOG
 from tracedoc.facts.per_rank import messages
 from tracedoc.facts.topics import by_topic
-from tracedoc.rules.load import load_rules
+from tracedoc.judge.load import load_rules
 from tracedoc.testing.cases import run_case_file
 
 TEXT = (Path(__file__).resolve().parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -8,17 +8,29 @@ import pytest
 from msgspec.structs import replace
 
 from tests.example_diagnoses import hostile, sharded
-from tracedoc.charts import MemoryCurve, TransferRow, Transfers, UnitCall, UnitTimeline, Waits
+from tracedoc.charts import (
+    MemoryCurve,
+    PathStretch,
+    TransferRow,
+    TransferSpeeds,
+    UnitCall,
+    UnitTimeline,
+    Waits,
+)
 from tracedoc.diagnosis import FactRecord, Gain, KernelRow, Verdict
-from tracedoc.picture import PathStretch
 from tracedoc.report.charts.bars import AfterBar, gain_bar
+from tracedoc.report.charts.detail_tables import (
+    MOST_LETTERS,
+    grouped_values,
+    kernel_groups,
+    short_name,
+    step_words,
+    unchecked,
+)
+from tracedoc.report.charts.drawing import draw
 from tracedoc.report.charts.heat_map import WORDED_STEPS, heat_map, waits_mostly_for
-from tracedoc.report.charts.kernel_table import MOST_LETTERS, kernel_groups, short_name
-from tracedoc.report.charts.memory_chart import memory_chart
+from tracedoc.report.charts.over_time import MOST_UNIT_ROWS, memory_chart, unit_chart
 from tracedoc.report.charts.scatter import scatter
-from tracedoc.report.charts.tables import grouped_values, step_words, unchecked
-from tracedoc.report.charts.unit_chart import MOST_UNIT_ROWS, unit_chart
-from tracedoc.report.picture.drawing import draw
 from tracedoc.report.view import build_view
 
 WAITS = Waits((0, 1, 2), (4, 5), ((30.0, 10.0), (0.0, None), (15.0, 0.0)), ((1, 1), (None, None), (1, None)))
@@ -101,7 +113,7 @@ def test_dots_lie_on_logarithmic_scales():
         TransferRow("all_gather", 8, 2**10, 1, 1.0, 1.0, 1.0),
         TransferRow("all_gather", 8, 2**20, 2, 10.0, 10.0, 20.0, 80.0),
     )
-    drawn = scatter(Transfers(rows))
+    drawn = scatter(TransferSpeeds(rows))
     # From half of the smallest size to twice the largest: powers 9 to 21, so that 10 is at 1/12.
     assert [dot.left for dot in drawn.dots] == [8.33, 91.67]
     assert drawn.dots[0].top > drawn.dots[1].top > drawn.dots[1].high
@@ -124,7 +136,7 @@ def test_expected_curve_passes_through_what_a_size_should_reach():
 
 def test_transfers_that_cannot_be_are_not_drawn():
     assert scatter(None) is None
-    assert scatter(Transfers(())) is None
+    assert scatter(TransferSpeeds(())) is None
     drawn = scatter(hostile().detail.transfers)
     assert len(drawn.dots) == 1
     assert drawn.curves == ()

@@ -18,12 +18,11 @@ from tracedoc.cli import main
 from tracedoc.diagnosis import Detail, Diagnosis
 from tracedoc.diagnosis_json import to_json
 from tracedoc.errors import InputError
-from tracedoc.report.figures.diagnosis_figure import diagnosis_figure
-from tracedoc.report.figures.figure_style import HATCHES, colours
-from tracedoc.report.figures.path_in_figure import LABEL
+from tracedoc.report.diagnosis_figure import LABEL, diagnosis_figure
+from tracedoc.report.figures import HATCHES, colours
 from tracedoc.report.render import render_file
-from tracedoc.report.states import STATES
 from tracedoc.report.view import PARTS, build_view
+from tracedoc.report.words import STATES
 
 BEGINS = {"png": b"\x89PNG\r\n", "pdf": b"%PDF-", "svg": b"<?xml"}
 

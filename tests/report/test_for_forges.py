@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonSchema as SarifLog
 
 from tests.example_diagnoses import DIAGNOSES, HOSTILE, sharded
-from tests.golden import HAND_MADE, for_forges
+from tests.golden import HAND_MADE, REFRESH, for_forges
 from tracedoc.diagnosis import BudgetCheck, Diagnosis, Finding
 from tracedoc.errors import Limit
-from tracedoc.report.forges.markdown import MARK, MAX_CHARACTERS, safe
+from tracedoc.report.markdown import MARK, MAX_CHARACTERS, safe
 from tracedoc.report.render import render
 from tracedoc.report.view import build_view
 
@@ -58,7 +58,7 @@ def test_every_diagnosis_has_every_format(name: str, report_format: str):
 def test_forges_read_what_the_golden_files_say(name: str):
     for suffix, text in for_forges(DIAGNOSES[name]()):
         golden = (GOLDEN / f"{name}.{suffix}").read_text(encoding="utf-8")
-        assert text == golden, "run python -m tests.golden and read what changed"
+        assert text == golden, REFRESH
 
 
 # -- Markdown

@@ -12,15 +12,14 @@ import pytest
 from msgspec.structs import replace
 
 from tests.example_diagnoses import DIAGNOSES, sharded
-from tests.golden import HAND_MADE
+from tests.golden import HAND_MADE, REFRESH
 from tests.page_outline import outline
-from tracedoc.diagnosis_json import from_json
+from tracedoc.diagnosis_json import diagnosis_in_page, from_json
 from tracedoc.errors import InputError
-from tracedoc.report.charts.rank_rows import MOST_STEPS
-from tracedoc.report.charts.time_scale import TimeScale
-from tracedoc.report.page.embedded import diagnosis_in_page
-from tracedoc.report.page.html import MOST_STEPS_CARRIED, render_html
-from tracedoc.report.picture.common_clock import place_to_look
+from tracedoc.report.charts.bars import MOST_STEPS
+from tracedoc.report.charts.over_time import TimeScale
+from tracedoc.report.clock import place_to_look
+from tracedoc.report.page import MOST_STEPS_CARRIED, render_html
 from tracedoc.report.render import render
 from tracedoc.report.view import build_view
 
@@ -214,7 +213,7 @@ def test_page_of_very_many_steps_leaves_its_diagnosis_out():
 def test_page_has_the_outline_of_its_golden_file(name: str):
     golden = Path(__file__).parent / "golden" / f"{name}.outline"
     text = outline(render(DIAGNOSES[name](), "html"))
-    assert text == golden.read_text(encoding="utf-8"), "run python -m tests.golden and read what changed"
+    assert text == golden.read_text(encoding="utf-8"), REFRESH
 
 
 def test_parts_of_the_page_stand_in_the_order_of_their_links():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.example_diagnoses import hostile, sharded
-from tracedoc.picture import PathStretch
-from tracedoc.report.charts.time_scale import TimeScale
-from tracedoc.report.picture.drawing import draw
-from tracedoc.report.picture.path_line import BESIDE, DEVICE, FAR, HOST, MOST_LEGS, path_lines, path_words
+from tracedoc.charts import PathStretch
+from tracedoc.report.charts.drawing import draw
+from tracedoc.report.charts.over_time import TimeScale
+from tracedoc.report.charts.path_line import BESIDE, DEVICE, FAR, HOST, MOST_LEGS, path_lines, path_words
 from tracedoc.report.view import build_view
 
 SCALE = TimeScale(100.0)

@@ -14,12 +14,12 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from tests.example_diagnoses import DIAGNOSES, healthy, sharded
+from tracedoc.charts import PathStretch, Picture, PictureRow
 from tracedoc.cli import main
 from tracedoc.diagnosis import Detail, Diagnosis, Evidence
 from tracedoc.diagnosis_json import to_json
 from tracedoc.errors import InputError
-from tracedoc.picture import PathStretch, Picture, PictureRow
-from tracedoc.report.picture.common_clock import place_to_look
+from tracedoc.report.clock import place_to_look
 from tracedoc.report.render import implied_format, render_file, write_report
 from tracedoc.report.view import build_view
 
@@ -209,7 +209,6 @@ def test_slices_say_their_finding_and_how_to_read_on() -> None:
     assert place["args"]["finding"] == "straggler-rank/rank-5"
     assert place["args"]["of its trace"] == "812000000 to 900000000 ns since its first event"
     whole = next(event for event in slices if event["args"].get("severity") == "critical")
-    assert whole["args"]["page of the rule"] == "docs/rules/straggler-rank.md"
     assert whole["args"]["explain"] == "tracedoc explain straggler-rank"
 
 

@@ -11,15 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from tests.example_diagnoses import DIAGNOSES, sharded
-from tracedoc.diagnosis_json import from_json, json_pieces, to_json
+from tracedoc.diagnosis_json import from_json, json_pieces, json_schema, to_json
 from tracedoc.errors import InputError
 from tracedoc.report.render import render
-from tracedoc.schema import json_schema
 
 
 def test_schema_in_the_package_is_that_of_the_types(repository: Path):
     file = repository / "tracedoc" / "schema" / "diagnosis-1.json"
-    assert file.read_text(encoding="utf-8") == json_schema(), "write json_schema() to the file again"
+    assert file.read_text(encoding="utf-8") == json_schema(), "run make refresh"
 
 
 @pytest.mark.parametrize("name", sorted(DIAGNOSES))

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.example_diagnoses import DIAGNOSES, sharded
+from tests.golden import REFRESH
 from tracedoc.report.terminal import bar_cells, render_text, to_ascii
 from tracedoc.report.view import Segment, build_view
 
@@ -98,4 +99,4 @@ def test_bar_stays_readable_in_ascii():
 @pytest.mark.parametrize("name", ["sharded", "healthy", "cpu"])
 def test_report_reads_like_its_golden_file(name: str):
     golden = Path(__file__).parent / "golden" / f"{name}.txt"
-    assert shown(name) == golden.read_text(encoding="utf-8")
+    assert shown(name) == golden.read_text(encoding="utf-8"), REFRESH

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tests.example_diagnoses import healthy, sharded
 from tracedoc.diagnosis import Diagnosis, UnitRow
 from tracedoc.diagnosis_json import from_json, to_json
-from tracedoc.report.page.html import render_html
+from tracedoc.report.page import render_html
 from tracedoc.report.terminal import render_text
 from tracedoc.report.view import build_view
 

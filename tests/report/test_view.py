@@ -37,15 +37,6 @@ def test_worst_finding_comes_first_whatever_the_order():
     ]
 
 
-def test_a_preview_stands_behind_what_is_as_severe():
-    diagnosis = sharded()
-    transfer, straggler = diagnosis.findings
-    preview = replace(straggler, severity="warning", status="preview")
-    found = build_view(replace(diagnosis, findings=(transfer, preview))).findings
-    assert [item.finding.status for item in found] == ["stable", "preview"]
-    assert transfer.severity == "warning"
-
-
 @pytest.mark.parametrize(
     ("strategy", "best"),
     [
@@ -181,6 +172,15 @@ def test_guard_and_limit_of_one_name_are_told_once():
     (limit,) = view.limits
     assert (limit.code, limit.text, limit.severity) == ("missing-ranks", "rank 3; x", "")
     assert limit.fix in guard.fixes
+
+
+def test_a_guard_and_the_limit_that_it_names_are_one():
+    diagnosis = sharded()
+    named = {"rule_id": "few-steps", "limit": "no-complete-step", "topic": "capture", "gain": None}
+    guard = replace(diagnosis.findings[0], **named)
+    limits = (Limit("no-complete-step", "cut off", "x"),)
+    (limit,) = build_view(replace(diagnosis, findings=(guard,), limits=limits)).limits
+    assert (limit.code, limit.text, limit.severity) == ("no-complete-step", "cut off; x", "warning")
 
 
 def test_guard_without_a_limit_stands_among_the_limits_with_its_severity():

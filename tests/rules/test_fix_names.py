@@ -18,7 +18,7 @@ import yaml
 
 from tests.test_answers import _filled, _fixes, _language
 from tracedoc.diagnosis import Fix
-from tracedoc.rules.model import Rule
+from tracedoc.judge.rule import Rule
 
 CALLS = {
     "TrainingArguments": ("transformers", "training_args.py"),

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tracedoc.cli import main
-from tracedoc.rules.files import MAX_RULES
-from tracedoc.rules.scaffold import write_rule
-from tracedoc.rules.template import fill, without_numbers
+from tracedoc.judge.rule_cache import MAX_RULES
+from tracedoc.judge.scaffold import write_rule
+from tracedoc.judge.wording import fill, without_numbers
 from tracedoc.testing.cases import load_cases, write_traces
 
 ID = "house-rule"

@@ -11,9 +11,9 @@ import tracedoc
 import tracedoc.whatif.answer
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import RuleError
+from tracedoc.judge.load import load_rules
 from tracedoc.pipeline import Options
 from tracedoc.play.run_replay import Refusal
-from tracedoc.rules.load import load_rules
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.judge.findings import evaluate
+from tracedoc.judge.load import load_rules
+from tracedoc.judge.rule import Rule
 from tracedoc.pipeline import Measured
-from tracedoc.rules.engine import evaluate
-from tracedoc.rules.load import load_rules
-from tracedoc.rules.model import Rule
 from tracedoc.testing.cases import Case, judge_case, load_cases, measure_case
 
 FILES = sorted(Path(__file__).parent.glob("*.yaml"))

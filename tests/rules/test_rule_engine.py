@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from tracedoc.diagnosis import Evidence, Finding, Fix, Gain, Verdict
+from tracedoc.diagnosis import Evidence, Finding, Gain, Verdict
 from tracedoc.facts.catalog import NEEDS, FactDef, Measurement, Scope
 from tracedoc.facts.measure_run import Availability, Measurements
+from tracedoc.judge.findings import Judgement, evaluate
+from tracedoc.judge.listing import without_empty
+from tracedoc.judge.rule import Param, Rule, RuleFix, Words
 from tracedoc.ranks.run_view import build_run_view
-from tracedoc.rules.engine import Judgement, evaluate
-from tracedoc.rules.model import Param, Rule, Words
 from tracedoc.values import Failed, Unknown, Value
 
 MS = 1_000_000
@@ -73,7 +74,7 @@ COMM_40 = fact("comm_ms", "ms", 40.0)
 
 
 def test_a_condition_that_holds_is_a_finding_with_its_comparison() -> None:
-    fix = Fix("ddp", "Hide {comm_ms}", "x = {'a': {comm_ms}}", "none")
+    fix = RuleFix("ddp", "Hide {comm_ms}", "none", change="x = {'a': {comm_ms}}")
     verdict, finding = only(judge(rule(fixes=(fix,)), of=measured(COMM_40)))
     assert verdict.outcome == "finding"
     (comparison,) = verdict.comparisons
@@ -92,9 +93,9 @@ def test_a_condition_that_holds_is_a_finding_with_its_comparison() -> None:
 
 
 def test_a_fix_with_a_condition_is_shown_only_where_it_holds() -> None:
-    fixes = tuple(Fix("any", title, "", "") for title in ("always", "much", "little", "untold"))
-    conditions = ("", "comm_ms > 20", "comm_ms <= 20", "lost_ms > 0")
-    _, finding = only(judge(rule(fixes=fixes, fix_when=conditions), of=measured(COMM_40)))
+    conditions = {"always": "", "much": "comm_ms > 20", "little": "comm_ms <= 20", "untold": "lost_ms > 0"}
+    fixes = tuple(RuleFix("any", title, "none", when=when) for title, when in conditions.items())
+    _, finding = only(judge(rule(fixes=fixes), of=measured(COMM_40)))
     assert finding is not None
     assert [fix.title for fix in finding.fixes] == ["always", "much"]
 
@@ -415,11 +416,16 @@ def test_a_target_that_was_not_chosen_plays_no_part() -> None:
     assert finding.confidence == "high"
 
 
-def test_a_preview_never_silences_a_stable_rule() -> None:
+def test_a_preview_gates_in_place_of_the_stable_rule_that_gives_way_to_it() -> None:
     preview = rule("sharp", evidence="sharp", status="preview")
-    judgement = judge(BROAD, preview, of=measured(COMM_40), broad=_places((0, 40)), sharp=_places((0, 40)))
-    assert _outcomes(judgement) == {"broad": "finding", "sharp": "finding"}
-    assert {one.id: one.status for one in judgement.findings} == {"broad": "stable", "sharp": "preview"}
+    measurements = measured(COMM_40)
+    judgement = judge(BROAD, preview, of=measurements, broad=_places((0, 40)), sharp=_places((0, 40)))
+    assert _outcomes(judgement) == {"broad": "yielded", "sharp": "finding"}
+    (finding,) = without_empty(judgement, measurements).findings
+    assert (finding.status, finding.in_place_of, finding.gates) == ("preview", ("broad",), True)
+    alone = judge(preview, of=measurements, sharp=_places((0, 40)))
+    (finding,) = without_empty(alone, measurements).findings
+    assert not finding.gates
 
 
 def test_a_rank_rule_that_yields_says_so_for_its_ranks() -> None:

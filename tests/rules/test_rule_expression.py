@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracedoc.rules.expression import ExpressionError, Result, check, evaluate, parse
+from tracedoc.judge.expression import ExpressionError, Result, check, evaluate, parse
 from tracedoc.values import Unknown, Value
 
 UNITS = {

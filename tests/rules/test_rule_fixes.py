@@ -8,7 +8,7 @@ import pytest
 
 import tracedoc
 from tracedoc.diagnosis import Finding
-from tracedoc.testing.jobs import write_job
+from tracedoc.testing.cases import write_job
 from tracedoc.testing.lanes import parse_lanes
 
 

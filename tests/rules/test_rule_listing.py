@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.rules.listing import is_sharper
-from tracedoc.rules.load import load_rules
+from tracedoc.judge.listing import is_sharper
+from tracedoc.judge.load import load_rules
 
 RULES = {rule.id: rule for rule in load_rules()}
 

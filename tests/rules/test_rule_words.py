@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tracedoc.errors import RuleError
-from tracedoc.rules.model import Rule
-from tracedoc.rules.selection import choose
-from tracedoc.rules.template import fill, placeholders, stray_brace
+from tracedoc.judge.rule import Rule
+from tracedoc.judge.rule_cache import choose
+from tracedoc.judge.wording import fill, placeholders, stray_brace
 from tracedoc.values import Unknown, Value
 
 

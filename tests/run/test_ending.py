@@ -12,7 +12,7 @@ from tracedoc.errors import InputError
 from tracedoc.run.ending import ending_limits, how_it_ended
 from tracedoc.run.manifest import read_manifest, write_manifest
 from tracedoc.testing import parse_lanes
-from tracedoc.testing.jobs import draw_log
+from tracedoc.testing.cases import draw_log
 
 NS = 1_000_000_000
 

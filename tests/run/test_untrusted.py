@@ -15,7 +15,7 @@ from tracedoc.run.manifest import MAX_BYTES, merge_parts, parse_manifest, read_m
 from tracedoc.run.steplog import HEADER, MAGIC, MAX_LENGTH_NS, RECORD, STEP, parse_step_log
 from tracedoc.run.untrusted import MissingError, UnusableError, inside, plain_json, read_bounded
 from tracedoc.testing import parse_lanes
-from tracedoc.testing.jobs import draw_log
+from tracedoc.testing.cases import draw_log
 
 
 def run_with(folder: Path, part: dict[str, object], **manifest: object) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tracedoc
-from tracedoc.picture import Picture
+from tracedoc.charts import Picture
 from tracedoc.spans import Spans
 from tracedoc.step.drawn import thinned
 from tracedoc.testing.lanes import parse_lanes

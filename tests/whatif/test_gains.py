@@ -9,9 +9,9 @@ import pytest
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.catalog import CATALOG, NEEDS, Measurement
 from tracedoc.facts.measure_run import Availability, Measurements
+from tracedoc.judge.load import load_rules
+from tracedoc.judge.rule import AtMost
 from tracedoc.ranks.run_view import build_run_view
-from tracedoc.rules.load import load_rules
-from tracedoc.rules.model import AtMost
 from tracedoc.values import Unknown
 from tracedoc.whatif.bounds import at_most
 from tracedoc.whatif.gains import GAINS

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 import tracedoc
+from tracedoc.charts import PathStretch
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.picture import PathStretch
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.spans import Spans
 from tracedoc.testing import parse_lanes

@@ -113,7 +113,7 @@ class Commands(click.Group):
 
 
 def _one_process_of(args: Sequence[str]) -> AbstractContextManager[None]:
-    """Return what keeps a command for the first process of an MPI job; each would answer for itself."""
+    """A context that keeps a command for the first process of an MPI job; each would answer for itself."""
     if "--executor=mpi" not in args and ("--executor", "mpi") not in pairwise(args):
         return nullcontext()
     from tracedoc.executors.clusters import mpi_job

@@ -6,15 +6,16 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tracedoc.cli.completion import files, folders
-from tracedoc.cli.output import is_quiet, quiet_option, say
+from tracedoc.cli.output import Command, is_quiet, quiet_option, say
 
 if TYPE_CHECKING:
     from tracedoc.collector.launcher import Outcome
@@ -32,6 +33,15 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str) -> str:
     return value
 
 
+def _number(
+    name: str, default: float, metavar: str, words: str, *, least: int = 0
+) -> Callable[[Command], Command]:
+    """An option for a number from ``least`` on, or above it where ``default`` is no whole number."""
+    whole = isinstance(default, int)
+    kind = click.IntRange(min=least) if whole else click.FloatRange(min=least, min_open=True)
+    return click.option(name, type=kind, default=default, show_default=True, metavar=metavar, help=words)
+
+
 @click.command(
     context_settings={"allow_interspersed_args": False},
     short_help="Run a training command and capture a few steps of every rank.",
@@ -46,30 +56,9 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str) -> str:
     shell_complete=folders,
     help="The run directory. [tracedoc-runs/<time>-<script>]",
 )
-@click.option(
-    "--wait",
-    type=click.IntRange(min=0),
-    default=5,
-    show_default=True,
-    metavar="N",
-    help="Optimizer steps to let pass first; 50 where loader workers read ahead.",
-)
-@click.option(
-    "--warmup",
-    type=click.IntRange(min=0),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Steps with the profiler armed, not recording.",
-)
-@click.option(
-    "--active",
-    type=click.IntRange(min=1),
-    default=5,
-    show_default=True,
-    metavar="N",
-    help="Steps to record; one more is, to see where the last one ends.",
-)
+@_number("--wait", 5, "N", "Optimizer steps to let pass first; 50 where loader workers read ahead.")
+@_number("--warmup", 1, "N", "Steps with the profiler armed, not recording.")
+@_number("--active", 5, "N", "Steps to record; one more is, to see where the last one ends.", least=1)
 @click.option(
     "--ranks",
     callback=_ranks,
@@ -78,21 +67,9 @@ def _ranks(ctx: click.Context, param: click.Parameter, value: str) -> str:
     metavar="LIST",
     help="0,4-7 or all; auto is all up to 16, beyond that device activity only on most.",
 )
-@click.option(
-    "--max-seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=300.0,
-    show_default=True,
-    metavar="S",
-    help="Longest time to record, and to write.",
-)
-@click.option(
-    "--max-mb",
-    type=click.FloatRange(min=0, min_open=True),
-    default=500.0,
-    show_default=True,
-    metavar="MB",
-    help="Stop recording when a rank's trace is about this large, before compression.",
+@_number("--max-seconds", 300.0, "S", "Longest time to record, and to write.")
+@_number(
+    "--max-mb", 500.0, "MB", "Stop recording when a rank's trace is about this large, before compression."
 )
 @click.option(
     "--record-shapes/--no-record-shapes",
@@ -123,21 +100,10 @@ def collect(
     ctx: click.Context,
     command: tuple[str, ...],
     output: str | None,
-    wait: int,
-    warmup: int,
-    active: int,
-    ranks: str,
-    max_seconds: float,
-    max_mb: float,
-    record_shapes: bool,
-    with_stack: bool,
-    source_step: bool,
-    profile_memory: bool,
-    nccl_log: bool,
-    exit_after_capture: bool,
     then_diagnose: bool,
     baseline: bool,
     dry_run: bool,
+    **settings: Any,
 ) -> None:
     """Run a training command and capture a few steps of every rank.
 
@@ -160,21 +126,8 @@ def collect(
     from tracedoc.collector import launcher
     from tracedoc.collector.options import Options
 
-    options = Options(
-        folder=str(launcher.run_folder(command, output, datetime.now(), os.environ)),
-        wait=wait,
-        warmup=warmup,
-        active=active,
-        ranks=ranks,
-        max_seconds=max_seconds,
-        max_mb=max_mb,
-        record_shapes=record_shapes,
-        with_stack=with_stack,
-        source_step=source_step,
-        profile_memory=profile_memory,
-        nccl_log=nccl_log,
-        exit_after_capture=exit_after_capture,
-    )
+    folder = launcher.run_folder(command, output, datetime.now(), os.environ)
+    options = Options(folder=str(folder), **settings)
     single = launcher.single_process(command) if baseline else None
     if dry_run:
         _tell_plan(command, options, single)
@@ -284,7 +237,7 @@ def _size(ranks: tuple[ManifestRank, ...]) -> str:
 
 
 def _times(ranks: tuple[ManifestRank, ...]) -> str:
-    """Return what a step of the slowest rank took before, in and after the capture."""
+    """The median step of the slowest rank before, in and after the capture, in words."""
     from tracedoc.units import format_ms
 
     slowest = _slowest(ranks)

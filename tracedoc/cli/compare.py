@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import Target, format_option, output_option, say, targets
-from tracedoc.cli.reading import Reading, holds_diagnosis, reading_options, run_pipeline
-from tracedoc.cli.sheets import FORMATS, are_shared, diagnosis_in, write_sheet
+from tracedoc.cli.output import (
+    SHEET_FORMATS,
+    Target,
+    are_shared,
+    format_option,
+    output_option,
+    say,
+    targets,
+    write_sheet,
+)
+from tracedoc.cli.reading import Reading, diagnosis_in, holds_diagnosis, reading_options, run_pipeline
 from tracedoc.errors import InputError
 
 if TYPE_CHECKING:
     from tracedoc.comparison.compare import RunComparison
     from tracedoc.diagnosis import Diagnosis
     from tracedoc.pipeline import Options
+    from tracedoc.report.sheet import Sheet
+
+Found = TypeVar("Found")
 
 
 def _percent(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
@@ -90,7 +103,7 @@ def compare(
     """
     if len(runs) < 2:
         raise click.UsageError("a comparison needs two runs: tracedoc compare BASE HEAD")
-    places = targets(report_format, outputs, runs, FORMATS)
+    places = targets(report_format, outputs, runs, SHEET_FORMATS)
     from tracedoc.pipeline import Options
 
     options = Options(**reading)
@@ -119,8 +132,7 @@ def _two(
     samples: tuple[float, ...] | None,
 ) -> RunComparison:
     from tracedoc.comparison.compare import compare as compare_runs
-    from tracedoc.report.sheets.comparison_words import comparison_sheet
-    from tracedoc.report.texts import redacted
+    from tracedoc.report.comparison_sheet import comparison_sheet
 
     if samples is not None and len(samples) != 2:
         raise InputError(
@@ -128,13 +140,10 @@ def _two(
         )
     pair = (samples[0], samples[1]) if samples is not None else None
 
-    def made(base: Diagnosis, head: Diagnosis) -> RunComparison:
-        return compare_runs(base, head, scaling=scaling, samples_per_step=pair)
+    def made(runs: list[Diagnosis]) -> RunComparison:
+        return compare_runs(runs[0], runs[1], scaling=scaling, samples_per_step=pair)
 
-    found = made(*sides)
-    shared = made(*map(redacted, sides)) if are_shared(places) else found
-    write_sheet(places, found, comparison_sheet(found), comparison_sheet(shared))
-    return found
+    return _written(sides, places, made, comparison_sheet)
 
 
 def _series(
@@ -144,14 +153,25 @@ def _series(
     samples: tuple[float, ...] | None,
 ) -> None:
     from tracedoc.comparison.series import compare_series
-    from tracedoc.report.sheets.series_words import series_sheet
+    from tracedoc.report.series_sheets import series_sheet
+
+    made = partial(compare_series, scaling=scaling, samples_per_step=samples)
+    _written(sides, places, made, series_sheet)
+
+
+def _written(
+    sides: list[Diagnosis],
+    places: tuple[Target, ...],
+    made: Callable[[list[Diagnosis]], Found],
+    sheet: Callable[[Found], Sheet],
+) -> Found:
+    """Write what is made of the runs, from runs without hosts and paths where others read it; return it."""
     from tracedoc.report.texts import redacted
 
-    found = compare_series(sides, scaling=scaling, samples_per_step=samples)
-    shared = found
-    if are_shared(places):
-        shared = compare_series([redacted(one) for one in sides], scaling=scaling, samples_per_step=samples)
-    write_sheet(places, found, series_sheet(found), series_sheet(shared))
+    found = made(sides)
+    shared = made([redacted(one) for one in sides]) if are_shared(places) else found
+    write_sheet(places, found, sheet(found), sheet(shared))
+    return found
 
 
 def _gate(found: RunComparison, least: float) -> None:

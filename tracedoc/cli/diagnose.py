@@ -10,8 +10,7 @@ import click
 
 from tracedoc.cli.completion import files
 from tracedoc.cli.output import report_options, say, targets, write
-from tracedoc.cli.packs import rules_option
-from tracedoc.cli.reading import Reading, reading_options, run_pipeline
+from tracedoc.cli.reading import Reading, reading_options, rules_option, run_pipeline
 from tracedoc.config import LEVELS, Config, find_config
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "--fail-on",
     type=click.Choice(LEVELS),
-    help="Exit with 1 on a finding this severe; previews never count.",
+    help="Exit with 1 on a finding this severe; previews do not count.",
 )
 @click.option(
     "--budget",
@@ -122,4 +121,4 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _gating(diagnosis: Diagnosis, level: str) -> int:
     worse = LEVELS[: LEVELS.index(level) + 1]
-    return sum(finding.severity in worse and finding.status == "stable" for finding in diagnosis.findings)
+    return sum(finding.severity in worse and finding.gates for finding in diagnosis.findings)

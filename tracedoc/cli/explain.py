@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from textwrap import fill, indent
 from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
-from tracedoc.answer_words import ANSWER_WORDS
 from tracedoc.cli.output import format_option, json_text, quiet_option, text_width, to_stdout
-from tracedoc.cli.packs import rules_option
+from tracedoc.cli.reading import rules_option
 from tracedoc.errors import TracedocError
-from tracedoc.limits import LIMITS
+from tracedoc.glossary import answer_words, limits
 from tracedoc.planner.words import WORDS
 
 if TYPE_CHECKING:
     from tracedoc.facts.catalog import FactDef
-    from tracedoc.rules.model import Rule
+    from tracedoc.judge.rule import Rule
 
 _RULE_FIELDS = ("id", "title", "topic", "status", "since", "scope", "when", "params", "why", "fixes")
 _FACT_FIELDS = ("name", "unit", "scope", "doc")
@@ -56,31 +55,16 @@ def explain(
     if run:
         _explain_in(name, run, rules, rule_directories, report_format)
         return
-    if report_format == "json":
-        entries = _entries(name, rules, facts)
-        if not entries:
-            raise _unknown(name, _all_names(rules, facts))
-        to_stdout(json_text(entries), "json")
-        return
-    parts = []
     # A guard may share its name with its limit; then both are explained.
-    if name in rules:
-        parts.append(_rule(rules[name]))
-    if name in facts:
-        parts.append(_fact(facts[name]))
-    if alike := _with_alias(name, rules):
-        parts.append(_rule(alike[0]) if len(alike) == 1 else _shared_alias(name, alike))
-    if name in LIMITS:
-        parts.append(f"{name}  (limit)\n\n{_paragraph(LIMITS[name])}\n")
-    if name in ANSWER_WORDS:
-        parts.append(f"{name}  (word of an answer)\n\n{_paragraph(ANSWER_WORDS[name])}\n")
-    if name in WORDS:
-        parts.append(WORDS[name])
-    if not parts:
+    found = list(_meanings(name, rules, facts))
+    if not found:
         raise _unknown(name, _all_names(rules, facts))
+    if report_format == "json":
+        to_stdout(json_text({kind: data for kind, data, _ in found}), "json")
+        return
     from tracedoc.report.texts import plain
 
-    to_stdout(plain("\n".join(parts)))
+    to_stdout(plain("\n".join(text for _, _, text in found)))
 
 
 def _explain_in(
@@ -110,29 +94,35 @@ def _explain_in(
     to_stdout(render_rule(build_view(diagnosis), name, width=text_width()))
 
 
-def _entries(name: str, rules: Mapping[str, Rule], facts: Mapping[str, FactDef]) -> dict[str, object]:
-    """Return what a name means for programs, by kind: a rule, a fact, a limit, a word of plans."""
-    entries: dict[str, object] = {}
+def _meanings(
+    name: str, rules: Mapping[str, Rule], facts: Mapping[str, FactDef]
+) -> Iterator[tuple[str, object, str]]:
+    """Yield what a name means: its kind, what it is for programs, and the explanation."""
     if name in rules:
         rule = rules[name]
-        entries["rule"] = {key: getattr(rule, key) for key in _RULE_FIELDS} | {"needs": sorted(rule.needs)}
-    if alike := _with_alias(name, rules):
-        entries["see"] = {"rules": [rule.id for rule in alike]}
+        data = {key: getattr(rule, key) for key in _RULE_FIELDS} | {"needs": sorted(rule.needs)}
+        yield "rule", data, _rule(rule)
     if name in facts:
         fact = facts[name]
-        entries["fact"] = {key: getattr(fact, key) for key in _FACT_FIELDS} | {"needs": sorted(fact.needs)}
-    if name in LIMITS:
-        entries["limit"] = LIMITS[name]
-    if name in WORDS or name in ANSWER_WORDS:
-        entries["word"] = ANSWER_WORDS.get(name) or WORDS[name]
-    return entries
+        data = {key: getattr(fact, key) for key in _FACT_FIELDS} | {"needs": sorted(fact.needs)}
+        yield "fact", data, _fact(fact)
+    if alike := _with_alias(name, rules):
+        text = _rule(alike[0]) if len(alike) == 1 else _shared_alias(name, alike)
+        yield "see", {"rules": [rule.id for rule in alike]}, text
+    if name in limits():
+        yield "limit", limits()[name], f"{name}  (limit)\n\n{_paragraph(limits()[name])}\n"
+    if name in answer_words():
+        text = f"{name}  (word of an answer)\n\n{_paragraph(answer_words()[name])}\n"
+        yield "word", answer_words()[name], text
+    elif name in WORDS:
+        yield "word", WORDS[name], WORDS[name]
 
 
 def _known(rule_directories: Sequence[str]) -> tuple[dict[str, Rule], Mapping[str, FactDef]]:
     """Return all rules and facts by name."""
     import tracedoc.facts.topics  # noqa: F401  (fills the catalogue)
     from tracedoc.facts.catalog import CATALOG
-    from tracedoc.rules.load import load_rules
+    from tracedoc.judge.load import load_rules
 
     return {rule.id: rule for rule in load_rules(rule_directories)}, CATALOG
 
@@ -143,7 +133,7 @@ def _with_alias(name: str, rules: Mapping[str, Rule]) -> list[Rule]:
 
 def _all_names(rules: Mapping[str, Rule], facts: Mapping[str, FactDef]) -> list[str]:
     aliases = [alias for rule in rules.values() for alias in rule.aliases]
-    return [*rules, *facts, *dict.fromkeys(aliases), *LIMITS, *WORDS, *ANSWER_WORDS]
+    return [*rules, *facts, *dict.fromkeys(aliases), *limits(), *WORDS, *answer_words()]
 
 
 def _unknown(name: str, known: list[str]) -> TracedocError:
@@ -155,8 +145,8 @@ def _unknown(name: str, known: list[str]) -> TracedocError:
 
 
 def _rule(rule: Rule) -> str:
-    from tracedoc.fixes import framework_name
-    from tracedoc.rules.template import without_numbers
+    from tracedoc.judge.fixes import framework_name
+    from tracedoc.judge.wording import without_numbers
     from tracedoc.units import format_quantity
 
     status = f", {rule.status}" if rule.status != "stable" else ""
@@ -181,11 +171,10 @@ def _rule(rule: Rule) -> str:
         lines += ["", _paragraph(f"Gives way to: {', '.join(rule.yields_to)}", hang=2)]
     if rule.fixes:
         lines += ["", f"Fixes, with the numbers of a run: tracedoc explain {rule.id} RUN"]
-    for place, fix in enumerate(rule.fixes):
-        when = rule.fix_when[place] if rule.fix_when else ""
+    for fix in rule.fixes:
         lines.append(_paragraph(f"{framework_name(fix.framework)}: {without_numbers(fix.title)}", 2, hang=4))
-        if when:
-            lines.append(_paragraph(f"only where {when}", 4))
+        if fix.when:
+            lines.append(_paragraph(f"only where {fix.when}", 4))
         if fix.advice:
             lines.append(_paragraph(without_numbers(fix.advice), 4))
         if fix.change:
@@ -206,13 +195,9 @@ def _shared_alias(name: str, rules: Sequence[Rule]) -> str:
 
 
 def _fact(fact: FactDef) -> str:
-    needs = f"Needs: {', '.join(sorted(fact.needs))}\n" if fact.needs else ""
-    return (
-        f"{fact.name}  (fact, unit {fact.unit}, one value a {fact.scope})\n\n{fact.doc}\n\n{needs}".rstrip(
-            "\n"
-        )
-        + "\n"
-    )
+    needs = f"\n\nNeeds: {', '.join(sorted(fact.needs))}" if fact.needs else ""
+    head = f"{fact.name}  (fact, unit {fact.unit}, one value a {fact.scope})"
+    return f"{head}\n\n{fact.doc}{needs}".rstrip("\n") + "\n"
 
 
 def _paragraph(text: str, margin: int = 0, *, hang: int | None = None) -> str:

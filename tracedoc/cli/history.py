@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tracedoc.cli.completion import folders
-from tracedoc.cli.output import format_option, output_option, targets
-from tracedoc.cli.reading import Reading, holds_diagnosis, reading_options, run_pipeline
-from tracedoc.cli.sheets import FORMATS, are_shared, diagnosis_in, write_sheet
+from tracedoc.cli.output import SHEET_FORMATS, are_shared, format_option, output_option, targets, write_sheet
+from tracedoc.cli.reading import Reading, diagnosis_in, holds_diagnosis, reading_options, run_pipeline
 from tracedoc.errors import InputError, TracedocError
 
 if TYPE_CHECKING:
@@ -54,10 +53,10 @@ def history(
     """
     if not os.path.isdir(folder):
         raise InputError(f"{folder} is no folder", "give the folder that holds the runs")
-    places = targets(report_format, outputs, (folder,), FORMATS)
+    places = targets(report_format, outputs, (folder,), SHEET_FORMATS)
     from tracedoc.comparison.history import history as history_of
     from tracedoc.pipeline import Options
-    from tracedoc.report.sheets.history_words import history_sheet
+    from tracedoc.report.series_sheets import history_sheet
     from tracedoc.report.texts import redacted
 
     options = Options(**reading)
@@ -98,7 +97,7 @@ def _entries(folder: str, written: set[str]) -> Iterator[Path]:
 
 
 def _made(path: Path) -> float:
-    """Return when a run was made: a folder, by its oldest file."""
+    """The time at which a run was made: a folder, by its oldest file."""
     if path.is_file():
         return path.stat().st_mtime
     return min((one.stat().st_mtime for one in path.iterdir() if one.is_file()), default=path.stat().st_mtime)

@@ -19,15 +19,20 @@ from tracedoc.errors import InputError, TracedocError
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
     from tracedoc.pipeline import ProgressEvent
+    from tracedoc.report.sheet import Sheet
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
 WIDEST = 110
 """Columns beyond which text gets hard to read."""
 
+SHEET_FORMATS = {
+    **{".txt": "text", ".json": "json", ".md": "markdown", ".html": "html", ".htm": "html"},
+    **{".png": "png", ".svg": "svg", ".pdf": "pdf"},
+}
+"""The format of a comparison or history that the suffix of a file name implies."""
+
 _REDRAW_S = 0.1
-
-
 _QUIET = "tracedoc.quiet"
 
 
@@ -72,7 +77,7 @@ def _keep_quiet(context: click.Context, _: click.Parameter, wanted: bool) -> Non
 
 
 def is_quiet() -> bool:
-    """Return whether the command that runs was given ``-q``."""
+    """True where the command that runs was given ``-q``."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(_QUIET))
 
@@ -124,7 +129,7 @@ def targets(
     inputs: Sequence[str],
     suffixes: Mapping[str, str] | None = None,
 ) -> tuple[Target, ...]:
-    """Return where to write what; without ``-o`` the report goes to stdout.
+    """The places to write to, each with its format; without ``-o`` that is stdout.
 
     The suffix of a file decides its format, as ``suffixes`` say (those of a diagnosis unless given); ``-f``
     is for stdout and for other names. Raises :class:`InputError` early, before the work, for a file that
@@ -164,7 +169,7 @@ def write(
     browse: bool = False,
 ) -> None:
     """Write every report of a diagnosis; with ``browse`` show the page, from a temporary file if need be."""
-    from tracedoc.report.render import FILES_ONLY, render_file, render_pieces, save_bytes
+    from tracedoc.report.render import FILES_ONLY, render_file, render_pieces
 
     pages = [place.path for place in places if place.format == "html" and place.path != "-"]
     if browse and not pages:
@@ -176,7 +181,9 @@ def write(
         places = (*places, Target(page, "html"))
     page_written = any(place.format == "html" for place in places)
 
-    def rendered(report_format: str, width: int, color: bool) -> Iterable[str]:
+    def rendered(report_format: str, width: int, color: bool) -> bytes | Iterable[str]:
+        if report_format in FILES_ONLY:
+            return render_file(diagnosis, report_format, redact=redact)
         return render_pieces(
             diagnosis,
             report_format,
@@ -188,11 +195,8 @@ def write(
             color=color,
         )
 
-    files = [place for place in places if place.format in FILES_ONLY]
-    send([place for place in places if place not in files], rendered, diagnosis.summary)
-    for place in files:
-        save_bytes(place.path, render_file(diagnosis, place.format, redact=redact))
-        say(f"wrote {place.path}{_where_to_look(diagnosis) if place.format == 'perfetto' else ''}")
+    drawn = any(place.format == "perfetto" for place in places)
+    send(places, rendered, diagnosis.summary, {"perfetto": _where_to_look(diagnosis)} if drawn else {})
     if browse:
         import webbrowser
 
@@ -201,34 +205,69 @@ def write(
 
 
 def _where_to_look(diagnosis: Diagnosis) -> str:
-    from tracedoc.report.picture.common_clock import place_to_look
+    from tracedoc.report.clock import place_to_look
     from tracedoc.report.view import build_view
 
     place = place_to_look(build_view(diagnosis))
     return f": open it at https://ui.perfetto.dev{f', and look at {place}' if place else ''}"
 
 
-def send(places: Sequence[Target], rendered: Callable[[str, int, bool], Iterable[str]], summary: str) -> None:
-    """Write everything to its place; if nothing goes to stdout, the answer is said on stderr.
+def are_shared(places: Sequence[Target]) -> bool:
+    """Whether others read some of it: then hosts and absolute paths are hidden, as in a diagnosis."""
+    return any(place.format not in ("text", "json") for place in places)
+
+
+def write_sheet(places: Sequence[Target], value: object, sheet: Sheet, shared: Sheet) -> None:
+    """Write a sheet to its places; ``shared`` is the one without hosts, ``value`` what JSON holds."""
+
+    def rendered(chosen: str, width: int, color: bool) -> bytes | Iterable[str]:
+        from tracedoc.report.sheet import sheet_markdown, sheet_text
+
+        if chosen in ("text", "markdown"):
+            return [sheet_text(sheet, width) if chosen == "text" else sheet_markdown(shared)]
+        if chosen == "json":
+            return [json_text(value)]
+        if chosen == "html":
+            from tracedoc.report.page import sheet_page
+
+            return [sheet_page(shared)]
+        from tracedoc.report.figures import sheet_figure
+
+        return sheet_figure(shared, chosen)
+
+    send(places, rendered, sheet.answer)
+
+
+def send(
+    places: Sequence[Target],
+    rendered: Callable[[str, int, bool], bytes | Iterable[str]],
+    summary: str,
+    remarks: Mapping[str, str] | None = None,
+) -> None:
+    """Write everything to its place, what is no text last; off stdout, say the answer on stderr.
 
     ``rendered`` returns the text for a format, a width (0 off a terminal), and with colours or without, in
-    pieces: that of many ranks is never held as a whole.
+    pieces: that of many ranks is never held as a whole. ``remarks`` are what to say of a file by its format.
     """
-    from tracedoc.report.render import save
+    from tracedoc.report.render import FILES_ONLY, save
     from tracedoc.report.texts import one_line, plain
 
-    for place in places:
+    texts = [place for place in places if place.format not in FILES_ONLY]
+    for place in texts:
         if place.path == "-":
             screen = sys.stdout.isatty()
             for text in rendered(place.format, text_width() if screen else 0, screen and wants_color()):
+                assert isinstance(text, str)
                 to_stdout(text, place.format)
         else:
             save(place.path, rendered(place.format, 0, False))
     if all(place.path != "-" for place in places):
         say(one_line(plain(summary)))
-    for place in places:
+    for place in (*texts, *(place for place in places if place.format in FILES_ONLY)):
+        if place.format in FILES_ONLY:
+            save(place.path, rendered(place.format, 0, False))
         if place.path != "-":
-            say(f"wrote {place.path}")
+            say(f"wrote {place.path}{(remarks or {}).get(place.format, '')}")
 
 
 def to_stdout(text: str, report_format: str = "text") -> None:
@@ -260,7 +299,7 @@ def drop_stdout() -> None:
 
 
 def wants_color() -> bool:
-    """Return whether stdout shows colours; https://no-color.org is honoured."""
+    """True where stdout shows colours; https://no-color.org is honoured."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -8,13 +8,13 @@ import re
 import shlex
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
+from tracedoc.cli.completion import folders
 from tracedoc.cli.output import progress_on_terminal, quiet_option
-from tracedoc.containment import failure
-from tracedoc.errors import InputError, TracedocError
+from tracedoc.errors import InputError, TracedocError, failure
 from tracedoc.executors.memory import keep_until_given_back
 from tracedoc.run.remote import is_remote
 
@@ -153,29 +153,36 @@ def _check_input(path: str) -> None:
 
 
 def is_diagnosis(path: str) -> bool:
-    """Return whether a file is a diagnosis that tracedoc wrote."""
+    """Whether a file is a diagnosis that tracedoc wrote as JSON."""
     try:
         with open(path, "rb") as file:
-            if not _begins_as_diagnosis(file.read(200)):
-                return False
-            if os.fstat(file.fileno()).st_size > _LARGEST_DIAGNOSIS:
-                return False
-            file.seek(0)
-            text = file.read()
-    except OSError:
+            begins = _begins_as_diagnosis(file.read(200))
+        return begins and diagnosis_in(path) is not None
+    except (OSError, TracedocError):
         return False  # the reader will say what is wrong with it
-    from tracedoc.diagnosis_json import from_json
+
+
+def diagnosis_in(path: str) -> Diagnosis:
+    """The diagnosis that a file holds, as JSON or a page; :class:`InputError` names the file for another."""
+    if os.path.getsize(path) > _LARGEST_DIAGNOSIS:
+        raise InputError(f"{path} is larger than a diagnosis gets", "give the folder of its run")
+    with open(path, "rb") as file:
+        return diagnosis_of(file.read(), path)
+
+
+def diagnosis_of(data: bytes, name: str) -> Diagnosis:
+    """The diagnosis that data hold, as JSON or a page; :class:`InputError` says ``name`` for others."""
+    from tracedoc.diagnosis_json import diagnosis_in_page, from_json, is_page
 
     try:
-        from_json(text)
-    except TracedocError:
-        return False
-    return True
+        return from_json(diagnosis_in_page(data) if is_page(data) else data)
+    except InputError as error:
+        raise InputError(f"{name}: {error.message}", error.hint) from error
 
 
 def holds_diagnosis(path: str) -> bool:
-    """Return whether a file begins as a diagnosis or a page does, whole and of this version or not."""
-    from tracedoc.report.page.embedded import is_page
+    """True for a file that begins as a diagnosis or a page does, whole and of this version or not."""
+    from tracedoc.diagnosis_json import is_page
 
     try:
         with open(path, "rb") as file:
@@ -187,3 +194,13 @@ def holds_diagnosis(path: str) -> bool:
 
 def _begins_as_diagnosis(head: bytes) -> bool:
     return re.match(rb'\s*\{\s*"(summary|schema_version|tool_version)"', head) is not None
+
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+def rules_option(text: str = "Add rules of your own.") -> Callable[[Command], Command]:
+    """The option ``--rules DIR``, which may be given several times, with ``text`` as its help."""
+    return click.option(
+        "--rules", "rule_directories", multiple=True, metavar="DIR", shell_complete=folders, help=text
+    )

@@ -10,6 +10,7 @@ import click
 
 from tracedoc.cli.completion import files
 from tracedoc.cli.output import quiet_option, report_options, targets, write
+from tracedoc.cli.reading import diagnosis_of
 from tracedoc.errors import InputError
 
 
@@ -35,16 +36,8 @@ def report(
       tracedoc report diagnosis.json --open
       tracedoc report diagnosis.json -f json --redact > to-share.json
     """
-    from tracedoc.diagnosis_json import from_json
-    from tracedoc.report.page.embedded import diagnosis_in_page, is_page
-
     places = targets(report_format, outputs, () if diagnosis == "-" else (diagnosis,))
-    text = _read(diagnosis)
-    try:
-        result = from_json(diagnosis_in_page(text) if is_page(text) else text)
-    except InputError as error:
-        name = "standard input" if diagnosis == "-" else diagnosis
-        raise InputError(f"{name}: {error.message}", error.hint) from error
+    result = diagnosis_of(_read(diagnosis), "standard input" if diagnosis == "-" else diagnosis)
     write(
         result,
         places,

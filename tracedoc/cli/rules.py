@@ -8,7 +8,7 @@ import click
 
 from tracedoc.cli.completion import folders
 from tracedoc.cli.output import format_option, json_text, to_stdout
-from tracedoc.cli.packs import rules_option
+from tracedoc.cli.reading import rules_option
 from tracedoc.errors import InputError, RuleError, TracedocError
 
 
@@ -37,8 +37,8 @@ def list_rules(rule_directories: tuple[str, ...], report_format: str | None) -> 
       tracedoc rules list --rules my-rules/
       tracedoc rules list -f json | jq -r '.[].id'
     """
+    from tracedoc.judge.load import load_rules
     from tracedoc.report.texts import plain
-    from tracedoc.rules.load import load_rules
 
     found = load_rules(rule_directories)
     if report_format == "json":
@@ -65,9 +65,9 @@ def check(directory: str) -> None:
     Examples:
       tracedoc rules check my-rules/
     """
+    from tracedoc.judge.load import load_rule, load_rules
+    from tracedoc.judge.rule_cache import MAX_RULES
     from tracedoc.report.texts import plain
-    from tracedoc.rules.files import MAX_RULES
-    from tracedoc.rules.load import load_rule, load_rules
 
     files = [path for path in _yaml_files(directory) if "tests" not in path.relative_to(directory).parts[:-1]]
     if not files:
@@ -109,7 +109,7 @@ def new(rule_id: str, directory: str) -> None:
       tracedoc rules new slow-tokeniser --in my-rules/
       tracedoc rules test my-rules/
     """
-    from tracedoc.rules.scaffold import write_rule
+    from tracedoc.judge.scaffold import write_rule
 
     for path in write_rule(rule_id, Path(directory)):
         click.echo(f"wrote {path}")

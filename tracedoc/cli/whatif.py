@@ -83,8 +83,8 @@ def _listing(changes: list[tuple[str, str, str, str]], *, as_json: bool) -> str:
 def answer_text(answer: WhatIf, *, many: bool) -> str:
     """Return the answer as text."""
     from tracedoc.predicted import NotPredicted
-    from tracedoc.report.prediction_words import piece_words, shares_of
     from tracedoc.report.texts import one_line, plain
+    from tracedoc.report.words import piece_words, shares_of
     from tracedoc.units import format_step_change
 
     replay = answer.replay

@@ -7,16 +7,19 @@ import msgspec
 from tracedoc.comparison.differences import (
     CollectiveChange,
     FactChange,
+    FindingChange,
     KernelChange,
+    Setting,
     collectives_that_changed,
     facts_that_moved,
+    finding_changes,
     kernels_that_changed,
     limits_of,
+    places_that_differ,
+    settings_that_differ,
 )
-from tracedoc.comparison.findings import FindingChange, finding_changes
 from tracedoc.comparison.scaling import Scaling, scaling_of
-from tracedoc.comparison.settings import Setting, places_that_differ, settings_that_differ
-from tracedoc.comparison.steps import StepChange, Verdict, step_change, verdict_on
+from tracedoc.comparison.step_change import StepChange, StepVerdict, step_change, verdict_on
 from tracedoc.comparison.waterfall import Waterfall, waterfall
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError, Limit
@@ -29,7 +32,7 @@ class RunComparison(msgspec.Struct, frozen=True):
     it is ``None``. ``realised_ms`` is how much shorter the analysed step became.
     """
 
-    verdict: Verdict | None
+    verdict: StepVerdict | None
     steps: StepChange | None
     waterfall: Waterfall
     scaling: Scaling | None
@@ -50,7 +53,7 @@ def compare(
     scaling: str | None = None,
     samples_per_step: tuple[float, float] | None = None,
 ) -> RunComparison:
-    """Return what changed from ``base`` to ``head``.
+    """The changes from ``base`` to ``head``, with the verdict on them.
 
     ``scaling`` is "weak" (the same batch per GPU) or "strong" (the same batch in all); without it the
     arithmetic of the captures decides. ``samples_per_step`` are those of all GPUs of each side.

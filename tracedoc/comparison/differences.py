@@ -1,4 +1,4 @@
-"""What else differs between two runs: kernels, collectives, counts, and what cannot be compared."""
+"""What else differs between two runs: findings, kernels, collectives, counts, settings, and limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from tracedoc.comparison.scaling import gpus
-from tracedoc.diagnosis import CollectiveRow, Diagnosis
+from tracedoc.diagnosis import CollectiveRow, Diagnosis, Finding
 from tracedoc.errors import Limit
 
 MOST_KERNELS = 5
@@ -150,12 +150,9 @@ def facts_that_moved(base: Diagnosis, head: Diagnosis) -> tuple[FactChange, ...]
 
 
 def _numbers(diagnosis: Diagnosis, name: str) -> list[float]:
-    """Return the value of a fact that stands for the run, and those of its ranks."""
-    record = diagnosis.facts.get(name)
-    values = (
-        (record.value, *record.values.values()) if record is not None and record.value is not None else ()
-    )
-    return [float(value) for value in values if isinstance(value, int | float)]
+    """The value of a fact that stands for the run, and those of its ranks; none where it is unknown."""
+    value = diagnosis.number(name)
+    return [value, *diagnosis.numbers(name).values()] if value is not None else []
 
 
 def limits_of(base: Diagnosis, head: Diagnosis) -> Iterator[Limit]:
@@ -203,3 +200,143 @@ def _other_work(base: Diagnosis, head: Diagnosis) -> bool:
         return False
     common = sides[0].keys() & sides[1].keys()
     return any(sum(side[name] for name in common) < 0.5 * sum(side.values()) for side in sides)
+
+
+TEXTS = {
+    "matrix_dtype": "type of matrix products",
+    "parameter_dtype": "type of gathered parameters",
+    "reduction_dtype": "type of reduced gradients",
+    "activation_checkpointing": "activation checkpointing",
+    "compiled": "torch.compile",
+    "loader_kind": "who makes the batches",
+}
+"""Facts that are choices of the script, by the words for them."""
+
+PLACES = {
+    "loader_code": "the loader's time is in",
+    "host_code": "the host's time is in",
+    "straggler_code": "the straggler's time is in",
+    "sync_place": "most waits for the GPU are in",
+}
+"""Facts that name a line of the script."""
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """Something that is not a measurement, and differs; a side without it has ""."""
+
+    name: str
+    base: str
+    head: str
+
+
+def settings_that_differ(base: Diagnosis, head: Diagnosis) -> tuple[Setting, ...]:
+    """Return device, ranks, strategy, versions, variables and settings of the script that differ.
+
+    What only one side's capture records is left out: the other may have it too.
+    """
+    pairs = [
+        ("device", base.run.device, head.run.device),
+        ("GPUs", str(gpus(base)), str(gpus(head))),
+        ("strategy", base.run.strategy.name, head.run.strategy.name),
+        ("frameworks", ", ".join(base.run.frameworks), ", ".join(head.run.frameworks)),
+        ("tracedoc", base.tool_version, head.tool_version),
+        *_recorded(base, head),
+        *_of_facts(base, head, TEXTS),
+    ]
+    if base.run.backend and head.run.backend:  # a single process has none
+        pairs.append(("backend", base.run.backend, head.run.backend))
+    return tuple(Setting(name, before, after) for name, before, after in pairs if before != after)
+
+
+def places_that_differ(base: Diagnosis, head: Diagnosis) -> tuple[Setting, ...]:
+    """Return the lines of the script that the two sides blame, where they differ."""
+    return tuple(
+        Setting(name, before, after)
+        for name, before, after in _of_facts(base, head, PLACES)
+        if before != after and not {before, after} <= {"none", ""}
+    )
+
+
+def _recorded(base: Diagnosis, head: Diagnosis) -> Iterator[tuple[str, str, str]]:
+    before, after = base.run.settings, head.run.settings
+    if before and after:
+        for name in dict.fromkeys((*before, *after)):
+            yield name, before.get(name, "not set"), after.get(name, "not set")
+
+
+def _of_facts(base: Diagnosis, head: Diagnosis, names: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    for name, words in names.items():
+        old, new = base.facts.get(name), head.facts.get(name)
+        if old is not None and new is not None and old.value is not None and new.value is not None:
+            yield words, _text(old.value), _text(new.value)
+
+
+def _text(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+STATES = ("fixed", "new", "persisting")
+
+
+class FindingChange(msgspec.Struct, frozen=True):
+    """One rule's finding on either side.
+
+    ``predicted_ms`` is the gain that BASE named, from its least to its most, and ``likely_ms`` the likely one
+    where it was replayed. A bound starts at 0.
+    """
+
+    rule_id: str
+    title: str
+    state: str
+    base_message: str = ""
+    head_message: str = ""
+    predicted_ms: tuple[float, float] | None = None
+    likely_ms: float | None = None
+
+
+def finding_changes(base: Diagnosis, head: Diagnosis) -> tuple[FindingChange, ...]:
+    """Return the findings of both sides, those about the capture left out: fixed, new, persisting.
+
+    A rule that HEAD could not judge is not "fixed": it is left out.
+    """
+    before, after = _by_rule(base), _by_rule(head)
+    judged = {
+        verdict.rule_id
+        for verdict in head.verdicts
+        if verdict.outcome in ("pass", "not_applicable", "yielded")
+    }
+    found = []
+    for rule_id, finding in before.items():
+        other = after.get(rule_id)
+        if other is None and rule_id not in judged:
+            continue
+        gain = finding.gain
+        found.append(
+            FindingChange(
+                rule_id,
+                finding.title,
+                "fixed" if other is None else "persisting",
+                finding.message,
+                other.message if other is not None else "",
+                (gain.low_ms, gain.high_ms) if gain is not None else None,
+                gain.likely_ms if gain is not None else None,
+            )
+        )
+    found += [
+        FindingChange(rule_id, finding.title, "new", "", finding.message)
+        for rule_id, finding in after.items()
+        if rule_id not in before
+    ]
+    return tuple(sorted(found, key=lambda change: (STATES.index(change.state), -_most(change))))
+
+
+def _by_rule(diagnosis: Diagnosis) -> dict[str, Finding]:
+    found: dict[str, Finding] = {}
+    for finding in diagnosis.findings:
+        if finding.topic != "capture":
+            found.setdefault(finding.rule_id, finding)
+    return found
+
+
+def _most(change: FindingChange) -> float:
+    return change.predicted_ms[1] if change.predicted_ms is not None else 0.0

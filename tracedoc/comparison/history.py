@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
+from msgspec.structs import replace
 
 from tracedoc.comparison.compare import RunComparison, compare
-from tracedoc.comparison.findings import FindingChange
+from tracedoc.comparison.differences import FindingChange
 from tracedoc.comparison.scaling import gpus
-from tracedoc.comparison.viewpoint import compared_budget
+from tracedoc.comparison.waterfall import compared_budget
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError
 
@@ -68,6 +69,7 @@ def history(
 
 
 def _compared(before: Diagnosis, after: Diagnosis, scaling: str | None) -> RunComparison | None:
+    """The comparison of two runs; ``None`` for fewer GPUs than before, or where nothing can be compared."""
     if gpus(before) > gpus(after):
         return None
     try:
@@ -77,15 +79,10 @@ def _compared(before: Diagnosis, after: Diagnosis, scaling: str | None) -> RunCo
 
 
 def _efficiency(fewest: Diagnosis | None, diagnosis: Diagnosis, scaling: str | None) -> float | None:
-    if fewest is None or diagnosis.budget is None:
+    if fewest is None or gpus(fewest) == gpus(diagnosis):
         return None
-    if gpus(fewest) == gpus(diagnosis):
-        return None
-    try:
-        found = compare(fewest, diagnosis, scaling=scaling)
-    except InputError:
-        return None
-    return found.scaling.efficiency if found.scaling is not None else None
+    found = _compared(fewest, diagnosis, scaling)
+    return found.scaling.efficiency if found is not None and found.scaling is not None else None
 
 
 def _run(
@@ -96,8 +93,8 @@ def _run(
     if budget is None or budget.step_ms <= 0:
         problem = "no step to analyse"
         return HistoryRun(name, gpus(diagnosis), None, {}, None, None, findings, problem=problem)
-    alike = comparison is not None and comparison.verdict is not None
-    return HistoryRun(
+    input_ms = budget.idle_causes_ms.get("input", 0.0)
+    run = HistoryRun(
         name=name,
         gpus=gpus(diagnosis),
         step_ms=budget.step_ms,
@@ -108,18 +105,19 @@ def _run(
             "pipeline": budget.pipeline_wait_ms,
             "unsplit": budget.exposed_comm_unsplit_ms,
             "copy": budget.exposed_copy_ms,
-            "input": budget.idle_causes_ms.get("input", 0.0),
-            "idle": budget.idle_ms - budget.idle_causes_ms.get("input", 0.0),
+            "input": input_ms,
+            "idle": budget.idle_ms - input_ms,
         },
         busy_frac=budget.compute_ms / budget.step_ms,
         efficiency=efficiency,
         findings=findings,
-        verdict=comparison.verdict.word if comparison is not None and comparison.verdict is not None else "",
-        change_frac=comparison.steps.change_frac if alike and comparison and comparison.steps else None,
-        fixed=tuple(_fixed(comparison)) if alike and comparison else (),
-        realised_ms=comparison.realised_ms if alike and comparison else None,
     )
-
-
-def _fixed(comparison: RunComparison) -> Iterator[FindingChange]:
-    return (one for one in comparison.findings if one.state == "fixed")
+    if comparison is None or comparison.verdict is None:
+        return run
+    return replace(
+        run,
+        verdict=comparison.verdict.word,
+        change_frac=comparison.steps.change_frac if comparison.steps else None,
+        fixed=tuple(one for one in comparison.findings if one.state == "fixed"),
+        realised_ms=comparison.realised_ms,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tracedoc.comparison.viewpoint import compared_budget
+from tracedoc.comparison.waterfall import compared_budget
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError
 
@@ -38,7 +38,7 @@ class Scaling(msgspec.Struct, frozen=True):
 
 
 def gpus(diagnosis: Diagnosis) -> int:
-    """Return how many ranks the job has, as far as the capture tells."""
+    """The number of ranks of the job, as far as the capture tells."""
     return diagnosis.run.world_size or len(diagnosis.run.ranks_seen)
 
 
@@ -49,7 +49,7 @@ def scaling_of(
     kind: str | None = None,
     samples: tuple[float, float] | None = None,
 ) -> Scaling | None:
-    """Return how the work scales; ``None`` for runs on the same number of GPUs without a word about it.
+    """The scaling of the work; ``None`` for runs on the same number of GPUs without a word about it.
 
     Raises :class:`InputError` where the sides are swapped, or nothing tells whether the GPUs share the work.
     """
@@ -78,19 +78,19 @@ def scaling_of(
         efficiency=faster * work,
         speed_up=faster * work * after / before,
         gpu_time_ratio=1 / (faster * work) if faster * work > 0 else 0.0,
-        base_samples_per_s=samples_per_s(samples[0], steps[0]) if samples else None,
-        head_samples_per_s=samples_per_s(samples[1], steps[1]) if samples else None,
-        base_gpu_hours=gpu_hours(samples[0], steps[0], before) if samples else None,
-        head_gpu_hours=gpu_hours(samples[1], steps[1], after) if samples else None,
+        base_samples_per_s=_samples_per_s(samples[0], steps[0]) if samples else None,
+        head_samples_per_s=_samples_per_s(samples[1], steps[1]) if samples else None,
+        base_gpu_hours=_gpu_hours(samples[0], steps[0], before) if samples else None,
+        head_gpu_hours=_gpu_hours(samples[1], steps[1], after) if samples else None,
     )
 
 
-def samples_per_s(samples: float, step_ms: float) -> float | None:
+def _samples_per_s(samples: float, step_ms: float) -> float | None:
     """Return the samples that all GPUs train in a second."""
     return 1000 * samples / step_ms if step_ms > 0 else None
 
 
-def gpu_hours(samples: float, step_ms: float, gpus: int) -> float:
+def _gpu_hours(samples: float, step_ms: float, gpus: int) -> float:
     """Return the hours of one GPU that a million samples take."""
     return gpus * step_ms / 3.6e6 * 1e6 / samples
 
@@ -130,16 +130,11 @@ def _batch(diagnosis: Diagnosis) -> float | None:
     batch = diagnosis.run.settings.get("batch size of the loader", "")
     if not batch.isdecimal() or not 0 < int(batch) < 10**9:
         return None
-    record = diagnosis.facts.get("micro_batches")
-    parts = record.value if record is not None else None
-    return float(batch) * (parts if isinstance(parts, int | float) and parts > 0 else 1)
+    parts = diagnosis.number("micro_batches")
+    return float(batch) * (parts if parts is not None and parts > 0 else 1)
 
 
 def _flop(diagnosis: Diagnosis) -> float | None:
     """Return the arithmetic of the model in a step of one GPU, in TFLOP."""
-    rate, step = diagnosis.facts.get("model_tflops"), diagnosis.facts.get("step_ms")
-    if rate is None or step is None:
-        return None
-    if not isinstance(rate.value, int | float) or not isinstance(step.value, int | float):
-        return None
-    return rate.value * step.value / 1000 if rate.value > 0 and step.value > 0 else None
+    rate, step_ms = diagnosis.number("model_tflops") or 0.0, diagnosis.number("step_ms") or 0.0
+    return rate * step_ms / 1000 if rate > 0 and step_ms > 0 else None

@@ -8,8 +8,8 @@ from itertools import pairwise
 import msgspec
 
 from tracedoc.comparison.compare import RunComparison, compare
-from tracedoc.comparison.scaling import gpu_hours, gpus, samples_per_s
-from tracedoc.comparison.viewpoint import compared_budget
+from tracedoc.comparison.scaling import gpus
+from tracedoc.comparison.waterfall import compared_budget
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError
 from tracedoc.predicted import NotPredicted, Range
@@ -41,7 +41,7 @@ class Point(msgspec.Struct, frozen=True):
     gpu_hours: float | None = None
 
 
-class Beyond(msgspec.Struct, frozen=True):
+class Extrapolation(msgspec.Struct, frozen=True):
     """A step on more GPUs than any run has: predicted by replay, or bounded.
 
     ``step_ms`` is low, likely and high, ``None`` where it is not predicted for ``reason``; ``least_ms`` is
@@ -69,7 +69,7 @@ class Series(msgspec.Struct, frozen=True):
     evidence: str
     points: tuple[Point, ...]
     bend: int | None
-    beyond: tuple[Beyond, ...]
+    beyond: tuple[Extrapolation, ...]
     comparisons: tuple[RunComparison, ...]
     whole: RunComparison
 
@@ -111,7 +111,7 @@ def compare_series(
     last = len(sides) - 1
     against_first = [pair(0, place) for place in range(1, last + 1)]
     steps = [pair(place, place + 1) for place in range(last)]
-    points = tuple(_points(sides, given, against_first, steps))
+    points = tuple(_points(sides[0], against_first, steps))
     whole = against_first[-1]
     assert whole.scaling is not None
     return Series(
@@ -126,40 +126,36 @@ def compare_series(
 
 
 def _points(
-    sides: Sequence[Diagnosis],
-    samples: Sequence[float],
-    against_first: Sequence[RunComparison],
-    steps: Sequence[RunComparison],
+    first: Diagnosis, against_first: Sequence[RunComparison], steps: Sequence[RunComparison]
 ) -> Iterator[Point]:
-    for place, side in enumerate(sides):
-        budget = compared_budget(side)
-        assert budget is not None
-        count, step_ms = gpus(side), budget.step_ms
-        rate = samples_per_s(samples[place], step_ms) if samples else None
-        hours = gpu_hours(samples[place], step_ms, count) if samples else None
-        if not place:
-            yield Point(count, step_ms, 1.0, 1.0, 1.0, 1.0, samples_per_s=rate, gpu_hours=hours)
-            continue
-        whole, step = against_first[place - 1].scaling, steps[place - 1]
+    budget, start = compared_budget(first), against_first[0].scaling
+    assert budget is not None
+    assert start is not None
+    yield Point(
+        start.base_gpus, budget.step_ms, 1.0, 1.0, 1.0, 1.0,
+        samples_per_s=start.base_samples_per_s, gpu_hours=start.base_gpu_hours,
+    )  # fmt: skip
+    for found, step in zip(against_first, steps, strict=True):
+        whole = found.scaling
         assert whole is not None
         assert step.scaling is not None
         part = max(step.waterfall.parts, key=lambda one: one.change_ms)
         yield Point(
-            gpus=count,
-            step_ms=step_ms,
+            gpus=whole.head_gpus,
+            step_ms=found.waterfall.measured_ms,
             efficiency=whole.efficiency,
             step_efficiency=step.scaling.efficiency,
             speed_up=whole.speed_up,
             gpu_time_ratio=whole.gpu_time_ratio,
             lost_to=part.label if part.change_ms > 0 else "",
             lost_ms=max(part.change_ms, 0.0),
-            samples_per_s=rate,
-            gpu_hours=hours,
+            samples_per_s=whole.head_samples_per_s,
+            gpu_hours=whole.head_gpu_hours,
         )
 
 
 def _bend(points: Sequence[Point]) -> int | None:
-    """Return at how many GPUs the efficiency of a step of the curve falls most."""
+    """The number of GPUs at which the efficiency of a step of the curve falls most."""
     falls = [
         (before.step_efficiency - after.step_efficiency, after.gpus) for before, after in pairwise(points)
     ]
@@ -167,7 +163,7 @@ def _bend(points: Sequence[Point]) -> int | None:
     return count if fall >= LEAST_BEND else None
 
 
-def _beyond(last: Diagnosis, point: Point, first: Point, whole: RunComparison) -> Iterator[Beyond]:
+def _beyond(last: Diagnosis, point: Point, first: Point, whole: RunComparison) -> Iterator[Extrapolation]:
     """Yield the step on twice and four times as many GPUs as the last run has."""
     assert whole.scaling is not None
     budget = compared_budget(last)
@@ -194,10 +190,10 @@ def _beyond(last: Diagnosis, point: Point, first: Point, whole: RunComparison) -
             reason = "the GPUs to add may be on other hosts, and this capture shows no network between hosts"
         most = min(ideal / least, 1.0) if least > 0 else 1.0
         if reason or answer is None or isinstance(answer, NotPredicted):
-            yield Beyond(count, None, None, least, most, reason=reason)
+            yield Extrapolation(count, None, None, least, most, reason=reason)
             continue
         low, likely, high = (max(ms * point.step_ms / _replayed(last), 1e-9) for ms in answer.step_ms)
-        yield Beyond(
+        yield Extrapolation(
             gpus=count,
             step_ms=(low, likely, high),
             efficiency=(ideal / high, ideal / likely, ideal / low),

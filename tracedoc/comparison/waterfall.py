@@ -7,15 +7,9 @@ from collections.abc import Iterator
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.comparison.evidence import (
-    idle_words,
-    offload_words,
-    transfer_words,
-    waiting_words,
-    workers_words,
-)
-from tracedoc.comparison.viewpoint import compared_budget
-from tracedoc.diagnosis import At, Budget, Diagnosis, KernelRow
+from tracedoc.diagnosis import Budget, BudgetLocation, Diagnosis, KernelRow
+from tracedoc.idle_causes import WORDS
+from tracedoc.units import format_bytes, format_ms
 
 _HOST = ("launch", "optimizer", "dispatch", "python", "sync", "allocator", "compile", "gc", "profiler")
 _SPLIT_ALIKE = 0.1
@@ -27,6 +21,12 @@ _LEAST_UNSPLIT = 0.02
 _SAME_CALLS = 0.02
 """A kernel counts as the same on both sides if its calls differ by no more than this share."""
 
+_LEAST_COST = 0.1
+"""A rank that costs the others this share of the step is one that they wait for."""
+
+_LEAST_IDLE = 0.01
+"""Causes of idle time below this share of the longer step are not named."""
+
 _OF_BUDGET = (
     ("transfer", "exposed transfer", "exposed_transfer_ms"),
     ("wait", "waiting for peers", "exposed_wait_ms"),
@@ -36,7 +36,7 @@ _OF_BUDGET = (
 )
 
 
-class Part(msgspec.Struct, frozen=True):
+class WaterfallPart(msgspec.Struct, frozen=True):
     """One part of the step: what it should take, what it takes, and the difference, in milliseconds.
 
     ``evidence`` says in words what was seen on the two sides.
@@ -60,16 +60,16 @@ class Waterfall(msgspec.Struct, frozen=True):
     ideal_ms: float
     measured_ms: float
     work_frac: float
-    parts: tuple[Part, ...]
-    base_at: At | None = None
-    head_at: At | None = None
+    parts: tuple[WaterfallPart, ...]
+    base_at: BudgetLocation | None = None
+    head_at: BudgetLocation | None = None
 
 
 def waterfall(base: Diagnosis, head: Diagnosis, work_frac: float = 1.0) -> Waterfall | None:
-    """Return how BASE's analysed step, less or more work per GPU considered, becomes HEAD's.
+    """The parts by which BASE's analysed step, at HEAD's work per GPU, becomes HEAD's.
 
     A side whose analysed step is that of a straggler is seen from a rank that waits for it
-    (:func:`~tracedoc.comparison.viewpoint.compared_budget`). ``None`` where a side has no budget.
+    (:func:`compared_budget`). ``None`` where a side has no budget.
     """
     before, after = compared_budget(base), compared_budget(head)
     if before is None or after is None:
@@ -84,7 +84,9 @@ def waterfall(base: Diagnosis, head: Diagnosis, work_frac: float = 1.0) -> Water
     )
 
 
-def _parts(base: Diagnosis, head: Diagnosis, before: Budget, after: Budget, work: float) -> Iterator[Part]:
+def _parts(
+    base: Diagnosis, head: Diagnosis, before: Budget, after: Budget, work: float
+) -> Iterator[WaterfallPart]:
     yield from _compute(base, head, before, after, work=work)
     if _split_unlike(before, after):
         # What one side cannot separate is no change of either part.
@@ -105,15 +107,20 @@ def _parts(base: Diagnosis, head: Diagnosis, before: Budget, after: Budget, work
 
 def _compute(
     base: Diagnosis, head: Diagnosis, before: Budget, after: Budget, *, work: float
-) -> Iterator[Part]:
+) -> Iterator[WaterfallPart]:
     """Yield compute, split by what is known of both analysed steps: kernels by name, recomputation."""
-    known = before is base.budget and after is head.budget
-    known = known and bool(base.detail.kernels) and bool(head.detail.kernels)
-    if not known:
+    analysed = before is base.budget and after is head.budget
+    if not analysed or not base.detail.kernels or not head.detail.kernels:
         yield _of("compute", "compute", before.compute_ms * work, after.compute_ms)
         return
-    slower, words = _same_kernels(base.detail.kernels, head.detail.kernels, work)
-    yield Part("slower-kernels", "compute: the same kernels, slower or faster", 0.0, slower, slower, words)
+    old, new = (
+        {row.name: row for row in side.detail.kernels if row.category != "communication"}
+        for side in (base, head)
+    )
+    slower, words = _same_kernels(old, new, work)
+    yield WaterfallPart(
+        "slower-kernels", "compute: the same kernels, slower or faster", 0.0, slower, slower, words
+    )
     again_before, again_after = _recomputed(base) * work, _recomputed(head)
     if bool(again_before) != bool(again_after):
         # Kernels that only one side runs again have other numbers of calls: they are not among the same.
@@ -122,19 +129,18 @@ def _compute(
         again_before = again_after = 0.0
     ideal = before.compute_ms * work - again_before
     rest = after.compute_ms - slower - again_after
-    words = _other_kernels(base.detail.kernels, head.detail.kernels, work)
-    yield Part("compute", "compute: more, fewer or other kernels", ideal, rest, rest - ideal, words)
+    yield _of("compute", "compute: more, fewer or other kernels", ideal, rest, _other_kernels(old, new, work))
 
 
 def _split_unlike(before: Budget, after: Budget) -> bool:
-    """Return whether one side separates transfer from waiting and the other does not, where it matters."""
+    """True where one side separates transfer from waiting, the other does not, and it matters."""
     unknown = max(before.exposed_comm_unsplit_ms, after.exposed_comm_unsplit_ms)
     matters = unknown > _LEAST_UNSPLIT * max(before.step_ms, after.step_ms)
     return matters and abs(_unsplit_share(before) - _unsplit_share(after)) > _SPLIT_ALIKE
 
 
 def _unsplit_share(budget: Budget) -> float:
-    """Return how much of the exposed communication is not split; that of none counts as split."""
+    """The share of exposed communication that is not split, 0 to 1; 0 without any."""
     both = budget.exposed_transfer_ms + budget.exposed_wait_ms + budget.exposed_comm_unsplit_ms
     return budget.exposed_comm_unsplit_ms / both if both > 0 else 0.0
 
@@ -153,8 +159,8 @@ def _words(key: str, base: Diagnosis, head: Diagnosis, *, more: bool) -> str:
     return waiting_words(head if more else base) if key in ("wait", "unsplit") else ""
 
 
-def _of(key: str, label: str, ideal: float, measured: float, evidence: str = "") -> Part:
-    return Part(key, label, ideal, measured, measured - ideal, evidence)
+def _of(key: str, label: str, ideal: float, measured: float, evidence: str = "") -> WaterfallPart:
+    return WaterfallPart(key, label, ideal, measured, measured - ideal, evidence)
 
 
 def _causes(budget: Budget, causes: tuple[str, ...]) -> float:
@@ -165,28 +171,23 @@ def _recomputed(side: Diagnosis) -> float:
     return sum(row.compute_ms for row in side.detail.phases if row.phase == "recompute")
 
 
-def _same_kernels(
-    before: tuple[KernelRow, ...], after: tuple[KernelRow, ...], work: float
-) -> tuple[float, str]:
-    """Return by how much kernels of the same name and number take longer, and which one most of all."""
-    known = {row.name: row for row in before if row.category != "communication"}
+def _same_kernels(old: dict[str, KernelRow], new: dict[str, KernelRow], work: float) -> tuple[float, str]:
+    """The ms by which kernels of the same name and number take longer, and the one that changed most."""
     changes = [
-        (row.time_ms - known[row.name].time_ms * work, row)
-        for row in after
-        if row.name in known and _as_many(known[row.name], row)
+        (row.time_ms - old[name].time_ms * work, name)
+        for name, row in new.items()
+        if name in old and _as_many(old[name], row)
     ]
-    if not changes:
-        return 0.0, ""
-    total = sum(change for change, _ in changes)
-    change, row = max(changes, key=lambda pair: abs(pair[0]))
-    was = known[row.name].time_ms * work
-    return total, f"most of it {row.name}: {was:.3g} -> {row.time_ms:.3g} ms" if change else ""
+    slower = sum((one for one, _ in changes), 0.0)
+    change, name = max(changes, key=lambda pair: abs(pair[0]), default=(0.0, ""))
+    if not change:
+        return slower, ""
+    was, now = old[name].time_ms * work, new[name].time_ms
+    return slower, f"most of it {name}: {was:.3g} -> {now:.3g} ms"
 
 
-def _other_kernels(before: tuple[KernelRow, ...], after: tuple[KernelRow, ...], work: float) -> str:
-    """Return how the number of kernels that are not the same changed, and which kind of them most."""
-    old = {row.name: row for row in before if row.category != "communication"}
-    new = {row.name: row for row in after if row.category != "communication"}
+def _other_kernels(old: dict[str, KernelRow], new: dict[str, KernelRow], work: float) -> str:
+    """The numbers of the kernels that are not the same, and the category that changed most."""
     same = {name for name in old.keys() & new.keys() if _as_many(old[name], new[name])}
     times: dict[str, float] = {}
     calls = [0, 0]
@@ -203,3 +204,95 @@ def _other_kernels(before: tuple[KernelRow, ...], after: tuple[KernelRow, ...], 
 
 def _as_many(old: KernelRow, new: KernelRow) -> bool:
     return abs(new.calls - old.calls) <= _SAME_CALLS * new.calls
+
+
+def compared_budget(diagnosis: Diagnosis) -> Budget | None:
+    """Return the budget whose parts are compared; ``None`` where the run has none.
+
+    That is the run's own, unless it is the step of the rank that all others wait for: there the wait shows as
+    whatever made the rank late, and on every other rank as waiting. Then it is the lower median of those.
+    """
+    own = diagnosis.budget
+    if own is None or own.at is None or own.at.rank != late_rank(diagnosis):
+        return own
+    others = [rank.budget for rank in diagnosis.ranks if rank.rank != own.at.rank and rank.budget]
+    others.sort(key=lambda budget: budget.step_ms)
+    return others[(len(others) - 1) // 2] if others else own
+
+
+def late_rank(diagnosis: Diagnosis) -> int | None:
+    """Return the rank that the others wait for longest, ``None`` where they hardly wait for any."""
+    if diagnosis.budget is None:
+        return None
+    costs = diagnosis.numbers("straggler_cost_ms")
+    rank = max(filter(str.isdecimal, costs), key=costs.__getitem__, default="")
+    return int(rank) if rank and costs[rank] >= _LEAST_COST * diagnosis.budget.step_ms else None
+
+
+def transfer_words(base: Diagnosis, head: Diagnosis) -> str:
+    """The differences of the collective with most exposed time: calls, bytes, bandwidth."""
+    before, after = ({(row.op, row.dtype): row for row in side.detail.collectives} for side in (base, head))
+    exposed = {
+        kind: max(side[kind].exposed_ms for side in (before, after) if kind in side)
+        for kind in (*before, *after)
+    }
+    if not exposed:
+        return ""
+    kind = max(exposed, key=exposed.__getitem__)
+    rows = (before.get(kind), after.get(kind))
+    calls = [f"{row.calls_per_step:.3g}" if row else "0" for row in rows]
+    words = [f"{kind[0]}: {calls[0]} -> {calls[1]} a step"]
+    if all(row is None or row.bytes_per_step for row in rows):
+        sizes = [format_bytes(float(row.bytes_per_step or 0) if row else 0.0) for row in rows]
+        words.append(f"{sizes[0]} -> {sizes[1]}")
+    rates = [f"{row.busbw_gbps:.3g}" for row in rows if row is not None and row.busbw_gbps]
+    if len(rates) == 2:
+        words.append(f"{rates[0]} -> {rates[1]} GB/s")
+    return ", ".join(words)
+
+
+def waiting_words(side: Diagnosis) -> str:
+    """The rank that the others wait for, or that arrived last most often, in words."""
+    late = late_rank(side)
+    shares: dict[str, int] = {}
+    for row in side.detail.collectives:
+        for rank, count in row.last_arrivals.items():
+            shares[rank] = shares.get(rank, 0) + count
+    total = sum(shares.values())
+    rank = str(late) if late is not None else max(shares, key=lambda one: shares[one], default="")
+    words = []
+    if total and 2 * shares.get(rank, 0) >= total:
+        words.append(f"rank {rank} arrives last in {100 * shares[rank] / total:.0f} % of the collectives")
+    elif late is not None:
+        words.append(f"most of it for rank {late}")
+    place = side.facts.get("straggler_code")
+    code = place.values.get(str(late)) if place is not None and late is not None else None
+    if isinstance(code, str) and code not in ("", "none"):
+        words.append(f"it is late in {code}")
+    return "; ".join(words)
+
+
+def idle_words(before: Budget, after: Budget, causes: tuple[str, ...]) -> str:
+    """Return the causes of idle time that changed, with their time on both sides."""
+    least = _LEAST_IDLE * max(before.step_ms, after.step_ms)
+    pairs = [(one, before.idle_causes_ms.get(one, 0.0), after.idle_causes_ms.get(one, 0.0)) for one in causes]
+    pairs = [pair for pair in pairs if abs(pair[2] - pair[1]) >= least]
+    pairs.sort(key=lambda pair: -abs(pair[2] - pair[1]))
+    return ", ".join(
+        f"{WORDS[one].idle if one in WORDS else one}: {format_ms(old)} -> {format_ms(new)}"
+        for one, old, new in pairs[:2]
+    )
+
+
+def workers_words(base: Diagnosis, head: Diagnosis) -> str:
+    """The loaders' workers on both sides, where both know them."""
+    old, new = (side.facts.get("loader_workers") for side in (base, head))
+    if old is None or new is None or old.value is None or new.value is None:
+        return ""
+    return f"loader workers: {old.value} -> {new.value}"
+
+
+def offload_words(base: Diagnosis, head: Diagnosis) -> str:
+    """Return the bytes that offloading moves, where a side moves any."""
+    sizes = [side.number("offloaded_bytes_per_step") or 0.0 for side in (base, head)]
+    return f"offloaded: {format_bytes(sizes[0])} -> {format_bytes(sizes[1])} a step" if any(sizes) else ""

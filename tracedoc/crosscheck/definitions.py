@@ -29,7 +29,7 @@ _COMMUNICATION = re.compile(r"^nccl.*Kernel")
 _NO_COMPUTATION = re.compile(r"(^nccl.*Kernel)|(.*(Memcpy)|(Memset))|(.*Sync)")
 
 
-class Split(msgspec.Struct, frozen=True):
+class CaptureSplit(msgspec.Struct, frozen=True):
     """One way to split a capture, in ms: compute + non_compute + idle = span."""
 
     span_ms: float
@@ -43,7 +43,7 @@ class Stage(msgspec.Struct, frozen=True):
     """The split once one more definition is HTA's; ``reason`` says which, with the events it concerns."""
 
     reason: str
-    split: Split
+    split: CaptureSplit
 
 
 def stages(trace: Trace) -> Iterator[Stage]:
@@ -99,7 +99,7 @@ def _their_classes(trace: Trace) -> npt.NDArray[np.int8]:
 
 
 def _launched_in_steps(trace: Trace, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_] | None:
-    """Return which GPU events HTA keeps; ``None`` where it keeps all: the file names one step, or none.
+    """A mask of the GPU events that HTA keeps; ``None`` where it keeps all: the file names one step, or none.
 
     It keeps those whose correlation id is that of a host event that starts before the last step ends.
     """
@@ -115,15 +115,15 @@ def _launched_in_steps(trace: Trace, rows: npt.NDArray[np.intp]) -> npt.NDArray[
     return np.asarray(is_among(trace.correlation[rows], np.unique(ids)))
 
 
-def _split(trace: Trace, rows: npt.NDArray[np.intp], classes: npt.NDArray[np.generic]) -> Split:
+def _split(trace: Trace, rows: npt.NDArray[np.intp], classes: npt.NDArray[np.generic]) -> CaptureSplit:
     if not rows.size:
-        return Split(0.0, 0.0, 0.0, 0.0, None)
+        return CaptureSplit(0.0, 0.0, 0.0, 0.0, None)
     starts, ends = trace.ts_ns[rows], trace.end_ns[rows]
     compute, comm = (Spans.of(starts[classes == c], ends[classes == c]) for c in (COMPUTE, COMMUNICATION))
     span = int(ends.max() - starts.min())
     busy = Spans.of(starts, ends).total_ns
     hidden = comm.total_ns - (comm - compute).total_ns
-    return Split(
+    return CaptureSplit(
         span / 1e6,
         compute.total_ns / 1e6,
         (busy - compute.total_ns) / 1e6,

@@ -13,7 +13,7 @@ from importlib.metadata import version
 
 
 def breakdown(path: str) -> dict[str, float | str | None]:
-    """Return what HTA says of one file, the last profiler step included."""
+    """HTA's breakdown of one file in ms and its overlap, 0 to 1, the last profiler step included."""
     from hta.trace_analysis import TraceAnalysis
 
     analysis = TraceAnalysis(trace_files={0: path}, include_last_profiler_step=True)

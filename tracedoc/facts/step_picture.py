@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tracedoc.picture import Picture, PictureRow
+from tracedoc.charts import Picture, PictureRow
 from tracedoc.ranks.exposure import split_exposed
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Int64Array, Spans

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.charts import ExpectedCurve, TransferRow, Transfers
+from tracedoc.charts import ExpectedCurve, TransferRow, TransferSpeeds
 from tracedoc.ranks.bandwidth import SizeCurve, transfers
 from tracedoc.ranks.run_view import RunView
 
@@ -14,7 +14,7 @@ MOST_ROWS = 160
 MOST_CURVES = 4
 
 
-def transfer_table(run: RunView) -> Transfers | None:
+def transfer_table(run: RunView) -> TransferSpeeds | None:
     """Return the known transfers by operation, group size and message size; ``None`` without any."""
     found = transfers(run.matching, run.curves)
     if not found.operation.size:
@@ -49,7 +49,7 @@ def transfer_table(run: RunView) -> Transfers | None:
         for number, curve in enumerate(run.curves)
         if number in shown and curve is not None and curve.peak_gbps is not None
     }
-    return Transfers(
+    return TransferSpeeds(
         rows=tuple(sorted(largest, key=lambda row: (row.op, row.ranks, row.nbytes))),
         curves=tuple(curves.values())[:MOST_CURVES],
         left_out=len(rows) - len(largest),

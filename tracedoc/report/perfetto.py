@@ -8,14 +8,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tracedoc.charts import Pairs, Picture, PictureRow
 from tracedoc.diagnosis import Evidence, RankReport
 from tracedoc.errors import InputError
-from tracedoc.picture import Pairs, Picture, PictureRow
-from tracedoc.report.picture.common_clock import LATEST_MS, CommonClock, begin_ms
-from tracedoc.report.prediction_words import resource_name
-from tracedoc.report.states import STATES
+from tracedoc.report.clock import LATEST_MS, CommonClock, begin_ms
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import FindingView, View
+from tracedoc.report.words import STATES, resource_name
 from tracedoc.spans import Spans
 from tracedoc.units import format_ms, format_step_change
 
@@ -234,7 +233,7 @@ def _places(item: FindingView, row: PictureRow, clock: CommonClock) -> Iterator[
     if not finding.evidence and row.rank in finding.ranks:
         yield _title(item), row.start_ms, row.end_ms, {"finding": finding.id, "place": "the whole step"}
         return
-    longest = sorted(finding.evidence, key=_length, reverse=True)[:MOST_PLACES]
+    longest = sorted(finding.evidence, key=lambda place: place.length_ns, reverse=True)[:MOST_PLACES]
     mine = [place for place in longest if place.rank == row.rank]
     slices: list[Slice] = []
     for place in mine:
@@ -268,7 +267,6 @@ def _about(item: FindingView) -> Event:
         "confidence": finding.confidence,
         "message": one_line(finding.message),
         "explain": _command(item),
-        "page of the rule": f"docs/rules/{finding.rule_id}.md",
     }
     if item.gain:
         about["gain"] = item.gain
@@ -283,7 +281,3 @@ def _command(item: FindingView) -> str:
 
 def _nanoseconds(place: Evidence) -> str:
     return f"{place.start_ns} to {place.end_ns} ns since its first event"
-
-
-def _length(place: Evidence) -> int:
-    return place.end_ns - place.start_ns

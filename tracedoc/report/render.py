@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 
 from tracedoc.diagnosis import Diagnosis
@@ -41,51 +41,15 @@ _REDACTED_BY_DEFAULT = frozenset({"html", "markdown", "sarif", "junit", "github"
 _OBEYED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-def _html(view: View) -> str:
-    from tracedoc.report.page.html import render_html
-
-    return render_html(view)
-
-
-def _markdown(view: View) -> str:
-    from tracedoc.report.forges.markdown import render_markdown
-
-    return render_markdown(view)
-
-
-def _sarif(view: View) -> str:
-    from tracedoc.report.forges.sarif import render_sarif
-
-    return render_sarif(view)
-
-
-def _junit(view: View) -> str:
-    from tracedoc.report.forges.junit import render_junit
-
-    return render_junit(view)
-
-
-def _annotations(view: View) -> str:
-    from tracedoc.report.forges.annotations import render_annotations
-
-    return render_annotations(view)
-
-
-def _code_quality(view: View) -> str:
-    from tracedoc.report.forges.codequality import render_code_quality
-
-    return render_code_quality(view)
-
-
-# Each is imported when it is asked for: a page needs jinja2, JUnit an XML library.
-_RENDERERS: dict[str, Callable[[View], str]] = {
-    "html": _html,
-    "markdown": _markdown,
-    "sarif": _sarif,
-    "junit": _junit,
-    "github": _annotations,
-    "codequality": _code_quality,
+_RENDERERS = {
+    "html": ("page", "render_html"),
+    "markdown": ("markdown", "render_markdown"),
+    "sarif": ("ci", "render_sarif"),
+    "junit": ("ci", "render_junit"),
+    "github": ("ci", "render_annotations"),
+    "codequality": ("ci", "render_code_quality"),
 }
+"""The module of each format and its function; imported where it is asked for: a page needs jinja2."""
 
 
 def implied_format(path: str, suffixes: Mapping[str, str] = SUFFIXES) -> str | None:
@@ -96,7 +60,7 @@ def implied_format(path: str, suffixes: Mapping[str, str] = SUFFIXES) -> str | N
 
 
 def render_file(diagnosis: Diagnosis, report_format: str, *, redact: bool | None = None) -> bytes:
-    """Return what a file of one of :data:`FILES_ONLY` holds; ``redact`` defaults to yes.
+    """The content of a file in one of :data:`FILES_ONLY`; ``redact`` defaults to yes.
 
     Raises :class:`InputError` where the diagnosis has no step to draw.
     """
@@ -105,7 +69,7 @@ def render_file(diagnosis: Diagnosis, report_format: str, *, redact: bool | None
         from tracedoc.report.perfetto import render_perfetto
 
         return render_perfetto(view)
-    from tracedoc.report.figures.diagnosis_figure import render_figure
+    from tracedoc.report.diagnosis_figure import render_figure
 
     return render_figure(view, report_format)
 
@@ -138,7 +102,8 @@ def render_pieces(
         return
     view = build_view(diagnosis, redact=hide)
     if report_format != "text":
-        yield _RENDERERS[report_format](view)
+        module, function = _RENDERERS[report_format]
+        yield getattr(import_module(f"tracedoc.report.{module}"), function)(view)
         return
     from tracedoc.report.terminal import render_text
 
@@ -169,29 +134,26 @@ def write_report(
         raise InputError(
             f"{path}: the name implies no format", f"end the name in one of {', '.join(SUFFIXES)}"
         )
-    if chosen in FILES_ONLY:
-        save_bytes(path, render_file(diagnosis, chosen, redact=redact))
-    else:
-        save(path, render_pieces(diagnosis, chosen, redact=redact))
+    save(
+        path,
+        render_file(diagnosis, chosen, redact=redact)
+        if chosen in FILES_ONLY
+        else render_pieces(diagnosis, chosen, redact=redact),
+    )
 
 
-def save(path: str, pieces: Iterable[str]) -> None:
-    """Write a text to a file as UTF-8; raise :class:`InputError` if that fails."""
-    with _written(path), Path(path).open("w", encoding="utf-8", errors="replace", newline="\n") as file:
-        file.writelines(pieces)
+def save(path: str, content: bytes | Iterable[str]) -> None:
+    """Write text as UTF-8, or bytes, packed if the name ends in ``.gz``.
 
-
-def save_bytes(path: str, content: bytes) -> None:
-    """Write a file, packed if its name ends in ``.gz``; raise :class:`InputError` if that fails."""
-    packed = gzip.compress(content, mtime=0) if path.lower().endswith(".gz") else content
-    with _written(path):
-        Path(path).write_bytes(packed)
-
-
-@contextmanager
-def _written(path: str) -> Iterator[None]:
+    Raises :class:`InputError` where the file cannot be written.
+    """
     try:
-        yield
+        if isinstance(content, bytes):
+            packed = path.lower().endswith(".gz")
+            Path(path).write_bytes(gzip.compress(content, mtime=0) if packed else content)
+            return
+        with Path(path).open("w", encoding="utf-8", errors="replace", newline="\n") as file:
+            file.writelines(content)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(

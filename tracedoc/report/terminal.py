@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from io import StringIO
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tracedoc.containment import failure
 from tracedoc.diagnosis import Fix, Verdict
-from tracedoc.fixes import framework_name
-from tracedoc.report.console import heading, printed_text, text_console
-from tracedoc.report.prediction_words import resource_name, shares_of
+from tracedoc.errors import failure
+from tracedoc.judge.fixes import framework_name
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import (
     FindingView,
@@ -26,6 +25,7 @@ from tracedoc.report.view import (
     phase_name,
     side_text,
 )
+from tracedoc.report.words import resource_name, shares_of
 from tracedoc.units import format_bytes, format_ms, format_percent, format_step_change
 
 SHOWN_UNITS = 6
@@ -71,7 +71,7 @@ def render_text(
 
 
 def render_rule(view: View, rule_id: str, *, width: int = 0) -> str:
-    """Return what one rule says of a run: its findings with all fitting fixes, or why it has none."""
+    """What one rule says of a run as text: its findings with all fitting fixes, or why it has none."""
     console = text_console(width, color=False)
     console.print(Text(one_line(view.run), "dim"), soft_wrap=not width)
     replay = view.diagnosis.replay
@@ -100,7 +100,7 @@ def to_ascii(text: str) -> str:
 
 
 def bar_cells(parts: tuple[Segment, ...], width: int) -> tuple[int, ...]:
-    """Return how many of ``width`` cells each part takes: largest remainders, at least one each."""
+    """The cells of ``width`` that each part takes: largest remainders, at least one each."""
     if not parts:
         return ()
     total = sum(part.share for part in parts)
@@ -121,10 +121,7 @@ def _budget(console: Console, view: View) -> None:
     for part, count in zip(view.segments, bar_cells(view.segments, min(console.width, 80)), strict=True):
         bar.append(_GLYPHS[part.key] * count, _COLOURS[part.key])
     console.print(bar)
-    rows = Table.grid(padding=(0, 2))
-    rows.add_column(no_wrap=True)
-    rows.add_column(justify="right", no_wrap=True)
-    rows.add_column(justify="right", no_wrap=True)
+    rows = _aligned(numbers=2)
     rows.add_column(style="dim")
     for part in view.segments:
         label = Text.assemble((_GLYPHS[part.key], _COLOURS[part.key]), " ", part.label)
@@ -135,16 +132,22 @@ def _budget(console: Console, view: View) -> None:
     _safely(console, "the phases", _phases, view)
 
 
+def _aligned(*, numbers: int, gap: int = 2) -> Table:
+    """A table of a column of names and so many of numbers."""
+    rows = Table.grid(padding=(0, gap))
+    rows.add_column(no_wrap=True)
+    for _ in range(numbers):
+        rows.add_column(justify="right", no_wrap=True)
+    return rows
+
+
 def _phases(console: Console, view: View) -> None:
     phases = view.diagnosis.detail.phases
     if not phases:
         return
     console.print()
-    rows = Table.grid(padding=(0, 3))
-    rows.add_column(no_wrap=True)
     titles = ["lasts", "compute"] + (["communication", "exposed"] if any(p.comm_ms for p in phases) else [])
-    for _ in titles:
-        rows.add_column(justify="right", no_wrap=True)
+    rows = _aligned(numbers=len(titles), gap=3)
     rows.add_row(Text("Phases", "bold"), *(Text(title, "dim") for title in titles))
     for phase in phases:
         times = (phase.span_ms, phase.compute_ms, phase.comm_ms, phase.exposed_comm_ms)[: len(titles)]
@@ -359,3 +362,40 @@ SECTIONS: dict[str, Callable[[Console, View], None]] = {
     "what rules said": _bookkeeping,
 }
 """The parts of the report in order. One that fails costs the others nothing."""
+
+
+PIPE_WIDTH = 100
+"""Columns where the width is not known."""
+
+
+def text_console(width: int, *, color: bool) -> Console:
+    """Return a console that keeps what is printed; ``width`` 0 means a pipe.
+
+    Without ``color`` no escape sequence is printed. Nothing is taken for markup or an emoji: names come from
+    files.
+    """
+    return Console(
+        file=StringIO(),
+        width=width or PIPE_WIDTH,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        no_color=not color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+
+
+def heading(console: Console, title: str, rest: str = "") -> None:
+    """Print the heading of a part, with words beside it."""
+    console.print()
+    console.print(Text.assemble((title, "bold"), (f"  {rest}" if rest else "", "dim")))
+
+
+def printed_text(console: Console, next_command: str) -> str:
+    """The text printed on a console of :func:`text_console`, and the next command as its last line."""
+    console.print()
+    console.print(Text.assemble(("next: ", "dim"), (next_command, "bold")), soft_wrap=True)
+    assert isinstance(console.file, StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"

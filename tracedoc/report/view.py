@@ -23,8 +23,8 @@ from tracedoc.diagnosis import (
     Verdict,
 )
 from tracedoc.errors import Limit
-from tracedoc.fixes import fitting_first, framework_name
 from tracedoc.idle_causes import WORDS
+from tracedoc.judge.fixes import fitting_first, framework_name
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.units import format_ms, format_percent, format_quantity, format_ranges
 
@@ -60,9 +60,6 @@ LIMITS_OF_A_KIND = 3
 _SCRIPT_LINE = re.compile(
     r"(?P<file>[\w./\\\\-]{1,300}\.py)(?::(?P<line>\d{1,7})|\((?P<in_brackets>\d{1,7})\))"
 )
-
-# Guards that repeat a limit: the limit is shown, with the guard's fix.
-_GUARD_OF_LIMIT = {"no-complete-step": "few-steps"}
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -123,7 +120,7 @@ class View(msgspec.Struct, frozen=True):
 
 
 def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
-    """Return what reports show of a diagnosis; ``redact`` hides host names and absolute paths."""
+    """The view of a diagnosis that all reports show; ``redact`` hides host names and absolute paths."""
     if redact:
         diagnosis = redacted(diagnosis)
     diagnosis = map_text(diagnosis, plain)
@@ -174,28 +171,26 @@ def segments(budget: BudgetParts) -> tuple[Segment, ...]:
 
 def _with_copies(parts: tuple[Segment, ...], diagnosis: Diagnosis) -> tuple[Segment, ...]:
     """Return the parts with a note at exposed copies: how much of them is between host and device."""
-    record = diagnosis.facts.get("exposed_host_copy_ms")
-    if record is None or not isinstance(record.value, float | int):
-        return parts
+    host_ms = diagnosis.number("exposed_host_copy_ms")
     by_key = {part.key: part for part in parts}
     copy = by_key.get("copy")
-    if copy is None or copy.share < LEAST_COPY_SHARE:
+    if host_ms is None or copy is None or copy.share < LEAST_COPY_SHARE:
         return parts
-    note = f"{format_ms(record.value)} between host and device, the rest within it"
-    if record.value < 0.02 * copy.ms:
+    note = f"{format_ms(host_ms)} between host and device, the rest within it"
+    if host_ms < 0.02 * copy.ms:
         note = "within the device"
-    elif record.value > 0.98 * copy.ms:
+    elif host_ms > 0.98 * copy.ms:
         note = "between host and device"
     return tuple((by_key | {"copy": replace(copy, note=note)}).values())
 
 
 def is_guard(finding: Finding) -> bool:
-    """Return whether a finding is about the capture and not about the job."""
+    """True for a finding about the capture, not about the job."""
     return finding.topic == "capture" and finding.gain is None
 
 
 def _gain_of_first(gain: Gain | None, fixes: Sequence[Fix]) -> tuple[Gain | None, str]:
-    """Return what the first fix gives where it was replayed, else the finding's gain and whose it is.
+    """The gain of the first fix where it was replayed, else the finding's, and whose it is.
 
     That is the title of the best fix, "" where it is the first or none was replayed. A gain of the mean step
     stays as it is: fixes are replayed in the analysed step.
@@ -247,7 +242,7 @@ def budget_words(check: BudgetCheck) -> str:
 
 
 def instances_text(verdict: Verdict) -> str:
-    """Return which ranks or groups came out how: ``finding: 0-2; pass: 3``; empty without any."""
+    """The ranks or groups by outcome: ``finding: 0-2; pass: 3``; empty without any."""
     keys: dict[str, list[str]] = {}
     for instance in verdict.instances:
         keys.setdefault(instance.outcome.replace("_", " "), []).append(instance.key)
@@ -255,7 +250,7 @@ def instances_text(verdict: Verdict) -> str:
 
 
 def holds_text(comparison: Comparison, verdict: Verdict) -> str:
-    """Return whether a comparison holds, and of which rank it is where there are several."""
+    """ "holds", "does not hold" or "unknown", with the rank compared where there are several."""
     holds = {True: "holds", False: "does not hold", None: "unknown"}[comparison.holds]
     several = verdict.compared is not None and len(verdict.instances) > 1
     return f"{holds} on {_keys_text([verdict.compared or ''])}" if several else holds
@@ -277,10 +272,10 @@ def side_text(value: Scalar | None) -> str:
     return "?" if value is None else format_quantity(value, "")
 
 
-def _rank(finding: Finding) -> tuple[int, bool, float, str]:
+def _rank(finding: Finding) -> tuple[int, float, str]:
     severity = SEVERITIES.index(finding.severity) if finding.severity in SEVERITIES else len(SEVERITIES)
     gain = finding.gain.size_ms if finding.gain else 0.0
-    return (severity, finding.status != "stable", -gain, finding.id)
+    return (severity, -gain, finding.id)
 
 
 def _place(finding: Finding, run: RunInfo) -> str:
@@ -296,12 +291,12 @@ def _place(finding: Finding, run: RunInfo) -> str:
 
 
 def _longest(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    longest = sorted(evidence, key=lambda place: place.start_ns - place.end_ns)[:EVIDENCE_SHOWN]
+    longest = sorted(evidence, key=lambda place: -place.length_ns)[:EVIDENCE_SHOWN]
     return tuple(sorted(longest, key=lambda place: (place.rank, place.start_ns)))
 
 
 def _run_line(diagnosis: Diagnosis) -> str:
-    run, step_ms = diagnosis.run, _value(diagnosis, "step_ms")
+    run, step_ms = diagnosis.run, diagnosis.number("step_ms")
     seen = len(run.ranks_seen)
     parts = [f"{format_ms(step_ms)}/step"] if step_ms else []
     parts += [run.device] if run.device else []
@@ -313,16 +308,11 @@ def _run_line(diagnosis: Diagnosis) -> str:
         parts.append(run.backend)
     parts.append(_strategy(run))
     parts.append(f"{_count(run.steps_judged, 'step')} analysed" if run.steps_judged else "no complete step")
-    if (mfu := _value(diagnosis, "mfu_frac")) is not None:
+    if (mfu := diagnosis.number("mfu_frac")) is not None:
         parts.append(f"{format_percent(mfu)} MFU")
     if run.cycle is not None and len(run.cycles) > 1:
         parts.append(f"cycle {run.cycle} (recorded: {format_ranges(run.cycles)})")
     return ", ".join(part for part in parts if part)
-
-
-def _value(diagnosis: Diagnosis, fact: str) -> float | None:
-    record = diagnosis.facts.get(fact)
-    return float(record.value) if record is not None and isinstance(record.value, float | int) else None
 
 
 def _strategy(run: RunInfo) -> str:
@@ -369,10 +359,10 @@ def _causes(causes: dict[str, float], most: int = 3) -> str:
 
 def _limits(limits: tuple[Limit, ...], guards: list[Finding]) -> tuple[LimitView, ...]:
     """Return limits and guards, each once; a guard's fix goes with the last limit that it belongs to."""
-    left = {guard.rule_id: guard for guard in guards}
+    left = {guard.limit or guard.rule_id: guard for guard in guards}
     shown: list[LimitView] = []
     for limit in reversed(_few_of_each(limits)):
-        guard = left.pop(limit.code, None) or left.pop(_GUARD_OF_LIMIT.get(limit.code, ""), None)
+        guard = left.pop(limit.code, None)
         text = f"{limit.message}; {limit.effect}" if limit.effect else limit.message
         shown.append(_with_guard(limit.code, one_line(text), guard))
     shown.reverse()
@@ -401,7 +391,7 @@ def _few_of_each(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
 
 
 def _outcomes(diagnosis: Diagnosis, guards: set[str]) -> str:
-    """Return how many rules said what; ``guards`` are those whose findings stand among the limits."""
+    """Rules by outcome, in words; ``guards`` are those whose findings stand among the limits."""
     words = {
         "finding": "found",
         "guard": "shown as a limit",

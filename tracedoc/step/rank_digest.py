@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.containment import Failures
-from tracedoc.errors import TraceLimit
+from tracedoc.errors import Failures, TraceLimit
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.codec import decode, encode
 from tracedoc.step.cpu_program import CpuGraph

@@ -16,13 +16,14 @@ Keys of a case: ``name``; ``lanes`` (:mod:`tracedoc.testing.lanes`; one compute 
 are spread, ``world_size`` (as many as ranks);
 ``missing_ranks: [1]`` leaves files out; ``cpu: true`` makes CPU traces; ``truncate: 0.5`` keeps that share
 of every file. ``manifest: {...}`` and ``step_log: 100 x50  400 gc 300`` draw what ``tracedoc collect``
-leaves beside the traces (:mod:`tracedoc.testing.jobs`). Keys of ``expect``: ``outcome``; ``severity``;
+leaves beside the traces (:func:`write_job`). Keys of ``expect``: ``outcome``; ``severity``;
 ``gain_ms: [low, high]``, within 2 %; ``message`` and ``reason``, text that the finding's message or the
 verdict's reason must hold.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -34,14 +35,15 @@ import yaml
 
 from tracedoc.diagnosis import OUTCOMES, SEVERITIES
 from tracedoc.errors import RuleError, TracedocError
-from tracedoc.testing.jobs import draw_log, write_job
+from tracedoc.run.manifest import MANIFEST_NAME, MANIFEST_SCHEMA
+from tracedoc.run.steplog import CAPACITY, COLLECTION, CORE_WAIT, HEADER, MAGIC, RECORD, STEP
 from tracedoc.testing.lane_words import DEFAULT_LEAD_MS, DEFAULT_STEPS, LanesError
 from tracedoc.testing.lanes import parse_lanes
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis, Finding, Verdict
+    from tracedoc.judge.rule import Rule
     from tracedoc.pipeline import Measured
-    from tracedoc.rules.model import Rule
 
 GAIN_TOLERANCE: Final = 0.02
 _GAIN_ZERO_MS: Final = 0.01  # an expected 0 is met by what would print as 0
@@ -104,7 +106,7 @@ def run_case_file(path: str | Path, rule_directories: Sequence[str | Path] = ())
 
     Raises :class:`RuleError` with file, line and column where the file itself is wrong.
     """
-    from tracedoc.rules.load import load_rules
+    from tracedoc.judge.load import load_rules
 
     loaded = load_cases(path)
     rules = load_rules(rule_directories)
@@ -113,7 +115,7 @@ def run_case_file(path: str | Path, rule_directories: Sequence[str | Path] = ())
 
 def run_case(rule: str, case: Case, rule_directories: Sequence[str | Path] = ()) -> CaseResult:
     """Run one case of ``rule``."""
-    from tracedoc.rules.load import load_rules
+    from tracedoc.judge.load import load_rules
 
     return _run(rule, case, load_rules(rule_directories))
 
@@ -136,7 +138,7 @@ def measure_case(case: Case) -> Measured:
 
 
 def judge_case(rule: str, case: Case, measured: Measured, rules: Sequence[Rule]) -> CaseResult:
-    """Return whether ``rule``, beside all ``rules``, says of a measured case what is expected."""
+    """The result of a measured case: what ``rule``, judged beside all ``rules``, says of it."""
     from tracedoc.pipeline import judge
 
     # Drawn hosts launch right before each kernel; a case is about the rule and its bound.
@@ -170,7 +172,7 @@ def write_traces(case: Case, folder: Path) -> list[Path]:
 
 
 def compare(diagnosis: Diagnosis, rule: str, expect: Expectation) -> list[str]:
-    """Return what differs between the diagnosis and what was expected of ``rule``."""
+    """The differences between the diagnosis and what was expected of ``rule``, in words."""
     verdict = next((one for one in diagnosis.verdicts if one.rule_id == rule), None)
     if verdict is None:
         return [f"no rule {rule!r} was evaluated"]
@@ -383,3 +385,50 @@ def _suggest(name: str, known: Sequence[str]) -> str:
 def _wrong(node: yaml.Node, source: str, message: str) -> RuleError:
     mark = node.start_mark
     return RuleError(f"{source}:{mark.line + 1}:{mark.column + 1}: {message}")
+
+
+_BEGAN_NS = 1_700_000_000_000_000_000
+
+
+def draw_log(words: str, *, rank: int = 0) -> bytes:
+    """Return the bytes of a step log; raises :class:`ValueError` for words that are none."""
+    content = [HEADER.pack(MAGIC, rank, CAPACITY, _BEGAN_NS)]
+    end, number = _BEGAN_NS, 0
+    tokens = words.split()
+    while tokens:
+        length = _ns(tokens.pop(0))
+        times, pause, waited = 1, 0, 0
+        if tokens and tokens[0].startswith("x"):
+            times = int(tokens.pop(0)[1:])
+        if len(tokens) > 1 and tokens[0] == "gc":
+            pause = _ns(tokens[1])
+            del tokens[:2]
+        if len(tokens) > 1 and tokens[0] == "wait":
+            waited = _ns(tokens[1])
+            del tokens[:2]
+        for _ in range(times):
+            end += length
+            number += 1
+            if pause:
+                content.append(RECORD.pack(2, COLLECTION, end - 1, pause))
+            if waited:
+                content.append(RECORD.pack(number, CORE_WAIT, end, waited))
+            content.append(RECORD.pack(number, STEP, end, length))
+    return b"".join(content)
+
+
+def _ns(word: str) -> int:
+    return round(float(word) * 1e6)
+
+
+def write_job(folder: Path, ranks: Sequence[int], part: Mapping[str, object], log: str) -> None:
+    """Write a manifest in which each rank says ``part``, and the log of each rank where ``log`` draws one."""
+    entries = {}
+    for rank in ranks:
+        entry = {"file": f"rank-{rank}.json", "host": "node", "environment": {}, **part}
+        if log:
+            entry["step_log"] = f"rank-{rank}.steps"
+            (folder / f"rank-{rank}.steps").write_bytes(draw_log(log, rank=rank))
+        entries[str(rank)] = entry
+    manifest = {"schema": MANIFEST_SCHEMA, "ranks": entries}
+    (folder / MANIFEST_NAME).write_text(json.dumps(manifest), encoding="utf-8")

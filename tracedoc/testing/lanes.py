@@ -74,8 +74,7 @@ from tracedoc.testing.lane_words import (
     Segment,
     read_lanes,
 )
-from tracedoc.testing.names import OPERATIONS
-from tracedoc.testing.shard_lanes import ZERO3_OPERATOR, UnitUse, ranges_around, unit_of_part
+from tracedoc.testing.names import OPERATIONS, ZERO3_OPERATOR, UnitUse, ranges_around, unit_of_part
 
 _GPU_ONLY: Final = ("copy", "memset", *BLOCKING)
 _OPTIMIZER: Final = (
@@ -156,7 +155,7 @@ class _Shape(msgspec.Struct, frozen=True):
         return UnitUse(one.lane, unit, backward, one.prefetch)
 
     def launch_ms(self, segment: Segment, start_ms: float, index: int) -> float:
-        """Return when the host launches what starts at ``start_ms``, both since the first step began."""
+        """The ms at which the host launches what starts at ``start_ms``, both since the first step began."""
         lead = self.lead_ms if segment.lead_ms is None else segment.lead_ms
         host_start = index * self.step_ms + self.host_start_ms
         # Within the host range of its own step, or it would be counted in another one.
@@ -330,7 +329,7 @@ def _closing_steps(lanes_by_rank: list[list[Segment]]) -> list[list[Segment]]:
 
 
 def _host_start(lanes: list[Segment], step_ms: float, lead_ms: float) -> float:
-    """Return where the host begins the step: ``lead`` early, but not inside a wait of the step before."""
+    """The ms at which the host begins the step: ``lead`` early, but not inside a wait of the step before."""
     start = -lead_ms
     for begin, end in _blocked(lanes):
         if begin < step_ms + start < end:

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.containment import Failures
-from tracedoc.errors import InputError, TraceLimit
+from tracedoc.errors import Failures, InputError, TraceLimit
 from tracedoc.timeline.activity import (
     COMMUNICATION,
     Activity,

@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 import msgspec
 import numpy as np
 
-from tracedoc.picture import PathStretch, Picture
+from tracedoc.charts import PathStretch, Picture
 from tracedoc.play.path import measure_path
 from tracedoc.play.run_program import Reading
 from tracedoc.play.run_replay import RunReplay

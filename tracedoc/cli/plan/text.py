@@ -10,7 +10,7 @@ from tracedoc.planner.candidates import Candidate, step_range, with_checkpointin
 from tracedoc.planner.configurations import Configuration
 from tracedoc.planner.memory import SPREAD
 from tracedoc.planner.plan import Plan
-from tracedoc.report.console import heading, printed_text, text_console
+from tracedoc.report.terminal import heading, printed_text, text_console
 from tracedoc.units import format_count, format_gb, format_percent
 
 _LEAST_NEEDED = ("activ.", "other", "states", "sent", "room")

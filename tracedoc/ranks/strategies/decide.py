@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from tracedoc.containment import failure
+from tracedoc.errors import failure
 from tracedoc.ranks.strategies.claim import Claim, is_large
 from tracedoc.ranks.strategies.data_parallel import by_hand, data_parallel, ddp, fsdp1, fsdp2, zero3, zero12
 from tracedoc.ranks.strategies.model_parallel import (

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from tracedoc.charts import ExpectedCurve, TransferRow, Transfers
-from tracedoc.report.charts.time_scale import Ticks
+from tracedoc.charts import ExpectedCurve, TransferRow, TransferSpeeds
+from tracedoc.report.charts.over_time import Ticks
 from tracedoc.report.texts import one_line
 from tracedoc.units import format_bytes, format_quantity
 
@@ -39,7 +39,7 @@ class Scatter(msgspec.Struct, frozen=True):
     left_out: int
 
 
-def scatter(transfers: Transfers | None) -> Scatter | None:
+def scatter(transfers: TransferSpeeds | None) -> Scatter | None:
     """Return the chart of transfers; ``None`` without one that has a size and a bandwidth."""
     rows = [row for row in transfers.rows if _can_be_drawn(row)] if transfers is not None else []
     if transfers is None or not rows:

@@ -17,7 +17,7 @@ CAPTURED_HOST = (0.03, 0.06, 0.2)
 """With CUDA graphs the host takes this share of its time for the same kernels."""
 
 COMPILED_HOST = (0.2, 0.4, 0.8)
-"""Compiled code launches fewer kernels, each at less cost, but still one by one (decision 0096)."""
+"""Compiled code launches fewer kernels, each at less cost, but still one by one (decision 0003)."""
 
 FUSED_HOST = (0.05, 0.1, 0.3)
 FUSED_KERNELS = (0.6, 0.8, 1.0)

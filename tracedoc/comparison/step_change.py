@@ -1,0 +1,232 @@
+"""By how much the steps of two runs differ, and whether that is more than noise.
+
+The interval is that of Hodges and Lehmann for the shift between two samples, on the logarithms of step times:
+all ratios of a step of one side and a step of the other, less the outermost as the exact distribution of the
+rank-sum statistic allows (Lehmann, Nonparametrics, 1975, chapter 2). It assumes no shape, and holds for a
+handful of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil, comb, expm1
+
+import msgspec
+import numpy as np
+
+from tracedoc.diagnosis import Diagnosis, StepBudget
+
+CONFIDENCE = 0.95
+
+LEAST_CHANGE = 0.02
+"""Two captures of one job may differ by this much for reasons that no capture shows: clocks, placement."""
+
+LEAST_CHANGE_ON_CPU = 0.10
+"""The same for runs on CPUs, which share their cores with everything else."""
+
+UNCHANGED = 0.05
+"""An interval within this much around none is "unchanged", even where a small change would still fit in."""
+
+_EXACT_UP_TO = 60
+_MOST_STEPS = 1000
+_LONGEST_MS = 1e9  # eleven days; what is longer is no step
+
+
+class StepChange(msgspec.Struct, frozen=True):
+    """The steps of two runs in milliseconds, and the change from BASE to HEAD as a share of BASE.
+
+    ``low_frac`` to ``high_frac`` is the interval of 95 %; with too few steps it is all that they allow.
+    ``noise_frac`` is the change below which two captures of one job are not told apart. The waited shares are
+    how much of a step training threads waited for a free core, on the rank where they did most.
+    ``operators_frac`` is the change of the time in operators, for two runs on CPUs.
+    """
+
+    base_ms: float
+    head_ms: float
+    base_steps: int
+    head_steps: int
+    change_frac: float
+    low_frac: float
+    high_frac: float
+    noise_frac: float
+    base_waited_frac: float = 0.0
+    head_waited_frac: float = 0.0
+    base_unprofiled_ms: float | None = None
+    head_unprofiled_ms: float | None = None
+    operators_frac: float | None = None
+
+
+class StepVerdict(msgspec.Struct, frozen=True):
+    """``word`` is "improved", "unchanged", "regressed" or "inconclusive"; ``why`` says why it is the last.
+
+    ``steps_needed`` is how many steps on each side would probably decide, ``None`` where that is not known.
+    """
+
+    word: str
+    why: str = ""
+    steps_needed: int | None = None
+
+
+def run_steps(diagnosis: Diagnosis) -> list[float]:
+    """Return the length of each complete step of a run in ms: the median over its ranks."""
+    return _by_step(diagnosis, lambda step: step.step_ms)
+
+
+def _by_step(diagnosis: Diagnosis, value: Callable[[StepBudget], float]) -> list[float]:
+    by_step: dict[int, list[float]] = {}
+    for rank in diagnosis.ranks:
+        for step in rank.steps:
+            if step.complete and 0 < step.step_ms < _LONGEST_MS:
+                by_step.setdefault(step.index, []).append(value(step))
+    return [float(np.median(by_step[index])) for index in sorted(by_step)][:_MOST_STEPS]
+
+
+def step_change(base: Diagnosis, head: Diagnosis) -> StepChange | None:
+    """The change of the steps; ``None`` where a side has no complete step."""
+    before, after = run_steps(base), run_steps(head)
+    if not before or not after:
+        return None
+    ratios = np.sort(np.subtract.outer(np.log(after), np.log(before)).ravel())
+    cut = _cut(len(before), len(after))
+    low, middle, high = ratios[cut], np.median(ratios), ratios[ratios.size - 1 - cut]
+    on_cpu = "CPU" in (base.run.device, head.run.device)
+    return StepChange(
+        base_ms=float(np.median(before)),
+        head_ms=float(np.median(after)),
+        base_steps=len(before),
+        head_steps=len(after),
+        change_frac=expm1(middle),
+        low_frac=expm1(low),
+        high_frac=expm1(high),
+        noise_frac=LEAST_CHANGE_ON_CPU if on_cpu else LEAST_CHANGE,
+        base_waited_frac=_waited(base, before),
+        head_waited_frac=_waited(head, after),
+        base_unprofiled_ms=_unprofiled(base),
+        head_unprofiled_ms=_unprofiled(head),
+        operators_frac=_operators(base, head) if base.run.device == head.run.device == "CPU" else None,
+    )
+
+
+def verdict_on(change: StepChange | None, *, same_program: bool = False) -> StepVerdict:
+    """The verdict: HEAD is faster or slower than BASE beyond noise, or neither, or it is not known.
+
+    ``same_program``: nothing that follows from the script or its settings differs between the two.
+    """
+    if change is None:
+        return StepVerdict("inconclusive", "a side has no complete step")
+    counts = (change.base_steps, change.head_steps)
+    if 2 / comb(sum(counts), counts[0]) > 1 - CONFIDENCE:
+        few = min(counts)
+        why = f"{few} complete {'step' if few == 1 else 'steps'} on a side cannot be told from noise"
+        return StepVerdict("inconclusive", why, 5)
+    noise = change.noise_frac
+    if change.high_frac >= -noise and change.low_frac <= noise:
+        if max(-change.low_frac, change.high_frac) <= max(noise, UNCHANGED):
+            return StepVerdict("unchanged")
+        return StepVerdict("inconclusive", "the steps vary more than the change", _needed(change))
+    why = ""
+    if _waiting_explains(change):
+        why = "training threads waited for free cores, which may explain the change"
+    elif same_program and _machine_explains(change):
+        taken = f"{1 + (change.operators_frac or 0.0):.2f} times as long"
+        why = f"the same operators took {taken}: the machine may have been slower or faster"
+    elif _contradicted(change):
+        why = "the steps without the profiler do not agree with the captured ones"
+    if why:
+        return StepVerdict("inconclusive", why)
+    return StepVerdict("improved" if change.high_frac < -noise else "regressed")
+
+
+def _waiting_explains(change: StepChange, machine: float = 1.0) -> bool:
+    """True where the change could vanish if the slower side had not waited for cores.
+
+    What else runs on the machine differs from capture to capture. HEAD's machine takes ``machine`` times as
+    long for the same work.
+    """
+    if change.change_frac < 0:
+        return 1 + change.high_frac > machine * (1 - change.base_waited_frac) * (1 - change.noise_frac)
+    return (1 + change.low_frac) * (1 - change.head_waited_frac) < machine * (1 + change.noise_frac)
+
+
+def _machine_explains(change: StepChange) -> bool:
+    """True where the change could be that of a machine on which every operator takes so much longer.
+
+    A busy neighbour on the host of a virtual machine, or another clock, slows all that a CPU does, and no
+    thread waits for a core; what threads do wait may come on top.
+    """
+    if change.operators_frac is None or change.operators_frac * change.change_frac <= 0:
+        return False
+    return _waiting_explains(change, 1 + change.operators_frac)
+
+
+def _operators(base: Diagnosis, head: Diagnosis) -> float | None:
+    """Return the change of the time that a step spends in operators; ``None`` where it is not known."""
+    before, after = (_by_step(side, lambda step: step.compute_ms) for side in (base, head))
+    old, new = float(np.median(before)), float(np.median(after))
+    return new / old - 1 if old > 0 and new > 0 else None
+
+
+def _waited(diagnosis: Diagnosis, steps_ms: Sequence[float]) -> float:
+    """Return the share of a step in which training threads waited for a free core; 0 where unknown."""
+    waits = diagnosis.numbers("core_wait_ms").values()
+    return min(max(waits, default=0.0) / float(np.median(steps_ms)), 1.0)
+
+
+def _contradicted(change: StepChange) -> bool:
+    base, head = change.base_unprofiled_ms, change.head_unprofiled_ms
+    if not base or not head:
+        return False
+    outside = head / base - 1
+    return outside * change.change_frac < 0 and abs(outside) > change.noise_frac
+
+
+def _unprofiled(diagnosis: Diagnosis) -> float | None:
+    step_ms = diagnosis.number("unprofiled_step_ms")
+    return step_ms if step_ms is not None and step_ms > 0 else None
+
+
+def _needed(change: StepChange) -> int | None:
+    """Return about how many steps a side needs: an interval narrows with the root of their number."""
+    half = (change.high_frac - change.low_frac) / 2
+    size = abs(change.change_frac)
+    room = size - change.noise_frac if size > change.noise_frac else UNCHANGED - size
+    if room <= 0 or half <= 0:
+        return None
+    wider = min(half / room, float(_MOST_STEPS))
+    needed = ceil(min(change.base_steps, change.head_steps) * wider**2)
+    return needed if needed <= _MOST_STEPS else None
+
+
+def _cut(first: int, second: int) -> int:
+    """The number of sorted ratios to leave out at each end for the interval of 95 %.
+
+    That is the largest c for which P(U <= c) is at most 2.5 %, U being the rank-sum statistic of two samples
+    from one distribution; 0 where none is.
+    """
+    tail = (1 - CONFIDENCE) / 2
+    if max(first, second) > _EXACT_UP_TO:
+        spread = (first * second * (first + second + 1) / 12) ** 0.5
+        return max(int(first * second / 2 - 1.959964 * spread) - 1, 0)
+    counts = _rank_sum_counts(first, second)
+    total, below = comb(first + second, first), 0
+    for cut, count in enumerate(counts):
+        below += count
+        if below > tail * total:
+            return max(cut - 1, 0)
+    return 0
+
+
+def _rank_sum_counts(first: int, second: int) -> Sequence[int]:
+    """The number of orders of two samples in which the statistic U has each value: a Gaussian binomial."""
+    counts = [1]
+    for size in range(1, first + 1):
+        # times (1 - q^(second + size)) / (1 - q^size)
+        grown = [0] * (len(counts) + second)
+        for value, count in enumerate(counts):
+            grown[value] += count
+            if value + second + size < len(grown):
+                grown[value + second + size] -= count
+        for value in range(size, len(grown)):
+            grown[value] += grown[value - size]
+        counts = grown
+    return counts

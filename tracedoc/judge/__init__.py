@@ -1,0 +1,1 @@
+"""Rules over facts, the first line, and all of it composed."""

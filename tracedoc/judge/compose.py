@@ -1,0 +1,265 @@
+"""Compose the Diagnosis from what was measured and judged; nothing is computed here that is not shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+
+from msgspec.structs import replace
+
+import tracedoc
+from tracedoc.diagnosis import (
+    Budget,
+    BudgetCheck,
+    BudgetLocation,
+    CaptureBudget,
+    Detail,
+    Diagnosis,
+    FactRecord,
+    RankReport,
+    RunInfo,
+    Scalar,
+    StepBudget,
+    Strategy,
+)
+from tracedoc.errors import Failures, Limit
+from tracedoc.facts.catalog import FactTable
+from tracedoc.facts.measure_run import Measurements
+from tracedoc.facts.memory_curve import memory_curve
+from tracedoc.facts.per_run.strategy import strategy_of
+from tracedoc.facts.step_picture import step_picture
+from tracedoc.facts.tables import collective_rows, host_detail, kernel_rows, phase_rows, unit_rows
+from tracedoc.facts.transfer_table import transfer_table
+from tracedoc.facts.unit_timeline import unit_timeline
+from tracedoc.facts.waits import wait_table
+from tracedoc.judge.findings import Judgement
+from tracedoc.judge.first_line import summarise
+from tracedoc.play.run_replay import Refusal
+from tracedoc.predicted import PlanStep, ReplayReport
+from tracedoc.ranks.exposure import ExposedSplit
+from tracedoc.ranks.run_view import RunView
+from tracedoc.run.job import job_settings
+from tracedoc.step.rank_digest import RankDigest, StepDigest
+from tracedoc.timeline.activity import Budget as ExactBudget
+from tracedoc.values import Unknown, Value
+from tracedoc.whatif.answer import run_replay
+from tracedoc.whatif.path_in_picture import path_in_picture
+
+_UNIX_TIME_NS = (10**18, 5 * 10**18)
+"""Nanoseconds that are taken for a time since 1970: September 2001 to June 2128."""
+
+
+def compose(
+    measurements: Measurements,
+    judgement: Judgement,
+    *,
+    limits: tuple[Limit, ...],
+    cycle: int | None,
+    cycles: tuple[int, ...],
+    replay: ReplayReport | None = None,
+    plan: tuple[PlanStep, ...] = (),
+    budgets: tuple[BudgetCheck, ...] = (),
+    rules_left_out: int = 0,
+) -> Diagnosis:
+    """Return the diagnosis of one run."""
+    run = measurements.run
+    representative = run.representative_digest
+    info = _run_info(measurements, cycle, cycles)
+    budget = _rank_budget(run, representative, _Milliseconds()) if representative is not None else None
+    failures = Failures()
+    detail = _detail(run, representative, failures) if representative is not None else Detail()
+    if replay is not None:
+        detail = failures.contain(
+            "the critical path in the timeline", lambda: _with_path(detail, run), detail
+        )
+    summary = failures.contain(
+        "the answer in a sentence",
+        lambda: summarise(
+            measurements, judgement, run=info, limits=limits, plan=plan, rules_left_out=rules_left_out
+        ),
+        "The measurements stand below.",
+    )
+    return Diagnosis(
+        summary=_failure(limits) + summary,
+        run=info,
+        budget=budget,
+        ranks=tuple(_rank_report(run, digest) for digest in run.digests),
+        findings=judgement.findings,
+        verdicts=judgement.verdicts,
+        facts=_fact_records(measurements.facts),
+        limits=(*limits, *failures.limits),
+        detail=detail,
+        replay=replay,
+        plan=plan,
+        budgets=budgets,
+        rules_left_out=rules_left_out,
+        tool_version=tracedoc.__version__,
+    )
+
+
+def _detail(run: RunView, representative: RankDigest, failures: Failures) -> Detail:
+    contain = failures.contain
+    return Detail(
+        collectives=contain("the table of collectives", lambda: collective_rows(run, representative), ()),
+        kernels=contain("the table of kernels", lambda: kernel_rows(representative), ()),
+        picture=contain("the timeline", lambda: step_picture(run), None),
+        units=contain("the table of sharded units", lambda: unit_rows(run), ()),
+        host=contain("the tables of the host", lambda: host_detail(representative), None),
+        phases=contain("the table of phases", lambda: phase_rows(representative), ()),
+        waits=contain("who waits for whom", lambda: wait_table(run), None),
+        transfers=contain("the table of transfers", lambda: transfer_table(run), None),
+        unit_timeline=contain("the timeline of sharded units", lambda: unit_timeline(run), None),
+        memory=contain("the memory over time", lambda: memory_curve(run), None),
+    )
+
+
+def _with_path(detail: Detail, run: RunView) -> Detail:
+    """Return the detail with the critical path in its picture, where the run was replayed."""
+    made = run_replay(run)
+    if detail.picture is None or isinstance(made, Refusal):
+        return detail
+    return replace(detail, picture=replace(detail.picture, path=path_in_picture(run, made, detail.picture)))
+
+
+def _failure(limits: tuple[Limit, ...]) -> str:
+    """Return what is said before all else: that the job failed, and how, or that a rank ended early."""
+    early = next((limit.message for limit in limits if limit.code == "ended-early"), "")
+    if early:
+        return f"{early[0].upper()}{early[1:]}. "
+    words = next((limit.message for limit in limits if limit.code == "job-failed"), "")
+    return f"The job failed: {words}. " if words else ""
+
+
+def _run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, ...]) -> RunInfo:
+    run = measurements.run
+    strategy = strategy_of(run)
+    representative = run.representative_digest or run.digests[0]
+    return RunInfo(
+        world_size=run.world_size,
+        ranks_seen=tuple(digest.rank for digest in run.digests),
+        device=representative.device,
+        backend=representative.backend,
+        strategy=Strategy(
+            strategy.name, strategy.confidence, strategy.evidence, strategy.family, strategy.sharding
+        ),
+        sources=tuple(digest.source for digest in run.digests),
+        steps_judged=min((len(d.complete_steps) for d in run.digests if d.steps), default=0),
+        cycle=cycle,
+        cycles=cycles,
+        frameworks=tuple(dict.fromkeys(one for rank in run.job.ranks for one in rank.frameworks))
+        if run.job is not None
+        else (),
+        reader=", ".join(sorted({digest.reader for digest in run.digests if digest.reader})),
+        settings=job_settings(run.job),
+        captured_at=_captured_at(run),
+    )
+
+
+def _captured_at(run: RunView) -> str:
+    """Return when the first event happened; time that does not count from 1970 lies before 2001."""
+    starts = [one.start_ns for one in run.digests if _UNIX_TIME_NS[0] <= one.start_ns < _UNIX_TIME_NS[1]]
+    if not starts:
+        return ""
+    return f"{datetime.fromtimestamp(min(starts) // 10**9, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+
+
+class _Milliseconds(dict[int, float]):
+    """Milliseconds by nanoseconds: the steps of a rank share many numbers, 0 most of all."""
+
+    def __missing__(self, ns: int) -> float:
+        self[ns] = ns / 1e6
+        return self[ns]
+
+
+def _parts(
+    budget: ExactBudget,
+    split: ExposedSplit | None,
+    idle_ns: Mapping[str, int],
+    blocking_ns: int | None,
+    *,
+    ms: _Milliseconds,
+) -> dict[str, float | dict[str, float] | None]:
+    shown = split or ExposedSplit(0, 0, 0, budget.exposed_comm_ns)
+    return {
+        "step_ms": ms[budget.window_ns],
+        "compute_ms": ms[budget.compute_ns],
+        "exposed_comm_ms": ms[budget.exposed_comm_ns],
+        "exposed_copy_ms": ms[budget.exposed_copy_ns],
+        "idle_ms": ms[budget.idle_ns],
+        "comm_ms": ms[budget.comm_ns],
+        "overlap_frac": 1.0 - budget.exposed_comm_ns / budget.comm_ns if budget.comm_ns else None,
+        "exposed_transfer_ms": ms[shown.transfer_ns],
+        "exposed_wait_ms": ms[shown.wait_ns],
+        "pipeline_wait_ms": ms[shown.pipeline_wait_ns],
+        "exposed_comm_unsplit_ms": ms[shown.unsplit_ns],
+        "blocking_comm_ms": None if blocking_ns is None else ms[blocking_ns],
+        "idle_causes_ms": {cause: ms[ns] for cause, ns in idle_ns.items() if ns},
+    }
+
+
+def _rank_budget(run: RunView, digest: RankDigest, ms: _Milliseconds) -> Budget | None:
+    step = digest.judged_step
+    if step is None:
+        return None
+    split = run.splits[digest.rank, step.index]
+    at = BudgetLocation(digest.rank, step.index if digest.step_source != "none" else None)
+    parts = _parts(step.budget, split, step.idle_ns, step.blocking_ns, ms=ms)
+    return Budget(**parts, at=at)  # type: ignore[arg-type]
+
+
+def _rank_report(run: RunView, digest: RankDigest) -> RankReport:
+    capture, ms = None, _Milliseconds()
+    if digest.capture is not None:
+        parts = _parts(digest.capture, None, digest.capture_idle_ns, None, ms=ms)
+        capture = CaptureBudget(**parts, span_ms=ms[digest.capture.window_ns])  # type: ignore[arg-type]
+    return RankReport(
+        rank=digest.rank,
+        source=digest.source,
+        host=digest.host,
+        device=digest.device,
+        capture=capture,
+        budget=_rank_budget(run, digest, ms),
+        steps=tuple(_step_budget(run, digest, step, ms) for step in digest.steps),
+    )
+
+
+def _step_budget(run: RunView, digest: RankDigest, step: StepDigest, ms: _Milliseconds) -> StepBudget:
+    parts = _parts(step.budget, run.splits[digest.rank, step.index], step.idle_ns, step.blocking_ns, ms=ms)
+    return StepBudget(
+        **parts,  # type: ignore[arg-type]
+        index=step.index,
+        complete=step.complete,
+        start_ms=ms[step.start_ns - digest.start_ns],
+    )
+
+
+def _fact_records(facts: FactTable) -> dict[str, FactRecord]:
+    """Return the records of all facts. What is unknown for the same reason is one object: there is much."""
+    unknown: dict[str, dict[str, str]] = {}
+    tables: dict[tuple[str, ...], dict[str, Scalar | dict[str, str]]] = {}
+
+    def shown(value: Value) -> Scalar | dict[str, str]:
+        if isinstance(value, Unknown):
+            return unknown.setdefault(value.reason, {"unknown": value.reason})
+        return value
+
+    def table(values: Mapping[str, Value]) -> dict[str, Scalar | dict[str, str]]:
+        reasons = {value.reason if isinstance(value, Unknown) else None for value in values.values()}
+        if reasons == {None} and isinstance(values, dict):
+            return values  # as it is: a copy for each of many ranks and facts would be much
+        found = {key: shown(value) for key, value in values.items()}
+        if len(reasons) == 1 and (reason := reasons.pop()) is not None:
+            return tables.setdefault((reason, *found), found)
+        return found
+
+    return {
+        name: FactRecord(
+            unit=measurement.definition.unit,
+            scope=measurement.definition.scope,
+            value=None if isinstance(measurement.value, Unknown) else measurement.value,
+            unknown=measurement.value.reason if isinstance(measurement.value, Unknown) else None,
+            values=table(measurement.values),
+            doc=measurement.definition.doc,
+        )
+        for name, measurement in facts.items()
+    }

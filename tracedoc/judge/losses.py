@@ -1,0 +1,200 @@
+"""The largest part of the step that is not compute, and what is said where nothing is worth a warning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tracedoc.diagnosis import Finding, RunInfo
+from tracedoc.facts.measure_run import Measurements
+from tracedoc.idle_causes import WORDS
+from tracedoc.judge.rule import Rule
+from tracedoc.units import format_ms, format_percent
+
+CPU_IDLE_WORDS = {cause: words.on_cpu for cause, words in WORDS.items() if words.on_cpu}
+"""What the first line says of a CPU step that is mostly idle for a reason that no rule looks for."""
+
+WAIT_WORTH_NAMING = 0.10
+"""Waiting for peers is named from this share of the step on."""
+
+LOSS_WORTH_NAMING = 0.10
+"""The largest part of the step that is not compute is named from this share of the step on."""
+
+IDLE_WORTH_NAMING = 0.50
+"""In a CPU trace what the host does instead of running operators is named from this share of the step on."""
+
+LOSSES = ("wait", "pipeline", "exposed", "copy", *WORDS)
+"""The parts of a step that are not compute: of communication, copies, and idle time by its cause."""
+
+_LOSS_OF_TOPIC: dict[str, frozenset[str]] = {
+    "communication": frozenset({"wait", "exposed"}),
+    "sharding": frozenset({"wait", "exposed", "launch"}),
+    "straggler": frozenset({"wait", "launch", "sync", "compile", "gc", "unknown", "input"}),
+    "pipeline": frozenset({"wait", "pipeline", "exposed"}),
+    "input": frozenset({"input"}),
+    "host": frozenset({"launch", "sync", "compile", "gc", "unknown", "profiler"}),
+    "memory": frozenset({"copy", "allocator"}),
+}
+"""The losses that findings of a topic speak of, unless their rule names others."""
+
+LITTLE_EXPOSED = 0.10
+"""With more exposed communication than this a run is not called compute-bound."""
+
+COMPUTE_BOUND = 0.80
+"""With this share of compute in the step and no finding, compute is what the step is made of."""
+
+NO_GAIN = 0.001
+"""What saves less than this share of the step is named without a number."""
+
+
+def number(measurements: Measurements, fact: str) -> float | None:
+    """Return the run's value of a fact, ``None`` where it is unknown or no number."""
+    value = measurements.facts[fact].value
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def gain_ms(finding: Finding) -> float:
+    """Return the likely gain of a fix, else its bound, in milliseconds; 0 where nothing is known of it."""
+    return finding.gain.size_ms if finding.gain is not None else 0.0
+
+
+def gain_words(finding: Finding) -> str:
+    """Return that gain in words: ``about 11 ms`` where it is the likely one, ``up to 31 ms`` of a bound."""
+    likely = finding.gain is not None and finding.gain.likely_ms is not None
+    return f"{'about' if likely else 'up to'} {format_ms(gain_ms(finding))}"
+
+
+def uncovered_loss(
+    measurements: Measurements, named: Sequence[Finding], rules: Mapping[str, Rule], step: float
+) -> list[str]:
+    """Return the largest part of the step that is not compute, unless a named finding speaks of it."""
+    kind, words, length = largest_loss(measurements)
+    if length < LOSS_WORTH_NAMING * step or any(kind in _losses_of(rules[one.rule_id]) for one in named):
+        return []
+    return [f"Largest loss: {words}, {format_ms(length)} ({format_percent(length / step)})."]
+
+
+def _losses_of(rule: Rule) -> frozenset[str]:
+    return rule.losses or _LOSS_OF_TOPIC.get(rule.topic, frozenset())
+
+
+def largest_loss(measurements: Measurements) -> tuple[str, str, float]:
+    """Return the largest part of the step that is not compute: its kind, words for it, and ms."""
+    digest = measurements.run.representative_digest
+    step = digest.judged_step if digest is not None else None
+    if digest is None or step is None:
+        return "unknown", "idle time", 0.0
+    split = measurements.run.splits[digest.rank, step.index]
+    parts = {cause: (f"idle time ({WORDS[cause].idle})", ns) for cause, ns in step.idle_ns.items()}
+    late = measurements.run.blame.waited_for(digest.rank)
+    waiting = f"rank {digest.rank} waits for rank {late}" if late is not None else "waiting for peers"
+    parts["wait"] = (waiting, split.wait_ns)
+    parts["pipeline"] = ("waiting in the pipeline", split.pipeline_wait_ns)
+    parts["exposed"] = ("exposed communication", split.transfer_ns + split.unsplit_ns)
+    parts["copy"] = ("exposed copies", step.budget.exposed_copy_ns)
+    kind = max(parts, key=lambda name: parts[name][1])
+    return kind, parts[kind][0], parts[kind][1] / 1e6
+
+
+def waits_for_peers(measurements: Measurements, step: float) -> str:
+    """Say whom the other ranks wait for, where that is a part of the step worth a sentence; else ""."""
+    rank, wait_ms = _longest(measurements, "exposed_wait_ms")
+    late = measurements.run.blame.waited_for(int(rank)) if wait_ms >= WAIT_WORTH_NAMING * step else None
+    if late is None:
+        return ""
+    return f" Rank {rank} waits {format_ms(wait_ms)} a step for its peers, mostly for rank {late}."
+
+
+def in_pipeline(measurements: Measurements, step: float) -> str:
+    """Say how long the rank that waits longest for its pipeline neighbours does; "" where that is little."""
+    rank, wait_ms = _longest(measurements, "pipeline_wait_ms")
+    if wait_ms < WAIT_WORTH_NAMING * step:
+        return ""
+    return f" Rank {rank} waits {format_ms(wait_ms)} a step in the pipeline."
+
+
+def _longest(measurements: Measurements, fact: str) -> tuple[str, float]:
+    """Return the rank with the largest value of a fact in ms, and that; ("", 0.0) where none is known."""
+    known = {
+        rank: float(value)
+        for rank, value in measurements.facts[fact].values.items()
+        if isinstance(value, (int, float))
+    }
+    return max(known.items(), key=lambda item: item[1], default=("", 0.0))
+
+
+def idle_on_cpu(measurements: Measurements, step: float) -> str:
+    """Say what the host does for most of a CPU step instead of running operators; "" where it runs them."""
+    digest = measurements.run.representative_digest
+    judged = digest.judged_step if digest is not None else None
+    if judged is None or not judged.complete:
+        return ""
+    cause = max(CPU_IDLE_WORDS, key=lambda name: judged.idle_ns.get(name, 0))
+    idle = judged.idle_ns.get(cause, 0) / 1e6
+    if idle < IDLE_WORTH_NAMING * step:
+        return ""
+    return f" For {format_ms(idle)} of it {CPU_IDLE_WORDS[cause]}."
+
+
+def healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo, step: float) -> str:
+    """Return what fills the step, the largest loss, and the largest finding that is only a note."""
+    compute = number(measurements, "compute_ms")
+    if measurements.is_cpu:
+        waits = waits_for_peers(measurements, step) + in_pipeline(measurements, step)
+        return f"{_on_cpu(noted, step)}{idle_on_cpu(measurements, step)}{waits}"
+    if compute is None:
+        return f"No answer: how the {format_ms(step)} step splits is not in this capture."
+    small = _minor(noted, step)
+    share = format_percent(compute / step)
+    if not is_compute_bound(measurements, step):
+        _, what, length = largest_loss(measurements)
+        waits = waits_for_peers(measurements, step) if "waits for" not in what else ""
+        return (
+            f"No single cause: compute fills {share} of the {format_ms(step)} step; the largest loss is "
+            f"{what}, {format_ms(length)}.{waits}{small}"
+        )
+    return f"{compute_bound(measurements, run, step)}{small}"
+
+
+def is_compute_bound(measurements: Measurements, step: float) -> bool:
+    """Return whether compute fills the step and communication is hidden."""
+    compute, exposed = number(measurements, "compute_ms"), number(measurements, "exposed_comm_ms")
+    return (
+        compute is not None and compute >= COMPUTE_BOUND * step and (exposed or 0.0) <= LITTLE_EXPOSED * step
+    )
+
+
+def compute_bound(measurements: Measurements, run: RunInfo, step: float) -> str:
+    """Return the sentence for a run that is compute-bound."""
+    share = format_percent((number(measurements, "compute_ms") or 0.0) / step)
+    exposed = number(measurements, "exposed_comm_ms")
+    if (run.world_size or 1) > 1 and exposed is not None:
+        return (
+            f"Compute-bound: the GPUs are busy for {share} of the {format_ms(step)} step, and communication "
+            f"is hidden (at most {format_percent(exposed / step)} to gain)."
+        )
+    return f"Compute-bound: {share} of the {format_ms(step)} step is compute."
+
+
+def _minor(noted: Sequence[Finding], step: float) -> str:
+    """Name the largest finding that is only a note; "" where none saves time."""
+    first = max(noted, key=gain_ms, default=None)
+    if first is None or gain_ms(first) <= 0:
+        return ""
+    return f" Minor: {_short_name(first)}, {gain_words(first)}."
+
+
+def _short_name(finding: Finding) -> str:
+    name = finding.title.partition(": ")[0]
+    first = name.partition(" ")[0]
+    return name[0].lower() + name[1:] if first[1:].islower() or len(first) == 1 else name
+
+
+def _on_cpu(noted: Sequence[Finding], step: float) -> str:
+    """Return what a CPU run without warnings says: shares of its time prove little about GPUs."""
+    first = max((one for one in noted if one.topic != "capture"), key=gain_ms, default=None)
+    if first is None:
+        return f"CPU run: nothing found to change in the {format_ms(step)} step."
+    named = f"CPU run, only minor findings: {_short_name(first)}"
+    if gain_ms(first) < NO_GAIN * step:
+        return f"{named}, in the {format_ms(step)} step."
+    return f"{named}, {gain_words(first)} of the {format_ms(step)} step."

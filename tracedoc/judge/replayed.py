@@ -1,0 +1,293 @@
+"""Replay the fixes of all findings: their predicted steps, the gains of findings, and the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import hypot
+
+from msgspec.structs import replace
+
+from tracedoc.diagnosis import SEVERITIES, Finding, Fix, Gain
+from tracedoc.facts.measure_run import Measurements
+from tracedoc.facts.per_run.strategy import strategy_of
+from tracedoc.judge.findings import Judgement, severity_of, worst_first
+from tracedoc.judge.fixes import misfits
+from tracedoc.judge.listing import with_restored_findings
+from tracedoc.judge.rule import Rule
+from tracedoc.judge.wording import JUDGED_RANK
+from tracedoc.play.run_replay import Refusal, RunReplay
+from tracedoc.predicted import PlanStep, Predicted, Range, ReplayReport
+from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, on_more_ranks, replay_report, run_replay
+from tracedoc.whatif.changes.registry import Request, parse_request
+from tracedoc.whatif.over_steps import Cost, cost_over_steps
+from tracedoc.whatif.predictions import Prediction, predict
+
+LONGEST_PLAN = 5
+"""A plan has at most this many fixes: what comes later rests on ever more assumptions."""
+
+NOT_PLANNED = ("double-batch", "faster-kernels")
+"""Changes of what is trained, its batch or its precision, which a plan leaves as they are."""
+
+HELD_ON_CPUS = ("even-rank", "even-ranks", "share-work", "merge-buckets", "cap-buckets")
+"""Changes that make ranks alike, or messages larger."""
+
+_SURER = ("low", "medium", "high").index
+
+NOT_REPLAYED = "a bound: the step was not replayed, because {}"
+
+UNLIKE_THE_OTHERS = "a bound: the step that is replayed shows little of it"
+
+SHOWN = 0.5
+"""A step with less than this share of what a cause costs on average does not show it."""
+
+
+def with_predictions(
+    judgement: Judgement, measurements: Measurements
+) -> tuple[Judgement, ReplayReport | None, tuple[PlanStep, ...]]:
+    """Return the judgement with every fix that can be replayed predicted, how that was done, and the plan.
+
+    The gain of a finding is then that of its best fix, and its severity follows.
+    """
+    replay = run_replay(measurements.run)
+    report = replay_report(replay)
+    if isinstance(replay, Refusal):
+        judgement = with_restored_findings(judgement, lambda finding: finding)
+        return _with_ceilings(judgement, replay.reason, measurements), report, ()
+
+    alone: dict[str, Prediction] = {}
+    rules = judgement.rules
+
+    def predicted(findings: Sequence[Finding]) -> list[Finding]:
+        requests = {str(one): one for one in _requests(findings).values()}
+        alone.update(_predictions(replay, [], {k: one for k, one in requests.items() if k not in alone}))
+        known = {text: as_predicted([requests[text]], alone[text]) for text in requests if text in alone}
+        return [_predicted(one, rules[one.rule_id], known, replay, measurements) for one in findings]
+
+    findings = sorted(predicted(judgement.findings), key=worst_first)
+    judgement = with_restored_findings(
+        replace(judgement, findings=tuple(findings)), lambda one: predicted([one])[0]
+    )
+    plan = make_plan(replay, [_fitting(finding, measurements) for finding in judgement.findings], alone)
+    report = replace(report, more_ranks=on_more_ranks(replay))
+    return judgement, report, plan
+
+
+def _predictions(
+    replay: RunReplay, after: Sequence[Request], requests: Mapping[str, Request]
+) -> dict[str, Prediction]:
+    """Return what each of some changes is predicted to give on top of others, where it can be made."""
+    answers = predict(replay, [[*after, one] for one in requests.values()])
+    found = zip(requests, answers, strict=True)
+    return {text: answer for text, answer in found if isinstance(answer, Prediction)}
+
+
+def _requests(findings: Sequence[Finding]) -> dict[tuple[str, int], Request]:
+    """Return the change of each fix that has one, by finding and number of the fix."""
+    return {
+        (finding.id, number): parse_request(change)
+        for finding in findings
+        for number, fix in enumerate(finding.fixes)
+        if (change := _change(finding, fix))
+    }
+
+
+def _change(finding: Finding, fix: Fix) -> str:
+    if JUDGED_RANK not in fix.replays:
+        return fix.replays
+    return fix.replays.replace(JUDGED_RANK, str(finding.ranks[0])) if len(finding.ranks) == 1 else ""
+
+
+def _with_ceilings(judgement: Judgement, reason: str, measurements: Measurements) -> Judgement:
+    """Return the judgement whose gains say why they are bounds and no predictions."""
+    note = NOT_REPLAYED.format(reason)
+    findings = tuple(
+        replace(one, gain=replace(one.gain, assumptions=(*one.gain.assumptions, note)))
+        if one.gain is not None and any(fix.replays for fix in one.fixes)
+        else one
+        for one in judgement.findings
+    )
+    representative = measurements.run.representative_digest
+    step = representative.judged_step if representative is not None else None
+    if step is None:
+        return replace(judgement, findings=findings)
+    rules = judgement.rules
+    held = (_bound_for_mean_step(one, rules[one.rule_id], step.index, measurements) for one in findings)
+    return replace(judgement, findings=tuple(held))
+
+
+def _bound_for_mean_step(finding: Finding, rule: Rule, step: int, measurements: Measurements) -> Finding:
+    cost = _cost(finding, rule, step, measurements)
+    if cost is None or finding.gain is None:
+        return finding
+    return replace(finding, gain=_bound_over_steps(finding.gain, cost))
+
+
+def _predicted(
+    finding: Finding,
+    rule: Rule,
+    known: Mapping[str, Predicted],
+    replay: RunReplay,
+    measurements: Measurements,
+) -> Finding:
+    fixes = tuple(
+        _with_prediction(finding, fix, known[str(parse_request(change))], measurements)
+        if (change := _change(finding, fix)) and str(parse_request(change)) in known
+        else fix
+        for fix in finding.fixes
+    )
+    found = [fix.predicted for fix in fixes if fix.predicted is not None]
+    if not found or finding.gain is None:
+        return _bound_for_mean_step(replace(finding, fixes=fixes), rule, replay.step, measurements)
+    best = max(found, key=lambda one: one.gain_ms[1])
+    cost = _cost(finding, rule, replay.step, measurements)
+    if cost is not None and not _shows(replay, best, finding.gain, cost):
+        fixes = tuple(replace(fix, predicted=None) for fix in fixes)
+        bound = replace(finding.gain, assumptions=(*finding.gain.assumptions, UNLIKE_THE_OTHERS))
+        return replace(finding, fixes=fixes, gain=_bound_over_steps(bound, cost))
+    low, likely, high = (max(ms, 0.0) for ms in best.gain_ms)
+    gain = Gain(low, high, "replay", best.assumptions, likely)
+    if cost is not None:
+        gain = _gain_over_steps(gain, cost)
+    # A replay that is not sure makes its number doubtful, not the cause that was seen.
+    confidence = (
+        min(finding.confidence, "medium", key=_SURER) if best.confidence == "low" else best.confidence
+    )
+    likely_severity = severity_of(rule, gain, confidence, measurements)
+    # Of what is saved at least there is no doubt.
+    least = Gain(gain.low_ms, gain.low_ms, "replay")
+    least_severity = severity_of(rule, least, finding.confidence, measurements)
+    severity = min(likely_severity, least_severity, key=SEVERITIES.index)
+    return replace(finding, fixes=fixes, gain=gain, severity=severity)
+
+
+def _with_prediction(finding: Finding, fix: Fix, predicted: Predicted, measurements: Measurements) -> Fix:
+    """Return the fix with its prediction, or as one that is not replayed.
+
+    Ranks on CPUs slow each other down by chance; a bound over all steps knows that, the replay of one step
+    does not; nor what gloo takes for a message of another size. So there the bound of what makes ranks alike,
+    or messages larger, stands against a larger prediction: where it says what is saved at least, the
+    prediction is brought within it, else there is none. Neither is replayed on top of other fixes.
+    """
+    bound = finding.gain
+    unsure = measurements.is_cpu and predicted.change.split()[0] in HELD_ON_CPUS
+    if not unsure or bound is None or predicted.gain_ms[1] <= bound.size_ms:
+        return replace(fix, predicted=predicted)
+    if bound.low_ms <= 0:
+        return replace(fix, replays="")
+    return replace(fix, replays="", predicted=_within(predicted, bound))
+
+
+def _within(predicted: Predicted, bound: Gain) -> Predicted:
+    """Return a prediction whose gain is at most that of a bound, and as unsure."""
+    low, likely, high = predicted.gain_ms
+    gains = (min(low, bound.low_ms), min(likely, bound.high_ms), min(high, bound.high_ms))
+    today = predicted.step_ms[1] + likely
+    steps = (today - gains[2], today - gains[1], today - gains[0])
+    return replace(predicted, step_ms=steps, gain_ms=gains)
+
+
+def _cost(finding: Finding, rule: Rule, step: int, measurements: Measurements) -> Cost | None:
+    """Return what the cause of a finding costs over the captured steps, where that is known.
+
+    Not on CPUs, where the processes of a job share cores: what one costs the others is partly chance.
+    """
+    if measurements.is_cpu:
+        return None
+    key = str(finding.ranks[0]) if rule.scope == "rank" and len(finding.ranks) == 1 else None
+    return cost_over_steps(measurements.run, rule.evidence, key, step)
+
+
+def _shows(replay: RunReplay, best: Predicted, bound: Gain, cost: Cost) -> bool:
+    """Return whether the replayed step shows what the finding is about.
+
+    A pause, or a rank whose turn it is to be late, may be in any step; and of a lone step what comes before
+    its first kernel is not replayed.
+    """
+    lone = not replay.periodic
+    return cost.analysed_ms >= SHOWN * cost.mean_ms and not (lone and best.gain_ms[1] < SHOWN * bound.high_ms)
+
+
+def _gain_over_steps(gain: Gain, cost: Cost) -> Gain:
+    """Return the gain of the mean step, from that of the analysed one.
+
+    What a replay leaves open and what few steps leave open of their mean are independent: the margins add
+    up as squares.
+    """
+    was = gain.size_ms
+    likely = max(was + cost.mean_ms - cost.analysed_ms, 0.0)
+    low = max(likely - hypot(was - gain.low_ms, cost.error_ms), 0.0)
+    high = likely + hypot(gain.high_ms - was, cost.error_ms)
+    return replace(gain, low_ms=low, likely_ms=likely, high_ms=high, mean_step_ms=cost.mean_step_ms)
+
+
+def _bound_over_steps(gain: Gain, cost: Cost) -> Gain:
+    """Return a bound that holds for the mean step; its size stays that of the captured steps."""
+    high = max(gain.high_ms, cost.mean_ms + cost.error_ms)
+    return replace(gain, likely_ms=gain.size_ms, high_ms=high, mean_step_ms=cost.mean_step_ms)
+
+
+def _fitting(finding: Finding, measurements: Measurements) -> Finding:
+    """Return the finding whose fixes are replayed only where none fits the job better."""
+    run = measurements.run
+    frameworks = [one for rank in run.job.ranks for one in rank.frameworks] if run.job is not None else []
+    distances = misfits(finding.fixes, strategy_of(run).name, frameworks)
+    replayed = [far for far, fix in zip(distances, finding.fixes, strict=True) if fix.replays]
+    fixes = tuple(
+        fix if far == min(replayed, default=0) else replace(fix, replays="")
+        for far, fix in zip(distances, finding.fixes, strict=True)
+    )
+    return replace(finding, fixes=fixes)
+
+
+def make_plan(
+    replay: RunReplay, findings: Sequence[Finding], alone: Mapping[str, Prediction]
+) -> tuple[PlanStep, ...]:
+    """Return the fixes in the order in which they pay, each replayed on top of those before it.
+
+    ``alone`` are the predictions of all changes of these findings that can be made.
+
+    Of the fixes of one finding, and of fixes that change the same, one is taken. The next is the one with
+    the largest likely gain after those before; the plan ends where none gives a hundredth of the step.
+    """
+    candidates = {place: one for place, one in _requests(findings).items() if one.name not in NOT_PLANNED}
+    titles = {(finding.id, n): fix.title for finding in findings for n, fix in enumerate(finding.fixes)}
+    chosen: list[Request] = []
+    plan: list[PlanStep] = []
+    step = replay.step_ms
+    while candidates and len(plan) < LONGEST_PLAN:
+        distinct = {str(one): one for one in candidates.values()}
+        found = (
+            _predictions(replay, chosen, distinct)
+            if chosen
+            else {text: alone[text] for text in distinct if text in alone}
+        )
+        best = min(found, key=lambda text: found[text].step_ms[1], default=None)
+        if best is None or step - found[best].step_ms[1] < LEAST_SHARE * replay.step_ms:
+            break
+        place = next(place for place, one in candidates.items() if str(one) == best)
+        after = found[best]
+        plan.append(
+            PlanStep(
+                fix=f"{place[0]}/{place[1]}",
+                title=titles[place],
+                change=best,
+                step_ms=after.step_ms,
+                gain_ms=_saved(plan[-1].step_ms if plan else (replay.step_ms,) * 3, after.step_ms),
+                then_limited_by=after.limited_by,
+                replay_of_step_ms=replay.step_ms,
+            )
+        )
+        chosen.append(distinct[best])
+        step = after.step_ms[1]
+        candidates = {
+            other: one
+            for other, one in candidates.items()
+            if other[0] != place[0] and one.name != distinct[best].name
+        }
+    return tuple(plan)
+
+
+def _saved(before: Range, after: Range) -> Range:
+    """Return what a fix adds to those before it, reading by reading."""
+    low, likely, high = sorted(one - other for one, other in zip(before, after, strict=True))
+    return low, likely, high

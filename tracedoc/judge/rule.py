@@ -1,0 +1,163 @@
+"""A rule as its YAML file states it; these types are what the loader reads and what the JSON schema says."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from msgspec import Meta, Struct, field
+
+from tracedoc.diagnosis import Scalar
+
+Topic = Literal[
+    "communication",
+    "sharding",
+    "straggler",
+    "input",
+    "host",
+    "memory",
+    "compute",
+    "pipeline",
+    "capture",
+]
+TOPICS: tuple[str, ...] = get_args(Topic)
+Framework = Literal[
+    "any",
+    "pytorch",
+    "ddp",
+    "fsdp1",
+    "fsdp2",
+    "deepspeed",
+    "accelerate",
+    "trainer",
+    "lightning",
+    "megatron",
+]
+
+Text = Annotated[str, Meta(min_length=1)]
+Id = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$",
+        max_length=60,
+        description="lower-case words joined by hyphens",
+    ),
+]
+Version = Annotated[str, Meta(pattern=r"^\d+\.\d+(\.\d+)?$", description='a version such as "0.1"')]
+Url = Annotated[
+    str, Meta(pattern=r"^https://[^\s\"'<>]+$", description="an address that starts with https://")
+]
+
+# Words of which an installation knows all; see Vocabulary.
+FactName = Annotated[str, Meta(title="fact")]
+Evidence = Annotated[str, Meta(title="evidence")]
+Estimator = Annotated[str, Meta(title="gain")]
+LimitCode = Annotated[str, Meta(title="limit")]
+Loss = Annotated[str, Meta(title="loss")]
+Need = Annotated[str, Meta(title="need")]
+UnitName = Annotated[str, Meta(title="unit")]
+
+
+class _Part(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A part of a rule file. What may be left out is "" then, which no file may say."""
+
+
+class Param(_Part, frozen=True):
+    """A threshold of a rule, with its unit and the reason for its value."""
+
+    value: Scalar
+    unit: UnitName
+    why: Text
+
+
+class AtMost(_Part, frozen=True):
+    """A gain that a fact bounds: the fix gives back at most its time, ``assuming`` what it says.
+
+    With ``within_host_work`` the fix leaves the host its own work, and the step cannot get shorter than that.
+    """
+
+    fact: FactName = field(name="at_most")
+    assuming: Text
+    within_host_work: bool = False
+
+
+OTHERWISE = "otherwise"
+"""Stands for all values of a fact that words do not name."""
+
+
+class Words(_Part, frozen=True):
+    """What templates say for the values of a fact: a text for each, or for some and :data:`OTHERWISE`."""
+
+    fact: FactName = field(name="of")
+    texts: dict[str, Text] = field(name="say")
+
+
+class RuleFix(_Part, frozen=True):
+    """A fix in the words of one framework, offered where ``when`` holds, or always if that is "".
+
+    It has a ``change`` that can be pasted, ``advice`` in prose, or both. ``predict`` is the change that it is
+    replayed as: its name under "change", and its parameters, which may be facts in braces.
+    """
+
+    framework: Framework
+    title: Text
+    risk: Text
+    change: Text = ""
+    advice: Text = ""
+    url: Url = ""
+    when: Text = ""
+    predict: dict[str, Scalar] = field(default_factory=dict)
+
+    @property
+    def replays(self) -> str:
+        """The change of ``predict`` as ``tracedoc whatif`` takes it, "" without one."""
+        return " ".join(
+            str(value) if key == "change" else f"{key}={value:g}" if _is_number(value) else f"{key}={value}"
+            for key, value in sorted(self.predict.items(), key=lambda item: item[0] != "change")
+        )
+
+
+class Rule(_Part, frozen=True):
+    """One rule. ``when`` is the source of the condition; ``gain`` is a bound or names an estimator,
+    ``evidence`` names the fact whose intervals are shown, both "" without one.
+
+    ``says`` is the clause of the first line behind the title's name, "" where its gain is all.
+    ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``yields_to`` lists
+    the ids of sharper rules. ``on_cpu`` is "capped" (a CPU trace makes it a note at most: its time shares
+    say little) or "as_usual" (counts, loader waits, arrival order). ``tells`` is "cause", or "time" for a
+    rule that says where time goes and not why. ``losses`` are the parts of the step that its findings speak
+    of, where they are not those of its topic. ``limit`` is the code of one that says the same as its finding:
+    both are shown as one. ``aliases`` are former ids, and names that people look for; rules may share one.
+    """
+
+    id: Id
+    title: Text
+    topic: Topic
+    status: Literal["stable", "preview"]
+    since: Version
+    scope: Literal["run", "rank"]
+    needs: frozenset[Need]
+    when: Text
+    message: Text
+    why: Text
+    says: Text = ""
+    params: dict[str, Param] = field(default_factory=dict)
+    words: dict[str, Words] = field(default_factory=dict)
+    gain: AtMost | Estimator = ""
+    evidence: Evidence = ""
+    severity: Literal["critical", "warning", "note"] = ""  # type: ignore[assignment]
+    on_cpu: Literal["capped", "as_usual"] = "capped"
+    tells: Literal["cause", "time"] = "cause"
+    fixes: tuple[RuleFix, ...] = ()
+    yields_to: tuple[Text, ...] = ()
+    losses: frozenset[Loss] = frozenset()
+    limit: LimitCode = ""
+    aliases: tuple[Text, ...] = ()
+
+
+def value_key(value: Scalar) -> str:
+    """How YAML writes the value of a fact: a text, ``true`` or ``false``."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_number(value: Scalar) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

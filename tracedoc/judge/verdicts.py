@@ -1,0 +1,272 @@
+"""What each rule says on its own: a verdict, and of what it found the instances, gains and places.
+
+No rule can stop another: a missing fact, a division by zero or an estimator without an answer is a verdict.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from tracedoc.diagnosis import Comparison, Evidence, Gain, Instance, Verdict
+from tracedoc.errors import failure
+from tracedoc.facts.catalog import attempt
+from tracedoc.facts.measure_run import Measurements
+from tracedoc.judge.expression import Expression, Result, parse
+from tracedoc.judge.expression import evaluate as evaluate_condition
+from tracedoc.judge.rule import AtMost, Rule
+from tracedoc.judge.wording import ranks_text
+from tracedoc.spans import Spans
+from tracedoc.values import Failed, Unknown, Value
+from tracedoc.whatif.bounds import at_most
+from tracedoc.whatif.evidence import MAX_FOUND, EvidenceCollector, longest_places
+from tracedoc.whatif.gains import GainEstimator
+
+_LOG = logging.getLogger(__name__)
+
+Times = Mapping[tuple[int, int | None], Spans]
+"""The intervals that evidence points to, by rank and step."""
+
+
+class Opinion(msgspec.Struct, frozen=True):
+    """What a rule says of one instance: a rank, or the run (``key`` is ``None``)."""
+
+    key: str | None
+    outcome: str  # "finding" | "pass" | "unknown" | "error"
+    reason: str
+    comparisons: tuple[Comparison, ...]
+    gain: Gain | Unknown | None = None  # None: the rule has no gain
+
+
+class Weighed(msgspec.Struct, frozen=True):
+    """What a rule says before it has looked at other rules; ``held`` is worst first."""
+
+    rule: Rule
+    verdict: Verdict
+    held: tuple[Opinion, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    times: Times = msgspec.field(default_factory=dict)
+
+
+def weigh(
+    rule: Rule,
+    measurements: Measurements,
+    gains: Mapping[str, GainEstimator],
+    evidence: Mapping[str, EvidenceCollector],
+) -> Weighed:
+    """A rule judged on its own; one that fails by a fault of ours has the outcome "error"."""
+    try:
+        return _weighed(rule, measurements, gains, evidence)
+    except Exception as error:
+        return Weighed(rule, Verdict(rule.id, "error", reason=f"error: {failure(rule.id, error)}"))
+
+
+def _weighed(
+    rule: Rule,
+    measurements: Measurements,
+    gains: Mapping[str, GainEstimator],
+    evidence: Mapping[str, EvidenceCollector],
+) -> Weighed:
+    absent = _absent(rule, measurements)
+    if absent is not None:
+        return Weighed(rule, absent)
+    condition = parse(rule.when)
+    if rule.scope == "run":
+        keys: tuple[str | None, ...] = (None,)
+    else:
+        keys = _rank_keys(condition.names, measurements)
+        if not keys:
+            return Weighed(rule, _no_ranks(rule, condition.names, measurements))
+    known: dict[tuple[Value, ...], Result] = {}
+    opinions = [_judge(rule, condition, key, measurements, gains, known) for key in keys]
+    verdict = _verdict(rule, opinions)
+    if verdict.outcome != "finding":
+        return Weighed(rule, verdict)
+    held = sorted((one for one in opinions if one.outcome == "finding"), key=_largest_gain_first)
+    collect = evidence.get(rule.evidence)
+    if collect is None:
+        return Weighed(rule, verdict, tuple(held))
+    return Weighed(rule, verdict, tuple(held), *_places(collect, measurements, [one.key for one in held]))
+
+
+def _places(
+    collect: EvidenceCollector, measurements: Measurements, keys: Sequence[str | None]
+) -> tuple[tuple[Evidence, ...], Times]:
+    """Return the evidence of all instances to list, and the time that all of it covers.
+
+    One instance after the other: the places of a thousand ranks would take hundreds of megabytes.
+    """
+    listed: dict[Evidence, None] = {}
+    times: dict[tuple[int, int | None], Spans] = {}
+    for key in keys:
+        found = attempt(collect, measurements, key)
+        if isinstance(found, Failed):
+            _LOG.debug("the places of %s could not be listed\n%s", key or "the run", found.traceback)
+            continue
+        for place, spans in spans_by_place(found).items():
+            times[place] = times[place] | spans if place in times else spans
+        listed |= dict.fromkeys(longest_places(found, len(keys)))
+    evidence = tuple(listed)
+    if len(evidence) > MAX_FOUND:
+        evidence = longest_places(evidence, len({place.rank for place in evidence}))
+    return evidence, times
+
+
+def _absent(rule: Rule, measurements: Measurements) -> Verdict | None:
+    """Return the verdict of a rule whose needs this run or capture does not meet."""
+    reasons: dict[str, list[str]] = {"by_nature": [], "not_captured": []}
+    for need in sorted(rule.needs):
+        found = measurements.available.get(need)
+        if found is None:
+            reasons["not_captured"].append(f"{need} were not looked for")
+        elif found.state != "present":
+            reasons[found.state].append(found.reason or f"no {need.replace('_', ' ')}")
+    for state, outcome in (("by_nature", "not_applicable"), ("not_captured", "unknown")):
+        if reasons[state]:
+            return Verdict(rule.id, outcome, reason=_together(reasons[state]))
+    return None
+
+
+def _rank_keys(names: Iterable[str], measurements: Measurements) -> tuple[str, ...]:
+    found = [measurements.facts[name] for name in names if name in measurements.facts]
+    keys = {key for fact in found if fact.definition.scope == "rank" for key in fact.values}
+    return tuple(sorted(keys, key=lambda key: (int(key) if key.isdecimal() else math.inf, key)))
+
+
+def _no_ranks(rule: Rule, names: Iterable[str], measurements: Measurements) -> Verdict:
+    values = values_of(rule, names, None, measurements)
+    reasons = [value.reason for value in values.values() if isinstance(value, Unknown)]
+    outcome = "error" if any(map(_is_error, values.values())) else "unknown"
+    return Verdict(rule.id, outcome, reason=_together(reasons) or "no rank was measured")
+
+
+def values_of(
+    rule: Rule, names: Iterable[str], key: str | None, measurements: Measurements
+) -> dict[str, Value]:
+    """Return params and facts by name, for one rank; facts that are not measured by rank hold for all."""
+    values: dict[str, Value] = {name: param.value for name, param in rule.params.items()}
+    for name in names:
+        if name in values:
+            continue
+        fact = measurements.facts.get(name)
+        value: Value
+        if fact is None:
+            value = Unknown(f"{name} was not measured")
+        elif key is not None and fact.definition.scope == "rank":
+            value = fact.values.get(key, Unknown(f"{name} was not measured on rank {key}"))
+        else:
+            value = fact.value
+        if isinstance(value, float) and not math.isfinite(value):
+            value = Unknown(f"{name} is not finite")
+        values[name] = value
+    return values
+
+
+def _judge(
+    rule: Rule,
+    condition: Expression,
+    key: str | None,
+    measurements: Measurements,
+    gains: Mapping[str, GainEstimator],
+    known: dict[tuple[Value, ...], Result],
+) -> Opinion:
+    """Return what a rule says of one instance; ``known`` are conditions judged before, by their values."""
+    values = values_of(rule, condition.names, key, measurements)
+    asked = tuple(values.values())  # of many ranks most have the same zeros and unknowns
+    result = known.get(asked)
+    if result is None:
+        result = known[asked] = evaluate_condition(condition, values)
+    if not isinstance(result.value, bool):
+        reason = (
+            result.value.reason if isinstance(result.value, Unknown) else "the condition is not a truth value"
+        )
+        failed = any(_is_error(values[name]) for name in condition.names)
+        return Opinion(key, "error" if failed else "unknown", reason, result.comparisons)
+    if not result.value:
+        return Opinion(key, "pass", "", result.comparisons)
+    if not rule.gain:
+        return Opinion(key, "finding", "", result.comparisons)
+    return Opinion(key, "finding", "", result.comparisons, _gain(rule.gain, key, measurements, gains))
+
+
+def _gain(
+    bound: AtMost | str, key: str | None, measurements: Measurements, gains: Mapping[str, GainEstimator]
+) -> Gain | Unknown:
+    if isinstance(bound, AtMost):
+        gain = at_most(measurements, key, bound.fact, bound.assuming, host_stays=bound.within_host_work)
+    elif bound in gains:
+        gain = attempt(gains[bound], measurements, key)
+    else:
+        return Unknown(f"there is no estimator {bound}")
+    if isinstance(gain, Gain) and not math.isfinite(gain.high_ms):
+        return Unknown("the bound is not finite")
+    return gain
+
+
+def _verdict(rule: Rule, opinions: Sequence[Opinion]) -> Verdict:
+    """Return what a rule says of all its instances: it holds if it holds for one."""
+    outcomes = {one.outcome for one in opinions}
+    outcome = next(name for name in ("finding", "error", "unknown", "pass") if name in outcomes)
+    speaking = [one for one in opinions if one.outcome == outcome]
+    if outcome == "finding":
+        speaking.sort(key=_largest_gain_first)
+    instances = tuple(Instance(one.key, one.outcome) for one in opinions if one.key is not None)
+    reason = _reason(speaking)
+    if outcome == "finding" and isinstance(gain := speaking[0].gain, Unknown):
+        reason = f"the gain is unknown: {gain.reason}"
+    return Verdict(rule.id, outcome, speaking[0].comparisons, reason, instances, speaking[0].key)
+
+
+def _reason(opinions: Sequence[Opinion]) -> str:
+    """Return the reasons, each once, with the ranks it holds for where they differ."""
+    keys_by_reason: dict[str, list[str]] = {}
+    for one in opinions:
+        if one.reason:
+            keys_by_reason.setdefault(one.reason, []).append(one.key or "")
+    if len(keys_by_reason) < 2:
+        return next(iter(keys_by_reason), "")
+    return "; ".join(f"{ranks_text(keys)}: {reason}" for reason, keys in keys_by_reason.items())
+
+
+def _largest_gain_first(opinion: Opinion) -> float:
+    return -opinion.gain.high_ms if isinstance(opinion.gain, Gain) else 0.0
+
+
+def _is_error(value: Value) -> bool:
+    return isinstance(value, Failed)
+
+
+def _together(reasons: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def overlap(own: Times, others: Sequence[Times]) -> tuple[int, int]:
+    """Return the length of ``own`` evidence and how much of it the others cover, in nanoseconds.
+
+    Evidence without a step covers its interval in all.
+    """
+    theirs: dict[int, list[tuple[int | None, Spans]]] = defaultdict(list)
+    for other in others:
+        for (rank, step), spans in other.items():
+            theirs[rank].append((step, spans))
+    total_ns = covered_ns = 0
+    for (rank, step), spans in own.items():
+        cover = Spans.empty()
+        for their_step, their_spans in theirs.get(rank, ()):
+            if step is None or their_step is None or their_step == step:
+                cover = cover | their_spans
+        total_ns += spans.total_ns
+        covered_ns += (spans & cover).total_ns
+    return total_ns, covered_ns
+
+
+def spans_by_place(evidence: Iterable[Evidence]) -> dict[tuple[int, int | None], Spans]:
+    """Return the time that evidence covers, by rank and step."""
+    pairs: dict[tuple[int, int | None], list[tuple[int, int]]] = {}
+    for place in evidence:
+        pairs.setdefault((place.rank, place.step), []).append((place.start_ns, place.end_ns))
+    return {key: Spans.from_pairs(intervals) for key, intervals in pairs.items()}

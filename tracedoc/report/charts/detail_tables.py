@@ -1,0 +1,301 @@
+"""Lay out the detail of a diagnosis as tables of text, without the columns that would be empty."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from tracedoc.diagnosis import (
+    CollectiveRow,
+    Diagnosis,
+    FactRecord,
+    HostDetail,
+    KernelRow,
+    PhaseRow,
+    UnitRow,
+    Verdict,
+)
+from tracedoc.idle_causes import WORDS
+from tracedoc.report.texts import one_line
+from tracedoc.report.view import phase_name
+from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity, format_ranges
+
+Row = TypeVar("Row")
+Column = tuple[str, bool, Callable[[Row], str]]
+
+
+class Table(msgspec.Struct, frozen=True):
+    """A table as text: titles, which columns hold numbers, and rows whose first cell names them."""
+
+    caption: str
+    titles: tuple[str, ...]
+    numbers: tuple[bool, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def phase_table(phases: Sequence[PhaseRow]) -> Table | None:
+    """Return the phases of the analysed step; ``None`` without any."""
+    communicates = any(row.comm_ms for row in phases)
+    columns: list[Column[PhaseRow]] = [
+        ("Phase", False, lambda row: one_line(phase_name(row.phase))),
+        ("Lasts", True, lambda row: format_ms(row.span_ms)),
+        ("Compute", True, lambda row: format_ms(row.compute_ms)),
+        ("Communication", True, lambda row: format_ms(row.comm_ms) if communicates else ""),
+        ("Exposed", True, lambda row: format_ms(row.exposed_comm_ms) if communicates else ""),
+    ]
+    return _table("By phase; work counts for the phase that launched it", columns, phases)
+
+
+def collective_table(rows: Sequence[CollectiveRow]) -> Table | None:
+    """Return the collectives of the analysed step by kind; ``None`` without any."""
+    matched = any(row.wait_ms is not None for row in rows)
+    columns: list[Column[CollectiveRow]] = [
+        ("Operation", False, lambda row: one_line(row.op.replace("_", "-"))),
+        ("Group", False, lambda row: one_line(row.group)),
+        ("Ranks", True, lambda row: "" if row.group_size is None else str(row.group_size)),
+        ("Type", False, lambda row: one_line(row.dtype)),
+        ("Calls", True, lambda row: format_quantity(row.calls_per_step, "count")),
+        ("Median size", True, lambda row: "" if row.bytes_median is None else format_bytes(row.bytes_median)),
+        ("Time", True, lambda row: format_ms(row.time_ms)),
+        ("Exposed", True, lambda row: format_ms(row.exposed_ms)),
+        ("Wait", True, lambda row: _ms(row.wait_ms)),
+        ("Transfer", True, lambda row: _ms(row.transfer_ms)),
+        ("Arrivals apart", True, lambda row: _ms(row.arrival_spread_ms)),
+        ("Mostly last", False, _last),
+        ("Bus bandwidth", True, lambda row: _gbps(row.busbw_gbps)),
+        ("To expect", True, lambda row: _gbps(row.expected_gbps)),
+    ]
+    split = (
+        "wait ends when the last rank comes, and transfer begins there"
+        if matched
+        else "wait and transfer can be separated only with the traces of all ranks of a group"
+    )
+    return _table(f"By kind, in the analysed step, with most time first; {split}", columns, rows)
+
+
+def host_tables(host: HostDetail | None) -> tuple[Table, ...]:
+    """Tables of what the host did while its device was idle, of its waits, and of long gaps."""
+    if host is None:
+        return ()
+    whole = sum(row.idle_ms for row in host.causes)
+    tables = (
+        _table(
+            "Idle time of the device in the analysed step, by what the host does meanwhile",
+            [
+                ("The host", False, lambda row: WORDS[row.cause].host if row.cause in WORDS else row.cause),
+                ("Idle", True, lambda row: format_ms(row.idle_ms)),
+                ("Share", True, lambda row: format_percent(row.idle_ms / whole) if whole > 0 else ""),
+            ],
+            host.causes,
+        ),
+        _table(
+            "Waits of the host for the device; only idle time after a wait is lost",
+            [
+                ("Asked for by", False, lambda row: one_line(row.operator)),
+                ("Call", False, lambda row: one_line(row.call) if row.call != row.operator else ""),
+                ("Where", False, lambda row: one_line(row.where)),
+                ("In", False, lambda row: one_line(row.line)),
+                ("Waits", True, lambda row: str(row.count)),
+                ("Leave it idle", True, lambda row: str(row.draining)),
+                ("Host waits", True, lambda row: format_ms(row.blocked_ms)),
+                ("Idle after", True, lambda row: format_ms(row.idle_ms)),
+            ],
+            host.syncs,
+        ),
+        _table(
+            "Long gaps in which the host launches nothing",
+            [
+                ("The host is in", False, lambda row: one_line(row.doing)),
+                ("Where", False, lambda row: one_line(row.where)),
+                ("Gaps", True, lambda row: str(row.count)),
+                ("Longest", True, lambda row: format_ms(row.longest_ms)),
+                ("Idle", True, lambda row: format_ms(row.idle_ms)),
+            ],
+            host.away,
+        ),
+    )
+    return tuple(table for table in tables if table is not None)
+
+
+def unit_table(rows: Sequence[UnitRow]) -> Table | None:
+    """Return the sharded units, each in its passes; ``None`` without any."""
+    caption = (
+        "Medians over the complete steps of the rank that stands for the run. Launch lag counts from the end "
+        "of the compute before (negative: in time); compute beside is what the transfer can hide behind; "
+        "stall is idle time of the compute stream that the gather ended"
+    )
+    columns: list[Column[UnitRow]] = [
+        ("Unit", False, lambda row: one_line(row.name)),
+        ("Pass", False, lambda row: one_line(row.phase)),
+        ("Size", True, lambda row: "" if row.nbytes is None else format_bytes(row.nbytes)),
+        ("Gathers", True, lambda row: format_quantity(row.gathers_per_step, "count")),
+        ("Launch lag", True, lambda row: _ms(row.launch_lag_ms)),
+        ("Gather", True, lambda row: _ms(row.gather_ms)),
+        ("Wait", True, lambda row: _ms(row.wait_ms)),
+        ("Transfer", True, lambda row: _ms(row.transfer_ms)),
+        ("Compute beside", True, lambda row: _ms(row.compute_beside_ms)),
+        ("Stall", True, lambda row: _ms(row.stall_ms)),
+        ("Units ahead", True, lambda row: "" if row.units_ahead is None else str(row.units_ahead)),
+        ("Reduction", True, lambda row: _ms(row.reduction_ms)),
+        ("Its stall", True, lambda row: _ms(row.reduction_stall_ms)),
+    ]
+    return _table(caption, columns, rows)
+
+
+def step_words(diagnosis: Diagnosis) -> str:
+    """Range and median of the complete steps of the rank that stands for the run; "" with fewer than two."""
+    at = diagnosis.budget.at if diagnosis.budget is not None else None
+    report = next((one for one in diagnosis.ranks if at is not None and one.rank == at.rank), None)
+    lengths = sorted(step.step_ms for step in report.steps if step.complete) if report is not None else []
+    if len(lengths) < 2:
+        return ""
+    middle = lengths[(len(lengths) - 1) // 2]
+    words = (
+        f"{len(lengths)} complete steps: {format_ms(lengths[0])} to {format_ms(lengths[-1])}, "
+        f"median {format_ms(middle)}"
+    )
+    jitter = diagnosis.number("step_jitter_frac")
+    return words if jitter is None else f"{words}, jitter {format_percent(jitter)}"
+
+
+def grouped_values(record: FactRecord) -> str:
+    """Return the values of a fact by key in words, keys of one value together: ``0-6: 12 ms; 7: 31 ms``."""
+    keys: dict[str, list[str]] = {}
+    for key, value in record.values.items():
+        text = (
+            f"unknown: {value.get('unknown', '')}"
+            if isinstance(value, dict)
+            else format_quantity(value, record.unit)
+        )
+        keys.setdefault(text, []).append(key)
+    return "; ".join(
+        f"{format_ranges(map(int, alike)) if all(map(str.isdecimal, alike)) else ', '.join(alike)}: {text}"
+        for text, alike in keys.items()
+    )
+
+
+def unchecked(verdicts: Iterable[Verdict]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield why rules could not be judged, with their ids, the reason of most rules first."""
+    rules: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        if verdict.outcome == "unknown":
+            rules.setdefault(one_line(verdict.reason) or "not known", []).append(verdict.rule_id)
+    for reason, ids in sorted(rules.items(), key=lambda item: -len(item[1])):
+        yield reason, tuple(ids)
+
+
+def _table(caption: str, columns: Iterable[Column[Row]], rows: Sequence[Row]) -> Table | None:
+    if not rows:
+        return None
+    filled = [
+        (title, number, cells)
+        for title, number, text in columns
+        if any(cells := tuple(text(row) for row in rows))
+    ]
+    return Table(
+        caption,
+        tuple(title for title, _, _ in filled),
+        tuple(number for _, number, _ in filled),
+        tuple(zip(*(cells for _, _, cells in filled), strict=True)),
+    )
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else format_ms(value)
+
+
+def _gbps(value: float | None) -> str:
+    return "" if value is None else format_quantity(value, "gbps")
+
+
+def _last(row: CollectiveRow) -> str:
+    """Return the rank that came last to more than half of the operations: ``rank 7 (4 of 5)``."""
+    total = sum(row.last_arrivals.values())
+    for rank, times in row.last_arrivals.items():
+        if total > 1 and 2 * times > total:
+            return f"rank {one_line(rank)} ({times} of {total})"
+    return ""
+
+
+MOST_LETTERS = 72
+
+# What an elementwise or reducing kernel of PyTorch applies, and the wrappers around it that say nothing.
+_FUNCTION = re.compile(r"\b(?:\w*[Ff]unctor\w*|\w+_kernel_cuda|\w+_cuda_kernel)\b")
+_WRAPPERS = frozenset({"AUnaryFunctor", "BUnaryFunctor", "BinaryFunctor", "UnaryFunctor"})
+
+
+class NamedKernel(msgspec.Struct, frozen=True):
+    """One kernel: its short name, its full one, and its calls, time and share of all listed kernels."""
+
+    short: str
+    name: str
+    calls: int
+    time: str
+    share: str
+
+
+class KernelGroup(msgspec.Struct, frozen=True):
+    """All listed kernels of a category, those with most time first; ``percent`` is the share as a number."""
+
+    category: str
+    calls: int
+    time: str
+    share: str
+    percent: float
+    kernels: tuple[NamedKernel, ...]
+
+
+def kernel_groups(rows: Sequence[KernelRow]) -> tuple[KernelGroup, ...]:
+    """Return the categories of the kernels, those with most time first.
+
+    Shares are of the summed time of all rows, communication with them.
+    """
+    total = sum(row.time_ms for row in rows)
+    by_category: dict[str, list[KernelRow]] = {}
+    for row in rows:
+        by_category.setdefault(row.category, []).append(row)
+    groups = []
+    for category, mine in sorted(by_category.items(), key=lambda item: -sum(row.time_ms for row in item[1])):
+        time_ms = sum(row.time_ms for row in mine)
+        groups.append(
+            KernelGroup(
+                category,
+                sum(row.calls for row in mine),
+                format_ms(time_ms),
+                _share(time_ms, total),
+                round(100.0 * time_ms / total, 2) if total > 0 else 0.0,
+                tuple(
+                    NamedKernel(
+                        short_name(row.name),
+                        row.name,
+                        row.calls,
+                        format_ms(row.time_ms),
+                        _share(row.time_ms, total),
+                    )
+                    for row in sorted(mine, key=lambda row: -row.time_ms)
+                ),
+            )
+        )
+    return tuple(groups)
+
+
+def short_name(name: str) -> str:
+    """Return a kernel's name without namespaces, types and arguments, with the function that it applies.
+
+    ``void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, ...>(...)`` is
+    ``vectorized_elementwise_kernel<CUDAFunctor_add>``.
+    """
+    text = one_line(name).removeprefix("void ").replace("(anonymous namespace)::", "")
+    head = re.split(r"[<(]", text, maxsplit=1)[0]
+    short = head.rsplit("::", 1)[-1] or text
+    applied = next((word for word in _FUNCTION.findall(text[len(head) :]) if word not in _WRAPPERS), "")
+    if applied and applied != short:
+        short = f"{short}<{applied}>"
+    return short if len(short) <= MOST_LETTERS else f"{short[: MOST_LETTERS - 1]}…"
+
+
+def _share(time_ms: float, total_ms: float) -> str:
+    return format_percent(time_ms / total_ms) if total_ms > 0 else ""

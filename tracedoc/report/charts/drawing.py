@@ -1,0 +1,214 @@
+"""Lay out the picture of a step: a row of coloured stretches for each rank, all on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from tracedoc.charts import Picture, PictureRow
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.report.charts.heat_map import waits_mostly_for
+from tracedoc.report.charts.over_time import Ticks, TimeScale
+from tracedoc.report.charts.path_line import PathLine, path_lines, path_words
+from tracedoc.report.clock import CommonClock
+from tracedoc.report.view import FindingView
+from tracedoc.report.words import STATES
+from tracedoc.units import format_ms
+
+MARKED_FINDINGS = 5
+"""Findings that are marked in the picture, each at its longest place on a rank."""
+
+VISIBLE = 1000
+"""A gap shorter than the picture divided by this has about a pixel, and need not be spoken of."""
+
+NARROW_ROWS = 16
+"""With more ranks than this the rows are low, to fit on a screen."""
+
+MOST_FIRST = 8
+LEAST_OF_PATH = 0.1
+"""Of many rows, those with this share of the critical path stand first, if they are no more than this."""
+
+LEAST_WAIT = 0.05
+"""A rank is said to wait for another where it waits for this share of the picture at least."""
+
+_LEGEND = tuple(dict.fromkeys(("forward", "recompute", "backward", "optimizer", "compute", *STATES)))
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """Everything of one kind that a rank does, as one SVG path in a box of 1000 by 10.
+
+    ``name`` is its key in ``PictureRow.spans_ms``.
+    """
+
+    key: str
+    name: str
+    words: str
+    title: str
+    path: str
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Where a finding is seen on a rank: from ``left`` for ``width``, in percent of the picture."""
+
+    number: int
+    severity: str
+    title: str
+    left: float
+    width: float
+
+
+class DrawnRank(msgspec.Struct, frozen=True):
+    """One row: its states, the communication beside them, the findings that it shows, and the critical path.
+
+    ``stage`` is its stage of a pipeline, ``cause`` the cause that a finding sees on this rank and few others,
+    ``waits_for`` the rank that it mostly waits for; empty and ``None`` where there is none.
+    """
+
+    rank: int
+    stage: str
+    cause: str
+    waits_for: int | None
+    text: str
+    states: tuple[Stretch, ...]
+    communication: str
+    marks: tuple[Mark, ...]
+    path: PathLine | None
+
+
+class Drawing(msgspec.Struct, frozen=True):
+    """The whole picture; ``legend`` are colours with words, ``path`` the critical path in words."""
+
+    caption: str
+    rows: tuple[DrawnRank, ...]
+    ticks: Ticks
+    legend: tuple[tuple[str, str], ...]
+    span_ms: float
+    low: bool
+    path: tuple[str, ...]
+
+
+def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | None:
+    """Return the picture to show; ``None`` where there is none, or where its times make no picture."""
+    picture = diagnosis.detail.picture
+    if picture is None or not picture.rows or not 0 < picture.span_ms < 1e12:
+        return None
+    clock = CommonClock(picture, diagnosis)
+    stages = diagnosis.facts["stage"].values if "stage" in diagnosis.facts else {}
+    waits_for = waits_mostly_for(diagnosis.detail.waits, picture.step, least_ms=LEAST_WAIT * picture.span_ms)
+    causes = _causes(findings, len(diagnosis.run.ranks_seen))
+    ordered = _with_named_first(picture, causes)
+    lines = path_lines(picture.path, [row.rank for row in ordered], TimeScale(picture.span_ms))
+    rows = tuple(
+        DrawnRank(
+            rank=row.rank,
+            stage=f"stage\u00a0{stage}" if isinstance(stage := stages.get(str(row.rank)), int) else "",
+            cause=causes.get(row.rank, ""),
+            waits_for=waits_for.get(row.rank),
+            text=_words(row),
+            states=tuple(_states(row, picture)),
+            communication=_path(row, "communication", picture),
+            marks=tuple(_marks(row, picture, clock, findings[:MARKED_FINDINGS])),
+            path=lines.get(row.rank),
+        )
+        for row in ordered
+    )
+    used = {name for row in picture.rows for name in row.spans_ms}
+    legend = dict.fromkeys(STATES[name] for name in _LEGEND if name in used)
+    return Drawing(
+        caption=_caption(picture, named_first=ordered != picture.rows),
+        rows=rows,
+        ticks=TimeScale(picture.span_ms).ticks(),
+        legend=tuple(legend),
+        span_ms=picture.span_ms,
+        low=len(rows) > NARROW_ROWS,
+        path=path_words(picture.path),
+    )
+
+
+def _with_named_first(picture: Picture, causes: Mapping[int, str]) -> tuple[PictureRow, ...]:
+    """Return the rows; of many, the few that findings or the critical path name stand first."""
+    on_path: dict[int, float] = {}
+    for one in picture.path:
+        on_path[one.rank] = on_path.get(one.rank, 0.0) + one.end_ms - one.start_ms
+    long = {rank for rank, ms in on_path.items() if ms >= LEAST_OF_PATH * picture.span_ms}
+    named = {row.rank for row in picture.rows if causes.get(row.rank) or row.rank in long}
+    if len(picture.rows) <= NARROW_ROWS or len(named) > MOST_FIRST:
+        return picture.rows
+    return tuple(sorted(picture.rows, key=lambda row: row.rank not in named))
+
+
+def _caption(picture: Picture, *, named_first: bool) -> str:
+    several = len(picture.rows) > 1
+    words = [f"Step {picture.step}"]
+    if several:
+        words.append(
+            "all ranks on one clock" if picture.aligned else "each rank from its own beginning: clocks differ"
+        )
+    if named_first:
+        words.append("ranks that a finding names or the critical path stays on stand first")
+    if any("communication" in row.spans_ms for row in picture.rows):
+        words.append("the thin line below a rank is communication, hidden or not")
+    if picture.path:
+        words.append(
+            "the outlined line is the critical path, what the step waited for: above a bar the host, on it"
+            " compute, below it communication and copies"
+        )
+    if picture.closed_ms > picture.span_ms / VISIBLE:
+        words.append(f"thinned: gaps below {format_ms(picture.closed_ms)} are not drawn")
+    if picture.left_out:
+        words.append(f"{picture.left_out} more ranks are not drawn")
+    return "; ".join(words)
+
+
+def _causes(findings: Sequence[FindingView], ranks: int) -> dict[int, str]:
+    """Return the cause that is found on a rank and not on most: a title begins with it."""
+    causes: dict[int, str] = {}
+    for item in findings:
+        if 0 < len(item.finding.ranks) <= ranks / 2:
+            for rank in item.finding.ranks:
+                causes.setdefault(rank, item.finding.title.partition(":")[0])
+    return causes
+
+
+def _states(row: PictureRow, picture: Picture) -> Iterator[Stretch]:
+    for name, (key, words) in STATES.items():
+        if name in row.spans_ms:
+            title = f"rank {row.rank}: {words}, {format_ms(_total(row, name))}"
+            yield Stretch(key, name, words, title, _path(row, name, picture))
+
+
+def _words(row: PictureRow) -> str:
+    """The five longest states of a rank in words, for those who do not see them."""
+    times = [(words, _total(row, name)) for name, (_, words) in STATES.items() if name in row.spans_ms]
+    largest = sorted(times, key=lambda one: -one[1])[:5]
+    return f"rank {row.rank}: " + ", ".join(f"{words} {format_ms(ms)}" for words, ms in largest)
+
+
+def _total(row: PictureRow, name: str) -> float:
+    return sum(end - start for start, end in row.spans_ms.get(name, ()))
+
+
+def _path(row: PictureRow, name: str, picture: Picture) -> str:
+    return TimeScale(picture.span_ms).path(row.spans_ms.get(name, ()))
+
+
+def _marks(
+    row: PictureRow, picture: Picture, clock: CommonClock, findings: Sequence[FindingView]
+) -> Iterator[Mark]:
+    """Yield the longest place of each finding on this rank in the drawn step."""
+    scale = TimeScale(picture.span_ms)
+    for item in findings:
+        places = [
+            place
+            for place in item.finding.evidence
+            if place.rank == row.rank and place.step in (picture.step, None)
+        ]
+        longest = max(places, key=lambda place: place.length_ns, default=None)
+        interval = clock.of_place(longest) if longest is not None else None
+        if longest is None or interval is None:
+            continue
+        start, end = interval.start_ms, min(interval.end_ms, picture.span_ms)
+        if 0 <= start < end:
+            left, width = scale.percent(start), max(scale.percent(end - start), 0.2)
+            yield Mark(item.number, item.finding.severity, longest.what, round(left, 3), round(width, 3))

@@ -1,0 +1,210 @@
+"""Write findings as CI systems read them: SARIF, annotations, code quality, and JUnit."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+from urllib.parse import quote
+
+from tracedoc.report.texts import one_line
+from tracedoc.report.view import FindingView, View, budget_words, is_guard, script_line
+
+_SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_SARIF_LEVELS = {"critical": "error", "warning": "warning", "note": "note"}
+_ANNOTATION_LEVELS = {"critical": "error", "warning": "warning", "note": "notice"}
+_CODE_QUALITY_SEVERITIES = {"critical": "critical", "warning": "major", "note": "info"}
+_JUNIT_FAILURES = frozenset({"critical", "warning"})
+
+# XML 1.0 has no way to write these, not even escaped (https://www.w3.org/TR/xml/#charsets).
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def location(item: FindingView, view: View) -> tuple[str, int | None]:
+    """The file and line of the script that the finding names, else the trace that shows it."""
+    place = script_line(item)
+    if place is not None:
+        return place
+    sources = {report.rank: report.source for report in view.diagnosis.ranks}
+    worst = max(item.finding.evidence, key=lambda place: place.length_ns, default=None)
+    ranks = (worst.rank,) if worst is not None else item.finding.ranks
+    return next((sources[rank] for rank in ranks if rank in sources), "trace.json"), None
+
+
+def _sentences(item: FindingView) -> str:
+    """A finding in one line: its message, its gain, and its first fix."""
+    sentences = [one_line(item.finding.message)]
+    sentences += [f"Gain: {item.gain}."] if item.gain else []
+    sentences += [f"Fix: {one_line(fix.title)}." for fix in item.fixes[:1]]
+    return " ".join(sentences)
+
+
+# -- SARIF, which code scanning shows beside the lines of a change
+
+
+def render_sarif(view: View) -> str:
+    """A SARIF log of one run: a rule for each rule that has a finding, a result for each finding.
+
+    The format is that of OASIS, "Static Analysis Results Interchange Format (SARIF) Version 2.1.0".
+    """
+    rules: dict[str, dict[str, Any]] = {}
+    for finding in (item.finding for item in view.findings):
+        rules.setdefault(
+            finding.rule_id,
+            {
+                "id": finding.rule_id,
+                "shortDescription": {"text": one_line(finding.title)},
+                "fullDescription": {"text": one_line(finding.why) or one_line(finding.title)},
+                "properties": {"tags": ["performance", finding.topic]},
+            },
+        )
+    version = view.diagnosis.tool_version or "0"
+    run = {
+        "tool": {"driver": {"name": "tracedoc", "version": version, "rules": list(rules.values())}},
+        "results": [_result(item, view, list(rules)) for item in view.findings],
+        "properties": {"summary": one_line(view.diagnosis.summary)},
+    }
+    return json.dumps({"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
+
+
+def _result(item: FindingView, view: View, order: list[str]) -> dict[str, Any]:
+    finding = item.finding
+    file, line = location(item, view)
+    place: dict[str, Any] = {"artifactLocation": {"uri": quote(file.replace("\\", "/"), safe="/:~")}}
+    if line is not None:
+        place["region"] = {"startLine": line}
+    return {
+        "ruleId": finding.rule_id,
+        "ruleIndex": order.index(finding.rule_id),
+        "level": _SARIF_LEVELS.get(finding.severity, "note"),
+        "message": {"text": _sentences(item)},
+        "locations": [{"physicalLocation": place}],
+        "partialFingerprints": {"tracedocFinding/v1": finding.id},
+        "properties": {"confidence": finding.confidence},
+    }
+
+
+# -- workflow commands, which GitHub Actions shows as annotations of a run
+
+
+def render_annotations(view: View) -> str:
+    """One line for each finding and each budget that is not met, and the answer as a last notice.
+
+    https://docs.github.com/actions/reference/workflow-commands-for-github-actions
+    """
+    lines = [_annotation(item) for item in view.findings]
+    for check in view.diagnosis.budgets:
+        if check.outcome != "met":
+            level = "error" if check.outcome == "broken" else "warning"
+            lines.append(_command(level, {"title": "tracedoc budget"}, budget_words(check)))
+    lines.append(_command("notice", {"title": "tracedoc"}, one_line(view.diagnosis.summary)))
+    return "\n".join(lines) + "\n"
+
+
+def _annotation(item: FindingView) -> str:
+    properties = {"title": f"tracedoc: {one_line(item.finding.title)}"}
+    if place := script_line(item):
+        properties |= {"file": place[0], "line": str(place[1])}
+    return _command(_ANNOTATION_LEVELS.get(item.finding.severity, "notice"), properties, _sentences(item))
+
+
+def _command(level: str, properties: dict[str, str], message: str) -> str:
+    """A workflow command. Nothing in a text can end it and begin another one."""
+    said = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in properties.items())
+    return f"::{level} {said}::{_escaped(message)}"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    for letter in "%\r\n" + more:
+        text = text.replace(letter, f"%{ord(letter):02X}")
+    return text
+
+
+# -- code quality, which GitLab shows beside a change
+
+
+def render_code_quality(view: View) -> str:
+    """A JSON list with an entry for each finding, at its line of the script, else at its trace.
+
+    GitLab, "Code Quality report format": it needs a path and a line of each entry, so a trace has line 1.
+    """
+    entries = []
+    for item in view.findings:
+        finding = item.finding
+        file, line = location(item, view)
+        entries.append(
+            {
+                "description": one_line(f"{finding.title}: {finding.message}"),
+                "check_name": finding.rule_id,
+                "fingerprint": finding.id,
+                "severity": _CODE_QUALITY_SEVERITIES.get(finding.severity, "info"),
+                "location": {"path": file.replace("\\", "/"), "lines": {"begin": line or 1}},
+            }
+        )
+    return json.dumps(entries, indent=2) + "\n"
+
+
+# -- JUnit, which every CI system shows as tests
+
+
+def render_junit(view: View) -> str:
+    """A suite with a test for each rule and each budget, as XML.
+
+    A critical finding, a warning, and a broken budget are failures; what could not be judged, and what a rule
+    says of the capture, is skipped; a rule that failed itself is an error. A note passes, and stands in the
+    test's output.
+    """
+    found = {item.finding.rule_id: item for item in view.findings}
+    guards = {one.rule_id: one for one in view.diagnosis.findings if is_guard(one)}
+    suite = ElementTree.Element("testsuite", name="tracedoc")
+    for verdict in view.diagnosis.verdicts:
+        case = _case(suite, "tracedoc.rules", verdict.rule_id)
+        item = found.get(verdict.rule_id)
+        if item is not None:
+            _found(case, item)
+        elif verdict.rule_id in guards:
+            _child(case, "skipped", guards[verdict.rule_id].message)
+        elif verdict.outcome == "error":
+            _child(case, "error", verdict.reason)
+        elif verdict.outcome in ("unknown", "not_applicable"):
+            _child(case, "skipped", verdict.reason)
+    for check in view.diagnosis.budgets:
+        case = _case(suite, "tracedoc.budgets", check.text)
+        if check.outcome != "met":
+            _child(case, "failure" if check.outcome == "broken" else "skipped", budget_words(check))
+    for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(name, str(len(suite.findall(f"*/{tag}"))))
+    suite.set("tests", str(len(suite)))
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    ElementTree.indent(suites)
+    text = ElementTree.tostring(suites, encoding="unicode")
+    return f"<?xml version='1.0' encoding='utf-8'?>\n{text}\n"
+
+
+def _found(case: ElementTree.Element, item: FindingView) -> None:
+    finding = item.finding
+    lines = [one_line(finding.message), item.place]
+    lines += [f"gain: {item.gain}"] if item.gain else []
+    for fix in item.fixes[:1]:
+        lines += [f"fix: {one_line(fix.title)}", *filter(None, (one_line(fix.advice), fix.change))]
+    text = "\n".join(lines)
+    if finding.severity in _JUNIT_FAILURES:
+        _child(case, "failure", finding.title, text).set("type", finding.severity)
+    else:
+        ElementTree.SubElement(case, "system-out").text = _xml(f"{finding.severity}: {text}")
+
+
+def _case(suite: ElementTree.Element, class_name: str, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", classname=class_name, name=_xml(one_line(name)))
+
+
+def _child(case: ElementTree.Element, tag: str, message: str, text: str = "") -> ElementTree.Element:
+    child = ElementTree.SubElement(case, tag, message=_xml(one_line(message)))
+    child.text = _xml(text) or None
+    return child
+
+
+def _xml(text: str) -> str:
+    return _NOT_XML.sub("?", text)

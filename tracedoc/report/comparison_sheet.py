@@ -1,0 +1,242 @@
+"""What a comparison of two runs says: the answer, the parts of the step, and all that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracedoc.comparison.compare import RunComparison
+from tracedoc.comparison.differences import FindingChange
+from tracedoc.comparison.scaling import Scaling
+from tracedoc.diagnosis import BudgetLocation
+from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetBox, SheetTable
+from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity, three_digits
+
+_LEAST_PART = 0.002
+"""Parts below this share of both steps are left out of the text; the JSON has them all."""
+
+_MOST_NAME = 80
+
+
+_COLOURS = {"slower-kernels": "compute", "recompute": "recompute", "host": "launch", "unsplit": "unsplit"}
+"""Where a part's colour is not named like the part."""
+
+
+def comparison_sheet(found: RunComparison) -> Sheet:
+    """A comparison as a sheet."""
+    return Sheet(
+        answer=first_line(found),
+        notes=tuple(note for note in (_noise(found), _costs(found.scaling), _seen_at(found)) if note),
+        bars=tuple(_bars(found)),
+        bars_caption=f"From the {'ideal' if found.scaling else 'old'} step to the measured one",
+        tables=(_parts(found),),
+        lists=tuple(_lists(found)),
+        counts=_counts(found),
+    )
+
+
+def _counts(found: RunComparison) -> str:
+    """The numbers of findings that are fixed, new and still there, in words."""
+    words = {"fixed": "fixed", "new": "new", "persisting": "still there"}
+    counts = {state: sum(one.state == state for one in found.findings) for state in words}
+    said = ", ".join(f"{count} {words[state]}" for state, count in counts.items() if count)
+    return f"Findings: {said}." if said else ""
+
+
+def first_line(found: RunComparison) -> str:
+    """Return the answer in one sentence or two."""
+    fall = found.waterfall
+    if found.scaling is not None:
+        scaling = found.scaling
+        lost = _largest(found, longer=True)
+        reason = f" Most is lost to {lost}." if lost else ""
+        if scaling.base_gpus == scaling.head_gpus:
+            return (
+                f"On the same {scaling.head_gpus} GPUs: {three_digits(scaling.speed_up)} times as fast"
+                f" per sample.{reason}"
+            )
+        return (
+            f"{format_percent(scaling.efficiency)} efficiency from {scaling.base_gpus} to"
+            f" {scaling.head_gpus} GPUs ({scaling.kind} scaling): {three_digits(scaling.speed_up)} times as"
+            f" fast, ideally {scaling.head_gpus / scaling.base_gpus:.3g}.{reason}"
+        )
+    assert found.verdict is not None
+    word = found.verdict.word
+    times = f"{format_ms(fall.ideal_ms)} -> {format_ms(fall.measured_ms)} a step"
+    if word == "inconclusive":
+        needed = found.verdict.steps_needed
+        more = f" About {needed} steps on each side would decide." if needed else ""
+        return f"Inconclusive: {times}; {found.verdict.why}.{more}"
+    if word == "unchanged":
+        return f"Unchanged: {times}, within noise."
+    cause = _largest(found, longer=word == "regressed")
+    return f"{word.capitalize()}: {times}{f', mostly {cause}' if cause else ''}."
+
+
+def _noise(found: RunComparison) -> str:
+    steps = found.steps
+    if steps is None or found.scaling is not None:
+        return ""
+    change, low, high = map(percent_change, (steps.change_frac, steps.low_frac, steps.high_frac))
+    text = (
+        f"Steps: {steps.base_steps} and {steps.head_steps} compared, {change} (95 %: {low} to {high});"
+        f" two captures of one job may differ by {format_percent(steps.noise_frac)}."
+    )
+    if steps.base_unprofiled_ms and steps.head_unprofiled_ms:
+        text += (
+            f" Without the profiler: {format_ms(steps.base_unprofiled_ms)} ->"
+            f" {format_ms(steps.head_unprofiled_ms)}."
+        )
+    return text
+
+
+def _costs(scaling: Scaling | None) -> str:
+    """The GPU time of a sample, and its rate and price where samples were given, in words."""
+    if scaling is None or scaling.gpu_time_ratio <= 0:
+        return ""
+    text = f"A sample takes {scaling.gpu_time_ratio:.3g} times the GPU time ({scaling.evidence})."
+    if scaling.base_samples_per_s and scaling.head_samples_per_s and scaling.head_gpu_hours:
+        text += (
+            f" Samples a second: {three_digits(scaling.base_samples_per_s)} ->"
+            f" {three_digits(scaling.head_samples_per_s)}."
+            f" GPU-hours for a million: {three_digits(scaling.base_gpu_hours or 0.0)} ->"
+            f" {three_digits(scaling.head_gpu_hours)}."
+        )
+    return text
+
+
+def _seen_at(found: RunComparison) -> str:
+    """The ranks whose steps are compared, where they are not one; "" for one."""
+    base, head = found.waterfall.base_at, found.waterfall.head_at
+    if base is None or head is None or base.rank == head.rank:
+        return ""
+    return f"The parts are those of {_place(base)} in BASE and {_place(head)} in HEAD."
+
+
+def _place(at: BudgetLocation) -> str:
+    return f"rank {at.rank}" if at.step is None else f"rank {at.rank}, step {at.step}"
+
+
+def _bars(found: RunComparison) -> Iterator[SheetBar]:
+    """Yield the waterfall: the first step, each part from where the last one ended, the second step."""
+    fall = found.waterfall
+    reached, highest = fall.ideal_ms, max(fall.ideal_ms, fall.measured_ms)
+    for part in fall.parts:
+        reached += part.change_ms
+        highest = max(highest, reached)
+    scale = FULL / highest if highest > 0 else 0.0
+    first = "ideal step" if found.scaling is not None else "BASE"
+    yield SheetBar(first, format_ms(fall.ideal_ms), (SheetBox("other", 0.0, fall.ideal_ms * scale),))
+    reached = fall.ideal_ms
+    least = _LEAST_PART * highest
+    for part in fall.parts:
+        before, reached = reached, reached + part.change_ms
+        if abs(part.change_ms) < least:
+            continue
+        key = _COLOURS.get(part.key, part.key)
+        box = SheetBox(
+            key, max(min(before, reached), 0.0) * scale, abs(part.change_ms) * scale, part.evidence
+        )
+        yield SheetBar(part.label, signed(part.change_ms), (box,))
+    yield SheetBar("HEAD", format_ms(fall.measured_ms), (SheetBox("other", 0.0, fall.measured_ms * scale),))
+
+
+def _parts(found: RunComparison) -> SheetTable:
+    fall = found.waterfall
+    ideal = "ideal" if found.scaling is not None else "BASE"
+    rows: list[Row] = []
+    least = _LEAST_PART * max(fall.ideal_ms, fall.measured_ms)
+    small = 0.0
+    for part in fall.parts:
+        if max(abs(part.ideal_ms), abs(part.measured_ms), abs(part.change_ms)) < least:
+            small += part.change_ms
+            continue
+        ideal_ms, measured_ms = format_ms(part.ideal_ms), format_ms(part.measured_ms)
+        if part.key == "slower-kernels":
+            ideal_ms = measured_ms = ""  # their time is in the next row
+        # Evidence of a part that did not move explains nothing.
+        words = part.evidence if abs(part.change_ms) >= least else ""
+        rows.append((part.label, ideal_ms, measured_ms, signed(part.change_ms), words))
+    if small:
+        rows.append(("smaller parts", "", "", signed(small), ""))
+    total = fall.measured_ms - fall.ideal_ms
+    rows.append(("step", format_ms(fall.ideal_ms), format_ms(fall.measured_ms), signed(total), ""))
+    return SheetTable(("Part of the step", ideal, "HEAD", "change", "evidence"), tuple(rows), 3)
+
+
+def _lists(found: RunComparison) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield titles with what stands below them, without those that would be empty."""
+    by_state = {
+        state: [one for one in found.findings if one.state == state]
+        for state in ("fixed", "new", "persisting")
+    }
+    lists = (
+        ("Fixed", [fixed_words(one, found.realised_ms) for one in by_state["fixed"]]),
+        ("New", [f"{one.title} [{one.rule_id}]: {one.head_message}" for one in by_state["new"]]),
+        ("Still there", [f"{one.title} [{one.rule_id}]" for one in by_state["persisting"]]),
+        (
+            "Kernels that changed most",
+            [
+                f"{one.name[:_MOST_NAME]}: {one.base_calls} -> {one.head_calls} calls,"
+                f" {format_ms(one.base_ms)} -> {format_ms(one.head_ms)}"
+                for one in found.kernels
+            ],
+        ),
+        (
+            "Collectives that changed",
+            [
+                f"{one.op} ({one.dtype}): {one.base_calls:.3g} -> {one.head_calls:.3g} a step,"
+                f" {_size(one.base_bytes)} -> {_size(one.head_bytes)},"
+                f" {format_ms(one.base_ms)} -> {format_ms(one.head_ms)}"
+                for one in found.collectives
+            ],
+        ),
+        (
+            "Counts and sizes that differ",
+            [
+                f"{one.name}: {format_quantity(one.base, one.unit)} -> {format_quantity(one.head, one.unit)}"
+                for one in found.facts
+            ],
+        ),
+        ("Settings that differ", [f"{one.name}: {one.base} -> {one.head}" for one in found.settings]),
+        ("Lines of the script", [f"{one.name}: {one.base} -> {one.head}" for one in found.places]),
+        ("Limits", [f"{one.message}; {one.effect}  [{one.code}]" for one in found.limits]),
+    )
+    yield from ((title, tuple(items)) for title, items in lists if items)
+
+
+def fixed_words(one: FindingChange, realised_ms: float) -> str:
+    """The prediction for a finding that is gone, and the change of the step, in words."""
+    text = f"{one.title} [{one.rule_id}]"
+    if one.predicted_ms is None:
+        return text
+    low, high = one.predicted_ms
+    predicted = f"up to {format_ms(high)}" if low <= 0 else f"{format_ms(low)} to {format_ms(high)}"
+    if one.likely_ms is not None and one.likely_ms > 0:
+        likely = format_ms(one.likely_ms)
+        predicted = f"about {likely}" + (f" ({predicted})" if format_ms(low) != format_ms(high) else "")
+    became = f"{format_ms(abs(realised_ms))} {'shorter' if realised_ms >= 0 else 'longer'}"
+    return f"{text}: predicted {predicted}; the whole step became {became}"
+
+
+def _size(nbytes: int | None) -> str:
+    return format_bytes(nbytes) if nbytes is not None else "unknown bytes"
+
+
+def _largest(found: RunComparison, *, longer: bool) -> str:
+    """Return the part that changed most in the direction of the step, with its change."""
+    sign = 1 if longer else -1
+    parts = [part for part in found.waterfall.parts if sign * part.change_ms > 0]
+    if not parts:
+        return ""
+    part = max(parts, key=lambda one: abs(one.change_ms))
+    return f"{part.label} ({signed(part.change_ms)})"
+
+
+def signed(ms: float) -> str:
+    """Return a change of a time, with its sign."""
+    return f"{'+' if ms > 0 else '-' if ms < 0 else ''}{format_ms(abs(ms))}"
+
+
+def percent_change(share: float) -> str:
+    """A change as a share, in percent with its sign."""
+    return f"{100 * share:+.3g} %"

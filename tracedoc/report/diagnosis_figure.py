@@ -1,0 +1,325 @@
+"""Draw a diagnosis for slides and papers: ranks on one clock, where steps go, who waits when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.charts import PathStretch, Picture, PictureRow
+from tracedoc.diagnosis import Diagnosis, RankReport
+from tracedoc.errors import InputError
+from tracedoc.report.charts.path_line import level_of
+from tracedoc.report.clock import LATEST_MS, CommonClock
+from tracedoc.report.figures import HATCHES, colours, figure_bytes, new_figure, page_style
+from tracedoc.report.texts import one_line
+from tracedoc.report.view import PARTS, FindingView, View, build_view
+from tracedoc.report.words import STATES
+from tracedoc.units import format_ms
+
+MARKED_FINDINGS = 3
+"""Findings that are numbered in the timeline."""
+
+MOST_STEPS = 120
+"""Steps of the heat map, the first ones."""
+
+MOST_ROWS = 64
+"""Ranks that a figure shows, the first ones."""
+
+_LABELLED_ROWS = 24
+_LONGEST_TITLE = 400
+_MOST_NAMED = 4
+"""Ranks of one finding whose labels stand out."""
+
+_LEGEND_COLUMNS = 4
+_ANY_CAUSE = ("idle",)
+
+Panel = Callable[[Any], None]
+
+
+def render_figure(view: View, file_format: str) -> bytes:
+    """Return the figure of a diagnosis as "png", "svg" or "pdf"; see :func:`diagnosis_figure`."""
+    return figure_bytes(diagnosis_figure(view), file_format)
+
+
+def figure_of(diagnosis: Diagnosis) -> Any:
+    """The figure of a diagnosis, as matplotlib has it; see :func:`diagnosis_figure`."""
+    return diagnosis_figure(build_view(diagnosis))
+
+
+def diagnosis_figure(view: View) -> Any:
+    """A matplotlib figure of the drawn step of all ranks, their budgets, and their waits.
+
+    Parts that the capture does not have are left out. Raises :class:`InputError` where it has none of them.
+    """
+    panels = _panels(view)
+    if not panels:
+        raise InputError("there is no step to draw", "tracedoc diagnose says what the capture lacks")
+    with page_style():
+        title = fill(_shortened(view.diagnosis.summary), 110)
+        heights = [height for height, _ in panels]
+        figure = new_figure(10, sum(heights) + 0.55 + 0.2 * title.count("\n"))
+        figure.suptitle(
+            f"{title}\n", x=0.01, ha="left", fontsize=11, fontweight="bold", color=colours()["ink"]
+        )
+        axes = figure.subplots(len(panels), 1, height_ratios=heights, squeeze=False)[:, 0]
+        for axis, (_, draw) in zip(axes, panels, strict=True):
+            axis.tick_params(colors=colours()["soft"], labelsize=8)
+            draw(axis)
+        figure.supxlabel(_shortened(view.run), x=0.01, ha="left", fontsize=8, color=colours()["soft"])
+    return figure
+
+
+def _panels(view: View) -> list[tuple[float, Panel]]:
+    """Return heights in inches, and what draws the panel."""
+    picture = view.diagnosis.detail.picture
+    panels: list[tuple[float, Panel]] = []
+    if picture is not None and picture.rows and 0 < picture.span_ms < LATEST_MS:
+        panels.append((_height(len(picture.rows)) + 0.9, lambda axis: _timeline(axis, picture, view)))
+    budgets = [report for report in view.diagnosis.ranks if _drawable(report)][:MOST_ROWS]
+    if budgets:
+        panels.append((_height(len(budgets)) + 0.9, lambda axis: _budgets(axis, budgets)))
+    waits = _wait_table(view.diagnosis.ranks)
+    if panels:
+        lines = -(-(len(_words(view)) + 1) // _LEGEND_COLUMNS)
+        panels.append((0.15 + 0.19 * lines, lambda axis: _legend(axis, view)))
+    if waits is not None:
+        panels.append((_height(len(waits[0])) + 0.7, lambda axis: _heat_map(axis, *waits)))
+    return panels
+
+
+def _height(rows: int) -> float:
+    return max(0.6, min(0.28 * rows, 6.0))
+
+
+def _drawable(report: RankReport) -> bool:
+    return report.budget is not None and 0 < report.budget.step_ms < LATEST_MS
+
+
+# -- the drawn step
+
+
+def _timeline(axis: Any, picture: Picture, view: View) -> None:
+    rows = picture.rows[:MOST_ROWS]
+    # Each state is one patch for all ranks: thousands of them would take matplotlib half a minute.
+    for state, (key, _) in STATES.items():
+        _bars(axis, rows, state, -0.4, 0.8, _paint(key))
+    _bars(axis, rows, "communication", 0.4, 0.1, {"facecolor": colours()["ink"], "linewidth": 0})
+    draw_path(axis, picture.path, [row.rank for row in rows], picture.span_ms)
+    _mark(axis, rows, picture, view)
+    few = max(1, min(_MOST_NAMED, len(rows) // 2))
+    marked = (item.finding.ranks for item in view.findings[:MARKED_FINDINGS])
+    named = {rank for ranks in marked if len(ranks) <= few for rank in ranks}
+    _rank_labels(axis, [row.rank for row in rows], named)
+    axis.set_xlim(0, picture.span_ms)
+    clock = "all ranks on one clock" if picture.aligned else "each rank from its own beginning"
+    _heading(axis, f"Step {picture.step}, {clock}", "ms")
+
+
+def _bars(
+    axis: Any, rows: Sequence[PictureRow], state: str, lift: float, height: float, paint: dict[str, Any]
+) -> None:
+    """Draw when each rank was in a state, as bars ``lift`` below its row and ``height`` high."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    corners = [
+        ((start, low), (end, low), (end, low + height), (start, low + height), (start, low))
+        for low, row in ((at + lift, row) for at, row in enumerate(rows))
+        for start, end in row.spans_ms.get(state, ())
+        if -LATEST_MS < start < end < LATEST_MS
+    ]
+    if corners:
+        codes = (Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY) * len(corners)
+        axis.add_patch(PathPatch(Path(np.array(corners).reshape(-1, 2), codes), **paint))
+
+
+def _mark(axis: Any, rows: Sequence[PictureRow], picture: Picture, view: View) -> None:
+    """Number the longest place of the first findings, on the rank where it is longest of all."""
+    clock = CommonClock(picture, view.diagnosis)
+    places = {row.rank: at for at, row in enumerate(rows)}
+    for item in view.findings[:MARKED_FINDINGS]:
+        found = _longest_place(item, picture, clock, set(places))
+        if found is None:
+            continue
+        rank, start, end = found
+        at = places[rank]
+        colour = colours().get(item.finding.severity, colours()["note"])
+        axis.plot([start, end], [at, at], color=colour, linewidth=1.2, solid_capstyle="butt")
+        axis.text(
+            (start + end) / 2, at, str(item.number), ha="center", va="center", fontsize=8, color="white",
+            fontweight="bold", bbox={"boxstyle": "circle,pad=0.2", "facecolor": colour, "edgecolor": "white"},
+        )  # fmt: skip
+
+
+def _longest_place(
+    item: FindingView, picture: Picture, clock: CommonClock, ranks: set[int]
+) -> tuple[int, float, float] | None:
+    named = ranks & set(item.finding.ranks) or ranks
+    found = []
+    for place in item.finding.evidence:
+        interval = clock.of_place(place)
+        if interval is not None and place.rank in named:
+            start, end = max(interval.start_ms, 0.0), min(interval.end_ms, picture.span_ms)
+            if start < end:
+                found.append((end - start, place.rank, start, end))
+    if found:
+        return max(found)[1:]
+    # Without a place: the step of the first rank that it names, where it names not all of them.
+    if not item.finding.evidence and len(item.finding.ranks) < len(ranks):
+        row = next((row for row in picture.rows if row.rank in item.finding.ranks), None)
+        return (row.rank, row.start_ms, min(row.end_ms, picture.span_ms)) if row is not None else None
+    return None
+
+
+# -- where steps go
+
+
+def _budgets(axis: Any, reports: Sequence[RankReport]) -> None:
+    for at, report in enumerate(reports):
+        assert report.budget is not None
+        left = 0.0
+        for key, _, field in PARTS:
+            ms = float(getattr(report.budget, field))
+            if 0 < ms < LATEST_MS:
+                axis.barh(at, ms, left=left, height=0.8, **_paint(key))
+                left += ms
+    _rank_labels(axis, [report.rank for report in reports], set())
+    _heading(axis, "Where the median step of each rank goes", "ms")
+
+
+# -- who waits in which step
+
+
+def _wait_table(
+    reports: Sequence[RankReport],
+) -> tuple[list[int], list[int], npt.NDArray[np.float64]] | None:
+    """Return ranks, steps and exposed waiting in ms, NaN where unknown; ``None`` where nobody waits."""
+    ranks = [report for report in reports if report.steps][:MOST_ROWS]
+    steps = sorted({step.index for report in ranks for step in report.steps if step.complete})[:MOST_STEPS]
+    if len(ranks) < 2 or not steps:
+        return None
+    table = np.full((len(ranks), len(steps)), np.nan)
+    place = {index: at for at, index in enumerate(steps)}
+    for at, report in enumerate(ranks):
+        for step in report.steps:
+            if step.index in place and 0 <= step.exposed_wait_ms < LATEST_MS:
+                table[at, place[step.index]] = step.exposed_wait_ms
+    if not np.nansum(table) > 0:
+        return None
+    return [report.rank for report in ranks], steps, table
+
+
+def _heat_map(axis: Any, ranks: list[int], steps: list[int], table: npt.NDArray[np.float64]) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    shades = LinearSegmentedColormap.from_list("waits", [colours()["paper"], colours()["wait"], "#5f2c00"])
+    unknown = shades.with_extremes(bad=colours()["rule"])
+    image = axis.imshow(table, aspect="auto", cmap=unknown, vmin=0.0, interpolation="nearest")
+    bar = axis.figure.colorbar(image, ax=axis, pad=0.01, fraction=0.03)
+    bar.ax.tick_params(labelsize=8, colors=colours()["soft"])
+    bar.set_label("ms", fontsize=8, color=colours()["soft"])
+    if table.size <= 200:
+        for (row, column), ms in np.ndenumerate(table):
+            if not np.isnan(ms):
+                dark = ms > 0.55 * np.nanmax(table)
+                axis.text(
+                    column, row, format_ms(ms).removesuffix(" ms"), ha="center", va="center", fontsize=7,
+                    color="white" if dark else colours()["ink"],
+                )  # fmt: skip
+    shown = range(0, len(steps), max(1, len(steps) // 20))
+    axis.set_xticks(list(shown), [str(steps[at]) for at in shown])
+    _rank_labels(axis, ranks, set())
+    _heading(axis, "Exposed waiting for peers, by rank and step", "step")
+
+
+# -- shared
+
+
+def _paint(key: str) -> dict[str, Any]:
+    """The look of a colour of the page: patterns in white, so that the colour stays."""
+    style: dict[str, Any] = {"facecolor": colours().get(key, colours()["other"]), "linewidth": 0}
+    if pattern := HATCHES.get(key):
+        style |= {"hatch": pattern, "edgecolor": "white"}
+    return style
+
+
+def _rank_labels(axis: Any, ranks: Sequence[int], named: set[int]) -> None:
+    every = max(1, -(-len(ranks) // _LABELLED_ROWS))
+    shown = [at for at, rank in enumerate(ranks) if at % every == 0 or rank in named]
+    axis.set_yticks(shown, [f"rank {ranks[at]}" for at in shown])
+    for label, at in zip(axis.get_yticklabels(), shown, strict=True):
+        if ranks[at] in named:
+            label.set(fontweight="bold", color=colours()["critical"])
+    axis.set_ylim(len(ranks) - 0.4, -0.6)
+
+
+def _heading(axis: Any, title: str, unit: str) -> None:
+    axis.set_title(title, loc="left", fontsize=9, fontweight="bold", color=colours()["ink"])
+    axis.set_xlabel(unit, fontsize=8, color=colours()["soft"])
+
+
+def _legend(axis: Any, view: View) -> None:
+    """Write what the colours of all panels mean, in a panel of its own."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    words = _words(view)
+    handles: list[Any] = [Patch(label=text, **_paint(key)) for key, text in words.items()]
+    rows = view.diagnosis.detail.picture.rows if view.diagnosis.detail.picture is not None else ()
+    if any("communication" in row.spans_ms for row in rows):
+        handles.append(Line2D([], [], color=colours()["ink"], label="communication, hidden or not"))
+    if view.diagnosis.detail.picture is not None and view.diagnosis.detail.picture.path:
+        handles.append(Line2D([], [], color=colours()["ink"], linewidth=1.1, label=LABEL))
+    axis.axis("off")
+    axis.legend(
+        handles=handles, loc="center left", bbox_to_anchor=(0.0, 0.5), borderaxespad=0.0,
+        ncols=_LEGEND_COLUMNS, fontsize=8, handlelength=1.6, columnspacing=1.4,
+    )  # fmt: skip
+
+
+def _words(view: View) -> dict[str, str]:
+    """The words of each colour in this figure, those of the budget first."""
+    found: dict[str, dict[str, None]] = {}
+    for key, label, field in PARTS:
+        if any(report.budget and getattr(report.budget, field) > 0 for report in view.diagnosis.ranks):
+            found[key] = {label: None}
+    picture = view.diagnosis.detail.picture
+    drawn = {state for row in picture.rows for state in row.spans_ms} if picture is not None else set()
+    for state, (key, label) in STATES.items():
+        # Grey is idle time of any cause in a budget.
+        if state in drawn and key not in _ANY_CAUSE:
+            found.setdefault(key, {})[label] = None
+    return {key: ", ".join(labels) for key, labels in found.items()}
+
+
+def _shortened(text: str) -> str:
+    line = one_line(text)
+    return line if len(line) <= _LONGEST_TITLE else f"{line[:_LONGEST_TITLE]} ..."
+
+
+LABEL = "critical path"
+
+
+def draw_path(axis: Any, path: Sequence[PathStretch], ranks: Sequence[int], span_ms: float) -> None:
+    """Draw one line through rows of height 1 at 0, 1, ..., along the work of each stretch."""
+    from matplotlib.patheffects import withStroke
+
+    places = {rank: place for place, rank in enumerate(ranks)}
+    times: list[float] = []
+    rows: list[float] = []
+    for one in path:
+        if one.rank not in places or not 0 <= one.start_ms <= one.end_ms <= span_ms:
+            continue
+        at = places[one.rank] - 0.5 + level_of(one) / 10
+        if rows:
+            times.append(one.start_ms)
+            rows.append(rows[-1])
+        times += (one.start_ms, one.end_ms)
+        rows += (at, at)
+    if times:
+        halo = [withStroke(linewidth=2.4, foreground="white")]
+        axis.plot(times, rows, color=colours()["ink"], linewidth=1.1, path_effects=halo, label=LABEL)

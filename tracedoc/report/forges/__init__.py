@@ -1,1 +1,0 @@
-"""What GitHub and GitLab read: comments, annotations, SARIF, JUnit, code quality."""

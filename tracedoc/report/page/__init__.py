@@ -1,1 +1,0 @@
-"""The page that stands alone, and its parts in notebooks."""

@@ -1,0 +1,217 @@
+"""What several runs say as sheets: a series on more and more GPUs, and the history of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracedoc.comparison.history import History, HistoryRun
+from tracedoc.comparison.series import Extrapolation, Point, Series
+from tracedoc.report.comparison_sheet import comparison_sheet, fixed_words, percent_change
+from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetBox, SheetTable
+from tracedoc.units import format_ms, format_percent, three_digits
+
+HISTORY_PARTS = {
+    "compute": "compute",
+    "transfer": "exposed transfer",
+    "wait": "waiting for peers",
+    "pipeline": "waiting in the pipeline",
+    "unsplit": "communication (transfer or waiting)",
+    "copy": "exposed copies",
+    "input": "input",
+    "idle": "other idle time",
+}
+"""The parts of a step that a history draws, and their words."""
+
+
+# -- a series: the curve, its bend, and how it would go on
+
+
+def series_sheet(found: Series) -> Sheet:
+    """What a series shows; its last table is the waterfall from the first run to the last."""
+    whole = comparison_sheet(found.whole)
+    first, last = found.points[0].gpus, found.points[-1].gpus
+    caption = f"From {first} to {last} GPUs: the ideal step and the measured one"
+    parts = [SheetTable(one.titles, one.rows, one.numbers, caption) for one in whole.tables]
+    return Sheet(
+        answer=_series_answer(found),
+        notes=(
+            f"{found.kind.capitalize()} scaling: {found.evidence}. GPU time is that of a sample, against the"
+            " first run; GPU-h are hours of one GPU.",
+        ),
+        bars=tuple(_efficiency_bars(found)),
+        bars_caption="Efficiency: the ideal step over the measured one; predictions are pale",
+        tables=(_curve(found), *_beyond_tables(found.beyond), *parts),
+        lists=(*_reasons(found.beyond), *whole.lists),
+    )
+
+
+def _series_answer(found: Series) -> str:
+    first, last = found.points[0], found.points[-1]
+    text = (
+        f"{format_percent(last.efficiency)} efficiency from {first.gpus} to {last.gpus} GPUs ({found.kind}"
+        f" scaling): {three_digits(last.speed_up)} times as fast, ideally {last.gpus / first.gpus:.3g}."
+    )
+    if found.bend is None:
+        return f"{text} The curve has no bend."
+    place = next(i for i, one in enumerate(found.points) if one.gpus == found.bend)
+    before, point = found.points[place - 1], found.points[place]
+    lost = f"; most is lost to {_lost(point)}" if point.lost_to else ""
+    return (
+        f"{text} The curve bends at {point.gpus} GPUs: the step from {before.gpus} is"
+        f" {format_percent(point.step_efficiency)} efficient{lost}."
+    )
+
+
+def _curve(found: Series) -> SheetTable:
+    known = found.points[0].samples_per_s is not None
+    titles = ("GPUs", "step", "speed-up", "efficiency", "of this step", "GPU time")
+    extra = ("samples/s", "GPU-h per 1M") if known else ()
+    rows = tuple((*_point(point), *(_rates(point) if known else ()), _lost(point)) for point in found.points)
+    return SheetTable((*titles, *extra, "most lost to"), rows, len(titles) + len(extra) - 1)
+
+
+def _point(point: Point) -> Row:
+    return (
+        str(point.gpus),
+        format_ms(point.step_ms),
+        three_digits(point.speed_up),
+        format_percent(point.efficiency),
+        format_percent(point.step_efficiency),
+        f"{three_digits(point.gpu_time_ratio)} x",
+    )
+
+
+def _rates(point: Point) -> Row:
+    return three_digits(point.samples_per_s or 0.0), three_digits(point.gpu_hours or 0.0)
+
+
+def _lost(point: Point) -> str:
+    return f"{point.lost_to} (+{format_ms(point.lost_ms)})" if point.lost_to else ""
+
+
+def _beyond_tables(beyond: tuple[Extrapolation, ...]) -> Iterator[SheetTable]:
+    if not beyond:
+        return
+    rows = []
+    for one in beyond:
+        if one.step_ms is not None and one.efficiency is not None:
+            low, likely, high = map(format_ms, one.step_ms)
+            step = f"about {likely} ({low} to {high})"
+            low, likely, high = map(format_percent, one.efficiency)
+            share = f"about {likely} ({low} to {high})"
+        else:
+            step = f"at least {format_ms(one.least_ms)}" if one.least_ms > 0 else "unknown"
+            share = f"at most {format_percent(one.most_efficiency)}" if one.least_ms > 0 else "unknown"
+        rows.append((str(one.gpus), step, share, one.confidence))
+    caption = "Carried on: predictions by replay and bounds, nothing measured"
+    yield SheetTable(("GPUs", "step", "efficiency", "confidence"), tuple(rows), 2, caption)
+
+
+def _reasons(beyond: tuple[Extrapolation, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    words: dict[str, list[int]] = {}
+    for one in beyond:
+        said = [f"not predicted, because {one.reason}"] if one.reason else []
+        for text in (*said, *(f"predicted if {text}" for text in one.assumptions)):
+            words.setdefault(text, []).append(one.gpus)
+    if words:
+        lines = tuple(f"{' and '.join(map(str, counts))} GPUs: {text}" for text, counts in words.items())
+        yield "What the predictions rest on", lines
+
+
+def _efficiency_bars(found: Series) -> Iterator[SheetBar]:
+    most = max(1.0, *(point.efficiency for point in found.points))
+    for point in found.points:
+        box = SheetBox("compute", 0.0, FULL * point.efficiency / most)
+        gpus = f"{point.gpus} {'GPU' if point.gpus == 1 else 'GPUs'}"
+        yield SheetBar(gpus, format_percent(point.efficiency), (box,))
+    for one in found.beyond:
+        if one.efficiency is not None:
+            low, likely, high = (min(share / most, 1.0) * FULL for share in one.efficiency)
+            value = f"about {format_percent(one.efficiency[1])}"
+            box = SheetBox("predicted", 0.0, likely)
+            yield SheetBar(f"{one.gpus} GPUs, predicted", value, (box,), (low, high))
+
+
+# -- a history: one row a run, and what each fix was predicted to give and gave
+
+
+def history_sheet(found: History) -> Sheet:
+    """What a history shows."""
+    used = [key for key in HISTORY_PARTS if any(run.parts_ms.get(key, 0.0) > 0 for run in found.runs)]
+    lists = (
+        ("Fixed: predicted and realised", tuple(_fixed(found))),
+        ("Not compared", tuple(f"{name}: {reason}" for name, reason in found.unread)),
+    )
+    return Sheet(
+        answer=_history_answer(found),
+        bars=tuple(_step_bars(found)),
+        bars_caption="Where each step goes; the dark line is the step that fixes were predicted to give",
+        legend=tuple((key, HISTORY_PARTS[key]) for key in used),
+        tables=(_runs(found),),
+        lists=tuple((title, items) for title, items in lists if items),
+    )
+
+
+def _history_answer(found: History) -> str:
+    known = [(run.gpus, run.step_ms) for run in found.runs if run.step_ms is not None]
+    count = f"{len(found.runs)} {'run' if len(found.runs) == 1 else 'runs'}"
+    if not known:
+        return f"{count}, none with a step to analyse."
+    (gpus, step_ms), (last_gpus, last_ms) = known[0], known[-1]
+    fixed = len({one.rule_id for run in found.runs for one in run.fixed})
+    fixes = (
+        f"; {fixed} kinds of findings were fixed" if fixed > 1 else "; one finding was fixed" if fixed else ""
+    )
+    changed = "" if gpus == last_gpus else f" from {gpus} to {last_gpus} GPUs"
+    return f"{count}{changed}: {format_ms(step_ms)} -> {format_ms(last_ms)} a step{fixes}."
+
+
+def _runs(found: History) -> SheetTable:
+    efficiency = any(run.efficiency is not None for run in found.runs)
+    titles = ("Run", "GPUs", "step", "computing", *(("efficiency",) if efficiency else ()), "change")
+    rows = tuple(_run(run, efficiency=efficiency) for run in found.runs)
+    return SheetTable((*titles, "verdict", "findings"), rows, len(titles) - 1)
+
+
+def _run(run: HistoryRun, *, efficiency: bool) -> Row:
+    share = format_percent(run.efficiency) if run.efficiency is not None else ""
+    return (
+        run.name,
+        str(run.gpus),
+        format_ms(run.step_ms) if run.step_ms is not None else "",
+        format_percent(run.busy_frac) if run.busy_frac is not None else "",
+        *((share,) if efficiency else ()),
+        percent_change(run.change_frac) if run.change_frac is not None else "",
+        run.verdict or run.problem,
+        ", ".join(run.findings) or "none",
+    )
+
+
+def _fixed(found: History) -> Iterator[str]:
+    for run in found.runs:
+        for one in run.fixed:
+            yield f"{run.name}: {fixed_words(one, run.realised_ms or 0.0)}"
+
+
+def _step_bars(found: History) -> Iterator[SheetBar]:
+    longest = max((run.step_ms for run in found.runs if run.step_ms is not None), default=0.0)
+    if longest <= 0:
+        return
+    before: float | None = None
+    for run in found.runs:
+        if run.step_ms is None:
+            continue
+        boxes, x = [], 0.0
+        for key, ms in run.parts_ms.items():
+            width = FULL * max(ms, 0.0) / longest
+            if width > 0:
+                boxes.append(SheetBox(key, x, width, f"{HISTORY_PARTS[key]} {format_ms(ms)}"))
+            x += width
+        gains = [one.predicted_ms for one in run.fixed if one.predicted_ms is not None]
+        span = None
+        if gains and before is not None:
+            # Gains may cover the same time: of several the largest counts.
+            low, high = (before - max(gain[place] for gain in gains) for place in (1, 0))
+            span = (max(low, 0.0) * FULL / longest, max(high, 0.0) * FULL / longest)
+        yield SheetBar(run.name, format_ms(run.step_ms), tuple(boxes), span)
+        before = run.step_ms

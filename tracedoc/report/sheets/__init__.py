@@ -1,1 +1,0 @@
-"""Comparisons, series and histories of runs as one sheet: text, Markdown, bars."""

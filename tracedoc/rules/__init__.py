@@ -1,1 +1,0 @@
-"""The rule engine: YAML conditions over facts become verdicts and findings."""

@@ -1,1 +1,0 @@
-"""The answer in one line."""
