@@ -237,7 +237,7 @@ def test_a_smaller_fix_of_another_finding_does_not_stand_for_the_first(
 ) -> None:
     measurements = measure([sample_traces / "cpu_ddp_straggler"]).measurements
     diagnosis = diagnose([sample_traces / "cpu_ddp_straggler"])
-    late = next(one for one in diagnosis.findings if one.rule_id == "straggler-rank")
+    late = next(one for one in diagnosis.findings if one.rule_id == "cpu-straggler")
     late = replace(late, fixes=(), gain=Gain(0.0, 50.0, "ceiling", ()))
     plan = (PlanStep("other/0", "Do less", "", (after_ms,) * 3, (100 - after_ms,) * 3, ""),)
     findings = (late, replace(late, id="other"))
@@ -248,7 +248,7 @@ def test_a_smaller_fix_of_another_finding_does_not_stand_for_the_first(
 def test_a_note_of_a_cpu_run_does_not_stand_for_the_first_finding(sample_traces: Path) -> None:
     measurements = measure([sample_traces / "cpu_ddp_straggler"]).measurements
     diagnosis = diagnose([sample_traces / "cpu_ddp_straggler"])
-    late = next(one for one in diagnosis.findings if one.rule_id == "straggler-rank")
+    late = next(one for one in diagnosis.findings if one.rule_id == "cpu-straggler")
     late = replace(late, fixes=(), gain=Gain(0.0, 50.0, "ceiling", ()))
     plan = (PlanStep("other/0", "Do less", "", (40.0,) * 3, (60.0,) * 3, ""),)
     findings = (late, replace(late, id="other", severity="note"))

@@ -208,6 +208,7 @@ def test_a_diagnosis_is_as_good_as_its_traces(repository: Path, tmp_path: Path) 
             "--gpus 131072",
         ),
         (("--params", "7e9", "--gpu", "L4", "--batch", "8"), "without a search", "--micro-batch auto"),
+        (("--params", "7e9", "--gpu", "L4", "--layout", "tp2"), "is not for", "--framework torchtitan"),
         (("--params", "7e9", "--gpu", "L4", "--price", "2"), "without --tokens", "--tokens 100B"),
         (("--params", "7e9", "--gpu", "L4", "--micro-batch", "x"), "is no number", "--micro-batch 4"),
         (("--params", "7e9", "--gpu", "A100", "--fp8"), "no 8-bit arithmetic", "--fp8"),

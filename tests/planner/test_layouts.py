@@ -18,7 +18,7 @@ from tracedoc.planner.hardware import Cluster, LinkKind, find_gpu, find_link, li
 from tracedoc.planner.launch_files import megatron_arguments, torchtitan_toml
 from tracedoc.planner.layouts import Layout, data_parallel, layouts, stage_blocks
 from tracedoc.planner.memory import model_states, peak_memory
-from tracedoc.planner.plan import advise
+from tracedoc.planner.plan import Plan, advise, plan
 from tracedoc.planner.setup import PlanRequest, Question, Training
 from tracedoc.planner.shape import ModelShape, shape_from_parameters
 from tracedoc.planner.timing import predict
@@ -410,3 +410,63 @@ def test_a_layout_is_named_where_it_is_faster_than_sharding_over_many_gpus() -> 
 
     assert named(64)
     assert not named(32)
+
+
+LARGE = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008}
+
+
+def asked_for(shape: ModelShape, layout: str, memory: float = 80e9, **request: object) -> Plan:
+    """Plan for a layout of Megatron on 16 GPUs, with sequences of 2048 tokens."""
+    training = Training(sequence=2048, micro_batch=request.get("micro_batch", 1))  # type: ignore[arg-type]
+    settings = {"framework": "megatron", "layout": layout, **request}
+    return plan(Question(shape, training, 16, 2, memory), PlanRequest(CLUSTER, **settings))  # type: ignore[arg-type]
+
+
+def test_a_layout_that_is_asked_for_is_answered_beside_the_fastest(tmp_path: Path) -> None:
+    answer = asked_for(model(tmp_path, **LARGE), "tp8-pp2", micro_batch=1, rounds=8)
+    asked = answer.strategies[0]
+    assert (answer.rule, answer.recommended, asked.strategy) == ("asked", "tp8-pp2", "tp8-pp2")
+    assert (asked.layout.micro_batch, asked.layout.rounds) == (1, 8)
+    assert answer.faster not in (None, "tp8-pp2")
+    layouts_of = [one.layout for one in answer.strategies]
+    assert {each.data * each.micro_batch * each.rounds for each in layouts_of} == {8}
+
+
+def test_an_interleaved_layout_has_the_parts_that_were_asked_for(tmp_path: Path) -> None:
+    asked = asked_for(model(tmp_path, **LARGE), "pp4-vpp4-tp2", batch=64).strategies[0].layout
+    assert (asked.pipeline, asked.chunks, asked.tensor, asked.data) == (4, 4, 2, 2)
+    assert asked.schedule.startswith("interleaved 1F1B, ")
+
+
+def test_micro_batches_that_are_given_hold_for_every_layout(tmp_path: Path) -> None:
+    answer = asked_for(model(tmp_path, **LARGE), "", batch=96, micro_batch=3)
+    assert {one.layout.micro_batch for one in answer.strategies} == {3}
+
+
+def test_a_layout_that_does_not_fit_is_told_beside_what_does(tmp_path: Path) -> None:
+    answer = asked_for(model(tmp_path, **LARGE), "dp16", memory=30e9, micro_batch=1, rounds=2)
+    assert answer.recommended not in (None, "dp16")
+    assert answer.summary.startswith("DP 16 is not predicted to fit: it takes ")
+    assert "dp16" in [one.strategy for one in answer.strategies]
+
+
+@pytest.mark.parametrize(
+    ("layout", "error"),
+    [
+        ("tp2-xp4", "'xp4' is no part"),
+        ("tp2-tp4", "'tp4' is no part"),
+        ("tp2-dp4", "is for 8 GPUs, not 16"),
+        ("tp16", "16 GPUs cannot share its 8 heads"),
+        ("pp16", "8 blocks are fewer than its 16 stages"),
+        ("vpp2-dp16", "vpp is for a pipeline"),
+        ("ep4", "the experts of a block, 1, do not divide by 4"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused(layout: str, error: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=error):
+        asked_for(model(tmp_path), layout)
+
+
+def test_a_batch_that_contradicts_the_micro_batches_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--batch 7 is not 2 x 4 of 16 groups"):
+        asked_for(model(tmp_path), "dp16", micro_batch=2, rounds=4, batch=7)

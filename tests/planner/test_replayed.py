@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from tracedoc.planner.candidates import candidate
 from tracedoc.planner.hardware import Cluster, find_gpu, link_of
 from tracedoc.planner.layouts import data_parallel
-from tracedoc.planner.measured import note, replayed_steps
+from tracedoc.planner.measured import replayed_note, replayed_steps
 from tracedoc.planner.setup import PlanRequest, Question, Training
 from tracedoc.planner.shape import shape_from_parameters
 
@@ -31,8 +31,8 @@ def test_parameters_that_stay_gathered_are_the_next_strategy() -> None:
 
 def test_twice_the_ranks_are_the_same_strategy_on_twice_the_gpus() -> None:
     assert range_of(RUN.changed(gpus=8), "full-shard") == (101.0, 102.0, 103.0)
-    assert note(RUN.changed(gpus=8), KNOWN).endswith("102 ms for FSDP FULL_SHARD.")
-    assert note(RUN.changed(gpus=16), KNOWN) == ""
+    assert replayed_note(RUN.changed(gpus=8), KNOWN).endswith("102 ms for FSDP FULL_SHARD.")
+    assert replayed_note(RUN.changed(gpus=16), KNOWN) == ""
 
 
 def test_other_training_machines_and_strategies_are_estimated() -> None:

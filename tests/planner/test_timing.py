@@ -65,6 +65,10 @@ def test_what_a_run_computed_replaces_the_estimate_and_is_partly_repeated_by_che
     assert [one.compute_ms for one in steps if one] == pytest.approx([300, 300 + repeated])
 
 
+def test_what_a_run_computed_is_that_of_all_its_micro_batches() -> None:
+    assert step(question(8, accumulation=4), "ddp", measured_compute_ms=300.0).compute_ms == 300
+
+
 def test_no_time_is_predicted_without_gpu_or_link() -> None:
     for cluster in (Cluster(None, LINK, None), Cluster(GPU, None, None)):
         assert predict(question(), data_parallel(question(), "ddp"), cluster, checkpointing=False) is None

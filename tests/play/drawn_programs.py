@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from tracedoc.play.run_program import CollectiveParts, RunProgram, join_programs
+from tracedoc.play.run_program import CollectiveParts, Gathering, RunProgram
 from tracedoc.step.program import TO_HOST, Call, Cause, Group, RankProgram
 from tracedoc.timeline.collective_table import NONE
 
@@ -168,4 +168,7 @@ def join_ranks(ranks: Sequence[Drawn]) -> RunProgram:
         group_sizes=(len(ranks),),
     )
     offsets = np.array([one.offset_ns for one in ranks], dtype=np.int64)
-    return join_programs(range(len(ranks)), [one.program for one in ranks], joins, offsets)
+    gathering = Gathering(len(ranks))
+    for rank, one in enumerate(ranks):
+        gathering.add(rank, one.program)
+    return gathering.joined(joins, offsets)

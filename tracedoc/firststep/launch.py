@@ -58,7 +58,7 @@ class FirstStep:
 
 
 def first_step(command: str) -> FirstStep:
-    """Return what the first update of ``"train.py --its options"`` is, run under fake tensors.
+    """The first update of ``"train.py --its options"``, run under fake tensors.
 
     Raises :class:`InputError` where there is no such script, no torch, or no update that can be followed.
     """

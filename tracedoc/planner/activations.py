@@ -103,7 +103,7 @@ def mean_tokens(question: Question) -> float:
 
 
 def _norm_bytes(question: Question, layout: Layout) -> int:
-    """Return what a norm keeps of a number: its input; an RMS norm in fp32 a copy of it, and the result."""
+    """The bytes a norm keeps of a number: its input; an RMS norm in fp32 a copy of it, and the result."""
     model, residual = question.model, residual_bytes(question, layout)
     if not model.rms_norm:
         return residual
@@ -111,7 +111,7 @@ def _norm_bytes(question: Question, layout: Layout) -> int:
 
 
 def _attention_bytes(question: Question, layout: Layout) -> float:
-    """Return what an attention layer keeps for a token: inputs, queries, keys, values, scores, result."""
+    """The bytes that attention keeps for a token: inputs, queries, keys, values, scores, result."""
     training, model = question.training, question.model
     c = PRECISIONS[training.precision].compute
     wide = residual_bytes(question, layout) > c  # autocast: each matrix casts its input anew
@@ -136,7 +136,7 @@ def _attention_bytes(question: Question, layout: Layout) -> float:
 
 
 def _mlp_bytes(question: Question, layout: Layout) -> float:
-    """Return what the MLP keeps for a token: inputs, and tensors of its width, of each expert that is met."""
+    """The bytes the MLP keeps for a token: inputs, and tensors of its width, of each expert that is met."""
     training, model = question.training, question.model
     c = PRECISIONS[training.precision].compute
     wide = residual_bytes(question, layout) > c

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracedoc.planner.candidates import Candidate
+from tracedoc.planner.candidates import Candidate, sequences_of_an_update
 from tracedoc.planner.hardware import Gpu, LinkKind
 from tracedoc.planner.memory import CONTEXT_BYTES, FRAGMENTATION, NCCL_BYTES
 from tracedoc.planner.setup import (
@@ -18,7 +18,7 @@ from tracedoc.units import format_count, format_gb, format_ms, format_percent
 
 
 def assumptions(question: Question, request: PlanRequest, chosen: Candidate | None) -> list[str]:
-    """Return what the answer rests on: training, estimates, loading, time; a sentence or two each."""
+    """What the answer rests on: training, estimates, loading, time; a sentence or two each."""
     training, model, cluster = question.training, question.model, request.cluster
     texts = []
     if model.assumed:
@@ -29,7 +29,7 @@ def assumptions(question: Question, request: PlanRequest, chosen: Candidate | No
         size = "1 sample" if training.micro_batch == 1 else f"{training.micro_batch} samples"
     each = f"Each GPU and step: {size}, {_rounds(training)}"
     if request.framework in PARALLEL_FRAMEWORKS:
-        sequences = request.batch or training.micro_batch * training.accumulation * question.gpus
+        sequences = sequences_of_an_update(question, request)
         each = f"Each update: {sequences} sequences of {training.sequence} tokens, of all GPUs together"
     texts.append(
         f"{each}; {PRECISIONS[training.precision].title}, {OPTIMIZERS[training.optimizer].title}{attention}."
@@ -158,7 +158,7 @@ def _weight_bytes(question: Question) -> int:
 
 
 def loading_note(question: Question, chosen: Candidate, framework: str) -> str:
-    """Return what loading takes in a sentence, and how it takes less; empty where that is little."""
+    """A sentence on what loading takes, and how it takes less; empty where that is little."""
     needed = load_bytes_per_node(question, chosen, framework)
     if needed is None or needed < WORTH_SAYING_BYTES:
         return ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
+from tracedoc.errors import InputError
 from tracedoc.planner.layouts import (
     STRATEGIES,
     Layout,
@@ -15,6 +16,8 @@ from tracedoc.planner.layouts import (
     data_parallel,
     in_framework,
     layouts,
+    micro_batches,
+    parse_layout,
     possible,
 )
 from tracedoc.planner.measured import as_replayed
@@ -64,12 +67,12 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def may_fit(memory: Memory, available: float) -> bool:
-    """Return whether a peak may fit into so many bytes, if the reserve is not needed and the rest is less."""
+    """Whether a peak may fit into so many bytes, if the reserve is not needed and the rest is less."""
     return (memory.total - memory.reserve) * (1 - SPREAD) <= available
 
 
 def surely_fits(memory: Memory, available: float) -> bool:
-    """Return whether a peak fits into so many bytes even if it is as much larger as published ones were."""
+    """Whether a peak fits into so many bytes even if it is as much larger as published ones were."""
     return memory.total * (1 + SPREAD) <= available
 
 
@@ -88,7 +91,7 @@ def usable(question: Question, request: PlanRequest) -> list[Strategy]:
 def checkpointed(
     question: Question, request: PlanRequest, peak: Callable[[bool], Memory]
 ) -> tuple[bool, Memory]:
-    """Return whether activations are checkpointed, and the peak then: as asked, or where needed if left open.
+    """Whether activations are checkpointed, and the peak then: as asked, or where needed if left open.
 
     ``peak`` gives the peak with and without. For least memory they always are.
     """
@@ -166,7 +169,7 @@ def step_range(candidate: Candidate) -> str:
 
 
 def rank(question: Question, request: PlanRequest) -> tuple[Candidate, ...]:
-    """Return what means something here: what fits first, then by the objective.
+    """The candidates that mean something here: those that fit first, then by the objective.
 
     For a framework of data parallelism that is every strategy, those of other frameworks among them; for
     torchtitan and Megatron the best few layouts.
@@ -186,8 +189,19 @@ def rank(question: Question, request: PlanRequest) -> tuple[Candidate, ...]:
         order = {name: number for number, name in enumerate(STRATEGIES)}
     ranked = sorted(found, key=lambda one: (*_key(one, request), order[one.strategy]))
     if request.framework in PARALLEL_FRAMEWORKS:
-        return tuple(_simplest_first(ranked, request)[:SHOWN_LAYOUTS])
+        first = _simplest_first(ranked, request)
+        asked = asked_for(first, question, request)
+        shown = [one for one in first if one is not asked][: SHOWN_LAYOUTS - (asked is not None)]
+        return tuple(one for one in first if one is asked or one in shown)
     return tuple(ranked)
+
+
+def asked_for(found: Iterable[Candidate], question: Question, request: PlanRequest) -> Candidate | None:
+    """The candidate of the layout that is asked about, ``None`` where that is left open."""
+    if not request.layout:
+        return None
+    name = parse_layout(request.layout, question, request.framework).id
+    return next((one for one in found if one.strategy == name), None)
 
 
 def _simplest_first(ranked: list[Candidate], request: PlanRequest) -> list[Candidate]:
@@ -202,7 +216,7 @@ def _simplest_first(ranked: list[Candidate], request: PlanRequest) -> list[Candi
 
 
 def _can_say(strategy: Strategy, framework: str) -> bool:
-    """Return whether a framework's settings have this; to reshard to a node is in PyTorch's code alone."""
+    """Whether a framework's settings have this; to reshard to a node is in PyTorch's code alone."""
     return not strategy.kept_in_node or framework not in ("accelerate", "trainer")
 
 
@@ -222,7 +236,7 @@ def _without_slow_variants(found: list[Candidate], request: PlanRequest) -> list
 
 
 def offered(question: Question, request: PlanRequest) -> bool:
-    """Return whether the framework offloads what is asked, on so many GPUs."""
+    """Whether the framework offloads what is asked, on so many GPUs."""
     if request.framework in PARALLEL_FRAMEWORKS:
         return question.training.offload == "none"
     return any(can_offload(s, question.training.offload) for s in usable(question, request))
@@ -236,12 +250,38 @@ def _key(one: Candidate, request: PlanRequest) -> tuple[int, float]:
 
 def _layout_candidates(question: Question, request: PlanRequest) -> list[Candidate]:
     """Return for each way of splitting the best of its micro-batches, schedules and checkpointing."""
+    sequences = sequences_of_an_update(question, request)
+
+    def best(found: Iterable[Layout]) -> dict[str, Candidate]:
+        chosen: dict[str, Candidate] = {}
+        for layout in found:
+            one = candidate(question, layout, request)
+            known = chosen.get(one.strategy)
+            if known is None or _key(one, request) < _key(known, request):
+                chosen[one.strategy] = one
+        return chosen
+
+    every = best(layouts(question, request.framework, sequences, request.micro_batch))
+    if request.layout:
+        asked = parse_layout(request.layout, question, request.framework)
+        size = request.micro_batch
+        if size is None and request.rounds:
+            size = max(1, sequences // asked.data // request.rounds)
+        every |= best(micro_batches(asked, sequences, size))
+    return list(every.values())
+
+
+def sequences_of_an_update(question: Question, request: PlanRequest) -> int:
+    """The sequences of all GPUs for each update of a layout."""
     training = question.training
-    sequences = request.batch or training.micro_batch * training.accumulation * question.gpus
-    best: dict[str, Candidate] = {}
-    for layout in layouts(question, request.framework, sequences):
-        one = candidate(question, layout, request)
-        known = best.get(one.strategy)
-        if known is None or _key(one, request) < _key(known, request):
-            best[one.strategy] = one
-    return list(best.values())
+    if request.layout and request.rounds:
+        data = parse_layout(request.layout, question, request.framework).data
+        typed = data * request.rounds * training.micro_batch
+        if request.batch is None:
+            return typed
+        if request.micro_batch and request.batch != typed:
+            raise InputError(
+                f"--batch {request.batch} is not {training.micro_batch} x {request.rounds} of {data} groups",
+                f"leave it out, or: --batch {typed}",
+            )
+    return request.batch or training.micro_batch * training.accumulation * question.gpus

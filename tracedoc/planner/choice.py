@@ -9,7 +9,7 @@ from importlib.resources import files
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.planner.candidates import Candidate, families, rank, step_range, with_checkpointing
+from tracedoc.planner.candidates import Candidate, asked_for, families, rank, step_range, with_checkpointing
 from tracedoc.planner.layouts import Layout
 from tracedoc.planner.setup import PARALLEL_FRAMEWORKS, PlanRequest, Question
 from tracedoc.units import format_count, format_gb, format_percent
@@ -64,6 +64,10 @@ def choose(
     fitting = {name: c for name, c in usable.items() if c.doubt == doubt}
     if doubt > 1:
         return None, "", ""
+    asked = asked_for(usable.values(), question, request)
+    if asked is not None and asked.doubt <= 1:
+        text = "--layout asks for it: {total} of {memory} on each GPU, {schedule}. {bubble}"
+        return asked, "asked", text.format(**_numbers(asked, usable, question)).strip()
     situation = _situation(usable, fitting, question, request)
     for rule in decisions().rule:
         if not all(_holds(situation, condition) for condition in rule.when):
@@ -77,7 +81,7 @@ def choose(
 
 
 def _is_fast_enough(chosen: Candidate, fitting: dict[str, Candidate]) -> bool:
-    """Return whether nothing that fits is clearly faster: by a tenth, and than the best of its range.
+    """Whether nothing that fits is clearly faster: by a tenth, and than the best of its range.
 
     Where no time is predicted, sharding that recomputes its activations is slower than sharding that does
     not.
@@ -193,7 +197,7 @@ def _found(question: Question, request: PlanRequest) -> Iterator[Change]:
         if change.id == "combined" and alone:
             continue
         requests = (replace(request, framework="torchtitan"),) if change.id == "parallel" else own
-        for what, option, changed in _TRIES[change.id](question, request):
+        for what, option, changed in _tries(change.id, question, request):
             if fitting := _first_fitting(changed, requests):
                 alone = alone or change.id in _COMBINED
                 yield _change(change.id, what, change.why, option, changed, fitting)
@@ -222,30 +226,66 @@ def _change(id_: str, what: str, why: str, option: str, question: Question, chos
     )
 
 
-def _framework(question: Question, request: PlanRequest) -> Iterator[Try]:
-    if question.gpus > 1:
-        other = "PyTorch" if request.framework == "deepspeed" else "DeepSpeed"
-        yield f"{other} instead", f"--framework {other.lower()}", question
+def _tries(id_: str, question: Question, request: PlanRequest) -> Iterator[Try]:
+    """Ever larger changes of one kind, as many as there are."""
+    if id_ in _LARGER:
+        yield from _LARGER[id_](question, request)
+        return
+    possible, found = _single(question, request)[id_]
+    if possible:
+        yield found
 
 
-def _parallel(question: Question, request: PlanRequest) -> Iterator[Try]:
-    if question.gpus > 1 and request.framework not in PARALLEL_FRAMEWORKS:
-        yield "matrices, blocks or sequences split as well", "--framework torchtitan", question
+def _single(question: Question, request: PlanRequest) -> dict[str, tuple[bool, Try]]:
+    """The kinds of change that have one step only: whether it is one here, and what it is."""
+    training, model, several = question.training, question.model, question.gpus > 1
+    other = "PyTorch" if request.framework == "deepspeed" else "DeepSpeed"
+    layouts = request.framework in PARALLEL_FRAMEWORKS
+    byte = {"adamw": "adamw-8bit", "adam": "adamw-8bit", "paged-adamw": "paged-adamw-8bit"}.get(
+        training.optimizer, ""
+    )
+    lora, adaptable, rank = training.lora_rank, model.step is None, training.lora_rank or 16
+    eager = training.loss == "eager" and model.has_logits
+    scores = not training.fused_attention and not model.dense_attention
+    kept = training.checkpointing in ("off", "selective")
+    on_gpu = training.offload == "none"
 
+    def one(possible: object, what: str, option: str, **changed: object) -> tuple[bool, Try]:
+        return bool(possible), (what, option, question.changed(**changed))
 
-def _fused_attention(question: Question, request: PlanRequest) -> Iterator[Try]:
-    if not question.training.fused_attention and not question.model.dense_attention:
-        yield "fused attention", "", question.changed(fused_attention=True)
-
-
-def _loss(question: Question, request: PlanRequest) -> Iterator[Try]:
-    if question.training.loss == "eager" and question.model.has_logits:
-        yield "a chunked loss", "--loss chunked", question.changed(loss="chunked")
-
-
-def _checkpointing(question: Question, request: PlanRequest) -> Iterator[Try]:
-    if question.training.checkpointing in ("off", "selective"):
-        yield "activation checkpointing", "--checkpointing auto", question.changed(checkpointing="auto")
+    return {
+        "framework": one(several, f"{other} instead", f"--framework {other.lower()}"),
+        "parallel": one(
+            several and not layouts,
+            "matrices, blocks or sequences split as well",
+            "--framework torchtitan",
+        ),
+        "fused-attention": one(scores, "fused attention", "", fused_attention=True),
+        "loss": one(eager, "a chunked loss", "--loss chunked", loss="chunked"),
+        "checkpointing": one(kept, "activation checkpointing", "--checkpointing auto", checkpointing="auto"),
+        "optimizer-8bit": one(byte and not lora, "8-bit AdamW", f"--optimizer {byte}", optimizer=byte),
+        "offload-optimizer": one(on_gpu, "optimizer on the host", "--offload optimizer", offload="optimizer"),
+        "offload-all": one(
+            on_gpu or training.offload == "optimizer",
+            "all model states on the host",
+            "--offload all",
+            offload="all",
+        ),
+        "nvme": one(
+            training.offload != "nvme" and several,
+            "model states on NVMe",
+            "--offload nvme",
+            offload="nvme",
+        ),
+        "lora": one(adaptable and not lora, "LoRA of rank 16", "--lora-rank 16", lora_rank=16),
+        "qlora": one(
+            adaptable and training.base_bits == 16,
+            f"QLoRA of rank {rank} on 4-bit weights",
+            "--qlora",
+            lora_rank=rank,
+            base_bits=4,
+        ),
+    }
 
 
 def _micro_batch(question: Question, request: PlanRequest) -> Iterator[Try]:
@@ -257,24 +297,13 @@ def _micro_batch(question: Question, request: PlanRequest) -> Iterator[Try]:
         yield what, option, question.changed(micro_batch=size, accumulation=rounds)
 
 
-def _optimizer_8bit(question: Question, request: PlanRequest) -> Iterator[Try]:
-    name = optimizers_with_a_byte(question.training.optimizer)
-    if name and not question.training.lora_rank:
-        yield "8-bit AdamW", f"--optimizer {name}", question.changed(optimizer=name)
-
-
-def optimizers_with_a_byte(optimizer: str) -> str:
-    """Return the 8-bit optimizer that stands in for one, empty where there is none."""
-    return {"adamw": "adamw-8bit", "adam": "adamw-8bit", "paged-adamw": "paged-adamw-8bit"}.get(optimizer, "")
-
-
 def _combined(question: Question, request: PlanRequest) -> Iterator[Try]:
-    """Yield what changes the training little, together: a smaller micro-batch, chunked loss, 8-bit Adam."""
+    """Changes that alter the training little, together: a smaller micro-batch, chunked loss, 8-bit Adam."""
     names: list[str] = []
     options: list[str] = []
     combined = question
     for name in _COMBINED:
-        tries = list(_TRIES[name](combined, request))
+        tries = list(_tries(name, combined, request))
         if tries:
             what, option, combined = tries[-1]
             names.append(what)
@@ -301,37 +330,10 @@ def _gpus(question: Question, request: PlanRequest) -> Iterator[Try]:
         gpus *= 2
 
 
-def _offload_optimizer(question: Question, request: PlanRequest) -> Iterator[Try]:
-    if question.training.offload == "none":
-        yield "optimizer on the host", "--offload optimizer", question.changed(offload="optimizer")
-
-
-def _offload_all(question: Question, request: PlanRequest) -> Iterator[Try]:
-    if question.training.offload in ("none", "optimizer"):
-        yield "all model states on the host", "--offload all", question.changed(offload="all")
-
-
-def _nvme(question: Question, request: PlanRequest) -> Iterator[Try]:
-    if question.training.offload != "nvme" and question.gpus > 1:
-        yield "model states on NVMe", "--offload nvme", question.changed(offload="nvme")
-
-
 def _gpu_memory(question: Question, request: PlanRequest) -> Iterator[Try]:
     for size in LARGER_GPUS_GB:
         if size * 1e9 > question.memory_bytes:
             yield f"GPUs of {size} GB", f"--gpu-memory {size}GB", question.changed(memory_bytes=size * 1e9)
-
-
-def _lora(question: Question, request: PlanRequest) -> Iterator[Try]:
-    if not question.training.lora_rank and question.model.step is None:
-        yield "LoRA of rank 16", "--lora-rank 16", question.changed(lora_rank=16)
-
-
-def _qlora(question: Question, request: PlanRequest) -> Iterator[Try]:
-    if question.training.base_bits == 16 and question.model.step is None:
-        size = question.training.lora_rank or 16
-        what = f"QLoRA of rank {size} on 4-bit weights"
-        yield what, "--qlora", question.changed(lora_rank=size, base_bits=4)
 
 
 def _sequence(question: Question, request: PlanRequest) -> Iterator[Try]:
@@ -341,25 +343,14 @@ def _sequence(question: Question, request: PlanRequest) -> Iterator[Try]:
             yield what, f"--seq {size}", question.changed(sequence=size)
 
 
-_TRIES: dict[str, Callable[[Question, PlanRequest], Iterator[Try]]] = {
-    "framework": _framework,
-    "fused-attention": _fused_attention,
-    "loss": _loss,
-    "checkpointing": _checkpointing,
+_LARGER: dict[str, Callable[[Question, PlanRequest], Iterator[Try]]] = {
     "micro-batch": _micro_batch,
-    "optimizer-8bit": _optimizer_8bit,
     "combined": _combined,
-    "parallel": _parallel,
-    "offload-optimizer": _offload_optimizer,
-    "offload-all": _offload_all,
     "gpus": _gpus,
     "gpu-memory": _gpu_memory,
-    "lora": _lora,
-    "qlora": _qlora,
     "sequence": _sequence,
-    "nvme": _nvme,
 }
-"""For each kind of change, ever larger ones."""
+"""The kinds of change that have several steps."""
 
 
 def halved(value: int) -> Iterator[int]:
@@ -397,7 +388,7 @@ def _turns(question: Question, request: PlanRequest) -> Iterator[list[tuple[str,
 
 
 def _turn(what: str, changed: Question, request: PlanRequest, chosen: Candidate) -> str:
-    """Return what the answer becomes, or nothing where it stays."""
+    """The other answer in words, empty where it stays."""
     other, _, _ = choose(rank(changed, request), changed, request)
     if other is None:
         return f"{what}: nothing fits"

@@ -129,7 +129,7 @@ def _deepspeed(question: Question, strategy: str, checkpointing: bool) -> Config
 
 
 def _loading(question: Question) -> str:
-    """Return how the model has to be loaded, as Transformers 5 keeps the dtype of the checkpoint."""
+    """The way to load the model, in words; Transformers 5 keeps the dtype of the checkpoint."""
     training = question.training
     if training.base_bits == 4:
         dtype = "float16" if training.precision.startswith("fp16") else "bfloat16"
@@ -152,7 +152,7 @@ def _loading(question: Question) -> str:
 
 
 def _units(question: Question, strategy: str) -> str:
-    """Return which blocks become units where the file does not say it."""
+    """The blocks that become units, in words, where the file does not say it."""
     if STRATEGIES[strategy].family != "fsdp" or question.model.wrap_classes:
         return ""
     return (

@@ -53,7 +53,7 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 def what_fits(run: KnownRun, change: str) -> Fit:
-    """Return whether a run would still fit after one of :data:`ADVICE`.
+    """Whether a run would still fit after one of :data:`ADVICE`.
 
     "do-not-shard" is DDP, "do-not-reshard" keeps gathered parameters until backward, "larger-micro-batch"
     doubles the micro-batch, "no-checkpointing" keeps all activations, "optimizer-on-gpu" ends offloading. A
@@ -138,7 +138,7 @@ def _do_not_reshard(run: KnownRun) -> float | str:
 
 
 def _activations(run: KnownRun) -> float | str:
-    """Return what comes and goes with the micro-batch: as measured, else all that is not model states."""
+    """The bytes that come and go with the micro-batch: as measured, else all that is not model states."""
     if run.activation_bytes is not None:
         return run.activation_bytes
     states = _states(run, run.strategy)

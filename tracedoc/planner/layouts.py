@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from math import ceil
 
@@ -173,7 +174,7 @@ class Layout(msgspec.Struct, frozen=True):
         size = f"{self.micro_batch} sequence{'s' if self.micro_batch > 1 else ''}"
         if self.rounds == 1:
             return f"one micro-batch of {size}"
-        order = {1: "1F1B, ", 2: "interleaved 1F1B, "}[self.chunks] if self.pipeline > 1 else ""
+        order = f"{'interleaved ' if self.chunks > 1 else ''}1F1B, " if self.pipeline > 1 else ""
         return f"{order}{self.rounds} micro-batches of {size}"
 
 
@@ -199,7 +200,7 @@ def possible(gpus: int, nodes: int) -> tuple[Strategy, ...]:
 
 
 def _splits_evenly(strategy: Strategy, gpus_per_node: int, nodes: int) -> bool:
-    """Return whether a strategy is one of its own: a node's part has to be one, and to be repeated."""
+    """Whether a strategy is one of its own: a node's part has to be one, and to be repeated."""
     if strategy.kept_in_node:
         return nodes > 1 and gpus_per_node > 1
     if not strategy.hybrid:
@@ -210,7 +211,7 @@ def _splits_evenly(strategy: Strategy, gpus_per_node: int, nodes: int) -> bool:
 
 
 def can_offload(strategy: Strategy, offload: str) -> bool:
-    """Return whether a strategy's framework can move this to the host.
+    """Whether a strategy's framework can move this to the host.
 
     DeepSpeed moves the optimizer from stage 1 on, everything in stage 3, and it alone uses NVMe; on one GPU
     it is its stage 2 with one shard. FSDP moves everything or nothing (``CPUOffloadPolicy``), on one GPU as
@@ -226,7 +227,7 @@ def can_offload(strategy: Strategy, offload: str) -> bool:
 
 
 def can_train(strategy: Strategy, question: Question) -> bool:
-    """Return whether a strategy trains with this optimizer, and with adapters, at all.
+    """Whether a strategy trains with this optimizer, and with adapters, at all.
 
     ``torch.optim.Adafactor`` has no version for sharded tensors, Muon needs whole matrices, and
     ``ZeroRedundancyOptimizer`` fails where a rank owns parameters without gradients.
@@ -269,6 +270,55 @@ def stage_blocks(blocks: int, layout: Layout) -> tuple[int, int, int]:
     return most - 1, most if stages > 2 else most - 1, most - 1
 
 
+_WAYS = {
+    "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "vpp": "chunks",
+    "dp": "data", "fsdp": "data",
+}  # fmt: skip
+"""How layouts are typed, and what each part is."""
+
+
+def parse_layout(text: str, question: Question, family: str) -> Layout:
+    """The layout of ``tp2-pp4-dp8``; what is not typed is 1, and ``dp`` what the other parts leave.
+
+    Raises :class:`InputError` for what is no layout, and for one that these GPUs or this model cannot have.
+    """
+    option, example = f"--layout {text}", "as in: --layout tp2-pp4-dp8"
+    sizes: dict[str, int] = {}
+    for part in text.lower().split("-"):
+        match = re.fullmatch(r"([a-z]+)([1-9]\d{0,5})", part)
+        if match is None or match[1] not in _WAYS or _WAYS[match[1]] in sizes:
+            raise InputError(
+                f"{option}: {part!r} is no part of a layout", f"{example}; parts: {', '.join(_WAYS)}"
+            )
+        sizes[_WAYS[match[1]]] = int(match[2])
+    asked = Layout(family, **{"data": 1, **sizes})
+    others = asked.tensor * asked.pipeline * asked.context
+    asked = replace(asked, data=sizes.get("data", max(1, question.gpus // others)))
+    gpus = asked.data * others
+    if gpus != question.gpus:
+        raise InputError(f"{option} is for {gpus} GPUs, not {question.gpus}", f"add: --gpus {gpus}")
+    for wrong, why in _cannot_have(question, asked):
+        if wrong:
+            raise InputError(f"{option}: {why}", example)
+    return asked
+
+
+def _cannot_have(question: Question, layout: Layout) -> tuple[tuple[bool, str], ...]:
+    """Whether each thing that a layout needs is missing, with that in words."""
+    model, heads = question.model, _kv_heads(question)
+    experts = max((linear.count for linear in model.linears), default=1)
+    peers, expert, stages = layout.data * layout.context, layout.expert, layout.pipeline * layout.chunks
+    whole = not model.assumed and (model.heads % layout.tensor or heads % layout.tensor)
+    shared = f"{layout.tensor} GPUs cannot share its {model.heads} heads, {heads} of keys"
+    return (
+        (bool(whole), f"{model.name}: {shared}"),
+        (stages > model.blocks, f"{model.blocks} blocks are fewer than its {stages} stages"),
+        (layout.chunks > 1 and layout.pipeline == 1, "vpp is for a pipeline, and this has none"),
+        (bool(experts % expert), f"the experts of a block, {experts}, do not divide by {expert}"),
+        (bool(peers % expert), f"the {peers} GPUs that could share experts do not divide by {expert}"),
+    )
+
+
 def check_layouts(question: Question, family: str) -> None:
     """Raise :class:`InputError` for what these frameworks do not train, or this file does not know."""
     if question.gpus == 1:
@@ -297,7 +347,9 @@ def _refused(question: Question, family: str) -> tuple[tuple[str, bool], ...]:
     )
 
 
-def layouts(question: Question, family: str, sequences: int) -> Iterator[Layout]:
+def layouts(
+    question: Question, family: str, sequences: int, micro_batch: int | None = None
+) -> Iterator[Layout]:
     """Yield the layouts of a framework for an update of so many sequences of all GPUs."""
     if any(refused for _, refused in _refused(question, family)):
         return
@@ -318,23 +370,26 @@ def layouts(question: Question, family: str, sequences: int) -> Iterator[Layout]
                     if family == "torchtitan" and expert > 1 and expert % context:
                         continue
                     base = Layout(family, data, tensor, pipeline, context, expert)
-                    yield from _schedules(base, model.blocks, sequences // data)
+                    yield from _schedules(base, model.blocks, sequences, micro_batch)
 
 
-def _schedules(base: Layout, blocks: int, sequences: int) -> Iterator[Layout]:
-    """Yield the layout with every micro-batch and schedule that divides evenly."""
-    for size in _powers(min(sequences, LARGEST_MICRO_BATCH)):
-        if sequences % size:
+def _schedules(base: Layout, blocks: int, sequences: int, micro_batch: int | None) -> Iterator[Layout]:
+    """Yield the layout with every schedule that makes stages do more than wait."""
+    for one in micro_batches(base, sequences, micro_batch):
+        if one.pipeline > 1 and one.rounds < one.pipeline:
             continue
-        rounds = sequences // size
-        if base.pipeline == 1:
-            yield replace(base, micro_batch=size, rounds=rounds)
-            continue
-        if rounds < base.pipeline:  # stages would only wait
-            continue
-        yield replace(base, micro_batch=size, rounds=rounds)
-        if rounds % base.pipeline == 0 and blocks + 2 >= 4 * base.pipeline:
-            yield replace(base, micro_batch=size, rounds=rounds, chunks=2)
+        yield one
+        if one.pipeline > 1 and one.rounds % one.pipeline == 0 and blocks + 2 >= 4 * one.pipeline:
+            yield replace(one, chunks=2)
+
+
+def micro_batches(layout: Layout, sequences: int, micro_batch: int | None) -> Iterator[Layout]:
+    """Yield the layout with every micro-batch that divides an update's sequences, or with the one given."""
+    each, rest = divmod(sequences, layout.data)
+    sizes = _powers(min(each, LARGEST_MICRO_BATCH)) if micro_batch is None else iter((micro_batch,))
+    for size in sizes:
+        if each and not rest and each % size == 0:
+            yield replace(layout, micro_batch=size, rounds=each // size)
 
 
 def _stages(question: Question, most: int) -> Iterator[int]:

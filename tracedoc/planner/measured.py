@@ -36,7 +36,7 @@ class Comparison(msgspec.Struct, frozen=True):
     scale: float
 
     def idle_ms(self, measured_ms: float | None) -> float:
-        """Return what a step took beyond computation and communication: the host's part, which stays."""
+        """The milliseconds of a step beyond computation and communication: the host's part, which stays."""
         return max(0.0, measured_ms - self.rescaled.expected_ms) if measured_ms else 0.0
 
     def note(self, measured_ms: float | None) -> str:
@@ -55,7 +55,7 @@ class Comparison(msgspec.Struct, frozen=True):
 def beside_computation(
     question: Question, request: PlanRequest, strategy: str, step_ms: float, *, checkpointing: bool
 ) -> tuple[float, str]:
-    """Return what a run's step took beside its computation and communication, and a sentence about it.
+    """The milliseconds of a run's step beside computation and communication, and a sentence about them.
 
     For a run whose tokens are not known: its computation, in ``request``, stands for every strategy.
     """
@@ -160,7 +160,7 @@ def _of(
 
 
 def replayed_note(question: Question, known: Sequence[Replayed]) -> str:
-    """Return which strategies' steps are replayed for a question; empty where none is."""
+    """A sentence on the strategies whose steps are replayed for a question; empty where none is."""
     steps = [
         f"{format_ms(one.step_ms[1])} for {STRATEGIES[one.strategy].title}"
         for one in known[1:]

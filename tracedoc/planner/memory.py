@@ -192,7 +192,7 @@ def _kept_whole(question: Question, layout: Layout) -> float:
 
 
 def _keys_and_values(question: Question, layout: Layout) -> float:
-    """Return what torchtitan gathers of the other parts of a sequence in one block, and as many gradients.
+    """The bytes of keys and values that torchtitan gathers of other parts of a sequence, and of gradients.
 
     Megatron passes keys and values on from GPU to GPU, part by part.
     """
@@ -204,7 +204,7 @@ def _keys_and_values(question: Question, layout: Layout) -> float:
 
 
 def _saved_in_8_bits(question: Question, layout: Layout) -> float:
-    """Return what a block keeps less as Transformer Engine saves what it multiplied in 8 bits.
+    """The bytes that a block saves as Transformer Engine keeps what it multiplied in 8 bits.
 
     That is the input of each matrix; what attention gave is kept in 16 bits as well.
     """
@@ -232,7 +232,7 @@ def _gathered(question: Question, layout: Layout) -> float:
 
 
 def _held(layout: Layout, number: int) -> float:
-    """Return how many micro-batches a stage keeps: one for each stage that follows it, and its own.
+    """The micro-batches that a stage keeps: one for each stage that follows it, and its own.
 
     Interleaved, so many parts of stages: Korthikanti et al. 2022, section 4.2.3, 1 + (p - 1) / (p v) times as
     many in the first. Never more than there are.
@@ -244,7 +244,7 @@ def _held(layout: Layout, number: int) -> float:
 
 
 def _between_stages(question: Question, layout: Layout, number: int) -> float:
-    """Return what a stage of PyTorch's pipelining holds of what it receives and sends.
+    """The bytes that a stage of PyTorch's pipelining holds of what it receives and sends.
 
     It keeps what it sent until backward, and has buffers for each micro-batch's input and gradient; inputs in
     use are counted as what the first block keeps. Megatron frees what it sent, and allocates as it receives.

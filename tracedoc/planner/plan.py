@@ -11,10 +11,12 @@ from tracedoc.errors import InputError
 from tracedoc.planner.assumptions import assumptions, load_bytes_per_node, short_step
 from tracedoc.planner.candidates import (
     Candidate,
+    asked_for,
     candidate,
     families,
     offered,
     rank,
+    sequences_of_an_update,
     step_range,
     usable,
     with_checkpointing,
@@ -143,7 +145,7 @@ def _summary(advice: Advice) -> str:
     if chosen is not None:
         time = f", {step_range(chosen)} a step predicted" if chosen.step else ""
         title = with_checkpointing(chosen.title, chosen.checkpointing, selective=chosen.selective)
-        title = title[:1].upper() + title[1:]
+        title = _unlike_asked(advice) + title[:1].upper() + title[1:]
         text = f"{title}: {format_gb(chosen.total_bytes)} of the {memory} on {each}{time}."
         return text + (f" It may not fit: {_DOUBT}." if chosen.tight else "")
     least = advice.least
@@ -155,6 +157,14 @@ def _summary(advice: Advice) -> str:
     nothing = "Nothing of DeepSpeed's" if advice.request.framework == "deepspeed" else "Nothing"
     text = f"{nothing} fits: {each} has {memory}, and {needed} {format_gb(least.total_bytes)}."
     return text + _smallest(advice)
+
+
+def _unlike_asked(advice: Advice) -> str:
+    """A sentence on the layout that is asked for, empty where it fits or none is."""
+    asked = asked_for(advice.candidates, advice.question, advice.request)
+    if asked is None or asked is advice.chosen:
+        return ""
+    return f"{asked.title} is not predicted to fit: it takes {format_gb(asked.total_bytes)}. "
 
 
 def _smallest(advice: Advice) -> str:
@@ -299,15 +309,20 @@ def advise(question: Question, request: PlanRequest) -> Advice:
         )
     candidates = rank(question, request)
     if not candidates:
+        sequences = sequences_of_an_update(question, request)
         raise InputError(
-            f"no layout divides --batch {request.batch} evenly over {question.gpus} GPUs",
-            f"take a multiple of the GPUs: --batch {question.gpus}",
+            f"no layout divides the {sequences} sequences of an update evenly over {question.gpus} GPUs",
+            f"take a multiple of the GPUs: --batch {question.gpus * question.training.micro_batch}",
         )
     chosen, rule, because = choose(candidates, question, request)
-    needed = () if chosen and not chosen.tight else tuple(changes(question, request))
-    turning = (
-        (*turning_points(question, request, chosen), *_layout(question, request, chosen)) if chosen else ()
-    )
+    asked = asked_for(candidates, question, request)
+    # What else would fit, or where the answer turns, leaves the layout open.
+    left_open = replace(request, layout="", rounds=None)
+    needed = () if chosen and not chosen.tight else tuple(changes(question, left_open))
+    turning: tuple[str, ...] = ()
+    if chosen is not None and chosen is not asked:
+        points = turning_points(question, left_open, chosen)
+        turning = (*points, *_layout(question, left_open, chosen))
     own = [c for c in candidates if c.family in families(request.framework)]
     return Advice(
         question=question,

@@ -207,6 +207,12 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """Steps that the replay of a captured run predicts; they replace the estimate."""
     batch: int | None = None
     """Sequences of all GPUs for each update, for layouts and for a search."""
+    layout: str = ""
+    """The layout that is asked about, as ``tp2-pp4-dp8``; empty where it is left open."""
+    micro_batch: int | None = None
+    """Sequences of a micro-batch, where they were given; layouts else find their own."""
+    rounds: int | None = None
+    """Micro-batches of an update, where they were given."""
     search: bool = False
     """Whether the fastest micro-batch is searched."""
     tokens: int | None = None

@@ -53,7 +53,7 @@ class OneStep(msgspec.Struct, frozen=True):
         return max(0, self.activation_bytes - self.block_bytes) * tokens / self.tokens
 
     def one_block(self, tokens: int) -> float:
-        """Return what the forward pass of one block keeps."""
+        """The bytes that the forward pass of one block keeps."""
         return self.block_bytes / max(1, self.blocks) * tokens / self.tokens
 
 
@@ -75,7 +75,7 @@ class Linear(msgspec.Struct, frozen=True):
     needs: tuple[str, ...] = ()
 
     def named_by(self, targets: tuple[str, ...]) -> bool:
-        """Return whether PEFT takes this matrix for one of the targets: by its path, or by the end of it."""
+        """Whether PEFT takes this matrix for one of the targets: by its path, or by the end of it."""
         if self.needs:
             return set(self.needs) <= set(targets)
         return any(self.name == target or self.name.endswith(f".{target}") for target in targets)

@@ -164,25 +164,26 @@ def predict(
     if measured_compute_ms is not None:
         forward, backward, again = step_flops(question, checkpointing=checkpointing)
         once = forward.total + backward.total
-        parts = [f.total / once * measured_compute_ms / 1e3 for f in (forward, backward, again)]
+        each = measured_compute_ms / 1e3 / layout.rounds
+        parts = [f.total / once * each for f in (forward, backward, again)]
         scale = 1.0
     compute = scale * sum(parts) * _slowest(question, layout) / layout.split_work
     optimizer, host = _update(question, layout, gpu.hbm_gbps)
     optimizer = optimizer if measured_compute_ms is None else 0.0
-    each, last, after = sent
+    each_round, last, after = sent
     fixed = optimizer + host + after + idle_ms / 1e3
     rounds, passes = layout.rounds, layout.rounds + layout.waits
     dispatch = _dispatch(question, layout, checkpointing=checkpointing)
 
     def step(shown: float, of: Callable[[_Sent], float]) -> float:
         # Where the link is the bottleneck, computation hides behind it.
-        computing = passes * (compute + dispatch + shown * of(each)) + shown * of(last)
-        overlapped = max(computing, rounds * each.hideable + last.hideable)
-        return fixed + overlapped + passes * each.unhidden + last.unhidden
+        computing = passes * (compute + dispatch + shown * of(each_round)) + shown * of(last)
+        overlapped = max(computing, rounds * each_round.hideable + last.hideable)
+        return fixed + overlapped + passes * each_round.unhidden + last.unhidden
 
     narrow, wide = (NARROW, WIDE) if layout.strategy in STRATEGIES else (NARROW_SPLIT, WIDE_SPLIT)
     low, high = narrow if gpu.matmul or measured_compute_ms is not None else wide
-    comm = rounds * each.seconds + last.seconds + after
+    comm = rounds * each_round.seconds + last.seconds + after
     times = (rounds * compute, optimizer, host + rounds * dispatch, comm)
     span = (
         low * step(2 / 3, lambda sent: sent.exposed),

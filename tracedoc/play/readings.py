@@ -1,12 +1,22 @@
-"""Read a program fast, likely and slow: three answers to what a capture leaves open."""
+"""Read a program fast, likely and slow: three answers to what a capture leaves open.
+
+Of a transfer that is what its bytes take, what it takes whatever they are, and waiting that it may hold.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
 
-from tracedoc.play.latency import Split, split_transfers
-from tracedoc.play.run_program import Reading, RunProgram
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.play.run_program import CollectiveParts, Reading, RunProgram
+from tracedoc.ranks.bandwidth import fit_line
+from tracedoc.spans import Int64Array
 from tracedoc.step.program import UNKNOWN_SHARE, Cause
+from tracedoc.timeline.collective_table import NONE
+from tracedoc.trace.vocabulary import busbw_factor
 
 UNMEASURED_CONTENTION = {Reading.FAST: 0.0, Reading.LIKELY: 0.06, Reading.SLOW: 0.15}
 CONTENTION_MARGIN = {Reading.FAST: 0.7, Reading.LIKELY: 1.0, Reading.SLOW: 1.3}
@@ -68,3 +78,115 @@ def _without_idle_hosts(program: RunProgram) -> RunProgram:
         return program
     idle = np.repeat(ahead, np.diff(layout.point_base))
     return program.edited(lag=np.where(idle, 0, program.lag))
+
+
+FIT_MARGIN = 0.3
+"""A fitted latency is this share larger or smaller in the outer readings."""
+
+HALF_RATE_BYTES = 4 * 2**20
+"""A message of this size moves at half the rate of a large one, on the transports that hold it longest."""
+
+WITHOUT_BYTES_NS = 30_000
+"""What a collective takes without bytes, on a usual link: some 20 to 50 us."""
+
+
+class Split(msgspec.Struct, frozen=True, eq=False):
+    """For each part of a run's collectives, in nanoseconds; one reading.
+
+    ``fixed_ns`` stays whatever is changed about bytes and links: latency, and time that may be waiting for
+    ranks that were not captured. The rest of the transfer is in proportion to the bytes.
+    """
+
+    fixed_ns: Int64Array
+    latency_ns: Int64Array
+
+
+def split_transfers(joins: CollectiveParts, reading: Reading) -> Split:
+    """The time of each transfer that stays when its bytes become fewer, in one reading."""
+    moved = _moved(joins, reading)
+    latency = np.zeros(joins.event.size, dtype=np.float64)
+    key = joins.kind.astype(np.int64) * 4096 + joins.group + 1
+    for one in np.unique(key).tolist():
+        mine = np.flatnonzero(key == one)
+        latency[mine] = _latency(joins.nbytes[mine], moved[mine], reading)
+    kept = np.minimum(latency, moved)
+    fixed = joins.transfer_ns - moved + kept
+    return Split(np.rint(fixed).astype(np.int64), np.rint(kept).astype(np.int64))
+
+
+TWO_SIZES_SPREAD = 1.5
+"""Latency of a call is taken from a line through two sizes, if they differ so much."""
+
+FIT_SHARES = (1.5, 1.0, 0.5)
+"""Of a latency by two sizes, so much counts, from the most to the least."""
+
+_ALIKE = (("all_gather", "reduce_scatter"), ("all_reduce",))
+"""Collectives of one :func:`busbw_factor`, whose sizes make one line."""
+
+
+def call_latency(program: RunProgram, splits: Mapping[Reading, Split], reading: Reading) -> Int64Array:
+    """Return the nanoseconds of each transfer that one call less saves: most of them in the fast reading.
+
+    Of all-gathers, reduce-scatters and all-reduces that is what a line through two sizes says, else the
+    curve of the group's link, and at most all beyond its full rate. Where the rate is not known, as between
+    processes of a host, it may be all beyond the fastest transfer. Other collectives save the latency in
+    ``splits``, which is least in the fast reading. None saves more than its transfer.
+    """
+    joins, transfer_ns = program.layout.joins, program.transfer
+    least, likely, most = (splits[one].latency_ns.astype(np.float64) for one in Reading)
+    for kinds in _ALIKE:
+        alike = np.array([name in kinds for name in joins.kinds] or [False])
+        chosen = alike[joins.kind] & (joins.nbytes > 0) & (transfer_ns > 0)
+        for group in np.unique(joins.group[chosen]).tolist():
+            mine = np.flatnonzero(chosen & (joins.group == group))
+            sizes, moved = joins.nbytes[mine].astype(np.float64), transfer_ns[mine].astype(np.float64)
+            link = joins.links[group] if 0 <= group < len(joins.links) else None
+            if link is not None:
+                likely[mine] = np.maximum(moved * link.half_bytes / (sizes + link.half_bytes), least[mine])
+                if link.peak_gbps:
+                    factor = busbw_factor(kinds[0], joins.group_sizes[group])
+                    most[mine] = np.maximum(most[mine], moved - factor * sizes / link.peak_gbps)
+            line = fit_line(sizes, moved, fewest=2, spread=TWO_SIZES_SPREAD)
+            if line is not None:
+                fitted = max(line.latency_ns, 0.0)
+                most[mine], likely[mine], least[mine] = (share * fitted for share in FIT_SHARES)
+            if link is None or not link.peak_gbps:
+                # The link moves bytes as fast as in its fastest transfer, at least.
+                beyond = moved - sizes * (moved / sizes).min()
+                most[mine] = np.maximum(most[mine], beyond)
+                likely[mine] = np.maximum(likely[mine], beyond / 2)
+    found = {Reading.FAST: np.maximum(most, likely), Reading.LIKELY: likely, Reading.SLOW: least}[reading]
+    kept: Int64Array = np.rint(np.minimum(found, transfer_ns)).astype(np.int64)
+    return kept
+
+
+def _moved(joins: CollectiveParts, reading: Reading) -> npt.NDArray[np.float64]:
+    """Nanoseconds of each part that are transfer; where peers are missing, part of it may be waiting.
+
+    Then all of it is transfer in the fast reading, and only what the shortest of its size takes in the slow.
+    """
+    length = joins.transfer_ns.astype(np.float64)
+    lone = np.flatnonzero((joins.op == NONE) | ~joins.complete)
+    if lone.size == 0 or reading is Reading.FAST:
+        return length
+    least = length.copy()
+    key = np.stack((joins.kind[lone].astype(np.int64), joins.nbytes[lone]))
+    _, kind = np.unique(key, axis=1, return_inverse=True)
+    kind = kind.ravel()
+    shortest = np.full(int(kind.max()) + 1, np.inf)
+    np.minimum.at(shortest, kind, length[lone])
+    least[lone] = shortest[kind]
+    return np.asarray(least if reading is Reading.SLOW else (length + least) / 2)
+
+
+def _latency(nbytes: Int64Array, moved: npt.NDArray[np.float64], reading: Reading) -> npt.NDArray[np.float64]:
+    known = nbytes > 0
+    line = fit_line(nbytes[known], moved[known])
+    if line is not None:
+        factor = {Reading.FAST: 1 - FIT_MARGIN, Reading.LIKELY: 1.0, Reading.SLOW: 1 + FIT_MARGIN}
+        return np.full(nbytes.size, max(line.latency_ns, 0.0) * factor[reading])
+    if reading is Reading.FAST:
+        return np.zeros(nbytes.size)
+    share = np.where(known, HALF_RATE_BYTES / (HALF_RATE_BYTES + np.maximum(nbytes, 0)), 1.0)
+    bound = share * moved
+    return bound if reading is Reading.SLOW else np.minimum(bound / 2, WITHOUT_BYTES_NS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -13,7 +12,7 @@ from msgspec.structs import replace
 
 from tracedoc.ranks.bandwidth import SizeCurve
 from tracedoc.spans import Int64Array
-from tracedoc.step.program import TO_HOST, Cause, Codes, Group, Indices, Lags, RankProgram, narrow
+from tracedoc.step.program import TO_HOST, Cause, Group, Indices, Lags, RankProgram, StepColumns, narrow
 from tracedoc.timeline.collective_table import NONE
 
 Index = npt.NDArray[np.signedinteger[Any]]
@@ -82,7 +81,7 @@ class RankNotes(msgspec.Struct, frozen=True, eq=False):
     labels: tuple[str, ...]
 
 
-class Layout(msgspec.Struct, frozen=True, eq=False):
+class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
     """What no change edits: how points, events and causes of all ranks hang together.
 
     Columns are those of :class:`RankProgram`, one rank after the other, with indices into the whole.
@@ -96,30 +95,6 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
     offset_ns: Int64Array
     point_base: Int64Array
     event_base: Int64Array
-    kind: Codes
-    part: Codes
-    after_return: Mask
-    blocks: Mask
-    rejoin_from: Indices
-    rejoin_to: Indices
-    rejoin_lag: Lags
-    point: Indices
-    launch_lag: Lags
-    gap: Lags
-    delay: Lags
-    stream: Codes
-    group: Codes
-    event_part: Codes
-    cause_kind: Codes
-    cause_from: Indices
-    cause_to: Indices
-    cause_lag: Lags
-    cause_back: Mask
-    hook_point: Indices
-    hook_ns: Lags
-    offload_event: Indices
-    offload_point: Indices
-    offload_ns: Lags
     joins: CollectiveParts
 
     @property
@@ -165,7 +140,7 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
         return self.computes_of(slice(None))
 
     def computes_of(self, events: slice | Index) -> Mask:
-        """Return which of some events are compute."""
+        """Events that are compute, of some or all; truth values."""
         return _IS_COMPUTE[self.group[events]]
 
     @property
@@ -260,7 +235,7 @@ class _Column:
         self._used = used
 
     def _is_even(self, part: npt.NDArray[Any]) -> bool:
-        """Return whether all values so far, and those of a part, are one."""
+        """Whether all values so far, and those of a part, are one."""
         if part.size == 0 or (self._used and self._array.flags.writeable):
             return False
         value = self._array[0] if self._used else part[0]
@@ -277,7 +252,7 @@ class Gathering:
     def __init__(self, count: int) -> None:
         self._ranks: list[int] = []
         self._notes: list[RankNotes] = []
-        self._columns = {name: _Column(count) for name in (*_OF_LAYOUT, *_OF_PROGRAM)}
+        self._columns = {name: _Column(count) for name in (*StepColumns.__struct_fields__, *_OF_PROGRAM)}
         self._early: list[tuple[Index, Index]] = []
         self._points = [0]
         self._events = [0]
@@ -301,20 +276,8 @@ class Gathering:
             column.add(narrow(moved[name] if name in moved else getattr(program, name)))
         self._early.append((program.early_event + event, program.early_point + point))
         self._ranks.append(rank)
-        self._notes.append(
-            RankNotes(
-                program.step,
-                program.step_ns,
-                program.span_ns,
-                program.framed,
-                program.is_cpu,
-                int(program.lag.sum()),
-                program.lead_ns,
-                program.contention,
-                program.label_at,
-                program.labels,
-            )
-        )
+        told = {name: getattr(program, name) for name in RankNotes.__struct_fields__ if name != "lag_ns"}
+        self._notes.append(RankNotes(lag_ns=int(program.lag.sum()), **told))
         self._points.append(point + program.points)
         self._events.append(event + program.events)
         self._periodic &= program.periodic
@@ -330,7 +293,7 @@ class Gathering:
             point_base=np.array(self._points, dtype=np.int64),
             event_base=np.array(self._events, dtype=np.int64),
             joins=joins,
-            **{name: whole[name] for name in _OF_LAYOUT},
+            **{name: whole[name] for name in StepColumns.__struct_fields__},
         )
         target = np.concatenate([event for event, _ in self._early]).astype(np.intp)
         every = np.ones(target.size, dtype=bool)
@@ -357,19 +320,3 @@ class Gathering:
 
 
 _OF_PROGRAM = ("lag", "own", "ready_lag", "dur")
-_OF_LAYOUT = (
-    "kind", "part", "after_return", "blocks", "rejoin_from", "rejoin_to", "rejoin_lag",
-    "point", "launch_lag", "gap", "delay", "stream", "group", "event_part",
-    "cause_kind", "cause_from", "cause_to", "cause_lag", "cause_back", "hook_point", "hook_ns",
-    "offload_event", "offload_point", "offload_ns",
-)  # fmt: skip
-
-
-def join_programs(
-    ranks: Sequence[int], programs: Iterable[RankProgram], joins: CollectiveParts, offset_ns: Int64Array
-) -> RunProgram:
-    """Return the programs of ``ranks`` as one; ``offset_ns`` is when each begins, on a common clock."""
-    gathering = Gathering(len(ranks))
-    for rank, program in zip(ranks, programs, strict=True):
-        gathering.add(rank, program)
-    return gathering.joined(joins, offset_ns)

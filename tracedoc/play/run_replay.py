@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from tracedoc.play.joins import join_run
-from tracedoc.play.latency import Split
 from tracedoc.play.path import Path, find_whole_path
 from tracedoc.play.player import Player
-from tracedoc.play.readings import as_measured, read_as, splits
+from tracedoc.play.readings import Split, as_measured, read_as, splits
 from tracedoc.play.run_program import Reading, RunProgram
 from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView

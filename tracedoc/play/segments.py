@@ -68,7 +68,6 @@ class SyncGraph(msgspec.Struct, frozen=True, eq=False):
     sections: dict[str, Index]
     section_names: tuple[str, ...]
     section_bounds: Index
-    point_nodes: int
     return_base: int
     load_base: int
     start_base: int
@@ -228,7 +227,6 @@ def find_sync_graph(program: RunProgram) -> SyncGraph:
         sections=sections,
         section_names=tuple(edges.names),
         section_bounds=np.cumsum([0, *(one.size for one in edges.src)]),
-        point_nodes=first_point.size,
         return_base=return_base,
         load_base=load_base,
         start_base=start_base,
@@ -269,7 +267,7 @@ def _blocks_of_ranks(layout: Layout) -> list[tuple[slice, slice]]:
 def _runs(
     layout: Layout, block: tuple[slice, slice], first_point: Index, meeting: Index
 ) -> tuple[Index, Index, Index]:
-    """Return where runs begin among a block's events with a launch, what closes them, and their nodes."""
+    """The begins of runs among a block's events with a launch, what closes them, and their nodes."""
     points, events = block
     launch = layout.point[events]
     event = np.flatnonzero(launch >= 0)
@@ -383,7 +381,7 @@ def _reduced(
 
 
 def _offsets(graph: SyncGraph, program: RunProgram, points: slice) -> Int64Array:
-    """Return how long after its node each point of a block comes."""
+    """Nanoseconds from its node to each point of a block."""
     total = np.cumsum(program.lag[points], dtype=np.int64)
     if total.size == 0:
         return total

@@ -50,6 +50,17 @@ class Calls(msgspec.Struct, frozen=True, eq=False):
     end_ns: Int64Array
     thread: npt.NDArray[np.int32]
 
+    def between(self, span: slice) -> Calls:
+        """Some of the calls, by their places."""
+        return Calls(*(getattr(self, name)[span] for name in Calls.__struct_fields__))
+
+
+def parts_of(timeline: RankTimeline, calls: Calls) -> Codes:
+    """The part of the step that each call belongs to: a :class:`Phase`, or ``INPUT_PART``."""
+    phases = timeline.phases
+    part = phases.at(calls.start_ns) if phases else np.zeros(calls.rows.size, dtype=np.uint8)
+    return np.where(calls.kind == Call.INPUT, np.uint8(INPUT_PART), part).astype(np.uint8)
+
 
 def find_calls(timeline: RankTimeline) -> Calls:
     """Return the calls that launch, wait, allocate or fetch input, on threads that launch GPU work."""
@@ -127,11 +138,14 @@ class Order(msgspec.Struct, frozen=True, eq=False):
 
 
 def order_calls(calls: Calls, blocks: npt.NDArray[np.bool_], next_start_ns: int | None) -> Order:
-    """Return how the calls of one step follow each other, the first one after the last of the step before.
+    """The order of the calls of one step, the first one after the last of the step before.
 
     ``next_start_ns`` is when the first call of the next step starts, ``None`` where it was not captured.
     """
     start, end = calls.start_ns, calls.end_ns
+    if not start.size:
+        none = np.empty(0, dtype=np.int32)
+        return Order(start, np.empty(0, dtype=bool), none, none, start)
     returned = blocks[:-1] & (end[:-1] <= start[1:])
     origin = np.where(returned, end[:-1], start[:-1])
     wraps = bool(blocks[-1]) and next_start_ns is not None and int(end[-1]) <= next_start_ns
@@ -195,7 +209,7 @@ def with_hidden_waits(trace: Trace, calls: Calls, device: DeviceEvents) -> Calls
 
 
 def _drained(device: DeviceEvents, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return whether all that was launched before each pause ended inside it, right before its end."""
+    """Pauses inside which all that was launched before ended, right before their ends; truth values."""
     order = np.argsort(device.launched_ns, kind="stable")
     reach = np.maximum.accumulate(device.end_ns[order])
     place = np.searchsorted(device.launched_ns[order], end)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from tracedoc.spans import Int64Array
-from tracedoc.step.calls import INPUT_PART, Calls, order_calls
+from tracedoc.step.calls import order_calls, parts_of
 from tracedoc.step.cpu_program import CpuGraph, build_cpu_program
 from tracedoc.step.events import DeviceEvents
 from tracedoc.step.graph import StepGraph
@@ -65,8 +65,8 @@ def build_program(
         return TooLong(f"the step has more than {most_events:,} events")
     device = graph.device
     events = events[np.lexsort((device.start_ns[events], device.stream[events]))]
-    program = _assembled(graph, window, events, slice(first, last), following, periodic=periodic)
-    program = _with_causes(program, graph, events, slice(first, last), position if periodic else None)
+    columns = _waits_of(graph, events, slice(first, last), position if periodic else None)
+    program = _assembled(graph, window, events, slice(first, last), following, columns, periodic=periodic)
     starts = calls.start_ns[first:last]
     program = with_units(program, graph.timeline, starts)
     if position is not None:
@@ -80,7 +80,7 @@ def build_program(
 
 
 def _goes_on(graph: StepGraph, call: int, window: Window) -> int | None:
-    """Return when the host goes on after the last call of a lone step; ``None`` if that is after its end."""
+    """The time at which the host goes on after the last call of a lone step; ``None`` if after its end."""
     calls = graph.calls
     since = calls.end_ns[call] if graph.waits.blocks[call] else calls.start_ns[call]
     return int(since) if since <= window.end_ns else None
@@ -158,24 +158,14 @@ def _assembled(
     events: npt.NDArray[np.intp],
     span: slice,
     following: int | None,
+    columns: dict[str, Any],
     *,
     periodic: bool,
 ) -> RankProgram:
-    timeline, calls, device, waits = graph.timeline, graph.calls, graph.device, graph.waits
-    mine = Calls(*(getattr(calls, name)[span] for name in Calls.__struct_fields__))
-    blocks = waits.blocks[span]
-    lag = rejoin_lag = np.empty(0, dtype=np.int64)
-    after_return = np.empty(0, dtype=bool)
-    rejoin_from = rejoin_to = np.empty(0, dtype=np.int32)
-    if mine.rows.size:
-        order = order_calls(mine, blocks, following)
-        lag, after_return, rejoin_lag = order.lag, order.after_return, order.rejoin_lag
-        rejoin_from, rejoin_to = order.rejoin_from, order.rejoin_to
-    point = _points_of(mine.rows, device.launch_rows[events])
-    part = timeline.phases.at(mine.start_ns) if timeline.phases else np.zeros(mine.rows.size, np.uint8)
-    part = np.where(mine.kind == Call.INPUT, np.uint8(INPUT_PART), part).astype(np.uint8)
-    none = np.empty(0, dtype=np.int32)
-    label_at, labels = longest_lags(timeline.trace, mine, lag, graph.ranges)
+    """The program of a step with the ``columns`` that :func:`_waits_of` gives."""
+    device, mine, blocks = graph.device, graph.calls.between(span), graph.waits.blocks[span]
+    order = order_calls(mine, blocks, following)
+    label_at, labels = longest_lags(graph.timeline.trace, mine, order.lag, graph.ranges)
     start_ns = int(mine.start_ns[0]) if mine.rows.size else int(device.start_ns[events].min())
     return RankProgram(
         step=window.index,
@@ -185,40 +175,30 @@ def _assembled(
         start_ns=start_ns,
         is_cpu=False,
         kind=mine.kind,
-        part=part,
-        lag=lag,
-        after_return=after_return,
+        part=parts_of(graph.timeline, mine),
         blocks=blocks,
-        own=waits.own_ns[span],
         ready_lag=graph.ready_lag[span],
         held=np.where(blocks, mine.end_ns - mine.start_ns, 0),
-        rejoin_from=rejoin_from,
-        rejoin_to=rejoin_to,
-        rejoin_lag=rejoin_lag,
-        point=point,
+        point=_points_of(mine.rows, device.launch_rows[events]),
         launch_lag=device.launch_lag[events],
         gap=device.gap[events],
         dur=device.end_ns[events] - device.start_ns[events],
-        delay=device.delay[events],
         began=device.start_ns[events] - start_ns,
         stream=device.stream[events],
         group=device.group[events],
         event_part=device.part[events],
         row=device.row[events].astype(np.int32),
-        cause_kind=np.empty(0, dtype=np.uint8),
-        cause_from=none,
-        cause_to=none,
-        cause_lag=np.empty(0, dtype=np.int64),
-        cause_back=np.empty(0, dtype=bool),
         contention=graph.contention,
         lead_ns=_lead(device, events),
         label_at=label_at,
         labels=labels,
+        **asdict(order),
+        **columns,
     )
 
 
 def _points_of(calls: Rows, launches: Rows) -> npt.NDArray[np.int32]:
-    """Return which of some calls, in order of time, each launch is; ``NONE`` for those that are not there."""
+    """The place of each launch among some calls in order of time; ``NONE`` for those that are not there."""
     recorded = np.flatnonzero(calls != NO_ROW)
     rows = np.append(calls[recorded], NO_ROW - 1)
     place = np.searchsorted(rows[:-1], launches)
@@ -227,7 +207,7 @@ def _points_of(calls: Rows, launches: Rows) -> npt.NDArray[np.int32]:
 
 
 def _lead(device: DeviceEvents, events: npt.NDArray[np.intp]) -> int:
-    """Return how early the launch of every event was, at the least; 0 without launches."""
+    """Nanoseconds by which every launch was early, at the least; 0 without launches."""
     linked = events[device.linked[events]]
     if linked.size == 0:
         return 0
@@ -235,61 +215,42 @@ def _lead(device: DeviceEvents, events: npt.NDArray[np.intp]) -> int:
     return max(int((device.start_ns[linked] - explained).min()), 0)
 
 
-def _with_causes(
-    program: RankProgram, graph: StepGraph, events: npt.NDArray[np.intp], span: slice, position: int | None
-) -> RankProgram:
-    """Return the program with its causes, and with the delays that they leave unexplained."""
+def _waits_of(
+    graph: StepGraph, events: npt.NDArray[np.intp], span: slice, position: int | None
+) -> dict[str, Any]:
+    """The waits of a step as columns of its program, what its calls take beside them, and unexplained delays.
+
+    What waits for an event of the step before waits for its like in this one, where ``position`` tells which
+    step it is.
+    """
     device, waits = graph.device, graph.waits
     local = np.full(device.rows.size, NONE, dtype=np.int64)
     local[events] = np.arange(events.size)
     earlier = _same_of_step_before(graph, events, local, position)
     to_host = is_among(waits.kind, TO_HOST_CODES)
     target = waits.target
-    inside = np.where(
-        to_host,
-        (target >= span.start) & (target < span.stop),
-        local[np.minimum(target, device.rows.size - 1)] >= 0,
-    )
-    source = np.where(local[waits.source] >= 0, local[waits.source], earlier[waits.source])
+    goal = np.where(to_host, target - span.start, local[np.minimum(target, device.rows.size - 1)])
+    inside = np.where(to_host, (target >= span.start) & (target < span.stop), goal >= 0)
+    here = local[waits.source]
+    source = np.where(here >= 0, here, earlier[waits.source])
     kept = np.flatnonzero(inside & (source >= 0))
-    goal = np.where(
-        to_host[kept], target[kept] - span.start, local[np.minimum(target[kept], device.rows.size - 1)]
-    )
-    back = local[waits.source[kept]] < 0
-    orphans = difference(target[inside & to_host], target[kept][to_host[kept]])
-    blocks = program.blocks.copy()
     # What a call waited for ran before the step: its time is the call's own.
-    own = program.own.copy()
-    for call in orphans.tolist():
-        own[call - span.start] = graph.calls.end_ns[call] - graph.calls.start_ns[call]
-    kinds = waits.kind[kept]
-    delay = _unexplained(device, events, kinds, waits.source[kept], goal, waits.lag_ns[kept])
-    return replace(
-        program,
-        blocks=blocks,
-        own=own,
-        delay=delay,
-        cause_kind=kinds,
-        cause_from=source[kept].astype(np.int32),
-        cause_to=goal.astype(np.int32),
-        cause_lag=waits.lag_ns[kept],
-        cause_back=back,
-    )
-
-
-def _unexplained(
-    device: DeviceEvents,
-    events: npt.NDArray[np.intp],
-    kinds: npt.NDArray[np.uint8],
-    source: Int64Array,
-    goal: Int64Array,
-    lag: Int64Array,
-) -> Int64Array:
+    own = waits.own_ns[span].copy()
+    orphans = difference(target[inside & to_host], target[kept][to_host[kept]])
+    own[orphans - span.start] = graph.calls.end_ns[orphans] - graph.calls.start_ns[orphans]
     delay: Int64Array = device.delay[events].copy()
-    starts = np.flatnonzero(~is_among(kinds, TO_HOST_CODES))
-    left = device.start_ns[events[goal[starts]]] - device.end_ns[source[starts]] - lag[starts]
+    starts = kept[~to_host[kept]]
+    left = device.start_ns[target[starts]] - device.end_ns[waits.source[starts]] - waits.lag_ns[starts]
     np.minimum.at(delay, goal[starts], left)
-    return np.maximum(delay, 0)
+    return {
+        "own": own,
+        "delay": np.maximum(delay, 0),
+        "cause_kind": waits.kind[kept],
+        "cause_from": source[kept].astype(np.int32),
+        "cause_to": goal[kept].astype(np.int32),
+        "cause_lag": waits.lag_ns[kept],
+        "cause_back": here[kept] < 0,
+    }
 
 
 def _same_of_step_before(

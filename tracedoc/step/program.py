@@ -93,7 +93,36 @@ class TooLong(Unplayable, frozen=True):
     """The step has more events than there is room for."""
 
 
-class RankProgram(msgspec.Struct, frozen=True, eq=False):
+class StepColumns(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """What no change edits, of one rank or of all ranks; :class:`RankProgram` says what each column is."""
+
+    kind: Codes
+    part: Codes
+    after_return: npt.NDArray[np.bool_]
+    blocks: npt.NDArray[np.bool_]
+    rejoin_from: Indices
+    rejoin_to: Indices
+    rejoin_lag: Lags
+    point: Indices
+    launch_lag: Lags
+    gap: Lags
+    delay: Lags
+    stream: Codes
+    group: Codes
+    event_part: Codes
+    cause_kind: Codes
+    cause_from: Indices
+    cause_to: Indices
+    cause_lag: Lags
+    cause_back: npt.NDArray[np.bool_]
+    hook_point: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    hook_ns: Lags = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    offload_event: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    offload_point: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    offload_ns: Lags = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+
+class RankProgram(StepColumns, frozen=True, eq=False, kw_only=True):
     """One step of one rank. All times are nanoseconds; columns of one kind have one length.
 
     Points are calls of the host, all launching threads merged, in order of start: ``lag[i]`` from the start
@@ -131,32 +160,13 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
     start_ns: int
     periodic: bool
     is_cpu: bool
-    kind: Codes
-    part: Codes
     lag: Lags
-    after_return: npt.NDArray[np.bool_]
-    blocks: npt.NDArray[np.bool_]
     own: Lags
     ready_lag: Lags
     held: Lags
-    rejoin_from: Indices
-    rejoin_to: Indices
-    rejoin_lag: Lags
-    point: Indices
-    launch_lag: Lags
-    gap: Lags
     dur: Lags
-    delay: Lags
     began: Lags
-    stream: Codes
-    group: Codes
-    event_part: Codes
     row: Indices
-    cause_kind: Codes
-    cause_from: Indices
-    cause_to: Indices
-    cause_lag: Lags
-    cause_back: npt.NDArray[np.bool_]
     contention: float = UNKNOWN_SHARE
     framed: bool = False
     lead_ns: int = 0
@@ -164,13 +174,8 @@ class RankProgram(msgspec.Struct, frozen=True, eq=False):
     early_point: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
     labels: tuple[str, ...] = ()
     label_at: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    hook_point: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    hook_ns: Lags = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
     unit_event: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
     unit_block: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    offload_event: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    offload_point: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    offload_ns: Lags = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     @property
     def points(self) -> int:

@@ -45,6 +45,9 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 @click.option(
     "--batch", type=int, metavar="N", help="Sequences of all GPUs for each update, with auto or layouts."
 )
+@click.option(
+    "--layout", metavar="LAYOUT", help="Answer for tp2-pp4-dp8 (cp, ep, vpp2) with torchtitan or megatron."
+)
 @click.option("--precision", metavar="NAME", help="fp32, bf16-mixed, fp16-mixed or bf16. [bf16-mixed]")
 @click.option(
     "--optimizer",
@@ -125,7 +128,7 @@ def _rendered(answer: Plan, script: str | None, chosen: str, width: int, color: 
 
 
 def _launcher(answer: Plan, script: str) -> str:
-    """Return how the training script is started, with the file that was shown, on each node."""
+    """The command that starts the training script, with the file that was shown, on each node."""
     asked = answer.asked
     local = asked.gpus // asked.nodes
     if answer.framework == "accelerate":

@@ -72,7 +72,7 @@ class Captured(msgspec.Struct, frozen=True):
 
 
 def captured(path: str) -> Captured:
-    """Return what a plan needs from a diagnosis in JSON, or from the traces of a run.
+    """The part of a diagnosis in JSON, or of a run's traces, that a plan needs.
 
     Raises :class:`InputError` if the path is neither.
     """
@@ -168,7 +168,7 @@ def require_model(found: Captured, path: str) -> ModelShape:
 
 
 def present(diagnosis: Diagnosis) -> Present:
-    """Return how the run trains: from its facts, and from the settings that its ranks recorded."""
+    """The run's training: from its facts, and from the settings that its ranks recorded."""
     settings, on_gpu = diagnosis.run.settings, diagnosis.run.backend != "gloo"
     samples, tokens = number(diagnosis, "samples_per_s"), number(diagnosis, "tokens_per_s")
     batch, rounds = number(diagnosis, "micro_batch_samples"), number(diagnosis, "micro_batches")
@@ -213,7 +213,7 @@ def number(diagnosis: Diagnosis, name: str) -> float | None:
 
 
 def link_curve(diagnosis: Diagnosis) -> tuple[float, float, CollectiveRow] | None:
-    """Return what the run's collectives reached: GB/s, microseconds a call, the operation with most bytes.
+    """The link that the run's collectives reached: GB/s, microseconds a call, the operation with most bytes.
 
     With several sizes, a call's time is a latency and its bytes over a bandwidth, fitted to them; with one,
     its bandwidth has the latency in it, and none is added. ``None`` where arrivals were not known.
@@ -260,7 +260,7 @@ def _kind(diagnosis: Diagnosis) -> str:
 
 
 def _precision(diagnosis: Diagnosis) -> str | None:
-    """Return what the run computes in: what its trainer says, else what it gathers, multiplies or holds."""
+    """The run's precision: what its trainer says, else what it gathers, multiplies or holds."""
     half = {"bfloat16": "bf16", "float16": "fp16"}
     said = diagnosis.run.settings.get(MIXED_PRECISION, "")
     if said in half.values():

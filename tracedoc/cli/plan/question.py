@@ -51,6 +51,7 @@ class Options(msgspec.Struct, frozen=True):
     link: str | None = None
     network: str | None = None
     seq: int | None = None
+    layout: str | None = None
     micro_batch: str | None = None
     accumulation: int | None = None
     batch: int | None = None
@@ -171,12 +172,20 @@ def _request(options: Options, cluster: Cluster) -> PlanRequest:
     layouts = options.framework in PARALLEL_FRAMEWORKS  # they have micro-batches of their own
     if batch is not None and not search and not layouts:
         raise InputError("--batch has no effect without a search", "add: --micro-batch auto")
+    if options.layout and not layouts:
+        raise InputError(
+            f"--layout {options.layout} is not for --framework {options.framework}",
+            "add: --framework torchtitan, or megatron",
+        )
     return PlanRequest(
         cluster,
         options.objective,
         options.framework,
         options.utilisation,
         batch=batch,
+        layout=options.layout or "",
+        micro_batch=None if search or options.micro_batch is None else _micro_batch(options.micro_batch, 1),
+        rounds=options.accumulation,
         search=search and not layouts,
         tokens=parse_count(options.tokens, "--tokens") if options.tokens else None,
         price=price,

@@ -110,7 +110,7 @@ def asked_line(plan: Plan) -> str:
 
 
 def shown_configurations(plan: Plan) -> tuple[Configuration, ...]:
-    """Return what the chosen framework needs, or where it has nothing of its own what plain PyTorch does."""
+    """The chosen framework's configurations, or where it has nothing of its own those of plain PyTorch."""
     own = [c for c in plan.configurations if c.framework == plan.framework]
     return tuple(own or plan.configurations[:1])
 
@@ -177,7 +177,7 @@ def _sent(value: float) -> str:
 
 
 def _parts(plan: Plan) -> str:
-    """Return what takes the memory of the recommended strategy, or of the nearest, the largest first."""
+    """The parts of the memory of the recommended strategy, or of the nearest, the largest first."""
     first = next(c for c in plan.strategies if c.strategy == (plan.recommended or plan.least))
     memory, states = first.memory, first.memory.states
     working = "loss and logits" if memory.moment == "loss" else "one block in backward"
@@ -252,7 +252,7 @@ def _found_lines(plan: Plan) -> list[str]:
 
 
 def _kept(plan: Plan) -> str:
-    """Return what was found by the search and stays in what would change the answer."""
+    """The micro-batch that the search found, which stays in what would change the answer."""
     return f"with micro-batch {plan.found[0].micro_batch}" if plan.found else ""
 
 

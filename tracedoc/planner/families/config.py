@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
 from tracedoc.errors import InputError
-from tracedoc.planner.shape import Linear
+from tracedoc.planner.shape import Linear, ModelShape
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -83,7 +84,7 @@ class Config(msgspec.Struct, frozen=True):
         return kv_heads
 
     def experts(self, *names: str, default: int, active: int) -> tuple[int, int]:
-        """Return how many experts a block has, and how many of them a token meets."""
+        """The experts of a block, and those of them that a token meets."""
         experts = self.number(*names, default=default)
         met = self.number("num_experts_per_tok", "experts_per_token", default=min(active, experts))
         if met > experts:
@@ -113,7 +114,7 @@ def embeddings(config: Config, vocabulary: int, hidden: int, *, tied: bool) -> i
 
 
 def kept_by(activation: str, default: str) -> float:
-    """Return how many tensors of the MLP's width are kept around an activation, its result among them.
+    """The number of tensors of the MLP's width are kept around an activation, its result among them.
 
     ReLU needs its result only. Transformers writes the approximations of GELU as chains of operations, each
     of which keeps what it multiplied.
@@ -123,3 +124,33 @@ def kept_by(activation: str, default: str) -> float:
 
 KEPT_BY_ACTIVATION = {"relu": 1.0, "gelu_new": 5.5, "gelu_fast": 8.0}
 """Tensors of the MLP's width, in 16 bits; most activations are one operation, which keeps its input."""
+
+
+def stacked(
+    kind: str,
+    stacks: tuple[tuple[int, int], ...],
+    outside: int,
+    *,
+    hidden: int,
+    inactive: int = 0,
+    q_width: int | None = None,
+    kv_width: int | None = None,
+    **rest: Any,
+) -> ModelShape:
+    """The shape of a model of so many blocks of so many weights each, and ``outside`` of them.
+
+    A token meets all weights but the ``inactive``. Queries and keys are as wide as the model if not given.
+    """
+    total = sum(blocks * block for blocks, block in stacks) + outside
+    return ModelShape(
+        name=kind,
+        parameters=total,
+        active_parameters=total - inactive,
+        blocks=sum(blocks for blocks, _ in stacks),
+        block_parameters=max(block for blocks, block in stacks if blocks),
+        outside_parameters=outside,
+        hidden=hidden,
+        q_width=hidden if q_width is None else q_width,
+        kv_width=hidden if kv_width is None else kv_width,
+        **rest,
+    )

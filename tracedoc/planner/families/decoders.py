@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tracedoc.errors import InputError
-from tracedoc.planner.families.config import Config, embeddings, kept_by, outputs, weights
+from tracedoc.planner.families.config import Config, embeddings, kept_by, outputs, stacked, weights
 from tracedoc.planner.shape import Linear, ModelShape
 
 
@@ -54,15 +54,11 @@ def read_llama(config: Config, kind: str) -> ModelShape:
     block = weights(linears) + biases + norms
     vocabulary = config.number("vocab_size")
     outside = embeddings(config, vocabulary, hidden, tied=gemma) + hidden
-    total = blocks * block + outside
     activation = config.text("hidden_activation", "hidden_act")
-    return ModelShape(
-        name=kind,
-        parameters=total,
-        active_parameters=total,
-        blocks=blocks,
-        block_parameters=block,
-        outside_parameters=outside,
+    return stacked(
+        kind,
+        ((blocks, block),),
+        outside,
         hidden=hidden,
         heads=heads,
         q_width=q,
@@ -197,19 +193,14 @@ def read_gpt(config: Config, kind: str) -> ModelShape:
     if family.learned_positions >= 0:
         outside += (positions + family.learned_positions) * hidden
     outside += vocabulary if family.head_bias else 0
-    total = blocks * block + outside
     rates = config.share("resid_pdrop", "hidden_dropout", "dropout", default=family.dropout)
     activation = config.text("activation_function", "hidden_act")
-    return ModelShape(
-        name=kind,
-        parameters=total,
-        active_parameters=total,
-        blocks=blocks,
-        block_parameters=block,
-        outside_parameters=outside,
+    return stacked(
+        kind,
+        ((blocks, block),),
+        outside,
         hidden=hidden,
         heads=heads,
-        q_width=hidden,
         kv_width=kv,
         mlp_width=width,
         vocabulary=vocabulary,
@@ -231,7 +222,7 @@ def read_gpt(config: Config, kind: str) -> ModelShape:
 
 
 def _fused(config: Config) -> bool:
-    """Return whether the file asks for a fused kernel, as the files of llm-foundry's MPT do."""
+    """Whether the file asks for a fused kernel, as the files of llm-foundry's MPT do."""
     settings = config.keys.get("attn_config")
     return isinstance(settings, dict) and settings.get("attn_impl") in ("flash", "triton")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracedoc.planner.families.config import Config, embeddings, kept_by, outputs, weights
+from tracedoc.planner.families.config import Config, embeddings, kept_by, outputs, stacked, weights
 from tracedoc.planner.shape import Linear, ModelShape
 
 
@@ -28,19 +28,13 @@ def read_bert(config: Config, kind: str) -> ModelShape:
     masked = config.architecture.endswith(("MaskedLM", "PreTraining"))
     # Masked language model: one dense layer, its norm and a bias for each word; else the pooler.
     outside += hidden * hidden + hidden + (2 * hidden + vocabulary if masked else 0)
-    total = blocks * block + outside
     head = {"bert": "cls.predictions.transform.dense", "roberta": "lm_head.dense"}[kind]
-    return ModelShape(
-        name=kind,
-        parameters=total,
-        active_parameters=total,
-        blocks=blocks,
-        block_parameters=block,
-        outside_parameters=outside,
+    return stacked(
+        kind,
+        ((blocks, block),),
+        outside,
         hidden=hidden,
         heads=heads,
-        q_width=hidden,
-        kv_width=hidden,
         mlp_width=width,
         vocabulary=vocabulary,
         linears=linears,
@@ -76,18 +70,12 @@ def read_vit(config: Config, kind: str) -> ModelShape:
     block = weights(linears) + outputs(linears) + 4 * hidden
     outside = (channels * patch * patch + 1) * hidden + (1 + tokens) * hidden + 2 * hidden
     outside += (hidden + 1) * classes
-    total = blocks * block + outside
-    return ModelShape(
-        name=kind,
-        parameters=total,
-        active_parameters=total,
-        blocks=blocks,
-        block_parameters=block,
-        outside_parameters=outside,
+    return stacked(
+        kind,
+        ((blocks, block),),
+        outside,
         hidden=hidden,
         heads=heads,
-        q_width=hidden,
-        kv_width=hidden,
         mlp_width=width,
         vocabulary=classes,
         linears=linears,
@@ -124,15 +112,11 @@ def read_t5(config: Config, kind: str) -> ModelShape:
     decoder_block = weights(own) + weights(cross) + weights(mlp) + 3 * hidden
     bias = 2 * config.number("relative_attention_num_buckets", default=32) * heads
     outside = embeddings(config, vocabulary, hidden, tied=True) + 2 * hidden + bias
-    total = encoder * encoder_block + decoder * decoder_block + outside
     blocks = encoder + decoder
-    return ModelShape(
-        name=kind,
-        parameters=total,
-        active_parameters=total,
-        blocks=blocks,
-        block_parameters=decoder_block,
-        outside_parameters=outside,
+    return stacked(
+        kind,
+        ((encoder, encoder_block), (decoder, decoder_block)),
+        outside,
         hidden=hidden,
         heads=heads,
         q_width=inner,
@@ -180,19 +164,13 @@ def read_whisper(config: Config, kind: str) -> ModelShape:
     )
     mels = config.number("num_mel_bins", default=80)
     outside = 3 * hidden * (mels + hidden) + 2 * hidden + (sound + text + vocabulary) * hidden + 4 * hidden
-    total = encoder * encoder_block + decoder * decoder_block + outside
     blocks = encoder + decoder
-    return ModelShape(
-        name=kind,
-        parameters=total,
-        active_parameters=total,
-        blocks=blocks,
-        block_parameters=decoder_block,
-        outside_parameters=outside,
+    return stacked(
+        kind,
+        ((encoder, encoder_block), (decoder, decoder_block)),
+        outside,
         hidden=hidden,
         heads=heads,
-        q_width=hidden,
-        kv_width=hidden,
         mlp_width=width,
         vocabulary=vocabulary,
         linears=(*own, *cross, *mlp),

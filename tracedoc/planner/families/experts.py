@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tracedoc.planner.families.config import Config, embeddings, weights
+from msgspec.structs import replace
+
+from tracedoc.planner.families.config import Config, embeddings, stacked, weights
 from tracedoc.planner.families.decoders import attention
 from tracedoc.planner.shape import Linear, ModelShape
 
@@ -36,14 +38,11 @@ def read_mixture(config: Config, kind: str) -> ModelShape:
     block = weights(linears) + norms + biases
     vocabulary = config.number("vocab_size")
     outside = embeddings(config, vocabulary, hidden, tied=False) + hidden
-    total = blocks * block + outside
-    return ModelShape(
-        name=kind,
-        parameters=total,
-        active_parameters=total - blocks * (experts - active) * 3 * hidden * width,
-        blocks=blocks,
-        block_parameters=block,
-        outside_parameters=outside,
+    return stacked(
+        kind,
+        ((blocks, block),),
+        outside,
+        inactive=blocks * (experts - active) * 3 * hidden * width,
         hidden=hidden,
         heads=heads,
         q_width=q,
@@ -74,15 +73,12 @@ def read_gpt_oss(config: Config, kind: str) -> ModelShape:
     block = weights(linears) + biases + heads + 2 * hidden
     vocabulary = config.number("vocab_size")
     outside = embeddings(config, vocabulary, hidden, tied=False) + hidden
-    total = blocks * block + outside
     one_expert = 3 * hidden * width + 2 * width + hidden
-    return ModelShape(
-        name=kind,
-        parameters=total,
-        active_parameters=total - blocks * (experts - active) * one_expert,
-        blocks=blocks,
-        block_parameters=block,
-        outside_parameters=outside,
+    return stacked(
+        kind,
+        ((blocks, block),),
+        outside,
+        inactive=blocks * (experts - active) * one_expert,
         hidden=hidden,
         heads=heads,
         q_width=q,
@@ -129,7 +125,7 @@ def read_deepseek(config: Config, kind: str) -> ModelShape:
     names = ("gate_proj", "up_proj", "down_proj")
     in_sparse = (
         Linear("mlp.gate", hidden, experts, blocks=sparse),
-        *(_in(m, sparse) for m in _expert_matrices(hidden, width, experts, names)),
+        *(replace(m, blocks=sparse) for m in _expert_matrices(hidden, width, experts, names)),
         Linear("mlp.shared_experts.gate_proj", hidden, shared * width, blocks=sparse, adapted=False),
         Linear("mlp.shared_experts.up_proj", hidden, shared * width, blocks=sparse, adapted=False),
         Linear("mlp.shared_experts.down_proj", shared * width, hidden, blocks=sparse, adapted=False),
@@ -144,14 +140,11 @@ def read_deepseek(config: Config, kind: str) -> ModelShape:
     dense_block = weights(of_attention) + weights(in_dense) + norms
     vocabulary = config.number("vocab_size")
     outside = embeddings(config, vocabulary, hidden, tied=False) + hidden
-    total = sparse * block + dense * dense_block + outside
-    return ModelShape(
-        name=kind,
-        parameters=total,
-        active_parameters=total - sparse * (experts - active) * 3 * hidden * width,
-        blocks=blocks,
-        block_parameters=block if sparse else dense_block,
-        outside_parameters=outside,
+    return stacked(
+        kind,
+        ((sparse, block), (dense, dense_block)),
+        outside,
+        inactive=sparse * (experts - active) * 3 * hidden * width,
         hidden=hidden,
         heads=heads,
         q_width=q,
@@ -164,12 +157,6 @@ def read_deepseek(config: Config, kind: str) -> ModelShape:
         wrap_classes=("DeepseekV3DecoderLayer",),
         lora_targets=("q_b_proj", "kv_b_proj"),
     )
-
-
-def _in(linear: Linear, blocks: int) -> Linear:
-    from msgspec.structs import replace
-
-    return replace(linear, blocks=blocks)
 
 
 READERS = (

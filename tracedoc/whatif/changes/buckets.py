@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.latency import call_latency
+from tracedoc.play.readings import call_latency
 from tracedoc.play.run_program import Extra, Index, RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE

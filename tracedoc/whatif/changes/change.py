@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.errors import ChangeError
-from tracedoc.play.latency import Split
+from tracedoc.play.readings import Split
 from tracedoc.play.run_program import Reading, RunProgram
 
 Value = float | str

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.latency import call_latency
+from tracedoc.play.readings import call_latency
 from tracedoc.play.run_program import Extra, Index, Reading, RunProgram
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
