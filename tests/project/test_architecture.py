@@ -20,11 +20,11 @@ import tracedoc
 from tracedoc.glossary import limits
 from tracedoc.judge.rule_cache import builtin_directory
 
-MOST_FILES_OF_A_ROOM = 34
-"""Python files beside each other in a folder; the goal is 20."""
+MOST_FILES_OF_A_ROOM = 20
+"""Python files beside each other in a folder."""
 SHORT_FILE = 60
-MOST_SHORT_FILES = 75
-"""Files of less than ``SHORT_FILE`` lines that could stand with what uses them; the goal is 25."""
+MOST_SHORT_FILES = 25
+"""Files of less than ``SHORT_FILE`` lines that could stand with what uses them."""
 MOST_LINES_OF_A_FILE = 500
 
 REPOSITORY = Path(__file__).resolve().parents[2]
