@@ -52,7 +52,7 @@ def schemas() -> dict[Path, str]:
 
     return {
         REPOSITORY / "rules" / "rule.schema.json": json.dumps(rule_schema(), indent=1) + "\n",
-        REPOSITORY / "tracedoc" / "schema" / "diagnosis-1.json": json_schema(),
+        REPOSITORY / "tracedoc" / "schema" / "diagnosis-2.json": json_schema(),
     }
 
 

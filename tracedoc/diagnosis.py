@@ -1,6 +1,6 @@
 """The Diagnosis: everything tracedoc has to say about a run, serialisable and versioned.
 
-Reports, comparisons and gates read this and nothing else. Names are those of the JSON, schema 1;
+Reports, comparisons and gates read this and nothing else. Names are those of the JSON, schema 2;
 fields are only ever added. Durations are float milliseconds, shares 0..1, sizes bytes.
 """
 
@@ -14,9 +14,12 @@ import msgspec
 import tracedoc
 from tracedoc.charts import MemoryCurve, Picture, TransferSpeeds, UnitTimeline, Waits
 from tracedoc.errors import Limit
+from tracedoc.ledger import Ledger
 from tracedoc.predicted import PlanStep, Predicted, ReplayReport
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
+READABLE_VERSIONS = ("1", SCHEMA_VERSION)
+"""Results of schema 1 have no ledger."""
 
 SEVERITIES = ("critical", "warning", "note")
 """From worst to mildest."""
@@ -404,8 +407,9 @@ class Detail(msgspec.Struct, frozen=True):
 class Diagnosis(msgspec.Struct, frozen=True):
     """Everything above. ``summary`` is the answer in one sentence.
 
-    ``plan`` are fixes in the order in which they pay, each on top of those before it. ``budgets`` are the
-    performance budgets that the project set itself, ``rules_left_out`` the number of rules not selected.
+    ``ledger`` is what each cause costs the mean captured step, ``None`` without a replay. ``plan`` are fixes
+    in the order in which they pay, each on top of those before it. ``budgets`` are the performance budgets
+    that the project set itself, ``rules_left_out`` the number of rules not selected.
     """
 
     summary: str
@@ -418,6 +422,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     limits: tuple[Limit, ...]
     detail: Detail = Detail()
     replay: ReplayReport | None = None
+    ledger: Ledger | None = None
     plan: tuple[PlanStep, ...] = ()
     budgets: tuple[BudgetCheck, ...] = ()
     rules_left_out: int = 0
@@ -452,7 +457,9 @@ class Diagnosis(msgspec.Struct, frozen=True):
         return tracedoc.figure_of(self)
 
     def to_frame(self, table: str = "steps") -> Any:
-        """A table as a pandas ``DataFrame``: "steps", "ranks", "findings", "collectives" or "kernels".
+        """A table as a pandas ``DataFrame``.
+
+        It is one of "steps", "ranks", "findings", "ledger", "collectives" and "kernels".
 
         "steps" has a row for each rank and step, "ranks" the median step of each; both have the parts of the
         budget, and idle time by cause as ``idle_<cause>_ms`` (0 without that cause). "findings" has the gain

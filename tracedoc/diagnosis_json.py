@@ -10,7 +10,7 @@ from inspect import cleandoc
 import msgspec
 from msgspec.structs import fields
 
-from tracedoc.diagnosis import SCHEMA_VERSION, Detail, Diagnosis, Finding
+from tracedoc.diagnosis import READABLE_VERSIONS, SCHEMA_VERSION, Detail, Diagnosis, Finding
 from tracedoc.errors import InputError
 
 _AT_ONCE = 16
@@ -75,7 +75,7 @@ def _encoded(value: object) -> bytes:
 def from_json(text: str | bytes) -> Diagnosis:
     """Return the diagnosis that :func:`to_json` wrote; unknown fields of later versions are ignored.
 
-    Raises :class:`InputError` if the text is not a diagnosis of schema 1.
+    Raises :class:`InputError` if the text is not a diagnosis of a known schema.
     """
     try:
         diagnosis = msgspec.json.decode(text, type=Diagnosis)
@@ -83,9 +83,10 @@ def from_json(text: str | bytes) -> Diagnosis:
         raise InputError(
             f"not a tracedoc diagnosis: {error}", "write one with: tracedoc diagnose RUN -o diagnosis.json"
         ) from error
-    if diagnosis.schema_version != SCHEMA_VERSION:
+    if diagnosis.schema_version not in READABLE_VERSIONS:
         raise InputError(
-            f"diagnosis of schema {diagnosis.schema_version}; this version reads schema {SCHEMA_VERSION}",
+            f"diagnosis of schema {diagnosis.schema_version}; this version reads "
+            f"schema {' and '.join(READABLE_VERSIONS)}",
             "upgrade tracedoc",
         )
     return diagnosis
@@ -120,7 +121,7 @@ def diagnosis_in_page(data: bytes) -> bytes:
 
 
 def json_schema() -> str:
-    """Return the JSON Schema of a diagnosis, as the package ships it in ``schema/diagnosis-1.json``."""
+    """Return the JSON Schema of a diagnosis, as the package ships it in ``schema/diagnosis-2.json``."""
     schema = msgspec.json.schema(Diagnosis)
     for described in schema["$defs"].values():
         # Python 3.13 takes the indentation out of docstrings, earlier ones keep it.

@@ -17,6 +17,7 @@ from tracedoc.diagnosis import (
 )
 from tracedoc.errors import InputError
 from tracedoc.judge.fixes import fitting_first
+from tracedoc.ledger import LedgerCause
 
 Row = dict[str, Any]
 
@@ -82,10 +83,19 @@ def _listed(kind: type, rows: Iterable[object]) -> tuple[list[str], list[Row]]:
     return names, [_values(row, names) for row in rows]
 
 
+def _ledger(diagnosis: Diagnosis) -> tuple[list[str], list[Row]]:
+    names = _names(LedgerCause, but=("alone_ms",))
+    causes = diagnosis.ledger.causes if diagnosis.ledger is not None else ()
+    alone = ("alone_low_ms", "alone_ms", "alone_high_ms")
+    rows = [_values(one, names) | dict(zip(alone, one.alone_ms, strict=True)) for one in causes]
+    return [*names, *alone], rows
+
+
 TABLES: dict[str, Callable[[Diagnosis], tuple[list[str], list[Row]]]] = {
     "steps": _steps,
     "ranks": _ranks,
     "findings": _findings,
+    "ledger": _ledger,
     "collectives": lambda diagnosis: _listed(CollectiveRow, diagnosis.detail.collectives),
     "kernels": lambda diagnosis: _listed(KernelRow, diagnosis.detail.kernels),
 }

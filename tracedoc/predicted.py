@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-Range = tuple[float, float, float]
-"""Low, likely and high, in milliseconds."""
+from tracedoc.ledger import Ledger, Range
 
 
 class Predicted(msgspec.Struct, frozen=True, tag_field="state", tag="predicted"):
@@ -85,10 +84,10 @@ class WhatIf(msgspec.Struct, frozen=True):
     """The answer of ``tracedoc whatif``: the replay, and the step after each change.
 
     ``alone`` has an entry for each change that was asked for, made alone; ``together`` each of them on top of
-    those before it. ``limits`` is how far the step could shrink at most if one resource cost nothing.
+    those before it. ``ledger`` is what each cause costs, where no change was asked for.
     """
 
     replay: ReplayReport
     alone: tuple[Predicted | NotPredicted, ...] = ()
     together: tuple[Predicted, ...] = ()
-    limits: tuple[Predicted, ...] = ()
+    ledger: Ledger | None = None

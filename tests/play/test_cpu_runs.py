@@ -12,7 +12,7 @@ from tracedoc.play.run_replay import RunReplay, replay_run
 from tracedoc.predicted import Predicted
 from tracedoc.step.cpu_program import _after_waits
 from tracedoc.testing import TraceBuilder
-from tracedoc.whatif.changes.ranks import _usual_host
+from tracedoc.whatif.changes.ranks import usual_host
 
 FOLDERS = ("ac", "acc", "comp", "ddp", "ds2", "ds3", "fsdp1", "fsdp2", "fsdp2_mp", "hsdp", "nw_acc", "tp")
 
@@ -127,4 +127,5 @@ def test_ranks_with_other_numbers_of_calls_are_compared_in_each_part_of_the_step
     column = np.array([1, 70, 2, 1, 2, 2, 3])
     part = np.array([0, 2, 1, 0, 2, 1, 1], dtype=np.uint8)
     base = np.array([0, 3, 7])
-    assert _usual_host(column, part, base, (0,), share=0.1).tolist() == [1, 2, 2, 1, 2, 2, 3]
+    found = usual_host(column, part, base, (0,), np.arange(base.size - 1), share=0.1)
+    assert found.tolist() == [1, 2, 2, 1, 2, 2, 3]

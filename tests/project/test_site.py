@@ -56,7 +56,7 @@ def test_decisions_are_listed_on_their_page() -> None:
         ("README.md", "[a](plan.md) and [b](facts.md#step_ms)", "[a](plan.md) and [b](facts.md#step_ms)"),
         ("README.md", "[decisions](decisions/)", "[decisions](decisions/README.md)"),
         ("README.md", "[how](../CONTRIBUTING.md)", "[how](CONTRIBUTING.md)"),
-        ("library.md", "the [schema](../tracedoc/schema/diagnosis-1.json)", "the schema"),
+        ("library.md", "the [schema](../tracedoc/schema/diagnosis-2.json)", "the schema"),
         ("rules/one.md", "[step](../facts.md#step_ms)", "[step](../facts.md#step_ms)"),
         ("CONTRIBUTING.md", "[map](docs/plan.md#a) [x](LICENSE)", "[map](plan.md#a) x"),
         ("plan.md", "[torch](https://pytorch.org) [here](#b)", "[torch](https://pytorch.org) [here](#b)"),

@@ -17,7 +17,7 @@ from tracedoc.report.render import render
 
 
 def test_schema_in_the_package_is_that_of_the_types(repository: Path):
-    file = repository / "tracedoc" / "schema" / "diagnosis-1.json"
+    file = repository / "tracedoc" / "schema" / "diagnosis-2.json"
     assert file.read_text(encoding="utf-8") == json_schema(), "run make refresh"
 
 

@@ -14,7 +14,7 @@ from tracedoc.play.run_replay import RunReplay
 from tracedoc.spans import Spans
 from tracedoc.testing import parse_lanes
 from tracedoc.whatif import path_in_picture
-from tracedoc.whatif.answer import run_replay
+from tracedoc.whatif.predictions import run_replay
 
 Stretch = tuple[int, str, float, float]
 

@@ -11,7 +11,14 @@ from tracedoc.cli.output import format_option, json_text, to_stdout
 from tracedoc.cli.reading import Reading, reading_options, run_measurement
 from tracedoc.errors import ChangeError
 
+LEAST_TOLD = 0.001
+"""Causes that cost less than this share of the step are left out of the table."""
+
+LEAST_UNEXPLAINED = 0.01
+"""From this share of the step on it is told what the replay does not explain."""
+
 if TYPE_CHECKING:
+    from tracedoc.ledger import Ledger
     from tracedoc.predicted import Predicted, WhatIf
 
 
@@ -32,11 +39,11 @@ def whatif(
     """Replay the analysed step of RUN with changes, and say how long it would take.
 
     A CHANGE is a name, with parameters in one word with it or quoted together. Several are made alone, and
-    one on top of the other. Without one, the critical path is shown, and what each resource limits.
+    one on top of the other. Without one, the critical path is shown, and what each cause costs the step.
 
     \b
     Examples:
-      tracedoc whatif runs/a                              the critical path
+      tracedoc whatif runs/a                              what costs the step
       tracedoc whatif runs/a --list                       what can be changed
       tracedoc whatif runs/a no-sync
       tracedoc whatif runs/a "faster-link by=2" feed-input
@@ -89,18 +96,15 @@ def answer_text(answer: WhatIf, *, many: bool) -> str:
 
     replay = answer.replay
     if replay.state != "used" or replay.step_ms is None:
-        return f"No prediction: {one_line(plain(replay.reason))}.\n"
+        lines = [f"No prediction: {one_line(plain(replay.reason))}."]
+        lines += ["", *_ledger_lines(answer.ledger)] if answer.ledger is not None else []
+        return "\n".join(lines) + "\n"
     step_ms = replay.step_ms
     lines = [_head(answer)]
     if not answer.alone:
         lines += ["", f"Critical path: {shares_of(replay.path)}"]
         lines += [f"  {one_line(plain(piece_words(piece, ranks=many)))}" for piece in replay.longest]
-        if answer.limits:
-            lines += ["", "At the most, if one of them cost nothing:"]
-            lines += [
-                f"  {one.change}: {format_step_change(step_ms, one.step_ms)}, then {one.then_limited_by}"
-                for one in answer.limits
-            ]
+        lines += ["", *_ledger_lines(answer.ledger)] if answer.ledger is not None else []
     for one in answer.alone:
         lines += ["", one.change]
         if isinstance(one, NotPredicted):
@@ -112,6 +116,33 @@ def answer_text(answer: WhatIf, *, many: bool) -> str:
         lines += [f"  {format_step_change(step_ms, one.step_ms):44} {one.change}" for one in answer.together]
     lines += [f"\nNote: {one_line(plain(note))}." for note in replay.notes]
     return "\n".join(lines) + "\n"
+
+
+def _ledger_lines(ledger: Ledger) -> list[str]:
+    """What each cause costs the mean captured step, as a table."""
+    from tracedoc.report.texts import one_line, plain
+    from tracedoc.units import format_ranges, three_digits
+
+    if not ledger.step_ms:
+        return [f"No ledger: {one_line(plain(ledger.reason))}."]
+    lines = [
+        f"The mean captured step, {three_digits(ledger.step_ms)} ms, by what costs it (ms):",
+        f"  {'share':>7} {'alone':>7} {'last':>7}  cause",
+    ]
+    for one in ledger.causes:
+        if max(one.share_ms, one.alone_ms[1]) < LEAST_TOLD * ledger.step_ms:
+            continue
+        numbers = (one.share_ms, one.alone_ms[1], one.last_ms)
+        where = [f"rank{'s' if len(one.ranks) > 1 else ''} {format_ranges(one.ranks)}"] if one.ranks else []
+        where += [plain(one.place)] if one.place else []
+        where += [f"hidden by {one.partner}"] if one.partner else []
+        shown = " ".join(f"{three_digits(ms):>7}" for ms in numbers)
+        lines.append(one_line(f"{one.id}: {one.words}" + (f" ({'; '.join(where)})" if where else "")))
+        lines[-1] = f"  {shown}  {lines[-1]}"
+    lines.append(f"  {three_digits(ledger.ideal_ms):>7} {'':>15}  without all of them")
+    if abs(ledger.unexplained_ms) >= LEAST_UNEXPLAINED * ledger.step_ms:
+        lines[-1] += f", of which {three_digits(ledger.unexplained_ms)} ms are unexplained"
+    return lines
 
 
 def _head(answer: WhatIf) -> str:

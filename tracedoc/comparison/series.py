@@ -12,7 +12,8 @@ from tracedoc.comparison.scaling import gpus
 from tracedoc.comparison.waterfall import compared_budget
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError
-from tracedoc.predicted import NotPredicted, Range
+from tracedoc.ledger import Range
+from tracedoc.predicted import NotPredicted
 
 LEAST_BEND = 0.05
 """A curve bends where a step of it is less efficient than the one before it by this much."""

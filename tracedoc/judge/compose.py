@@ -39,8 +39,9 @@ from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.topics.capture.run import strategy_of
 from tracedoc.values import Unknown, Value
-from tracedoc.whatif.answer import run_replay
+from tracedoc.whatif.ledger import make_ledger
 from tracedoc.whatif.path_in_picture import path_in_picture
+from tracedoc.whatif.predictions import run_replay
 
 _UNIX_TIME_NS = (10**18, 5 * 10**18)
 """Nanoseconds that are taken for a time since 1970: September 2001 to June 2128."""
@@ -87,6 +88,7 @@ def compose(
         limits=(*limits, *failures.limits),
         detail=detail,
         replay=replay,
+        ledger=failures.contain("the ledger", lambda: make_ledger(run), None) if replay is not None else None,
         plan=plan,
         budgets=budgets,
         rules_left_out=rules_left_out,

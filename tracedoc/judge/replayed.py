@@ -14,13 +14,14 @@ from tracedoc.judge.fixes import misfits
 from tracedoc.judge.listing import with_restored_findings
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import JUDGED_RANK
+from tracedoc.ledger import Range
 from tracedoc.play.run_replay import Refusal, RunReplay
-from tracedoc.predicted import PlanStep, Predicted, Range, ReplayReport
+from tracedoc.predicted import PlanStep, Predicted, ReplayReport
 from tracedoc.topics.capture.run import strategy_of
-from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, on_more_ranks, replay_report, run_replay
+from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, on_more_ranks, replay_report
 from tracedoc.whatif.changes.registry import Request, parse_request
 from tracedoc.whatif.over_steps import Cost, cost_over_steps
-from tracedoc.whatif.predictions import Prediction, predict
+from tracedoc.whatif.predictions import Prediction, predict, run_replay
 
 LONGEST_PLAN = 5
 """A plan has at most this many fixes: what comes later rests on ever more assumptions."""

@@ -4,40 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracedoc.play.run_replay import Refusal, RunReplay, replay_run
+from tracedoc.play.run_replay import Refusal, RunReplay
 from tracedoc.predicted import NotPredicted, PathPiece, Predicted, ReplayReport, WhatIf
 from tracedoc.ranks.run_view import RunView
-from tracedoc.whatif.changes.change import NotApplicable, Value
+from tracedoc.whatif.changes.change import NotApplicable
 from tracedoc.whatif.changes.registry import CHANGES, Request, request
-from tracedoc.whatif.predictions import Prediction, applicable, predict
+from tracedoc.whatif.ledger import make_ledger
+from tracedoc.whatif.predictions import Prediction, applicable, predict, run_replay
 
 LONGEST = 8
 """Reports show so many kinds of work on the critical path."""
-
-FREE: tuple[tuple[str, dict[str, Value]], ...] = (
-    ("faster-kernels", {"by": 100.0}),
-    ("faster-link", {"by": 100.0}),
-    ("faster-host", {"by": 0.0}),
-    ("feed-input", {}),
-    ("no-sync", {}),
-    ("calm-allocator", {}),
-    ("even-ranks", {}),
-)
-"""What makes a resource cost next to nothing: the step cannot shrink further for its sake."""
 
 TIMES_AS_MANY = (2.0, 4.0)
 """A diagnosis predicts the step on so many times as many ranks."""
 
 LEAST_SHARE = 0.01
 """A gain below this share of the step is within the spread of any measurement."""
-
-
-def run_replay(run: RunView) -> RunReplay | Refusal:
-    """Return the replay of a run, made once."""
-    if replay_run not in run.kept:
-        run.kept[replay_run] = replay_run(run)
-    made: RunReplay | Refusal = run.kept[replay_run]
-    return made
 
 
 def replay_report(replay: RunReplay | Refusal) -> ReplayReport:
@@ -65,18 +47,14 @@ def replay_report(replay: RunReplay | Refusal) -> ReplayReport:
 def what_if(run: RunView, requests: Sequence[Request]) -> WhatIf:
     """Return the step after changes: each alone, and each on top of those before it.
 
-    Without changes, return how far the step could shrink for the sake of each resource.
+    Without changes, return what each cause costs.
     """
     replay = run_replay(run)
     report = replay_report(replay)
+    if not requests:
+        return WhatIf(report, ledger=make_ledger(run))
     if isinstance(replay, Refusal):
         return WhatIf(report)
-    if not requests:
-        free = [request(name, given) for name, given in FREE]
-        found = zip(free, predict(replay, [[one] for one in free]), strict=True)
-        limits = [as_predicted([one], answer) for one, answer in found if isinstance(answer, Prediction)]
-        kept = [one for one in limits if one.gain_ms[1] >= LEAST_SHARE * replay.step_ms]
-        return WhatIf(report, limits=tuple(sorted(kept, key=lambda one: one.step_ms[1])))
     alone = predict(replay, [[one] for one in requests])
     useful = [one for one, answer in zip(requests, alone, strict=True) if isinstance(answer, Prediction)]
     plans = [useful[: count + 1] for count in range(len(useful))] if len(useful) > 1 else []

@@ -9,8 +9,9 @@ import msgspec
 
 from tracedoc.play.path import find_path
 from tracedoc.play.run_program import Reading, RunProgram
-from tracedoc.play.run_replay import RunReplay
+from tracedoc.play.run_replay import Refusal, RunReplay, replay_run
 from tracedoc.play.solver import Cyclic
+from tracedoc.ranks.run_view import RunView, once
 from tracedoc.whatif.changes.change import Ask, Change, NotApplicable
 from tracedoc.whatif.changes.registry import CHANGES, Request
 
@@ -40,6 +41,12 @@ class _Outcome(msgspec.Struct, frozen=True):
 
     step_ns: float
     limited_by: str = ""
+
+
+@once
+def run_replay(run: RunView) -> RunReplay | Refusal:
+    """The replay of a run, made once."""
+    return replay_run(run)
 
 
 def predict(replay: RunReplay, plans: Sequence[Sequence[Request]]) -> list[Prediction | NotApplicable]:

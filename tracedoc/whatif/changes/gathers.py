@@ -20,7 +20,7 @@ PASSES = {
 def gather_ahead(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     """Start each gather when the one some units before it starts today, and launch it then."""
     chosen = gathers_of(program, ask.word("pass"))
-    moved, model = _pairs(program, chosen, int(ask.number("units")))
+    moved, model = pairs(program, chosen, int(ask.number("units")))
     if moved.size == 0:
         return NotApplicable(f"the step has no {ask.word('pass')} gathers to move")
     return started_as(program, moved, model, model)
@@ -106,7 +106,7 @@ def gathers_of(program: RunProgram, name: str) -> Mask:
 
 def unit_gathers(program: RunProgram) -> Mask:
     """Return which parts gather sharded units: those of named units, else all gathers of both passes."""
-    gathers = collectives_of(program, "parameters") & program.launched
+    gathers = collectives_of(program, "parameters") & (program.launched | (program.transfer > 0))
     named = gathers & (program.layout.joins.block != NONE)
     return np.asarray(named if named.any() else gathers_of(program, "both"))
 
@@ -117,7 +117,7 @@ def of_units(program: RunProgram, chosen: Mask) -> Mask:
     return np.asarray(of_block if of_block.any() else chosen)
 
 
-def _pairs(program: RunProgram, chosen: Mask, ahead: int) -> tuple[Index, Index]:
+def pairs(program: RunProgram, chosen: Mask, ahead: int) -> tuple[Index, Index]:
     """Return the parts to move, and for each the one of its rank, stream and pass that comes before."""
     layout, joins = program.layout, program.layout.joins
     mine = np.flatnonzero(chosen)

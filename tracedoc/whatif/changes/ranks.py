@@ -55,14 +55,20 @@ def share_work(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     return program.edited(dur=dur)
 
 
-def evened(program: RunProgram, positions: tuple[int, ...]) -> RunProgram:
-    """Return the program in which the ranks at some positions take no longer than the others' median."""
+def evened(
+    program: RunProgram, positions: tuple[int, ...], peers: tuple[int, ...] | None = None
+) -> RunProgram:
+    """Return the program in which the ranks at some positions take no longer than the others' median.
+
+    ``peers`` are the positions of the ranks that are compared: all of them, if none are given.
+    """
     layout = program.layout
     dur, computes = program.dur.copy(), layout.computes
     events = layout.event_base
+    compared = np.array(range(len(layout.ranks)) if peers is None else peers, dtype=np.intp)
     sums = _sums_by_part(np.where(computes, dur, 0), layout.event_part, events)
     for position in positions:
-        others = np.arange(len(layout.ranks)) != position
+        others = compared[compared != position]
         mine = slice(int(events[position]), int(events[position + 1]))
         # Kernels jitter: what a rank computes too much of is the sum of a part, not each single one.
         usual = np.median(sums[others], axis=0)
@@ -74,7 +80,9 @@ def evened(program: RunProgram, positions: tuple[int, ...]) -> RunProgram:
     # On CPUs the lags are the work: what a rank is longer at in one part of the step is taken from that part.
     part = layout.part if layout.is_cpu else np.zeros_like(layout.part)
     columns = program.lag, program.own
-    lag, own = (_usual_host(column, part, layout.point_base, positions, share=share) for column in columns)
+    lag, own = (
+        usual_host(column, part, layout.point_base, positions, compared, share=share) for column in columns
+    )
     return program.edited(dur=dur, lag=lag, own=own)
 
 
@@ -85,8 +93,14 @@ def _sums_by_part(values: Lags, part: Codes, base: Int64Array) -> npt.NDArray[np
     return np.stack([np.bincount(part[one], weights=values[one], minlength=parts) for one in ranks])
 
 
-def _usual_host(
-    column: Lags, part: Codes, base: Int64Array, positions: tuple[int, ...], *, share: float
+def usual_host(
+    column: Lags,
+    part: Codes,
+    base: Int64Array,
+    positions: tuple[int, ...],
+    compared: npt.NDArray[np.intp],
+    *,
+    share: float = EXCESS_SHARE,
 ) -> Lags:
     """Return host times, those of some ranks no longer than elsewhere.
 
@@ -98,7 +112,7 @@ def _usual_host(
     totals = _sums_by_part(column, part, base)
     chosen = np.array(positions)
     for count in np.unique(counts[chosen]).tolist():
-        alike = np.flatnonzero(counts == count)
+        alike = compared[counts[compared] == count]
         mine = np.isin(alike, chosen)
         if alike.size > 1:
             for first in range(0, count, width := max(1, AT_ONCE // alike.size)):
@@ -109,7 +123,7 @@ def _usual_host(
                 found[at[mine]] = np.where(excess, usual, times)[mine]
             continue
         position = int(alike[0])
-        usual_sums = np.median(np.delete(totals, position, axis=0), axis=0)
+        usual_sums = np.median(totals[compared[compared != position]], axis=0)
         factor = np.minimum(usual_sums / np.maximum(totals[position], 1.0), 1.0)
         if not usual_sums.any():
             continue

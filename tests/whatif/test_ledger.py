@@ -1,0 +1,382 @@
+"""What each cause costs the step, on traces whose answer is worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tracedoc
+from tests.play.fluid import Simulation
+from tests.play.jobs import draw_job
+from tracedoc.diagnosis_json import from_json, to_json
+from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
+from tracedoc.pipeline import Options
+from tracedoc.testing import TraceBuilder
+from tracedoc.whatif.ledger import Weights, split_by_size
+
+MIB = 1 << 20
+PRODUCT = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_tn"
+"""A matrix product on tensor cores."""
+UPDATE = "void multi_tensor_apply_kernel<FusedAdam>()"
+
+Draw = Callable[[TraceBuilder, int, int, float], float]
+"""Draws the step with a number of a rank, which begins at a time, and returns when it ends, in ms."""
+
+
+def ledger_of(folder: Path, draw: Draw, *, ranks: int = 2, steps: int = 5) -> Ledger:
+    """The ledger of a job; the host waits for the end of each step, and 1 ms passes to the next one."""
+    for rank in range(ranks):
+        builder, start = TraceBuilder(rank, ranks), 1.0
+        for index in range(steps):
+            end = draw(builder, rank, index, start)
+            builder.step(index, start - 0.5, end + 0.4)
+            start = end + 1.0
+        builder.write(folder / f"rank-{rank}.json")
+    answer = tracedoc.predict([folder], options=Options(jobs=1))
+    assert answer.ledger is not None
+    assert_adds_up(answer.ledger)
+    return answer.ledger
+
+
+def assert_adds_up(ledger: Ledger) -> None:
+    shares = sum(one.share_ms for one in ledger.causes)
+    assert shares == pytest.approx(ledger.step_ms - ledger.ideal_ms, abs=0.005 * max(ledger.step_ms, 1e-9))
+    assert [one.share_ms for one in ledger.causes] == sorted(
+        (one.share_ms for one in ledger.causes), reverse=True
+    )
+    for one in ledger.causes:
+        low, likely, high = one.alone_ms
+        assert 0 <= low <= likely <= high
+        assert one.last_ms >= 0
+        assert one.share_ms >= 0
+        assert one.id in CAUSE_WORDS
+
+
+def of(ledger: Ledger, *ids: str) -> float:
+    """What causes cost together, by the beginnings of their ids."""
+    return sum(one.share_ms for one in ledger.causes if one.id.startswith(ids))
+
+
+def one_of(ledger: Ledger, name: str) -> LedgerCause:
+    return next(one for one in ledger.causes if one.id == name)
+
+
+def reduced(late_ms: float = 0.0, sometimes: int = 1) -> Draw:
+    """60 ms of compute, then an all-reduce of 40 ms; rank 1 computes longer in every so many steps."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        late = late_ms if index % sometimes == 0 else 0.0
+        mine = start + 60.0 + (late if rank == 1 else 0.0)
+        end = start + 100.0 + late
+        builder.kernel(PRODUCT, start, mine, launch_ms=start - 0.01)
+        builder.backward(start + 0.02, start + 0.1)
+        builder.collective("allreduce", mine, end, nbytes=64 * MIB, launch_ms=start + 0.03)
+        builder.runtime("cudaDeviceSynchronize", start + 0.2, end + 0.01)
+        return end
+
+    return draw
+
+
+def test_communication_that_nothing_hides_is_the_rest_of_the_step(tmp_path):
+    ledger = ledger_of(tmp_path, reduced())
+    assert ledger.step_ms == pytest.approx(101.0, abs=0.1)
+    assert of(ledger, "link.", "order.") == pytest.approx(40.0, abs=0.3)
+    assert ledger.ideal_ms == pytest.approx(60.0, abs=1.5)
+    assert ledger.unexplained_ms == pytest.approx(0.0, abs=0.1)
+
+
+def test_a_rank_that_computes_longer_costs_its_excess(tmp_path):
+    """Rank 1 computes 75 ms, rank 0 60: mended, the step is 15 ms shorter, whatever else is mended."""
+    late = one_of(ledger_of(tmp_path, reduced(late_ms=15.0)), "ranks.compute")
+    assert late.share_ms == pytest.approx(15.0, abs=0.3)
+    assert late.alone_ms[1] == pytest.approx(15.0, abs=0.1)
+    assert late.last_ms == pytest.approx(15.0, abs=0.1)
+    assert late.ranks == (1,)
+
+
+def test_a_rank_that_is_late_in_some_steps_costs_what_it_costs_on_average(tmp_path):
+    """Of six complete steps, two hold 15 ms more: 5 ms of the mean step, none of the analysed one."""
+    ledger = ledger_of(tmp_path, reduced(late_ms=15.0, sometimes=3), steps=7)
+    assert ledger.step_ms == pytest.approx(106.0, abs=0.2)
+    assert of(ledger, "ranks.") == pytest.approx(5.0, abs=0.5)
+    assert of(ledger, "slow_steps") == 0.0
+
+
+def test_a_step_far_longer_than_the_others_is_told_by_itself(tmp_path):
+    """Both hosts are away for 60 ms before one of four complete steps ends: 15 ms of the mean."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        end = start + (110.0 if index == 2 else 50.0)
+        builder.kernel(PRODUCT, start, start + 40.0, launch_ms=start - 0.01)
+        builder.kernel(PRODUCT, end - 10.0, end, launch_ms=end - 10.01)
+        builder.runtime("cudaDeviceSynchronize", end - 9.9, end + 0.01)
+        return end
+
+    ledger = ledger_of(tmp_path, draw)
+    slow = one_of(ledger, "slow_steps")
+    assert ledger.step_ms == pytest.approx(66.0, abs=0.2)
+    assert slow.share_ms == pytest.approx(15.0, abs=0.2)
+    assert slow.place == "step 2"
+
+
+def test_pageable_copies_cost_the_copy_and_the_wait_for_it(tmp_path):
+    """The host waits 20 ms for the batch, on the stream of compute, before it launches 50 ms of compute."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.loader(start - 0.4, start - 0.3)
+        builder.copy("HtoD", start, start + 20.0, pageable=True, stream=7, launch_ms=start - 0.01)
+        builder.kernel(PRODUCT, start + 20.02, start + 70.0, launch_ms=start + 20.01)
+        builder.runtime("cudaDeviceSynchronize", start + 20.05, start + 70.01)
+        return start + 70.0
+
+    ledger = ledger_of(tmp_path, draw)
+    assert one_of(ledger, "input.copies").share_ms == pytest.approx(20.0, abs=0.5)
+    assert one_of(ledger, "input.copies").alone_ms[1] == pytest.approx(20.0, abs=0.3)
+
+
+def test_a_loader_in_the_training_process_costs_its_time(tmp_path):
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.loader(start, start + 30.0)
+        builder.kernel(PRODUCT, start + 30.01, start + 80.0, launch_ms=start + 30.0)
+        builder.runtime("cudaDeviceSynchronize", start + 30.05, start + 80.01)
+        return start + 80.0
+
+    ledger = ledger_of(tmp_path, draw)
+    assert one_of(ledger, "input.wait").alone_ms[1] == pytest.approx(30.0, abs=0.3)
+
+
+def host_paced(pause_ms: float = 0.0, freed_ms: float = 0.0, waits: int = 0) -> Draw:
+    """40 launches, one each ms, of kernels that take 0.1 ms; what else the host does comes in the middle."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        at = start
+        for number in range(40):
+            if number == 20:
+                at += pause_ms
+                if freed_ms:
+                    builder.runtime("cudaMalloc", at - 0.5, at - 0.5 + freed_ms)
+                    at += freed_ms
+            builder.kernel(PRODUCT, at + 0.01, at + 0.11, launch_ms=at)
+            if number < waits:
+                builder.runtime("cudaStreamSynchronize", at + 0.05, at + 0.12)
+            at += 1.0
+        builder.runtime("cudaDeviceSynchronize", at - 0.9, at - 0.88)
+        return at - 0.88
+
+    return draw
+
+
+def test_launches_at_their_pace_cost_what_the_device_does_not_need(tmp_path):
+    """40 kernels of 0.1 ms need 4 ms."""
+    ledger = ledger_of(tmp_path, host_paced())
+    assert of(ledger, "host.launch") == pytest.approx(ledger.step_ms - 4.1, rel=0.05)
+
+
+def test_a_pause_of_the_host_is_no_launching(tmp_path):
+    """The host is away for 30 ms: more than 20 launch intervals of 1 ms.
+
+    Without it the step is 30 ms shorter; were launches free, the 4 ms of the device would hide as much of it.
+    """
+    pause = one_of(ledger_of(tmp_path, host_paced(pause_ms=30.0)), "host.pause")
+    assert pause.alone_ms[1] == pytest.approx(30.0, abs=0.3)
+    assert pause.last_ms == pytest.approx(26.0, abs=0.3)
+    assert pause.share_ms == pytest.approx(28.0, abs=0.7)
+
+
+def test_memory_that_is_allocated_in_the_step_costs_the_calls(tmp_path):
+    allocator = one_of(ledger_of(tmp_path, host_paced(freed_ms=25.0)), "host.allocator")
+    assert allocator.alone_ms[1] == pytest.approx(25.0, abs=0.5)
+
+
+def test_waiting_for_the_device_keeps_the_host_from_running_ahead(tmp_path):
+    """Host 10 ms, device 10 ms, one after the other; without the wait they overlap: 10 ms a step."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.kernel(PRODUCT, start + 10.0, start + 20.0, launch_ms=start + 9.99)
+        builder.runtime("cudaStreamSynchronize", start + 10.05, start + 20.01)
+        builder.kernel(PRODUCT, start + 20.1, start + 20.2, launch_ms=start + 20.09)
+        return start + 20.0
+
+    sync = one_of(ledger_of(tmp_path, draw), "host.sync")
+    assert sync.alone_ms[1] == pytest.approx(10.0, abs=0.5)
+    assert sync.last_ms == pytest.approx(0.0, abs=0.2)
+
+
+def test_two_limits_of_equal_length_hide_each_other(tmp_path):
+    """Launches take 40 ms, communication beside them 40, compute 4: either alone gives nothing, both 36."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.backward(start - 0.2, start - 0.1)
+        builder.collective("allreduce", start, start + 40.0, nbytes=64 * MIB, launch_ms=start - 0.15)
+        at = start
+        for _ in range(40):
+            builder.kernel(PRODUCT, at + 0.01, at + 0.11, launch_ms=at)
+            at += 1.0
+        builder.optimizer(at + 0.01, at + 0.2)
+        builder.kernel(UPDATE, at + 0.05, at + 0.1, launch_ms=at + 0.02)
+        builder.runtime("cudaDeviceSynchronize", at + 0.11, at + 0.12)
+        return at + 0.12
+
+    ledger = ledger_of(tmp_path, draw)
+    launches = one_of(ledger, "host.launch")
+    assert launches.alone_ms[1] < 2.0
+    assert launches.share_ms > 14.0
+    assert of(ledger, "link.") > 14.0
+    assert launches.partner.startswith("link.")
+
+
+def test_gradients_reduced_after_the_backward_pass_are_an_order(tmp_path):
+    """Four all-reduces of 10 ms after 4 x 10 ms of backward: as they become ready, only the last is exposed.
+
+    30 ms of compute are 6 % slower beside them, as is assumed where it cannot be measured.
+    """
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.backward(start - 0.01, start + 0.2)
+        for one in range(4):
+            at = start + 10.0 * one
+            builder.kernel(PRODUCT, at, at + 10, launch_ms=start + 0.01 * one)
+        for one in range(4):
+            at = start + 40.0 + 10.0 * one
+            launch_ms = start + 0.06 + 0.01 * one
+            builder.collective("allreduce", at, at + 10, nbytes=16 * MIB, launch_ms=launch_ms)
+        builder.optimizer(start + 0.21, start + 0.3)
+        builder.kernel(UPDATE, start + 80, start + 82, launch_ms=start + 0.25)
+        builder.runtime("cudaDeviceSynchronize", start + 0.3, start + 82.01)
+        return start + 82.0
+
+    ledger = ledger_of(tmp_path, draw)
+    assert one_of(ledger, "order.reductions").alone_ms[1] == pytest.approx(28.2, abs=0.2)
+    assert of(ledger, "order.reductions") > 12.0  # the link is slow as well, which either would mend
+
+
+def test_gathers_behind_reductions_are_an_order(tmp_path):
+    """FSDP2 of three units of 10 ms each: a gather of 4 ms waits for the reduction of 8 ms before it.
+
+    Forward takes 3 (4 + 10) ms, backward 10 + 2 (8 + 4 + 10) + 8. Each gather but the first of a pass hides
+    behind the unit before, and the last but one reduction behind the last unit: 8 + 12 ms. 20 ms of compute
+    are 6 % slower beside them.
+    """
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        at, call = start, start
+        for unit in "abc":
+            hook = (f"FSDP::pre_forward (layers.{unit})", f"FSDP::all_gather (layers.{unit})")
+            builder.collective(
+                "allgather", at, at + 4, nbytes=32 * MIB, stream=20, launch_ms=call, within=hook
+            )
+            builder.kernel(PRODUCT, at + 4, at + 14, launch_ms=call + 0.1)
+            at, call = at + 14, call + 0.2
+        for unit in "cba":
+            if unit != "c":
+                hook = (f"FSDP::pre_backward (layers.{unit})", f"FSDP::all_gather (layers.{unit})")
+                builder.collective(
+                    "allgather", at, at + 4, nbytes=32 * MIB, stream=20, launch_ms=call, thread="autograd",
+                    within=hook,
+                )  # fmt: skip
+                at += 4
+            builder.backward(call + 0.05, call + 0.15)
+            builder.kernel(PRODUCT, at, at + 10, launch_ms=call + 0.1, thread="autograd")
+            hook = (f"FSDP::post_backward_reduce (layers.{unit})",)
+            builder.collective(
+                "reducescatter", at + 10, at + 18, nbytes=64 * MIB, stream=20, launch_ms=call + 0.2,
+                thread="autograd", within=hook,
+            )  # fmt: skip
+            at, call = at + 18, call + 0.3
+        builder.runtime("cudaDeviceSynchronize", call, at + 0.01)
+        return at
+
+    ledger = ledger_of(tmp_path, draw)
+    gathers = one_of(ledger, "order.gathers")
+    assert gathers.alone_ms[1] == pytest.approx(18.8, abs=0.1)
+    assert gathers.share_ms > 9.0
+
+
+def test_small_kernels_are_what_a_fused_one_saves(tmp_path):
+    """A run of 500 kernels of 4 us with gaps of 1 us, launched ahead, becomes one."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.kernel(PRODUCT, start, start + 10, launch_ms=start - 0.01)
+        for one in range(500):
+            at = start + 10.001 + 0.005 * one
+            builder.kernel("void mul_kernel<float>()", at, at + 0.004, launch_ms=start + 0.004 * one)
+        builder.runtime("cudaDeviceSynchronize", start + 2.1, start + 12.51)
+        return start + 12.5
+
+    small = one_of(ledger_of(tmp_path, draw), "compute.small_kernels")
+    assert small.alone_ms[1] == pytest.approx(499 * 0.005, abs=0.1)
+
+
+def test_an_optimizer_of_single_operators_reads_its_values_again(tmp_path):
+    """Of 10 ms in kernels of 1 ms each, a fused one would take half."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.backward(start - 0.02, start)
+        builder.kernel(PRODUCT, start, start + 40, launch_ms=start - 0.01, thread="autograd")
+        builder.optimizer(start + 0.01, start + 0.2)
+        for one in range(10):
+            at = start + 40 + one
+            builder.kernel("void add_kernel<float>()", at, at + 1, launch_ms=start + 0.02 + 0.01 * one)
+        builder.runtime("cudaDeviceSynchronize", start + 0.3, start + 50.01)
+        return start + 50.0
+
+    assert one_of(ledger_of(tmp_path, draw), "compute.optimizer").alone_ms[1] == pytest.approx(5.0, abs=0.1)
+
+
+def test_a_rank_without_the_step_counts_as_missing(tmp_path):
+    """Rank 1 captured other steps: rank 0 alone shows 40 ms of communication, transfer or waiting."""
+    ledger_of(tmp_path, reduced())
+    file = tmp_path / "rank-1.json"
+    file.write_text(file.read_text().replace("ProfilerStep#", "ProfilerStep#10"))
+    ledger = tracedoc.predict([tmp_path], options=Options(jobs=1)).ledger
+    assert ledger is not None
+    assert_adds_up(ledger)
+    assert of(ledger, "link.") == pytest.approx(40.0, abs=1.0)
+
+
+def test_products_outside_the_tensor_cores_cost_what_the_peaks_say(tmp_path):
+    """H100: 67 against 989 TFLOPS; of 100 ms in fp32 stay 6.8."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.kernel("ampere_sgemm_128x128_tn", start, start + 100, launch_ms=start - 0.01)
+        builder.runtime("cudaDeviceSynchronize", start + 0.1, start + 100.01)
+        return start + 100.0
+
+    plain = one_of(ledger_of(tmp_path, draw), "compute.fp32")
+    assert plain.share_ms == pytest.approx(100 * (1 - 67 / 989), abs=1.0)
+
+
+def test_a_diagnosis_keeps_its_ledger_and_old_ones_load(tmp_path):
+    ledger_of(tmp_path, reduced(late_ms=15.0))
+    diagnosis = tracedoc.diagnose(tmp_path)
+    assert diagnosis.ledger is not None
+    text = to_json(diagnosis)
+    assert from_json(text).ledger == diagnosis.ledger
+    old = text.replace('"schema_version": "2"', '"schema_version": "1"')
+    assert from_json(old).schema_version == "1"
+    assert tracedoc.diagnose(tmp_path, Options(replay=False)).ledger is None
+    assert list(diagnosis.to_frame("ledger")["id"]) == [one.id for one in diagnosis.ledger.causes]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_shares_add_up_in_drawn_jobs(tmp_path, seed):
+    run = Simulation(draw_job(seed)).run().write(tmp_path)
+    first, again = (tracedoc.predict([run], options=Options(jobs=1)).ledger for _ in range(2))
+    assert first is not None
+    assert first == again
+    assert first.step_ms > 0, first.reason
+    assert_adds_up(first)
+
+
+@given(
+    st.floats(0, 1e6),
+    st.dictionaries(st.text(), st.builds(Weights, st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), min_size=1),
+)
+def test_parts_add_up_to_the_whole(total, weights):
+    parts = split_by_size(total, weights)
+    assert sum(parts.values()) == pytest.approx(total, rel=1e-9, abs=1e-9)
+    assert all(part >= 0 for part in parts.values())

@@ -1,0 +1,79 @@
+"""The ledger: what each cause costs the mean captured step, as results to show and keep."""
+
+from __future__ import annotations
+
+import msgspec
+
+Range = tuple[float, float, float]
+"""Low, likely and high, in milliseconds."""
+
+CAUSE_WORDS: dict[str, str] = {
+    "slow_steps": "a few steps far longer than the others",
+    "input.wait": "waiting for the next batch",
+    "input.copies": "copies of the batch to the device",
+    "host.sync": "the host waits for the GPU",
+    "host.pause": "the host is away and launches nothing",
+    "host.allocator": "device memory is allocated and freed",
+    "host.offload": "parameters, gradients or optimizer on the host",
+    "host.launch": "launching, at the host's pace",
+    "ranks.compute": "ranks that compute longer than their peers",
+    "ranks.host": "ranks whose host is slower than its peers",
+    "ranks.input": "ranks whose batch comes later than their peers'",
+    "pipeline.imbalance": "pipeline stages of unequal work",
+    "pipeline.bubble": "the pipeline schedule's own bubble",
+    "pipeline.transfer": "sends and receives between stages",
+    "order.gathers": "parameters are gathered late",
+    "order.reductions": "gradients are reduced late",
+    "order.every_micro_batch": "gradients are reduced in every micro-batch",
+    "order.messages": "messages that are too many, or too large",
+    "link.slow": "a link below what it should give",
+    "link.latency": "latency of messages",
+    "link.transfer": "communication that nothing hides",
+    "compute.fp32": "matrix products outside the tensor cores",
+    "compute.optimizer": "an optimizer of many small kernels",
+    "compute.small_kernels": "kernels too small for the device",
+    "compute.recompute": "activations computed again",
+}
+"""What each cause is, in plain words, by its id."""
+
+
+class LedgerCause(msgspec.Struct, frozen=True):
+    """What one cause costs the mean captured step.
+
+    ``share_ms`` is its part of the step: all shares add up to the step less the ideal one. ``alone_ms`` is by
+    how much the step is shorter without this cause alone (low, likely, high), ``last_ms`` what the cause
+    would still cost if all others were gone. ``ranks`` are those that it is seen on, where these are not all;
+    ``place`` is where in the step. ``partner`` is the id of the cause that hides it: mending one alone gives
+    little, mending both more. ``told_by`` are the rules that name it.
+    """
+
+    id: str
+    share_ms: float
+    alone_ms: Range
+    last_ms: float
+    ranks: tuple[int, ...] = ()
+    place: str = ""
+    partner: str = ""
+    told_by: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """What it is, in plain words."""
+        return CAUSE_WORDS.get(self.id, self.id)
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """One account of the mean captured step: ``step_ms`` is ``ideal_ms`` and the shares of all causes.
+
+    Of the ideal step ``unexplained_ms`` is what the replay does not explain (negative where the replay takes
+    longer than measured); the rest is compute at today's rate. ``causes`` have the largest share first;
+    ``steps`` are those that were averaged. ``reason`` says why there is no ledger: then the rest is empty.
+    """
+
+    step_ms: float = 0.0
+    ideal_ms: float = 0.0
+    unexplained_ms: float = 0.0
+    causes: tuple[LedgerCause, ...] = ()
+    steps: tuple[int, ...] = ()
+    confidence: str = ""
+    reason: str = ""

@@ -1,0 +1,122 @@
+"""Collectives that begin when their data is there, and not behind others."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracedoc.play.run_program import Extra, Index, RunProgram
+from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.phases import Phase
+from tracedoc.whatif.changes.buckets import nearest
+from tracedoc.whatif.changes.change import Ask, Mask, NotApplicable
+from tracedoc.whatif.changes.gathers import joined, pairs, started_as, unit_gathers
+from tracedoc.whatif.changes.reductions import backward_pass
+
+CALL_NS = 6_000
+"""From the end of what a collective waits for to its start."""
+
+UNHELD = -(1 << 40)
+"""The delay of an event that neither its stream nor its launch holds: only what it is tied to does."""
+
+BACKWARD = (Phase.BACKWARD, Phase.RECOMPUTE)
+
+
+def deferred_reductions(program: RunProgram) -> Mask:
+    """Which parts reduce gradients that the backward pass itself does not go on with."""
+    layout, joins = program.layout, program.layout.joins
+    uses = np.flatnonzero(~layout.to_host & program.active & ~layout.cause_back)
+    goal = layout.cause_to[uses]
+    within = layout.computes_of(goal) & np.isin(layout.event_part[goal], BACKWARD)
+    return np.asarray(
+        joins.gradients & program.launched & ~np.isin(joins.event, layout.cause_from[uses[within]])
+    )
+
+
+def reduce_when_ready(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Reduce gradients in the backward pass as they become ready, which in some jobs begins after it.
+
+    The gradients of each message but the last one are ready when as much of the backward pass has been
+    computed as there are bytes in it and in those before it.
+    """
+    layout, joins = program.layout, program.layout.joins
+    chosen = deferred_reductions(program)
+    number = backward_pass(program)
+    moved: list[Index] = []
+    ready: list[Index] = []
+    ranks = layout.rank_of_event(joins.event)
+    for rank in np.unique(ranks[chosen]).tolist():
+        mine = np.flatnonzero(chosen & (ranks == rank))
+        mine = mine[number[mine] == number[mine].max()]
+        mine = mine[np.argsort(layout.point[joins.event[mine]], kind="stable")]
+        events = np.arange(layout.event_base[rank], layout.event_base[rank + 1])
+        computed = events[layout.computes_of(events) & np.isin(layout.event_part[events], BACKWARD)]
+        computed = computed[np.argsort(layout.point[computed], kind="stable")]
+        if mine.size < 2 or not computed.size:
+            continue
+        late = layout.point[joins.event[mine]] > layout.point[computed[-1]]
+        if late.sum() < 2 or not (joins.nbytes[mine] > 0).all():
+            continue
+        done = np.cumsum(program.dur[computed], dtype=np.int64)
+        sent = np.cumsum(joins.nbytes[mine], dtype=np.int64)
+        place = nearest(done, sent / sent[-1] * done[-1])
+        early = late.copy()
+        early[-1] = False
+        moved.append(mine[early])
+        ready.append(computed[place[early]])
+    if not moved:
+        return NotApplicable("no gradients are reduced after the backward pass in several messages")
+    return _begun_after(program, np.concatenate(moved), np.concatenate(ready))
+
+
+def _begun_after(program: RunProgram, moved: Index, ready: Index) -> RunProgram:
+    """The program in which parts begin when events have ended, and wait for no launch and no other cause."""
+    layout = program.layout
+    target = layout.joins.event[moved]
+    starts = ~layout.to_host
+    dropped = starts & np.isin(np.where(starts, layout.cause_to, NONE), target)
+    launched = program.launched.copy()
+    launched[moved] = False
+    no = np.zeros(moved.size, dtype=bool)
+    extra = Extra(ready.astype(np.intp), target.astype(np.intp), no, np.full(moved.size, CALL_NS), no)
+    return program.edited(active=program.active & ~dropped, launched=launched, extra=joined(program, extra))
+
+
+def gather_in_time(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+    """Gather each unit while the one before it computes, ahead of other collectives of its stream.
+
+    A gather begins when the one before it could and has ended, and what that one was put before. What stands
+    between the two on their stream today comes after it: it begins no earlier than that one ends.
+    """
+    layout, joins = program.layout, program.layout.joins
+    moved, model = pairs(program, unit_gathers(program), 1)
+    if moved.size == 0:
+        return NotApplicable("the step gathers no units one after the other")
+    changed = started_as(program, moved, model, model)
+    target, before = joins.event[moved], joins.event[model]
+    source, goal, lag = [before], [target], [np.zeros(moved.size, dtype=np.int64)]
+    first, last = _between(np.sort(joins.event), before, target)
+    jumps = first != NONE
+    source.append(before[jumps])
+    goal.append(first[jumps])
+    lag.append(program.transfer[moved[jumps]])
+    place = np.full(layout.events, NONE, dtype=np.intp)
+    place[target] = np.arange(moved.size)
+    behind = place[before]
+    follows = (behind != NONE) & (last[np.maximum(behind, 0)] != NONE)
+    source.append(last[behind[follows]])
+    goal.append(target[follows])
+    lag.append(np.zeros(int(follows.sum()), dtype=np.int64))
+    no = np.zeros(sum(one.size for one in source), dtype=bool)
+    ties = Extra(np.concatenate(source), np.concatenate(goal), no, np.concatenate(lag), no)
+    delay = changed.delay.astype(np.int64)
+    delay[target] = UNHELD
+    return changed.edited(delay=delay, extra=joined(changed, ties))
+
+
+def _between(events: Index, before: Index, after: Index) -> tuple[Index, Index]:
+    """The first and the last of some sorted events between each two, ``NONE`` where there is none."""
+    first, last = np.searchsorted(events, before, side="right"), np.searchsorted(events, after) - 1
+    there = first <= last
+    return np.where(there, events[np.minimum(first, events.size - 1)], NONE), np.where(
+        there, events[last], NONE
+    )

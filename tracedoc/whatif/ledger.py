@@ -1,0 +1,304 @@
+"""Make the ledger of a run: play its step without each cause, and split what all of them cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from tracedoc.ledger import Ledger, LedgerCause, Range
+from tracedoc.play.run_program import Reading, RunProgram
+from tracedoc.play.run_replay import FAR_OFF, Refusal, RunReplay, replay_closest
+from tracedoc.play.solver import Cyclic
+from tracedoc.ranks.run_view import RunView, once
+from tracedoc.whatif.ledger_causes import Family, find_families
+from tracedoc.whatif.ledger_places import place_of, ranks_of
+from tracedoc.whatif.ledger_steps import StepsApart, late_over_steps, steps_apart
+from tracedoc.whatif.predictions import WIDENING, run_replay
+from tracedoc.whatif.removal import Removal, without
+
+WORTH = 0.005
+"""Families that cost less than this share of the step are not split; no range is played for such causes."""
+
+HIDDEN = 0.5
+"""A cause is hidden by another if it gives less than this share of its part of the step alone."""
+
+RANKS, SLOW = "ranks", "slow_steps"
+"""The family of ranks that are slower than their peers, and the cause that only other steps show."""
+
+
+class Weights(msgspec.Struct, frozen=True):
+    """What a cause costs alone, and last: if all others were gone; in ms."""
+
+    alone: float
+    last: float
+
+    @property
+    def size(self) -> float:
+        """The middle of both, 0 at least."""
+        return max((self.alone + self.last) / 2, 0.0)
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A cause before it is told: its part of the step, its weights, and what it takes."""
+
+    id: str
+    share: float
+    weights: Weights
+    removals: tuple[Removal, ...]
+    of_whole: float = 1.0
+    """What it is of its removals' gain: what remains of a family is a part of what the family gives."""
+
+
+def split_by_size(total: float, weights: Mapping[str, Weights]) -> dict[str, float]:
+    """What each takes of a total, in proportion to their sizes; equally where none has any."""
+    whole = sum(one.size for one in weights.values())
+    if whole <= 0:
+        return {name: total / len(weights) for name in weights}
+    return {name: total * one.size / whole for name, one in weights.items()}
+
+
+class Plays:
+    """Plays a run's step without some causes, in one reading, and knows what was played."""
+
+    def __init__(self, replay: RunReplay, reading: Reading) -> None:
+        self._replay, self._base = replay, replay.base[reading]
+        self._scale = _steps_played(replay) * 1e6
+        self._known: dict[frozenset[int], float] = {}
+
+    def gains(self, asked: Sequence[Iterable[Removal]]) -> list[float]:
+        """How much shorter the step is without each of several lists of removals, in ms."""
+        lists = [tuple(one) for one in asked]
+        keys = [frozenset(map(id, one)) for one in lists]
+        new = {key: one for key, one in zip(keys, lists, strict=True) if key not in self._known}
+        for key, step_ns in zip(new, self._steps(list(new.values())), strict=True):
+            self._known[key] = max(self._base.step_ns - step_ns, 0.0) / self._scale
+        return [self._known[key] for key in keys]
+
+    @property
+    def base_ms(self) -> float:
+        """The step without a change."""
+        return self._base.step_ns / self._scale
+
+    def _steps(self, lists: list[tuple[Removal, ...]]) -> list[float]:
+        player, base = self._replay.player, self._base.program
+        width = player.together(base)
+        found: list[float] = []
+        for begin in range(0, len(lists), width):
+            some = lists[begin : begin + width]
+            try:
+                found += [one.step_ns for one in player.play([without(base, one) for one in some])]
+            except Cyclic:
+                found += [self._lone(one) for one in some]
+        return found
+
+    def _lone(self, removals: tuple[Removal, ...]) -> float:
+        """The step without causes one of which may make something wait for itself: that one stays."""
+        for kept in (removals, tuple(one for one in removals if one.rewired is None)):
+            try:
+                (played,) = self._replay.player.play([without(self._base.program, kept)])
+            except Cyclic:
+                continue
+            return played.step_ns
+        return self._base.step_ns
+
+
+def _steps_played(replay: RunReplay) -> float:
+    """How many times the step the replay takes.
+
+    It plays the whole capture where the step has no beginning and end of its own. One that is far off tells
+    no more than the proportions of causes.
+    """
+    if replay.model_error_frac > FAR_OFF:
+        return replay.replayed_ms / replay.step_ms
+    layout = replay.base[Reading.LIKELY].program.layout
+    note = layout.notes[replay.subject]
+    alone = not (layout.periodic or note.framed)
+    return max(note.span_ns / 1e6 / replay.step_ms, 1e-9) if alone and replay.step_ms else 1.0
+
+
+def ledger_replay(run: RunView) -> RunReplay | Refusal:
+    """The replay that the ledger stands on: also of captures for which fixes are not predicted."""
+    found = run_replay(run)
+    return replay_closest(run) if isinstance(found, Refusal) else found
+
+
+@once
+def make_ledger(run: RunView) -> Ledger:
+    """The ledger of a run."""
+    replay = ledger_replay(run)
+    if isinstance(replay, Refusal):
+        return Ledger(reason=replay.reason)
+    plays = Plays(replay, Reading.LIKELY)
+    families = find_families(run, replay, replay.base[Reading.LIKELY].program)
+    entries, total = _entries(plays, families)
+    (late_ms,) = plays.gains([families[RANKS].whole if RANKS in families else ()])
+    apart = steps_apart(run, replay.step, plays.base_ms, late_ms) or StepsApart(
+        replay.step_ms, (replay.step,)
+    )
+    causes = _with_apart(_told(run, replay, plays, entries), apart)
+    causes = [one for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
+    shares = sum(one.share_ms for one in causes)
+    if shares > apart.step_ms:  # a replay that takes longer than the step
+        causes = [replace(one, share_ms=one.share_ms * apart.step_ms / shares) for one in causes]
+        shares = apart.step_ms
+    return Ledger(
+        step_ms=apart.step_ms,
+        ideal_ms=apart.step_ms - shares,
+        unexplained_ms=apart.step_ms - shares - (plays.base_ms - total),
+        causes=tuple(sorted(causes, key=lambda one: (-one.share_ms, one.id))),
+        steps=apart.steps,
+        confidence=replay.confidence,
+    )
+
+
+def _entries(plays: Plays, families: Mapping[str, Family]) -> tuple[list[Entry], float]:
+    """The causes of all families, and how much shorter the step is without any of them, in ms."""
+    if not families:
+        return [], 0.0
+    everything = [one for family in families.values() for one in family.whole]
+    total, *found = plays.gains(
+        [
+            everything,
+            *(family.whole for family in families.values()),
+            *(_others(families, name) for name in families),
+        ]
+    )
+    count = len(families)
+    weights = {
+        name: Weights(found[place], max(total - found[place + count], 0.0))
+        for place, name in enumerate(families)
+    }
+    entries: list[Entry] = []
+    for name, share in split_by_size(total, weights).items():
+        others = _others(families, name)
+        entries += _of_family(plays, families[name], weights[name], share, others)
+    return entries, total
+
+
+def _others(families: Mapping[str, Family], name: str) -> list[Removal]:
+    return [one for other, family in families.items() if other != name for one in family.whole]
+
+
+def _of_family(
+    plays: Plays, family: Family, whole: Weights, share: float, others: list[Removal]
+) -> list[Entry]:
+    """The causes of one family, which split its share: its members, and what remains of it without them."""
+    names = list(family.members)
+    parts = list(family.members.values())
+    if not names or max(share, whole.alone) < WORTH * plays.base_ms or (len(names) == 1 and not family.rest):
+        return [Entry(family.rest or names[0], share, whole, family.whole)]
+    before, after, alone, *found = plays.gains(
+        [
+            others,
+            [*others, *parts],
+            parts,
+            *([one] for one in parts),
+            *([*others, *(other for other in parts if other is not one)] for one in parts),
+        ]
+    )
+    weights = {
+        name: Weights(found[place], max(after - found[place + len(parts)], 0.0))
+        for place, name in enumerate(names)
+    }
+    named = share
+    if family.rest:
+        together = Weights(alone, after - before)
+        named = share * min(together.size / whole.size, 1.0) if whole.size > 0 else 0.0
+    entries = [
+        Entry(name, split, weights[name], (family.members[name],))
+        for name, split in split_by_size(named, weights).items()
+    ]
+    if family.rest:
+        rest = Weights(max(whole.alone - alone, 0.0), max(whole.last - (after - before), 0.0))
+        of_whole = rest.alone / whole.alone if whole.alone > 0 else 0.0
+        entries.append(Entry(family.rest, share - named, rest, family.whole, of_whole))
+    return entries
+
+
+def _told(run: RunView, replay: RunReplay, plays: Plays, entries: list[Entry]) -> list[LedgerCause]:
+    """The causes as results keep them: with the range of what each gives alone, its place and its partner."""
+    program = replay.base[Reading.LIKELY].program
+    least_ms = WORTH * plays.base_ms
+    large = [one for one in entries if max(one.share, one.weights.alone) >= least_ms]
+    ranges = _ranges(replay, large)
+    partners = _partners(plays, large)
+    return [
+        LedgerCause(
+            id=one.id,
+            share_ms=one.share,
+            alone_ms=ranges.get(one.id, (one.weights.alone,) * 3),
+            last_ms=one.weights.last,
+            ranks=_ranks(run, program, one) if one in large else (),
+            place=place_of(program, one.removals) if one in large else "",
+            partner=partners.get(one.id, ""),
+        )
+        for one in entries
+    ]
+
+
+def _ranks(run: RunView, program: RunProgram, entry: Entry) -> tuple[int, ...]:
+    """The ranks that a cause is seen on, if not on all: in the replayed step, and those late in others."""
+    if entry.id == "pipeline.imbalance":
+        return ranks_of(program, entry.removals)
+    if not entry.id.startswith(RANKS):
+        return ()
+    return tuple(sorted({*ranks_of(program, entry.removals), *late_over_steps(run, entry.id)}))
+
+
+def _ranges(replay: RunReplay, entries: list[Entry]) -> dict[str, Range]:
+    """What each cause gives alone in all readings, in ms; wider by a share of the replay's own error."""
+    gains = [
+        Plays(replay, reading).gains([one.removals for one in entries])
+        for reading in (Reading.FAST, Reading.SLOW)
+    ]
+    found: dict[str, Range] = {}
+    for place, one in enumerate(entries):
+        likely = one.weights.alone
+        outer = [likely, *(each[place] * one.of_whole for each in gains)]
+        spread = min(WIDENING * replay.model_error_frac * replay.step_ms, likely)
+        found[one.id] = (max(min(outer) - spread, 0.0), likely, max(outer) + spread)
+    return found
+
+
+def _partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
+    """The cause that hides each: without both the step is far shorter than without the one and the other."""
+    hidden = [one for one in entries if one.weights.alone < HIDDEN * one.share]
+    found: dict[str, str] = {}
+    for one in hidden:
+        others = [other for other in entries if other.id != one.id]
+        together = plays.gains([(*one.removals, *other.removals) for other in others])
+        more = [
+            both - one.weights.alone - other.weights.alone
+            for both, other in zip(together, others, strict=True)
+        ]
+        best = max(range(len(others)), key=more.__getitem__, default=None)
+        if best is not None and more[best] >= HIDDEN * one.share:
+            found[one.id] = others[best].id
+    return found
+
+
+def _with_apart(causes: list[LedgerCause], apart: StepsApart) -> list[LedgerCause]:
+    """The causes of the replayed step, and what other steps show beyond them."""
+    found = {one.id: one for one in causes}
+    late = apart.late
+    if apart.late_ms < 0:
+        known = {one.id: one.share_ms for one in causes if one.id.startswith(RANKS)}
+        total = sum(known.values())
+        late = {name: (share / total, ()) for name, share in known.items() if total}
+    for name, (share, ranks) in late.items():
+        one = found.get(name) or LedgerCause(name, 0.0, (0.0, 0.0, 0.0), 0.0)
+        more = max(share * apart.late_ms, -one.share_ms)
+        low, likely, high = (max(ms + more, 0.0) for ms in one.alone_ms)
+        found[name] = replace(
+            one,
+            share_ms=one.share_ms + more,
+            alone_ms=(low, likely, high),
+            last_ms=max(one.last_ms + more, 0.0),
+            ranks=tuple(sorted({*one.ranks, *ranks})),
+        )
+    if apart.slow_ms > 0:
+        slow = apart.slow_ms
+        found[SLOW] = LedgerCause(SLOW, slow, (slow, slow, slow), slow, place=apart.slow_place)
+    return list(found.values())

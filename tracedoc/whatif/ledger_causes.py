@@ -1,0 +1,436 @@
+"""The causes of the ledger: what each of them takes of a run's program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from tracedoc.play.readings import call_latency
+from tracedoc.play.run_program import RunProgram
+from tracedoc.play.run_replay import RunReplay
+from tracedoc.ranks.run_view import RunView
+from tracedoc.step.program import Call, Cause, Group
+from tracedoc.timeline.phases import Phase
+from tracedoc.timeline.stalls import AWAY_LAUNCHES
+from tracedoc.topics.pipeline.stages import pipeline
+from tracedoc.trace.vocabulary import busbw_factor
+from tracedoc.whatif.changes.buckets import cap_buckets
+from tracedoc.whatif.changes.change import Ask, Mask, NotApplicable, Value, of_reading
+from tracedoc.whatif.changes.gathers import unit_gathers
+from tracedoc.whatif.changes.merged_units import merge_units
+from tracedoc.whatif.changes.offloading import no_offload
+from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, reduce_when_ready
+from tracedoc.whatif.changes.ranks import evened, share_work, usual_host
+from tracedoc.whatif.changes.reductions import reduce_once
+from tracedoc.whatif.changes.scale_out import POINT_TO_POINT
+from tracedoc.whatif.changes.split_units import split_units
+from tracedoc.whatif.removal import Removal, Times
+
+Edit = Callable[[RunProgram, Ask], RunProgram | NotApplicable]
+
+
+class Family(msgspec.Struct, frozen=True, eq=False):
+    """Causes of one kind. ``whole`` is what all of them take, ``members`` what each does, by id.
+
+    ``rest`` is the id of what remains of the family when its members are gone, "" where nothing does.
+    """
+
+    whole: tuple[Removal, ...]
+    members: Mapping[str, Removal]
+    rest: str = ""
+
+
+def find_families(run: RunView, replay: RunReplay, program: RunProgram) -> dict[str, Family]:
+    """The families of causes that a program has."""
+    even = _even(run, program)
+    found = {
+        "ranks": _ranks(program, even),
+        "pipeline": _pipeline(program),
+        "input": _input(program, even),
+        "host": _host(program, even),
+        "offload": _offload(replay, program),
+        "communication": _communication(run, replay, program),
+        "compute": _compute(run, program, even),
+    }
+    return {name: family for name, family in found.items() if family is not None}
+
+
+def _family(
+    members: Mapping[str, Removal | None], rest: str = "", whole: Removal | None = None
+) -> Family | None:
+    """A family of the members that are there; ``whole`` is what all take, if that is more than they do."""
+    there = {name: one for name, one in members.items() if one is not None}
+    if whole is not None:
+        return Family((whole, *(one for one in there.values() if one.calls_less)), there, rest)
+    return Family(tuple(there.values()), there, rest) if there else None
+
+
+def _taken(before: np.ndarray, after: np.ndarray) -> Times | None:
+    """What one column is longer than another, ``None`` where nothing is."""
+    taken = np.maximum(before.astype(np.int64) - after, 0)
+    return taken if taken.any() else None
+
+
+# --- ranks that take longer than their peers
+
+
+class _Even(msgspec.Struct, frozen=True, eq=False):
+    """How long things take where every rank is like its peers; columns as in the program."""
+
+    lag: Times
+    own: Times
+    ready: Times
+    dur: Times
+
+
+def _even(run: RunView, program: RunProgram) -> _Even:
+    """The times of a program in which no rank takes longer than its peers of the same stage."""
+    layout, even = program.layout, program
+    stages = pipeline(run)
+    place_of = {rank: place for place, rank in enumerate(layout.ranks)}
+    groups = (tuple(range(len(run.digests))),) if stages is None else stages.stages
+    ready = program.ready.astype(np.int64)
+    for stage in groups:
+        peers_of = (place_of.get(run.digests[place].rank) for place in stage)
+        places = tuple(place for place in peers_of if place is not None)
+        if len(places) < 2:
+            continue
+        even = evened(even, places, places)
+        peers = np.array(places)
+        waits = np.where(ready >= 0, ready, 0)
+        usual = usual_host(waits, np.zeros_like(layout.part), layout.point_base, places, peers)
+        ready = np.where(ready >= 0, usual, ready)
+    return _Even(even.lag.astype(np.int64), even.own.astype(np.int64), ready, even.dur.astype(np.int64))
+
+
+def _ranks(program: RunProgram, even: _Even) -> Family | None:
+    loads = program.layout.kind == Call.INPUT
+    dur, lag = _taken(program.dur, even.dur), _taken(program.lag, even.lag)
+    own, ready = _taken(program.own, even.own), _taken(program.ready, even.ready)
+    host_own = _chosen(own, ~loads)
+    input_own = _chosen(own, loads)
+    return _family(
+        {
+            "ranks.compute": None if dur is None else Removal(dur=dur),
+            "ranks.host": None if lag is None and host_own is None else Removal(lag=lag, own=host_own),
+            "ranks.input": None
+            if input_own is None and ready is None
+            else Removal(own=input_own, ready=ready),
+        }
+    )
+
+
+def _chosen(times: Times | None, chosen: Mask) -> Times | None:
+    if times is None:
+        return None
+    kept = np.where(chosen, times, 0)
+    return kept if kept.any() else None
+
+
+# --- input
+
+
+def _batch_copies(program: RunProgram) -> Mask:
+    """Which events copy to the device, but for what is offloaded."""
+    copies = np.asarray(program.layout.group == Group.COPY_IN)
+    copies[program.layout.offload_event] = False
+    return copies
+
+
+def _input(program: RunProgram, even: _Even) -> Family | None:
+    layout = program.layout
+    loads = layout.kind == Call.INPUT
+    own, ready = _chosen(even.own, loads), _chosen(np.maximum(even.ready, 0), loads)
+    copies = _batch_copies(program)
+    blocking = np.asarray((layout.cause_kind == Cause.COPY) & copies[layout.cause_from])
+    blocked = np.zeros(layout.points, dtype=bool)
+    blocked[layout.cause_to[blocking]] = True
+    return _family(
+        {
+            "input.wait": None if own is None and ready is None else Removal(own=own, ready=ready),
+            "input.copies": None
+            if not copies.any()
+            else Removal(own=_chosen(even.own, blocked), dur=_chosen(even.dur, copies), dropped=blocking),
+        }
+    )
+
+
+# --- the host
+
+
+def _host(program: RunProgram, even: _Even) -> Family | None:
+    layout = program.layout
+    if layout.is_cpu or not layout.points:
+        return None
+    loads = layout.kind == Call.INPUT
+    lag = even.lag.copy()
+    lag[layout.offload_point] = np.maximum(lag[layout.offload_point] - layout.offload_ns, 0)
+    offloading = np.zeros(layout.events, dtype=bool)
+    offloading[layout.offload_event] = True
+    of_input = (layout.cause_kind == Cause.COPY) & _batch_copies(program)[layout.cause_from]
+    waits = layout.to_host & ~of_input & ~offloading[layout.cause_from]
+    to = np.where(layout.to_host, layout.cause_to, 0)
+    allocates = layout.kind == Call.ALLOCATION
+    freed = waits & allocates[to]
+    synced = waits & ~freed & (layout.cause_kind != Cause.QUEUE)
+    copied_in = np.zeros(layout.points, dtype=bool)
+    copied_in[layout.cause_to[of_input]] = True
+    own = np.where(loads | copied_in, 0, even.own)
+    at_sync = np.zeros(layout.points, dtype=bool)
+    at_sync[layout.cause_to[synced]] = True
+    pause = _pauses(program, lag)
+    return _family(
+        {
+            "host.sync": None if not synced.any() else Removal(own=_chosen(own, at_sync), dropped=synced),
+            "host.allocator": None
+            if not allocates.any()
+            else Removal(own=_chosen(own, allocates), dropped=freed),
+            "host.pause": None if pause is None else Removal(lag=pause),
+            "host.launch": Removal(lag=lag if pause is None else lag - pause),
+        },
+        whole=Removal(lag=lag, own=own, dropped=waits),
+    )
+
+
+def _pauses(program: RunProgram, lag: Times) -> Times | None:
+    """What of the host's time lies in gaps in which it does not launch, but something else."""
+    launches = lag[program.layout.kind == Call.LAUNCH]
+    if not launches.size:
+        return None
+    usual = float(np.median(launches))
+    away = lag > AWAY_LAUNCHES * usual
+    return _chosen((lag - usual).astype(np.int64), away)
+
+
+def _offload(replay: RunReplay, program: RunProgram) -> Family | None:
+    return _family({"host.offload": _rewired(replay, program, no_offload)})
+
+
+# --- communication
+
+
+def _rewired(
+    replay: RunReplay, program: RunProgram, edit: Edit, values: Mapping[str, Value] | None = None
+) -> Removal | None:
+    """What an edit does, ``None`` where it cannot be made."""
+    ask = Ask(values or {}, replay.splits)
+
+    def rewired(given: RunProgram) -> RunProgram:
+        edited = edit(given, ask)
+        return given if isinstance(edited, NotApplicable) else edited
+
+    return None if isinstance(edit(program, ask), NotApplicable) else Removal(rewired=rewired)
+
+
+CALL_SHARES = (1.0, 0.5, 0.0)
+"""So much of the host's time before a collective's call goes with the call."""
+
+
+def _calling_less(program: RunProgram, removal: Removal | None) -> Removal | None:
+    """A removal that saves the host the calls of collectives that go, if any do."""
+    if removal is None or removal.rewired is None:
+        return None
+    rewired = removal.rewired
+    if not _gone(program, rewired(program)).any():
+        return removal
+
+    def made(given: RunProgram) -> RunProgram:
+        edited, layout = rewired(given), given.layout
+        points = layout.point[layout.joins.event[_gone(given, edited)]]
+        points = points[points >= 0]
+        if edited.lag is not given.lag or not points.size:
+            return edited  # units, whose hooks it knows
+        lag = given.lag.astype(np.int64)
+        usual = float(np.median(lag[layout.kind == Call.COMM]))
+        saved = np.minimum(lag[points], usual) * of_reading(given.reading, *CALL_SHARES)
+        lag[points] -= np.rint(saved).astype(np.int64)
+        return edited.edited(lag=lag)
+
+    return Removal(rewired=made, calls_less=True)
+
+
+def _gone(before: RunProgram, after: RunProgram) -> Mask:
+    """Which parts of collectives an edit has taken away."""
+    return np.asarray(before.launched & ~after.launched & before.joined & ~after.joined)
+
+
+def _between_stages(program: RunProgram) -> Mask:
+    """Which parts of collectives are sends and receives."""
+    joins = program.layout.joins
+    passes = np.array([name in POINT_TO_POINT for name in joins.kinds] or [False])
+    return np.asarray(passes[joins.kind]) if joins.kind.size else np.zeros(0, dtype=bool)
+
+
+def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Family | None:
+    joins = program.layout.joins
+    mine = ~_between_stages(program)
+    if not mine.any():
+        return None
+    slower = np.where(mine, _below_link(run, program), 0.0)
+    # Where ranks are missing, what a part takes beyond its bytes may be waiting.
+    latency = np.where(mine & joins.complete, call_latency(program, replay.splits, program.reading), 0)
+    latency = np.rint(latency * (1.0 - slower)).astype(np.int64)
+    deferred = program.edited(
+        layout=replace(program.layout, joins=replace(joins, gradients=deferred_reductions(program)))
+    )
+    return _family(
+        {
+            "order.every_micro_batch": _calling_less(program, _rewired(replay, program, reduce_once)),
+            "order.reductions": _rewired(replay, program, reduce_when_ready),
+            "order.messages": _calling_less(program, _messages(replay, deferred)),
+            "order.gathers": _rewired(replay, program, gather_in_time),
+            "link.slow": Removal(slower=slower) if slower.any() else None,
+            "link.latency": Removal(transfer=latency) if latency.any() else None,
+        },
+        rest="link.transfer",
+        whole=Removal(transfer=np.where(mine, program.transfer, 0)),
+    )
+
+
+BUCKET_MIB = 25.0
+"""Gradients travel in messages of this size unless a script asks for others (DistributedDataParallel)."""
+
+LARGE_UNIT = 0.5
+"""A unit with this share of all gathered bytes of a pass is gathered and reduced with nothing to hide it."""
+
+PIECES = 8.0
+
+
+def _messages(replay: RunReplay, program: RunProgram) -> Removal | None:
+    """What messages of a usual size do: units of a block each, and buckets of some MiB."""
+    gathers = unit_gathers(program)
+    if not gathers.any():
+        return _with_layout(program, _rewired(replay, program, cap_buckets, {"mib": BUCKET_MIB}))
+    merged = _rewired(replay, program, merge_units, {"count": 0.0})
+    if merged is not None:
+        return merged
+    joins = program.layout.joins
+    part = program.layout.event_part[joins.event]
+    forward = gathers & (part == Phase.FORWARD) & (joins.nbytes > 0)
+    rank = program.layout.rank_of_event(joins.event)
+    sums = np.bincount(rank[forward], weights=joins.nbytes[forward], minlength=1)
+    most = np.zeros(sums.size)
+    np.maximum.at(most, rank[forward], joins.nbytes[forward])
+    if not forward.any() or not (most > LARGE_UNIT * np.maximum(sums, 1)).any():
+        return None
+    return _rewired(replay, program, split_units, {"count": PIECES})
+
+
+def _with_layout(program: RunProgram, removal: Removal | None) -> Removal | None:
+    """A removal that is made with another layout's collectives."""
+    if removal is None or removal.rewired is None:
+        return None
+    rewired = removal.rewired
+
+    def made(given: RunProgram) -> RunProgram:
+        return rewired(given.edited(layout=program.layout)).edited(layout=given.layout)
+
+    return Removal(rewired=made)
+
+
+SLOW_LINK = 0.7
+"""A group that reaches less than this share of what its link should give is on a slow link."""
+
+
+def _below_link(run: RunView, program: RunProgram) -> npt.NDArray[np.float64]:
+    """By which share of each part's transfer a link that does what it should would be faster."""
+    joins = program.layout.joins
+    found = np.zeros(joins.event.size)
+    for group, curve in enumerate(run.curves):
+        mine = np.flatnonzero(
+            (joins.group == group) & (joins.nbytes > 0) & (program.transfer > 0) & joins.complete
+        )
+        if curve is None or curve.peak_gbps is None or not mine.size:
+            continue
+        sizes = joins.nbytes[mine].astype(np.float64)
+        factor = np.array([busbw_factor(kind, joins.group_sizes[group]) for kind in joins.kinds])[
+            joins.kind[mine]
+        ]
+        gbps = np.array([curve.expected_gbps(size) or np.nan for size in sizes.tolist()])
+        should = factor * sizes / gbps
+        if should.sum() < SLOW_LINK * program.transfer[mine].sum():
+            found[mine] = np.clip(1.0 - should / program.transfer[mine], 0.0, 1.0)
+    return found
+
+
+def _pipeline(program: RunProgram) -> Family | None:
+    passes = _between_stages(program)
+    if not passes.any():
+        return None
+    transfer = np.where(passes, program.transfer, 0)
+    shared = share_work(program, Ask({}, {}))
+    members: dict[str, Removal | None] = {"pipeline.transfer": Removal(transfer=transfer)}
+    if not isinstance(shared, NotApplicable):
+        # The longest stages become like the mean one.
+        dur = _taken(program.dur, shared.dur)
+        members["pipeline.imbalance"] = None if dur is None else Removal(dur=dur)
+    return _family(members, rest="pipeline.bubble", whole=Removal(transfer=transfer, alone=passes))
+
+
+# --- compute
+
+
+SMALL_NS = 5_000
+"""A kernel this short takes half of its time for being started and ended, and for the gap before it."""
+
+
+def _compute(run: RunView, program: RunProgram, even: _Even) -> Family | None:
+    layout = program.layout
+    share = np.array([_plain_saving(run, rank) for rank in layout.ranks])
+    matrix = layout.group == Group.MATRIX
+    again = np.asarray((layout.event_part == Phase.RECOMPUTE) & layout.computes)
+    small = _repeated_small(program) & ~again
+    of_optimizer = (layout.event_part == Phase.OPTIMIZER) | (layout.group == Group.OPTIMIZER)
+    plain = _chosen(np.rint(even.dur * share[layout.event_rank]).astype(np.int64), matrix & ~small & ~again)
+    return _family(
+        {
+            "compute.fp32": None if plain is None else Removal(dur=plain),
+            "compute.recompute": _without_kernels(program, even, again),
+            "compute.optimizer": _optimizer(program, even, small & of_optimizer),
+            "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
+        }
+    )
+
+
+UNFUSED = 0.5
+"""A fused optimizer takes this share of what one of single operators takes: Adam then reads and writes seven
+values for each parameter instead of some fifteen."""
+
+
+def _optimizer(program: RunProgram, even: _Even, small: Mask) -> Removal | None:
+    """What small kernels of an optimizer take, and larger ones for what they read and write again."""
+    layout = program.layout
+    again = (layout.event_part == Phase.OPTIMIZER) & (layout.group == Group.POINTWISE) & ~small
+    less = np.where(again, np.rint(even.dur * (1 - UNFUSED)).astype(np.int64), even.dur)
+    dur = _chosen(less, np.asarray(again | small))
+    return None if dur is None else Removal(dur=dur, gap=np.where(small, layout.gap, 0))
+
+
+def _repeated_small(program: RunProgram) -> Mask:
+    """Which kernels are small, and follow a small one on their stream: fused, they are one with it."""
+    layout = program.layout
+    small = layout.computes & (program.dur < SMALL_NS)
+    follows = np.zeros(layout.events, dtype=bool)
+    lane = layout.lane(np.arange(layout.events))
+    follows[1:] = small[1:] & small[:-1] & (lane[1:] == lane[:-1])
+    return follows
+
+
+def _without_kernels(program: RunProgram, even: _Even, gone: Mask) -> Removal | None:
+    """What kernels take, with the gaps before them."""
+    dur = _chosen(even.dur, gone)
+    return None if dur is None else Removal(dur=dur, gap=np.where(gone, program.layout.gap, 0))
+
+
+def _plain_saving(run: RunView, rank: int) -> float:
+    """The share of a rank's matrix kernels' time that tensor cores would save, 0 to 1."""
+    facts = run.digest(rank).facts
+    saving, plain, used = (
+        float(value) if isinstance(value := facts.get(name), (int, float)) else 0.0
+        for name in ("tensor_core_saving_ms", "plain_matrix_ms", "tensor_core_frac")
+    )
+    return saving / plain * (1.0 - used) if plain > 0 else 0.0

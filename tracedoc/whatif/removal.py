@@ -1,0 +1,73 @@
+"""What a cause takes of a run's program, and the program without some causes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.play.run_program import RunProgram
+from tracedoc.whatif.changes.change import Mask
+
+Times = npt.NDArray[np.int64]
+
+
+class Removal(msgspec.Struct, frozen=True, eq=False):
+    """What goes with a cause: parts of times, waits, and the way things hang together.
+
+    ``lag``, ``own`` and ``ready`` are nanoseconds of points, ``dur`` of events, ``gap`` of the time before
+    them, ``transfer`` of the parts of collectives; ``slower`` is the share of a part's transfer that a link
+    which does what it should saves. ``dropped`` are causes that no longer hold, ``alone`` parts that wait for
+    nobody. Causes take different parts of a time, so that it does not matter in which order they go.
+    ``rewired`` ties events to others; that is done last. With ``calls_less`` it also saves the host calls.
+    """
+
+    lag: Times | None = None
+    own: Times | None = None
+    ready: Times | None = None
+    dur: Times | None = None
+    gap: Times | None = None
+    transfer: Times | None = None
+    slower: npt.NDArray[np.float64] | None = None
+    dropped: Mask | None = None
+    alone: Mask | None = None
+    rewired: Callable[[RunProgram], RunProgram] | None = None
+    calls_less: bool = False
+
+
+def without(program: RunProgram, removals: Sequence[Removal]) -> RunProgram:
+    """The program without some causes."""
+    columns: dict[str, npt.NDArray[np.generic]] = {}
+    for name in ("lag", "own", "ready", "dur"):
+        taken = [part for one in removals if (part := getattr(one, name)) is not None]
+        if taken:
+            columns[name] = _less(getattr(program, name).astype(np.int64), taken)
+    gaps = [one.gap for one in removals if one.gap is not None]
+    if gaps:
+        columns["delay"] = program.delay.astype(np.int64) - np.add.reduce(gaps)
+    transfer = program.transfer
+    slower = [one.slower for one in removals if one.slower is not None]
+    for share in slower:
+        transfer = np.rint(transfer * (1.0 - share)).astype(np.int64)
+    taken = [one.transfer for one in removals if one.transfer is not None]
+    if taken or slower:
+        columns["transfer"] = _less(transfer, taken)
+    dropped = [one.dropped for one in removals if one.dropped is not None]
+    if dropped:
+        columns["active"] = program.active & ~np.logical_or.reduce(dropped)
+    alone = [one.alone for one in removals if one.alone is not None]
+    if alone:
+        columns["joined"] = program.joined & ~np.logical_or.reduce(alone)
+    program = program.edited(**columns) if columns else program
+    for one in removals:
+        if one.rewired is not None:
+            program = one.rewired(program)
+    return program
+
+
+def _less(times: Times, taken: Sequence[Times]) -> Times:
+    """Times less what is taken of them; entries that mean nothing (below 0) stay."""
+    left = times - np.add.reduce([part.astype(np.int64) for part in taken]) if taken else times
+    return np.where(times > 0, np.maximum(left, 0), times)
