@@ -2,15 +2,18 @@
 # make test    run every test on all cores; installs what the tests need (a CPU build of torch among it)
 # make lint    ruff and mypy
 # make docs    the documentation as a site, in build/site: docs, rules, facts, decisions, and a gallery of answers
+# make oldest  a sample, its page, figures and tables, and a comparison, with the oldest versions of what tracedoc needs
+# make newest  the same with the newest that there are
 # make refresh golden files, schemas and outputs in documents made anew, to read what changed
 # make pythons the tests that need no torch, on each other Python that is supported and found
 # make mutate  change definitions one at a time, and hold that a test fails for each (MUTANTS="NAME ...")
-# make soak    random and hard inputs, jobs that go wrong, pairs to compare: an hour and more (SOAK="--share 0.01")
+# make soak    what takes minutes: wheels, printed code, hard inputs, jobs that go wrong: an hour and more (SOAK="--share 0.01")
 # make bench   measure speed and memory side by side with other tools (BENCH="--rounds 1" for options)
 # make bench-plan   hold predicted steps and peaks of `tracedoc plan` against published runs (ROWS=--rows: each run)
 # make bench-replay hold predicted steps against 300 simulated jobs with the fix applied (REPLAY="--jobs 60 --wrong")
 # make bench-truth  diagnose 200 random simulated jobs whose causes are known (TRUTH="--only heavy-stage --wrong")
 # make fuzz    mutants of real traces through both readers, the native one with sanitizers (FUZZ="--count 100000")
+# make constraints  take the newest versions of all that the environments hold into requirements/constraints.txt
 # make clean   remove what the targets above made
 
 PYTHON ?= python3
@@ -28,8 +31,10 @@ XDIST ?= -n auto --dist worksteal
 TRUTH ?=
 BIN := .venv/bin
 PIP := -m pip install -qq --disable-pip-version-check
+PINNED := $(PIP) --constraint requirements/constraints.txt
 
-.PHONY: demo test lint docs refresh pythons mutate soak bench bench-plan bench-truth bench-replay fuzz clean
+.PHONY: demo test lint docs refresh oldest newest pythons mutate soak bench bench-plan bench-truth bench-replay fuzz
+.PHONY: constraints clean
 
 demo: .venv/installed
 	$(BIN)/tracedoc diagnose $(RUN) -o - -o report.html
@@ -50,6 +55,14 @@ docs: .venv/installed .venv-docs/ready
 		NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet; \
 	else echo "mkdocs could not be installed; the site is not built" >&2; fi
 
+# What pyproject.toml asks for and nothing else, so without torch; the oldest are for Python 3.10 and 3.11.
+oldest: VERSIONS = s/>=/==/
+oldest newest:
+	$(PYTHON) -m venv .venv-$@
+	sed -n '/^dependencies = \[/,/^\]/s/^ *"\(.*\)",$$/\1/p' pyproject.toml | sed '$(VERSIONS)' > .venv-$@/needs.txt
+	.venv-$@/bin/python $(PIP) --upgrade --upgrade-strategy eager --requirement .venv-$@/needs.txt
+	.venv-$@/bin/python -m tests.any_versions
+
 refresh: .venv/test-installed
 	$(BIN)/python docs/refresh.py
 
@@ -59,14 +72,14 @@ pythons:
 mutate: .venv/test-installed
 	$(BIN)/python tests/mutate.py $(MUTANTS)
 
-soak: .venv/test-installed loaders
+soak: .venv/test-installed loaders peers
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python soak/run.py $(SOAK)
 
 # From the checkout, but with no editable installation: what makes one work takes time at every start.
 bench: .venv-bench/python .venv-hta/ready .venv-gpu-idle/ready
 	rm -rf build/lib
-	.venv-bench/bin/python $(PIP) .
+	.venv-bench/bin/python $(PINNED) .
 	.venv-bench/bin/python benchmarks/run.py $(BENCH)
 
 bench-truth: .venv/test-installed
@@ -92,24 +105,27 @@ fuzz: .venv/test-installed
 		build/fuzz/events -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -print_final_stats=1 build/fuzz/corpus; \
 	else echo "there is no $(CLANG), whose fuzzer would run now" >&2; fi
 
+constraints: .venv/loaders-installed
+	$(BIN)/python requirements/refresh.py
+
 clean:
-	rm -rf .venv .venv-bench .venv-hta .venv-traceinsight .venv-gpu-idle .venv-docs .venv-3.* build dist report.html *.egg-info
+	rm -rf .venv .venv-* build dist report.html *.egg-info
 	rm -f tracedoc/trace/_scanner.*.so
 
 .venv/python .venv-bench/python:
 	$(PYTHON) -m venv $(@D)
 	touch $@
 
-.venv/installed: pyproject.toml setup.py $(wildcard native/*) .venv/python
-	$(BIN)/python $(PIP) --editable .
+.venv/installed: pyproject.toml setup.py requirements/constraints.txt $(wildcard native/*) .venv/python
+	$(BIN)/python $(PINNED) --editable .
 	touch $@
 
 .venv/test-installed: requirements/test.txt requirements/light.txt .venv/installed
-	$(BIN)/python $(PIP) --requirement $<
+	$(BIN)/python $(PINNED) --requirement $<
 	touch $@
 
 .venv/lint-installed: requirements/lint.txt .venv/installed
-	$(BIN)/python $(PIP) --requirement $<
+	$(BIN)/python $(PINNED) --requirement $<
 	touch $@
 
 # Where these cannot be installed, the tests that need them skip and say so.
@@ -117,15 +133,16 @@ clean:
 loaders: .venv/loaders-installed
 
 .venv/loaders-installed: requirements/loaders.txt .venv/test-installed
-	if DS_BUILD_OPS=0 $(BIN)/python $(PIP) --no-build-isolation --requirement $<; then touch $@; \
+	if DS_BUILD_OPS=0 $(BIN)/python $(PINNED) --no-build-isolation --requirement $<; then touch $@; \
 	else echo "the loaders of configurations could not be installed; tests that need them will be skipped" >&2; fi
 
-# The tools that tracedoc is compared with live apart, each in an environment of its own. Where one of
-# them cannot be installed, the tests that need it skip and say so.
+# The tools that tracedoc is compared with live apart, each in an environment of its own, with a pandas of their
+# own. Where one of them cannot be installed, the tests that need it skip and say so.
 .PHONY: peers
 peers: .venv-hta/ready .venv-traceinsight/ready
 
 .venv-%/ready: requirements/%.txt
 	$(PYTHON) -m venv .venv-$*
-	if .venv-$*/bin/python $(PIP) --requirement $<; then touch $@; \
+	grep -v '^pandas==' requirements/constraints.txt > .venv-$*/constraints.txt
+	if .venv-$*/bin/python $(PIP) --constraint .venv-$*/constraints.txt --requirement $<; then touch $@; \
 	else echo "$* could not be installed; what needs it will be left out" >&2; fi

@@ -43,7 +43,7 @@ class Slot:
         self._folder, self._key, self._key_now = folder, key, key_now
 
     def load(self, kind: type[Kept]) -> Kept | None:
-        """Return what was kept, ``None`` where there is nothing or it is damaged."""
+        """The kept value, ``None`` where there is nothing or it is damaged."""
         entry = self._folder / (self._key + _SUFFIX)
         try:
             if not _is_private(self._folder):
@@ -157,7 +157,7 @@ def _states_below(folder: str, root: int) -> Iterator[tuple[str, int, int]]:
 
 
 def _is_private(folder: Path) -> bool:
-    """Return whether nobody else can write into a folder."""
+    """True if nobody else can write into a folder."""
     if sys.platform == "win32":
         return True
     found = folder.stat()

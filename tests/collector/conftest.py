@@ -63,6 +63,42 @@ def start(
     )
 
 
+@dataclass(frozen=True)
+class Rank:
+    """A rank of a job that ended: its exit code and what it printed."""
+
+    code: int
+    output: str
+
+
+def run_forked(jobs: dict[str, tuple[list[str], int]], folder: Path, **environ: str) -> dict[str, list[Rank]]:
+    """Run jobs to their ends: scripts with their arguments and a number of ranks. Torch is imported once."""
+
+    def output(name: str, rank: int) -> Path:
+        return folder / f"{name}-{rank}.out"
+
+    asked = [
+        [
+            {
+                "argv": argv,
+                "environ": {"RANK": str(rank), "WORLD_SIZE": str(ranks)},
+                "output": str(output(name, rank)),
+            }
+            for rank in range(ranks)
+        ]
+        for name, (argv, ranks) in jobs.items()
+    ]
+    done = subprocess.run(
+        [sys.executable, str(JOBS.parent / "forks.py"), json.dumps(asked)],
+        env={**environment(), "PYTHONPATH": str(REPOSITORY), **environ},
+        cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=180,
+    )  # fmt: skip
+    return {
+        name: [Rank(code, output(name, rank).read_text()) for rank, code in enumerate(codes)]
+        for name, codes in zip(jobs, json.loads(done.stdout), strict=True)
+    }
+
+
 @pytest.fixture
 def collect(tmp_path: Path) -> Collect:
     """Return a function that runs a command under the collector to its end."""

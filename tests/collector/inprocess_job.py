@@ -9,12 +9,17 @@ from torch import nn
 import tracedoc
 
 STEPS = 40
+LONG = 200
+"""Steps enough for the trace to be written meanwhile, and one more with stacks to be recorded."""
 OPTIONS = {"wait": 3, "warmup": 1, "active": 3}
 
 
 class Dataset(torch.utils.data.Dataset):
+    def __init__(self, steps=STEPS):
+        self.steps = steps
+
     def __len__(self):
-        return 4 * STEPS
+        return 4 * self.steps
 
     def __getitem__(self, index):
         return {"x": torch.full((16,), float(index)), "labels": torch.tensor(index % 4)}
@@ -30,7 +35,7 @@ class Net(nn.Module):
         return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
 
 
-def loop(folder, *, fails=False, profiles=False, twice=False):
+def loop(folder, *, steps=STEPS, fails=False, profiles=False, twice=False):
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     model = Net()
     if world_size > 1:
@@ -39,7 +44,7 @@ def loop(folder, *, fails=False, profiles=False, twice=False):
         )
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters())
-    loader = torch.utils.data.DataLoader(Dataset(), batch_size=4)
+    loader = torch.utils.data.DataLoader(Dataset(steps), batch_size=4)
     for _ in range(2 if twice else 1):
         with tracedoc.collect(folder, **OPTIONS) as capture:
             for step, batch in enumerate(loader):
@@ -64,7 +69,7 @@ def loop(folder, *, fails=False, profiles=False, twice=False):
 def trainer(folder):
     import transformers
 
-    from tracedoc.collector.transformers_callback import collect_callback
+    from tracedoc.collector.inprocess import transformers_callback
 
     arguments = transformers.TrainingArguments(
         output_dir=f"{folder}/out",
@@ -78,14 +83,14 @@ def trainer(folder):
         remove_unused_columns=False,
     )
     transformers.Trainer(
-        Net(), arguments, train_dataset=Dataset(), callbacks=[collect_callback(folder, **OPTIONS)]
+        Net(), arguments, train_dataset=Dataset(), callbacks=[transformers_callback(folder, **OPTIONS)]
     ).train()
 
 
 def lightning(folder):
     import lightning.pytorch as pl
 
-    from tracedoc.collector.lightning_callback import collect_callback
+    from tracedoc.collector.inprocess import lightning_callback
 
     class Module(pl.LightningModule):
         def __init__(self):
@@ -106,7 +111,7 @@ def lightning(folder):
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[collect_callback(folder, **OPTIONS)],
+        callbacks=[lightning_callback(folder, **OPTIONS)],
     ).fit(Module(), torch.utils.data.DataLoader(Dataset(), batch_size=2))
 
 
@@ -116,4 +121,4 @@ if __name__ == "__main__":
     if kind in ("trainer", "lightning"):
         globals()[kind](target)
     else:
-        loop(target, **({} if kind == "loop" else {kind: True}))
+        loop(target, **({"steps": LONG} if kind == "loop" else {kind: True}))

@@ -5,35 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.collector.conftest import run_forked
 from tracedoc.run.steplog import STEP, WINDOW, read_step_log
 
 pytest.importorskip("torch", reason="the collector meets live torch objects: needs the extra 'collect'")
 
 JOB = Path(__file__).with_name("evidence_job.py")
-REPOSITORY = JOB.parents[2]
 BLOCK = 64 * 256 + 256 + 256 * 64 + 64
 HEAD = 64 * 10 + 10
 STEPS = 8
-
-
-def run_job(kind: str, folder: Path, ranks: int) -> list[int]:
-    """Run the job to its end and return the exit code of each rank."""
-    base = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
-    base |= {"NCCL_ALGO": "Ring", "HF_TOKEN": "hf_abcdefghijklmnopqrst", "CUDA_LAUNCH_BLOCKING": "1"}
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, str(JOB), kind, str(folder), str(STEPS)], env={**base, "RANK": str(rank)}
-        )
-        for rank in range(ranks)
-    ]
-    return [job.wait(timeout=120) for job in jobs]
 
 
 def facts_of(folder: Path, rank: int) -> dict[str, Any]:
@@ -41,10 +26,23 @@ def facts_of(folder: Path, rank: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ddp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ddp")
-    assert run_job("ddp", folder, 2) == [0, 0]
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with one for each kind of job, in which its ranks have left what they tell."""
+    folder = tmp_path_factory.mktemp("told")
+    kinds = {"ddp": 2, "fsdp2": 2, "fsdp1": 2, "killed": 1}
+    for kind in kinds:
+        (folder / kind).mkdir()
+    variables = {"NCCL_ALGO": "Ring", "HF_TOKEN": "hf_abcdefghijklmnopqrst", "CUDA_LAUNCH_BLOCKING": "1"}
+    jobs = {kind: ([str(JOB), kind, str(folder / kind), str(STEPS)], ranks) for kind, ranks in kinds.items()}
+    ended = run_forked(jobs, folder, **variables)
+    codes = {kind: [rank.code for rank in ranks] for kind, ranks in ended.items()}
+    assert codes == {"ddp": [0, 0], "fsdp2": [0, 0], "fsdp1": [0, 0], "killed": [-9]}, ended
     return folder
+
+
+@pytest.fixture(scope="module")
+def ddp(told: Path) -> Path:
+    return told / "ddp"
 
 
 def test_ddp_tells_its_buckets_and_flags(ddp: Path) -> None:
@@ -124,9 +122,8 @@ def test_the_evidence_of_a_rank_is_small(ddp: Path) -> None:
     assert size < 64 * 1024
 
 
-def test_fully_shard_tells_its_units(tmp_path: Path) -> None:
-    assert run_job("fsdp2", tmp_path, 2) == [0, 0]
-    framework = facts_of(tmp_path, 0)["framework"]
+def test_fully_shard_tells_its_units(told: Path) -> None:
+    framework = facts_of(told / "fsdp2", 0)["framework"]
     fsdp2 = framework["fsdp2"]
     assert framework["model"]["name"] == "Net"
     assert framework["model"]["parameters"] == 4 * BLOCK + HEAD
@@ -142,9 +139,8 @@ def test_fully_shard_tells_its_units(tmp_path: Path) -> None:
     assert {u.get("name", "") for u in fsdp2["units"]} == {"", *(f"layers.{i}" for i in range(4))}
 
 
-def test_fsdp1_tells_its_units(tmp_path: Path) -> None:
-    assert run_job("fsdp1", tmp_path, 2) == [0, 0]
-    framework = facts_of(tmp_path, 0)["framework"]
+def test_fsdp1_tells_its_units(told: Path) -> None:
+    framework = facts_of(told / "fsdp1", 0)["framework"]
     fsdp1 = framework["fsdp1"]
     assert framework["model"]["name"] == "Net"
     assert framework["model"]["parameters"] == 4 * BLOCK + HEAD
@@ -153,8 +149,7 @@ def test_fsdp1_tells_its_units(tmp_path: Path) -> None:
     assert [u["parameters"] for u in fsdp1["units"]] == [HEAD, *4 * [BLOCK]]
 
 
-def test_a_killed_rank_leaves_its_steps(tmp_path: Path) -> None:
-    assert run_job("killed", tmp_path, 1) == [-9]
-    log = read_step_log(tmp_path / "rank-0.steps")
+def test_a_killed_rank_leaves_its_steps(told: Path) -> None:
+    log = read_step_log(told / "killed" / "rank-0.steps")
     assert log is not None
     assert [number for number, _, _ in log.of_kind(STEP)] == list(range(1, STEPS))

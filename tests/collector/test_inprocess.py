@@ -4,46 +4,36 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
-import subprocess
 import sys
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import tracedoc
+from tests.collector.conftest import REPOSITORY, Collect, Rank, run_forked
 from tracedoc.errors import InputError
 from tracedoc.run.manifest import COMPLETE, PARTIAL, ManifestRank, read_manifest
 
 pytest.importorskip("torch", reason="a capture needs torch: the extra 'collect'")
 
 JOB = Path(__file__).with_name("inprocess_job.py")
-REPOSITORY = JOB.parents[2]
+TRAINERS = {"trainer": "transformers", "lightning": "lightning"}
+
+Ran = Callable[[str], tuple[list[Rank], Path]]
 
 
-def run(kind: str, folder: Path, ranks: int = 1, *, launcher: tuple[str, ...] = ()) -> list[tuple[int, str]]:
-    """Run the job and return the exit code and the output of each rank."""
-    base = {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
-        "OMP_NUM_THREADS": "1",
-        "KINETO_LOG_LEVEL": "99",
-        "WORLD_SIZE": str(ranks),
-    }
-    jobs = [
-        subprocess.Popen(
-            [*launcher, sys.executable, str(JOB), kind, str(folder)],
-            env={**base, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=REPOSITORY,
-        )
-        for rank in range(ranks)
-    ]
-    outputs = [job.communicate(timeout=180)[0] for job in jobs]
-    return [(job.returncode, output) for job, output in zip(jobs, outputs, strict=True)]
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A function that gives the ranks of each kind of training, which have all ended, and what they left."""
+    folder = tmp_path_factory.mktemp("inprocess")
+    kinds = {"loop": 2, "twice": 1, "fails": 1, "profiles": 1}
+    kinds |= {kind: 1 for kind, package in TRAINERS.items() if find_spec(package)}
+    jobs = {kind: ([str(JOB), kind, str(folder / kind)], ranks) for kind, ranks in kinds.items()}
+    ended = run_forked(jobs, folder, KINETO_LOG_LEVEL="99")
+    return lambda kind: (ended[kind], folder / kind)
 
 
 def captured(folder: Path) -> tuple[ManifestRank, ...]:
@@ -58,9 +48,9 @@ def steps_in(folder: Path, rank: ManifestRank) -> list[int]:
     return sorted({int(name.partition("#")[2]) for name in names if name.startswith("ProfilerStep#")})
 
 
-def test_a_loop_captures_itself_on_every_rank(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    assert [code for code, _ in run("loop", folder, 2)] == [0, 0]
+def test_a_loop_captures_itself_on_every_rank(ran: Ran) -> None:
+    ended, folder = ran("loop")
+    assert [rank.code for rank in ended] == [0, 0]
     ranks = captured(folder)
     assert [(rank.rank, rank.state) for rank in ranks] == [(0, COMPLETE), (1, COMPLETE)]
     assert [steps_in(folder, rank) for rank in ranks] == [[4, 5, 6, 7], [4, 5, 6, 7]]
@@ -70,9 +60,8 @@ def test_a_loop_captures_itself_on_every_rank(tmp_path: Path) -> None:
     assert diagnosis.facts["loader_workers"].value == 0
 
 
-def test_every_rank_records_stacks_that_tell_where_values_are_read(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    assert [code for code, _ in run("loop", folder, 2)] == [0, 0]
+def test_every_rank_records_stacks_that_tell_where_values_are_read(ran: Ran) -> None:
+    _, folder = ran("loop")
     told = [rank.part and rank.part.get("source") for rank in captured(folder)]
     assert told == ["rank-0.source.gz", "rank-1.source.gz"]
     read_in = tracedoc.diagnose([folder]).facts["values_read_in"].value
@@ -80,45 +69,47 @@ def test_every_rank_records_stacks_that_tell_where_values_are_read(tmp_path: Pat
     assert re.fullmatch(r"inprocess_job\.py:\d+ \(loop\) \.item\(\) x1", read_in)
 
 
-def test_a_second_capture_replaces_the_first(tmp_path: Path) -> None:
-    ((code, output),) = run("twice", tmp_path)
-    assert (code, output) == (0, "trained 40\n")
-    (rank,) = captured(tmp_path)
+def test_a_second_capture_replaces_the_first(ran: Ran) -> None:
+    (ended,), folder = ran("twice")
+    assert ended == Rank(0, "trained 40\n")
+    (rank,) = captured(folder)
     assert rank.state == COMPLETE
 
 
-def test_an_error_of_the_loop_leaves_what_was_captured(tmp_path: Path) -> None:
-    ((code, output),) = run("fails", tmp_path)
-    assert code == 1
-    assert "RuntimeError: the user's own" in output
-    (rank,) = captured(tmp_path)
+def test_an_error_of_the_loop_leaves_what_was_captured(ran: Ran) -> None:
+    (ended,), folder = ran("fails")
+    assert ended.code == 1
+    assert "RuntimeError: the user's own" in ended.output
+    (rank,) = captured(folder)
     assert rank.state == PARTIAL
     assert "RuntimeError" in rank.reason
-    assert steps_in(tmp_path, rank)[0] == 4
+    assert steps_in(folder, rank)[0] == 4
 
 
-def test_a_profiler_of_the_script_keeps_its_trace(tmp_path: Path) -> None:
-    ((code, _),) = run("profiles", tmp_path)
-    assert code == 0
-    assert json.loads((tmp_path / "own.trace").read_text())["traceEvents"]
-    (rank,) = captured(tmp_path)
+def test_a_profiler_of_the_script_keeps_its_trace(ran: Ran) -> None:
+    (ended,), folder = ran("profiles")
+    assert ended.code == 0
+    assert json.loads((folder / "own.trace").read_text())["traceEvents"]
+    (rank,) = captured(folder)
     assert (rank.state, rank.reason) == (PARTIAL, "the job started a profiler of its own")
 
 
-def test_a_launcher_goes_before_the_script(tmp_path: Path) -> None:
-    launcher = (sys.executable, "-m", "tracedoc", "collect", "-o", str(tmp_path / "launched"), "--")
-    ((code, _),) = run("loop", tmp_path / "own", launcher=launcher)
-    assert code == 0
-    assert captured(tmp_path / "launched")[0].state == COMPLETE
+def test_a_launcher_goes_before_the_script(
+    collect: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "PYTHONPATH": str(REPOSITORY)}.items():
+        monkeypatch.setenv(name, value)
+    launched = collect(sys.executable, str(JOB), "loop", str(tmp_path / "own"))
+    assert launched.code == 0
+    assert captured(launched.folder)[0].state == COMPLETE
     assert not list((tmp_path / "own").iterdir())
 
 
-def test_the_trainer_of_transformers(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="needs transformers and accelerate (make loaders)")
-    pytest.importorskip("accelerate", reason="needs transformers and accelerate (make loaders)")
-    ((code, output),) = run("trainer", tmp_path)
-    assert code == 0, output
-    (rank,) = captured(tmp_path)
+@pytest.mark.skipif(not find_spec("transformers"), reason="needs transformers and accelerate (make loaders)")
+def test_the_trainer_of_transformers(ran: Ran) -> None:
+    (ended,), folder = ran("trainer")
+    assert ended.code == 0, ended.output
+    (rank,) = captured(folder)
     assert rank.state == COMPLETE
     assert rank.steps_total == 40
     assert rank.part is not None
@@ -126,11 +117,11 @@ def test_the_trainer_of_transformers(tmp_path: Path) -> None:
     assert (trainer["per_device_train_batch_size"], trainer["gradient_accumulation_steps"]) == (2, 2)
 
 
-def test_the_trainer_of_lightning(tmp_path: Path) -> None:
-    pytest.importorskip("lightning", reason="needs lightning (make loaders)")
-    ((code, output),) = run("lightning", tmp_path)
-    assert code == 0, output
-    (rank,) = captured(tmp_path)
+@pytest.mark.skipif(not find_spec("lightning"), reason="needs lightning (make loaders)")
+def test_the_trainer_of_lightning(ran: Ran) -> None:
+    (ended,), folder = ran("lightning")
+    assert ended.code == 0, ended.output
+    (rank,) = captured(folder)
     assert (rank.state, rank.steps_total) == (COMPLETE, 40)
 
 

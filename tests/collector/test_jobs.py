@@ -5,33 +5,40 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import tracedoc
-from tests.collector.conftest import JOBS, Collect, environment, job
+from tests.collector.conftest import JOBS, Collect, Rank, job, run_forked
 
 pytest.importorskip("torch", reason="torch is not installed: there is nothing to collect")
 
 SHORT = "--wait 2 --warmup 1 --active 3"
 
 
-def without_us(command: list[str]) -> tuple[int, str]:
-    """Return how a job ends on its own: its exit code and what it prints."""
-    done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, check=False, timeout=120
-    )
-    return done.returncode, done.stdout
+Alone = dict[str, list[Rank]]
 
 
-def test_every_rank_records_the_steps_asked_for_and_the_job_computes_the_same(collect: Collect) -> None:
-    command = job("plain", "30", ranks=2)
-    ran = collect(*command)
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """How the ranks of jobs end without the collector, and what they print."""
+    folder = tmp_path_factory.mktemp("alone")
+    jobs = {
+        "plain": ([str(JOBS / "plain.py"), "30"], 2),
+        "handles_sigterm": ([str(JOBS / "handles_sigterm.py")], 1),
+    }
+    return run_forked(jobs, folder, STORE=str(folder / "store"))
+
+
+def test_every_rank_records_the_steps_asked_for_and_the_job_computes_the_same(
+    collect: Collect, alone: Alone
+) -> None:
+    ran = collect(*job("plain", "30", ranks=2))
     # Both ranks print the same words into one pipe, where their line ends may change places.
-    assert (ran.code, ran.stdout.replace("\n", "")) == (0, without_us(command)[1].replace("\n", ""))
+    expected = "".join(rank.output for rank in alone["plain"])
+    assert (ran.code, ran.stdout.replace("\n", "")) == (0, expected.replace("\n", ""))
     for rank in (0, 1):
         entry = ran.rank(rank)
         assert (entry["state"], entry["reason"], entry["level"]) == ("complete", "", "full")
@@ -113,6 +120,7 @@ def test_a_rank_that_raises_leaves_its_last_steps(collect: Collect) -> None:
     assert ran.manifest()["nodes"][0]["exit_code"] == 1
 
 
+@pytest.mark.soak
 def test_torchrun_tells_how_a_rank_was_killed(collect: Collect, tmp_path: Path) -> None:
     """Killed in the window: what the other rank captured is kept, and the log tells the last step."""
     command = [
@@ -128,7 +136,7 @@ def test_torchrun_tells_how_a_rank_was_killed(collect: Collect, tmp_path: Path) 
     assert diagnosis.summary.startswith("The job failed: rank 1 ended after step 8 by SIGKILL")
 
 
-@pytest.mark.parametrize("how", ["remove-folder", "replace-folder"])
+@pytest.mark.parametrize("how", ["remove-folder", pytest.param("replace-folder", marks=pytest.mark.soak)])
 def test_a_folder_that_goes_away_costs_the_capture_and_nothing_else(
     collect: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -159,10 +167,10 @@ def test_a_killed_collector_leaves_the_job_alone_and_what_was_captured(collect: 
     assert len(rank.steps) >= 5
 
 
-def test_the_jobs_own_sigterm_handler_still_decides_how_it_ends(collect: Collect) -> None:
-    command = job("handles_sigterm")
-    ran = collect(*command)
-    assert (ran.code, ran.stdout) == without_us(command) == (7, "saving a checkpoint 9\n")
+def test_the_jobs_own_sigterm_handler_still_decides_how_it_ends(collect: Collect, alone: Alone) -> None:
+    ran = collect(*job("handles_sigterm"))
+    (rank,) = alone["handles_sigterm"]
+    assert (ran.code, ran.stdout) == (rank.code, rank.output) == (7, "saving a checkpoint 9\n")
     assert ran.rank(0)["state"] == "partial"
     assert ran.rank(0)["steps"]["recorded"] >= 2
 
@@ -193,23 +201,20 @@ def test_a_compiled_optimizer_is_counted_and_the_hook_is_not_compiled_with_it(co
     assert int(ran.stdout) < 30
 
 
-def test_exit_after_capture_ends_every_rank_with_0(collect: Collect) -> None:
-    ran = collect(*job("plain", "1000000", ranks=2), options="--exit-after-capture " + SHORT)
+def test_exit_after_capture_ends_every_rank_and_only_those_asked_for_are_recorded(collect: Collect) -> None:
+    options = "--exit-after-capture --ranks 0,2 " + SHORT
+    ran = collect(*job("plain", "1000000", ranks=3), options=options)
     assert ran.code == 0, ran.stderr
-    for rank in (0, 1):
+    for rank in (0, 2):
         assert ran.rank(rank)["state"] == "complete"
         # 2 + 1 + 3 + 1 steps, ten that are timed without the profiler, and one with stacks.
         assert ran.rank(rank)["steps"]["total"] == 18
         assert ran.rank(rank)["step_ms"]["after"]["steps"] == 10
         assert ran.rank(rank)["source"] == f"rank-{rank}.source.gz"
-
-
-def test_only_the_ranks_asked_for_are_recorded(collect: Collect) -> None:
-    ran = collect(*job("plain", "20", ranks=2), options="--ranks 1 " + SHORT)
-    assert ran.code == 0, ran.stderr
-    assert [path.name for path in ran.folder.glob("*.json.gz")] == ["rank-1.json.gz"]
+    traces = sorted(path.name for path in ran.folder.glob("*.json.gz"))
+    assert traces == ["rank-0.json.gz", "rank-2.json.gz"]
     assert ran.manifest()["state"] == "complete"
-    assert "captured 1 of 1 ranks" in ran.stderr
+    assert "captured 2 of 2 ranks" in ran.stderr
 
 
 def test_ranks_that_do_not_exist_are_reported(collect: Collect) -> None:
@@ -248,8 +253,8 @@ def test_a_failure_of_the_collector_is_told_and_the_job_goes_on(collect: Collect
     ("script", "environ", "words"),
     [
         ("pathologies.py", {"PATHO": "none"}, "2 of 2 ranks, gloo, DDP"),
-        ("pathologies.py", {"PATHO": "slowloader"}, "input"),
-        ("train_fsdp2.py", {"STEPS": "14"}, "FSDP"),
+        pytest.param("pathologies.py", {"PATHO": "slowloader"}, "input", marks=pytest.mark.soak),
+        pytest.param("train_fsdp2.py", {"STEPS": "14"}, "FSDP", marks=pytest.mark.soak),
     ],
 )
 def test_diagnose_reads_what_torchrun_jobs_leave(

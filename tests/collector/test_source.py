@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tracedoc.collector.options import Options
-from tracedoc.collector.source import common_step, is_source_rank
+from tracedoc.collector.recorder import common_step, is_source_rank
 
 
 def recording(world_size: int, **options: object) -> list[int]:

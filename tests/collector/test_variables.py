@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.collector.secrets import looks_secret, names_secret
-from tracedoc.collector.variables import NAMES, WITHHELD, kept_variables
+from tracedoc.collector.variables import NAMES, WITHHELD, kept_variables, looks_secret, names_secret
 
 
 def test_only_listed_names_are_kept() -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tracedoc.collector import corewait
-from tracedoc.collector.counters import difference, read_counters
+from tracedoc.collector import delays
+from tracedoc.collector.delays import CollectionWatch
 from tracedoc.collector.devices import HostCommands, summarise_samples
-from tracedoc.collector.environment import numbers, ranges
-from tracedoc.collector.gcwatch import CollectionWatch
-from tracedoc.collector.steplog import StepLogWriter
+from tracedoc.collector.environment import difference, numbers, ranges, read_counters
+from tracedoc.collector.steps import StepLogWriter
 from tracedoc.run import steplog
 from tracedoc.run.steplog import parse_step_log, read_step_log
 from tracedoc.run.untrusted import MissingError
@@ -102,12 +101,12 @@ def test_counters_tell_what_was_added() -> None:
 
 def test_a_thread_tells_how_long_it_waited_for_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = tmp_path / "schedstat"
-    monkeypatch.setattr(corewait, "_SCHEDULE", schedule)
-    watch = corewait.CoreWait()
-    watch.step(corewait.ThreadSchedule().scheduled_ns())
+    monkeypatch.setattr(delays, "_SCHEDULE", schedule)
+    watch = delays.CoreWait()
+    watch.step(delays.ThreadSchedule().scheduled_ns())
     assert watch.describe() is None
     schedule.touch()
-    counted = corewait.ThreadSchedule()
+    counted = delays.ThreadSchedule()
     for ran_ms, waited_ms in [(100, 50), (160, 60), (300, 90)]:
         schedule.write_text(f"{ran_ms * 10**6} {waited_ms * 10**6} 7\n")
         watch.step(counted.scheduled_ns())
@@ -119,7 +118,7 @@ def test_a_thread_tells_how_long_it_waited_for_cores(tmp_path: Path, monkeypatch
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux counts this")
 def test_each_thread_is_told_its_own_times() -> None:
     """This thread has run for longer than one that has just begun."""
-    counted = corewait.ThreadSchedule()
+    counted = delays.ThreadSchedule()
     with ThreadPoolExecutor(1) as other:
         here, there, again = (
             counted.scheduled_ns(),
@@ -182,8 +181,8 @@ def test_one_slow_write_delays_no_record_and_a_slow_disk_does(
         return write(file, data, offset)
 
     write = os.pwrite
-    monkeypatch.setattr("tracedoc.collector.steplog.time.perf_counter_ns", lambda: now)
-    monkeypatch.setattr("tracedoc.collector.steplog.os.pwrite", slow_write)
+    monkeypatch.setattr("tracedoc.collector.steps.time.perf_counter_ns", lambda: now)
+    monkeypatch.setattr("tracedoc.collector.steps.os.pwrite", slow_write)
     path = tmp_path / "rank-0.steps"
     writer = StepLogWriter(path, 0)  # its header takes 40 of the 50 ms that are free
     for end_ns in (1, 2, 3):

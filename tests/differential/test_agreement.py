@@ -20,14 +20,17 @@ import pytest
 Ask = Callable[[str, Path], dict[str, Any]]
 REAL = [
     "ddp_resnet_a100_2rank_r0/nccl_data.json.gz",
-    pytest.param(
-        "ddp_resnet_v100_ws1_healthy/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz", marks=pytest.mark.soak
-    ),
-    pytest.param("ddp_resnet_mi300_8rank_r0/resnet_act_checkpoint.json.gz", marks=pytest.mark.soak),
-    pytest.param("dlrm_v100_2rank_r1/test.json.gz", marks=pytest.mark.soak),
     "dlrm_8rank_v100/worker0_step_12.1694128201545.pt.trace.json.gz",
-    "resnet50_v100_dataloader_bound_2021/worker0.1623143089861.pt.trace.json.gz",
-    "resnet50_2020_array_toplevel/worker0.pt.trace.json.gz",
+    *(
+        pytest.param(path, marks=pytest.mark.soak)
+        for path in (
+            "ddp_resnet_v100_ws1_healthy/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz",
+            "ddp_resnet_mi300_8rank_r0/resnet_act_checkpoint.json.gz",
+            "dlrm_v100_2rank_r1/test.json.gz",
+            "resnet50_v100_dataloader_bound_2021/worker0.1623143089861.pt.trace.json.gz",
+            "resnet50_2020_array_toplevel/worker0.pt.trace.json.gz",
+        )
+    ),
 ]
 TOLERANCE_MS = 0.002  # HTA keeps time as float64 microseconds since 1970 in some files: 0.25 us a timestamp
 

@@ -73,6 +73,7 @@ def write_run(folder: Path, **options: Any) -> Path:
     return folder
 
 
+@pytest.mark.soak
 def test_waiting_for_a_stream_is_not_work(tmp_path: Path, either_peer: Ask, diagnosis_of: Diagnose) -> None:
     plain, with_sync = tmp_path / "plain.json", tmp_path / "with_sync.json"
     plain.write_text(json.dumps(trace(0)))
@@ -87,6 +88,7 @@ def test_waiting_for_a_stream_is_not_work(tmp_path: Path, either_peer: Ask, diag
         assert capture["idle_ms"] == 33
 
 
+@pytest.mark.soak
 def test_straggler_search_survives_todays_kernel_names(
     tmp_path: Path, either_peer: Ask, diagnosis_of: Diagnose
 ) -> None:
@@ -102,6 +104,7 @@ def test_straggler_search_survives_todays_kernel_names(
         assert [rank["capture"]["comm_ms"] for rank in ranks] == [120, 80]
 
 
+@pytest.mark.soak
 def test_compact_json_loses_no_rank(tmp_path: Path, either_peer: Ask, diagnosis_of: Diagnose) -> None:
     for path in write_run(tmp_path).iterdir():
         path.write_text(json.dumps(json.loads(path.read_text()), separators=(",", ":")))
@@ -110,6 +113,7 @@ def test_compact_json_loses_no_rank(tmp_path: Path, either_peer: Ask, diagnosis_
     assert diagnosis_of(tmp_path)["run"]["ranks_seen"] == [0, 1]
 
 
+@pytest.mark.soak
 def test_one_truncated_file_stops_no_other_rank(
     tmp_path: Path, either_peer: Ask, diagnosis_of: Diagnose
 ) -> None:

@@ -16,7 +16,10 @@ from tracedoc.planner.memory import model_states
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import shape_from_parameters
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+]
 
 WORLD = 4
 NODES = 2  # for HYBRID_SHARD; the processes share one machine

@@ -23,6 +23,8 @@ for _needed in ("torch", "transformers", "accelerate"):
     if importlib.util.find_spec(_needed) is None:
         pytest.skip(f"{_needed} is not installed (make loaders)", allow_module_level=True)
 
+pytestmark = pytest.mark.soak
+
 WORLD = 2
 HAS_PEFT = importlib.util.find_spec("peft") is not None
 HALF = Training(precision="bf16")

@@ -1,4 +1,4 @@
-"""Hold the import table: who may import whom inside tracedoc, and which room may use which package."""
+"""Hold the tables of docs/architecture.md, and how many files and lines there are at most."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,131 +20,114 @@ import tracedoc
 from tracedoc.glossary import limits
 from tracedoc.judge.rule_cache import builtin_directory
 
-BASE = {
-    "errors",
-    "units",
-    "spans",
-    "config",
-    "charts",
-    "predicted",
-    "ledger",
-    "values",
-    "glossary",
-    "idle_causes",
-}
-STAGES = {
-    "pipeline",
-    "run",
-    "trace",
-    "timeline",
-    "step",
-    "ranks",
-    "play",
-    "facts",
-    "topics",
-    "detail",
-    "whatif",
-    "judge",
-    "diagnosis",
-    "diagnosis_json",
-    "planner",
-    "firststep",
-}
+MOST_FILES_OF_A_ROOM = 20
+"""Python files beside each other in a folder."""
+SHORT_FILE = 60
+MOST_SHORT_FILES = 25
+"""Files of less than ``SHORT_FILE`` lines that could stand with what uses them."""
+MOST_LINES_OF_A_FILE = 500
 
-SHOWN = {"diagnosis", "report.view", "report.texts", "report.words"}
-"""What all reports share."""
-
-MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
-    "units": set(),
-    "spans": set(),
-    "config": {"errors", "units"},
-    "values": set(),
-    "idle_causes": set(),
-    "glossary": set(),
-    "charts": set(),
-    "predicted": {"ledger"},
-    "ledger": set(),
-    "run": BASE,
-    "trace": BASE | {"run"},
-    "timeline": BASE | {"trace", "run"},
-    "planner": BASE,
-    "firststep": {"errors"},
-    "diagnosis": BASE,
-    "step": BASE | {"trace", "timeline"},
-    "ranks": BASE | {"trace", "timeline", "step", "run.job", "run.manifest", "run.steplog"},
-    "play": BASE | {"trace", "timeline", "step", "ranks"},
-    "facts.catalog": BASE | {"timeline", "step", "ranks.run_view", "run.job"},
-    "facts": BASE | {"trace", "timeline", "step", "ranks", "topics"},
-    "topics": BASE
-    | {"trace", "timeline", "step", "ranks", "facts.catalog", "planner"}
-    | {"run.job", "run.manifest", "run.steplog"},
-    "detail": BASE | {"trace", "timeline", "step", "ranks", "diagnosis"},
-    "whatif": BASE
-    | {"trace", "timeline", "step", "ranks", "play", "facts", "topics", "planner", "diagnosis"},
-    "judge.fixes": BASE | {"diagnosis"},
-    "judge.rule": {"diagnosis"},
-    "judge.yaml_file": {"diagnosis", "errors"},
-    "judge.rule_cache": {"cache", "errors"},
-    "judge.expression": BASE | {"diagnosis"},
-    "judge.compose": BASE | STAGES - {"pipeline"},
-    "judge": BASE | {"step", "ranks", "play", "facts", "topics", "whatif", "diagnosis"},
-    "executors": {"errors"},
-    "cache": {"step"},
-    "worker": BASE | {"cache", "run", "trace", "timeline", "step", "facts.catalog", "topics"},
-    "pipeline": BASE | STAGES | {"executors", "worker"},
-    "comparison": BASE | {"diagnosis"},
-    "crosscheck": BASE | {"trace", "timeline"},
-    "diagnosis_json": BASE | {"diagnosis"},
-    "frames": BASE | {"diagnosis", "judge.fixes"},
-    "report.texts": BASE | {"diagnosis"},
-    "report.words": BASE | {"diagnosis"},
-    "report.view": BASE | {"diagnosis", "judge.fixes", "report.texts", "report.words"},
-    "report.clock": BASE | {"diagnosis", "report.view"},
-    "report.charts": BASE | SHOWN | {"report.clock"},
-    "report": BASE | {"diagnosis", "diagnosis_json", "judge.fixes", "comparison"},
-    "collector": {"errors", "run.manifest", "run.steplog"},
-    "cli": BASE | STAGES | {"executors", "report", "collector", "comparison", "crosscheck", "testing"},
-    "testing": BASE | STAGES,
-    "__init__": BASE | STAGES | {"report", "collector", "comparison", "frames"},
-    "__main__": {"cli"},
-}
-"""Each room and the rooms it may import beside itself and the package; the longest name that fits counts."""
-
-STANDARD_LIBRARY_ONLY = ("run", "collector", "errors", "firststep")
-PACKAGE_MAY_BE_IMPORTED_IN: dict[str, tuple[str, ...]] = {
-    "click": ("cli",),
-    "rich": ("cli", "report"),
-    "jinja2": ("report.page",),
-    "matplotlib": ("report.figures", "report.diagnosis_figure"),
-    "yaml": ("judge.yaml_file", "testing", "cli"),
-    "isal": ("trace",),
-    "torch": ("collector", "firststep"),
-    "dask": (),
-    "distributed": ("executors",),
-    "mpi4py": ("executors",),
-    "fsspec": ("run.remote",),
-    "hta": ("crosscheck.hta_side",),
-}
-ONLY_INSIDE_FUNCTIONS = {"torch", "pandas", "matplotlib", "hta", "distributed", "mpi4py", "fsspec"}
-
+REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = Path(tracedoc.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 AROUND = sorted(
     path
-    for folder in ("tests", "sample_traces", "benchmarks", "soak", "docs")
-    for path in (Path(__file__).resolve().parents[2] / folder).rglob("*.py")
+    for folder in ("tests", "sample_traces", "benchmarks", "soak", "docs", "requirements")
+    for path in (REPOSITORY / folder).rglob("*.py")
 )
 
 
-def room_of(path: Path) -> str:
-    """Return ``judge.load`` for ``tracedoc/judge/load.py``, ``judge`` for its ``__init__``."""
+# -- the tables
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table of rooms: which rooms it is about, and which ones they may import."""
+
+    number: int
+    rooms: tuple[str, ...]
+    anywhere: frozenset[str]
+    inside_functions: frozenset[str]
+    standard_library_only: bool
+
+
+def cells(heading: str) -> list[list[str]]:
+    """The cells of a table's rows, found by the name of its first column."""
+    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = text.split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def names(cell: str) -> list[str]:
+    """The modules in a cell, as ``facts.per_rank`` for `facts/per_rank/`."""
+    return [name.rstrip("/").replace("/", ".") for name in re.findall("`([^`]+)`", cell)]
+
+
+def words(cell: str) -> set[str]:
+    """What a cell says beside the modules."""
+    return {word.strip() for word in re.split("[,;]", re.sub("`[^`]+`", "", cell))} - {""}
+
+
+@cache
+def table() -> tuple[Row, ...]:
+    """The rows of the map, from what imports nothing to what may import everything."""
+    rows: list[Row] = []
+    above: set[str] = set()
+    base: set[str] = set()
+    for number, (rooms, _, may_import) in enumerate(cells("room")):
+        if not base and "/" in rooms:
+            base |= above
+        anywhere, _, inside_functions = may_import.partition("inside functions")
+        groups = {"the base": base, "everything above": above, "nothing of ours": set()}
+        said = words(anywhere) - {"standard library only"}
+        assert said | words(inside_functions) <= groups.keys(), f"{rooms}: what is {said - groups.keys()}?"
+        allowed = frozenset(names(anywhere)).union(*(groups[word] for word in said))
+        only = "standard library only" in may_import
+        rows.append(Row(number, tuple(names(rooms)), allowed, frozenset(names(inside_functions)), only))
+        above |= set(names(rooms))
+    return tuple(rows)
+
+
+def row_of(module: str) -> Row:
+    """The row that holds for a module: that with the longest name that fits."""
+    fitting = [(len(name), row) for row in table() for name in row.rooms if lies_in(module, {name})]
+    assert fitting, f"{module} belongs to no room of the table in docs/architecture.md"
+    return max(fitting, key=lambda found: found[0])[1]
+
+
+@dataclass(frozen=True)
+class PackageRow:
+    """A package that may not be imported everywhere."""
+
+    rooms: frozenset[str]
+    at_the_top: bool
+
+
+@cache
+def packages() -> dict[str, PackageRow]:
+    """The rows of the table of packages."""
+    return {
+        package: PackageRow(frozenset(names(where)), {"yes": True, "no": False}[top])
+        for listed, where, top in cells("package")
+        for package in names(listed)
+    }
+
+
+# -- what the files import
+
+
+def module_of(path: Path) -> str:
+    """``judge.load`` for ``tracedoc/judge/load.py``, ``judge`` for its ``__init__``."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, bool, int]]:
-    """Yield every imported module of a file, whether a function holds the import, and its line.
+MODULES = {module_of(path) for path in SOURCES}
+
+
+@cache
+def imports_of(path: Path) -> tuple[tuple[str, bool, int], ...]:
+    """Every imported name of a file, whether a function holds the import, and its line.
 
     Imports for type checkers only count like any other: they tie rooms together just as well.
     """
@@ -152,89 +138,111 @@ def imports_of(path: Path) -> Iterator[tuple[str, bool, int]]:
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
     }
+    found: list[tuple[str, bool, int]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, id(node) in local, node.lineno
+            found += [(alias.name, id(node) in local, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: write imports in full"
-            for alias in node.names:
-                yield f"{node.module}.{alias.name}", id(node) in local, node.lineno
+            found += [(f"{node.module}.{alias.name}", id(node) in local, node.lineno) for alias in node.names]
+    return tuple(found)
 
 
-def fits(room: str, allowed: set[str] | tuple[str, ...]) -> bool:
-    """Return whether a room or one of the rooms that hold it is in ``allowed``."""
-    parts = room.split(".")
-    return any(".".join(parts[:length]) in allowed for length in range(1, len(parts) + 1))
+def own_imports(path: Path) -> Iterator[tuple[str, bool, int]]:
+    """The modules of tracedoc that a file imports; names of the package itself are left out."""
+    for imported, local, line in imports_of(path):
+        parts = imported.split(".")[1:] if imported.startswith("tracedoc.") else []
+        while parts and ".".join(parts) not in MODULES:
+            parts.pop()
+        if parts:
+            yield ".".join(parts), local, line
 
 
-def row_of(room: str) -> str:
-    """Return the row of the table that holds for a room: the longest name that fits."""
-    parts = room.split(".")
-    rows = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
-    return next((row for row in rows if row in MAY_IMPORT), "")
+def lies_in(module: str, rooms: set[str] | frozenset[str]) -> bool:
+    """Whether a module or a room that holds it is among ``rooms``; ``*`` stands for a part of a name."""
+    parts = module.split(".")
+    return any(
+        len(wanted := room.split(".")) <= len(parts) and all(map(fnmatchcase, parts, wanted))
+        for room in rooms
+    )
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=room_of)
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
 def test_imports_follow_the_table(path: Path) -> None:
-    room = room_of(path)
-    row = row_of(room)
-    assert row, f"{path} belongs to no room of the import table"
-    own = room.split(".")[0]
-    for module, _, line in imports_of(path):
-        if not module.startswith("tracedoc."):
-            continue
-        target = module.removeprefix("tracedoc.")
-        inside = target.split(".")[0] == own and not row.startswith(("facts.", "report."))
-        if target.startswith("__version__") or inside or fits(target, {row}):
-            continue
-        assert fits(target, MAY_IMPORT[row]), f"{path}:{line}: {room} may not import {target}"
+    row = row_of(module_of(path))
+    for module, local, line in own_imports(path):
+        allowed = row.anywhere | row.inside_functions if local else row.anywhere
+        follows = row_of(module) == row or lies_in(module, allowed)
+        assert follows, f"{path}:{line}: {module_of(path)} may not import {module}"
 
 
-IN_WORKER = sorted((PACKAGE / "topics").glob("*/rank*.py"))
-FOR_WORKER = BASE | {"trace", "timeline", "step", "facts.catalog"}
+@pytest.mark.parametrize("row", table(), ids=lambda row: row.rooms[0])
+def test_a_room_imports_what_stands_above_it(row: Row) -> None:
+    """Data flows one way; what shows itself may call its report, inside functions."""
+    named = (*row.rooms, *row.anywhere, *row.inside_functions)
+    missing = [name for name in named if not any(lies_in(module, {name}) for module in MODULES)]
+    assert missing == [], "the table names what is not there"
+    below = {name for other in table()[row.number + 1 :] for name in other.rooms}
+    assert row.anywhere & below == set()
 
 
-@pytest.mark.parametrize("path", IN_WORKER, ids=room_of)
-def test_what_a_worker_measures_imports_nothing_of_the_driver(path: Path) -> None:
-    for module, _, line in imports_of(path):
-        target = module.removeprefix("tracedoc.")
-        if module.startswith("tracedoc.") and not re.match(r"topics\.\w+\.rank", target):
-            assert fits(target, FOR_WORKER), f"{path}:{line}: a worker may not import {target}"
+@pytest.mark.parametrize("row", table(), ids=lambda row: row.rooms[0])
+def test_the_table_allows_nothing_that_no_file_needs(row: Row) -> None:
+    named = set(names(cells("room")[row.number][2]))
+    files = [path for path in SOURCES if row_of(module_of(path)) == row]
+    needed = {module for path in files for module, _, _ in own_imports(path)}
+    assert [name for name in sorted(named) if not any(lies_in(module, {name}) for module in needed)] == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=room_of)
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
 def test_packages_are_imported_where_they_belong(path: Path) -> None:
-    room = room_of(path)
-    for module, inside_function, line in imports_of(path):
-        package = module.split(".")[0]
-        where = f"{path}:{line}: {room} imports {package}"
-        if package in ONLY_INSIDE_FUNCTIONS:
-            assert inside_function, f"{where} at the top; import it in the function that needs it"
-        if package in PACKAGE_MAY_BE_IMPORTED_IN:
-            assert fits(room, PACKAGE_MAY_BE_IMPORTED_IN[package]), where
-        if fits(room, STANDARD_LIBRARY_ONLY):
-            allowed = {"tracedoc", "torch"} | ({"fsspec"} if room == "run.remote" else set())
-            assert package in allowed or package in sys.stdlib_module_names, where
-            assert package != "torch" or room == "collector.hook", where
+    module = module_of(path)
+    for imported, local, line in imports_of(path):
+        package = imported.split(".")[0]
+        where = f"{path}:{line}: {module} imports {package}"
+        row = packages().get(package)
+        if row is not None:
+            assert lies_in(module, row.rooms), where
+            assert local or row.at_the_top, f"{where} at the top; import it in the function that needs it"
+        elif row_of(module).standard_library_only:
+            assert package == "tracedoc" or package in sys.stdlib_module_names, where
 
 
-@pytest.mark.parametrize("path", [*SOURCES, *AROUND], ids=lambda path: "-".join(path.parts[-3:]))
-def test_a_file_has_one_sentence_and_at_most_500_lines(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 500
-    doc = ast.get_docstring(ast.parse(text))
-    assert doc, f"{path} does not say what it is"
-    assert doc.splitlines()[0].endswith((".", ":", ";")), f"{path}: the first line is not a sentence"
+# -- files and names
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=room_of)
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
 def test_no_code_knows_a_rule(path: Path) -> None:
     """What is special about a rule stands in its YAML; the codes of limits may be the ids of rules too."""
     ids = {file.stem for file in builtin_directory().rglob("*.yaml")} - limits().keys()
     tree = ast.parse(path.read_text(encoding="utf-8"))
     literals = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    assert room_of(path).startswith("testing") or not literals & ids
+    assert module_of(path).startswith("testing") or not literals & ids
+
+
+def test_no_room_has_too_many_files() -> None:
+    folders = {path.parent for path in SOURCES}
+    crowded = {str(folder): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {folder: count for folder, count in crowded.items() if count > MOST_FILES_OF_A_ROOM} == {}
+
+
+def test_few_files_are_short() -> None:
+    """An empty ``__init__.py`` only says that a folder is a package."""
+    short = [path for path in SOURCES if path.name != "__init__.py" and len(lines_of(path)) < SHORT_FILE]
+    assert len(short) <= MOST_SHORT_FILES, "\n".join(map(str, short))
+
+
+@cache
+def lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *AROUND], ids=lambda path: "-".join(path.parts[-3:]))
+def test_a_file_has_one_sentence_and_at_most_500_lines(path: Path) -> None:
+    assert len(lines_of(path)) <= MOST_LINES_OF_A_FILE
+    doc = ast.get_docstring(ast.parse("\n".join(lines_of(path))))
+    assert doc, f"{path} does not say what it is"
+    assert doc.splitlines()[0].endswith((".", ":", ";")), f"{path}: the first line is not a sentence"
 
 
 def public_functions() -> Iterator[tuple[str, object]]:
@@ -263,9 +271,3 @@ def test_no_public_function_shares_its_name_with_a_submodule() -> None:
     submodules = {info.name for info in pkgutil.iter_modules([str(PACKAGE)])}
     shared = [name for name in getattr(tracedoc, "__all__", ()) if name in submodules]
     assert shared == []
-
-
-@pytest.mark.parametrize("room", sorted(MAY_IMPORT.keys() | set().union(*MAY_IMPORT.values())))
-def test_every_room_of_the_table_exists(room: str) -> None:
-    place = PACKAGE.joinpath(*room.split("."))
-    assert place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()

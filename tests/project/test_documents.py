@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from click.testing import CliRunner
 
 import tracedoc
 from tests.golden import REFRESH
+from tracedoc.cli import main
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -52,7 +51,9 @@ def test_the_documents_that_show_commands_are_found() -> None:
 
 
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if commands_of(d)], ids=name_of)
-def test_every_command_of_a_document_runs(document: Path, tmp_path: Path) -> None:
+def test_every_command_of_a_document_runs(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Commands of one document run in order in one folder, so that later ones may use earlier results."""
     (tmp_path / "docs").mkdir()
     for folder in ("sample_traces", "rules", "docs/house-rules"):
@@ -61,17 +62,10 @@ def test_every_command_of_a_document_runs(document: Path, tmp_path: Path) -> Non
     (tmp_path / "tests" / "rules").mkdir(parents=True)
     cases = Path("tests", "rules", "exposed-communication.yaml")
     (tmp_path / cases).symlink_to(REPOSITORY / cases)
+    monkeypatch.chdir(tmp_path)
     for command in commands_of(document):
-        arguments = shlex.split(command, comments=True)[1:]
-        done = subprocess.run(
-            [sys.executable, "-m", "tracedoc", *arguments],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        done = CliRunner().invoke(main, shlex.split(command, comments=True)[1:])
+        assert done.exit_code == 0, f"{command}\n{done.stderr}"
 
 
 def test_python_of_the_library_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

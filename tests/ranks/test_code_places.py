@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tracedoc.collector.options import Options as CollectOptions
-from tracedoc.collector.source import is_source_rank
+from tracedoc.collector.recorder import is_source_rank
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.pipeline import Options, diagnose
 from tracedoc.run.manifest import MANIFEST_NAME, MANIFEST_SCHEMA

@@ -44,6 +44,7 @@ def chosen() -> list[list[str]]:
     return [[rule, framework, code] for (framework, code), rule in found.items()]
 
 
+@pytest.mark.soak
 def test_fixes_run_as_they_are_printed(tmp_path: Path) -> None:
     fixes = chosen()
     assert len(fixes) > 20

@@ -58,7 +58,7 @@ class HostCommands:
             self._thread.start()
 
     def answers(self, wait_seconds: float = 0.0) -> dict[str, str]:
-        """Return what was answered so far, after waiting at most ``wait_seconds`` for the rest."""
+        """The answers so far, after waiting at most ``wait_seconds`` for the rest."""
         if self._thread.ident is not None:
             self._thread.join(wait_seconds)
         return dict(self._answers)
@@ -171,7 +171,7 @@ def _nvml() -> Any:
 
 
 def describe_device(nvml: Any, handle: Any) -> Plain:
-    """Return what NVML says of a GPU that does not change: driver, limits, NVLink, and its fabric's ids.
+    """The properties of a GPU by NVML that do not change: driver, limits, NVLink, and its fabric's ids.
 
     GPUs with one cluster id and clique are joined by NVLink, also over hosts.
     """

@@ -1,10 +1,11 @@
-"""Describe where a rank runs: versions, processors, memory, limits, and its GPU."""
+"""Describe where a rank runs: versions, processors, memory, limits, its GPU, and what the host counts."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def describe_environment() -> Plain:
-    """Return what a rank knows of its surroundings without starting another process."""
+    """The surroundings of a rank, as far as they are known without starting another process."""
     return known(
         variables=kept_variables(os.environ),
         versions=versions(),
@@ -110,7 +111,7 @@ def _cpu_model() -> str | None:
 
 
 def _numa_nodes(allowed: set[int]) -> Plain:
-    """Return how many NUMA nodes the host has, and those that the process may run on."""
+    """The number of the host's NUMA nodes, and those that the process may run on."""
     cpus = {
         int(node.name.removeprefix("node")): numbers((node / "cpulist").read_text())
         for node in _NODES.glob("node[0-9]*")
@@ -165,7 +166,7 @@ def _open_files() -> int:
 
 
 def describe_threads() -> Plain:
-    """Return how many threads the libraries use for one operation."""
+    """The number of threads that each library uses for one operation."""
     torch = loaded("torch")
     return known(
         torch=probe(lambda: torch.get_num_threads()),
@@ -233,3 +234,122 @@ def _host_peak() -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+Counters = dict[str, int]
+
+_INFINIBAND = Path("/sys/class/infiniband")
+_NETWORK = Path("/sys/class/net")
+
+_PORT_COUNTERS = (
+    "port_xmit_data",  # in units of four bytes
+    "port_rcv_data",
+    "port_xmit_wait",
+    "port_rcv_errors",
+    "port_xmit_discards",
+    "symbol_error",
+    "link_downed",
+    "link_error_recovery",
+)
+_HARDWARE_COUNTERS = (
+    "out_of_sequence",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "np_cnp_sent",
+    "rp_cnp_handled",
+    "roce_adp_retrans",
+    "roce_slow_restart",
+)
+_INTERFACE_COUNTERS = ("rx_bytes", "tx_bytes", "rx_dropped", "tx_dropped", "rx_errors", "tx_errors")
+_TCP_COUNTERS = ("OutSegs", "RetransSegs")
+_CPU_COUNTERS = ("nr_periods", "nr_throttled", "throttled_usec", "throttled_time", "usage_usec")
+_MEMORY_EVENTS = ("high", "max", "oom", "oom_kill")
+
+
+def read_counters() -> Counters:
+    """Return the counters of this moment, by dotted name; what the host does not have is left out."""
+    found: Counters = {}
+    for read in (_process, _cgroup, _network, _tcp, _infiniband):
+        found |= probe(read) or {}
+    return found
+
+
+def difference(before: Mapping[str, int], after: Mapping[str, int]) -> Counters:
+    """The growth of each counter that grew; one that was set back is left out."""
+    return {name: after[name] - value for name, value in before.items() if after.get(name, value) > value}
+
+
+def link_rates() -> dict[str, str]:
+    """Return the rate and layer of each InfiniBand port: ``mlx5_0/1``, ``400 Gb/sec (4X NDR) InfiniBand``."""
+    rates = {}
+    for port in _ports():
+        rate, layer = probe((port / "rate").read_text), probe((port / "link_layer").read_text)
+        if rate:
+            rates[f"{port.parent.parent.name}/{port.name}"] = (
+                f"{rate.strip()} {(layer or '').strip()}".strip()
+            )
+    return rates
+
+
+def _ports() -> list[Path]:
+    return sorted(_INFINIBAND.glob("*/ports/*"))[:64]
+
+
+def _process() -> Counters:
+    import resource
+
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "process.user_us": int(own.ru_utime * 1e6),
+        "process.system_us": int(own.ru_stime * 1e6),
+        "process.major_faults": own.ru_majflt,
+        "process.voluntary_switches": own.ru_nvcsw,
+        "process.involuntary_switches": own.ru_nivcsw,
+    }
+
+
+def _cgroup() -> Counters:
+    found: Counters = {}
+    for prefix, name, controller, wanted in (
+        ("cgroup.cpu", "cpu.stat", "cpu", _CPU_COUNTERS),
+        ("cgroup.memory", "memory.events", "memory", _MEMORY_EVENTS),
+    ):
+        file = cgroup_file(name, controller)
+        if file is not None:
+            words = (line.split() for line in file.read_text().splitlines())
+            found |= {f"{prefix}.{key}": int(value) for key, value in words if key in wanted}
+    return found
+
+
+def _network() -> Counters:
+    found: Counters = {}
+    for interface in sorted(_NETWORK.iterdir())[:32]:
+        found |= _files(f"net.{interface.name}", interface / "statistics", _INTERFACE_COUNTERS)
+    return found
+
+
+def _tcp() -> Counters:
+    lines = [
+        line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Tcp:")
+    ]
+    counted = dict(zip(*lines, strict=True))
+    return {f"tcp.{name}": int(counted[name]) for name in _TCP_COUNTERS if name in counted}
+
+
+def _infiniband() -> Counters:
+    found: Counters = {}
+    for port in _ports():
+        name = f"infiniband.{port.parent.parent.name}/{port.name}"
+        found |= _files(name, port / "counters", _PORT_COUNTERS)
+        found |= _files(name, port / "hw_counters", _HARDWARE_COUNTERS)
+    return found
+
+
+def _files(prefix: str, folder: Path, names: Iterable[str]) -> Counters:
+    found: Counters = {}
+    for name in names:
+        value = probe(lambda file: int(file.read_text()), folder / name)
+        if value is not None:
+            found[f"{prefix}.{name}"] = value
+    return found

@@ -15,9 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tracedoc.collector.batches import BatchWatch
-from tracedoc.collector.corewait import CoreWait, ThreadSchedule
-from tracedoc.collector.counters import Counters, difference, link_rates, read_counters
+from tracedoc.collector.delays import CollectionWatch, CoreWait, ThreadSchedule
 from tracedoc.collector.devices import (
     COMMANDS,
     DeviceSampler,
@@ -25,12 +23,19 @@ from tracedoc.collector.devices import (
     describe_device,
     open_device,
 )
-from tracedoc.collector.environment import describe_environment, describe_memory
+from tracedoc.collector.environment import (
+    Counters,
+    describe_environment,
+    describe_memory,
+    difference,
+    link_rates,
+    read_counters,
+)
 from tracedoc.collector.frameworks import describe, describe_compile, find_live
-from tracedoc.collector.gcwatch import CollectionWatch
+from tracedoc.collector.loaders import BatchWatch
 from tracedoc.collector.nccl import read_nccl_log
 from tracedoc.collector.probe import known, probe
-from tracedoc.collector.steplog import StepLogWriter
+from tracedoc.collector.steps import StepLogWriter
 
 Facts = dict[str, object]
 
@@ -71,7 +76,7 @@ def _watch() -> _Watch | None:
 
 
 def on_start(config: Mapping[str, object]) -> Facts:
-    """Return what is known when a process turns out to be a rank: at its first optimizer step.
+    """What is known when a process turns out to be a rank: at its first optimizer step.
 
     ``config`` holds the fields of :class:`tracedoc.collector.options.Options`, and of this rank ``rank``,
     ``local_rank``, ``world_size``, ``restart``, ``folder`` (the run directory) and ``stem`` (the name that
@@ -89,7 +94,7 @@ def on_start(config: Mapping[str, object]) -> Facts:
 
 
 def on_first_step(live: object) -> Facts:
-    """Return what the live objects show, right after the first step; ``live`` is what steps.
+    """What the live objects show, right after the first step; ``live`` is what steps.
 
     That is a ``torch.optim.Optimizer`` or a ``DeepSpeedEngine``. Modules and loaders are found with ``gc``.
     """
@@ -121,7 +126,7 @@ def on_window_start() -> Facts:
 
 
 def on_window_end() -> Facts:
-    """Return what was seen during the captured steps; called just after the profiler stopped.
+    """What was seen during the captured steps; called just after the profiler stopped.
 
     It may run on another thread than the one that trains, after a signal or in a job that hangs.
     """
@@ -164,7 +169,7 @@ def on_step(end_ns: int) -> None:
 
 
 def on_exit() -> Facts:
-    """Return what is known when the process ends in order; not called on a signal or a crash."""
+    """What is known when the process ends in order; not called on a signal or a crash."""
     watch = _watch()
     if watch is None:
         return {}

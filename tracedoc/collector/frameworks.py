@@ -222,7 +222,7 @@ def describe_precision(live: Live) -> Plain:
 
 
 def describe_compile(live: Live) -> Plain:
-    """Return whether torch.compile is at work, how many graphs it made, and where it broke them."""
+    """The work of torch.compile: how many graphs it made, and where it broke them."""
     counters: Any = getattr(loaded("torch._dynamo.utils"), "counters", None)
     counted = {
         "graphs": probe(lambda: int(counters["stats"]["unique_graphs"])),
@@ -236,7 +236,7 @@ def describe_compile(live: Live) -> Plain:
 
 
 def limit_hits(refused: Mapping[str, int]) -> int:
-    """Return how often Dynamo gave a function up because it had compiled it too often already."""
+    """How often Dynamo gave a function up because it had compiled it too often already."""
     return sum(count for reason, count in refused.items() if RECOMPILE_LIMIT.search(reason))
 
 
@@ -279,7 +279,7 @@ def process_groups() -> list[Plain]:
 
 
 def describe_accelerator(accelerators: list[Any]) -> Plain:
-    """Return what Hugging Face accelerate decided."""
+    """The choices of Hugging Face accelerate."""
     for accelerator in accelerators[:1]:
         return attributes(
             accelerator,

@@ -35,7 +35,7 @@ class ForeignProfilers:
             self._own_thread = before
 
     def one_is_open(self) -> bool:
-        """Return whether a profiler of the job is armed or records; asked while ours does neither."""
+        """True if a profiler of the job is armed or records; asked while ours does neither."""
         autograd = self._torch.autograd
         return bool(self._open) or autograd.profiler._is_profiler_enabled or autograd._profiler_enabled()
 

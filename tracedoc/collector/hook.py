@@ -150,7 +150,7 @@ _hooks: dict[str, Hook] = {}
 
 
 def is_watching() -> bool:
-    """Return whether this process runs under a launcher that captures it."""
+    """True if this process runs under a launcher that captures it."""
     return bool(_hooks)
 
 
@@ -223,7 +223,7 @@ def _number(name: str, default: int) -> int:
 
 
 def _claim(folder: Path, identity: dict[str, Any]) -> bool:
-    """Return whether this process is the one to write a rank's files.
+    """True if this process is the one to write a rank's files.
 
     A job may train in several processes one after the other, each a rank 0: the first has it, unless it
     is gone and left nothing.

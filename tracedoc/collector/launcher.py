@@ -20,7 +20,7 @@ from pathlib import Path
 
 import tracedoc
 from tracedoc.collector.options import Options, write_options
-from tracedoc.collector.secrets import looks_secret, names_secret
+from tracedoc.collector.variables import looks_secret, names_secret
 from tracedoc.errors import InputError, TracedocError
 from tracedoc.run.manifest import (
     COMPLETE,
@@ -155,7 +155,7 @@ def _open_folder(options: Options, job: str, command: Sequence[str]) -> tuple[Op
 
 
 def _node(options: Options, job: str, command: Sequence[str]) -> dict[str, object]:
-    """Return what a launcher records of itself when it begins."""
+    """A launcher's entry in the manifest as it begins."""
     return {
         "schema": MANIFEST_SCHEMA,
         "part": "node",
@@ -203,7 +203,7 @@ def _is_same_job(node: Part, job: str, command: Sequence[str], environ: Mapping[
 
 
 def _is_one_of_several(command: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Return whether a job has other launchers: its command names nodes, or its rank is set already."""
+    """True if a job has other launchers: its command names nodes, or its rank is set already."""
     nodes = re.search(
         r"--(?:n?nodes|num[-_](?:nodes|machines)|(?:node|machine)[-_]rank)[= ](?!1\b)", " ".join(command)
     )
@@ -211,7 +211,7 @@ def _is_one_of_several(command: Sequence[str], environ: Mapping[str, str]) -> bo
 
 
 def _job(command: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return what the launchers of one job on several nodes have in common, "" if nothing does."""
+    """A text that the launchers of one job on several nodes have in common, "" if there is none."""
     if environ.get("SLURM_JOB_ID") and environ.get("SLURM_STEP_ID"):
         return f"slurm-{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
     if environ.get("PMIX_NAMESPACE"):
@@ -350,7 +350,7 @@ def _wait_for_captures(child: subprocess.Popen[bytes], options: Options) -> int:
 
 
 def _all_settled(folder: Path, *states: str) -> bool:
-    """Return whether every rank of the job has a capture in one of these states, or in any that lasts."""
+    """True if every rank of the job has a capture in one of these states, or in any that lasts."""
     ranks = [part for part in read_parts(folder) if part.get("part") == "rank"]
     attempt = best_attempt(ranks)
     own = [part for part in ranks if part.get("restart", 0) == attempt]

@@ -66,71 +66,93 @@ def log_files(pattern: str, pid: int) -> list[str]:
 
 
 def summarise_log(lines: Iterable[str]) -> Plain:
-    """Return what the lines of a log show: version, network, links, rings, NVLS, settings and warnings.
+    """What the lines of a log show: version, network, links, rings, NVLS, settings and warnings.
 
     ``transports`` counts channels by way of transport (``P2P/CUMEM``, ``SHM/direct``, ``NET/IB``); ``links``
     lists each pair of ranks once. ``gdr`` is whether the network card reads GPU memory directly.
     """
-    library = version = network = ""
-    adapters: dict[str, list[str]] = {}
-    communicators: dict[tuple[int, ...], None] = {}
-    transports: Counter[str] = Counter()
-    links: dict[tuple[int, int, str], None] = {}
-    rings: set[int] = set()
-    channels: Plain = {}
-    settings: dict[str, str] = {}
-    warnings: list[str] = []
-    gdr = pxn = nvls = chunk = None
+    seen = _Seen()
     for line in lines:
+        _ = seen.link(line) or seen.group(line) or seen.setting(line)
+    return known(
+        library=seen.library,
+        version=seen.version,
+        network=seen.network,
+        adapters=seen.adapters,
+        communicators=_communicators(seen.communicators),
+        transports=dict(seen.transports.most_common()),
+        links=[list(link) for link in sorted(seen.links)[:MAX_LINKS]],
+        rings=len(seen.rings) or None,
+        gdr=seen.gdr,
+        pxn=seen.pxn,
+        nvls=seen.nvls,
+        channels=seen.channels,
+        p2p_chunk_bytes=seen.chunk,
+        settings=seen.settings,
+        warnings=seen.warnings,
+    )
+
+
+class _Seen:
+    """What the lines read so far have shown; each method says whether the line was one of its own."""
+
+    def __init__(self) -> None:
+        self.library = self.version = self.network = ""
+        self.adapters: dict[str, list[str]] = {}
+        self.communicators: dict[tuple[int, ...], None] = {}
+        self.transports: Counter[str] = Counter()
+        self.links: dict[tuple[int, int, str], None] = {}
+        self.rings: set[int] = set()
+        self.gdr: bool | None = None
+        self.pxn: bool | None = None
+        self.nvls: bool | None = None
+        self.chunk: int | None = None
+        self.channels: Plain = {}
+        self.settings: dict[str, str] = {}
+        self.warnings: list[str] = []
+
+    def link(self, line: str) -> bool:
+        """Which rank reaches which one, and how."""
         if match := _LINK.search(line):
             transport, direct = _transport(match[4])
-            transports[transport] += 1
-            links[int(match[2]), int(match[3]), transport] = None
+            self.transports[transport] += 1
+            self.links[int(match[2]), int(match[3]), transport] = None
             if transport.startswith("NET/"):
-                gdr = bool(gdr) or direct
+                self.gdr = bool(self.gdr) or direct
         elif match := _RING.search(line):
-            rings.add(int(match[1] or match[2]))
+            self.rings.add(int(match[1] or match[2]))
         elif match := _CONNECTED.search(line):
-            pxn, gdr = match[1] == "1", match[2] == "1" or bool(gdr)
-        elif match := _VERSION.search(line):
-            library, version = f"{match[1]}CCL", match[2]
+            self.pxn, self.gdr = match[1] == "1", match[2] == "1" or bool(self.gdr)
+        return match is not None
+
+    def group(self, line: str) -> bool:
+        """The library, its network, and the groups of ranks."""
+        if match := _VERSION.search(line):
+            self.library, self.version = f"{match[1]}CCL", match[2]
         elif match := _NETWORK.search(line):
-            network = match[1].strip()
+            self.network = match[1].strip()
         elif match := _ADAPTERS.search(line):
-            adapters[match[1]] = _ADAPTER.findall(match[2])
+            self.adapters[match[1]] = _ADAPTER.findall(match[2])
         elif match := _COMMUNICATOR.search(line):
-            communicators[tuple(int(match[i]) for i in (2, 3, 4))] = None
+            self.communicators[tuple(int(match[i]) for i in (2, 3, 4))] = None
         elif match := _START.search(line):
-            communicators.setdefault((int(match[2]),))
-        elif match := _CHANNELS.search(line):
-            channels = known(
-                collective=int(match[1]), nvls=int(match[2]) if match[2] else None, p2p=int(match[3])
-            )
+            self.communicators.setdefault((int(match[2]),))
+        return match is not None
+
+    def setting(self, line: str) -> bool:
+        """What it chose, what it was told to choose, and what it warns of."""
+        if match := _CHANNELS.search(line):
+            nvls = int(match[2]) if match[2] else None
+            self.channels = known(collective=int(match[1]), nvls=nvls, p2p=int(match[3]))
         elif match := _NVLS.search(line):
-            nvls = match[1] is None
+            self.nvls = match[1] is None
         elif match := _CHUNK.search(line):
-            chunk = int(match[1])
+            self.chunk = int(match[1])
         elif match := _SETTING.search(line):
-            settings[match[1]] = match[2].rstrip(".")
-        elif (match := _WARNING.search(line)) and len(warnings) < MAX_WARNINGS:
-            warnings.append(match[1].strip()[:200])
-    return known(
-        library=library,
-        version=version,
-        network=network,
-        adapters=adapters,
-        communicators=_communicators(communicators),
-        transports=dict(transports.most_common()),
-        links=[list(link) for link in sorted(links)[:MAX_LINKS]],
-        rings=len(rings) or None,
-        gdr=gdr,
-        pxn=pxn,
-        nvls=nvls,
-        channels=channels,
-        p2p_chunk_bytes=chunk,
-        settings=settings,
-        warnings=warnings,
-    )
+            self.settings[match[1]] = match[2].rstrip(".")
+        elif (match := _WARNING.search(line)) and len(self.warnings) < MAX_WARNINGS:
+            self.warnings.append(match[1].strip()[:200])
+        return match is not None
 
 
 def _transport(way: str) -> tuple[str, bool]:

@@ -72,7 +72,7 @@ def listed_ranks(text: str) -> frozenset[int] | None:
 
 
 def level_of(options: Options, rank: int, world_size: int, role_rank: int) -> str:
-    """Return how much a rank records: ``full``, ``light`` (device activity only), or ``""`` for nothing.
+    """The level that a rank records at: ``full``, ``light`` (device activity only), or ``""`` for nothing.
 
     ``role_rank`` is the rank among the workers of one role; the first of each role stands for the others.
     """

@@ -17,7 +17,7 @@ MAX_TEXT = 300
 
 
 def probe(question: Callable[..., Any], *subjects: Any) -> Any:
-    """Return what ``question`` says of the subjects, ``None`` where reading failed in any way."""
+    """The answer of ``question`` for the subjects, ``None`` where reading failed in any way."""
     try:
         return question(*subjects)
     except Exception:

@@ -1,15 +1,23 @@
-"""One session of torch's profiler: armed, recording step after step, stopped, saved."""
+"""Sessions of torch's profiler: the captured steps, and one more step with Python stacks."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tracedoc.collector.guard import ForeignProfilers
-from tracedoc.collector.options import Options
+from tracedoc.collector.options import Options, listed_ranks
 
 _LEAST_FREE_DEVICE_FRAC = 0.10
 """With less device memory free, shapes are not recorded: the profiler would hold on to tensors for them."""
@@ -17,6 +25,13 @@ _LEAST_FREE_DEVICE_FRAC = 0.10
 HOST_ONLY = "host"
 """The level of a session that watches no device."""
 
+SOURCE_SUFFIX = ".source.gz"
+"""Not the name of a trace, for it is none of the run's."""
+
+MOST_SOURCE_RANKS = 8
+"""So many ranks record a step with stacks at most: each writes a file of its own."""
+
+_FIRST_TRIES = 4
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -77,7 +92,7 @@ class Recorder:
         self._open_range(step)
 
     def grown_bytes(self) -> int:
-        """Return how far the process grew since recording began: about the size of the trace as JSON."""
+        """The bytes that the process grew since recording began: about the size of the trace as JSON."""
         return max(0, _resident_bytes() - self._rss)
 
     def stop(self, *, hurried: bool = False) -> None:
@@ -186,3 +201,126 @@ def _resident_bytes() -> int:
             return int(file.read().split()[1]) * _PAGE_BYTES
     except (OSError, ValueError, IndexError):
         return 0
+
+
+_CHUNK_BYTES = 1 << 20
+_SPARE_BYTES = 64 << 20
+_GZIP = 31  # zlib's way to ask for a gzip header
+
+
+def local_path(name: str, needed_bytes: int, folder: Path) -> Path:
+    """The path to save a trace to first: on the node's own disk, or in ``folder`` where that has no room.
+
+    Raises ``OSError`` if neither has room for ``needed_bytes`` and some more.
+    """
+    for directory in (Path(tempfile.gettempdir()), folder):
+        with contextlib.suppress(OSError):
+            if shutil.disk_usage(directory).free > needed_bytes + _SPARE_BYTES:
+                return directory / f".{name}.{os.getpid()}.json"
+    raise OSError(f"no room for a trace of about {needed_bytes >> 20} MB")
+
+
+def compress(source: Path, target: Path, deadline_s: float) -> int:
+    """Write ``source`` as gzip to ``target`` by way of ``<target>.part``; return the size of the result.
+
+    The source is removed, whatever happens. Raises ``OSError`` where there is no room, and ``TimeoutError``
+    if ``time.monotonic`` passes ``deadline_s`` first.
+    """
+    part = target.with_name(f"{target.name}.part")
+    try:
+        with source.open("rb") as raw, part.open("wb") as packed:
+            deflater = zlib.compressobj(5, zlib.DEFLATED, _GZIP)
+            while chunk := raw.read(_CHUNK_BYTES):
+                packed.write(deflater.compress(chunk))
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError("writing the trace took too long")
+            packed.write(deflater.flush())
+            packed.flush()
+            os.fsync(packed.fileno())
+        os.replace(part, target)
+        return target.stat().st_size
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            source.unlink()
+
+
+def is_source_rank(options: Options, rank: int, world_size: int) -> bool:
+    """True if a rank is among those that record a step with stacks.
+
+    All are, up to :data:`MOST_SOURCE_RANKS`. Beyond, it is every second, fourth, eighth one and so on, so
+    that the first rank of a node is among them wherever there is room: nodes mostly have 2, 4, 8 or 16. Of
+    ranks that were asked for (``--ranks``) the same holds, in their order.
+    """
+    chosen = listed_ranks(options.ranks)
+    among = range(world_size) if chosen is None else sorted(one for one in chosen if one < world_size)
+    every = 1
+    while len(among) > every * MOST_SOURCE_RANKS:
+        every *= 2
+    return options.source_step and not options.with_stack and rank in among[::every]
+
+
+def common_step(earliest: int, ready: int) -> int:
+    """Return the number of the step to record, for a rank that is ready at the end of step ``ready``.
+
+    ``earliest`` is when a rank is ready whose trace was written at once. Others are later, each by another
+    number of steps, so they may begin 0, 4, 8, 16, ... steps from there.
+    """
+    later = ready - earliest
+    return earliest + (max(_FIRST_TRIES, 1 << (later - 1).bit_length()) if later > 0 else 0)
+
+
+class SourceStep:
+    """The extra step of a rank, with Python stacks: it shows where in the script the host spends time.
+
+    Begun at the end of a step, ended at the end of the next. Stacks slow a step, so it is none of the
+    captured ones, and comes last, when all steps are timed. Only the host is recorded: no device has to be
+    watched a second time. The ranks wait for each other, so they record the same step where they can: one
+    slow step costs what one of them would cost alone.
+    """
+
+    def __init__(self, torch: ModuleType, options: Options, foreign: ForeignProfilers, *, stem: str) -> None:
+        wanted = replace(options, with_stack=True, record_shapes=False, profile_memory=False)
+        self._recorder = Recorder(torch, wanted, HOST_ONLY, foreign)
+        self._options, self._stem = options, stem
+        self._writer: threading.Thread | None = None
+
+    def begin(self, number: int) -> None:
+        """Record from now on; ``number`` is that of the step."""
+        self._recorder.arm()
+        self._recorder.begin(number)
+
+    def drop(self) -> None:
+        """Stop, and keep nothing."""
+        self._recorder.stop(hurried=True)
+
+    def end(self, written: Callable[[str], None]) -> None:
+        """Stop, and write the file; another thread calls ``written`` with its name when it is complete."""
+        grown = self._recorder.grown_bytes()
+        self._recorder.stop()
+        if self._recorder.is_empty or grown > self._options.max_mb * 1e6:
+            return
+        folder = Path(self._options.folder)
+        raw = local_path(f"{self._stem}.source", 2 * grown, folder)
+        try:
+            self._recorder.save(raw)
+        except OSError:
+            raw.unlink(missing_ok=True)
+            raise
+        deadline = time.monotonic() + self._options.max_seconds
+
+        def write() -> None:
+            with contextlib.suppress(OSError):
+                compress(raw, folder / (self._stem + SOURCE_SUFFIX), deadline)
+                written(self._stem + SOURCE_SUFFIX)
+
+        self._writer = threading.Thread(target=write, name="tracedoc-source", daemon=True)
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Wait until the file is written, for as long as writing may take."""
+        if self._writer is not None:
+            self._writer.join(self._options.max_seconds)

@@ -16,11 +16,16 @@ from typing import Any
 from tracedoc.collector import evidence
 from tracedoc.collector.guard import ForeignProfilers
 from tracedoc.collector.options import Options
-from tracedoc.collector.recorder import Recorder
+from tracedoc.collector.recorder import (
+    Recorder,
+    SourceStep,
+    common_step,
+    compress,
+    is_source_rank,
+    local_path,
+)
 from tracedoc.collector.signals import LONGEST_LAST_WORDS_S, SIGTERM, EndWatch
-from tracedoc.collector.source import SourceStep, common_step, is_source_rank
 from tracedoc.collector.steps import SAMPLED_STEPS, StepClock, StepTimes
-from tracedoc.collector.writing import compress, local_path
 from tracedoc.run.manifest import (
     COMPLETE,
     NOTHING,

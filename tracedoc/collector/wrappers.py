@@ -35,7 +35,7 @@ def original_class(module: Any) -> str:
 
 
 def numel(parameter: Any) -> int:
-    """Return how many elements a parameter has when it is whole."""
+    """The number of elements of a parameter when it is whole."""
     whole = getattr(parameter, "ds_numel", None)  # DeepSpeed ZeRO-3 leaves an empty tensor behind
     return int(whole if whole is not None else parameter.numel())
 

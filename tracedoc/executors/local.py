@@ -30,7 +30,7 @@ _one_start = threading.Lock()  # two threads would hide the script from each oth
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use; schedulers often give a job fewer than there are."""
+    """The number of cores this process may use; schedulers often give a job fewer than there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -174,7 +174,7 @@ class InWorker(Exception):  # noqa: N818 - no failure of its own: it is shown as
 
 
 def _start_method() -> str:
-    """Return how to start workers: the fastest way that is safe in this process as it is now.
+    """The way to start workers: the fastest that is safe in this process as it is now.
 
     fork takes what is imported along, but also the locks that other threads hold, so it is for a process of
     one thread; native threads count. forkserver takes 0.2 s more; spawn imports all anew for each worker.

@@ -36,7 +36,7 @@ def keep_until_given_back() -> None:
 
 
 def give_back() -> None:
-    """Return what was freed to the system; glibc would keep it, scattered, and take more for the next file.
+    """Give freed memory back to the system; glibc would keep it, scattered, and take more for the next file.
 
     Not after small files: to take the same pages again would cost a tenth of the time that they do. Does
     nothing where the allocator has no ``malloc_trim`` (man 3 malloc_trim).
@@ -46,14 +46,14 @@ def give_back() -> None:
 
 
 def _freed_bytes() -> int:
-    """Return how much of the heap is free; where nobody says, as if it were much."""
+    """The free bytes of the heap; where nobody says, as many as are worth returning."""
     ask = _mallinfo2()
     return int(ask().fordblks) if ask is not None else _WORTH_RETURNING
 
 
 @cache
 def _mallinfo2() -> Callable[[], Any] | None:
-    """Return what asks glibc for the state of its heap, ``None`` before glibc 2.33 (man 3 mallinfo2)."""
+    """The function of glibc that tells the state of its heap, ``None`` before 2.33 (man 3 mallinfo2)."""
     import ctypes  # as numpy does
 
     class Mallinfo2(ctypes.Structure):

@@ -43,7 +43,7 @@ def run_each(
 
 
 def _workers_for(sizes: Mapping[str, int], jobs: int | None) -> int:
-    """Return how many processes read these files; with 1 it is this one."""
+    """The number of processes that read these files; 1 is this one."""
     small = jobs is None and sum(sizes.values()) < SMALL_BYTES
     # Workers have no standard input.
     if small or "-" in sizes:

@@ -25,7 +25,7 @@ Outcomes = Generator[tuple[str, "Result | InputError | Lost"], None, None]
 
 
 def user_error(error: BaseException, cause: BaseException | None) -> InputError:
-    """Return what the user can mend; raise what is a bug."""
+    """The error as one that the user can mend; what is a bug is raised."""
     if isinstance(error, InputError):
         return error
     if isinstance(error, ImportError):

@@ -35,7 +35,7 @@ from tracedoc.play.run_replay import Refusal
 from tracedoc.predicted import PlanStep, ReplayReport
 from tracedoc.ranks.exposure import ExposedSplit
 from tracedoc.ranks.run_view import RunView
-from tracedoc.run.job_settings import job_settings
+from tracedoc.run.job import job_settings
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.topics.capture.run import strategy_of

@@ -19,7 +19,7 @@ _LONGEST = 100
 
 
 def training_settings(part: Entry) -> dict[str, str]:
-    """Return what one rank's part tells; what is missing or of another type is left out."""
+    """The settings by name that one rank's part tells; what is missing or of another type is left out."""
     return dict(_settings(part))
 
 

@@ -207,7 +207,7 @@ def _subfolders(directory: Path) -> Iterable[Path]:
 
 
 def _entries(directory: Path) -> list[Path]:
-    """Return what a folder holds, in natural order of the names."""
+    """The files and folders of a folder, in natural order of the names."""
     try:
         return sorted(directory.iterdir(), key=lambda path: natural_key(path.name))
     except OSError as error:
@@ -350,7 +350,7 @@ def _rank_in(*names: str) -> int | None:
 
 
 def _why_no_trace(path: Path) -> str:
-    """Return why a file cannot be a trace, "" if it may be one; only reading it shows for sure."""
+    """The reason why a file cannot be a trace, "" if it may be one; only reading it shows for sure."""
     try:
         with path.open("rb") as file:
             head = file.read(_SNIFFED_BYTES)

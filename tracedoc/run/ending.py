@@ -61,13 +61,13 @@ def ending_limits(manifest: Manifest | None) -> list[Limit]:
 
 
 def ended_well(manifest: Manifest | None) -> bool:
-    """Return whether the job is known to have ended with exit code 0 on all nodes."""
+    """True if the job is known to have ended with exit code 0 on all nodes."""
     nodes = manifest.nodes if manifest is not None else ()
     return bool(nodes) and all(node.get("ended") and _number(node.get("exit_code")) == 0 for node in nodes)
 
 
 def how_it_ended(manifest: Manifest | None) -> str:
-    """Return how a failed job ended, as ``rank 1 ended after step 14 with exit code 1``.
+    """The end of a failed job in words, as ``rank 1 ended after step 14 with exit code 1``.
 
     It is "" for a job that ended well, and for one whose end is not known.
     """

@@ -20,6 +20,24 @@ from tracedoc.run.untrusted import MissingError, UnusableError, inside
 MAX_LOGS = 64
 """The step logs of at most this many ranks are read: all ranks step together."""
 
+NO_SETTINGS = frozenset(
+    {
+        *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+        *(
+            "RANK",
+            "LOCAL_RANK",
+            "GROUP_RANK",
+            "ROLE_RANK",
+            "WORLD_SIZE",
+            "LOCAL_WORLD_SIZE",
+            "GROUP_WORLD_SIZE",
+        ),
+        *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID"),
+        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    }
+)
+"""Variables that name a process, a start or a device: they differ for no reason of the job's."""
+
 Plain = TypeVar("Plain", str, int, float, bool)
 Entry = Mapping[str, object]
 
@@ -109,12 +127,12 @@ class Job:
         return {one.rank: one.source for one in self.ranks if one.source}
 
     def rank(self, rank: int) -> RankJob | None:
-        """Return what one rank recorded, ``None`` where it recorded nothing."""
+        """The record of one rank, ``None`` where it recorded nothing."""
         return next((one for one in self.ranks if one.rank == rank), None)
 
 
 def read_job(manifest: Manifest | None) -> Job | None:
-    """Return what a manifest tells about its job, ``None`` where no rank recorded anything.
+    """The job of a manifest, ``None`` where no rank recorded anything.
 
     Step logs are read from beside the manifest; behind a URL they are not.
     """
@@ -283,3 +301,38 @@ def _value(entry: Entry, key: str, kind: type[Plain]) -> Plain | None:
 
 def _values(entry: Entry, kind: type[Plain]) -> dict[str, Plain]:
     return {key: value for key in entry if (value := _value(entry, key, kind)) is not None}
+
+
+def job_settings(job: Job | None) -> dict[str, str]:
+    """Return the settings of the first rank that recorded any; empty without a manifest.
+
+    What ranks set apart (their devices, ports) is left out.
+    """
+    return dict(_of_rank(job.ranks[0])) if job is not None and job.ranks else {}
+
+
+def _of_rank(rank: RankJob) -> Iterator[tuple[str, str]]:
+    yield from rank.versions.items()
+    for name, value in rank.variables.items():
+        if name not in NO_SETTINGS:
+            yield name, value
+    yield from rank.training.items()
+    loader, buckets = rank.loader, rank.buckets
+    for name, given in (
+        ("batch size of the loader", loader.batch_size),
+        ("loader workers", loader.workers),
+        ("loader prefetch factor", loader.prefetch_factor),
+        ("loader pins memory", loader.pin_memory),
+        ("loader workers persist", loader.persistent_workers),
+        ("DDP bucket bytes", buckets.cap_bytes),
+        ("DDP finds unused parameters", buckets.find_unused_parameters),
+        ("DDP static graph", buckets.static_graph),
+        ("DDP gradients as bucket view", buckets.as_view),
+        ("CPU cores of a rank", rank.cores),
+    ):
+        if given is not None:
+            yield name, _shown(given)
+
+
+def _shown(value: int | bool) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

@@ -226,7 +226,7 @@ def write_json(path: Path, content: Part) -> None:
 
 
 def rank_stem(rank: int, restart: int) -> str:
-    """Return what the files of a rank begin with; a restarted job keeps those of each attempt."""
+    """The beginning of the names of a rank's files; a restarted job keeps those of each attempt."""
     return f"rank-{rank}" if restart == 0 else f"rank-{rank}.restart-{restart}"
 
 

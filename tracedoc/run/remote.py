@@ -36,7 +36,7 @@ class RemoteEntry:
 
 
 def is_remote(path: str) -> bool:
-    """Return whether a path is a URL such as ``s3://bucket/run`` and not a file of this machine."""
+    """True if a path is a URL such as ``s3://bucket/run`` and not a file of this machine."""
     return _SCHEME.match(path) is not None
 
 
@@ -64,7 +64,7 @@ def remote_size(path: str) -> int:
 
 
 def is_remote_folder(path: str) -> bool:
-    """Return whether a URL is a folder. A web page is asked only where the URL ends with a slash."""
+    """True if a URL is a folder. A web page is asked only where the URL ends with a slash."""
     if _is_web(path):
         # Others would be downloaded whole, in search of links.
         return urlsplit(path).path.endswith("/")
@@ -75,7 +75,7 @@ def is_remote_folder(path: str) -> bool:
 
 
 def list_remote(path: str) -> list[RemoteEntry]:
-    """Return what a remote folder holds, one level deep."""
+    """The files of a remote folder, one level deep."""
     with _in_words(path):
         filesystem, inner = _open_filesystem(path)
         entries = []

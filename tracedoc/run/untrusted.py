@@ -27,7 +27,7 @@ class MissingError(UnusableError):
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """Return what a regular file holds.
+    """The bytes of a regular file.
 
     Raises :class:`UnusableError` for anything else, for a file that cannot be read, and for one of more than
     ``max_bytes``. A pipe or a device is never waited for.
