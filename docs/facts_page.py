@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,12 +29,12 @@ def facts_page() -> str:
     """Return the text of the page."""
     if str(REPOSITORY) not in sys.path:
         sys.path.insert(0, str(REPOSITORY))
-    from tracedoc.facts.catalog import CATALOG
-    from tracedoc.facts.topics import by_topic
+    from tracedoc.topics import by_topic, load_facts
 
+    facts = load_facts()
     sections = (
-        f"## {topic}\n\n" + "\n".join(_entry(CATALOG[name]) for name in names)
-        for topic, names in by_topic(list(CATALOG)).items()
+        f"## {topic}\n\n" + "\n".join(_entry(facts[name]) for name in names)
+        for topic, names in by_topic(facts).items()
     )
     return HEAD + "\n" + "\n".join(sections)
 
@@ -43,5 +42,7 @@ def facts_page() -> str:
 def _entry(fact: FactDef) -> str:
     needs = ", ".join(f"`{need}`" for need in sorted(fact.needs))
     traits = f"{fact.unit}, one for the run" if fact.scope == "run" else f"{fact.unit}, by {fact.scope}"
-    body = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", fact.doc).replace("``", "`")
-    return f"### `{fact.name}`\n\n*{traits}{f'; needs {needs}' if needs else ''}*\n\n{body}\n"
+    uses = ", ".join(f"[`{one.name}`](#{one.name})" for one in fact.uses)
+    traits += f"; needs {needs}" if needs else ""
+    traits += f"; made of {uses}" if uses else ""
+    return f"### `{fact.name}`\n\n*{traits}*\n\n{fact.doc}\n"

@@ -19,11 +19,11 @@ if str(REPOSITORY) not in sys.path:
 
 from docs.facts_page import facts_page  # noqa: E402
 from docs.rule_drawings import drawing  # noqa: E402
-from tracedoc.facts.catalog import CATALOG  # noqa: E402
 from tracedoc.judge.expression import parse  # noqa: E402
 from tracedoc.judge.load import load_rules  # noqa: E402
 from tracedoc.judge.rule import TOPICS, AtMost  # noqa: E402
 from tracedoc.testing.cases import Case, load_cases  # noqa: E402
+from tracedoc.topics import load_facts  # noqa: E402
 from tracedoc.units import format_quantity  # noqa: E402
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _page(rule: Rule, cases: Sequence[Case], drawn: bool) -> Iterator[str]:
     yield "## How it is measured"
     yield ""
     yield from ("```text", *_wrapped(rule.when), "```", "")
-    yield from (f"- {_fact(name)}" for name in parse(rule.when).names if name in CATALOG)
+    yield from (f"- {_fact(name)}" for name in parse(rule.when).names if name in load_facts())
     yield ""
     yield f"Gain: {_gain(rule)}"
     if rule.needs:
@@ -124,7 +124,7 @@ def _scope(rule: Rule) -> str:
 
 
 def _fact(name: str) -> str:
-    return f"[`{name}`](../facts.md#{name}): {CATALOG[name].doc.splitlines()[0].replace('``', '`')}"
+    return f"[`{name}`](../facts.md#{name}): {load_facts()[name].doc.splitlines()[0].replace('``', '`')}"
 
 
 def _gain(rule: Rule) -> str:
@@ -155,15 +155,27 @@ def _index(rules: Sequence[Rule]) -> Iterator[str]:
     yield from ("# The rules", "", "What slows training down, by what you see, then by topic.", "")
     yield from ("[What each rule has been seen on](seen.md) · [how a rule is written](../rules.md)", "")
     yield from ("## By symptom", "")
-    for entry in yaml.safe_load(SYMPTOMS.read_text(encoding="utf-8")):
-        yield from (f"**{entry['symptom']}**", "")
-        yield from (f"- [{titles[one]}]({one}.md)" for one in entry["rules"])
+    for symptom, answers in symptoms(rules).items():
+        yield from (f"**{symptom}**", "")
+        yield from (f"- [{titles[one]}]({one}.md)" for one in answers)
         yield ""
     yield from ("## By topic", "")
     for topic in TOPICS:
         yield from (f"**{topic.capitalize()}**", "")
         yield from (f"- [`{rule.id}`]({rule.id}.md): {rule.title}" for rule in rules if rule.topic == topic)
         yield ""
+
+
+def symptoms(rules: Sequence[Rule]) -> dict[str, list[str]]:
+    """The rules that may explain each symptom; one that no symptom names stands under that of its topic."""
+    entries = yaml.safe_load(SYMPTOMS.read_text(encoding="utf-8"))
+    named = {rule for entry in entries for rule in entry["rules"]}
+    found = {entry["symptom"]: list(entry["rules"]) for entry in entries}
+    of_topic = {entry["topic"]: entry["symptom"] for entry in entries if "topic" in entry}
+    for rule in rules:
+        if rule.id not in named:
+            found[of_topic[rule.topic]].append(rule.id)
+    return found
 
 
 def _seen(rules: Sequence[Rule], cases: Mapping[str, Sequence[Case]]) -> Iterator[str]:

@@ -18,9 +18,7 @@ from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import Failures, InputError, Limit
 from tracedoc.executors.run import run_each
 from tracedoc.executors.work import Lost
-from tracedoc.facts.catalog import CATALOG
 from tracedoc.facts.measure_run import Measurements, measure_run
-from tracedoc.facts.per_run.settings import job_limits
 from tracedoc.judge.budgets import judge_budgets, parse_budgets
 from tracedoc.judge.compose import compose
 from tracedoc.judge.expression import Expression
@@ -39,6 +37,8 @@ from tracedoc.run.settle import Candidate, Settled, settle
 from tracedoc.step.codec import share
 from tracedoc.step.rank_digest import LANE_RANKS, RankDigest, without_timeline
 from tracedoc.timeline.script_code import SourceStep, read_source_step
+from tracedoc.topics import load_facts
+from tracedoc.topics.capture.run import job_limits
 from tracedoc.topics.straggler.causes import ranks_to_read
 from tracedoc.units import format_ranges
 from tracedoc.whatif.answer import what_if
@@ -99,7 +99,7 @@ def diagnose(
     chosen = options or Options()
     known = _known_rules(chosen)
     rules = choose(known, chosen.select, chosen.ignore)
-    budgets = parse_budgets(chosen.budgets, CATALOG)
+    budgets = parse_budgets(chosen.budgets, load_facts())
     measured = measure(paths, chosen, progress=progress)
     return judge(
         measured, rules, replay=chosen.replay, budgets=budgets, rules_left_out=len(known) - len(rules)

@@ -6,16 +6,21 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-import tracedoc.facts.per_rank  # noqa: F401  fills the catalogue
 from tracedoc.cache import Slot, slot_of
 from tracedoc.errors import INTERNAL_ERROR, InputError, TracedocError, failure
-from tracedoc.facts.measure_rank import measure_rank
+from tracedoc.facts.catalog import computed
 from tracedoc.run.remote import is_remote, open_remote, public_name
-from tracedoc.step.rank_digest import RankDigest
-from tracedoc.timeline.build import build_timeline
+from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest, digest_timeline
+from tracedoc.timeline.build import RankTimeline, build_timeline
+from tracedoc.topics import load_rank_facts
+from tracedoc.topics.host.rank import host_away_idle_ms
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.kineto import read_trace
 from tracedoc.trace.reader import reader_name
+from tracedoc.values import Value
+
+_FACTS = load_rank_facts()
 
 
 def digest_file(
@@ -27,7 +32,7 @@ def digest_file(
     max_bytes: int | None = None,
     cache: bool = False,
 ) -> RankDigest:
-    """Return the digest of the trace in a file, behind a URL, or on standard input (``-``).
+    """The digest of the trace in a file, behind a URL, or on standard input (``-``).
 
     ``cache`` takes what was kept of the same file before, and keeps what is made of it now.
     """
@@ -62,10 +67,26 @@ def _digest(path: str, read: Callable[..., Trace], steps: tuple[int, int] | None
     )
 
 
+def measure_rank(timeline: RankTimeline, *, rank: int) -> RankDigest:
+    """The digest of a timeline, with all facts of its rank and their intervals."""
+    values: dict[str, Value] = {}
+    intervals: dict[str, Spans] = {}
+    for fact in _FACTS.values():
+        if fact.kind != "rank":
+            continue
+        value, spans = computed(fact, timeline)
+        if spans is not None:
+            intervals[fact.name] = spans
+        if not isinstance(value, dict):
+            values[fact.name] = value
+    away = intervals.get(host_away_idle_ms.name, Spans.empty())
+    return digest_timeline(timeline, values, intervals, host_away=away, rank=rank)
+
+
 def kept_digest(
     path: str, *, steps: tuple[int, int] | None, strict: bool, max_bytes: int | None
 ) -> RankDigest | None:
-    """Return the digest that was kept of a file as it is now, ``None`` where it is to be read."""
+    """The digest that was kept of a file as it is now, ``None`` where it is to be read."""
     slot = _slot(path, steps, strict, max_bytes)
     return slot.load(RankDigest) if slot is not None else None
 

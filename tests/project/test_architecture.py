@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,7 @@ STAGES = {
     "play",
     "facts",
     "topics",
+    "detail",
     "whatif",
     "judge",
     "diagnosis",
@@ -69,14 +71,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "step": BASE | {"trace", "timeline"},
     "ranks": BASE | {"trace", "timeline", "step", "run.job", "run.manifest", "run.steplog"},
     "play": BASE | {"trace", "timeline", "step", "ranks"},
-    "facts.catalog": BASE,
-    "facts.per_rank": BASE | {"trace", "timeline", "step", "facts.catalog", "topics.straggler.rank"},
-    "facts.measure_rank": BASE | {"timeline", "step", "facts.catalog"},
-    "facts": BASE
-    | {"trace", "timeline", "step", "ranks", "facts", "topics", "planner", "diagnosis"}
+    "facts.catalog": BASE | {"timeline", "step", "ranks.run_view", "run.job"},
+    "facts": BASE | {"trace", "timeline", "step", "ranks", "topics"},
+    "topics": BASE
+    | {"trace", "timeline", "step", "ranks", "facts.catalog", "planner"}
     | {"run.job", "run.manifest", "run.steplog"},
-    "topics.straggler.rank": BASE | {"trace", "timeline", "step", "facts.catalog", "facts.per_rank"},
-    "topics": BASE | {"trace", "timeline", "step", "ranks", "facts"},
+    "detail": BASE | {"trace", "timeline", "step", "ranks", "diagnosis"},
     "whatif": BASE
     | {"trace", "timeline", "step", "ranks", "play", "facts", "topics", "planner", "diagnosis"},
     "judge.fixes": BASE | {"diagnosis"},
@@ -85,10 +85,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "judge.rule_cache": {"cache", "errors"},
     "judge.expression": BASE | {"diagnosis"},
     "judge.compose": BASE | STAGES - {"pipeline"},
-    "judge": BASE | {"step", "ranks", "play", "facts", "whatif", "diagnosis"},
+    "judge": BASE | {"step", "ranks", "play", "facts", "topics", "whatif", "diagnosis"},
     "executors": {"errors"},
     "cache": {"step"},
-    "worker": BASE | {"cache", "run", "trace", "timeline", "step", "facts.per_rank", "facts.measure_rank"},
+    "worker": BASE | {"cache", "run", "trace", "timeline", "step", "facts.catalog", "topics"},
     "pipeline": BASE | STAGES | {"executors", "worker"},
     "comparison": BASE | {"diagnosis"},
     "crosscheck": BASE | {"trace", "timeline"},
@@ -189,6 +189,18 @@ def test_imports_follow_the_table(path: Path) -> None:
         if target.startswith("__version__") or inside or fits(target, {row}):
             continue
         assert fits(target, MAY_IMPORT[row]), f"{path}:{line}: {room} may not import {target}"
+
+
+IN_WORKER = sorted((PACKAGE / "topics").glob("*/rank*.py"))
+FOR_WORKER = BASE | {"trace", "timeline", "step", "facts.catalog"}
+
+
+@pytest.mark.parametrize("path", IN_WORKER, ids=room_of)
+def test_what_a_worker_measures_imports_nothing_of_the_driver(path: Path) -> None:
+    for module, _, line in imports_of(path):
+        target = module.removeprefix("tracedoc.")
+        if module.startswith("tracedoc.") and not re.match(r"topics\.\w+\.rank", target):
+            assert fits(target, FOR_WORKER), f"{path}:{line}: a worker may not import {target}"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=room_of)

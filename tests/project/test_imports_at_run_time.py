@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,10 +62,11 @@ def test_a_worker_imports_nothing_of_the_run(repository: Path) -> None:
         check=True,
     )
     imported = set(done.stdout.split())
-    assert "tracedoc.timeline.build" in imported
+    assert {"tracedoc.timeline.build", "tracedoc.topics.step.rank"} <= imported
+    of_topics = [name for name in imported if re.fullmatch(r"tracedoc\.topics\.\w+\.\w+", name)]
+    assert [name for name in of_topics if not name.rpartition(".")[2].startswith("rank")] == []
     of_driver = (
         "tracedoc.ranks",
-        "tracedoc.facts.per_run",
         "tracedoc.whatif",
         "tracedoc.judge",
         "tracedoc.report",

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from docs.rule_pages import symptoms
 from tracedoc.cli import main
 from tracedoc.facts.catalog import CATALOG
-from tracedoc.facts.per_rank import messages
-from tracedoc.facts.topics import by_topic
 from tracedoc.judge.load import load_rules
 from tracedoc.testing.cases import run_case_file
+from tracedoc.topics import by_topic, check_declared, load_facts
+from tracedoc.topics.communication import rank as messages
 
 TEXT = (Path(__file__).resolve().parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
@@ -31,8 +32,8 @@ def block(language: str, start: str) -> str:
 def fact() -> Iterator[str]:
     """Define the fact in its module for one test."""
     text = block("python", "@rank_fact")
-    name = re.findall(r'"(\w+)"', text)[0]
-    if name in CATALOG:
+    name = re.findall(r"def (\w+)", text)[0]
+    if name in load_facts():
         pytest.skip("the example stands in the code")
     exec(compile(text, "CONTRIBUTING.md", "exec"), vars(messages))
     yield name
@@ -40,19 +41,22 @@ def fact() -> Iterator[str]:
     delattr(messages, name)
 
 
-def test_a_rule_with_a_new_fact_takes_five_files(fact: str, tmp_path: Path) -> None:
+def test_a_rule_with_a_new_fact_takes_four_files_and_a_line_for_users(fact: str, tmp_path: Path) -> None:
     files = re.findall(r"^\| `([^`]+)` \|", TEXT, re.M)
     assert files == [
-        "tracedoc/facts/per_rank/messages.py",
-        "tests/facts/test_messages.py",
+        "tracedoc/topics/communication/rank.py",
+        "tests/topics/communication/test_messages.py",
         "rules/communication/one-large-message.yaml",
         "tests/rules/one-large-message.yaml",
         "CHANGELOG.md",
     ]
-    # No sixth one: the fact has its topic, which the page of definitions follows, and rules may name it.
+    # No other one: the fact has its topic, which the page of definitions follows, and rules may name it.
     assert by_topic([fact]) == {"Communication": [fact]}
+    check_declared([CATALOG[fact]])
     (tmp_path / Path(files[2]).name).write_text(block("yaml", "id:"), encoding="utf-8")
-    assert load_rules([tmp_path])[-1].id == Path(files[2]).stem
+    rule = load_rules([tmp_path])[-1]
+    assert rule.id == Path(files[2]).stem
+    assert rule.id in [one for answers in symptoms([*load_rules(), rule]).values() for one in answers]
 
 
 def test_fact_passes_its_own_test(fact: str, tmp_path: Path) -> None:

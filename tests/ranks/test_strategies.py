@@ -67,7 +67,7 @@ COUNTS: dict[str, tuple[int, dict[tuple[str, Phase], int]]] = {
 }
 TECHNIQUES: dict[str, dict[str, object]] = {
     "ac": {"activation_checkpointing": True},
-    "ddp": {"activation_checkpointing": False, "compiled": False, "low_rank_adapters": False},
+    "ddp": {"activation_checkpointing": False, "compiled": False},
     "comp": {"compiled": True},
     "acc": {"micro_batches": 2, "reducing_micro_batches": 1},
     "fsdp2_mp": {

@@ -24,7 +24,7 @@ FIRES_ELSEWHERE: Mapping[str, str] = {
     "data-parallel-module": "tests/rules/test_rules_on_built_traces.py",
     "gloo-on-gpu": "tests/rules/test_rules_on_built_traces.py",
     "rotating-straggler": "tests/ranks/test_stragglers.py",
-    "script-code": "tests/facts/test_script_code.py",
+    "script-code": "tests/topics/host/test_script_code.py",
 }
 """Rules whose faulty steps lanes cannot draw: they are alike, of one process, and without stacks."""
 
@@ -35,8 +35,8 @@ DECIDED_ELSEWHERE: Mapping[tuple[str, str], str] = {
     ("rotating-straggler", "min_share"): "tests/ranks/test_stragglers.py",
     ("rotating-straggler", "steady"): "tests/ranks/test_stragglers.py",
     ("uneven-work", "most_steps"): "tests/ranks/test_unequal_ranks.py",
-    ("script-code", "min_share"): "tests/facts/test_script_code.py",
-    ("cpu-straggler", "habit"): "tests/facts/test_core_wait_of_stragglers.py",
+    ("script-code", "min_share"): "tests/topics/host/test_script_code.py",
+    ("cpu-straggler", "habit"): "tests/topics/straggler/test_core_wait.py",
     ("cpu-straggler", "place"): "",
 }
 """Thresholds that no drawing decides, and the test that does; "" where none does."""

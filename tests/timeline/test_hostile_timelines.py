@@ -94,7 +94,7 @@ def test_many_windows_over_one_set_are_measured_alike_one_by_one_and_together() 
 
 
 def test_a_table_of_very_many_kinds_keeps_those_with_most_time(tmp_path: Path) -> None:
-    from tracedoc.facts.tables import MAX_ROWS
+    from tracedoc.detail.tables import MAX_ROWS
 
     events = [event("user_annotation", f"ProfilerStep#{n}", 10_000 * n, 10_000) for n in range(2)]
     kernel = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

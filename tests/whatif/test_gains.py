@@ -40,7 +40,7 @@ def gain(name: str, facts: Facts, *, is_cpu: bool = False, absent: str = "") -> 
     if name in GAINS:
         return GAINS[name](measurements, None)
     bound = AT_MOST[name]
-    return at_most(measurements, None, bound.fact, bound.assuming, host_stays=bound.within_host_work)
+    return at_most(measurements, None, CATALOG[bound.fact], bound.assuming, host_stays=bound.within_host_work)
 
 
 BOUNDED = [

@@ -120,11 +120,10 @@ def _meanings(
 
 def _known(rule_directories: Sequence[str]) -> tuple[dict[str, Rule], Mapping[str, FactDef]]:
     """Return all rules and facts by name."""
-    import tracedoc.facts.topics  # noqa: F401  (fills the catalogue)
-    from tracedoc.facts.catalog import CATALOG
     from tracedoc.judge.load import load_rules
+    from tracedoc.topics import load_facts
 
-    return {rule.id: rule for rule in load_rules(rule_directories)}, CATALOG
+    return {rule.id: rule for rule in load_rules(rule_directories)}, load_facts()
 
 
 def _with_alias(name: str, rules: Mapping[str, Rule]) -> list[Rule]:
@@ -195,9 +194,15 @@ def _shared_alias(name: str, rules: Sequence[Rule]) -> str:
 
 
 def _fact(fact: FactDef) -> str:
-    needs = f"\n\nNeeds: {', '.join(sorted(fact.needs))}" if fact.needs else ""
-    head = f"{fact.name}  (fact, unit {fact.unit}, one value a {fact.scope})"
-    return f"{head}\n\n{fact.doc}{needs}".rstrip("\n") + "\n"
+    lines = [f"{fact.name}  (fact, unit {fact.unit}, one value a {fact.scope})", "", fact.doc]
+    needs, uses = sorted(fact.needs), [one.name for one in fact.uses]
+    if needs or uses:
+        lines.append("")
+    if needs:
+        lines.append(f"Needs: {', '.join(needs)}")
+    if uses:
+        lines.append(_paragraph(f"Made of: {', '.join(uses)}", hang=2))
+    return "\n".join(lines) + "\n"
 
 
 def _paragraph(text: str, margin: int = 0, *, hang: int | None = None) -> str:

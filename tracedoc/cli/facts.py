@@ -79,8 +79,8 @@ def facts_table(records: dict[str, FactRecord], *, ranks: bool) -> str:
     Facts stand under their topics; those that are unknown for one reason stand together at the end, from
     :data:`MANY_ALIKE` of them on.
     """
-    from tracedoc.facts.topics import by_topic
     from tracedoc.report.texts import one_line, plain
+    from tracedoc.topics import by_topic
 
     alike: dict[str, list[str]] = {}
     for name, record in records.items():

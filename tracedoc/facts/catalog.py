@@ -1,7 +1,16 @@
 """The catalogue of facts: named measurements with a unit, a scope and a definition.
 
-Two kinds share one catalogue. A ``rank_fact`` is computed from a :class:`RankTimeline` inside the worker
-and travels in the digest; a ``run_fact`` is computed once, from the digests of all ranks.
+A decorator turns a function into a fact of the same name, which can be called as before. What the
+function sees says where it is measured:
+
+- ``rank_fact``: the timeline of a rank, in the worker; the value travels in the rank's digest;
+- ``digest_fact``: the run, the digest of a rank and its analysed step, in the driver;
+- ``manifest_fact``: a rank's part of the manifest of `tracedoc collect`, in the driver;
+- ``run_fact``: the run, in the driver.
+
+A fact names what it needs: of the capture in words (:data:`NEEDS`), and the other facts that it reads. Those
+are imported, so that facts cannot need each other in a circle; :mod:`tracedoc.topics` holds that a fact
+reads no others.
 
 A fact that is a length of time may be measured as intervals: its function returns :class:`Spans`, the fact's
 value is their total in ms, and rules that name the fact show them as evidence.
@@ -16,13 +25,19 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
 import msgspec
 
 from tracedoc.spans import Spans
 from tracedoc.units import UNITS
 from tracedoc.values import Failed, Unknown, Value
+
+if TYPE_CHECKING:
+    from tracedoc.ranks.run_view import RunView
+    from tracedoc.run.job import RankJob
+    from tracedoc.step.rank_digest import RankDigest, StepDigest
+    from tracedoc.timeline.build import RankTimeline
 
 Scope = Literal["run", "rank", "step", "group", "unit"]
 NEEDS = frozenset(
@@ -42,13 +57,21 @@ NEEDS = frozenset(
 )
 """What a fact or a rule may need of a capture."""
 
+NOT_MEASURED = Unknown("not measured")
+NO_MANIFEST = Unknown("no manifest: capture with `tracedoc collect`")
 
-class FactDef(msgspec.Struct, frozen=True):
+Result = TypeVar("Result")
+Measured = TypeVar("Measured", covariant=True)
+Arguments = ParamSpec("Arguments")
+
+
+class FactDef(msgspec.Struct, frozen=True, eq=False):
     """The definition of one fact. ``compute`` takes a ``RankTimeline`` or a ``RunView``.
 
     ``interval`` says what each interval is, for a fact that is measured as intervals. Those of a rank's fact
     travel in its digest; ``spans`` finds those of a run's fact, from the run, a digest and its analysed step.
-    ``values`` are all that a text may be, where it is one of a few: rules have words for each.
+    ``values`` are all that a text may be, where it is one of a few: rules have words for each. ``uses`` are
+    the facts that this one reads.
     """
 
     name: str
@@ -60,11 +83,45 @@ class FactDef(msgspec.Struct, frozen=True):
     interval: str = ""
     spans: Callable[..., Spans | Unknown] | None = None
     values: tuple[str, ...] = ()
+    uses: tuple[FactDef, ...] = ()
 
     @property
     def doc(self) -> str:
         """What the fact means, in plain text: the docstring of the function that computes it."""
         return _plain(inspect.getdoc(self.compute) or "")
+
+
+class RankFact(FactDef, Generic[Measured], frozen=True, eq=False):
+    """A fact of each rank. The driver reads it in the rank's digest."""
+
+    def __call__(self, timeline: RankTimeline) -> Measured:
+        """Measure it, in the worker."""
+        measured: Measured = self.compute(timeline)
+        return measured
+
+    def of(self, digest: RankDigest) -> Value:
+        """Its value on the rank of a digest."""
+        return digest.facts.get(self.name, NOT_MEASURED)
+
+    def spans_of(self, digest: RankDigest) -> Spans:
+        """Its intervals inside the analysed step of a rank; may be empty."""
+        return digest.spans(self.name)
+
+
+class RunFact(FactDef, Generic[Arguments, Measured], frozen=True, eq=False, kw_only=True):
+    """A fact that is measured in the driver: ``function`` of the run or of one rank, ``compute`` of all."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *arguments: Arguments.args, **named: Arguments.kwargs) -> Measured:
+        """Measure it, for what its function takes."""
+        measured: Measured = self.function(*arguments, **named)
+        return measured
+
+    def by_rank(self, run: RunView) -> dict[str, Value]:
+        """Measure it on all ranks of a run."""
+        found: dict[str, Value] = self.compute(run)
+        return found
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -81,103 +138,152 @@ class Measurement(msgspec.Struct, frozen=True):
 FactTable = Mapping[str, Measurement]
 
 CATALOG: dict[str, FactDef] = {}
-"""Every fact by name, in order of definition; filled when ``tracedoc.facts`` is imported."""
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-Result = TypeVar("Result")
+"""Every fact by name, in reading order; filled by :mod:`tracedoc.topics`."""
 
 
 def _plain(doc: str) -> str:
-    """Return a docstring without the roles and double backticks of reStructuredText: users read it."""
+    """A docstring without the roles and double backticks of reStructuredText: users read it."""
     return re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", doc).replace("``", "`")
 
 
+Needs = tuple[str | FactDef, ...]
+if TYPE_CHECKING:
+    OfDigest = Callable[[RunView, RankDigest, StepDigest], Measured]
+    DigestFact = RunFact[[RunView, RankDigest, StepDigest], Measured]
+
+
 def rank_fact(
-    name: str,
-    *,
-    unit: str,
-    needs: tuple[str, ...] = (),
-    scope: Scope = "rank",
-    interval: str = "",
-    values: Iterable[str] = (),
-) -> Callable[[Function], Function]:
-    """Register ``function(RankTimeline) -> Value`` as a fact of each rank.
+    *, unit: str, needs: Needs = (), interval: str = "", values: Iterable[str] = ()
+) -> Callable[[Callable[[RankTimeline], Measured]], RankFact[Measured]]:
+    """Make ``function(RankTimeline) -> Value`` a fact of each rank.
 
     With ``interval``, the words for one of its intervals, the function returns ``Spans | Unknown``. A text
     that is one of a few says which: ``values``.
     """
-    return _register(name, unit, scope, needs, "rank", interval, tuple(values))
+
+    def made(function: Callable[[RankTimeline], Measured]) -> RankFact[Measured]:
+        of_capture, uses = _checked(function, unit, needs, interval)
+        fact = RankFact[Measured](
+            name=function.__name__,
+            unit=unit,
+            scope="rank",
+            needs=of_capture,
+            kind="rank",
+            compute=function,
+            interval=interval,
+            values=tuple(values),
+            uses=uses,
+        )
+        CATALOG[fact.name] = fact
+        return fact
+
+    return made
+
+
+def digest_fact(
+    *, unit: str, needs: Needs = (), interval: str = "", values: Iterable[str] = ()
+) -> Callable[[OfDigest[Measured]], DigestFact[Measured]]:
+    """Make ``function(RunView, RankDigest, StepDigest) -> Value`` a fact of each rank with an analysed step.
+
+    ``interval`` and ``values`` are as for :func:`rank_fact`.
+    """
+
+    def made(function: OfDigest[Measured]) -> DigestFact[Measured]:
+        @wraps(function)
+        def compute(run: RunView) -> dict[str, Value]:
+            def measured(digest: RankDigest, step: StepDigest) -> Value:
+                found: Any = function(run, digest, step)
+                return total_ms(found) if interval else found
+
+            return run.by_rank(measured)
+
+        return _of_run(function, compute, unit, "rank", needs, interval, values)
+
+    return made
+
+
+def manifest_fact(
+    *, unit: str, needs: Needs = (), values: Iterable[str] = ()
+) -> Callable[[Callable[[RankJob], Value]], RunFact[[RankJob], Value]]:
+    """Make ``function(RankJob) -> Value`` a fact of each captured rank, unknown without a manifest."""
+
+    def made(function: Callable[[RankJob], Value]) -> RunFact[[RankJob], Value]:
+        @wraps(function)
+        def compute(run: RunView) -> dict[str, Value]:
+            return of_manifest(run, function)
+
+        return _of_run(function, compute, unit, "rank", needs, "", values)
+
+    return made
 
 
 def run_fact(
-    name: str,
-    *,
-    unit: str,
-    needs: tuple[str, ...] = (),
-    scope: Scope = "run",
-    interval: str = "",
-    values: Iterable[str] = (),
-) -> Callable[[Function], Function]:
-    """Register ``function(RunView) -> Value`` (scope run) or ``-> dict[str, Value]`` (other scopes).
+    *, unit: str, scope: Scope = "run", needs: Needs = (), values: Iterable[str] = ()
+) -> Callable[[Callable[[RunView], Measured]], RunFact[[RunView], Measured]]:
+    """Make ``function(RunView) -> Value`` a fact of the run; of another scope, ``-> dict[str, Value]``."""
 
-    With ``interval``, the words for one of its intervals, the fact is one of each rank, and its function
-    ``(RunView, RankDigest, StepDigest) -> Spans | Unknown`` is asked for the analysed step of each.
-    ``values`` are as for :func:`rank_fact`.
-    """
-    return _register(name, unit, scope, needs, "run", interval, tuple(values))
+    def made(function: Callable[[RunView], Measured]) -> RunFact[[RunView], Measured]:
+        return _of_run(function, function, unit, scope, needs, "", values)
+
+    return made
 
 
-def _register(
-    name: str,
+def of_manifest(run: RunView, measure: Callable[[RankJob], Value]) -> dict[str, Value]:
+    """The value of ``measure`` for each captured rank's part of the manifest."""
+    found: dict[str, Value] = {}
+    for digest in run.digests:
+        rank = run.job.rank(digest.rank) if run.job is not None else None
+        found[str(digest.rank)] = measure(rank) if rank is not None else NO_MANIFEST
+    return found
+
+
+def _of_run(
+    function: Callable[..., Any],
+    compute: Callable[[RunView], Any],
     unit: str,
     scope: Scope,
-    needs: tuple[str, ...],
-    kind: Literal["rank", "run"],
+    needs: Needs,
     interval: str,
-    values: tuple[str, ...],
-) -> Callable[[Function], Function]:
+    values: Iterable[str],
+) -> RunFact[Any, Any]:
+    of_capture, uses = _checked(function, unit, needs, interval)
+    fact = RunFact[Any, Any](
+        name=function.__name__,
+        unit=unit,
+        scope=scope,
+        needs=of_capture,
+        kind="run",
+        compute=compute,
+        interval=interval,
+        spans=function if interval else None,
+        values=tuple(values),
+        uses=uses,
+        function=function,
+    )
+    CATALOG[fact.name] = fact
+    return fact
+
+
+def _checked(
+    function: Callable[..., Any], unit: str, needs: Needs, interval: str
+) -> tuple[frozenset[str], tuple[FactDef, ...]]:
+    """What a fact needs of the capture, and the facts that it uses; raises ValueError for what is no fact."""
+    name, of_capture = function.__name__, frozenset(need for need in needs if isinstance(need, str))
+    if name in CATALOG:
+        raise ValueError(f"fact {name} is defined twice")
+    if not function.__doc__ and sys.flags.optimize < 2:  # which strips the definitions
+        raise ValueError(f"fact {name} has no definition (docstring)")
     if unit not in UNITS:
         raise ValueError(f"fact {name}: unknown unit {unit!r}")
-    if not set(needs) <= NEEDS:
-        raise ValueError(f"fact {name}: unknown need in {needs}")
-    if interval and (unit != "ms" or scope != "rank"):
-        raise ValueError(f"fact {name}: intervals have a length in ms, and belong to a rank")
-
-    def register(function: Function) -> Function:
-        if name in CATALOG:
-            raise ValueError(f"fact {name} is defined twice")
-        if not function.__doc__ and sys.flags.optimize < 2:  # which strips the definitions
-            raise ValueError(f"fact {name} has no definition (docstring)")
-        by_rank = bool(interval) and kind == "run"
-        CATALOG[name] = FactDef(
-            name,
-            unit,
-            scope,
-            frozenset(needs),
-            kind,
-            _totals(function) if by_rank else function,
-            interval,
-            function if by_rank else None,
-            values,
-        )
-        return function
-
-    return register
-
-
-def _totals(spans: Callable[..., Spans | Unknown]) -> Callable[[Any], dict[str, Value]]:
-    """Return the function of a run that says how long the intervals of each rank are in all, in ms."""
-
-    @wraps(spans)
-    def totals(run: Any) -> dict[str, Value]:
-        found: dict[str, Value] = run.by_rank(lambda digest, step: total_ms(spans(run, digest, step)))
-        return found
-
-    return totals
+    if not of_capture <= NEEDS:
+        raise ValueError(f"fact {name}: unknown need in {sorted(of_capture)}")
+    if interval and unit != "ms":
+        raise ValueError(f"fact {name}: intervals have a length in ms")
+    return of_capture, tuple(need for need in needs if isinstance(need, FactDef))
 
 
 def total_ms(spans: Spans | Unknown) -> float | Unknown:
-    """Return how long intervals are in all."""
+    """How long intervals are in all, in ms."""
     return spans if isinstance(spans, Unknown) else spans.total_ns / 1e6
 
 
@@ -200,7 +306,7 @@ def computed(definition: FactDef, subject: object) -> tuple[Value | dict[str, Va
 
 
 def _finite(value: Value) -> Value:
-    """Return a value; one that is no number, or has no end, is a fault of the fact."""
+    """A value; one that is no number, or has no end, is a fault of the fact."""
     if isinstance(value, float) and not math.isfinite(value):
         return Failed("error: not a number")
     return value

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-import tracedoc.facts.per_rank
-import tracedoc.facts.per_run  # noqa: F401  fills the catalogue
-from tracedoc.facts.catalog import CATALOG, NEEDS, FactDef, FactTable, Measurement, computed
+from tracedoc.facts.catalog import NEEDS, NOT_MEASURED, FactDef, FactTable, Measurement, computed
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.strategy_signs import SHARDED_MARKS
+from tracedoc.topics import load_facts
 from tracedoc.trace.vocabulary import P2P_OPS
 from tracedoc.values import Failed, Unknown, Value
 
 _LOG = logging.getLogger(__name__)
+_FACTS = load_facts()
 
 STEPS_FOR_CONFIDENCE = 3
 """Fewer complete steps than this cannot separate what recurs from what happened once."""
@@ -49,15 +49,21 @@ class Measurements(msgspec.Struct, frozen=True):
     steps: tuple[int, ...]
     run: RunView
 
+    def value(self, fact: FactDef, key: str | None = None) -> Value:
+        """A fact for the run, or for one rank or group."""
+        found = self.facts.get(fact.name)
+        if found is None:
+            return Unknown(f"{fact.name} was not measured")
+        return found.value if key is None else found.values.get(key, found.value)
+
 
 def measure_run(run: RunView) -> Measurements:
     """Compute the run facts, and put them beside the rank facts of all digests."""
     facts: dict[str, Measurement] = {}
     unknown: dict[tuple[Unknown | str, ...], Mapping[str, Value]] = {}
-    missing = Unknown("not measured")
-    for definition in CATALOG.values():
+    for definition in _FACTS.values():
         if definition.kind == "rank":
-            values = {str(d.rank): d.facts.get(definition.name, missing) for d in run.digests}
+            values = {str(d.rank): d.facts.get(definition.name, NOT_MEASURED) for d in run.digests}
             facts[definition.name] = _keyed(definition, values, run, unknown)
         else:
             result, _ = computed(definition, run)
@@ -87,7 +93,7 @@ def _log_failures(name: str, fact: Measurement) -> None:
 
 
 def confidence(run: RunView) -> str:
-    """Return how far findings can be trusted.
+    """The confidence in findings.
 
     "high": every rank of the world, each with three or more complete steps; "medium": ranks missing or
     fewer steps; "low": no complete step.
@@ -100,7 +106,7 @@ def confidence(run: RunView) -> str:
 
 
 def availability(run: RunView) -> dict[str, Availability]:
-    """Return what the capture holds, for each need."""
+    """The availability of each need in the capture."""
     present, absent = _present(run), _absent_by_nature(run)
     missing = dict(_MISSING)
     if "gpu" not in present | absent.keys():
@@ -128,7 +134,7 @@ def _present(run: RunView) -> set[str]:
 
 
 def _absent_by_nature(run: RunView) -> dict[str, str]:
-    """Return why this run cannot have what it does not have, by need."""
+    """The reason why this run cannot have what it does not have, by need."""
     digests = run.digests
     alone = run.world_size == 1 or (
         run.world_size is None and len(digests) == 1 and not _distributed(digests)
@@ -165,7 +171,7 @@ _MISSING = {
 
 
 def _sharded_by_name(digests: Sequence[RankDigest]) -> bool:
-    """Return whether FSDP or ZeRO-3 is named and may gather: NO_SHARD has collectives but no gather."""
+    """Whether FSDP or ZeRO-3 is named and may gather: NO_SHARD has collectives but no gather."""
     return any(
         digest.signs.seen & SHARDED_MARKS
         and (not len(digest.collectives) or bool(digest.collectives.is_op("all_gather").any()))
@@ -183,7 +189,7 @@ def _keyed(
     run: RunView,
     unknown: dict[tuple[Unknown | str, ...], Mapping[str, Value]],
 ) -> Measurement:
-    """Return a fact with its values by key; facts that are ``unknown`` for one reason share a table."""
+    """A fact with its values by key; facts that are ``unknown`` for one reason share a table."""
     representative = str(run.representative) if run.representative is not None else next(iter(values), "")
     # Of many ranks the keys take more memory than the values, unless all facts share them.
     values = {sys.intern(key): value for key, value in values.items()}

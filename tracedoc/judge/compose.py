@@ -8,6 +8,9 @@ from datetime import datetime, timezone
 from msgspec.structs import replace
 
 import tracedoc
+from tracedoc.detail.charts import memory_curve, transfer_table, unit_timeline, wait_table
+from tracedoc.detail.step_picture import step_picture
+from tracedoc.detail.tables import collective_rows, host_detail, kernel_rows, phase_rows, unit_rows
 from tracedoc.diagnosis import (
     Budget,
     BudgetCheck,
@@ -25,13 +28,6 @@ from tracedoc.diagnosis import (
 from tracedoc.errors import Failures, Limit
 from tracedoc.facts.catalog import FactTable
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.memory_curve import memory_curve
-from tracedoc.facts.per_run.strategy import strategy_of
-from tracedoc.facts.step_picture import step_picture
-from tracedoc.facts.tables import collective_rows, host_detail, kernel_rows, phase_rows, unit_rows
-from tracedoc.facts.transfer_table import transfer_table
-from tracedoc.facts.unit_timeline import unit_timeline
-from tracedoc.facts.waits import wait_table
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.first_line import summarise
 from tracedoc.play.run_replay import Refusal
@@ -41,6 +37,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job_settings import job_settings
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.activity import Budget as ExactBudget
+from tracedoc.topics.capture.run import strategy_of
 from tracedoc.values import Unknown, Value
 from tracedoc.whatif.ledger import make_ledger
 from tracedoc.whatif.path_in_picture import path_in_picture

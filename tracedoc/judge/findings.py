@@ -31,6 +31,7 @@ from tracedoc.judge.wording import (
     run_step,
     with_ranks,
 )
+from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms
 from tracedoc.values import Unknown, Value
 from tracedoc.whatif.evidence import EvidenceCollector, collectors
@@ -149,7 +150,7 @@ def _finding(own: Weighed, doubts: Sequence[Verdict], measurements: Measurements
     units = {name: fact.definition.unit for name, fact in measurements.facts.items()}
     units |= {name: param.unit for name, param in rule.params.items()}
     values = values_of(rule, measurements.facts, worst.key, measurements)
-    own_step, values["step_ms"] = values.get("step_ms"), run_step(measurements)
+    own_step, values[step_ms.name] = values.get(step_ms.name), run_step(measurements)
     units |= dict.fromkeys(rule.words, "text")
     for name, words in rule.words.items():
         values[name] = chosen_words(words, values, units)
@@ -157,7 +158,7 @@ def _finding(own: Weighed, doubts: Sequence[Verdict], measurements: Measurements
     values[WORST_RANK], units[WORST_RANK] = worst.key or "", "text"
     message = fill(rule.message, values, units)
     if keys and len(measurements.ranks) > 1:
-        own_words = other_step(own_step, values["step_ms"])
+        own_words = other_step(own_step, values[step_ms.name])
         named = WORST_RANK in placeholders(rule.message)
         message = with_ranks(
             message,
@@ -211,11 +212,10 @@ def severity_of(rule: Rule, gain: Gain | None, confidence: str, measurements: Me
 
 def _share_of_step(gain: Gain | Unknown | None, measurements: Measurements) -> float | None:
     """Return the share of the run's step that a fix gives back; ``None`` if either is unknown."""
-    fact = measurements.facts.get("step_ms")
-    step_ms = fact.value if fact else None
-    if not isinstance(gain, Gain) or isinstance(step_ms, str | Unknown | None) or not step_ms > 0:
+    length = run_step(measurements)
+    if not isinstance(gain, Gain) or isinstance(length, str | Unknown) or not length > 0:
         return None
-    return gain.size_ms / step_ms
+    return gain.size_ms / length
 
 
 def _finding_id(rule: Rule, keys: Sequence[str], verdict: Verdict) -> str:

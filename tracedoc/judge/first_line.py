@@ -20,6 +20,9 @@ from tracedoc.judge.losses import (
 )
 from tracedoc.predicted import PlanStep
 from tracedoc.step.rank_digest import RankDigest
+from tracedoc.topics.host.run import queued_idle_ms
+from tracedoc.topics.step.rank import compute_ms, step_ms
+from tracedoc.topics.straggler.rank import foreign_turns_ms
 from tracedoc.units import format_ms, format_percent, format_ranges, format_step_change
 from tracedoc.whatif.combined import Times, combined_gain_ms, repeats
 
@@ -48,7 +51,7 @@ def summarise(
     Rules that ended in an error are named where no cause is.
     """
     findings, times = judgement.findings, judgement.times
-    step = number(measurements, "step_ms")
+    step = number(measurements, step_ms)
     if step is None:
         return f"No answer: {_why_nothing(measurements.run.digests)}."
     if step == 0:
@@ -101,9 +104,7 @@ def _caution(measurements: Measurements) -> str:
 
 def _why_unreliable(measurements: Measurements, limits: Sequence[Limit], step: float) -> str:
     """Return why the step's split cannot be trusted, or "": kernels that ran are not in the trace."""
-    queued = (number(measurements, "queued_idle_ms") or 0.0) - (
-        number(measurements, "foreign_turns_ms") or 0.0
-    )
+    queued = (number(measurements, queued_idle_ms) or 0.0) - (number(measurements, foreign_turns_ms) or 0.0)
     if any(limit.code == "lost-kernels" for limit in limits):
         return "kernels that were launched are missing from the trace, so what looks idle may not be"
     if queued > MOSTLY_QUEUED * step:
@@ -221,7 +222,7 @@ def _within_the_step(measurements: Measurements, findings: Sequence[Finding], ti
     Findings of one rank can hold longer steps than the one the line names. Never less than the largest.
     """
     together = combined_gain_ms(findings, times)
-    step, compute = number(measurements, "step_ms"), number(measurements, "compute_ms")
+    step, compute = number(measurements, step_ms), number(measurements, compute_ms)
     if step is None or compute is None:
         return together
     largest = max(finding.gain.size_ms for finding in findings if finding.gain is not None)

@@ -11,6 +11,7 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement, Yielded, worst_first
 from tracedoc.judge.rule import Rule
 from tracedoc.predicted import PlanStep
+from tracedoc.topics.step.rank import step_ms
 from tracedoc.whatif.combined import repeats
 
 LEAST_GAIN = 0.002
@@ -68,8 +69,8 @@ def without_empty(
     does one whose gain is not known.
     """
     planned = {one.fix.rpartition("/")[0] for one in plan}
-    step_ms = measurements.facts["step_ms"].value
-    least = LEAST_GAIN * float(step_ms) if isinstance(step_ms, float | int) else 0.0
+    length = measurements.value(step_ms)
+    least = LEAST_GAIN * float(length) if isinstance(length, float | int) else 0.0
     larger = any(one.gain is not None and one.gain.size_ms > least for one in judgement.findings)
     rules = judgement.rules
     left_out: dict[str, str] = {}

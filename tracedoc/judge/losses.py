@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
+from tracedoc.facts.catalog import FactDef
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.idle_causes import WORDS
 from tracedoc.judge.rule import Rule
+from tracedoc.topics.communication.run import exposed_wait_ms, pipeline_wait_ms
+from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
 from tracedoc.units import format_ms, format_percent
 
 CPU_IDLE_WORDS = {cause: words.on_cpu for cause, words in WORDS.items() if words.on_cpu}
@@ -46,9 +49,9 @@ NO_GAIN = 0.001
 """What saves less than this share of the step is named without a number."""
 
 
-def number(measurements: Measurements, fact: str) -> float | None:
+def number(measurements: Measurements, fact: FactDef) -> float | None:
     """Return the run's value of a fact, ``None`` where it is unknown or no number."""
-    value = measurements.facts[fact].value
+    value = measurements.value(fact)
     return float(value) if isinstance(value, (int, float)) else None
 
 
@@ -97,7 +100,7 @@ def largest_loss(measurements: Measurements) -> tuple[str, str, float]:
 
 def waits_for_peers(measurements: Measurements, step: float) -> str:
     """Say whom the other ranks wait for, where that is a part of the step worth a sentence; else ""."""
-    rank, wait_ms = _longest(measurements, "exposed_wait_ms")
+    rank, wait_ms = _longest(measurements, exposed_wait_ms)
     late = measurements.run.blame.waited_for(int(rank)) if wait_ms >= WAIT_WORTH_NAMING * step else None
     if late is None:
         return ""
@@ -106,17 +109,17 @@ def waits_for_peers(measurements: Measurements, step: float) -> str:
 
 def in_pipeline(measurements: Measurements, step: float) -> str:
     """Say how long the rank that waits longest for its pipeline neighbours does; "" where that is little."""
-    rank, wait_ms = _longest(measurements, "pipeline_wait_ms")
+    rank, wait_ms = _longest(measurements, pipeline_wait_ms)
     if wait_ms < WAIT_WORTH_NAMING * step:
         return ""
     return f" Rank {rank} waits {format_ms(wait_ms)} a step in the pipeline."
 
 
-def _longest(measurements: Measurements, fact: str) -> tuple[str, float]:
+def _longest(measurements: Measurements, fact: FactDef) -> tuple[str, float]:
     """Return the rank with the largest value of a fact in ms, and that; ("", 0.0) where none is known."""
     known = {
         rank: float(value)
-        for rank, value in measurements.facts[fact].values.items()
+        for rank, value in measurements.facts[fact.name].values.items()
         if isinstance(value, (int, float))
     }
     return max(known.items(), key=lambda item: item[1], default=("", 0.0))
@@ -137,7 +140,7 @@ def idle_on_cpu(measurements: Measurements, step: float) -> str:
 
 def healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo, step: float) -> str:
     """Return what fills the step, the largest loss, and the largest finding that is only a note."""
-    compute = number(measurements, "compute_ms")
+    compute = number(measurements, compute_ms)
     if measurements.is_cpu:
         waits = waits_for_peers(measurements, step) + in_pipeline(measurements, step)
         return f"{_on_cpu(noted, step)}{idle_on_cpu(measurements, step)}{waits}"
@@ -157,7 +160,7 @@ def healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo, 
 
 def is_compute_bound(measurements: Measurements, step: float) -> bool:
     """Return whether compute fills the step and communication is hidden."""
-    compute, exposed = number(measurements, "compute_ms"), number(measurements, "exposed_comm_ms")
+    compute, exposed = number(measurements, compute_ms), number(measurements, exposed_comm_ms)
     return (
         compute is not None and compute >= COMPUTE_BOUND * step and (exposed or 0.0) <= LITTLE_EXPOSED * step
     )
@@ -165,8 +168,8 @@ def is_compute_bound(measurements: Measurements, step: float) -> bool:
 
 def compute_bound(measurements: Measurements, run: RunInfo, step: float) -> str:
     """Return the sentence for a run that is compute-bound."""
-    share = format_percent((number(measurements, "compute_ms") or 0.0) / step)
-    exposed = number(measurements, "exposed_comm_ms")
+    share = format_percent((number(measurements, compute_ms) or 0.0) / step)
+    exposed = number(measurements, exposed_comm_ms)
     if (run.world_size or 1) > 1 and exposed is not None:
         return (
             f"Compute-bound: the GPUs are busy for {share} of the {format_ms(step)} step, and communication "

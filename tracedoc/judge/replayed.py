@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import SEVERITIES, Finding, Fix, Gain
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_run.strategy import strategy_of
 from tracedoc.judge.findings import Judgement, severity_of, worst_first
 from tracedoc.judge.fixes import misfits
 from tracedoc.judge.listing import with_restored_findings
@@ -18,6 +17,7 @@ from tracedoc.judge.wording import JUDGED_RANK
 from tracedoc.ledger import Range
 from tracedoc.play.run_replay import Refusal, RunReplay
 from tracedoc.predicted import PlanStep, Predicted, ReplayReport
+from tracedoc.topics.capture.run import strategy_of
 from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, on_more_ranks, replay_report
 from tracedoc.whatif.changes.registry import Request, parse_request
 from tracedoc.whatif.over_steps import Cost, cost_over_steps

@@ -197,7 +197,10 @@ def _gain(
     bound: AtMost | str, key: str | None, measurements: Measurements, gains: Mapping[str, GainEstimator]
 ) -> Gain | Unknown:
     if isinstance(bound, AtMost):
-        gain = at_most(measurements, key, bound.fact, bound.assuming, host_stays=bound.within_host_work)
+        fact = measurements.facts.get(bound.fact)
+        if fact is None:
+            return Unknown(f"{bound.fact} was not measured")
+        gain = at_most(measurements, key, fact.definition, bound.assuming, host_stays=bound.within_host_work)
     elif bound in gains:
         gain = attempt(gains[bound], measurements, key)
     else:

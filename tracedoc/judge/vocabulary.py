@@ -43,12 +43,11 @@ class Vocabulary(msgspec.Struct, frozen=True, dict=True):
 def installed_vocabulary() -> Vocabulary:
     """Every fact and estimator of this installation."""
     # Late, because a caller with a vocabulary of its own needs none of the measuring code.
-    import tracedoc.facts.topics  # noqa: F401  (fills the catalogue)
-    from tracedoc.facts.catalog import CATALOG
+    from tracedoc.topics import load_facts
     from tracedoc.whatif.evidence import collectors
     from tracedoc.whatif.gains import GAINS
 
-    return Vocabulary(CATALOG, GAINS, collectors())
+    return Vocabulary(load_facts(), GAINS, collectors())
 
 
 def rule_schema() -> dict[str, Any]:

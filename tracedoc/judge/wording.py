@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from tracedoc.diagnosis import Fix, Verdict
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.rule import OTHERWISE, RuleFix, Words, value_key
+from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_quantity
 from tracedoc.values import Unknown, Value
 
@@ -143,8 +144,7 @@ def doubt_words(verdicts: Sequence[Verdict]) -> list[str]:
 
 def run_step(measurements: Measurements) -> Value:
     """Return the step of the run, to which every share and time of an answer refers."""
-    fact = measurements.facts.get("step_ms")
-    return fact.value if fact is not None else Unknown("step_ms was not measured")
+    return measurements.value(step_ms)
 
 
 def other_step(own: Value | None, of_run: Value) -> str:

@@ -62,7 +62,7 @@ def find_overlap(graph: SyncGraph, program: RunProgram, times: Times, before: Ti
 
 
 def slow_down(program: RunProgram, known: OverlapShare, now: OverlapShare) -> Slowdown:
-    """Return by how much compute is longer than in the capture, where other shares ran beside transfers."""
+    """The share by which compute is longer than captured, where other shares of it run beside transfers."""
     k = program.contention
     return Slowdown(
         (1 + k * now.stretch) / (1 + k * known.stretch) - 1, (1 + k * now.itself) / (1 + k * known.itself) - 1

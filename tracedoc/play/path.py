@@ -48,7 +48,7 @@ class Path(msgspec.Struct, frozen=True):
         return _as_shares(found)
 
     def inside_ns(self) -> float:
-        """Return how much of the path lies in the step itself, not in the one before or behind."""
+        """Nanoseconds of the path that lie in the step itself, not in the one before or behind."""
         return sum(piece.ns for piece in self.pieces if piece.earlier == 0)
 
     def longest(self, count: int) -> tuple[Piece, ...]:
@@ -149,7 +149,7 @@ class _MeasuredRank:
         self._ended = self._began + program.dur
 
     def spans_of(self, piece: Piece) -> Spans:
-        """Return when a piece of the path was measured."""
+        """The time at which a piece of the path was measured."""
         ns = round(piece.ns)
         event, point = piece.index - self._event, piece.index - self._point
         if piece.spot is PieceEnd.EVENTS:
@@ -171,7 +171,7 @@ class _MeasuredRank:
 
 
 def _called(program: RankProgram) -> Int64Array:
-    """Return when the points of a rank were reached since the first one."""
+    """Nanoseconds from the first point of a rank to each of them."""
     since = program.lag.astype(np.int64)
     since[:1] = 0
     since[1:] += np.where(program.after_return[1:], program.held[:-1], 0)

@@ -125,7 +125,7 @@ class Walk:
         return self._of_next if self._earlier < 0 else self._of_own
 
     def _staying(self, source: Index, reached: Int64Array, latest: int) -> int:
-        """Return which part of an operation the path comes from: that of its rank if it is hardly earlier."""
+        """The part of an operation that the path comes from: that of its rank if it is hardly earlier."""
         ranks = self._program.layout.rank_of_event(self._graph.meeting[source - self._graph.start_base])
         own = np.flatnonzero((ranks == self._position) & (reached >= reached[latest] - TOGETHER_NS))
         chosen = int(own[0]) if own.size else latest
@@ -254,7 +254,7 @@ class Walk:
             yield self._of_lag(int(points[place]), weight)
 
     def _part(self, event: int) -> int:
-        """Return which part of a collective a meeting event is, ``NONE`` for others."""
+        """The part of a collective that a meeting event is, ``NONE`` for others."""
         place = int(self._graph.meeting_of(event))
         there = place < self._graph.meeting.size and int(self._graph.meeting[place]) == event
         return int(self._graph.part[place]) if there else NONE
@@ -300,7 +300,7 @@ class Walk:
         return Piece(resource, rank, ns, what, PieceEnd.EVENTS, closes, first=event, earlier=self._earlier)
 
     def _of_call(self, point: int, ns: float, spot: PieceEnd) -> Piece:
-        """Return what a blocked call itself takes."""
+        """The piece that a blocked call itself takes."""
         kind = Call(int(self._program.layout.kind[point]))
         return self._piece(
             _OF_CALL.get(kind, "host"), point, ns, "the data loader" if kind == Call.INPUT else "", spot
@@ -334,7 +334,7 @@ class Walk:
                 ns -= taken
 
     def _of_lag(self, point: int, ns: float) -> Piece:
-        """Return what the host does right before a point."""
+        """The piece of the host right before a point."""
         position = self._position_of(point)
         base = self._point_base[position]
         what = self._labels[position].get(point - base)

@@ -66,7 +66,7 @@ class Player:
         return played
 
     def together(self, program: RunProgram) -> int:
-        """Return how many programs like this one are best edited and played together."""
+        """The number of programs like this one that are best edited and played together."""
         layout = program.layout
         edges = self._plan(program).graph.src.size
         return max(1, BATCH_BYTES // (4 * (layout.points + layout.events) + 24 * edges))
@@ -133,7 +133,7 @@ class Player:
         return slow_down(program, self._known_overlap(plan, program), now)
 
     def _known_overlap(self, plan: Plan, program: RunProgram) -> OverlapShare:
-        """Return what ran beside transfers in the capture, by the meeting events of a plan."""
+        """The shares that ran beside transfers in the capture, by the meeting events of a plan."""
         key = program.extra.shape, program.reading
         if key not in self._overlap:
             untied = replace(program.extra, lag_ns=np.full_like(program.extra.lag_ns, NEVER))

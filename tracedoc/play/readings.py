@@ -102,7 +102,7 @@ class Split(msgspec.Struct, frozen=True, eq=False):
 
 
 def split_transfers(joins: CollectiveParts, reading: Reading) -> Split:
-    """Return what of each transfer stays when its bytes become fewer, in one reading."""
+    """The time of each transfer that stays when its bytes become fewer, in one reading."""
     moved = _moved(joins, reading)
     latency = np.zeros(joins.event.size, dtype=np.float64)
     key = joins.kind.astype(np.int64) * 4096 + joins.group + 1
@@ -161,7 +161,7 @@ def call_latency(program: RunProgram, splits: Mapping[Reading, Split], reading: 
 
 
 def _moved(joins: CollectiveParts, reading: Reading) -> npt.NDArray[np.float64]:
-    """Return how much of each part is transfer; where peers are missing, part of it may be waiting.
+    """Nanoseconds of each part that are transfer; where peers are missing, part of it may be waiting.
 
     Then all of it is transfer in the fast reading, and only what the shortest of its size takes in the slow.
     """

@@ -140,7 +140,7 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
         return self.computes_of(slice(None))
 
     def computes_of(self, events: slice | Index) -> Mask:
-        """Return which of some events are compute."""
+        """Events that are compute, of some or all; truth values."""
         return _IS_COMPUTE[self.group[events]]
 
     @property
@@ -235,7 +235,7 @@ class _Column:
         self._used = used
 
     def _is_even(self, part: npt.NDArray[Any]) -> bool:
-        """Return whether all values so far, and those of a part, are one."""
+        """Whether all values so far, and those of a part, are one."""
         if part.size == 0 or (self._used and self._array.flags.writeable):
             return False
         value = self._array[0] if self._used else part[0]

@@ -267,7 +267,7 @@ def _blocks_of_ranks(layout: Layout) -> list[tuple[slice, slice]]:
 def _runs(
     layout: Layout, block: tuple[slice, slice], first_point: Index, meeting: Index
 ) -> tuple[Index, Index, Index]:
-    """Return where runs begin among a block's events with a launch, what closes them, and their nodes."""
+    """The begins of runs among a block's events with a launch, what closes them, and their nodes."""
     points, events = block
     launch = layout.point[events]
     event = np.flatnonzero(launch >= 0)
@@ -381,7 +381,7 @@ def _reduced(
 
 
 def _offsets(graph: SyncGraph, program: RunProgram, points: slice) -> Int64Array:
-    """Return how long after its node each point of a block comes."""
+    """Nanoseconds from its node to each point of a block."""
     total = np.cumsum(program.lag[points], dtype=np.int64)
     if total.size == 0:
         return total

@@ -174,7 +174,7 @@ def solve(plan: Plan, programs: list[RunProgram], weights: Int64Array) -> Soluti
 
 
 def _floor(plan: Plan, program: RunProgram) -> Int64Array:
-    """Return when each node can be reached at the earliest in the first step."""
+    """The earliest time of each node in the first step, in ns."""
     layout, graph = program.layout, plan.graph
     floor = np.zeros(graph.nodes, dtype=np.int64)
     points = np.concatenate((graph.first_point, graph.returns, graph.loads))
@@ -205,7 +205,7 @@ def _pass(plan: Plan, times: Times, weights: Times) -> None:
 
 
 def _begins(plan: Plan, times: Times) -> Int64Array:
-    """Return when each rank's step begins: with its first event, or the host's range; one row a rank."""
+    """The begin of each rank's step: its first event, or the host's range; one row a rank."""
     graph = plan.graph
     first = times[plan.place[graph.start_base + graph.meeting_of(graph.first_of_lane)]]
     begins: Times = np.minimum.reduceat(first, plan.lanes_of_rank, axis=0)
@@ -214,7 +214,7 @@ def _begins(plan: Plan, times: Times) -> Int64Array:
 
 
 def _ends(plan: Plan, programs: list[RunProgram], times: Times) -> Int64Array:
-    """Return when each rank's step has ended, one row a rank, one column a program.
+    """The end of each rank's step, one row a rank, one column a program.
 
     It ends with its last event, or with the host's range if that comes later.
     """

@@ -94,7 +94,7 @@ class ArrivalReplay:
         return _play(_State(self, without, together, work_ns))
 
     def parts(self) -> list[slice]:
-        """Return where the actions of each rank stand."""
+        """The places of each rank's actions."""
         return [slice(begin, end) for begin, end in zip((0, *self.ends[:-1]), self.ends, strict=True)]
 
     @property
@@ -164,7 +164,7 @@ def _ints(parts: Iterable[npt.NDArray[np.integer]]) -> array[int]:
 
 
 def _is_as_measured(run: RunView, plan: ArrivalReplay) -> bool:
-    """Return whether the replay, unchanged, gives the measured ends of the complete steps."""
+    """Whether the replay, unchanged, gives the measured ends of the complete steps."""
     for digest, edges in zip(run.digests, plan.measured_ends, strict=True):
         for number, step in enumerate(digest.steps):
             end = int(run.matching.clock.to_common(digest.rank, np.array([step.end_ns]))[0])
@@ -180,7 +180,7 @@ def _items(path: SyncPath, offset: int) -> Int64Array:
 
 
 def _launches(digest: RankDigest, clock: Clock) -> Int64Array:
-    """Return when each row of a rank was launched, ``NEVER`` where that is not known."""
+    """The launch of each row of a rank on the common clock, ``NEVER`` where that is not known."""
     launch, known = digest.collectives.launch_ns, digest.collectives.launch_ns != NO_TIME
     return np.where(known, clock.to_common(digest.rank, np.where(known, launch, 0)), NEVER)
 
@@ -193,20 +193,20 @@ def _meeting(operation: npt.NDArray[np.int32], meets: npt.NDArray[np.bool_]) -> 
 def _rests(
     digest: RankDigest, clock: Clock, operation: npt.NDArray[np.int32], latest_ns: Int64Array
 ) -> Int64Array:
-    """Return how long after the last start each row of a rank ended; after its own where nobody waits."""
+    """Nanoseconds from the last start to the end of each row of a rank; from its own where nobody waits."""
     start = clock.to_common(digest.rank, digest.collectives.start_ns)
     end = clock.to_common(digest.rank, digest.collectives.end_ns)
     return end - np.where(operation != NO_OPERATION, latest_ns[operation], start)
 
 
 def _one_way(run: RunView) -> list[bool]:
-    """Return which operations are a send and its receive."""
+    """Operations that are a send and its receive; truth values."""
     groups = np.array([group.one_way for group in run.matching.groups] or [False])
     return groups[run.matching.group].tolist()  # type: ignore[no-any-return]
 
 
 def _is_held_back(path: SyncPath) -> bool:
-    """Return whether a host is always far ahead of its GPU, and yet never further."""
+    """Whether a host is always far ahead of its GPU, and yet never further."""
     slack = path.slack_ns[path.kernels > 0][1:]  # what comes before the first is not known
     known = slack[slack != NO_LIMIT]
     waits = (path.action == int(Action.SYNC)).any()
@@ -214,7 +214,7 @@ def _is_held_back(path: SyncPath) -> bool:
 
 
 def gains_without(run: RunView, position: int, steps: Sequence[int]) -> Int64Array:
-    """Return how much shorter each step would be if nobody ever waited for a rank (a position).
+    """Nanoseconds by which each step would be shorter if nobody ever waited for a rank (a position).
 
     Its own delays are then as long as those of the latest of the others, at most. Zeros where unknown.
     """
@@ -226,7 +226,7 @@ def gains_without(run: RunView, position: int, steps: Sequence[int]) -> Int64Arr
 
 
 def gains_together(run: RunView, together: StartPolicy, steps: Sequence[int]) -> Int64Array:
-    """Return how much shorter each step would be if operations began otherwise than with the last rank."""
+    """Nanoseconds by which steps would be shorter if operations began otherwise than with the last rank."""
     plan = arrival_replay(run)
     if plan is None:
         return np.zeros(len(steps), dtype=np.int64)
@@ -234,7 +234,7 @@ def gains_together(run: RunView, together: StartPolicy, steps: Sequence[int]) ->
 
 
 def gains_of_work(plan: ArrivalReplay, work_ns: npt.NDArray[np.float64], steps: Sequence[int]) -> Int64Array:
-    """Return how much shorter each step would be with other work between the actions of the ranks."""
+    """Nanoseconds by which each step would be shorter with other work between the actions of the ranks."""
     starts = np.array(plan.action) == int(Action.START)
     work = np.where(starts, plan.work_ns, np.rint(work_ns).astype(np.int64))
     return _gains(plan, plan.step_ends(work_ns=_ints([work])), range(len(plan.steps)), steps)
@@ -243,7 +243,7 @@ def gains_of_work(plan: ArrivalReplay, work_ns: npt.NDArray[np.float64], steps: 
 def _gains(
     plan: ArrivalReplay, changed: list[list[int]], ranks: Sequence[int], steps: Sequence[int]
 ) -> Int64Array:
-    """Return what each step gains: how much more its end is earlier than its beginning is, at its last rank.
+    """Nanoseconds by which the end of each step is earlier, beyond its beginning, at its last rank.
 
     What comes before the first step counts where nothing but one step was captured.
     """
@@ -320,7 +320,7 @@ class _State:
         self.edges = [[NEVER] * (len(steps) + 1) for steps in plan.steps]
 
     def open(self, item: int) -> bool:
-        """Return whether a row's operation has not met yet."""
+        """Whether a row's operation has not met yet."""
         operation = self.plan.operation[item]
         return operation >= 0 and len(self.met[operation]) < self.plan.members[operation]
 
@@ -374,7 +374,7 @@ class _State:
         return True
 
     def _host_shift(self, rank: int, waits: int) -> int:
-        """Return how much later than measured a host is after so many of its waits."""
+        """Nanoseconds by which a host is later than measured after so many of its waits."""
         if not self.follows[rank]:
             return self.shifts[rank][min(waits, len(self.shifts[rank]) - 1)]
         return self.behind_ns[rank]
@@ -404,7 +404,7 @@ class _State:
 def _begun(
     plan: ArrivalReplay, parts: Iterable[int], everyone: list[int], without: int | None, together: StartPolicy
 ) -> int:
-    """Return when an operation begins whose ``parts`` start at the times of ``everyone``."""
+    """The time at which an operation begins whose ``parts`` start at the times of ``everyone``."""
     starts = everyone
     if without is not None:
         starts = [

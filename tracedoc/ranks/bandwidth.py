@@ -107,7 +107,7 @@ def size_curve(device: str, ranks: int, hosts: int = 1) -> SizeCurve | None:
 
 
 def _half_rate_time(ranks: int) -> float:
-    """Return what the half-rate size is in proportion to, for an all-reduce in a ring of so many ranks.
+    """A time that the half-rate size is in proportion to, for an all-reduce in a ring of so many ranks.
 
     Its latency, over the ``2 (n - 1) / n`` times that each byte crosses a link.
     """

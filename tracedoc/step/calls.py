@@ -138,7 +138,7 @@ class Order(msgspec.Struct, frozen=True, eq=False):
 
 
 def order_calls(calls: Calls, blocks: npt.NDArray[np.bool_], next_start_ns: int | None) -> Order:
-    """Return how the calls of one step follow each other, the first one after the last of the step before.
+    """The order of the calls of one step, the first one after the last of the step before.
 
     ``next_start_ns`` is when the first call of the next step starts, ``None`` where it was not captured.
     """
@@ -209,7 +209,7 @@ def with_hidden_waits(trace: Trace, calls: Calls, device: DeviceEvents) -> Calls
 
 
 def _drained(device: DeviceEvents, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return whether all that was launched before each pause ended inside it, right before its end."""
+    """Pauses inside which all that was launched before ended, right before their ends; truth values."""
     order = np.argsort(device.launched_ns, kind="stable")
     reach = np.maximum.accumulate(device.end_ns[order])
     place = np.searchsorted(device.launched_ns[order], end)

@@ -147,6 +147,6 @@ def _share(value: Any, known: dict[Any, Any]) -> Any:
 
 
 def _content(column: npt.NDArray[Any]) -> bytes:
-    """Return what columns have in common that are equal."""
+    """A key that equal columns share."""
     kind = f"{column.dtype.str}{column.shape}".encode()
     return blake2b(column.data, digest_size=16, key=kind).digest()

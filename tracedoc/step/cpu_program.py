@@ -104,7 +104,7 @@ def _main_threads(timeline: RankTimeline) -> npt.NDArray[np.int32]:
 
 
 def _issued(timeline: RankTimeline) -> Int64Array:
-    """Return when each collective was issued: by its c10d operator, else when it started at the latest."""
+    """The times at which collectives were issued: by c10d operators, else when they started at the latest."""
     trace, rows = timeline.trace, gloo_rows(timeline.trace)
     calls = gloo_calls(trace, rows)
     found = [int(trace.ts_ns[calls.get(row, row)]) for row in rows.tolist()]
@@ -112,7 +112,7 @@ def _issued(timeline: RankTimeline) -> Int64Array:
 
 
 def _waits(timeline: RankTimeline, issued: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Return when waits for collectives begin and end, and the rows of what is waited for."""
+    """The begins and ends of waits for collectives, and the rows of what is waited for."""
     table, activity = timeline.collectives, timeline.activity
     none = np.empty(0, dtype=np.int64)
     if activity is None or not len(table) or len(activity.compute) < 2:
@@ -236,14 +236,14 @@ def build_cpu_program(
 
 
 def _goes_on(calls: Calls, blocks: npt.NDArray[np.bool_]) -> int:
-    """Return when the host goes on after its last call."""
+    """The time at which the host goes on after its last call, in ns."""
     return int(calls.end_ns[-1] if blocks[-1] else calls.start_ns[-1])
 
 
 def _start_lags(
     start: Int64Array, end: Int64Array, thread: npt.NDArray[np.integer], issued: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """Return how long after it was issued each collective starts, and how long after the one before it."""
+    """Nanoseconds from the issue of each collective to its start, and from the end of the one before it."""
     order = np.lexsort((start, thread))
     before = np.full(start.size, np.iinfo(np.int64).min)
     same = np.flatnonzero(np.diff(thread[order]) == 0)

@@ -35,7 +35,7 @@ def half_tflops(timeline: RankTimeline) -> float | Unknown:
 
 
 def unlisted(device: str) -> Unknown:
-    """Return why the peaks, or the link, of a device are not known."""
+    """The reason why the peaks, or the link, of a device are not known."""
     if device == UNNAMED:
         return Unknown("the trace does not name the device, so its peak rates are not known")
     if device_peak(device) is not None:

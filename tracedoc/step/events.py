@@ -141,7 +141,7 @@ def _launch_lags(
     before: Int64Array,
     classes: npt.NDArray[np.int8],
 ) -> Int64Array:
-    """Return how long after its launch each event starts at the earliest."""
+    """Nanoseconds after its launch at which each event starts at the earliest."""
     linked = launched != UNLAUNCHED
     seen = np.where(linked, start - np.where(linked, launched, start), 0)
     idle = linked & ((before < 0) | (end[before] <= launched)) & (seen <= LONGEST_LATENCY_NS)
@@ -155,7 +155,7 @@ def _gaps(
     before: Int64Array,
     classes: npt.NDArray[np.int8],
 ) -> Int64Array:
-    """Return how long after the event before it on its stream each event starts at the earliest."""
+    """Nanoseconds after the end of the event before it on its stream at which each starts at the earliest."""
     behind = before >= 0
     seen = np.where(behind, start - end[before], USUAL_GAP_NS)
     queued = behind & (launched + LONGEST_LATENCY_NS < end[before]) & (seen <= LONGEST_GAP_NS)

@@ -77,7 +77,7 @@ def _gpu_graph(timeline: RankTimeline) -> StepGraph | Unplayable:
 
 
 def _cuts(timeline: RankTimeline, device: DeviceEvents) -> Int64Array:
-    """Return when each step's first compute kernel was launched, else when its host range begins."""
+    """The launch of each step's first compute kernel, else the beginning of its host range, in ns."""
     steps = timeline.host.steps
     cuts = np.array([step.start_ns for step in steps], dtype=np.int64)
     kernels = device.lanes[device.compute_stream].events

@@ -82,7 +82,7 @@ class HostDigest(msgspec.Struct, frozen=True, eq=False):
 
 
 def host_digest(timeline: RankTimeline, away: Spans) -> HostDigest | None:
-    """Return what a rank's digest says of its host, ``None`` where nothing can be judged.
+    """The host of a rank as its digest carries it, ``None`` where nothing can be judged.
 
     ``away`` is the idle time while the host launches nothing for long.
     """

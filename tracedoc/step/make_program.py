@@ -80,7 +80,7 @@ def build_program(
 
 
 def _goes_on(graph: StepGraph, call: int, window: Window) -> int | None:
-    """Return when the host goes on after the last call of a lone step; ``None`` if that is after its end."""
+    """The time at which the host goes on after the last call of a lone step; ``None`` if after its end."""
     calls = graph.calls
     since = calls.end_ns[call] if graph.waits.blocks[call] else calls.start_ns[call]
     return int(since) if since <= window.end_ns else None
@@ -158,7 +158,7 @@ def _assembled(
     events: npt.NDArray[np.intp],
     span: slice,
     following: int | None,
-    columns: dict[str, npt.NDArray[Any]],
+    columns: dict[str, Any],
     *,
     periodic: bool,
 ) -> RankProgram:
@@ -198,7 +198,7 @@ def _assembled(
 
 
 def _points_of(calls: Rows, launches: Rows) -> npt.NDArray[np.int32]:
-    """Return which of some calls, in order of time, each launch is; ``NONE`` for those that are not there."""
+    """The place of each launch among some calls in order of time; ``NONE`` for those that are not there."""
     recorded = np.flatnonzero(calls != NO_ROW)
     rows = np.append(calls[recorded], NO_ROW - 1)
     place = np.searchsorted(rows[:-1], launches)
@@ -207,7 +207,7 @@ def _points_of(calls: Rows, launches: Rows) -> npt.NDArray[np.int32]:
 
 
 def _lead(device: DeviceEvents, events: npt.NDArray[np.intp]) -> int:
-    """Return how early the launch of every event was, at the least; 0 without launches."""
+    """Nanoseconds by which every launch was early, at the least; 0 without launches."""
     linked = events[device.linked[events]]
     if linked.size == 0:
         return 0
@@ -217,7 +217,7 @@ def _lead(device: DeviceEvents, events: npt.NDArray[np.intp]) -> int:
 
 def _waits_of(
     graph: StepGraph, events: npt.NDArray[np.intp], span: slice, position: int | None
-) -> dict[str, npt.NDArray[Any]]:
+) -> dict[str, Any]:
     """The waits of a step as columns of its program, what its calls take beside them, and unexplained delays.
 
     What waits for an event of the step before waits for its like in this one, where ``position`` tells which

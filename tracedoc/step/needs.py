@@ -20,7 +20,7 @@ Events = npt.NDArray[np.intp]
 
 
 def data_needs(timeline: RankTimeline, device: DeviceEvents) -> Part:
-    """Return what must wait for reduced gradients, gathered parameters and the update before a gather.
+    """Waits for reduced gradients, gathered parameters and the update before a gather.
 
     DistributedDataParallel, FSDP, ZeRO and Megatron make their stream wait for every reduction before the
     backward pass returns; FSDP and ZeRO-3 make it wait for a unit's gather before the unit computes, and
@@ -46,7 +46,7 @@ def data_needs(timeline: RankTimeline, device: DeviceEvents) -> Part:
 
 
 def reduced_in_backward(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
-    """Return which collectives reduce gradients and were launched by the backward pass."""
+    """Collectives that reduce gradients and were launched by the backward pass; truth values by row."""
     reduces = gradient_rows(timeline)
     if timeline.phases is None:
         return reduces

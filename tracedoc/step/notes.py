@@ -98,7 +98,7 @@ def with_units(program: RankProgram, timeline: RankTimeline, starts_ns: Int64Arr
 
 
 def optimizer_on_cpu(timeline: RankTimeline) -> Spans | None:
-    """Return when the optimizer runs on the CPU, ``None`` where the rank does not offload."""
+    """The times at which the optimizer runs on the CPU, ``None`` where the rank does not offload."""
     spans = cpu_optimizer_spans(timeline)
     return spans if offloads(timeline, spans) else None
 
@@ -152,7 +152,7 @@ LARGEST = 0.6
 
 
 def measure_contention(timeline: RankTimeline, device: DeviceEvents) -> float:
-    """Return by which share compute kernels are longer beside communication; ``UNKNOWN_SHARE`` if unknown.
+    """The share by which compute kernels are longer beside communication; ``UNKNOWN_SHARE`` if unknown.
 
     Kernels of one name and one launch grid are compared; the median of the ratios counts, weighted by time.
     """

@@ -160,9 +160,17 @@ def _fits_together(digest: RankDigest) -> bool:
 
 
 def digest_timeline(
-    timeline: RankTimeline, facts: Mapping[str, Value], intervals: Mapping[str, Spans], *, rank: int
+    timeline: RankTimeline,
+    facts: Mapping[str, Value],
+    intervals: Mapping[str, Spans],
+    *,
+    host_away: Spans,
+    rank: int,
 ) -> RankDigest:
-    """Return the digest of one rank's timeline with its measured ``facts``, and the ``intervals`` of some."""
+    """The digest of one rank's timeline with its measured ``facts``, and the ``intervals`` of some.
+
+    ``host_away`` is idle time in which the host launches nothing for long.
+    """
     trace, info = timeline.trace, timeline.trace.info
     steps = _step_digests(timeline)
     judged = timeline.judged
@@ -176,7 +184,7 @@ def digest_timeline(
     signs = contain("the signs of a strategy", lambda: strategy_signs(timeline), StrategySigns())
     host_work = contain(
         "the work of the host",
-        lambda: host_digest(timeline, intervals.get("host_away_idle_ms", Spans.empty())),
+        lambda: host_digest(timeline, host_away),
         None,
     )
     gemms = contain("the table of matrix products", lambda: gemm_table(timeline), None)

@@ -20,6 +20,7 @@ from tracedoc.step.graph import StepGraph
 from tracedoc.step.program import Cause
 from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable
 from tracedoc.timeline.lags import BLOCKED_NS, EARLY_NS, NEVER, RELEASE_NS
+from tracedoc.timeline.launches import NO_ROW
 
 
 class Action(IntEnum):
@@ -197,7 +198,8 @@ def _syncs(graph: StepGraph) -> _Syncs:
     calls, device = graph.calls, graph.device
     source, target = graph.waits.of(Cause.SYNC, Cause.COPY)
     called, returned = calls.start_ns[target], calls.end_ns[target]
-    waited = returned - called >= BLOCKED_NS
+    # A wait that no call shows may be a pause of the host's own, which another arrival would not shorten.
+    waited = (returned - called >= BLOCKED_NS) & (calls.rows[target] != NO_ROW)
     source, called, returned = source[waited], called[waited], returned[waited]
     place = np.searchsorted(device.compute.launched_ns, called, side="left")
     return _Syncs(place, called, returned, device.row[source])

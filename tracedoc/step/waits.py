@@ -222,7 +222,7 @@ def _orders(timeline: RankTimeline, device: DeviceEvents, explained: Int64Array)
 def _host_waits(
     trace: Trace, calls: Calls, device: DeviceEvents, own: Int64Array, blocks: npt.NDArray[np.bool_]
 ) -> list[Part]:
-    """Return what blocked calls wait for; fill in which calls block, and what they take beside that."""
+    """Waits of blocked calls; fills in which calls block, and what they take beside waiting."""
     length = calls.end_ns - calls.start_ns
     frees = (calls.kind == Call.ALLOCATION) & frees_memory(trace, calls.rows)
     plain = ((calls.kind == Call.ALLOCATION) & ~frees) | (calls.kind == Call.INPUT)

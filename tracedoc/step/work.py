@@ -43,7 +43,7 @@ class WorkTable(msgspec.Struct, frozen=True, eq=False):
 
 
 def work_table(timeline: RankTimeline) -> WorkTable:
-    """Return what each step of a rank's timeline had to do."""
+    """The work that each step of a rank had to do."""
     windows = timeline.windows if timeline.activity is not None else ()
     kernels, blocks = _operators(timeline, windows) if timeline.is_cpu else _launched(timeline, windows)
     return WorkTable(kernels, blocks, _flops(timeline, windows))

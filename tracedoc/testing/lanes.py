@@ -224,8 +224,6 @@ def _draw_waits(builder: TraceBuilder, steps: list[list[Segment]], shape: _Shape
     occupied: list[tuple[float, float]] = []
     for index, lanes in enumerate(steps):
         origin = index * shape.step_ms
-        boundary = origin + shape.host_start_ms
-        occupied.append((boundary - 0.001, boundary + 0.001))
         for one in lanes:
             if one.lane in (*BLOCKING, "loader", "host"):
                 occupied.append((origin + one.start_ms, origin + one.end_ms))

@@ -39,7 +39,6 @@ MARKS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("fused_tp", r"fused_(?:all_gather_(?:scaled_)?matmul|(?:scaled_)?matmul_reduce_scatter)"),
         ("embeddings", r"## .*(?:EmbeddingBagCollection|PooledEmbeddings)|.*SplitLookupFunction"),
         ("compiled", r"Torch-Compiled Region|CompiledFunction$|## Call CompiledFxGraph"),
-        ("quantised", r"bitsandbytes::dequantize"),
     )
 )
 """Host ranges that name a strategy or a technique; the first that fits counts."""
@@ -47,12 +46,8 @@ MARKS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 SHARDED_MARKS = frozenset({"fsdp1", "fsdp1_hook", "fsdp2", "megatron_fsdp", "zero3"})
 """Marks of strategies that gather parameters unit by unit."""
 
-_QUANTISED_KERNEL = re.compile(r"kDequantizeBlockwise|kgemm_4bit")
 _FUNCTIONAL = re.compile(r"_c10d_functional(?:_autograd)?::")
 _ANY_STEP = HostStep(0, np.iinfo(np.int64).min, np.iinfo(np.int64).max, False)
-
-SMALL_RANK = 128
-"""Adapters have ranks of 4 to 128; the matrices beside them are many times wider."""
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -96,7 +91,6 @@ class StrategySigns(msgspec.Struct, frozen=True):
     recomputes: bool = False
     graph_launches: int = 0
     matrix_dtype: str = ""
-    low_rank_pairs: int = 0
     collectives: int = 0
 
     def count(self, mark: str) -> int:
@@ -138,8 +132,6 @@ def strategy_signs(timeline: RankTimeline) -> StrategySigns:
     marked[list(mark_of)] = True
     marked_rows = trace.rows_of_names(marked, Kind.CPU_OP, Kind.ANNOTATION)
     seen = {mark_of[index] for index in distinct(trace.name[marked_rows]).tolist()}
-    if any(_QUANTISED_KERNEL.search(trace.names[name]) for name in timeline.events.categories):
-        seen.add("quantised")
     passes = [] if phases is None else [p for p in phases.passes if step.start_ns <= p[0] < step.end_ns]
     asked = _asked(timeline, step)
     return StrategySigns(
@@ -157,7 +149,6 @@ def strategy_signs(timeline: RankTimeline) -> StrategySigns:
         and phases.host_spans(Phase.RECOMPUTE).clip(step.start_ns, step.end_ns).total_ns > 0,
         graph_launches=_graph_launches(trace, step),
         matrix_dtype=_matrix_dtype(trace, step),
-        low_rank_pairs=_low_rank_pairs(trace, step),
         collectives=len(timeline.collectives),
     )
 
@@ -267,21 +258,3 @@ def _matrix_dtype(trace: Trace, step: HostStep) -> str:
         and len(shapes.types) > 1
     )
     return plain_dtype(types.most_common(1)[0][0]) if types else ""
-
-
-def _low_rank_pairs(trace: Trace, step: HostStep) -> int:
-    """Count the pairs of linear layers that narrow to a small rank and widen again: adapters."""
-    down: Counter[int] = Counter()
-    up: Counter[int] = Counter()
-    for row, shapes in trace.shapes.items():
-        if trace.row_name(row) != "aten::linear" or not step.start_ns <= int(trace.ts_ns[row]) < step.end_ns:
-            continue
-        weight = shapes.dims[1] if len(shapes.dims) > 1 else None
-        if not isinstance(weight, list) or len(weight) != 2 or not all(isinstance(n, int) for n in weight):
-            continue
-        out, into = weight
-        if out <= SMALL_RANK and into >= 8 * out:
-            down[out] += 1
-        if into <= SMALL_RANK and out >= 8 * into:
-            up[into] += 1
-    return sum(min(down[rank], up[rank]) for rank in down)

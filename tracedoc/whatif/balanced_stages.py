@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.topics.pipeline.run import stage_imbalance_ms
 from tracedoc.values import Unknown
 from tracedoc.whatif.bounds import measured
 
@@ -13,7 +14,7 @@ MARGIN = 0.15
 
 def balance_stages(measurements: Measurements, key: str | None) -> Gain | Unknown:
     """Return what a replay with equal stages gains."""
-    gain = measured(measurements, "stage_imbalance_ms", None)
+    gain = measured(measurements, stage_imbalance_ms, None)
     if isinstance(gain, Unknown):
         return gain
     return Gain((1 - MARGIN) * gain, (1 + MARGIN) * gain, "replay", ("all stages take equally long",))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from tracedoc.diagnosis import Gain
+from tracedoc.facts.catalog import FactDef
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.topics.step.rank import comm_ms, compute_ms, exposed_comm_ms, host_floor_ms, step_ms
 from tracedoc.values import Unknown
 
 
-def measured(measurements: Measurements, fact: str, key: str | None) -> float | Unknown:
-    """Return a fact as a number, for one rank or for the run."""
-    measurement = measurements.facts.get(fact)
-    if measurement is None:
-        return Unknown(f"{fact} was not measured")
-    value = measurement.value if key is None else measurement.values.get(key, measurement.value)
+def measured(measurements: Measurements, fact: FactDef, key: str | None) -> float | Unknown:
+    """A fact as a number, for one rank or for the run."""
+    value = measurements.value(fact, key)
     if isinstance(value, Unknown):
         return value
-    return float(value) if isinstance(value, (int, float)) else Unknown(f"{fact} is not a number")
+    return float(value) if isinstance(value, (int, float)) else Unknown(f"{fact.name} is not a number")
 
 
 def within_host_work(
@@ -27,14 +26,14 @@ def within_host_work(
     """
     if measurements.is_cpu:
         return high, ()
-    step, floor = measured(measurements, "step_ms", key), measured(measurements, "host_floor_ms", key)
+    step, floor = measured(measurements, step_ms, key), measured(measurements, host_floor_ms, key)
     if isinstance(step, Unknown) or isinstance(floor, Unknown):
         return high, ("the host's own work is not known and may keep the step longer",)
     return max(min(high, step - floor + saved_host_ms), 0.0), ()
 
 
 def at_most(
-    measurements: Measurements, key: str | None, fact: str, assuming: str, *, host_stays: bool = False
+    measurements: Measurements, key: str | None, fact: FactDef, assuming: str, *, host_stays: bool = False
 ) -> Gain | Unknown:
     """Bound a gain by a fact and, where the fix leaves the host its own work, by what that work leaves."""
     high = measured(measurements, fact, key)
@@ -60,9 +59,9 @@ def hidden_by_compute(
     At most the compute that runs with no communication beside it, and ``beside_ms`` of communication that
     other communication may hide, for nothing else can; and at most the step minus the host's own work.
     """
-    compute = measured(measurements, "compute_ms", key)
-    comm = measured(measurements, "comm_ms", key)
-    all_exposed = measured(measurements, "exposed_comm_ms", key)
+    compute = measured(measurements, compute_ms, key)
+    comm = measured(measurements, comm_ms, key)
+    all_exposed = measured(measurements, exposed_comm_ms, key)
     if isinstance(compute, Unknown) or isinstance(comm, Unknown) or isinstance(all_exposed, Unknown):
         return Unknown("the budget of the step is not known")
     room = max(round(compute - (comm - all_exposed), 6), 0.0)  # whole nanoseconds

@@ -11,12 +11,13 @@ import numpy as np
 from tracedoc.diagnosis import Evidence
 from tracedoc.facts.catalog import CATALOG, FactDef
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.facts.per_run.wrapping import fine_wrapping_spans
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
 from tracedoc.step.rank_digest import RankDigest
+from tracedoc.topics.sharding.units import fine_wrapping_cost_ms, fine_wrapping_spans
 from tracedoc.topics.straggler.late_ranks import gaps_of, stragglers, waits_for
-from tracedoc.topics.straggler.uneven import uneven_ranks
+from tracedoc.topics.straggler.run import straggler_any_cost_ms, straggler_cost_ms
+from tracedoc.topics.straggler.uneven import uneven_ranks, uneven_work_ms
 from tracedoc.values import Unknown
 
 EvidenceCollector = Callable[[Measurements, str | None], tuple[Evidence, ...]]
@@ -137,10 +138,10 @@ def _digest_of(measurements: Measurements, key: str | None) -> RankDigest | None
 
 
 _BEYOND_ONE_RANK: dict[str, EvidenceCollector] = {
-    "fine_wrapping_cost_ms": _fine_wrapping,
-    "straggler_cost_ms": _waits_for_straggler,
-    "straggler_any_cost_ms": _waits_for_straggler,
-    "uneven_work_ms": partial(_waits_for_straggler, uneven=True),
+    fine_wrapping_cost_ms.name: _fine_wrapping,
+    straggler_cost_ms.name: _waits_for_straggler,
+    straggler_any_cost_ms.name: _waits_for_straggler,
+    uneven_work_ms.name: partial(_waits_for_straggler, uneven=True),
 }
 """Collectors of facts whose places lie on other ranks too, or are more than the fact counts."""
 

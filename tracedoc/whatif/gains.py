@@ -8,6 +8,14 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.topics.communication.run import comm_split, exposed_comm_excluding_wait_ms
+from tracedoc.topics.host.rank import late_launch_idle_ms, sync_idle_ms
+from tracedoc.topics.host.run import core_wait_ms, sync_blocked_ms
+from tracedoc.topics.input.rank import input_idle_ms
+from tracedoc.topics.step.rank import non_compute_ms
+from tracedoc.topics.step.run import gc_cost_ms, logged_step_ms
+from tracedoc.topics.straggler.run import straggler_cost_ms, straggler_least_ms
+from tracedoc.topics.straggler.shared_cores import straggler_recurring_ms
 from tracedoc.values import Unknown
 from tracedoc.whatif.balanced_stages import balance_stages
 from tracedoc.whatif.bounds import at_most, hidden_by_compute, measured, within_host_work
@@ -24,11 +32,10 @@ def hide_exposed_communication(measurements: Measurements, key: str | None) -> G
     which stays. Where some of it may be waiting, at most the compute that runs with no communication beside
     it: fewer bytes do not shorten waiting.
     """
-    exposed = measured(measurements, "exposed_comm_excluding_wait_ms", key)
+    exposed = measured(measurements, exposed_comm_excluding_wait_ms, key)
     if isinstance(exposed, Unknown):
         return exposed
-    split = measurements.facts.get("comm_split")
-    if split is None or split.value != "transfer":
+    if measurements.value(comm_split) != "transfer":
         return hidden_by_compute(measurements, key, exposed, "the transfer hides behind compute completely")
     high, assumptions = within_host_work(measurements, key, exposed)
     return Gain(0.0, high, "ceiling", ("what compute cannot hide is not sent", *assumptions))
@@ -40,12 +47,12 @@ def avoid_syncs(measurements: Measurements, key: str | None) -> Gain | Unknown:
     It is ahead by the time it was blocked for, and what it is ahead can fill the idle time after the waits,
     late launches behind them, and the time in which the loader makes the next batch, no more.
     """
-    idle = measured(measurements, "sync_idle_ms", key)
-    blocked = measured(measurements, "sync_blocked_ms", key)
-    late = measured(measurements, "late_launch_idle_ms", key)
+    idle = measured(measurements, sync_idle_ms, key)
+    blocked = measured(measurements, sync_blocked_ms, key)
+    late = measured(measurements, late_launch_idle_ms, key)
     if isinstance(idle, Unknown):
         return idle
-    loading = measured(measurements, "input_idle_ms", key)
+    loading = measured(measurements, input_idle_ms, key)
     if isinstance(blocked, Unknown) or isinstance(late, Unknown):
         high = idle
     else:
@@ -59,7 +66,7 @@ def fill_the_step(measurements: Measurements, key: str | None) -> Gain | Unknown
 
     That time (launches, latency, waiting) is paid once a step, so twice the work pays it half as often.
     """
-    rest = measured(measurements, "non_compute_ms", key)
+    rest = measured(measurements, non_compute_ms, key)
     if isinstance(rest, Unknown):
         return Unknown("the budget of the step is not known")
     assumptions = (
@@ -75,10 +82,10 @@ def stop_collections(measurements: Measurements, key: str | None) -> Gain | Unkn
     Where that is more than half of a logged step, the captured one holds collections as well: then at most
     what is not compute in it.
     """
-    gain = at_most(measurements, key, "gc_cost_ms", "no garbage is collected within a step")
+    gain = at_most(measurements, key, gc_cost_ms, "no garbage is collected within a step")
     logged, rest = (
-        measured(measurements, "logged_step_ms", key),
-        measured(measurements, "non_compute_ms", key),
+        measured(measurements, logged_step_ms, key),
+        measured(measurements, non_compute_ms, key),
     )
     if isinstance(gain, Unknown) or isinstance(logged, Unknown) or gain.high_ms <= logged / 2:
         return gain
@@ -94,18 +101,18 @@ def remove_straggler_wait(measurements: Measurements, key: str | None) -> Gain |
     gained.
     """
     high, low = (
-        measured(measurements, "straggler_cost_ms", key),
-        measured(measurements, "straggler_least_ms", key),
+        measured(measurements, straggler_cost_ms, key),
+        measured(measurements, straggler_least_ms, key),
     )
     if isinstance(high, Unknown):
         return high
     assumption = "this rank never comes later than the others"
-    recurring = measured(measurements, "straggler_recurring_ms", key)
+    recurring = measured(measurements, straggler_recurring_ms, key)
     if measurements.is_cpu and not isinstance(recurring, Unknown) and recurring < high:
         high = recurring
         assumption = "what this rank does longer than the others in most steps is gone"
     least = 0.0 if isinstance(low, Unknown) else min(low, high)
-    without_core = measured(measurements, "core_wait_ms", key)
+    without_core = measured(measurements, core_wait_ms, key)
     if measurements.is_cpu and not isinstance(without_core, Unknown):
         least = max(least - without_core, 0.0)
     return Gain(least, high, "ceiling", (assumption,))

@@ -11,8 +11,12 @@ import numpy.typing as npt
 
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView
+from tracedoc.topics.host.rank import sync_idle_ms
+from tracedoc.topics.input.rank import input_idle_ms
+from tracedoc.topics.memory.rank import allocator_idle_ms
 from tracedoc.topics.straggler.late_ranks import stragglers
-from tracedoc.topics.straggler.uneven import uneven_by_step
+from tracedoc.topics.straggler.run import straggler_any_cost_ms, straggler_cost_ms
+from tracedoc.topics.straggler.uneven import uneven_by_step, uneven_work_ms
 
 ByStep = Mapping[int, float]
 
@@ -120,15 +124,15 @@ def _numbered(steps: tuple[int, ...], costs_ns: npt.NDArray[np.int64]) -> ByStep
     return dict(zip(steps, costs_ns.astype(np.float64).tolist(), strict=True))
 
 
-_OF_LATE_RANKS = ("straggler_cost_ms", "straggler_any_cost_ms", "uneven_work_ms")
+_OF_LATE_RANKS = (straggler_cost_ms.name, straggler_any_cost_ms.name, uneven_work_ms.name)
 """Facts that compare when ranks arrive."""
 
 _BY_STEP: dict[str, Callable[[RunView, str | None], ByStep]] = {
-    "straggler_cost_ms": _of_rank,
-    "straggler_any_cost_ms": _of_any_rank,
-    "uneven_work_ms": _of_uneven_work,
-    "input_idle_ms": _idle_for("input"),
-    "allocator_idle_ms": _idle_for("allocator"),
-    "sync_idle_ms": _idle_for("sync"),
+    straggler_cost_ms.name: _of_rank,
+    straggler_any_cost_ms.name: _of_any_rank,
+    uneven_work_ms.name: _of_uneven_work,
+    input_idle_ms.name: _idle_for("input"),
+    allocator_idle_ms.name: _idle_for("allocator"),
+    sync_idle_ms.name: _idle_for("sync"),
 }
 """What measures a cause in every step, in ns, by the fact that measures it in one or in all of them."""

@@ -7,7 +7,11 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from tracedoc.diagnosis import Gain
+from tracedoc.facts.catalog import FactDef
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.topics.sharding.rank import fsdp_blocks, fsdp_units, sharding_hook_host_ms
+from tracedoc.topics.sharding.run import hideable_backward_stall_ms, hideable_gather_stall_ms
+from tracedoc.topics.sharding.units import fine_wrapping_cost_ms, sharded_exposed_ms
 from tracedoc.values import Unknown
 from tracedoc.whatif.bounds import at_most, hidden_by_compute, measured, within_host_work
 
@@ -18,12 +22,12 @@ def merge_units(measurements: Measurements, key: str | None) -> Gain | Unknown:
     The bytes still travel at the link's rate, and the hooks of the blocks stay; at most the step minus the
     host's other work and minus compute.
     """
-    cost = measured(measurements, "fine_wrapping_cost_ms", key)
+    cost = measured(measurements, fine_wrapping_cost_ms, key)
     if isinstance(cost, Unknown):
         return cost
-    units = measured(measurements, "fsdp_units", key)
-    blocks = measured(measurements, "fsdp_blocks", key)
-    hooks = measured(measurements, "sharding_hook_host_ms", key)
+    units = measured(measurements, fsdp_units, key)
+    blocks = measured(measurements, fsdp_blocks, key)
+    hooks = measured(measurements, sharding_hook_host_ms, key)
     saved = 0.0
     if not (isinstance(hooks, Unknown) or isinstance(units, Unknown) or isinstance(blocks, Unknown)):
         saved = hooks * max(1.0 - blocks / max(units, 1.0), 0.0)
@@ -38,7 +42,7 @@ def merge_units(measurements: Measurements, key: str | None) -> Gain | Unknown:
 
 def gather_ahead(measurements: Measurements, key: str | None) -> Gain | Unknown:
     """Bound what earlier gathers give: stalls less waiting, less what no compute before them could hide."""
-    return _ahead(measurements, key, "hideable_gather_stall_ms", "every gather starts one unit ahead")
+    return _ahead(measurements, key, hideable_gather_stall_ms, "every gather starts one unit ahead")
 
 
 def gather_backward_ahead(measurements: Measurements, key: str | None) -> Gain | Unknown:
@@ -46,7 +50,7 @@ def gather_backward_ahead(measurements: Measurements, key: str | None) -> Gain |
     return _ahead(
         measurements,
         key,
-        "hideable_backward_stall_ms",
+        hideable_backward_stall_ms,
         "each backward gather starts one unit ahead",
     )
 
@@ -57,7 +61,7 @@ def split_units(measurements: Measurements, key: str | None) -> Gain | Unknown:
     That is compute, and of the gathers and reductions of a backward pass, which then run beside each other,
     the shorter ones: half of all at most.
     """
-    exposed = measured(measurements, "sharded_exposed_ms", key)
+    exposed = measured(measurements, sharded_exposed_ms, key)
     if isinstance(exposed, Unknown):
         return exposed
     return hidden_by_compute(
@@ -69,7 +73,7 @@ def split_units(measurements: Measurements, key: str | None) -> Gain | Unknown:
     )
 
 
-def _ahead(measurements: Measurements, key: str | None, fact: str, assumption: str) -> Gain | Unknown:
+def _ahead(measurements: Measurements, key: str | None, fact: FactDef, assumption: str) -> Gain | Unknown:
     gain = at_most(measurements, key, fact, assumption, host_stays=True)
     if isinstance(gain, Unknown) or measurements.available["multi_rank"].state == "present":
         return gain

@@ -1,1 +1,1 @@
-"""Ranks are the stages of a pipeline, which wait for each other."""
+"""Pipelines: stages, bubbles, and what stages and layers that are split over ranks exchange."""

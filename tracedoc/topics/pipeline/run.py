@@ -1,4 +1,4 @@
-"""Facts about pipelines: what each stage takes, what equal ones would give, the schedule's own bubble."""
+"""Facts of the run about models that are split over ranks: pipelines, their bubbles, and layers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.catalog import digest_fact, run_fact
 from tracedoc.ranks.run_view import RunView
+from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
+from tracedoc.timeline.collective_roles import Role
+from tracedoc.topics.communication.run import exposed_transfer, rows_of_kind, rows_of_role, total_bytes
+from tracedoc.topics.host.rank import launch_pace_idle_ms
+from tracedoc.topics.links.run import leaves_node
 from tracedoc.topics.pipeline.balance import balanced_gain_ns, even_gain_ns, slow_workers
 from tracedoc.topics.pipeline.stages import Pipeline, pipeline
 from tracedoc.values import Unknown, Value
@@ -20,25 +26,25 @@ NO_PIPELINE = Unknown(
 )
 
 
-@run_fact("pipeline_stages", unit="count", needs=("collectives", "multi_rank"))
+@run_fact(unit="count", needs=("collectives", "multi_rank"))
 def pipeline_stages(run: RunView) -> Value:
     """Stages of the pipeline, by who sends to whom; what a rank's sends reach is its neighbour."""
     return _of(run, lambda found: len(found.stages))
 
 
-@run_fact("pipeline_micro_batches", unit="count", needs=("collectives", "multi_rank"))
+@run_fact(unit="count", needs=("collectives", "multi_rank"))
 def pipeline_micro_batches(run: RunView) -> Value:
     """How often the first stage of a pipeline sends to the second one in a step."""
     return _of(run, lambda found: found.micro_batches)
 
 
-@run_fact("stage", unit="count", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="count", scope="rank", needs=("collectives", "multi_rank"))
 def stage(run: RunView) -> dict[str, Value]:
     """The stage of the pipeline that this rank is, from 0. Ranks of one stage hold the same layers."""
     return _by_rank(run, lambda found, number: number)
 
 
-@run_fact("stage_pass_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def stage_pass_ms(run: RunView) -> dict[str, Value]:
     """What the fastest rank of this rank's stage works on forward and backward passes in a step, on average.
 
@@ -50,13 +56,13 @@ def stage_pass_ms(run: RunView) -> dict[str, Value]:
     return _by_rank(run, lambda found, number: float(found.stage_ns[number]) / 1e6)
 
 
-@run_fact("other_stages_pass_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def other_stages_pass_ms(run: RunView) -> dict[str, Value]:
     """The mean of :func:`stage_pass_ms` over the other stages."""
     return _by_rank(run, lambda found, number: float(np.delete(found.stage_ns, number).mean()) / 1e6)
 
 
-@run_fact("stage_longer_at", unit="text", scope="rank", needs=("collectives", "multi_rank"), values=LONGER_AT)
+@run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank"), values=LONGER_AT)
 def stage_longer_at(run: RunView) -> dict[str, Value]:
     """At what this rank's stage takes longer than the others: "compute", or in a CPU run "host".
 
@@ -72,7 +78,7 @@ def stage_longer_at(run: RunView) -> dict[str, Value]:
     return _by_rank(run, longer_at)
 
 
-@run_fact("stage_imbalance_ms", unit="ms", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", needs=("collectives", "multi_rank"))
 def stage_imbalance_ms(run: RunView) -> Value:
     """How much shorter a step would be if the passes of all stages took equally long.
 
@@ -84,7 +90,7 @@ def stage_imbalance_ms(run: RunView) -> Value:
     return _mean(balanced_gain_ns(run))
 
 
-@run_fact("pipeline_schedule_bubble_frac", unit="fraction", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", needs=("collectives", "multi_rank"))
 def pipeline_schedule_bubble_frac(run: RunView) -> Value:
     """Share of the passes' time that a rank waits by the schedule: (p - 1) / (m + p - 1).
 
@@ -99,7 +105,7 @@ def pipeline_schedule_bubble_frac(run: RunView) -> Value:
     return (stages - 1) / (found.micro_batches + stages - 1)
 
 
-@run_fact("pipeline_bubble_excess_ms", unit="ms", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", needs=("collectives", "multi_rank", launch_pace_idle_ms, pipeline_schedule_bubble_frac))
 def pipeline_bubble_excess_ms(run: RunView) -> Value:
     """How much longer a step is than the schedule asks for with equal stages and micro-batches.
 
@@ -135,7 +141,7 @@ def pipeline_bubble_excess_ms(run: RunView) -> Value:
 
 def _late_launches_ms(run: RunView) -> Iterator[float]:
     for digest in run.digests:
-        idle = digest.facts.get("launch_pace_idle_ms")
+        idle = launch_pace_idle_ms.of(digest)
         if isinstance(idle, (int, float)):
             yield float(idle)
 
@@ -158,3 +164,63 @@ def _by_rank(run: RunView, measure: Callable[[Pipeline, int], Value]) -> dict[st
 
 def _mean(gain_ns: npt.NDArray[np.int64] | None) -> Value:
     return NO_PIPELINE if gain_ns is None else max(float(gain_ns.mean()), 0.0) / 1e6
+
+
+# -- what stages and layers exchange
+
+
+@digest_fact(unit="count", needs=("collectives", "host_ops"))
+def layer_exchanges_per_step(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Collectives of tensor-parallel layers in the median step, both passes.
+
+    Those of a group that adds up 64 KiB or more in the forward pass, by all-reduce or reduce-scatter.
+    """
+    return int(rows_of_role(digest, step, Role.LAYER).size)
+
+
+@digest_fact(unit="bytes", needs=("collectives", "host_ops"))
+def layer_exchange_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Bytes of the collectives of tensor-parallel layers in the median step."""
+    return total_bytes(digest, rows_of_role(digest, step, Role.LAYER))
+
+
+@digest_fact(
+    unit="ms",
+    needs=("collectives", "host_ops", "kernels"),
+    interval="collective of a tensor-parallel layer with no compute beside it",
+)
+def layer_exchange_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
+    """Exposed time of the median step in collectives of tensor-parallel layers, less waiting."""
+    return exposed_transfer(run, digest, step, rows_of_role(digest, step, Role.LAYER))
+
+
+@digest_fact(
+    unit="ms",
+    needs=("collectives", "kernels"),
+    interval="send or receive with no compute beside it",
+)
+def p2p_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
+    """Exposed time of the median step in sends and receives, less waiting for the other end."""
+    return exposed_transfer(run, digest, step, rows_of_kind(digest, step, "send", "recv", "send_recv"))
+
+
+@digest_fact(unit="bytes", needs=("collectives",))
+def p2p_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Bytes that the median step sends to and receives from single ranks."""
+    return total_bytes(digest, rows_of_kind(digest, step, "send", "recv", "send_recv"))
+
+
+# -- nodes
+
+
+NO_LAYERS = Unknown("no layer is split over ranks")
+
+
+@digest_fact(unit="bool", needs=("collectives", "host_ops"))
+def layers_leave_node(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Whether layers are split over several nodes, though GPUs inside a node have a faster link.
+
+    As :func:`gathers_leave_node`, of the collectives that :func:`layer_exchanges_per_step` counts.
+    """
+    rows = np.flatnonzero(digest.roles == Role.LAYER)
+    return leaves_node(run, digest, rows) if rows.size else NO_LAYERS

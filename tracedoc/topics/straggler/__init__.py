@@ -1,1 +1,1 @@
-"""A rank was late, and the others waited for it."""
+"""Stragglers: which ranks the others wait for, what that costs, and why."""

@@ -13,6 +13,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.timeline.host import PHASES
 from tracedoc.timeline.script_code import CodePlace
 from tracedoc.topics.straggler.late_ranks import CAUSE_SHARE, Straggler, noticeable_ns, stragglers
+from tracedoc.topics.straggler.rank import foreign_turns_ms
 from tracedoc.topics.straggler.run import of_late
 from tracedoc.topics.straggler.slow_gpus import slowness_by_rank
 from tracedoc.topics.straggler.uneven import work_excess
@@ -42,10 +43,9 @@ STACKS_ON_ALL = 8
 
 
 @run_fact(
-    "straggler_cause",
     unit="text",
     scope="rank",
-    needs=("collectives", "multi_rank"),
+    needs=("collectives", "multi_rank", foreign_turns_ms),
     values=("none", *KERNEL_CAUSES, *CAUSES[1:], SHARED_GPU),
 )
 def straggler_cause(run: RunView) -> dict[str, Value]:
@@ -65,7 +65,7 @@ def straggler_cause(run: RunView) -> dict[str, Value]:
     def word(late: Straggler) -> Value:
         if late.cause == "kernels":
             return kernel_cause(late, run)
-        turns = run.digest(late.rank).facts.get("foreign_turns_ms")
+        turns = foreign_turns_ms.of(run.digest(late.rank))
         excess = float(np.median(late.cause_ns)) / 1e6
         if late.cause == "dependency" and isinstance(turns, float) and turns >= CAUSE_SHARE * excess:
             return SHARED_GPU
@@ -74,7 +74,7 @@ def straggler_cause(run: RunView) -> dict[str, Value]:
     return of_late(run, word, "none")
 
 
-@run_fact("straggler_excess_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_excess_ms(run: RunView) -> dict[str, Value]:
     """How much longer than its peers this rank is at its cause; 0 without one.
 
@@ -90,7 +90,7 @@ def straggler_excess_ms(run: RunView) -> dict[str, Value]:
     return of_late(run, excess, 0.0)
 
 
-@run_fact("straggler_phase", unit="text", scope="rank", needs=("collectives", "multi_rank"), values=PHASES)
+@run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank"), values=PHASES)
 def straggler_phase(run: RunView) -> dict[str, Value]:
     """Where in the step this rank's host was longest away before a collective to which it came last.
 
@@ -100,13 +100,13 @@ def straggler_phase(run: RunView) -> dict[str, Value]:
     return of_late(run, lambda late: PHASES[late.away_phase], PHASES[0])
 
 
-@run_fact("is_rank_zero", unit="bool", scope="rank")
+@run_fact(unit="bool", scope="rank")
 def is_rank_zero(run: RunView) -> dict[str, Value]:
     """Whether this is rank 0, to which scripts give what is done once: logs, checkpoints, evaluation."""
     return {str(digest.rank): digest.rank == 0 for digest in run.digests}
 
 
-@run_fact("straggler_alone", unit="bool", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="bool", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_alone(run: RunView) -> dict[str, Value]:
     """Whether this rank is late from something that no other rank does.
 
@@ -119,7 +119,7 @@ def straggler_alone(run: RunView) -> dict[str, Value]:
     return found
 
 
-@run_fact("straggler_code", unit="text", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_code(run: RunView) -> dict[str, Value]:
     """The function of the script in which a late rank takes longer than its peers, or "none".
 
@@ -134,7 +134,7 @@ def straggler_code(run: RunView) -> dict[str, Value]:
     return found
 
 
-@run_fact("straggler_code_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_code_ms(run: RunView) -> dict[str, Value]:
     """How much longer a late rank is in :func:`straggler_code` than the median rank that is not late.
 
@@ -149,7 +149,7 @@ def straggler_code_ms(run: RunView) -> dict[str, Value]:
     return found
 
 
-@run_fact("straggler_recapture", unit="text", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_recapture(run: RunView) -> dict[str, Value]:
     """The command that records the Python stacks that a late rank lacks, or "none".
 

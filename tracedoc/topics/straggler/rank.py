@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from tracedoc.facts.catalog import rank_fact
-from tracedoc.facts.per_rank.launch_pace import NO_LAUNCH
-from tracedoc.facts.per_rank.step import idle_of_cause
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.idle import foreign_turns
+from tracedoc.timeline.idle import foreign_turns as turns_in
+from tracedoc.topics.host.rank import NO_LAUNCH
+from tracedoc.topics.step.rank import idle_of_cause
 from tracedoc.values import Unknown, Value
 
 
 @rank_fact(
-    "foreign_turns_ms",
     unit="ms",
     needs=("kernels", "launches"),
     interval="GPU idle with work queued: another process has its turn",
@@ -33,17 +32,17 @@ def foreign_turns_ms(timeline: RankTimeline) -> Spans | Unknown:
         return NO_LAUNCH
     if timeline.kernels_lost:
         return Unknown("kernels that were launched are missing from the trace")
-    return foreign_turns(timeline.trace, queued)
+    return turns_in(timeline.trace, queued)
 
 
-@rank_fact("foreign_turns", unit="count", needs=("kernels", "launches"))
-def foreign_turn_count(timeline: RankTimeline) -> Value:
+@rank_fact(unit="count", needs=("kernels", "launches", foreign_turns_ms))
+def foreign_turns(timeline: RankTimeline) -> Value:
     """Number of gaps that :func:`foreign_turns_ms` adds up."""
     found = foreign_turns_ms(timeline)
     return found if isinstance(found, Unknown) else len(found)
 
 
-@rank_fact("foreign_turn_ms", unit="ms", needs=("kernels", "launches"))
+@rank_fact(unit="ms", needs=("kernels", "launches", foreign_turns_ms))
 def foreign_turn_ms(timeline: RankTimeline) -> Value:
     """Median length of these gaps; 0 without one."""
     found = foreign_turns_ms(timeline)

@@ -20,7 +20,7 @@ MAINLY = 0.9
 NOT_MATCHED = Unknown("no collective could be matched over the ranks")
 
 
-@run_fact("straggler_cost_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_cost_ms(run: RunView) -> dict[str, Value]:
     """How much shorter a step would be if nobody ever waited for this rank.
 
@@ -33,7 +33,7 @@ def straggler_cost_ms(run: RunView) -> dict[str, Value]:
     return of_late(run, lambda late: cost_ms(run, late), 0.0)
 
 
-@run_fact("straggler_least_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_least_ms(run: RunView) -> dict[str, Value]:
     """What every other rank waits for this rank in at least three quarters of the steps.
 
@@ -48,21 +48,21 @@ def straggler_least_ms(run: RunView) -> dict[str, Value]:
     return of_late(run, least, 0.0)
 
 
-@run_fact("straggler_steps_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_steps_frac(run: RunView) -> dict[str, Value]:
     """Share of the steps in which this rank costs the others most, and 2 % of the step or more."""
     worst = _worst_by_step(run)
     return of_late(run, lambda late: worst.count(late.rank) / max(len(worst), 1), 0.0)
 
 
-@run_fact("straggler_share_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_share_frac(run: RunView) -> dict[str, Value]:
     """This rank's share of all waiting for late ranks, over all steps."""
     total = sum(int(late.gain_ns.sum()) for late in stragglers(run))
     return of_late(run, lambda late: int(late.gain_ns.sum()) / total if total else 0.0, 0.0)
 
 
-@run_fact("straggler_turns_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_turns_frac(run: RunView) -> dict[str, Value]:
     """How much of the waiting for the latest rank of each step is for this one.
 
@@ -78,13 +78,13 @@ def straggler_turns_frac(run: RunView) -> dict[str, Value]:
     )
 
 
-@run_fact("straggler_collectives_per_step", unit="count", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="count", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_collectives_per_step(run: RunView) -> dict[str, Value]:
     """Collectives of a step to which this rank comes last from work of its own, on average."""
     return of_late(run, lambda late: len(late.operations) / max(len(late.steps), 1), 0.0)
 
 
-@run_fact("straggler_steady_frac", unit="fraction", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", needs=("collectives", "multi_rank"))
 def straggler_steady_frac(run: RunView) -> Value:
     """Share of the steps in which the rank that is most often the late one is it.
 
@@ -95,7 +95,7 @@ def straggler_steady_frac(run: RunView) -> Value:
     return turns if isinstance(turns, Unknown) else turns[0][1] / len(_worst_by_step(run))
 
 
-@run_fact("straggler_main_share_frac", unit="fraction", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", needs=("collectives", "multi_rank"))
 def straggler_main_share_frac(run: RunView) -> Value:
     """The share of all waiting for late ranks that the rank causes for which the others wait longest.
 
@@ -108,9 +108,8 @@ def straggler_main_share_frac(run: RunView) -> Value:
 
 
 @run_fact(
-    "straggler_pattern",
     unit="text",
-    needs=("collectives", "multi_rank"),
+    needs=("collectives", "multi_rank", straggler_main_share_frac),
     values=("several ranks", "one rank"),
 )
 def straggler_pattern(run: RunView) -> Value:
@@ -121,28 +120,28 @@ def straggler_pattern(run: RunView) -> Value:
     return "one rank" if isinstance(share, float) and share >= MAINLY else "several ranks"
 
 
-@run_fact("straggler_frequent_rank", unit="text", needs=("collectives", "multi_rank"))
+@run_fact(unit="text", needs=("collectives", "multi_rank"))
 def straggler_frequent_rank(run: RunView) -> Value:
     """The rank that is late in most steps, of several such the lowest."""
     turns = _turns(run)
     return turns if isinstance(turns, Unknown) else str(turns[0][0])
 
 
-@run_fact("straggler_frequent_steps", unit="count", needs=("collectives", "multi_rank"))
+@run_fact(unit="count", needs=("collectives", "multi_rank"))
 def straggler_frequent_steps(run: RunView) -> Value:
     """In how many steps :func:`straggler_frequent_rank` is the late one."""
     turns = _turns(run)
     return turns if isinstance(turns, Unknown) else turns[0][1]
 
 
-@run_fact("straggler_other_ranks", unit="text", needs=("collectives", "multi_rank"))
+@run_fact(unit="text", needs=("collectives", "multi_rank"))
 def straggler_other_ranks(run: RunView) -> Value:
     """The ranks that are late in other steps than that of :func:`straggler_frequent_rank`: ``0, 4-7``."""
     turns = _turns(run)
     return turns if isinstance(turns, Unknown) else format_ranges(rank for rank, _ in turns[1:]) or "none"
 
 
-@run_fact("straggler_any_cost_ms", unit="ms", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", needs=("collectives", "multi_rank"))
 def straggler_any_cost_ms(run: RunView) -> Value:
     """How much shorter a step would be if every rank came to every collective as early as the median rank.
 
@@ -157,7 +156,7 @@ def straggler_any_cost_ms(run: RunView) -> Value:
     return max(float(np.mean(gains_together(run, StartPolicy.MEDIAN, late[0].steps))) / 1e6, 0.0)
 
 
-@run_fact("straggler_steps_compared", unit="count", needs=("collectives", "multi_rank"))
+@run_fact(unit="count", needs=("collectives", "multi_rank"))
 def straggler_steps_compared(run: RunView) -> Value:
     """Steps over which late ranks are compared: those that all ranks captured whole."""
     late = stragglers(run)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tracedoc.facts.catalog import run_fact
-from tracedoc.facts.per_run.settings import core_wait_ms
 from tracedoc.ranks.run_view import RunView, habitual
+from tracedoc.topics.host.run import core_wait_ms
 from tracedoc.topics.straggler.causes import MORE_KERNELS, kernel_cause
 from tracedoc.topics.straggler.late_ranks import Straggler, stragglers
 from tracedoc.topics.straggler.run import NOT_MATCHED, cost_ms, is_matched, of_late
@@ -18,7 +18,7 @@ AS_LONG = 0.9
 """Work that ranks do in turn takes about as long in so many steps or more: this share of the median."""
 
 
-@run_fact("straggler_explained_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_explained_frac(run: RunView) -> dict[str, Value]:
     """How much of the waiting the cause explains in at least three quarters of the steps.
 
@@ -38,13 +38,13 @@ def straggler_explained_frac(run: RunView) -> dict[str, Value]:
     return of_late(run, explained, 0.0)
 
 
-@run_fact("straggler_habit_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_habit_ms(run: RunView) -> dict[str, Value]:
     """How much longer than its peers this rank is at its cause in at least three quarters of the steps."""
     return of_late(run, lambda late: float(habitual(late.cause_ns)) / 1e6, 0.0)
 
 
-@run_fact("straggler_recurring_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_recurring_ms(run: RunView) -> dict[str, Value]:
     """How much longer than its peers this rank is in at least three quarters of the steps, at all causes.
 
@@ -53,7 +53,7 @@ def straggler_recurring_ms(run: RunView) -> dict[str, Value]:
     return of_late(run, lambda late: float(habitual(np.maximum(late.excess_us, 0)).sum()) / 1e3, 0.0)
 
 
-@run_fact("straggler_core_wait_frac", unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank", core_wait_ms))
 def straggler_core_wait_frac(run: RunView) -> dict[str, Value]:
     """Share of :func:`straggler_cost_ms` for which this rank had no free core (:func:`core_wait_ms`).
 
@@ -61,7 +61,7 @@ def straggler_core_wait_frac(run: RunView) -> dict[str, Value]:
     on their own, only what it waited longer than the median of the other ranks; 0 where that is not known,
     and where nobody waits.
     """
-    waits = core_wait_ms(run)
+    waits = core_wait_ms.by_rank(run)
 
     def share(late: Straggler) -> Value:
         wait, cost = waits[str(late.rank)], cost_ms(run, late)
@@ -78,7 +78,7 @@ def straggler_core_wait_frac(run: RunView) -> dict[str, Value]:
     return of_late(run, share, 0.0)
 
 
-@run_fact("straggler_beyond_cores_ms", unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank", straggler_core_wait_frac))
 def straggler_beyond_cores_ms(run: RunView) -> dict[str, Value]:
     """What is left of :func:`straggler_cost_ms` without :func:`straggler_core_wait_frac` of it."""
     fractions = straggler_core_wait_frac(run)
@@ -92,7 +92,7 @@ def straggler_beyond_cores_ms(run: RunView) -> dict[str, Value]:
     return of_late(run, beyond, 0.0)
 
 
-@run_fact("straggler_turn_ms", unit="ms", needs=("collectives", "multi_rank"))
+@run_fact(unit="ms", needs=("collectives", "multi_rank"))
 def straggler_turn_ms(run: RunView) -> Value:
     """How much longer than the others the latest rank of each step, whichever it is, is at work of its own.
 

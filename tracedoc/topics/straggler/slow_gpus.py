@@ -7,10 +7,12 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.catalog import manifest_fact, run_fact
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.work_shares import Floats, work_shares
+from tracedoc.run.job import RankJob
 from tracedoc.step.work import MIN_CALLS, GemmTable
+from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
 
 LEAST_KINDS = 3
@@ -26,7 +28,7 @@ MOSTLY_ALONE = 0.5
 """Where fewer of the calls run without communication, those that do may be others on each rank."""
 
 
-@run_fact("gemm_slowdown_ratio", unit="ratio", scope="rank", needs=("gpu", "kernels", "multi_rank"))
+@run_fact(unit="ratio", scope="rank", needs=("gpu", "kernels", "multi_rank"))
 def gemm_slowdown_ratio(run: RunView) -> dict[str, Value]:
     """How many times as long as its peers this GPU takes for the same matrix products.
 
@@ -38,19 +40,19 @@ def gemm_slowdown_ratio(run: RunView) -> dict[str, Value]:
     return _of_ranks(run, lambda found: found.ratio)
 
 
-@run_fact("gemm_slowdown_low_ratio", unit="ratio", scope="rank", needs=("gpu", "kernels", "multi_rank"))
+@run_fact(unit="ratio", scope="rank", needs=("gpu", "kernels", "multi_rank"))
 def gemm_slowdown_low_ratio(run: RunView) -> dict[str, Value]:
     """Lower quartile over kinds of the ratio in :func:`gemm_slowdown_ratio`: a slow GPU is slow in most."""
     return _of_ranks(run, lambda found: found.low_ratio)
 
 
-@run_fact("gemm_kinds_compared", unit="count", scope="rank", needs=("gpu", "kernels", "multi_rank"))
+@run_fact(unit="count", scope="rank", needs=("gpu", "kernels", "multi_rank"))
 def gemm_kinds_compared(run: RunView) -> dict[str, Value]:
     """Kinds of matrix products that :func:`gemm_slowdown_ratio` compares."""
     return _of_ranks(run, lambda found: found.kinds)
 
 
-@run_fact("gemm_peers_compared", unit="count", scope="rank", needs=("gpu", "kernels", "multi_rank"))
+@run_fact(unit="count", scope="rank", needs=("gpu", "kernels", "multi_rank"))
 def gemm_peers_compared(run: RunView) -> dict[str, Value]:
     """Other ranks with the same work in every step, with which :func:`gemm_slowdown_ratio` compares."""
     return _of_ranks(run, lambda found: found.peers)
@@ -126,3 +128,36 @@ def _fit(table: GemmTable) -> np.ndarray:
     """Marks the kinds that are of one shape, and run mostly without communication beside them."""
     fit = table.gridded & (table.alone >= np.maximum(MIN_CALLS, MOSTLY_ALONE * table.calls))
     return np.asarray(fit & (table.alone_median_ns <= ONE_SHAPE * table.alone_p10_ns))
+
+
+# -- lowered clocks
+
+
+@manifest_fact(unit="text")
+def gpu_throttled_by(rank: RankJob) -> Value:
+    """Why the GPU's clocks were lowered during the capture, with the share of samples, or "nothing".
+
+    Sampled from NVML ten times a second. A power cap is ordinary under full load.
+    """
+    if not rank.clocks_sampled:
+        return Unknown("the GPU's clocks were not sampled (pynvml is not installed)")
+    worst = sorted(rank.throttled.items(), key=lambda one: (-one[1], one[0]))
+    return ", ".join(f"{reason} {format_percent(share)}" for reason, share in worst) or "nothing"
+
+
+SLOWDOWNS = frozenset(
+    {"hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake"}
+)
+"""Reasons for lower clocks that are no ordinary ones: heat, and power that the machine could not give."""
+
+
+@manifest_fact(unit="fraction")
+def gpu_slowed_frac(rank: RankJob) -> Value:
+    """Share of the capture's samples in which heat or a power brake lowered the GPU's clocks.
+
+    The largest share of one reason, of samples taken ten times a second; a power cap, which is ordinary under
+    full load, is none of them.
+    """
+    if not rank.clocks_sampled:
+        return Unknown("the GPU's clocks were not sampled (pynvml is not installed)")
+    return max((share for reason, share in rank.throttled.items() if reason in SLOWDOWNS), default=0.0)

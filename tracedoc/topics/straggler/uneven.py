@@ -26,7 +26,7 @@ EXPLAINED = 0.5
 NO_REPLICAS = Unknown("no ranks are known to reduce the same gradients: which should do equal work is open")
 
 
-@run_fact("work_ratio", unit="ratio", scope="rank", needs=("kernels", "collectives", "multi_rank"))
+@run_fact(unit="ratio", scope="rank", needs=("kernels", "collectives", "multi_rank"))
 def work_ratio(run: RunView) -> dict[str, Value]:
     """How much work this rank has, over the median of the other ranks that reduce the same gradients.
 
@@ -51,7 +51,7 @@ def work_ratio(run: RunView) -> dict[str, Value]:
     return found
 
 
-@run_fact("uneven_work_ms", unit="ms", needs=("kernels", "collectives", "multi_rank"))
+@run_fact(unit="ms", needs=("kernels", "collectives", "multi_rank"))
 def uneven_work_ms(run: RunView) -> Value:
     """What equal shares of the same work would give back a step: the mean over ranks of a kind of waiting.
 
@@ -69,7 +69,7 @@ def uneven_work_ms(run: RunView) -> Value:
     return max(float(np.mean(list(by_step.values()))), 0.0) / 1e6
 
 
-@run_fact("uneven_work_ratio", unit="ratio", needs=("kernels", "collectives", "multi_rank"))
+@run_fact(unit="ratio", needs=("kernels", "collectives", "multi_rank"))
 def uneven_work_ratio(run: RunView) -> Value:
     """Work of the rank with most of it in a step, over the median of its replicas: the median over steps.
 
@@ -83,7 +83,7 @@ def uneven_work_ratio(run: RunView) -> Value:
     return NO_REPLICAS if excess is None else float(np.median(excess.ratio.max(axis=0)))
 
 
-@run_fact("uneven_work_measure", unit="text", needs=("kernels", "collectives", "multi_rank"))
+@run_fact(unit="text", needs=("kernels", "collectives", "multi_rank"))
 def uneven_work_measure(run: RunView) -> Value:
     """What :func:`uneven_work_ratio` counts in most steps: arithmetic, thread blocks, kernels, operators."""
     if pass_ratios(run).size:
@@ -97,7 +97,7 @@ def uneven_work_measure(run: RunView) -> Value:
     return words[int(np.bincount(measures).argmax())]
 
 
-@run_fact("uneven_work_steps", unit="count", needs=("kernels", "collectives", "multi_rank"))
+@run_fact(unit="count", needs=("kernels", "collectives", "multi_rank"))
 def uneven_work_steps(run: RunView) -> Value:
     """Steps in which ranks wait for one with more work than its replicas, as ``uneven_work_ms`` counts.
 
@@ -111,14 +111,14 @@ def uneven_work_steps(run: RunView) -> Value:
     return NO_REPLICAS if excess is None else int(waits_by_excess(run, excess).any(axis=0).sum())
 
 
-@run_fact("uneven_work_compared", unit="count", needs=("kernels", "collectives", "multi_rank"))
+@run_fact(unit="count", needs=("kernels", "collectives", "multi_rank"))
 def uneven_work_compared(run: RunView) -> Value:
     """Steps, in a pipeline passes through a micro-batch, over which :func:`uneven_work_steps` counts."""
     passes = pass_ratios(run)
     return int(passes.size) if passes.size else len(work_shares(run).steps)
 
 
-@run_fact("uneven_work_of", unit="text", needs=("kernels", "collectives", "multi_rank"))
+@run_fact(unit="text", needs=("kernels", "collectives", "multi_rank"))
 def uneven_work_of(run: RunView) -> Value:
     """What :func:`uneven_work_compared` counts, in words."""
     return "passes through micro-batches" if pass_ratios(run).size else "steps"

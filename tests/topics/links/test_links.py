@@ -1,0 +1,45 @@
+"""What is matched over ranks, and how far their clocks agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.topics.small_runs import (
+    of_run,
+)
+from tracedoc.testing import TraceBuilder
+
+
+def test_a_collective_that_one_rank_lost_is_not_matched(tmp_path: Path) -> None:
+    builders = []
+    for rank in range(2):
+        builder = TraceBuilder(rank, 2)
+        for index in (1, 2, 3):
+            start = 100 * index
+            builder.step(index, start, start + 99).backward(start + 50, start + 60)
+            builder.kernel("k", start + 10, start + 20)
+            for number in range(2):
+                if (rank, index, number) != (1, 2, 1):
+                    at = start + 30 + 10 * number
+                    builder.collective("allreduce", at, at + 5, seq=2 * index + number)
+        builders.append(builder)
+    # 6 + 5 collectives, of which one has no partner.
+    assert of_run(tmp_path, builders)["matched_collectives_frac"].value == pytest.approx(10 / 11)
+
+
+def test_what_remains_between_two_clocks(tmp_path: Path) -> None:
+    builders = []
+    for rank, ahead_ms in enumerate((0.0, 700.0)):
+        builder = TraceBuilder(rank, 2, host=f"node{rank}")
+        for index in (1, 2, 3):
+            start = 100 * index + ahead_ms
+            builder.step(index, start, start + 99).backward(start + 50, start + 60)
+            builder.kernel("k", start + 10, start + 20)
+            # Rank 1 leaves 0, 0.01 and 0.04 ms later than its clock's distance alone.
+            end = start + 40 + (0.0, 0.01, 0.04)[index - 1] * rank
+            builder.collective("allreduce", start + 30, end)
+        builders.append(builder)
+    # The median is 0.01 ms more than the distance; what is left is 0.01, 0 and 0.03 ms.
+    assert of_run(tmp_path, builders)["clock_residual_ms"].value == pytest.approx(0.01)

@@ -1,0 +1,90 @@
+"""Gathers of sharded units: how far ahead, what they take, and what small ones cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.topics.small_runs import (
+    MIB,
+    of_lanes,
+    of_run,
+)
+from tracedoc.testing import TraceBuilder
+
+SHARDED = """
+strategy: fsdp2
+lead: 30
+backward   40-120
+allgather  {forward}   40-120 256MiB x4 2ms prefetch unit=layers.*
+compute    2-42 x4 8ms unit=layers.*          42-122 x4 18ms unit=layers.*
+"""
+
+
+def test_gathers_are_as_many_units_ahead_as_they_start_before(tmp_path: Path) -> None:
+    late = of_lanes(tmp_path, SHARDED.format(forward="0-40 256MiB x4 2ms unit=layers.*"))
+    assert late["prefetch_depth"] == 0
+    # Each but the first starts with the compute of the unit before it: one unit ahead.
+    starts = (0, 3, 13, 23)
+    ahead = "  ".join(f"{at}-{at + 2} 256MiB unit=layers.{unit}" for unit, at in enumerate(starts))
+    once = SHARDED.format(forward=ahead).replace("40-120 256MiB x4 2ms prefetch unit=layers.*", "")
+    assert of_lanes(tmp_path, once)["prefetch_depth"] == 1
+
+
+def test_the_part_of_a_stall_that_a_late_launch_makes(tmp_path: Path) -> None:
+    # Each gather is launched 0.05 ms before it starts; seven of eight have compute to hide behind.
+    facts = of_lanes(
+        tmp_path,
+        """
+        strategy: fsdp2
+        lead: 1.9
+        backward   40-120
+        allgather  0-40 256MiB x4 2ms lead=0.05 unit=layers.*
+        allgather  40-120 256MiB x4 2ms lead=0.05 prefetch unit=layers.*
+        compute    2-42 x4 8ms unit=layers.*   42-122 x4 18ms unit=layers.*
+        """,
+    )
+    # The kernel behind a gather is launched 1.9 ms before it starts: each of the eight stalls is that long.
+    assert facts["gather_stall_ms"] == pytest.approx(8 * 1.9)
+    assert facts["hideable_gather_stall_ms"] == pytest.approx(7 * 1.9)
+    # In seven of them 0.05 ms would remain had the gather started as it was launched.
+    assert facts["gather_stall_late_ms"] == pytest.approx(7 * 1.85)
+
+
+def test_a_gather_of_a_block_takes_its_bytes_and_the_latency_of_the_link(tmp_path: Path) -> None:
+    lanes = SHARDED.format(forward="0-40 256MiB x4 2ms unit=layers.*")
+    # 7/8 of 256 MiB and of the half-rate size of 20 MiB cross the link of an H100, at 0.8 x 450 GB/s.
+    estimate = of_lanes(tmp_path, lanes, ranks=8)["block_gather_estimate_ms"]
+    assert estimate == pytest.approx(0.875 * 276 * MIB / 360e6)
+
+
+def test_small_units_cost_their_latency_and_the_hooks_that_keep_the_gpu_idle(tmp_path: Path) -> None:
+    builders = []
+    for rank in range(2):
+        builder = TraceBuilder(rank, 2)
+        for index in (1, 2, 3):
+            start = 100 * index
+            builder.step(index, start, start + 99).backward(start + 90, start + 95)
+            for unit in range(8):
+                at = start + 10 * unit
+                hook = f"FSDP::all_gather (layers.{unit // 4}.part{unit % 4})"
+                # 6 ms of Python inside the hook before the next kernel is launched.
+                builder.host(
+                    f"FSDP::pre_forward (layers.{unit // 4}.part{unit % 4})",
+                    at + 2,
+                    at + 8,
+                    category="user_annotation",
+                )
+                builder.collective(
+                    "allgather", at + 0.1, at + 0.3, nbytes=2 * MIB, launch_ms=at, within=[hook]
+                )
+                builder.kernel("first", at + 9, at + 10, launch_ms=at + 8.9)
+        builders.append(builder)
+    found = of_run(tmp_path, builders)
+    assert (found["fsdp_units"].value, found["fsdp_blocks"].value) == (8, 2)
+    assert found["sharding_hook_idle_ms"].value == pytest.approx(48, abs=0.01)
+    # 8 gathers of 0.2 ms, of which half of 2 MiB takes 2.9 us at 360 GB/s; 6 of 8 calls and hooks go.
+    merged = 0.75 * 8 * (0.2 - MIB / 360e6)
+    assert found["mergeable_exposed_ms"].value == pytest.approx(merged)
+    assert found["fine_wrapping_cost_ms"].value == pytest.approx(merged + 36, abs=0.01)

@@ -1,0 +1,1 @@
+"""What a diagnosis shows beside its findings: tables, charts, and the step of all ranks on one clock."""

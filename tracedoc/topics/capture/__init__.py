@@ -1,0 +1,1 @@
+"""Job and capture: the strategy, what was seen of the run, and what the profiler cost."""

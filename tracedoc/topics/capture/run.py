@@ -1,0 +1,309 @@
+"""Facts of the run about the job and its capture: strategy, what was seen, settings that cost speed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from tracedoc.errors import Limit
+from tracedoc.facts.catalog import NO_MANIFEST, manifest_fact, run_fact
+from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.strategies.claim import FAMILIES, Claim
+from tracedoc.ranks.strategies.decide import decide, merge, resolve_strategy
+from tracedoc.ranks.strategies.model_parallel import ONLY_PASSES_DATA, PASSES_DATA_HOW
+from tracedoc.run.job import RankJob
+from tracedoc.run.manifest import StepTime
+from tracedoc.timeline.phases import Phase
+from tracedoc.topics.pipeline.stages import pipeline
+from tracedoc.units import format_percent
+from tracedoc.values import Unknown, Value
+
+
+@run_fact(unit="count")
+def ranks_seen(run: RunView) -> Value:
+    """Ranks whose trace was read."""
+    return len(run.digests)
+
+
+@run_fact(unit="count")
+def world_size(run: RunView) -> Value:
+    """Ranks of the job, by its traces."""
+    return run.world_size if run.world_size is not None else Unknown("no trace names the world size")
+
+
+@run_fact(unit="count")
+def missing_ranks(run: RunView) -> Value:
+    """Ranks of the job without a trace."""
+    if run.world_size is None:
+        return Unknown("no trace names the world size")
+    return max(run.world_size - len(run.digests), 0)
+
+
+@run_fact(unit="count")
+def fewest_complete_steps(run: RunView) -> Value:
+    """Complete steps of the rank that has fewest; ranks without device activity are left out."""
+    counts = [len(digest.complete_steps) for digest in run.digests if digest.steps]
+    return min(counts) if counts else Unknown("no rank has steps")
+
+
+@run_fact(unit="count")
+def truncated_traces(run: RunView) -> Value:
+    """Trace files that are truncated, or in which damaged events had to be skipped."""
+    return sum(digest.truncated for digest in run.digests)
+
+
+# -- the strategy
+
+
+def strategy_of(run: RunView) -> Claim:
+    """The strategy of a run, from the signs of all its ranks and from its manifest.
+
+    Sends and receives alone are those of a pipeline where they join the ranks to chains of stages.
+    """
+    claim = resolve_strategy(decide([digest.signs for digest in run.digests], run.world_size), run.job)
+    stages = pipeline(run) if claim.name == ONLY_PASSES_DATA else None
+    if stages is None:
+        return claim
+    shape = f"{len(stages.stages)} stages, {stages.micro_batches} micro-batches"
+    seen = tuple(one for one in claim.evidence if one != PASSES_DATA_HOW)
+    return Claim(
+        f"pipeline parallel ({shape})",
+        "pipeline",
+        "unknown",
+        "medium",
+        (*seen, "ranks form a chain of stages"),
+    )
+
+
+@run_fact(unit="text", values=FAMILIES)
+def strategy_family(run: RunView) -> Value:
+    """Family of the strategy, for rules.
+
+    "ddp", "fsdp1", "fsdp2", "zero-1", "zero-2", "zero-3", "zero-redundancy-optimizer", "data-parallel" (which
+    is torch.nn.DataParallel), "tensor-parallel", "pipeline", "megatron", "single" or "unknown".
+    """
+    return strategy_of(run).family
+
+
+@run_fact(unit="text")
+def sharding(run: RunView) -> Value:
+    """What the ranks split among them.
+
+    none, optimizer, gradients (and optimizer), or full (parameters too); hybrid- before it where groups of
+    ranks that shard are replicas of each other. Unknown where the traces do not show it.
+    """
+    found = strategy_of(run).sharding
+    return Unknown("the traces do not show what is sharded") if found == "unknown" else found
+
+
+@run_fact(unit="bool", needs=("host_ops",))
+def activation_checkpointing(run: RunView) -> Value:
+    """Whether forward operators run again inside the backward pass; not visible in compiled code."""
+    signs = merge([digest.signs for digest in run.digests])
+    if not signs.passes:
+        return Unknown("no backward pass was captured")
+    if not signs.recomputes and "compiled" in signs.seen:
+        return Unknown("compiled code hides recomputation")
+    return signs.recomputes
+
+
+@run_fact(unit="bool", needs=("host_ops",))
+def compiled(run: RunView) -> Value:
+    """Whether code compiled by torch.compile runs, from its ranges."""
+    return any("compiled" in digest.signs.seen for digest in run.digests)
+
+
+@run_fact(unit="count", needs=("launches",))
+def cuda_graph_launches(run: RunView) -> Value:
+    """CUDA (or HIP) graphs that the host launched in the median step."""
+    return merge([digest.signs for digest in run.digests]).graph_launches
+
+
+@run_fact(unit="text", needs=("shapes",))
+def matrix_dtype(run: RunView) -> Value:
+    """Number format of most matrix products of the step, from the types of their arguments."""
+    found = merge([digest.signs for digest in run.digests]).matrix_dtype
+    return found or Unknown("no matrix product carries its types")
+
+
+@run_fact(unit="text", needs=("collectives",))
+def parameter_dtype(run: RunView) -> Value:
+    """Number format in which most bytes of parameters are gathered."""
+    return _dtype(run, ("all_gather",), (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE, Phase.OPTIMIZER))
+
+
+@run_fact(unit="text", needs=("collectives",))
+def reduction_dtype(run: RunView) -> Value:
+    """Number format in which most bytes of gradients are reduced."""
+    return _dtype(run, ("all_reduce", "reduce_scatter", "reduce"), (Phase.BACKWARD, Phase.RECOMPUTE))
+
+
+def _dtype(run: RunView, ops: tuple[str, ...], phases: tuple[Phase, ...]) -> Value:
+    signs = merge([digest.signs for digest in run.digests])
+    sizes: Counter[str] = Counter()
+    for traffic in signs.select(ops, *phases):
+        if traffic.dtype:
+            sizes[traffic.dtype] += max(traffic.nbytes, 1)
+    if not sizes:
+        return Unknown("no collective of this kind carries its type")
+    return sizes.most_common(1)[0][0]
+
+
+# -- the manifest
+
+
+STEPS_FOR_MEDIAN = 5
+"""The median of fewer timed steps is not compared."""
+
+LASTING_SLOWDOWN = 0.02
+"""A job that is this much slower after the capture than before has not recovered from it."""
+
+
+def recorded(value: int | float | bool | str | None, reason: str) -> Value:
+    """A value of the manifest, unknown for this reason where it is not there."""
+    return Unknown(reason) if value is None or value == "" else value
+
+
+@manifest_fact(unit="ms")
+def unprofiled_step_ms(rank: RankJob) -> Value:
+    """Median time of a step without the profiler, by the host's clock.
+
+    Of up to ten steps before the recorded ones and ten after: the mean of the two medians, weighted by their
+    steps. Unknown with fewer than five steps in all.
+    """
+    timed = [time for time in (rank.before, rank.after) if time is not None]
+    steps = sum(time.steps for time in timed)
+    if steps < STEPS_FOR_MEDIAN:
+        return Unknown(f"{steps} steps were timed without the profiler, fewer than {STEPS_FOR_MEDIAN}")
+    return sum(time.median_ms * time.steps for time in timed) / steps
+
+
+@manifest_fact(unit="fraction", needs=(unprofiled_step_ms,))
+def profiler_overhead_frac(rank: RankJob) -> Value:
+    """How much longer a recorded step is than one without the profiler, by the host's clock; 0 if it is not.
+
+    The median recorded step / ``unprofiled_step_ms`` - 1.
+    """
+    usual = unprofiled_step_ms(rank)
+    if isinstance(usual, Unknown):
+        return usual
+    if rank.during is None:
+        return Unknown("the recorded steps were not timed")
+    return max(rank.during.median_ms / float(usual) - 1.0, 0.0)
+
+
+def job_limits(run: RunView) -> list[Limit]:
+    """The limit for a job that stayed slower after the capture, by its own step times.
+
+    It is given where the median of the steps afterwards is above that before by 2 % on every rank: the ranks
+    of a job step together, and one alone is noise.
+    """
+    if run.job is None:
+        return []
+    pairs = [
+        (rank.before, rank.after)
+        for rank in run.job.ranks
+        if rank.before is not None and rank.after is not None
+    ]
+    shares = sorted(
+        after.median_ms / before.median_ms - 1.0 for before, after in pairs if _enough(before, after)
+    )
+    if not shares or shares[0] <= LASTING_SLOWDOWN:
+        return []
+    middle = shares[(len(shares) - 1) // 2]
+    return [
+        Limit(
+            "slower-after-capture",
+            f"steps took {format_percent(middle)} longer after the capture than before it",
+            "the profiler may still cost the job time, or its later steps are other ones",
+        )
+    ]
+
+
+def _enough(before: StepTime, after: StepTime) -> bool:
+    return before.steps >= STEPS_FOR_MEDIAN and after.steps >= STEPS_FOR_MEDIAN and before.median_ms > 0
+
+
+class _Debugging(NamedTuple):
+    name: str
+    holds: Callable[[str], bool]
+    harmless: Callable[[RunView, RankJob], bool]
+
+
+def _is_on(value: str) -> bool:
+    return value.strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def _one_rank(run: RunView, rank: RankJob) -> bool:
+    return (run.world_size or rank.world_size) == 1
+
+
+def _one_host(run: RunView, rank: RankJob) -> bool:
+    hosts = {rank.host for rank in run.job.ranks} if run.job is not None else set()
+    everyone = len(run.digests) == (run.world_size or rank.world_size)
+    return _one_rank(run, rank) or (everyone and len(hosts) == 1)
+
+
+def _no_peer_access(run: RunView, rank: RankJob) -> bool:
+    # GeForce RTX 40 cards have no peer access; launchers switch it off for them.
+    return _one_rank(run, rank) or re.search(r"RTX 40\d\d", rank.gpu) is not None
+
+
+def _no_infiniband(run: RunView, rank: RankJob) -> bool:
+    """Whether another network takes its place: on one host none is used, in some clouds it is libfabric."""
+    variables = rank.variables
+    plugin = (variables.get("FI_PROVIDER", ""), variables.get("NCCL_NET_PLUGIN", ""), rank.network)
+    return _one_host(run, rank) or any(re.search(r"efa|ofi|libfabric|gIB|tcpx", one, re.I) for one in plugin)
+
+
+def _never(run: RunView, rank: RankJob) -> bool:
+    return False
+
+
+_DEBUGGING = (
+    _Debugging("CUDA_LAUNCH_BLOCKING", _is_on, _never),
+    _Debugging("HIP_LAUNCH_BLOCKING", _is_on, _never),
+    _Debugging("PYTORCH_NO_CUDA_MEMORY_CACHING", _is_on, _never),
+    _Debugging("TORCH_DISTRIBUTED_DEBUG", lambda value: value.upper() == "DETAIL", _one_rank),
+    _Debugging("NCCL_DEBUG", lambda value: value.upper() == "TRACE", _one_rank),
+    _Debugging("NCCL_P2P_DISABLE", _is_on, _no_peer_access),
+    _Debugging("NCCL_SHM_DISABLE", _is_on, _one_rank),
+    _Debugging("NCCL_IB_DISABLE", _is_on, _no_infiniband),
+    _Debugging("NCCL_BLOCKING_WAIT", _is_on, _one_rank),
+    _Debugging("TORCH_NCCL_BLOCKING_WAIT", _is_on, _one_rank),
+)
+"""Debugging settings that cost speed. The collector sets none of them."""
+
+
+@run_fact(unit="text")
+def debug_settings(run: RunView) -> Value:
+    """Environment variables for debugging that cost speed, as ``CUDA_LAUNCH_BLOCKING=1``, or "none".
+
+    Left out where they change nothing: peer access on cards without it, InfiniBand on one host or where
+    libfabric takes its place, NCCL's in a world of one.
+    """
+    found = _settings(run)
+    return found if isinstance(found, Unknown) else ", ".join(found) or "none"
+
+
+@run_fact(unit="count")
+def debug_settings_count(run: RunView) -> Value:
+    """How many such variables are set on any rank."""
+    found = _settings(run)
+    return found if isinstance(found, Unknown) else len(found)
+
+
+def _settings(run: RunView) -> list[str] | Unknown:
+    if run.job is None:
+        return NO_MANIFEST
+    return list(dict.fromkeys(_settings_of_ranks(run, run.job.ranks)))
+
+
+def _settings_of_ranks(run: RunView, ranks: Iterable[RankJob]) -> Iterable[str]:
+    for rank in ranks:
+        for setting in _DEBUGGING:
+            value = rank.variables.get(setting.name)
+            if value is not None and setting.holds(value) and not setting.harmless(run, rank):
+                yield f"{setting.name}={value}"

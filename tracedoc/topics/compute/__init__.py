@@ -1,0 +1,1 @@
+"""Kernels and arithmetic: what the GPU computes, in which format, and how fast."""

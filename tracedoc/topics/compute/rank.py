@@ -1,0 +1,347 @@
+"""Facts of one rank about its kernels: what they compute, in which format, and what makes them longer."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.facts.catalog import rank_fact
+from tracedoc.spans import Spans
+from tracedoc.step.device import half_tflops, judged_peak
+from tracedoc.timeline.activity import COMPUTE
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.host import MATRIX
+from tracedoc.topics.step.rank import NO_STEP
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.distinct import distinct, places_by_value
+from tracedoc.trace.kernels import matrix_format
+from tracedoc.units import format_percent
+from tracedoc.values import Unknown, Value
+
+KNOWN_SHARE = 0.80
+"""The format must be known of this share of the matrix kernels' time."""
+
+_NO_KERNEL = Unknown("the step holds no compute kernel")
+
+_NO_MATRIX = Unknown("the step holds no matrix product, convolution or attention kernel")
+
+
+@rank_fact(unit="text", needs=("gpu", "kernels"))
+def kernel_categories(timeline: RankTimeline) -> Value:
+    """What the compute kernels of the median step compute, by their names, as shares of their summed time.
+
+    Categories are gemm, attention, convolution, optimizer, normalisation, softmax, embedding, reduction,
+    copy, quantisation, elementwise and other; those under 1 % are left out.
+    """
+    rows = judged_kernels(timeline)
+    total = int(timeline.trace.dur_ns[rows].sum())
+    if total == 0:
+        return _NO_KERNEL
+    times: dict[str, int] = {}
+    names, summed = _time_by_name(timeline, rows)
+    for name_id, time in zip(names, summed, strict=True):
+        category = timeline.events.categories[name_id].value
+        times[category] = times.get(category, 0) + time
+    ordered = sorted(times.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {format_percent(ns / total)}" for name, ns in ordered if ns >= 0.01 * total)
+
+
+@rank_fact(unit="fraction", needs=("gpu", "kernels"))
+def tensor_core_frac(timeline: RankTimeline) -> Value:
+    """Share of the median step's matrix-kernel time that runs on tensor cores, by the kernels' names.
+
+    Matrix kernels are products, convolutions and attention; kernels that only transpose or add up parts do
+    not count. AMD's matrix cores count. Unknown where the names show it for less than 80 % of the time.
+    """
+    formats = _format_times(timeline)
+    total = sum(formats.values())
+    if total == 0:
+        return _NO_MATRIX
+    known = sum(ns for (_, on), ns in formats.items() if on is not None)
+    if known < KNOWN_SHARE * total:
+        share = format_percent(known / total)
+        return Unknown(f"kernel names show it for only {share} of the kernel time")
+    return sum(ns for (_, on), ns in formats.items() if on) / known
+
+
+@rank_fact(unit="ms", needs=("gpu", "kernels"))
+def plain_matrix_ms(timeline: RankTimeline) -> float | Unknown:
+    """Summed time of the median step's matrix kernels that surely run off the tensor cores, in fp32.
+
+    Products with a vector are left out: they read each number once, and tensor cores would not help.
+    """
+    rows = judged_kernels(timeline)
+    if rows.size == 0:
+        return _NO_KERNEL
+    total = 0
+    for name_id, time in zip(*_time_by_name(timeline, rows), strict=True):
+        name = timeline.trace.names[name_id]
+        found = matrix_format(name) if timeline.events.categories[name_id] in MATRIX else None
+        plain = found is not None and found.tensor_cores is False and found.dtype in ("fp32", "")
+        total += time if plain and "gemv" not in name and "dot_kernel" not in name else 0
+    return total / 1e6
+
+
+@rank_fact(unit="ms", needs=("gpu", "kernels", plain_matrix_ms))
+def tensor_core_saving_ms(timeline: RankTimeline) -> Value:
+    """What :func:`plain_matrix_ms` would save if it ran faster by the ratio of the device's peaks.
+
+    The ratio is that of 16 bits on tensor cores and of fp32 on plain cores. All of it where the device is
+    not in the table, or its peak in fp32 is not.
+    """
+    plain, peak = plain_matrix_ms(timeline), judged_peak(timeline)
+    if isinstance(plain, Unknown) or isinstance(peak, Unknown) or not peak.fp32_tflops:
+        return plain
+    half = peak.bf16_tflops or peak.fp16_tflops
+    return plain * max(1.0 - peak.fp32_tflops / half, 0.0) if half else 0.0
+
+
+@rank_fact(unit="text", needs=("gpu", "kernels"))
+def matrix_dtypes(timeline: RankTimeline) -> Value:
+    """Number formats of the median step's matrix kernels, by their names, as shares of their summed time."""
+    formats = _format_times(timeline)
+    total = sum(formats.values())
+    if total == 0:
+        return _NO_MATRIX
+    times: dict[str, int] = {}
+    for (dtype, _), ns in formats.items():
+        times[dtype or "unknown"] = times.get(dtype or "unknown", 0) + ns
+    ordered = sorted(times.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {format_percent(ns / total)}" for name, ns in ordered if ns >= 0.01 * total)
+
+
+@rank_fact(unit="ms", needs=("launches", "kernels"))
+def queue_lead_ms(timeline: RankTimeline) -> Value:
+    """How far the host runs ahead of the GPU: median time from launch to start of the step's kernels."""
+    leads = _leads_ns(timeline)
+    return float(np.median(leads)) / 1e6 if leads.size else Unknown("no launch belongs to the step")
+
+
+@rank_fact(unit="tflops", needs=("gpu",))
+def peak_half_tflops(timeline: RankTimeline) -> Value:
+    """Dense peak of the device in 16 bits (bf16, on Volta and Turing fp16), from the vendor's data sheet."""
+    return half_tflops(timeline)
+
+
+@rank_fact(unit="tflops", needs=("gpu",))
+def peak_fp32_tflops(timeline: RankTimeline) -> Value:
+    """Peak of the device's plain cores in fp32, from the vendor's data sheet."""
+    peak = judged_peak(timeline)
+    return peak if isinstance(peak, Unknown) else peak.fp32_tflops or Unknown("not in the device table")
+
+
+@rank_fact(unit="text", needs=("gpu",), values=("bf16", "fp16"))
+def tensor_core_format(timeline: RankTimeline) -> Value:
+    """The 16-bit format to train in on the device's tensor cores: "bf16", on Volta and Turing "fp16"."""
+    peak = judged_peak(timeline)
+    if isinstance(peak, Unknown):
+        return peak
+    return "bf16" if peak.bf16_tflops else "fp16" if peak.fp16_tflops else Unknown("it has no tensor cores")
+
+
+def judged_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp]:
+    """The rows of the compute kernels that started in the analysed step, in time order."""
+    window, trace, events = timeline.judged, timeline.trace, timeline.events
+    if window is None or timeline.device is None:
+        return np.empty(0, dtype=np.intp)
+    rows = trace.kind_rows_between(Kind.KERNEL, window.start_ns, window.end_ns)
+    classes = events.classes[np.searchsorted(events.rows, rows)]
+    found: npt.NDArray[np.intp] = rows[(trace.device[rows] == timeline.device) & (classes == COMPUTE)]
+    return found
+
+
+def _time_by_name(timeline: RankTimeline, rows: npt.NDArray[np.intp]) -> tuple[list[int], list[int]]:
+    names, inverse = np.unique(timeline.trace.name[rows], return_inverse=True)
+    times = np.zeros(names.size, dtype=np.int64)
+    np.add.at(times, inverse, timeline.trace.dur_ns[rows])
+    return names.tolist(), times.tolist()
+
+
+def _format_times(timeline: RankTimeline) -> dict[tuple[str, bool | None], int]:
+    """The summed time of the analysed step's matrix kernels by format and use of tensor cores."""
+    found: dict[tuple[str, bool | None], int] = {}
+    for name_id, time in zip(*_time_by_name(timeline, judged_kernels(timeline)), strict=True):
+        if timeline.events.categories[name_id] in MATRIX:
+            named = matrix_format(timeline.trace.names[name_id])
+            if named is not None:
+                key = (named.dtype, named.tensor_cores)
+                found[key] = found.get(key, 0) + time
+    return found
+
+
+def _leads_ns(timeline: RankTimeline) -> npt.NDArray[np.int64]:
+    """The time from launch to start of each linked compute kernel of the analysed step."""
+    own, window = timeline.events.on(timeline.device), timeline.judged
+    first, end = (0, 0) if window is None else np.searchsorted(own.start_ns, (window.start_ns, window.end_ns))
+    chosen = own.kernels & own.linked & (own.classes == COMPUTE)
+    wanted = first + np.flatnonzero(chosen[first:end])
+    return own.start_ns[wanted] - own.launch_ns[wanted]
+
+
+@rank_fact(unit="tflops", needs=("gpu",))
+def peak_tf32_tflops(timeline: RankTimeline) -> Value:
+    """Dense peak of the device's tensor cores on fp32 inputs rounded to TF32, from the vendor's data sheet.
+
+    Unknown before Ampere, which has no TF32.
+    """
+    peak = judged_peak(timeline)
+    return peak if isinstance(peak, Unknown) else peak.tf32_tflops or Unknown("the device has no TF32")
+
+
+# -- attention in parts
+
+
+_BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::baddbmm_", "aten::bmm.out"})
+
+_SINGLE = frozenset(
+    {"aten::mm", "aten::addmm", "aten::addmm_", "aten::_scaled_mm", "aten::mv", "aten::addmv"}
+)
+
+_SOFTMAX = frozenset({"aten::_softmax", "aten::_safe_softmax", "aten::_softmax_backward_data"})
+
+
+@rank_fact(unit="count", needs=("host_ops",))
+def unfused_attention_calls(timeline: RankTimeline) -> Value:
+    """Softmaxes of the median step between two batched matrix products, both passes: attention in parts."""
+    found = _parts(timeline)
+    return found if isinstance(found, Unknown) else len(found[0])
+
+
+@rank_fact(
+    unit="ms",
+    needs=("host_ops", "kernels"),
+    interval="softmax, mask and copies between the matrix products of attention",
+)
+def unfused_attention_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Compute time of the median step between the two matrix products of an attention that is not fused.
+
+    Counted are the kernels (in a CPU trace the operators) that the host launched after the first product and
+    before the second: scaling, mask, softmax, dropout, changes of type. A fused kernel does them while
+    it multiplies. Unknown in compiled code, whose operators have no names.
+    """
+    window, activity = timeline.judged, timeline.activity
+    if window is None or activity is None:
+        return NO_STEP
+    found = _parts(timeline)
+    if isinstance(found, Unknown):
+        return found
+    starts, ends, threads = found
+    trace, events = timeline.trace, timeline.events
+    if timeline.is_cpu:
+        spans = Spans.empty()
+        for thread in distinct(threads).tolist():
+            mine = threads == thread
+            spans = spans | Spans.of(starts[mine], ends[mine])
+        return (spans & activity.compute).clip(window.start_ns, window.end_ns)
+    if threads.size == 0:
+        return Spans.empty()
+    mine = np.flatnonzero((events.classes == COMPUTE) & events.linked & (events.device == timeline.device))
+    launched, thread_of = events.launch_ns[mine], trace.thread[events.launch_rows[mine]]
+    inside = np.zeros(mine.size, dtype=bool)
+    for thread in distinct(threads).tolist():
+        between = Spans.of(starts[threads == thread], ends[threads == thread])
+        inside |= (thread_of == thread) & (between.covered_ns(launched, launched + 1) > 0)
+    mine = mine[inside]
+    return Spans.of(events.start_ns[mine], events.end_ns[mine]).clip(window.start_ns, window.end_ns)
+
+
+_Parts = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.integer]]
+
+
+def _parts(timeline: RankTimeline) -> _Parts | Unknown:
+    """The host time from the first to the second product of each attention, and its thread.
+
+    An attention is a softmax whose nearest matrix products on its thread are both batched, in one step.
+    """
+    step, trace = timeline.judged_host_step, timeline.trace
+    if step is None:
+        return NO_STEP
+    kinds = np.zeros(len(trace.names), dtype=np.int8)
+    for index, name in enumerate(trace.names):
+        kinds[index] = 1 if name in _BATCHED else 2 if name in _SINGLE else 3 if name in _SOFTMAX else 0
+    rows = trace.rows_of_names(kinds > 0, Kind.CPU_OP)
+    rows = rows[(trace.ts_ns[rows] >= step.start_ns) & (trace.ts_ns[rows] < step.end_ns)]
+    if rows.size == 0 and timeline.trace.named(lambda name: name.startswith("Torch-Compiled")).any():
+        return Unknown("compiled code names no operators")
+    rows = rows[np.lexsort((trace.ts_ns[rows], trace.thread[rows]))]
+    kind, thread = kinds[trace.name[rows]], trace.thread[rows]
+    middle = np.flatnonzero(kind == 3)
+    middle = middle[(middle > 0) & (middle < rows.size - 1)]
+    before, after = middle - 1, middle + 1
+    whole = (kind[before] == 1) & (kind[after] == 1)
+    whole &= (thread[before] == thread[middle]) & (thread[after] == thread[middle])
+    chosen = middle[whole]
+    return trace.end_ns[rows[chosen - 1]], trace.ts_ns[rows[chosen + 1]], thread[chosen]
+
+
+# -- beside communication
+
+
+FEWEST_CALLS = 3
+"""A kind of kernel is compared where it ran so often with and so often without communication beside it."""
+
+FEWEST_KINDS = 3
+"""So many kinds: one alone may hold matrices of several depths, which its grid does not show."""
+
+MOST_SPREAD = 1.15
+"""Calls without communication that differ by more among themselves (90 % over 10 %) are of several shapes."""
+
+NOT_COMPARED = Unknown("no three kinds of matrix kernels ran both with and without communication beside them")
+
+
+@rank_fact(unit="ratio", needs=("gpu", "kernels", "collectives"))
+def contention_ratio(timeline: RankTimeline) -> Value:
+    """How many times as long a matrix kernel takes while communication runs beside it: median over kinds.
+
+    A kind is a name, a launch grid and a phase. Compared are medians of the calls that communication covers
+    to 90 % and of those that it does not touch, three of each; kinds whose untouched calls differ among
+    themselves are left out, and three kinds are needed.
+    """
+    found = _compared(timeline)
+    return found if isinstance(found, Unknown) else median(found[0].tolist())
+
+
+@rank_fact(unit="ms", needs=("gpu", "kernels", "collectives"))
+def contention_ms(timeline: RankTimeline) -> Value:
+    """How much longer the median step's matrix kernels beside communication take than the same without it.
+
+    Of the kinds of ``contention_ratio``: for each covered call its length less the median of untouched ones.
+    """
+    found = _compared(timeline)
+    return found if isinstance(found, Unknown) else max(found[1], 0) / 1e6
+
+
+def _compared(timeline: RankTimeline) -> tuple[npt.NDArray[np.float64], int] | Unknown:
+    """The ratio of each kind, and by how many ns the analysed step's covered calls are longer in all."""
+    trace, events, activity, window = timeline.trace, timeline.events, timeline.activity, timeline.judged
+    if activity is None or window is None:
+        return NOT_COMPARED
+    is_matrix = np.zeros(len(trace.names), dtype=bool)
+    for name, category in events.categories.items():
+        is_matrix[name] = category in MATRIX
+    mine = (events.classes == COMPUTE) & (events.device == timeline.device) & events.kernels
+    mine &= is_matrix[trace.name[events.rows]]
+    rows, starts = events.rows[mine], events.start_ns[mine]
+    phase = timeline.phases.of_events[mine] if timeline.phases is not None else np.zeros(rows.size, np.uint8)
+    lengths = trace.dur_ns[rows]
+    covered = activity.comm.covered_ns(starts, events.end_ns[mine])
+    beside, alone = covered >= 0.9 * lengths, covered == 0
+    of_grid = trace.name[rows].astype(np.int64) * (len(trace.grids) + 1) + trace.grid[rows] + 1
+    kind = of_grid * (np.iinfo(np.uint8).max + 1) + phase
+    compared = np.flatnonzero(beside | alone)
+    ratios, longer = [], 0
+    judged = (starts >= window.start_ns) & (starts < window.end_ns)
+    for _, places in places_by_value(kind[compared]):
+        of_kind = compared[places]
+        with_comm, without = of_kind[beside[of_kind]], np.sort(lengths[of_kind[alone[of_kind]]])
+        if with_comm.size < FEWEST_CALLS or without.size < FEWEST_CALLS:
+            continue
+        low, high = without[without.size // 10], without[-1 - without.size // 10]
+        if high > MOST_SPREAD * max(low, 1):
+            continue
+        usual = int(without[without.size // 2])
+        ratios.append(float(np.median(lengths[with_comm])) / max(usual, 1))
+        longer += int((lengths[with_comm[judged[with_comm]]] - usual).sum())
+    return (np.array(ratios), longer) if len(ratios) >= FEWEST_KINDS else NOT_COMPARED

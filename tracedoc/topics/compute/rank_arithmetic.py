@@ -1,0 +1,197 @@
+"""Facts of one rank about arithmetic: floating-point operations, MFU, samples and tokens per second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from tracedoc.facts.catalog import rank_fact
+from tracedoc.step.device import half_tflops
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.flops import COUNTERS, extents_of
+from tracedoc.timeline.host import MATRIX
+from tracedoc.timeline.launches import NO_ROW
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.distinct import distinct
+from tracedoc.units import format_percent
+from tracedoc.values import Unknown, Value
+
+EXPLAINED_SHARE = 0.80
+"""Counted operators must have launched at least this share of the matrix kernels' time."""
+
+BATCH_OPERATORS: tuple[tuple[tuple[str, ...], int, int], ...] = (
+    (("aten::conv2d",), 0, 4),
+    (("aten::embedding",), 1, 2),
+    (("aten::linear",), 0, 3),
+)
+"""Operators whose first call in a step shows the batch: names, which argument, and its dimensions."""
+
+HALF_TYPES = ("c10::BFloat16", "c10::Half", "BFloat16", "Half")
+
+
+class MatrixWork(msgspec.Struct, frozen=True):
+    """The matrix operations of one host step: FLOPs in all, and those on 16-bit inputs."""
+
+    flops: float
+    half_flops: float
+
+
+@rank_fact(unit="tflops", needs=("shapes", "kernels", "launches"))
+def model_tflops(timeline: RankTimeline) -> Value:
+    """Floating-point operations of the median step's matrix work per second, in 1e12.
+
+    Counted from the shapes of matrix products (2 M N K) and fused attention (4 B H S T D forward, 2.5 times
+    that backward), as they ran: recomputed activations count too, the causal mask does not. Unknown where
+    the counted operators launched less than 80 % of the matrix kernels' time (convolutions are not counted).
+    """
+    work, budget = _matrix_work(timeline), timeline.judged_budget
+    if isinstance(work, Unknown) or budget is None or budget.window_ns == 0:
+        return work if isinstance(work, Unknown) else Unknown("no step can be judged")
+    return work.flops / budget.window_ns / 1e3
+
+
+@rank_fact(unit="fraction", needs=("shapes", "kernels", "launches"))
+def mfu_frac(timeline: RankTimeline) -> Value:
+    """Model FLOP/s utilisation: :func:`model_tflops` over the dense 16-bit peak of the device.
+
+    Unknown for devices that are not in the table, and where half of the work or more is not 16-bit.
+    """
+    work, budget = _matrix_work(timeline), timeline.judged_budget
+    if isinstance(work, Unknown):
+        return work
+    half_peak = half_tflops(timeline)
+    if isinstance(half_peak, Unknown):
+        return half_peak
+    if work.half_flops <= 0.5 * work.flops:
+        return Unknown("most matrix work is not in 16 bits; its peak depends on the TF32 setting")
+    if budget is None or budget.window_ns == 0:
+        return Unknown("no step can be judged")
+    return work.flops / budget.window_ns / 1e3 / half_peak
+
+
+@rank_fact(unit="count", needs=("shapes", "host_ops"))
+def micro_batch_samples(timeline: RankTimeline) -> Value:
+    """Samples in one forward pass: the first extent of the step's first convolution or embedding input.
+
+    Where the step has neither, of its first linear layer with a batch and a sequence.
+    """
+    batch = _first_batch(timeline)
+    return batch if isinstance(batch, Unknown) else batch.samples
+
+
+@rank_fact(unit="per_s", needs=("shapes", "host_ops"))
+def samples_per_s(timeline: RankTimeline) -> Value:
+    """Samples that one rank trains on per second: samples of all forward passes over the median step."""
+    return _rate(timeline, lambda batch: batch.samples)
+
+
+@rank_fact(unit="per_s", needs=("shapes", "host_ops"))
+def tokens_per_s(timeline: RankTimeline) -> Value:
+    """Tokens that one rank trains on per second: samples times sequence length over the median step."""
+    return _rate(timeline, lambda batch: batch.samples * batch.sequence if batch.sequence else None)
+
+
+def _rate(timeline: RankTimeline, amount: Callable[[Batch], int | None]) -> Value:
+    batch, budget = _first_batch(timeline), timeline.judged_budget
+    if isinstance(batch, Unknown):
+        return batch
+    count = amount(batch)
+    if count is None:
+        return Unknown("the input has no sequence dimension")
+    if budget is None or budget.window_ns == 0:
+        return Unknown("no step can be judged")
+    return count * batch.passes / (budget.window_ns / 1e9)
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """The input of one forward pass, and how many passes the step makes."""
+
+    samples: int
+    sequence: int | None
+    passes: int
+
+
+def _first_batch(timeline: RankTimeline) -> Batch | Unknown:
+    step, trace = timeline.judged_host_step, timeline.trace
+    if step is None:
+        return Unknown("the host's steps are not known")
+    rows = sorted(row for row in trace.shapes if step.start_ns <= int(trace.ts_ns[row]) < step.end_ns)
+    for names, argument, length in BATCH_OPERATORS:
+        of_kind = [row for row in rows if trace.row_name(row) in names]
+        sized = [row for row in of_kind if extents_of(trace.shapes[row].dims, argument, length)]
+        if not sized:
+            continue
+        first = trace.shapes[sized[0]].dims
+        extents = extents_of(first, argument, length) or ()
+        alike = sum(trace.shapes[row].dims == first for row in of_kind)
+        passes = _forward_passes(timeline, step.start_ns, step.end_ns) or alike
+        return Batch(extents[0], None if "aten::conv2d" in names else extents[1], passes)
+    return Unknown("no operator with a batch dimension carries its shape")
+
+
+def _forward_passes(timeline: RankTimeline, start_ns: int, end_ns: int) -> int | None:
+    """The forward passes of a host step, from the wrapper's own range."""
+    trace = timeline.trace
+    for wrapper in ("DistributedDataParallel.forward", "FSDP::root_pre_forward"):
+        if wrapper in trace.names:
+            rows = np.flatnonzero(trace.name == trace.names.index(wrapper))
+            inside = (trace.ts_ns[rows] >= start_ns) & (trace.ts_ns[rows] < end_ns)
+            if inside.any():
+                return int(inside.sum())
+    return None
+
+
+def _matrix_work(timeline: RankTimeline) -> MatrixWork | Unknown:
+    step, trace = timeline.judged_host_step, timeline.trace
+    if step is None:
+        return Unknown("the host's steps are not known")
+    counted = []
+    flops = half = 0.0
+    for row, shapes in trace.shapes.items():
+        if not step.start_ns <= int(trace.ts_ns[row]) < step.end_ns:
+            continue
+        count = COUNTERS.get(trace.row_name(row))
+        amount = count(shapes.dims) if count is not None else None
+        if amount is None:
+            continue
+        counted.append(row)
+        flops += amount
+        if shapes.types and shapes.types[0] in HALF_TYPES:
+            half += amount
+    if not counted:
+        return Unknown("no matrix operation carries its shape")
+    share = _explained_share(timeline, np.sort(np.array(counted, dtype=np.intp)))
+    if share < EXPLAINED_SHARE:
+        return Unknown(f"operators with shapes launched {format_percent(share)} of the matrix kernels' time")
+    return MatrixWork(flops, half)
+
+
+def _explained_share(timeline: RankTimeline, operators: np.ndarray) -> float:
+    """The share of the analysed step's matrix-kernel time that was launched inside ``operators``."""
+    trace, events = timeline.trace, timeline.events
+    position = timeline.position_of(timeline.judged) if timeline.judged is not None else None
+    matrix = np.zeros(len(trace.names), dtype=bool)
+    for name_id, category in events.categories.items():
+        matrix[name_id] = category in MATRIX
+    wanted = matrix[trace.name[events.rows]] & (trace.kind[events.rows] == int(Kind.KERNEL))
+    if position is not None:
+        wanted &= timeline.step_position == position
+    total = int(trace.dur_ns[events.rows[wanted]].sum())
+    if total == 0:
+        return 0.0
+    explained = 0
+    launches = events.launch_rows[wanted]
+    durations = trace.dur_ns[events.rows[wanted]]
+    linked = launches != NO_ROW
+    launches, durations = launches[linked], durations[linked]
+    for thread in distinct(trace.thread[operators]):
+        outer = operators[trace.thread[operators] == thread]
+        mine = trace.thread[launches] == thread
+        starts = trace.ts_ns[launches[mine]]
+        index = np.searchsorted(trace.ts_ns[outer], starts, side="right") - 1
+        holder = outer[np.maximum(index, 0)]
+        inside = (index >= 0) & (starts < trace.end_ns[holder])
+        explained += int(durations[mine][inside].sum())
+    return explained / total

@@ -1,0 +1,377 @@
+"""Facts of the run about the reduction of gradients: buckets, when it begins, and number formats."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.facts.catalog import digest_fact, manifest_fact
+from tracedoc.ranks.run_view import RunView
+from tracedoc.run.job import RankJob
+from tracedoc.spans import Spans
+from tracedoc.step.rank_digest import RankDigest, StepDigest
+from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.strategy_signs import plain_dtype
+from tracedoc.topics.capture.run import recorded
+from tracedoc.topics.communication.run import hidden_by_last_ns, rows_of_kind
+from tracedoc.topics.compute.rank import matrix_dtypes
+from tracedoc.topics.gradients.rank import (
+    comm_after_backward_ms,
+    compute_stream_reduction_ms,
+    reducing_micro_batches,
+)
+from tracedoc.topics.links.run import half_rate_bytes, usual_call_ns
+from tracedoc.topics.step.rank import NO_PHASES, backward_compute_ms, micro_batches
+from tracedoc.values import Unknown, Value
+
+GLOO_HALF_BYTES = 256 * 2**10
+"""Message size at which gloo between processes of one host reaches half of its rate (2 KiB took 0.25 ms,
+1 MiB 0.85 ms, 8 MiB 9.7 ms in the runs of ``sample_traces``)."""
+
+GOOD_SIZE = 12.0
+"""A message of so many half-rate sizes reaches 92 % of the link's rate: larger ones gain little."""
+
+FEWEST_BUCKETS = 3
+"""With fewer buckets, too few are reduced beside the rest of the backward pass."""
+
+EVEN_BUCKETS = 8
+"""With so many buckets of one size only an eighth of the transfer has no backward compute left beside it."""
+
+MODEL_OPS = frozenset({"all_to_all", "reduce_scatter", "send", "recv", "send_recv", ""})
+"""Operations by which layers that are split over ranks exchange data, and those without a name."""
+
+_HALVES = ("bfloat16", "half", "float16", "c10::bfloat16", "c10::half", "bf16", "fp16")
+
+NO_GRADIENTS = Unknown("no gradient reduction was seen in the step")
+
+
+@digest_fact(unit="count", needs=("host_ops", "collectives"))
+def gradient_buckets(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Reductions of gradients in the median step: DDP's buckets, over all its micro-batches."""
+    return int(_rows(digest, step).size) or NO_GRADIENTS
+
+
+@digest_fact(unit="bytes", needs=("host_ops", "collectives"))
+def gradient_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Bytes of gradients that the median step reduces."""
+    return _total(digest, _rows(digest, step))
+
+
+@digest_fact(unit="text", needs=("host_ops", "collectives"))
+def gradient_dtype(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Whether most bytes of the median step's gradient reductions are "16-bit" or "wider"; else "unknown"."""
+    table, of_dtype = digest.collectives, dict[str, int]()
+    for row in _rows(digest, step).tolist():
+        dtype = table.kinds[int(table.kind[row])].dtype.lower()
+        of_dtype[dtype] = of_dtype.get(dtype, 0) + max(int(table.nbytes[row]), 1)
+    name = max(of_dtype, key=lambda dtype: of_dtype[dtype], default="")
+    return "unknown" if not name else "16-bit" if name in _HALVES else "wider"
+
+
+@digest_fact(unit="bytes", needs=("host_ops", "collectives"))
+def median_bucket_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Median size of the median step's gradient reductions."""
+    rows = _rows(digest, step)
+    total = _total(digest, rows)
+    return total if isinstance(total, Unknown) else float(np.median(digest.collectives.nbytes[rows]))
+
+
+@digest_fact(unit="ms", needs=("host_ops", "collectives"), interval="exposed gradient reduction")
+def gradient_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
+    """Exposed time of the median step's gradient reductions, less known waiting for other ranks."""
+    return run.exposed_transfer(digest, step, _rows(digest, step))
+
+
+@digest_fact(
+    unit="ms",
+    needs=("host_ops", "collectives"),
+    interval="collective without gradients and with no compute beside it",
+)
+def beside_gradients_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
+    """Exposed time of the median step's collectives that reduce no gradients, less known waiting.
+
+    In DDP these are buffers, metrics and barriers. What layers exchange as part of the model is not counted:
+    all-to-alls, sends and receives, and reduce-scatters.
+    """
+    ops = {kind.op for kind in digest.collectives.kinds} - MODEL_OPS
+    return run.exposed_transfer(digest, step, _rows_beside(digest, step, ops))
+
+
+@digest_fact(unit="text", needs=("host_ops", "collectives"))
+def beside_gradients_op(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """The kind of collective that takes most of :func:`beside_gradients_ms`."""
+    longest = _longest_beside(run, digest, step)
+    return longest if isinstance(longest, Unknown) else longest[0].replace("_", "-")
+
+
+@digest_fact(unit="count", needs=("host_ops", "collectives"))
+def beside_gradients_op_calls(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Collectives of the median step that are of the kind of :func:`beside_gradients_op`."""
+    longest = _longest_beside(run, digest, step)
+    return longest if isinstance(longest, Unknown) else longest[1]
+
+
+@digest_fact(unit="ms", needs=("host_ops", "collectives"))
+def beside_gradients_op_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """What of :func:`beside_gradients_ms` is of the kind of :func:`beside_gradients_op`."""
+    longest = _longest_beside(run, digest, step)
+    return longest if isinstance(longest, Unknown) else longest[2] / 1e6
+
+
+@digest_fact(unit="bytes", needs=("host_ops", "collectives", reducing_micro_batches))
+def suggested_bucket_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Bucket size that uses the link and still leaves three buckets to overlap.
+
+    Twelve times the size at which the link reaches half of its rate, a third of all gradients at most: of
+    those of one micro-batch, where each reduces its own.
+    """
+    rows = _rows(digest, step)
+    total = _total(digest, rows)
+    half = total if isinstance(total, Unknown) else _half_bytes(run, digest, rows)
+    if isinstance(total, Unknown) or isinstance(half, Unknown):
+        return half
+    return min(GOOD_SIZE * half, float(total) / _reducing_passes(digest) / FEWEST_BUCKETS)
+
+
+@digest_fact(unit="fraction", needs=("host_ops", "collectives", suggested_bucket_bytes))
+def bucket_overhead_frac(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Share of the gradient reductions' transfer that fewer, larger buckets would save.
+
+    A transfer takes as long as ``size + half-rate size`` bytes at the link's full rate. Compared are the
+    buckets as they are and those of :func:`suggested_bucket_bytes`; 0 where they are as large already.
+    """
+    suggested, rows = suggested_bucket_bytes(run, digest, step), _rows(digest, step)
+    if isinstance(suggested, Unknown):
+        return suggested
+    total, half = _total(digest, rows), _half_bytes(run, digest, rows)
+    if isinstance(total, Unknown) or isinstance(half, Unknown):
+        return total if isinstance(total, Unknown) else half
+    fewer = min(-(-float(total) // float(suggested)), float(rows.size))
+    return 1.0 - (float(total) + fewer * half) / (float(total) + rows.size * half)
+
+
+@digest_fact(unit="ms", needs=("host_ops", "collectives", gradient_exposed_ms, bucket_overhead_frac))
+def bucket_saving_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Exposed gradient reduction that fewer, larger buckets would save: overhead times exposed time."""
+    overhead = bucket_overhead_frac(run, digest, step)
+    exposed = gradient_exposed_ms(run, digest, step).total_ns / 1e6
+    return overhead * exposed if isinstance(overhead, float) else overhead
+
+
+@digest_fact(unit="count", needs=("host_ops", "collectives", suggested_bucket_bytes))
+def suggested_bucket_mb(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """The same in MiB, rounded up, as DDP's ``bucket_cap_mb`` takes it."""
+    size = suggested_bucket_bytes(run, digest, step)
+    return math.ceil(size / 2**20) if isinstance(size, float) else size
+
+
+@digest_fact(
+    unit="ms",
+    needs=("kernels", "host_ops", "collectives", comm_after_backward_ms, gradient_exposed_ms),
+)
+def late_reduction_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Exposed gradient reduction after the backward pass, less known waiting for other ranks.
+
+    What a rank that comes last still hides behind its backward pass is not in it either.
+    """
+    after = comm_after_backward_ms.of(digest)
+    if not isinstance(after, (int, float)):
+        return after
+    exposed_ns = gradient_exposed_ms(run, digest, step).total_ns
+    return min(
+        float(after),
+        max(exposed_ns - hidden_by_last_ns(run, digest, step, digest.gradients), 0) / 1e6,
+    )
+
+
+@digest_fact(
+    unit="ms",
+    needs=(
+        "kernels",
+        "host_ops",
+        "collectives",
+        backward_compute_ms,
+        late_reduction_ms,
+        micro_batches,
+        reducing_micro_batches,
+    ),
+)
+def splittable_reduction_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """What eight buckets of one size would hide of :func:`late_reduction_ms`; 0 where there are as many.
+
+    The eight become ready one after the other over the backward pass (of the last micro-batch) and travel in
+    turn, each with the latency of a call more than today: what is then left after the backward pass is an
+    eighth of their transfer, or all of it less seven eighths of the backward compute.
+    """
+    late = late_reduction_ms(run, digest, step)
+    rows, backward = _rows(digest, step), backward_compute_ms.of(digest)
+    if not isinstance(late, (int, float)) or not isinstance(backward, (int, float)):
+        return late if isinstance(late, Unknown) else NO_PHASES
+    buckets = rows.size / _reducing_passes(digest)
+    if buckets == 0 or buckets >= EVEN_BUCKETS:
+        return 0.0
+    passes = micro_batches.of(digest)
+    transfer = run.transfers(digest, rows).total_ns / 1e6 / _reducing_passes(digest)
+    transfer += (EVEN_BUCKETS - buckets) * _call_latency_ms(run, digest, rows)
+    last_pass = float(backward) / max(passes, 1) if isinstance(passes, int) else float(backward)
+    left = max(transfer / EVEN_BUCKETS, transfer - last_pass * (1 - 1 / EVEN_BUCKETS))
+    return max(float(late) - left, 0.0)
+
+
+@digest_fact(unit="count", needs=("host_ops", "collectives", reducing_micro_batches))
+def even_bucket_mb(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """An eighth of the gradients of one micro-batch in MiB, rounded up, as ``bucket_cap_mb`` takes it."""
+    total = _total(digest, _rows(digest, step))
+    if isinstance(total, Unknown):
+        return total
+    return math.ceil(float(total) / _reducing_passes(digest) / EVEN_BUCKETS / 2**20)
+
+
+@digest_fact(unit="ms", needs=("host_ops", "collectives", gradient_exposed_ms, reducing_micro_batches))
+def repeated_reduction_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Exposed gradient reduction of all micro-batches but one that reduce, less known waiting."""
+    passes = reducing_micro_batches.of(digest)
+    if not isinstance(passes, int):
+        return passes if isinstance(passes, Unknown) else NO_PHASES
+    exposed = gradient_exposed_ms(run, digest, step).total_ns / 1e6
+    return exposed * (passes - 1) / passes if passes > 1 else 0.0
+
+
+def _call_latency_ms(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) -> float:
+    """The time of a call beyond its bytes on measured machines, 0 where that is not known."""
+    halves, usual = half_rate_bytes(run, digest), usual_call_ns(run, digest)[rows]
+    sizes = digest.collectives.nbytes[rows]
+    known = ~np.isnan(usual) & (sizes != NONE)
+    if isinstance(halves, Unknown) or not known.any():
+        return 0.0
+    return float(np.median((usual * halves[rows] / (sizes + halves[rows]))[known])) / 1e6
+
+
+def _reducing_passes(digest: RankDigest) -> int:
+    passes = reducing_micro_batches.of(digest)
+    return passes if isinstance(passes, int) and passes > 1 else 1
+
+
+def _longest_beside(run: RunView, digest: RankDigest, step: StepDigest) -> tuple[str, int, int] | Unknown:
+    """The kind of collective that takes longest of those that reduce no gradients: its name, calls and ns."""
+    found: list[tuple[str, int, int]] = []
+    for op in sorted({kind.op for kind in digest.collectives.kinds} - MODEL_OPS):
+        rows = _rows_beside(digest, step, {op})
+        found.append((op, int(rows.size), run.exposed_transfer(digest, step, rows).total_ns))
+    most = max(found, key=lambda one: one[2], default=None)
+    return most if most and most[2] else Unknown("no collective beside the gradients is exposed")
+
+
+def _rows_beside(digest: RankDigest, step: StepDigest, ops: set[str]) -> npt.NDArray[np.intp]:
+    """The step's collectives of these kinds that reduce no gradients."""
+    rows = rows_of_kind(digest, step, *ops)
+    return np.asarray(rows[~digest.gradients[rows]])
+
+
+def _rows(digest: RankDigest, step: StepDigest) -> npt.NDArray[np.intp]:
+    inside = digest.collectives.in_window(step.start_ns, step.end_ns)
+    return np.flatnonzero(digest.gradients & inside)
+
+
+def _total(digest: RankDigest, rows: npt.NDArray[np.intp]) -> Value:
+    sizes = digest.collectives.nbytes[rows]
+    if sizes.size == 0:
+        return NO_GRADIENTS
+    return int(sizes.sum()) if (sizes != NONE).all() else Unknown("not every reduction carries its size")
+
+
+def _half_bytes(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) -> float | Unknown:
+    if digest.is_cpu:
+        return float(GLOO_HALF_BYTES)
+    halves = half_rate_bytes(run, digest)
+    return halves if isinstance(halves, Unknown) else float(np.median(halves[rows]))
+
+
+# -- number formats
+
+
+HALF_FORMATS = ("bfloat16", "float16")
+
+
+@digest_fact(unit="ms", needs=("host_ops", "collectives"))
+def gradient_transfer_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Time of the median step in which gradients are reduced, hidden or not, less known waiting."""
+    transfers = run.transfers(digest, _rows(digest, step))
+    return transfers.clip(step.start_ns, step.end_ns).total_ns / 1e6
+
+
+@digest_fact(unit="fraction", needs=("host_ops", "collectives"))
+def fp32_gradients_frac(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Share of the median step's gradient bytes that are reduced in fp32."""
+    table = digest.collectives
+    sized = digest.gradients & table.in_window(step.start_ns, step.end_ns) & (table.nbytes != NONE)
+    total = int(table.nbytes[sized].sum())
+    if total == 0:
+        return Unknown("no gradient reduction carries its size")
+    return int(table.nbytes[sized & _fp32(digest)].sum()) / total
+
+
+@digest_fact(unit="ms", needs=("host_ops", "collectives", gradient_exposed_ms))
+def fp32_reduction_saving_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """What half the bytes would save of the exposed time of fp32 gradient reductions, less known waiting.
+
+    Half of what goes by bytes: of a message ``size / (size + half)`` (:func:`latency_bound_frac` has the
+    half-rate size), all of it where the link is not known.
+    """
+    table = digest.collectives
+    rows = _rows(digest, step)
+    rows = rows[table.nbytes[rows] != NONE]
+    total = float(table.nbytes[rows].sum())
+    if total == 0:
+        return Unknown("no gradient reduction carries its size")
+    halves = half_rate_bytes(run, digest)
+    half = np.zeros(rows.size) if isinstance(halves, Unknown) else halves[rows]
+    by_bytes = table.nbytes[rows] / (table.nbytes[rows] + half)
+    share = float((table.nbytes[rows] * by_bytes * _fp32(digest)[rows]).sum()) / total
+    return share / 2 * gradient_exposed_ms(run, digest, step).total_ns / 1e6
+
+
+@digest_fact(unit="bool", needs=("kernels", matrix_dtypes))
+def trains_in_16_bit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Whether most of the matrix work runs in bf16 or fp16.
+
+    By the types of matrix products where shapes were recorded, else by the names of the kernels.
+    """
+    if digest.signs.matrix_dtype:
+        return digest.signs.matrix_dtype in HALF_FORMATS
+    formats = matrix_dtypes.of(digest)
+    if not isinstance(formats, str) or not formats or formats.startswith("unknown"):
+        return Unknown("in which format matrix products run is not known")
+    return formats.startswith(("bf16", "fp16"))
+
+
+def _fp32(digest: RankDigest) -> np.ndarray:
+    kinds = [plain_dtype(kind.dtype) == "float32" for kind in digest.collectives.kinds]
+    return np.array(kinds or [False], dtype=bool)[digest.collectives.kind]
+
+
+# -- on the compute stream
+
+
+@digest_fact(
+    unit="ms",
+    needs=("kernels", "launches", "collectives", "host_ops", compute_stream_reduction_ms),
+    interval="gradients travel on the compute stream, where the rest of the backward pass waits behind them",
+)
+def compute_stream_transfer_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
+    """:func:`compute_stream_reduction_ms` without waiting for late ranks, where that is known."""
+    value = compute_stream_reduction_ms.of(digest)
+    if isinstance(value, Unknown):
+        return value
+    return compute_stream_reduction_ms.spans_of(digest) & run.transfers(digest)
+
+
+# -- settings of DDP
+
+
+@manifest_fact(unit="bytes")
+def ddp_bucket_bytes(rank: RankJob) -> Value:
+    """``bucket_cap_mb`` of DistributedDataParallel, in bytes."""
+    return recorded(rank.buckets.cap_bytes, "the manifest has no DistributedDataParallel")

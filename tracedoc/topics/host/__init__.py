@@ -1,0 +1,1 @@
+"""Host and idle time: what the host does while the GPU has nothing to run."""

@@ -1,0 +1,253 @@
+"""Facts of one rank about its host: how late it launches, how short the kernels are, what it compiles."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.facts.catalog import rank_fact, total_ms
+from tracedoc.spans import Spans
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.phases import Phase
+from tracedoc.timeline.script_code import place_around
+from tracedoc.timeline.stalls import (
+    CLEARLY_HIGH,
+    CLEARLY_LOW,
+    host_away_idle,
+    launch_interval_ns,
+    launch_pace_idle,
+    profiler_cost_ns,
+    short_kernel_idle,
+)
+from tracedoc.timeline.steps import HostStep
+from tracedoc.topics.compute.rank import judged_kernels
+from tracedoc.topics.step.rank import NO_STEP, idle_of_cause
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import intersection
+from tracedoc.values import Unknown, Value
+
+NO_LAUNCH = Unknown("no launch belongs to the step")
+
+
+@rank_fact(unit="ms", needs=("launches",))
+def late_launch_idle_ms(timeline: RankTimeline) -> Value:
+    """Time of the median step in which the GPU is idle because the next kernel is not launched yet.
+
+    Time that input, allocation, a blocking sync, compilation or garbage collection explains is not in it.
+    """
+    return total_ms(idle_of_cause(timeline, "launch"))
+
+
+@rank_fact(unit="ms", needs=("launches",), interval="GPU idle: the next kernel is not launched yet")
+def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """GPU idle time of the median step that the pace of the host's launches explains.
+
+    Late-launch gaps up to twenty times the median time between two launches; in a longer gap the host is not
+    slow at launching, it does something else (:func:`host_away_idle_ms`). Unknown between 10 % and 20 % of
+    the step where less than 10 % is left without the profiler's own cost on the host (0.5 us for each event
+    that it recorded there): a trace alone does not show whether an unprofiled step has such gaps.
+    """
+    spans, budget = launch_pace_idle(timeline), timeline.judged_budget
+    if (unreliable := _unreliable(timeline)) is not None:
+        return unreliable
+    if budget is None:
+        return NO_STEP
+    if spans is None:
+        return NO_LAUNCH
+    share = spans.total_ns / budget.window_ns if budget.window_ns else 0.0
+    less = share - profiler_cost_ns(timeline) / max(budget.window_ns, 1)
+    if CLEARLY_LOW <= share < CLEARLY_HIGH and less < CLEARLY_LOW:
+        return Unknown("the profiler's own cost on the host may explain this much idle time")
+    return spans
+
+
+@rank_fact(unit="ms", needs=("launches",), interval="GPU idle: the host launches nothing for long")
+def host_away_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Late-launch idle time of the median step in gaps too long for the pace of launches to explain."""
+    return _unreliable(timeline) or _known(host_away_idle(timeline))
+
+
+@rank_fact(unit="count", needs=("launches",))
+def host_away_gaps(timeline: RankTimeline) -> Value:
+    """Number of gaps that :func:`host_away_idle_ms` adds up."""
+    spans = host_away_idle(timeline)
+    return NO_LAUNCH if spans is None else len(spans)
+
+
+@rank_fact(unit="ms", needs=("launches",), interval="GPU idle after the host waited for it")
+def sync_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Idle time of the median step that the host's waits for the GPU cost (``.item()``, ``.cpu()``...).
+
+    After a wait in which everything launched had ended: the idle time until the next kernel starts, at most
+    as long as the host was blocked. A wait beside queued work costs nothing. Waiting for input and memory
+    allocation come first.
+    """
+    return _unreliable(timeline) or idle_of_cause(timeline, "sync")
+
+
+@rank_fact(unit="ms", needs=("kernels",))
+def unexplained_idle_ms(timeline: RankTimeline) -> Value:
+    """Idle time of the median step without a cause: its next event has no launch in the trace."""
+    return total_ms(idle_of_cause(timeline, "unknown"))
+
+
+@rank_fact(unit="count", needs=("gpu", "kernels"))
+def kernels_per_step(timeline: RankTimeline) -> Value:
+    """Compute kernels that ran in the median step."""
+    return int(judged_kernels(timeline).size)
+
+
+@rank_fact(unit="ms", needs=("gpu", "kernels"))
+def mean_kernel_ms(timeline: RankTimeline) -> Value:
+    """Compute time of the median step over its number of compute kernels."""
+    budget, count = timeline.judged_budget, judged_kernels(timeline).size
+    if budget is None or count == 0:
+        return Unknown("the step holds no compute kernel")
+    return budget.compute_ns / count / 1e6
+
+
+@rank_fact(unit="ms", needs=("launches",))
+def launch_interval_ms(timeline: RankTimeline) -> Value:
+    """Median time between two launches of the median step, on the thread that launches most."""
+    interval = launch_interval_ns(timeline)
+    return NO_LAUNCH if interval is None else interval / 1e6
+
+
+@rank_fact(unit="ms", needs=("launches",), interval="GPU idle after a kernel shorter than a launch")
+def short_kernel_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Late-launch idle time of the median step around kernels shorter than this run's launch interval.
+
+    A gap counts when the kernel before it is shorter than the median time between two launches: such a
+    kernel cannot keep the GPU busy until the next one is launched, whatever its number.
+    """
+    return _unreliable(timeline) or _known(short_kernel_idle(timeline))
+
+
+def _known(spans: Spans | None) -> Spans | Unknown:
+    return NO_LAUNCH if spans is None else spans
+
+
+def _unreliable(timeline: RankTimeline) -> Unknown | None:
+    if not timeline.kernels_lost:
+        return None
+    return Unknown("idle time is unreliable: launched kernels are missing from the trace")
+
+
+# -- the optimizer
+
+
+@rank_fact(unit="count", needs=("launches", "kernels", "host_ops"))
+def optimizer_kernels_per_step(timeline: RankTimeline) -> Value:
+    """Compute kernels that the optimizer launched and that ran in the median step."""
+    rows = _optimizer_kernels(timeline)
+    return rows if isinstance(rows, Unknown) else int(rows.size)
+
+
+@rank_fact(unit="fraction", needs=("launches", "kernels", "host_ops"))
+def optimizer_fused_frac(timeline: RankTimeline) -> Value:
+    """Share of the optimizer's kernels of the median step that update many tensors at once, by their names.
+
+    Those of ``foreach=True`` and ``fused=True``, of fused optimizers of libraries, and of compiled ones.
+    """
+    rows = _optimizer_kernels(timeline)
+    if isinstance(rows, Unknown):
+        return rows
+    if rows.size == 0:
+        return Unknown("the optimizer of the step launches no kernel")
+    fused = timeline.trace.named(lambda name: _FUSED.search(name) is not None)
+    return float(fused[timeline.trace.name[rows]].mean())
+
+
+_FUSED = re.compile(r"(?i)multi_?tensor|fused|foreach|^triton_")
+
+
+def _optimizer_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp] | Unknown:
+    if timeline.phases is None or timeline.phases.of_events.size != timeline.events.rows.size:
+        return Unknown("no phases of the step are known")
+    rows = timeline.events.rows[timeline.phases.of_events == int(Phase.OPTIMIZER)]
+    return intersection(rows, judged_kernels(timeline))
+
+
+# -- compilation
+
+
+SHORTEST_NS = 1_000_000
+"""Compiling takes longer; what is shorter only looks whether compiled code still fits."""
+
+NO_WARM_STEP = Unknown("no finished step after the first one")
+
+
+@rank_fact(unit="count", needs=("host_ops",))
+def recompiling_steps(timeline: RankTimeline) -> Value:
+    """Captured steps in which torch.compile compiles for a millisecond or more; the first is left out.
+
+    By the ranges of Dynamo and Inductor. Loading of kernels is not compilation.
+    """
+    steps = _warm_steps(timeline)
+    if not steps:
+        return NO_WARM_STEP
+    compiling = _compiling(timeline)
+    return sum(compiling.clip(step.start_ns, step.end_ns).total_ns >= SHORTEST_NS for step in steps)
+
+
+@rank_fact(unit="ms", needs=("host_ops",))
+def recompile_ms(timeline: RankTimeline) -> Value:
+    """What compiling costs the median step: its share of the captured steps after the first, of that step.
+
+    Idle time of the GPU inside the ranges of Dynamo and Inductor; in a CPU trace the time inside them.
+    """
+    steps, judged = _warm_steps(timeline), timeline.judged
+    if not steps or judged is None:
+        return NO_WARM_STEP
+    compiling, activity = _compiling(timeline), timeline.activity
+    if not timeline.is_cpu and activity is not None:
+        compiling = compiling - activity.busy
+    cost = compiling.covered_ns([step.start_ns for step in steps], [step.end_ns for step in steps])
+    length = sum(step.end_ns - step.start_ns for step in steps)
+    return float(cost.sum()) / max(length, 1) * (judged.end_ns - judged.start_ns) / 1e6
+
+
+@rank_fact(unit="text", needs=("host_ops",))
+def recompiled(timeline: RankTimeline) -> Value:
+    """What the longest compilation after the first captured step compiled, in words; "none" without any.
+
+    The innermost function of the script around it where Python stacks were recorded, as "`forward`
+    (`model.py:12`)", or the range that a person named. Else the region that runs behind it: "compiled region
+    2, version 4" (regions are counted in the order in which they were first compiled); else "a function".
+    """
+    steps = _warm_steps(timeline)
+    if not steps:
+        return NO_WARM_STEP
+    trace = timeline.trace
+    rows = trace.rows_named(vocabulary.is_compile_range)
+    rows = rows[(trace.ts_ns[rows] >= steps[0].start_ns) & (trace.dur_ns[rows] >= SHORTEST_NS)]
+    if not rows.size:
+        return "none"
+    longest = int(rows[np.argmax(trace.dur_ns[rows])])
+    place = place_around(trace, longest)
+    return str(place) if place is not None else _region_behind(trace, longest) or "a function"
+
+
+def _region_behind(trace: Trace, row: int) -> str:
+    """The compiled region that runs next on a row's thread, in words, "" where none does."""
+    thread = trace.thread == trace.thread[row]
+    named = trace.named(lambda name: vocabulary.compiled_region(name) is not None)[trace.name]
+    behind = np.flatnonzero(named & thread & (trace.ts_ns >= trace.end_ns[row]))
+    if not behind.size:
+        return ""
+    first = int(behind[np.argmin(trace.ts_ns[behind])])
+    region = vocabulary.compiled_region(trace.row_name(first))
+    return "" if region is None else f"compiled region {region[0]}, version {region[1] + 1}"
+
+
+def _warm_steps(timeline: RankTimeline) -> list[HostStep]:
+    return [step for step in timeline.host.steps[1:] if step.finished]
+
+
+def _compiling(timeline: RankTimeline) -> Spans:
+    trace = timeline.trace
+    rows = trace.rows_named(vocabulary.is_compile_range, Kind.CPU_OP, Kind.ANNOTATION)
+    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])

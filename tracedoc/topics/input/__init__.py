@@ -1,0 +1,1 @@
+"""Input: the data loader, and copies of batches to the GPU."""

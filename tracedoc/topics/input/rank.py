@@ -1,0 +1,90 @@
+"""Facts of one rank about its input: the data loader, and copies of batches from pageable memory."""
+
+from __future__ import annotations
+
+from tracedoc.facts.catalog import rank_fact
+from tracedoc.spans import Spans
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.stalls import pageable_rows, pageable_stall
+from tracedoc.topics.step.rank import NO_STEP, idle_of_cause
+from tracedoc.trace import vocabulary
+from tracedoc.values import Unknown, Value
+
+NO_LOADER = Unknown("no torch DataLoader is visible in this trace")
+
+LOADERS = {"single_process": "training thread", "workers": "worker processes", "pipe": "data pipe"}
+
+
+@rank_fact(unit="text", needs=("host_ops",), values=LOADERS.values())
+def loader_kind(timeline: RankTimeline) -> Value:
+    """Where the data loader makes its samples, by the name of its range.
+
+    One of "training thread" (num_workers=0), "worker processes" and "data pipe".
+    """
+    trace = timeline.trace
+    named = [vocabulary.data_loader(name) for name in trace.names]
+    kinds = {kind for index, kind in enumerate(named) if kind and (trace.name == index).any()}
+    for kind, words in LOADERS.items():
+        if kind in kinds:
+            return words
+    return NO_LOADER
+
+
+@rank_fact(unit="ms", needs=("host_ops",))
+def loader_wait_ms(timeline: RankTimeline) -> Value:
+    """Time of the host's median step inside the data loader's ``__next__``.
+
+    The host may wait here while the GPU still has work; the cost is :func:`input_idle_ms`.
+    """
+    step = timeline.judged_host_step
+    if step is None:
+        return Unknown("the host's steps are not known")
+    return timeline.host_delays.input.clip(step.start_ns, step.end_ns).total_ns / 1e6
+
+
+@rank_fact(
+    unit="ms",
+    needs=("host_ops", "kernels", loader_kind),
+    interval="GPU idle while the data loader is waited for",
+)
+def input_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Time of the median step in which the device is idle while the host waits for the data loader."""
+    if timeline.judged is not None and loader_kind(timeline) == NO_LOADER:
+        return NO_LOADER
+    return idle_of_cause(timeline, "input")
+
+
+# -- copies from pageable memory
+
+
+@rank_fact(unit="count", needs=("gpu", "kernels"))
+def pageable_copies_per_step(timeline: RankTimeline) -> Value:
+    """Copies from pageable host memory to the device in the median step. ROCm does not record the memory."""
+    if timeline.trace.info.vendor == "amd":
+        return Unknown("ROCm traces do not distinguish pinned from pageable memory")
+    return int(pageable_rows(timeline).size)
+
+
+@rank_fact(unit="bytes", needs=("gpu", "kernels"))
+def pageable_bytes_per_step(timeline: RankTimeline) -> Value:
+    """Bytes copied from pageable host memory to the device in the median step."""
+    if timeline.trace.info.vendor == "amd":
+        return Unknown("ROCm traces do not distinguish pinned from pageable memory")
+    sizes = timeline.trace.nbytes[pageable_rows(timeline)]
+    if (sizes < 0).any():
+        return Unknown("the copies carry no size")
+    return int(sizes.sum())
+
+
+@rank_fact(unit="ms", needs=("gpu", "kernels"), interval="copy from pageable memory, or idle during its call")
+def pageable_stall_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Time of the median step that copies from pageable memory cost the GPU.
+
+    Exposed time of the copies themselves, and idle time while the host is inside the call that made one
+    (a copy from pageable memory blocks the host until it is staged).
+    """
+    if timeline.judged is None or timeline.activity is None:
+        return NO_STEP
+    if timeline.trace.info.vendor == "amd":
+        return Unknown("ROCm traces do not distinguish pinned from pageable memory")
+    return pageable_stall(timeline)

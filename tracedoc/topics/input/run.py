@@ -1,0 +1,111 @@
+"""Facts of the run about data loaders: settings, code, and how many workers a rank has cores for."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tracedoc.facts.catalog import manifest_fact, run_fact
+from tracedoc.ranks.run_view import RunView
+from tracedoc.run.job import RankJob
+from tracedoc.step.rank_digest import RankDigest
+from tracedoc.topics.capture.run import recorded
+from tracedoc.topics.host.run import places_in_idle_time
+from tracedoc.topics.input.rank import LOADERS, input_idle_ms, loader_kind
+from tracedoc.values import Unknown, Value
+
+MOST_WORKERS = 8
+"""So many workers of a rank are suggested at most, and where its cores are not known."""
+
+LEAST_BUSY = 1 / MOST_WORKERS
+"""Of a thread that is busy less, more than the most workers would be suggested."""
+
+
+@manifest_fact(unit="fraction")
+def training_thread_busy_frac(rank: RankJob) -> Value:
+    """Share of the captured steps in which the rank's training thread ran, or was ready to run.
+
+    From the Linux scheduler (schedstat): (ran + waited for a core) / length of the steps. In the rest the
+    thread slept: for a device, a disk, a lock, or another process.
+    """
+    thread = rank.training_thread
+    busy_us = thread.get("ran_us", 0) + thread.get("waited_us", 0)
+    steps = thread.get("steps", 0)
+    if steps <= 0 or busy_us <= 0 or rank.during is None or rank.during.median_ms <= 0:
+        return Unknown("the manifest has no times of the training thread")
+    return min(busy_us / 1000 / (steps * rank.during.median_ms), 1.0)
+
+
+@run_fact(unit="count", scope="rank", needs=(loader_kind, training_thread_busy_frac))
+def suggested_loader_workers(run: RunView) -> dict[str, int]:
+    """Workers for which a rank has cores: its share of those that it may use, less one for training itself.
+
+    Ranks of a host that name the same cores share them evenly. Samples that the training thread makes while
+    it sleeps most of the time (``training_thread_busy_frac``) need no core of their own: then as many workers
+    share one. From 1 to 8; 8 without a manifest.
+    """
+    by_rank = {one.rank: one for one in run.job.ranks} if run.job is not None else {}
+    sharing = Counter((one.host, one.affinity) for one in by_rank.values())
+
+    def workers(digest: RankDigest) -> int:
+        one = by_rank.get(digest.rank)
+        if one is None or one.cores is None:
+            return MOST_WORKERS
+        busy = training_thread_busy_frac(one) if loader_kind.of(digest) == LOADERS["single_process"] else 1.0
+        free = max(one.cores // sharing[one.host, one.affinity] - 1, 1)
+        share = 1.0 if isinstance(busy, Unknown) else max(float(busy), LEAST_BUSY)
+        return min(int(free / share), MOST_WORKERS)
+
+    return {str(digest.rank): workers(digest) for digest in run.digests}
+
+
+@run_fact(unit="fraction", scope="rank", needs=(loader_kind, suggested_loader_workers))
+def suggested_loader_interval_frac(run: RunView) -> dict[str, Value]:
+    """Time between two batches with the suggested workers, as a share of today's.
+
+    The workers of today / ``suggested_loader_workers``, where the training thread counts as one worker; at
+    most 1. Unknown where the workers of today are not known.
+    """
+    suggested = suggested_loader_workers(run)
+
+    def pace(digest: RankDigest) -> Value:
+        kind = loader_kind.of(digest)
+        if isinstance(kind, Unknown):
+            return kind
+        rank = run.job.rank(digest.rank) if run.job is not None else None
+        today = 1 if kind != LOADERS["workers"] else rank.loader.workers if rank is not None else None
+        if not today:
+            return Unknown("the manifest has no DataLoader")
+        return min(today / suggested[str(digest.rank)], 1.0)
+
+    return {str(digest.rank): pace(digest) for digest in run.digests}
+
+
+# -- settings of the loader
+
+
+@manifest_fact(unit="count")
+def loader_workers(rank: RankJob) -> Value:
+    """``num_workers`` of the data loader; of several loaders, of the one with most."""
+    return recorded(rank.loader.workers, _NO_LOADER)
+
+
+@manifest_fact(unit="count")
+def loader_prefetch_factor(rank: RankJob) -> Value:
+    """``prefetch_factor`` of that data loader, batches made ahead by each worker; unknown without workers."""
+    return recorded(rank.loader.prefetch_factor, _NO_LOADER)
+
+
+_NO_LOADER = "the manifest has no DataLoader"
+
+
+# -- the function of the script
+
+
+@run_fact(unit="text", scope="rank", needs=("host_ops", input_idle_ms))
+def loader_code(run: RunView) -> dict[str, Value]:
+    """The function of the script that takes most of the loader's time, as "`__getitem__` (`data.py:12`)".
+
+    From Python stacks, or a range that ``record_function`` names; "none" where neither shows half of
+    :func:`input_idle_ms`. The line is where the function begins.
+    """
+    return places_in_idle_time(run, input_idle_ms, loading=True)

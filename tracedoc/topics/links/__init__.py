@@ -1,0 +1,1 @@
+"""Links: how fast data moves beside what the link should give."""

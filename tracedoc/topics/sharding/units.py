@@ -1,0 +1,288 @@
+"""Facts of the run about the size of sharded units: too small for the link, tiny, across nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.facts.catalog import digest_fact
+from tracedoc.ranks.bandwidth import RING_SHARE
+from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.shard_stalls import latest_arrivals
+from tracedoc.spans import Spans
+from tracedoc.step.device import unlisted
+from tracedoc.step.rank_digest import RankDigest, StepDigest
+from tracedoc.timeline.shards.shard_units import FORWARD, NO_TIME, ShardCalls
+from tracedoc.topics.communication.run import latency_bound_bytes
+from tracedoc.topics.links.run import half_rate_bytes, leaves_node
+from tracedoc.topics.sharding.rank import (
+    NO_SIZES,
+    NOT_SHARDED,
+    block_bytes,
+    fsdp_blocks,
+    fsdp_units,
+    sharding_hook_idle_ms,
+)
+from tracedoc.trace.devices import device_peak
+from tracedoc.trace.vocabulary import dtype_bytes
+from tracedoc.values import Unknown, Value
+
+SMALL_ON_CPU = 1 << 20
+"""Below this many bytes a transfer between processes of a host is mostly calls and switches of threads."""
+
+
+@digest_fact(unit="fraction", needs=("collectives",))
+def latency_bound_gathers_frac(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Share of the median step's parameter gathers that are too small to use the link.
+
+    Latency-bound is as in :func:`latency_bound_frac`; gathers without a size are left out.
+    """
+    limit = latency_bound_bytes(run, digest)
+    if digest.units is None:
+        return NOT_SHARDED
+    if isinstance(limit, Unknown):
+        return limit
+    calls = digest.units.units.gathers
+    mine = (calls.step == step.index) & (calls.nbytes > 0)
+    small = calls.nbytes[mine] < limit[calls.row[mine]]
+    return float(small.mean()) if small.size else Unknown("the gathers carry no sizes")
+
+
+@digest_fact(
+    unit="ms",
+    needs=("kernels", "collectives"),
+    interval="gather or reduce-scatter with no compute beside it",
+)
+def sharded_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
+    """Exposed time of the median step in gathers and reduce-scatters of units, less known waiting."""
+    if digest.units is None:
+        return NOT_SHARDED
+    return run.exposed_transfer(digest, step, _rows(digest))
+
+
+@digest_fact(
+    unit="ms",
+    needs=("kernels", "collectives"),
+    interval="gather of the backward pass with no compute beside it",
+)
+def regather_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
+    """Exposed time of the median step in gathers of the backward pass, less known waiting."""
+    if digest.units is None:
+        return NOT_SHARDED
+    calls = digest.units.units.gathers
+    return run.exposed_transfer(digest, step, calls.row[calls.phase != FORWARD])
+
+
+@digest_fact(unit="ms", needs=("kernels", "collectives", fsdp_blocks, fsdp_units))
+def mergeable_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Exposed time of the median step that gathers and reduce-scatters would not take if units were merged.
+
+    Each call takes longer than its bytes at the full rate of the link need. Of a transfer of this run,
+    latency is ``half / (size + half)`` (:func:`latency_bound_frac` has the half-rate size), of a
+    latency-bound one all beyond its bytes; it may be hidden and still delay what is exposed. Merged, the
+    share of calls disappears by which units outnumber blocks: so much of the latency, at most of the
+    exposed time less known waiting. In a CPU run, whose link is not known, so much of the exposed time of
+    calls below 1 MiB.
+    """
+    limit, gbps = latency_bound_bytes(run, digest), _ring_gbps(digest)
+    halves = half_rate_bytes(run, digest)
+    share = _merged_share(digest)
+    if isinstance(share, Unknown):
+        return share
+    if digest.is_cpu:
+        sizes = digest.collectives.nbytes
+        small = _rows(digest) & (sizes >= 0) & (sizes < SMALL_ON_CPU)
+        return run.exposed_transfer(digest, step, small).total_ns * share / 1e6
+    if isinstance(limit, Unknown) or isinstance(halves, Unknown) or gbps is None:
+        return limit if isinstance(limit, Unknown) else Unknown("the rate of the link is not known")
+    table = digest.collectives
+    rows = _rows(digest) & table.in_window(step.start_ns, step.end_ns) & (table.nbytes >= 0)
+    sizes, ends = table.nbytes[rows], table.end_ns[rows]
+    begins = run.arrivals[digest.rank].last_arrival_ns(table)[rows]
+    inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
+    exposed = inside.covered_ns(begins, ends)
+    beyond = np.maximum(ends - begins - sizes * _ring_factor(run, digest) / gbps, 0)
+    small = sizes < limit[rows]
+    latency = np.where(
+        small, beyond, np.minimum(beyond, (ends - begins) * halves[rows] / (sizes + halves[rows]))
+    )
+    return min(float(latency.sum()), float(exposed.sum())) * share / 1e6
+
+
+@digest_fact(
+    unit="ms",
+    needs=("kernels", "collectives", fsdp_blocks, fsdp_units, mergeable_exposed_ms, sharding_hook_idle_ms),
+)
+def fine_wrapping_cost_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """What units smaller than a block cost the median step: latency of calls, idle time under hooks.
+
+    The sum of :func:`mergeable_exposed_ms` and the same share of :func:`sharding_hook_idle_ms`, which is left
+    out where no hooks are in the trace.
+    """
+    exposed, share = mergeable_exposed_ms(run, digest, step), _merged_share(digest)
+    if isinstance(exposed, Unknown) or isinstance(share, Unknown):
+        return exposed if isinstance(exposed, Unknown) else share
+    idle = sharding_hook_idle_ms.of(digest)
+    return float(exposed) + (share * float(idle) if isinstance(idle, float) else 0.0)
+
+
+@digest_fact(unit="ms", needs=("collectives", block_bytes))
+def block_gather_estimate_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """How long one gather of a whole block should take on this GPU's link, all ranks present.
+
+    A curve with half of 80 % of the link's rate at the half-rate size of :func:`latency_bound_frac`; slower
+    links between nodes are not in it.
+    """
+    size, gbps, peak = block_bytes.of(digest), _ring_gbps(digest), device_peak(digest.device)
+    if not isinstance(size, float):
+        return size if isinstance(size, Unknown) else NOT_SHARDED
+    if gbps is None or peak is None or peak.link_gbps is None:
+        return unlisted(digest.device)
+    halves = half_rate_bytes(run, digest)
+    if isinstance(halves, Unknown):
+        return halves
+    half = float(np.median(halves[_rows(digest)]))
+    return _ring_factor(run, digest) * (size + half) / gbps / 1e6
+
+
+def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
+    """The places of :func:`fine_wrapping_cost_ms`: exposed latency-bound calls, idle time under hooks.
+
+    They are longer than it, for merged calls take time as well.
+    """
+    limit = latency_bound_bytes(run, digest)
+    hooks = sharding_hook_idle_ms.spans_of(digest)
+    if digest.units is None or isinstance(limit, Unknown):
+        return hooks
+    sizes = digest.collectives.nbytes
+    small = _rows(digest) & (sizes >= 0) & (sizes < limit)
+    return run.exposed_transfer(digest, step, small) | hooks.clip(step.start_ns, step.end_ns)
+
+
+def _rows(digest: RankDigest) -> npt.NDArray[np.bool_]:
+    """A mask of the rank's collectives that move sharded parameters or their gradients."""
+    mine = np.zeros(len(digest.collectives), dtype=np.bool_)
+    if digest.units is not None:
+        mine[digest.units.units.gathers.row] = True
+        mine[digest.units.units.reductions.row] = True
+    return mine
+
+
+def _merged_share(digest: RankDigest) -> float | Unknown:
+    """The share of calls that disappear if each block becomes one unit."""
+    units, blocks = fsdp_units.of(digest), fsdp_blocks.of(digest)
+    if not isinstance(units, int) or not isinstance(blocks, int) or units == 0:
+        return NOT_SHARDED
+    return max(1.0 - blocks / units, 0.0)
+
+
+def _ring_gbps(digest: RankDigest) -> float | None:
+    peak = device_peak(digest.device)
+    return None if peak is None or peak.link_gbps is None else RING_SHARE * peak.link_gbps
+
+
+def _ring_factor(run: RunView, digest: RankDigest) -> float:
+    """The share of a gathered buffer that crosses a rank's link: (n - 1) / n of the gathers' group."""
+    sizes = {
+        digest.collectives[row].group_size or run.world_size or len(run.digests)
+        for row in (digest.units.units.gathers.row[:1].tolist() if digest.units is not None else [])
+    }
+    ranks = max(sizes, default=run.world_size or 2)
+    return (ranks - 1) / ranks if ranks > 1 else 1.0
+
+
+# -- tiny units
+
+
+TINY_ELEMENTS = 100_000
+"""DeepSpeed keeps parameters of fewer elements on every rank unless it is told otherwise."""
+
+
+@digest_fact(unit="count", needs=("collectives",))
+def tiny_gathers_per_step(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Parameter gathers of the median step that bring at most 100,000 elements: a norm, a bias, a router."""
+    return _of_step(digest, step, lambda tiny: int(tiny.sum()))
+
+
+@digest_fact(unit="fraction", needs=("collectives",))
+def tiny_gathers_frac(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """:func:`tiny_gathers_per_step` over all parameter gathers of the median step."""
+    return _of_step(digest, step, lambda tiny: float(tiny.mean()))
+
+
+@digest_fact(unit="bytes", needs=("collectives",))
+def tiny_gathers_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """What a GPU holds more if every unit that :func:`tiny_gathers_per_step` counts stays on every rank."""
+    if digest.units is None:
+        return NOT_SHARDED
+    calls = digest.units.units.gathers
+    tiny = _tiny(digest, calls)
+    if isinstance(tiny, Unknown):
+        return tiny
+    mine = tiny & (calls.step == step.index)
+    units, first = np.unique(calls.unit[mine], return_index=True)
+    return int(calls.nbytes[mine][first].sum()) if units.size else 0
+
+
+@digest_fact(
+    unit="ms",
+    needs=("kernels", "collectives"),
+    interval="gather of a tiny unit with no compute beside it, or compute that waits for one",
+)
+def tiny_gather_cost_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
+    """What the gathers of tiny units cost the median step: exposed, or until compute goes on behind them.
+
+    Those of :func:`tiny_gathers_per_step`; waiting for late ranks is left out where it is known.
+    """
+    if digest.units is None:
+        return NOT_SHARDED
+    calls, times, table = digest.units.units.gathers, digest.units.gather_times, digest.collectives
+    tiny = _tiny(digest, calls)
+    if isinstance(tiny, Unknown):
+        return tiny
+    latest = latest_arrivals(run, digest, calls.row)
+    begins = np.where(latest == NO_TIME, calls.start_ns, np.maximum(latest, calls.start_ns))
+    exposed = digest.exposed_comm & Spans.of(begins[tiny], table.end_ns[calls.row[tiny]])
+    if times is not None:
+        stalled = tiny & (times.stall_ns > 0)
+        until = times.stall_end_ns
+        exposed = exposed | Spans.of(np.maximum(until - times.stall_ns, begins)[stalled], until[stalled])
+    return exposed.clip(step.start_ns, step.end_ns)
+
+
+def _of_step(
+    digest: RankDigest, step: StepDigest, measure: Callable[[npt.NDArray[np.bool_]], Value]
+) -> Value:
+    if digest.units is None:
+        return NOT_SHARDED
+    calls = digest.units.units.gathers
+    tiny, mine = _tiny(digest, calls), calls.step == step.index
+    if isinstance(tiny, Unknown):
+        return tiny
+    return measure(tiny[mine]) if mine.any() else Unknown("the step gathers no parameters")
+
+
+def _tiny(digest: RankDigest, calls: ShardCalls) -> npt.NDArray[np.bool_] | Unknown:
+    """A mask of the gathers that bring a tiny unit; unknown where none carries its size."""
+    table = digest.collectives
+    width = np.array([dtype_bytes(kind.dtype) or 0 for kind in table.kinds] or [0])[table.kind[calls.row]]
+    sized = (calls.nbytes > 0) & (width > 0)
+    return sized & (calls.nbytes <= TINY_ELEMENTS * width) if sized.any() else NO_SIZES
+
+
+# -- nodes
+
+
+@digest_fact(unit="bool", needs=("collectives",))
+def gathers_leave_node(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Whether parameters are gathered over several nodes, though GPUs inside a node have a faster link.
+
+    By the group that gathers most bytes. A node is a host: NVLink and xGMI end there, but for racks whose
+    NVLink spans hosts (GB200, GB300) and boards that differ in it (GH200), for which this is unknown. False
+    where a host has one rank of the group only, and where GPUs are joined by PCIe.
+    """
+    if digest.units is None:
+        return NOT_SHARDED
+    return leaves_node(run, digest, digest.units.units.gathers.row)

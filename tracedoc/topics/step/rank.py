@@ -1,0 +1,257 @@
+"""Facts of one rank about its step: how long it is, how its time splits, and what its phases compute."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from tracedoc.facts.catalog import rank_fact
+from tracedoc.spans import Spans
+from tracedoc.timeline.activity import Activity
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.phases import Phase
+from tracedoc.timeline.steps import HostStep
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.vocabulary import RuntimeRole, optimizer_step_class
+from tracedoc.values import Unknown, Value
+
+NO_STEP = Unknown("no step and no device activity to analyse")
+
+QUEUE_FULL_NS = 200_000
+"""A launch call takes some 5-10 us; one that takes this long waited for room in the launch queue."""
+
+
+def idle_of_cause(timeline: RankTimeline, cause: str) -> Spans | Unknown:
+    """The idle time of the median step that has one of the causes of :mod:`tracedoc.timeline.idle`."""
+    if timeline.judged is None or timeline.idle is None:
+        return NO_STEP
+    return timeline.idle.spans[cause].clip(timeline.judged.start_ns, timeline.judged.end_ns)
+
+
+def _part(timeline: RankTimeline, part: str) -> Value:
+    budget = timeline.judged_budget
+    return NO_STEP if budget is None else getattr(budget, part) / 1e6
+
+
+def _in_step(timeline: RankTimeline, spans: Callable[[Activity], Spans]) -> Spans | Unknown:
+    if timeline.judged is None or timeline.activity is None:
+        return NO_STEP
+    return spans(timeline.activity).clip(timeline.judged.start_ns, timeline.judged.end_ns)
+
+
+@rank_fact(unit="ms")
+def step_ms(timeline: RankTimeline) -> Value:
+    """Length of the rank's median step: the lower median of its complete steps.
+
+    On a GPU a step runs from its first kernel on the compute stream to that of the next step. Where no
+    step is complete: the longest part, from its first to its last own event.
+    """
+    return _part(timeline, "window_ns")
+
+
+@rank_fact(unit="ms", needs=("kernels",))
+def compute_ms(timeline: RankTimeline) -> Value:
+    """Time of the median step in which a compute kernel or a memset runs (union over streams).
+
+    In a CPU trace: in which an operator works on the stepping threads.
+    """
+    return _part(timeline, "compute_ns")
+
+
+@rank_fact(unit="ms", needs=("kernels",), interval="no compute runs")
+def non_compute_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Time of the median step in which no compute runs: communication, copies and idle time."""
+    if timeline.judged is None or timeline.activity is None:
+        return NO_STEP
+    return timeline.activity.compute.complement(timeline.judged.start_ns, timeline.judged.end_ns)
+
+
+@rank_fact(unit="ms", needs=("kernels",), interval="communication with no compute beside it")
+def exposed_comm_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Time of the median step in which communication runs and no compute does. Copies hide nothing."""
+    return _in_step(timeline, lambda activity: activity.exposed_comm)
+
+
+@rank_fact(unit="ms", needs=("kernels",), interval="copy with neither compute nor communication beside it")
+def exposed_copy_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Time of the median step in which a copy runs and neither compute nor communication does."""
+    return _in_step(timeline, lambda activity: activity.exposed_copy)
+
+
+@rank_fact(unit="ms", needs=("kernels",))
+def idle_ms(timeline: RankTimeline) -> Value:
+    """Time of the median step in which nothing runs on the device."""
+    return _part(timeline, "idle_ns")
+
+
+@rank_fact(unit="ms", needs=("kernels",))
+def comm_ms(timeline: RankTimeline) -> Value:
+    """Time of the median step in which communication runs, hidden or not; waiting for peers included."""
+    return _part(timeline, "comm_ns")
+
+
+@rank_fact(unit="fraction", needs=("kernels",))
+def exposed_comm_frac(timeline: RankTimeline) -> Value:
+    """Share of the median step in which communication runs and no compute does. Copies hide nothing."""
+    if timeline.judged is None or timeline.activity is None:
+        return NO_STEP
+    start, end = timeline.judged.start_ns, timeline.judged.end_ns
+    if end <= start:
+        return Unknown("the step takes no time")
+    return timeline.activity.exposed_comm.clip(start, end).total_ns / (end - start)
+
+
+@rank_fact(unit="fraction", needs=("kernels", "collectives"))
+def overlap_frac(timeline: RankTimeline) -> Value:
+    """Share of the communication time that compute hides, in the median step.
+
+    HTA's comm_comp_overlap is the same share over the whole trace.
+    """
+    budget = timeline.judged_budget
+    if budget is None:
+        return NO_STEP
+    if budget.comm_ns == 0:
+        return Unknown("the step holds no communication")
+    return 1.0 - budget.exposed_comm_ns / budget.comm_ns
+
+
+@rank_fact(unit="fraction")
+def step_jitter_frac(timeline: RankTimeline) -> Value:
+    """95th percentile of the complete steps' lengths over their median, minus 1. Needs three steps."""
+    lengths = [window.end_ns - window.start_ns for window in timeline.complete_windows]
+    if len(lengths) < 3:
+        return Unknown(f"{len(lengths)} complete steps; three are needed")
+    median = float(np.median(lengths))
+    if median == 0.0:
+        return Unknown("half of the steps take no time")
+    # Not np.percentile: its first call imports numpy.ma.
+    long = np.interp(0.95 * (len(lengths) - 1), np.arange(len(lengths)), np.sort(lengths))
+    return float(long / median - 1.0)
+
+
+@rank_fact(unit="ms", needs=("host_ops", "launches"))
+def host_floor_ms(timeline: RankTimeline) -> Value:
+    """The host's own work in the median step: its length minus the time it was blocked.
+
+    Blocked is a synchronising call or a copy that waits for the GPU, the allocation or release of device
+    memory (which may wait for the GPU too), a full launch queue (a launch of 0.2 ms and more), or waiting
+    for the data loader. No fix that leaves the host's work as it is makes the step shorter than this.
+    """
+    step = timeline.judged_host_step
+    if step is None or not step.finished:
+        return Unknown("the host's step is not complete")
+    delays = timeline.host_delays
+    blocked = delays.sync | delays.input | delays.allocator | _full_queue(timeline)
+    if timeline.syncs is not None:
+        blocked |= timeline.syncs.calls
+    return (step.end_ns - step.start_ns - blocked.clip(step.start_ns, step.end_ns).total_ns) / 1e6
+
+
+def _full_queue(timeline: RankTimeline) -> Spans:
+    trace = timeline.trace
+    roles = (RuntimeRole.LAUNCH, RuntimeRole.GRAPH_LAUNCH, RuntimeRole.COPY)
+    rows = np.flatnonzero((trace.kind == int(Kind.RUNTIME)) & (trace.dur_ns >= QUEUE_FULL_NS))
+    rows = rows[trace.named_among(rows, lambda name: vocabulary.runtime_role(name) in roles)]
+    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+
+
+# -- phases
+
+
+NO_PHASES = Unknown("no backward pass was captured, so phases are not known")
+
+
+@rank_fact(unit="ms", needs=("kernels", "host_ops"))
+def forward_compute_ms(timeline: RankTimeline) -> Value:
+    """Compute time of the median step that the forward pass launched; recomputation is not in it."""
+    return _compute_ms(timeline, Phase.FORWARD)
+
+
+@rank_fact(unit="ms", needs=("kernels", "host_ops"))
+def backward_compute_ms(timeline: RankTimeline) -> Value:
+    """Compute time of the median step that the backward pass launched; recomputation is not in it."""
+    return _compute_ms(timeline, Phase.BACKWARD)
+
+
+@rank_fact(unit="ms", needs=("kernels", "host_ops"))
+def optimizer_compute_ms(timeline: RankTimeline) -> Value:
+    """Compute time of the median step that the optimizer's ``step`` launched; clipping is not in it."""
+    return _compute_ms(timeline, Phase.OPTIMIZER)
+
+
+@rank_fact(unit="fraction", needs=("kernels", "host_ops"))
+def recompute_frac(timeline: RankTimeline) -> Value:
+    """Share of the median step's compute that repeats the forward pass inside backward (checkpointing).
+
+    Recomputation that a compiler fused into the backward graph cannot be seen and counts as backward.
+    """
+    total = sum(budget.compute_ns for budget in timeline.phase_budgets)
+    if total == 0:
+        return NO_PHASES if timeline.phases is None else Unknown("the step holds no compute")
+    return sum(b.compute_ns for b in timeline.phase_budgets if b.phase is Phase.RECOMPUTE) / total
+
+
+@rank_fact(unit="ms", needs=("kernels", "host_ops"))
+def recompute_ms(timeline: RankTimeline) -> Value:
+    """Compute time of the median step that repeats the forward pass inside backward (checkpointing)."""
+    return _compute_ms(timeline, Phase.RECOMPUTE)
+
+
+@rank_fact(unit="count", needs=("host_ops",))
+def micro_batches(timeline: RankTimeline) -> Value:
+    """Backward passes for each step of the optimizer, in the median step: gradient accumulation.
+
+    With several optimizers (a GAN) each counts by itself, and this is the lower median.
+    """
+    step = whole_host_step(timeline)
+    if isinstance(step, Unknown):
+        return step
+    return micro_batch_count(timeline, step) or Unknown("the step holds no backward pass")
+
+
+def micro_batch_count(timeline: RankTimeline, step: HostStep) -> int:
+    """The backward passes of a host step for each step of its optimizer, 0 without any."""
+    phases = timeline.phases
+    starts = [start for start, _ in summed_passes(timeline) if step.start_ns <= start < step.end_ns]
+    if phases is None or not starts:
+        return 0
+    updates = phases.host_spans(Phase.OPTIMIZER).starts
+    held = np.searchsorted(updates, starts)
+    cuts = [number + 1 for number, (a, b) in enumerate(pairwise(held.tolist())) if a != b]
+    sizes = sorted(end - start for start, end in pairwise([0, *cuts, len(starts)]))
+    return int(statistics.median_low(sizes))
+
+
+def summed_passes(timeline: RankTimeline) -> list[tuple[int, int]]:
+    """The backward passes whose gradients may be summed; of a line search's evaluations the last.
+
+    L-BFGS calls its closure several times a step, and needs the whole gradient each time.
+    """
+    if timeline.phases is None:
+        return []
+    trace, passes = timeline.trace, list(timeline.phases.passes)
+    rows = trace.rows_named(lambda name: "LBFGS" in (optimizer_step_class(name) or ""), Kind.ANNOTATION)
+    for start, end in zip(trace.ts_ns[rows].tolist(), trace.end_ns[rows].tolist(), strict=True):
+        again = [at for at in passes if start <= at[0] < end][:-1]
+        passes = [at for at in passes if at not in again]
+    return passes
+
+
+def _compute_ms(timeline: RankTimeline, phase: Phase) -> Value:
+    if not timeline.phase_budgets:
+        return NO_PHASES
+    return sum(budget.compute_ns for budget in timeline.phase_budgets if budget.phase is phase) / 1e6
+
+
+def whole_host_step(timeline: RankTimeline) -> HostStep | Unknown:
+    """The host's analysed step, where it was captured to its end and phases are known."""
+    step = timeline.judged_host_step
+    if timeline.phases is None:
+        return NO_PHASES
+    if step is None or not step.finished:
+        return Unknown("the host's step is not complete")
+    return step

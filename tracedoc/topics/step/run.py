@@ -1,0 +1,270 @@
+"""Facts of the run from the log of every optimizer step: outliers and garbage collection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tracedoc.facts.catalog import NO_MANIFEST, of_manifest, run_fact
+from tracedoc.ranks.run_view import RunView, once
+from tracedoc.run.job import RankJob
+from tracedoc.run.steplog import COLLECTION, CORE_WAIT, STEP, WINDOW
+from tracedoc.trace.distinct import distinct, intersection, is_among
+from tracedoc.values import Unknown, Value
+
+STEPS_FOR_OUTLIERS = 20
+"""With fewer logged steps, facts about outliers and pauses are unknown."""
+
+WARMUP_STEPS = 5
+"""The first steps of a job allocate, compile and measure; they are left out."""
+
+OUTLIER_RATIO = 1.5
+"""A step this many times as long as the median is an outlier."""
+
+ENOUGH_PLAIN = 5
+"""The length of a step without a collection is known from this many such steps on."""
+
+_QUIET_NS = 2_000_000_000
+
+_WRITTEN_BYTES_PER_NS = 0.02
+"""After the capture its trace is compressed beside the job: 2 s, and 1 s for each 20 MB, are left out."""
+
+Ints = NDArray[np.int64]
+
+
+class Steps(msgspec.Struct, frozen=True, eq=False):
+    """The steps of a rank that count: its warm-up and all that the capture touched are left out.
+
+    ``paused_ns`` is the time that garbage collections took in each, ``waited_ns`` that for which the training
+    thread waited for a free core, 0 where that is not known.
+    """
+
+    number: Ints
+    length_ns: Ints
+    paused_ns: Ints
+    waited_ns: Ints
+
+
+def counted_steps(rank: RankJob, touched_elsewhere: Ints | None = None) -> Steps | Unknown:
+    """The steps of a rank's log that show how the job runs without the profiler.
+
+    ``touched_elsewhere`` are numbers of steps that the captures of other ranks touched: whoever waits for
+    a rank that is captured is slow in the same steps.
+    """
+    if rank.log is None:
+        return Unknown("no log of all steps: it lies beside the manifest of `tracedoc collect`")
+    words = np.frombuffer(rank.log.words, dtype=np.int64).reshape(-1, 3)
+    kind, number = words[:, 0] >> 32, words[:, 0] & 0xFFFFFFFF
+    order = np.argsort(words[:, 1], kind="stable")
+    steps = order[kind[order] == STEP]
+    warm = (number[steps] > WARMUP_STEPS) & (words[steps, 2] > 0)
+    touched = _touched(rank, words[steps])
+    if touched_elsewhere is not None:
+        touched |= is_among(number[steps], touched_elsewhere)
+    kept = warm & ~touched
+    pauses = order[kind[order] == COLLECTION]
+    steps_end = words[steps, 1]
+    paused = np.zeros(steps.size, dtype=np.int64)
+    home = np.searchsorted(steps_end, words[pauses, 1])
+    inside = home < steps.size
+    np.add.at(paused, home[inside], words[pauses[inside], 2])
+    # Each number once, in order: a clock that was set back brings later steps before earlier ones.
+    numbers, once = np.unique(number[steps[kept]], return_index=True)
+    waited = core_waits_ns(rank, numbers)
+    if waited is None:
+        waited = np.zeros(numbers.size, dtype=np.int64)
+    found = Steps(numbers, words[steps[kept], 2][once], paused[kept][once], waited)
+    if found.number.size < STEPS_FOR_OUTLIERS:
+        return Unknown(_too_few(int(warm.sum()), int((warm & touched).sum())))
+    return found
+
+
+def _too_few(warm: int, touched: int) -> str:
+    """The reason why the steps of a log are too few; ``warm`` is their number after the warm-up."""
+    logged = f"{warm} {'step was' if warm == 1 else 'steps were'} logged after the first {WARMUP_STEPS}"
+    if not touched:
+        return f"{logged}, fewer than {STEPS_FOR_OUTLIERS}"
+    return (
+        f"{logged}; without the {touched} that the capture and the writing of its trace touched, "
+        f"{warm - touched} {'is' if warm - touched == 1 else 'are'} left, fewer than {STEPS_FOR_OUTLIERS}"
+    )
+
+
+def _touched(rank: RankJob, steps: Ints) -> NDArray[np.bool_]:
+    """A mask of the steps that the capture touched: from its beginning until its trace is written."""
+    assert rank.log is not None
+    ends, begins = steps[:, 1], steps[:, 1] - steps[:, 2]
+    touched = np.zeros(len(steps), dtype=np.bool_)
+    windows = rank.log.of_kind(WINDOW)
+    writing_ns = _QUIET_NS + int(rank.json_bytes / _WRITTEN_BYTES_PER_NS)
+    for place, (which, start, _) in enumerate(windows):
+        if which == 0:
+            closing = next((end for number, end, _ in windows[place + 1 :] if number == 1), None)
+            # A capture that never ended touches all that follows.
+            until = np.iinfo(np.int64).max if closing is None else closing + writing_ns
+            touched |= (ends >= start) & (begins <= until)
+    return touched
+
+
+@once
+def _touched_on_any_rank(run: RunView) -> Ints:
+    """The numbers of the steps that the capture of some rank touched. One records a step more."""
+    found = [np.empty(0, dtype=np.int64)]
+    for rank in run.job.ranks if run.job is not None else ():
+        if rank.log is not None:
+            words = np.frombuffer(rank.log.words, dtype=np.int64).reshape(-1, 3)
+            steps = words[words[:, 0] >> 32 == STEP]
+            found.append(steps[_touched(rank, steps), 0] & 0xFFFFFFFF)
+    return distinct(np.concatenate(found))
+
+
+def _logged(run: RunView) -> list[Steps] | Unknown:
+    if run.job is None:
+        return NO_MANIFEST
+    touched = _touched_on_any_rank(run)
+    found = [counted_steps(rank, touched) for rank in run.job.ranks]
+    known = [steps for steps in found if isinstance(steps, Steps)]
+    reasons = [steps for steps in found if isinstance(steps, Unknown)]
+    return known or reasons[0]
+
+
+@run_fact(unit="count", scope="rank")
+def logged_steps(run: RunView) -> dict[str, Value]:
+    """Steps of the whole run that were timed, less the first five and those that the capture touched."""
+    return of_manifest(run, lambda rank: _of(run, rank, lambda steps: int(steps.number.size)))
+
+
+@run_fact(unit="ms", scope="rank")
+def logged_step_ms(run: RunView) -> dict[str, Value]:
+    """Median time of these steps, from the end of one optimizer step to the end of the next, on the host."""
+    return of_manifest(
+        run, lambda rank: _of(run, rank, lambda steps: float(np.median(steps.length_ns)) / 1e6)
+    )
+
+
+@run_fact(unit="ms", scope="rank")
+def longest_gc_pause_ms(run: RunView) -> dict[str, Value]:
+    """Most time that garbage collections took in one of these steps."""
+    return of_manifest(run, lambda rank: _of(run, rank, lambda steps: float(steps.paused_ns.max()) / 1e6))
+
+
+@run_fact(unit="ms", needs=(longest_gc_pause_ms,))
+def worst_gc_pause_ms(run: RunView) -> Value:
+    """The largest of :func:`longest_gc_pause_ms`: whichever rank collects, the others wait."""
+    known = [value for value in longest_gc_pause_ms(run).values() if isinstance(value, float)]
+    ranks = _logged(run)
+    return ranks if isinstance(ranks, Unknown) else max(known, default=0.0)
+
+
+def _of(run: RunView, rank: RankJob, measure: Callable[[Steps], Value]) -> Value:
+    steps = counted_steps(rank, _touched_on_any_rank(run))
+    return steps if isinstance(steps, Unknown) else measure(steps)
+
+
+class JobSteps(msgspec.Struct, frozen=True, eq=False):
+    """The steps that every logged rank has, for the job as a whole: ranks step together.
+
+    ``length_ns`` is the median over ranks; ``paused_ns`` and ``waited_ns`` are sums over ranks, since who
+    waits for one pause waits for the next; ``longest_ns`` is that of the rank that paused longest.
+    """
+
+    number: Ints
+    length_ns: Ints
+    paused_ns: Ints
+    longest_ns: Ints
+    waited_ns: Ints
+
+    @property
+    def median_ns(self) -> float:
+        """The median length of a step."""
+        return float(np.median(self.length_ns))
+
+    @property
+    def excess_ns(self) -> NDArray[np.float64]:
+        """How much longer than usual each step took; 0 for those that were not."""
+        return np.asarray(np.maximum(self.length_ns - self.median_ns, 0.0), dtype=np.float64)
+
+    @property
+    def gc_cost_ns(self) -> NDArray[np.float64]:
+        """How much longer its collections made each step, at most.
+
+        Where nearly all steps have one, the length of a step without is not known: the longest pause counts.
+        """
+        plain = self.length_ns[self.paused_ns == 0]
+        if plain.size < ENOUGH_PLAIN:
+            return np.asarray(np.minimum(self.longest_ns, self.length_ns), dtype=np.float64)
+        excess = np.maximum(self.length_ns - float(np.median(plain)), 0.0)
+        return np.asarray(np.minimum(self.paused_ns, excess), dtype=np.float64)
+
+    @property
+    def core_wait_cost_ns(self) -> NDArray[np.float64]:
+        """How much longer waiting for free cores made each step, at most: what was waited more than usual."""
+        more = np.maximum(self.waited_ns - float(np.median(self.waited_ns)), 0.0)
+        return np.asarray(np.minimum(more, np.maximum(self.excess_ns - self.gc_cost_ns, 0.0)))
+
+
+def job_steps(run: RunView) -> JobSteps | Unknown:
+    """The steps of the job; Unknown without logs, or where ranks share too few steps."""
+    ranks = _logged(run)
+    if isinstance(ranks, Unknown):
+        return ranks
+    numbers = ranks[0].number
+    for other in ranks[1:]:
+        numbers = intersection(numbers, other.number)
+    if numbers.size < STEPS_FOR_OUTLIERS:
+        return Unknown(f"the logs of the ranks share {numbers.size} steps, fewer than {STEPS_FOR_OUTLIERS}")
+    places = [np.searchsorted(steps.number, numbers) for steps in ranks]
+    lengths = np.stack([steps.length_ns[place] for steps, place in zip(ranks, places, strict=True)])
+    paused = np.stack([steps.paused_ns[place] for steps, place in zip(ranks, places, strict=True)])
+    waited = np.stack([steps.waited_ns[place] for steps, place in zip(ranks, places, strict=True)])
+    median = np.median(lengths, axis=0).astype(np.int64)
+    return JobSteps(numbers, median, paused.sum(axis=0), paused.max(axis=0), waited.sum(axis=0))
+
+
+@run_fact(unit="ms")
+def gc_cost_ms(run: RunView) -> Value:
+    """Time a step that garbage collection costs the job, as the mean over all logged steps.
+
+    A collection counts only as far as its step was longer than the median of those without one: what the
+    GPU's queue hides costs nothing. Collections of all ranks count, since the others wait. Where fewer than
+    five steps are without, the pause of the rank that paused longest counts: an upper bound.
+    """
+    steps = job_steps(run)
+    return steps if isinstance(steps, Unknown) else float(steps.gc_cost_ns.mean()) / 1e6
+
+
+@run_fact(unit="count")
+def step_outliers(run: RunView) -> Value:
+    """The logged steps that took more than 1.5 times the median.
+
+    What their training threads waited longer than usual for a free core (Linux counts it) is left out.
+    """
+    steps = job_steps(run)
+    return steps if isinstance(steps, Unknown) else int(is_outlier(steps).sum())
+
+
+def is_outlier(steps: JobSteps) -> NDArray[np.bool_]:
+    """A mask of the steps of more than 1.5 times the median, without what they waited for free cores."""
+    return np.asarray(steps.length_ns - steps.core_wait_cost_ns > OUTLIER_RATIO * steps.median_ns)
+
+
+# -- waits for cores
+
+
+def core_waits_ns(rank: RankJob, numbers: Ints) -> Ints | None:
+    """The wait of a rank's training thread for a core in each of these steps, in ns, 0 where not logged.
+
+    ``None`` where no step has it: the kernel does not count it, or the log is older than that.
+    """
+    if rank.log is None:
+        return None
+    words = np.frombuffer(rank.log.words, dtype=np.int64).reshape(-1, 3)
+    words = words[words[:, 0] >> 32 == CORE_WAIT]
+    if not len(words):
+        return None
+    logged, once = np.unique(words[:, 0] & 0xFFFFFFFF, return_index=True)
+    place = np.minimum(np.searchsorted(logged, numbers), logged.size - 1)
+    return np.asarray(np.where(logged[place] == numbers, words[once[place], 2], 0), dtype=np.int64)

@@ -1,0 +1,333 @@
+"""Facts of the run about when steps of the log are slow, and what the captured ones among them show."""
+
+from __future__ import annotations
+
+from math import comb
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tracedoc.facts.catalog import run_fact
+from tracedoc.ranks.run_view import RunView, once
+from tracedoc.topics.step.run import (
+    OUTLIER_RATIO,
+    Ints,
+    JobSteps,
+    is_outlier,
+    job_steps,
+)
+from tracedoc.topics.straggler.late_ranks import Straggler, stragglers
+from tracedoc.units import format_ranges
+from tracedoc.values import Unknown, Value
+
+PATTERNS = ("none", "irregular", "regular", "from one step on")
+"""When steps are slow."""
+
+LEAST_REPEATS = 4
+"""So many outliers at equal distances are regular."""
+
+REPEATS_FRAC = 0.75
+"""So many of the steps at equal distances must be outliers."""
+
+MAX_PERIODS = 32
+"""So many distances are tried, those that occur most often."""
+
+LEAST_SIDE = 10
+"""A job that is slower from some step on has so many steps before and after it."""
+
+CHANCE = 0.001
+"""What is this unlikely in a job whose steps vary by chance is no chance."""
+
+LONGEST_TRIED = 64
+"""All distances up to this are tried, and those that occur most often between outliers."""
+
+LATE_SHARE = 0.75
+"""A rank that causes so much of the waiting in the slow steps is the late one there."""
+
+EXPLAINS = 0.5
+"""Waiting for late ranks explains slow steps where it takes this share of what they take longer."""
+
+LATE = ("not captured", "single rank", "not known", "no rank", "one rank", "several ranks")
+"""Who is late in the captured slow steps."""
+
+Times = NDArray[np.float64]
+
+
+class SlowSteps(msgspec.Struct, frozen=True):
+    """When steps are slow: a word of :data:`PATTERNS`, and what it means in numbers.
+
+    A slow step takes ``excess_ns`` longer than the others, which take ``usual_ns``; over all logged steps
+    that is ``cost_ns`` a step. ``start`` is the first slow one, ``period`` how far regular ones are apart.
+    """
+
+    pattern: str
+    usual_ns: float
+    excess_ns: float = 0.0
+    cost_ns: float = 0.0
+    start: int = 0
+    period: int = 0
+
+
+@once
+def slow_steps(run: RunView) -> SlowSteps | Unknown:
+    """The pattern of slow steps in the log: of those found, that which costs most.
+
+    Garbage collections, and longer waits than usual for free cores, are left out of all lengths.
+    """
+    steps = job_steps(run)
+    if isinstance(steps, Unknown):
+        return steps
+    length = steps.length_ns - steps.gc_cost_ns - steps.core_wait_cost_ns
+    irregular = _irregular(steps)
+    regular = _regular(steps, length)
+    # Outliers at equal distances are counted by both; some more lie between them by accident.
+    found = [one for one in (regular, _from_one_on(steps, length)) if one.cost_ns >= irregular.cost_ns / 2]
+    return max(found or [irregular], key=lambda one: one.cost_ns)
+
+
+def _irregular(steps: JobSteps) -> SlowSteps:
+    slow = is_outlier(steps)
+    rest = np.maximum(steps.excess_ns - steps.gc_cost_ns - steps.core_wait_cost_ns, 0.0)
+    rest = np.where(slow, rest, 0.0)
+    if not rest.any():
+        return SlowSteps("none", steps.median_ns)
+    excess = float(np.median(rest[rest > 0]))
+    start = int(steps.number[int(rest.argmax())])
+    return SlowSteps("irregular", steps.median_ns, excess, float(rest.mean()), start)
+
+
+def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
+    """The step from which on the job is slower, by Pettitt's test for one change.
+
+    A non-parametric approach to the change-point problem, Applied Statistics 28 (1979). Also three quarters
+    of the steps after it are longer than three quarters of those before. A change where steps are missing,
+    because the capture touched them, may be the capture's own. Where what makes steps long lasts, with
+    correlation r from one to the next, n steps count as n (1 - r) / (1 + r).
+    """
+    none = SlowSteps("none", float(np.median(length)))
+    count = length.size
+    rank = _ranks(length)
+    # Many small ranks first, fewer than by chance behind: the sum lies below its mean before the change.
+    statistic = np.arange(1, count) * (count + 1.0) - 2.0 * np.cumsum(rank)[:-1]
+    place = int(statistic.argmax()) + 1
+    if min(place, count - place) < LEAST_SIDE:
+        return none
+    largest = float(statistic[place - 1])
+    before, after = length[:place], length[place:]
+    lasting = _lasting(np.concatenate([before - np.median(before), after - np.median(after)]))
+    chance = 2.0 * float(np.exp(-6.0 * largest**2 * (1 - lasting) / (1 + lasting) / (count**3 + count**2)))
+    apart = float(np.quantile(after, 0.25)) > float(np.quantile(before, 0.75))
+    if chance > CHANCE or not apart or steps.number[place] - steps.number[place - 1] > 1:
+        return none
+    usual = float(np.median(before))
+    excess = float(np.median(after)) - usual
+    cost = excess * after.size / count
+    return SlowSteps("from one step on", usual, excess, cost, int(steps.number[place]))
+
+
+def _lasting(rest: Times) -> float:
+    """The correlation of each step's length with the next one's, 0 where it is negative."""
+    power = float((rest * rest).sum())
+    return max(float((rest[1:] * rest[:-1]).sum()) / power, 0.0) if power else 0.0
+
+
+def _regular(steps: JobSteps, length: Times) -> SlowSteps:
+    """Slow steps at equal distances.
+
+    Of the steps with one remainder by the distance, at least four, three quarters are among as many longest
+    of all; that this happens for any of the distances tried is less likely by chance than ``CHANCE``.
+    """
+    best = SlowSteps("none", float(np.median(length)))
+    order = np.argsort(-length, kind="stable")
+    place = np.empty(length.size, dtype=np.int64)
+    place[order] = np.arange(length.size)
+    longest = min(LONGEST_TRIED, length.size // LEAST_REPEATS)
+    periods = sorted({*range(2, longest + 1), *_usual_distances(steps.number[is_outlier(steps)])})
+    sizes = [np.bincount(steps.number % period) for period in periods]
+    tried = sum(int((size >= LEAST_REPEATS).sum()) for size in sizes)
+    for period, size in zip(periods, sizes, strict=True):
+        remainder = steps.number % period
+        hits = np.bincount(remainder, weights=place < size[remainder]).astype(np.int64)
+        for one in np.flatnonzero((size >= LEAST_REPEATS) & (hits >= REPEATS_FRAC * size)).tolist():
+            mine = remainder == one
+            if mine.all() or tried * _chance(int(hits[one]), int(size[one]), length.size) > CHANCE:
+                continue
+            usual = float(np.median(length[~mine]))
+            excess = float(np.median(length[mine])) - usual
+            cost = excess * int(size[one]) / length.size
+            # Of a distance and its multiples, of which each holds a part of the slow steps, the shortest.
+            if cost > 1.05 * best.cost_ns:
+                start = int(steps.number[mine][0])
+                best = SlowSteps("regular", usual, excess, cost, start, period)
+    return best
+
+
+def _usual_distances(numbers: Ints) -> list[int]:
+    """The usual distances between outliers and the next three, from 2 on, the shortest first."""
+    gaps = np.concatenate([numbers[lag:] - numbers[:-lag] for lag in (1, 2, 3)])
+    values, counts = np.unique(gaps[gaps > 1], return_counts=True)
+    usual = values[np.argsort(-counts, kind="stable")[:MAX_PERIODS]]
+    return sorted(usual.tolist())
+
+
+def _chance(hits: int, size: int, count: int) -> float:
+    """The probability that ``size`` of ``count`` steps hold ``hits`` of the ``size`` longest, or more."""
+    if size > 100:  # exact fractions of huge numbers say no more than that it is none
+        return 0.0
+    ways = sum(comb(size, k) * comb(count - size, size - k) for k in range(hits, size + 1))
+    return ways / comb(count, size)
+
+
+def _ranks(values: Times) -> Times:
+    """The rank of each value among all, from 1, equal ones with their mean."""
+    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2.0)[where], dtype=np.float64)
+
+
+@run_fact(unit="text", values=PATTERNS)
+def slow_steps_pattern(run: RunView) -> Value:
+    """When the logged steps are slow, what garbage collection explains left out.
+
+    "from one step on": all that follow take longer than those before. "regular": every so many steps one
+    takes longer. Neither needs steps of 1.5 times the median; "irregular" are such outliers without an order,
+    "none" where there are no outliers either.
+    """
+    found = slow_steps(run)
+    return found if isinstance(found, Unknown) else found.pattern
+
+
+@run_fact(unit="ms")
+def slow_steps_cost_ms(run: RunView) -> Value:
+    """Time a step that slow steps cost (:func:`slow_steps_pattern`), as the mean over all logged steps."""
+    found = slow_steps(run)
+    return found if isinstance(found, Unknown) else found.cost_ns / 1e6
+
+
+@run_fact(unit="ms")
+def slow_steps_excess_ms(run: RunView) -> Value:
+    """How much longer a slow step (:func:`slow_steps_pattern`) takes: the difference of the medians."""
+    found = slow_steps(run)
+    return found if isinstance(found, Unknown) else found.excess_ns / 1e6
+
+
+@run_fact(unit="ms")
+def slow_steps_usual_ms(run: RunView) -> Value:
+    """Median length of the logged steps that are not slow (:func:`slow_steps_pattern`)."""
+    found = slow_steps(run)
+    return found if isinstance(found, Unknown) else found.usual_ns / 1e6
+
+
+@run_fact(unit="count")
+def slow_steps_start(run: RunView) -> Value:
+    """The first slow step of the log (:func:`slow_steps_pattern`); of irregular ones the longest."""
+    found = _found(run)
+    return found if isinstance(found, Unknown) else found.start
+
+
+@run_fact(unit="count")
+def slow_steps_period(run: RunView) -> Value:
+    """Every how many steps a slow one comes (:func:`slow_steps_pattern`), where they are regular."""
+    found = _found(run)
+    if isinstance(found, Unknown):
+        return found
+    return found.period or Unknown("slow steps do not come at equal distances")
+
+
+@run_fact(unit="text")
+def slow_steps_captured(run: RunView) -> Value:
+    """The captured steps that are slow ones, as ``0, 2-4``; "none" where there are none.
+
+    Those that come when slow ones do (:func:`slow_steps_pattern`), and are longer than usual by half of what
+    these are.
+    """
+    found = _found(run)
+    return found if isinstance(found, Unknown) else format_ranges(_captured(run, found)) or "none"
+
+
+@run_fact(unit="count")
+def slow_steps_captured_count(run: RunView) -> Value:
+    """How many captured steps are slow ones (:func:`slow_steps_captured`)."""
+    found = _found(run)
+    return found if isinstance(found, Unknown) else len(_captured(run, found))
+
+
+@run_fact(unit="text", values=LATE)
+def slow_steps_late(run: RunView) -> Value:
+    """Who is late in the captured steps that are slow ones (:func:`slow_steps_captured`).
+
+    The log itself names no rank: where ranks wait for each other, the steps of all are equally long. Of the
+    waiting for late ranks (:func:`straggler_cost_ms`) "one rank" causes three quarters, or "several ranks"
+    share it; "no rank" where all of it is less than half of what slow steps take longer. Without a slow step
+    among the captured ones it is "not captured", or "single rank" where there is but one; "not known" where
+    arrivals cannot be compared.
+    """
+    found = _found(run)
+    if isinstance(found, Unknown):
+        return found
+    captured = _captured(run, found)
+    if not captured:
+        return "not captured" if len(run.digests) > 1 else "single rank"
+    if len(run.digests) < 2 or not run.matching.has_latest_start.any():
+        return "not known"
+    gains = _gains_ms(run, captured)
+    if sum(gains) * 1e6 < EXPLAINS * found.excess_ns:
+        return "no rank"
+    return "one rank" if max(gains) >= LATE_SHARE * sum(gains) else "several ranks"
+
+
+@run_fact(unit="text")
+def slow_steps_late_rank(run: RunView) -> Value:
+    """The rank for which others wait longest in the captured slow steps, "none" where nobody waits."""
+    found = _found(run)
+    if isinstance(found, Unknown):
+        return found
+    gains = _gains_ms(run, _captured(run, found))
+    return str(stragglers(run)[int(np.argmax(gains))].rank) if any(gains) else "none"
+
+
+@run_fact(unit="ms")
+def slow_steps_late_ms(run: RunView) -> Value:
+    """How long the others wait for :func:`slow_steps_late_rank` in the captured slow steps, on average."""
+    found = _found(run)
+    return found if isinstance(found, Unknown) else max(_gains_ms(run, _captured(run, found)), default=0.0)
+
+
+def _found(run: RunView) -> SlowSteps | Unknown:
+    found = slow_steps(run)
+    if isinstance(found, SlowSteps) and found.pattern == "none":
+        return Unknown("no logged step is slow")
+    return found
+
+
+def _captured(run: RunView, found: SlowSteps) -> list[int]:
+    """The steps that every rank captured whole and that are slow ones."""
+    windows: dict[int, list[int]] = {}
+    for digest in run.digests:
+        for step in digest.complete_steps:
+            windows.setdefault(step.index, []).append(step.budget.window_ns)
+    lasts = {index: float(np.median(of)) for index, of in windows.items() if len(of) == len(run.digests)}
+    if found.pattern == "irregular":
+        # The profiler makes steps longer: those count that are long beside another captured one.
+        least = OUTLIER_RATIO * max(found.usual_ns, min(lasts.values(), default=0.0))
+    else:
+        least = found.usual_ns + EXPLAINS * found.excess_ns
+    slow = sorted(index for index, ns in lasts.items() if ns > least)
+    if found.pattern == "from one step on":
+        return [index for index in slow if index >= found.start]
+    if found.pattern == "regular":
+        return [index for index in slow if index % found.period == found.start % found.period]
+    return slow
+
+
+def _gains_ms(run: RunView, steps: list[int]) -> list[float]:
+    """The mean time, in ms, that the others wait for each of ``stragglers`` in these steps."""
+    if not steps or not run.matching.has_latest_start.any():
+        return []
+    return [_gain_ms(late, steps) for late in stragglers(run)]
+
+
+def _gain_ms(late: Straggler, steps: list[int]) -> float:
+    gains = [int(late.gain_ns[late.steps.index(step)]) for step in steps if step in late.steps]
+    return sum(gains) / len(steps) / 1e6
