@@ -16,7 +16,7 @@ from tracedoc.diagnosis_json import from_json, to_json
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
 from tracedoc.pipeline import Options
 from tracedoc.testing import TraceBuilder
-from tracedoc.whatif.ledger import Weights, split_by_size
+from tracedoc.whatif.ledger import Weights, alone_of, make_ledger, split_by_size
 
 MIB = 1 << 20
 PRODUCT = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_tn"
@@ -227,6 +227,23 @@ def test_two_limits_of_equal_length_hide_each_other(tmp_path):
     assert launches.share_ms > 14.0
     assert of(ledger, "link.") > 14.0
     assert launches.partner.startswith("link.")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_causes_together_give_at_least_what_each_gives(tmp_path, seed):
+    job = draw_job(seed)
+    Simulation(job).run().write(tmp_path)
+    run = tracedoc.measure([tmp_path], Options(jobs=1)).measurements.run
+    ledger = make_ledger(run)
+    alone = {one.id: one.alone_ms for one in ledger.causes}
+    together = alone_of(run, [*alone, "input.nothing"])
+    assert together is not None
+    low, likely, high = together
+    assert 0 <= low <= likely <= high
+    assert likely >= max(ms for _, ms, _ in alone.values()) - 0.01
+    assert likely <= ledger.step_ms
+    assert alone_of(run, ["nothing"]) is None
+    assert alone_of(run, [next(iter(alone))]) == next(iter(alone.values()))
 
 
 def test_gradients_reduced_after_the_backward_pass_are_an_order(tmp_path):

@@ -49,6 +49,8 @@ class Entry(msgspec.Struct, frozen=True):
     removals: tuple[Removal, ...]
     of_whole: float = 1.0
     """What it is of its removals' gain: what remains of a family is a part of what the family gives."""
+    members: Mapping[str, Removal] = {}
+    """Of what remains of a family: the members that it is without."""
 
 
 def split_by_size(total: float, weights: Mapping[str, Weights]) -> dict[str, float]:
@@ -124,26 +126,76 @@ def ledger_replay(run: RunView) -> RunReplay | Refusal:
     return replay_closest(run) if isinstance(found, Refusal) else found
 
 
-@once
+class Account(msgspec.Struct, frozen=True, eq=False):
+    """A ledger, and what it was made from: the causes' removals, and plays of the step without them."""
+
+    ledger: Ledger
+    replay: RunReplay
+    plays: Mapping[Reading, Plays]
+    entries: Mapping[str, Entry]
+    beyond_ms: Mapping[str, float]
+    """What causes cost the mean step beyond the replayed one, by id."""
+
+
 def make_ledger(run: RunView) -> Ledger:
     """The ledger of a run."""
+    account = _account(run)
+    return Ledger(reason=account.reason) if isinstance(account, Refusal) else account.ledger
+
+
+def alone_of(run: RunView, ids: Iterable[str]) -> Range | None:
+    """By how much the mean step is shorter without several causes together, in ms.
+
+    Ids that the ledger has no entry of count for nothing; ``None`` where none is left, or without a ledger.
+    """
+    account = _account(run)
+    if isinstance(account, Refusal):
+        return None
+    told = {one.id: one for one in account.ledger.causes}
+    names = [name for name in dict.fromkeys(ids) if name in told]
+    if len(names) < 2:
+        return told[names[0]].alone_ms if names else None
+    entries = [account.entries[name] for name in names if name in account.entries]
+    beyond = sum(account.beyond_ms.get(name, 0.0) for name in names)
+    gains = {reading: _together_ms(plays, entries) for reading, plays in account.plays.items()}
+    likely = gains[Reading.LIKELY]
+    spread = _spread_ms(account.replay, likely)
+    low, high = min(gains.values()) - spread, max(gains.values()) + spread
+    return max(low + beyond, 0.0), max(likely + beyond, 0.0), max(high + beyond, 0.0)
+
+
+def _together_ms(plays: Plays, entries: Sequence[Entry]) -> float:
+    """What causes give together: the rest of a family without its members that are not among them."""
+    names = {one.id for one in entries}
+    asked = [[removal for one in entries for removal in one.removals]]
+    for one in entries:
+        asked += [list(one.members.values()), [part for name, part in one.members.items() if name in names]]
+    whole, *parts = plays.gains(asked)
+    without_members = whole - sum(parts[0::2]) + sum(parts[1::2])
+    return max(without_members, *plays.gains([one.removals for one in entries if not one.members]), 0.0)
+
+
+@once
+def _account(run: RunView) -> Account | Refusal:
     replay = ledger_replay(run)
     if isinstance(replay, Refusal):
-        return Ledger(reason=replay.reason)
-    plays = Plays(replay, Reading.LIKELY)
+        return replay
+    by_reading = {reading: Plays(replay, reading) for reading in Reading}
+    plays = by_reading[Reading.LIKELY]
     families = find_families(run, replay, replay.base[Reading.LIKELY].program)
     entries, total = _entries(plays, families)
     (late_ms,) = plays.gains([families[RANKS].whole if RANKS in families else ()])
     apart = steps_apart(run, replay.step, plays.base_ms, late_ms) or StepsApart(
         replay.step_ms, (replay.step,)
     )
-    causes = _with_apart(_told(run, replay, plays, entries), apart)
+    beyond = _beyond(entries, apart)
+    causes = _with_apart(_told(run, replay, by_reading, entries), apart, beyond)
     causes = [one for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
     shares = sum(one.share_ms for one in causes)
     if shares > apart.step_ms:  # a replay that takes longer than the step
         causes = [replace(one, share_ms=one.share_ms * apart.step_ms / shares) for one in causes]
         shares = apart.step_ms
-    return Ledger(
+    ledger = Ledger(
         step_ms=apart.step_ms,
         ideal_ms=apart.step_ms - shares,
         unexplained_ms=apart.step_ms - shares - (plays.base_ms - total),
@@ -151,6 +203,7 @@ def make_ledger(run: RunView) -> Ledger:
         steps=apart.steps,
         confidence=replay.confidence,
     )
+    return Account(ledger, replay, by_reading, {one.id: one for one in entries}, beyond)
 
 
 def _entries(plays: Plays, families: Mapping[str, Family]) -> tuple[list[Entry], float]:
@@ -213,16 +266,19 @@ def _of_family(
     if family.rest:
         rest = Weights(max(whole.alone - alone, 0.0), max(whole.last - (after - before), 0.0))
         of_whole = rest.alone / whole.alone if whole.alone > 0 else 0.0
-        entries.append(Entry(family.rest, share - named, rest, family.whole, of_whole))
+        entries.append(Entry(family.rest, share - named, rest, family.whole, of_whole, family.members))
     return entries
 
 
-def _told(run: RunView, replay: RunReplay, plays: Plays, entries: list[Entry]) -> list[LedgerCause]:
+def _told(
+    run: RunView, replay: RunReplay, by_reading: Mapping[Reading, Plays], entries: list[Entry]
+) -> list[LedgerCause]:
     """The causes as results keep them: with the range of what each gives alone, its place and its partner."""
+    plays = by_reading[Reading.LIKELY]
     program = replay.base[Reading.LIKELY].program
     least_ms = WORTH * plays.base_ms
     large = [one for one in entries if max(one.share, one.weights.alone) >= least_ms]
-    ranges = _ranges(replay, large)
+    ranges = _ranges(replay, by_reading, large)
     partners = _partners(plays, large)
     return [
         LedgerCause(
@@ -247,17 +303,22 @@ def _ranks(run: RunView, program: RunProgram, entry: Entry) -> tuple[int, ...]:
     return tuple(sorted({*ranks_of(program, entry.removals), *late_over_steps(run, entry.id)}))
 
 
-def _ranges(replay: RunReplay, entries: list[Entry]) -> dict[str, Range]:
+def _spread_ms(replay: RunReplay, likely: float) -> float:
+    """How far a gain may be off because the replay is."""
+    return min(WIDENING * replay.model_error_frac * replay.step_ms, likely)
+
+
+def _ranges(replay: RunReplay, by_reading: Mapping[Reading, Plays], entries: list[Entry]) -> dict[str, Range]:
     """What each cause gives alone in all readings, in ms; wider by a share of the replay's own error."""
     gains = [
-        Plays(replay, reading).gains([one.removals for one in entries])
+        by_reading[reading].gains([one.removals for one in entries])
         for reading in (Reading.FAST, Reading.SLOW)
     ]
     found: dict[str, Range] = {}
     for place, one in enumerate(entries):
         likely = one.weights.alone
         outer = [likely, *(each[place] * one.of_whole for each in gains)]
-        spread = min(WIDENING * replay.model_error_frac * replay.step_ms, likely)
+        spread = _spread_ms(replay, likely)
         found[one.id] = (max(min(outer) - spread, 0.0), likely, max(outer) + spread)
     return found
 
@@ -279,26 +340,32 @@ def _partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
     return found
 
 
-def _with_apart(causes: list[LedgerCause], apart: StepsApart) -> list[LedgerCause]:
+def _beyond(entries: list[Entry], apart: StepsApart) -> dict[str, float]:
+    """What causes cost the mean step beyond the replayed one, in ms; less than nothing where it is less."""
+    late = {name: share for name, (share, _) in apart.late.items()}
+    if apart.late_ms < 0:
+        known = {one.id: one.share for one in entries if one.id.startswith(RANKS)}
+        total = sum(known.values())
+        late = {name: share / total for name, share in known.items() if total}
+    here = {one.id: one.share for one in entries}
+    beyond = {name: max(share * apart.late_ms, -here.get(name, 0.0)) for name, share in late.items()}
+    return beyond | ({SLOW: apart.slow_ms} if apart.slow_ms > 0 else {})
+
+
+def _with_apart(
+    causes: list[LedgerCause], apart: StepsApart, beyond: Mapping[str, float]
+) -> list[LedgerCause]:
     """The causes of the replayed step, and what other steps show beyond them."""
     found = {one.id: one for one in causes}
-    late = apart.late
-    if apart.late_ms < 0:
-        known = {one.id: one.share_ms for one in causes if one.id.startswith(RANKS)}
-        total = sum(known.values())
-        late = {name: (share / total, ()) for name, share in known.items() if total}
-    for name, (share, ranks) in late.items():
+    for name, more in beyond.items():
         one = found.get(name) or LedgerCause(name, 0.0, (0.0, 0.0, 0.0), 0.0)
-        more = max(share * apart.late_ms, -one.share_ms)
         low, likely, high = (max(ms + more, 0.0) for ms in one.alone_ms)
         found[name] = replace(
             one,
             share_ms=one.share_ms + more,
             alone_ms=(low, likely, high),
             last_ms=max(one.last_ms + more, 0.0),
-            ranks=tuple(sorted({*one.ranks, *ranks})),
+            ranks=tuple(sorted({*one.ranks, *apart.late.get(name, (0.0, ()))[1]})),
+            place=apart.slow_place if name == SLOW else one.place,
         )
-    if apart.slow_ms > 0:
-        slow = apart.slow_ms
-        found[SLOW] = LedgerCause(SLOW, slow, (slow, slow, slow), slow, place=apart.slow_place)
     return list(found.values())
