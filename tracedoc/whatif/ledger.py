@@ -18,10 +18,10 @@ from tracedoc.whatif.ledger_steps import StepsApart, late_over_steps, steps_apar
 from tracedoc.whatif.predictions import WIDENING, run_replay
 from tracedoc.whatif.removal import Removal, without
 
-WORTH = 0.005
+SPLIT_FROM = 0.005
 """Families that cost less than this share of the step are not split; no range is played for such causes."""
 
-HIDDEN = 0.5
+HIDDEN_BELOW = 0.5
 """A cause is hidden by another if it gives less than this share of its part of the step alone."""
 
 RANKS, SLOW = "ranks", "slow_steps"
@@ -225,7 +225,11 @@ def _of_family(
     """The causes of one family, which split its share: its members, and what remains of it without them."""
     names = list(family.members)
     parts = list(family.members.values())
-    if not names or max(share, whole.alone) < WORTH * plays.base_ms or (len(names) == 1 and not family.rest):
+    if (
+        not names
+        or max(share, whole.alone) < SPLIT_FROM * plays.base_ms
+        or (len(names) == 1 and not family.rest)
+    ):
         return [Entry(family.rest or names[0], share, whole, family.whole)]
     before, after, alone, *found = plays.gains(
         [
@@ -258,7 +262,7 @@ def _of_family(
 def _told(run: RunView, replay: RunReplay, plays: Plays, entries: list[Entry]) -> list[LedgerCause]:
     """The causes as results keep them: with the range of what each gives alone, its place and its partner."""
     program = replay.base[Reading.LIKELY].program
-    least_ms = WORTH * plays.base_ms
+    least_ms = SPLIT_FROM * plays.base_ms
     large = [one for one in entries if max(one.share, one.weights.alone) >= least_ms]
     ranges = _ranges(replay, large)
     partners = _partners(plays, large)
@@ -302,7 +306,7 @@ def _ranges(replay: RunReplay, entries: list[Entry]) -> dict[str, Range]:
 
 def _partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
     """The cause that hides each: without both the step is far shorter than without the one and the other."""
-    hidden = [one for one in entries if one.weights.alone < HIDDEN * one.share]
+    hidden = [one for one in entries if one.weights.alone < HIDDEN_BELOW * one.share]
     found: dict[str, str] = {}
     for one in hidden:
         others = [other for other in entries if other.id != one.id]
@@ -312,7 +316,7 @@ def _partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
             for both, other in zip(together, others, strict=True)
         ]
         best = max(range(len(others)), key=more.__getitem__, default=None)
-        if best is not None and more[best] >= HIDDEN * one.share:
+        if best is not None and more[best] >= HIDDEN_BELOW * one.share:
             found[one.id] = others[best].id
     return found
 
