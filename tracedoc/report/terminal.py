@@ -25,11 +25,14 @@ from tracedoc.report.view import (
     phase_name,
     side_text,
 )
-from tracedoc.report.words import resource_name, shares_of
+from tracedoc.report.waterfall import IDEAL, TODAY
+from tracedoc.report.words import resource_name
 from tracedoc.units import format_bytes, format_ms, format_percent, format_step_change
 
 SHOWN_UNITS = 6
 """The page has the table of all units; the terminal shows the worst."""
+
+WATERFALL_WIDTH = 20
 
 _STYLES = {"critical": "bold red", "warning": "bold yellow", "note": "bold blue"}
 _GLYPHS = {
@@ -50,6 +53,7 @@ _COLOURS = {
     "copy": "yellow",
     "idle": "bright_black",
 }
+_ENDS = {TODAY: "bold", IDEAL: "green"}
 _ASCII = str.maketrans({"█": "#", "▓": "=", "▒": "~", "░": ":", "·": ".", "–": "-", "─": "-"})
 
 
@@ -113,6 +117,33 @@ def bar_cells(parts: tuple[Segment, ...], width: int) -> tuple[int, ...]:
     return tuple(cells)
 
 
+def _waterfall(console: Console, view: View) -> None:
+    """Show what each cause costs, from today's step to the ideal one."""
+    fall = view.waterfall
+    if fall is None:
+        return
+    if not fall.lines:
+        console.print()
+        console.print(Text(f"What costs the step is not known: {one_line(fall.reason)}.", "dim"))
+        return
+    heading(console, "What costs the step", fall.of)
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(width=WATERFALL_WIDTH)
+    for _ in range(2):
+        rows.add_column(justify="right", no_wrap=True)
+    rows.add_column(overflow="fold")
+    for line in fall.lines:
+        cells = max(1, round(line.share * WATERFALL_WIDTH))
+        start = min(int(line.start * WATERFALL_WIDTH), WATERFALL_WIDTH - cells)
+        style = _STYLES.get(line.key, _ENDS.get(line.key, ""))
+        glyph = "█" if line.key in _ENDS else "▓"
+        bar = Text(" " * start).append(glyph * cells, style)
+        number = (f"  finding {line.number}", style) if line.number else ""
+        note = (f" ({one_line(line.note)})" if line.note else "", "dim")
+        rows.add_row(bar, format_ms(line.ms), line.percent, Text.assemble(line.words, note, number))
+    console.print(rows)
+
+
 def _budget(console: Console, view: View) -> None:
     if not view.segments:
         return
@@ -156,23 +187,18 @@ def _phases(console: Console, view: View) -> None:
 
 
 def _plan(console: Console, view: View) -> None:
-    """Show the fixes in the order in which they pay, and the critical path that they shorten."""
-    plan, replay = view.diagnosis.plan, view.diagnosis.replay
-    if replay is None or replay.state != "used" or not replay.path:
+    """Show the fixes in the order in which they pay."""
+    plan = view.diagnosis.plan
+    if len(plan) < 2:
         return
-    if len(plan) > 1:
-        beside = ("  each fix replayed on top of those before it", "dim")
-        console.print(Text.assemble(("Plan", "bold"), beside))
-        rows = Table.grid(padding=(0, 2))
-        for number, one in enumerate(plan, 1):
-            change = format_step_change(one.replay_of_step_ms, one.step_ms)
-            limit = f"then {resource_name(one.then_limited_by)}"
-            rows.add_row(str(number), Text(change, "green"), Text(one_line(one.title)), Text(limit, "dim"))
-        console.print(rows)
-        console.print()
-    if not view.findings:
-        console.print()
-    console.print(Text.assemble(("Critical path  ", "bold"), shares_of(replay.path)))
+    beside = ("  each fix replayed on top of those before it", "dim")
+    console.print(Text.assemble(("Plan", "bold"), beside))
+    rows = Table.grid(padding=(0, 2))
+    for number, one in enumerate(plan, 1):
+        change = format_step_change(one.replay_of_step_ms, one.step_ms)
+        limit = f"then {resource_name(one.then_limited_by)}"
+        rows.add_row(str(number), Text(change, "green"), Text(one_line(one.title)), Text(limit, "dim"))
+    console.print(rows)
     console.print()
 
 
@@ -352,6 +378,7 @@ def _verdict(console: Console, verdict: Verdict) -> None:
 
 
 SECTIONS: dict[str, Callable[[Console, View], None]] = {
+    "what costs the step": _waterfall,
     "the split of the step": _budget,
     "budgets": _budgets,
     "findings": _findings,
