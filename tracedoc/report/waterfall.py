@@ -83,18 +83,23 @@ def _lines(ledger: Ledger, findings: Sequence[Finding]) -> Iterator[WaterfallLin
             key=findings[number - 1].severity if number else UNTOLD,
             words=cause.words,
             ms=cause.share_ms,
-            share=cause.share_ms / step_ms,
-            start=max(left_ms, 0.0) / step_ms,
+            share=_share(cause.share_ms, step_ms),
+            start=_share(left_ms, step_ms),
             note=cause_note(cause),
             number=number,
         )
     small = costly[len(large) :]
     if small:
         ms = sum(one.share_ms for one in small)
-        start = max(left_ms - ms, 0.0) / step_ms
-        yield WaterfallLine(UNTOLD, f"{len(small)} smaller causes", ms, ms / step_ms, start)
-    share = ledger.ideal_ms / step_ms
+        words, start = f"{len(small)} smaller causes", _share(left_ms - ms, step_ms)
+        yield WaterfallLine(UNTOLD, words, ms, _share(ms, step_ms), start)
+    share = _share(ledger.ideal_ms, step_ms)
     yield WaterfallLine(IDEAL, "ideal step", ledger.ideal_ms, share, note=unexplained_words(ledger))
+
+
+def _share(ms: float, step_ms: float) -> float:
+    """The share of the step, 0 to 1 whatever a file says."""
+    return min(max(ms / step_ms, 0.0), 1.0)
 
 
 def unexplained_words(ledger: Ledger) -> str:
