@@ -157,7 +157,7 @@ def judge(
         cycles=measured.cycles,
         replay=report,
         plan=plan,
-        budgets=judge_budgets(budgets, measurements.facts),
+        budgets=judge_budgets(budgets, measurements.facts, ledger),
         rules_left_out=rules_left_out,
     )
 

@@ -74,21 +74,27 @@ def render_text(
     return printed_text(console, next_command)
 
 
-def render_rule(view: View, rule_id: str, *, width: int = 0) -> str:
-    """What one rule says of a run as text: its findings with all fitting fixes, or why it has none."""
+def render_rule(view: View, name: str, *, width: int = 0) -> str:
+    """What a rule, or those that tell a cause, say of a run: findings with all fitting fixes, or why not."""
     console = text_console(width, color=False)
     console.print(Text(one_line(view.run), "dim"), soft_wrap=not width)
-    replay = view.diagnosis.replay
+    replay, ledger = view.diagnosis.replay, view.diagnosis.ledger
     step_ms = replay.step_ms if replay is not None else None
-    mine = [one for one in view.findings if one.finding.rule_id == rule_id]
+    causes = [one for one in (ledger.causes if ledger is not None else ()) if one.id == name]
+    names = {name, *(rule_id for one in causes for rule_id in one.told_by)}
+    mine = [one for one in view.findings if one.finding.rule_id in names]
     for finding in mine:
         console.print()
         _finding(console, finding, step_ms, whole=True)
     if not mine:
         console.print()
-        for verdict in (one for one in view.diagnosis.verdicts if one.rule_id == rule_id):
+        verdicts = [one for one in view.diagnosis.verdicts if one.rule_id == name]
+        for verdict in verdicts:
             _verdict(console, verdict)
-    return printed_text(console, f"tracedoc explain {rule_id}")
+        if not verdicts:
+            ms = sum(one.share_ms for one in causes)
+            console.print(Text(f"{name} costs {format_ms(ms)} of the step."))
+    return printed_text(console, f"tracedoc explain {name}")
 
 
 def _safely(console: Console, name: str, show: Callable[[Console, View], None], view: View) -> None:
