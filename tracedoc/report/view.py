@@ -27,6 +27,7 @@ from tracedoc.errors import Limit
 from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import fitting_first, framework_name
 from tracedoc.report.texts import map_text, one_line, plain, redacted
+from tracedoc.report.waterfall import Waterfall, build_waterfall
 from tracedoc.units import format_ms, format_percent, format_quantity, format_ranges
 
 PHASES = {
@@ -96,11 +97,13 @@ class LimitView(msgspec.Struct, frozen=True):
 class View(msgspec.Struct, frozen=True):
     """What every report shows. All text in ``diagnosis`` is safe to show and, if asked, redacted.
 
-    ``findings`` are about the job; those about the capture stand among the ``limits``.
+    ``findings`` are about the job; those about the capture stand among the ``limits``. ``waterfall`` is what
+    each cause costs; ``segments`` are what was observed, and ``where``.
     """
 
     diagnosis: Diagnosis
     run: str
+    waterfall: Waterfall | None
     where: str
     segments: tuple[Segment, ...]
     overlap: str
@@ -115,12 +118,13 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
         diagnosis = redacted(diagnosis)
     diagnosis = map_text(diagnosis, plain)
     budget = diagnosis.budget
-    ordered = sorted(diagnosis.findings, key=_rank)
-    jobs = (one for one in ordered if not is_guard(one))
+    ordered = _in_order(diagnosis)
+    jobs = [one for one in ordered if not is_guard(one)]
     findings = tuple(_finding_view(number, one, diagnosis.run) for number, one in enumerate(jobs, 1))
     return View(
         diagnosis=diagnosis,
         run=_run_line(diagnosis),
+        waterfall=build_waterfall(diagnosis, jobs),
         where=_where(diagnosis),
         segments=_with_copies(segments(budget), diagnosis) if budget else (),
         overlap=_overlap(budget) if budget else "",
@@ -262,10 +266,13 @@ def side_text(value: Scalar | None) -> str:
     return "?" if value is None else format_quantity(value, "")
 
 
-def _rank(finding: Finding) -> tuple[int, float, str]:
-    severity = SEVERITIES.index(finding.severity) if finding.severity in SEVERITIES else len(SEVERITIES)
-    gain = finding.gain.size_ms if finding.gain else 0.0
-    return (severity, -gain, finding.id)
+def _in_order(diagnosis: Diagnosis) -> list[Finding]:
+    """The findings by severity, then as the ledger has them; without one by gain."""
+    found = list(diagnosis.findings)
+    if diagnosis.ledger is None or not diagnosis.ledger.step_ms:
+        found.sort(key=lambda one: (-one.gain.size_ms if one.gain else 0.0, one.id))
+    known = {severity: place for place, severity in enumerate(SEVERITIES)}
+    return sorted(found, key=lambda one: known.get(one.severity, len(known)))
 
 
 def _place(finding: Finding, run: RunInfo) -> str:
@@ -317,11 +324,10 @@ def _where(diagnosis: Diagnosis) -> str:
     budget = diagnosis.budget
     if budget is None:
         return ""
-    place = ""
-    if budget.at is not None:
-        step = "whole capture" if budget.at.step is None else f"step {budget.at.step}"
-        place = f"rank {budget.at.rank}, {step}: "
-    return f"{place}{format_ms(budget.step_ms)}"
+    if budget.at is None:
+        return f"observed: {format_ms(budget.step_ms)}"
+    step = "whole capture" if budget.at.step is None else f"step {budget.at.step}"
+    return f"observed on rank {budget.at.rank}, {step}: {format_ms(budget.step_ms)}"
 
 
 def _overlap(budget: BudgetParts) -> str:
