@@ -150,7 +150,7 @@ def _gain(finding: Finding, rule: Rule, alone_ms: Range, run: RunInfo) -> Gain |
     if rule.part_of:
         return gain if gain is None else replace(gain, high_ms=min(gain.high_ms, max(alone_ms[2], 0.0)))
     assumptions, mean = ((), None) if gain is None else (gain.assumptions, gain.mean_step_ms)
-    return Gain(alone_ms[0], alone_ms[2], "replay", assumptions, alone_ms[1], mean)
+    return Gain(alone_ms[0], alone_ms[2], "ledger", assumptions, alone_ms[1], mean)
 
 
 def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Finding:
@@ -176,7 +176,7 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Fi
         ranks=cause.ranks or measurements.ranks,
         steps=ledger.steps,
         evidence=(),
-        gain=Gain(alone[0], alone[2], "replay", (), alone[1]),
+        gain=Gain(alone[0], alone[2], "ledger", (), alone[1]),
         fixes=(),
         says=says,
     )
