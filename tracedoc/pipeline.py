@@ -159,7 +159,7 @@ def judge(
         limits=(*measured.limits, *failures.limits),
         replay=report,
         plan=plan,
-        budgets=judge_budgets(budgets, measurements.facts),
+        budgets=judge_budgets(budgets, measurements.facts, ledger),
         rules_left_out=rules_left_out,
     )
 

@@ -212,7 +212,7 @@ def _without(measurements: Measurements, named: Sequence[Finding], ledger: Ledge
     told = {one.rule_id for one in named}
     causes = tuple(one.id for one in ledger.causes if told & set(one.told_by)) if ledger is not None else ()
     what = "it" if len(named) == 1 else "both"
-    if ledger is not None and causes and all(one.gain and one.gain.basis == "replay" for one in named):
+    if ledger is not None and causes and all(one.gain and one.gain.likely_ms is not None for one in named):
         saved = alone_of(measurements.run, causes)
         if saved is not None and saved[1] > 0:
             low, likely, high = saved
