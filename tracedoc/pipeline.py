@@ -20,7 +20,7 @@ from tracedoc.executors.run import run_each
 from tracedoc.executors.work import Lost
 from tracedoc.facts.measure_run import Measurements, measure_run
 from tracedoc.judge.budgets import judge_budgets, parse_budgets
-from tracedoc.judge.compose import compose
+from tracedoc.judge.compose import compose, run_info
 from tracedoc.judge.expression import Expression
 from tracedoc.judge.findings import evaluate
 from tracedoc.judge.ledgered import concluded
@@ -143,18 +143,20 @@ def judge(
     else:
         judgement = with_restored_findings(judgement, lambda finding: finding)
     judgement = without_empty(judgement, measurements, plan)
+    run = run_info(measurements, measured.cycle, measured.cycles)
     ledger: Ledger | None = None
     if replay:
-        ledger = failures.contain("the ledger", lambda: make_ledger(measurements.run), None)
-    if ledger is not None:
-        judgement, ledger = concluded(judgement, ledger, measurements)
+        judgement, ledger = failures.contain(
+            "the ledger",
+            lambda: concluded(judgement, make_ledger(measurements.run), measurements, run),
+            (judgement, ledger),
+        )
     return compose(
         measurements,
         judgement,
+        run,
         ledger=ledger,
         limits=(*measured.limits, *failures.limits),
-        cycle=measured.cycle,
-        cycles=measured.cycles,
         replay=report,
         plan=plan,
         budgets=judge_budgets(budgets, measurements.facts, ledger),

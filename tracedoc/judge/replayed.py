@@ -68,7 +68,9 @@ def with_predictions(
     judgement = with_restored_findings(
         replace(judgement, findings=tuple(findings)), lambda one: predicted([one])[0]
     )
-    plan = make_plan(replay, [_fitting(finding, measurements) for finding in judgement.findings], alone)
+    # Shares of time of a CPU run prove little: a note is not planned with.
+    planned = [one for one in judgement.findings if not measurements.is_cpu or one.severity != "note"]
+    plan = make_plan(replay, [_fitting(finding, measurements) for finding in planned], alone)
     report = replace(report, more_ranks=on_more_ranks(replay))
     return judgement, report, plan
 
@@ -149,6 +151,7 @@ def _predicted(
     gain = Gain(low, high, "replay", best.assumptions, likely)
     if cost is not None:
         gain = _gain_over_steps(gain, cost)
+        fixes = tuple(_over_steps(fix, best, gain, replay.step_ms) for fix in fixes)
     # A replay that is not sure makes its number doubtful, not the cause that was seen.
     confidence = (
         min(finding.confidence, "medium", key=_SURER) if best.confidence == "low" else best.confidence
@@ -159,6 +162,18 @@ def _predicted(
     least_severity = severity_of(rule, least, finding.confidence, measurements)
     severity = min(likely_severity, least_severity, key=SEVERITIES.index)
     return replace(finding, fixes=fixes, gain=gain, severity=severity)
+
+
+def _over_steps(fix: Fix, best: Predicted, gain: Gain, step_ms: float) -> Fix:
+    """A fix with its prediction for the mean step, where ``gain`` is what the ``best`` one saves there."""
+    predicted = fix.predicted
+    if predicted is None:
+        return fix
+    of = step_ms if gain.mean_step_ms is None else gain.mean_step_ms
+    share = predicted.gain_ms[1] / best.gain_ms[1] if best.gain_ms[1] > 0 else 1.0
+    low, likely, high = (share * ms for ms in (gain.low_ms, gain.size_ms, gain.high_ms))
+    after = (max(of - high, 0.0), max(of - likely, 0.0), max(of - low, 0.0))
+    return replace(fix, predicted=replace(predicted, gain_ms=(low, likely, high), step_ms=after))
 
 
 def _with_prediction(finding: Finding, fix: Fix, predicted: Predicted, measurements: Measurements) -> Fix:

@@ -206,9 +206,13 @@ def _syncs(graph: StepGraph) -> _Syncs:
 
 
 def _own_ns(syncs: _Syncs, before: Int64Array, table: CollectiveTable) -> Int64Array:
-    """How much later each wait of the host ends than what it waits for, in nanoseconds."""
+    """How much later each wait of the host ends than all that it waits for, in nanoseconds.
+
+    Below 0 where it waits for a part of the work that the stream has.
+    """
     explained = np.maximum(syncs.called, before[syncs.place])
-    return syncs.returned - np.where(syncs.awaited >= 0, table.end_ns[syncs.awaited], explained)
+    ended = np.where(syncs.awaited >= 0, table.end_ns[syncs.awaited], NEVER)
+    return syncs.returned - np.maximum(explained, ended)
 
 
 def _stretches(

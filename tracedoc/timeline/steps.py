@@ -11,13 +11,14 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from tracedoc.errors import InputError, TraceLimit
 from tracedoc.timeline.activity import GpuEvents
 from tracedoc.timeline.launches import NO_ROW, Launches, Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import distinct
+from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.units import format_percent
 
 BEFORE = -1
@@ -260,6 +261,7 @@ def _host_end_ns(trace: Trace) -> int:
 
 
 def _profiler_steps(trace: Trace, rows: Rows, last_ns: int) -> tuple[HostStep, ...]:
+    """The steps of the profiler's own ranges. One that another follows has reached its end."""
     found: dict[int, HostStep] = {}
     for row in rows.tolist():
         index = vocabulary.step_number(trace.row_name(row))
@@ -267,7 +269,11 @@ def _profiler_steps(trace: Trace, rows: Rows, last_ns: int) -> tuple[HostStep, .
             continue
         start, end = int(trace.ts_ns[row]), int(trace.ts_ns[row] + trace.dur_ns[row])
         found[index] = HostStep(index, start, end, end < last_ns - UNFINISHED_NS)
-    return tuple(sorted(found.values(), key=lambda step: step.start_ns))
+    steps = sorted(found.values(), key=lambda step: step.start_ns)
+    for place, (step, following) in enumerate(pairwise(steps)):
+        if following.start_ns >= step.end_ns:
+            steps[place] = replace(step, finished=True)
+    return tuple(steps)
 
 
 def _why_no_clock(steps: tuple[HostStep, ...], backward: npt.NDArray[np.int64]) -> str:
@@ -372,17 +378,35 @@ def repeated_steps(trace: Trace, launches: Launches, kernels: Rows) -> HostSteps
         if known.size < FEWEST_MARKS - 1 or (np.diff(known) > 1).any() or known[-1] < marks.size - 1:
             return None
         begins = launched[known]
-    edges = trace.ts_ns[begins].tolist()
-    steps = [HostStep(index, start, end, True) for index, (start, end) in enumerate(pairwise(edges))]
-    last_ns = int(trace.end_ns.max())
-    steps.append(HostStep(len(steps), edges[-1], last_ns, False))
+    return _repetitions(trace, begins, f"the kernels repeat {len(marks)} times")
+
+
+def repeated_operators(trace: Trace, threads: npt.NDArray[np.int32]) -> HostSteps | None:
+    """Steps of a CPU run that are one repetition each of the operators on one of ``threads``, or ``None``.
+
+    That thread is the one with most operators; as of kernels, only a capture with a backward pass is cut.
+    """
+    rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & is_among(trace.thread, threads))
+    if rows.size == 0 or not _trains(trace):
+        return None
+    numbers, counts = np.unique(trace.thread[rows], return_counts=True)
+    rows = rows[trace.thread[rows] == numbers[counts.argmax()]]
+    marks = period_marks(trace.name[rows])
+    if marks is None:
+        return None
+    return _repetitions(trace, rows[marks], f"the operators repeat {len(marks)} times")
+
+
+def _repetitions(trace: Trace, begins: Rows, what: str) -> HostSteps:
+    """The steps that begin with the host rows ``begins``; the last one is cut by the end of the capture."""
+    steps = _between(trace.ts_ns[begins], int(trace.end_ns.max()))
     limit = TraceLimit(
         "steps-inferred",
         trace.info.source,
-        f"nothing marks the steps; the kernels repeat {len(marks)} times",
-        "one repetition is taken as a step; its first kernel need not be the first of the training loop",
+        f"nothing marks the steps; {what}",
+        "one repetition is taken as a step; it need not begin where the training loop does",
     )
-    return HostSteps(tuple(steps), "inferred", (limit,))
+    return HostSteps(steps, "inferred", (limit,))
 
 
 def _trains(trace: Trace) -> bool:

@@ -18,10 +18,10 @@ from tracedoc.whatif.ledger_steps import StepsApart, late_over_steps, steps_apar
 from tracedoc.whatif.predictions import WIDENING, run_replay
 from tracedoc.whatif.removal import Removal, without
 
-WORTH = 0.005
+SPLIT_FROM = 0.005
 """Families that cost less than this share of the step are not split; no range is played for such causes."""
 
-HIDDEN = 0.5
+HIDDEN_BELOW = 0.5
 """A cause is hidden by another if it gives less than this share of its part of the step alone."""
 
 RANKS, SLOW = "ranks", "slow_steps"
@@ -124,12 +124,49 @@ def ledger_replay(run: RunView) -> RunReplay | Refusal:
     return replay_closest(run) if isinstance(found, Refusal) else found
 
 
-@once
+class _Book(msgspec.Struct, frozen=True):
+    """A ledger with what it was made of: the replay, and its causes as they stand in the replayed step."""
+
+    ledger: Ledger
+    replay: RunReplay | None = None
+    entries: tuple[Entry, ...] = ()
+
+
 def make_ledger(run: RunView) -> Ledger:
     """The ledger of a run."""
+    return _book(run).ledger
+
+
+def alone_of(run: RunView, ids: tuple[str, ...]) -> Range | None:
+    """How much shorter the mean step is without several causes together: low, likely and high, in ms.
+
+    ``None`` where none of them is in the ledger. What other steps show beyond the replayed one is added.
+    """
+    book = _book(run)
+    causes = {one.id: one for one in book.ledger.causes if one.id in ids}
+    if book.replay is None or not causes:
+        return None
+    if len(causes) == 1:
+        return next(iter(causes.values())).alone_ms
+    mine = [one for one in book.entries if one.id in causes]
+    union = tuple(removal for one in mine for removal in one.removals)
+    apart = [causes[one.id].alone_ms[1] - one.weights.alone for one in mine]
+    apart += [causes[name].alone_ms[1] for name in causes if name not in {one.id for one in mine}]
+    likely, *outer = (
+        Plays(book.replay, reading).gains([union])[0] + sum(apart)
+        for reading in (Reading.LIKELY, Reading.FAST, Reading.SLOW)
+    )
+    least = max(one.alone_ms[0] for one in causes.values())
+    spread = min(WIDENING * book.replay.model_error_frac * book.replay.step_ms, likely)
+    high = min(max(likely, *outer) + spread, book.ledger.step_ms)
+    return max(min(likely, *outer) - spread, least), max(likely, least), max(high, likely, least)
+
+
+@once
+def _book(run: RunView) -> _Book:
     replay = ledger_replay(run)
     if isinstance(replay, Refusal):
-        return Ledger(reason=replay.reason)
+        return _Book(Ledger(reason=replay.reason))
     plays = Plays(replay, Reading.LIKELY)
     families = find_families(run, replay, replay.base[Reading.LIKELY].program)
     entries, total = _entries(plays, families)
@@ -143,7 +180,7 @@ def make_ledger(run: RunView) -> Ledger:
     if shares > apart.step_ms:  # a replay that takes longer than the step
         causes = [replace(one, share_ms=one.share_ms * apart.step_ms / shares) for one in causes]
         shares = apart.step_ms
-    return Ledger(
+    ledger = Ledger(
         step_ms=apart.step_ms,
         ideal_ms=apart.step_ms - shares,
         unexplained_ms=apart.step_ms - shares - (plays.base_ms - total),
@@ -151,6 +188,7 @@ def make_ledger(run: RunView) -> Ledger:
         steps=apart.steps,
         confidence=replay.confidence,
     )
+    return _Book(ledger, replay, tuple(entries))
 
 
 def _entries(plays: Plays, families: Mapping[str, Family]) -> tuple[list[Entry], float]:
@@ -187,7 +225,11 @@ def _of_family(
     """The causes of one family, which split its share: its members, and what remains of it without them."""
     names = list(family.members)
     parts = list(family.members.values())
-    if not names or max(share, whole.alone) < WORTH * plays.base_ms or (len(names) == 1 and not family.rest):
+    if (
+        not names
+        or max(share, whole.alone) < SPLIT_FROM * plays.base_ms
+        or (len(names) == 1 and not family.rest)
+    ):
         return [Entry(family.rest or names[0], share, whole, family.whole)]
     before, after, alone, *found = plays.gains(
         [
@@ -220,7 +262,7 @@ def _of_family(
 def _told(run: RunView, replay: RunReplay, plays: Plays, entries: list[Entry]) -> list[LedgerCause]:
     """The causes as results keep them: with the range of what each gives alone, its place and its partner."""
     program = replay.base[Reading.LIKELY].program
-    least_ms = WORTH * plays.base_ms
+    least_ms = SPLIT_FROM * plays.base_ms
     large = [one for one in entries if max(one.share, one.weights.alone) >= least_ms]
     ranges = _ranges(replay, large)
     partners = _partners(plays, large)
@@ -264,7 +306,7 @@ def _ranges(replay: RunReplay, entries: list[Entry]) -> dict[str, Range]:
 
 def _partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
     """The cause that hides each: without both the step is far shorter than without the one and the other."""
-    hidden = [one for one in entries if one.weights.alone < HIDDEN * one.share]
+    hidden = [one for one in entries if one.weights.alone < HIDDEN_BELOW * one.share]
     found: dict[str, str] = {}
     for one in hidden:
         others = [other for other in entries if other.id != one.id]
@@ -274,7 +316,7 @@ def _partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
             for both, other in zip(together, others, strict=True)
         ]
         best = max(range(len(others)), key=more.__getitem__, default=None)
-        if best is not None and more[best] >= HIDDEN * one.share:
+        if best is not None and more[best] >= HIDDEN_BELOW * one.share:
             found[one.id] = others[best].id
     return found
 
