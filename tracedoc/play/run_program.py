@@ -23,7 +23,7 @@ _IS_COMPUTE = np.ones(len(Group), dtype=bool)
 _IS_COMPUTE[[Group.COMMUNICATION, Group.COPY_IN, Group.COPY_OUT, Group.COPY_OTHER]] = False
 
 
-class Reading(IntEnum):
+class Scenario(IntEnum):
     """How a capture is read where it leaves a choice."""
 
     FAST = 0
@@ -31,9 +31,9 @@ class Reading(IntEnum):
     SLOW = 2
 
     @property
-    def opposite(self) -> Reading:
-        """The reading at the other end: what is least in one is most in the other."""
-        return Reading(len(Reading) - 1 - self)
+    def opposite(self) -> Scenario:
+        """The scenario at the other end: what is least in one is most in the other."""
+        return Scenario(len(Scenario) - 1 - self)
 
 
 class CollectiveParts(msgspec.Struct, frozen=True, eq=False):
@@ -174,7 +174,7 @@ class RunProgram(msgspec.Struct, frozen=True, eq=False):
     ``lag``, ``own`` and ``ready`` belong to points, ``dur`` and ``delay`` to events; ``transfer``, ``joined``
     and ``launched`` to the :class:`CollectiveParts`: one that is not joined waits for nobody, one that is not
     launched does not wait for the host. ``active`` tells which causes hold. ``contention`` is by which
-    share compute is slower beside a transfer, ``reading`` how the capture was read.
+    share compute is slower beside a transfer, ``scenario`` how the capture was read.
     """
 
     layout: Layout
@@ -189,7 +189,7 @@ class RunProgram(msgspec.Struct, frozen=True, eq=False):
     active: Mask
     extra: Extra
     contention: float = 0.0
-    reading: Reading = Reading.LIKELY
+    scenario: Scenario = Scenario.LIKELY
 
     def played_once(self) -> RunProgram:
         """Return the program played once, from the times that were measured, instead of again and again."""
@@ -203,7 +203,7 @@ class RunProgram(msgspec.Struct, frozen=True, eq=False):
 
 BY_DEFAULT = np.ones(len(Cause), dtype=bool)
 BY_DEFAULT[[Cause.ORDER, Cause.GATHER_ISSUE]] = False
-"""Which causes hold where nothing speaks for the slow reading."""
+"""Which causes hold where nothing speaks for the slow scenario."""
 
 
 _LONG = ("lag", "own", "ready", "dur", "delay")

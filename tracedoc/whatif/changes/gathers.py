@@ -7,7 +7,7 @@ import numpy as np
 from tracedoc.play.run_program import Extra, Index, RunProgram
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
-from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_reading
+from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_scenario
 from tracedoc.whatif.changes.transfers import collectives_of
 
 PASSES = {
@@ -69,7 +69,7 @@ def keep_gathered(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
 def without_collectives(program: RunProgram, chosen: Mask) -> RunProgram:
     """Return the program without some collectives: nothing waits for them, and their calls cost less.
 
-    How much of the host's time before a call belongs to it is not known: all in the fast reading, none in
+    How much of the host's time before a call belongs to it is not known: all in the fast scenario, none in
     the slow one. On CPUs the threads that move bytes take cores from the work before the call, and how much
     they slow it is as unknown.
     """
@@ -80,7 +80,7 @@ def without_collectives(program: RunProgram, chosen: Mask) -> RunProgram:
     lag = program.lag.copy()
     points = layout.point[events]
     points = points[points >= 0]
-    lag[points] = np.rint(lag[points] * of_reading(program.reading, 0.0, 0.5, 1.0)).astype(np.int64)
+    lag[points] = np.rint(lag[points] * of_scenario(program.scenario, 0.0, 0.5, 1.0)).astype(np.int64)
     return program.edited(
         active=program.active & ~gone,
         launched=program.launched & ~chosen,
