@@ -149,7 +149,7 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
         return np.isin(self.cause_kind, TO_HOST)
 
 
-class Extra(msgspec.Struct, frozen=True, eq=False):
+class AddedEdges(msgspec.Struct, frozen=True, eq=False):
     """Starts of events that a change ties to other things: ``target`` events wait for ``source``.
 
     A source is an event that must end, or where ``of_point`` a point that must be reached.
@@ -187,7 +187,7 @@ class RunProgram(msgspec.Struct, frozen=True, eq=False):
     joined: Mask
     launched: Mask
     active: Mask
-    extra: Extra
+    extra: AddedEdges
     contention: float = 0.0
     scenario: Scenario = Scenario.LIKELY
 
@@ -309,7 +309,7 @@ class Gathering:
             launched=np.ones(joins.event.size, dtype=bool),
             active=BY_DEFAULT[layout.cause_kind],
             # Events that calls of the step before launch.
-            extra=Extra(
+            extra=AddedEdges(
                 source=np.concatenate([point for _, point in self._early]).astype(np.intp),
                 target=target,
                 of_point=every,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.run_program import Extra, Index, RunProgram
+from tracedoc.play.run_program import AddedEdges, Index, RunProgram
 from tracedoc.play.scenarios import call_latency
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE
@@ -98,7 +98,7 @@ def merged_into_last(program: RunProgram, last: Index, latency: Int64Array) -> R
     return emptied.edited(lag=program.lag, extra=joined(program, _users_wait(program, gone, last)))
 
 
-def _users_wait(program: RunProgram, gone: Index, last: Index) -> Extra:
+def _users_wait(program: RunProgram, gone: Index, last: Index) -> AddedEdges:
     """Tie what waited for a part to the message that now carries it, unless it ran before that message."""
     layout, joins = program.layout, program.layout.joins
     message = np.full(program.dur.size, NONE, dtype=np.intp)
@@ -107,7 +107,7 @@ def _users_wait(program: RunProgram, gone: Index, last: Index) -> Extra:
     later = layout.event_part[layout.cause_to[uses]] != Phase.BACKWARD
     uses = uses[later & ~layout.cause_back[uses]]
     source = message[layout.cause_from[uses]]
-    return Extra(
+    return AddedEdges(
         source=source,
         target=layout.cause_to[uses],
         of_point=np.zeros(uses.size, dtype=bool),
@@ -150,7 +150,7 @@ def cut_reductions(program: RunProgram, largest: float, latency: Int64Array) -> 
         return None
     source, target, lag = np.array(ties, dtype=np.int64).T
     no = np.zeros(lag.size, dtype=bool)
-    extra = Extra(source.astype(np.intp), target.astype(np.intp), of_point=no, lag_ns=lag, back=no)
+    extra = AddedEdges(source.astype(np.intp), target.astype(np.intp), of_point=no, lag_ns=lag, back=no)
     return program.edited(transfer=transfer, dur=dur, extra=joined(program, extra))
 
 

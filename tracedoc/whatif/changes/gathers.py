@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.play.run_program import Extra, Index, RunProgram
+from tracedoc.play.run_program import AddedEdges, Index, RunProgram
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_scenario
@@ -48,7 +48,7 @@ def started_as(program: RunProgram, moved: Index, calls: Index, causes: Index) -
     dropped = starts & np.isin(np.where(starts, layout.cause_to, NONE), target)
     on_launch = program.launched.copy()
     on_launch[moved] = False
-    extra = Extra(
+    extra = AddedEdges(
         source=np.concatenate((layout.cause_from[ties], layout.point[joins.event[calls[launched]]])),
         target=np.concatenate((target[pair], target[launched])),
         of_point=np.concatenate((np.zeros(ties.size, dtype=bool), np.ones(launched.size, dtype=bool))),
@@ -90,11 +90,14 @@ def without_collectives(program: RunProgram, chosen: Mask) -> RunProgram:
     )
 
 
-def joined(program: RunProgram, extra: Extra) -> Extra:
+def joined(program: RunProgram, extra: AddedEdges) -> AddedEdges:
     """Return the ties of a program and further ones."""
     known = program.extra
-    return Extra(
-        *(np.concatenate((getattr(known, name), getattr(extra, name))) for name in Extra.__struct_fields__)
+    return AddedEdges(
+        *(
+            np.concatenate((getattr(known, name), getattr(extra, name)))
+            for name in AddedEdges.__struct_fields__
+        )
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.run_program import Extra, Index, RunProgram, Scenario
+from tracedoc.play.run_program import AddedEdges, Index, RunProgram, Scenario
 from tracedoc.play.scenarios import call_latency
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
@@ -111,7 +111,7 @@ def _gathered_together(
     return emptied.edited(active=emptied.active & ~used, extra=joined(emptied, ties))
 
 
-def _users(program: RunProgram, gone: Index, carrier: Index) -> Extra:
+def _users(program: RunProgram, gone: Index, carrier: Index) -> AddedEdges:
     """Tie what waits for a gather to the one that now carries its bytes."""
     layout, joins = program.layout, program.layout.joins
     event = np.full(program.dur.size, NONE, dtype=np.intp)
@@ -119,7 +119,7 @@ def _users(program: RunProgram, gone: Index, carrier: Index) -> Extra:
     uses = np.flatnonzero(~layout.to_host & program.active & (event[layout.cause_from] != NONE))
     uses = uses[~layout.cause_back[uses] & ~np.isin(layout.cause_to[uses], joins.event)]
     no = np.zeros(uses.size, dtype=bool)
-    return Extra(
+    return AddedEdges(
         event[layout.cause_from[uses]],
         layout.cause_to[uses].astype(np.intp),
         of_point=no,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.play.run_program import Extra, RunProgram
+from tracedoc.play.run_program import AddedEdges, RunProgram
 from tracedoc.step.program import Group
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, of_scenario
@@ -46,7 +46,7 @@ def no_offload(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
             update.append(last)
             first.append(int(compute[np.argmin(layout.point[compute])]))
     none = np.zeros(len(update), dtype=bool)
-    extra = Extra(
+    extra = AddedEdges(
         np.array(update, dtype=np.intp),
         np.array(first, dtype=np.intp),
         of_point=none,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.run_program import Extra, Index, RunProgram, Scenario
+from tracedoc.play.run_program import AddedEdges, Index, RunProgram, Scenario
 from tracedoc.play.scenarios import call_latency
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
@@ -84,7 +84,7 @@ def _in_pieces(program: RunProgram, large: Index, pieces: int, latency: npt.NDAr
         return program
     source, target_, after, of_point = np.array(ties, dtype=np.int64).T
     no = np.zeros(after.size, dtype=bool)
-    extra = Extra(source.astype(np.intp), target_.astype(np.intp), of_point.astype(bool), after, no)
+    extra = AddedEdges(source.astype(np.intp), target_.astype(np.intp), of_point.astype(bool), after, no)
     return program.edited(transfer=transfer, dur=dur, lag=lag, extra=joined(program, extra))
 
 
