@@ -80,8 +80,8 @@ class CollectiveTable:
     """The collectives of one rank in order of start, as columns of one length.
 
     ``kind`` indexes ``kinds``. ``launch_ns`` is ``NO_TIME`` where the launch was not captured; ``step``,
-    ``seq`` and ``nbytes`` are ``NONE`` where unknown. ``held`` holds :class:`StartDelay`. Iterating and indexing
-    give :class:`CollectiveOp` rows.
+    ``seq`` and ``nbytes`` are ``NONE`` where unknown. ``held`` holds :class:`StartDelay`. Iterating and
+    indexing give :class:`CollectiveOp` rows.
     """
 
     kinds: tuple[CollectiveKind, ...]

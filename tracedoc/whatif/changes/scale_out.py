@@ -22,8 +22,8 @@ def more_ranks(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
 
     Bytes cross the link as often as the operation needs with so many ranks (nccl-tests' bus bandwidth).
     Latency grows as in a tree in the fast scenario, as in a ring in the slow one. By how much ranks differ
-    from their median stays in the fast scenario; in the slow one it grows like the expected largest of so many
-    normal deviates: the last of more ranks comes later.
+    from their median stays in the fast scenario; in the slow one it grows like the expected largest of so
+    many normal deviates: the last of more ranks comes later.
     """
     joins = program.layout.joins
     sizes = {joins.group_sizes[group] for group in set(joins.group.tolist()) if group >= 0} - {1}
