@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 import tracedoc
-import tracedoc.whatif.answer
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import RuleError
 from tracedoc.judge.load import load_rules
 from tracedoc.pipeline import Options
 from tracedoc.play.run_replay import Refusal
+from tracedoc.whatif import ledger, predictions
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,8 @@ def test_without_a_replay_gains_are_bounds(sample_traces: Path):
 
 
 def test_a_refused_replay_says_why_gains_are_bounds(sample_traces: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tracedoc.whatif.answer, "replay_run", lambda run: Refusal("kernels are missing"))
+    for module, name in ((predictions, "replay_run"), (ledger, "replay_closest")):
+        monkeypatch.setattr(module, name, lambda run: Refusal("kernels are missing"))
     found = tracedoc.diagnose([sample_traces / "cpu_ddp_slow_loader"])
     assert found.replay is not None
     assert found.replay.state == "refused"

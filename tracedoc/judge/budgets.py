@@ -63,7 +63,7 @@ def _parsed(text: str, units: Mapping[str, str]) -> Expression:
     try:
         budget = replace(parse(CAUSE.sub(_name, text)), source=text.strip())
         compared, _ = _sides(budget)
-        unit = check(compared, units | _units_of_causes(text))
+        unit = check(compared, {**units, **_units_of_causes(text)})
     except ExpressionError as error:
         raise InputError(
             f"the budget {text!r} cannot be read: {error.message}", f"write it as {EXAMPLE}"

@@ -13,6 +13,7 @@ from tracedoc.judge.findings import Judgement, severity_by_share
 from tracedoc.judge.fixes import fitting_first
 from tracedoc.judge.rule import Rule
 from tracedoc.ledger import Ledger, LedgerCause, Range
+from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_percent, format_ranges
 from tracedoc.whatif.ledger import alone_of
 
@@ -96,7 +97,7 @@ def concluded(
                 told.setdefault(one.id, []).append(rule.id)
         alone = _alone_ms(causes, measurements)
         severity = _severity(rule, causes, share, alone, finding.confidence, ledger, measurements)
-        gain = _gain(finding, rule, alone, run)
+        gain = _gain(finding, rule, alone, run, ledger, measurements)
         kept = replace(finding, severity=severity, gain=gain)
         priced.append(_Priced(kept, share, conditions[rule.id]))
     for cause in ledger.causes:
@@ -139,7 +140,9 @@ def _severity(
     return "note" if measurements.is_cpu and (rule is None or rule.on_cpu == "capped") else severity
 
 
-def _gain(finding: Finding, rule: Rule, alone_ms: Range, run: RunInfo) -> Gain | None:
+def _gain(
+    finding: Finding, rule: Rule, alone_ms: Range, run: RunInfo, ledger: Ledger, measurements: Measurements
+) -> Gain | None:
     """The gain of the fix that stands first, where it was played; else what the causes give, or a bound."""
     gain = finding.gain
     first = next(iter(fitting_first(finding.fixes, run)), None)
@@ -149,8 +152,19 @@ def _gain(finding: Finding, rule: Rule, alone_ms: Range, run: RunInfo) -> Gain |
         return Gain(low, high, "replay", first.predicted.assumptions, likely, mean)
     if rule.part_of:
         return gain if gain is None else replace(gain, high_ms=min(gain.high_ms, max(alone_ms[2], 0.0)))
-    assumptions, mean = ((), None) if gain is None else (gain.assumptions, gain.mean_step_ms)
-    return Gain(alone_ms[0], alone_ms[2], "ledger", assumptions, alone_ms[1], mean)
+    assumptions = () if gain is None else gain.assumptions
+    return _of_causes(alone_ms, ledger, measurements, assumptions)
+
+
+def _of_causes(
+    alone_ms: Range, ledger: Ledger, measurements: Measurements, assumptions: tuple[str, ...] = ()
+) -> Gain:
+    """What causes give together, of the mean step where that is not as long as the analysed one."""
+    low, likely, high = alone_ms
+    analysed = measurements.value(step_ms)
+    length = analysed if isinstance(analysed, float) else ledger.step_ms
+    mean = None if abs(ledger.step_ms - length) <= WORTH * length else ledger.step_ms
+    return Gain(low, high, "ledger", assumptions, likely, mean)
 
 
 def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Finding:
@@ -176,7 +190,7 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Fi
         ranks=cause.ranks or measurements.ranks,
         steps=ledger.steps,
         evidence=(),
-        gain=Gain(alone[0], alone[2], "ledger", (), alone[1]),
+        gain=_of_causes(alone, ledger, measurements),
         fixes=(),
         says=says,
     )

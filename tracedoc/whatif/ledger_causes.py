@@ -51,7 +51,7 @@ def find_families(run: RunView, replay: RunReplay, program: RunProgram) -> dict[
         "ranks": _ranks(program, even),
         "pipeline": _pipeline(program),
         "input": _input(program, even),
-        "host": _host(program, even),
+        "host": _host(run, program, even),
         "offload": _offload(replay, program),
         "communication": _communication(run, replay, program),
         "compute": _compute(run, program, even),
@@ -162,9 +162,10 @@ def _input(program: RunProgram, even: _Even) -> Family | None:
 # --- the host
 
 
-def _host(program: RunProgram, even: _Even) -> Family | None:
+def _host(run: RunView, program: RunProgram, even: _Even) -> Family | None:
+    """What the host costs; nothing is known of it in a capture without the launches of its kernels."""
     layout = program.layout
-    if layout.is_cpu or not layout.points:
+    if layout.is_cpu or not layout.points or not any("launches" in one.present for one in run.digests):
         return None
     loads = layout.kind == Call.INPUT
     lag = even.lag.copy()
