@@ -31,7 +31,7 @@ timestamp was cut, not finished."""
 LENGTH_RATIO = 10
 """Finished ProfilerSteps that differ more than this are no clock of training steps."""
 
-ALIKE = 1.5
+ALIKE_PASSES = 1.5
 """Training steps of one job hold numbers of backward nodes that differ by less than this factor."""
 
 LINKED_SHARE = 0.10
@@ -290,7 +290,7 @@ def _why_no_clock(steps: tuple[HostStep, ...], backward: npt.NDArray[np.int64]) 
         empty = int((held == 0).sum())
         if empty:
             return f"{empty} of {len(finished)} hold no backward pass"
-        if held.max() <= ALIKE * held.min():
+        if held.max() <= ALIKE_PASSES * held.min():
             return ""
     lengths = [step.end_ns - step.start_ns for step in finished]
     if lengths and max(lengths) > LENGTH_RATIO * max(min(lengths), 1):

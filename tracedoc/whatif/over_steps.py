@@ -25,7 +25,7 @@ SURE = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81)
 is at most so many standard errors above that of the captured steps."""
 
 
-ALIKE = 0.02
+ALIKE_STEPS = 0.02
 """Steps whose lengths differ by no more than this share are alike."""
 
 
@@ -34,7 +34,7 @@ class Cost(msgspec.Struct, frozen=True):
 
     ``error_ms`` is how much more the mean of a long run may be than that of the captured steps, 0 where only
     one step was captured; and what the clocks of the ranks leave open. ``mean_step_ms`` is the length of the
-    mean step, ``None`` where it is that of the analysed one but for :data:`ALIKE`.
+    mean step, ``None`` where it is that of the analysed one but for :data:`ALIKE_STEPS`.
     """
 
     analysed_ms: float
@@ -74,7 +74,7 @@ def _mean_step_ms(run: RunView, analysed: int) -> float | None:
     if analysed not in usual:
         return None
     mean = sum(usual.values()) / len(usual)
-    return None if abs(mean - usual[analysed]) <= ALIKE * usual[analysed] else mean / 1e6
+    return None if abs(mean - usual[analysed]) <= ALIKE_STEPS * usual[analysed] else mean / 1e6
 
 
 def _clock_error_ms(run: RunView, key: str | None) -> float:
