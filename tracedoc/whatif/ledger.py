@@ -265,7 +265,7 @@ def _told(run: RunView, replay: RunReplay, plays: Plays, entries: list[Entry]) -
     least_ms = SPLIT_FROM * plays.base_ms
     large = [one for one in entries if max(one.share, one.weights.alone) >= least_ms]
     ranges = _ranges(replay, large)
-    partners = _partners(plays, large)
+    partners = find_partners(plays, large)
     return [
         LedgerCause(
             id=one.id,
@@ -304,7 +304,7 @@ def _ranges(replay: RunReplay, entries: list[Entry]) -> dict[str, Range]:
     return found
 
 
-def _partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
+def find_partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
     """The cause that hides each: without both the step is far shorter than without the one and the other."""
     hidden = [one for one in entries if one.weights.alone < HIDDEN_BELOW * one.share]
     found: dict[str, str] = {}
