@@ -199,7 +199,7 @@ class CollectiveTable:
 
 
 def boundaries(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.intp]:
-    """Return where runs of equal rows begin in sorted columns of one length, and that length at the end."""
+    """The begins of runs of equal rows in sorted columns of one length, and that length at the end."""
     size = columns[0].size
     if size == 0:
         return np.zeros(1, dtype=np.intp)

@@ -82,7 +82,7 @@ class CodePlace(msgspec.Struct, frozen=True):
 
 
 def places_of_timeline(timeline: RankTimeline) -> tuple[CodePlace, ...]:
-    """Return where the host of a rank is in the analysed step while it keeps the device idle."""
+    """The functions that the host of a rank is in while it keeps the device idle in the analysed step."""
     window, idle = timeline.judged, timeline.idle
     if window is None or idle is None:
         return ()

@@ -277,7 +277,7 @@ def _profiler_steps(trace: Trace, rows: Rows, last_ns: int) -> tuple[HostStep, .
 
 
 def _why_no_clock(steps: tuple[HostStep, ...], backward: npt.NDArray[np.int64]) -> str:
-    """Return why ProfilerSteps cannot be the clock, or "". Traces without any backward pass are inference.
+    """The reason why ProfilerSteps are no clock, or "". Traces without any backward pass are inference.
 
     Lengths mean nothing where all steps hold about the same number of backward nodes: a host that is far
     ahead runs through some steps, and is then blocked in one by a full queue or a wait.
@@ -311,7 +311,7 @@ def outermost_rows(trace: Trace, rows: Rows) -> Rows:
 
 
 def _group_ends(trace: Trace, rows: Rows, backward: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return where each group of optimizer calls ends; calls with no backward pass between them are one."""
+    """The end of each group of optimizer calls, in ns; calls with no backward pass between them are one."""
     if rows.size == 0:
         return np.empty(0, dtype=np.int64)
     starts, ends = trace.ts_ns[rows], trace.ts_ns[rows] + trace.dur_ns[rows]
