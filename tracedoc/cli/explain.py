@@ -14,7 +14,6 @@ from tracedoc.cli.output import format_option, json_text, quiet_option, text_wid
 from tracedoc.cli.reading import rules_option
 from tracedoc.errors import TracedocError
 from tracedoc.glossary import answer_words, limits
-from tracedoc.ledger import CAUSE_IDS, CAUSE_WORDS
 from tracedoc.planner.words import WORDS
 
 if TYPE_CHECKING:
@@ -78,6 +77,7 @@ def _explain_in(
 ) -> None:
     """Print what a rule says of a run: its finding with every fitting fix, else why there is none."""
     from tracedoc.cli.reading import run_pipeline
+    from tracedoc.ledger import CAUSE_WORDS
     from tracedoc.pipeline import Options
     from tracedoc.report.terminal import render_rule
     from tracedoc.report.view import build_view
@@ -100,6 +100,8 @@ def _meanings(
     name: str, rules: Mapping[str, Rule], facts: Mapping[str, Fact]
 ) -> Iterator[tuple[str, object, str]]:
     """Yield what a name means: its kind, what it is for programs, and the explanation."""
+    from tracedoc.ledger import CAUSE_IDS, CAUSE_WORDS
+
     if name in rules:
         rule = rules[name]
         data = {key: getattr(rule, key) for key in _RULE_FIELDS} | {"needs": sorted(rule.needs)}
@@ -145,6 +147,8 @@ def _with_alias(name: str, rules: Mapping[str, Rule]) -> list[Rule]:
 
 
 def _all_names(rules: Mapping[str, Rule], facts: Mapping[str, Fact]) -> list[str]:
+    from tracedoc.ledger import CAUSE_IDS
+
     aliases = [alias for rule in rules.values() for alias in rule.aliases]
     return [*rules, *facts, *dict.fromkeys(aliases), *limits(), *WORDS, *answer_words(), *CAUSE_IDS]
 

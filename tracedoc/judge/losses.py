@@ -102,7 +102,7 @@ def healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo, 
     small = _minor(noted, step)
     share = format_percent(compute / step)
     if not is_compute_bound(measurements, step):
-        waits = waits_for_peers(measurements, step)
+        waits = waits_for_peers(measurements, step) + in_pipeline(measurements, step)
         return f"No single cause: compute fills {share} of the {format_ms(step)} step.{waits}{small}"
     return f"{compute_bound(measurements, run, step)}{small}"
 

@@ -10,9 +10,11 @@ from tracedoc.play.run_replay import LOSING
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView
 from tracedoc.topics.straggler.late_ranks import stragglers
-from tracedoc.whatif.over_steps import ALIKE_STEPS
 
 Floats = npt.NDArray[np.float64]
+
+ALIKE_STEPS = 0.02
+"""Steps that differ by no more than this share are alike: all of them are like the analysed one."""
 
 LONGER, LONGER_OF_TWO = 0.10, 0.5
 LONGER_SPREADS = 5.0
