@@ -380,3 +380,14 @@ def test_parts_add_up_to_the_whole(total, weights):
     parts = split_by_size(total, weights)
     assert sum(parts.values()) == pytest.approx(total, rel=1e-9, abs=1e-9)
     assert all(part >= 0 for part in parts.values())
+
+
+def test_the_size_of_a_cause_is_the_middle_of_alone_and_last():
+    assert Weights(alone=10.0, last=2.0).size == 6.0
+    assert Weights(alone=2.0, last=-10.0).size == 0.0
+
+
+def test_a_total_is_split_in_proportion_to_sizes():
+    weights = {"large": Weights(alone=10.0, last=2.0), "small": Weights(alone=1.0, last=3.0)}
+    assert split_by_size(4.0, weights) == {"large": 3.0, "small": 1.0}
+    assert split_by_size(4.0, dict.fromkeys(weights, Weights(0.0, 0.0))) == {"large": 2.0, "small": 2.0}
