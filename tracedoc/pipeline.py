@@ -104,9 +104,8 @@ def diagnose(
     rules = choose(known, chosen.select, chosen.ignore)
     budgets = parse_budgets(chosen.budgets, load_facts())
     measured = measure(paths, chosen, progress=progress)
-    return judge(
-        measured, rules, replay=chosen.replay, budgets=budgets, rules_left_out=len(known) - len(rules)
-    )
+    left_out = [one for one in known if one not in rules]
+    return judge(measured, rules, replay=chosen.replay, budgets=budgets, left_out=left_out)
 
 
 def _known_rules(options: Options) -> tuple[Rule, ...]:
@@ -123,12 +122,9 @@ def judge(
     *,
     replay: bool = True,
     budgets: Sequence[Expression] = (),
-    rules_left_out: int = 0,
+    left_out: Sequence[Rule] = (),
 ) -> Diagnosis:
-    """Return the diagnosis of what was measured, by ``rules``.
-
-    ``rules_left_out`` is how many of those that there are were not chosen.
-    """
+    """Return the diagnosis of what was measured, by ``rules``; those of ``left_out`` were not chosen."""
     measurements = measured.measurements
     judgement = evaluate(rules, measurements)
     report: ReplayReport | None = None
@@ -148,7 +144,7 @@ def judge(
     if replay:
         judgement, ledger = failures.contain(
             "the ledger",
-            lambda: concluded(judgement, make_ledger(measurements.run), measurements, run),
+            lambda: concluded(judgement, make_ledger(measurements.run), measurements, run, left_out),
             (judgement, ledger),
         )
     return compose(
@@ -160,14 +156,14 @@ def judge(
         replay=report,
         plan=plan,
         budgets=judge_budgets(budgets, measurements.facts, ledger),
-        rules_left_out=rules_left_out,
+        rules_left_out=len(left_out),
     )
 
 
 def predict(
     paths: Path | Sequence[Path], changes: Sequence[str] = (), options: Options | None = None
 ) -> WhatIf:
-    """The step of the run in ``paths`` as it would be after changes, by replaying it.
+    """The step of the run in ``paths`` after changes, found by replaying it.
 
     A change is written as on the command line: ``"faster-link by=2"``. Without one, the answer holds the
     critical path, and how far each resource limits the step.

@@ -62,15 +62,25 @@ def causes_of(rule: Rule, ledger: Ledger) -> tuple[LedgerCause, ...]:
     )
 
 
+def _beyond(rule: Rule, measurements: Measurements) -> bool:
+    """Whether a rule speaks of what is in no ledger: a log of the whole run, or the host of a CPU run."""
+    of_host = any(one.partition(".")[0] == "host" for one in rule.cause or rule.part_of)
+    return not rule.needs or (of_host and measurements.is_cpu)
+
+
 def concluded(
-    judgement: Judgement, ledger: Ledger, measurements: Measurements, run: RunInfo
+    judgement: Judgement,
+    ledger: Ledger,
+    measurements: Measurements,
+    run: RunInfo,
+    left_out: Sequence[Rule] = (),
 ) -> tuple[Judgement, Ledger]:
     """The findings as the ledger has them, and the ledger with the rules that tell each cause.
 
     A finding whose causes cost less than :data:`WORTH` of the step is dropped; severity and order are those
-    of its causes; a cause that no finding tells is one of its own. The gain of a finding is that of the fix
-    that stands first, else what its causes give. Findings of rules that name no cause follow those of their
-    severity that do.
+    of its causes; a cause that no finding tells is one of its own, unless it is for a rule of ``left_out``,
+    which the user did not choose, to tell. The gain of a finding is that of the fix that stands first, else
+    what its causes give. Findings of rules that name no cause follow those of their severity that do.
     """
     if not ledger.step_ms:
         return judgement, ledger
@@ -84,8 +94,13 @@ def concluded(
         if rule.severity or not (rule.cause or rule.part_of):
             priced.append(_Priced(finding))
             continue
+        size = finding.gain.size_ms if finding.gain else 0.0
+        if _beyond(rule, measurements):
+            told |= {one.id: [*told.get(one.id, ()), rule.id] for one in causes if 2 * size >= one.share_ms}
+            priced.append(_Priced(finding, size, conditions[rule.id]))
+            continue
         whole = sum(one.share_ms for one in causes)
-        share = whole if rule.cause else min(whole, finding.gain.size_ms if finding.gain else 0.0)
+        share = whole if rule.cause else min(whole, size)
         if share < WORTH * ledger.step_ms:
             passed[rule.id] = (
                 f"it costs {format_ms(share)} of the {format_ms(ledger.step_ms)} step, less than "
@@ -97,11 +112,13 @@ def concluded(
                 told.setdefault(one.id, []).append(rule.id)
         alone = _alone_ms(causes, measurements)
         severity = _severity(rule, causes, share, alone, finding.confidence, ledger, measurements)
-        gain = _gain(finding, rule, alone, run, ledger, measurements)
-        kept = replace(finding, severity=severity, gain=gain)
+        of_steps = not measurements.is_cpu and all(one.id.startswith("ranks.") for one in causes)
+        kept = _of_mean_step(finding, alone, ledger) if of_steps else finding
+        kept = replace(kept, severity=severity, gain=_gain(kept, rule, alone, run, ledger, measurements))
         priced.append(_Priced(kept, share, conditions[rule.id]))
+    known = {*told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     for cause in ledger.causes:
-        if cause.share_ms >= WORTH * ledger.step_ms and cause.id not in told:
+        if cause.share_ms >= WORTH * ledger.step_ms and cause.id not in known:
             told[cause.id] = [cause.id]
             priced.append(_Priced(_plain(cause, ledger, measurements), cause.share_ms, plain=True))
     priced.sort(key=lambda one: one.order)
@@ -165,6 +182,26 @@ def _of_causes(
     length = analysed if isinstance(analysed, float) else ledger.step_ms
     mean = None if abs(ledger.step_ms - length) <= WORTH * length else ledger.step_ms
     return Gain(low, high, "ledger", assumptions, likely, mean)
+
+
+def _of_mean_step(finding: Finding, alone_ms: Range, ledger: Ledger) -> Finding:
+    """A finding about late ranks, whose fixes bring them in time in all steps, of which one was replayed.
+
+    Each fix saves its part of what the best one does, which is what the ranks cost the mean step.
+    """
+    best = max((fix.predicted.gain_ms[1] for fix in finding.fixes if fix.predicted is not None), default=0.0)
+    fixes = []
+    for fix in finding.fixes:
+        if fix.predicted is not None:
+            part = max(fix.predicted.gain_ms[1] / best, 0.0) if best > 0 else 1.0
+            low, likely, high = (part * ms for ms in alone_ms)
+            after = tuple(max(ledger.step_ms - ms, 0.0) for ms in (high, likely, low))
+            predicted = replace(
+                fix.predicted, gain_ms=(low, likely, high), step_ms=(after[0], after[1], after[2])
+            )
+            fix = replace(fix, predicted=predicted)
+        fixes.append(fix)
+    return replace(finding, fixes=tuple(fixes))
 
 
 def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Finding:
