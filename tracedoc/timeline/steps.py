@@ -277,7 +277,7 @@ def _profiler_steps(trace: Trace, rows: Rows, last_ns: int) -> tuple[HostStep, .
 
 
 def _why_no_clock(steps: tuple[HostStep, ...], backward: npt.NDArray[np.int64]) -> str:
-    """The reason why ProfilerSteps cannot be the clock, or "". Traces without any backward pass are inference.
+    """The reason why ProfilerSteps cannot be the clock, or "". Traces without a backward pass are inference.
 
     Lengths mean nothing where all steps hold about the same number of backward nodes: a host that is far
     ahead runs through some steps, and is then blocked in one by a full queue or a wait.
