@@ -13,7 +13,7 @@ from tracedoc.ranks.blame import assign_blame
 from tracedoc.ranks.exposure import arrivals_by_rank, exposed_waits, split_exposed
 from tracedoc.ranks.matching import RankCollectives, match_collectives
 from tracedoc.spans import Spans
-from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable, Held
+from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable, StartDelay
 
 OPS = ("all_reduce", "all_gather", "broadcast", "send", "recv", "all_to_all", "barrier", "unknown")
 GROUPS = ((), (0, 1), (1, 2), (0, 1, 2, 3), (2, 0), (7, 8), (0, 0, 1))
@@ -38,7 +38,7 @@ def operation(
         launch_ns=draw.choice((None, start - 10**5)),
         step=draw.choice((None, 1, 1, 1)),
         peer=draw.choice((None, 0, 1, 9)),
-        held=draw.choice(list(Held)),
+        held=draw.choice(list(StartDelay)),
     )
 
 

@@ -17,7 +17,7 @@ from tracedoc.glossary import answer_words, limits
 from tracedoc.planner.words import WORDS
 
 if TYPE_CHECKING:
-    from tracedoc.facts.catalog import FactDef
+    from tracedoc.facts.catalog import Fact
     from tracedoc.judge.rule import Rule
 
 _RULE_FIELDS = ("id", "title", "topic", "status", "since", "scope", "when", "params", "why", "fixes")
@@ -97,7 +97,7 @@ def _explain_in(
 
 
 def _meanings(
-    name: str, rules: Mapping[str, Rule], facts: Mapping[str, FactDef]
+    name: str, rules: Mapping[str, Rule], facts: Mapping[str, Fact]
 ) -> Iterator[tuple[str, object, str]]:
     """Yield what a name means: its kind, what it is for programs, and the explanation."""
     from tracedoc.ledger import CAUSE_IDS, CAUSE_WORDS
@@ -134,7 +134,7 @@ def _names_cause(rule: Rule, name: str) -> bool:
     return any(_is_part(name, one) or _is_part(one, name) for one in rule.cause)
 
 
-def _known(rule_directories: Sequence[str]) -> tuple[dict[str, Rule], Mapping[str, FactDef]]:
+def _known(rule_directories: Sequence[str]) -> tuple[dict[str, Rule], Mapping[str, Fact]]:
     """Return all rules and facts by name."""
     from tracedoc.judge.load import load_rules
     from tracedoc.topics import load_facts
@@ -146,7 +146,7 @@ def _with_alias(name: str, rules: Mapping[str, Rule]) -> list[Rule]:
     return [rule for rule in rules.values() if name in rule.aliases]
 
 
-def _all_names(rules: Mapping[str, Rule], facts: Mapping[str, FactDef]) -> list[str]:
+def _all_names(rules: Mapping[str, Rule], facts: Mapping[str, Fact]) -> list[str]:
     from tracedoc.ledger import CAUSE_IDS
 
     aliases = [alias for rule in rules.values() for alias in rule.aliases]
@@ -229,7 +229,7 @@ def _cause(name: str, causes: Mapping[str, str], rules: Sequence[Rule]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _fact(fact: FactDef) -> str:
+def _fact(fact: Fact) -> str:
     lines = [f"{fact.name}  (fact, unit {fact.unit}, one value a {fact.scope})", "", fact.doc]
     needs, uses = sorted(fact.needs), [one.name for one in fact.uses]
     if needs or uses:
