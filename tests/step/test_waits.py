@@ -105,7 +105,7 @@ def test_a_late_start_waited_for_what_ended_last_before_it(tmp_path: Path) -> No
     """Of two kernels of other streams that ended before a start 1 ms late, the one that ended 5 us before."""
     builder = TraceBuilder(0, 2).step(0, 0, 30)
     builder.kernel("sgemm", 1, 2, launch_ms=0.5)
-    builder.kernel("earlier", 2.1, 6.9, stream=11, launch_ms=0.6)
+    builder.kernel("earlier", 2.1, 7.89, stream=11, launch_ms=0.6)
     builder.kernel("later", 2.1, 7.9, stream=12, launch_ms=0.7)
     builder.kernel("sgemm", 7.905, 9, launch_ms=6.9)
     graph = graph_of(builder, tmp_path)
