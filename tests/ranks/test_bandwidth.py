@@ -34,6 +34,15 @@ def test_a_small_group_of_devices_wired_in_pairs_has_few_links() -> None:
     assert eight.peak_gbps == pytest.approx(0.7 * 448)
 
 
+@pytest.mark.parametrize(("device", "link_gbps", "reached"), [("NVIDIA L40S", 31, 16), (H200, 450, 361)])
+def test_devices_on_pcie_may_sit_on_two_sockets(device: str, link_gbps: float, reached: float) -> None:
+    curve = size_curve(device, 4)
+    assert curve is not None
+    assert curve.peak_gbps is not None
+    assert curve.peak_gbps < link_gbps
+    assert curve.peak_gbps == pytest.approx(reached, rel=0.05)
+
+
 def test_between_hosts_the_rate_is_not_known_and_small_is_larger() -> None:
     one, four = size_curve(H200, 8), size_curve(H200, 32, hosts=4)
     assert one is not None

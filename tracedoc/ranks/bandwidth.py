@@ -28,6 +28,13 @@ the switch may exceed it."""
 MESH_SHARE = 0.70
 """What devices wired pair by pair reach of their links (8x MI300X: 313 of 448 GB/s)."""
 
+PCIE_SHARE = 0.50
+"""What devices without links of their own reach of PCIe wherever they sit (8x RTX 5090: 28 of 63 GB/s). NCCL
+counts on 24 of 31 GB/s below one socket, but on 10 to 24 between two (topo.h); a trace does not say which."""
+
+FAST_GBPS = 100.0
+"""NVLink and xGMI reach more; PCIe, and the network cards of a node, reach about as much as each other."""
+
 REFERENCE_RANKS = 8
 """Ranks of the measured machines; a host seldom has more."""
 
@@ -102,8 +109,13 @@ def size_curve(device: str, ranks: int, hosts: int = 1) -> SizeCurve | None:
     if peak.peer_gbps is not None:
         rate = MESH_SHARE * min(peak.link_gbps, peak.peer_gbps * (ranks - 1))
     else:
-        rate = RING_SHARE * peak.link_gbps
+        rate = ring_gbps(peak.link_gbps)
     return SizeCurve(rate, half, scaled)
+
+
+def ring_gbps(link_gbps: float) -> float:
+    """What a ring within a host reaches over links of some rate."""
+    return (RING_SHARE if link_gbps >= FAST_GBPS else PCIE_SHARE) * link_gbps
 
 
 def _half_rate_time(ranks: int) -> float:
