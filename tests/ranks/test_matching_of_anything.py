@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.ranks.late_arrivals import collectives, late_arrivals
-from tracedoc.ranks.bandwidth import group_curves, transfers
+from tracedoc.ranks.bandwidth import Seat, group_curves, transfers
 from tracedoc.ranks.blame import assign_blame
 from tracedoc.ranks.exposure import arrivals_by_rank, exposed_waits, split_exposed
 from tracedoc.ranks.matching import RankCollectives, match_collectives
@@ -78,5 +78,5 @@ def test_matching_never_fails_and_its_parts_fit(seed: int) -> None:
     assert (blame.follows < np.arange(len(matching))).all()
     for late in late_arrivals(blame):
         assert late.chain[0].rank == late.collective.last_rank
-    names = {rank.rank: "NVIDIA H200" for rank in ranks}
-    assert (transfers(matching, group_curves(matching, names, names)).gbps >= 0).all()
+    seats = {rank.rank: Seat("NVIDIA H200", "", 0) for rank in ranks}
+    assert (transfers(matching, group_curves(matching, seats)).gbps >= 0).all()
