@@ -111,7 +111,8 @@ def test_a_finding_that_gives_no_time_is_no_largest_note(tmp_path: Path) -> None
     assert found.findings[0].gain is not None
     assert found.findings[0].gain.high_ms == 0
     assert found.summary == (
-        "No single cause: compute fills 0 % of the 101 ms step. (Low confidence: no complete step was captured.)"
+        "No single cause: compute fills 0 % of the 101 ms step. "
+        "(Low confidence: no complete step was captured.)"
     )
 
 
