@@ -1,4 +1,4 @@
-"""A finding gains what the fix that stands first does; the plan takes fixes in the order in which they pay."""
+"""A finding gains what its first fix does; the plan takes fixes in the order in which they pay."""
 
 from __future__ import annotations
 
