@@ -163,7 +163,7 @@ def judge(
 def predict(
     paths: Path | Sequence[Path], changes: Sequence[str] = (), options: Options | None = None
 ) -> WhatIf:
-    """Return what the step of the run in ``paths`` would be after changes, by replaying it.
+    """The step of the run in ``paths`` after changes, found by replaying it.
 
     A change is written as on the command line: ``"faster-link by=2"``. Without one, the answer holds the
     critical path, and how far each resource limits the step.

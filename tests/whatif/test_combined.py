@@ -26,6 +26,10 @@ def finding(name: str, gain: float, *places: tuple[int, int], rank: int = 0) -> 
         # a claims half of 0-20, b all of 0-10: 10 there and half of the other 10.
         ([finding("a", 10, (0, 20)), finding("b", 10, (0, 10))], 15),
         ([finding("a", 10, (0, 10)), finding("b", 8, (0, 8), rank=1)], 10),
+        # What is seen in 10 ms cannot give 30 beside what is seen elsewhere: 10 and 25.
+        ([finding("a", 30, (0, 10)), finding("b", 25, (20, 45))], 35),
+        # Alone it may: the largest gain stands.
+        ([finding("a", 30, (0, 10)), finding("b", 5, (20, 25))], 30),
     ],
 )
 def test_gains_over_the_same_time_are_not_added(findings: list[Finding], together: float) -> None:

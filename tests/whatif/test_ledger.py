@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,8 @@ from tracedoc.diagnosis_json import from_json, to_json
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
 from tracedoc.pipeline import Options
 from tracedoc.testing import TraceBuilder
-from tracedoc.whatif.ledger import Weights, split_by_size
+from tracedoc.whatif.ledger import Entry, Weights, find_partners, split_by_size
+from tracedoc.whatif.ledger_steps import StepsApart
 
 MIB = 1 << 20
 PRODUCT = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_tn"
@@ -229,6 +231,39 @@ def test_two_limits_of_equal_length_hide_each_other(tmp_path):
     assert launches.partner.startswith("link.")
 
 
+def test_the_partner_of_a_cause_is_what_hides_it_and_not_what_gives_most():
+    """Launches and the link give 36 ms only together; input gives 60 ms, with or without either."""
+    alone = {"host.launch": 0.0, "link.transfer": 0.0, "input.wait": 60.0}
+
+    def gains(lists):
+        names = [{one.name for one in removals} for removals in lists]
+        hidden = {"host.launch", "link.transfer"}
+        return [sum(alone[name] for name in asked) + (36.0 if hidden <= asked else 0.0) for asked in names]
+
+    shares = {"host.launch": 18.0, "link.transfer": 18.0, "input.wait": 60.0}
+    entries = [
+        Entry(name, share, Weights(alone[name], share), (SimpleNamespace(name=name),))
+        for name, share in shares.items()
+    ]
+    assert find_partners(SimpleNamespace(gains=gains), entries) == {
+        "host.launch": "link.transfer",
+        "link.transfer": "host.launch",
+    }
+
+
+def test_parts_of_a_step_that_is_shorter_than_its_replay_are_scaled_to_it(tmp_path, monkeypatch):
+    """Causes of 55 ms, of which 40 are communication, in steps of 33 ms: each keeps three fifths."""
+    whole = ledger_of(tmp_path, reduced(late_ms=15.0))
+    short = StepsApart(33.0, (1, 2, 3))
+    monkeypatch.setattr("tracedoc.whatif.ledger.steps_apart", lambda *_: short)
+    ledger = tracedoc.predict([tmp_path], options=Options(jobs=1)).ledger
+    assert ledger is not None
+    assert (ledger.step_ms, ledger.ideal_ms) == (33.0, pytest.approx(0.0, abs=1e-6))
+    scale = 33.0 / (whole.step_ms - whole.ideal_ms)
+    assert of(ledger, "ranks.") == pytest.approx(of(whole, "ranks.") * scale, rel=1e-6)
+    assert sum(one.share_ms for one in ledger.causes) == pytest.approx(33.0)
+
+
 def test_gradients_reduced_after_the_backward_pass_are_an_order(tmp_path):
     """Four all-reduces of 10 ms after 4 x 10 ms of backward: as they become ready, only the last is exposed.
 
@@ -380,3 +415,15 @@ def test_parts_add_up_to_the_whole(total, weights):
     parts = split_by_size(total, weights)
     assert sum(parts.values()) == pytest.approx(total, rel=1e-9, abs=1e-9)
     assert all(part >= 0 for part in parts.values())
+
+
+@pytest.mark.parametrize(
+    ("alone", "last", "size"), [(10.0, 20.0, 15.0), (20.0, 10.0, 15.0), (-10.0, 4.0, 0.0), (-2.0, 8.0, 3.0)]
+)
+def test_the_size_of_a_cause_is_the_middle_of_what_it_gives_alone_and_last(alone, last, size):
+    assert Weights(alone, last).size == size
+
+
+def test_a_total_is_split_by_size_and_equally_where_nothing_has_any():
+    assert split_by_size(30.0, {"a": Weights(0.0, 20.0), "b": Weights(20.0, 20.0)}) == {"a": 10.0, "b": 20.0}
+    assert split_by_size(30.0, {"a": Weights(0.0, 0.0), "b": Weights(-1.0, 0.0)}) == {"a": 15.0, "b": 15.0}

@@ -14,11 +14,10 @@ from tracedoc.cli.output import format_option, json_text, quiet_option, text_wid
 from tracedoc.cli.reading import rules_option
 from tracedoc.errors import TracedocError
 from tracedoc.glossary import answer_words, limits
-from tracedoc.ledger import CAUSE_IDS, CAUSE_WORDS
 from tracedoc.planner.words import WORDS
 
 if TYPE_CHECKING:
-    from tracedoc.facts.catalog import FactDef
+    from tracedoc.facts.catalog import Fact
     from tracedoc.judge.rule import Rule
 
 _RULE_FIELDS = ("id", "title", "topic", "status", "since", "scope", "when", "params", "why", "fixes")
@@ -78,6 +77,7 @@ def _explain_in(
 ) -> None:
     """Print what a rule says of a run: its finding with every fitting fix, else why there is none."""
     from tracedoc.cli.reading import run_pipeline
+    from tracedoc.ledger import CAUSE_WORDS
     from tracedoc.pipeline import Options
     from tracedoc.report.terminal import render_rule
     from tracedoc.report.view import build_view
@@ -97,9 +97,11 @@ def _explain_in(
 
 
 def _meanings(
-    name: str, rules: Mapping[str, Rule], facts: Mapping[str, FactDef]
+    name: str, rules: Mapping[str, Rule], facts: Mapping[str, Fact]
 ) -> Iterator[tuple[str, object, str]]:
     """Yield what a name means: its kind, what it is for programs, and the explanation."""
+    from tracedoc.ledger import CAUSE_IDS, CAUSE_WORDS
+
     if name in rules:
         rule = rules[name]
         data = {key: getattr(rule, key) for key in _RULE_FIELDS} | {"needs": sorted(rule.needs)}
@@ -132,7 +134,7 @@ def _names_cause(rule: Rule, name: str) -> bool:
     return any(_is_part(name, one) or _is_part(one, name) for one in rule.cause)
 
 
-def _known(rule_directories: Sequence[str]) -> tuple[dict[str, Rule], Mapping[str, FactDef]]:
+def _known(rule_directories: Sequence[str]) -> tuple[dict[str, Rule], Mapping[str, Fact]]:
     """Return all rules and facts by name."""
     from tracedoc.judge.load import load_rules
     from tracedoc.topics import load_facts
@@ -144,7 +146,9 @@ def _with_alias(name: str, rules: Mapping[str, Rule]) -> list[Rule]:
     return [rule for rule in rules.values() if name in rule.aliases]
 
 
-def _all_names(rules: Mapping[str, Rule], facts: Mapping[str, FactDef]) -> list[str]:
+def _all_names(rules: Mapping[str, Rule], facts: Mapping[str, Fact]) -> list[str]:
+    from tracedoc.ledger import CAUSE_IDS
+
     aliases = [alias for rule in rules.values() for alias in rule.aliases]
     return [*rules, *facts, *dict.fromkeys(aliases), *limits(), *WORDS, *answer_words(), *CAUSE_IDS]
 
@@ -225,7 +229,7 @@ def _cause(name: str, causes: Mapping[str, str], rules: Sequence[Rule]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _fact(fact: FactDef) -> str:
+def _fact(fact: Fact) -> str:
     lines = [f"{fact.name}  (fact, unit {fact.unit}, one value a {fact.scope})", "", fact.doc]
     needs, uses = sorted(fact.needs), [one.name for one in fact.uses]
     if needs or uses:

@@ -54,14 +54,14 @@ def _parts(
     old, new = ({one.id: one for one in side.causes} for side in (before, after))
     known = [cause for cause in CAUSE_WORDS if cause in old or cause in new]
     for cause in dict.fromkeys((*known, *old, *new)):
-        costs = [side[cause].share_ms if cause in side else 0.0 for side in (old, new)]
-        costs[0] *= work
-        more = costs[1] > costs[0]
+        ideal, measured = (side[cause].share_ms if cause in side else 0.0 for side in (old, new))
+        ideal *= work
+        more = measured > ideal
         seen = (new if more else old).get(cause)
         words = [_where(seen)] if seen is not None else []
         words.append(_evidence(cause, base, head, more=more))
         label = CAUSE_WORDS.get(cause, cause)
-        yield _part(cause, label, *costs, "; ".join(filter(None, words)))
+        yield _part(cause, label, ideal, measured, "; ".join(filter(None, words)))
     yield _part("unexplained", "unexplained", before.unexplained_ms * work, after.unexplained_ms, "")
 
 

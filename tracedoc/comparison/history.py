@@ -22,8 +22,8 @@ class HistoryRun(msgspec.Struct, frozen=True):
     ``busy_frac`` is the share of the step in which the GPU computes. ``efficiency`` is against the run on
     fewest GPUs, ``None`` where nothing tells how their work compares. ``verdict`` is that of the comparison
     with the run before it, "" where there is none to compare with; ``fixed`` are the findings gone since
-    then, with what was predicted, and ``realised_ms`` how much shorter the step became. ``cause`` is the id of
-    the one that costs most, and ``cause_ms`` its share. ``problem`` says why a run has no step.
+    then, with what was predicted, and ``realised_ms`` how much shorter the step became. ``cause`` is the id
+    of the one that costs most, and ``cause_ms`` its share. ``problem`` says why a run has no step.
     """
 
     name: str

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tracedoc.diagnosis import BudgetCheck
 from tracedoc.errors import InputError, did_you_mean
-from tracedoc.facts.catalog import FactDef, FactTable
+from tracedoc.facts.catalog import Fact, FactTable
 from tracedoc.judge.expression import Expression, ExpressionError, check, evaluate, parse
 from tracedoc.ledger import CAUSE_IDS, Ledger
 from tracedoc.units import UNITS
@@ -23,7 +23,7 @@ CAUSE = re.compile(r"\bcause\.(?P<id>[a-z_.]+)\.(?P<part>share|alone_ms)\b")
 _UNIT_OF_PART = {"share": "fraction", "alone_ms": "ms"}
 
 
-def parse_budgets(texts: Iterable[str], facts: Mapping[str, FactDef]) -> tuple[Expression, ...]:
+def parse_budgets(texts: Iterable[str], facts: Mapping[str, Fact]) -> tuple[Expression, ...]:
     """The budgets that ``texts`` state, as ``step_ms <= 420`` or ``cause.link.share <= 0.1``.
 
     A budget compares one expression over facts and causes with one number, which has the expression's unit.

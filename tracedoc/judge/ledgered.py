@@ -112,8 +112,9 @@ def concluded(
                 told.setdefault(one.id, []).append(rule.id)
         alone = _alone_ms(causes, measurements)
         severity = _severity(rule, causes, share, alone, finding.confidence, ledger, measurements)
-        gain = _gain(finding, rule, alone, run, ledger, measurements)
-        kept = replace(finding, severity=severity, gain=gain)
+        of_steps = not measurements.is_cpu and all(one.id.startswith("ranks.") for one in causes)
+        kept = _of_mean_step(finding, alone, ledger) if of_steps else finding
+        kept = replace(kept, severity=severity, gain=_gain(kept, rule, alone, run, ledger, measurements))
         priced.append(_Priced(kept, share, conditions[rule.id]))
     known = {*told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     for cause in ledger.causes:
@@ -187,6 +188,26 @@ def _of_causes(
     length = analysed if isinstance(analysed, float) else ledger.step_ms
     mean = None if abs(ledger.step_ms - length) <= WORTH * length else ledger.step_ms
     return Gain(low, high, "ledger", assumptions, likely, mean)
+
+
+def _of_mean_step(finding: Finding, alone_ms: Range, ledger: Ledger) -> Finding:
+    """A finding about late ranks, whose fixes bring them in time in all steps, of which one was replayed.
+
+    Each fix saves its part of what the best one does, which is what the ranks cost the mean step.
+    """
+    best = max((fix.predicted.gain_ms[1] for fix in finding.fixes if fix.predicted is not None), default=0.0)
+    fixes = []
+    for fix in finding.fixes:
+        if fix.predicted is not None:
+            part = max(fix.predicted.gain_ms[1] / best, 0.0) if best > 0 else 1.0
+            low, likely, high = (part * ms for ms in alone_ms)
+            after = tuple(max(ledger.step_ms - ms, 0.0) for ms in (high, likely, low))
+            predicted = replace(
+                fix.predicted, gain_ms=(low, likely, high), step_ms=(after[0], after[1], after[2])
+            )
+            fix = replace(fix, predicted=predicted)
+        fixes.append(fix)
+    return replace(finding, fixes=tuple(fixes))
 
 
 def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
-from tracedoc.facts.catalog import FactDef
+from tracedoc.facts.catalog import Fact
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.idle_causes import WORDS
 from tracedoc.judge.ledgered import INHERENT
@@ -35,7 +35,7 @@ NO_GAIN = 0.001
 """What saves less than this share of the step is not named."""
 
 
-def number(measurements: Measurements, fact: FactDef) -> float | None:
+def number(measurements: Measurements, fact: Fact) -> float | None:
     """Return the run's value of a fact, ``None`` where it is unknown or no number."""
     value = measurements.value(fact)
     return float(value) if isinstance(value, (int, float)) else None
@@ -69,7 +69,7 @@ def in_pipeline(measurements: Measurements, step: float) -> str:
     return f" Rank {rank} waits {format_ms(wait_ms)} a step in the pipeline."
 
 
-def _longest(measurements: Measurements, fact: FactDef) -> tuple[str, float]:
+def _longest(measurements: Measurements, fact: Fact) -> tuple[str, float]:
     """Return the rank with the largest value of a fact in ms, and that; ("", 0.0) where none is known."""
     known = {
         rank: float(value)

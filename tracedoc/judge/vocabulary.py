@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tracedoc.facts.catalog import NEEDS, FactDef
+from tracedoc.facts.catalog import NEEDS, Fact
 from tracedoc.glossary import limits
 from tracedoc.judge.rule import Rule
 from tracedoc.ledger import CAUSE_IDS
@@ -19,7 +19,7 @@ from tracedoc.units import UNITS
 class Vocabulary(msgspec.Struct, frozen=True, dict=True):
     """Facts with their units and scopes, the names of estimators, and the facts that have evidence."""
 
-    facts: Mapping[str, FactDef]
+    facts: Mapping[str, Fact]
     gains: Collection[str]
     evidence: Collection[str]
 

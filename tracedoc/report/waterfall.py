@@ -120,5 +120,6 @@ def cause_note(cause: LedgerCause) -> str:
         parts.append(cause.place)
     if cause.partner:
         other = CAUSE_WORDS.get(cause.partner, cause.partner)
-        parts.append(f"hidden by {other}: mending it alone saves {format_ms(max(cause.alone_ms[1], 0.0))}")
+        saved = format_ms(cause.alone_ms[1]) if cause.alone_ms[1] > 0 else "nothing"
+        parts.append(f"hidden by {other}: alone it saves {saved}")
     return "; ".join(parts)

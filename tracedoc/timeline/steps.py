@@ -31,7 +31,7 @@ timestamp was cut, not finished."""
 LENGTH_RATIO = 10
 """Finished ProfilerSteps that differ more than this are no clock of training steps."""
 
-ALIKE = 1.5
+ALIKE_PASSES = 1.5
 """Training steps of one job hold numbers of backward nodes that differ by less than this factor."""
 
 LINKED_SHARE = 0.10
@@ -277,7 +277,7 @@ def _profiler_steps(trace: Trace, rows: Rows, last_ns: int) -> tuple[HostStep, .
 
 
 def _why_no_clock(steps: tuple[HostStep, ...], backward: npt.NDArray[np.int64]) -> str:
-    """Return why ProfilerSteps cannot be the clock, or "". Traces without any backward pass are inference.
+    """The reason why ProfilerSteps cannot be the clock, or "". Traces without a backward pass are inference.
 
     Lengths mean nothing where all steps hold about the same number of backward nodes: a host that is far
     ahead runs through some steps, and is then blocked in one by a full queue or a wait.
@@ -290,7 +290,7 @@ def _why_no_clock(steps: tuple[HostStep, ...], backward: npt.NDArray[np.int64]) 
         empty = int((held == 0).sum())
         if empty:
             return f"{empty} of {len(finished)} hold no backward pass"
-        if held.max() <= ALIKE * held.min():
+        if held.max() <= ALIKE_PASSES * held.min():
             return ""
     lengths = [step.end_ns - step.start_ns for step in finished]
     if lengths and max(lengths) > LENGTH_RATIO * max(min(lengths), 1):
@@ -311,7 +311,7 @@ def outermost_rows(trace: Trace, rows: Rows) -> Rows:
 
 
 def _group_ends(trace: Trace, rows: Rows, backward: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return where each group of optimizer calls ends; calls with no backward pass between them are one."""
+    """The end of each group of optimizer calls, in ns; calls with no backward pass between them are one."""
     if rows.size == 0:
         return np.empty(0, dtype=np.int64)
     starts, ends = trace.ts_ns[rows], trace.ts_ns[rows] + trace.dur_ns[rows]

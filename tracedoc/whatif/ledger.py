@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.ledger import Ledger, LedgerCause, Range
-from tracedoc.play.run_program import Reading, RunProgram
+from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import FAR_OFF, Refusal, RunReplay, replay_closest
 from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView, once
@@ -60,10 +60,10 @@ def split_by_size(total: float, weights: Mapping[str, Weights]) -> dict[str, flo
 
 
 class Plays:
-    """Plays a run's step without some causes, in one reading, and knows what was played."""
+    """Plays a run's step without some causes, in one scenario, and knows what was played."""
 
-    def __init__(self, replay: RunReplay, reading: Reading) -> None:
-        self._replay, self._base = replay, replay.base[reading]
+    def __init__(self, replay: RunReplay, scenario: Scenario) -> None:
+        self._replay, self._base = replay, replay.base[scenario]
         self._scale = _steps_played(replay) * 1e6
         self._known: dict[frozenset[int], float] = {}
 
@@ -112,7 +112,7 @@ def _steps_played(replay: RunReplay) -> float:
     """
     if replay.model_error_frac > FAR_OFF:
         return replay.replayed_ms / replay.step_ms
-    layout = replay.base[Reading.LIKELY].program.layout
+    layout = replay.base[Scenario.LIKELY].program.layout
     note = layout.notes[replay.subject]
     alone = not (layout.periodic or note.framed)
     return max(note.span_ns / 1e6 / replay.step_ms, 1e-9) if alone and replay.step_ms else 1.0
@@ -153,8 +153,8 @@ def alone_of(run: RunView, ids: tuple[str, ...]) -> Range | None:
     apart = [causes[one.id].alone_ms[1] - one.weights.alone for one in mine]
     apart += [causes[name].alone_ms[1] for name in causes if name not in {one.id for one in mine}]
     likely, *outer = (
-        Plays(book.replay, reading).gains([union])[0] + sum(apart)
-        for reading in (Reading.LIKELY, Reading.FAST, Reading.SLOW)
+        Plays(book.replay, scenario).gains([union])[0] + sum(apart)
+        for scenario in (Scenario.LIKELY, Scenario.FAST, Scenario.SLOW)
     )
     least = max(one.alone_ms[0] for one in causes.values())
     spread = min(WIDENING * book.replay.model_error_frac * book.replay.step_ms, likely)
@@ -167,8 +167,8 @@ def _book(run: RunView) -> _Book:
     replay = ledger_replay(run)
     if isinstance(replay, Refusal):
         return _Book(Ledger(reason=replay.reason))
-    plays = Plays(replay, Reading.LIKELY)
-    families = find_families(run, replay, replay.base[Reading.LIKELY].program)
+    plays = Plays(replay, Scenario.LIKELY)
+    families = find_families(run, replay, replay.base[Scenario.LIKELY].program)
     entries, total = _entries(plays, families)
     (late_ms,) = plays.gains([families[RANKS].whole if RANKS in families else ()])
     apart = steps_apart(run, replay.step, plays.base_ms, late_ms) or StepsApart(
@@ -261,11 +261,11 @@ def _of_family(
 
 def _told(run: RunView, replay: RunReplay, plays: Plays, entries: list[Entry]) -> list[LedgerCause]:
     """The causes as results keep them: with the range of what each gives alone, its place and its partner."""
-    program = replay.base[Reading.LIKELY].program
+    program = replay.base[Scenario.LIKELY].program
     least_ms = SPLIT_FROM * plays.base_ms
     large = [one for one in entries if max(one.share, one.weights.alone) >= least_ms]
     ranges = _ranges(replay, large)
-    partners = _partners(plays, large)
+    partners = find_partners(plays, large)
     return [
         LedgerCause(
             id=one.id,
@@ -290,10 +290,10 @@ def _ranks(run: RunView, program: RunProgram, entry: Entry) -> tuple[int, ...]:
 
 
 def _ranges(replay: RunReplay, entries: list[Entry]) -> dict[str, Range]:
-    """What each cause gives alone in all readings, in ms; wider by a share of the replay's own error."""
+    """What each cause gives alone in all scenarios, in ms; wider by a share of the replay's own error."""
     gains = [
-        Plays(replay, reading).gains([one.removals for one in entries])
-        for reading in (Reading.FAST, Reading.SLOW)
+        Plays(replay, scenario).gains([one.removals for one in entries])
+        for scenario in (Scenario.FAST, Scenario.SLOW)
     ]
     found: dict[str, Range] = {}
     for place, one in enumerate(entries):
@@ -304,7 +304,7 @@ def _ranges(replay: RunReplay, entries: list[Entry]) -> dict[str, Range]:
     return found
 
 
-def _partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
+def find_partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
     """The cause that hides each: without both the step is far shorter than without the one and the other."""
     hidden = [one for one in entries if one.weights.alone < HIDDEN_BELOW * one.share]
     found: dict[str, str] = {}

@@ -13,7 +13,7 @@ from tracedoc.topics.straggler.late_ranks import stragglers
 
 Floats = npt.NDArray[np.float64]
 
-ALIKE = 0.02
+ALIKE_STEPS = 0.02
 """Steps that differ by no more than this share are alike: all of them are like the analysed one."""
 
 LONGER, LONGER_OF_TWO = 0.10, 0.5
@@ -64,7 +64,7 @@ def steps_apart(run: RunView, replayed: int, replayed_ms: float, late_ms: float)
     length = np.array([lengths[step] for step in steps])
     mean = float(length.mean())
     apart = mean - replayed_ms
-    if abs(apart) <= ALIKE * mean:
+    if abs(apart) <= ALIKE_STEPS * mean:
         return StepsApart(mean, steps)
     late = _late_ms(run, steps)
     more = float(late.mean()) - late_ms if late.any() else 0.0
