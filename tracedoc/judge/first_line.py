@@ -9,6 +9,7 @@ from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.fixes import changes_training, fitting_first
+from tracedoc.judge.ledgered import INHERENT
 from tracedoc.judge.losses import (
     compute_bound,
     gain_ms,
@@ -64,10 +65,10 @@ def summarise(
     if unreliable := _why_unreliable(measurements, limits, step):
         return f"No diagnosis: {unreliable}."
     caution = _caution(measurements)
-    gainful = [one for one in findings if one.gain is not None and one.gain.size_ms > 0]
-    worth = [one for one in gainful if one.severity != "note"]
+    worth = [one for one in findings if one.gain is not None and one.severity != "note"]
     if not worth and caution and not measurements.is_cpu:
-        worth = [one for one in gainful if gain_ms(one) >= WORTH_NAMING * step]
+        large = [one for one in findings if gain_ms(one) >= WORTH_NAMING * step]
+        worth = [one for one in large if one.rule_id not in INHERENT]
     if worth:
         named = _named(worth, times)
         said = [_cause(measurements, finding) for finding in named]

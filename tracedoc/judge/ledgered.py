@@ -25,7 +25,7 @@ ALIKE = 0.5
 there a fix is known."""
 
 INHERENT = ("pipeline.bubble",)
-"""Causes that a training strategy has by itself: told, but never a warning."""
+"""Causes that a training strategy has by itself: told, but never a warning, and behind other notes."""
 
 TOPIC_OF_FAMILY = {
     "input": "input",
@@ -120,7 +120,8 @@ def concluded(
     for cause in ledger.causes:
         if cause.share_ms >= WORTH * ledger.step_ms and cause.id not in known:
             told[cause.id] = [cause.id]
-            priced.append(_Priced(_plain(cause, ledger, measurements), cause.share_ms, plain=True))
+            share = 0.0 if cause.id in INHERENT else cause.share_ms
+            priced.append(_Priced(_plain(cause, ledger, measurements), share, plain=True))
     priced.sort(key=lambda one: one.order)
     verdicts = tuple(
         replace(one, outcome="pass", reason=passed[one.rule_id]) if one.rule_id in passed else one
@@ -148,11 +149,16 @@ def _severity(
     ledger: Ledger,
     measurements: Measurements,
 ) -> str:
-    """By the lower end of what mending saves alone, or the share of the step where a partner hides that."""
+    """By the lower end of what mending saves alone, or the share of the step where a partner hides that.
+
+    The partner itself weighs its share too: mending both gives both.
+    """
     if rule is None and all(one.id in INHERENT for one in causes):
         return "note"
-    hidden = any(one.partner and one.partner not in INHERENT for one in causes)
-    weight = share_ms if hidden else min(share_ms, alone_ms[0]) if rule and rule.part_of else alone_ms[0]
+    large = [one for one in ledger.causes if one.share_ms >= WORTH * ledger.step_ms]
+    hides = {one.partner for one in large if one.id not in INHERENT}
+    paired = any(one.id in hides or (one.partner and one.partner not in INHERENT) for one in causes)
+    weight = max(share_ms, alone_ms[0]) if paired else min(share_ms, alone_ms[0]) if rule and rule.part_of else alone_ms[0]
     severity = severity_by_share(weight / ledger.step_ms, confidence)
     return "note" if measurements.is_cpu and (rule is None or rule.on_cpu == "capped") else severity
 

@@ -8,6 +8,7 @@ from tracedoc.diagnosis import Finding, RunInfo
 from tracedoc.facts.catalog import Fact
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.idle_causes import WORDS
+from tracedoc.judge.ledgered import INHERENT
 from tracedoc.topics.communication.run import exposed_wait_ms, pipeline_wait_ms
 from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
 from tracedoc.units import format_ms, format_percent
@@ -129,7 +130,7 @@ def compute_bound(measurements: Measurements, run: RunInfo, step: float) -> str:
 
 def _minor(noted: Sequence[Finding], step: float) -> str:
     """Name the largest finding that is only a note; "" where none saves time."""
-    first = max(noted, key=gain_ms, default=None)
+    first = max((one for one in noted if one.rule_id not in INHERENT), key=gain_ms, default=None)
     if first is None or gain_ms(first) <= 0:
         return ""
     return f" Minor: {_short_name(first)}, {gain_words(first)}."
