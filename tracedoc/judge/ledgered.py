@@ -158,7 +158,11 @@ def _severity(
     large = [one for one in ledger.causes if one.share_ms >= WORTH * ledger.step_ms]
     hides = {one.partner for one in large if one.id not in INHERENT}
     paired = any(one.id in hides or (one.partner and one.partner not in INHERENT) for one in causes)
-    weight = max(share_ms, alone_ms[0]) if paired else min(share_ms, alone_ms[0]) if rule and rule.part_of else alone_ms[0]
+    weight = alone_ms[0]
+    if paired:
+        weight = max(share_ms, weight)
+    elif rule is not None and rule.part_of:
+        weight = min(share_ms, weight)
     severity = severity_by_share(weight / ledger.step_ms, confidence)
     return "note" if measurements.is_cpu and (rule is None or rule.on_cpu == "capped") else severity
 
