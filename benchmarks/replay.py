@@ -99,8 +99,8 @@ def goals(jobs: Sequence[list[Held] | None]) -> Iterable[str]:
 
 
 def cost_table(found: Sequence[dict[str, float]]) -> Iterator[str]:
-    """Yield what twenty fixes in three readings cost, by ranks."""
-    yield "| ranks | GPU events | replay and 20 fixes, 3 readings | memory after reading | peak |"
+    """Yield what twenty fixes in three scenarios cost, by ranks."""
+    yield "| ranks | GPU events | replay and 20 fixes, 3 scenarios | memory after reading | peak |"
     yield "|---|---|---|---|---|"
     for one in found:
         yield (

@@ -1,4 +1,4 @@
-"""Measure what replaying costs: twenty fixes in three readings, of runs of many ranks, after reading."""
+"""Measure what replaying costs: twenty fixes in three scenarios, of runs of many ranks, after reading."""
 
 from __future__ import annotations
 

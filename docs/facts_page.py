@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tracedoc.facts.catalog import FactDef
+    from tracedoc.facts.catalog import Fact
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -39,7 +39,7 @@ def facts_page() -> str:
     return HEAD + "\n" + "\n".join(sections)
 
 
-def _entry(fact: FactDef) -> str:
+def _entry(fact: Fact) -> str:
     needs = ", ".join(f"`{need}`" for need in sorted(fact.needs))
     traits = f"{fact.unit}, one for the run" if fact.scope == "run" else f"{fact.unit}, by {fact.scope}"
     uses = ", ".join(f"[`{one.name}`](facts.md#{one.name})" for one in fact.uses)

@@ -39,6 +39,7 @@ from tracedoc.diagnosis import (
     Verdict,
 )
 from tracedoc.errors import Limit
+from tracedoc.ledger import Ledger, LedgerCause
 
 HOSTILE = "<script>alert('\"x\"')</script>[bold red]\x1b[31m\x00\u202egnp.exe🔥"
 
@@ -295,6 +296,28 @@ def sharded(hosts: tuple[str, str] = ("gpu-node-a", "gpu-node-b")) -> Diagnosis:
             ),
             memory=MemoryCurve(5, (0.0, 100.0, 400.0), (1 << 30, 3 << 30, 1 << 30), (4 << 30,) * 3, 8 << 30),
         ),
+        ledger=Ledger(
+            step_ms=420.0,
+            ideal_ms=280.0,
+            unexplained_ms=12.0,
+            causes=(
+                LedgerCause(
+                    "ranks.host",
+                    88.0,
+                    (80.0, 86.0, 90.0),
+                    90.0,
+                    (5,),
+                    "cudaMalloc in backward",
+                    told_by=("straggler-rank",),
+                ),
+                LedgerCause("link.transfer", 31.0, (2.0, 4.0, 9.0), 58.0, partner="ranks.host"),
+                LedgerCause("host.launch", 15.0, (8.0, 10.0, 12.0), 20.0, place="the forward pass"),
+                LedgerCause("link.latency", 3.5, (3.0, 3.5, 4.0), 3.5),
+                LedgerCause("input.wait", 2.5, (2.5, 2.5, 2.5), 2.5),
+            ),
+            steps=(3, 4, 5, 6),
+            confidence="high",
+        ),
         tool_version="0.1.0",
     )
 
@@ -401,6 +424,12 @@ def hostile() -> Diagnosis:
                 0, 0, 10.0, (UnitCall(HOSTILE, HOSTILE, HOSTILE, 1.0, 2.0, None, 3.0),)
             ),
             memory=MemoryCurve(9, (0.0, 1.0), (-1, 5), (0, 10**30)),
+        ),
+        ledger=Ledger(
+            10.0,
+            -5.0,
+            -1e300,
+            (LedgerCause(HOSTILE, 1e300, (0.0, 1e300, 0.0), 0.0, (-7,), HOSTILE, HOSTILE, (HOSTILE,)),),
         ),
         tool_version="0.1.0",
     )

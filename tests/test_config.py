@@ -65,7 +65,7 @@ def test_example_of_the_guide_is_valid(repository: Path, tmp_path: Path) -> None
     source = write(tmp_path / "tracedoc.toml", text.split("```toml\n")[1].split("```")[0])
     chosen = ("communication", "host", "input-stall")
     assert find_config(tmp_path) == Config(
-        chosen, ("tiny-kernels",), "warning", ("exposed_comm_frac <= 0.15", "step_ms <= 420"), source
+        chosen, ("tiny-kernels",), "warning", ("cause.link.share <= 0.1", "step_ms <= 420"), source
     )
 
 

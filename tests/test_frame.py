@@ -79,7 +79,7 @@ def test_empty_tables_keep_their_columns(table: str) -> None:
 def test_unknown_table_is_answered_with_those_there_are() -> None:
     with pytest.raises(InputError) as caught:
         sharded().to_frame("step")
-    assert "steps, ranks, findings, collectives, kernels" in caught.value.hint
+    assert "steps, ranks, findings, ledger, collectives, kernels" in caught.value.hint
 
 
 def test_repr_is_one_line_with_the_answer() -> None:

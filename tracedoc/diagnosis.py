@@ -164,14 +164,15 @@ class Gain(msgspec.Struct, frozen=True):
     """What a fix could give back, in milliseconds per step of the job.
 
     With the basis "ceiling" ``high_ms`` is a bound that physics allows, and ``low_ms`` 0. With the basis
-    "replay" it is what the best of the fixes gives, and ``likely_ms`` is known. Gains of different findings
+    "replay" it is what the fix that stands first gives, with "ledger" what the causes of the finding cost;
+    then ``likely_ms`` is known. Gains of different findings
     may cover the same time and are never added. Where the cause varies from step to step the gain is that of
     the mean captured step; ``mean_step_ms`` is how long that takes, where it differs from the analysed one.
     """
 
     low_ms: float
     high_ms: float
-    basis: str  # "ceiling" | "replay"
+    basis: str  # "ceiling" | "replay" | "ledger"
     assumptions: tuple[str, ...] = ()
     likely_ms: float | None = None
     mean_step_ms: float | None = None

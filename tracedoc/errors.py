@@ -91,7 +91,7 @@ INTERNAL_ERROR = "internal-error"
 LOG = logging.getLogger("tracedoc.failure")
 """Told the traceback of every failure, which ``--debug`` shows."""
 
-_LONGEST = 200
+_LONGEST_FAULT = 200
 
 
 @dataclass(slots=True)
@@ -128,4 +128,4 @@ def failure(what: str, error: Exception) -> str:
     """Log that a part failed, and return the error in a line."""
     LOG.debug("%s failed", what, exc_info=error)
     words = " ".join(str(error).split())
-    return f"{type(error).__name__}: {words}"[:_LONGEST]
+    return f"{type(error).__name__}: {words}"[:_LONGEST_FAULT]

@@ -28,7 +28,7 @@ CAUSE_WORDS: dict[str, str] = {
     "order.messages": "messages that are too many, or too large",
     "link.slow": "a link below what it should give",
     "link.latency": "latency of messages",
-    "link.transfer": "communication that nothing hides",
+    "link.transfer": "exposed communication",
     "compute.fp32": "matrix products outside the tensor cores",
     "compute.optimizer": "an optimizer of many small kernels",
     "compute.small_kernels": "kernels too small for the device",

@@ -20,7 +20,7 @@ from tracedoc.executors.run import run_each
 from tracedoc.executors.work import Lost
 from tracedoc.facts.measure_run import Measurements, measure_run
 from tracedoc.judge.budgets import judge_budgets, parse_budgets
-from tracedoc.judge.compose import compose
+from tracedoc.judge.compose import compose, run_info
 from tracedoc.judge.expression import Expression
 from tracedoc.judge.findings import evaluate
 from tracedoc.judge.ledgered import concluded
@@ -104,9 +104,8 @@ def diagnose(
     rules = choose(known, chosen.select, chosen.ignore)
     budgets = parse_budgets(chosen.budgets, load_facts())
     measured = measure(paths, chosen, progress=progress)
-    return judge(
-        measured, rules, replay=chosen.replay, budgets=budgets, rules_left_out=len(known) - len(rules)
-    )
+    left_out = [one for one in known if one not in rules]
+    return judge(measured, rules, replay=chosen.replay, budgets=budgets, left_out=left_out)
 
 
 def _known_rules(options: Options) -> tuple[Rule, ...]:
@@ -123,12 +122,9 @@ def judge(
     *,
     replay: bool = True,
     budgets: Sequence[Expression] = (),
-    rules_left_out: int = 0,
+    left_out: Sequence[Rule] = (),
 ) -> Diagnosis:
-    """Return the diagnosis of what was measured, by ``rules``.
-
-    ``rules_left_out`` is how many of those that there are were not chosen.
-    """
+    """Return the diagnosis of what was measured, by ``rules``; those of ``left_out`` were not chosen."""
     measurements = measured.measurements
     judgement = evaluate(rules, measurements)
     report: ReplayReport | None = None
@@ -143,29 +139,31 @@ def judge(
     else:
         judgement = with_restored_findings(judgement, lambda finding: finding)
     judgement = without_empty(judgement, measurements, plan)
+    run = run_info(measurements, measured.cycle, measured.cycles)
     ledger: Ledger | None = None
     if replay:
-        ledger = failures.contain("the ledger", lambda: make_ledger(measurements.run), None)
-    if ledger is not None:
-        judgement, ledger = concluded(judgement, ledger, measurements)
+        judgement, ledger = failures.contain(
+            "the ledger",
+            lambda: concluded(judgement, make_ledger(measurements.run), measurements, run, left_out),
+            (judgement, ledger),
+        )
     return compose(
         measurements,
         judgement,
+        run,
         ledger=ledger,
         limits=(*measured.limits, *failures.limits),
-        cycle=measured.cycle,
-        cycles=measured.cycles,
         replay=report,
         plan=plan,
-        budgets=judge_budgets(budgets, measurements.facts),
-        rules_left_out=rules_left_out,
+        budgets=judge_budgets(budgets, measurements.facts, ledger),
+        rules_left_out=len(left_out),
     )
 
 
 def predict(
     paths: Path | Sequence[Path], changes: Sequence[str] = (), options: Options | None = None
 ) -> WhatIf:
-    """Return what the step of the run in ``paths`` would be after changes, by replaying it.
+    """The step of the run in ``paths`` after changes, found by replaying it.
 
     A change is written as on the command line: ``"faster-link by=2"``. Without one, the answer holds the
     critical path, and how far each resource limits the step.

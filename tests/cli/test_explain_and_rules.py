@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from tracedoc.cli import main
 from tracedoc.glossary import limits
+from tracedoc.ledger import CAUSE_IDS
 from tracedoc.planner.words import WORDS
 
 
@@ -84,6 +85,19 @@ def test_rule_is_explained_with_condition_thresholds_and_fixes():
 def test_fact_is_explained_with_its_unit_and_definition():
     text = run("explain", "exposed_comm_ms").stdout
     assert text.startswith("exposed_comm_ms  (fact, unit ms, one value a rank)\n\n")
+
+
+@pytest.mark.parametrize("name", CAUSE_IDS)
+def test_cause_and_family_are_explained_with_a_budget(name: str):
+    text = run("explain", name).stdout
+    assert f"{name}  (cause)" in text or f"{name}  (family of causes)" in text
+    assert f"--budget 'cause.{name}.share <= 0.1'" in text
+
+
+def test_cause_is_explained_with_the_findings_of_a_run(sample_traces: Path):
+    folder = str(sample_traces / "cpu_ddp_straggler")
+    assert "[cpu-straggler]" in run("explain", "ranks.host", folder).stdout
+    assert "pipeline.bubble costs 0 ms of the step.\n" in run("explain", "pipeline.bubble", folder).stdout
 
 
 def test_name_of_a_rule_and_a_limit_explains_both():

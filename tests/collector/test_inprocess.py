@@ -64,7 +64,7 @@ def test_every_rank_records_stacks_that_tell_where_values_are_read(ran: Ran) -> 
     _, folder = ran("loop")
     told = [rank.part and rank.part.get("source") for rank in captured(folder)]
     assert told == ["rank-0.source.gz", "rank-1.source.gz"]
-    read_in = tracedoc.diagnose([folder]).facts["values_read_in"].value
+    read_in = tracedoc.diagnose([folder]).facts["item_call_sites"].value
     assert isinstance(read_in, str)
     assert re.fullmatch(r"inprocess_job\.py:\d+ \(loop\) \.item\(\) x1", read_in)
 

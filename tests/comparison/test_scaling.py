@@ -32,7 +32,7 @@ def on(gpus: int, step_ms: float, tflop: float | None = None) -> Diagnosis:
         facts["model_tflops"] = FactRecord("tflops", "rank", 1000 * tflop / step_ms)
         facts["step_ms"] = FactRecord("ms", "rank", step_ms)
     run = replace(whole.run, world_size=gpus, ranks_seen=tuple(range(gpus)))
-    return replace(whole, run=run, budget=budget, facts=facts)
+    return replace(whole, run=run, budget=budget, facts=facts, ledger=None)
 
 
 def test_same_arithmetic_is_weak_scaling() -> None:

@@ -9,7 +9,7 @@ from tracedoc.planner.hardware import Cluster, Gpu, LinkKind
 from tracedoc.planner.layouts import data_parallel
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import shape_from_parameters
-from tracedoc.planner.timing import NARROW, WIDE, Step, exposed_share, predict, step_flops
+from tracedoc.planner.timing import NARROW_SPREAD, WIDE_SPREAD, Step, exposed_share, predict, step_flops
 
 P = 1_000_000_000
 LINK = LinkKind("link", "a link", False, gbps=100, efficiency=0.5, latency_us=0, source="test")
@@ -89,7 +89,7 @@ def test_the_range_shows_a_part_or_all_and_adds_the_spread() -> None:
     found = step(asked, "zero-3", measured_compute_ms=300.0)
     first = 3 * 35 / (asked.model.blocks + 1)
     rest = 3 * 35 - first
-    low, high = NARROW
+    low, high = NARROW_SPREAD
     assert found.comm_ms == pytest.approx(3 * 35)
     shown = 0.30 + 0.45 * 50 / 160
     assert found.best_ms == pytest.approx(low * (300 + first + 2 / 3 * shown * rest))
@@ -125,7 +125,7 @@ def test_what_no_product_does_runs_at_the_speed_of_the_memory() -> None:
 
 def test_a_gpu_without_published_runs_has_a_wider_range() -> None:
     found = step(question(1), "single")
-    low, high = WIDE
+    low, high = WIDE_SPREAD
     assert found.best_ms == pytest.approx(low * found.expected_ms)
     assert found.worst_ms == pytest.approx(high * found.expected_ms)
 

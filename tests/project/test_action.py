@@ -190,9 +190,9 @@ def test_comment_that_is_there_is_replaced_by_the_comparison(
     assert job.run(PULL_REQUEST, run=run, base="main", fail_on_regression="5%") == 0, job.stderr
     asked = job.log.read_text(encoding="utf-8").splitlines()
     assert asked[-1].startswith("api --silent --method PATCH repos/owner/name/issues/comments/123 -F body=@")
-    assert "| Part of the step | BASE | HEAD | change |" in job.body
+    assert "| Cause | BASE | HEAD | change |" in job.body
     summary = job.summary.read_text(encoding="utf-8")
-    assert summary.index("| Part of the step |") < summary.index("Straggler"), "then the diagnosis"
+    assert summary.index("| Cause |") < summary.index("Straggler"), "then the diagnosis"
 
 
 def test_without_an_answer_the_comment_says_so_and_the_code_is_kept(job: Job) -> None:

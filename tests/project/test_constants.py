@@ -11,16 +11,6 @@ import tracedoc
 
 PACKAGE = Path(tracedoc.__file__).parent
 
-SEVERAL = frozenset(
-    {
-        "ALIKE", "ENOUGH", "FINEST", "GRADIENT_BYTES", "LARGEST_MICRO_BATCH", "LEAST_SHARE",
-        "MARKED_FINDINGS", "MAX_BYTES", "MAX_DEPTH", "MAX_LENGTH", "MAX_PLACES", "MAX_TEXT",
-        "MOST_GPUS", "MOST_RANKS", "MOST_ROWS", "MOST_STEPS", "NARROW", "SHOWN",
-        "DEFAULT_LEAD_MS", "_LEAST_SHARE", "_LONGEST",
-    }
-)  # fmt: skip
-"""Names that still stand for several numbers, each in one module alone: none may be added."""
-
 
 def constants(path: Path) -> Iterator[tuple[str, object]]:
     """Yield the names of a module's constants that are numbers, or tuples of numbers, with their values."""
@@ -55,8 +45,7 @@ def test_the_name_of_a_constant_stands_for_one_value() -> None:
         for name, value in constants(path):
             values[name].setdefault(value, str(path.relative_to(PACKAGE)))
     several = {name: places for name, places in values.items() if len(places) > 1}
-    assert {name: places for name, places in several.items() if name not in SEVERAL} == {}
-    assert SEVERAL - several.keys() == set(), "these stand for one value now: take them off the list"
+    assert several == {}
 
 
 def test_what_tells_waits_stands_in_one_place() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tracedoc.ranks.bandwidth import fit_line, group_curves, size_curve, transfers
+from tracedoc.ranks.bandwidth import Seat, fit_line, group_curves, size_curve, transfers
 from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
 from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable
 
@@ -32,6 +32,15 @@ def test_a_small_group_of_devices_wired_in_pairs_has_few_links() -> None:
     assert eight is not None
     assert two.peak_gbps == pytest.approx(0.7 * 64)
     assert eight.peak_gbps == pytest.approx(0.7 * 448)
+
+
+@pytest.mark.parametrize(("device", "link_gbps", "reached"), [("NVIDIA L40S", 31, 16), (H200, 450, 361)])
+def test_devices_on_pcie_may_sit_on_two_sockets(device: str, link_gbps: float, reached: float) -> None:
+    curve = size_curve(device, 4)
+    assert curve is not None
+    assert curve.peak_gbps is not None
+    assert curve.peak_gbps < link_gbps
+    assert curve.peak_gbps == pytest.approx(reached, rel=0.05)
 
 
 def test_between_hosts_the_rate_is_not_known_and_small_is_larger() -> None:
@@ -83,10 +92,15 @@ def test_a_fit_far_from_what_was_measured_is_noise(latency_us: int, fitted: floa
         ]
     )  # fmt: skip
     found = match_collectives([RankCollectives(0, "a", table), RankCollectives(1, "a", table)], 2)
-    (curve,) = group_curves(found, dict.fromkeys((0, 1), H200), dict.fromkeys((0, 1), "a"))
+    (curve,) = group_curves(found, seats("a"))
     assert curve is not None
     expected = None if fitted is None else pytest.approx(fitted * 1e6, rel=1e-6)
     assert curve.fitted_half_bytes == expected
+
+
+def seats(host: str) -> dict[int, Seat]:
+    """Two ranks, each on a device of its own."""
+    return {rank: Seat(H200, host, rank) for rank in (0, 1)}
 
 
 def matching(*starts: int, size: int = 100_000_000, world: int = 2) -> Matching:
@@ -111,7 +125,7 @@ def matching(*starts: int, size: int = 100_000_000, world: int = 2) -> Matching:
 
 def test_bandwidth_counts_from_the_last_arrival() -> None:
     found = matching(0, 9)
-    reached = transfers(found, group_curves(found, dict.fromkeys((0, 1), H200), dict.fromkeys((0, 1), "a")))
+    reached = transfers(found, group_curves(found, seats("a")))
     # 100 MB in 1 ms, times 2 (n - 1) / n = 1.
     assert reached.gbps.tolist() == [100.0]
 
@@ -119,14 +133,26 @@ def test_bandwidth_counts_from_the_last_arrival() -> None:
 @pytest.mark.parametrize(("world", "known"), [(8, True), (9, False)])
 def test_more_ranks_than_a_host_has_may_be_on_several(world: int, known: bool) -> None:
     found = matching(0, 9, world=world)  # the hosts of two ranks are not named, the others not captured
-    (curve,) = group_curves(found, dict.fromkeys((0, 1), H200), dict.fromkeys((0, 1), ""))
+    (curve,) = group_curves(found, seats(""))
+    assert curve is not None
+    assert (curve.peak_gbps is not None) == known
+
+
+@pytest.mark.parametrize(
+    ("ordinals", "known"), [((0, 1), True), ((3, 3), False), ((None, None), True)], ids=str
+)
+def test_ranks_on_devices_of_one_number_are_on_several_hosts(
+    ordinals: tuple[int | None, int | None], known: bool
+) -> None:
+    found = matching(0, 9)
+    (curve,) = group_curves(found, {rank: Seat(H200, "", one) for rank, one in enumerate(ordinals)})
     assert curve is not None
     assert (curve.peak_gbps is not None) == known
 
 
 def test_a_transfer_that_the_clocks_cannot_tell_says_nothing_of_bandwidth() -> None:
     found = matching(0, 9)
-    curves = group_curves(found, dict.fromkeys((0, 1), H200), dict.fromkeys((0, 1), "a"))
+    curves = group_curves(found, seats("a"))
     for residual_ns, expected in [(499_999, 1), (500_000, 0)]:  # the transfer took 1 ms
         doubtful = replace(found, clock=replace(found.clock, residual_ns=residual_ns))
         assert transfers(doubtful, curves).gbps.size == expected
@@ -135,5 +161,5 @@ def test_a_transfer_that_the_clocks_cannot_tell_says_nothing_of_bandwidth() -> N
 def test_an_operation_that_lacks_a_rank_says_nothing_of_bandwidth() -> None:
     found = matching(0, 9, world=3)
     assert len(found) == 1
-    curves = group_curves(found, dict.fromkeys((0, 1), H200), dict.fromkeys((0, 1), "a"))
+    curves = group_curves(found, seats("a"))
     assert transfers(found, curves).gbps.size == 0

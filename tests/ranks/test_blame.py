@@ -9,12 +9,12 @@ from tracedoc.ranks.blame import Blame, Lateness, assign_blame
 from tracedoc.ranks.exposure import arrivals_by_rank, exposed_waits
 from tracedoc.ranks.matching import RankCollectives, match_collectives
 from tracedoc.spans import Spans
-from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable, Held
+from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable, StartDelay
 
 MS = 1_000_000
 
 
-def operation(group: tuple[int, ...], start: int, end: int, launch: int, held: Held) -> CollectiveOp:
+def operation(group: tuple[int, ...], start: int, end: int, launch: int, held: StartDelay) -> CollectiveOp:
     """Return an all-reduce of ``group`` with times in ms."""
     name = "_".join(map(str, group))
     return CollectiveOp(
@@ -37,8 +37,8 @@ def blame(*by_rank: list[CollectiveOp]) -> Blame:
 
 def test_a_rank_that_computed_longer_is_compute_late() -> None:
     found = blame(
-        [operation((0, 1), 0, 12, 0, Held.LAUNCH)],
-        [operation((0, 1), 10, 12, 1, Held.COMPUTE)],
+        [operation((0, 1), 0, 12, 0, StartDelay.LAUNCH)],
+        [operation((0, 1), 10, 12, 1, StartDelay.COMPUTE)],
     )
     (late,) = late_arrivals(found)
     assert late.chain == (Link(1, 0, Lateness.COMPUTE, 10 * MS),)
@@ -48,8 +48,8 @@ def test_a_rank_that_computed_longer_is_compute_late() -> None:
 
 def test_a_rank_whose_host_launched_after_the_peers_is_host_late() -> None:
     found = blame(
-        [operation((0, 1), 0, 12, 0, Held.LAUNCH)],
-        [operation((0, 1), 10, 12, 9, Held.COMPUTE)],
+        [operation((0, 1), 0, 12, 0, StartDelay.LAUNCH)],
+        [operation((0, 1), 10, 12, 9, StartDelay.COMPUTE)],
     )
     (late,) = late_arrivals(found)
     assert late.culprit.lateness == Lateness.HOST
@@ -59,10 +59,10 @@ def test_blame_goes_through_the_group_in_which_the_late_rank_was_waiting() -> No
     # Tensor parallel pairs (0, 1) and (2, 3), data parallel pairs (0, 2) and (1, 3). Rank 3 computes until
     # 40 instead of 10, so that rank 2 waits for it; both come 30 ms late to their data parallel groups.
     found = blame(
-        [operation((0, 1), 10, 12, 1, Held.COMPUTE), operation((0, 2), 20, 53, 2, Held.COMPUTE)],
-        [operation((0, 1), 10, 12, 1, Held.COMPUTE), operation((1, 3), 20, 53, 2, Held.COMPUTE)],
-        [operation((2, 3), 10, 42, 1, Held.COMPUTE), operation((0, 2), 50, 53, 2, Held.COMPUTE)],
-        [operation((2, 3), 40, 42, 1, Held.COMPUTE), operation((1, 3), 50, 53, 2, Held.COMPUTE)],
+        [operation((0, 1), 10, 12, 1, StartDelay.COMPUTE), operation((0, 2), 20, 53, 2, StartDelay.COMPUTE)],
+        [operation((0, 1), 10, 12, 1, StartDelay.COMPUTE), operation((1, 3), 20, 53, 2, StartDelay.COMPUTE)],
+        [operation((2, 3), 10, 42, 1, StartDelay.COMPUTE), operation((0, 2), 50, 53, 2, StartDelay.COMPUTE)],
+        [operation((2, 3), 40, 42, 1, StartDelay.COMPUTE), operation((1, 3), 50, 53, 2, StartDelay.COMPUTE)],
     )
     chains = {late.collective.group.ranks: late.chain for late in late_arrivals(found)}
     assert [link.rank for link in chains[2, 3]] == [3]
@@ -74,9 +74,12 @@ def test_blame_goes_through_the_group_in_which_the_late_rank_was_waiting() -> No
 def test_a_rank_behind_another_operation_of_its_stream_is_queued_and_that_one_is_followed() -> None:
     # Rank 1 stands behind an operation with rank 2, who came 30 ms late to it.
     found = blame(
-        [operation((0, 1), 5, 42, 1, Held.COMPUTE)],
-        [operation((1, 2), 4, 40, 1, Held.COMPUTE), operation((0, 1), 40, 42, 2, Held.COMMUNICATION)],
-        [operation((1, 2), 34, 40, 34, Held.LAUNCH)],
+        [operation((0, 1), 5, 42, 1, StartDelay.COMPUTE)],
+        [
+            operation((1, 2), 4, 40, 1, StartDelay.COMPUTE),
+            operation((0, 1), 40, 42, 2, StartDelay.COMMUNICATION),
+        ],
+        [operation((1, 2), 34, 40, 34, StartDelay.LAUNCH)],
     )
     late = next(late for late in late_arrivals(found) if late.collective.group.ranks == (0, 1))
     assert [(link.rank, link.lateness) for link in late.chain] == [
@@ -87,8 +90,8 @@ def test_a_rank_behind_another_operation_of_its_stream_is_queued_and_that_one_is
 
 def test_ranks_that_come_together_are_nobodys_fault() -> None:
     found = blame(
-        [operation((0, 1), 0, 2, 0, Held.LAUNCH)],
-        [operation((0, 1), 0, 2, 0, Held.LAUNCH)],
+        [operation((0, 1), 0, 2, 0, StartDelay.LAUNCH)],
+        [operation((0, 1), 0, 2, 0, StartDelay.LAUNCH)],
     )
     assert list(late_arrivals(found)) == []
 
@@ -97,15 +100,18 @@ def test_a_wait_that_the_median_peer_had_as_well_is_no_excuse() -> None:
     # Ranks 0, 1 and 2 each waited 10 ms for another one; then rank 0 computes 15 ms longer than its peers.
     everyone = (0, 1, 2, 3)
     waited = [
-        [operation((rank, rank + 4), 1, 12, 0, Held.LAUNCH), operation(everyone, 30, 50, 2, Held.COMPUTE)]
+        [
+            operation((rank, rank + 4), 1, 12, 0, StartDelay.LAUNCH),
+            operation(everyone, 30, 50, 2, StartDelay.COMPUTE),
+        ]
         for rank in (0, 1, 2)
     ]
-    waited[0][1] = operation(everyone, 45, 50, 2, Held.COMPUTE)
+    waited[0][1] = operation(everyone, 45, 50, 2, StartDelay.COMPUTE)
     found = blame(
         *waited,
-        [operation((3, 7), 1, 2, 0, Held.LAUNCH), operation(everyone, 30, 50, 2, Held.COMPUTE)],
-        *([operation((rank, rank + 4), 11, 12, 11, Held.LAUNCH)] for rank in (0, 1, 2)),
-        [operation((3, 7), 1, 2, 0, Held.LAUNCH)],
+        [operation((3, 7), 1, 2, 0, StartDelay.LAUNCH), operation(everyone, 30, 50, 2, StartDelay.COMPUTE)],
+        *([operation((rank, rank + 4), 11, 12, 11, StartDelay.LAUNCH)] for rank in (0, 1, 2)),
+        [operation((3, 7), 1, 2, 0, StartDelay.LAUNCH)],
     )
     late = next(late for late in late_arrivals(found) if late.collective.group.ranks == everyone)
     assert late.chain == (Link(0, late.chain[0].operation, Lateness.COMPUTE, 15 * MS),)
@@ -116,17 +122,17 @@ def test_a_wait_before_the_group_last_met_is_no_excuse() -> None:
     pair = (0, 1)
     found = blame(
         [
-            operation(pair, 0, 2, 0, Held.LAUNCH),
-            operation((0, 2), 5, 37, 1, Held.COMPUTE),
-            operation(pair, 38, 40, 2, Held.COMPUTE),
-            operation(pair, 70, 72, 3, Held.COMPUTE),
+            operation(pair, 0, 2, 0, StartDelay.LAUNCH),
+            operation((0, 2), 5, 37, 1, StartDelay.COMPUTE),
+            operation(pair, 38, 40, 2, StartDelay.COMPUTE),
+            operation(pair, 70, 72, 3, StartDelay.COMPUTE),
         ],
         [
-            operation(pair, 0, 2, 0, Held.LAUNCH),
-            operation(pair, 38, 40, 1, Held.COMPUTE),
-            operation(pair, 42, 72, 2, Held.COMPUTE),
+            operation(pair, 0, 2, 0, StartDelay.LAUNCH),
+            operation(pair, 38, 40, 1, StartDelay.COMPUTE),
+            operation(pair, 42, 72, 2, StartDelay.COMPUTE),
         ],
-        [operation((0, 2), 35, 37, 1, Held.COMPUTE)],
+        [operation((0, 2), 35, 37, 1, StartDelay.COMPUTE)],
     )
     late = [late for late in late_arrivals(found) if late.collective.group.ranks == pair]
     assert [[link.rank for link in one.chain] for one in late] == [[0]]
@@ -139,13 +145,13 @@ def test_a_rank_is_late_by_what_it_comes_after_the_median_of_the_others(
 ) -> None:
     # The others come at 0, 10 and 20. From 10 to 50 are 40 ms; half of them have passed at 30.
     starts = [(0, 0), (10, 1), (20, 1), (50, launch)]
-    found = blame(*([operation((0, 1, 2, 3), start, 60, at, Held.COMPUTE)] for start, at in starts))
+    found = blame(*([operation((0, 1, 2, 3), start, 60, at, StartDelay.COMPUTE)] for start, at in starts))
     (late,) = late_arrivals(found)
     assert late.chain == (Link(3, 0, lateness, 40 * MS),)
 
 
 def test_of_two_others_the_first_one_is_the_median() -> None:
     starts = [0, 10, 50]
-    found = blame(*([operation((0, 1, 2), start, 60, 0, Held.COMPUTE)] for start in starts))
+    found = blame(*([operation((0, 1, 2), start, 60, 0, StartDelay.COMPUTE)] for start in starts))
     (late,) = late_arrivals(found)
     assert late.chain == (Link(2, 0, Lateness.COMPUTE, 50 * MS),)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tests.ranks.late_arrivals import collectives, late_arrivals
-from tracedoc.ranks.bandwidth import group_curves, transfers
+from tracedoc.ranks.bandwidth import Seat, group_curves, transfers
 from tracedoc.ranks.blame import assign_blame
 from tracedoc.ranks.exposure import arrivals_by_rank, exposed_waits, split_exposed
 from tracedoc.ranks.matching import RankCollectives, match_collectives
 from tracedoc.spans import Spans
-from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable, Held
+from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable, StartDelay
 
 OPS = ("all_reduce", "all_gather", "broadcast", "send", "recv", "all_to_all", "barrier", "unknown")
 GROUPS = ((), (0, 1), (1, 2), (0, 1, 2, 3), (2, 0), (7, 8), (0, 0, 1))
@@ -38,7 +38,7 @@ def operation(
         launch_ns=draw.choice((None, start - 10**5)),
         step=draw.choice((None, 1, 1, 1)),
         peer=draw.choice((None, 0, 1, 9)),
-        held=draw.choice(list(Held)),
+        held=draw.choice(list(StartDelay)),
     )
 
 
@@ -78,5 +78,5 @@ def test_matching_never_fails_and_its_parts_fit(seed: int) -> None:
     assert (blame.follows < np.arange(len(matching))).all()
     for late in late_arrivals(blame):
         assert late.chain[0].rank == late.collective.last_rank
-    names = {rank.rank: "NVIDIA H200" for rank in ranks}
-    assert (transfers(matching, group_curves(matching, names, names)).gbps >= 0).all()
+    seats = {rank.rank: Seat("NVIDIA H200", "", 0) for rank in ranks}
+    assert (transfers(matching, group_curves(matching, seats)).gbps >= 0).all()

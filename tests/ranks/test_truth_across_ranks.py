@@ -14,7 +14,7 @@ from tracedoc.ranks.blame import Blame, Lateness, assign_blame
 from tracedoc.ranks.exposure import ExposedSplit, arrivals_by_rank, exposed_waits, split_exposed
 from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
 from tracedoc.spans import Spans
-from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable, Held
+from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable, StartDelay
 
 MS = 1_000_000
 SEEDS = range(8)
@@ -50,7 +50,7 @@ def operations(parts: Iterable[Part], clock: Callable[[int], int], *, numbered: 
                 seq=counts[part.group] if numbered else None, stream=20,
                 start_ns=clock(part.start * MS), end_ns=clock(part.end * MS),
                 launch_ns=clock(part.issued * MS - 100 * MS), step=part.step,
-                held=Held.COMMUNICATION if late else Held.COMPUTE,
+                held=StartDelay.COMMUNICATION if late else StartDelay.COMPUTE,
             )
         )  # fmt: skip
     return found

@@ -16,7 +16,7 @@ from tests.example_diagnoses import DIAGNOSES, HOSTILE, sharded
 from tests.golden import HAND_MADE, REFRESH, for_forges
 from tracedoc.diagnosis import BudgetCheck, Diagnosis, Finding
 from tracedoc.errors import Limit
-from tracedoc.report.markdown import MARK, MAX_CHARACTERS, safe
+from tracedoc.report.markdown import MARK, MAX_CHARACTERS, SHOWN_CAUSES, safe
 from tracedoc.report.render import render
 from tracedoc.report.view import build_view
 
@@ -70,10 +70,13 @@ def test_comment_begins_with_its_mark_and_the_answer():
     assert lines[1].startswith("### ")
 
 
-def test_at_most_ten_lines_stand_outside_of_what_is_folded():
+def test_at_most_ten_lines_and_a_small_table_stand_outside_of_what_is_folded():
     for name in DIAGNOSES:
         text = re.sub("(?s)<details>.*?</details>\n?", "", render(DIAGNOSES[name](), "markdown"))
-        assert len([line for line in text.split("\n") if line.strip()]) <= 10, name
+        lines = [line for line in text.split("\n") if line.strip()]
+        rows = [line for line in lines if line.startswith("|")]
+        assert len(rows) <= 2 + SHOWN_CAUSES + 1, name
+        assert len(lines) - len(rows) <= 10, name
 
 
 def test_findings_of_the_job_stand_in_order():

@@ -16,7 +16,7 @@ from tests.golden import HAND_MADE, REFRESH
 from tests.page_outline import outline
 from tracedoc.diagnosis_json import diagnosis_in_page, from_json
 from tracedoc.errors import InputError
-from tracedoc.report.charts.bars import MOST_STEPS
+from tracedoc.report.charts.bars import DRAWN_STEPS
 from tracedoc.report.charts.over_time import TimeScale
 from tracedoc.report.clock import place_to_look
 from tracedoc.report.page import MOST_STEPS_CARRIED, render_html
@@ -134,7 +134,7 @@ def test_long_captures_draw_a_bounded_number_of_steps():
     diagnosis = sharded()
     steps = tuple(replace(diagnosis.ranks[0].steps[0], index=index) for index in range(60))
     text = render_html(build_view(replace(diagnosis, ranks=(replace(diagnosis.ranks[0], steps=steps),))))
-    assert len(re.findall('<div class="step">', text)) == MOST_STEPS
+    assert len(re.findall('<div class="step">', text)) == DRAWN_STEPS
     assert "12 later steps are not drawn." in text
 
 
@@ -222,6 +222,7 @@ def test_parts_of_the_page_stand_in_the_order_of_their_links():
         a["href"][1:] for tag, a in built.elements if tag == "a" and (a.get("href") or "").startswith("#")
     ]
     heads = [a.get("id") for tag, a in built.elements if tag == "h2"]
+    assert heads.pop(0) == "causes"  # in the head of the page, above the links
     assert heads == [
         "timeline", "budget", "findings", "limits", "waits", "ranks", "steps", "collectives", "units",
         "memory", "kernels", "unchecked", "verdicts", "facts",

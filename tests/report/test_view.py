@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from tests.example_diagnoses import cpu, healthy, hostile, sharded
 from tracedoc.diagnosis import Comparison, Evidence, FactRecord, Fix, Gain, Instance, Verdict
 from tracedoc.errors import Limit
-from tracedoc.predicted import Predicted
 from tracedoc.report.texts import redacted
 from tracedoc.report.view import EVIDENCE_SHOWN, build_view, gain_text, holds_text, instances_text
 
@@ -66,34 +65,10 @@ def test_fix_for_the_trainer_around_the_wrapper_comes_first():
     assert [fix.framework for fix in view.findings[0].fixes][:2] == ["trainer", "ddp"]
 
 
-def _replayed(title: str, gain_ms: float) -> Fix:
-    gained = (gain_ms - 1, gain_ms, gain_ms + 1)
-    after = (99 - gain_ms, 100 - gain_ms, 101 - gain_ms)
-    return Fix("any", title, "", "", predicted=Predicted("double-batch", after, gained, "", "high", (title,)))
-
-
-COMPILE, BATCH = _replayed("compile", 30.0), _replayed("batch", 46.0)
-
-
-@pytest.mark.parametrize(
-    ("fixes", "mean_step_ms", "words", "assumptions"),
-    [
-        ((COMPILE, BATCH), None, "29 to 31 ms a step (replayed)", "compile"),
-        ((Fix("any", "talk", "", ""), BATCH), None, "45 to 47 ms a step (replayed: batch)", "best"),
-        ((COMPILE, BATCH), 80.0, "45 to 47 ms of the mean step of 80 ms (replayed: batch)", "best"),
-        ((BATCH,), 80.0, "45 to 47 ms of the mean step of 80 ms (replayed)", "best"),
-    ],
-)
-def test_gain_beside_the_first_fix_is_that_of_the_first_fix(fixes, mean_step_ms, words, assumptions):
-    best = Gain(45.0, 47.0, "replay", ("best",), 46.0, mean_step_ms)
-    finding = replace(sharded().findings[0], fixes=fixes, gain=best)
-    shown = build_view(replace(sharded(), findings=(finding,))).findings[0]
-    assert (shown.gain, shown.assumptions) == (words, assumptions)
-
-
 def test_gain_is_a_bound_unless_a_low_end_is_known():
     assert gain_text(Gain(0.0, 31.0, "ceiling")) == "up to 31 ms a step"
     assert gain_text(Gain(10.0, 90.0, "replay")) == "10 to 90 ms a step (replayed)"
+    assert gain_text(Gain(10.0, 90.0, "ledger")) == "10 to 90 ms a step (replayed without its causes)"
     assert gain_text(Gain(19.68, 19.71, "ceiling")) == "about 19.7 ms a step"
     assert gain_text(Gain(0.05, 0.09, "ceiling")) == "50 to 90 us a step"
     assert gain_text(Gain(0.05, 9.0, "ceiling")) == "50 us to 9 ms a step"

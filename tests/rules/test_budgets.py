@@ -12,6 +12,7 @@ from tracedoc.cli import main
 from tracedoc.errors import InputError
 
 RUN = "synthetic_fsdp2_healthy"
+FINE = "synthetic_fsdp2_fine_wrapping"
 
 
 def judged(sample_traces: Path, *budgets: str) -> list[tuple[str, float | None]]:
@@ -41,9 +42,44 @@ def test_unknown_fact_is_neither_met_nor_broken(sample_traces: Path):
     assert judged(sample_traces, "unprofiled_step_ms <= 1") == [("unknown", None)]
 
 
+def test_budget_may_name_a_cause_or_a_family_of_them(sample_traces: Path):
+    budgets = (
+        "cause.link.share <= 0.5",
+        "cause.link.share + cause.order.share < 0.001",
+        "cause.host.launch.alone_ms >= 0",
+        "cause.host.alone_ms < 1e6",
+        "cause.pipeline.bubble.share <= 0",
+    )
+    diagnosis = tracedoc.diagnose([sample_traces / FINE], tracedoc.Options(budgets=budgets))
+    ledger = diagnosis.ledger
+    assert ledger is not None
+    link, order = (
+        sum(one.share_ms for one in ledger.causes if one.id.startswith(family)) / ledger.step_ms
+        for family in ("link.", "order.")
+    )
+    launch = next(one for one in ledger.causes if one.id == "host.launch").alone_ms[1]
+    most = max(one.alone_ms[1] for one in ledger.causes if one.id.startswith("host."))
+    checks = diagnosis.budgets
+    assert [one.text for one in checks] == list(budgets)
+    assert [one.outcome for one in checks] == ["met", "broken", "met", "met", "met"]
+    assert [one.value for one in checks] == pytest.approx([link, link + order, launch, most, 0.0])
+    assert [one.unit for one in checks] == ["fraction", "fraction", "ms", "ms", "fraction"]
+
+
+def test_without_a_ledger_what_a_cause_costs_is_unknown(sample_traces: Path):
+    options = tracedoc.Options(budgets=("cause.link.share <= 0.1",), replay=False)
+    (check,) = tracedoc.diagnose([sample_traces / RUN], options).budgets
+    assert (check.outcome, check.value) == ("unknown", None)
+    assert check.reason == "what each cause costs is not known of this run"
+
+
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
+        ("cause.links.share <= 0.1", "names no cause: links .did you mean 'link"),
+        ("cause.link.total <= 0.1", "cannot be read"),
+        ("cause.link.share <= cause.host.share", "not a fact, one of"),
+        ("cause.link.share + cause.link.alone_ms <= 3", "cannot be read"),
         ("step_mss <= 3", "did you mean 'step_ms'"),
         ("step_ms", "not a fact, one of"),
         ("step_ms <= comm_ms", "not a fact, one of"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from tracedoc.diagnosis import Evidence, Finding, Gain, Verdict
-from tracedoc.facts.catalog import NEEDS, FactDef, Measurement, Scope
+from tracedoc.facts.catalog import NEEDS, Fact, Measurement, Scope
 from tracedoc.facts.measure_run import Availability, Measurements
 from tracedoc.judge.findings import Judgement, evaluate
 from tracedoc.judge.listing import without_empty
@@ -19,7 +19,7 @@ MS = 1_000_000
 
 
 def fact(name: str, unit: str, value: Value, scope: Scope = "run", **by_rank: Value) -> Measurement:
-    definition = FactDef(name, unit, scope, frozenset(), "run", lambda view: value)
+    definition = Fact(name, unit, scope, frozenset(), "run", lambda view: value)
     return Measurement(definition, value, {key.removeprefix("r"): one for key, one in by_rank.items()})
 
 

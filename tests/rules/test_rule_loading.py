@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracedoc.errors import RuleError
-from tracedoc.facts.catalog import FactDef, Scope
+from tracedoc.facts.catalog import Fact, Scope
 from tracedoc.judge import load
 from tracedoc.judge.load import load_rule, load_rules
 from tracedoc.judge.rule import AtMost, Param, Words
@@ -24,8 +24,8 @@ from tracedoc.judge.wording import chosen_words
 from tracedoc.judge.yaml_file import MAX_FILE_BYTES
 
 
-def _fact(name: str, unit: str, scope: Scope = "run") -> FactDef:
-    return FactDef(name, unit, scope, frozenset(), "run", lambda view: 0)
+def _fact(name: str, unit: str, scope: Scope = "run") -> Fact:
+    return Fact(name, unit, scope, frozenset(), "run", lambda view: 0)
 
 
 VOCABULARY = Vocabulary(
@@ -37,7 +37,7 @@ VOCABULARY = Vocabulary(
             _fact("arrival_ms", "ms", "rank"),
             _fact("strategy", "text"),
             _fact("synced", "bool"),
-            FactDef("split", "text", "run", frozenset(), "run", int, values=("all", "none")),
+            Fact("split", "text", "run", frozenset(), "run", int, values=("all", "none")),
         )
     },
     {"hide-exposed-communication"},

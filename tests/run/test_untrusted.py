@@ -11,7 +11,7 @@ import pytest
 
 import tracedoc
 from tracedoc.run.job import read_job
-from tracedoc.run.manifest import MAX_BYTES, merge_parts, parse_manifest, read_manifest
+from tracedoc.run.manifest import MAX_MANIFEST_BYTES, merge_parts, parse_manifest, read_manifest
 from tracedoc.run.steplog import HEADER, MAGIC, MAX_LENGTH_NS, RECORD, STEP, parse_step_log
 from tracedoc.run.untrusted import MissingError, UnusableError, inside, plain_json, read_bounded
 from tracedoc.testing import parse_lanes
@@ -103,7 +103,7 @@ def test_parts_beyond_the_size_of_all_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.manifest.json").write_text(json.dumps(part))
     with (tmp_path / "b.manifest.json").open("w") as file:
         file.write(json.dumps({**part, "rank": 1}))
-        file.truncate(MAX_BYTES)
+        file.truncate(MAX_MANIFEST_BYTES)
     found = read_manifest(tmp_path)
     assert found is not None
     assert [entry.rank for entry in found.ranks] == [0]

@@ -170,8 +170,13 @@ def test_collectives_of_a_step(name: str, calls: int, median_bytes: int | None) 
 # Findings -----------------------------------------------------------------------------------------
 
 
-def test_healthy_fsdp2_has_no_finding() -> None:
-    assert _found("synthetic_fsdp2_healthy") == set()
+def test_healthy_fsdp2_has_only_a_note_of_what_is_exposed() -> None:
+    """Of the 5.6 exposed ms (see the budget) 5 can be saved, which is 2.4 % of the step."""
+    diagnosis = _diagnosis("synthetic_fsdp2_healthy")
+    assert [(one.rule_id, one.severity) for one in diagnosis.findings] == [("link.transfer", "note")]
+    assert diagnosis.findings[0].gain is not None
+    assert diagnosis.findings[0].gain.likely_ms == pytest.approx(5.0, abs=0.2)
+    assert diagnosis.summary.startswith("Compute-bound: the GPUs are busy for 97 % of the 212 ms step")
 
 
 @pytest.mark.parametrize("name", ["cpu_ddp_healthy", "cpu_fsdp2"])
@@ -195,10 +200,11 @@ def test_gather_stall_is_named_first_with_cause_place_and_gain() -> None:
     )
     assert "16 units of 416 MiB" in finding.message
     assert "Cause: not prefetched" in finding.message
-    # 32 gathers of 0.95 ms, of which the first of the step has nothing to hide behind.
+    # 32 gathers of 0.95 ms, of which the first two of the step have nothing to hide behind: that is what the
+    # fix for DeepSpeed gives, which gathers two blocks ahead.
     assert finding.gain is not None
     assert finding.gain.basis == "replay"
-    assert finding.gain.likely_ms == pytest.approx(26.9, abs=0.3)
+    assert finding.gain.likely_ms == pytest.approx(25.0, abs=0.3)
     assert finding.gain.high_ms < 31 * 0.95  # what latency and contention leave of it
     assert len(finding.evidence) == 31
     assert any('"stage3_prefetch_bucket_size": 436224000' in fix.change for fix in finding.fixes)
@@ -272,7 +278,7 @@ def test_rare_metrics_make_no_rank_late_and_the_difference_is_explained() -> Non
     compared = compare(_diagnosis("cpu_ddp_slow_metrics"), _diagnosis("cpu_ddp_rare_metrics"))
     assert compared.verdict is not None
     assert compared.verdict.word == "improved"
-    assert min(compared.waterfall.parts, key=lambda part: part.change_ms).key == "wait"
+    assert min(compared.waterfall.parts, key=lambda part: part.change_ms).key == "ranks.host"
     (fixed,) = (one for one in compared.findings if one.state == "fixed")
     assert fixed.predicted_ms is not None
     assert fixed.predicted_ms[0] <= compared.realised_ms <= fixed.predicted_ms[1]

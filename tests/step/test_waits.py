@@ -9,7 +9,7 @@ import pytest
 
 import tracedoc
 from tracedoc.step.graph import StepGraph, find_graph
-from tracedoc.step.program import Cause
+from tracedoc.step.program import Call, Cause
 from tracedoc.step.sync_path import Action, sync_path
 from tracedoc.testing import TraceBuilder
 
@@ -78,3 +78,37 @@ def test_what_follows_on_the_stream_of_a_collective_waits_for_it(tmp_path: Path)
     path = sync_path(graph_of(builder, tmp_path))
     assert path is not None
     assert (path.action == int(Action.JOIN)).sum() == 1
+
+
+def test_a_call_that_waits_takes_what_is_left_of_it_after_the_return(tmp_path: Path) -> None:
+    """It returns 40 us after the kernel, of which 15 at most are the way back: 25 us are its own."""
+    builder = TraceBuilder(0, 2).step(0, 0, 30)
+    builder.kernel("sgemm", 1, 10, launch_ms=0.5).runtime("cudaDeviceSynchronize", 0.6, 10.04)
+    graph = graph_of(builder, tmp_path)
+    source, target = graph.waits.of(Cause.SYNC)
+    assert graph.device.end_ns[source].tolist() == [graph.calls.end_ns[target[0]] - 40_000]
+    assert graph.calls.kind[target].tolist() == [int(Call.SYNC)]
+    assert graph.waits.lag_ns[graph.waits.kind == int(Cause.SYNC)].tolist() == [15_000]
+    assert graph.waits.own_ns[target].tolist() == [25_000]
+    assert graph.waits.blocks[target].all()
+
+
+def test_a_call_that_begins_when_all_is_done_waits_for_nothing(tmp_path: Path) -> None:
+    builder = TraceBuilder(0, 2).step(0, 0, 30)
+    builder.kernel("sgemm", 1, 2, launch_ms=0.5).runtime("cudaDeviceSynchronize", 3, 3.04)
+    graph = graph_of(builder, tmp_path)
+    assert graph.waits.of(Cause.SYNC)[0].size == 0
+    assert not graph.waits.blocks.any()
+
+
+def test_a_late_start_waited_for_what_ended_last_before_it(tmp_path: Path) -> None:
+    """Of two kernels of other streams that ended before a start 1 ms late, the one that ended 5 us before."""
+    builder = TraceBuilder(0, 2).step(0, 0, 30)
+    builder.kernel("sgemm", 1, 2, launch_ms=0.5)
+    builder.kernel("earlier", 2.1, 7.89, stream=11, launch_ms=0.6)
+    builder.kernel("later", 2.1, 7.9, stream=12, launch_ms=0.7)
+    builder.kernel("sgemm", 7.905, 9, launch_ms=6.9)
+    graph = graph_of(builder, tmp_path)
+    source, target = graph.waits.of(Cause.CROSS)
+    late = graph.device.start_ns[target] == graph.device.start_ns.max()
+    assert (graph.device.start_ns[target] - graph.device.end_ns[source])[late].tolist() == [5_000]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import tracedoc
 from tracedoc.comparison.differences import COUNTS, PLACES, TEXTS
-from tracedoc.facts.catalog import CATALOG, FactDef, digest_fact
+from tracedoc.facts.catalog import CATALOG, Fact, digest_fact
 from tracedoc.topics import OTHER, by_topic, check_declared, load_facts, topic_of
 from tracedoc.topics.gradients import run as gradients
 from tracedoc.topics.gradients.run import gradient_bytes, gradient_exposed_ms, repeated_reduction_ms
@@ -45,7 +45,7 @@ def test_every_module_of_a_topic_is_found() -> None:
 
 
 @pytest.fixture
-def defined() -> Iterator[FactDef]:
+def defined() -> Iterator[Fact]:
     """A fact of the module about gradients that reads another one and does not declare it."""
     text = (
         "@digest_fact(unit='ms')\n"
@@ -61,7 +61,7 @@ def defined() -> Iterator[FactDef]:
     del CATALOG["undeclared_ms"]
 
 
-def test_a_fact_that_reads_another_has_to_declare_it(defined: FactDef) -> None:
+def test_a_fact_that_reads_another_has_to_declare_it(defined: Fact) -> None:
     with pytest.raises(TypeError, match="fact undeclared_ms reads undeclared gradient_exposed_ms"):
         check_declared([defined])
     check_declared([replace(defined, uses=(gradient_exposed_ms,))])

@@ -1,38 +1,46 @@
-"""Several gains together."""
+"""Findings that repeat each other."""
 
 from __future__ import annotations
 
 import pytest
 
-from tracedoc.diagnosis import Evidence, Finding, Gain
+from tracedoc.diagnosis import Finding, Gain
 from tracedoc.spans import Spans
-from tracedoc.whatif.combined import combined_gain_ms
+from tracedoc.whatif.combined import repeats
 
 MS = 1_000_000
 
+Pointed = tuple[int, int, int]
+"""A rank, and when a place on it begins and ends, in ms."""
 
-def finding(name: str, gain: float, *places: tuple[int, int], rank: int = 0) -> Finding:
-    evidence = tuple(Evidence(rank, 1, start * MS, end * MS, "idle") for start, end in places)
-    worth = Gain(0.0, gain, "ceiling")
-    return Finding(name, name, "warning", "high", "", "", "", "host", (rank,), (1,), evidence, worth, ())
+
+def finding(name: str, gain_ms: float | None) -> Finding:
+    gain = None if gain_ms is None else Gain(0.0, gain_ms, "ceiling")
+    return Finding(name, name, "warning", "high", "", "", "", "host", (0,), (1,), (), gain, ())
 
 
 @pytest.mark.parametrize(
-    ("findings", "together"),
+    ("gains", "one", "other", "repeated"),
     [
-        ([finding("a", 10, (0, 10))], 10),
-        ([finding("a", 10, (0, 10)), finding("b", 5, (20, 25))], 15),
-        ([finding("a", 10, (0, 10)), finding("b", 10, (0, 10))], 10),
-        # a claims half of 0-20, b all of 0-10: 10 there and half of the other 10.
-        ([finding("a", 10, (0, 20)), finding("b", 10, (0, 10))], 15),
-        ([finding("a", 10, (0, 10)), finding("b", 8, (0, 8), rank=1)], 10),
+        ((10, 10), (0, 0, 10), (0, 0, 10), True),
+        # Nine tenths of the gain and of the longer time are enough, less is not.
+        ((10, 9), (0, 0, 10), (0, 1, 10), True),
+        ((10, 8), (0, 0, 10), (0, 0, 10), False),
+        ((10, 10), (0, 0, 10), (0, 2, 10), False),
+        # All of a short time is a part of a long one.
+        ((10, 10), (0, 0, 2), (0, 0, 10), False),
+        ((10, 10), (0, 0, 10), (1, 0, 10), False),
+        ((10, 10), (0, 0, 0), (0, 0, 0), False),
+        ((10, None), (0, 0, 10), (0, 0, 10), False),
     ],
 )
-def test_gains_over_the_same_time_are_not_added(findings: list[Finding], together: float) -> None:
+def test_findings_of_one_time_and_gain_repeat_each_other(
+    gains: tuple[float, float | None], one: Pointed, other: Pointed, repeated: bool
+) -> None:
     times = {
-        one.id: {
-            (one.ranks[0], 1): (Spans.from_pairs([(place.start_ns, place.end_ns) for place in one.evidence]))
-        }
-        for one in findings
+        name: {(rank, 1): Spans.from_pairs([(start * MS, end * MS)] if end > start else [])}
+        for name, (rank, start, end) in {"one": one, "other": other}.items()
     }
-    assert combined_gain_ms(findings, times) == pytest.approx(together)
+    first, second = finding("one", gains[0]), finding("other", gains[1])
+    assert repeats(first, second, times) == repeated
+    assert repeats(second, first, times) == repeated

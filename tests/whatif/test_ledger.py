@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,8 @@ from tracedoc.diagnosis_json import from_json, to_json
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
 from tracedoc.pipeline import Options
 from tracedoc.testing import TraceBuilder
-from tracedoc.whatif.ledger import Weights, alone_of, make_ledger, split_by_size
+from tracedoc.whatif.ledger import Entry, Weights, alone_of, find_partners, make_ledger, split_by_size
+from tracedoc.whatif.ledger_steps import StepsApart
 
 MIB = 1 << 20
 PRODUCT = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_tn"
@@ -229,21 +231,69 @@ def test_two_limits_of_equal_length_hide_each_other(tmp_path):
     assert launches.partner.startswith("link.")
 
 
-@pytest.mark.parametrize("seed", range(4))
+def test_the_partner_of_a_cause_is_what_hides_it_and_not_what_gives_most():
+    """Launches and the link give 36 ms only together; input gives 60 ms, with or without either."""
+    alone = {"host.launch": 0.0, "link.transfer": 0.0, "input.wait": 60.0}
+
+    def gains(lists):
+        names = [{one.name for one in removals} for removals in lists]
+        hidden = {"host.launch", "link.transfer"}
+        return [sum(alone[name] for name in asked) + (36.0 if hidden <= asked else 0.0) for asked in names]
+
+    shares = {"host.launch": 18.0, "link.transfer": 18.0, "input.wait": 60.0}
+    entries = [
+        Entry(name, share, Weights(alone[name], share), (SimpleNamespace(name=name),))
+        for name, share in shares.items()
+    ]
+    assert find_partners(SimpleNamespace(gains=gains), entries) == {
+        "host.launch": "link.transfer",
+        "link.transfer": "host.launch",
+    }
+
+
+def test_parts_of_a_step_that_is_shorter_than_its_replay_are_scaled_to_it(tmp_path, monkeypatch):
+    """Causes of 55 ms, of which 40 are communication, in steps of 33 ms: each keeps three fifths."""
+    whole = ledger_of(tmp_path, reduced(late_ms=15.0))
+    short = StepsApart(33.0, (1, 2, 3))
+    monkeypatch.setattr("tracedoc.whatif.ledger.steps_apart", lambda *_: short)
+    ledger = tracedoc.predict([tmp_path], options=Options(jobs=1)).ledger
+    assert ledger is not None
+    assert (ledger.step_ms, ledger.ideal_ms) == (33.0, pytest.approx(0.0, abs=1e-6))
+    scale = 33.0 / (whole.step_ms - whole.ideal_ms)
+    assert of(ledger, "ranks.") == pytest.approx(of(whole, "ranks.") * scale, rel=1e-6)
+    assert sum(one.share_ms for one in ledger.causes) == pytest.approx(33.0)
+
+
+@pytest.mark.parametrize("seed", range(6))
 def test_causes_together_give_at_least_what_each_gives(tmp_path, seed):
-    job = draw_job(seed)
-    Simulation(job).run().write(tmp_path)
-    run = tracedoc.measure([tmp_path], Options(jobs=1)).measurements.run
+    run = tracedoc.measure(
+        [Simulation(draw_job(seed)).run().write(tmp_path)], Options(jobs=1)
+    ).measurements.run
     ledger = make_ledger(run)
     alone = {one.id: one.alone_ms for one in ledger.causes}
-    together = alone_of(run, [*alone, "input.nothing"])
+    assert len(alone) > 1
+    together = alone_of(run, (*alone, "input.nothing"))
     assert together is not None
     low, likely, high = together
-    assert 0 <= low <= likely <= high
-    assert likely >= max(ms for _, ms, _ in alone.values()) - 0.01
-    assert likely <= ledger.step_ms
-    assert alone_of(run, ["nothing"]) is None
-    assert alone_of(run, [next(iter(alone))]) == next(iter(alone.values()))
+    assert 0 <= low <= likely <= high <= ledger.step_ms
+    assert likely >= max(ms for _, ms, _ in alone.values())
+    assert likely == pytest.approx(ledger.step_ms - ledger.ideal_ms, abs=0.02 * ledger.step_ms)
+    assert alone_of(run, ("nothing",)) is None
+    assert alone_of(run, (next(iter(alone)),)) == next(iter(alone.values()))
+
+
+def test_what_remains_of_a_family_does_not_take_its_other_causes_along(tmp_path):
+    """Of 40 ms of communication most is a slow link; the rest and a late rank give what each gives."""
+    ledger_of(tmp_path, reduced(late_ms=15.0))
+    run = tracedoc.measure([tmp_path], Options(jobs=1)).measurements.run
+    alone = {one.id: one.alone_ms[1] for one in make_ledger(run).causes}
+    assert alone["link.slow"] > 30.0
+    pair = alone_of(run, ("link.transfer", "ranks.compute"))
+    assert pair is not None
+    assert pair[1] == pytest.approx(alone["link.transfer"] + alone["ranks.compute"], abs=0.5)
+    all_three = alone_of(run, ("link.transfer", "ranks.compute", "link.slow"))
+    assert all_three is not None
+    assert all_three[1] == pytest.approx(pair[1] + alone["link.slow"], abs=0.5)
 
 
 def test_gradients_reduced_after_the_backward_pass_are_an_order(tmp_path):
@@ -397,3 +447,15 @@ def test_parts_add_up_to_the_whole(total, weights):
     parts = split_by_size(total, weights)
     assert sum(parts.values()) == pytest.approx(total, rel=1e-9, abs=1e-9)
     assert all(part >= 0 for part in parts.values())
+
+
+@pytest.mark.parametrize(
+    ("alone", "last", "size"), [(10.0, 20.0, 15.0), (20.0, 10.0, 15.0), (-10.0, 4.0, 0.0), (-2.0, 8.0, 3.0)]
+)
+def test_the_size_of_a_cause_is_the_middle_of_what_it_gives_alone_and_last(alone, last, size):
+    assert Weights(alone, last).size == size
+
+
+def test_a_total_is_split_by_size_and_equally_where_nothing_has_any():
+    assert split_by_size(30.0, {"a": Weights(0.0, 20.0), "b": Weights(20.0, 20.0)}) == {"a": 10.0, "b": 20.0}
+    assert split_by_size(30.0, {"a": Weights(0.0, 0.0), "b": Weights(-1.0, 0.0)}) == {"a": 15.0, "b": 15.0}

@@ -100,7 +100,7 @@ def reduced(folder, sizes_mib, *, gap_ms: float = 0.0, latency_ms: float = 0.0):
 def test_a_large_bucket_is_cut_and_travels_beside_the_backward_pass(tmp_path):
     """64 MiB in 40 ms become four pieces, which are ready at 30, 40, 50 and 60 ms.
 
-    Without latency each takes 10 ms, and the last one ends at 70. In the slow reading 4/68 of the 40 ms are
+    Without latency each takes 10 ms, and the last one ends at 70. In the slow scenario 4/68 of the 40 ms are
     latency, so that a piece takes 11.8 ms; they are ready at 40, 50, 60 and 60 ms. Three pieces make 35.3 of
     40 ms of compute 15 % slower: the first one is ready at 42.6 ms, and the last one ends 47 ms later.
     """

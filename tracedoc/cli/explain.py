@@ -1,4 +1,4 @@
-"""``tracedoc explain``: what a rule, a fact, a limit or a word means, and what a rule says of a run."""
+"""``tracedoc explain``: what a rule, a fact, a cause, a limit or a word means, in general or in a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tracedoc.glossary import answer_words, limits
 from tracedoc.planner.words import WORDS
 
 if TYPE_CHECKING:
-    from tracedoc.facts.catalog import FactDef
+    from tracedoc.facts.catalog import Fact
     from tracedoc.judge.rule import Rule
 
 _RULE_FIELDS = ("id", "title", "topic", "status", "since", "scope", "when", "params", "why", "fixes")
@@ -37,7 +37,7 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 def explain(
     name: str, run: tuple[str, ...], rule_directories: tuple[str, ...], report_format: str | None
 ) -> None:
-    """Explain a rule, a fact, a limit, or a word of an answer or a plan.
+    """Explain a rule, a fact, a cause, a limit, or a word of an answer or a plan.
 
     With a run, a rule shows its numbers of that run, and all fixes that fit its framework.
 
@@ -45,6 +45,7 @@ def explain(
     Examples:
       tracedoc explain exposed-communication    a rule: when, why, fixes
       tracedoc explain exposed_comm_ms          a fact: its definition
+      tracedoc explain link.transfer            a cause: what it is, who names it
       tracedoc explain no-complete-step         a limit: what it takes away
       tracedoc explain launch-bound             a word of an answer
       tracedoc explain zero-3                   a word of plans: what it costs
@@ -76,6 +77,7 @@ def _explain_in(
 ) -> None:
     """Print what a rule says of a run: its finding with every fitting fix, else why there is none."""
     from tracedoc.cli.reading import run_pipeline
+    from tracedoc.ledger import CAUSE_WORDS
     from tracedoc.pipeline import Options
     from tracedoc.report.terminal import render_rule
     from tracedoc.report.view import build_view
@@ -83,7 +85,7 @@ def _explain_in(
     alike = _with_alias(name, rules)
     if name not in rules and len(alike) == 1:
         name = alike[0].id
-    if name not in rules:
+    if name not in rules and name not in CAUSE_WORDS:
         raise TracedocError(f"no rule is called {name!r}", "with a run, name a rule: tracedoc rules list")
     diagnosis = run_pipeline(run, Options(rule_directories=rule_directories, cache=True))
     if report_format == "json":
@@ -95,9 +97,11 @@ def _explain_in(
 
 
 def _meanings(
-    name: str, rules: Mapping[str, Rule], facts: Mapping[str, FactDef]
+    name: str, rules: Mapping[str, Rule], facts: Mapping[str, Fact]
 ) -> Iterator[tuple[str, object, str]]:
     """Yield what a name means: its kind, what it is for programs, and the explanation."""
+    from tracedoc.ledger import CAUSE_IDS, CAUSE_WORDS
+
     if name in rules:
         rule = rules[name]
         data = {key: getattr(rule, key) for key in _RULE_FIELDS} | {"needs": sorted(rule.needs)}
@@ -109,6 +113,10 @@ def _meanings(
     if alike := _with_alias(name, rules):
         text = _rule(alike[0]) if len(alike) == 1 else _shared_alias(name, alike)
         yield "see", {"rules": [rule.id for rule in alike]}, text
+    if name in CAUSE_IDS:
+        named = [rule for rule in rules.values() if _names_cause(rule, name)]
+        causes = {one: words for one, words in CAUSE_WORDS.items() if _is_part(one, name)}
+        yield "cause", {"causes": causes, "rules": [rule.id for rule in named]}, _cause(name, causes, named)
     if name in limits():
         yield "limit", limits()[name], f"{name}  (limit)\n\n{_paragraph(limits()[name])}\n"
     if name in answer_words():
@@ -118,7 +126,15 @@ def _meanings(
         yield "word", WORDS[name], WORDS[name]
 
 
-def _known(rule_directories: Sequence[str]) -> tuple[dict[str, Rule], Mapping[str, FactDef]]:
+def _is_part(cause: str, family: str) -> bool:
+    return cause == family or cause.startswith(f"{family}.")
+
+
+def _names_cause(rule: Rule, name: str) -> bool:
+    return any(_is_part(name, one) or _is_part(one, name) for one in rule.cause)
+
+
+def _known(rule_directories: Sequence[str]) -> tuple[dict[str, Rule], Mapping[str, Fact]]:
     """Return all rules and facts by name."""
     from tracedoc.judge.load import load_rules
     from tracedoc.topics import load_facts
@@ -130,9 +146,11 @@ def _with_alias(name: str, rules: Mapping[str, Rule]) -> list[Rule]:
     return [rule for rule in rules.values() if name in rule.aliases]
 
 
-def _all_names(rules: Mapping[str, Rule], facts: Mapping[str, FactDef]) -> list[str]:
+def _all_names(rules: Mapping[str, Rule], facts: Mapping[str, Fact]) -> list[str]:
+    from tracedoc.ledger import CAUSE_IDS
+
     aliases = [alias for rule in rules.values() for alias in rule.aliases]
-    return [*rules, *facts, *dict.fromkeys(aliases), *limits(), *WORDS, *answer_words()]
+    return [*rules, *facts, *dict.fromkeys(aliases), *limits(), *WORDS, *answer_words(), *CAUSE_IDS]
 
 
 def _unknown(name: str, known: list[str]) -> TracedocError:
@@ -193,7 +211,25 @@ def _shared_alias(name: str, rules: Sequence[Rule]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _fact(fact: FactDef) -> str:
+def _cause(name: str, causes: Mapping[str, str], rules: Sequence[Rule]) -> str:
+    """What a cause or a family of causes is, the rules that name it, and a budget on it."""
+    if name in causes:
+        lines = [f"{name}  (cause)", "", _paragraph(causes[name][0].upper() + causes[name][1:] + ".")]
+    else:
+        lines = [f"{name}  (family of causes)", ""]
+        lines += [_paragraph(f"{one}: {words}", 2, hang=4) for one, words in causes.items()]
+    lines += [
+        "",
+        _paragraph("What it costs: the step is played again without it, alone and last. See: ledger"),
+    ]
+    if rules:
+        lines += ["", "Rules that name it"]
+        lines += [_paragraph(f"{rule.id}: {rule.title}", 2, hang=4) for rule in rules]
+    lines += ["", f"As a budget: tracedoc diagnose RUN --budget 'cause.{name}.share <= 0.1'"]
+    return "\n".join(lines) + "\n"
+
+
+def _fact(fact: Fact) -> str:
     lines = [f"{fact.name}  (fact, unit {fact.unit}, one value a {fact.scope})", "", fact.doc]
     needs, uses = sorted(fact.needs), [one.name for one in fact.uses]
     if needs or uses:

@@ -14,9 +14,6 @@ from tracedoc.errors import ChangeError
 LEAST_TOLD = 0.001
 """Causes that cost less than this share of the step are left out of the table."""
 
-LEAST_UNEXPLAINED = 0.01
-"""From this share of the step on it is told what the replay does not explain."""
-
 if TYPE_CHECKING:
     from tracedoc.ledger import Ledger
     from tracedoc.predicted import Predicted, WhatIf
@@ -121,28 +118,23 @@ def answer_text(answer: WhatIf, *, many: bool) -> str:
 def _ledger_lines(ledger: Ledger) -> list[str]:
     """What each cause costs the mean captured step, as a table."""
     from tracedoc.report.texts import one_line, plain
-    from tracedoc.units import format_ranges, three_digits
+    from tracedoc.report.waterfall import cause_note, unexplained_words
+    from tracedoc.units import format_ms
 
     if not ledger.step_ms:
         return [f"No ledger: {one_line(plain(ledger.reason))}."]
     lines = [
-        f"The mean captured step, {three_digits(ledger.step_ms)} ms, by what costs it (ms):",
-        f"  {'share':>7} {'alone':>7} {'last':>7}  cause",
+        f"The mean captured step, {format_ms(ledger.step_ms)}, by what costs it:",
+        f"  {'share':>8}  {'alone':>8}  {'last':>8}  cause",
     ]
     for one in ledger.causes:
         if max(one.share_ms, one.alone_ms[1]) < LEAST_TOLD * ledger.step_ms:
             continue
-        numbers = (one.share_ms, one.alone_ms[1], one.last_ms)
-        where = [f"rank{'s' if len(one.ranks) > 1 else ''} {format_ranges(one.ranks)}"] if one.ranks else []
-        where += [plain(one.place)] if one.place else []
-        where += [f"hidden by {one.partner}"] if one.partner else []
-        shown = " ".join(f"{three_digits(ms):>7}" for ms in numbers)
-        lines.append(one_line(f"{one.id}: {one.words}" + (f" ({'; '.join(where)})" if where else "")))
-        lines[-1] = f"  {shown}  {lines[-1]}"
-    lines.append(f"  {three_digits(ledger.ideal_ms):>7} {'':>15}  without all of them")
-    if abs(ledger.unexplained_ms) >= LEAST_UNEXPLAINED * ledger.step_ms:
-        lines[-1] += f", of which {three_digits(ledger.unexplained_ms)} ms are unexplained"
-    return lines
+        shown = "  ".join(f"{format_ms(ms):>8}" for ms in (one.share_ms, one.alone_ms[1], one.last_ms))
+        note = f" ({cause_note(one)})" if cause_note(one) else ""
+        lines.append(f"  {shown}  {one_line(plain(f'{one.id}: {one.words}{note}'))}")
+    words = ", ".join(filter(None, ("without all of them", unexplained_words(ledger))))
+    return [*lines, f"  {format_ms(ledger.ideal_ms):>8}{'':22}{words}"]
 
 
 def _head(answer: WhatIf) -> str:

@@ -68,7 +68,7 @@ def describe_iterator(iterator: Any) -> Plain:
 
 
 MAX_TENSORS = 32
-MAX_DEPTH = 4
+BATCH_DEPTH = 4
 
 
 class BatchWatch:
@@ -118,9 +118,9 @@ def _tensors(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     torch = loaded("torch")
     if isinstance(value, torch.Tensor):
         yield name, value
-    elif depth < MAX_DEPTH and isinstance(value, Mapping):
+    elif depth < BATCH_DEPTH and isinstance(value, Mapping):
         for key in list(value)[:MAX_TENSORS]:
             yield from _tensors(value[key], f"{name}.{key}"[:80].lstrip("."), depth + 1)
-    elif depth < MAX_DEPTH and isinstance(value, list | tuple):
+    elif depth < BATCH_DEPTH and isinstance(value, list | tuple):
         for number, item in enumerate(value[:MAX_TENSORS]):
             yield from _tensors(item, f"{name}.{number}"[:80].lstrip("."), depth + 1)

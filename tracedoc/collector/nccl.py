@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tracedoc.collector.probe import Plain, known
 
-MAX_BYTES = 8 * 1024 * 1024
+MAX_LOG_BYTES = 8 * 1024 * 1024
 """At most this much of a log is read: its start lists the links."""
 
 MAX_LINKS = 256
@@ -50,7 +50,7 @@ def read_nccl_log(environment: Mapping[str, str], pid: int) -> Plain:
         return {}
     for path in log_files(pattern, pid):
         with open(path, encoding="utf-8", errors="replace") as file:
-            found = summarise_log(file.read(MAX_BYTES).splitlines())
+            found = summarise_log(file.read(MAX_LOG_BYTES).splitlines())
         if found:
             return {"file": os.path.basename(path), **found}
     return {}

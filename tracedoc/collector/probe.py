@@ -13,7 +13,8 @@ from typing import Any
 Plain = dict[str, Any]
 """A part of the manifest: text, numbers, truth values, lists and dicts of them."""
 
-MAX_TEXT = 300
+MAX_VALUE_LENGTH = 300
+"""Longer texts in a part are cut."""
 
 
 def probe(question: Callable[..., Any], *subjects: Any) -> Any:
@@ -31,14 +32,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):
-        return value[:MAX_TEXT]
+        return value[:MAX_VALUE_LENGTH]
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in list(value)[:64]]
     name = getattr(value, "name", None)
     if isinstance(name, str):  # an enum
-        return name[:MAX_TEXT]
+        return name[:MAX_VALUE_LENGTH]
     if type(value).__module__ == "torch":  # a dtype, a device, a layout
-        return str(value).removeprefix("torch.")[:MAX_TEXT]
+        return str(value).removeprefix("torch.")[:MAX_VALUE_LENGTH]
     return type(value).__name__
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from tracedoc.collector.probe import MAX_VALUE_LENGTH
+
 _NAME = re.compile(
     # Not tokenizers, max_tokens, authors or num_key_value_heads.
     r"TOKEN(?!IZ|S)|SECRET|PASSW|CREDENTIAL|AUTH(?!OR)|API_?KEY|ACCESS_?KEY|PRIVATE|(?:^|_)KEY(?!_VALUE)(?:_|$)"
@@ -104,8 +106,6 @@ PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "TORCH_FR_", "FSDP_", "ACCELERATE_"
 WITHHELD = "(withheld)"
 """Stands for a value that may be a key, a token or a password."""
 
-MAX_LENGTH = 300
-
 
 def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that matter for speed, in order of their names; never the whole environment.
@@ -117,5 +117,5 @@ def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
     for name in sorted(environment):
         if (name in NAMES or name.startswith(PREFIXES)) and not names_secret(name):
             value = environment[name]
-            kept[name] = WITHHELD if looks_secret(value) else value[:MAX_LENGTH]
+            kept[name] = WITHHELD if looks_secret(value) else value[:MAX_VALUE_LENGTH]
     return kept

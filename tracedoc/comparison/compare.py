@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tracedoc.comparison.causes import cause_waterfall
 from tracedoc.comparison.differences import (
     CollectiveChange,
     FactChange,
@@ -29,7 +30,7 @@ class RunComparison(msgspec.Struct, frozen=True):
     """What changed from BASE to HEAD.
 
     ``verdict`` is about runs on the same number of GPUs; with ``scaling`` the question is another one, and
-    it is ``None``. ``realised_ms`` is how much shorter the analysed step became.
+    it is ``None``. ``realised_ms`` is how much shorter the compared step became.
     """
 
     verdict: StepVerdict | None
@@ -65,7 +66,8 @@ def compare(
         if side.budget is None or side.budget.step_ms <= 0:
             raise InputError(f"{name} has no step to compare", "tracedoc diagnose says why")
     found = scaling_of(base, head, kind=scaling, samples=samples_per_step)
-    parts = waterfall(base, head, found.work_frac if found is not None else 1.0)
+    work = found.work_frac if found is not None else 1.0
+    parts = cause_waterfall(base, head, work) or waterfall(base, head, work)
     assert parts is not None
     steps = step_change(base, head)
     moved, settings = facts_that_moved(base, head), settings_that_differ(base, head)

@@ -22,8 +22,8 @@ class HistoryRun(msgspec.Struct, frozen=True):
     ``busy_frac`` is the share of the step in which the GPU computes. ``efficiency`` is against the run on
     fewest GPUs, ``None`` where nothing tells how their work compares. ``verdict`` is that of the comparison
     with the run before it, "" where there is none to compare with; ``fixed`` are the findings gone since
-    then, with what was predicted, and ``realised_ms`` how much shorter the step became. ``problem`` says why
-    a run has no step.
+    then, with what was predicted, and ``realised_ms`` how much shorter the step became. ``cause`` is the id
+    of the one that costs most, and ``cause_ms`` its share. ``problem`` says why a run has no step.
     """
 
     name: str
@@ -37,6 +37,8 @@ class HistoryRun(msgspec.Struct, frozen=True):
     change_frac: float | None = None
     fixed: tuple[FindingChange, ...] = ()
     realised_ms: float | None = None
+    cause: str = ""
+    cause_ms: float | None = None
     problem: str = ""
 
 
@@ -94,6 +96,7 @@ def _run(
         problem = "no step to analyse"
         return HistoryRun(name, gpus(diagnosis), None, {}, None, None, findings, problem=problem)
     input_ms = budget.idle_causes_ms.get("input", 0.0)
+    largest = diagnosis.ledger.causes[:1] if diagnosis.ledger is not None else ()
     run = HistoryRun(
         name=name,
         gpus=gpus(diagnosis),
@@ -103,6 +106,8 @@ def _run(
         busy_frac=budget.compute_ms / budget.step_ms,
         efficiency=efficiency,
         findings=findings,
+        cause=largest[0].id if largest else "",
+        cause_ms=largest[0].share_ms if largest else None,
     )
     if comparison is None or comparison.verdict is None:
         return run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tracedoc.comparison.waterfall import compared_budget
+from tracedoc.comparison.causes import step_lengths
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError
 
@@ -67,7 +67,7 @@ def scaling_of(
         work, evidence = (1.0 if kind == "weak" else before / after), "as told"
     else:
         work, evidence = _from_captures(base, head)
-    steps = [budget.step_ms if budget is not None else 0.0 for budget in map(compared_budget, (base, head))]
+    steps = step_lengths(base, head)
     faster = steps[0] / steps[1] if steps[1] > 0 else 0.0
     return Scaling(
         base_gpus=before,

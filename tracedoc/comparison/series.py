@@ -112,7 +112,7 @@ def compare_series(
     last = len(sides) - 1
     against_first = [pair(0, place) for place in range(1, last + 1)]
     steps = [pair(place, place + 1) for place in range(last)]
-    points = tuple(_points(sides[0], against_first, steps))
+    points = tuple(_points(against_first, steps))
     whole = against_first[-1]
     assert whole.scaling is not None
     return Series(
@@ -126,14 +126,12 @@ def compare_series(
     )
 
 
-def _points(
-    first: Diagnosis, against_first: Sequence[RunComparison], steps: Sequence[RunComparison]
-) -> Iterator[Point]:
-    budget, start = compared_budget(first), against_first[0].scaling
-    assert budget is not None
+def _points(against_first: Sequence[RunComparison], steps: Sequence[RunComparison]) -> Iterator[Point]:
+    start = against_first[0].scaling
     assert start is not None
+    first_ms = against_first[0].waterfall.ideal_ms / start.work_frac
     yield Point(
-        start.base_gpus, budget.step_ms, 1.0, 1.0, 1.0, 1.0,
+        start.base_gpus, first_ms, 1.0, 1.0, 1.0, 1.0,
         samples_per_s=start.base_samples_per_s, gpu_hours=start.base_gpu_hours,
     )  # fmt: skip
     for found, step in zip(against_first, steps, strict=True):

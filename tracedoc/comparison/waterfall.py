@@ -1,4 +1,4 @@
-"""From the ideal step to the measured one, in signed parts that add up to the difference exactly."""
+"""From the ideal step to the measured one, in signed parts that add up to it; of runs without a ledger."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class Waterfall(msgspec.Struct, frozen=True):
     """``ideal_ms`` plus the changes of all parts is ``measured_ms``; parts come in the order of the budget.
 
     ``work_frac`` is the work of a GPU of HEAD as a share of that of a GPU of BASE: 1 where they do the same.
-    ``base_at`` and ``head_at`` say which rank's step each side is.
+    ``base_at`` and ``head_at`` say which rank's step each side is; ``by_cause`` that parts are causes of the
+    ledger, whose key is the cause's id, and the steps the mean captured ones.
     """
 
     ideal_ms: float
@@ -63,6 +64,7 @@ class Waterfall(msgspec.Struct, frozen=True):
     parts: tuple[WaterfallPart, ...]
     base_at: BudgetLocation | None = None
     head_at: BudgetLocation | None = None
+    by_cause: bool = False
 
 
 def waterfall(base: Diagnosis, head: Diagnosis, work_frac: float = 1.0) -> Waterfall | None:
@@ -113,10 +115,7 @@ def _compute(
     if not analysed or not base.detail.kernels or not head.detail.kernels:
         yield _of("compute", "compute", before.compute_ms * work, after.compute_ms)
         return
-    old, new = (
-        {row.name: row for row in side.detail.kernels if row.category != "communication"}
-        for side in (base, head)
-    )
+    old, new = _kernels(base), _kernels(head)
     slower, words = _same_kernels(old, new, work)
     yield WaterfallPart(
         "slower-kernels", "compute: the same kernels, slower or faster", 0.0, slower, slower, words
@@ -130,6 +129,20 @@ def _compute(
     ideal = before.compute_ms * work - again_before
     rest = after.compute_ms - slower - again_after
     yield _of("compute", "compute: more, fewer or other kernels", ideal, rest, _other_kernels(old, new, work))
+
+
+def _kernels(side: Diagnosis) -> dict[str, KernelRow]:
+    """The kernels that compute, by name."""
+    return {row.name: row for row in side.detail.kernels if row.category != "communication"}
+
+
+def kernel_words(base: Diagnosis, head: Diagnosis, work: float) -> str:
+    """Which kernels differ between two runs, where both list theirs."""
+    old, new = _kernels(base), _kernels(head)
+    if not old or not new:
+        return ""
+    words = (_same_kernels(old, new, work)[1], _other_kernels(old, new, work))
+    return "; ".join(filter(None, words))
 
 
 def _split_unlike(before: Budget, after: Budget) -> bool:

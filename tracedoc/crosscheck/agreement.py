@@ -19,7 +19,7 @@ from tracedoc.trace.kineto import read_trace
 
 NUMBERS = ("span_ms", "compute_ms", "non_compute_ms", "idle_ms", "overlap_frac")
 
-_LEAST_MS, _LEAST_SHARE, _LEAST_OVERLAP = 0.002, 1e-5, 1e-4
+_ROUNDED_MS, _ROUNDED_SHARE, _ROUNDED_OVERLAP = 0.002, 1e-5, 1e-4
 """HTA keeps times as float64 microseconds since 1970 in some files, and rounds its percentages."""
 
 
@@ -91,7 +91,7 @@ def _changes(before: CaptureSplit | Breakdown, after: CaptureSplit | Breakdown) 
         old, new = getattr(before, part), getattr(after, part)
         if old is None or new is None:
             continue
-        least = _LEAST_OVERLAP if part == "overlap_frac" else _LEAST_MS + _LEAST_SHARE * abs(old)
+        least = _ROUNDED_OVERLAP if part == "overlap_frac" else _ROUNDED_MS + _ROUNDED_SHARE * abs(old)
         if abs(new - old) > least:
             changes[part] = new - old
     return changes

@@ -26,7 +26,7 @@ from tracedoc.timeline.shards.times import CallTimes
 MOST_RANKS = 64
 """Ranks listed: those that are waited for longest, then those with the lowest numbers."""
 
-MOST_STEPS = 24
+LISTED_STEPS = 24
 """Steps listed, the first ones that were captured whole."""
 
 
@@ -39,7 +39,7 @@ def wait_table(run: RunView) -> Waits | None:
         {step.index for digest in run.digests for step in digest.complete_steps}
         or {step.index for _, step in run.judged()}
     )
-    steps = listed[:MOST_STEPS]
+    steps = listed[:LISTED_STEPS]
     caused = _caused_ns(run)
     chosen = sorted(range(len(run.digests)), key=lambda place: (-int(caused[place].sum()), place))
     places = sorted(chosen[:MOST_RANKS])
@@ -100,7 +100,7 @@ def _culprits(run: RunView, place: int, column: dict[int, int]) -> list[int | No
     return [matching.ranks[at] if total[row, at] > 0 else None for row, at in enumerate(longest.tolist())]
 
 
-MOST_ROWS = 160
+LISTED_ROWS = 160
 """Rows listed, those that move most bytes."""
 
 MOST_CURVES = 4
@@ -134,7 +134,7 @@ def transfer_table(run: RunView) -> TransferSpeeds | None:
                 expected_gbps=float(np.median(known)) if known.size else None,
             )
         )
-    largest = sorted(rows, key=lambda row: -row.calls * row.nbytes)[:MOST_ROWS]
+    largest = sorted(rows, key=lambda row: -row.calls * row.nbytes)[:LISTED_ROWS]
     shown = {int(number) for number in np.unique(group)}
     curves = {
         (matching.groups[number].size, curve.peak_gbps): _sampled(matching.groups[number].size, curve)

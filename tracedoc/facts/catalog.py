@@ -65,7 +65,7 @@ Measured = TypeVar("Measured", covariant=True)
 Arguments = ParamSpec("Arguments")
 
 
-class FactDef(msgspec.Struct, frozen=True, eq=False):
+class Fact(msgspec.Struct, frozen=True, eq=False):
     """The definition of one fact. ``compute`` takes a ``RankTimeline`` or a ``RunView``.
 
     ``interval`` says what each interval is, for a fact that is measured as intervals. Those of a rank's fact
@@ -83,7 +83,7 @@ class FactDef(msgspec.Struct, frozen=True, eq=False):
     interval: str = ""
     spans: Callable[..., Spans | Unknown] | None = None
     values: tuple[str, ...] = ()
-    uses: tuple[FactDef, ...] = ()
+    uses: tuple[Fact, ...] = ()
 
     @property
     def doc(self) -> str:
@@ -91,7 +91,7 @@ class FactDef(msgspec.Struct, frozen=True, eq=False):
         return _plain(inspect.getdoc(self.compute) or "")
 
 
-class RankFact(FactDef, Generic[Measured], frozen=True, eq=False):
+class RankFact(Fact, Generic[Measured], frozen=True, eq=False):
     """A fact of each rank. The driver reads it in the rank's digest."""
 
     def __call__(self, timeline: RankTimeline) -> Measured:
@@ -108,7 +108,7 @@ class RankFact(FactDef, Generic[Measured], frozen=True, eq=False):
         return digest.spans(self.name)
 
 
-class RunFact(FactDef, Generic[Arguments, Measured], frozen=True, eq=False, kw_only=True):
+class RunFact(Fact, Generic[Arguments, Measured], frozen=True, eq=False, kw_only=True):
     """A fact that is measured in the driver: ``function`` of the run or of one rank, ``compute`` of all."""
 
     function: Callable[..., Any]
@@ -130,14 +130,14 @@ class Measurement(msgspec.Struct, frozen=True):
     For a fact of scope ``rank``, ``value`` is that of the rank whose step stands for the run.
     """
 
-    definition: FactDef
+    definition: Fact
     value: Value
     values: Mapping[str, Value] = msgspec.field(default_factory=dict)
 
 
 FactTable = Mapping[str, Measurement]
 
-CATALOG: dict[str, FactDef] = {}
+CATALOG: dict[str, Fact] = {}
 """Every fact by name, in reading order; filled by :mod:`tracedoc.topics`."""
 
 
@@ -146,7 +146,7 @@ def _plain(doc: str) -> str:
     return re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", doc).replace("``", "`")
 
 
-Needs = tuple[str | FactDef, ...]
+Needs = tuple[str | Fact, ...]
 if TYPE_CHECKING:
     OfDigest = Callable[[RunView, RankDigest, StepDigest], Measured]
     DigestFact = RunFact[[RunView, RankDigest, StepDigest], Measured]
@@ -266,7 +266,7 @@ def _of_run(
 
 def _checked(
     function: Callable[..., Any], unit: str, needs: Needs, interval: str
-) -> tuple[frozenset[str], tuple[FactDef, ...]]:
+) -> tuple[frozenset[str], tuple[Fact, ...]]:
     """What a fact needs of the capture, and the facts that it uses; raises ValueError for what is no fact."""
     name, of_capture = function.__name__, frozenset(need for need in needs if isinstance(need, str))
     if name in CATALOG:
@@ -279,7 +279,7 @@ def _checked(
         raise ValueError(f"fact {name}: unknown need in {sorted(of_capture)}")
     if interval and unit != "ms":
         raise ValueError(f"fact {name}: intervals have a length in ms")
-    return of_capture, tuple(need for need in needs if isinstance(need, FactDef))
+    return of_capture, tuple(need for need in needs if isinstance(need, Fact))
 
 
 def total_ms(spans: Spans | Unknown) -> float | Unknown:
@@ -295,7 +295,7 @@ def attempt(function: Callable[..., Result], *arguments: object) -> Result | Fai
         return Failed(f"error: {type(error).__name__}: {error}", traceback.format_exc())
 
 
-def computed(definition: FactDef, subject: object) -> tuple[Value | dict[str, Value], Spans | None]:
+def computed(definition: Fact, subject: object) -> tuple[Value | dict[str, Value], Spans | None]:
     """Compute one fact of a timeline or a run: its value or values, and its intervals if it has some here."""
     result = attempt(definition.compute, subject)
     if isinstance(result, Spans):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from tracedoc.facts.catalog import NEEDS, NOT_MEASURED, FactDef, FactTable, Measurement, computed
+from tracedoc.facts.catalog import NEEDS, NOT_MEASURED, Fact, FactTable, Measurement, computed
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.strategy_signs import SHARDED_MARKS
@@ -49,7 +49,7 @@ class Measurements(msgspec.Struct, frozen=True):
     steps: tuple[int, ...]
     run: RunView
 
-    def value(self, fact: FactDef, key: str | None = None) -> Value:
+    def value(self, fact: Fact, key: str | None = None) -> Value:
         """A fact for the run, or for one rank or group."""
         found = self.facts.get(fact.name)
         if found is None:
@@ -184,7 +184,7 @@ def _distributed(digests: Sequence[RankDigest]) -> bool:
 
 
 def _keyed(
-    definition: FactDef,
+    definition: Fact,
     values: Mapping[str, Value],
     run: RunView,
     unknown: dict[tuple[Unknown | str, ...], Mapping[str, Value]],

@@ -50,10 +50,9 @@ _UNIX_TIME_NS = (10**18, 5 * 10**18)
 def compose(
     measurements: Measurements,
     judgement: Judgement,
+    info: RunInfo,
     *,
     limits: tuple[Limit, ...],
-    cycle: int | None,
-    cycles: tuple[int, ...],
     ledger: Ledger | None = None,
     replay: ReplayReport | None = None,
     plan: tuple[PlanStep, ...] = (),
@@ -63,7 +62,6 @@ def compose(
     """The diagnosis of one run."""
     run = measurements.run
     representative = run.representative_digest
-    info = _run_info(measurements, cycle, cycles)
     budget = _rank_budget(run, representative, _Milliseconds()) if representative is not None else None
     failures = Failures()
     detail = _detail(run, representative, failures) if representative is not None else Detail()
@@ -74,7 +72,13 @@ def compose(
     summary = failures.contain(
         "the answer in a sentence",
         lambda: summarise(
-            measurements, judgement, run=info, limits=limits, plan=plan, rules_left_out=rules_left_out
+            measurements,
+            judgement,
+            run=info,
+            ledger=ledger,
+            limits=limits,
+            plan=plan,
+            rules_left_out=rules_left_out,
         ),
         "The measurements stand below.",
     )
@@ -130,7 +134,8 @@ def _failure(limits: tuple[Limit, ...]) -> str:
     return f"The job failed: {words}. " if words else ""
 
 
-def _run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, ...]) -> RunInfo:
+def run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, ...]) -> RunInfo:
+    """What is known of the job: its ranks, device, strategy and settings."""
     run = measurements.run
     strategy = strategy_of(run)
     representative = run.representative_digest or run.digests[0]

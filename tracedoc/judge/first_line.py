@@ -8,7 +8,8 @@ from tracedoc.diagnosis import Finding, Fix, RunInfo
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
-from tracedoc.judge.fixes import fitting_first
+from tracedoc.judge.fixes import changes_training, fitting_first
+from tracedoc.judge.ledgered import INHERENT
 from tracedoc.judge.losses import (
     compute_bound,
     gain_ms,
@@ -16,21 +17,25 @@ from tracedoc.judge.losses import (
     healthy,
     is_compute_bound,
     number,
-    uncovered_loss,
 )
+from tracedoc.ledger import Ledger
 from tracedoc.predicted import PlanStep
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.host.run import queued_idle_ms
-from tracedoc.topics.step.rank import compute_ms, step_ms
+from tracedoc.topics.step.rank import step_ms
 from tracedoc.topics.straggler.rank import foreign_turns_ms
 from tracedoc.units import format_ms, format_percent, format_ranges, format_step_change
-from tracedoc.whatif.combined import Times, combined_gain_ms, repeats
+from tracedoc.whatif.combined import Times, repeats
+from tracedoc.whatif.ledger import alone_of
 
 NAMED_FINDINGS = 2
 """The line names this many findings; the report has the rest."""
 
 WORTH_NAMING = 0.05
 """A finding that only low confidence makes a note is named from this share of the step."""
+
+SAME_STEP = 0.02
+"""The mean captured step is named where it differs from the analysed one by more than this share."""
 
 MOSTLY_QUEUED = 0.30
 """With more idle time than this behind work that was launched, kernels are missing, and no cause is named."""
@@ -42,6 +47,7 @@ def summarise(
     *,
     run: RunInfo,
     limits: Sequence[Limit],
+    ledger: Ledger | None = None,
     plan: Sequence[PlanStep] = (),
     rules_left_out: int = 0,
 ) -> str:
@@ -59,17 +65,16 @@ def summarise(
     if unreliable := _why_unreliable(measurements, limits, step):
         return f"No diagnosis: {unreliable}."
     caution = _caution(measurements)
-    gainful = [one for one in findings if one.gain is not None and one.gain.size_ms > 0]
-    worth = [one for one in gainful if one.severity != "note"]
+    worth = [one for one in findings if one.gain is not None and one.severity != "note"]
     if not worth and caution and not measurements.is_cpu:
-        worth = [one for one in gainful if gain_ms(one) >= WORTH_NAMING * step]
+        large = [one for one in findings if gain_ms(one) >= WORTH_NAMING * step]
+        worth = [one for one in large if one.rule_id not in INHERENT]
     if worth:
         named = _named(worth, times)
         said = [_cause(measurements, finding) for finding in named]
         if all(one.topic == "compute" for one in named) and is_compute_bound(measurements, step):
             said.insert(0, compute_bound(measurements, run, step))
-        loss = uncovered_loss(measurements, named, judgement.rules, step)
-        sentences = [*said, *loss, outcome(measurements, findings, named, times, plan, run=run, step=step)]
+        sentences = [*said, outcome(measurements, findings, named, plan, run=run, ledger=ledger, step=step)]
     elif rules_left_out:
         judged = len(judgement.verdicts)
         which = f"{judged} of {judged + rules_left_out} rules judged"
@@ -151,62 +156,73 @@ def outcome(
     measurements: Measurements,
     findings: Sequence[Finding],
     named: Sequence[Finding],
-    times: Times,
     plan: Sequence[PlanStep],
     *,
     run: RunInfo,
+    ledger: Ledger | None,
     step: float,
 ) -> str:
-    """The step with the fixes, in words: replayed where that was done, else its bound.
+    """The step with the fixes, in words: the plan, else the first fix, else without the causes named.
 
-    Fixes of other findings than the first stand for it only where they save as much as it does at most, and
-    never those of a note of a CPU run, whose shares of time prove little.
+    A fix that changes the batch is named beside one that does not, where it gives more.
     """
+    first = next(iter(fitting_first(named[0].fixes, run)), None)
+    batch = _change_of_batch(named[0], run)
     least = named[0].gain.size_ms if named[0].gain is not None else 0.0
     if plan and not any(one.fix.startswith(f"{named[0].id}/") for one in plan):
         notes = {one.id for one in findings if one.severity == "note"}
         doubtful = measurements.is_cpu and all(one.fix.rpartition("/")[0] in notes for one in plan)
-        plan = plan if step - plan[-1].step_ms[1] >= least and not doubtful else ()
-    if len(plan) > 1:
-        change = format_step_change(step, plan[-1].step_ms)
-        if len(plan) == 2:
-            title, second = (one.title for one in plan)
-            then = second[:1].lower() + second[1:] if second[1:2].islower() else second
-            return f"{title}, then {then}: {change}."
-        return f"All {len(plan)} fixes of the plan: {change}."
+        enough = batch is not None or step - plan[-1].step_ms[1] >= least
+        plan = plan if enough and not doubtful else ()
     if plan:
-        finding = plan[0].fix.rpartition("/")[0]
-        change = format_step_change(step, plan[0].step_ms)
-        return f"{plan[0].title}{_number_of(finding, findings)}: {change}."
-    for one in named:
-        first: Fix | None = next(iter(fitting_first(one.fixes, run)), None)
-        saved = 0.0 if first is None or first.predicted is None else first.predicted.gain_ms[1]
-        if first is not None and first.predicted is not None and saved > (0.0 if one is named[0] else least):
-            change = format_step_change(step, first.predicted.step_ms)
-            same_work = " for as many samples" if first.predicted.change.startswith("double-batch") else ""
-            return f"{first.title}{_number_of(one.id, findings)}: {change}{same_work}."
-    if len(named) == 1 and (gain := named[0].gain) is not None and gain.likely_ms is not None:
-        of, what = (step, "") if gain.mean_step_ms is None else (gain.mean_step_ms, ", the mean step")
-        after = (max(of - gain.high_ms, 0.0), max(of - gain.likely_ms, 0.0), of - gain.low_ms)
-        return f"With the fix{what}: {format_step_change(of, after)}."
-    if len(named) == 1 and (gain := named[0].gain) is not None and gain.low_ms > 0:
-        return f"Fixing it: {_bounded_step(step, gain.size_ms, gain.low_ms)}."
-    together = min(_within_the_step(measurements, named, times), step)
+        return f"{_plan_words(plan, findings, step)}{_or_batch(batch, plan[-1].step_ms[1])}."
+    if first is not None and first.predicted is not None and first.predicted.gain_ms[1] > 0:
+        after = first.predicted.step_ms
+        same_work = " for as many samples" if changes_training(first) else ""
+        also = "" if changes_training(first) else _or_batch(batch, after[1])
+        return f"{first.title}: {format_step_change(step, after)}{same_work}{also}."
+    return _without(measurements, named, ledger, step)
+
+
+def _plan_words(plan: Sequence[PlanStep], findings: Sequence[Finding], step: float) -> str:
+    change = format_step_change(step, plan[-1].step_ms)
+    if len(plan) > 2:
+        return f"All {len(plan)} fixes of the plan: {change}"
+    if len(plan) == 2:
+        title, second = (one.title for one in plan)
+        then = second[:1].lower() + second[1:] if second[1:2].islower() else second
+        return f"{title}, then {then}: {change}"
+    return f"{plan[0].title}{_number_of(plan[0].fix.rpartition('/')[0], findings)}: {change}"
+
+
+def _change_of_batch(finding: Finding, run: RunInfo) -> Fix | None:
+    found = [one for one in fitting_first(finding.fixes, run) if changes_training(one)]
+    return next((one for one in found if one.predicted is not None), None)
+
+
+def _or_batch(fix: Fix | None, other_step_ms: float) -> str:
+    """The fix that changes the batch as an alternative, where it gives more; else ""."""
+    if fix is None or fix.predicted is None or fix.predicted.step_ms[1] >= other_step_ms:
+        return ""
+    title = fix.title[:1].lower() + fix.title[1:]
+    return f"; or {title}: about {format_ms(fix.predicted.step_ms[1])} for as many samples"
+
+
+def _without(measurements: Measurements, named: Sequence[Finding], ledger: Ledger | None, step: float) -> str:
+    """The step without the causes of the findings that are named, as it is played, else its bound."""
+    told = {one.rule_id for one in named}
+    causes = tuple(one.id for one in ledger.causes if told & set(one.told_by)) if ledger is not None else ()
     what = "it" if len(named) == 1 else "both"
-    return f"Fixing {what}: {_bounded_step(step, together)} at best."
-
-
-def _bounded_step(step: float, gain: float, least: float = 0.0) -> str:
-    """The step before and after a fix, as ``13 -> 3 ms``, or ``13 -> 3 to 6 ms`` with a least gain."""
-    before, after = format_ms(step), format_ms(max(step - gain, 0.0))
-    unit = before[before.index(" ") :]
-    if not after.endswith(unit):
-        return f"{before} -> {after}"
-    most = format_ms(max(step - least, 0.0))
-    span = (
-        f"{after.removesuffix(unit)} to {most}" if least and most.endswith(unit) and most != after else after
-    )
-    return f"{before.removesuffix(unit)} -> {span}"
+    if ledger is not None and causes and all(one.gain and one.gain.likely_ms is not None for one in named):
+        saved = alone_of(measurements.run, causes)
+        if saved is not None and saved[1] > 0:
+            low, likely, high = saved
+            of = ledger.step_ms
+            after = (max(of - high, 0.0), max(of - likely, 0.0), max(of - low, 0.0))
+            mean = "" if abs(of - step) <= SAME_STEP * step else ", the mean step"
+            return f"Without {what}{mean}: {format_step_change(of, after)}."
+    largest = max((one.gain.high_ms for one in named if one.gain is not None), default=0.0)
+    return f"Without {what}: {format_ms(step)} -> {format_ms(max(step - largest, 0.0))} at best."
 
 
 def _number_of(finding_id: str, findings: Sequence[Finding]) -> str:
@@ -214,16 +230,3 @@ def _number_of(finding_id: str, findings: Sequence[Finding]) -> str:
     listed = [one.id for one in findings if not (one.topic == "capture" and one.gain is None)]
     place = listed.index(finding_id) + 1 if finding_id in listed else 1
     return f" (finding {place})" if place > 1 else ""
-
-
-def _within_the_step(measurements: Measurements, findings: Sequence[Finding], times: Times) -> float:
-    """The bound in ms for several fixes, at most the part of the named step that is not compute.
-
-    Findings of one rank can hold longer steps than the one the line names. Never less than the largest.
-    """
-    together = combined_gain_ms(findings, times)
-    step, compute = number(measurements, step_ms), number(measurements, compute_ms)
-    if step is None or compute is None:
-        return together
-    largest = max(finding.gain.size_ms for finding in findings if finding.gain is not None)
-    return max(largest, min(together, step - compute))

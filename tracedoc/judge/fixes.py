@@ -39,15 +39,24 @@ def framework_name(name: str) -> str:
 def fitting_first(fixes: tuple[Fix, ...], run: RunInfo) -> tuple[Fix, ...]:
     """The fixes with those first that fit the job: its trainer, its strategy, then any framework.
 
-    Those of other frameworks are left out where the job's is known. A fix that saves nothing by replay comes
-    after all others.
+    Those of other frameworks are left out where the job's is known. Of those that fit alike the one with the
+    largest predicted gain is first; one that changes the batch comes after those that keep what is trained,
+    and one that saves nothing by replay after all others.
 
     Where a trainer such as Lightning makes the wrappers, its users cannot paste a change to the wrapper.
     """
     distances = misfits(fixes, run.strategy.name, run.frameworks)
     known = _knows_framework(run.strategy) and min(distances, default=FOREIGN) < FOREIGN
     fitting = [n for n in range(len(fixes)) if distances[n] < FOREIGN or not known]
-    order = sorted(fitting, key=lambda n: (_saves_nothing(fixes[n]), distances[n]))
+    order = sorted(
+        fitting,
+        key=lambda n: (
+            _saves_nothing(fixes[n]),
+            distances[n],
+            changes_training(fixes[n]),
+            -_predicted_gain(fixes[n]),
+        ),
+    )
     return tuple(fixes[n] for n in order)
 
 
@@ -57,8 +66,17 @@ def _knows_framework(strategy: Strategy) -> bool:
     return strategy.family != "unknown" and not anybody
 
 
+def changes_training(fix: Fix) -> bool:
+    """True for a fix that changes what is trained: the number of samples in a step."""
+    return fix.replays.startswith("double-batch")
+
+
 def _saves_nothing(fix: Fix) -> bool:
     return fix.predicted is not None and fix.predicted.gain_ms[1] <= 0
+
+
+def _predicted_gain(fix: Fix) -> float:
+    return 0.0 if fix.predicted is None else fix.predicted.gain_ms[1]
 
 
 def misfits(fixes: Sequence[Fix], strategy: str, frameworks: Sequence[str]) -> list[int]:

@@ -1,14 +1,14 @@
-"""The largest part of the step that is not compute, and what is said where nothing is worth a warning."""
+"""What is said where nothing is worth a warning: what fills the step, who waits, and the largest note."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tracedoc.diagnosis import Finding, RunInfo
-from tracedoc.facts.catalog import FactDef
+from tracedoc.facts.catalog import Fact
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.idle_causes import WORDS
-from tracedoc.judge.rule import Rule
+from tracedoc.judge.ledgered import INHERENT
 from tracedoc.topics.communication.run import exposed_wait_ms, pipeline_wait_ms
 from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
 from tracedoc.units import format_ms, format_percent
@@ -19,25 +19,8 @@ CPU_IDLE_WORDS = {cause: words.on_cpu for cause, words in WORDS.items() if words
 WAIT_WORTH_NAMING = 0.10
 """Waiting for peers is named from this share of the step on."""
 
-LOSS_WORTH_NAMING = 0.10
-"""The largest part of the step that is not compute is named from this share of the step on."""
-
 IDLE_WORTH_NAMING = 0.50
 """In a CPU trace what the host does instead of running operators is named from this share of the step on."""
-
-LOSSES = ("wait", "pipeline", "exposed", "copy", *WORDS)
-"""The parts of a step that are not compute: of communication, copies, and idle time by its cause."""
-
-_LOSS_OF_TOPIC: dict[str, frozenset[str]] = {
-    "communication": frozenset({"wait", "exposed"}),
-    "sharding": frozenset({"wait", "exposed", "launch"}),
-    "straggler": frozenset({"wait", "launch", "sync", "compile", "gc", "unknown", "input"}),
-    "pipeline": frozenset({"wait", "pipeline", "exposed"}),
-    "input": frozenset({"input"}),
-    "host": frozenset({"launch", "sync", "compile", "gc", "unknown", "profiler"}),
-    "memory": frozenset({"copy", "allocator"}),
-}
-"""The losses that findings of a topic speak of, unless their rule names others."""
 
 LITTLE_EXPOSED = 0.10
 """With more exposed communication than this a run is not called compute-bound."""
@@ -45,11 +28,14 @@ LITTLE_EXPOSED = 0.10
 COMPUTE_BOUND = 0.80
 """With this share of compute in the step and no finding, compute is what the step is made of."""
 
+MINOR = 0.05
+"""What saves less than this share of the step is minor."""
+
 NO_GAIN = 0.001
-"""What saves less than this share of the step is named without a number."""
+"""What saves less than this share of the step is not named."""
 
 
-def number(measurements: Measurements, fact: FactDef) -> float | None:
+def number(measurements: Measurements, fact: Fact) -> float | None:
     """Return the run's value of a fact, ``None`` where it is unknown or no number."""
     value = measurements.value(fact)
     return float(value) if isinstance(value, (int, float)) else None
@@ -64,40 +50,6 @@ def gain_words(finding: Finding) -> str:
     """That gain in words: ``about 11 ms`` where it is the likely one, ``up to 31 ms`` of a bound."""
     likely = finding.gain is not None and finding.gain.likely_ms is not None
     return f"{'about' if likely else 'up to'} {format_ms(gain_ms(finding))}"
-
-
-def uncovered_loss(
-    measurements: Measurements, named: Sequence[Finding], rules: Mapping[str, Rule], step: float
-) -> list[str]:
-    """The largest part of the step that is not compute, unless a named finding speaks of it."""
-    kind, words, length = largest_loss(measurements)
-    if length < LOSS_WORTH_NAMING * step or any(
-        one.rule_id not in rules or kind in _losses_of(rules[one.rule_id]) for one in named
-    ):
-        return []
-    return [f"Largest loss: {words}, {format_ms(length)} ({format_percent(length / step)})."]
-
-
-def _losses_of(rule: Rule) -> frozenset[str]:
-    return rule.losses or _LOSS_OF_TOPIC.get(rule.topic, frozenset())
-
-
-def largest_loss(measurements: Measurements) -> tuple[str, str, float]:
-    """The largest part of the step that is not compute: its kind, words for it, and ms."""
-    digest = measurements.run.representative_digest
-    step = digest.judged_step if digest is not None else None
-    if digest is None or step is None:
-        return "unknown", "idle time", 0.0
-    split = measurements.run.splits[digest.rank, step.index]
-    parts = {cause: (f"idle time ({WORDS[cause].idle})", ns) for cause, ns in step.idle_ns.items()}
-    late = measurements.run.blame.waited_for(digest.rank)
-    waiting = f"rank {digest.rank} waits for rank {late}" if late is not None else "waiting for peers"
-    parts["wait"] = (waiting, split.wait_ns)
-    parts["pipeline"] = ("waiting in the pipeline", split.pipeline_wait_ns)
-    parts["exposed"] = ("exposed communication", split.transfer_ns + split.unsplit_ns)
-    parts["copy"] = ("exposed copies", step.budget.exposed_copy_ns)
-    kind = max(parts, key=lambda name: parts[name][1])
-    return kind, parts[kind][0], parts[kind][1] / 1e6
 
 
 def waits_for_peers(measurements: Measurements, step: float) -> str:
@@ -117,7 +69,7 @@ def in_pipeline(measurements: Measurements, step: float) -> str:
     return f" Rank {rank} waits {format_ms(wait_ms)} a step in the pipeline."
 
 
-def _longest(measurements: Measurements, fact: FactDef) -> tuple[str, float]:
+def _longest(measurements: Measurements, fact: Fact) -> tuple[str, float]:
     """Return the rank with the largest value of a fact in ms, and that; ("", 0.0) where none is known."""
     known = {
         rank: float(value)
@@ -151,12 +103,8 @@ def healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo, 
     small = _minor(noted, step)
     share = format_percent(compute / step)
     if not is_compute_bound(measurements, step):
-        _, what, length = largest_loss(measurements)
-        waits = waits_for_peers(measurements, step) if "waits for" not in what else ""
-        return (
-            f"No single cause: compute fills {share} of the {format_ms(step)} step; the largest loss is "
-            f"{what}, {format_ms(length)}.{waits}{small}"
-        )
+        waits = waits_for_peers(measurements, step) + in_pipeline(measurements, step)
+        return f"No single cause: compute fills {share} of the {format_ms(step)} step.{waits}{small}"
     return f"{compute_bound(measurements, run, step)}{small}"
 
 
@@ -182,7 +130,7 @@ def compute_bound(measurements: Measurements, run: RunInfo, step: float) -> str:
 
 def _minor(noted: Sequence[Finding], step: float) -> str:
     """Name the largest finding that is only a note; "" where none saves time."""
-    first = max(noted, key=gain_ms, default=None)
+    first = max((one for one in noted if one.rule_id not in INHERENT), key=gain_ms, default=None)
     if first is None or gain_ms(first) <= 0:
         return ""
     return f" Minor: {_short_name(first)}, {gain_words(first)}."
@@ -196,10 +144,9 @@ def _short_name(finding: Finding) -> str:
 
 def _on_cpu(noted: Sequence[Finding], step: float) -> str:
     """The words for a CPU run without warnings: shares of its time prove little about GPUs."""
-    first = max((one for one in noted if one.topic != "capture"), key=gain_ms, default=None)
+    first = next((one for one in noted if one.topic != "capture" and gain_ms(one) >= NO_GAIN * step), None)
     if first is None:
         return f"CPU run: nothing found to change in the {format_ms(step)} step."
-    named = f"CPU run, only minor findings: {_short_name(first)}"
-    if gain_ms(first) < NO_GAIN * step:
-        return f"{named}, in the {format_ms(step)} step."
-    return f"{named}, {gain_words(first)} of the {format_ms(step)} step."
+    of = step if first.gain is None or first.gain.mean_step_ms is None else first.gain.mean_step_ms
+    minor = " only minor findings:" if gain_ms(first) < MINOR * of else ""
+    return f"CPU run:{minor} {_short_name(first)}, {gain_words(first)} of the {format_ms(of)} step."

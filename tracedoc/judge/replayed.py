@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import hypot
 
 from msgspec.structs import replace
 
@@ -20,7 +19,6 @@ from tracedoc.predicted import PlanStep, Predicted, ReplayReport
 from tracedoc.topics.capture.run import strategy_of
 from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, on_more_ranks, replay_report
 from tracedoc.whatif.changes.registry import Request, parse_request
-from tracedoc.whatif.over_steps import Cost, cost_over_steps
 from tracedoc.whatif.predictions import Prediction, predict, run_replay
 
 LONGEST_PLAN = 5
@@ -36,11 +34,6 @@ _SURER = ("low", "medium", "high").index
 
 NOT_REPLAYED = "a bound: the step was not replayed, because {}"
 
-UNLIKE_THE_OTHERS = "a bound: the step that is replayed shows little of it"
-
-SHOWN = 0.5
-"""A step with less than this share of what a cause costs on average does not show it."""
-
 
 def with_predictions(
     judgement: Judgement, measurements: Measurements
@@ -53,7 +46,7 @@ def with_predictions(
     report = replay_report(replay)
     if isinstance(replay, Refusal):
         judgement = with_restored_findings(judgement, lambda finding: finding)
-        return _with_ceilings(judgement, replay.reason, measurements), report, ()
+        return _with_ceilings(judgement, replay.reason), report, ()
 
     alone: dict[str, Prediction] = {}
     rules = judgement.rules
@@ -62,13 +55,15 @@ def with_predictions(
         requests = {str(one): one for one in _requests(findings).values()}
         alone.update(_predictions(replay, [], {k: one for k, one in requests.items() if k not in alone}))
         known = {text: as_predicted([requests[text]], alone[text]) for text in requests if text in alone}
-        return [_predicted(one, rules[one.rule_id], known, replay, measurements) for one in findings]
+        return [_predicted(one, rules[one.rule_id], known, measurements) for one in findings]
 
     findings = sorted(predicted(judgement.findings), key=worst_first)
     judgement = with_restored_findings(
         replace(judgement, findings=tuple(findings)), lambda one: predicted([one])[0]
     )
-    plan = make_plan(replay, [_fitting(finding, measurements) for finding in judgement.findings], alone)
+    # Shares of time of a CPU run prove little: a note is not planned with.
+    planned = [one for one in judgement.findings if not measurements.is_cpu or one.severity != "note"]
+    plan = make_plan(replay, [_fitting(finding, measurements) for finding in planned], alone)
     report = replace(report, more_ranks=on_more_ranks(replay))
     return judgement, report, plan
 
@@ -98,7 +93,7 @@ def _change(finding: Finding, fix: Fix) -> str:
     return fix.replays.replace(JUDGED_RANK, str(finding.ranks[0])) if len(finding.ranks) == 1 else ""
 
 
-def _with_ceilings(judgement: Judgement, reason: str, measurements: Measurements) -> Judgement:
+def _with_ceilings(judgement: Judgement, reason: str) -> Judgement:
     """The judgement whose gains say why they are bounds and no predictions."""
     note = NOT_REPLAYED.format(reason)
     findings = tuple(
@@ -107,28 +102,11 @@ def _with_ceilings(judgement: Judgement, reason: str, measurements: Measurements
         else one
         for one in judgement.findings
     )
-    representative = measurements.run.representative_digest
-    step = representative.judged_step if representative is not None else None
-    if step is None:
-        return replace(judgement, findings=findings)
-    rules = judgement.rules
-    held = (_bound_for_mean_step(one, rules[one.rule_id], step.index, measurements) for one in findings)
-    return replace(judgement, findings=tuple(held))
-
-
-def _bound_for_mean_step(finding: Finding, rule: Rule, step: int, measurements: Measurements) -> Finding:
-    cost = _cost(finding, rule, step, measurements)
-    if cost is None or finding.gain is None:
-        return finding
-    return replace(finding, gain=_bound_over_steps(finding.gain, cost))
+    return replace(judgement, findings=findings)
 
 
 def _predicted(
-    finding: Finding,
-    rule: Rule,
-    known: Mapping[str, Predicted],
-    replay: RunReplay,
-    measurements: Measurements,
+    finding: Finding, rule: Rule, known: Mapping[str, Predicted], measurements: Measurements
 ) -> Finding:
     fixes = tuple(
         _with_prediction(finding, fix, known[str(parse_request(change))], measurements)
@@ -138,17 +116,10 @@ def _predicted(
     )
     found = [fix.predicted for fix in fixes if fix.predicted is not None]
     if not found or finding.gain is None:
-        return _bound_for_mean_step(replace(finding, fixes=fixes), rule, replay.step, measurements)
+        return replace(finding, fixes=fixes)
     best = max(found, key=lambda one: one.gain_ms[1])
-    cost = _cost(finding, rule, replay.step, measurements)
-    if cost is not None and not _shows(replay, best, finding.gain, cost):
-        fixes = tuple(replace(fix, predicted=None) for fix in fixes)
-        bound = replace(finding.gain, assumptions=(*finding.gain.assumptions, UNLIKE_THE_OTHERS))
-        return replace(finding, fixes=fixes, gain=_bound_over_steps(bound, cost))
     low, likely, high = (max(ms, 0.0) for ms in best.gain_ms)
     gain = Gain(low, high, "replay", best.assumptions, likely)
-    if cost is not None:
-        gain = _gain_over_steps(gain, cost)
     # A replay that is not sure makes its number doubtful, not the cause that was seen.
     confidence = (
         min(finding.confidence, "medium", key=_SURER) if best.confidence == "low" else best.confidence
@@ -185,46 +156,6 @@ def _within(predicted: Predicted, bound: Gain) -> Predicted:
     today = predicted.step_ms[1] + likely
     steps = (today - gains[2], today - gains[1], today - gains[0])
     return replace(predicted, step_ms=steps, gain_ms=gains)
-
-
-def _cost(finding: Finding, rule: Rule, step: int, measurements: Measurements) -> Cost | None:
-    """The cost of a finding's cause over the captured steps, where that is known.
-
-    Not on CPUs, where the processes of a job share cores: what one costs the others is partly chance.
-    """
-    if measurements.is_cpu:
-        return None
-    key = str(finding.ranks[0]) if rule.scope == "rank" and len(finding.ranks) == 1 else None
-    return cost_over_steps(measurements.run, rule.evidence, key, step)
-
-
-def _shows(replay: RunReplay, best: Predicted, bound: Gain, cost: Cost) -> bool:
-    """True if the replayed step shows what the finding is about.
-
-    A pause, or a rank whose turn it is to be late, may be in any step; and of a lone step what comes before
-    its first kernel is not replayed.
-    """
-    lone = not replay.periodic
-    return cost.analysed_ms >= SHOWN * cost.mean_ms and not (lone and best.gain_ms[1] < SHOWN * bound.high_ms)
-
-
-def _gain_over_steps(gain: Gain, cost: Cost) -> Gain:
-    """The gain of the mean step, from that of the analysed one.
-
-    What a replay leaves open and what few steps leave open of their mean are independent: the margins add
-    up as squares.
-    """
-    was = gain.size_ms
-    likely = max(was + cost.mean_ms - cost.analysed_ms, 0.0)
-    low = max(likely - hypot(was - gain.low_ms, cost.error_ms), 0.0)
-    high = likely + hypot(gain.high_ms - was, cost.error_ms)
-    return replace(gain, low_ms=low, likely_ms=likely, high_ms=high, mean_step_ms=cost.mean_step_ms)
-
-
-def _bound_over_steps(gain: Gain, cost: Cost) -> Gain:
-    """A bound that holds for the mean step; its size stays that of the captured steps."""
-    high = max(gain.high_ms, cost.mean_ms + cost.error_ms)
-    return replace(gain, likely_ms=gain.size_ms, high_ms=high, mean_step_ms=cost.mean_step_ms)
 
 
 def _fitting(finding: Finding, measurements: Measurements) -> Finding:

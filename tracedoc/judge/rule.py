@@ -52,7 +52,6 @@ FactName = Annotated[str, Meta(title="fact")]
 Evidence = Annotated[str, Meta(title="evidence")]
 Estimator = Annotated[str, Meta(title="gain")]
 LimitCode = Annotated[str, Meta(title="limit")]
-Loss = Annotated[str, Meta(title="loss")]
 CauseId = Annotated[str, Meta(title="cause")]
 Need = Annotated[str, Meta(title="need")]
 UnitName = Annotated[str, Meta(title="unit")]
@@ -121,14 +120,15 @@ class Rule(_Part, frozen=True):
     """One rule. ``when`` is the source of the condition; ``gain`` is a bound or names an estimator,
     ``evidence`` names the fact whose intervals are shown, both "" without one.
 
-    ``cause`` are the entries of the ledger that it names: ids, or families, which stand for their members.
+    ``cause`` are the entries of the ledger that it names: ids, or families, which stand for their members;
+    ``part_of`` those of which it names a part, whose size it bounds itself.
     ``says`` is the clause of the first line behind the title's name, "" where its gain is all.
     ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``yields_to`` lists
     the ids of sharper rules. ``on_cpu`` is "capped" (a CPU trace makes it a note at most: its time shares
     say little) or "as_usual" (counts, loader waits, arrival order). ``tells`` is "cause", or "time" for a
-    rule that says where time goes and not why. ``losses`` are the parts of the step that its findings speak
-    of, where they are not those of its topic. ``limit`` is the code of one that says the same as its finding:
-    both are shown as one. ``aliases`` are former ids, and names that people look for; rules may share one.
+    rule that says where time goes and not why. ``limit`` is the code of one that says the same as its
+    finding: both are shown as one. ``aliases`` are former ids, and names that people look for; rules may
+    share one.
     """
 
     id: Id
@@ -142,6 +142,7 @@ class Rule(_Part, frozen=True):
     message: Text
     why: Text
     cause: tuple[CauseId, ...] = ()
+    part_of: tuple[CauseId, ...] = ()
     says: Text = ""
     params: dict[str, Param] = field(default_factory=dict)
     words: dict[str, Words] = field(default_factory=dict)
@@ -152,7 +153,6 @@ class Rule(_Part, frozen=True):
     tells: Literal["cause", "time"] = "cause"
     fixes: tuple[RuleFix, ...] = ()
     yields_to: tuple[Text, ...] = ()
-    losses: frozenset[Loss] = frozenset()
     limit: LimitCode = ""
     aliases: tuple[Text, ...] = ()
 

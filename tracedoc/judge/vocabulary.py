@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 
-from tracedoc.facts.catalog import NEEDS, FactDef
+from tracedoc.facts.catalog import NEEDS, Fact
 from tracedoc.glossary import limits
-from tracedoc.judge.losses import LOSSES
 from tracedoc.judge.rule import Rule
 from tracedoc.ledger import CAUSE_IDS
 from tracedoc.units import UNITS
@@ -20,7 +19,7 @@ from tracedoc.units import UNITS
 class Vocabulary(msgspec.Struct, frozen=True, dict=True):
     """Facts with their units and scopes, the names of estimators, and the facts that have evidence."""
 
-    facts: Mapping[str, FactDef]
+    facts: Mapping[str, Fact]
     gains: Collection[str]
     evidence: Collection[str]
 
@@ -38,7 +37,7 @@ class Vocabulary(msgspec.Struct, frozen=True, dict=True):
     def words(self) -> Mapping[str, Collection[str]]:
         """All words that a rule may use, by the title of their type in :mod:`tracedoc.judge.rule`."""
         named = {"fact": self.facts, "gain": self.gains, "evidence": self.evidence}
-        return {**named, "need": NEEDS, "unit": UNITS, "limit": limits(), "loss": LOSSES, "cause": CAUSE_IDS}
+        return {**named, "need": NEEDS, "unit": UNITS, "limit": limits(), "cause": CAUSE_IDS}
 
 
 def installed_vocabulary() -> Vocabulary:

@@ -147,7 +147,7 @@ def _bubble(layout: Layout) -> str:
     return f"Stages wait {format_percent(layout.bubble)} of the step for its first and last micro-batches. "
 
 
-MOST_GPUS = 4096
+MOST_GPUS_TRIED = 4096
 LARGER_GPUS_GB = (24, 32, 40, 48, 80, 96, 141, 192, 288)
 
 Try = tuple[str, str, Question]
@@ -317,7 +317,7 @@ _COMBINED = ("loss", "micro-batch", "optimizer-8bit")
 
 def _gpus(question: Question, request: PlanRequest) -> Iterator[Try]:
     gpus = 2 * question.gpus
-    while gpus <= MOST_GPUS:
+    while gpus <= MOST_GPUS_TRIED:
         nodes = max(question.nodes, -(-gpus // max(8, question.gpus_per_node)))
         nodes = next(n for n in range(nodes, gpus + 1) if gpus % n == 0)
         option = f"--gpus {gpus}" + (f" --nodes {nodes}" if nodes > 1 else "")

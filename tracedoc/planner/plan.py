@@ -194,8 +194,8 @@ def _ordered(advice: Advice) -> tuple[Candidate, ...]:
     return (chosen, *rest) if chosen else tuple(rest)
 
 
-LARGEST_MICRO_BATCH = 512
-SHOWN = 5
+LARGEST_FITTED_BATCH = 512
+SHOWN_CANDIDATES = 5
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -250,7 +250,7 @@ def search(question: Question, request: PlanRequest) -> tuple[Found, ...]:
             )
     # Of what is as fast to a percent, the one that takes less memory.
     found.sort(key=lambda f: (-round(f.tokens_per_second / _best(found), 2), f.total_bytes))
-    return tuple(found[:SHOWN])
+    return tuple(found[:SHOWN_CANDIDATES])
 
 
 def _best(found: list[Found]) -> float:
@@ -263,7 +263,7 @@ def _combinations(question: Question, request: PlanRequest, batch: int | None) -
     if wanted == "auto" and request.framework == "pytorch":
         kinds = ("off", "selective", "on")
     size = 1
-    while size <= LARGEST_MICRO_BATCH:
+    while size <= LARGEST_FITTED_BATCH:
         rounds = batch // question.gpus // size if batch else 1
         if batch is None or (rounds and batch == rounds * size * question.gpus):
             for kind in kinds:

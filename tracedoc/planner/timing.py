@@ -40,7 +40,7 @@ CONTENTION_GBPS = 160.0
 FP8_SPEEDUP = 1.45
 """Gain of matrix products in 8 bits over 16, with the conversions that they need."""
 
-NARROW, WIDE = (0.94, 1.10), (0.72, 1.40)
+NARROW_SPREAD, WIDE_SPREAD = (0.94, 1.10), (0.72, 1.40)
 """Spread around the prediction, for GPUs of which runs are published and for others."""
 NARROW_SPLIT, WIDE_SPLIT = (0.80, 1.30), (0.65, 1.60)
 """The same for frameworks that split a model in several ways."""
@@ -181,7 +181,9 @@ def predict(
         overlapped = max(computing, rounds * each_round.hideable + last.hideable)
         return fixed + overlapped + passes * each_round.unhidden + last.unhidden
 
-    narrow, wide = (NARROW, WIDE) if layout.strategy in STRATEGIES else (NARROW_SPLIT, WIDE_SPLIT)
+    narrow, wide = (
+        (NARROW_SPREAD, WIDE_SPREAD) if layout.strategy in STRATEGIES else (NARROW_SPLIT, WIDE_SPLIT)
+    )
     low, high = narrow if gpu.matmul or measured_compute_ms is not None else wide
     comm = rounds * each_round.seconds + last.seconds + after
     times = (rounds * compute, optimizer, host + rounds * dispatch, comm)

@@ -1,4 +1,4 @@
-"""Play a run's program with changes: many at once, with contention, in all readings."""
+"""Play a run's program with changes: many at once, with contention, in all scenarios."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from tracedoc.play.contention import OverlapShare, find_overlap, slow_down
-from tracedoc.play.run_program import Reading, RunProgram
+from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.segments import (
     Slowdown,
     Stretches,
@@ -51,18 +51,18 @@ class Player:
     def __init__(self, subject: int) -> None:
         self._subject = subject
         self._plans: dict[bytes, Plan] = {}
-        self._bases: dict[Reading, RunProgram] = {}
-        self._overlap: dict[tuple[bytes, Reading], OverlapShare] = {}
-        self._reduced: dict[tuple[bytes, Reading], Stretches] = {}
+        self._bases: dict[Scenario, RunProgram] = {}
+        self._overlap: dict[tuple[bytes, Scenario], OverlapShare] = {}
+        self._reduced: dict[tuple[bytes, Scenario], Stretches] = {}
 
     def play_base(self, programs: Sequence[RunProgram]) -> list[Played]:
-        """Play the programs without a change, one for each reading; changes are compared with them."""
-        self._bases = {program.reading: program for program in programs}
+        """Play the programs without a change, one for each scenario; changes are compared with them."""
+        self._bases = {program.scenario: program for program in programs}
         self._overlap, self._reduced = {}, {}
         played = self.play(programs)
         for one in played:
             beside = find_overlap(one.plan.graph, one.program, one.times, one.before)
-            self._overlap[one.program.extra.shape, one.program.reading] = beside
+            self._overlap[one.program.extra.shape, one.program.scenario] = beside
         return played
 
     def together(self, program: RunProgram) -> int:
@@ -125,7 +125,7 @@ class Player:
         ]
 
     def _is_slowed(self, program: RunProgram) -> bool:
-        base = self._bases.get(program.reading)
+        base = self._bases.get(program.scenario)
         return program.contention > 0 and base is not None and base is not program
 
     def _slower(self, plan: Plan, program: RunProgram, solution: Solution, column: int) -> Slowdown:
@@ -134,10 +134,10 @@ class Player:
 
     def _known_overlap(self, plan: Plan, program: RunProgram) -> OverlapShare:
         """The shares that ran beside transfers in the capture, by the meeting events of a plan."""
-        key = program.extra.shape, program.reading
+        key = program.extra.shape, program.scenario
         if key not in self._overlap:
             untied = replace(program.extra, lag_ns=np.full_like(program.extra.lag_ns, NEVER))
-            base = self._bases[program.reading].edited(extra=untied)
+            base = self._bases[program.scenario].edited(extra=untied)
             weights = weigh(plan.graph, base, self._stretches(plan.graph, base))
             solution = solve(plan, [base], weights[:, None])
             self._overlap[key] = find_overlap(plan.graph, base, solution.times[:, 0], solution.before[:, 0])
@@ -145,11 +145,11 @@ class Player:
 
     def _stretches(self, graph: SyncGraph, program: RunProgram) -> Stretches:
         """Reduce the stretches of a program; one with the lags and durations of its base shares them."""
-        base = self._bases.get(program.reading)
+        base = self._bases.get(program.scenario)
         columns = ("lag", "dur", "delay", "launched")
         if base is None or any(getattr(base, name) is not getattr(program, name) for name in columns):
             return reduce_stretches(graph, program)
-        key = program.extra.shape, program.reading
+        key = program.extra.shape, program.scenario
         if key not in self._reduced:
             self._reduced[key] = reduce_stretches(graph, program)
         return self._reduced[key]

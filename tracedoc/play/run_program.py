@@ -23,7 +23,7 @@ _IS_COMPUTE = np.ones(len(Group), dtype=bool)
 _IS_COMPUTE[[Group.COMMUNICATION, Group.COPY_IN, Group.COPY_OUT, Group.COPY_OTHER]] = False
 
 
-class Reading(IntEnum):
+class Scenario(IntEnum):
     """How a capture is read where it leaves a choice."""
 
     FAST = 0
@@ -31,9 +31,9 @@ class Reading(IntEnum):
     SLOW = 2
 
     @property
-    def opposite(self) -> Reading:
-        """The reading at the other end: what is least in one is most in the other."""
-        return Reading(len(Reading) - 1 - self)
+    def opposite(self) -> Scenario:
+        """The scenario at the other end: what is least in one is most in the other."""
+        return Scenario(len(Scenario) - 1 - self)
 
 
 class CollectiveParts(msgspec.Struct, frozen=True, eq=False):
@@ -149,7 +149,7 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
         return np.isin(self.cause_kind, TO_HOST)
 
 
-class Extra(msgspec.Struct, frozen=True, eq=False):
+class AddedEdges(msgspec.Struct, frozen=True, eq=False):
     """Starts of events that a change ties to other things: ``target`` events wait for ``source``.
 
     A source is an event that must end, or where ``of_point`` a point that must be reached.
@@ -174,7 +174,7 @@ class RunProgram(msgspec.Struct, frozen=True, eq=False):
     ``lag``, ``own`` and ``ready`` belong to points, ``dur`` and ``delay`` to events; ``transfer``, ``joined``
     and ``launched`` to the :class:`CollectiveParts`: one that is not joined waits for nobody, one that is not
     launched does not wait for the host. ``active`` tells which causes hold. ``contention`` is by which
-    share compute is slower beside a transfer, ``reading`` how the capture was read.
+    share compute is slower beside a transfer, ``scenario`` how the capture was read.
     """
 
     layout: Layout
@@ -187,9 +187,9 @@ class RunProgram(msgspec.Struct, frozen=True, eq=False):
     joined: Mask
     launched: Mask
     active: Mask
-    extra: Extra
+    extra: AddedEdges
     contention: float = 0.0
-    reading: Reading = Reading.LIKELY
+    scenario: Scenario = Scenario.LIKELY
 
     def played_once(self) -> RunProgram:
         """Return the program played once, from the times that were measured, instead of again and again."""
@@ -203,7 +203,7 @@ class RunProgram(msgspec.Struct, frozen=True, eq=False):
 
 BY_DEFAULT = np.ones(len(Cause), dtype=bool)
 BY_DEFAULT[[Cause.ORDER, Cause.GATHER_ISSUE]] = False
-"""Which causes hold where nothing speaks for the slow reading."""
+"""Which causes hold where nothing speaks for the slow scenario."""
 
 
 _LONG = ("lag", "own", "ready", "dur", "delay")
@@ -309,7 +309,7 @@ class Gathering:
             launched=np.ones(joins.event.size, dtype=bool),
             active=BY_DEFAULT[layout.cause_kind],
             # Events that calls of the step before launch.
-            extra=Extra(
+            extra=AddedEdges(
                 source=np.concatenate([point for _, point in self._early]).astype(np.intp),
                 target=target,
                 of_point=every,

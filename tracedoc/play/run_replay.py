@@ -1,4 +1,4 @@
-"""A run that can be replayed: its programs joined, in three readings, and how far that can be trusted."""
+"""A run that can be replayed: its programs joined, in three scenarios, and how far that can be trusted."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 from tracedoc.play.joins import join_run
 from tracedoc.play.path import Path, find_whole_path
 from tracedoc.play.player import Player
-from tracedoc.play.readings import Split, as_measured, read_as, splits
-from tracedoc.play.run_program import Reading, RunProgram
+from tracedoc.play.run_program import RunProgram, Scenario
+from tracedoc.play.scenarios import Split, as_measured, as_scenario, splits
 from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import RankProgram
@@ -21,7 +21,7 @@ UNSURE, WRONG = 0.02, 0.05
 
 UNEXPLAINED_UNSURE, UNEXPLAINED_WRONG, UNEXPLAINED_MOST = 0.05, 0.10, 0.25
 """The same for the share of the step that hangs on delays which nothing in the capture explains: above the
-second, such delays stay in every reading; above the third there is no replay."""
+second, such delays stay in every scenario; above the third there is no replay."""
 
 FAR_OFF = 0.2
 """A replay that misses the measured step by more than this share is worth less than the step played once."""
@@ -42,7 +42,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Base(msgspec.Struct, frozen=True, eq=False):
-    """The program without a change in one reading, and how long its step takes."""
+    """The program without a change in one scenario, and how long its step takes."""
 
     program: RunProgram
     step_ns: float
@@ -53,7 +53,7 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
 
     ``step_ms`` is the measured step that all answers refer to, ``replayed_ms`` what the replay without a
     change makes of it; ``model_error_frac`` is their difference, ``unexplained_frac`` the share of the step
-    that is not replayed but kept where delays stay unexplained. ``base`` are the programs by reading.
+    that is not replayed but kept where delays stay unexplained. ``base`` are the programs by scenario.
     """
 
     step_ms: float
@@ -65,8 +65,8 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
     step: int
     subject: int
     player: Player
-    base: Mapping[Reading, Base]
-    splits: Mapping[Reading, Split]
+    base: Mapping[Scenario, Base]
+    splits: Mapping[Scenario, Split]
     path: Path
     notes: tuple[str, ...] = ()
 
@@ -171,13 +171,13 @@ def _replayed(
     if error > WRONG and not lenient:
         replayed = (kept if keeps else bare) * measured / 1e6
         return Refusal(f"the replay of the step takes {replayed:.3g} ms, not {measured / 1e6:.3g}")
-    readings = [read_as(program, reading) for reading in Reading]
+    scenarios = [as_scenario(program, scenario) for scenario in Scenario]
     notes: tuple[str, ...] = (SHARED_CORES,) if own.is_cpu else ()
     if keeps:
-        readings = [as_measured(one) for one in readings]
+        scenarios = [as_measured(one) for one in scenarios]
         notes += (f"{100 * unexplained:.0f} % of the step hangs on delays that nothing explains: they stay",)
-    played = {one.program.reading: one for one in player.play_base(readings)}
-    likely = played[Reading.LIKELY]
+    played = {one.program.scenario: one for one in player.play_base(scenarios)}
+    likely = played[Scenario.LIKELY]
     return RunReplay(
         step_ms=step_ms,
         replayed_ms=likely.step_ns / 1e6,
@@ -188,7 +188,7 @@ def _replayed(
         step=own.step,
         subject=subject,
         player=player,
-        base={reading: Base(one.program, one.step_ns) for reading, one in played.items()},
+        base={scenario: Base(one.program, one.step_ns) for scenario, one in played.items()},
         splits=splits(program),
         path=find_whole_path(likely, subject),
         notes=notes,

@@ -3,7 +3,7 @@
 Unchanged it gives the times that were measured. Changed, it tells what a step would have taken: with one rank
 never the last, with all ranks at the same time, or with other amounts of work. Launches stay when they were,
 but for what the host waited for. It plays all captured steps with little detail, and operations may begin at
-a median or mean; ``replay/`` plays one step in full to predict fixes, where only the last one counts. Why
+a median or mean; ``play/`` plays one step in full to predict fixes, where only the last one counts. Why
 they are two is in docs/decisions/0089.
 """
 

@@ -28,6 +28,13 @@ the switch may exceed it."""
 MESH_SHARE = 0.70
 """What devices wired pair by pair reach of their links (8x MI300X: 313 of 448 GB/s)."""
 
+PCIE_SHARE = 0.50
+"""What devices without links of their own reach of PCIe wherever they sit (8x RTX 5090: 28 of 63 GB/s). NCCL
+counts on 24 of 31 GB/s below one socket, but on 10 to 24 between two (topo.h); a trace does not say which."""
+
+FAST_GBPS = 100.0
+"""NVLink and xGMI reach more; PCIe, and the network cards of a node, reach about as much as each other."""
+
 REFERENCE_RANKS = 8
 """Ranks of the measured machines; a host seldom has more."""
 
@@ -102,8 +109,13 @@ def size_curve(device: str, ranks: int, hosts: int = 1) -> SizeCurve | None:
     if peak.peer_gbps is not None:
         rate = MESH_SHARE * min(peak.link_gbps, peak.peer_gbps * (ranks - 1))
     else:
-        rate = RING_SHARE * peak.link_gbps
+        rate = ring_gbps(peak.link_gbps)
     return SizeCurve(rate, half, scaled)
+
+
+def ring_gbps(link_gbps: float) -> float:
+    """What a ring within a host reaches over links of some rate."""
+    return (RING_SHARE if link_gbps >= FAST_GBPS else PCIE_SHARE) * link_gbps
 
 
 def _half_rate_time(ranks: int) -> float:
@@ -161,13 +173,19 @@ class Transfers(msgspec.Struct, frozen=True, eq=False):
     expected_gbps: npt.NDArray[np.float64]
 
 
-def group_curves(
-    matching: Matching, devices: Mapping[int, str], hosts: Mapping[int, str]
-) -> tuple[SizeCurve | None, ...]:
-    """Return the size curve of each group of a matching, fitted to this run where it can be.
+class Seat(msgspec.Struct, frozen=True):
+    """Where a rank runs: the name of its device, that of its host ("" if unknown), the device's number there.
 
-    ``devices`` and ``hosts`` are names by rank.
+    ``ordinal`` is ``None`` where the process sees one device alone, whatever its number is on the host.
     """
+
+    device: str
+    host: str
+    ordinal: int | None
+
+
+def group_curves(matching: Matching, seats: Mapping[int, Seat]) -> tuple[SizeCurve | None, ...]:
+    """The size curve of each group of a matching, fitted to this run where it can be; ``seats`` by rank."""
     known = known_transfers(matching)
     group, op = matching.group[known], matching.op[known]
     sizes, transfer_ns = matching.nbytes[known], matching.transfer_ns[known]
@@ -181,7 +199,7 @@ def group_curves(
         if line is not None and line.half_bytes > 0:
             fits[int(group[mine[0]])].append(line.half_bytes)
     for number, members in enumerate(matching.groups):
-        curve = _from_table(members, devices, hosts)
+        curve = _from_table(members, seats)
         if curve is not None:
             near = [half for half in fits[number] if 1 / FIT_RANGE <= half / curve.half_bytes <= FIT_RANGE]
             curve = replace(curve, fitted_half_bytes=float(np.median(near))) if near else curve
@@ -189,15 +207,22 @@ def group_curves(
     return tuple(curves)
 
 
-def _from_table(group: Group, devices: Mapping[int, str], hosts: Mapping[int, str]) -> SizeCurve | None:
-    captured = [rank for rank in group.ranks if rank in devices]
+def _from_table(group: Group, seats: Mapping[int, Seat]) -> SizeCurve | None:
+    captured = [seats[rank] for rank in group.ranks if rank in seats]
     if not captured:
         return None
-    named = {hosts[rank] for rank in captured}
+    named = {seat.host for seat in captured}
     # A rank that was not captured, or whose host is not known, may be on another host.
-    surely_one = len(captured) == group.size and named != {""}
-    apart = len(named) > 1 or (not surely_one and group.size > REFERENCE_RANKS)
-    return size_curve(devices[captured[0]], group.size, 2 if apart else 1)
+    surely_one = len(captured) == group.size and "" not in named
+    surely_several = len(named) > 1 or _same_device_twice(captured)
+    apart = surely_several or (not surely_one and group.size > REFERENCE_RANKS)
+    return size_curve(captured[0].device, group.size, 2 if apart else 1)
+
+
+def _same_device_twice(seats: Sequence[Seat]) -> bool:
+    """Whether ranks of a group run on devices of one number: NCCL refuses that within a host."""
+    numbered = [seat.ordinal for seat in seats if seat.ordinal is not None]
+    return len(set(numbered)) < len(numbered)
 
 
 def known_transfers(matching: Matching) -> npt.NDArray[np.intp]:

@@ -21,7 +21,7 @@ from tracedoc.ranks.matching import (
 )
 from tracedoc.ranks.pairing import SKEW_NS, IntArray
 from tracedoc.spans import Int64Array
-from tracedoc.timeline.collective_table import NO_TIME, Held, boundaries, by_rank
+from tracedoc.timeline.collective_table import NO_TIME, StartDelay, boundaries, by_rank
 
 MAIN_SHARE = 0.5
 """What explains at least this share of a lateness is its reason."""
@@ -100,8 +100,8 @@ def assign_blame(matching: Matching, ranks: Sequence[RankCollectives], waits: Se
     held = _gathered(matching, [rank.table.held.astype(np.int64) for rank in ranks])[last_part]
     launched_late = np.where(launch == NO_TIME, 0, launch - due) >= MAIN_SHARE * late_ns
     lateness = np.full(count, Lateness.QUEUED, dtype=np.uint8)
-    lateness[held == Held.COMPUTE] = Lateness.COMPUTE
-    lateness[launched_late | (held == Held.LAUNCH)] = Lateness.HOST
+    lateness[held == StartDelay.COMPUTE] = Lateness.COMPUTE
+    lateness[launched_late | (held == StartDelay.LAUNCH)] = Lateness.HOST
     lateness[~late] = Lateness.NONE
     follows = _follows(matching, ranks, waits, last_part, np.where(late, late_ns, 0), lateness)
     last = matching.part_rank[last_part].astype(np.intp)

@@ -27,7 +27,7 @@ FEWEST = 6
 STEEPEST = 0.5
 """A followed clock gains or loses at most this share of the time, so that no instants change their order."""
 
-FINEST = 2000
+MOST_CLOCK_PIECES = 2000
 """A clock is followed in at most so many pieces."""
 
 
@@ -161,7 +161,7 @@ def follow(time_ns: Int64Array, distance_ns: Int64Array) -> WanderingError | Non
     if time_ns.size < FEWEST:
         return None
     span = int(time_ns[-1] - time_ns[0])
-    width = max(span // FINEST, 1)
+    width = max(span // MOST_CLOCK_PIECES, 1)
     while width <= span:
         at_ns, ahead_ns = _medians(time_ns, distance_ns, (time_ns - time_ns[0]) // width)
         steps = np.diff(at_ns)

@@ -9,7 +9,7 @@ import msgspec
 from tracedoc.ranks.run_view import RunView
 from tracedoc.timeline.script_code import CodePlace
 
-ENOUGH = 0.5
+NAMED_SHARE = 0.5
 """A function is named for a length of time of which it takes at least this share."""
 
 
@@ -82,6 +82,6 @@ def longest_place(places: Iterable[CodePlace], least_ms: float, *, loading: bool
     """The place of most time, ``None`` where it takes less than half of ``least_ms``."""
     candidates = [one for one in places if one.loading == loading]
     first = max(candidates, key=lambda one: one.time_ns, default=None)
-    if first is None or first.time_ns <= 0 or first.time_ns / 1e6 < ENOUGH * least_ms:
+    if first is None or first.time_ns <= 0 or first.time_ns / 1e6 < NAMED_SHARE * least_ms:
         return None
     return first

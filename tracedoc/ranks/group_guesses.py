@@ -19,7 +19,7 @@ from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.trace.columns import ProcessGroup
 from tracedoc.trace.vocabulary import SYMMETRIC_OPS
 
-ENOUGH = 3
+FEWEST_TELLING = 3
 """Fewer operations than this prove nothing."""
 
 P2P = ("send", "recv")
@@ -108,7 +108,7 @@ def _can_be(ranks: Sequence[RankCollectives], rows: Sequence[npt.NDArray[np.bool
         earliest = np.min([table.end_ns for table in captured], axis=0)
         wrong += int((earliest + SKEW_NS < latest).sum())
         count += latest.size
-    return count >= ENOUGH and wrong <= VIOLATION_SHARE * count
+    return count >= FEWEST_TELLING and wrong <= VIOLATION_SHARE * count
 
 
 def _sends_arrive(ranks: Sequence[RankCollectives], groups: _Groups) -> bool:
@@ -142,7 +142,7 @@ def _sends_arrive(ranks: Sequence[RankCollectives], groups: _Groups) -> bool:
         for way in sent
         for begun, ended in zip(sorted(sent[way]), sorted(received[way]), strict=True)
     ]
-    return len(late) >= ENOUGH and sum(late) <= VIOLATION_SHARE * len(late)
+    return len(late) >= FEWEST_TELLING and sum(late) <= VIOLATION_SHARE * len(late)
 
 
 def _filled(rank: RankCollectives, rows: npt.NDArray[np.bool_], groups: _Groups) -> RankCollectives:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.errors import Limit
-from tracedoc.ranks.bandwidth import SizeCurve, group_curves
+from tracedoc.ranks.bandwidth import Seat, SizeCurve, group_curves
 from tracedoc.ranks.blame import Blame, assign_blame
 from tracedoc.ranks.exposure import (
     Arrivals,
@@ -156,7 +156,7 @@ def build_run_view(
         blame=assign_blame(matching, ranks, waits),
         operations=arrivals.operations,
         last_exposed_ns=last_exposed,
-        curves=group_curves(matching, {d.rank: d.device for d in ordered}, {d.rank: d.host for d in ordered}),
+        curves=group_curves(matching, {d.rank: Seat(d.device, d.host, d.ordinal) for d in ordered}),
         representative=_representative_rank(ordered),
         job=job,
     )

@@ -149,7 +149,7 @@ def render_code_quality(view: View) -> str:
 
 
 def render_junit(view: View) -> str:
-    """A suite with a test for each rule and each budget, as XML.
+    """A suite with a test for each rule, each finding that no rule names, and each budget, as XML.
 
     A critical finding, a warning, and a broken budget are failures; what could not be judged, and what a rule
     says of the capture, is skipped; a rule that failed itself is an error. A note passes, and stands in the
@@ -169,6 +169,9 @@ def render_junit(view: View) -> str:
             _child(case, "error", verdict.reason)
         elif verdict.outcome in ("unknown", "not_applicable"):
             _child(case, "skipped", verdict.reason)
+    judged = {verdict.rule_id for verdict in view.diagnosis.verdicts}
+    for rule_id in (one for one in found if one not in judged):
+        _found(_case(suite, "tracedoc.causes", rule_id), found[rule_id])
     for check in view.diagnosis.budgets:
         case = _case(suite, "tracedoc.budgets", check.text)
         if check.outcome != "met":

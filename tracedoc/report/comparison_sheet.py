@@ -17,8 +17,16 @@ _LEAST_PART = 0.002
 _MOST_NAME = 80
 
 
-_COLOURS = {"slower-kernels": "compute", "recompute": "recompute", "host": "launch", "unsplit": "unsplit"}
-"""Where a part's colour is not named like the part."""
+_COLOURS = {
+    "slower-kernels": "compute",
+    "host": "launch",
+    "link": "transfer",
+    "order": "unsplit",
+    "ranks": "wait",
+    "slow_steps": "delay",
+    "unexplained": "idle",
+}
+"""Where the colour of a part, or of a family of causes, is not named like it."""
 
 
 def comparison_sheet(found: RunComparison) -> Sheet:
@@ -105,7 +113,9 @@ def _costs(scaling: Scaling | None) -> str:
 
 
 def _seen_at(found: RunComparison) -> str:
-    """The ranks whose steps are compared, where they are not one; "" for one."""
+    """Which steps are compared: the mean ones, or those of two ranks; "" for those of one."""
+    if found.waterfall.by_cause:
+        return "Times are those of the mean captured step."
     base, head = found.waterfall.base_at, found.waterfall.head_at
     if base is None or head is None or base.rank == head.rank:
         return ""
@@ -132,7 +142,8 @@ def _bars(found: RunComparison) -> Iterator[SheetBar]:
         before, reached = reached, reached + part.change_ms
         if abs(part.change_ms) < least:
             continue
-        key = _COLOURS.get(part.key, part.key)
+        family = part.key.partition(".")[0]
+        key = _COLOURS.get(family, family)
         box = SheetBox(
             key, max(min(before, reached), 0.0) * scale, abs(part.change_ms) * scale, part.evidence
         )
@@ -160,7 +171,8 @@ def _parts(found: RunComparison) -> SheetTable:
         rows.append(("smaller parts", "", "", signed(small), ""))
     total = fall.measured_ms - fall.ideal_ms
     rows.append(("step", format_ms(fall.ideal_ms), format_ms(fall.measured_ms), signed(total), ""))
-    return SheetTable(("Part of the step", ideal, "HEAD", "change", "evidence"), tuple(rows), 3)
+    first = "Cause" if fall.by_cause else "Part of the step"
+    return SheetTable((first, ideal, "HEAD", "change", "evidence"), tuple(rows), 3)
 
 
 def _lists(found: RunComparison) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -20,10 +20,10 @@ from tracedoc.report.view import FindingView, View, build_view
 from tracedoc.report.words import STATES
 from tracedoc.units import format_ms
 
-MARKED_FINDINGS = 3
+NUMBERED_FINDINGS = 3
 """Findings that are numbered in the timeline."""
 
-MOST_STEPS = 120
+HEAT_MAP_STEPS = 120
 """Steps of the heat map, the first ones."""
 
 MOST_ROWS = 64
@@ -111,7 +111,7 @@ def _timeline(axis: Any, picture: Picture, view: View) -> None:
     draw_path(axis, picture.path, [row.rank for row in rows], picture.span_ms)
     _mark(axis, rows, picture, view)
     few = max(1, min(_MOST_NAMED, len(rows) // 2))
-    marked = (item.finding.ranks for item in view.findings[:MARKED_FINDINGS])
+    marked = (item.finding.ranks for item in view.findings[:NUMBERED_FINDINGS])
     named = {rank for ranks in marked if len(ranks) <= few for rank in ranks}
     _rank_labels(axis, [row.rank for row in rows], named)
     axis.set_xlim(0, picture.span_ms)
@@ -141,7 +141,7 @@ def _mark(axis: Any, rows: Sequence[PictureRow], picture: Picture, view: View) -
     """Number the longest place of the first findings, on the rank where it is longest of all."""
     clock = CommonClock(picture, view.diagnosis)
     places = {row.rank: at for at, row in enumerate(rows)}
-    for item in view.findings[:MARKED_FINDINGS]:
+    for item in view.findings[:NUMBERED_FINDINGS]:
         found = _longest_place(item, picture, clock, set(places))
         if found is None:
             continue
@@ -199,7 +199,9 @@ def _wait_table(
 ) -> tuple[list[int], list[int], npt.NDArray[np.float64]] | None:
     """Return ranks, steps and exposed waiting in ms, NaN where unknown; ``None`` where nobody waits."""
     ranks = [report for report in reports if report.steps][:MOST_ROWS]
-    steps = sorted({step.index for report in ranks for step in report.steps if step.complete})[:MOST_STEPS]
+    steps = sorted({step.index for report in ranks for step in report.steps if step.complete})[
+        :HEAT_MAP_STEPS
+    ]
     if len(ranks) < 2 or not steps:
         return None
     table = np.full((len(ranks), len(steps)), np.nan)

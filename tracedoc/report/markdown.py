@@ -12,6 +12,7 @@ from tracedoc.errors import Failures
 from tracedoc.judge.fixes import framework_name
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import FindingView, View, budget_words
+from tracedoc.report.waterfall import Waterfall
 from tracedoc.units import format_ms, format_percent, format_step_change
 
 MAX_CHARACTERS = 60_000
@@ -19,6 +20,9 @@ MAX_CHARACTERS = 60_000
 
 SHOWN_FINDINGS = 3
 """Findings that stand in the comment itself; the others are folded."""
+
+SHOWN_CAUSES = 5
+"""Causes in the comment's table; what more there is stands in its last row."""
 
 SHOWN_FIXES = 2
 """Fixes of a finding that are printed, those that fit the job best."""
@@ -78,14 +82,31 @@ def _head(view: View) -> Iterator[str]:
     yield f"### {safe(answer)}{dot.strip()}"
     if rest:
         yield f"\n{safe(rest)}"
-    shares = ", ".join(f"{part.label} {format_percent(part.share)}" for part in view.segments)
-    yield f"\n{safe(view.run)}" + (f". Step: {safe(shares)}." if shares else ".")
+    if view.waterfall is not None and view.waterfall.lines:
+        yield f"\n{safe(view.run)}."
+        yield from _causes(view.waterfall)
+    else:
+        shares = ", ".join(f"{part.label} {format_percent(part.share)}" for part in view.segments)
+        yield f"\n{safe(view.run)}" + (f". Step: {safe(shares)}." if shares else ".")
     if view.findings:
         yield ""
     for finding in view.findings[:SHOWN_FINDINGS]:
         yield f"{finding.number}. {_finding_line(finding, view)}"
     if diagnosis.budgets:
         yield f"\n{_budget_line(diagnosis.budgets)}"
+
+
+def _causes(fall: Waterfall) -> Iterator[str]:
+    """Yield a table of what costs the step, in at most :data:`SHOWN_CAUSES` rows and the ideal step."""
+    today, *causes, ideal = fall.lines
+    yield f"\n| What costs {safe(fall.of)} | {format_ms(today.ms)} | {today.percent} |\n|---|--:|--:|"
+    shown = causes if len(causes) <= SHOWN_CAUSES else causes[: SHOWN_CAUSES - 1]
+    for line in (*shown, ideal):
+        note = f" ({line.note})" if line.note else ""
+        yield f"| {safe(line.words + note)} | {format_ms(line.ms)} | {line.percent} |"
+        if line is shown[-1] and (rest := causes[len(shown) :]):
+            share = format_percent(sum(one.share for one in rest))
+            yield f"| other causes | {format_ms(sum(one.ms for one in rest))} | {share} |"
 
 
 def _finding_line(item: FindingView, view: View) -> str:

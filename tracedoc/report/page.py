@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from markupsafe import Markup
 from tracedoc.diagnosis import Diagnosis, FactRecord
 from tracedoc.errors import Failures, failure
 from tracedoc.judge.fixes import framework_name
-from tracedoc.predicted import ReplayReport
 from tracedoc.report.charts.bars import (
     bar,
     by_cause,
@@ -47,6 +46,7 @@ from tracedoc.report.clock import place_to_look
 from tracedoc.report.sheet import Sheet
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import (
+    FindingView,
     View,
     budget_words,
     build_view,
@@ -54,7 +54,8 @@ from tracedoc.report.view import (
     instances_text,
     side_text,
 )
-from tracedoc.report.words import resource_name, shares_of
+from tracedoc.report.waterfall import WaterfallLine
+from tracedoc.report.words import resource_name
 from tracedoc.units import (
     format_bytes,
     format_ms,
@@ -75,8 +76,8 @@ LIMITS_IN_CELL = 3
 
 PARTS_OF_PAGE = (
     ("timeline", "Picture", ("drawing",)),
-    ("plan", "Plan", ("plan", "path")),
-    ("budget", "Budget", ("bar",)),
+    ("plan", "Plan", ("plan",)),
+    ("budget", "Observed", ("bar",)),
     ("findings", "Findings", ("view",)),
     ("limits", "Limits", ("limits",)),
     ("waits", "Waits", ("heat",)),
@@ -126,7 +127,7 @@ def render_html(view: View) -> str:
         "drawing": drawing,
         "place": contain("the place to look", lambda: place_to_look(view), ""),
         "plan": contain("the plan", lambda: tuple(plan_rows(diagnosis.plan)), ()),
-        "path": contain("the critical path", lambda: _path(diagnosis.replay), ""),
+        "causes": contain("what costs the step", lambda: tuple(_causes(view)), ()),
         "data": _data(diagnosis),
         "script": _script()[0],
         "script_hash": _script()[1],
@@ -140,7 +141,7 @@ def render_html(view: View) -> str:
         "kernels": contain("the kernels", lambda: kernel_groups(detail.kernels), ()),
         "jitter": contain("the steps", lambda: step_words(diagnosis), ""),
         "unchecked": contain("what could not be checked", lambda: tuple(unchecked(diagnosis.verdicts)), ()),
-        "gain_bars": {item.number: gain_bar(item.saved, step_ms) for item in view.findings},
+        "gain_bars": {item.number: gain_bar(item.finding.gain, step_ms) for item in view.findings},
         "facts": [
             (name, record, _fact_text(record), grouped_values(record))
             for name, record in diagnosis.facts.items()
@@ -224,8 +225,13 @@ def _is_link(url: str) -> bool:
     return url.startswith("https://") and not any(character.isspace() for character in url)
 
 
-def _path(replay: ReplayReport | None) -> str:
-    return shares_of(replay.path) if replay is not None and replay.state == "used" else ""
+def _causes(view: View) -> Iterator[tuple[WaterfallLine, FindingView | None]]:
+    """Yield the lines of the waterfall, each with the finding that tells it where that stands first."""
+    seen = set()
+    for line in view.waterfall.lines if view.waterfall is not None else ():
+        first = line.number and line.number not in seen
+        seen.add(line.number)
+        yield line, view.findings[line.number - 1] if first else None
 
 
 def _data(diagnosis: Diagnosis) -> Markup:

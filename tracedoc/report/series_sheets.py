@@ -165,7 +165,7 @@ def _runs(found: History) -> SheetTable:
     efficiency = any(run.efficiency is not None for run in found.runs)
     titles = ("Run", "GPUs", "step", "computing", *(("efficiency",) if efficiency else ()), "change")
     rows = tuple(_run(run, efficiency=efficiency) for run in found.runs)
-    return SheetTable((*titles, "verdict", "findings"), rows, len(titles) - 1)
+    return SheetTable((*titles, "verdict", "costs most", "findings"), rows, len(titles) - 1)
 
 
 def _run(run: HistoryRun, *, efficiency: bool) -> Row:
@@ -178,6 +178,7 @@ def _run(run: HistoryRun, *, efficiency: bool) -> Row:
         *((share,) if efficiency else ()),
         percent_change(run.change_frac) if run.change_frac is not None else "",
         run.verdict or run.problem,
+        f"{run.cause} {format_ms(run.cause_ms)}" if run.cause_ms is not None else "",
         ", ".join(run.findings) or "none",
     )
 

@@ -25,11 +25,14 @@ from tracedoc.report.view import (
     phase_name,
     side_text,
 )
-from tracedoc.report.words import resource_name, shares_of
+from tracedoc.report.waterfall import IDEAL, TODAY
+from tracedoc.report.words import resource_name
 from tracedoc.units import format_bytes, format_ms, format_percent, format_step_change
 
 SHOWN_UNITS = 6
 """The page has the table of all units; the terminal shows the worst."""
+
+WATERFALL_WIDTH = 20
 
 _STYLES = {"critical": "bold red", "warning": "bold yellow", "note": "bold blue"}
 _GLYPHS = {
@@ -50,6 +53,7 @@ _COLOURS = {
     "copy": "yellow",
     "idle": "bright_black",
 }
+_ENDS = {TODAY: "bold", IDEAL: "green"}
 _ASCII = str.maketrans({"█": "#", "▓": "=", "▒": "~", "░": ":", "·": ".", "–": "-", "─": "-"})
 
 
@@ -70,21 +74,27 @@ def render_text(
     return printed_text(console, next_command)
 
 
-def render_rule(view: View, rule_id: str, *, width: int = 0) -> str:
-    """What one rule says of a run as text: its findings with all fitting fixes, or why it has none."""
+def render_rule(view: View, name: str, *, width: int = 0) -> str:
+    """What a rule, or those that tell a cause, say of a run: findings with all fitting fixes, or why not."""
     console = text_console(width, color=False)
     console.print(Text(one_line(view.run), "dim"), soft_wrap=not width)
-    replay = view.diagnosis.replay
+    replay, ledger = view.diagnosis.replay, view.diagnosis.ledger
     step_ms = replay.step_ms if replay is not None else None
-    mine = [one for one in view.findings if one.finding.rule_id == rule_id]
+    causes = [one for one in (ledger.causes if ledger is not None else ()) if one.id == name]
+    names = {name, *(rule_id for one in causes for rule_id in one.told_by)}
+    mine = [one for one in view.findings if one.finding.rule_id in names]
     for finding in mine:
         console.print()
         _finding(console, finding, step_ms, whole=True)
     if not mine:
         console.print()
-        for verdict in (one for one in view.diagnosis.verdicts if one.rule_id == rule_id):
+        verdicts = [one for one in view.diagnosis.verdicts if one.rule_id == name]
+        for verdict in verdicts:
             _verdict(console, verdict)
-    return printed_text(console, f"tracedoc explain {rule_id}")
+        if not verdicts:
+            ms = sum(one.share_ms for one in causes)
+            console.print(Text(f"{name} costs {format_ms(ms)} of the step."))
+    return printed_text(console, f"tracedoc explain {name}")
 
 
 def _safely(console: Console, name: str, show: Callable[[Console, View], None], view: View) -> None:
@@ -111,6 +121,33 @@ def bar_cells(parts: tuple[Segment, ...], width: int) -> tuple[int, ...]:
     while sum(cells) > width and max(cells) > 1:
         cells[max(range(len(cells)), key=lambda i: (cells[i] > 1, cells[i] - exact[i]))] -= 1
     return tuple(cells)
+
+
+def _waterfall(console: Console, view: View) -> None:
+    """Show what each cause costs, from today's step to the ideal one."""
+    fall = view.waterfall
+    if fall is None:
+        return
+    if not fall.lines:
+        console.print()
+        console.print(Text(f"What costs the step is not known: {one_line(fall.reason)}.", "dim"))
+        return
+    heading(console, "What costs the step", fall.of)
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(width=WATERFALL_WIDTH)
+    for _ in range(2):
+        rows.add_column(justify="right", no_wrap=True)
+    rows.add_column(overflow="fold")
+    for line in fall.lines:
+        cells = max(1, round(line.share * WATERFALL_WIDTH))
+        start = min(int(line.start * WATERFALL_WIDTH), WATERFALL_WIDTH - cells)
+        style = _STYLES.get(line.key, _ENDS.get(line.key, ""))
+        glyph = "█" if line.key in _ENDS else "▓"
+        bar = Text(" " * start).append(glyph * cells, style)
+        number = (f"  finding {line.number}", style) if line.number else ""
+        note = (f" ({one_line(line.note)})" if line.note else "", "dim")
+        rows.add_row(bar, format_ms(line.ms), line.percent, Text.assemble(line.words, note, number))
+    console.print(rows)
 
 
 def _budget(console: Console, view: View) -> None:
@@ -156,23 +193,18 @@ def _phases(console: Console, view: View) -> None:
 
 
 def _plan(console: Console, view: View) -> None:
-    """Show the fixes in the order in which they pay, and the critical path that they shorten."""
-    plan, replay = view.diagnosis.plan, view.diagnosis.replay
-    if replay is None or replay.state != "used" or not replay.path:
+    """Show the fixes in the order in which they pay."""
+    plan = view.diagnosis.plan
+    if len(plan) < 2:
         return
-    if len(plan) > 1:
-        beside = ("  each fix replayed on top of those before it", "dim")
-        console.print(Text.assemble(("Plan", "bold"), beside))
-        rows = Table.grid(padding=(0, 2))
-        for number, one in enumerate(plan, 1):
-            change = format_step_change(one.replay_of_step_ms, one.step_ms)
-            limit = f"then {resource_name(one.then_limited_by)}"
-            rows.add_row(str(number), Text(change, "green"), Text(one_line(one.title)), Text(limit, "dim"))
-        console.print(rows)
-        console.print()
-    if not view.findings:
-        console.print()
-    console.print(Text.assemble(("Critical path  ", "bold"), shares_of(replay.path)))
+    beside = ("  each fix replayed on top of those before it", "dim")
+    console.print(Text.assemble(("Plan", "bold"), beside))
+    rows = Table.grid(padding=(0, 2))
+    for number, one in enumerate(plan, 1):
+        change = format_step_change(one.replay_of_step_ms, one.step_ms)
+        limit = f"then {resource_name(one.then_limited_by)}"
+        rows.add_row(str(number), Text(change, "green"), Text(one_line(one.title)), Text(limit, "dim"))
+    console.print(rows)
     console.print()
 
 
@@ -352,6 +384,7 @@ def _verdict(console: Console, verdict: Verdict) -> None:
 
 
 SECTIONS: dict[str, Callable[[Console, View], None]] = {
+    "what costs the step": _waterfall,
     "the split of the step": _budget,
     "budgets": _budgets,
     "findings": _findings,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -27,6 +26,7 @@ from tracedoc.errors import Limit
 from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import fitting_first, framework_name
 from tracedoc.report.texts import map_text, one_line, plain, redacted
+from tracedoc.report.waterfall import Waterfall, build_waterfall
 from tracedoc.units import format_ms, format_percent, format_quantity, format_ranges
 
 PHASES = {
@@ -65,15 +65,13 @@ class Segment(msgspec.Struct, frozen=True):
 class FindingView(msgspec.Struct, frozen=True):
     """A finding as it is read: numbered, with its place and gain in words, the fitting fix first.
 
-    ``saved`` is what the first of ``fixes`` gives where that was replayed, else the gain of the finding;
-    ``gain`` puts it into words. ``foreign`` are the fixes in the words of other frameworks. ``evidence`` is
-    the longest places only, in order of time.
+    ``gain`` is that of the finding in words. ``foreign`` are the fixes in the words of other frameworks.
+    ``evidence`` is the longest places only, in order of time.
     """
 
     number: int
     finding: Finding
     place: str
-    saved: Gain | None
     gain: str
     assumptions: str
     fixes: tuple[Fix, ...]
@@ -96,11 +94,13 @@ class LimitView(msgspec.Struct, frozen=True):
 class View(msgspec.Struct, frozen=True):
     """What every report shows. All text in ``diagnosis`` is safe to show and, if asked, redacted.
 
-    ``findings`` are about the job; those about the capture stand among the ``limits``.
+    ``findings`` are about the job; those about the capture stand among the ``limits``. ``waterfall`` is what
+    each cause costs; ``segments`` are what was observed, and ``where``.
     """
 
     diagnosis: Diagnosis
     run: str
+    waterfall: Waterfall | None
     where: str
     segments: tuple[Segment, ...]
     overlap: str
@@ -115,12 +115,13 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
         diagnosis = redacted(diagnosis)
     diagnosis = map_text(diagnosis, plain)
     budget = diagnosis.budget
-    ordered = sorted(diagnosis.findings, key=_rank)
-    jobs = (one for one in ordered if not is_guard(one))
+    ordered = _in_order(diagnosis)
+    jobs = [one for one in ordered if not is_guard(one)]
     findings = tuple(_finding_view(number, one, diagnosis.run) for number, one in enumerate(jobs, 1))
     return View(
         diagnosis=diagnosis,
         run=_run_line(diagnosis),
+        waterfall=build_waterfall(diagnosis, jobs),
         where=_where(diagnosis),
         segments=_with_copies(segments(budget), diagnosis) if budget else (),
         overlap=_overlap(budget) if budget else "",
@@ -132,14 +133,12 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
 
 def _finding_view(number: int, finding: Finding, run: RunInfo) -> FindingView:
     fixes = fitting_first(finding.fixes, run)
-    saved, by = _gain_of_first(finding.gain, fixes)
     return FindingView(
         number=number,
         finding=finding,
         place=_place(finding, run),
-        saved=saved,
-        gain=gain_text(saved, by),
-        assumptions="; ".join(saved.assumptions) if saved else "",
+        gain=gain_text(finding.gain),
+        assumptions="; ".join(finding.gain.assumptions) if finding.gain else "",
         fixes=fixes,
         evidence=_longest(finding.evidence),
         foreign=tuple(fix for fix in finding.fixes if fix not in fixes),
@@ -179,34 +178,21 @@ def is_guard(finding: Finding) -> bool:
     return finding.topic == "capture" and finding.gain is None
 
 
-def _gain_of_first(gain: Gain | None, fixes: Sequence[Fix]) -> tuple[Gain | None, str]:
-    """The gain of the first fix where it was replayed, else the finding's, and whose it is.
-
-    That is the title of the best fix, "" where it is the first or none was replayed. A gain of the mean step
-    stays as it is: fixes are replayed in the analysed step.
-    """
-    replayed = [(fix.predicted.gain_ms[1], -n) for n, fix in enumerate(fixes) if fix.predicted is not None]
-    if gain is None or gain.basis != "replay" or not replayed:
-        return gain, ""
-    first, best = fixes[0].predicted, fixes[-max(replayed)[1]]
-    if first is None or gain.mean_step_ms is not None:
-        return gain, "" if best is fixes[0] else best.title
-    low, likely, high = (max(ms, 0.0) for ms in first.gain_ms)
-    return Gain(low, high, "replay", first.assumptions, likely), ""
+GAINED_HOW = {"replay": " (replayed)", "ledger": " (replayed without its causes)"}
+"""Behind a gain: how it is known, by its basis."""
 
 
-def gain_text(gain: Gain | None, fix: str = "") -> str:
-    """Return the gain in words: ``up to 31 ms a step``, ``about`` where both ends are one, "" for none.
+def gain_text(gain: Gain | None) -> str:
+    """The gain in words: ``up to 31 ms a step``, ``about`` where both ends are one, "" for none.
 
-    Where the mean step is not as long as the analysed one, it says that the gain is of that. ``fix`` is named
-    as the one whose replay gives it.
+    Where the mean step is not as long as the analysed one, it says that the gain is of that.
     """
     if gain is None:
         return ""
     if gain.high_ms <= 0:
         return ""
     high = format_ms(gain.high_ms)
-    how = f" (replayed{': ' * bool(fix)}{fix})" if gain.basis == "replay" else ""
+    how = GAINED_HOW.get(gain.basis, "")
     of = "a step" if gain.mean_step_ms is None else f"of the mean step of {format_ms(gain.mean_step_ms)}"
     if gain.low_ms <= 0:
         return f"up to {high} {of}{how}"
@@ -262,10 +248,13 @@ def side_text(value: Scalar | None) -> str:
     return "?" if value is None else format_quantity(value, "")
 
 
-def _rank(finding: Finding) -> tuple[int, float, str]:
-    severity = SEVERITIES.index(finding.severity) if finding.severity in SEVERITIES else len(SEVERITIES)
-    gain = finding.gain.size_ms if finding.gain else 0.0
-    return (severity, -gain, finding.id)
+def _in_order(diagnosis: Diagnosis) -> list[Finding]:
+    """The findings by severity, then as the ledger has them; without one by gain."""
+    found = list(diagnosis.findings)
+    if diagnosis.ledger is None or not diagnosis.ledger.step_ms:
+        found.sort(key=lambda one: (-one.gain.size_ms if one.gain else 0.0, one.id))
+    known = {severity: place for place, severity in enumerate(SEVERITIES)}
+    return sorted(found, key=lambda one: known.get(one.severity, len(known)))
 
 
 def _place(finding: Finding, run: RunInfo) -> str:
@@ -317,11 +306,10 @@ def _where(diagnosis: Diagnosis) -> str:
     budget = diagnosis.budget
     if budget is None:
         return ""
-    place = ""
-    if budget.at is not None:
-        step = "whole capture" if budget.at.step is None else f"step {budget.at.step}"
-        place = f"rank {budget.at.rank}, {step}: "
-    return f"{place}{format_ms(budget.step_ms)}"
+    if budget.at is None:
+        return f"observed: {format_ms(budget.step_ms)}"
+    step = "whole capture" if budget.at.step is None else f"step {budget.at.step}"
+    return f"observed on rank {budget.at.rank}, {step}: {format_ms(budget.step_ms)}"
 
 
 def _overlap(budget: BudgetParts) -> str:

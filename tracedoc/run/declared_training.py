@@ -15,7 +15,7 @@ HELD_DTYPE, MIXED_PRECISION = "type of parameters", "mixed precision"
 OPTIMIZER, CHECKPOINTING = "optimizer", "gradient checkpointing"
 MICRO_BATCH, SEQUENCE = "sequences of a micro-batch", "tokens of a sequence"
 
-_LONGEST = 100
+_LONGEST_SETTING = 100
 
 
 def training_settings(part: Entry) -> dict[str, str]:
@@ -47,7 +47,7 @@ def _settings(part: Entry) -> Iterator[tuple[str, str]]:
         (OPTIMIZER, first.get("inner") or first.get("name")),
     )
     for name, value in texts:
-        if isinstance(value, str) and 0 < len(value) <= _LONGEST:
+        if isinstance(value, str) and 0 < len(value) <= _LONGEST_SETTING:
             yield name, value
     checkpointing = model.get("gradient_checkpointing")
     if isinstance(checkpointing, bool):

@@ -14,7 +14,7 @@ from tracedoc.errors import InputError, Limit
 from tracedoc.run.ending import how_it_ended
 from tracedoc.run.manifest import (
     MANIFEST_NAME,
-    MAX_BYTES,
+    MAX_MANIFEST_BYTES,
     PART_SUFFIX,
     Manifest,
     join_manifests,
@@ -309,8 +309,8 @@ def _remote_manifest(entries: Sequence[RemoteEntry], limits: list[Limit]) -> Man
         return None
     name = public_name(found.path)
     try:
-        if found.size_bytes > MAX_BYTES:
-            raise InputError(f"{name} is larger than {MAX_BYTES:,} bytes")
+        if found.size_bytes > MAX_MANIFEST_BYTES:
+            raise InputError(f"{name} is larger than {MAX_MANIFEST_BYTES:,} bytes")
         return parse_manifest(read_remote(found.path), name)
     except InputError as error:
         limits.append(Limit("bad-manifest", error.message, "ranks come from the files and their names"))

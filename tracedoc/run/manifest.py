@@ -22,7 +22,7 @@ MANIFEST_NAME = "manifest.json"
 MANIFEST_SCHEMA = 1
 PART_SUFFIX = ".manifest.json"
 
-MAX_BYTES = 64 << 20
+MAX_MANIFEST_BYTES = 64 << 20
 """A manifest, or all parts of one, beyond this size is not read: the part of a rank takes some 10 KiB."""
 
 COMPLETE, PARTIAL, NOTHING = "complete", "partial", "nothing"
@@ -92,7 +92,7 @@ def read_manifest(directory: Path) -> Manifest | None:
     """
     path = directory / MANIFEST_NAME
     try:
-        text = read_bounded(path, MAX_BYTES)
+        text = read_bounded(path, MAX_MANIFEST_BYTES)
     except MissingError:
         parts = read_parts(directory)
         return _manifest(merge_parts(parts), str(path)) if parts else None
@@ -237,7 +237,7 @@ def read_parts(directory: Path) -> list[Part]:
         paths = sorted(directory.glob(f"*{PART_SUFFIX}"))
     except OSError:
         return []
-    room = MAX_BYTES
+    room = MAX_MANIFEST_BYTES
     for path in paths:
         with contextlib.suppress(UnusableError, ValueError):
             text = read_bounded(path, room)

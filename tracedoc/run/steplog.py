@@ -37,7 +37,7 @@ CORE_WAIT = 4
 CAPACITY = 65_536
 """A log never grows beyond this many records: 1.5 MiB, half of them steps where the kernel counts waits."""
 
-MAX_BYTES = HEADER.size + CAPACITY * RECORD.size
+MAX_STEP_LOG_BYTES = HEADER.size + CAPACITY * RECORD.size
 MAX_RANK = 10**6
 MAX_END_NS = 2**62
 """The year 2116."""
@@ -69,7 +69,7 @@ def read_step_log(path: Path) -> StepLog | None:
 
     Raises :class:`UnusableError` for a file that cannot be read, and for one larger than a log can be.
     """
-    return parse_step_log(read_bounded(path, MAX_BYTES))
+    return parse_step_log(read_bounded(path, MAX_STEP_LOG_BYTES))
 
 
 def parse_step_log(content: bytes) -> StepLog | None:

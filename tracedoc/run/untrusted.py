@@ -13,8 +13,8 @@ from pathlib import Path
 MAX_NUMBER = 2**63
 """Numbers of this size and beyond fit no counter, and are no measurement of anything."""
 
-MAX_DEPTH = 32
-MAX_TEXT = 10_000
+MAX_MANIFEST_NESTING = 32
+MAX_MANIFEST_TEXT = 10_000
 """Longer texts in a manifest are cut: host names, reasons and values of variables are short."""
 
 
@@ -92,14 +92,14 @@ def plain_json(text: bytes) -> object:
     """Return the value of a JSON text, with impossible values made harmless.
 
     Numbers beyond 64 bits and those that are none (NaN, Infinity) become ``None``, halves of
-    characters become ``?``, long texts are cut, and so is what is nested deeper than :data:`MAX_DEPTH`.
-    Raises ``ValueError`` for a text that is no JSON.
+    characters become ``?``, long texts are cut, and so is what is nested deeper than
+    :data:`MAX_MANIFEST_NESTING`. Raises ``ValueError`` for a text that is no JSON.
     """
     try:
         content = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
-    return _plain(content, MAX_DEPTH)
+    return _plain(content, MAX_MANIFEST_NESTING)
 
 
 def _plain(value: object, depth: int) -> object:
@@ -120,4 +120,4 @@ def _plain(value: object, depth: int) -> object:
 
 
 def _plain_text(text: str) -> str:
-    return text[:MAX_TEXT].encode("utf-8", "replace").decode("utf-8")
+    return text[:MAX_MANIFEST_TEXT].encode("utf-8", "replace").decode("utf-8")

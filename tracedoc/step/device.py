@@ -20,6 +20,11 @@ def device_name(timeline: RankTimeline) -> str:
     return next(iter(named.values()), UNNAMED if timeline.device is not None else "unknown device")
 
 
+def device_ordinal(timeline: RankTimeline) -> int | None:
+    """The number of the judged device among those that the process sees, ``None`` where it sees one alone."""
+    return timeline.device if len(timeline.trace.info.devices) > 1 and not timeline.is_cpu else None
+
+
 def judged_peak(timeline: RankTimeline) -> DevicePeak | Unknown:
     """Return the peaks of the judged device."""
     name = device_name(timeline)

@@ -13,7 +13,7 @@ from tracedoc.errors import Failures, TraceLimit
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.codec import decode, encode
 from tracedoc.step.cpu_program import CpuGraph
-from tracedoc.step.device import device_name
+from tracedoc.step.device import device_name, device_ordinal
 from tracedoc.step.drawn import MemoryTable, drawn_sets, memory_table
 from tracedoc.step.graph import StepGraph, find_graph
 from tracedoc.step.host_work import HostDigest, host_digest
@@ -76,7 +76,8 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     read the trace. ``programs`` are those of steps that can be replayed, that of the judged one first;
     ``unplayable`` says why there are none. ``sync_path`` is the path of the
     rank between its meetings with others. ``drawn`` are encoded sets of time for pictures (:mod:`.drawn`).
-    ``memory`` is that of the device over the capture, ``None`` where it was not recorded.
+    ``memory`` is that of the device over the capture, ``None`` where it was not recorded. ``ordinal`` is the
+    number of the device on its host, ``None`` where the process sees no other.
     """
 
     rank: int
@@ -116,6 +117,7 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     sync_path: SyncPath | None = None
     drawn: Mapping[str, bytes] = msgspec.field(default_factory=dict)
     memory: MemoryTable | None = None
+    ordinal: int | None = None
 
     def __reduce__(self) -> tuple[Callable[[bytes], RankDigest], tuple[bytes]]:
         return decoded_digest, (encode(self),)
@@ -257,6 +259,7 @@ def digest_timeline(
         sync_path=path,
         drawn=drawn,
         memory=memory,
+        ordinal=device_ordinal(timeline),
     )
 
 

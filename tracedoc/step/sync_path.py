@@ -83,7 +83,10 @@ class _Lane(msgspec.Struct, frozen=True, eq=False):
 
 class _Syncs(msgspec.Struct, frozen=True, eq=False):
     """The waits of the host: the place up to which the stream has work, the call, its return, and the row of
-    the collective that it waits for beyond the stream (-1 for none)."""
+    the collective that it waits for beyond the stream (-1 for none).
+
+    A wait that returns when nothing has just ended is one for the collective that runs then.
+    """
 
     place: Int64Array
     called: Int64Array
@@ -107,7 +110,7 @@ def _path(graph: StepGraph, lane: _Lane, table: CollectiveTable) -> SyncPath:
     issued, waits = graph.waits.issued, graph.waits.follows
     before = np.concatenate(([NEVER], lane.end_ns))
     joined = _joins(graph, lane, table)
-    syncs = _syncs(graph)
+    syncs = _syncs(graph, before, table)
     awaited = syncs.awaited
     hosts = np.flatnonzero(awaited >= 0)
     windows = graph.timeline.windows
@@ -194,7 +197,7 @@ def _joins(graph: StepGraph, lane: _Lane, table: CollectiveTable) -> Int64Array:
     return joined
 
 
-def _syncs(graph: StepGraph) -> _Syncs:
+def _syncs(graph: StepGraph, before: Int64Array, table: CollectiveTable) -> _Syncs:
     calls, device = graph.calls, graph.device
     source, target = graph.waits.of(Cause.SYNC, Cause.COPY)
     called, returned = calls.start_ns[target], calls.end_ns[target]
@@ -202,13 +205,23 @@ def _syncs(graph: StepGraph) -> _Syncs:
     waited = (returned - called >= BLOCKED_NS) & (calls.rows[target] != NO_ROW)
     source, called, returned = source[waited], called[waited], returned[waited]
     place = np.searchsorted(device.compute.launched_ns, called, side="left")
-    return _Syncs(place, called, returned, device.row[source])
+    found = _Syncs(place, called, returned, device.row[source].astype(np.int64))
+    order = np.argsort(table.end_ns, kind="stable")
+    following = np.searchsorted(table.end_ns[order], returned)
+    row = order[np.minimum(following, order.size - 1)]
+    runs = (following < order.size) & (table.start_ns[row] < returned)
+    unexplained = runs & (_own_ns(found, before, table) > RELEASE_NS)
+    return _Syncs(place, called, returned, np.where(unexplained, row, found.awaited))
 
 
 def _own_ns(syncs: _Syncs, before: Int64Array, table: CollectiveTable) -> Int64Array:
-    """How much later each wait of the host ends than what it waits for, in nanoseconds."""
+    """How much later each wait of the host ends than all that it waits for, in nanoseconds.
+
+    Below 0 where that has not ended yet.
+    """
     explained = np.maximum(syncs.called, before[syncs.place])
-    return syncs.returned - np.where(syncs.awaited >= 0, table.end_ns[syncs.awaited], explained)
+    ended = np.where(syncs.awaited >= 0, table.end_ns[syncs.awaited], NEVER)
+    return syncs.returned - np.maximum(explained, ended)
 
 
 def _stretches(

@@ -37,7 +37,7 @@ from tracedoc.diagnosis import OUTCOMES, SEVERITIES
 from tracedoc.errors import RuleError, TracedocError
 from tracedoc.run.manifest import MANIFEST_NAME, MANIFEST_SCHEMA
 from tracedoc.run.steplog import CAPACITY, COLLECTION, CORE_WAIT, HEADER, MAGIC, RECORD, STEP
-from tracedoc.testing.lane_words import DEFAULT_LEAD_MS, DEFAULT_STEPS, LanesError
+from tracedoc.testing.lane_words import DEFAULT_STEPS, LANE_LEAD_MS, LanesError
 from tracedoc.testing.lanes import parse_lanes
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Case(msgspec.Struct, frozen=True):
     lanes: str = _DEFAULT_LANES
     ranks: int = 2
     steps: int = DEFAULT_STEPS
-    lead: float = DEFAULT_LEAD_MS
+    lead: float = LANE_LEAD_MS
     device: str | None = _DEFAULT_DEVICE
     hosts: int = 1
     world_size: int | None = None
@@ -269,7 +269,7 @@ def _case(node: yaml.Node, source: str) -> Case:
         lanes=_value(fields, "lanes", str, source, _DEFAULT_LANES),
         ranks=ranks,
         steps=_value(fields, "steps", int, source, DEFAULT_STEPS),
-        lead=_value(fields, "lead", float, source, DEFAULT_LEAD_MS),
+        lead=_value(fields, "lead", float, source, LANE_LEAD_MS),
         device=None if cpu else _value(fields, "device", str, source, _DEFAULT_DEVICE),
         hosts=_value(fields, "hosts", int, source, 1),
         world_size=_value(fields, "world_size", int, source, 0) or None,

@@ -14,7 +14,7 @@ from tracedoc.testing.names import OPERATIONS, SHARDED_LANES, STRATEGIES
 Direction = Literal["HtoD", "DtoH", "DtoD", "PtoP"]
 
 DEFAULT_STEPS: Final = 5
-DEFAULT_LEAD_MS: Final = 1.0
+LANE_LEAD_MS: Final = 1.0
 
 BLOCKING: Final = {"sync": "cudaStreamSynchronize", "malloc": "cudaMalloc", "free": "cudaFree"}
 """Lanes in which the host is inside a runtime call, and the call."""
@@ -95,7 +95,7 @@ class Drawing(msgspec.Struct):
 
     step_ms: float | None = None
     steps: int = DEFAULT_STEPS
-    lead_ms: float = DEFAULT_LEAD_MS
+    lead_ms: float = LANE_LEAD_MS
     strategy: str = ""
     common: dict[str, list[Segment]] = msgspec.field(default_factory=dict)
     by_rank: dict[int, dict[str, list[Segment]]] = msgspec.field(default_factory=dict)

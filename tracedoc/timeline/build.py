@@ -45,6 +45,7 @@ from tracedoc.timeline.steps import (
     gpu_windows,
     holds_iteration,
     host_windows,
+    repeated_operators,
     repeated_steps,
 )
 from tracedoc.timeline.syncs import Syncs, launching_threads
@@ -225,7 +226,10 @@ def _gpu_timeline(
 def _cpu_timeline(
     trace: Trace, host: HostSteps, launches: Launches, events: GpuEvents, delays: HostSpans
 ) -> RankTimeline:
-    activity = cpu_activity(trace, _stepping_threads(trace))
+    threads = _stepping_threads(trace)
+    activity = cpu_activity(trace, threads)
+    if host.source == "none":
+        host = repeated_operators(trace, threads) or host
     windows = host_windows(host)
     if not windows:
         windows = (Window(0, activity.start_ns, activity.end_ns, False),)
@@ -276,7 +280,10 @@ def _stepping_threads(trace: Trace) -> np.ndarray:
 
 
 def _unread_device(trace: Trace) -> tuple[TraceLimit, ...] | None:
-    """Return the limits of a trace of a GPU job that holds no GPU event, ``None`` for a CPU job's trace."""
+    """The limits of a trace of a GPU job that holds no GPU event, ``None`` for a trace of a CPU run.
+
+    A machine with a GPU may run a model on its CPU: no call launches, and operators are those of the CPU.
+    """
     if (trace.kind == int(Kind.ACCELERATOR)).any():
         return ()  # the reader has said so: unknown-device
     launched = any(
@@ -284,6 +291,8 @@ def _unread_device(trace: Trace) -> tuple[TraceLimit, ...] | None:
         for name in distinct(trace.name[trace.kind == int(Kind.RUNTIME)]).tolist()
     )
     if not (launched or trace.info.devices or trace.info.backend in ("nccl", "rccl")):
+        return None
+    if not launched and trace.rows_named(vocabulary.is_cpu_operator, Kind.CPU_OP).size:
         return None
     what = "the trace is of a GPU job, yet holds no GPU activity"
     effect = "nothing is said about this rank's device time"

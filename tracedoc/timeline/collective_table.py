@@ -20,7 +20,7 @@ NO_TIME = int(np.iinfo(np.int64).min)
 """Stands in columns of times for an instant that is not known."""
 
 
-class Held(IntEnum):
+class StartDelay(IntEnum):
     """What kept a kernel on the device from starting earlier."""
 
     UNKNOWN = 0
@@ -33,7 +33,7 @@ class Held(IntEnum):
     """It started when the operation before it on its stream had ended."""
 
 
-HELD = tuple(Held)
+START_DELAYS = tuple(StartDelay)
 
 
 class CollectiveOp(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class CollectiveOp(msgspec.Struct, frozen=True):
     step: int | None
     exposed_ns: int = 0
     peer: int | None = None
-    held: Held = Held.UNKNOWN
+    held: StartDelay = StartDelay.UNKNOWN
 
 
 class CollectiveKind(msgspec.Struct, frozen=True):
@@ -80,8 +80,8 @@ class CollectiveTable:
     """The collectives of one rank in order of start, as columns of one length.
 
     ``kind`` indexes ``kinds``. ``launch_ns`` is ``NO_TIME`` where the launch was not captured; ``step``,
-    ``seq`` and ``nbytes`` are ``NONE`` where unknown. ``held`` holds :class:`Held`. Iterating and indexing
-    give :class:`CollectiveOp` rows.
+    ``seq`` and ``nbytes`` are ``NONE`` where unknown. ``held`` holds :class:`StartDelay`. Iterating and
+    indexing give :class:`CollectiveOp` rows.
     """
 
     kinds: tuple[CollectiveKind, ...]
@@ -155,7 +155,7 @@ class CollectiveTable:
                 None if step == NONE else step,
                 exposed,
                 common.peer,
-                HELD[held],
+                START_DELAYS[held],
             )
 
     @property
@@ -199,7 +199,7 @@ class CollectiveTable:
 
 
 def boundaries(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.intp]:
-    """Return where runs of equal rows begin in sorted columns of one length, and that length at the end."""
+    """The begins of runs of equal rows in sorted columns of one length, and that length at the end."""
     size = columns[0].size
     if size == 0:
         return np.zeros(1, dtype=np.intp)

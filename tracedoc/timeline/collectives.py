@@ -12,7 +12,13 @@ import numpy.typing as npt
 
 from tracedoc.spans import Int64Array, in_order
 from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, GpuEvents, collective_records
-from tracedoc.timeline.collective_table import HELD, NO_TIME, CollectiveOp, CollectiveTable, Held
+from tracedoc.timeline.collective_table import (
+    NO_TIME,
+    START_DELAYS,
+    CollectiveOp,
+    CollectiveTable,
+    StartDelay,
+)
 from tracedoc.timeline.lags import RELEASE_NS
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows, match_ids
 from tracedoc.trace import vocabulary
@@ -81,7 +87,7 @@ def gloo_collectives(trace: Trace, step_of_time: np.ndarray, rows: Rows) -> Coll
                 launch_ns=None,
                 step=int(step_of_time[position]) if step_of_time[position] >= 0 else None,
                 peer=_peer_of_call(op, trace.shapes.get(asked.get(row, row))),
-                held=Held.LAUNCH,
+                held=StartDelay.LAUNCH,
             )
         )
     return CollectiveTable.of(found)
@@ -96,10 +102,10 @@ def _held(events: GpuEvents, device: int, wanted: Rows) -> npt.NDArray[np.uint8]
     for _, mine in places_by_value(streams):
         after_comm[mine] = _since(in_order(ends[mine]), starts[mine])
     launched = np.where(events.linked[wanted], starts - events.launch_ns[wanted], LONG_AGO_NS)
-    held = np.full(wanted.size, Held.UNKNOWN, dtype=np.uint8)
-    held[after_compute <= RELEASE_NS] = Held.COMPUTE
-    held[(after_comm <= RELEASE_NS) & (after_comm <= after_compute)] = Held.COMMUNICATION
-    held[launched <= RELEASE_NS] = Held.LAUNCH
+    held = np.full(wanted.size, StartDelay.UNKNOWN, dtype=np.uint8)
+    held[after_compute <= RELEASE_NS] = StartDelay.COMPUTE
+    held[(after_comm <= RELEASE_NS) & (after_comm <= after_compute)] = StartDelay.COMMUNICATION
+    held[launched <= RELEASE_NS] = StartDelay.LAUNCH
     return held
 
 
@@ -179,7 +185,7 @@ def _operation(
         launch_ns=None if launch_ns == NO_TIME else launch_ns,
         step=step if step >= 0 else None,
         peer=_peer(op, arguments),
-        held=HELD[held],
+        held=START_DELAYS[held],
     )
 
 

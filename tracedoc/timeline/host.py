@@ -287,7 +287,7 @@ class HostPhases(msgspec.Struct, frozen=True, eq=False):
     classes: npt.NDArray[np.intp]
 
     def at(self, times: Int64Array) -> npt.NDArray[np.uint8]:
-        """Return where in the step the host is at each time, as indices of :data:`PHASES`."""
+        """The phase of the step that the host is in at each time, as indices of :data:`PHASES`."""
         size = self.starts_ns.size
         if self.phases is None or size == 0:
             return np.zeros(times.size, dtype=np.uint8)

@@ -19,7 +19,7 @@ from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.kineto import read_trace
 
-MAX_PLACES = 8
+KEPT_FUNCTIONS = 8
 """So many functions are kept, those with most time."""
 
 _FRAME = re.compile(r"^(?P<file>.+\.py)\((?P<line>\d+)\): (?P<function>.+)$")
@@ -82,7 +82,7 @@ class CodePlace(msgspec.Struct, frozen=True):
 
 
 def places_of_timeline(timeline: RankTimeline) -> tuple[CodePlace, ...]:
-    """Return where the host of a rank is in the analysed step while it keeps the device idle."""
+    """The functions that the host of a rank is in while it keeps the device idle in the analysed step."""
     window, idle = timeline.judged, timeline.idle
     if window is None or idle is None:
         return ()
@@ -148,7 +148,7 @@ def _places(trace: Trace, threads: np.ndarray, wanted: Spans, loading: Spans) ->
         found.append(msgspec.structs.replace(place, loading=True, time_ns=inside))
         found.append(msgspec.structs.replace(place, time_ns=spans.total_ns - inside))
     found = [one for one in found if one.time_ns > 0]
-    return tuple(sorted(found, key=lambda one: (-one.time_ns, one.file, one.line))[:MAX_PLACES])
+    return tuple(sorted(found, key=lambda one: (-one.time_ns, one.file, one.line))[:KEPT_FUNCTIONS])
 
 
 _THROUGH, _OPAQUE = "through", "opaque"

@@ -11,13 +11,14 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from tracedoc.errors import InputError, TraceLimit
 from tracedoc.timeline.activity import GpuEvents
 from tracedoc.timeline.launches import NO_ROW, Launches, Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import distinct
+from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.units import format_percent
 
 BEFORE = -1
@@ -30,7 +31,7 @@ timestamp was cut, not finished."""
 LENGTH_RATIO = 10
 """Finished ProfilerSteps that differ more than this are no clock of training steps."""
 
-ALIKE = 1.5
+ALIKE_PASSES = 1.5
 """Training steps of one job hold numbers of backward nodes that differ by less than this factor."""
 
 LINKED_SHARE = 0.10
@@ -260,6 +261,7 @@ def _host_end_ns(trace: Trace) -> int:
 
 
 def _profiler_steps(trace: Trace, rows: Rows, last_ns: int) -> tuple[HostStep, ...]:
+    """The steps of the profiler's own ranges. One that another follows has reached its end."""
     found: dict[int, HostStep] = {}
     for row in rows.tolist():
         index = vocabulary.step_number(trace.row_name(row))
@@ -267,11 +269,15 @@ def _profiler_steps(trace: Trace, rows: Rows, last_ns: int) -> tuple[HostStep, .
             continue
         start, end = int(trace.ts_ns[row]), int(trace.ts_ns[row] + trace.dur_ns[row])
         found[index] = HostStep(index, start, end, end < last_ns - UNFINISHED_NS)
-    return tuple(sorted(found.values(), key=lambda step: step.start_ns))
+    steps = sorted(found.values(), key=lambda step: step.start_ns)
+    for place, (step, following) in enumerate(pairwise(steps)):
+        if following.start_ns >= step.end_ns:
+            steps[place] = replace(step, finished=True)
+    return tuple(steps)
 
 
 def _why_no_clock(steps: tuple[HostStep, ...], backward: npt.NDArray[np.int64]) -> str:
-    """Return why ProfilerSteps cannot be the clock, or "". Traces without any backward pass are inference.
+    """The reason why ProfilerSteps cannot be the clock, or "". Traces without a backward pass are inference.
 
     Lengths mean nothing where all steps hold about the same number of backward nodes: a host that is far
     ahead runs through some steps, and is then blocked in one by a full queue or a wait.
@@ -284,7 +290,7 @@ def _why_no_clock(steps: tuple[HostStep, ...], backward: npt.NDArray[np.int64]) 
         empty = int((held == 0).sum())
         if empty:
             return f"{empty} of {len(finished)} hold no backward pass"
-        if held.max() <= ALIKE * held.min():
+        if held.max() <= ALIKE_PASSES * held.min():
             return ""
     lengths = [step.end_ns - step.start_ns for step in finished]
     if lengths and max(lengths) > LENGTH_RATIO * max(min(lengths), 1):
@@ -305,7 +311,7 @@ def outermost_rows(trace: Trace, rows: Rows) -> Rows:
 
 
 def _group_ends(trace: Trace, rows: Rows, backward: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return where each group of optimizer calls ends; calls with no backward pass between them are one."""
+    """The end of each group of optimizer calls, in ns; calls with no backward pass between them are one."""
     if rows.size == 0:
         return np.empty(0, dtype=np.int64)
     starts, ends = trace.ts_ns[rows], trace.ts_ns[rows] + trace.dur_ns[rows]
@@ -372,17 +378,35 @@ def repeated_steps(trace: Trace, launches: Launches, kernels: Rows) -> HostSteps
         if known.size < FEWEST_MARKS - 1 or (np.diff(known) > 1).any() or known[-1] < marks.size - 1:
             return None
         begins = launched[known]
-    edges = trace.ts_ns[begins].tolist()
-    steps = [HostStep(index, start, end, True) for index, (start, end) in enumerate(pairwise(edges))]
-    last_ns = int(trace.end_ns.max())
-    steps.append(HostStep(len(steps), edges[-1], last_ns, False))
+    return _repetitions(trace, begins, f"the kernels repeat {len(marks)} times")
+
+
+def repeated_operators(trace: Trace, threads: npt.NDArray[np.int32]) -> HostSteps | None:
+    """Steps of a CPU run that are one repetition each of the operators on one of ``threads``, or ``None``.
+
+    That thread is the one with most operators; as of kernels, only a capture with a backward pass is cut.
+    """
+    rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & is_among(trace.thread, threads))
+    if rows.size == 0 or not _trains(trace):
+        return None
+    numbers, counts = np.unique(trace.thread[rows], return_counts=True)
+    rows = rows[trace.thread[rows] == numbers[counts.argmax()]]
+    marks = period_marks(trace.name[rows])
+    if marks is None:
+        return None
+    return _repetitions(trace, rows[marks], f"the operators repeat {len(marks)} times")
+
+
+def _repetitions(trace: Trace, begins: Rows, what: str) -> HostSteps:
+    """The steps that begin with the host rows ``begins``; the last one is cut by the end of the capture."""
+    steps = _between(trace.ts_ns[begins], int(trace.end_ns.max()))
     limit = TraceLimit(
         "steps-inferred",
         trace.info.source,
-        f"nothing marks the steps; the kernels repeat {len(marks)} times",
-        "one repetition is taken as a step; its first kernel need not be the first of the training loop",
+        f"nothing marks the steps; {what}",
+        "one repetition is taken as a step; it need not begin where the training loop does",
     )
-    return HostSteps(tuple(steps), "inferred", (limit,))
+    return HostSteps(steps, "inferred", (limit,))
 
 
 def _trains(trace: Trace) -> bool:

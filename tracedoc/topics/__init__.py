@@ -14,7 +14,7 @@ from importlib import import_module
 from types import CodeType, FunctionType
 from typing import Any
 
-from tracedoc.facts.catalog import CATALOG, FactDef
+from tracedoc.facts.catalog import CATALOG, Fact
 
 READING_ORDER = (
     *("step", "communication", "links", "gradients", "sharding", "straggler"),
@@ -25,7 +25,7 @@ READING_ORDER = (
 OTHER = "Other"
 
 
-def load_rank_facts() -> Mapping[str, FactDef]:
+def load_rank_facts() -> Mapping[str, Fact]:
     """All facts of a rank, by name: what a worker measures."""
     for name in _modules():
         if name.rpartition(".")[2].startswith("rank"):
@@ -34,7 +34,7 @@ def load_rank_facts() -> Mapping[str, FactDef]:
 
 
 @cache
-def load_facts() -> Mapping[str, FactDef]:
+def load_facts() -> Mapping[str, Fact]:
     """All facts by name, in reading order; what they declare is checked."""
     place = {name: number for number, name in enumerate(_modules())}
     for name in place:
@@ -78,7 +78,7 @@ def _modules() -> Iterator[str]:
 # -- what facts declare
 
 
-def check_declared(facts: Iterable[FactDef]) -> None:
+def check_declared(facts: Iterable[Fact]) -> None:
     """Raise :class:`TypeError` where a fact reads one that its ``needs`` do not name, or names one unread."""
     for fact in facts:
         named = list(_facts_named(fact.spans or fact.compute))
@@ -89,7 +89,7 @@ def check_declared(facts: Iterable[FactDef]) -> None:
             raise TypeError(f"fact {fact.name} {kind} {', '.join(sorted(undeclared or unread))}")
 
 
-def _facts_named(function: Callable[..., Any]) -> Iterator[tuple[FactDef, CodeType]]:
+def _facts_named(function: Callable[..., Any]) -> Iterator[tuple[Fact, CodeType]]:
     """The facts that a function names, itself or in functions of the topics that it calls, and where."""
     waiting, seen = [inspect.unwrap(function)], set[Callable[..., Any]]()
     while waiting:
@@ -104,13 +104,13 @@ def _facts_named(function: Callable[..., Any]) -> Iterator[tuple[FactDef, CodeTy
 @cache
 def _named_in(
     function: Callable[..., Any],
-) -> tuple[list[tuple[FactDef, CodeType]], list[Callable[..., Any]]]:
+) -> tuple[list[tuple[Fact, CodeType]], list[Callable[..., Any]]]:
     """The facts that a function names, and where; and the functions of the topics that it calls."""
     facts, called = [], []
     if isinstance(function, FunctionType):
         for code in _codes(function.__code__):
             for value in map(function.__globals__.get, code.co_names):
-                if isinstance(value, FactDef):
+                if isinstance(value, Fact):
                     facts.append((value, code))
                 elif isinstance(value, FunctionType) and value.__module__.startswith(__name__):
                     called.append(inspect.unwrap(value))

@@ -336,7 +336,7 @@ class _Cutter:
             return True
 
     def _last_boundary(self, begin: int, end: int) -> int:
-        """Return where the comma of the last likely boundary stands, -1 if there is none."""
+        """The place of the comma of the last likely boundary, -1 if there is none."""
         if self._offset + end <= self._barren:
             return -1
         if self._separator:

@@ -78,7 +78,7 @@ def number_of(value: Any) -> int:
 def _on_gpu(
     positions: npt.NDArray[np.intp], heads: npt.NDArray[np.int32], args: list[Args], tables: Tables
 ) -> tuple[Table, Table]:
-    """Return where the events at ``positions`` ran on a GPU, and how many bytes they moved."""
+    """The stream of the events at ``positions`` on a GPU, and the bytes that they moved."""
     found = [args[i] for i in positions.tolist()]
     places = [
         (a.device, a.stream, bytes(a.grid), head)

@@ -152,7 +152,7 @@ class _Positions:
         return events if self._kept is None else events[self._kept]
 
     def positions(self, rows: _Rows) -> list[int]:
-        """Return where rows stand among those that are kept, -1 for others."""
+        """The places of rows among those that are kept, -1 for others."""
         found: list[int] = (rows if self._kept is None else self._position[rows]).tolist()
         return found
 

@@ -390,6 +390,14 @@ def is_backward_node(name: str) -> bool:
     return name.startswith("autograd::engine::evaluate_function") or _OLD_BACKWARD.match(name) is not None
 
 
+_CPU_OPERATOR = re.compile(r"\w+::.*(?:mkldnn|onednn|fbgemm|_for_cpu|_cpu$)|(?:mkldnn|onednn|quantized)::")
+
+
+def is_cpu_operator(name: str) -> bool:
+    """True for an operator that exists on CPUs alone: those of oneDNN and FBGEMM, and ``..._cpu``."""
+    return _CPU_OPERATOR.match(name) is not None
+
+
 def is_compile_range(name: str) -> bool:
     """True for compilation (Dynamo, Inductor), not for running compiled code."""
     return _COMPILE.match(name) is not None

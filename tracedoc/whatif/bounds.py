@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tracedoc.diagnosis import Gain
-from tracedoc.facts.catalog import FactDef
+from tracedoc.facts.catalog import Fact
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.topics.step.rank import comm_ms, compute_ms, exposed_comm_ms, host_floor_ms, step_ms
 from tracedoc.values import Unknown
 
 
-def measured(measurements: Measurements, fact: FactDef, key: str | None) -> float | Unknown:
+def measured(measurements: Measurements, fact: Fact, key: str | None) -> float | Unknown:
     """A fact as a number, for one rank or for the run."""
     value = measurements.value(fact, key)
     if isinstance(value, Unknown):
@@ -33,7 +33,7 @@ def within_host_work(
 
 
 def at_most(
-    measurements: Measurements, key: str | None, fact: FactDef, assuming: str, *, host_stays: bool = False
+    measurements: Measurements, key: str | None, fact: Fact, assuming: str, *, host_stays: bool = False
 ) -> Gain | Unknown:
     """Bound a gain by a fact and, where the fix leaves the host its own work, by what that work leaves."""
     high = measured(measurements, fact, key)

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from tracedoc.diagnosis import Evidence
-from tracedoc.facts.catalog import CATALOG, FactDef
+from tracedoc.facts.catalog import CATALOG, Fact
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
@@ -34,7 +34,7 @@ MAX_FOUND = 3200
 MIN_FOUND = 8
 
 
-def _of_fact(fact: FactDef) -> EvidenceCollector:
+def _of_fact(fact: Fact) -> EvidenceCollector:
     """Return the collector of the intervals that a fact is measured as."""
 
     def collect(measurements: Measurements, key: str | None) -> tuple[Evidence, ...]:
@@ -44,7 +44,7 @@ def _of_fact(fact: FactDef) -> EvidenceCollector:
     return collect
 
 
-def _intervals(fact: FactDef, run: RunView, digest: RankDigest) -> tuple[Evidence, ...]:
+def _intervals(fact: Fact, run: RunView, digest: RankDigest) -> tuple[Evidence, ...]:
     if digest.judged_step is None:
         return ()
     if fact.spans is None:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.ledger import Ledger, LedgerCause, Range
-from tracedoc.play.run_program import Reading, RunProgram
+from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import FAR_OFF, Refusal, RunReplay, replay_closest
 from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView, once
@@ -18,10 +18,10 @@ from tracedoc.whatif.ledger_steps import StepsApart, late_over_steps, steps_apar
 from tracedoc.whatif.predictions import WIDENING, run_replay
 from tracedoc.whatif.removal import Removal, without
 
-WORTH = 0.005
+SPLIT_FROM = 0.005
 """Families that cost less than this share of the step are not split; no range is played for such causes."""
 
-HIDDEN = 0.5
+HIDDEN_BELOW = 0.5
 """A cause is hidden by another if it gives less than this share of its part of the step alone."""
 
 RANKS, SLOW = "ranks", "slow_steps"
@@ -50,7 +50,7 @@ class Entry(msgspec.Struct, frozen=True):
     of_whole: float = 1.0
     """What it is of its removals' gain: what remains of a family is a part of what the family gives."""
     members: Mapping[str, Removal] = {}
-    """Of what remains of a family: the members that it is without."""
+    """Of what remains of a family: the members that it is without, by id."""
 
 
 def split_by_size(total: float, weights: Mapping[str, Weights]) -> dict[str, float]:
@@ -62,10 +62,10 @@ def split_by_size(total: float, weights: Mapping[str, Weights]) -> dict[str, flo
 
 
 class Plays:
-    """Plays a run's step without some causes, in one reading, and knows what was played."""
+    """Plays a run's step without some causes, in one scenario, and knows what was played."""
 
-    def __init__(self, replay: RunReplay, reading: Reading) -> None:
-        self._replay, self._base = replay, replay.base[reading]
+    def __init__(self, replay: RunReplay, scenario: Scenario) -> None:
+        self._replay, self._base = replay, replay.base[scenario]
         self._scale = _steps_played(replay) * 1e6
         self._known: dict[frozenset[int], float] = {}
 
@@ -114,7 +114,7 @@ def _steps_played(replay: RunReplay) -> float:
     """
     if replay.model_error_frac > FAR_OFF:
         return replay.replayed_ms / replay.step_ms
-    layout = replay.base[Reading.LIKELY].program.layout
+    layout = replay.base[Scenario.LIKELY].program.layout
     note = layout.notes[replay.subject]
     alone = not (layout.periodic or note.framed)
     return max(note.span_ns / 1e6 / replay.step_ms, 1e-9) if alone and replay.step_ms else 1.0
@@ -126,70 +126,81 @@ def ledger_replay(run: RunView) -> RunReplay | Refusal:
     return replay_closest(run) if isinstance(found, Refusal) else found
 
 
-class Account(msgspec.Struct, frozen=True, eq=False):
-    """A ledger, and what it was made from: the causes' removals, and plays of the step without them."""
+class _Book(msgspec.Struct, frozen=True):
+    """A ledger with what it was made of: the replay, and its causes as they stand in the replayed step."""
 
     ledger: Ledger
-    replay: RunReplay
-    plays: Mapping[Reading, Plays]
-    entries: Mapping[str, Entry]
-    beyond_ms: Mapping[str, float]
-    """What causes cost the mean step beyond the replayed one, by id."""
+    replay: RunReplay | None = None
+    entries: tuple[Entry, ...] = ()
+    plays: Mapping[Scenario, Plays] = {}
 
 
 def make_ledger(run: RunView) -> Ledger:
     """The ledger of a run."""
-    account = _account(run)
-    return Ledger(reason=account.reason) if isinstance(account, Refusal) else account.ledger
+    return _book(run).ledger
 
 
-def alone_of(run: RunView, ids: Iterable[str]) -> Range | None:
-    """By how much the mean step is shorter without several causes together, in ms.
+def alone_of(run: RunView, ids: tuple[str, ...]) -> Range | None:
+    """How much shorter the mean step is without several causes together: low, likely and high, in ms.
 
-    Ids that the ledger has no entry of count for nothing; ``None`` where none is left, or without a ledger.
+    ``None`` where none of them is in the ledger. What other steps show beyond the replayed one is added.
     """
-    account = _account(run)
-    if isinstance(account, Refusal):
+    book = _book(run)
+    causes = {one.id: one for one in book.ledger.causes if one.id in ids}
+    if book.replay is None or not causes:
         return None
-    told = {one.id: one for one in account.ledger.causes}
-    names = [name for name in dict.fromkeys(ids) if name in told]
-    if len(names) < 2:
-        return told[names[0]].alone_ms if names else None
-    entries = [account.entries[name] for name in names if name in account.entries]
-    beyond = sum(account.beyond_ms.get(name, 0.0) for name in names)
-    gains = {reading: _together_ms(plays, entries) for reading, plays in account.plays.items()}
-    likely = gains[Reading.LIKELY]
-    spread = _spread_ms(account.replay, likely)
-    low, high = min(gains.values()) - spread, max(gains.values()) + spread
-    return max(low + beyond, 0.0), max(likely + beyond, 0.0), max(high + beyond, 0.0)
+    if len(causes) == 1:
+        return next(iter(causes.values())).alone_ms
+    mine = [one for one in book.entries if one.id in causes]
+    apart = [causes[one.id].alone_ms[1] - one.weights.alone for one in mine]
+    apart += [causes[name].alone_ms[1] for name in causes if name not in {one.id for one in mine}]
+    gains = {scenario: _together(plays, mine) + sum(apart) for scenario, plays in book.plays.items()}
+    single = [one.alone_ms for one in causes.values()]
+    least, likely = max(low for low, _, _ in single), max(likely for _, likely, _ in single)
+    likely = max(gains[Scenario.LIKELY], likely)
+    spread = min(WIDENING * book.replay.model_error_frac * book.replay.step_ms, likely)
+    high = min(max(gains.values()) + spread, book.ledger.step_ms)
+    low = min(max(min(gains.values()) - spread, least), likely)
+    return low, likely, max(high, likely)
 
 
-def _together_ms(plays: Plays, entries: Sequence[Entry]) -> float:
-    """What causes give together: the rest of a family without its members that are not among them."""
-    names = {one.id for one in entries}
-    asked = [[removal for one in entries for removal in one.removals]]
-    for one in entries:
-        asked += [list(one.members.values()), [part for name, part in one.members.items() if name in names]]
-    whole, *parts = plays.gains(asked)
-    without_members = whole - sum(parts[0::2]) + sum(parts[1::2])
-    return max(without_members, *plays.gains([one.removals for one in entries if not one.members]), 0.0)
+def _together(plays: Plays, entries: Sequence[Entry]) -> float:
+    """What causes of the replayed step give together, in ms.
+
+    What remains of a family goes with the whole of it: members that stay are measured beside the others.
+    """
+    (gain,) = plays.gains([_taken_by(entries)])
+    for rest in entries:
+        if not rest.members:
+            continue
+        beside = [one for one in entries if one is not rest and one.id not in rest.members]
+        asked = [one for one in entries if one.id in rest.members]
+        without_all, without_asked = plays.gains(
+            [[*_taken_by(beside), *rest.members.values()], _taken_by([*beside, *asked])]
+        )
+        gain -= max(without_all - without_asked, 0.0)
+    return max(gain, 0.0)
+
+
+def _taken_by(entries: Iterable[Entry]) -> list[Removal]:
+    """The removals of some causes, each once: some belong to a family and to a member of it."""
+    return list({id(removal): removal for one in entries for removal in one.removals}.values())
 
 
 @once
-def _account(run: RunView) -> Account | Refusal:
+def _book(run: RunView) -> _Book:
     replay = ledger_replay(run)
     if isinstance(replay, Refusal):
-        return replay
-    by_reading = {reading: Plays(replay, reading) for reading in Reading}
-    plays = by_reading[Reading.LIKELY]
-    families = find_families(run, replay, replay.base[Reading.LIKELY].program)
+        return _Book(Ledger(reason=replay.reason))
+    by_scenario = {scenario: Plays(replay, scenario) for scenario in Scenario}
+    plays = by_scenario[Scenario.LIKELY]
+    families = find_families(run, replay, replay.base[Scenario.LIKELY].program)
     entries, total = _entries(plays, families)
     (late_ms,) = plays.gains([families[RANKS].whole if RANKS in families else ()])
     apart = steps_apart(run, replay.step, plays.base_ms, late_ms) or StepsApart(
         replay.step_ms, (replay.step,)
     )
-    beyond = _beyond(entries, apart)
-    causes = _with_apart(_told(run, replay, by_reading, entries), apart, beyond)
+    causes = _with_apart(_told(run, replay, by_scenario, entries), apart)
     causes = [one for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
     shares = sum(one.share_ms for one in causes)
     if shares > apart.step_ms:  # a replay that takes longer than the step
@@ -203,7 +214,7 @@ def _account(run: RunView) -> Account | Refusal:
         steps=apart.steps,
         confidence=replay.confidence,
     )
-    return Account(ledger, replay, by_reading, {one.id: one for one in entries}, beyond)
+    return _Book(ledger, replay, tuple(entries), by_scenario)
 
 
 def _entries(plays: Plays, families: Mapping[str, Family]) -> tuple[list[Entry], float]:
@@ -240,7 +251,11 @@ def _of_family(
     """The causes of one family, which split its share: its members, and what remains of it without them."""
     names = list(family.members)
     parts = list(family.members.values())
-    if not names or max(share, whole.alone) < WORTH * plays.base_ms or (len(names) == 1 and not family.rest):
+    if (
+        not names
+        or max(share, whole.alone) < SPLIT_FROM * plays.base_ms
+        or (len(names) == 1 and not family.rest)
+    ):
         return [Entry(family.rest or names[0], share, whole, family.whole)]
     before, after, alone, *found = plays.gains(
         [
@@ -271,15 +286,15 @@ def _of_family(
 
 
 def _told(
-    run: RunView, replay: RunReplay, by_reading: Mapping[Reading, Plays], entries: list[Entry]
+    run: RunView, replay: RunReplay, by_scenario: Mapping[Scenario, Plays], entries: list[Entry]
 ) -> list[LedgerCause]:
     """The causes as results keep them: with the range of what each gives alone, its place and its partner."""
-    plays = by_reading[Reading.LIKELY]
-    program = replay.base[Reading.LIKELY].program
-    least_ms = WORTH * plays.base_ms
+    plays = by_scenario[Scenario.LIKELY]
+    program = replay.base[Scenario.LIKELY].program
+    least_ms = SPLIT_FROM * plays.base_ms
     large = [one for one in entries if max(one.share, one.weights.alone) >= least_ms]
-    ranges = _ranges(replay, by_reading, large)
-    partners = _partners(plays, large)
+    ranges = _ranges(replay, by_scenario, large)
+    partners = find_partners(plays, large)
     return [
         LedgerCause(
             id=one.id,
@@ -303,29 +318,26 @@ def _ranks(run: RunView, program: RunProgram, entry: Entry) -> tuple[int, ...]:
     return tuple(sorted({*ranks_of(program, entry.removals), *late_over_steps(run, entry.id)}))
 
 
-def _spread_ms(replay: RunReplay, likely: float) -> float:
-    """How far a gain may be off because the replay is."""
-    return min(WIDENING * replay.model_error_frac * replay.step_ms, likely)
-
-
-def _ranges(replay: RunReplay, by_reading: Mapping[Reading, Plays], entries: list[Entry]) -> dict[str, Range]:
-    """What each cause gives alone in all readings, in ms; wider by a share of the replay's own error."""
+def _ranges(
+    replay: RunReplay, by_scenario: Mapping[Scenario, Plays], entries: list[Entry]
+) -> dict[str, Range]:
+    """What each cause gives alone in all scenarios, in ms; wider by a share of the replay's own error."""
     gains = [
-        by_reading[reading].gains([one.removals for one in entries])
-        for reading in (Reading.FAST, Reading.SLOW)
+        by_scenario[scenario].gains([one.removals for one in entries])
+        for scenario in (Scenario.FAST, Scenario.SLOW)
     ]
     found: dict[str, Range] = {}
     for place, one in enumerate(entries):
         likely = one.weights.alone
         outer = [likely, *(each[place] * one.of_whole for each in gains)]
-        spread = _spread_ms(replay, likely)
+        spread = min(WIDENING * replay.model_error_frac * replay.step_ms, likely)
         found[one.id] = (max(min(outer) - spread, 0.0), likely, max(outer) + spread)
     return found
 
 
-def _partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
+def find_partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
     """The cause that hides each: without both the step is far shorter than without the one and the other."""
-    hidden = [one for one in entries if one.weights.alone < HIDDEN * one.share]
+    hidden = [one for one in entries if one.weights.alone < HIDDEN_BELOW * one.share]
     found: dict[str, str] = {}
     for one in hidden:
         others = [other for other in entries if other.id != one.id]
@@ -335,37 +347,31 @@ def _partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
             for both, other in zip(together, others, strict=True)
         ]
         best = max(range(len(others)), key=more.__getitem__, default=None)
-        if best is not None and more[best] >= HIDDEN * one.share:
+        if best is not None and more[best] >= HIDDEN_BELOW * one.share:
             found[one.id] = others[best].id
     return found
 
 
-def _beyond(entries: list[Entry], apart: StepsApart) -> dict[str, float]:
-    """What causes cost the mean step beyond the replayed one, in ms; less than nothing where it is less."""
-    late = {name: share for name, (share, _) in apart.late.items()}
-    if apart.late_ms < 0:
-        known = {one.id: one.share for one in entries if one.id.startswith(RANKS)}
-        total = sum(known.values())
-        late = {name: share / total for name, share in known.items() if total}
-    here = {one.id: one.share for one in entries}
-    beyond = {name: max(share * apart.late_ms, -here.get(name, 0.0)) for name, share in late.items()}
-    return beyond | ({SLOW: apart.slow_ms} if apart.slow_ms > 0 else {})
-
-
-def _with_apart(
-    causes: list[LedgerCause], apart: StepsApart, beyond: Mapping[str, float]
-) -> list[LedgerCause]:
+def _with_apart(causes: list[LedgerCause], apart: StepsApart) -> list[LedgerCause]:
     """The causes of the replayed step, and what other steps show beyond them."""
     found = {one.id: one for one in causes}
-    for name, more in beyond.items():
+    late = apart.late
+    if apart.late_ms < 0:
+        known = {one.id: one.share_ms for one in causes if one.id.startswith(RANKS)}
+        total = sum(known.values())
+        late = {name: (share / total, ()) for name, share in known.items() if total}
+    for name, (share, ranks) in late.items():
         one = found.get(name) or LedgerCause(name, 0.0, (0.0, 0.0, 0.0), 0.0)
+        more = max(share * apart.late_ms, -one.share_ms)
         low, likely, high = (max(ms + more, 0.0) for ms in one.alone_ms)
         found[name] = replace(
             one,
             share_ms=one.share_ms + more,
             alone_ms=(low, likely, high),
             last_ms=max(one.last_ms + more, 0.0),
-            ranks=tuple(sorted({*one.ranks, *apart.late.get(name, (0.0, ()))[1]})),
-            place=apart.slow_place if name == SLOW else one.place,
+            ranks=tuple(sorted({*one.ranks, *ranks})),
         )
+    if apart.slow_ms > 0:
+        slow = apart.slow_ms
+        found[SLOW] = LedgerCause(SLOW, slow, (slow, slow, slow), slow, place=apart.slow_place)
     return list(found.values())

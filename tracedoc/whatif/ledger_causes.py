@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.play.readings import call_latency
 from tracedoc.play.run_program import RunProgram
 from tracedoc.play.run_replay import RunReplay
+from tracedoc.play.scenarios import call_latency
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Call, Cause, Group
 from tracedoc.timeline.phases import Phase
@@ -19,7 +19,7 @@ from tracedoc.timeline.stalls import AWAY_LAUNCHES
 from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
-from tracedoc.whatif.changes.change import Ask, Mask, NotApplicable, Value, of_reading
+from tracedoc.whatif.changes.change import Ask, Mask, NotApplicable, Value, of_scenario
 from tracedoc.whatif.changes.gathers import unit_gathers
 from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
@@ -51,7 +51,7 @@ def find_families(run: RunView, replay: RunReplay, program: RunProgram) -> dict[
         "ranks": _ranks(program, even),
         "pipeline": _pipeline(program),
         "input": _input(program, even),
-        "host": _host(program, even),
+        "host": _host(run, program, even),
         "offload": _offload(replay, program),
         "communication": _communication(run, replay, program),
         "compute": _compute(run, program, even),
@@ -162,9 +162,10 @@ def _input(program: RunProgram, even: _Even) -> Family | None:
 # --- the host
 
 
-def _host(program: RunProgram, even: _Even) -> Family | None:
+def _host(run: RunView, program: RunProgram, even: _Even) -> Family | None:
+    """What the host costs; nothing is known of it in a capture without the launches of its kernels."""
     layout = program.layout
-    if layout.is_cpu or not layout.points:
+    if layout.is_cpu or not layout.points or not any("launches" in one.present for one in run.digests):
         return None
     loads = layout.kind == Call.INPUT
     lag = even.lag.copy()
@@ -246,7 +247,7 @@ def _calling_less(program: RunProgram, removal: Removal | None) -> Removal | Non
             return edited  # units, whose hooks it knows
         lag = given.lag.astype(np.int64)
         usual = float(np.median(lag[layout.kind == Call.COMM]))
-        saved = np.minimum(lag[points], usual) * of_reading(given.reading, *CALL_SHARES)
+        saved = np.minimum(lag[points], usual) * of_scenario(given.scenario, *CALL_SHARES)
         lag[points] -= np.rint(saved).astype(np.int64)
         return edited.edited(lag=lag)
 
@@ -272,7 +273,7 @@ def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Fami
         return None
     slower = np.where(mine, _below_link(run, program), 0.0)
     # Where ranks are missing, what a part takes beyond its bytes may be waiting.
-    latency = np.where(mine & joins.complete, call_latency(program, replay.splits, program.reading), 0)
+    latency = np.where(mine & joins.complete, call_latency(program, replay.splits, program.scenario), 0)
     latency = np.rint(latency * (1.0 - slower)).astype(np.int64)
     deferred = program.edited(
         layout=replace(program.layout, joins=replace(joins, gradients=deferred_reductions(program)))

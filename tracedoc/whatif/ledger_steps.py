@@ -13,11 +13,11 @@ from tracedoc.topics.straggler.late_ranks import stragglers
 
 Floats = npt.NDArray[np.float64]
 
-ALIKE = 0.02
+ALIKE_STEPS = 0.02
 """Steps that differ by no more than this share are alike: all of them are like the analysed one."""
 
-FAR, FAR_OF_TWO = 0.10, 0.5
-FAR_SPREADS = 5.0
+LONGER, LONGER_OF_TWO = 0.10, 0.5
+LONGER_SPREADS = 5.0
 """A step is far longer if it is by this share of the usual one, and by so many times what others differ; of
 two steps, which do not show how much they differ, by the second share."""
 
@@ -64,7 +64,7 @@ def steps_apart(run: RunView, replayed: int, replayed_ms: float, late_ms: float)
     length = np.array([lengths[step] for step in steps])
     mean = float(length.mean())
     apart = mean - replayed_ms
-    if abs(apart) <= ALIKE * mean:
+    if abs(apart) <= ALIKE_STEPS * mean:
         return StepsApart(mean, steps)
     late = _late_ms(run, steps)
     more = float(late.mean()) - late_ms if late.any() else 0.0
@@ -73,7 +73,7 @@ def steps_apart(run: RunView, replayed: int, replayed_ms: float, late_ms: float)
     excess = length - usual - np.maximum(late - np.median(late), 0.0)
     spreads = np.sort(np.abs(length - usual))
     spread = float(spreads[(length.size - 1) // 2])
-    far = excess > max((FAR_OF_TWO if len(steps) == 2 else FAR) * usual, FAR_SPREADS * spread)
+    far = excess > max((LONGER_OF_TWO if len(steps) == 2 else LONGER) * usual, LONGER_SPREADS * spread)
     slow = min(float(np.where(far, excess, 0.0).mean()), max(apart - more, 0.0))
     place = f"step {steps[int(np.argmax(excess))]}" if slow > 0 else ""
     return StepsApart(mean, steps, slow, place, more, _by_cause(run) if more > 0 else {})

@@ -8,7 +8,7 @@ from math import prod
 import msgspec
 
 from tracedoc.play.path import find_path
-from tracedoc.play.run_program import Reading, RunProgram
+from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import Refusal, RunReplay, replay_run
 from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView, once
@@ -19,7 +19,7 @@ NARROW = 0.05
 """Confidence is high only where the range is narrower than this share of the step."""
 
 WIDENING = 0.5
-"""The range is wider than the readings by this share of the replay's own error."""
+"""The range is wider than the scenarios by this share of the replay's own error."""
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class Prediction(msgspec.Struct, frozen=True):
 
 
 class _Outcome(msgspec.Struct, frozen=True):
-    """What is kept of a program that was played; ``limited_by`` of that in the likely reading only."""
+    """What is kept of a program that was played; ``limited_by`` of that in the likely scenario only."""
 
     step_ns: float
     limited_by: str = ""
@@ -52,12 +52,12 @@ def run_replay(run: RunView) -> RunReplay | Refusal:
 def predict(replay: RunReplay, plans: Sequence[Sequence[Request]]) -> list[Prediction | NotApplicable]:
     """Return the step after each of several lists of changes, each list applied together, in order.
 
-    Programs are edited as they are played, some lists at a time, and of very many ranks one reading at a
+    Programs are edited as they are played, some lists at a time, and of very many ranks one scenario at a
     time: each program takes megabytes then.
     """
-    together = replay.player.together(replay.base[Reading.LIKELY].program)
-    every = tuple(Reading)
-    turns = [every] if together >= len(every) else [(reading,) for reading in every]
+    together = replay.player.together(replay.base[Scenario.LIKELY].program)
+    every = tuple(Scenario)
+    turns = [every] if together >= len(every) else [(scenario,) for scenario in every]
     width = max(1, together // len(every))
     answers: list[Prediction | NotApplicable] = []
     for begin in range(0, len(plans), width):
@@ -66,13 +66,13 @@ def predict(replay: RunReplay, plans: Sequence[Sequence[Request]]) -> list[Predi
 
 
 def _predicted(
-    replay: RunReplay, plans: Sequence[Sequence[Request]], turns: Sequence[tuple[Reading, ...]]
+    replay: RunReplay, plans: Sequence[Sequence[Request]], turns: Sequence[tuple[Scenario, ...]]
 ) -> list[Prediction | NotApplicable]:
-    """Return the step after each list of changes; the readings of one turn are played together."""
-    found: list[dict[Reading, _Outcome] | NotApplicable] = [{} for _ in plans]
+    """Return the step after each list of changes; the scenarios of one turn are played together."""
+    found: list[dict[Scenario, _Outcome] | NotApplicable] = [{} for _ in plans]
     try:
-        for readings in turns:
-            _play(replay, plans, readings, found)
+        for scenarios in turns:
+            _play(replay, plans, scenarios, found)
     except Cyclic:
         if len(plans) == 1:
             return [NotApplicable("with it, something would wait for itself")]
@@ -86,35 +86,35 @@ def _predicted(
 def _play(
     replay: RunReplay,
     plans: Sequence[Sequence[Request]],
-    readings: tuple[Reading, ...],
-    found: list[dict[Reading, _Outcome] | NotApplicable],
+    scenarios: tuple[Scenario, ...],
+    found: list[dict[Scenario, _Outcome] | NotApplicable],
 ) -> None:
-    """Add to what was ``found`` of each list of changes what it is in some readings, or why it cannot be."""
+    """Add to what was ``found`` of each list of changes what it is in some scenarios, or why it cannot be."""
     programs: list[RunProgram] = []
-    outcomes: list[dict[Reading, _Outcome]] = []
+    outcomes: list[dict[Scenario, _Outcome]] = []
     for place, (requests, known) in enumerate(zip(plans, found, strict=True)):
         if isinstance(known, NotApplicable):
             continue
-        edited = _edited(replay, requests, readings)
+        edited = _edited(replay, requests, scenarios)
         if isinstance(edited, NotApplicable):
             found[place] = edited
         else:
             programs += edited
             outcomes += [known] * len(edited)
     for played, known in zip(replay.player.play(programs), outcomes, strict=True):
-        reading, limited_by = played.program.reading, ""
-        if reading is Reading.LIKELY:
+        scenario, limited_by = played.program.scenario, ""
+        if scenario is Scenario.LIKELY:
             limited_by = next(iter(find_path(played, replay.subject).shares()), "")
-        known[reading] = _Outcome(played.step_ns, limited_by)
+        known[scenario] = _Outcome(played.step_ns, limited_by)
 
 
 def _edited(
-    replay: RunReplay, requests: Sequence[Request], readings: tuple[Reading, ...]
+    replay: RunReplay, requests: Sequence[Request], scenarios: tuple[Scenario, ...]
 ) -> list[RunProgram] | NotApplicable:
-    """Return the run's program after changes in some readings."""
+    """Return the run's program after changes in some scenarios."""
     programs = []
-    for reading in readings:
-        program = apply_changes(replay, requests, reading)
+    for scenario in scenarios:
+        program = apply_changes(replay, requests, scenario)
         if isinstance(program, NotApplicable):
             return program
         programs.append(program)
@@ -122,10 +122,10 @@ def _edited(
 
 
 def apply_changes(
-    replay: RunReplay, requests: Sequence[Request], reading: Reading
+    replay: RunReplay, requests: Sequence[Request], scenario: Scenario
 ) -> RunProgram | NotApplicable:
-    """Return the run's program in one reading after changes."""
-    program = replay.base[reading].program
+    """Return the run's program in one scenario after changes."""
+    program = replay.base[scenario].program
     for request in requests:
         edited = CHANGES[request.name].edit(program, Ask(request.values, replay.splits))
         if isinstance(edited, NotApplicable):
@@ -135,14 +135,15 @@ def apply_changes(
 
 
 def _prediction(
-    replay: RunReplay, requests: Sequence[Request], found: Mapping[Reading, _Outcome]
+    replay: RunReplay, requests: Sequence[Request], found: Mapping[Scenario, _Outcome]
 ) -> Prediction:
     changes = [CHANGES[request.name] for request in requests]
     units = prod(change.units for change in changes)
     steps = [
-        replay.step_ms * found[reading].step_ns / replay.base[reading].step_ns / units for reading in Reading
+        replay.step_ms * found[scenario].step_ns / replay.base[scenario].step_ns / units
+        for scenario in Scenario
     ]
-    low, likely, high = min(steps), steps[Reading.LIKELY], max(steps)
+    low, likely, high = min(steps), steps[Scenario.LIKELY], max(steps)
     shares = [prod(change.gain_shares[place] for change in changes) for place in range(3)]
     # Gains count from the step of today, for the same work.
     gains = [
@@ -158,7 +159,7 @@ def _prediction(
     return Prediction(
         step_ms=after,
         gain_ms=gained,
-        limited_by=found[Reading.LIKELY].limited_by,
+        limited_by=found[Scenario.LIKELY].limited_by,
         confidence=_confidence(replay, after),
         assumptions=tuple(dict.fromkeys(change.assumption for change in changes if change.assumption)),
     )
@@ -171,5 +172,5 @@ def _confidence(replay: RunReplay, step_ms: tuple[float, float, float]) -> str:
 
 def applicable(replay: RunReplay, change: Change, request: Request) -> NotApplicable | None:
     """Return why a change cannot be made to this run, ``None`` if it can."""
-    edited = change.edit(replay.base[Reading.LIKELY].program, Ask(request.values, replay.splits))
+    edited = change.edit(replay.base[Scenario.LIKELY].program, Ask(request.values, replay.splits))
     return edited if isinstance(edited, NotApplicable) else None

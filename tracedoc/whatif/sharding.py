@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from tracedoc.diagnosis import Gain
-from tracedoc.facts.catalog import FactDef
+from tracedoc.facts.catalog import Fact
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.topics.sharding.rank import fsdp_blocks, fsdp_units, sharding_hook_host_ms
 from tracedoc.topics.sharding.run import hideable_backward_stall_ms, hideable_gather_stall_ms
@@ -73,7 +73,7 @@ def split_units(measurements: Measurements, key: str | None) -> Gain | Unknown:
     )
 
 
-def _ahead(measurements: Measurements, key: str | None, fact: FactDef, assumption: str) -> Gain | Unknown:
+def _ahead(measurements: Measurements, key: str | None, fact: Fact, assumption: str) -> Gain | Unknown:
     gain = at_most(measurements, key, fact, assumption, host_stays=True)
     if isinstance(gain, Unknown) or measurements.available["multi_rank"].state == "present":
         return gain

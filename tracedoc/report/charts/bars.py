@@ -103,7 +103,7 @@ def _after(step_ms: float, likely_ms: float, high_ms: float) -> AfterBar:
     return AfterBar(round(likely, 2), round(max(0.0, high - likely), 2))
 
 
-MOST_STEPS = 48
+DRAWN_STEPS = 48
 """Steps drawn for a rank; with more, the picture is hard to read."""
 
 
@@ -156,15 +156,15 @@ def steps_of_ranks(diagnosis: Diagnosis) -> tuple[RankSteps, ...]:
     at = diagnosis.budget.at if diagnosis.budget else None
     judged = at.rank if at else -1
     reports.sort(key=lambda report: (report.rank != judged, report.rank))
-    longest = max((step.step_ms for report in reports for step in report.steps[:MOST_STEPS]), default=0.0)
+    longest = max((step.step_ms for report in reports for step in report.steps[:DRAWN_STEPS]), default=0.0)
     return tuple(
         RankSteps(
             report.rank,
             tuple(
                 bar(_step_label(step), by_cause(segments(step), step), longest)
-                for step in report.steps[:MOST_STEPS]
+                for step in report.steps[:DRAWN_STEPS]
             ),
-            max(0, len(report.steps) - MOST_STEPS),
+            max(0, len(report.steps) - DRAWN_STEPS),
         )
         for report in reports
     )

@@ -128,7 +128,7 @@ def _stalls(calls: Iterable[UnitCall]) -> list[tuple[float, float]]:
     ]
 
 
-MOST_STEPS = 40
+MARKED_STEPS = 40
 """With more steps than this their beginnings are not marked."""
 
 
@@ -182,7 +182,7 @@ def memory_chart(curve: MemoryCurve | None, reports: Sequence[RankReport]) -> Me
         allocated=area(curve.allocated),
         limit=round(100.0 - 100.0 * device / most, 2) if device else None,
         limit_text=f"the device has {format_bytes(device)}" if device else "",
-        steps=begins if len(begins) <= MOST_STEPS else (),
+        steps=begins if len(begins) <= MARKED_STEPS else (),
         x_ticks=scale.ticks(),
         y_ticks=tuple((round(100.0 - 100.0 * size / most, 2), format_bytes(size)) for size in _sizes(most)),
         text=words,

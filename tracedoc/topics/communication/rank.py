@@ -110,7 +110,7 @@ def _per_pass(timeline: RankTimeline, ops: frozenset[str], wanted: tuple[Phase, 
 # -- several GPUs in one process, and gloo
 
 
-GRADIENT_BYTES = 1 << 20
+GLOO_GRADIENT_BYTES = 1 << 20
 """Control messages and metrics over gloo are smaller: a barrier, a checkpoint's name."""
 
 
@@ -147,5 +147,7 @@ def _large_gloo(timeline: RankTimeline) -> Rows:
     rows, trace = gloo_rows(timeline.trace), timeline.trace
     if timeline.is_cpu:
         return rows[:0]
-    large = [(input_payload("", trace.shapes.get(row), None) or 0) >= GRADIENT_BYTES for row in rows.tolist()]
+    large = [
+        (input_payload("", trace.shapes.get(row), None) or 0) >= GLOO_GRADIENT_BYTES for row in rows.tolist()
+    ]
     return np.asarray(rows[np.array(large, dtype=bool)])

@@ -12,7 +12,7 @@ from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_roles import REDUCTIONS, Role, collective_roles, gradient_rows
-from tracedoc.timeline.collective_table import CollectiveTable, Held
+from tracedoc.timeline.collective_table import CollectiveTable, StartDelay
 from tracedoc.timeline.phases import Phase, Phases
 from tracedoc.topics.step.rank import NO_PHASES, NO_STEP, summed_passes, whole_host_step
 from tracedoc.trace.distinct import is_among
@@ -96,7 +96,7 @@ def late_reductions_frac(timeline: RankTimeline) -> Value:
 def _queue_starts(table: CollectiveTable) -> npt.NDArray[np.int64]:
     """The start, in ns, of the queue in which each operation stands on its stream."""
     order = np.lexsort((table.start_ns, table.stream))
-    opens = table.held[order] != int(Held.COMMUNICATION)
+    opens = table.held[order] != int(StartDelay.COMMUNICATION)
     opens[np.concatenate(([0], np.flatnonzero(np.diff(table.stream[order])) + 1))] = True
     head = np.maximum.accumulate(np.where(opens, np.arange(order.size), 0))
     starts = np.empty(order.size, dtype=np.int64)

@@ -208,7 +208,7 @@ DEFAULT_QUEUES = 8
 
 
 @run_fact(unit="text")
-def values_read_in(run: RunView) -> Value:
+def item_call_sites(run: RunView) -> Value:
     """Functions of the script that read values of tensors, as ``train.py:12 (step) .item() x2``.
 
     From the step that the first rank of a collected run records with Python stacks; those with most calls.

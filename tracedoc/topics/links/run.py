@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import run_fact
-from tracedoc.ranks.bandwidth import REFERENCE_RANKS, Transfers, size_curve, transfers
+from tracedoc.ranks.bandwidth import FAST_GBPS, REFERENCE_RANKS, Transfers, size_curve, transfers
 from tracedoc.ranks.matching import NO_OPERATION, Matching
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.step.device import unlisted
@@ -350,10 +350,6 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 # -- nodes
-
-
-FAST_GBPS = 100.0
-"""NVLink and xGMI reach more; PCIe, and the network cards of a node, reach about as much as each other."""
 
 
 @run_fact(unit="count")

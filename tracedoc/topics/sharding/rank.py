@@ -189,7 +189,7 @@ def regather_frac(timeline: RankTimeline) -> Value:
 
 
 @rank_fact(unit="bool", needs=("collectives", gathers_per_unit))
-def gathered_thrice(timeline: RankTimeline) -> Value:
+def regathers_for_recompute(timeline: RankTimeline) -> Value:
     """Whether most units are gathered three times a micro-batch: forward, recomputed forward, backward.
 
     Checkpointing that stands outside of FSDP recomputes a block whose parameters were freed again. Judged by

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import digest_fact
-from tracedoc.ranks.bandwidth import RING_SHARE
+from tracedoc.ranks.bandwidth import ring_gbps
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.shard_stalls import latest_arrivals
 from tracedoc.spans import Spans
@@ -180,7 +180,7 @@ def _merged_share(digest: RankDigest) -> float | Unknown:
 
 def _ring_gbps(digest: RankDigest) -> float | None:
     peak = device_peak(digest.device)
-    return None if peak is None or peak.link_gbps is None else RING_SHARE * peak.link_gbps
+    return None if peak is None or peak.link_gbps is None else ring_gbps(peak.link_gbps)
 
 
 def _ring_factor(run: RunView, digest: RankDigest) -> float:

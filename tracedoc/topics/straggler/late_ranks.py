@@ -31,7 +31,7 @@ NOTICED = 0.02
 CAUSE_SHARE = 0.5
 """What explains at least this share of a lateness is called its cause."""
 
-LEAST_SHARE = 0.3
+WORTH_EXPLAINING = 0.3
 """What explains less than this share of the others' waiting is not worth naming."""
 
 OF_THE_HOST = frozenset({*LATE_LAUNCH, *IDLE_CAUSES} - {"launch", "sync", "dependency"})
@@ -80,11 +80,11 @@ class Straggler(msgspec.Struct, frozen=True, eq=False):
         What it does in nearly every step comes before what adds up to more in a few.
         """
         recurring = habitual(self.excess_us)
-        if recurring.max() >= LEAST_SHARE * float(np.median(self.gain_ns)) / 1000 > 0:
+        if recurring.max() >= WORTH_EXPLAINING * float(np.median(self.gain_ns)) / 1000 > 0:
             return CAUSES[int(recurring.argmax())]
         excess = self.excess_us.sum(axis=0)
         best = int(excess.argmax())
-        enough = max(CAUSE_SHARE * excess.sum(), LEAST_SHARE * self.gain_ns.sum() / 1000)
+        enough = max(CAUSE_SHARE * excess.sum(), WORTH_EXPLAINING * self.gain_ns.sum() / 1000)
         return CAUSES[best] if excess[best] > 0 and excess[best] >= enough else ""
 
     @property

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.readings import call_latency
-from tracedoc.play.run_program import Extra, Index, RunProgram
+from tracedoc.play.run_program import AddedEdges, Index, RunProgram
+from tracedoc.play.scenarios import call_latency
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
-from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_reading
+from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_scenario
 from tracedoc.whatif.changes.gathers import joined, without_collectives
 from tracedoc.whatif.changes.reductions import backward_pass
 
@@ -39,7 +39,7 @@ def cap_buckets(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
         return NotApplicable("the sizes of the step's gradient messages are not known")
     largest = ask.number("mib") * MIB
     merged = _merged(program, ask, lambda parts: _filled(joins.nbytes[parts], largest))
-    cut = cut_reductions(merged or program, largest, ask.splits[program.reading].latency_ns)
+    cut = cut_reductions(merged or program, largest, ask.splits[program.scenario].latency_ns)
     return cut or merged or NotApplicable("the step's gradient messages are about that large")
 
 
@@ -77,7 +77,7 @@ def _merged(program: RunProgram, ask: Ask, messages: Callable[[Index], Index]) -
     for parts in _queues(program):
         message = messages(parts)
         last[parts] = parts[np.searchsorted(message, message, side="right") - 1]
-    return merged_into_last(program, last, call_latency(program, ask.splits, program.reading))
+    return merged_into_last(program, last, call_latency(program, ask.splits, program.scenario))
 
 
 def merged_into_last(program: RunProgram, last: Index, latency: Int64Array) -> RunProgram | None:
@@ -98,7 +98,7 @@ def merged_into_last(program: RunProgram, last: Index, latency: Int64Array) -> R
     return emptied.edited(lag=program.lag, extra=joined(program, _users_wait(program, gone, last)))
 
 
-def _users_wait(program: RunProgram, gone: Index, last: Index) -> Extra:
+def _users_wait(program: RunProgram, gone: Index, last: Index) -> AddedEdges:
     """Tie what waited for a part to the message that now carries it, unless it ran before that message."""
     layout, joins = program.layout, program.layout.joins
     message = np.full(program.dur.size, NONE, dtype=np.intp)
@@ -107,7 +107,7 @@ def _users_wait(program: RunProgram, gone: Index, last: Index) -> Extra:
     later = layout.event_part[layout.cause_to[uses]] != Phase.BACKWARD
     uses = uses[later & ~layout.cause_back[uses]]
     source = message[layout.cause_from[uses]]
-    return Extra(
+    return AddedEdges(
         source=source,
         target=layout.cause_to[uses],
         of_point=np.zeros(uses.size, dtype=bool),
@@ -121,7 +121,7 @@ def cut_reductions(program: RunProgram, largest: float, latency: Int64Array) -> 
 
     The pieces become ready one after the other while the gradients since the message before are computed,
     which is slower beside them. The last one stays where the message is: those before it hold it up by what
-    they take from when they are ready. In the slow reading each is ready as late as the next one.
+    they take from when they are ready. In the slow scenario each is ready as late as the next one.
     """
     joins = program.layout.joins
     latency = np.minimum(latency, program.transfer)
@@ -136,7 +136,7 @@ def cut_reductions(program: RunProgram, largest: float, latency: Int64Array) -> 
         transfer[part] = piece
         done = np.cumsum(program.dur[ready], dtype=np.int64)
         number = np.arange(1, pieces)
-        share = np.minimum(number + of_reading(program.reading, 0, 0, 1), pieces) / pieces
+        share = np.minimum(number + of_scenario(program.scenario, 0, 0, 1), pieces) / pieces
         place = nearest(done, share * done[-1])
         ties += [
             (int(one), event, int(left) * piece)
@@ -150,7 +150,7 @@ def cut_reductions(program: RunProgram, largest: float, latency: Int64Array) -> 
         return None
     source, target, lag = np.array(ties, dtype=np.int64).T
     no = np.zeros(lag.size, dtype=bool)
-    extra = Extra(source.astype(np.intp), target.astype(np.intp), of_point=no, lag_ns=lag, back=no)
+    extra = AddedEdges(source.astype(np.intp), target.astype(np.intp), of_point=no, lag_ns=lag, back=no)
     return program.edited(transfer=transfer, dur=dur, extra=joined(program, extra))
 
 

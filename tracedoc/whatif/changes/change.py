@@ -1,4 +1,4 @@
-"""What a change is: a name, its parameters, and how it edits a run's program in each reading."""
+"""What a change is: a name, its parameters, and how it edits a run's program in each scenario."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.errors import ChangeError
-from tracedoc.play.readings import Split
-from tracedoc.play.run_program import Reading, RunProgram
+from tracedoc.play.run_program import RunProgram, Scenario
+from tracedoc.play.scenarios import Split
 
 Value = float | str
 Mask = npt.NDArray[np.bool_]
@@ -41,7 +41,7 @@ class Ask(msgspec.Struct, frozen=True, eq=False):
     """What a change is asked: the values of its parameters, and what the run's transfers consist of."""
 
     values: Mapping[str, Value]
-    splits: Mapping[Reading, Split]
+    splits: Mapping[Scenario, Split]
 
     def number(self, name: str) -> float:
         """Return the value of a parameter that is a number."""
@@ -107,9 +107,9 @@ def _example(parameter: Parameter) -> str:
     return parameter.choices[0] if parameter.choices else f"{max(parameter.least, 1):g}"
 
 
-def of_reading(reading: Reading, fast: float, likely: float, slow: float) -> float:
-    """Return the value of one reading."""
-    return (fast, likely, slow)[reading]
+def of_scenario(scenario: Scenario, fast: float, likely: float, slow: float) -> float:
+    """Return the value of one scenario."""
+    return (fast, likely, slow)[scenario]
 
 
 def scaled(values: npt.NDArray[np.int64], chosen: Mask, factor: float) -> npt.NDArray[np.int64]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.play.run_program import Extra, Index, RunProgram
+from tracedoc.play.run_program import AddedEdges, Index, RunProgram
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
-from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_reading
+from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_scenario
 from tracedoc.whatif.changes.transfers import collectives_of
 
 PASSES = {
@@ -48,7 +48,7 @@ def started_as(program: RunProgram, moved: Index, calls: Index, causes: Index) -
     dropped = starts & np.isin(np.where(starts, layout.cause_to, NONE), target)
     on_launch = program.launched.copy()
     on_launch[moved] = False
-    extra = Extra(
+    extra = AddedEdges(
         source=np.concatenate((layout.cause_from[ties], layout.point[joins.event[calls[launched]]])),
         target=np.concatenate((target[pair], target[launched])),
         of_point=np.concatenate((np.zeros(ties.size, dtype=bool), np.ones(launched.size, dtype=bool))),
@@ -69,7 +69,7 @@ def keep_gathered(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
 def without_collectives(program: RunProgram, chosen: Mask) -> RunProgram:
     """Return the program without some collectives: nothing waits for them, and their calls cost less.
 
-    How much of the host's time before a call belongs to it is not known: all in the fast reading, none in
+    How much of the host's time before a call belongs to it is not known: all in the fast scenario, none in
     the slow one. On CPUs the threads that move bytes take cores from the work before the call, and how much
     they slow it is as unknown.
     """
@@ -80,7 +80,7 @@ def without_collectives(program: RunProgram, chosen: Mask) -> RunProgram:
     lag = program.lag.copy()
     points = layout.point[events]
     points = points[points >= 0]
-    lag[points] = np.rint(lag[points] * of_reading(program.reading, 0.0, 0.5, 1.0)).astype(np.int64)
+    lag[points] = np.rint(lag[points] * of_scenario(program.scenario, 0.0, 0.5, 1.0)).astype(np.int64)
     return program.edited(
         active=program.active & ~gone,
         launched=program.launched & ~chosen,
@@ -90,11 +90,14 @@ def without_collectives(program: RunProgram, chosen: Mask) -> RunProgram:
     )
 
 
-def joined(program: RunProgram, extra: Extra) -> Extra:
+def joined(program: RunProgram, extra: AddedEdges) -> AddedEdges:
     """Return the ties of a program and further ones."""
     known = program.extra
-    return Extra(
-        *(np.concatenate((getattr(known, name), getattr(extra, name))) for name in Extra.__struct_fields__)
+    return AddedEdges(
+        *(
+            np.concatenate((getattr(known, name), getattr(extra, name)))
+            for name in AddedEdges.__struct_fields__
+        )
     )
 
 

@@ -10,7 +10,7 @@ from tracedoc.step.program import Call, Cause, Group
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import AWAY_LAUNCHES
-from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_reading, scaled
+from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_scenario, scaled
 
 PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
 CAPTURED_HOST = (0.03, 0.06, 0.2)
@@ -61,25 +61,27 @@ def compile_model(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     """Let the host take a part of its time for the kernels of the forward and backward pass."""
     if program.layout.is_cpu:
         return ON_CPUS
-    return _paced(program, of_reading(program.reading, *COMPILED_HOST), _launching_passes(program))
+    return _paced(program, of_scenario(program.scenario, *COMPILED_HOST), _launching_passes(program))
 
 
 def capture_graph(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     """Let the kernels of the forward and backward pass cost the host next to nothing."""
     if program.layout.is_cpu:
         return ON_CPUS
-    return _paced(program, of_reading(program.reading, *CAPTURED_HOST), _launching_passes(program))
+    return _paced(program, of_scenario(program.scenario, *CAPTURED_HOST), _launching_passes(program))
 
 
 def fuse_optimizer(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     """Let the optimizer cost the host little, and its kernels less."""
     if program.layout.is_cpu:
         return ON_CPUS
-    edited = _paced(program, of_reading(program.reading, *FUSED_HOST), _in_parts(program, (Phase.OPTIMIZER,)))
+    edited = _paced(
+        program, of_scenario(program.scenario, *FUSED_HOST), _in_parts(program, (Phase.OPTIMIZER,))
+    )
     if isinstance(edited, NotApplicable):
         return edited
     chosen = (program.layout.event_part == Phase.OPTIMIZER) & program.layout.computes
-    return edited.edited(dur=scaled(edited.dur, chosen, of_reading(program.reading, *FUSED_KERNELS)))
+    return edited.edited(dur=scaled(edited.dur, chosen, of_scenario(program.scenario, *FUSED_KERNELS)))
 
 
 def calm_allocator(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
@@ -117,7 +119,7 @@ def pin_copies(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     own[layout.cause_to[blocking]] = 0
     copies = np.zeros(program.dur.size, dtype=bool)
     copies[layout.cause_from[blocking]] = True
-    factor = of_reading(program.reading, 0.15, 0.3, 0.5)
+    factor = of_scenario(program.scenario, 0.15, 0.3, 0.5)
     return program.edited(active=program.active & ~blocking, own=own, dur=scaled(program.dur, copies, factor))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from tracedoc.play.run_program import RunProgram
 from tracedoc.step.program import Call, Group
 from tracedoc.timeline.phases import Phase
-from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter, of_reading, scaled
+from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter, of_scenario, scaled
 from tracedoc.whatif.changes.host import PASSES
 
 GROUPS = {
@@ -39,7 +39,7 @@ def double_batch(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
         return NotApplicable(
             "the capture does not show which kernels belong to the forward and backward pass"
         )
-    dur = scaled(program.dur, works, of_reading(program.reading, *DOUBLED))
+    dur = scaled(program.dur, works, of_scenario(program.scenario, *DOUBLED))
     dur = scaled(dur, layout.group == Group.COPY_IN, 2.0)
     loads = layout.kind == Call.INPUT
     return program.edited(

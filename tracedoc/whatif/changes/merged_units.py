@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.readings import call_latency
-from tracedoc.play.run_program import Extra, Index, Reading, RunProgram
+from tracedoc.play.run_program import AddedEdges, Index, RunProgram, Scenario
+from tracedoc.play.scenarios import call_latency
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.buckets import merged_into_last
-from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_reading
+from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_scenario
 from tracedoc.whatif.changes.gathers import (
     joined,
     of_units,
@@ -50,7 +50,7 @@ def merge_units(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     queues = [Queue(parts, _groups(program, parts, count)) for parts in _queues(program, chosen)]
     if all(one.first.size == one.parts.size for one in queues):
         return NotApplicable("no block has several units")
-    latency = call_latency(program, ask.splits, program.reading)
+    latency = call_latency(program, ask.splits, program.scenario)
     merged = _gathered_together(program, queues, latency)
     reductions = of_units(program, program.layout.joins.gradients & program.launched)
     last = np.full(reductions.size, NONE, dtype=np.intp)
@@ -94,7 +94,7 @@ def _gathered_together(
     moved: list[tuple[Index, Index, Index]] = []
     for queue in queues:
         carrier[queue.parts] = queue.parts[queue.first[queue.group]]
-        if program.reading is not Reading.SLOW:
+        if program.scenario is not Scenario.SLOW:
             moved.append(_as_far_ahead(program, queue))
     gone = np.flatnonzero((carrier != NONE) & (carrier != np.arange(carrier.size)))
     transfer = program.transfer.copy()
@@ -111,7 +111,7 @@ def _gathered_together(
     return emptied.edited(active=emptied.active & ~used, extra=joined(emptied, ties))
 
 
-def _users(program: RunProgram, gone: Index, carrier: Index) -> Extra:
+def _users(program: RunProgram, gone: Index, carrier: Index) -> AddedEdges:
     """Tie what waits for a gather to the one that now carries its bytes."""
     layout, joins = program.layout, program.layout.joins
     event = np.full(program.dur.size, NONE, dtype=np.intp)
@@ -119,7 +119,7 @@ def _users(program: RunProgram, gone: Index, carrier: Index) -> Extra:
     uses = np.flatnonzero(~layout.to_host & program.active & (event[layout.cause_from] != NONE))
     uses = uses[~layout.cause_back[uses] & ~np.isin(layout.cause_to[uses], joins.event)]
     no = np.zeros(uses.size, dtype=bool)
-    return Extra(
+    return AddedEdges(
         event[layout.cause_from[uses]],
         layout.cause_to[uses].astype(np.intp),
         of_point=no,
@@ -186,7 +186,7 @@ def _less_hooks(program: RunProgram, merged: RunProgram, gone: float) -> npt.NDA
     if not layout.hook_point.size:
         return merged.lag.astype(np.int64)
     lag = program.lag.astype(np.int64)
-    less = np.rint(layout.hook_ns * (gone * of_reading(program.reading, *HOOKS_GONE))).astype(np.int64)
+    less = np.rint(layout.hook_ns * (gone * of_scenario(program.scenario, *HOOKS_GONE))).astype(np.int64)
     lag[layout.hook_point] = np.maximum(lag[layout.hook_point] - less, 0)
     return lag
 

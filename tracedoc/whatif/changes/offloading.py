@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.play.run_program import Extra, RunProgram
+from tracedoc.play.run_program import AddedEdges, RunProgram
 from tracedoc.step.program import Group
 from tracedoc.timeline.collective_table import NONE
-from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, of_reading
+from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, of_scenario
 from tracedoc.whatif.changes.gathers import joined
 
 UPDATE_SHARES = (0.1, 0.2, 0.35)
@@ -38,7 +38,7 @@ def no_offload(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     for rank in np.unique(ranks).tolist():
         mine = down[ranks == rank]
         last = int(mine[np.argmax(layout.point[mine])])
-        share = of_reading(program.reading, *UPDATE_SHARES)
+        share = of_scenario(program.scenario, *UPDATE_SHARES)
         dur[last] = int(share * program.dur[mine].sum(dtype=np.int64))
         compute = np.arange(layout.event_base[rank], layout.event_base[rank + 1])
         compute = compute[layout.computes_of(compute) & (layout.point[compute] != NONE)]
@@ -46,7 +46,7 @@ def no_offload(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
             update.append(last)
             first.append(int(compute[np.argmin(layout.point[compute])]))
     none = np.zeros(len(update), dtype=bool)
-    extra = Extra(
+    extra = AddedEdges(
         np.array(update, dtype=np.intp),
         np.array(first, dtype=np.intp),
         of_point=none,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.play.run_program import Extra, Index, RunProgram
+from tracedoc.play.run_program import AddedEdges, Index, RunProgram
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.buckets import nearest
@@ -77,7 +77,7 @@ def _begun_after(program: RunProgram, moved: Index, ready: Index) -> RunProgram:
     launched = program.launched.copy()
     launched[moved] = False
     no = np.zeros(moved.size, dtype=bool)
-    extra = Extra(ready.astype(np.intp), target.astype(np.intp), no, np.full(moved.size, CALL_NS), no)
+    extra = AddedEdges(ready.astype(np.intp), target.astype(np.intp), no, np.full(moved.size, CALL_NS), no)
     return program.edited(active=program.active & ~dropped, launched=launched, extra=joined(program, extra))
 
 
@@ -107,7 +107,7 @@ def gather_in_time(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     goal.append(target[follows])
     lag.append(np.zeros(int(follows.sum()), dtype=np.int64))
     no = np.zeros(sum(one.size for one in source), dtype=bool)
-    ties = Extra(np.concatenate(source), np.concatenate(goal), no, np.concatenate(lag), no)
+    ties = AddedEdges(np.concatenate(source), np.concatenate(goal), no, np.concatenate(lag), no)
     delay = changed.delay.astype(np.int64)
     delay[target] = UNHELD
     return changed.edited(delay=delay, extra=joined(changed, ties))

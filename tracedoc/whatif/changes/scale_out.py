@@ -11,7 +11,7 @@ import numpy as np
 from tracedoc.play.run_program import RunProgram
 from tracedoc.step.program import Lags, narrow
 from tracedoc.trace.vocabulary import busbw_factor
-from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter, of_reading
+from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter, of_scenario
 from tracedoc.whatif.changes.ranks import AT_ONCE, evened
 
 POINT_TO_POINT = ("send", "recv")
@@ -21,9 +21,9 @@ def more_ranks(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     """Let the job have more ranks on the same kind of link, with the work of each as today.
 
     Bytes cross the link as often as the operation needs with so many ranks (nccl-tests' bus bandwidth).
-    Latency grows as in a tree in the fast reading, as in a ring in the slow one. By how much ranks differ
-    from their median stays in the fast reading; in the slow one it grows like the expected largest of so many
-    normal deviates: the last of more ranks comes later.
+    Latency grows as in a tree in the fast scenario, as in a ring in the slow one. By how much ranks differ
+    from their median stays in the fast scenario; in the slow one it grows like the expected largest of so
+    many normal deviates: the last of more ranks comes later.
     """
     joins = program.layout.joins
     sizes = {joins.group_sizes[group] for group in set(joins.group.tolist()) if group >= 0} - {1}
@@ -35,10 +35,10 @@ def more_ranks(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
         return NotApplicable("a pipeline can grow in stages or in copies of itself")
     now = sizes.pop()
     then = round(now * ask.number("by"))
-    reading = program.reading
-    split = ask.splits[reading]
+    scenario = program.scenario
+    split = ask.splits[scenario]
     tree, ring = log2(then) / log2(now), (then - 1) / (now - 1)
-    longer = of_reading(reading, tree, (tree * ring) ** 0.5, ring)
+    longer = of_scenario(scenario, tree, (tree * ring) ** 0.5, ring)
     latency = np.minimum(split.latency_ns, program.transfer)
     waiting = np.minimum(np.maximum(split.fixed_ns - split.latency_ns, 0), program.transfer - latency)
     crossings = np.array(
@@ -47,7 +47,7 @@ def more_ranks(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     moved = program.transfer - latency - waiting
     transfer = np.rint(latency * longer + waiting + moved * crossings).astype(np.int64)
     latest = latest_of(then) / latest_of(now)
-    later = of_reading(reading, 1.0, (1 + latest) / 2, latest)
+    later = of_scenario(scenario, 1.0, (1 + latest) / 2, latest)
     return _with_later_ranks(program, later).edited(transfer=transfer)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.readings import call_latency
-from tracedoc.play.run_program import Extra, Index, Reading, RunProgram
+from tracedoc.play.run_program import AddedEdges, Index, RunProgram, Scenario
+from tracedoc.play.scenarios import call_latency
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.buckets import cut_reductions, nearest
@@ -31,8 +31,8 @@ def split_units(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
         return NotApplicable("the ranks compute on CPUs: what runs beside a gather there slows it down")
     pieces = int(ask.number("count"))
     largest = joins.nbytes[chosen].max()
-    # In the fast reading, where a call less saves most, a further one costs least.
-    latency = call_latency(program, ask.splits, program.reading.opposite)
+    # In the fast scenario, where a call less saves most, a further one costs least.
+    latency = call_latency(program, ask.splits, program.scenario.opposite)
     large = np.flatnonzero(chosen & (2 * joins.nbytes > largest))
     gathered = _in_pieces(program, large, pieces, latency)
     reductions = of_units(program, joins.gradients & program.launched)
@@ -47,7 +47,7 @@ def split_units(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
 def _in_pieces(program: RunProgram, large: Index, pieces: int, latency: npt.NDArray[np.int64]) -> RunProgram:
     """Return the program with gathers in pieces, each needed by an equal share of the pass's compute.
 
-    All pieces are gathered one after the other; but for the fast reading, each when the one before begins to
+    All pieces are gathered one after the other; but for the fast scenario, each when the one before begins to
     compute, and in the slow one, when the host launches what needs it.
     """
     layout, joins = program.layout, program.layout.joins
@@ -71,12 +71,12 @@ def _in_pieces(program: RunProgram, large: Index, pieces: int, latency: npt.NDAr
         for number, begin in enumerate(begins.tolist()):
             target = int(computed[begin])
             ties.append((event, target, (number + 1) * piece, False))
-            if program.reading is not Reading.FAST:
+            if program.scenario is not Scenario.FAST:
                 start = int(computed[before[number]])
                 ties.append((start, target, max(piece - int(program.dur[start]), 0), False))
-            if program.reading is Reading.SLOW and layout.point[target] >= 0:
+            if program.scenario is Scenario.SLOW and layout.point[target] >= 0:
                 ties.append((int(layout.point[target]), target, piece, True))
-        if program.reading is not Reading.SLOW:
+        if program.scenario is not Scenario.SLOW:
             _spread_hooks(program, lag, event, computed[np.append(0, begins)])
         beside = min(begins.size * piece / max(int(done[-1]), 1), 1.0)
         dur[computed] = np.rint(dur[computed] * (1 + program.contention * beside))
@@ -84,7 +84,7 @@ def _in_pieces(program: RunProgram, large: Index, pieces: int, latency: npt.NDAr
         return program
     source, target_, after, of_point = np.array(ties, dtype=np.int64).T
     no = np.zeros(after.size, dtype=bool)
-    extra = Extra(source.astype(np.intp), target_.astype(np.intp), of_point.astype(bool), after, no)
+    extra = AddedEdges(source.astype(np.intp), target_.astype(np.intp), of_point.astype(bool), after, no)
     return program.edited(transfer=transfer, dur=dur, lag=lag, extra=joined(program, extra))
 
 

@@ -36,7 +36,7 @@ def _scaled(program: RunProgram, ask: Ask, kind: str, factor: float) -> RunProgr
     if not chosen.any():
         what = "collective" if kind == "all" else f"collective that moves {kind}"
         return NotApplicable(f"the step has no {what}")
-    fixed = ask.splits[program.reading].fixed_ns
+    fixed = ask.splits[program.scenario].fixed_ns
     # Another change may have been made before: what it left of the transfer is scaled.
     kept = np.minimum(fixed, program.transfer)
     moved = np.rint((program.transfer - kept) * factor).astype(np.int64)

@@ -11,15 +11,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.run_program import CollectiveParts, Reading, RunProgram
+from tracedoc.play.run_program import CollectiveParts, RunProgram, Scenario
 from tracedoc.ranks.bandwidth import fit_line
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import UNKNOWN_SHARE, Cause
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.trace.vocabulary import busbw_factor
 
-UNMEASURED_CONTENTION = {Reading.FAST: 0.0, Reading.LIKELY: 0.06, Reading.SLOW: 0.15}
-CONTENTION_MARGIN = {Reading.FAST: 0.7, Reading.LIKELY: 1.0, Reading.SLOW: 1.3}
+UNMEASURED_CONTENTION = {Scenario.FAST: 0.0, Scenario.LIKELY: 0.06, Scenario.SLOW: 0.15}
+CONTENTION_MARGIN = {Scenario.FAST: 0.7, Scenario.LIKELY: 1.0, Scenario.SLOW: 1.3}
 
 
 LEAD_SHARE = 0.02
@@ -29,20 +29,20 @@ PACED_SHARE = 0.98
 step, it does not set the pace: something that the trace does not show holds it back for the GPU."""
 
 
-def read_as(program: RunProgram, reading: Reading) -> RunProgram:
-    """Return the program in one reading.
+def as_scenario(program: RunProgram, scenario: Scenario) -> RunProgram:
+    """Return the program in one scenario.
 
     The slow one keeps what the causes leave unexplained, and orders that may or may not be needed; the fast
     one leaves out what gathers of no known unit may be needed for.
     """
     program = _without_idle_hosts(program)
-    contention = _contention(program, reading)
-    if reading is Reading.FAST:
+    contention = _contention(program, scenario)
+    if scenario is Scenario.FAST:
         sure = program.active & (program.layout.cause_kind != Cause.USE)
-        return program.edited(reading=reading, contention=contention, active=sure)
-    if reading is Reading.LIKELY:
-        return program.edited(reading=reading, contention=contention)
-    return as_measured(program).edited(reading=reading, contention=contention)
+        return program.edited(scenario=scenario, contention=contention, active=sure)
+    if scenario is Scenario.LIKELY:
+        return program.edited(scenario=scenario, contention=contention)
+    return as_measured(program).edited(scenario=scenario, contention=contention)
 
 
 def as_measured(program: RunProgram) -> RunProgram:
@@ -50,18 +50,18 @@ def as_measured(program: RunProgram) -> RunProgram:
     return program.edited(active=np.ones_like(program.active), delay=program.layout.delay)
 
 
-def _contention(program: RunProgram, reading: Reading) -> float:
+def _contention(program: RunProgram, scenario: Scenario) -> float:
     if program.layout.joins.event.size == 0:
         return 0.0
     known = [one.contention for one in program.layout.notes if one.contention != UNKNOWN_SHARE]
     if not known:
-        return UNMEASURED_CONTENTION[reading]
-    return float(np.median(known)) * CONTENTION_MARGIN[reading]
+        return UNMEASURED_CONTENTION[scenario]
+    return float(np.median(known)) * CONTENTION_MARGIN[scenario]
 
 
-def splits(program: RunProgram) -> dict[Reading, Split]:
-    """Return in each reading what of the transfers stays when their bytes become fewer."""
-    return {reading: split_transfers(program.layout.joins, reading) for reading in Reading}
+def splits(program: RunProgram) -> dict[Scenario, Split]:
+    """Return in each scenario what of the transfers stays when their bytes become fewer."""
+    return {scenario: split_transfers(program.layout.joins, scenario) for scenario in Scenario}
 
 
 def _without_idle_hosts(program: RunProgram) -> RunProgram:
@@ -81,7 +81,7 @@ def _without_idle_hosts(program: RunProgram) -> RunProgram:
 
 
 FIT_MARGIN = 0.3
-"""A fitted latency is this share larger or smaller in the outer readings."""
+"""A fitted latency is this share larger or smaller in the outer scenarios."""
 
 HALF_RATE_BYTES = 4 * 2**20
 """A message of this size moves at half the rate of a large one, on the transports that hold it longest."""
@@ -91,7 +91,7 @@ WITHOUT_BYTES_NS = 30_000
 
 
 class Split(msgspec.Struct, frozen=True, eq=False):
-    """For each part of a run's collectives, in nanoseconds; one reading.
+    """For each part of a run's collectives, in nanoseconds; one scenario.
 
     ``fixed_ns`` stays whatever is changed about bytes and links: latency, and time that may be waiting for
     ranks that were not captured. The rest of the transfer is in proportion to the bytes.
@@ -101,14 +101,14 @@ class Split(msgspec.Struct, frozen=True, eq=False):
     latency_ns: Int64Array
 
 
-def split_transfers(joins: CollectiveParts, reading: Reading) -> Split:
-    """The time of each transfer that stays when its bytes become fewer, in one reading."""
-    moved = _moved(joins, reading)
+def split_transfers(joins: CollectiveParts, scenario: Scenario) -> Split:
+    """The time of each transfer that stays when its bytes become fewer, in one scenario."""
+    moved = _moved(joins, scenario)
     latency = np.zeros(joins.event.size, dtype=np.float64)
     key = joins.kind.astype(np.int64) * 4096 + joins.group + 1
     for one in np.unique(key).tolist():
         mine = np.flatnonzero(key == one)
-        latency[mine] = _latency(joins.nbytes[mine], moved[mine], reading)
+        latency[mine] = _latency(joins.nbytes[mine], moved[mine], scenario)
     kept = np.minimum(latency, moved)
     fixed = joins.transfer_ns - moved + kept
     return Split(np.rint(fixed).astype(np.int64), np.rint(kept).astype(np.int64))
@@ -124,16 +124,16 @@ _ALIKE = (("all_gather", "reduce_scatter"), ("all_reduce",))
 """Collectives of one :func:`busbw_factor`, whose sizes make one line."""
 
 
-def call_latency(program: RunProgram, splits: Mapping[Reading, Split], reading: Reading) -> Int64Array:
-    """Return the nanoseconds of each transfer that one call less saves: most of them in the fast reading.
+def call_latency(program: RunProgram, splits: Mapping[Scenario, Split], scenario: Scenario) -> Int64Array:
+    """Return the nanoseconds of each transfer that one call less saves: most of them in the fast scenario.
 
     Of all-gathers, reduce-scatters and all-reduces that is what a line through two sizes says, else the
     curve of the group's link, and at most all beyond its full rate. Where the rate is not known, as between
     processes of a host, it may be all beyond the fastest transfer. Other collectives save the latency in
-    ``splits``, which is least in the fast reading. None saves more than its transfer.
+    ``splits``, which is least in the fast scenario. None saves more than its transfer.
     """
     joins, transfer_ns = program.layout.joins, program.transfer
-    least, likely, most = (splits[one].latency_ns.astype(np.float64) for one in Reading)
+    least, likely, most = (splits[one].latency_ns.astype(np.float64) for one in Scenario)
     for kinds in _ALIKE:
         alike = np.array([name in kinds for name in joins.kinds] or [False])
         chosen = alike[joins.kind] & (joins.nbytes > 0) & (transfer_ns > 0)
@@ -155,19 +155,19 @@ def call_latency(program: RunProgram, splits: Mapping[Reading, Split], reading: 
                 beyond = moved - sizes * (moved / sizes).min()
                 most[mine] = np.maximum(most[mine], beyond)
                 likely[mine] = np.maximum(likely[mine], beyond / 2)
-    found = {Reading.FAST: np.maximum(most, likely), Reading.LIKELY: likely, Reading.SLOW: least}[reading]
+    found = {Scenario.FAST: np.maximum(most, likely), Scenario.LIKELY: likely, Scenario.SLOW: least}[scenario]
     kept: Int64Array = np.rint(np.minimum(found, transfer_ns)).astype(np.int64)
     return kept
 
 
-def _moved(joins: CollectiveParts, reading: Reading) -> npt.NDArray[np.float64]:
+def _moved(joins: CollectiveParts, scenario: Scenario) -> npt.NDArray[np.float64]:
     """Nanoseconds of each part that are transfer; where peers are missing, part of it may be waiting.
 
-    Then all of it is transfer in the fast reading, and only what the shortest of its size takes in the slow.
+    Then all of it is transfer in the fast scenario, and only what the shortest of its size takes in the slow.
     """
     length = joins.transfer_ns.astype(np.float64)
     lone = np.flatnonzero((joins.op == NONE) | ~joins.complete)
-    if lone.size == 0 or reading is Reading.FAST:
+    if lone.size == 0 or scenario is Scenario.FAST:
         return length
     least = length.copy()
     key = np.stack((joins.kind[lone].astype(np.int64), joins.nbytes[lone]))
@@ -176,17 +176,19 @@ def _moved(joins: CollectiveParts, reading: Reading) -> npt.NDArray[np.float64]:
     shortest = np.full(int(kind.max()) + 1, np.inf)
     np.minimum.at(shortest, kind, length[lone])
     least[lone] = shortest[kind]
-    return np.asarray(least if reading is Reading.SLOW else (length + least) / 2)
+    return np.asarray(least if scenario is Scenario.SLOW else (length + least) / 2)
 
 
-def _latency(nbytes: Int64Array, moved: npt.NDArray[np.float64], reading: Reading) -> npt.NDArray[np.float64]:
+def _latency(
+    nbytes: Int64Array, moved: npt.NDArray[np.float64], scenario: Scenario
+) -> npt.NDArray[np.float64]:
     known = nbytes > 0
     line = fit_line(nbytes[known], moved[known])
     if line is not None:
-        factor = {Reading.FAST: 1 - FIT_MARGIN, Reading.LIKELY: 1.0, Reading.SLOW: 1 + FIT_MARGIN}
-        return np.full(nbytes.size, max(line.latency_ns, 0.0) * factor[reading])
-    if reading is Reading.FAST:
+        factor = {Scenario.FAST: 1 - FIT_MARGIN, Scenario.LIKELY: 1.0, Scenario.SLOW: 1 + FIT_MARGIN}
+        return np.full(nbytes.size, max(line.latency_ns, 0.0) * factor[scenario])
+    if scenario is Scenario.FAST:
         return np.zeros(nbytes.size)
     share = np.where(known, HALF_RATE_BYTES / (HALF_RATE_BYTES + np.maximum(nbytes, 0)), 1.0)
     bound = share * moved
-    return bound if reading is Reading.SLOW else np.minimum(bound / 2, WITHOUT_BYTES_NS)
+    return bound if scenario is Scenario.SLOW else np.minimum(bound / 2, WITHOUT_BYTES_NS)

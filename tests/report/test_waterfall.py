@@ -1,0 +1,121 @@
+"""What each cause costs is one number wherever it is shown, and the lines add up to the step."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+
+import pytest
+from msgspec.structs import replace
+
+import tracedoc
+from tests.example_diagnoses import healthy, sharded
+from tests.golden import SAMPLES
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.diagnosis_json import to_json
+from tracedoc.ledger import CAUSE_WORDS, Ledger
+from tracedoc.report.markdown import SHOWN_CAUSES, safe
+from tracedoc.report.render import render
+from tracedoc.report.terminal import render_text
+from tracedoc.report.view import View, build_view
+from tracedoc.report.waterfall import LEAST_SHARE, Waterfall
+from tracedoc.units import format_ms
+
+
+def sample() -> Diagnosis:
+    return tracedoc.diagnose([SAMPLES / "cpu_ddp_straggler"])
+
+
+def waterfall(diagnosis: Diagnosis) -> Waterfall:
+    found = build_view(diagnosis).waterfall
+    assert found is not None
+    return found
+
+
+def text_of(view: View, **how: object) -> str:
+    return render_text(view, next_command="", **how)
+
+
+@pytest.mark.parametrize("made", [sharded, sample])
+def test_each_time_of_the_ledger_is_the_same_in_text_page_and_comment(made) -> None:
+    diagnosis = made()
+    ledger = json.loads(to_json(diagnosis))["ledger"]
+    least = LEAST_SHARE * ledger["step_ms"]
+    times = {CAUSE_WORDS[one["id"]]: one["share_ms"] for one in ledger["causes"]}
+    text = text_of(build_view(diagnosis), width=250)
+    rows = [re.sub("<[^>]*>", " ", row) for row in re.findall("(?s)<li class=.*?</li>", page(diagnosis))]
+    table = [row for row in render(diagnosis, "markdown").split("\n") if row.startswith("|")]
+
+    def shown(lines: list[str], words: str, ms: float) -> None:
+        line = next(one for one in lines if words in one)
+        assert re.search(rf"(?<![\d.]){re.escape(format_ms(ms))}\b", line), line
+
+    large = {words: ms for words, ms in times.items() if ms >= least}
+    ends = {"today's step": ledger["step_ms"], "ideal step": ledger["ideal_ms"]}
+    lines = text[: text.index("Where the step goes")].split("\n")
+    for words, ms in (large | ends).items():
+        shown(lines, words, ms)
+        shown(rows, words, ms)
+    for words, ms in [*list(large.items())[: SHOWN_CAUSES - 1], ("ideal step", ledger["ideal_ms"])]:
+        shown(table, safe(words), ms)
+    shown(table, "What costs", ledger["step_ms"])
+    for where in (lines, rows, table):
+        shown(where, "is unexplained", ledger["unexplained_ms"])
+
+
+def page(diagnosis: Diagnosis) -> str:
+    text = render(diagnosis, "html")
+    return html.unescape(text[text.index('<ol class="waterfall">') : text.index("<nav")]).replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
+
+
+def test_lines_add_up_to_the_step_and_each_begins_where_the_last_ended() -> None:
+    today, *causes, ideal = waterfall(sharded()).lines
+    assert sum(one.ms for one in causes) + ideal.ms == today.ms == 420.0
+    ends = [1.0, *(one.start for one in causes)]
+    assert [one.start + one.share for one in causes] == pytest.approx(ends[:-1])
+    assert causes[-1].start == pytest.approx(ideal.share)
+    assert causes[-1].words == "2 smaller causes"
+
+
+def test_a_cause_has_the_severity_and_the_number_of_the_finding_that_tells_it() -> None:
+    _, late, hidden, *_ = waterfall(sharded()).lines
+    assert (late.key, late.number, late.note) == ("critical", 1, "rank 5; cudaMalloc in backward")
+    assert (hidden.key, hidden.number) == ("untold", 0)
+    assert hidden.note == ("hidden by ranks whose host is slower than its peers: alone it saves 4 ms")
+
+
+def test_the_mean_step_is_told_from_an_analysed_one_of_another_length() -> None:
+    diagnosis = sharded()
+    assert waterfall(diagnosis).of == "the mean of 4 captured steps; the analysed step takes 400 ms"
+    near = replace(diagnosis.ledger, step_ms=401.0, steps=(5,))
+    assert waterfall(replace(diagnosis, ledger=near)).of == "the captured step"
+
+
+def test_findings_keep_the_order_of_the_ledger() -> None:
+    diagnosis = sharded()
+    first = build_view(diagnosis).findings[0].finding
+    small = replace(first, id="another", gain=replace(first.gain, high_ms=1.0, likely_ms=None))
+    reordered = replace(diagnosis, findings=(small, first))
+    assert [one.finding.id for one in build_view(reordered).findings][:2] == ["another", first.id]
+    without = replace(reordered, ledger=None)
+    assert [one.finding.id for one in build_view(without).findings][:2] == [first.id, "another"]
+
+
+def test_without_a_ledger_one_line_says_why() -> None:
+    diagnosis = replace(healthy(), ledger=Ledger(reason="no event of work was captured"))
+    text = text_of(build_view(diagnosis))
+    assert "What costs the step is not known: no event of work was captured.\n" in text
+    assert "What costs the step is not known" in render(diagnosis, "html")
+    assert "What costs" not in text_of(build_view(healthy()))
+
+
+def test_waterfall_has_no_colour_in_a_pipe_and_fits_80_columns() -> None:
+    view = build_view(sharded())
+    plain = text_of(view, width=80)
+    assert "\x1b" not in plain
+    assert "\x1b" in text_of(view, width=80, color=True)
+    head = plain[plain.index("What costs the step") : plain.index("Where the step goes")]
+    assert max(map(len, head.split("\n"))) <= 80

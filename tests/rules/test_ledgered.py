@@ -1,0 +1,355 @@
+"""What the ledger decides of findings: which stand, their order, severity and gain, and what no rule tells.
+
+The step takes 100 ms, so that milliseconds are per cent of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+import tracedoc.judge.ledgered
+from tracedoc.diagnosis import Finding, Fix, Gain, RunInfo, Strategy, Verdict
+from tracedoc.facts.catalog import NEEDS, FactDef, Measurement
+from tracedoc.facts.measure_run import Availability, Measurements
+from tracedoc.judge.findings import Judgement
+from tracedoc.judge.ledgered import concluded
+from tracedoc.judge.rule import Rule
+from tracedoc.ledger import Ledger, LedgerCause, Range
+from tracedoc.predicted import Predicted
+from tracedoc.ranks.run_view import build_run_view
+
+RUN = RunInfo(4, (0, 1, 2, 3), "H100", "nccl", Strategy("DDP", "high", family="ddp"), ())
+
+
+def measured(*, is_cpu: bool = False, confidence: str = "high", step_ms: float = 100.0) -> Measurements:
+    available = {need: Availability("present") for need in NEEDS}
+    length = FactDef("step_ms", "ms", "run", frozenset(), "run", lambda view: step_ms)
+    facts = {"step_ms": Measurement(length, step_ms, {})}
+    return Measurements(facts, available, confidence, is_cpu, (0, 1, 2, 3), (3, 4), build_run_view((), None))
+
+
+def rule(rule_id: str, **changes: object) -> Rule:
+    fields: dict[str, object] = {
+        "id": rule_id,
+        "title": rule_id,
+        "topic": "communication",
+        "status": "stable",
+        "since": "1.0",
+        "scope": "run",
+        "needs": frozenset({"kernels"}),
+        "when": "a > 1",
+        "message": "It is so.",
+        "why": "Physics.",
+        "gain": "hide",
+    }
+    return Rule(**(fields | changes))  # type: ignore[arg-type]
+
+
+def finding(rule_id: str, bound_ms: float, *fixes: Fix, severity: str = "note") -> Finding:
+    return Finding(
+        id=rule_id,
+        rule_id=rule_id,
+        severity=severity,
+        confidence="high",
+        title=rule_id,
+        message="It is so.",
+        why="Physics.",
+        topic="communication",
+        ranks=(0, 1, 2, 3),
+        steps=(3, 4),
+        evidence=(),
+        gain=Gain(0.0, bound_ms, "ceiling", ("all of it goes",)),
+        fixes=fixes,
+    )
+
+
+def fix(title: str, gain_ms: Range | None, framework: str = "any", replays: str = "faster-link") -> Fix:
+    if gain_ms is None:
+        return Fix(framework, title, "", "none")
+    low, likely, high = gain_ms
+    step_ms = (100 - high, 100 - likely, 100 - low)
+    predicted = Predicted(replays, step_ms, gain_ms, "compute", "high", ("played",))
+    return Fix(framework, title, "", "none", replays=replays, predicted=predicted)
+
+
+def cause(cause_id: str, share_ms: float, alone_ms: Range | None = None, **changes: object) -> LedgerCause:
+    alone = (share_ms, share_ms, share_ms) if alone_ms is None else alone_ms
+    return LedgerCause(cause_id, share_ms, alone, share_ms, **changes)  # type: ignore[arg-type]
+
+
+def conclude(
+    causes: Sequence[LedgerCause],
+    *pairs: tuple[Rule, Finding],
+    of: Measurements | None = None,
+    left_out: Sequence[Rule] = (),
+) -> tuple[Judgement, Ledger]:
+    ideal = 100.0 - sum(one.share_ms for one in causes)
+    ledger = Ledger(100.0, ideal, 0.0, tuple(causes), (3, 4), "high")
+    judgement = Judgement(
+        tuple(found for _, found in pairs),
+        tuple(Verdict(one.id, "finding") for one, _ in pairs),
+        rules={one.id: one for one, _ in pairs},
+    )
+    return concluded(judgement, ledger, of or measured(), RUN, left_out)
+
+
+def severities(judgement: Judgement) -> list[tuple[str, str]]:
+    return [(one.rule_id, one.severity) for one in judgement.findings]
+
+
+# -- which findings stand
+
+
+def test_a_finding_whose_causes_cost_little_passes_and_says_why() -> None:
+    pair = rule("slow", cause=("link",)), finding("slow", 40.0, severity="critical")
+    judgement, ledger = conclude([cause("link.slow", 1.2), cause("link.latency", 0.7)], pair)
+    assert judgement.findings == ()
+    assert judgement.verdicts == (
+        Verdict("slow", "pass", reason="it costs 1.9 ms of the 100 ms step, less than 2 %"),
+    )
+    assert [one.told_by for one in ledger.causes] == [(), ()]
+
+
+def test_from_two_per_cent_on_it_stands() -> None:
+    pair = rule("slow", cause=("link",)), finding("slow", 40.0)
+    judgement, ledger = conclude([cause("link.slow", 2.0)], pair)
+    assert severities(judgement) == [("slow", "note")]
+    assert judgement.verdicts == (Verdict("slow", "finding"),)
+    assert ledger.causes[0].told_by == ("slow",)
+
+
+def test_a_family_stands_for_its_members() -> None:
+    pair = rule("slow", cause=("link",)), finding("slow", 40.0)
+    causes = [cause("link.slow", 8.0), cause("host.sync", 6.0), cause("link.latency", 3.0)]
+    judgement, ledger = conclude(causes, pair)
+    assert [one.told_by for one in ledger.causes] == [("slow",), ("host.sync",), ("slow",)]
+    assert {one.rule_id for one in judgement.findings} == {"slow", "host.sync"}
+
+
+def test_without_a_ledger_nothing_changes() -> None:
+    pair = rule("slow", cause=("link",)), finding("slow", 40.0, severity="critical")
+    judgement = Judgement((pair[1],), (Verdict("slow", "finding"),), rules={"slow": pair[0]})
+    empty = Ledger(reason="no kernels were captured")
+    assert concluded(judgement, empty, measured(), RUN) == (judgement, empty)
+
+
+def test_a_rule_that_names_no_cause_keeps_what_it_says_and_comes_last_of_its_severity() -> None:
+    free = rule("free"), finding("free", 60.0, severity="critical")
+    slow = rule("slow", cause=("link",)), finding("slow", 40.0)
+    judgement, _ = conclude([cause("link.slow", 20.0)], free, slow)
+    assert severities(judgement) == [("slow", "critical"), ("free", "critical")]
+    assert judgement.findings[1] == free[1]
+
+
+def test_what_only_a_log_tells_keeps_its_own_size() -> None:
+    """The captured steps need not show what the whole run does; those that do are told by the same rule."""
+    log = rule("log", cause=("slow_steps",), needs=frozenset())
+    judgement, _ = conclude([], (log, finding("log", 34.0, severity="critical")))
+    assert severities(judgement) == [("log", "critical")]
+    assert judgement.findings[0].gain == Gain(0.0, 34.0, "ceiling", ("all of it goes",))
+    judgement, ledger = conclude([cause("slow_steps", 20.0)], (log, finding("log", 34.0)))
+    assert severities(judgement) == [("log", "note")]
+    assert ledger.causes[0].told_by == ("log",)
+
+
+@pytest.mark.parametrize(("is_cpu", "stands"), [(True, True), (False, False)])
+def test_of_the_host_of_a_cpu_run_no_ledger_tells(is_cpu: bool, stands: bool) -> None:
+    pair = rule("compiles", part_of=("host.pause",)), finding("compiles", 70.0, severity="critical")
+    judgement, _ = conclude([], pair, of=measured(is_cpu=is_cpu))
+    assert severities(judgement) == ([("compiles", "critical")] if stands else [])
+
+
+# -- parts
+
+
+def test_a_part_is_as_large_as_its_rule_bounds_it() -> None:
+    """8 of 30 ms: a warning, whose entry is not told by it."""
+    pair = rule("part", part_of=("link.transfer",)), finding("part", 8.0)
+    judgement, ledger = conclude([cause("link.transfer", 30.0)], pair)
+    assert severities(judgement) == [("link.transfer", "critical"), ("part", "warning")]
+    assert judgement.findings[1].gain == Gain(0.0, 8.0, "ceiling", ("all of it goes",))
+    assert ledger.causes[0].told_by == ("link.transfer",)
+
+
+def test_a_part_is_no_larger_than_its_entry_gives() -> None:
+    """The rule bounds it at 40 ms, the entry has 30 of the step and gives at most 22 alone."""
+    pair = rule("part", part_of=("link.transfer",)), finding("part", 40.0)
+    judgement, ledger = conclude([cause("link.transfer", 30.0, (12.0, 20.0, 22.0))], pair)
+    assert severities(judgement) == [("part", "warning")]  # 12 ms are sure
+    assert judgement.findings[0].gain == Gain(0.0, 22.0, "ceiling", ("all of it goes",))
+    assert ledger.causes[0].told_by == ("part",)
+
+
+def test_half_of_an_entry_tells_it() -> None:
+    half, less = rule("half", part_of=("link",)), rule("less", part_of=("link",))
+    pairs = (half, finding("half", 10.0)), (less, finding("less", 9.9))
+    _, ledger = conclude([cause("link.transfer", 20.0)], *pairs)
+    assert ledger.causes[0].told_by == ("half",)
+
+
+def test_a_part_of_almost_nothing_passes() -> None:
+    pair = rule("part", part_of=("link.transfer",)), finding("part", 1.9)
+    judgement, _ = conclude([cause("link.transfer", 30.0)], pair)
+    assert judgement.verdicts[0].outcome == "pass"
+    assert judgement.verdicts[0].reason == "it costs 1.9 ms of the 100 ms step, less than 2 %"
+
+
+# -- what no rule tells
+
+
+def test_an_entry_that_no_rule_tells_is_a_finding_in_plain_words() -> None:
+    entry = cause("ranks.host", 12.0, (6.0, 7.0, 8.0), ranks=(2,), place="the forward pass")
+    judgement, ledger = conclude([entry])
+    (found,) = judgement.findings
+    assert (found.id, found.rule_id, found.topic) == ("ranks.host", "ranks.host", "straggler")
+    assert found.title == "Ranks whose host is slower than its peers"
+    assert found.says == "12 ms of the 100 ms step (rank 2, the forward pass)"
+    assert found.message == f"{found.title}: {found.says}."
+    assert (found.severity, found.ranks, found.steps) == ("warning", (2,), (3, 4))
+    assert found.gain == Gain(6.0, 8.0, "ledger", (), 7.0)
+    assert ledger.causes[0].told_by == ("ranks.host",)
+
+
+@pytest.mark.parametrize(("share_ms", "told"), [(2.0, True), (1.9, False)])
+def test_a_small_entry_is_not_told(share_ms: float, told: bool) -> None:
+    judgement, _ = conclude([cause("host.sync", share_ms)])
+    assert bool(judgement.findings) is told
+
+
+def test_an_entry_is_not_told_where_the_user_left_its_rule_out() -> None:
+    left_out = [rule("syncs", cause=("host.sync",))]
+    judgement, ledger = conclude([cause("host.sync", 30.0), cause("link.slow", 9.0)], left_out=left_out)
+    assert severities(judgement) == [("link.slow", "warning")]
+    assert [one.told_by for one in ledger.causes] == [(), ("link.slow",)]
+
+
+def test_the_bubble_of_a_schedule_is_a_note_behind_others() -> None:
+    judgement, _ = conclude([cause("pipeline.bubble", 40.0), cause("host.launch", 3.0)])
+    assert severities(judgement) == [("host.launch", "note"), ("pipeline.bubble", "note")]
+
+
+def test_what_hides_an_entry_is_said() -> None:
+    causes = [cause("link.slow", 20.0, (0.0, 1.0, 2.0), partner="host.sync"), cause("host.sync", 20.0)]
+    found = {one.id: one for one in conclude(causes)[0].findings}
+    assert found["link.slow"].message.endswith(
+        "; it is hidden by host.sync, and mending one alone gives little."
+    )
+
+
+# -- severity and order
+
+
+@pytest.mark.parametrize(
+    ("alone_ms", "severity"),
+    [
+        ((15.0, 20.0, 30.0), "critical"),
+        ((14.9, 20.0, 30.0), "warning"),
+        ((5.0, 20.0, 30.0), "warning"),
+        ((4.9, 20.0, 30.0), "note"),
+    ],
+)
+def test_severity_follows_from_what_is_sure_to_be_saved(alone_ms: Range, severity: str) -> None:
+    pair = rule("slow", cause=("link",)), finding("slow", 40.0, severity="critical")
+    assert severities(conclude([cause("link.slow", 20.0, alone_ms)], pair)[0]) == [("slow", severity)]
+
+
+@pytest.mark.parametrize(("share_ms", "severity"), [(20.0, "critical"), (10.0, "warning"), (4.0, "note")])
+def test_of_a_hidden_cause_its_share_counts(share_ms: float, severity: str) -> None:
+    """Alone it gives nothing, and neither does what hides it: both together do."""
+    nothing = (0.0, 0.0, 0.0)
+    causes = [
+        cause("link.transfer", share_ms, nothing, partner="host.sync"),
+        cause("host.sync", share_ms, nothing),
+    ]
+    pair = rule("exposed", cause=("link",)), finding("exposed", 40.0)
+    judgement, _ = conclude(causes, pair)
+    assert severities(judgement) == [("exposed", severity), ("host.sync", severity)]
+
+
+def test_what_the_schedule_hides_weighs_what_it_gives_alone() -> None:
+    entry = cause("host.sync", 20.0, (1.0, 1.0, 1.0), partner="pipeline.bubble")
+    bubble = cause("pipeline.bubble", 30.0, partner="host.sync")
+    assert severities(conclude([bubble, entry])[0]) == [("host.sync", "note"), ("pipeline.bubble", "note")]
+
+
+@pytest.mark.parametrize(("on_cpu", "severity"), [("capped", "note"), ("as_usual", "critical")])
+def test_shares_of_a_cpu_step_are_notes_unless_a_rule_knows_better(on_cpu: str, severity: str) -> None:
+    pair = rule("slow", cause=("link",), on_cpu=on_cpu), finding("slow", 40.0)
+    causes = [cause("link.slow", 20.0), cause("input.wait", 30.0)]
+    found = dict(severities(conclude(causes, pair, of=measured(is_cpu=True))[0]))
+    assert found == {"slow": severity, "input.wait": "note"}
+
+
+def test_doubts_cap_severity() -> None:
+    judgement, _ = conclude([cause("link.slow", 20.0)], of=measured(confidence="medium"))
+    assert severities(judgement) == [("link.slow", "warning")]
+
+
+@pytest.mark.parametrize(("share_ms", "first"), [(39.0, "slow"), (41.0, "host.sync")])
+def test_what_a_rule_tells_comes_before_what_none_does_at_a_similar_size(share_ms: float, first: str) -> None:
+    """At half the size a fix is worth more than the larger cause without one."""
+    pair = rule("slow", cause=("link",)), finding("slow", 40.0)
+    judgement, _ = conclude([cause("host.sync", share_ms), cause("link.slow", 20.0)], pair)
+    assert judgement.findings[0].rule_id == first
+
+
+def test_findings_come_in_the_order_of_their_shares_whatever_their_bounds_are() -> None:
+    small = rule("small", cause=("link",)), finding("small", 90.0, severity="critical")
+    large = rule("large", cause=("input",)), finding("large", 30.0)
+    judgement, _ = conclude([cause("input.wait", 25.0), cause("link.slow", 20.0)], small, large)
+    assert severities(judgement) == [("large", "critical"), ("small", "critical")]
+
+
+# -- one gain
+
+
+def test_a_gain_is_that_of_the_fix_that_stands_first() -> None:
+    """Of those that fit the job the best one that keeps what is trained; another framework's does not fit."""
+    fixes = (
+        fix("For FSDP", (30.0, 35.0, 40.0), framework="fsdp2"),
+        fix("Larger batch", (20.0, 25.0, 28.0), replays="double-batch"),
+        fix("Small", (1.0, 2.0, 3.0)),
+        fix("Good", (9.0, 12.0, 14.0)),
+    )
+    pair = rule("slow", cause=("link",)), finding("slow", 40.0, *fixes)
+    (found,) = conclude([cause("link.slow", 20.0)], pair)[0].findings
+    assert found.gain == Gain(9.0, 14.0, "replay", ("played",), 12.0)
+
+
+def test_a_fix_never_gains_less_than_nothing() -> None:
+    pair = rule("slow", cause=("link",)), finding("slow", 40.0, fix("Only", (-3.0, 2.0, 4.0)))
+    (found,) = conclude([cause("link.slow", 20.0)], pair)[0].findings
+    assert found.gain == Gain(0.0, 4.0, "replay", ("played",), 2.0)
+
+
+def test_without_a_fix_that_is_played_a_gain_is_what_its_cause_gives() -> None:
+    pair = rule("slow", cause=("link",)), finding("slow", 40.0, fix("Not played", None))
+    (found,) = conclude([cause("link.slow", 20.0, (10.0, 15.0, 18.0))], pair)[0].findings
+    assert found.gain == Gain(10.0, 18.0, "ledger", ("all of it goes",), 15.0)
+
+
+def test_several_causes_give_what_they_do_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two that hide each other gives nothing alone; played together they give 30 ms."""
+    asked: list[tuple[str, ...]] = []
+
+    def together(run: object, ids: tuple[str, ...]) -> Range:
+        asked.append(ids)
+        return 28.0, 30.0, 31.0
+
+    monkeypatch.setattr(tracedoc.judge.ledgered, "alone_of", together)
+    pair = rule("slow", cause=("link",)), finding("slow", 40.0)
+    causes = [cause("link.slow", 15.0, (0.0, 0.0, 0.0)), cause("link.latency", 15.0, (0.0, 0.0, 0.0))]
+    (found,) = conclude(causes, pair)[0].findings
+    assert asked == [("link.slow", "link.latency")]
+    assert found.gain == Gain(28.0, 31.0, "ledger", ("all of it goes",), 30.0)
+    assert found.severity == "critical"
+
+
+@pytest.mark.parametrize(("analysed_ms", "mean_ms"), [(98.1, None), (97.0, 100.0)])
+def test_a_gain_names_the_mean_step_where_it_is_another(analysed_ms: float, mean_ms: float | None) -> None:
+    pair = rule("slow", cause=("link",)), finding("slow", 40.0)
+    causes = [cause("link.slow", 20.0), cause("input.wait", 10.0)]
+    found = conclude(causes, pair, of=measured(step_ms=analysed_ms))[0].findings
+    assert [one.gain.mean_step_ms for one in found if one.gain is not None] == [mean_ms, mean_ms]

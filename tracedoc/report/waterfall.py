@@ -1,0 +1,125 @@
+"""The ledger as all reports show it: a waterfall from today's step to the ideal one, a line a cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from tracedoc.diagnosis import Diagnosis, Finding
+from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
+from tracedoc.units import format_ms, format_percent, format_ranges
+
+LEAST_SHARE = 0.01
+"""Causes below this share of the step are one line; so much that is not explained is not told."""
+
+SAME_STEP = 0.02
+"""The mean step is told from the analysed one where they differ by more than this share."""
+
+TODAY, IDEAL, UNTOLD = "today", "ideal", "untold"
+
+
+class WaterfallLine(msgspec.Struct, frozen=True):
+    """One line: its time, the share of today's step that it is, and the share at which its bar begins.
+
+    ``key`` is :data:`TODAY` or :data:`IDEAL` for the two ends; of a cause it is the severity of the finding
+    that tells it, or :data:`UNTOLD`. ``number`` is that of the finding, 0 for none; ``note`` says where.
+    """
+
+    key: str
+    words: str
+    ms: float
+    share: float
+    start: float = 0.0
+    note: str = ""
+    number: int = 0
+
+    @property
+    def percent(self) -> str:
+        """Its share of today's step in words."""
+        return format_percent(self.share)
+
+
+class Waterfall(msgspec.Struct, frozen=True):
+    """The lines from today's step to the ideal one; ``of`` says which step. Empty for a ``reason``."""
+
+    lines: tuple[WaterfallLine, ...] = ()
+    of: str = ""
+    reason: str = ""
+
+
+def build_waterfall(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Waterfall | None:
+    """The waterfall of a diagnosis, whose findings are numbered from 1; ``None`` for one without a ledger."""
+    ledger = diagnosis.ledger
+    if ledger is None:
+        return None
+    if ledger.step_ms <= 0:
+        return Waterfall(reason=ledger.reason)
+    return Waterfall(tuple(_lines(ledger, findings)), step_words(ledger, diagnosis))
+
+
+def step_words(ledger: Ledger, diagnosis: Diagnosis) -> str:
+    """Which step the ledger accounts for, and the analysed one where that has another length."""
+    steps = len(ledger.steps)
+    words = "the captured step" if steps == 1 else f"the mean of {steps or 'all'} captured steps"
+    budget = diagnosis.budget
+    if budget is not None and abs(budget.step_ms - ledger.step_ms) > SAME_STEP * ledger.step_ms:
+        words += f"; the analysed step takes {format_ms(budget.step_ms)}"
+    return words
+
+
+def _lines(ledger: Ledger, findings: Sequence[Finding]) -> Iterator[WaterfallLine]:
+    step_ms = ledger.step_ms
+    yield WaterfallLine(TODAY, "today's step", step_ms, 1.0)
+    left_ms = step_ms
+    costly = [one for one in ledger.causes if one.share_ms > 0]
+    large = [one for one in costly if one.share_ms >= LEAST_SHARE * step_ms]
+    if len(costly) == len(large) + 1:
+        large = costly
+    for cause in large:
+        left_ms -= cause.share_ms
+        number = next((n for n, one in enumerate(findings, 1) if one.rule_id in cause.told_by), 0)
+        yield WaterfallLine(
+            key=findings[number - 1].severity if number else UNTOLD,
+            words=cause.words,
+            ms=cause.share_ms,
+            share=_share(cause.share_ms, step_ms),
+            start=_share(left_ms, step_ms),
+            note=cause_note(cause),
+            number=number,
+        )
+    small = costly[len(large) :]
+    if small:
+        ms = sum(one.share_ms for one in small)
+        words, start = f"{len(small)} smaller causes", _share(left_ms - ms, step_ms)
+        yield WaterfallLine(UNTOLD, words, ms, _share(ms, step_ms), start)
+    share = _share(ledger.ideal_ms, step_ms)
+    yield WaterfallLine(IDEAL, "ideal step", ledger.ideal_ms, share, note=unexplained_words(ledger))
+
+
+def _share(ms: float, step_ms: float) -> float:
+    """The share of the step, 0 to 1 whatever a file says."""
+    return min(max(ms / step_ms, 0.0), 1.0)
+
+
+def unexplained_words(ledger: Ledger) -> str:
+    """How much of the ideal step the replay does not explain; "" for little."""
+    if abs(ledger.unexplained_ms) < LEAST_SHARE * ledger.step_ms:
+        return ""
+    if ledger.unexplained_ms > 0:
+        return f"of which {format_ms(ledger.unexplained_ms)} is unexplained"
+    return f"unexplained: the replay takes {format_ms(-ledger.unexplained_ms)} longer than measured"
+
+
+def cause_note(cause: LedgerCause) -> str:
+    """On which ranks and where a cause is seen, and what hides it."""
+    parts = []
+    if cause.ranks:
+        parts.append(f"rank{'s' * (len(cause.ranks) > 1)} {format_ranges(cause.ranks)}")
+    if cause.place:
+        parts.append(cause.place)
+    if cause.partner:
+        other = CAUSE_WORDS.get(cause.partner, cause.partner)
+        saved = format_ms(cause.alone_ms[1]) if cause.alone_ms[1] > 0 else "nothing"
+        parts.append(f"hidden by {other}: alone it saves {saved}")
+    return "; ".join(parts)
