@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import Diagnosis, Gain
 from tracedoc.judge.first_line import outcome
-from tracedoc.judge.losses import gain_words, healthy
+from tracedoc.judge.without_warning import gain_words, healthy
 from tracedoc.pipeline import Options, diagnose, measure
 from tracedoc.predicted import PlanStep
 from tracedoc.testing.cases import write_job

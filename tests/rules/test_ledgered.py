@@ -11,7 +11,7 @@ import pytest
 
 import tracedoc.judge.ledgered
 from tracedoc.diagnosis import Finding, Fix, Gain, RunInfo, Strategy, Verdict
-from tracedoc.facts.catalog import NEEDS, FactDef, Measurement
+from tracedoc.facts.catalog import NEEDS, Fact, Measurement
 from tracedoc.facts.measure_run import Availability, Measurements
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.ledgered import concluded
@@ -25,7 +25,7 @@ RUN = RunInfo(4, (0, 1, 2, 3), "H100", "nccl", Strategy("DDP", "high", family="d
 
 def measured(*, is_cpu: bool = False, confidence: str = "high", step_ms: float = 100.0) -> Measurements:
     available = {need: Availability("present") for need in NEEDS}
-    length = FactDef("step_ms", "ms", "run", frozenset(), "run", lambda view: step_ms)
+    length = Fact("step_ms", "ms", "run", frozenset(), "run", lambda view: step_ms)
     facts = {"step_ms": Measurement(length, step_ms, {})}
     return Measurements(facts, available, confidence, is_cpu, (0, 1, 2, 3), (3, 4), build_run_view((), None))
 

@@ -10,7 +10,7 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.fixes import changes_training, fitting_first
 from tracedoc.judge.ledgered import INHERENT
-from tracedoc.judge.losses import (
+from tracedoc.judge.without_warning import (
     compute_bound,
     gain_ms,
     gain_words,
