@@ -45,33 +45,30 @@ _STEPS = (
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_one_answer_has_one_step_length(path: Path) -> None:
+def test_steps_in_an_answer_are_the_analysed_and_the_mean_one(path: Path) -> None:
+    """The head says how long both are; nothing else is called the step."""
     text = " ".join(path.read_text(encoding="utf-8").split())
     found = {match for pattern in _STEPS for match in re.findall(pattern, text)}
-    assert len(found) == 1, found
+    analysed = re.search(r"([\d.]+) (ms|s|us)/step", text)
+    mean = re.search(r"([\d.]+) (ms|s|us) 100 % today's step", text)
+    assert analysed is not None
+    assert found <= {one.groups() for one in (analysed, mean) if one is not None}
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_the_largest_loss_stands_in_the_first_line(path: Path) -> None:
-    """Of what takes a tenth of the step beside compute, the largest is named, in one of its words."""
+def test_the_largest_cause_stands_in_the_first_line(path: Path) -> None:
+    """A cause that takes a tenth of the step is told by one of the two findings that the line names.
+
+    Not the bubble, which a pipeline's schedule has by itself.
+    """
     lines = path.read_text(encoding="utf-8").splitlines()
-    parts = {
-        match["label"].strip(): float(match["share"])
-        for line in lines
-        if (match := re.match(r"[▓▒░·] (?P<label>[a-z() ]+?) +[\d.]+ \w+ +(?P<share>\d+) %", line))
-    }
-    label = max(parts, key=lambda name: parts[name], default="")
-    if parts.get(label, 0) < 10 or lines[0].startswith("CPU run"):
+    head = next((n for n, line in enumerate(lines) if "100 %  today's step" in line), None)
+    if head is None or lines[0].startswith(("CPU run", "Compute-bound")):
         return
-    words = {
-        "exposed transfer": ("xposed", "waits", "gather", "no compute beside"),
-        "communication (transfer or waiting)": ("xposed communication",),
-        "waiting for peers": ("wait",),
-        "waiting in the pipeline": ("ipeline",),
-        "exposed copies": ("xposed copies",),
-        "idle": ("aunch", "dle", "nput-bound", "host gaps", "Straggler", "Fine FSDP"),
-    }[label]
-    assert any(word in lines[0] for word in words), (label, lines[0])
+    cause = " ".join(" ".join(lines[head + 1 : head + 4]).split())
+    cause = re.sub(r"^▓+ [^▓]* own bubble finding \d+ ", "", cause)
+    match = re.match(r"▓+ [\d.]+ \w+ (\d+) %.*?finding (\d+)", cause)
+    assert match is None or int(match[1]) < 10 or int(match[2]) <= 2, cause
 
 
 # -- words
