@@ -23,7 +23,7 @@ DIGEST_BYTES = 37_000
 """A pickled digest of a few steps with some tens of collectives takes less; 14,000 of it are the programs of
 four steps with 400 GPU events each, by which they are replayed and the critical path is placed."""
 
-RANK_BYTES = 250_000
+RANK_BYTES = 260_000
 """One more rank costs less at the peak: its digest, its part of matching, facts and report, and of the
 replay: the columns of its program (400 calls and as many GPU events here take 24,000), and of the changed
 ones that the ledger plays together, until they fill a batch."""

@@ -112,8 +112,8 @@ def concluded(
                 told.setdefault(one.id, []).append(rule.id)
         alone = _alone_ms(causes, measurements)
         severity = _severity(rule, causes, share, alone, finding.confidence, ledger, measurements)
-        of_steps = not measurements.is_cpu and all(one.id.startswith("ranks.") for one in causes)
-        kept = _of_mean_step(finding, alone, ledger) if of_steps else finding
+        late = rule.cause and all(one.id.startswith("ranks.") for one in causes)
+        kept = _of_mean_step(finding, alone, ledger) if late and not measurements.is_cpu else finding
         kept = replace(kept, severity=severity, gain=_gain(kept, rule, alone, run, ledger, measurements))
         priced.append(_Priced(kept, share, conditions[rule.id]))
     known = {*told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}

@@ -14,7 +14,7 @@ from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.whatif.ledger_causes import Family, find_families
 from tracedoc.whatif.ledger_places import place_of, ranks_of
-from tracedoc.whatif.ledger_steps import StepsApart, late_over_steps, steps_apart
+from tracedoc.whatif.ledger_steps import StepsApart, late_error_ms, late_over_steps, steps_apart
 from tracedoc.whatif.predictions import WIDENING, run_replay
 from tracedoc.whatif.removal import Removal, without
 
@@ -159,6 +159,7 @@ def alone_of(run: RunView, ids: tuple[str, ...]) -> Range | None:
     least, likely = max(low for low, _, _ in single), max(likely for _, likely, _ in single)
     likely = max(gains[Scenario.LIKELY], likely)
     spread = min(WIDENING * book.replay.model_error_frac * book.replay.step_ms, likely)
+    spread += late_error_ms(run) if any(name.startswith(RANKS) for name in causes) else 0.0
     high = min(max(gains.values()) + spread, book.ledger.step_ms)
     low = min(max(min(gains.values()) - spread, least), likely)
     return low, likely, max(high, likely)
@@ -201,7 +202,7 @@ def _book(run: RunView) -> _Book:
         replay.step_ms, (replay.step,)
     )
     causes = _with_apart(_told(run, replay, by_scenario, entries), apart)
-    causes = [one for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
+    causes = [_as_sure_as_steps(run, one) for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
     shares = sum(one.share_ms for one in causes)
     if shares > apart.step_ms:  # a replay that takes longer than the step
         causes = [replace(one, share_ms=one.share_ms * apart.step_ms / shares) for one in causes]
@@ -350,6 +351,15 @@ def find_partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
         if best is not None and more[best] >= HIDDEN_BELOW * one.share:
             found[one.id] = others[best].id
     return found
+
+
+def _as_sure_as_steps(run: RunView, cause: LedgerCause) -> LedgerCause:
+    """A cause whose range holds what clocks and few steps leave open of who is late, and by how much."""
+    if not cause.id.startswith(RANKS) or cause.alone_ms[1] <= 0:
+        return cause
+    low, likely, high = cause.alone_ms
+    error = late_error_ms(run)
+    return replace(cause, alone_ms=(max(low - error, 0.0), likely, high + error))
 
 
 def _with_apart(causes: list[LedgerCause], apart: StepsApart) -> list[LedgerCause]:

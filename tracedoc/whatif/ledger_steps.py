@@ -25,6 +25,11 @@ KIND_OF = {"kernels": "ranks.compute", "input": "ranks.input"}
 """The cause of the ledger for what makes a rank late; all else is its host."""
 
 
+STUDENT = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81)
+"""Quantiles of Student's distribution, from one degree of freedom on: in 95 % of cases the mean of a long run
+is at most so many standard errors above that of the captured steps."""
+
+
 class StepsApart(msgspec.Struct, frozen=True):
     """The mean captured step, and what it holds beyond the replayed one, in ms.
 
@@ -77,6 +82,25 @@ def steps_apart(run: RunView, replayed: int, replayed_ms: float, late_ms: float)
     slow = min(float(np.where(far, excess, 0.0).mean()), max(apart - more, 0.0))
     place = f"step {steps[int(np.argmax(excess))]}" if slow > 0 else ""
     return StepsApart(mean, steps, slow, place, more, _by_cause(run) if more > 0 else {})
+
+
+def late_error_ms(run: RunView) -> float:
+    """How far the cost of late ranks of a job may lie from that of the captured steps, in ms.
+
+    Each operation to which a late rank came last is as uncertain as the clocks; and few steps leave open what
+    the mean of many is. These have little to do with each other, so that they add up as squares.
+    """
+    late = stragglers(run)
+    if not late:
+        return 0.0
+    operations = np.array([operation for one in late for operation in one.operations], dtype=np.intp)
+    uncertain_ms = run.matching.uncertainty_ns[operations] / 1e6
+    clocks = float((uncertain_ms**2).sum()) / max(len(late[0].steps), 1)
+    costs = _late_ms(run, late[0].steps)
+    if costs.size < 2:
+        return float(clocks**0.5)
+    sure = STUDENT[min(costs.size - 2, len(STUDENT) - 1)]
+    return float(np.sqrt(clocks + (sure * costs.std(ddof=1)) ** 2 / costs.size))
 
 
 def _lengths_ms(run: RunView) -> dict[int, float]:
