@@ -20,6 +20,9 @@ from tracedoc.whatif.ledger import alone_of
 WORTH = 0.02
 """A cause below this share of the step is not told: runs of one job differ by as much."""
 
+UNSURE = "low"
+"""The confidence of a ledger whose replay misses the step: a rule's own measure then stands against it."""
+
 ALIKE = 0.5
 """A cause that no rule tells comes after one that a rule tells where that costs at least this share of it:
 there a fix is known."""
@@ -100,8 +103,14 @@ def concluded(
             priced.append(_Priced(finding, size, conditions[rule.id]))
             continue
         whole = sum(one.share_ms for one in causes)
+        alone = _alone_ms(causes, measurements)
         share = whole if rule.cause else min(whole, size)
-        if share < WORTH * ledger.step_ms:
+        # Of causes either of which gives all, each has half of the share.
+        if max(share, alone[0] if rule.cause else 0.0) < WORTH * ledger.step_ms:
+            unsure = ledger.confidence == UNSURE and not measurements.is_cpu
+            if unsure and size >= WORTH * ledger.step_ms:
+                priced.append(_Priced(finding, size, conditions[rule.id]))
+                continue
             passed[rule.id] = (
                 f"it costs {format_ms(share)} of the {format_ms(ledger.step_ms)} step, less than "
                 f"{format_percent(WORTH)}"
@@ -110,7 +119,6 @@ def concluded(
         if rule.cause or 2 * share >= whole:
             for one in causes:
                 told.setdefault(one.id, []).append(rule.id)
-        alone = _alone_ms(causes, measurements)
         severity = _severity(rule, causes, share, alone, finding.confidence, ledger, measurements)
         late = rule.cause and all(one.id.startswith("ranks.") for one in causes)
         kept = _of_mean_step(finding, alone, ledger) if late and not measurements.is_cpu else finding
@@ -163,6 +171,7 @@ def _severity(
         weight = max(share_ms, weight)
     elif rule is not None and rule.part_of:
         weight = min(share_ms, weight)
+    confidence = UNSURE if rule is None and ledger.confidence == UNSURE else confidence
     severity = severity_by_share(weight / ledger.step_ms, confidence)
     return "note" if measurements.is_cpu and (rule is None or rule.on_cpu == "capped") else severity
 

@@ -80,7 +80,7 @@ def without_empty(
         sharper = [one for one in judgement.findings if is_sharper(one.rule_id, finding.rule_id, rules)]
         if finding.id in planned or finding.gain is None:
             kept.append(finding)
-        elif finding.gain.size_ms <= least and larger:
+        elif finding.gain.size_ms <= least and larger and not _of_ranks(rules[finding.rule_id]):
             left_out[finding.rule_id] = "its fixes save nothing here: something else limits the step"
         elif (same := _repeated(finding, sharper, judgement)) is not None:
             left_out[finding.rule_id] = f"its time is part of {same.rule_id}"
@@ -93,6 +93,11 @@ def without_empty(
         for one in kept
     )
     return replace(judgement, findings=findings, verdicts=verdicts)
+
+
+def _of_ranks(rule: Rule) -> bool:
+    """True for a rule about late ranks: they may be late in other steps than the replayed one."""
+    return bool(rule.cause) and all(one.partition(".")[0] == "ranks" for one in rule.cause)
 
 
 def _stable_behind(

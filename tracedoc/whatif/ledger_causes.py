@@ -369,7 +369,10 @@ def _pipeline(program: RunProgram) -> Family | None:
         # The longest stages become like the mean one.
         dur = _taken(program.dur, shared.dur)
         members["pipeline.imbalance"] = None if dur is None else Removal(dur=dur)
-    return _family(members, rest="pipeline.bubble", whole=Removal(transfer=transfer, alone=passes))
+    there = {name: one for name, one in members.items() if one is not None}
+    # A stage that nobody waits for still takes as long as its work.
+    uneven = [there[name] for name in ("pipeline.imbalance",) if name in there]
+    return Family((Removal(transfer=transfer, alone=passes), *uneven), there, "pipeline.bubble")
 
 
 # --- compute

@@ -109,7 +109,10 @@ def feed_input(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
 
 
 def pin_copies(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
-    """Copy batches from pinned memory: the call does not block, and the copy is faster."""
+    """Copy batches from pinned memory: the call does not block, and the copy is faster.
+
+    At best it runs beside compute, on a stream of its own.
+    """
     layout = program.layout
     blocking = layout.cause_kind == Cause.COPY
     blocking &= layout.group[layout.cause_from] == Group.COPY_IN
@@ -119,7 +122,7 @@ def pin_copies(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     own[layout.cause_to[blocking]] = 0
     copies = np.zeros(program.dur.size, dtype=bool)
     copies[layout.cause_from[blocking]] = True
-    factor = of_scenario(program.scenario, 0.15, 0.3, 0.5)
+    factor = of_scenario(program.scenario, 0.0, 0.3, 0.5)
     return program.edited(active=program.active & ~blocking, own=own, dur=scaled(program.dur, copies, factor))
 
 
