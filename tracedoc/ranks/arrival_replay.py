@@ -234,7 +234,10 @@ def gains_together(run: RunView, together: StartPolicy, steps: Sequence[int]) ->
 
 
 def gains_of_work(plan: ArrivalReplay, work_ns: npt.NDArray[np.float64], steps: Sequence[int]) -> Int64Array:
-    """Nanoseconds by which each step would be shorter with other work between the actions of the ranks."""
+    """Nanoseconds by which each step would be shorter with other work between the actions of the ranks.
+
+    Work below 0 is a host that launches so much earlier.
+    """
     starts = np.array(plan.action) == int(Action.START)
     work = np.where(starts, plan.work_ns, np.rint(work_ns).astype(np.int64))
     return _gains(plan, plan.step_ends(work_ns=_ints([work])), range(len(plan.steps)), steps)
@@ -348,7 +351,7 @@ class _State:
         if slack != NO_SLACK:
             limit = plan.at_ns[place] - slack
             launched = limit + self._host_shift(rank, -1) + work - plan.work_ns[place]
-        reached = max(self.now[rank] + work, launched)
+        reached = max(self.now[rank] + max(work, 0), launched)
         if action == Action.READY:
             self.ready[item] = reached if lag else NEVER
         elif action == Action.JOIN:

@@ -223,16 +223,20 @@ def _entries(plays: Plays, families: Mapping[str, Family]) -> tuple[list[Entry],
     if not families:
         return [], 0.0
     everything = [one for family in families.values() for one in family.whole]
+    before = {
+        name: families[one.after].whole if one.after in families else () for name, one in families.items()
+    }
     total, *found = plays.gains(
         [
             everything,
-            *(family.whole for family in families.values()),
+            *((*before[name], *family.whole) for name, family in families.items()),
             *(_others(families, name) for name in families),
         ]
     )
     count = len(families)
+    alone = [gain - less for gain, less in zip(found, plays.gains(list(before.values())), strict=False)]
     weights = {
-        name: Weights(found[place], max(total - found[place + count], 0.0))
+        name: Weights(max(alone[place], 0.0), max(total - found[place + count], 0.0))
         for place, name in enumerate(families)
     }
     entries: list[Entry] = []
@@ -281,7 +285,8 @@ def _of_family(
     ]
     if family.rest:
         rest = Weights(max(whole.alone - alone, 0.0), max(whole.last - (after - before), 0.0))
-        of_whole = rest.alone / whole.alone if whole.alone > 0 else 0.0
+        (gain,) = plays.gains([family.whole])
+        of_whole = rest.alone / gain if gain > 0 else 0.0
         entries.append(Entry(family.rest, share - named, rest, family.whole, of_whole, family.members))
     return entries
 

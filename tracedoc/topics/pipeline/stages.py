@@ -202,9 +202,11 @@ def actions_of(plan: ArrivalReplay, place: int) -> tuple[Places, Int64Array, Int
 def passes_of_step(run: RunView, plan: ArrivalReplay, place: int, step: int) -> tuple[Places, Places]:
     """The actions of a rank up to which it works on passes in a step, and those after them.
 
-    The passes end where the first operation with other ranks begins after the last send or receive.
+    The passes end where the last reduction of gradients begins after the last send or receive, or the first
+    other operation with other ranks.
     """
-    table, number = run.digests[place].collectives, plan.steps[place].index(step)
+    digest, number = run.digests[place], plan.steps[place].index(step)
+    table = digest.collectives
     position, action, item = actions_of(plan, place)
     edges = np.flatnonzero((action == int(Action.STEP)) & ((item == number) | (item == number + 1)))
     within = slice(edges[0] + 1, edges[1] + 1)
@@ -216,7 +218,11 @@ def passes_of_step(run: RunView, plan: ArrivalReplay, place: int, step: int) -> 
     last = int(np.flatnonzero(passing)[-1]) if passing.any() else -1
     others = np.flatnonzero((action == int(Action.READY)) & ~passing)
     following = others[others > last]
-    end = int(following[0]) + 1 if following.size else position.size
+    # Gradients are reduced beside the last backward pass, the last of them when it is done.
+    reductions = np.flatnonzero(digest.gradients)
+    reduced = following[np.isin(item[following] - plan.offsets[place], reductions)]
+    ends = reduced[-1:] if reduced.size else following[:1]
+    end = int(ends[0]) + 1 if ends.size else position.size
     return position[:end], position[end:]
 
 

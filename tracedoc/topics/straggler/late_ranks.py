@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.idle_causes import CAUSES as IDLE_CAUSES
-from tracedoc.idle_causes import LATE_LAUNCH
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together, gains_without
 from tracedoc.ranks.blame import STRAGGLING
 from tracedoc.ranks.groups import pipeline_pairs
@@ -19,7 +17,7 @@ from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.topics.pipeline.balance import SlowWorker, slow_workers
 from tracedoc.topics.pipeline.stages import pipeline
-from tracedoc.topics.straggler.work_before import CAUSES, WorkBefore, work_before
+from tracedoc.topics.straggler.work_before import CAUSES, OF_THE_HOST, WorkBefore, work_before
 from tracedoc.trace.distinct import is_among
 
 MAX_SUSPECTS = 8
@@ -33,9 +31,6 @@ CAUSE_SHARE = 0.5
 
 WORTH_EXPLAINING = 0.3
 """What explains less than this share of the others' waiting is not worth naming."""
-
-OF_THE_HOST = frozenset({*LATE_LAUNCH, *IDLE_CAUSES} - {"launch", "sync", "dependency"})
-"""Causes of idle time that are the host's own time."""
 
 HIDDEN = 1.5
 """A host that is longer at something than its peers by this many times what that costs has slow peers."""
@@ -137,22 +132,18 @@ def _late_rank(run: RunView, place: int, steps: Sequence[int]) -> Straggler:
 
 def _slow_worker(run: RunView, worker: SlowWorker) -> Straggler:
     """A rank that holds up its pipeline as a straggler: its passes take longer, or its host."""
-    found, place = pipeline(run), worker.place
-    assert found is not None
-    blamed = is_among(run.matching.step, found.steps) & (run.blame.root == place)
-    own = np.flatnonzero(blamed & (run.blame.last == place))
-    if worker.longer_ns.any():
-        excess = np.zeros((len(found.steps), len(CAUSES)), dtype=np.int64)
-        excess[:, CAUSES.index("kernels")] = worker.longer_ns // 1000
-    else:
-        excess = work_before(run, place, own, found.steps).excess_us
+    blamed = is_among(run.matching.step, worker.steps) & (run.blame.root == worker.place)
+    own = np.flatnonzero(blamed & (run.blame.last == worker.place))
+    excess = worker.excess_us
+    if excess is None:
+        excess = work_before(run, worker.place, own, worker.steps).excess_us
     return _straggler(
         run,
-        place,
-        found.steps,
+        worker.place,
+        worker.steps,
         operations=own,
         gain_ns=np.maximum(worker.gain_ns, 0),
-        cost_ns=_cost_ns(run, place, blamed, found.steps),
+        cost_ns=_cost_ns(run, worker.place, blamed, worker.steps),
         before=WorkBefore(excess),
     )
 

@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tracedoc.idle_causes import CAUSES as IDLE_CAUSES
+from tracedoc.idle_causes import LATE_LAUNCH
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.work_shares import work_shares
 from tracedoc.spans import Int64Array
@@ -17,6 +19,11 @@ from tracedoc.timeline.host import WORK
 
 CAUSES = ("kernels", *WORK[2:])
 """What can make a rank late: :data:`WORK`, with all kernels as one."""
+
+OF_THE_HOST = frozenset({*LATE_LAUNCH, *IDLE_CAUSES} - {"launch", "sync", "dependency"})
+"""Causes of idle time that are the host's own time."""
+
+_OF_HOST = np.array([cause in OF_THE_HOST for cause in CAUSES])
 
 MORE_OPERATORS = 1.1
 """On a CPU so many times: reading and logging a value takes some operators, and none of the time."""
@@ -81,6 +88,14 @@ def work_before(
     more = kernels - peer_kernels
     is_real = peer_kernels and _more_in_whole_steps(run, place, members) >= REAL_SHARE * more
     return WorkBefore(excess, kernels / peer_kernels if is_real else 1.0, phase)
+
+
+def host_us(run: RunView, place: int, step: int) -> Int64Array:
+    """What the host of a rank did in a step while its device was idle, by :data:`CAUSES`, in us."""
+    work, rows = run.digests[place].host_work, np.flatnonzero(run.digests[place].collectives.step == step)
+    if work is None or not rows.size:
+        return np.zeros(len(CAUSES), dtype=np.int64)
+    return np.where(_OF_HOST, _by_cause(work.before.total_us(int(rows[0]), int(rows[-1]) + 1)), 0)
 
 
 def did_before(run: RunView, operation: int) -> Iterator[Did]:
