@@ -94,7 +94,7 @@ def _even_passes(program: RunProgram, stage: tuple[int, ...], dur: Times) -> Tim
     A pass is what is launched between two sends or receives. Those with as many kernels of the same parts of
     the step are of one kind, whatever the lengths of their samples.
     """
-    found = dur.copy()
+    found: Times = dur.copy()
     alike: dict[tuple[int, int], list[Index]] = {}
     for place in stage:
         events, segment = _passes(program, place)
@@ -108,7 +108,7 @@ def _even_passes(program: RunProgram, stage: tuple[int, ...], dur: Times) -> Tim
 
 def balanced_stages(program: RunProgram, dur: Times) -> Times:
     """Durations in which every rank computes as long on its passes as the mean of all."""
-    found = dur.copy()
+    found: Times = dur.copy()
     _to_mean(found, [_passes(program, place)[0] for place in range(len(program.layout.ranks))])
     return found
 
