@@ -13,6 +13,7 @@ from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import AWAY_LAUNCHES
 from tracedoc.topics.pipeline.balance import slow_stages
 from tracedoc.topics.pipeline.stages import pipeline
+from tracedoc.whatif.changes.change import Mask
 from tracedoc.whatif.changes.ranks import EXCESS_NS, EXCESS_SHARE, evened, usual_host
 from tracedoc.whatif.changes.scale_out import POINT_TO_POINT
 from tracedoc.whatif.removal import Times
@@ -113,6 +114,17 @@ def balanced_stages(program: RunProgram, dur: Times) -> Times:
     return found
 
 
+def between_stages(program: RunProgram) -> Mask:
+    """Which parts of collectives pass data to another stage: sends, receives, and both at once."""
+    joins = program.layout.joins
+    if not joins.kind.size:
+        return np.zeros(0, dtype=bool)
+    sent = np.array([name in POINT_TO_POINT for name in joins.kinds])[joins.kind]
+    both = np.array([name == "send_recv" for name in joins.kinds])[joins.kind]
+    sizes = np.array([*joins.group_sizes, 0])[joins.group]
+    return np.asarray(sent | (both & (sizes == 2) & sent.any()))
+
+
 def _to_mean(dur: Times, parts: list[Index]) -> None:
     """Let several lists of events take together as long as on average each."""
     sums = [float(dur[events].sum()) for events in parts]
@@ -131,7 +143,7 @@ def _passes(program: RunProgram, place: int) -> tuple[Index, Index]:
     layout, joins = program.layout, program.layout.joins
     events = np.arange(layout.event_base[place], layout.event_base[place + 1])
     own = (joins.event >= events[0]) & (joins.event <= events[-1]) if events.size else np.zeros(0, dtype=bool)
-    passes = np.array([name in POINT_TO_POINT for name in joins.kinds] or [False])[joins.kind]
+    passes = between_stages(program)
     point = layout.point[events]
     of_join = layout.point[joins.event]
     sends = np.sort(of_join[own & passes])

@@ -23,9 +23,8 @@ from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
 from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, reduce_when_ready
 from tracedoc.whatif.changes.reductions import reduce_once
-from tracedoc.whatif.changes.scale_out import POINT_TO_POINT
 from tracedoc.whatif.changes.split_units import split_units
-from tracedoc.whatif.even_ranks import Even, balanced_stages, even_times, pauses
+from tracedoc.whatif.even_ranks import Even, balanced_stages, between_stages, even_times, pauses
 from tracedoc.whatif.removal import Removal, Times
 
 Edit = Callable[[RunProgram, Ask], RunProgram | NotApplicable]
@@ -224,16 +223,9 @@ def _gone(before: RunProgram, after: RunProgram) -> Mask:
     return np.asarray(before.launched & ~after.launched & before.joined & ~after.joined)
 
 
-def _between_stages(program: RunProgram) -> Mask:
-    """Which parts of collectives are sends and receives."""
-    joins = program.layout.joins
-    passes = np.array([name in POINT_TO_POINT for name in joins.kinds] or [False])
-    return np.asarray(passes[joins.kind]) if joins.kind.size else np.zeros(0, dtype=bool)
-
-
 def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Family | None:
     joins = program.layout.joins
-    mine = ~_between_stages(program)
+    mine = ~between_stages(program)
     if not mine.any():
         return None
     slower = np.where(mine, _below_link(run, program), 0.0)
@@ -324,7 +316,7 @@ def _below_link(run: RunView, program: RunProgram) -> npt.NDArray[np.float64]:
 
 
 def _pipeline(program: RunProgram, even: Even) -> Family | None:
-    passes = _between_stages(program)
+    passes = between_stages(program)
     if not passes.any():
         return None
     transfer = np.where(passes, program.transfer, 0)

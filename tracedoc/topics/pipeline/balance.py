@@ -24,7 +24,7 @@ from tracedoc.topics.pipeline.stages import (
     ways_of_kinds,
 )
 from tracedoc.topics.straggler.slow_gpus import Slowness, slowness_by_rank
-from tracedoc.topics.straggler.work_before import CAUSES, host_us
+from tracedoc.topics.straggler.work_before import CAUSES, host_surplus_ns, host_us
 
 SLOWER = 0.05
 """Replicas whose passes differ by less do the same work."""
@@ -103,12 +103,11 @@ def pass_ratios(run: RunView) -> Floats:
 class SlowWorker(msgspec.Struct, frozen=True, eq=False):
     """A rank (a position) that takes longer than its replicas, or than other stages take for the same.
 
-    ``gain_ns`` is how much shorter each of ``steps`` would be if it did not; ``excess_us[step, cause]`` what
-    it is longer at, by :data:`CAUSES`, ``None`` where its collectives with its replicas tell that.
+    ``gain_ns`` is how much shorter each step of the pipeline would be if it did not; ``excess_us[step,
+    cause]`` what it is longer at, by :data:`CAUSES`, ``None`` where its collectives with replicas tell that.
     """
 
     place: int
-    steps: tuple[int, ...]
     gain_ns: Int64Array
     excess_us: Int64Array | None = None
 
@@ -206,7 +205,7 @@ def _passes(
     table, path = run.digests[place].collectives, run.digests[place].sync_path
     assert path is not None
     ways = ways_of_kinds(table, found.stage_of_rank, found.stage_of(place))
-    sends = np.array([kind.op == "send" for kind in table.kinds] or [False])
+    sends = np.array([kind.op in ("send", "send_recv") for kind in table.kinds] or [False])
     position, action, item = actions_of(plan, place)
     ready = action == int(Action.READY)
     kind = np.zeros(action.size, dtype=np.intp)
@@ -235,10 +234,10 @@ def _slow_on_gpus(run: RunView, plan: ArrivalReplay, found: Pipeline) -> list[Sl
         longer = found.pass_ns[place] - usual
         if longer.mean() >= SLOWER * usual.mean():
             gain = _gain_of_usual_passes(run, plan, found, place, usual)
-            workers.append(SlowWorker(place, found.steps, gain, _in_kernels(longer)))
+            workers.append(SlowWorker(place, gain, _in_kernels(longer)))
         elif (idle[place] - np.median(idle[others], axis=0)).mean() >= SLOWER * usual.mean():
             gain = gains_without(run, place, found.steps)
-            workers.append(SlowWorker(place, found.steps, gain))
+            workers.append(SlowWorker(place, gain))
     return workers
 
 
@@ -252,21 +251,23 @@ def _in_kernels(longer_ns: Floats) -> Int64Array:
 def _slow_alone(run: RunView, plan: ArrivalReplay, found: Pipeline) -> list[SlowWorker]:
     """The ranks without replicas whose GPU is slower, or idle for longer, than those of other stages."""
     workers, slow = [], slow_stages(run)
-    steps = tuple(step for step in found.steps if step in run.common_steps)
-    idle = _idle_ns(run, steps)
+    idle = _idle_ns(run, found.steps)
     for place in _alone(found):
         pass_ns = found.pass_ns[place]
         if place in slow:
             usual = pass_ns / slow[place]
             gain = _gain_of_usual_passes(run, plan, found, place, usual)
-            workers.append(SlowWorker(place, found.steps, gain, _in_kernels(pass_ns - usual)))
-        elif steps and found.whole:
+            workers.append(SlowWorker(place, gain, _in_kernels(pass_ns - usual)))
+        elif found.whole:
             longer = np.maximum(idle[place] - np.median(np.delete(idle, place, axis=0), axis=0), 0)
-            causes = np.sum([host_us(run, place, step) for step in steps], axis=0)
+            surplus = host_surplus_ns(run, run.digests[place].rank)
+            if surplus is not None:  # the others' hosts may be as slow beside their waiting
+                longer = np.minimum(longer, max(surplus, 0))
+            causes = np.sum([host_us(run, place, step) for step in found.steps], axis=0)
             if causes.any() and longer.mean() >= SLOWER * pass_ns.mean():
                 excess = np.outer(longer, causes / causes.sum()).astype(np.int64) // 1000
-                gain = _gain_without_idle(run, plan, place, steps, longer)
-                workers.append(SlowWorker(place, steps, gain, excess))
+                gain = _gain_without_idle(run, plan, place, found.steps, longer)
+                workers.append(SlowWorker(place, gain, excess))
     return workers
 
 
@@ -328,7 +329,7 @@ def _away_workers(found: Pipeline, work: CpuWork | None) -> list[SlowWorker]:
         if more >= SLOWER_CPU * found.pass_ns[others].mean():
             longer = work.away_ns[place] - np.median(work.away_ns[others], axis=0)
             gain = np.maximum(longer, 0).astype(np.int64)
-            workers.append(SlowWorker(place, found.steps, gain))
+            workers.append(SlowWorker(place, gain))
     return workers
 
 
