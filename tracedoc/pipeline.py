@@ -132,15 +132,17 @@ def judge(
     plan: tuple[PlanStep, ...] = ()
     failures = Failures()
     if replay:
-        made = failures.contain("the ledger", lambda: make_ledger(measurements.run), Ledger())
-        judgement, ledger = failures.contain(
-            "what the ledger decides",
-            lambda: concluded(judgement, made, measurements, left_out),
-            (judgement, made),
-        )
+        ledger = failures.contain("the ledger", lambda: make_ledger(measurements.run), Ledger())
+    judgement, found = failures.contain(
+        "what the ledger decides",
+        lambda: concluded(judgement, ledger or Ledger(), measurements, left_out),
+        (judgement, ledger or Ledger()),
+    )
+    if ledger is not None:
+        ledger = found
         judgement, report, plan = failures.contain(
             "the replay of fixes",
-            lambda: with_predictions(judgement, measurements, ledger or made, run),
+            lambda: with_predictions(judgement, measurements, found, run),
             (judgement, report, plan),
         )
     return compose(

@@ -61,9 +61,10 @@ class _Claim(msgspec.Struct, frozen=True):
     conditions: int
 
     @property
-    def order(self) -> tuple[bool, float, int, str]:
-        """Causes speak before time, of these what explains more, and then the sharper of two."""
-        return self.rule.tells == "time", -round(self.share_ms, 6), -self.conditions, self.finding.id
+    def order(self) -> tuple[int, float, int, str]:
+        """Causes speak before time: of causes what explains more, of times the narrower, then the sharper."""
+        breadth = len(self.causes) if self.rule.tells == "time" else 0
+        return breadth, -round(self.share_ms, 6), -self.conditions, self.finding.id
 
 
 class _Priced(msgspec.Struct, frozen=True):
@@ -143,6 +144,14 @@ class _Claimed:
         return taken
 
 
+class _Dropped(msgspec.Struct, frozen=True):
+    """Why a finding does not stand: the outcome of its verdict, and the rules that tell its causes."""
+
+    outcome: str
+    reason: str
+    tellers: tuple[str, ...] = ()
+
+
 def concluded(
     judgement: Judgement, ledger: Ledger, measurements: Measurements, left_out: Sequence[Rule] = ()
 ) -> tuple[Judgement, Ledger]:
@@ -152,47 +161,21 @@ def concluded(
     that tell most of its causes; severity, order and gain are those of its causes. A cause that no finding
     tells is one of its own, unless it is for a rule of ``left_out``, which the user did not choose, to tell.
     Findings of rules that name no cause follow those of their severity that do.
+
+    Without a ledger findings stand as their rules bound them, but for those that are bounded to little.
     """
     if not ledger.step_ms:
-        return judgement, ledger
+        return _as_bounded(judgement, measurements), ledger
     claimed = _Claimed(ledger)
-    priced: list[_Priced] = []
-    dropped: dict[str, tuple[str, str]] = {}
-    gave_way: dict[str, tuple[str, ...]] = {}
-    claims, rest = _claims(judgement, ledger)
-    priced += [_Priced(one) for one in rest]
+    claims, others = _claims(judgement, ledger)
+    priced = [_Priced(one) for one in others]
+    dropped: dict[str, _Dropped] = {}
     for claim in sorted(claims, key=lambda one: one.order):
-        rule, size = claim.rule, claim.size_ms
-        if _beyond(rule, measurements):
-            for one in claim.causes:
-                if size >= COVERED * one.share_ms:
-                    claimed.told.setdefault(one.id, []).append(rule.id)
-            priced.append(_Priced(claim.finding, size, claim.conditions))
-            continue
-        least = WORTH * ledger.step_ms
-        alone = _alone_ms(claim.causes, measurements)
-        # Of causes either of which gives all, each has half of the share.
-        if max(claim.share_ms, alone[0] if rule.cause else 0.0) < least:
-            unsure = ledger.confidence == UNSURE and not measurements.is_cpu
-            if unsure and size >= least:
-                priced.append(_Priced(claim.finding, size, claim.conditions))
-                continue
-            costs = f"{format_ms(claim.share_ms)} of the {format_ms(ledger.step_ms)} step"
-            dropped[rule.id] = "pass", f"it costs {costs}, less than {format_percent(WORTH)}"
-            continue
-        left = claimed.left_ms(claim)
-        free = min(sum(left.values()), claim.share_ms)
-        if free < (1 - COVERED) * claim.share_ms and (tellers := claimed.tellers(claim)):
-            gave_way[rule.id] = tellers
-            told = f"{format_ms(claim.share_ms - free)} of its {format_ms(claim.share_ms)}"
-            dropped[rule.id] = "yielded", f"{' and '.join(tellers)} {_tell(tellers)} {told}"
-            continue
-        mine = tuple(one for one in claim.causes if left[one.id] >= COVERED * one.share_ms)
-        alone = alone if mine == claim.causes else _alone_ms(mine, measurements)
-        share = claimed.take(claim, left)
-        severity = _severity(rule, mine, share, alone, claim.finding.confidence, ledger, measurements)
-        gain = _gain(claim, alone, ledger, measurements)
-        priced.append(_Priced(replace(claim.finding, severity=severity, gain=gain), share, claim.conditions))
+        heard = _heard(claim, claimed, ledger, measurements)
+        if isinstance(heard, _Dropped):
+            dropped[claim.rule.id] = heard
+        else:
+            priced.append(heard)
     known = {*claimed.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     for cause in ledger.causes:
         if cause.share_ms >= WORTH * ledger.step_ms and cause.id not in known:
@@ -200,10 +183,57 @@ def concluded(
             share = 0.0 if cause.id in INHERENT else cause.share_ms
             priced.append(_Priced(_plain(cause, ledger, measurements), share, plain=True))
     priced.sort(key=lambda one: one.order)
-    verdicts = tuple(_dropped(one, dropped) for one in judgement.verdicts)
+    verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
     causes = tuple(replace(one, told_by=tuple(claimed.told.get(one.id, ()))) for one in ledger.causes)
-    findings = tuple(_in_place(one.finding, gave_way, judgement.rules) for one in priced)
+    findings = tuple(_in_place(one.finding, dropped, judgement.rules) for one in priced)
     return replace(judgement, findings=findings, verdicts=verdicts), replace(ledger, causes=causes)
+
+
+def _as_bounded(judgement: Judgement, measurements: Measurements) -> Judgement:
+    """The findings whose rules' bounds are worth telling, as they are; times of a CPU run bound nothing."""
+    step = measurements.value(step_ms)
+    dropped: dict[str, _Dropped] = {}
+    for one in judgement.findings if not measurements.is_cpu else ():
+        if isinstance(step, float) and one.gain is not None and one.gain.size_ms < WORTH * step:
+            size = f"{format_ms(one.gain.size_ms)} of the {format_ms(step)} step"
+            dropped[one.rule_id] = _Dropped(
+                "pass", f"it costs at most {size}, less than {format_percent(WORTH)}"
+            )
+    verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
+    findings = tuple(one for one in judgement.findings if one.rule_id not in dropped)
+    return replace(judgement, findings=findings, verdicts=verdicts)
+
+
+def _heard(
+    claim: _Claim, claimed: _Claimed, ledger: Ledger, measurements: Measurements
+) -> _Priced | _Dropped:
+    """A finding after those that speak before it: as it stands, or why it does not."""
+    rule, finding, least = claim.rule, claim.finding, WORTH * ledger.step_ms
+    as_bounded = _Priced(finding, claim.size_ms, claim.conditions)
+    if _beyond(rule, measurements):
+        for one in claim.causes:
+            if claim.size_ms >= COVERED * one.share_ms:
+                claimed.told.setdefault(one.id, []).append(rule.id)
+        return as_bounded
+    alone = _alone_ms(claim.causes, measurements)
+    # Of causes either of which gives all, each has half of the share.
+    if max(claim.share_ms, alone[0] if rule.cause else 0.0) < least:
+        costs = f"{format_ms(claim.share_ms)} of the {format_ms(ledger.step_ms)} step"
+        return _Dropped("pass", f"it costs {costs}, less than {format_percent(WORTH)}")
+    left = claimed.left_ms(claim)
+    free = min(sum(left.values()), claim.share_ms)
+    tellers = claimed.tellers(claim)
+    if tellers and free < (1 - COVERED) * claim.share_ms:
+        tell = "tells" if len(tellers) == 1 else "tell"
+        told = f"{format_ms(claim.share_ms - free)} of its {format_ms(claim.share_ms)}"
+        return _Dropped("yielded", f"{' and '.join(tellers)} {tell} {told}", tellers)
+    mine = tuple(one for one in claim.causes if left[one.id] >= COVERED * one.share_ms)
+    if mine != claim.causes:
+        alone = _alone_ms(mine, measurements)
+    share = claimed.take(claim, left)
+    severity = _severity(rule, mine, share, alone, finding.confidence, ledger, measurements)
+    gain = _gain(claim, alone, ledger, measurements)
+    return _Priced(replace(finding, severity=severity, gain=gain), share, claim.conditions)
 
 
 def _claims(judgement: Judgement, ledger: Ledger) -> tuple[list[_Claim], list[Finding]]:
@@ -224,25 +254,23 @@ def _claims(judgement: Judgement, ledger: Ledger) -> tuple[list[_Claim], list[Fi
     return claims, others
 
 
-def _tell(tellers: Sequence[str]) -> str:
-    return "tells" if len(tellers) == 1 else "tell"
-
-
-def _dropped(verdict: Verdict, dropped: Mapping[str, tuple[str, str]]) -> Verdict:
+def _as_dropped(verdict: Verdict, dropped: _Dropped | None) -> Verdict:
     """The verdict of a rule whose finding does not stand."""
-    if verdict.rule_id not in dropped:
+    if dropped is None:
         return verdict
-    outcome, reason = dropped[verdict.rule_id]
     instances = tuple(
-        replace(one, outcome=outcome) if one.outcome == "finding" else one for one in verdict.instances
+        replace(one, outcome=dropped.outcome) if one.outcome == "finding" else one
+        for one in verdict.instances
     )
-    return replace(verdict, outcome=outcome, reason=reason, instances=instances)
+    return replace(verdict, outcome=dropped.outcome, reason=dropped.reason, instances=instances)
 
 
-def _in_place(finding: Finding, gave_way: Mapping[str, Sequence[str]], rules: Mapping[str, Rule]) -> Finding:
+def _in_place(finding: Finding, dropped: Mapping[str, _Dropped], rules: Mapping[str, Rule]) -> Finding:
     """A finding of a rule in preview, with the stable rules that gave way to it."""
-    behind = [one for one, to in gave_way.items() if finding.rule_id in to and rules[one].status == "stable"]
-    return finding if finding.status == "stable" else replace(finding, in_place_of=tuple(behind))
+    if finding.status == "stable":
+        return finding
+    behind = [name for name, one in dropped.items() if finding.rule_id in one.tellers]
+    return replace(finding, in_place_of=tuple(one for one in behind if rules[one].status == "stable"))
 
 
 def _alone_ms(causes: Sequence[LedgerCause], measurements: Measurements) -> Range:
@@ -264,7 +292,8 @@ def _severity(
 ) -> str:
     """By the lower end of what mending saves alone, or the share of the step where a partner hides that.
 
-    The partner itself weighs its share too: mending both gives both.
+    The partner itself weighs its share too: mending both gives both. The middle between the lower end and
+    what is likely makes a warning at most.
     """
     if rule is None and all(one.id in INHERENT for one in causes):
         return "note"
@@ -277,7 +306,10 @@ def _severity(
     elif rule is not None and rule.part_of:
         weight = min(share_ms, weight)
     confidence = UNSURE if rule is None and ledger.confidence == UNSURE else confidence
-    severity = severity_by_share(weight / ledger.step_ms, confidence)
+    middle = (weight + min(share_ms, alone_ms[1])) / 2
+    likely = severity_by_share(middle / ledger.step_ms, confidence)
+    least = severity_by_share(weight / ledger.step_ms, confidence)
+    severity = min(least, max(likely, "warning", key=SEVERITIES.index), key=SEVERITIES.index)
     return "note" if measurements.is_cpu and (rule is None or rule.on_cpu == "capped") else severity
 
 
