@@ -8,7 +8,13 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from tracedoc.ranks.arrival_replay import ArrivalReplay, arrival_replay, gains_of_work, gains_without
+from tracedoc.ranks.arrival_replay import (
+    ArrivalReplay,
+    arrival_replay,
+    gains_of_launches,
+    gains_of_work,
+    gains_without,
+)
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.spans import Int64Array
 from tracedoc.step.sync_path import Action
@@ -266,29 +272,10 @@ def _slow_alone(run: RunView, plan: ArrivalReplay, found: Pipeline) -> list[Slow
             causes = np.sum([host_us(run, place, step) for step in found.steps], axis=0)
             if causes.any() and longer.mean() >= SLOWER * pass_ns.mean():
                 excess = np.outer(longer, causes / causes.sum()).astype(np.int64) // 1000
-                gain = _gain_without_idle(run, plan, place, found.steps, longer)
+                earlier = dict(zip(found.steps, longer.astype(np.int64).tolist(), strict=True))
+                gain = gains_of_launches(plan, place, earlier, found.steps)
                 workers.append(SlowWorker(place, gain, excess))
     return workers
-
-
-def _gain_without_idle(
-    run: RunView, plan: ArrivalReplay, place: int, steps: tuple[int, ...], idle_ns: Floats
-) -> Int64Array:
-    """What each step gains where a rank's host launches so much earlier, in the longest gaps of its GPU."""
-    work = np.array(plan.work_ns, dtype=np.float64)
-    position, action, _ = actions_of(plan, place)
-    at = np.array(plan.at_ns)[position]
-    gaps = np.diff(at, prepend=at[:1]) - work[position]
-    gaps[(action != int(Action.READY)) & (action != int(Action.STEP))] = 0.0  # others wait for other ranks
-    for step, left in zip(steps, idle_ns.tolist(), strict=True):
-        edges = np.flatnonzero(action == int(Action.STEP))
-        number = plan.steps[place].index(step)
-        within = np.arange(edges[number] + 1, edges[number + 1] + 1)
-        for one in within[np.argsort(-gaps[within], kind="stable")].tolist():
-            taken = min(left, gaps[one])
-            work[position[one]] -= taken
-            left -= taken
-    return gains_of_work(plan, work, steps)
 
 
 def _gain_of_usual_passes(
