@@ -320,13 +320,13 @@ def _pipeline(program: RunProgram, even: Even) -> Family | None:
     if not passes.any():
         return None
     transfer = np.where(passes, program.transfer, 0)
-    # What a part takes whose other end is not known may be waiting.
+    # What a part takes whose other end is not known may be waiting, for the stage of a rank that is missing.
     sent = np.where(program.layout.joins.complete, transfer, 0)
     # The longest stages give to the others what they compute more than the mean one.
     dur = _taken(even.dur, balanced_stages(program, even.dur))
     members: dict[str, Removal | None] = {
         "pipeline.transfer": Removal(transfer=sent) if sent.any() else None,
-        "pipeline.imbalance": None if dur is None else Removal(dur=dur),
+        "pipeline.imbalance": None if dur is None else Removal(dur=dur, transfer=transfer - sent),
     }
     there = {name: one for name, one in members.items() if one is not None}
     # A stage that nobody waits for still takes as long as its work.
