@@ -44,7 +44,7 @@ def test_every_rank_is_judged_and_every_group_matched(many: Diagnosis):
 
 
 def test_a_finding_on_every_rank_keeps_some_places_of_each(many: Diagnosis):
-    (finding,) = [finding for finding in many.findings if finding.rule_id == "host-bound-launches"]
+    (finding,) = [finding for finding in many.findings if finding.rule_id == "tiny-batch"]
     places = Counter(place.rank for place in finding.evidence)
     assert set(places) == set(range(RANKS))
     assert len(finding.evidence) <= MAX_FOUND
