@@ -179,7 +179,7 @@ def _is_boundary(engine: Any) -> bool:
 
 
 def identify(torch: ModuleType, options: Options) -> dict[str, Any]:
-    """Return who this process is in its job: from its process group, else from the launcher's variables."""
+    """This process's rank and the size of its job: of its process group, else of the launcher's variables."""
     rank, world_size = 0, 1
     for rank_name, size_name in _RANK_VARIABLES:
         if os.environ.get(rank_name, "").isdecimal():

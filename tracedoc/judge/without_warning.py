@@ -53,7 +53,7 @@ def gain_words(finding: Finding) -> str:
 
 
 def waits_for_peers(measurements: Measurements, step: float) -> str:
-    """Say whom the other ranks wait for, where that is a part of the step worth a sentence; else ""."""
+    """A sentence about the rank that others wait for, where that is a part of the step worth one; else ""."""
     rank, wait_ms = _longest(measurements, exposed_wait_ms)
     late = measurements.run.blame.waited_for(int(rank)) if wait_ms >= WAIT_WORTH_NAMING * step else None
     if late is None:
@@ -62,7 +62,7 @@ def waits_for_peers(measurements: Measurements, step: float) -> str:
 
 
 def in_pipeline(measurements: Measurements, step: float) -> str:
-    """Say how long the rank that waits longest for its pipeline neighbours does; "" where that is little."""
+    """A sentence about the rank that waits longest for its pipeline neighbours; "" where that is little."""
     rank, wait_ms = _longest(measurements, pipeline_wait_ms)
     if wait_ms < WAIT_WORTH_NAMING * step:
         return ""
@@ -80,7 +80,7 @@ def _longest(measurements: Measurements, fact: Fact) -> tuple[str, float]:
 
 
 def idle_on_cpu(measurements: Measurements, step: float) -> str:
-    """Say what the host does for most of a CPU step instead of running operators; "" where it runs them."""
+    """The commonest idle cause of a CPU step as a sentence; "" where the host runs operators."""
     digest = measurements.run.representative_digest
     judged = digest.judged_step if digest is not None else None
     if judged is None or not judged.complete:

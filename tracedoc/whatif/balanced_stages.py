@@ -13,7 +13,7 @@ MARGIN = 0.15
 
 
 def balance_stages(measurements: Measurements, key: str | None) -> Gain | Unknown:
-    """Return what a replay with equal stages gains."""
+    """The gain in ms a step of a replay with equal stages, less and more a margin."""
     gain = measured(measurements, stage_imbalance_ms, None)
     if isinstance(gain, Unknown):
         return gain
