@@ -54,7 +54,7 @@ def history(
     if not os.path.isdir(folder):
         raise InputError(f"{folder} is no folder", "give the folder that holds the runs")
     places = targets(report_format, outputs, (folder,), SHEET_FORMATS)
-    from tracedoc.comparison.history import history as history_of
+    from tracedoc.comparison.series import history as history_of
     from tracedoc.pipeline import Options
     from tracedoc.report.series_sheets import history_sheet
     from tracedoc.report.texts import redacted
