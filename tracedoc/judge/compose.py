@@ -8,8 +8,7 @@ from datetime import datetime, timezone
 from msgspec.structs import replace
 
 import tracedoc
-from tracedoc.detail.charts import memory_curve, transfer_table, unit_timeline, wait_table
-from tracedoc.detail.step_picture import step_picture
+from tracedoc.detail.charts import memory_curve, step_picture, transfer_table, unit_timeline, wait_table
 from tracedoc.detail.tables import collective_rows, host_detail, kernel_rows, phase_rows, unit_rows
 from tracedoc.diagnosis import (
     Budget,
