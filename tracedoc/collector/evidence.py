@@ -31,8 +31,7 @@ from tracedoc.collector.environment import (
     link_rates,
     read_counters,
 )
-from tracedoc.collector.frameworks import describe, describe_compile, find_live
-from tracedoc.collector.loaders import BatchWatch
+from tracedoc.collector.frameworks import BatchWatch, describe, describe_compile, find_live
 from tracedoc.collector.nccl import read_nccl_log
 from tracedoc.collector.probe import known, probe
 from tracedoc.collector.steps import StepLogWriter

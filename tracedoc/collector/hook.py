@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tracedoc.collector.guard import ForeignProfilers
 from tracedoc.collector.options import CONFIG_NAME, Options, level_of, read_options
+from tracedoc.collector.recorder import ForeignProfilers
 from tracedoc.collector.session import Session
 from tracedoc.collector.steps import Listener, StepClock, count_outermost
 from tracedoc.run.manifest import MANIFEST_SCHEMA, PART_SUFFIX, rank_stem, write_json

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+
 from tracedoc.planner.layouts import STRATEGIES, Layout, data_parallel
 from tracedoc.planner.memory import BUCKET_ELEMENTS
 from tracedoc.planner.pytorch_code import adapters, module
@@ -63,21 +65,7 @@ def accelerate_yaml(question: Question, strategy: str, checkpointing: bool) -> s
         }
         # With a file of its own, DeepSpeed takes the precision from there.
         del settings["mixed_precision"]
-    return "\n".join(_yaml(settings))
-
-
-def _yaml(settings: Plain, indent: str = "") -> list[str]:
-    lines = []
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            lines += [f"{indent}{key}:", *_yaml(value, indent + "  ")]
-        elif isinstance(value, bool):
-            lines.append(f"{indent}{key}: {str(value).lower()}")
-        elif value in ("no", "NO"):
-            lines.append(f"{indent}{key}: '{value}'")  # YAML 1.1 reads a bare no as false
-        else:
-            lines.append(f"{indent}{key}: {value}")
-    return lines
+    return msgspec.yaml.encode(settings).decode().rstrip("\n")
 
 
 def trainer_code(question: Question, strategy: str, checkpointing: bool) -> str:
