@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
@@ -107,11 +106,8 @@ class Document:
         if origin is Mapping:
             self._mapping(node, what)
             return yaml.SafeLoader("").construct_document(node)  # plain values: tags are refused
-        if parts[-1] is NoneType:
-            return self._read(node, parts[0], what)
-        # What is left is one struct, or text.
-        struct, text = parts
-        return self._read(node, struct if isinstance(node, yaml.MappingNode) else text, what)
+        # What is left may be left out.
+        return self._read(node, parts[0], what)
 
     def _struct(self, node: yaml.Node, kind: type[msgspec.Struct], what: str) -> dict[str, Any]:
         known = {field.encode_name: field for field in msgspec.structs.fields(kind)}
