@@ -16,7 +16,7 @@ from tracedoc.collector.options import CONFIG_NAME, Options, level_of, read_opti
 from tracedoc.collector.recorder import ForeignProfilers
 from tracedoc.collector.session import Session
 from tracedoc.collector.steps import Listener, StepClock, count_outermost
-from tracedoc.run.manifest import MANIFEST_SCHEMA, PART_SUFFIX, rank_stem, write_json
+from tracedoc.run.manifest import MANIFEST_SCHEMA, PART_SUFFIX, is_running, rank_stem, write_json
 
 _RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
@@ -240,16 +240,8 @@ def _claim(folder: Path, identity: dict[str, Any]) -> bool:
             return False
         if other.get("file") or other.get("host") != identity["host"]:
             return False
-        return not _is_running(int(other.get("pid", 0)))
+        return not is_running(int(other.get("pid", 0)))
     except OSError:
         # The folder cannot be written; the session says so once, where a person sees it.
         return True
-    return True
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
     return True

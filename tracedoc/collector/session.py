@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +31,7 @@ from tracedoc.run.manifest import (
     RECORDING,
     WAITING,
     WRITING,
+    timestamp,
     write_json,
 )
 
@@ -89,7 +89,7 @@ class Session:
         """Begin: the step that just ended shows that the process is a rank."""
         self.count = 1
         self.part["clock"] = self._clock.name
-        self.part["started"] = _now()
+        self.part["started"] = timestamp()
         if not self._level:
             self.part.update(state=NOTHING, reason="not among the ranks that were asked for (--ranks)")
         config = {name: getattr(self._options, name) for name in self._options.__slots__}
@@ -153,7 +153,7 @@ class Session:
             self._writing_source.wait()
         self._end_watch()
         self._ask(evidence.on_exit)
-        self.part.update(ended=_now(), end=reason)
+        self.part.update(ended=timestamp(), end=reason)
         self.write_part()
 
     def interrupt(self, reason: str) -> None:
@@ -419,7 +419,3 @@ class Session:
 
 def _because(reason: str, trouble: str) -> str:
     return f"{reason}; {trouble}" if reason else trouble
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
