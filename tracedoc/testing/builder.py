@@ -222,14 +222,12 @@ class TraceBuilder:
         end_ms: float,
         nbytes: int = 1 << 20,
         *,
-        stream: int = _COMPUTE_STREAM,
         launch_ms: float | None = None,
-        thread: str = "main",
     ) -> TraceBuilder:
         """Add a memset and its ``cudaMemsetAsync``."""
         self._transfer(
             "gpu_memset", "Memset (Device)", "cudaMemsetAsync", "aten::zero_", start_ms, end_ms, nbytes,
-            _How(stream, launch_ms, thread), blocks=False,
+            _How(_COMPUTE_STREAM, launch_ms, "main"), blocks=False,
         )  # fmt: skip
         return self
 
