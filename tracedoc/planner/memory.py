@@ -316,9 +316,9 @@ def block_weights(question: Question, layout: Layout) -> Weights:
     return Weights(every - experts, experts / layout.expert)
 
 
-def model_states(question: Question, layout: Layout, number: int = 0) -> ModelStates:
-    """The model states of one GPU of a stage."""
-    return _states(question, layout, number)[0]
+def model_states(question: Question, layout: Layout) -> ModelStates:
+    """The model states of one GPU of the first stage."""
+    return _states(question, layout, 0)[0]
 
 
 def _states(question: Question, layout: Layout, number: int) -> tuple[ModelStates, float]:

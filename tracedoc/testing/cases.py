@@ -118,13 +118,6 @@ def run_case_file(path: str | Path, rule_directories: Sequence[str | Path] = ())
     return [_run(loaded.rule, case, rules) for case in loaded.cases]
 
 
-def run_case(rule: str, case: Case, rule_directories: Sequence[str | Path] = ()) -> CaseResult:
-    """Run one case of ``rule``."""
-    from tracedoc.judge.load import load_rules
-
-    return _run(rule, case, load_rules(rule_directories))
-
-
 def _run(rule: str, case: Case, rules: Sequence[Rule]) -> CaseResult:
     try:
         measured = measure_case(case)
