@@ -106,7 +106,7 @@ def test_compute_is_slower_by_what_it_shares_more_than_in_the_capture() -> None:
 
 
 def test_workers_that_are_waited_for_a_fifth_of_the_time_likely_set_the_pace() -> None:
-    """The first call waited 19 of 100 us for a batch, the second 20: in the slow reading both workers are behind."""
+    """The first call waited 19 of 100 us for a batch, the second 20."""
     program = draw_run(1)
     layout = replace(program.layout, batch_point=np.array([0, 1]), batch_ns=np.array([19_000, 20_000]))
     own, ready = program.own.astype(np.int64), program.ready.astype(np.int64)
