@@ -299,7 +299,7 @@ def test_the_bubble_of_a_schedule_is_a_note_behind_others() -> None:
 def test_two_limits_that_hide_each_other_are_told_as_such(
     told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message says it whether a rule tells the cause or none does; a rule that names both has no need to."""
+    """Whether a rule tells the cause or none does; one that names both has no need to."""
     monkeypatch.setattr(tracedoc.judge.ledgered, "alone_of", lambda run, ids: (12.0, 14.0, 15.0))
     causes = [cause("link.slow", 20.0, (0.0, 1.0, 2.0), partner="host.sync"), cause("host.sync", 20.0)]
     pairs = [(rule("slow", cause=("link.slow",)), finding("slow", 30.0))] if told else []
