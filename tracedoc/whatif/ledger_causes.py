@@ -17,7 +17,7 @@ from tracedoc.step.program import Call, Cause, Group
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
-from tracedoc.whatif.changes.change import Ask, Mask, NotApplicable, Value, of_scenario
+from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
 from tracedoc.whatif.changes.gathers import unit_gathers
 from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
@@ -27,7 +27,7 @@ from tracedoc.whatif.changes.split_units import split_units
 from tracedoc.whatif.even_ranks import Even, balanced_stages, between_stages, even_times, pauses
 from tracedoc.whatif.removal import Removal, Times
 
-Edit = Callable[[RunProgram, Ask], RunProgram | NotApplicable]
+Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
 
 
 class Family(msgspec.Struct, frozen=True, eq=False):
@@ -182,13 +182,13 @@ def _rewired(
     replay: RunReplay, program: RunProgram, edit: Edit, values: Mapping[str, Value] | None = None
 ) -> Removal | None:
     """What an edit does, ``None`` where it cannot be made."""
-    ask = Ask(values or {}, replay.splits)
+    arguments = Arguments(values or {}, replay.splits)
 
     def rewired(given: RunProgram) -> RunProgram:
-        edited = edit(given, ask)
+        edited = edit(given, arguments)
         return given if isinstance(edited, NotApplicable) else edited
 
-    return None if isinstance(edit(program, ask), NotApplicable) else Removal(rewired=rewired)
+    return None if isinstance(edit(program, arguments), NotApplicable) else Removal(rewired=rewired)
 
 
 CALL_SHARES = (1.0, 0.5, 0.0)
