@@ -30,7 +30,14 @@ from tracedoc.judge.rule import Rule
 from tracedoc.judge.rule_cache import choose, kept_rules
 from tracedoc.ledger import Ledger
 from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
-from tracedoc.ranks.run_view import RunView, build_run_view, ended_early, with_source_steps
+from tracedoc.ranks.run_view import (
+    RunView,
+    build_run_view,
+    ended_early,
+    shared_steps,
+    with_source_steps,
+    without_steps,
+)
 from tracedoc.run.discover import Run, TraceFile, discover
 from tracedoc.run.ending import ended_well, ending_limits
 from tracedoc.run.job import read_job
@@ -197,6 +204,11 @@ def measure(
     listed = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     run = discover([os.fspath(path) for path in listed])
     ranked, settled, unread = _read_ranks(run, chosen, progress)
+    shared = shared_steps(ranked) if chosen.steps is None else None
+    if shared is not None and shared[1] >= shared[0]:
+        ranked, settled, unread = _read_ranks(run, replace(chosen, steps=shared), progress)
+    elif shared is not None:
+        ranked = [without_steps(digest) for digest in ranked]
     if chosen.steps is not None and not any(digest.steps for digest in ranked):
         raise InputError(
             f"no step of {chosen.steps[0]}-{chosen.steps[1]} is in these traces",

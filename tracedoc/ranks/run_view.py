@@ -6,9 +6,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from itertools import pairwise
 from statistics import median
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -198,6 +200,37 @@ def _representative_rank(digests: Sequence[RankDigest]) -> int | None:
 def habitual(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The lower quartile over steps, the first axis of ``values``: what holds in three steps of four."""
     return np.asarray(np.sort(values, axis=0)[(len(values) - 1) // 4])
+
+
+def shared_steps(digests: Sequence[RankDigest]) -> tuple[int, int] | None:
+    """The first and the last of the steps that every rank captured whole, without a gap; ``None`` for all.
+
+    Of a step that one rank shows and another does not, nothing is known across ranks: who came last, and how
+    long the others waited, is what the other one would tell. (0, -1) where a rank is cut, or ends before the
+    others, and they have no such step.
+    """
+    known = [{step.index for step in digest.complete_steps} for digest in digests]
+    if len(digests) < 2 or all(one == known[0] for one in known):
+        return None
+    cut = any(digest.cut for digest in digests)
+    numbered = len({digest.step_source for digest in digests}) == 1
+    shared = sorted(set.intersection(*known))
+    if not shared:
+        together = numbered and len({digest.first_step for digest in digests}) == 1
+        return (0, -1) if cut or together else None
+    if not (cut or numbered):
+        return None
+    ends = [i for i in range(len(shared)) if i + 1 == len(shared) or shared[i + 1] != shared[i] + 1]
+    runs = [shared[first:end] for first, end in pairwise([0, *(one + 1 for one in ends)])]
+    longest = max(runs, key=len)
+    return longest[0], longest[-1]
+
+
+def without_steps(digest: RankDigest) -> RankDigest:
+    """The digest of a rank of whose steps nothing is said."""
+    return msgspec.structs.replace(
+        digest, steps=(), judged=None, facts={}, programs=(), sync_path=None, work=None, phases=()
+    )
 
 
 def ended_early(run: RunView) -> list[Limit]:
