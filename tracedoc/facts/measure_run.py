@@ -96,10 +96,10 @@ def confidence(run: RunView) -> str:
     """The confidence in findings.
 
     "high": every rank of the world, each with three or more complete steps; "medium": ranks missing or
-    fewer steps; "low": no complete step.
+    fewer steps; "low": no complete step, or ranks left out that were captured.
     """
     counts = [len(digest.complete_steps) for digest in run.digests]
-    if not counts or max(counts) == 0:
+    if not counts or max(counts) == 0 or run.left_out:
         return "low"
     everyone = run.world_size is None or len(run.digests) >= run.world_size
     return "high" if everyone and min(counts) >= STEPS_FOR_CONFIDENCE else "medium"

@@ -129,6 +129,9 @@ def _with_path(detail: Detail, run: RunView) -> Detail:
 def _failure(limits: tuple[Limit, ...], run: RunView) -> str:
     """The words before all else: that files are cut off, that the job failed, or that a rank ended early."""
     cut = [digest.rank for digest in run.digests if digest.truncated]
+    missing = next((limit.message for limit in limits if limit.code == "rank-left-out"), "")
+    if missing:
+        return f"{missing[0].upper()}{missing[1:]}. "
     if cut and len(run.digests) == 1:
         return "The file is cut off. "
     if cut:

@@ -31,6 +31,7 @@ SURE_ERROR, UNEXPLAINED_SURE = 0.01, 0.02
 
 SHARED_CORES = "processes and loader workers that share cores slow each other down, which is not replayed"
 
+
 class Refusal(msgspec.Struct, frozen=True):
     """Why a run cannot be replayed."""
 

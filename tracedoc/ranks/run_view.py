@@ -10,7 +10,6 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -51,8 +50,9 @@ class RunView:
     the operation of the matching (``NO_OPERATION`` where there is none). ``curves`` hold what each group of
     the matching should reach on its link, ``None`` where that is not known. ``last_exposed_ns`` is, for each
     matched operation, how long its transfer is exposed on the rank that came last. ``job`` is the manifest's
-    part about the job, ``None`` without one; ``source_steps`` are the steps with Python stacks that were
-    read, by rank. ``kept`` caches the results of functions with several callers (:func:`once`).
+    part about the job, ``None`` without one; ``left_out`` are ranks with a trace of which no step is
+    known that the others show; ``source_steps`` are the steps with Python stacks that were read, by rank.
+    ``kept`` caches the results of functions with several callers (:func:`once`).
     """
 
     digests: tuple[RankDigest, ...]
@@ -66,6 +66,7 @@ class RunView:
     last_exposed_ns: Int64Array
     representative: int | None
     job: Job | None = None
+    left_out: tuple[int, ...] = ()
     source_steps: Mapping[int, SourceStep] = field(default_factory=dict)
     kept: dict[Callable[[RunView], Any], Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -129,6 +130,7 @@ def build_run_view(
     digests: Sequence[RankDigest],
     world_size: int | None,
     job: Job | None = None,
+    left_out: tuple[int, ...] = (),
 ) -> RunView:
     """Match the collectives of all ranks and choose the rank that stands for the run."""
     ordered = tuple(sorted(digests, key=lambda digest: digest.rank))
@@ -161,6 +163,7 @@ def build_run_view(
         curves=group_curves(matching, {d.rank: Seat(d.device, d.host, d.ordinal) for d in ordered}),
         representative=_representative_rank(ordered),
         job=job,
+        left_out=left_out,
     )
 
 
@@ -202,35 +205,41 @@ def habitual(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.asarray(np.sort(values, axis=0)[(len(values) - 1) // 4])
 
 
+def ranks_without_steps(digests: Sequence[RankDigest]) -> tuple[int, ...]:
+    """The ranks of which no step is known that others show whole: they are cut, or ended before all others.
+
+    None where others show no whole step either.
+    """
+    known = {digest.rank: {step.index for step in digest.complete_steps} for digest in digests}
+    others = [known[digest.rank] for digest in digests if not digest.cut and known[digest.rank]]
+    whole = set.intersection(*others) if others else set().union(*known.values())
+    if not whole:
+        return ()
+    shortest = min(step.end_ns - step.start_ns for digest in digests for step in digest.complete_steps)
+    return tuple(
+        digest.rank
+        for digest in digests
+        if not known[digest.rank] & whole and (digest.cut or _length_ns(digest) < shortest)
+    )
+
+
 def shared_steps(digests: Sequence[RankDigest]) -> tuple[int, int] | None:
     """The first and the last of the steps that every rank captured whole, without a gap; ``None`` for all.
 
     Of a step that one rank shows and another does not, nothing is known across ranks: who came last, and how
-    long the others waited, is what the other one would tell. (0, -1) where a rank is cut, or ends before the
-    others, and they have no such step.
+    long the others waited, is what the other one would tell.
     """
     known = [{step.index for step in digest.complete_steps} for digest in digests]
-    if len(digests) < 2 or all(one == known[0] for one in known):
-        return None
-    cut = any(digest.cut for digest in digests)
+    shared = sorted(set.intersection(*known)) if known else []
     numbered = len({digest.step_source for digest in digests}) == 1
-    shared = sorted(set.intersection(*known))
-    if not shared:
-        together = numbered and len({digest.first_step for digest in digests}) == 1
-        return (0, -1) if cut or together else None
-    if not (cut or numbered):
+    if not shared or all(one == known[0] for one in known):
+        return None
+    if not numbered and not any(digest.cut for digest in digests):
         return None
     ends = [i for i in range(len(shared)) if i + 1 == len(shared) or shared[i + 1] != shared[i] + 1]
     runs = [shared[first:end] for first, end in pairwise([0, *(one + 1 for one in ends)])]
     longest = max(runs, key=len)
     return longest[0], longest[-1]
-
-
-def without_steps(digest: RankDigest) -> RankDigest:
-    """The digest of a rank of whose steps nothing is said."""
-    return msgspec.structs.replace(
-        digest, steps=(), judged=None, facts={}, programs=(), sync_path=None, work=None, phases=()
-    )
 
 
 def ended_early(run: RunView) -> list[Limit]:
