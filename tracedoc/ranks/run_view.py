@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from itertools import pairwise
+from itertools import groupby
 from statistics import median
 from typing import Any, TypeVar
 
@@ -131,11 +131,12 @@ def build_run_view(
     world_size: int | None,
     job: Job | None = None,
     left_out: tuple[int, ...] = (),
+    steps: tuple[int, int] | None = None,
 ) -> RunView:
-    """Match the collectives of all ranks and choose the rank that stands for the run."""
+    """Match the collectives of all ranks, of some ``steps``, and choose the rank that stands for the run."""
     ordered = tuple(sorted(digests, key=lambda digest: digest.rank))
     ranks = with_guessed_groups(
-        [RankCollectives(d.rank, d.host, d.collectives, d.groups, d.is_cpu) for d in ordered]
+        [RankCollectives(d.rank, d.host, d.collectives, d.groups, d.is_cpu, steps) for d in ordered]
     )
     matching = match_collectives(ranks, world_size)
     arrivals = arrivals_by_rank(matching, ranks)
@@ -230,14 +231,13 @@ def shared_steps(digests: Sequence[RankDigest]) -> tuple[int, int] | None:
     long the others waited, is what the other one would tell.
     """
     known = [{step.index for step in digest.complete_steps} for digest in digests]
-    shared = sorted(set.intersection(*known)) if known else []
+    shared = sorted(set.intersection(*known)) if len(known) > 1 else []
+    cut = any(digest.cut for digest in digests)
     numbered = len({digest.step_source for digest in digests}) == 1
-    if not shared or all(one == known[0] for one in known):
+    if not shared or not (cut or (numbered and any(one != known[0] for one in known))):
         return None
-    if not numbered and not any(digest.cut for digest in digests):
-        return None
-    ends = [i for i in range(len(shared)) if i + 1 == len(shared) or shared[i + 1] != shared[i] + 1]
-    runs = [shared[first:end] for first, end in pairwise([0, *(one + 1 for one in ends)])]
+    listed = sorted({step.index for digest in digests for step in digest.steps})
+    runs = [list(some) for whole, some in groupby(listed, lambda step: step in shared) if whole]
     longest = max(runs, key=len)
     return longest[0], longest[-1]
 

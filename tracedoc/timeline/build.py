@@ -33,7 +33,8 @@ from tracedoc.timeline.idle import (
     idle_causes,
     long_launches,
 )
-from tracedoc.timeline.launches import Launches, kernel_launches, link_launches
+from tracedoc.timeline.known import known_part, known_windows
+from tracedoc.timeline.launches import Launches, link_launches
 from tracedoc.timeline.phases import PhaseBudget, Phases, cpu_phase_budgets, find_phases, gpu_phase_budgets
 from tracedoc.timeline.shards.times import UnitTable, unit_table
 from tracedoc.timeline.steps import (
@@ -52,9 +53,8 @@ from tracedoc.timeline.syncs import Syncs, launching_threads
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
-from tracedoc.trace.horizon import LOST_SHARE, kernels_end
 from tracedoc.trace.vocabulary import RuntimeRole
-from tracedoc.units import format_ms, format_percent
+from tracedoc.units import format_percent
 
 QUEUED_IDLE_SHARE = 0.10
 """More idle time than this with work queued and nothing running: the trace lost kernels (CUDA graphs)."""
@@ -133,7 +133,7 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
     Raises :class:`InputError` for a file into which several ranks were merged.
     """
     launches = link_launches(trace)
-    trace, launches, limits = _known_part(trace, launches)
+    trace, launches, limits = known_part(trace, launches)
     cut = bool(limits) or trace.info.known_until_ns is not None
     host = find_host_steps(trace)
     events = classify_gpu_events(trace, launches)
@@ -148,7 +148,9 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
         timeline = RankTimeline(
             trace, False, host, delays, launches, events, position, limits=(*host.limits, *unread)
         )
-    timeline = _only_known(replace(timeline, cut=cut, limits=(*timeline.limits, *limits)))
+    windows, lost = known_windows(trace, timeline.host, launches, timeline.windows, cut=cut)
+    limits = (*timeline.limits, *limits, *lost)
+    timeline = _of_steps(replace(timeline, cut=cut or bool(lost), windows=windows, limits=limits), steps)
     failures = Failures()
     phases = failures.contain(
         "the phases of the step",
@@ -156,71 +158,21 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
         None,
     )
     units = failures.contain("the sharded units", lambda: _units(timeline), None)
-    judged = _judge(replace(timeline, phases=phases, units=units), steps)
+    judged = _judge(replace(timeline, phases=phases, units=units))
     budgets: tuple[PhaseBudget, ...] = failures.contain(
         "the times of phases", lambda: _phase_budgets(judged), ()
     )
     return replace(judged, phase_budgets=budgets, limits=(*judged.limits, *failures.of_trace()))
 
 
-def _known_part(trace: Trace, launches: Launches) -> tuple[Trace, Launches, tuple[TraceLimit, ...]]:
-    """The trace until the time from which it may lack events, as if its recording had ended there."""
-    until, limits = trace.info.known_until_ns, ()
-    calls, missing = kernel_launches(trace, launches)
-    end = kernels_end(trace.ts_ns[calls], missing)
-    if end is not None and until is None:
-        # All that ran until the last kernel began is there.
-        until = max(end, int(trace.ts_ns[launches.gpu_rows[-1]]))
-        after_ms = (int(trace.ts_ns[-1]) - until) / 1e6
-        limits = (
-            TraceLimit(
-                "gpu-ended-early",
-                trace.info.source,
-                f"the records of the GPU end {format_ms(after_ms)} before those of the host",
-                "what the GPU did after that is unknown, and no step that lasts longer is analysed",
-            ),
-        )
-    elif end is not None and until is not None:
-        until = min(until, end)
-    if until is None:
-        return trace, launches, ()
-    known = trace.until(until)
-    return known, launches if known is trace else link_launches(known), limits
-
-
-def _only_known(timeline: RankTimeline) -> RankTimeline:
-    """The timeline in which steps that lack kernels are not complete: what looks idle may not have been.
-
-    Of a file that is cut off, the first calls may not have been written yet: where earlier steps have none,
-    the first one with calls is not complete either.
-    """
-    calls, missing = kernel_launches(timeline.trace, timeline.launches)
-    begins = timeline.trace.ts_ns[calls]
-    last = int(np.flatnonzero(~missing).max(initial=-1)) + 1
-    windows, lacking = [], 0
-    for window in timeline.windows:
-        position = timeline.position_of(window)
-        first, end, whole = 0, last, True
-        if position is not None:
-            step = timeline.host.steps[position]
-            first, end = np.searchsorted(begins[:last], (step.start_ns, step.end_ns)).tolist()
-            whole = first > 0 or position == 0 or timeline.trace.info.known_until_ns is None
-        # Where the first kernel of a step is lost, it began earlier, and so ended the one before.
-        edges = missing[[at for at in (first, end) if at < last]].any()
-        lost = bool(edges) or int(missing[first:end].sum()) > LOST_SHARE * (end - first)
-        lacking += lost
-        windows.append(replace(window, complete=window.complete and whole and not lost))
-    timeline = replace(timeline, windows=tuple(windows))
-    if not lacking:
-        return timeline
-    steps = "a step" if lacking == 1 else f"{lacking} steps"
-    limit = TraceLimit(
-        "lost-kernels",
-        timeline.trace.info.source,
-        f"{format_percent(float(missing[:last].mean()))} of the launched kernels are not in the trace",
-        f"{steps} with such launches cannot be analysed: what looks idle may have been busy",
+def _of_steps(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimeline:
+    """The timeline with the windows of some steps; of what is cut, of complete ones."""
+    kept = tuple(
+        window
+        for window in timeline.windows
+        if (steps is None or steps[0] <= window.index <= steps[1]) and (window.complete or not timeline.cut)
     )
-    return replace(timeline, cut=True, limits=(*timeline.limits, limit))
+    return replace(timeline, windows=kept)
 
 
 def _refuse_merged_devices(trace: Trace, events: GpuEvents) -> None:
@@ -414,11 +366,9 @@ def _waited_for_its_turn(own: GpuEvents, mine: np.ndarray) -> bool:
     return start - idle_since > QUEUED_NS
 
 
-def _judge(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimeline:
+def _judge(timeline: RankTimeline) -> RankTimeline:
     """Choose the step that stands for the rank."""
     windows = timeline.windows
-    if steps is not None:
-        windows = tuple(window for window in windows if steps[0] <= window.index <= steps[1])
     complete = sorted((w for w in windows if w.complete), key=lambda w: (w.end_ns - w.start_ns, w.index))
     limits = timeline.limits
     judged: Window | None = None
@@ -445,7 +395,6 @@ def _judge(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimelin
     doubt = _queued_idle(timeline, judged)
     return replace(
         timeline,
-        windows=windows,
         judged=judged,
         judged_budget=activity.budget(judged.start_ns, judged.end_ns) if judged and activity else None,
         limits=(*limits, *((doubt,) if doubt else ()), *_cold_start(timeline, judged)),
