@@ -205,9 +205,9 @@ def measure(
     run = discover([os.fspath(path) for path in listed])
     ranked, settled, unread = _read_ranks(run, chosen, progress)
     left_out = ranks_without_steps(ranked)
-    steps = chosen.steps or shared_steps([one for one in ranked if one.rank not in left_out])
-    if steps != chosen.steps:
-        ranked, settled, unread = _read_ranks(run, replace(chosen, steps=steps), progress)
+    shared = chosen.steps or shared_steps([one for one in ranked if one.rank not in left_out])
+    if shared != chosen.steps:
+        ranked, settled, unread = _read_ranks(run, replace(chosen, steps=shared), progress)
     seen, ranked = ranked, [digest for digest in ranked if digest.rank not in left_out]
     unknown = [_left_out(digest) for digest in seen if digest.rank in left_out]
     if chosen.steps is not None and not any(digest.steps for digest in ranked):
@@ -217,7 +217,7 @@ def measure(
         )
     failures = Failures()
     job = failures.contain("what the manifest tells", lambda: read_job(run.manifest), None)
-    view = build_run_view(ranked, settled.world_size, job, left_out, steps)
+    view = build_run_view(ranked, settled.world_size, job, left_out, shared)
     steps = failures.contain("the steps with Python stacks", lambda: _source_steps(view), {})
     view = with_source_steps(view, steps)
     ending = failures.contain("how the job ended", lambda: ending_limits(run.manifest), ())

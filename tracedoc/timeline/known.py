@@ -17,7 +17,8 @@ from tracedoc.units import format_percent
 
 def known_part(trace: Trace, launches: Launches) -> tuple[Trace, Launches, tuple[TraceLimit, ...]]:
     """The trace until the time from which it may lack events, as if its recording had ended there."""
-    until, limits = trace.info.known_until_ns, ()
+    until = trace.info.known_until_ns
+    limits: tuple[TraceLimit, ...] = ()
     calls, missing = kernel_launches(trace, launches)
     end = kernels_end(trace.ts_ns[calls], missing)
     if end is not None and until is None:

@@ -219,16 +219,7 @@ class Trace:
         count = int(np.searchsorted(self.ts_ns, end_ns))
         if count == len(self) and (count == 0 or int(self.end_ns.max()) <= end_ns):
             return self
-        columns = {
-            name: getattr(self, name)[:count]
-            for name in ("ts_ns", "name", "kind", "correlation", "external_id")
-        }
-        coded = {
-            name: Coded(column.codes[:count], column.values)
-            for name in ("device", "stream", "thread", "grid")
-            if (column := getattr(self, name)) is not None
-        }
-        memory, syncs, kept = self.memory, self.syncs, int(np.searchsorted(self.nbytes.rows, count))
+        memory, syncs = self.memory, self.syncs
         if memory is not None:
             first = slice(int(np.searchsorted(memory.rows, count)))
             memory = MemoryCounters(
@@ -240,10 +231,17 @@ class Trace:
             syncs = SyncRecords(syncs.rows[first], streams, recorded_by)
         return replace(
             self,
-            **columns,
-            **coded,
+            ts_ns=self.ts_ns[:count],
+            name=self.name[:count],
+            kind=self.kind[:count],
+            correlation=self.correlation[:count],
+            external_id=self.external_id[:count],
+            device=self.device.first(count),
+            stream=self.stream.first(count),
+            thread=self.thread.first(count),
+            grid=self.grid.first(count),
             dur_ns=np.minimum(self.dur_ns[:count], end_ns - self.ts_ns[:count]),
-            nbytes=Sparse(self.nbytes.rows[:kept], self.nbytes.values[:kept], count),
+            nbytes=self.nbytes.first(count),
             collectives={row: args for row, args in self.collectives.items() if row < count},
             shapes={row: shape for row, shape in self.shapes.items() if row < count},
             memory=memory,
