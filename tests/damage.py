@@ -31,13 +31,13 @@ OF_STEP, OF_STEP_OF_NOTE = 0.02, 0.05
 class Damage:
     """One way to damage a run: what is done to the file of a rank, or of all (``None``).
 
-    ``told`` are words of which the first line must hold one; none where the damage cannot be seen in a file.
+    ``told`` are words that the first line must hold.
     """
 
     name: str
     rank: int | None
     apply: Callable[[Path], bytes]
-    told: tuple[str, ...] = ()
+    told: str = ""
 
 
 def read_text(path: Path) -> bytes:
@@ -162,9 +162,9 @@ def damages(paths: Sequence[Path], seed: int, count: int) -> Iterator[Damage]:
         share = round(dice.uniform(0.05, 0.95), 3)
         lost = round(dice.uniform(0.02, 0.25), 3)
         if kind == "stored":
-            yield Damage(f"file cut at {share}", rank, cut_stored(share), ("cut off",))
+            yield Damage(f"file cut at {share}", rank, cut_stored(share), "cut off")
         elif kind == "text":
-            yield Damage(f"text cut at {share}", rank, cut_text(share), ("cut off",))
+            yield Damage(f"text cut at {share}", rank, cut_text(share), "cut off")
         elif kind == "shorter" and rank is not None and len(paths) > 1:
             yield Damage(f"ends at {share}", rank, edited(shorter(share)))
         elif kind == "marks":
@@ -228,8 +228,12 @@ class Truth:
         steps = sorted({one.index for rank in self.whole.ranks for one in rank.steps if one.complete})
         return [claims(answer(self._paths, (step, step))) for step in steps]
 
-    def invented(self, after: Diagnosis | str, told: Sequence[str] = ()) -> list[str]:
-        """What the answer of a damaged run claims that neither the whole run does, nor one of its steps."""
+    def invented(self, after: Diagnosis | str, damage: Damage, *, notes: bool = False) -> list[str]:
+        """What the answer of a damaged run claims that neither the whole run does, nor one of its steps.
+
+        Warnings alone, with ``notes`` also what notes promise. Of steps that are analysed together, what the
+        whole run says of them alone is compared, too.
+        """
         if isinstance(self.whole, str) or isinstance(after, str):
             return []
         step = self.whole.budget.step_ms if self.whole.budget is not None else 0.0
@@ -237,10 +241,12 @@ class Truth:
         same = cache(lambda: claims(answer(self._paths, (min(analysed), max(analysed)))))
         found = []
         for rule_id, finding in claims(after).items():
+            if finding.severity == "note" and not notes:
+                continue
             wrong = _beyond(finding, claims(self.whole).get(rule_id), step)
             if wrong and all(_beyond(finding, one.get(rule_id), step) for one in (*self.of_steps, same())):
                 found.append(wrong)
-        if told and not any(words in after.summary for words in told):
+        if damage.told not in after.summary:
             found.append(f"untold: {after.summary[:90]}")
         return found
 
