@@ -1,8 +1,8 @@
-"""Damage copies of all samples and shared traces, and count what their answers claim that the whole ones do not.
+"""Damage copies of all samples and shared traces, and count what answers claim that whole runs do not.
 
     python soak/damaged_runs.py [--count 24] [--seed 1]
 
-Ends with 1 if a warning, a larger gain of one, or a first line that does not say that a file is cut was found.
+Ends with 1 where a warning is new, promises more, or the first line does not say that a file is cut off.
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ def main() -> int:
             if claims:
                 wrong[damage.name.rstrip("0123456789. ").lstrip("0123456789. ")] += 1
     kinds = ", ".join(f"{kind} {count}" for kind, count in wrong.most_common())
-    print(
-        f"damaged runs: {tried} tried, {sum(wrong.values())} claim more ({kinds or 'none'}), {noted} in notes only"
-    )
+    more = f"{sum(wrong.values())} claim more ({kinds or 'none'})"
+    print(f"damaged runs: {tried} tried, {more}, {noted} in notes only")
     return 1 if wrong else 0
 
 

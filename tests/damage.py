@@ -156,7 +156,9 @@ def damages(paths: Sequence[Path], seed: int, count: int) -> Iterator[Damage]:
     if len(paths) > 1:
         everyone += [None] * max(len(paths) // 2, 1)
     on_gpu = has_kernels(paths[0])
-    kinds = ["stored", "text", "text", "shorter", "marks"] + on_gpu * ["gpu", "random", "block"]
+    on_host = ["stored", "text", "shorter", "text"]
+    kinds = ["stored", "gpu", "text", "block", "shorter", "random"] if on_gpu else on_host
+    kinds = [*kinds, "text", "marks"]
     for number in range(count):
         kind, rank = kinds[number % len(kinds)], dice.choice(everyone)
         share = round(dice.uniform(0.05, 0.95), 3)
