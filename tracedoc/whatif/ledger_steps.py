@@ -108,8 +108,8 @@ def late_error_ms(run: RunView) -> float:
 
 
 def _lengths_ms(run: RunView) -> dict[int, float]:
-    """The length of each step that all ranks with whole steps captured so: the mean over the ranks."""
-    counted = [one for one in run.digests if one.complete_steps]
+    """The length of each step that all ranks with steps captured whole: the mean over the ranks."""
+    counted = [one for one in run.digests if one.steps]
     found: dict[int, list[int]] = {}
     for digest in counted:
         for step in digest.complete_steps:
