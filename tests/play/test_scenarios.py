@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tests.play.drawn_programs import draw_run
 from tracedoc.play.contention import OverlapShare, slow_down
 from tracedoc.play.run_program import CollectiveParts, Scenario
-from tracedoc.play.scenarios import as_scenario, split_transfers
+from tracedoc.play.scenarios import as_scenario, split_transfers, with_batches
 from tracedoc.step.program import UNKNOWN_SHARE
 from tracedoc.timeline.collective_table import NONE
 
@@ -103,3 +103,22 @@ def test_compute_is_slower_by_what_it_shares_more_than_in_the_capture() -> None:
     slower = slow_down(program, known, now)
     assert (110 * (1 + slower.stretch)).tolist() == pytest.approx([110, 100, 120])
     assert (1 + slower.itself).tolist() == pytest.approx([1, 1 / 1.2, 1.2 / 1.1])
+
+
+def test_workers_that_are_waited_for_a_fifth_of_the_time_likely_set_the_pace() -> None:
+    """The first call waited 19 of 100 us for a batch, the second 20."""
+    program = draw_run(1)
+    layout = replace(program.layout, batch_point=np.array([0, 1]), batch_ns=np.array([19_000, 20_000]))
+    own, ready = program.own.astype(np.int64), program.ready.astype(np.int64)
+    own[:2], ready[:2] = 300, 100_000
+    program = replace(program, layout=layout).edited(own=own, ready=ready)
+    found = {scenario: with_batches(program, scenario) for scenario in Scenario}
+    behind = {scenario: one.ready[:2].tolist() for scenario, one in found.items()}
+    assert behind == {
+        Scenario.FAST: [NONE, NONE],
+        Scenario.LIKELY: [NONE, 100_000],
+        Scenario.SLOW: [100_000, 100_000],
+    }
+    assert found[Scenario.FAST].own[:2].tolist() == [19_000, 20_000]
+    assert found[Scenario.LIKELY].own[:2].tolist() == [19_000, 300]
+    assert found[Scenario.SLOW].own[:2].tolist() == [300, 300]

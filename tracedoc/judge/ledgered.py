@@ -11,7 +11,7 @@ from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement, severity_by_share
 from tracedoc.judge.rule import Rule
-from tracedoc.ledger import Ledger, LedgerCause, Range
+from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, Range
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_percent, format_ranges
 from tracedoc.whatif.ledger import alone_of
@@ -237,7 +237,9 @@ def _heard(
     share = claimed.take(claim, left)
     severity = _severity(rule, mine, share, alone, finding.confidence, ledger, measurements)
     gain = _gain(claim, alone, ledger, measurements)
-    return _Priced(replace(finding, severity=severity, gain=gain), share, claim.conditions)
+    message = finding.message + _hidden(mine, measurements)
+    kept = replace(finding, severity=severity, gain=gain, message=message)
+    return _Priced(kept, share, claim.conditions)
 
 
 def _claims(judgement: Judgement, ledger: Ledger) -> tuple[list[_Claim], list[Finding]]:
@@ -336,6 +338,19 @@ def _of_causes(
     return Gain(low, high, "ledger", assumptions, likely, mean)
 
 
+def _hidden(causes: Sequence[LedgerCause], measurements: Measurements) -> str:
+    """What is said of the largest cause where another hides it, which is none of these: what both give."""
+    largest = max(causes, key=lambda one: one.share_ms, default=None)
+    if largest is None or not largest.partner or largest.partner in {one.id for one in causes}:
+        return ""
+    both = alone_of(measurements.run, (largest.id, largest.partner))
+    if both is None:
+        return ""
+    partner = CAUSE_WORDS.get(largest.partner, largest.partner)
+    alone, together = format_ms(largest.alone_ms[1]), format_ms(both[1])
+    return f" Behind it is another limit ({partner}): mending one alone gives {alone}, both {together}."
+
+
 def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Finding:
     """The finding of a cause that no rule tells, in plain words."""
     words = cause.words[0].upper() + cause.words[1:]
@@ -345,7 +360,6 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Fi
         where = f"{ranks}, {where}" if where else ranks
     costs = f"{format_ms(cause.share_ms)} of the {format_ms(ledger.step_ms)} step"
     says = f"{costs}{f' ({where})' if where else ''}"
-    hidden = f"; it is hidden by {cause.partner}, and mending one alone gives little" if cause.partner else ""
     alone, confidence = cause.alone_ms, measurements.confidence
     return Finding(
         id=cause.id,
@@ -353,7 +367,7 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Fi
         severity=_severity(None, (cause,), cause.share_ms, alone, confidence, ledger, measurements),
         confidence=confidence,
         title=words,
-        message=f"{words}: {says}{hidden}.",
+        message=f"{words}: {says}.{_hidden((cause,), measurements)}",
         why="The step is played again without this cause, alone and beside all others; no rule names it.",
         topic=TOPIC_OF_FAMILY[cause.id.partition(".")[0]],
         ranks=cause.ranks or measurements.ranks,

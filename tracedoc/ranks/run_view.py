@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from tracedoc.errors import Limit
 from tracedoc.ranks.bandwidth import Seat, SizeCurve, group_curves
@@ -137,6 +138,10 @@ def build_run_view(
     ordered = tuple(sorted(digests, key=lambda digest: digest.rank))
     ranks = with_guessed_groups(
         [RankCollectives(d.rank, d.host, d.collectives, d.groups, d.is_cpu, steps) for d in ordered]
+    )
+    ordered = tuple(
+        digest if rank.table is digest.collectives else structs.replace(digest, collectives=rank.table)
+        for digest, rank in zip(ordered, ranks, strict=True)
     )
     matching = match_collectives(ranks, world_size)
     arrivals = arrivals_by_rank(matching, ranks)

@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.idle_causes import CAUSES as IDLE_CAUSES
-from tracedoc.idle_causes import LATE_LAUNCH
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together, gains_without
 from tracedoc.ranks.blame import STRAGGLING
 from tracedoc.ranks.groups import pipeline_pairs
@@ -19,7 +17,13 @@ from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.topics.pipeline.balance import SlowWorker, slow_workers
 from tracedoc.topics.pipeline.stages import pipeline
-from tracedoc.topics.straggler.work_before import CAUSES, WorkBefore, work_before
+from tracedoc.topics.straggler.work_before import (
+    CAUSES,
+    OF_THE_HOST,
+    WorkBefore,
+    host_surplus_ns,
+    work_before,
+)
 from tracedoc.trace.distinct import is_among
 
 MAX_SUSPECTS = 8
@@ -34,14 +38,8 @@ CAUSE_SHARE = 0.5
 WORTH_EXPLAINING = 0.3
 """What explains less than this share of the others' waiting is not worth naming."""
 
-OF_THE_HOST = frozenset({*LATE_LAUNCH, *IDLE_CAUSES} - {"launch", "sync", "dependency"})
-"""Causes of idle time that are the host's own time."""
-
 HIDDEN = 1.5
 """A host that is longer at something than its peers by this many times what that costs has slow peers."""
-
-AHEAD = 0.02
-"""A host whose every launch is early by this share of the step may wait where the trace does not show it."""
 
 
 class Straggler(msgspec.Struct, frozen=True, eq=False):
@@ -137,14 +135,11 @@ def _late_rank(run: RunView, place: int, steps: Sequence[int]) -> Straggler:
 
 def _slow_worker(run: RunView, worker: SlowWorker) -> Straggler:
     """A rank that holds up its pipeline as a straggler: its passes take longer, or its host."""
-    found, place = pipeline(run), worker.place
+    found, place, excess = pipeline(run), worker.place, worker.excess_us
     assert found is not None
     blamed = is_among(run.matching.step, found.steps) & (run.blame.root == place)
     own = np.flatnonzero(blamed & (run.blame.last == place))
-    if worker.longer_ns.any():
-        excess = np.zeros((len(found.steps), len(CAUSES)), dtype=np.int64)
-        excess[:, CAUSES.index("kernels")] = worker.longer_ns // 1000
-    else:
+    if excess is None:
         excess = work_before(run, place, own, found.steps).excess_us
     return _straggler(
         run,
@@ -241,39 +236,7 @@ def _within_host_surplus(
     longest = 1000 * excess_us[:, of_host].max(axis=1)
     if np.median(longest) <= HIDDEN * np.median(most):
         return excess_us
-    surplus = _host_surplus_ns(run, run.digests[place].rank)
+    surplus = host_surplus_ns(run, run.digests[place].rank)
     if surplus is None:
         return excess_us
     return np.where(of_host, np.minimum(excess_us, max(surplus, 0) // 1000), excess_us)
-
-
-def _host_surplus_ns(run: RunView, rank: int) -> int | None:
-    """How much longer a rank's host is at its own work than that of the median other rank, if known.
-
-    A rank that comes last never waits in a collective, so its gaps between launches show as idle time, while
-    those of its peers lie beside their waiting. Their hosts may be as slow, which only this tells.
-    """
-    own = _own_host_ns(run)
-    others = [ns for other, ns in own.items() if other != rank]
-    if rank not in own or not others:
-        return None
-    return own[rank] - int(np.median(others))
-
-
-@once
-def _own_host_ns(run: RunView) -> dict[int, int]:
-    """The host's own time in the analysed step, without what it waited for the GPU, by rank.
-
-    Ranks whose host is not followed call by call (CPU runs, no launches), or is ahead of its GPU throughout,
-    are left out.
-    """
-    found: dict[int, int] = {}
-    for digest in run.digests:
-        if not digest.programs or digest.is_cpu:
-            continue
-        program = digest.programs[0].decoded()
-        if program.point.size and program.lead_ns < AHEAD * program.step_ns:
-            found[digest.rank] = int(
-                np.sum(program.lag, dtype=np.int64) + np.sum(program.own, dtype=np.int64)
-            )
-    return found
