@@ -25,6 +25,7 @@ def main() -> int:
     share = parser.parse_args().share
     parts = [
         ["jobs.py"],
+        ["damaged_runs.py", "--count", str(max(round(40 * share), 1))],
         ["compared_runs.py", "--repetitions", str(max(round(10 * share), 1))],
         ["predicted_runs.py", "--repetitions", str(max(round(10 * share), 1))],
         ["bombs.py", "--share", str(share)],

@@ -47,7 +47,7 @@ def test_the_compute_stream_is_the_one_that_computes_longest_not_the_one_with_mo
     [
         ([3, 3], 2, "high"),
         ([3, 2], 2, "medium"),  # the rank with the fewest steps counts
-        ([3, 0], 2, "medium"),
+        ([3, 0], 2, "low"),  # of a rank that ended before its first step was whole nothing is known
         ([3, 3], 3, "medium"),
         ([0, 0], 2, "low"),
     ],

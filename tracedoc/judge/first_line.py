@@ -132,10 +132,12 @@ def _place(measurements: Measurements, finding: Finding) -> str:
 def _why_nothing(digests: Sequence[RankDigest]) -> str:
     """The reason why there is no device time, from the limits of the traces."""
     limits = [limit for digest in digests for limit in digest.limits]
-    for code in ("no-gpu-activity", "unknown-device"):
+    for code in ("no-gpu-activity", "unknown-device", "lost-kernels", "gpu-ended-early"):
         for limit in limits:
             if limit.code == code:
                 return limit.words
+    if any(digest.cut for digest in digests):
+        return "no step is known to be whole"
     return "no step and no device activity is in these traces"
 
 

@@ -29,6 +29,9 @@ there a fix is known."""
 INHERENT = ("pipeline.bubble",)
 """Causes that a training strategy has by itself: told, but never a warning, and behind other notes."""
 
+BETWEEN_RANKS = ("ranks", "pipeline", "order", "link")
+"""Families of causes that are not told where a rank is left out: the others may have waited for it."""
+
 TOPIC_OF_FAMILY = {
     "input": "input",
     "host": "host",
@@ -178,7 +181,8 @@ def concluded(
             priced.append(heard)
     known = {*claimed.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     for cause in ledger.causes:
-        if cause.share_ms >= WORTH * ledger.step_ms and cause.id not in known:
+        unsettled = measurements.run.left_out and cause.id.partition(".")[0] in BETWEEN_RANKS
+        if cause.share_ms >= WORTH * ledger.step_ms and cause.id not in known and not unsettled:
             claimed.told[cause.id] = [cause.id]
             share = 0.0 if cause.id in INHERENT else cause.share_ms
             priced.append(_Priced(_plain(cause, ledger, measurements), share, plain=True))

@@ -58,6 +58,8 @@ def _gpu_graph(timeline: RankTimeline) -> StepGraph | Unplayable:
     waits = find_waits(timeline, calls, device)
     cuts = _cuts(timeline, device)
     home = np.where(device.linked, np.searchsorted(cuts, device.launched_ns, side="right") - 1, device.step)
+    if timeline.host.steps:  # what follows the last marked step is none of its work
+        home[device.linked & (device.launched_ns >= timeline.host.steps[-1].end_ns)] = cuts.size
     # Ranks must agree on which step a collective belongs to, whatever each launches first.
     early = (device.row >= 0) & (device.step == home + 1) & (device.step < cuts.size)
     home = np.where(early, device.step, home)

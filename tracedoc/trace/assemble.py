@@ -25,6 +25,7 @@ from tracedoc.trace.columns import (
 from tracedoc.trace.compact import NO_ID, Coded, Growing, GrowingIds, Sparse, narrowest
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.events import IMPOSSIBLE
+from tracedoc.trace.horizon import cut_at
 from tracedoc.trace.metadata import (
     Header,
     as_int,
@@ -125,6 +126,11 @@ class Columns:
         if not kept.any():
             raise InputError(f"{path} holds no event that can be used", "record it again with torch.profiler")
         ts = _since_the_epoch(ts, header.base_ns)
+        known_until = None
+        if not outcome.closed:
+            thread = np.array(self._heads.thread, dtype=np.int32)[heads[kept]]
+            peers = bool(header.backend) or (header.world_size or 1) > 1
+            known_until = cut_at(kind[kept], ts[kept], thread, peers=peers)
         keep = np.argsort(ts, kind="stable")
         if not kept.all():
             keep = keep[kept[keep]]
@@ -147,7 +153,7 @@ class Columns:
         codes = codes[keep]
         name = np.array(self._heads.name, dtype=narrowest(NO_ID, len(names)))[heads[keep]]
         return Trace(
-            info=self._info(path, header, outcome, reader, names, kind, name),
+            info=self._info(path, header, outcome, reader, names, kind, name, known_until),
             ts_ns=ts,
             dur_ns=dur,
             name=name,
@@ -270,6 +276,7 @@ class Columns:
         names: tuple[str, ...],
         kind: npt.NDArray[np.uint8],
         name: npt.NDArray[np.int32],
+        known_until_ns: int | None,
     ) -> TraceInfo:
         vendor = header.vendor
         if not vendor:
@@ -292,6 +299,7 @@ class Columns:
             events_read=reader.read,
             reader=reader.name,
             truncated=outcome.truncated,
+            known_until_ns=known_until_ns,
         )
 
 

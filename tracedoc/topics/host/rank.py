@@ -51,8 +51,6 @@ def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     that it recorded there): a trace alone does not show whether an unprofiled step has such gaps.
     """
     spans, budget = launch_pace_idle(timeline), timeline.judged_budget
-    if (unreliable := _unreliable(timeline)) is not None:
-        return unreliable
     if budget is None:
         return NO_STEP
     if spans is None:
@@ -67,7 +65,7 @@ def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
 @rank_fact(unit="ms", needs=("launches",), interval="GPU idle: the host launches nothing for long")
 def host_away_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Late-launch idle time of the median step in gaps too long for the pace of launches to explain."""
-    return _unreliable(timeline) or _known(host_away_idle(timeline))
+    return _known(host_away_idle(timeline))
 
 
 @rank_fact(unit="count", needs=("launches",))
@@ -85,7 +83,7 @@ def sync_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     as long as the host was blocked. A wait beside queued work costs nothing. Waiting for input and memory
     allocation come first.
     """
-    return _unreliable(timeline) or idle_of_cause(timeline, "sync")
+    return idle_of_cause(timeline, "sync")
 
 
 @rank_fact(unit="ms", needs=("kernels",))
@@ -123,17 +121,11 @@ def short_kernel_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     A gap counts when the kernel before it is shorter than the median time between two launches: such a
     kernel cannot keep the GPU busy until the next one is launched, whatever its number.
     """
-    return _unreliable(timeline) or _known(short_kernel_idle(timeline))
+    return _known(short_kernel_idle(timeline))
 
 
 def _known(spans: Spans | None) -> Spans | Unknown:
     return NO_LAUNCH if spans is None else spans
-
-
-def _unreliable(timeline: RankTimeline) -> Unknown | None:
-    if not timeline.kernels_lost:
-        return None
-    return Unknown("idle time is unreliable: launched kernels are missing from the trace")
 
 
 # -- the optimizer
