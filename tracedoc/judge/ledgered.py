@@ -13,6 +13,7 @@ from tracedoc.judge.findings import Judgement, severity_by_share
 from tracedoc.judge.fixes import fitting_first
 from tracedoc.judge.rule import Rule
 from tracedoc.ledger import Ledger, LedgerCause, Range
+from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_percent, format_ranges
 from tracedoc.whatif.ledger import alone_of
@@ -26,6 +27,12 @@ UNSURE = "low"
 ALIKE = 0.5
 """A cause that no rule tells comes after one that a rule tells where that costs at least this share of it:
 there a fix is known."""
+
+WARM_UP = ("host.first_calls", "host.compile")
+"""Causes that a job pays once."""
+
+MOSTLY = 0.5
+"""Of a step that is warm-up for more than this share nothing else is told: later ones are not like it."""
 
 INHERENT = ("pipeline.bubble",)
 """Causes that a training strategy has by itself: told, but never a warning, and behind other notes."""
@@ -65,6 +72,18 @@ def causes_of(rule: Rule, ledger: Ledger) -> tuple[LedgerCause, ...]:
     )
 
 
+def warm_up_frac(ledger: Ledger | None, measurements: Measurements) -> float:
+    """The share of the step in which code is loaded or compiled, where that is most of it; else 0.
+
+    It is 0 for a job that compiles again in step after step: that is no warm-up.
+    """
+    again = measurements.value(recompiling_steps)
+    if ledger is None or not ledger.step_ms or (isinstance(again, int) and again > 1):
+        return 0.0
+    share = sum(one.share_ms for one in ledger.causes if one.id in WARM_UP) / ledger.step_ms
+    return share if share > MOSTLY else 0.0
+
+
 def _beyond(rule: Rule, measurements: Measurements) -> bool:
     """Whether a rule speaks of what is in no ledger: a log of the whole run, or the host of a CPU run."""
     of_host = any(one.partition(".")[0] == "host" for one in rule.cause or rule.part_of)
@@ -91,9 +110,15 @@ def concluded(
     passed: dict[str, str] = {}
     told: dict[str, list[str]] = {}
     conditions = {one.rule_id: len(one.comparisons) for one in judgement.verdicts}
+    warm_up = warm_up_frac(ledger, measurements)
     for finding in judgement.findings:
         rule = judgement.rules[finding.rule_id]
         causes = causes_of(rule, ledger)
+        if warm_up and not rule.severity and not set(rule.cause) & {*WARM_UP}:
+            passed[rule.id] = (
+                f"{format_percent(warm_up)} of the step is warm-up, which later steps do not have"
+            )
+            continue
         if rule.severity or not (rule.cause or rule.part_of):
             priced.append(_Priced(finding))
             continue
@@ -126,7 +151,7 @@ def concluded(
         priced.append(_Priced(kept, share, conditions[rule.id]))
     known = {*told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     for cause in ledger.causes:
-        if cause.share_ms >= WORTH * ledger.step_ms and cause.id not in known:
+        if cause.share_ms >= WORTH * ledger.step_ms and cause.id not in known and not warm_up:
             told[cause.id] = [cause.id]
             share = 0.0 if cause.id in INHERENT else cause.share_ms
             priced.append(_Priced(_plain(cause, ledger, measurements), share, plain=True))

@@ -31,10 +31,10 @@ from tracedoc.timeline.idle import (
     foreign_turns,
     host_spans,
     idle_causes,
-    long_launches,
 )
 from tracedoc.timeline.launches import Launches, link_launches, lost_share
 from tracedoc.timeline.phases import PhaseBudget, Phases, cpu_phase_budgets, find_phases, gpu_phase_budgets
+from tracedoc.timeline.quiet import Quiet, find_quiet
 from tracedoc.timeline.shards.times import UnitTable, unit_table
 from tracedoc.timeline.steps import (
     HostStep,
@@ -63,9 +63,6 @@ QUEUED_IDLE_SHARE = 0.10
 
 QUEUED_NS = 1_000_000
 """A kernel that starts so long after its launch, with nothing of its step before, waited for its turn."""
-
-COLD_SHARE = 0.05
-"""Where loading kernels leaves the GPU idle for more than this share of the step, it is not a warm one."""
 
 
 class RankTimeline(msgspec.Struct, frozen=True, eq=False):
@@ -103,6 +100,7 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     phase_budgets: tuple[PhaseBudget, ...] = ()
     positions: Mapping[int, int] = {}
     kernels_lost: bool = False
+    quiet: Quiet | None = None
     launching_threads: npt.NDArray[np.int32] = msgspec.field(
         default_factory=lambda: np.empty(0, dtype=np.int32)
     )
@@ -202,7 +200,9 @@ def _gpu_timeline(
     numbers = np.array([step.index for step in host.steps] + [-1, -1], dtype=np.int64)[position]
     collectives = gpu_collectives(trace, events, device, numbers).with_exposure(activity.exposed_comm)
     reach = (min([w.start_ns for w in windows]), max([w.end_ns for w in windows]))
-    idle, syncs = idle_causes(trace, events, activity, device, delays, reach)
+    threads = launching_threads(trace, events)
+    quiet = find_quiet(trace, events, threads)
+    idle, syncs = idle_causes(trace, events, activity, device, delays, quiet, reach)
     return RankTimeline(
         trace=trace,
         is_cpu=False,
@@ -219,7 +219,8 @@ def _gpu_timeline(
         windows=windows,
         collectives=collectives,
         limits=(*host.limits, *limits),
-        launching_threads=launching_threads(trace, events),
+        launching_threads=threads,
+        quiet=quiet,
     )
 
 
@@ -294,7 +295,11 @@ def _unread_device(trace: Trace) -> tuple[TraceLimit, ...] | None:
         return None
     if not launched and trace.rows_named(vocabulary.is_cpu_operator, Kind.CPU_OP).size:
         return None
-    what = "the trace is of a GPU job, yet holds no GPU activity"
+    what = "the trace is of a GPU job, yet holds no GPU activity: " + (
+        "kernels were launched, but what ran of them was not recorded"
+        if launched
+        else "neither kernels nor launches were recorded"
+    )
     effect = "nothing is said about this rank's device time"
     return (TraceLimit("no-gpu-activity", trace.info.source, what, effect),)
 
@@ -382,7 +387,7 @@ def _judge(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimelin
         windows=windows,
         judged=judged,
         judged_budget=activity.budget(judged.start_ns, judged.end_ns) if judged and activity else None,
-        limits=(*limits, *((doubt,) if doubt else ()), *_cold_start(timeline, judged)),
+        limits=(*limits, *((doubt,) if doubt else ())),
         kernels_lost=lost is not None,
     )
 
@@ -395,26 +400,6 @@ def _phase_budgets(timeline: RankTimeline) -> tuple[PhaseBudget, ...]:
         return cpu_phase_budgets(timeline.trace, phases, activity, window)
     lane = (timeline.device, timeline.stream)
     return gpu_phase_budgets(timeline.events, phases, window, lane=lane)
-
-
-def _cold_start(timeline: RankTimeline, judged: Window | None) -> tuple[TraceLimit, ...]:
-    """Return a limit where the GPU idles for long while kernels are loaded that run for the first time."""
-    if judged is None or timeline.idle is None or judged.end_ns <= judged.start_ns:
-        return ()
-    first, _ = long_launches(timeline.trace, timeline.events)
-    idle = (first & timeline.idle.spans["compile"]).clip(judged.start_ns, judged.end_ns)
-    share = idle.total_ns / (judged.end_ns - judged.start_ns)
-    if share <= COLD_SHARE:
-        return ()
-    return (
-        TraceLimit(
-            "cold-start",
-            timeline.trace.info.source,
-            f"for {format_percent(share)} of the step the GPU is idle while "
-            "kernels are launched for the first time, and loaded",
-            "a warm step is shorter: profile after some steps of warm-up",
-        ),
-    )
 
 
 def _lost_kernels(timeline: RankTimeline, judged: Window | None) -> TraceLimit | None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tracedoc.diagnosis import Gain
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.topics.communication.run import comm_split, exposed_comm_excluding_wait_ms
-from tracedoc.topics.host.rank import late_launch_idle_ms, sync_idle_ms
+from tracedoc.topics.host.rank import late_launch_idle_ms, sync_idle_ms, warm_up_idle_ms
 from tracedoc.topics.host.run import core_wait_ms, sync_blocked_ms
 from tracedoc.topics.input.rank import input_idle_ms
 from tracedoc.topics.step.rank import non_compute_ms
@@ -64,11 +64,14 @@ def avoid_syncs(measurements: Measurements, key: str | None) -> Gain | Unknown:
 def fill_the_step(measurements: Measurements, key: str | None) -> Gain | Unknown:
     """Bound what twice the batch gives per unit of today's work: half of the time without compute.
 
-    That time (launches, latency, waiting) is paid once a step, so twice the work pays it half as often.
+    That time (launches, latency, waiting) is paid once a step, so twice the work pays it half as often; what
+    loads and compiles code is paid once a job.
     """
     rest = measured(measurements, non_compute_ms, key)
     if isinstance(rest, Unknown):
         return Unknown("the budget of the step is not known")
+    once = measured(measurements, warm_up_idle_ms, key)
+    rest = max(rest - (0.0 if isinstance(once, Unknown) else once), 0.0)
     assumptions = (
         "the batch doubles and the time without compute stays as it is",
         "counted per unit of today's work",

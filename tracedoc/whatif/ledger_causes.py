@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.play.run_program import RunProgram
+from tracedoc.play.run_program import Layout, RunProgram
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.scenarios import call_latency
 from tracedoc.ranks.run_view import RunView
-from tracedoc.step.program import Call, Cause, Group
+from tracedoc.step.program import Call, Cause, Doing, Group
 from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.stalls import AWAY_LAUNCHES
+from tracedoc.timeline.stalls import away_after_ns
 from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
@@ -169,7 +169,7 @@ def _host(run: RunView, program: RunProgram, even: _Even) -> Family | None:
         return None
     loads = layout.kind == Call.INPUT
     lag = even.lag.copy()
-    lag[layout.offload_point] = np.maximum(lag[layout.offload_point] - layout.offload_ns, 0)
+    lag -= _spent(layout, Doing.OFFLOADED, lag)
     offloading = np.zeros(layout.events, dtype=bool)
     offloading[layout.offload_event] = True
     of_input = (layout.cause_kind == Cause.COPY) & _batch_copies(program)[layout.cause_from]
@@ -183,28 +183,41 @@ def _host(run: RunView, program: RunProgram, even: _Even) -> Family | None:
     own = np.where(loads | copied_in, 0, even.own)
     at_sync = np.zeros(layout.points, dtype=bool)
     at_sync[layout.cause_to[synced]] = True
-    pause = _pauses(program, lag)
+    first = _spent(layout, Doing.LOADING, lag)
+    compiling = _spent(layout, Doing.COMPILING, lag - first)
+    pause = _pauses(program, lag - first - compiling)
     return _family(
         {
+            "host.first_calls": Removal(lag=first) if first.any() else None,
+            "host.compile": Removal(lag=compiling) if compiling.any() else None,
             "host.sync": None if not synced.any() else Removal(own=_chosen(own, at_sync), dropped=synced),
             "host.allocator": None
             if not allocates.any()
             else Removal(own=_chosen(own, allocates), dropped=freed),
-            "host.pause": None if pause is None else Removal(lag=pause),
-            "host.launch": Removal(lag=lag if pause is None else lag - pause),
+            "host.pause": Removal(lag=pause) if pause.any() else None,
+            "host.launch": Removal(lag=lag - first - compiling - pause),
         },
         whole=Removal(lag=lag, own=own, dropped=waits),
     )
 
 
-def _pauses(program: RunProgram, lag: Times) -> Times | None:
-    """What of the host's time lies in gaps in which it does not launch, but something else."""
-    launches = lag[program.layout.kind == Call.LAUNCH]
+def _spent(layout: Layout, doing: Doing, lag: Times) -> Times:
+    """What of the host's time between its calls goes to one thing."""
+    points, ns = layout.at(doing)
+    spent = np.zeros_like(lag)
+    spent[points] = np.minimum(ns, lag[points])
+    return spent
+
+
+def _pauses(program: RunProgram, lag: Times) -> Times:
+    """What of the host's time is no launching: what operators compute on the CPU, and long gaps."""
+    computing = _spent(program.layout, Doing.COMPUTING, lag)
+    launches = (lag - computing)[program.layout.kind == Call.LAUNCH]
     if not launches.size:
-        return None
+        return computing
     usual = float(np.median(launches))
-    away = lag > AWAY_LAUNCHES * usual
-    return _chosen((lag - usual).astype(np.int64), away)
+    away = lag - computing > away_after_ns(usual)
+    return np.where(away, np.rint(lag - usual).astype(np.int64), computing)
 
 
 def _offload(replay: RunReplay, program: RunProgram) -> Family | None:

@@ -45,8 +45,9 @@ def late_launch_idle_ms(timeline: RankTimeline) -> Value:
 def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """GPU idle time of the median step that the pace of the host's launches explains.
 
-    Late-launch gaps up to twenty times the median time between two launches; in a longer gap the host is not
-    slow at launching, it does something else (:func:`host_away_idle_ms`). Unknown between 10 % and 20 % of
+    Late-launch gaps up to twenty times the median time between two launches, or 2 ms if that is less; in a
+    longer gap, and in an operator that computes on the CPU, the host is not slow at launching, it does
+    something else (:func:`host_away_idle_ms`). Unknown between 10 % and 20 % of
     the step where less than 10 % is left without the profiler's own cost on the host (0.5 us for each event
     that it recorded there): a trace alone does not show whether an unprofiled step has such gaps.
     """
@@ -66,7 +67,8 @@ def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
 
 @rank_fact(unit="ms", needs=("launches",), interval="GPU idle: the host launches nothing for long")
 def host_away_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
-    """Late-launch idle time of the median step in gaps too long for the pace of launches to explain."""
+    """Late-launch idle time of the median step that the pace of launches does not explain: long gaps, and
+    operators that compute on the CPU for 0.2 ms or more without a call."""
     return _unreliable(timeline) or _known(host_away_idle(timeline))
 
 
@@ -86,6 +88,20 @@ def sync_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     allocation come first.
     """
     return _unreliable(timeline) or idle_of_cause(timeline, "sync")
+
+
+@rank_fact(unit="ms", needs=("launches",), interval="GPU idle: code is loaded or compiled")
+def warm_up_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Idle time of the median step in which kernels and libraries are loaded, or code is compiled.
+
+    A kernel is loaded when it is launched for the first time: the call, and what its operator does before it,
+    take a millisecond or more. A time before the first launch of a kernel that a fuser generated is that of
+    compiling it.
+    """
+    loading, compiling = (idle_of_cause(timeline, cause) for cause in ("loading", "compile"))
+    if isinstance(loading, Unknown) or isinstance(compiling, Unknown):
+        return NO_STEP
+    return loading | compiling
 
 
 @rank_fact(unit="ms", needs=("kernels",))
