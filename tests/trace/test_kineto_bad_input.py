@@ -70,12 +70,12 @@ WHOLE = json.dumps({"distributedInfo": {"rank": 3, "world_size": 8}, "traceEvent
         ),
         (b'[{"ph": "B", "name": "f", "pid": 0, "tid": 0, "ts": 1}]', "none of its 1 events is complete"),
         (
-            b'[{"ph": "X", "name": "aten::mm", "pid": "CPU functions", "tid": 1, "ts": 1, "dur": 2, "args": {}}]',
+            b'[{"ph": "X", "name": "aten::mm", "pid": "CPU functions", "tid": 1, "ts": 1, "dur": 2}]',
             "legacy torch.autograd profiler",
         ),
         (
-            b'{"traceEvents": [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}},'
-            b'{"ph": "X", "pid": 1, "tid": 14, "ts": 10.5, "dur": 2.1, "name": "fusion_1"}]}',
+            b'[{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}},'
+            b'{"ph": "X", "pid": 1, "tid": 14, "ts": 10.5, "dur": 2.1, "name": "fusion_1"}]',
             "JAX or TensorFlow",
         ),
         (

@@ -21,11 +21,11 @@ from tracedoc.judge.without_warning import (
 from tracedoc.ledger import Ledger
 from tracedoc.predicted import PlanStep
 from tracedoc.step.rank_digest import RankDigest
+from tracedoc.topics.capture.run import cuda_graph_launches
 from tracedoc.topics.host.run import queued_idle_ms
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.topics.straggler.rank import foreign_turns_ms
 from tracedoc.units import format_ms, format_percent, format_ranges, format_step_change
-from tracedoc.whatif.combined import Times, repeats
 from tracedoc.whatif.ledger import alone_of
 
 NAMED_FINDINGS = 2
@@ -56,7 +56,7 @@ def summarise(
     ``rules_left_out`` are those that the user did not select: without them nothing is called healthy.
     Rules that ended in an error are named where no cause is.
     """
-    findings, times = judgement.findings, judgement.times
+    findings = judgement.findings
     step = number(measurements, step_ms)
     if step is None:
         return f"No answer: {_why_nothing(measurements.run.digests)}."
@@ -70,7 +70,7 @@ def summarise(
         large = [one for one in findings if gain_ms(one) >= WORTH_NAMING * step]
         worth = [one for one in large if one.rule_id not in INHERENT]
     if worth:
-        named = _named(worth, times)
+        named = worth[:NAMED_FINDINGS]
         said = [_cause(measurements, finding) for finding in named]
         if all(one.topic == "compute" for one in named) and is_compute_bound(measurements, step):
             said.insert(0, compute_bound(measurements, run, step))
@@ -81,21 +81,12 @@ def summarise(
         found = "no finding" if not findings else "only minor findings"
         sentences = [f"{which}: {found} in the {format_ms(step)} step."]
     else:
-        sentences = [healthy(measurements, findings, run, step)]
+        sentences = [healthy(measurements, findings, run, step, ledger)]
     failed = [one.rule_id for one in judgement.verdicts if one.outcome == "error"]
     if failed and not worth:
         which = "rule" if len(failed) == 1 else "rules"
         sentences.append(f"The {which} {', '.join(failed)} failed and could not be judged.")
-    return " ".join([*sentences, *([caution] if caution else [])])
-
-
-def _named(findings: Sequence[Finding], times: Times) -> list[Finding]:
-    """The findings that the line names; none that repeats another one."""
-    named: list[Finding] = []
-    for finding in findings:
-        if len(named) < NAMED_FINDINGS and not any(repeats(finding, one, times) for one in named):
-            named.append(finding)
-    return named
+    return " ".join(one for one in (*sentences, caution) if one)
 
 
 def _caution(measurements: Measurements) -> str:
@@ -110,7 +101,7 @@ def _caution(measurements: Measurements) -> str:
 def _why_unreliable(
     measurements: Measurements, limits: Sequence[Limit], step: float, ledger: Ledger | None
 ) -> str:
-    """The reason not to trust the step's split, or "": kernels that ran are missing, or it is no warm step."""
+    """The reason not to trust the step's split, or "": kernels are missing, or it is no warm step."""
     queued = (number(measurements, queued_idle_ms) or 0.0) - (number(measurements, foreign_turns_ms) or 0.0)
     if any(limit.code == "lost-kernels" for limit in limits):
         return "kernels that were launched are missing from the trace, so what looks idle may not be"
@@ -119,10 +110,13 @@ def _why_unreliable(
         return f"{share} code is loaded or compiled for the first time; capture later steps"
     if queued > MOSTLY_QUEUED * step:
         share = format_percent(queued / step)
-        return (
-            f"for {share} of the step work was queued and nothing ran; kernels of CUDA graphs may be missing "
-            "from the trace"
+        graphs = number(measurements, cuda_graph_launches)
+        why = (
+            "kernels of CUDA graphs may be missing from the trace"
+            if graphs
+            else "the capture shows no reason"
         )
+        return f"for {share} of the step work was queued and nothing ran; {why}"
     return ""
 
 
@@ -227,7 +221,9 @@ def _without(measurements: Measurements, named: Sequence[Finding], ledger: Ledge
             mean = "" if abs(of - step) <= SAME_STEP * step else ", the mean step"
             return f"Without {what}{mean}: {format_step_change(of, after)}."
     largest = max((one.gain.high_ms for one in named if one.gain is not None), default=0.0)
-    return f"Without {what}: {format_ms(step)} -> {format_ms(max(step - largest, 0.0))} at best."
+    return (
+        f"Without {what}: {format_ms(step)} -> {format_ms(step - largest)} at best." if largest < step else ""
+    )
 
 
 def _number_of(finding_id: str, findings: Sequence[Finding]) -> str:

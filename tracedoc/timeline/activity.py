@@ -18,7 +18,9 @@ from tracedoc.trace.kernels import KernelCategory
 
 COMPUTE, COMMUNICATION, COPY = 0, 1, 2
 
-WRAPPER_NAMESPACES = frozenset({"autograd", "torch", "c10d", "_c10d_functional", "_c10d_functional_autograd"})
+WRAPPER_NAMESPACES = frozenset(
+    {"autograd", "torch", "c10d", "_c10d_functional", "_c10d_functional_autograd", "FSDP"}
+)
 """Namespaces of operators that only call others or enqueue work: their own time is not arithmetic."""
 
 

@@ -31,6 +31,7 @@ from tracedoc.timeline.idle import (
     foreign_turns,
     host_spans,
     idle_causes,
+    launches_graphs,
 )
 from tracedoc.timeline.launches import Launches, link_launches, lost_share
 from tracedoc.timeline.phases import PhaseBudget, Phases, cpu_phase_budgets, find_phases, gpu_phase_budgets
@@ -428,6 +429,7 @@ def _queued_idle(timeline: RankTimeline, judged: Window | None) -> TraceLimit | 
         "idle-with-work-queued",
         timeline.trace.info.source,
         f"for {format_percent(share)} of the step work was queued and nothing ran",
-        "that idle time is unreliable: kernels of CUDA graphs may be missing, or another device is "
-        "waited for",
+        "that idle time is unreliable: "
+        + ("kernels of CUDA graphs may be missing, or " if launches_graphs(timeline.trace) else "")
+        + "another device, or a process that shares this one, is waited for",
     )

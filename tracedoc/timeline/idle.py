@@ -198,7 +198,7 @@ def foreign_turns(trace: Trace, queued: Spans) -> Spans:
     has launched stands in its queue, and nothing of it waits for anything. A CUDA graph whose kernels were
     not recorded looks the same, so that nothing is found in a trace that launches graphs.
     """
-    if trace.rows_named(_launches_graph, Kind.RUNTIME).size:
+    if launches_graphs(trace):
         return Spans.empty()
     length = queued.ends - queued.starts
     long = (length >= SHORTEST_TURN_NS) & (length <= LONGEST_TURN_NS)
@@ -211,5 +211,7 @@ def foreign_turns(trace: Trace, queued: Spans) -> Spans:
     return Spans(queued.starts[alike], queued.ends[alike])
 
 
-def _launches_graph(name: str) -> bool:
-    return vocabulary.runtime_role(name) is RuntimeRole.GRAPH_LAUNCH
+def launches_graphs(trace: Trace) -> bool:
+    """Whether graphs are launched in a trace."""
+    role = RuntimeRole.GRAPH_LAUNCH
+    return bool(trace.rows_named(lambda name: vocabulary.runtime_role(name) is role, Kind.RUNTIME).size)

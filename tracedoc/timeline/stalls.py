@@ -50,21 +50,19 @@ def profiler_cost_ns(timeline: RankTimeline) -> int:
 
 def host_away_idle(timeline: RankTimeline) -> Spans | None:
     """Return the idle time that :func:`host_away_idle_ms` measures, ``None`` where it is unknown."""
-    late, paced = _late_idle(timeline), launch_pace_idle(timeline)
-    if late is None or paced is None:
-        return None
-    return (late - paced) | idle_of(timeline, "operator")
+    late, paced = late_idle(timeline), launch_pace_idle(timeline)
+    return None if late is None or paced is None else late - paced
 
 
 def launch_pace_idle(timeline: RankTimeline) -> Spans | None:
     """Return the idle time that :func:`launch_pace_idle_ms` measures, ``None`` where it is unknown."""
-    interval, late = launch_interval_ns(timeline), _late_idle(timeline)
+    interval, late = launch_interval_ns(timeline), late_idle(timeline)
     if late is None or not timeline.launches.linked.any():
         return None
     if interval is None:
         return Spans.empty()
     paced = late.ends - late.starts <= away_after_ns(interval)
-    return Spans(late.starts[paced], late.ends[paced])
+    return Spans(late.starts[paced], late.ends[paced]) - idle_of(timeline, "operator")
 
 
 def awaited_comm(timeline: RankTimeline) -> Spans:
@@ -133,8 +131,11 @@ def short_kernel_idle(timeline: RankTimeline) -> Spans | None:
     return Spans(late.starts[short], late.ends[short])
 
 
-def _late_idle(timeline: RankTimeline) -> Spans | None:
-    return None if timeline.judged is None or timeline.idle is None else idle_of(timeline, "launch")
+def late_idle(timeline: RankTimeline) -> Spans | None:
+    """Idle time of the analysed step for want of a launch, ``None`` where it is unknown."""
+    if timeline.judged is None or timeline.idle is None:
+        return None
+    return idle_of(timeline, "launch") | idle_of(timeline, "operator")
 
 
 def idle_of(timeline: RankTimeline, cause: str) -> Spans:

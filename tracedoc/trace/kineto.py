@@ -114,7 +114,7 @@ _OTHER_WRITERS = (
     (
         re.compile(r"(?:CPU|CUDA) functions$"),
         "the legacy torch.autograd profiler",
-        "record with torch.profiler.profile(activities=[CPU, CUDA]): the old one links no kernel to its launch",
+        "record with torch.profiler.profile(activities=[CPU, CUDA]): the old one links no kernels",
     ),
     (
         re.compile(r"/(?:device|host):|/job:"),

@@ -16,6 +16,8 @@ from tracedoc.timeline.stalls import (
     CLEARLY_HIGH,
     CLEARLY_LOW,
     host_away_idle,
+    idle_of,
+    late_idle,
     launch_interval_ns,
     launch_pace_idle,
     profiler_cost_ns,
@@ -38,7 +40,8 @@ def late_launch_idle_ms(timeline: RankTimeline) -> Value:
 
     Time that input, allocation, a blocking sync, compilation or garbage collection explains is not in it.
     """
-    return total_ms(idle_of_cause(timeline, "launch"))
+    late = late_idle(timeline)
+    return NO_STEP if late is None else late.total_ns / 1e6
 
 
 @rank_fact(unit="ms", needs=("launches",), interval="GPU idle: the next kernel is not launched yet")
@@ -98,10 +101,9 @@ def warm_up_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     take a millisecond or more. A time before the first launch of a kernel that a fuser generated is that of
     compiling it.
     """
-    loading, compiling = (idle_of_cause(timeline, cause) for cause in ("loading", "compile"))
-    if isinstance(loading, Unknown) or isinstance(compiling, Unknown):
+    if timeline.judged is None or timeline.idle is None:
         return NO_STEP
-    return loading | compiling
+    return idle_of(timeline, "loading") | idle_of(timeline, "compile")
 
 
 @rank_fact(unit="ms", needs=("kernels",))
