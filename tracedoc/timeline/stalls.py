@@ -191,8 +191,8 @@ def pageable_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
 
 def hook_idle(timeline: RankTimeline) -> Spans | None:
     """Return the time that :func:`sharding_hook_idle_ms` measures, ``None`` where it is unknown."""
-    idle, budget = launch_pace_idle(timeline), timeline.judged_budget
-    if timeline.units is None or idle is None or budget is None:
+    idle, budget = late_idle(timeline), timeline.judged_budget
+    if timeline.units is None or idle is None or budget is None or not timeline.launches.linked.any():
         return None
     if idle.total_ns < CLEARLY_HIGH * budget.window_ns:
         return Spans.empty()

@@ -214,7 +214,11 @@ def _spent(layout: Layout, doing: Doing, lag: Times) -> Times:
 
 
 def _pauses(program: RunProgram, lag: Times) -> Times:
-    """What of the host's time is no launching: what operators compute on the CPU, and long gaps."""
+    """What of the host's time is no launching: what operators compute on the CPU, and long gaps.
+
+    Hooks of sharded units are a part of launching them, however long they take.
+    """
+    lag = lag - _spent(program.layout, Doing.HOOKS, lag)
     computing = _spent(program.layout, Doing.COMPUTING, lag)
     launches = (lag - computing)[program.layout.kind == Call.LAUNCH]
     if not launches.size:
