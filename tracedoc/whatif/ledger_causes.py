@@ -456,6 +456,6 @@ def _plain_saving(run: RunView, rank: int) -> float:
     facts = run.digest(rank).facts
     saving, plain, used = (
         float(value) if isinstance(value := facts.get(name), (int, float)) else 0.0
-        for name in ("tensor_core_saving_ms", "plain_matrix_ms", "tensor_core_frac")
+        for name in ("tensor_core_saving_least_ms", "plain_matrix_ms", "tensor_core_frac")
     )
     return saving / plain * (1.0 - used) if plain > 0 else 0.0
