@@ -47,8 +47,8 @@ def find_graph(timeline: RankTimeline) -> StepGraph | CpuGraph | Unplayable:
 
 
 def _gpu_graph(timeline: RankTimeline) -> StepGraph | Unplayable:
-    if timeline.device is None or timeline.stream is None:
-        return Unplayable("no kernels were captured")
+    if timeline.device is None:
+        return Unplayable("no GPU activity was captured")
     device = device_events(timeline)
     contention = measure_contention(timeline, device)
     calls = with_hidden_waits(timeline.trace, find_calls(timeline), device)

@@ -139,8 +139,9 @@ def with_offloading(
     compute = device.compute.events
     first = compute[device.step[compute] == position]
     own = device.step[events] == position
-    if first.size:
-        own &= device.launched_ns[events] > device.launched_ns[first].min()
+    if not first.size:  # nothing is kept elsewhere for want of room
+        return program
+    own &= device.launched_ns[events] > device.launched_ns[first].min()
     return replace(program, offload_event=np.flatnonzero(copies & large & own).astype(np.int32))
 
 

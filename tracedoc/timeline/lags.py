@@ -56,6 +56,9 @@ TIES_NS = 20_000
 COPY_SLACK_NS = 15_000
 """The recorded end of a copy may lie this much behind the start of what waited for it."""
 
+STAGED_SHARE = 0.05
+"""A call may return before its copy from pageable memory has ended, by this share of the copy."""
+
 ROOM_DELAY_NS = 100_000
 TAIL_NS = 12_000
 """A start that is later by more than the first may have waited for room beside a kernel, whose last blocks

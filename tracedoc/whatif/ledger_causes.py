@@ -218,13 +218,12 @@ def _pauses(program: RunProgram, lag: Times) -> Times:
 
     Hooks of sharded units are a part of launching them, however long they take.
     """
-    lag = lag - _spent(program.layout, Doing.HOOKS, lag)
     computing = _spent(program.layout, Doing.COMPUTING, lag)
     launches = (lag - computing)[program.layout.kind == Call.LAUNCH]
     if not launches.size:
         return computing
     usual = float(np.median(launches))
-    away = lag > away_after_ns(usual)
+    away = lag - _spent(program.layout, Doing.HOOKS, lag) > away_after_ns(usual)
     return np.where(away, np.rint(lag - usual).astype(np.int64), computing)
 
 

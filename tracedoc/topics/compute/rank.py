@@ -91,7 +91,7 @@ def plain_matrix_ms(timeline: RankTimeline) -> float | Unknown:
 
 @rank_fact(unit="ms", needs=("gpu", "kernels", plain_matrix_ms))
 def tensor_core_saving_ms(timeline: RankTimeline) -> Value:
-    """What :func:`plain_matrix_ms` would save if it ran faster by the ratio of the device's peaks, at the most.
+    """What :func:`plain_matrix_ms` would save if it ran faster by the ratio of the peaks, at the most.
 
     The ratio is that of 16 bits on tensor cores and of fp32 on plain cores, of a device that is not in the
     table the largest of its compute capability. All of it where neither is known.
@@ -101,7 +101,7 @@ def tensor_core_saving_ms(timeline: RankTimeline) -> Value:
 
 @rank_fact(unit="ms", needs=("gpu", "kernels", plain_matrix_ms))
 def tensor_core_saving_least_ms(timeline: RankTimeline) -> Value:
-    """:func:`tensor_core_saving_ms` with the least ratio of the device's compute capability."""
+    """The same with the least ratio of the device's compute capability."""
     return _saved(timeline, lambda ratio: ratio[0])
 
 
@@ -114,7 +114,7 @@ def _saved(timeline: RankTimeline, chosen: Callable[[tuple[float, float]], float
 
 @rank_fact(unit="bool", needs=("gpu",))
 def has_tensor_cores(timeline: RankTimeline) -> Value:
-    """Whether the device has tensor cores (matrix cores): by the device table, else its compute capability."""
+    """Whether the device has tensor cores (matrix cores), by the device table or its compute capability."""
     peak, ratio = judged_peak(timeline), tensor_speedup(timeline)
     if isinstance(peak, Unknown):
         return peak if isinstance(ratio, Unknown) else True
