@@ -50,7 +50,7 @@ WORDS = {
     "optimizer": CauseWords("launch-bound in the optimizer", "is in the optimizer"),
     "dispatch": CauseWords("launch-bound in operators", "is inside an operator"),
     "python": CauseWords("launch-bound in Python", "runs Python between operators"),
-    "dependency": CauseWords("waiting for another stream", "is ahead: work is queued, nothing runs"),
+    "dependency": CauseWords("work is queued, nothing runs", "is ahead of the GPU"),
     "unknown": CauseWords(
         "cause unknown",
         "not visible in the trace",
