@@ -94,7 +94,23 @@ def places_of_timeline(timeline: RankTimeline) -> tuple[CodePlace, ...]:
         return ()
     trace = timeline.trace
     threads = trace.thread.distinct(trace.is_kind(Kind.CPU_OP))
-    return _places(trace, threads, mine, timeline.host_delays.input)
+    places = _places(trace, threads, mine, timeline.host_delays.input)
+    return tuple(one for one in places if not _is_a_pass(timeline, one))
+
+
+PASS_SHARE = 0.5
+"""A named range that holds this share of what a CPU computes is a pass of the model, or the step itself."""
+
+
+def _is_a_pass(timeline: RankTimeline, place: CodePlace) -> bool:
+    """Whether a range of a CPU run holds the work of the model: it is nothing to take out of the step."""
+    window, activity, trace = timeline.judged, timeline.activity, timeline.trace
+    if place.file or not timeline.is_cpu or window is None or activity is None:
+        return False
+    rows = trace.rows_named(lambda name: name == place.function, Kind.ANNOTATION)
+    compute = activity.compute.clip(window.start_ns, window.end_ns)
+    inside = compute & Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+    return inside.total_ns >= PASS_SHARE * compute.total_ns
 
 
 def places_of_source_step(trace: Trace) -> tuple[CodePlace, ...]:

@@ -34,7 +34,12 @@ def dispatch_idle_ms(run: RunView) -> dict[str, Value]:
 
     The optimizer's operators are not in it (:func:`optimizer_idle_ms`).
     """
-    return time_of_work(run, "dispatch")
+    return {
+        str(digest.rank): NO_STEP
+        if digest.host_work is None
+        else (digest.host_work.of("dispatch") + digest.host_work.of("operator")) / 1e6
+        for digest in run.digests
+    }
 
 
 @run_fact(unit="ms", scope="rank", needs=("launches",))

@@ -29,7 +29,7 @@ SHARED_GPU = "shared GPU"
 MORE_KERNELS = 1.02
 """A rank that starts this many times the kernels of its peers does more work, not slower work."""
 
-OWN_CAUSES = frozenset({"python", "unknown", "dispatch", "sync", "copy"})
+OWN_CAUSES = frozenset({"python", "unknown", "operator", "dispatch", "sync", "copy"})
 """What a script may do on one rank only. Loading, collecting garbage and compiling are for all alike."""
 
 ALONE = 1 / 3
@@ -56,10 +56,10 @@ def straggler_cause(run: RunView) -> dict[str, Value]:
 
     Of kernels, or in a CPU trace operators: "more kernels"; "larger kernels", as many on more data;
     "slow GPU", matrix products of the same shapes take longer; else "longer kernels". Other exposed work:
-    "communication", "copy". Idle time (:mod:`tracedoc.idle_causes`): "input", "allocator", "sync", "compile",
-    "gc", "profiler", "dependency", "unknown", and late launches: "optimizer", "dispatch", "python".
-    Instead of "dependency" it is "shared GPU" where half of that is turns of another process
-    (:func:`foreign_turns_ms`).
+    "communication", "copy". Idle time (:mod:`tracedoc.idle_causes`): "input", "allocator", "sync",
+    "loading", "compile", "gc", "profiler", "operator", "dependency", "unknown", and late
+    launches: "optimizer", "dispatch", "python". Instead of "dependency" it is "shared GPU" where half of that
+    is turns of another process (:func:`foreign_turns_ms`).
     """
 
     def word(late: Straggler) -> Value:
