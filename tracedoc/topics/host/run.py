@@ -12,7 +12,7 @@ from tracedoc.run.job import RankJob
 from tracedoc.step.host_work import AwayTotal, HostDigest, SyncTotal
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.host import PHASES
-from tracedoc.timeline.script_code import CodePlace
+from tracedoc.timeline.script_code import CodePlace, SourceLine
 from tracedoc.timeline.syncs import SPELLINGS
 from tracedoc.topics.capture.run import compiled
 from tracedoc.topics.host.rank import host_away_idle_ms, unexplained_idle_ms
@@ -215,11 +215,27 @@ def item_call_sites(run: RunView) -> Value:
     The line is that where the function begins; in code that runs since before that step, about where it was.
     Reading a tensor on the CPU waits for nothing, and the stacks do not show where a tensor is.
     """
+    sites = _calling(run, meets=False)
+    if isinstance(sites, Unknown):
+        return sites
+    lines = [f"{at.file}:{at.line} ({at.function.strip('<>')}) .{at.call}() x{at.calls}" for at in sites[:3]]
+    return ", ".join(lines) or "none"
+
+
+@run_fact(unit="text")
+def barrier_code(run: RunView) -> Value:
+    """The function of the script that calls most barriers, or exchanges most pickled objects, else "none".
+
+    From the same step as :func:`item_call_sites`.
+    """
+    sites = _calling(run, meets=True)
+    return sites if isinstance(sites, Unknown) else str(sites[0].place) if sites else "none"
+
+
+def _calling(run: RunView, *, meets: bool) -> list[SourceLine] | Unknown:
     if not run.source_steps:
         return Unknown("no step was recorded with Python stacks: capture with `tracedoc collect`")
-    asking = run.source_steps[min(run.source_steps)].asking[:3]
-    lines = [f"{at.file}:{at.line} ({at.function}) .{at.call}() x{at.calls}" for at in asking]
-    return ", ".join(lines) or "none"
+    return [one for one in run.source_steps[min(run.source_steps)].asking if one.meets == meets]
 
 
 @manifest_fact(unit="fraction")
