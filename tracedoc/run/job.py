@@ -82,7 +82,8 @@ class RankJob:
     ``links`` are NCCL's channels by transport; ``throttled`` are shares of the captured time by reason,
     ``counters`` what the host's grew by in it; ``training_thread`` has ``steps`` of it, and for how many
     microseconds of these the thread ``ran_us`` and, ready to run, ``waited_us`` for a core; ``cores`` are
-    those it may use, fewer under a quota, and ``affinity`` names them, which ranks may share. ``training``
+    those it may use, fewer under a quota, and ``affinity`` names them, which ranks may share; ``threads`` are
+    those that torch uses for one operator. ``training``
     is what the live objects showed of it, by name; ``compiled`` are the counters of torch.compile.
     """
 
@@ -108,6 +109,7 @@ class RankJob:
     training_thread: Mapping[str, int] = field(default_factory=dict)
     cores: int | None = None
     affinity: str = ""
+    threads: int | None = None
     json_bytes: int = 0
     source: str = ""
     log: StepLog | None = None
@@ -182,6 +184,7 @@ def _rank(entry: ManifestRank, unusable: list[str], *, with_log: bool) -> RankJo
         training_thread=_values(_entry(window, "training_thread"), int),
         cores=_cores(_entry(environment, "host")),
         affinity=_value(_entry(environment, "host"), "affinity", str) or "",
+        threads=_value(_entry(environment, "threads"), "torch", int),
         json_bytes=_value(part, "json_bytes", int) or 0,
         source=str(_beside(entry, "source", folder, unusable) or ""),
         log=_log(entry, folder, unusable) if with_log else None,

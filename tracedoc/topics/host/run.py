@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -269,6 +270,24 @@ def core_wait_ms(rank: RankJob) -> Value:
     thread = rank.training_thread
     steps, waited = thread.get("steps", 0), thread.get("waited_us")
     return waited / 1000 / steps if steps > 0 and waited is not None else _NO_CORE_WAIT
+
+
+@run_fact(unit="ratio", scope="rank")
+def threads_per_core(run: RunView) -> dict[str, Value]:
+    """Threads that the ranks on a rank's cores use for one operator of torch, over the number of those cores.
+
+    Ranks of a host that name the same cores share them. Above 1 threads wait for each other's cores
+    as soon as all ranks compute.
+    """
+    found: dict[str, Value] = {
+        str(digest.rank): Unknown("the manifest has no threads") for digest in run.digests
+    }
+    ranks = [one for one in run.job.ranks if one.threads] if run.job is not None else []
+    threads: Counter[tuple[str, str]] = Counter()
+    for one in ranks:
+        threads[one.host, one.affinity] += one.threads or 0
+    shares = {str(one.rank): threads[one.host, one.affinity] / one.cores for one in ranks if one.cores}
+    return found | {rank: shares[rank] for rank in found.keys() & shares.keys()}
 
 
 _NO_CORE_WAIT = Unknown("whether processes share cores is not known: the manifest has no times of threads")
