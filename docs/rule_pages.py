@@ -90,10 +90,6 @@ def _page(rule: Rule, cases: Sequence[Case], drawn: bool) -> Iterator[str]:
         needs = ", ".join(f"`{need}`" for need in sorted(rule.needs))
         yield ""
         yield f"The capture must hold {needs}; without them the rule is not judged."
-    if rule.yields_to:
-        sharper = ", ".join(f"[{one}]({one}.md)" for one in rule.yields_to)
-        yield ""
-        yield f"It says nothing where one of these explains half of the same time: {sharper}."
     if rule.params:
         yield from ("", "## Thresholds", "", "| name | value | why |", "|---|---|---|")
         for name, param in rule.params.items():
@@ -128,11 +124,8 @@ def _fact(name: str) -> str:
 
 
 def _gain(rule: Rule) -> str:
-    if isinstance(rule.gain, AtMost):
-        stays = "; the host's own work stays" if rule.gain.within_host_work else ""
-        return f"at most `{rule.gain.fact}`, if {rule.gain.assuming}{stays}."
-    if rule.gain:
-        return f"at most what `{rule.gain}` allows ([the gain](../rules.md#the-gain))."
+    if rule.gain is not None:
+        return f"at most `{rule.gain.fact}`, if {rule.gain.assuming}."
     return f"none; it is always a {rule.severity}."
 
 

@@ -24,7 +24,6 @@ from tracedoc.judge.compose import compose, run_info
 from tracedoc.judge.expression import Expression
 from tracedoc.judge.findings import evaluate
 from tracedoc.judge.ledgered import concluded
-from tracedoc.judge.listing import with_restored_findings, without_empty
 from tracedoc.judge.replayed import with_predictions
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.rule_cache import choose, kept_rules
@@ -127,25 +126,24 @@ def judge(
     """Return the diagnosis of what was measured, by ``rules``; those of ``left_out`` were not chosen."""
     measurements = measured.measurements
     judgement = evaluate(rules, measurements)
+    run = run_info(measurements, measured.cycle, measured.cycles)
+    ledger: Ledger | None = None
     report: ReplayReport | None = None
     plan: tuple[PlanStep, ...] = ()
     failures = Failures()
     if replay:
+        ledger = failures.contain("the ledger", lambda: make_ledger(measurements.run), Ledger())
+    judgement, found = failures.contain(
+        "what the ledger decides",
+        lambda: concluded(judgement, ledger or Ledger(), measurements, left_out),
+        (judgement, ledger or Ledger()),
+    )
+    if ledger is not None:
+        ledger = found
         judgement, report, plan = failures.contain(
-            "the replay of the step",
-            lambda: with_predictions(judgement, measurements),
+            "the replay of fixes",
+            lambda: with_predictions(judgement, measurements, found, run),
             (judgement, report, plan),
-        )
-    else:
-        judgement = with_restored_findings(judgement, lambda finding: finding)
-    judgement = without_empty(judgement, measurements, plan)
-    run = run_info(measurements, measured.cycle, measured.cycles)
-    ledger: Ledger | None = None
-    if replay:
-        judgement, ledger = failures.contain(
-            "the ledger",
-            lambda: concluded(judgement, make_ledger(measurements.run), measurements, run, left_out),
-            (judgement, ledger),
         )
     return compose(
         measurements,

@@ -5,22 +5,22 @@ The step takes 100 ms, so that milliseconds are per cent of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import pytest
+from msgspec.structs import replace
 
 import tracedoc.judge.ledgered
-from tracedoc.diagnosis import Finding, Fix, Gain, RunInfo, Strategy, Verdict
+from tracedoc.diagnosis import Comparison, Finding, Fix, Gain, Verdict
 from tracedoc.facts.catalog import NEEDS, Fact, Measurement
 from tracedoc.facts.measure_run import Availability, Measurements
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.ledgered import concluded
-from tracedoc.judge.rule import Rule
+from tracedoc.judge.rule import AtMost, Rule
 from tracedoc.ledger import Ledger, LedgerCause, Range
 from tracedoc.predicted import Predicted
 from tracedoc.ranks.run_view import build_run_view
-
-RUN = RunInfo(4, (0, 1, 2, 3), "H100", "nccl", Strategy("DDP", "high", family="ddp"), ())
 
 
 def measured(*, is_cpu: bool = False, confidence: str = "high", step_ms: float = 100.0) -> Measurements:
@@ -42,7 +42,7 @@ def rule(rule_id: str, **changes: object) -> Rule:
         "when": "a > 1",
         "message": "It is so.",
         "why": "Physics.",
-        "gain": "hide",
+        "gain": AtMost("comm_ms", "all of it hides"),
     }
     return Rule(**(fields | changes))  # type: ignore[arg-type]
 
@@ -84,15 +84,16 @@ def conclude(
     *pairs: tuple[Rule, Finding],
     of: Measurements | None = None,
     left_out: Sequence[Rule] = (),
+    comparisons: Mapping[str, tuple[Comparison, ...]] = MappingProxyType({}),
 ) -> tuple[Judgement, Ledger]:
     ideal = 100.0 - sum(one.share_ms for one in causes)
     ledger = Ledger(100.0, ideal, 0.0, tuple(causes), (3, 4), "high")
     judgement = Judgement(
         tuple(found for _, found in pairs),
-        tuple(Verdict(one.id, "finding") for one, _ in pairs),
+        tuple(Verdict(one.id, "finding", comparisons.get(one.id, ())) for one, _ in pairs),
         rules={one.id: one for one, _ in pairs},
     )
-    return concluded(judgement, ledger, of or measured(), RUN, left_out)
+    return concluded(judgement, ledger, of or measured(), left_out)
 
 
 def severities(judgement: Judgement) -> list[tuple[str, str]]:
@@ -132,7 +133,7 @@ def test_without_a_ledger_nothing_changes() -> None:
     pair = rule("slow", cause=("link",)), finding("slow", 40.0, severity="critical")
     judgement = Judgement((pair[1],), (Verdict("slow", "finding"),), rules={"slow": pair[0]})
     empty = Ledger(reason="no kernels were captured")
-    assert concluded(judgement, empty, measured(), RUN) == (judgement, empty)
+    assert concluded(judgement, empty, measured()) == (judgement, empty)
 
 
 def test_a_rule_that_names_no_cause_keeps_what_it_says_and_comes_last_of_its_severity() -> None:
@@ -196,6 +197,70 @@ def test_a_part_of_almost_nothing_passes() -> None:
     assert judgement.verdicts[0].reason == "it costs 1.9 ms of the 100 ms step, less than 2 %"
 
 
+# -- findings beside each other
+
+
+def test_what_others_tell_for_the_most_part_gives_way() -> None:
+    """Of 30 ms of communication the slow link is 20; what is left of it is told in plain words."""
+    broad = rule("broad", cause=("link",), tells="time"), finding("broad", 30.0)
+    sharp = rule("sharp", cause=("link.slow",)), finding("sharp", 25.0)
+    judgement, ledger = conclude([cause("link.slow", 20.0), cause("link.latency", 10.0)], broad, sharp)
+    assert [one.rule_id for one in judgement.findings] == ["sharp", "link.latency"]
+    assert (judgement.verdicts[0].outcome, judgement.verdicts[0].reason) == (
+        "yielded",
+        "sharp tells 20 ms of its 30 ms",
+    )
+    assert [one.told_by for one in ledger.causes] == [("sharp",), ("link.latency",)]
+
+
+def test_what_is_left_is_what_a_finding_tells_and_gains() -> None:
+    broad = rule("broad", cause=("link",), tells="time"), finding("broad", 30.0)
+    sharp = rule("sharp", cause=("link.latency",)), finding("sharp", 25.0)
+    judgement, _ = conclude([cause("link.slow", 20.0), cause("link.latency", 10.0)], broad, sharp)
+    gains = {one.rule_id: one.gain.likely_ms for one in judgement.findings if one.gain is not None}
+    assert gains == {"broad": 20.0, "sharp": 10.0}
+
+
+def test_of_two_causes_the_one_that_explains_more_speaks() -> None:
+    large = rule("large", cause=("order.messages", "link.latency")), finding("large", 1.0)
+    small = rule("small", cause=("link.latency",)), finding("small", 90.0)
+    judgement, _ = conclude([cause("order.messages", 9.0), cause("link.latency", 6.0)], small, large)
+    assert [one.rule_id for one in judgement.findings] == ["large"]
+
+
+def test_of_two_that_explain_as_much_the_one_with_more_conditions_speaks() -> None:
+    pairs = [(rule(name, cause=("link.slow",)), finding(name, 40.0)) for name in ("few", "many")]
+    comparisons = tuple(Comparison("a > 1", 2, 1, True) for _ in range(2))
+    judgement, _ = conclude([cause("link.slow", 20.0)], *pairs, comparisons={"many": comparisons})
+    assert [one.rule_id for one in judgement.findings] == ["many"]
+
+
+def test_a_part_leaves_the_rest_of_its_entry_to_others() -> None:
+    part = rule("part", part_of=("link.transfer",)), finding("part", 8.0)
+    rest = rule("rest", cause=("link.transfer",), tells="time"), finding("rest", 40.0)
+    judgement, _ = conclude([cause("link.transfer", 20.0)], part, rest)
+    assert [one.rule_id for one in judgement.findings] == ["rest", "part"]
+
+
+def test_each_of_two_late_ranks_is_told() -> None:
+    pairs = [
+        (rule(name, cause=("ranks",), scope="rank"), replace(finding(name, 20.0), ranks=(rank,)))
+        for name, rank in (("one", 1), ("other", 2))
+    ]
+    judgement, _ = conclude([cause("ranks.host", 20.0, ranks=(1, 2))], *pairs)
+    assert {one.rule_id for one in judgement.findings} == {"one", "other"}
+
+
+def test_a_preview_gates_in_place_of_the_stable_rule_that_gives_way_to_it() -> None:
+    broad = rule("broad", cause=("link",), tells="time"), finding("broad", 30.0)
+    preview = rule("sharp", cause=("link.slow",), status="preview"), finding("sharp", 25.0)
+    preview = preview[0], replace(preview[1], status="preview")
+    (found,) = conclude([cause("link.slow", 20.0)], broad, preview)[0].findings
+    assert (found.in_place_of, found.gates) == (("broad",), True)
+    (alone,) = conclude([cause("link.slow", 20.0)], preview)[0].findings
+    assert not alone.gates
+
+
 # -- what no rule tells
 
 
@@ -247,10 +312,11 @@ def test_what_hides_an_entry_is_said() -> None:
         ((15.0, 20.0, 30.0), "critical"),
         ((14.9, 20.0, 30.0), "warning"),
         ((5.0, 20.0, 30.0), "warning"),
-        ((4.9, 20.0, 30.0), "note"),
+        ((0.0, 10.0, 30.0), "warning"),  # likely 10, in the middle 5
+        ((0.0, 9.9, 30.0), "note"),
     ],
 )
-def test_severity_follows_from_what_is_sure_to_be_saved(alone_ms: Range, severity: str) -> None:
+def test_severity_follows_from_what_is_sure_and_likely_to_be_saved(alone_ms: Range, severity: str) -> None:
     pair = rule("slow", cause=("link",)), finding("slow", 40.0, severity="critical")
     assert severities(conclude([cause("link.slow", 20.0, alone_ms)], pair)[0]) == [("slow", severity)]
 
@@ -305,26 +371,7 @@ def test_findings_come_in_the_order_of_their_shares_whatever_their_bounds_are() 
 # -- one gain
 
 
-def test_a_gain_is_that_of_the_fix_that_stands_first() -> None:
-    """Of those that fit the job the best one that keeps what is trained; another framework's does not fit."""
-    fixes = (
-        fix("For FSDP", (30.0, 35.0, 40.0), framework="fsdp2"),
-        fix("Larger batch", (20.0, 25.0, 28.0), replays="double-batch"),
-        fix("Small", (1.0, 2.0, 3.0)),
-        fix("Good", (9.0, 12.0, 14.0)),
-    )
-    pair = rule("slow", cause=("link",)), finding("slow", 40.0, *fixes)
-    (found,) = conclude([cause("link.slow", 20.0)], pair)[0].findings
-    assert found.gain == Gain(9.0, 14.0, "replay", ("played",), 12.0)
-
-
-def test_a_fix_never_gains_less_than_nothing() -> None:
-    pair = rule("slow", cause=("link",)), finding("slow", 40.0, fix("Only", (-3.0, 2.0, 4.0)))
-    (found,) = conclude([cause("link.slow", 20.0)], pair)[0].findings
-    assert found.gain == Gain(0.0, 4.0, "replay", ("played",), 2.0)
-
-
-def test_without_a_fix_that_is_played_a_gain_is_what_its_cause_gives() -> None:
+def test_a_gain_is_what_its_cause_gives() -> None:
     pair = rule("slow", cause=("link",)), finding("slow", 40.0, fix("Not played", None))
     (found,) = conclude([cause("link.slow", 20.0, (10.0, 15.0, 18.0))], pair)[0].findings
     assert found.gain == Gain(10.0, 18.0, "ledger", ("all of it goes",), 15.0)

@@ -1,26 +1,38 @@
-"""The engine: outcomes, severity and confidence, ranks, and rules that yield to sharper ones."""
+"""The engine: outcomes, severity and confidence, and ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import pytest
+from msgspec.structs import replace
 
 from tracedoc.diagnosis import Evidence, Finding, Gain, Verdict
 from tracedoc.facts.catalog import NEEDS, Fact, Measurement, Scope
 from tracedoc.facts.measure_run import Availability, Measurements
 from tracedoc.judge.findings import Judgement, evaluate
-from tracedoc.judge.listing import without_empty
-from tracedoc.judge.rule import Param, Rule, RuleFix, Words
+from tracedoc.judge.rule import AtMost, Param, Rule, RuleFix, Words
 from tracedoc.ranks.run_view import build_run_view
 from tracedoc.values import Failed, Unknown, Value
 
 MS = 1_000_000
+HIDE = AtMost("bound_ms", "all of it hides")
 
 
 def fact(name: str, unit: str, value: Value, scope: Scope = "run", **by_rank: Value) -> Measurement:
     definition = Fact(name, unit, scope, frozenset(), "run", lambda view: value)
     return Measurement(definition, value, {key.removeprefix("r"): one for key, one in by_rank.items()})
+
+
+BOUND_40 = fact("bound_ms", "ms", 40.0)
+
+
+def bounded(ms: Value) -> Measurement:
+    return fact("bound_ms", "ms", ms)
+
+
+def gain(high_ms: float) -> Gain:
+    return Gain(0.0, high_ms, "ceiling", ("all of it hides",))
 
 
 def measured(
@@ -31,7 +43,8 @@ def measured(
     absent: Mapping[str, Availability] | None = None,
     ranks: tuple[int, ...] = (0, 1),
 ) -> Measurements:
-    table = {one.definition.name: one for one in (fact("step_ms", "ms", step_ms), *facts)}
+    given = (fact("step_ms", "ms", step_ms), BOUND_40, *facts)
+    table = {one.definition.name: one for one in given}
     available = {need: Availability("present") for need in NEEDS} | dict(absent or {})
     return Measurements(table, available, confidence, is_cpu, ranks, (3, 4), build_run_view((), None))
 
@@ -49,17 +62,14 @@ def rule(rule_id: str = "exposed", **changes: object) -> Rule:
         "message": "{comm_ms} of each {step_ms} step is exposed.",
         "why": "Overlap exists to hide it.",
         "params": {"min_share": Param(0.1, "fraction", "noise")},
-        "gain": "hide",
+        "gain": HIDE,
         "evidence": "",
     }
     return Rule(**(fields | changes))  # type: ignore[arg-type]
 
 
-def judge(*rules: Rule, of: Measurements, gain: Gain | Unknown | None = None, **places: object) -> Judgement:
-    """Judge with an estimator ``hide``, and one evidence collector for each named tuple of places."""
-    answer = gain if gain is not None else Gain(0.0, 40.0, "ceiling")
-    collectors = {name: (lambda m, key, found=found: found) for name, found in places.items()}
-    return evaluate(rules, of, gains={"hide": lambda m, key: answer}, evidence=collectors)
+def judge(*rules: Rule, of: Measurements) -> Judgement:
+    return evaluate(rules, of, evidence={})
 
 
 def only(judgement: Judgement) -> tuple[Verdict, Finding | None]:
@@ -88,7 +98,7 @@ def test_a_condition_that_holds_is_a_finding_with_its_comparison() -> None:
     assert finding.id == finding.rule_id == "exposed"
     assert finding.message == "40 ms of each 100 ms step is exposed."
     assert (finding.ranks, finding.steps) == ((0, 1), (3, 4))
-    assert finding.gain == Gain(0.0, 40.0, "ceiling")
+    assert finding.gain == gain(40.0)
     assert (finding.fixes[0].title, finding.fixes[0].change) == ("Hide 40 ms", "x = {'a': 40 ms}")
 
 
@@ -156,7 +166,7 @@ def test_needs_absent_by_nature_and_not_captured_are_told_apart() -> None:
 
 
 def test_a_condition_that_holds_is_a_finding_even_where_a_fix_gives_back_nothing() -> None:
-    verdict, finding = only(judge(rule(), of=measured(COMM_40), gain=Gain(0.0, 0.0, "ceiling")))
+    verdict, finding = only(judge(rule(), of=measured(COMM_40, bounded(0.0))))
     assert verdict.outcome == "finding"
     assert finding is not None
     assert finding.severity == "note"
@@ -165,7 +175,7 @@ def test_a_condition_that_holds_is_a_finding_even_where_a_fix_gives_back_nothing
 def test_one_rule_never_stops_another() -> None:
     judgement = judge(
         rule("broken", when="lost > 0"),
-        rule("unnamed", gain="nowhere"),
+        rule("unnamed", gain=AtMost("nowhere_ms", "it is measured")),
         rule("whole"),
         of=measured(COMM_40),
     )
@@ -190,8 +200,8 @@ def test_one_rule_never_stops_another() -> None:
 def test_severity_is_the_share_given_back_capped_by_confidence(
     high_ms: float, confidence: str, severity: str
 ) -> None:
-    of = measured(COMM_40, confidence=confidence)
-    _, finding = only(judge(rule(), of=of, gain=Gain(0.0, high_ms, "ceiling")))
+    of = measured(COMM_40, bounded(high_ms), confidence=confidence)
+    _, finding = only(judge(rule(), of=of))
     assert finding is not None
     assert (finding.severity, finding.confidence) == (severity, confidence)
 
@@ -204,14 +214,14 @@ def test_a_cpu_trace_caps_time_shares_at_note_but_not_counts() -> None:
 
 def test_a_guard_keeps_its_severity() -> None:
     of = measured(COMM_40, confidence="low")
-    _, finding = only(judge(rule(gain="", severity="warning"), of=of))
+    _, finding = only(judge(rule(gain=None, severity="warning"), of=of))
     assert finding is not None
     assert (finding.severity, finding.gain) == ("warning", None)
 
 
 def test_an_unknown_gain_is_a_note_that_says_so() -> None:
-    gain = Unknown("the host was not captured")
-    verdict, finding = only(judge(rule(), of=measured(COMM_40), gain=gain))
+    of = measured(COMM_40, bounded(Unknown("the host was not captured")))
+    verdict, finding = only(judge(rule(), of=of))
     assert finding is not None
     assert (finding.severity, finding.gain) == ("note", None)
     assert finding.message.endswith(" What a fix would save is unknown: the host was not captured.")
@@ -224,25 +234,21 @@ def test_without_a_step_time_a_gain_is_a_note() -> None:
     assert finding is not None
     assert finding.severity == "note"
     assert finding.gain is not None
-    assert finding.gain.assumptions == ("the length of a step is unknown: severity is note",)
+    assert finding.gain.assumptions[-1] == "the length of a step is unknown: severity is note"
     assert finding.message == "40 ms of each unknown step is exposed."
 
 
 def test_a_gain_that_is_not_finite_is_unknown() -> None:
-    _, finding = only(judge(rule(), of=measured(COMM_40), gain=Gain(0.0, float("nan"), "ceiling")))
+    _, finding = only(judge(rule(), of=measured(COMM_40, bounded(float("nan")))))
     assert finding is not None
     assert finding.gain is None
 
 
 def test_findings_come_from_worst_to_mildest() -> None:
-    of = measured(COMM_40)
     bounds = {"a": 6.0, "b": 40.0, "c": 40.0, "d": 7.0}
-    judgement = evaluate(
-        [rule(name, gain=name) for name in bounds] + [rule("g", gain="", severity="warning")],
-        of,
-        gains={name: (lambda m, key, high=high: Gain(0.0, high, "ceiling")) for name, high in bounds.items()},  # type: ignore[misc]
-        evidence={},
-    )
+    of = measured(COMM_40, *(fact(f"{name}_ms", "ms", high) for name, high in bounds.items()))
+    rules = [rule(name, gain=AtMost(f"{name}_ms", "it is gone")) for name in bounds]
+    judgement = judge(*rules, rule("g", gain=None, severity="warning"), of=of)
     assert [one.id for one in judgement.findings] == ["b", "c", "d", "a", "g"]
     assert [one.rule_id for one in judgement.verdicts] == ["a", "b", "c", "d", "g"]
 
@@ -259,23 +265,16 @@ def _straggler(**changes: object) -> Rule:
         "scope": "rank",
         "when": "late_ms / step_ms > min_share",
         "message": "A rank is {late_ms} late.",
+        "gain": AtMost("late_ms", "it comes in time"),
     }
     return rule("straggler-rank", **(by_rank | changes))
-
-
-def _by_lateness(measurements: Measurements, key: str | None) -> Gain | Unknown:
-    late = measurements.facts["late_ms"].values[key or ""]
-    return late if isinstance(late, Unknown) else Gain(0.0, float(late), "ceiling")
 
 
 def test_a_rank_rule_is_judged_for_each_rank_and_told_once() -> None:
     of = measured(_late(r0=1.0, r1=20.0, r2=30.0, r3=15.0, r10=2.0))
     places = (Evidence(2, 3, 0, 5 * MS, "late"),)
     judgement = evaluate(
-        [_straggler(evidence="late")],
-        of,
-        gains={"hide": _by_lateness},
-        evidence={"late": lambda m, key: places if key == "2" else ()},
+        [_straggler(evidence="late")], of, evidence={"late": lambda m, key: places if key == "2" else ()}
     )
     verdict, finding = only(judgement)
     assert [(one.key, one.outcome) for one in verdict.instances] == [
@@ -289,13 +288,13 @@ def test_a_rank_rule_is_judged_for_each_rank_and_told_once() -> None:
     assert finding.id == "straggler-rank/ranks-1-3"
     assert finding.message == "A rank is 30 ms late (rank 2, the worst of ranks 1-3)."
     assert (finding.ranks, finding.steps) == ((1, 2, 3), (3,))
-    assert finding.gain == Gain(0.0, 30.0, "ceiling")
+    assert finding.gain == replace(gain(30.0), assumptions=("it comes in time",))
     assert finding.evidence == places
     assert (verdict.comparisons[0].left, verdict.compared) == (0.3, "2")
 
 
 def test_a_rank_rule_that_passes_says_whose_numbers_it_shows() -> None:
-    verdict, _ = only(evaluate([_straggler()], measured(_late(r0=1.0, r1=2.0)), gains={"hide": _by_lateness}))
+    verdict, _ = only(judge(_straggler(), of=measured(_late(r0=1.0, r1=2.0))))
     assert (verdict.outcome, verdict.comparisons[0].left, verdict.compared) == ("pass", 0.01, "0")
 
 
@@ -330,114 +329,3 @@ def test_the_id_of_many_scattered_ranks_stays_short() -> None:
     (finding,) = judge(_straggler(), of=measured(_late(**by_rank))).findings
     assert len(finding.id) < 60
     assert finding.id.startswith("straggler-rank/ranks-")
-
-
-# -- yielding
-
-
-def _places(*intervals: tuple[int, int], rank: int = 0, step: int | None = 3) -> tuple[Evidence, ...]:
-    return tuple(Evidence(rank, step, start * MS, end * MS, "seen") for start, end in intervals)
-
-
-def _outcomes(judgement: Judgement) -> dict[str, str]:
-    return {verdict.rule_id: verdict.outcome for verdict in judgement.verdicts}
-
-
-BROAD = rule("broad", evidence="broad", yields_to=("sharp",))
-SHARP = rule("sharp", evidence="sharp")
-
-
-def test_a_rule_yields_to_a_sharper_finding_that_covers_half_of_it() -> None:
-    judgement = judge(BROAD, SHARP, of=measured(COMM_40), broad=_places((0, 40)), sharp=_places((20, 90)))
-    assert _outcomes(judgement) == {"broad": "yielded", "sharp": "finding"}
-    assert judgement.verdicts[0].reason == "sharp explains 20 ms of the 40 ms that this rule points at"
-    assert [one.id for one in judgement.findings] == ["sharp"]
-
-
-def test_a_rule_does_not_yield_to_less_than_half() -> None:
-    judgement = judge(BROAD, SHARP, of=measured(COMM_40), broad=_places((0, 40)), sharp=_places((21, 90)))
-    assert _outcomes(judgement) == {"broad": "finding", "sharp": "finding"}
-
-
-@pytest.mark.parametrize("elsewhere", [_places((0, 40), rank=1), _places((0, 40), step=4), ()])
-def test_evidence_elsewhere_explains_nothing(elsewhere: tuple[Evidence, ...]) -> None:
-    judgement = judge(BROAD, SHARP, of=measured(COMM_40), broad=_places((0, 40)), sharp=elsewhere)
-    assert _outcomes(judgement)["broad"] == "finding"
-
-
-def test_evidence_without_a_step_covers_its_interval_in_any_step() -> None:
-    sharp = _places((0, 40), step=None)
-    judgement = judge(BROAD, SHARP, of=measured(COMM_40), broad=_places((0, 40)), sharp=sharp)
-    assert _outcomes(judgement)["broad"] == "yielded"
-
-
-def test_overlapping_evidence_counts_once_and_several_rules_may_explain_together() -> None:
-    broad = rule("broad", evidence="broad", yields_to=("one", "two"))
-    judgement = judge(
-        broad,
-        rule("one", evidence="one"),
-        rule("two", evidence="two"),
-        of=measured(COMM_40),
-        broad=_places((0, 40), (0, 40)),
-        one=_places((0, 15)),
-        two=_places((10, 25)),
-    )
-    assert judgement.verdicts[0].reason == "one and two explain 25 ms of the 40 ms that this rule points at"
-
-
-def test_a_rule_does_not_yield_to_a_pass_or_to_a_rule_that_yielded() -> None:
-    never = rule("sharp", evidence="sharp", when="comm_ms < 0", params={})
-    judgement = judge(BROAD, never, of=measured(COMM_40), broad=_places((0, 40)), sharp=_places((0, 40)))
-    assert _outcomes(judgement) == {"broad": "finding", "sharp": "pass"}
-    middle = rule("sharp", evidence="sharp", yields_to=("sharpest",))
-    judgement = judge(
-        BROAD,
-        middle,
-        rule("sharpest", evidence="sharpest"),
-        of=measured(COMM_40),
-        broad=_places((0, 100)),
-        sharp=_places((0, 60)),
-        sharpest=_places((0, 40)),
-    )
-    assert _outcomes(judgement) == {"broad": "finding", "sharp": "yielded", "sharpest": "finding"}
-    assert judgement.findings[0].confidence == "high"
-
-
-def test_an_unknown_target_never_suppresses_but_caps_confidence_and_is_named() -> None:
-    lost = rule("sharp", evidence="sharp", when="lost > 0", params={})
-    judgement = judge(BROAD, lost, of=measured(COMM_40), broad=_places((0, 40)), sharp=_places((0, 40)))
-    (finding,) = judgement.findings
-    assert (finding.id, finding.confidence, finding.severity) == ("broad", "medium", "warning")
-    assert finding.gain is not None
-    assert finding.gain.assumptions == ("sharp was not judged and may be part of it",)
-
-
-def test_an_unknown_target_is_named_in_the_message_where_there_is_no_gain() -> None:
-    lost = rule("sharp", evidence="sharp", when="lost > 0", params={})
-    broad = rule("broad", evidence="broad", yields_to=("sharp",), gain="", severity="note")
-    (finding,) = judge(broad, lost, of=measured(COMM_40), broad=_places((0, 40))).findings
-    assert finding.message.endswith("Sharp was not judged and may be part of it.")
-
-
-def test_a_target_that_was_not_chosen_plays_no_part() -> None:
-    (finding,) = judge(BROAD, of=measured(COMM_40), broad=_places((0, 40))).findings
-    assert finding.confidence == "high"
-
-
-def test_a_preview_gates_in_place_of_the_stable_rule_that_gives_way_to_it() -> None:
-    preview = rule("sharp", evidence="sharp", status="preview")
-    measurements = measured(COMM_40)
-    judgement = judge(BROAD, preview, of=measurements, broad=_places((0, 40)), sharp=_places((0, 40)))
-    assert _outcomes(judgement) == {"broad": "yielded", "sharp": "finding"}
-    (finding,) = without_empty(judgement, measurements).findings
-    assert (finding.status, finding.in_place_of, finding.gates) == ("preview", ("broad",), True)
-    alone = judge(preview, of=measurements, sharp=_places((0, 40)))
-    (finding,) = without_empty(alone, measurements).findings
-    assert not finding.gates
-
-
-def test_a_rank_rule_that_yields_says_so_for_its_ranks() -> None:
-    straggler = _straggler(evidence="late", yields_to=("sharp",))
-    of = measured(COMM_40, _late(r0=1.0, r1=30.0))
-    judgement = judge(straggler, SHARP, of=of, late=_places((0, 40)), sharp=_places((0, 40)))
-    assert [one.outcome for one in judgement.verdicts[0].instances] == ["pass", "yielded"]

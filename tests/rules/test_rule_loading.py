@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 import time
 from pathlib import Path
@@ -40,10 +39,10 @@ VOCABULARY = Vocabulary(
             Fact("split", "text", "run", frozenset(), "run", int, values=("all", "none")),
         )
     },
-    {"hide-exposed-communication"},
     {"exposed_comm_ms"},
 )
 
+GAIN = "gain: {at_most: exposed_comm_ms, assuming: all of it hides}"
 RULE = dedent(
     """\
     id: exposed-communication
@@ -56,7 +55,7 @@ RULE = dedent(
     params:
       min_share: {value: 0.10, unit: fraction, why: "below this the win is within step-to-step noise"}
     when: exposed_comm_ms / step_ms > min_share   # waiting is told elsewhere
-    gain: hide-exposed-communication
+    gain: {at_most: exposed_comm_ms, assuming: all of it hides}
     evidence: exposed_comm_ms
     message: "{exposed_comm_ms} of each {step_ms} step is communication with no compute beside it."
     why: >
@@ -97,7 +96,11 @@ def test_a_rule_is_read_as_written(tmp_path: Path) -> None:
     assert rule.when == "exposed_comm_ms / step_ms > min_share"
     assert rule.why == "GPUs that only communicate do no arithmetic. Overlap exists to hide this time."
     assert rule.fixes[0].change == '{"zero_optimization": {"overlap_comm": true}}'
-    assert (rule.gain, rule.severity, rule.on_cpu) == ("hide-exposed-communication", "", "capped")
+    assert (rule.gain, rule.severity, rule.on_cpu) == (
+        AtMost("exposed_comm_ms", "all of it hides"),
+        "",
+        "capped",
+    )
 
 
 def test_a_fix_may_have_a_condition_of_its_own(tmp_path: Path) -> None:
@@ -114,17 +117,12 @@ def test_a_fact_is_compared_only_with_what_it_can_be(tmp_path: Path) -> None:
     assert load_rule(_write(tmp_path, text), vocabulary=VOCABULARY).fixes[0].when == '"none" != split'
 
 
-def test_a_fact_may_bound_the_gain_and_is_the_evidence_then(tmp_path: Path) -> None:
-    bound = "gain: {at_most: exposed_comm_ms, assuming: all of it hides}"
-    text = RULE.replace("gain: hide-exposed-communication", bound)
-    rule = load_rule(_write(tmp_path, text.replace("evidence: exposed_comm_ms\n", "")), vocabulary=VOCABULARY)
-    assert rule.gain == AtMost("exposed_comm_ms", "all of it hides")
+def test_the_fact_that_bounds_the_gain_is_the_evidence_if_it_has_intervals(tmp_path: Path) -> None:
+    text = RULE.replace("evidence: exposed_comm_ms\n", "")
+    rule = load_rule(_write(tmp_path, text), vocabulary=VOCABULARY)
     assert (rule.evidence, rule.on_cpu) == ("exposed_comm_ms", "capped")
-    text = text.replace("all of it hides", "all of it hides, within_host_work: true")
     text = text.replace("at_most: exposed_comm_ms", "at_most: step_ms")
-    rule = load_rule(_write(tmp_path, text.replace("evidence: exposed_comm_ms\n", "")), vocabulary=VOCABULARY)
-    assert rule.gain == AtMost("step_ms", "all of it hides", within_host_work=True)
-    assert rule.evidence == ""
+    assert load_rule(_write(tmp_path, text), vocabulary=VOCABULARY).evidence == ""
 
 
 @pytest.mark.parametrize(
@@ -134,12 +132,12 @@ def test_a_fact_may_bound_the_gain_and_is_the_evidence_then(tmp_path: Path) -> N
         ("{at_most: strategy, assuming: x}", "11:17: strategy is not a time in ms"),
         ("{at_most: exposed_com_ms, assuming: x}", "(did you mean 'exposed_comm_ms'?)"),
         ("{least: 0, at_most: step_ms, assuming: x}", "11:8: gain has no field 'least'"),
-        ("{at_most: step_ms, within_host_work: 1, assuming: x}", "11:44: within_host_work must be true"),
-        ("[step_ms]", "11:7: gain must be text"),
+        ("[step_ms]", "11:7: gain must be a mapping (name: value)"),
+        ("hide-it", "11:7: gain must be a mapping (name: value)"),
     ],
 )
 def test_a_bound_is_a_time_and_says_what_it_assumes(tmp_path: Path, bound: str, message: str) -> None:
-    assert message in _error(tmp_path, "gain: hide-exposed-communication", f"gain: {bound}")
+    assert message in _error(tmp_path, GAIN, f"gain: {bound}")
 
 
 WORDED = RULE.replace("is communication", "is communication {of_kind}").replace(
@@ -187,9 +185,9 @@ def test_words_are_read_strictly(tmp_path: Path, old: str, new: str, message: st
 
 
 def test_a_guard_states_its_severity_and_is_judged_on_a_cpu_as_usual(tmp_path: Path) -> None:
-    text = RULE.replace("gain: hide-exposed-communication\n", "severity: note\n")
+    text = RULE.replace("gain: {at_most: exposed_comm_ms, assuming: all of it hides}\n", "severity: note\n")
     rule = load_rule(_write(tmp_path, text), vocabulary=VOCABULARY)
-    assert (rule.gain, rule.severity, rule.on_cpu) == ("", "note", "as_usual")
+    assert (rule.gain, rule.severity, rule.on_cpu) == (None, "note", "as_usual")
 
 
 @pytest.mark.parametrize(
@@ -230,13 +228,14 @@ def test_a_guard_states_its_severity_and_is_judged_on_a_cpu_as_usual(tmp_path: P
         ("/ step_ms > min", "+ min_share > min", "10:25: when: 'exposed_comm_ms' is in ms and 'min_share'"),
         ("> min_share", "+ min_share", "10:7: when must come to true or false; this comes to ratio"),
         ("> min_share", "> min_share.real", "10:35: when: 'min_share.real' is not part of the rule language"),
+        ("at_most: exposed_comm", "at_most: exposed_com", "(did you mean 'exposed_comm_ms'?)"),
+        ("at_most: exposed_comm_ms", "at_most: split", "split is not a time in ms"),
+        ("gain: {at", "severity: note\ngain: {at", "11:1: a rule with a gain has no severity"),
         (
-            "gain: hide-exp",
-            "gain: hid-exp",
-            "unknown gain 'hid-exposed-communication' (did you mean 'hide-exp",
+            "gain: {at_most: exposed_comm_ms, assuming: all of it hides}\n",
+            "",
+            "1:1: a rule needs a gain, or a severity if it has none",
         ),
-        ("gain: hide", "severity: note\ngain: hide", "11:1: a rule with a gain has no severity"),
-        ("gain: hide-exposed-communication\n", "", "1:1: a rule needs a gain, or a severity if it has none"),
         ("evidence: exposed", "evidence: expose", "12:11: unknown evidence 'expose_comm_ms'"),
         (
             "{exposed_comm_ms} of",
@@ -250,8 +249,6 @@ def test_a_guard_states_its_severity_and_is_judged_on_a_cpu_as_usual(tmp_path: P
         ("    risk: none for numerics\n", "", "18:5: a fix has no risk"),
         ("url: https:", "url: javascript:", "must be an address that starts with https://"),
         ("why: >", "on_cpu: never\nwhy: >", "unknown on_cpu 'never' (one of: as_usual, capped)"),
-        ("why: >", "yields_to: [exposed-communication]\nwhy: >", "a rule cannot yield to itself"),
-        ("evidence: exposed_comm_ms\n", "yields_to: [other]\n", "must name its evidence"),
         (
             "title: Communication that nothing hides",
             'title: "\\e[2J"',
@@ -342,10 +339,6 @@ def _pack(folder: Path, **rules: str) -> Path:
     return folder
 
 
-def _yield(path: Path, *targets: str) -> None:
-    path.write_text(path.read_text() + f"yields_to: [{', '.join(targets)}]\n")
-
-
 @pytest.fixture
 def builtin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = _pack(tmp_path / "builtin", slow_link="communication", input_stall="input", a_first="input")
@@ -386,24 +379,6 @@ def test_a_rule_that_was_a_part_of_another_is_chosen_by_its_id_too(builtin: Path
     path.write_text(path.read_text() + "aliases: [slow-link]\n")
     chosen = choose(load_rules(vocabulary=VOCABULARY), select=["slow-link"])
     assert {"a-first", "slow-link"} <= {rule.id for rule in chosen}
-
-
-def test_yielding_to_no_rule_is_an_error(builtin: Path) -> None:
-    _yield(builtin / "input" / "a-first.yaml", "slow-lnk")
-    with pytest.raises(RuleError, match=r"no rule is named 'slow-lnk' \(did you mean 'slow-link'\?\)"):
-        load_rules(vocabulary=VOCABULARY)
-
-
-def test_yielding_in_a_circle_is_an_error(builtin: Path) -> None:
-    _yield(builtin / "input" / "a-first.yaml", "input-stall")
-    _yield(builtin / "input" / "input-stall.yaml", "slow-link")
-    _yield(builtin / "communication" / "slow-link.yaml", "a-first")
-    with pytest.raises(RuleError, match="rules yield in a circle: ") as caught:
-        load_rules(vocabulary=VOCABULARY)
-    circle = caught.value.message.split(": ")[-1].split(" -> ")
-    assert circle[0] == circle[-1]
-    links = {("a-first", "input-stall"), ("input-stall", "slow-link"), ("slow-link", "a-first")}
-    assert set(itertools.pairwise(circle)) == links
 
 
 def test_a_pack_without_rules_or_with_yml_is_an_error(builtin: Path, tmp_path: Path) -> None:

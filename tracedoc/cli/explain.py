@@ -184,8 +184,6 @@ def _rule(rule: Rule) -> str:
         )
     if rule.needs:
         lines += ["", f"Needs: {', '.join(sorted(need.replace('_', ' ') for need in rule.needs))}"]
-    if rule.yields_to:
-        lines += ["", _paragraph(f"Gives way to: {', '.join(rule.yields_to)}", hang=2)]
     if rule.fixes:
         lines += ["", f"Fixes, with the numbers of a run: tracedoc explain {rule.id} RUN"]
     for fix in rule.fixes:

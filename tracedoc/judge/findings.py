@@ -1,13 +1,9 @@
-"""What the rules find together: verdicts become findings, and rules yield to sharper ones over the same time.
-
-Rules are weighed on their own first, then beside each other in the order in which they yield.
-"""
+"""What each rule finds: verdicts become findings in the words of their rules."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from graphlib import TopologicalSorter
 
 import msgspec
 from msgspec.structs import replace
@@ -18,12 +14,11 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.expression import evaluate as evaluate_condition
 from tracedoc.judge.expression import parse
 from tracedoc.judge.rule import Rule, RuleFix
-from tracedoc.judge.verdicts import Times, Weighed, overlap, values_of, weigh
+from tracedoc.judge.verdicts import Times, Weighed, values_of, weigh
 from tracedoc.judge.wording import (
     WORST_RANK,
     chosen_words,
     compressed,
-    doubt_words,
     fill,
     filled,
     other_step,
@@ -32,42 +27,24 @@ from tracedoc.judge.wording import (
     with_ranks,
 )
 from tracedoc.topics.step.rank import step_ms
-from tracedoc.units import format_ms
 from tracedoc.values import Unknown, Value
 from tracedoc.whatif.evidence import EvidenceCollector, collectors
-from tracedoc.whatif.gains import GAINS, GainEstimator
 
 CRITICAL_SHARE = 0.15
 WARNING_SHARE = 0.05
 """A finding is critical or a warning from this share of the step on."""
 
-COVERED_SHARE = 0.5
-"""A rule yields if sharper findings cover at least this share of its evidence."""
-
 _WORST_BY_CONFIDENCE = {"high": "critical", "medium": "warning", "low": "note"}
-
-
-class Yielded(msgspec.Struct, frozen=True):
-    """A finding that yielded to those of sharper rules, and its verdict before it did."""
-
-    finding: Finding
-    verdict: Verdict
-    times: Times
-    to: tuple[str, ...]
 
 
 class Judgement(msgspec.Struct, frozen=True):
     """What all rules said: findings from worst to mildest, and one verdict for each rule in its order.
 
-    On many ranks a finding lists its longest places only; ``times`` are all of them, by the finding's id.
-    ``yielded`` are findings over the same time as sharper ones, worst first: see
-    :func:`tracedoc.judge.listing.with_restored_findings`. ``rules`` are those that were judged, by id.
+    ``rules`` are those that were judged, by id.
     """
 
     findings: tuple[Finding, ...]
     verdicts: tuple[Verdict, ...]
-    times: Mapping[str, Times] = msgspec.field(default_factory=dict)
-    yielded: tuple[Yielded, ...] = ()
     rules: Mapping[str, Rule] = msgspec.field(default_factory=dict)
 
 
@@ -75,77 +52,39 @@ def evaluate(
     rules: Sequence[Rule],
     measurements: Measurements,
     *,
-    gains: Mapping[str, GainEstimator] = GAINS,
     evidence: Mapping[str, EvidenceCollector] | None = None,
 ) -> Judgement:
-    """The judgement of ``measurements`` by ``rules``.
+    """The judgement of ``measurements`` by ``rules``, each on its own.
 
-    ``rules`` come from :func:`tracedoc.judge.load.load_rules`, which has checked them. A rule in
-    ``yields_to`` that is not among them plays no part. Estimators and collectors get the instance that is
-    judged: a rank such as ``"3"``, or ``None`` for the run.
+    ``rules`` come from :func:`tracedoc.judge.load.load_rules`, which has checked them. Collectors of evidence
+    get the instance that is judged: a rank such as ``"3"``, or ``None`` for the run.
     """
     evidence = collectors() if evidence is None else evidence
-    weighed = {rule.id: weigh(rule, measurements, gains, evidence) for rule in rules}
-    sharper = {rule.id: [one for one in rule.yields_to if one in weighed] for rule in rules}
-    verdicts: dict[str, Verdict] = {}
+    verdicts: list[Verdict] = []
     findings: list[Finding] = []
-    times: dict[str, Times] = {}
-    yielded: list[Yielded] = []
-    for rule_id in TopologicalSorter(sharper).static_order():
-        own = weighed[rule_id]
-        firing = [weighed[one] for one in sharper[rule_id] if verdicts[one].outcome == "finding"]
-        doubts = [verdicts[one] for one in sharper[rule_id] if verdicts[one].outcome in ("unknown", "error")]
-        try:
-            verdict, to = _yield(own, firing)
-            finding = _finding(own, doubts, measurements) if own.verdict.outcome == "finding" else None
-        except Exception as error:
-            verdict, finding = Verdict(rule_id, "error", reason=f"error: {failure(rule_id, error)}"), None
-        verdicts[rule_id] = verdict
-        if finding is None:
-            continue
+    for rule in rules:
+        own = weigh(rule, measurements, evidence)
+        verdict = own.verdict
         if verdict.outcome == "finding":
-            findings.append(finding)
-            times[finding.id] = own.times
-        else:
-            yielded.append(Yielded(finding, own.verdict, own.times, to))
+            try:
+                findings.append(_finding(own, measurements))
+            except Exception as error:
+                verdict = Verdict(rule.id, "error", reason=f"error: {failure(rule.id, error)}")
+        verdicts.append(verdict)
     findings.sort(key=worst_first)
-    yielded.sort(key=lambda one: worst_first(one.finding))
-    in_order = tuple(verdicts[rule.id] for rule in rules)
-    return Judgement(tuple(findings), in_order, times, tuple(yielded), {rule.id: rule for rule in rules})
+    return Judgement(tuple(findings), tuple(verdicts), {rule.id: rule for rule in rules})
 
 
 def worst_first(finding: Finding) -> tuple[int, float, str]:
-    """What findings are sorted by: severity, then gain."""
+    """The key that findings are sorted by: severity, then gain."""
     gain_ms = finding.gain.size_ms if finding.gain else 0.0
     return SEVERITIES.index(finding.severity), -gain_ms, finding.id
-
-
-# -- rules beside each other
-
-
-def _yield(own: Weighed, firing: Sequence[Weighed]) -> tuple[Verdict, tuple[str, ...]]:
-    """The verdict of a rule beside the sharper findings over the same time, and to which it yields."""
-    if own.verdict.outcome != "finding" or not firing:
-        return own.verdict, ()
-    total_ns, covered_ns = overlap(own.times, [other.times for other in firing])
-    if covered_ns == 0 or covered_ns < COVERED_SHARE * total_ns:
-        return own.verdict, ()
-    explaining = [other.rule.id for other in firing if overlap(own.times, [other.times])[1] > 0]
-    verb = "explains" if len(explaining) == 1 else "explain"
-    reason = (
-        f"{' and '.join(explaining)} {verb} {format_ms(covered_ns / 1e6)} "
-        f"of the {format_ms(total_ns / 1e6)} that this rule points at"
-    )
-    instances = tuple(
-        replace(one, outcome="yielded") if one.outcome == "finding" else one for one in own.verdict.instances
-    )
-    return replace(own.verdict, outcome="yielded", reason=reason, instances=instances), tuple(explaining)
 
 
 # -- findings
 
 
-def _finding(own: Weighed, doubts: Sequence[Verdict], measurements: Measurements) -> Finding:
+def _finding(own: Weighed, measurements: Measurements) -> Finding:
     rule, worst = own.rule, own.held[0]
     units = {name: fact.definition.unit for name, fact in measurements.facts.items()}
     units |= {name: param.unit for name, param in rule.params.items()}
@@ -170,20 +109,15 @@ def _finding(own: Weighed, doubts: Sequence[Verdict], measurements: Measurements
         )
     if isinstance(worst.gain, Unknown):
         message += f" What a fix would save is unknown: {worst.gain.reason}."
-    notes = doubt_words(doubts)
     gain = worst.gain if isinstance(worst.gain, Gain) else None
-    if gain is None:
-        message += "".join(f" {note[0].upper()}{note[1:]}." for note in notes)
-    else:
-        if _share_of_step(gain, measurements) is None:
-            notes.append("the length of a step is unknown: severity is note")
-        gain = replace(gain, assumptions=(*gain.assumptions, *notes))
-    confidence = "medium" if doubts and measurements.confidence == "high" else measurements.confidence
+    if gain is not None and _share_of_step(gain, measurements) is None:
+        unknown = "the length of a step is unknown: severity is note"
+        gain = replace(gain, assumptions=(*gain.assumptions, unknown))
     return Finding(
         id=_finding_id(rule, keys, own.verdict),
         rule_id=rule.id,
-        severity=severity_of(rule, gain, confidence, measurements),
-        confidence=confidence,
+        severity=severity_of(rule, gain, measurements.confidence, measurements),
+        confidence=measurements.confidence,
         title=rule.title,
         message=message,
         why=rule.why,

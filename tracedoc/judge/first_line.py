@@ -25,7 +25,6 @@ from tracedoc.topics.host.run import queued_idle_ms
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.topics.straggler.rank import foreign_turns_ms
 from tracedoc.units import format_ms, format_percent, format_ranges, format_step_change
-from tracedoc.whatif.combined import Times, repeats
 from tracedoc.whatif.ledger import alone_of
 
 NAMED_FINDINGS = 2
@@ -56,7 +55,7 @@ def summarise(
     ``rules_left_out`` are those that the user did not select: without them nothing is called healthy.
     Rules that ended in an error are named where no cause is.
     """
-    findings, times = judgement.findings, judgement.times
+    findings = judgement.findings
     step = number(measurements, step_ms)
     if step is None:
         return f"No answer: {_why_nothing(measurements.run.digests)}."
@@ -70,7 +69,7 @@ def summarise(
         large = [one for one in findings if gain_ms(one) >= WORTH_NAMING * step]
         worth = [one for one in large if one.rule_id not in INHERENT]
     if worth:
-        named = _named(worth, times)
+        named = worth[:NAMED_FINDINGS]
         said = [_cause(measurements, finding) for finding in named]
         if all(one.topic == "compute" for one in named) and is_compute_bound(measurements, step):
             said.insert(0, compute_bound(measurements, run, step))
@@ -87,15 +86,6 @@ def summarise(
         which = "rule" if len(failed) == 1 else "rules"
         sentences.append(f"The {which} {', '.join(failed)} failed and could not be judged.")
     return " ".join([*sentences, *([caution] if caution else [])])
-
-
-def _named(findings: Sequence[Finding], times: Times) -> list[Finding]:
-    """The findings that the line names; none that repeats another one."""
-    named: list[Finding] = []
-    for finding in findings:
-        if len(named) < NAMED_FINDINGS and not any(repeats(finding, one, times) for one in named):
-            named.append(finding)
-    return named
 
 
 def _caution(measurements: Measurements) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.diagnosis import SEVERITIES, Finding, Gain, RunInfo
+from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement, severity_by_share
-from tracedoc.judge.fixes import fitting_first
 from tracedoc.judge.rule import Rule
 from tracedoc.ledger import Ledger, LedgerCause, Range
 from tracedoc.topics.step.rank import step_ms
@@ -43,8 +42,33 @@ TOPIC_OF_FAMILY = {
 """The topic of a finding that only the ledger tells, by the family of its cause."""
 
 
+COVERED = 0.5
+"""A finding gives way where others tell at least this share of what its causes cost, and a cause is told
+where findings stand for at least this share of it."""
+
+
+class _Claim(msgspec.Struct, frozen=True):
+    """A finding with what its causes cost the mean step in ms, before others are heard.
+
+    ``size_ms`` is its rule's own bound, ``conditions`` by how many comparisons it was told.
+    """
+
+    finding: Finding
+    rule: Rule
+    causes: tuple[LedgerCause, ...]
+    share_ms: float
+    size_ms: float
+    conditions: int
+
+    @property
+    def order(self) -> tuple[int, float, int, str]:
+        """Causes speak before time: of causes what explains more, of times the narrower, then the sharper."""
+        breadth = len(self.causes) if self.rule.tells == "time" else 0
+        return breadth, -round(self.share_ms, 6), -self.conditions, self.finding.id
+
+
 class _Priced(msgspec.Struct, frozen=True):
-    """A finding with what its causes cost the mean step in ms, and by how many conditions it was told."""
+    """A finding that stands, with what its causes cost the mean step in ms; ``plain`` if no rule tells it."""
 
     finding: Finding
     share_ms: float = 0.0
@@ -57,87 +81,198 @@ class _Priced(msgspec.Struct, frozen=True):
         return SEVERITIES.index(self.finding.severity), -weight, -self.conditions, self.finding.id
 
 
-def causes_of(rule: Rule, ledger: Ledger) -> tuple[LedgerCause, ...]:
-    """The entries of the ledger that a rule names, in whole or in part."""
-    names = rule.cause or rule.part_of
+def _named(names: Sequence[str], ledger: Ledger) -> tuple[LedgerCause, ...]:
+    """The entries of the ledger that ids and families name."""
     return tuple(
         one for one in ledger.causes if any(one.id == name or one.id.startswith(f"{name}.") for name in names)
     )
 
 
+def causes_of(rule: Rule, ledger: Ledger) -> tuple[LedgerCause, ...]:
+    """The entries of the ledger that a rule names, in whole or in part."""
+    return _named((*rule.cause, *rule.part_of), ledger)
+
+
 def _beyond(rule: Rule, measurements: Measurements) -> bool:
     """Whether a rule speaks of what is in no ledger: a log of the whole run, or the host of a CPU run."""
-    of_host = any(one.partition(".")[0] == "host" for one in rule.cause or rule.part_of)
+    of_host = any(one.partition(".")[0] == "host" for one in (*rule.cause, *rule.part_of))
     return not rule.needs or (of_host and measurements.is_cpu)
 
 
+class _Claimed:
+    """What of each entry of a ledger is told by now, and by which rules."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._left = {one.id: one.share_ms for one in ledger.causes}
+        self._ranks: dict[str, set[int]] = {}
+        self.told: dict[str, list[str]] = {}
+
+    def left_ms(self, claim: _Claim) -> dict[str, float]:
+        """What of the entries of a finding nobody tells yet, in ms by id.
+
+        Of ranks that are late each is told by itself.
+        """
+        left: dict[str, float] = {}
+        for one in claim.causes:
+            others = self._ranks.get(one.id)
+            apart = claim.rule.scope == "rank" and others and others.isdisjoint(claim.finding.ranks)
+            left[one.id] = one.share_ms if apart else self._left[one.id]
+        return left
+
+    def tellers(self, claim: _Claim) -> tuple[str, ...]:
+        """The rules that tell the entries of a finding."""
+        return tuple(dict.fromkeys(rule for one in claim.causes for rule in self.told.get(one.id, ())))
+
+    def take(self, claim: _Claim, left: Mapping[str, float]) -> float:
+        """What a finding tells of its entries, in ms: the whole of its causes, a part of the others.
+
+        The part is what its rule bounds. An entry counts as told by a rule that has half of it.
+        """
+        whole = {one.id for one in _named(claim.rule.cause, self._ledger)}
+        rest = sum(ms for id, ms in left.items() if id not in whole)
+        part = min(claim.size_ms / rest, 1.0) if rest > 0 else 0.0
+        taken = 0.0
+        for one in claim.causes:
+            mine = left[one.id] * (1.0 if one.id in whole else part)
+            taken += mine
+            self._left[one.id] = max(self._left[one.id] - mine, 0.0)
+            if mine >= COVERED * one.share_ms:
+                self.told.setdefault(one.id, []).append(claim.rule.id)
+                if one.id.startswith("ranks.") and claim.rule.scope == "rank":
+                    self._ranks.setdefault(one.id, set()).update(claim.finding.ranks)
+        return taken
+
+
+class _Dropped(msgspec.Struct, frozen=True):
+    """Why a finding does not stand: the outcome of its verdict, and the rules that tell its causes."""
+
+    outcome: str
+    reason: str
+    tellers: tuple[str, ...] = ()
+
+
 def concluded(
-    judgement: Judgement,
-    ledger: Ledger,
-    measurements: Measurements,
-    run: RunInfo,
-    left_out: Sequence[Rule] = (),
+    judgement: Judgement, ledger: Ledger, measurements: Measurements, left_out: Sequence[Rule] = ()
 ) -> tuple[Judgement, Ledger]:
     """The findings as the ledger has them, and the ledger with the rules that tell each cause.
 
-    A finding whose causes cost less than :data:`WORTH` of the step is dropped; severity and order are those
-    of its causes; a cause that no finding tells is one of its own, unless it is for a rule of ``left_out``,
-    which the user did not choose, to tell. The gain of a finding is that of the fix that stands first, else
-    what its causes give. Findings of rules that name no cause follow those of their severity that do.
+    A finding whose causes cost less than :data:`WORTH` of the step is dropped, and one gives way to others
+    that tell most of its causes; severity, order and gain are those of its causes. A cause that no finding
+    tells is one of its own, unless it is for a rule of ``left_out``, which the user did not choose, to tell.
+    Findings of rules that name no cause follow those of their severity that do.
+
+    Without a ledger findings stand as their rules bound them, but for those that are bounded to little.
     """
     if not ledger.step_ms:
-        return judgement, ledger
-    priced: list[_Priced] = []
-    passed: dict[str, str] = {}
-    told: dict[str, list[str]] = {}
-    conditions = {one.rule_id: len(one.comparisons) for one in judgement.verdicts}
-    for finding in judgement.findings:
-        rule = judgement.rules[finding.rule_id]
-        causes = causes_of(rule, ledger)
-        if rule.severity or not (rule.cause or rule.part_of):
-            priced.append(_Priced(finding))
-            continue
-        size = finding.gain.size_ms if finding.gain else 0.0
-        if _beyond(rule, measurements):
-            told |= {one.id: [*told.get(one.id, ()), rule.id] for one in causes if 2 * size >= one.share_ms}
-            priced.append(_Priced(finding, size, conditions[rule.id]))
-            continue
-        whole = sum(one.share_ms for one in causes)
-        alone = _alone_ms(causes, measurements)
-        share = whole if rule.cause else min(whole, size)
-        # Of causes either of which gives all, each has half of the share.
-        if max(share, alone[0] if rule.cause else 0.0) < WORTH * ledger.step_ms:
-            unsure = ledger.confidence == UNSURE and not measurements.is_cpu
-            if unsure and size >= WORTH * ledger.step_ms:
-                priced.append(_Priced(finding, size, conditions[rule.id]))
-                continue
-            passed[rule.id] = (
-                f"it costs {format_ms(share)} of the {format_ms(ledger.step_ms)} step, less than "
-                f"{format_percent(WORTH)}"
-            )
-            continue
-        if rule.cause or 2 * share >= whole:
-            for one in causes:
-                told.setdefault(one.id, []).append(rule.id)
-        severity = _severity(rule, causes, share, alone, finding.confidence, ledger, measurements)
-        late = rule.cause and all(one.id.startswith("ranks.") for one in causes)
-        kept = _of_mean_step(finding, alone, ledger) if late and not measurements.is_cpu else finding
-        kept = replace(kept, severity=severity, gain=_gain(kept, rule, alone, run, ledger, measurements))
-        priced.append(_Priced(kept, share, conditions[rule.id]))
-    known = {*told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
+        return _as_bounded(judgement, measurements), ledger
+    claimed = _Claimed(ledger)
+    claims, others = _claims(judgement, ledger)
+    priced = [_Priced(one) for one in others]
+    dropped: dict[str, _Dropped] = {}
+    for claim in sorted(claims, key=lambda one: one.order):
+        heard = _heard(claim, claimed, ledger, measurements)
+        if isinstance(heard, _Dropped):
+            dropped[claim.rule.id] = heard
+        else:
+            priced.append(heard)
+    known = {*claimed.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     for cause in ledger.causes:
         if cause.share_ms >= WORTH * ledger.step_ms and cause.id not in known:
-            told[cause.id] = [cause.id]
+            claimed.told[cause.id] = [cause.id]
             share = 0.0 if cause.id in INHERENT else cause.share_ms
             priced.append(_Priced(_plain(cause, ledger, measurements), share, plain=True))
     priced.sort(key=lambda one: one.order)
-    verdicts = tuple(
-        replace(one, outcome="pass", reason=passed[one.rule_id]) if one.rule_id in passed else one
-        for one in judgement.verdicts
+    verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
+    causes = tuple(replace(one, told_by=tuple(claimed.told.get(one.id, ()))) for one in ledger.causes)
+    findings = tuple(_in_place(one.finding, dropped, judgement.rules) for one in priced)
+    return replace(judgement, findings=findings, verdicts=verdicts), replace(ledger, causes=causes)
+
+
+def _as_bounded(judgement: Judgement, measurements: Measurements) -> Judgement:
+    """The findings whose rules' bounds are worth telling, as they are; times of a CPU run bound nothing."""
+    step = measurements.value(step_ms)
+    dropped: dict[str, _Dropped] = {}
+    for one in judgement.findings if not measurements.is_cpu else ():
+        if isinstance(step, float) and one.gain is not None and one.gain.size_ms < WORTH * step:
+            size = f"{format_ms(one.gain.size_ms)} of the {format_ms(step)} step"
+            dropped[one.rule_id] = _Dropped(
+                "pass", f"it costs at most {size}, less than {format_percent(WORTH)}"
+            )
+    verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
+    findings = tuple(one for one in judgement.findings if one.rule_id not in dropped)
+    return replace(judgement, findings=findings, verdicts=verdicts)
+
+
+def _heard(
+    claim: _Claim, claimed: _Claimed, ledger: Ledger, measurements: Measurements
+) -> _Priced | _Dropped:
+    """A finding after those that speak before it: as it stands, or why it does not."""
+    rule, finding, least = claim.rule, claim.finding, WORTH * ledger.step_ms
+    as_bounded = _Priced(finding, claim.size_ms, claim.conditions)
+    if _beyond(rule, measurements):
+        for one in claim.causes:
+            if claim.size_ms >= COVERED * one.share_ms:
+                claimed.told.setdefault(one.id, []).append(rule.id)
+        return as_bounded
+    alone = _alone_ms(claim.causes, measurements)
+    # Of causes either of which gives all, each has half of the share.
+    if max(claim.share_ms, alone[0] if rule.cause else 0.0) < least:
+        if ledger.confidence == UNSURE and not measurements.is_cpu and claim.size_ms >= least:
+            return as_bounded
+        costs = f"{format_ms(claim.share_ms)} of the {format_ms(ledger.step_ms)} step"
+        return _Dropped("pass", f"it costs {costs}, less than {format_percent(WORTH)}")
+    left = claimed.left_ms(claim)
+    free = min(sum(left.values()), claim.share_ms)
+    tellers = claimed.tellers(claim)
+    if tellers and free < (1 - COVERED) * claim.share_ms:
+        tell = "tells" if len(tellers) == 1 else "tell"
+        told = f"{format_ms(claim.share_ms - free)} of its {format_ms(claim.share_ms)}"
+        return _Dropped("yielded", f"{' and '.join(tellers)} {tell} {told}", tellers)
+    mine = tuple(one for one in claim.causes if left[one.id] >= COVERED * one.share_ms)
+    if mine != claim.causes:
+        alone = _alone_ms(mine, measurements)
+    share = claimed.take(claim, left)
+    severity = _severity(rule, mine, share, alone, finding.confidence, ledger, measurements)
+    gain = _gain(claim, alone, ledger, measurements)
+    return _Priced(replace(finding, severity=severity, gain=gain), share, claim.conditions)
+
+
+def _claims(judgement: Judgement, ledger: Ledger) -> tuple[list[_Claim], list[Finding]]:
+    """The findings that name causes, with what these cost, and the others."""
+    conditions = {one.rule_id: len(one.comparisons) for one in judgement.verdicts}
+    claims: list[_Claim] = []
+    others: list[Finding] = []
+    for finding in judgement.findings:
+        rule = judgement.rules[finding.rule_id]
+        if rule.severity or not (rule.cause or rule.part_of):
+            others.append(finding)
+            continue
+        size = finding.gain.size_ms if finding.gain else 0.0
+        whole = sum(one.share_ms for one in _named(rule.cause, ledger))
+        part = sum(one.share_ms for one in _named(rule.part_of, ledger))
+        share = whole + min(part, size)
+        claims.append(_Claim(finding, rule, causes_of(rule, ledger), share, size, conditions[rule.id]))
+    return claims, others
+
+
+def _as_dropped(verdict: Verdict, dropped: _Dropped | None) -> Verdict:
+    """The verdict of a rule whose finding does not stand."""
+    if dropped is None:
+        return verdict
+    instances = tuple(
+        replace(one, outcome=dropped.outcome) if one.outcome == "finding" else one
+        for one in verdict.instances
     )
-    causes = tuple(replace(one, told_by=tuple(told.get(one.id, ()))) for one in ledger.causes)
-    judgement = replace(judgement, findings=tuple(one.finding for one in priced), verdicts=verdicts)
-    return judgement, replace(ledger, causes=causes)
+    return replace(verdict, outcome=dropped.outcome, reason=dropped.reason, instances=instances)
+
+
+def _in_place(finding: Finding, dropped: Mapping[str, _Dropped], rules: Mapping[str, Rule]) -> Finding:
+    """A finding of a rule in preview, with the stable rules that gave way to it."""
+    if finding.status == "stable":
+        return finding
+    behind = [name for name, one in dropped.items() if finding.rule_id in one.tellers]
+    return replace(finding, in_place_of=tuple(one for one in behind if rules[one].status == "stable"))
 
 
 def _alone_ms(causes: Sequence[LedgerCause], measurements: Measurements) -> Range:
@@ -159,7 +294,8 @@ def _severity(
 ) -> str:
     """By the lower end of what mending saves alone, or the share of the step where a partner hides that.
 
-    The partner itself weighs its share too: mending both gives both.
+    The partner itself weighs its share too: mending both gives both. The middle between the lower end and
+    what is likely makes a warning at most.
     """
     if rule is None and all(one.id in INHERENT for one in causes):
         return "note"
@@ -172,24 +308,19 @@ def _severity(
     elif rule is not None and rule.part_of:
         weight = min(share_ms, weight)
     confidence = UNSURE if rule is None and ledger.confidence == UNSURE else confidence
-    severity = severity_by_share(weight / ledger.step_ms, confidence)
+    middle = (weight + min(share_ms, alone_ms[1])) / 2
+    likely = severity_by_share(middle / ledger.step_ms, confidence)
+    least = severity_by_share(weight / ledger.step_ms, confidence)
+    severity = min(least, max(likely, "warning", key=SEVERITIES.index), key=SEVERITIES.index)
     return "note" if measurements.is_cpu and (rule is None or rule.on_cpu == "capped") else severity
 
 
-def _gain(
-    finding: Finding, rule: Rule, alone_ms: Range, run: RunInfo, ledger: Ledger, measurements: Measurements
-) -> Gain | None:
-    """The gain of the fix that stands first, where it was played; else what the causes give, or a bound."""
-    gain = finding.gain
-    first = next(iter(fitting_first(finding.fixes, run)), None)
-    if first is not None and first.predicted is not None:
-        low, likely, high = (max(ms, 0.0) for ms in first.predicted.gain_ms)
-        mean = None if gain is None else gain.mean_step_ms
-        return Gain(low, high, "replay", first.predicted.assumptions, likely, mean)
-    if rule.part_of:
+def _gain(claim: _Claim, alone_ms: Range, ledger: Ledger, measurements: Measurements) -> Gain | None:
+    """What the causes of a finding give, of a part of them at most its rule's bound."""
+    gain = claim.finding.gain
+    if not claim.rule.cause:
         return gain if gain is None else replace(gain, high_ms=min(gain.high_ms, max(alone_ms[2], 0.0)))
-    assumptions = () if gain is None else gain.assumptions
-    return _of_causes(alone_ms, ledger, measurements, assumptions)
+    return _of_causes(alone_ms, ledger, measurements, () if gain is None else gain.assumptions)
 
 
 def _of_causes(
@@ -201,26 +332,6 @@ def _of_causes(
     length = analysed if isinstance(analysed, float) else ledger.step_ms
     mean = None if abs(ledger.step_ms - length) <= WORTH * length else ledger.step_ms
     return Gain(low, high, "ledger", assumptions, likely, mean)
-
-
-def _of_mean_step(finding: Finding, alone_ms: Range, ledger: Ledger) -> Finding:
-    """A finding about late ranks, whose fixes bring them in time in all steps, of which one was replayed.
-
-    Each fix saves its part of what the best one does, which is what the ranks cost the mean step.
-    """
-    best = max((fix.predicted.gain_ms[1] for fix in finding.fixes if fix.predicted is not None), default=0.0)
-    fixes = []
-    for fix in finding.fixes:
-        if fix.predicted is not None:
-            part = max(fix.predicted.gain_ms[1] / best, 0.0) if best > 0 else 1.0
-            low, likely, high = (part * ms for ms in alone_ms)
-            after = tuple(max(ledger.step_ms - ms, 0.0) for ms in (high, likely, low))
-            predicted = replace(
-                fix.predicted, gain_ms=(low, likely, high), step_ms=(after[0], after[1], after[2])
-            )
-            fix = replace(fix, predicted=predicted)
-        fixes.append(fix)
-    return replace(finding, fixes=tuple(fixes))
 
 
 def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Finding:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from tracedoc.errors import ChangeError, RuleError, did_you_mean
 from tracedoc.judge.expression import FUNCTIONS, ExpressionError, check, parse
-from tracedoc.judge.rule import OTHERWISE, TOPICS, AtMost, Param, Rule, RuleFix
+from tracedoc.judge.rule import OTHERWISE, TOPICS, Param, Rule, RuleFix
 from tracedoc.judge.rule_cache import builtin_directory, rule_files
 from tracedoc.judge.vocabulary import Vocabulary, installed_vocabulary
 from tracedoc.judge.wording import JUDGED_RANK, WORST_RANK, placeholders, stray_brace
@@ -37,8 +36,8 @@ def load_rules(
     """The built-in rules, then those of each pack, each by topic and id.
 
     A pack is a folder: its ``*.yaml`` files and those of its sub-folders are rules; a sub-folder ``tests``
-    is left out. Ids must differ over all packs, and ``yields_to`` must name rules that are loaded, without
-    a circle. The folder of the built-in rules may be named as a pack and is not read twice.
+    is left out. Ids must differ over all packs. The folder of the built-in rules may be named as a pack and
+    is not read twice.
     """
     known = vocabulary or installed_vocabulary()
     builtin = builtin_directory().resolve()
@@ -56,15 +55,12 @@ def load_rules(
         if not pack:
             raise RuleError(f"{directory}: no rule files (*.yaml)", "name the folder that holds them")
         read.extend(sorted(pack, key=_by_topic))
-    _check_together(read)
+    _check_ids(read)
     return tuple(rule for rule, _ in read)
 
 
 def load_rule(path: str | Path, *, vocabulary: Vocabulary | None = None) -> Rule:
-    """The rule in ``path``; raises :class:`RuleError` at the first mistake.
-
-    ``yields_to`` is checked against other rules by :func:`load_rules` only.
-    """
+    """The rule in ``path``; raises :class:`RuleError` at the first mistake."""
     return _read(Path(path), vocabulary or installed_vocabulary())[0]
 
 
@@ -107,16 +103,12 @@ def _completed(rule: Rule, at: Document, known: Vocabulary) -> Rule:
     if not rule.gain and not rule.severity:
         at.fail("a rule needs a gain, or a severity if it has none")
     evidence = rule.evidence
-    if isinstance(rule.gain, AtMost):
+    if rule.gain is not None:
         fact = rule.gain.fact
         if known.facts[fact].unit != "ms":
             at.fail(f"{fact} is not a time in ms", "gain", "at_most")
         evidence = evidence or (fact if fact in known.evidence else "")
-    if rule.id in rule.yields_to:
-        at.fail("a rule cannot yield to itself", "yields_to")
-    if rule.yields_to and not evidence:
-        at.fail("a rule that yields must name its evidence: overlap decides", "yields_to")
-    if not rule.gain and not at.has("on_cpu"):
+    elif not at.has("on_cpu"):
         rule = replace(rule, on_cpu="as_usual")
     return replace(rule, evidence=evidence)
 
@@ -249,18 +241,9 @@ def _by_topic(read: _Read) -> tuple[int, str]:
     return TOPICS.index(read[0].topic), read[0].id
 
 
-def _check_together(read: Sequence[_Read]) -> None:
+def _check_ids(read: Sequence[_Read]) -> None:
     documents: dict[str, Document] = {}
     for rule, document in read:
         if rule.id in documents:
             document.fail(f"id {rule.id!r} is already used by {documents[rule.id].file}", "id")
         documents[rule.id] = document
-    for rule, document in read:
-        for target in rule.yields_to:
-            if target not in documents:
-                document.fail(f"no rule is named {target!r}{did_you_mean(target, documents)}", "yields_to")
-    try:
-        TopologicalSorter({rule.id: rule.yields_to for rule, _ in read}).prepare()
-    except CycleError as error:
-        circle = list(reversed(error.args[1]))
-        documents[circle[0]].fail(f"rules yield in a circle: {' -> '.join(circle)}", "yields_to")

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from tracedoc.diagnosis import SEVERITIES, Finding, Fix, Gain
+from tracedoc.diagnosis import Finding, Fix, Gain, RunInfo
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.judge.findings import Judgement, severity_of, worst_first
-from tracedoc.judge.fixes import misfits
-from tracedoc.judge.listing import with_restored_findings
+from tracedoc.judge.findings import Judgement
+from tracedoc.judge.fixes import changes_training, fitting_first, misfits
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import JUDGED_RANK
-from tracedoc.ledger import Range
+from tracedoc.ledger import Ledger, Range
 from tracedoc.play.run_replay import Refusal, RunReplay
 from tracedoc.predicted import PlanStep, Predicted, ReplayReport
 from tracedoc.topics.capture.run import strategy_of
@@ -30,42 +29,79 @@ NOT_PLANNED = ("double-batch", "faster-kernels")
 HELD_ON_CPUS = ("even-rank", "even-ranks", "share-work", "merge-buckets", "cap-buckets")
 """Changes that make ranks alike, or messages larger."""
 
-_SURER = ("low", "medium", "high").index
-
 NOT_REPLAYED = "a bound: the step was not replayed, because {}"
 
 
 def with_predictions(
-    judgement: Judgement, measurements: Measurements
-) -> tuple[Judgement, ReplayReport | None, tuple[PlanStep, ...]]:
+    judgement: Judgement, measurements: Measurements, ledger: Ledger, run: RunInfo
+) -> tuple[Judgement, ReplayReport, tuple[PlanStep, ...]]:
     """The judgement with every fix that can be replayed predicted, how that was done, and the plan.
 
-    The gain of a finding is then that of its best fix, and its severity follows.
+    The gain of a finding is then that of the fix that stands first, at most what its causes cost.
     """
     replay = run_replay(measurements.run)
     report = replay_report(replay)
     if isinstance(replay, Refusal):
-        judgement = with_restored_findings(judgement, lambda finding: finding)
         return _with_ceilings(judgement, replay.reason), report, ()
-
-    alone: dict[str, Prediction] = {}
-    rules = judgement.rules
-
-    def predicted(findings: Sequence[Finding]) -> list[Finding]:
-        requests = {str(one): one for one in _requests(findings).values()}
-        alone.update(_predictions(replay, [], {k: one for k, one in requests.items() if k not in alone}))
-        known = {text: as_predicted([requests[text]], alone[text]) for text in requests if text in alone}
-        return [_predicted(one, rules[one.rule_id], known, measurements) for one in findings]
-
-    findings = sorted(predicted(judgement.findings), key=worst_first)
-    judgement = with_restored_findings(
-        replace(judgement, findings=tuple(findings)), lambda one: predicted([one])[0]
-    )
+    requests = {str(one): one for one in _requests(judgement.findings).values()}
+    alone = _predictions(replay, [], requests)
+    known = {text: as_predicted([requests[text]], one) for text, one in alone.items()}
+    findings = []
+    for finding in judgement.findings:
+        finding = _predicted(finding, known, measurements)
+        rule = judgement.rules.get(finding.rule_id)
+        if rule is not None and _of_ranks(rule) and not measurements.is_cpu:
+            finding = _of_mean_step(finding, ledger)
+        findings.append(replace(finding, gain=_gain(finding, run)))
     # Shares of time of a CPU run prove little: a note is not planned with.
-    planned = [one for one in judgement.findings if not measurements.is_cpu or one.severity != "note"]
+    planned = [one for one in findings if not measurements.is_cpu or one.severity != "note"]
     plan = make_plan(replay, [_fitting(finding, measurements) for finding in planned], alone)
     report = replace(report, more_ranks=on_more_ranks(replay))
-    return judgement, report, plan
+    return replace(judgement, findings=tuple(findings)), report, plan
+
+
+def _of_ranks(rule: Rule) -> bool:
+    """True for a rule about late ranks, which may be late in other steps than the replayed one."""
+    return bool(rule.cause) and all(one.partition(".")[0] == "ranks" for one in rule.cause)
+
+
+def _of_mean_step(finding: Finding, ledger: Ledger) -> Finding:
+    """A finding about late ranks, whose fixes bring them in time in all steps, of which one was replayed.
+
+    Each fix saves its part of what the best one does, which is what the ranks cost the mean step.
+    """
+    gain = finding.gain
+    if gain is None or gain.likely_ms is None:
+        return finding
+    best = max((fix.predicted.gain_ms[1] for fix in finding.fixes if fix.predicted is not None), default=0.0)
+    fixes = []
+    for fix in finding.fixes:
+        if fix.predicted is not None:
+            part = max(fix.predicted.gain_ms[1] / best, 0.0) if best > 0 else 1.0
+            low, likely, high = (part * ms for ms in (gain.low_ms, gain.likely_ms, gain.high_ms))
+            after = tuple(max(ledger.step_ms - ms, 0.0) for ms in (high, likely, low))
+            predicted = replace(
+                fix.predicted, gain_ms=(low, likely, high), step_ms=(after[0], after[1], after[2])
+            )
+            fix = replace(fix, predicted=predicted)
+        fixes.append(fix)
+    return replace(finding, fixes=tuple(fixes))
+
+
+def _gain(finding: Finding, run: RunInfo) -> Gain | None:
+    """The gain of the fix that stands first where it was played, at most what the causes cost; else that.
+
+    A larger batch is counted per unit of today's work, which the causes do not bound.
+    """
+    first = next(iter(fitting_first(finding.fixes, run)), None)
+    if first is None or first.predicted is None:
+        return finding.gain
+    low, likely, high = (max(ms, 0.0) for ms in first.predicted.gain_ms)
+    mean = None
+    if finding.gain is not None:
+        mean = finding.gain.mean_step_ms
+        high = high if changes_training(first) else max(high, finding.gain.high_ms)
+    return Gain(low, high, "replay", first.predicted.assumptions, likely, mean)
 
 
 def _predictions(
@@ -98,38 +134,22 @@ def _with_ceilings(judgement: Judgement, reason: str) -> Judgement:
     note = NOT_REPLAYED.format(reason)
     findings = tuple(
         replace(one, gain=replace(one.gain, assumptions=(*one.gain.assumptions, note)))
-        if one.gain is not None and any(fix.replays for fix in one.fixes)
+        if one.gain is not None and one.gain.basis == "ceiling" and any(fix.replays for fix in one.fixes)
         else one
         for one in judgement.findings
     )
     return replace(judgement, findings=findings)
 
 
-def _predicted(
-    finding: Finding, rule: Rule, known: Mapping[str, Predicted], measurements: Measurements
-) -> Finding:
+def _predicted(finding: Finding, known: Mapping[str, Predicted], measurements: Measurements) -> Finding:
+    """A finding with the prediction of each fix that was played."""
     fixes = tuple(
         _with_prediction(finding, fix, known[str(parse_request(change))], measurements)
         if (change := _change(finding, fix)) and str(parse_request(change)) in known
         else fix
         for fix in finding.fixes
     )
-    found = [fix.predicted for fix in fixes if fix.predicted is not None]
-    if not found or finding.gain is None:
-        return replace(finding, fixes=fixes)
-    best = max(found, key=lambda one: one.gain_ms[1])
-    low, likely, high = (max(ms, 0.0) for ms in best.gain_ms)
-    gain = Gain(low, high, "replay", best.assumptions, likely)
-    # A replay that is not sure makes its number doubtful, not the cause that was seen.
-    confidence = (
-        min(finding.confidence, "medium", key=_SURER) if best.confidence == "low" else best.confidence
-    )
-    likely_severity = severity_of(rule, gain, confidence, measurements)
-    # Of what is saved at least there is no doubt.
-    least = Gain(gain.low_ms, gain.low_ms, "replay")
-    least_severity = severity_of(rule, least, finding.confidence, measurements)
-    severity = min(likely_severity, least_severity, key=SEVERITIES.index)
-    return replace(finding, fixes=fixes, gain=gain, severity=severity)
+    return replace(finding, fixes=fixes)
 
 
 def _with_prediction(finding: Finding, fix: Fix, predicted: Predicted, measurements: Measurements) -> Fix:

@@ -50,7 +50,6 @@ Url = Annotated[
 # Words of which an installation knows all; see Vocabulary.
 FactName = Annotated[str, Meta(title="fact")]
 Evidence = Annotated[str, Meta(title="evidence")]
-Estimator = Annotated[str, Meta(title="gain")]
 LimitCode = Annotated[str, Meta(title="limit")]
 CauseId = Annotated[str, Meta(title="cause")]
 Need = Annotated[str, Meta(title="need")]
@@ -70,14 +69,10 @@ class Param(_Part, frozen=True):
 
 
 class AtMost(_Part, frozen=True):
-    """A gain that a fact bounds: the fix gives back at most its time, ``assuming`` what it says.
-
-    With ``within_host_work`` the fix leaves the host its own work, and the step cannot get shorter than that.
-    """
+    """A gain that a fact bounds: the fix gives back at most its time, ``assuming`` what it says."""
 
     fact: FactName = field(name="at_most")
     assuming: Text
-    within_host_work: bool = False
 
 
 OTHERWISE = "otherwise"
@@ -121,19 +116,18 @@ class RuleFix(_Part, frozen=True):
 
 
 class Rule(_Part, frozen=True):
-    """One rule. ``when`` is the source of the condition; ``gain`` is a bound or names an estimator,
-    ``evidence`` names the fact whose intervals are shown, both "" without one.
+    """One rule. ``when`` is the source of the condition; ``gain`` bounds what mending it gives, and
+    ``evidence`` names the fact whose intervals are shown, "" without one.
 
     ``cause`` are the entries of the ledger that it names: ids, or families, which stand for their members;
-    ``part_of`` those of which it names a part, whose size it bounds itself.
+    ``part_of`` those of which it names a part, whose size its gain bounds.
     ``says`` is the clause of the first line behind the title's name, "" where its gain is all.
-    ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``yields_to`` lists
-    the ids of sharper rules. ``on_cpu`` is "capped" (a CPU trace makes it a note at most: its time shares
-    say little) or "as_usual" (counts, loader waits, arrival order). ``tells`` is "cause", or "time" for a
-    rule that says where time goes and not why. ``fits`` says why ``fixes`` without a condition suit every job
-    in which the rule holds. ``limit`` is the code of one that says the same as its
-    finding: both are shown as one. ``aliases`` are former ids, and names that people look for; rules may
-    share one.
+    ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``on_cpu`` is "capped" (a
+    CPU trace makes it a note at most: its time shares say little) or "as_usual" (counts, loader waits,
+    arrival order). ``tells`` is "cause", or "time" for a rule that says where time goes and not why: it
+    speaks of what the others leave. ``fits`` says why ``fixes`` without a condition suit every job in which
+    the rule holds. ``limit`` is the code of one that says the same as its finding: both are
+    shown as one. ``aliases`` are former ids, and names that people look for; rules may share one.
     """
 
     id: Id
@@ -151,14 +145,13 @@ class Rule(_Part, frozen=True):
     says: Text = ""
     params: dict[str, Param] = field(default_factory=dict)
     words: dict[str, Words] = field(default_factory=dict)
-    gain: AtMost | Estimator = ""
+    gain: AtMost | None = None
     evidence: Evidence = ""
     severity: Literal["critical", "warning", "note"] = ""  # type: ignore[assignment]
     on_cpu: Literal["capped", "as_usual"] = "capped"
     tells: Literal["cause", "time"] = "cause"
     fixes: tuple[RuleFix, ...] = ()
     fits: Text = ""
-    yields_to: tuple[Text, ...] = ()
     limit: LimitCode = ""
     aliases: tuple[Text, ...] = ()
 

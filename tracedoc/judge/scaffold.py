@@ -18,7 +18,7 @@ needs: [kernels, collectives]
 params:
   min_share: {{value: 0.10, unit: fraction, why: "say why less of it is no finding"}}
 when: exposed_comm_ms / step_ms > min_share
-gain: {{at_most: exposed_comm_ms, within_host_work: true, assuming: "say what has to hold for all of it"}}
+gain: {{at_most: exposed_comm_ms, assuming: "say what has to hold for all of it"}}
 message: "{{exposed_comm_ms}} of each {{step_ms}} step is ..."
 why: >
   Say in two sentences why this costs time: what waits for what.

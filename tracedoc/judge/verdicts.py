@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -22,9 +21,7 @@ from tracedoc.judge.rule import AtMost, Rule
 from tracedoc.judge.wording import ranks_text
 from tracedoc.spans import Spans
 from tracedoc.values import Failed, Unknown, Value
-from tracedoc.whatif.bounds import at_most
 from tracedoc.whatif.evidence import MAX_FOUND, EvidenceCollector, longest_places
-from tracedoc.whatif.gains import GainEstimator
 
 _LOG = logging.getLogger(__name__)
 
@@ -55,12 +52,11 @@ class Weighed(msgspec.Struct, frozen=True):
 def weigh(
     rule: Rule,
     measurements: Measurements,
-    gains: Mapping[str, GainEstimator],
     evidence: Mapping[str, EvidenceCollector],
 ) -> Weighed:
     """A rule judged on its own; one that fails by a fault of ours has the outcome "error"."""
     try:
-        return _weighed(rule, measurements, gains, evidence)
+        return _weighed(rule, measurements, evidence)
     except Exception as error:
         return Weighed(rule, Verdict(rule.id, "error", reason=f"error: {failure(rule.id, error)}"))
 
@@ -68,7 +64,6 @@ def weigh(
 def _weighed(
     rule: Rule,
     measurements: Measurements,
-    gains: Mapping[str, GainEstimator],
     evidence: Mapping[str, EvidenceCollector],
 ) -> Weighed:
     absent = _absent(rule, measurements)
@@ -82,7 +77,7 @@ def _weighed(
         if not keys:
             return Weighed(rule, _no_ranks(rule, condition.names, measurements))
     known: dict[tuple[Value, ...], Result] = {}
-    opinions = [_judge(rule, condition, key, measurements, gains, known) for key in keys]
+    opinions = [_judge(rule, condition, key, measurements, known) for key in keys]
     verdict = _verdict(rule, opinions)
     if verdict.outcome != "finding":
         return Weighed(rule, verdict)
@@ -171,7 +166,6 @@ def _judge(
     condition: Expression,
     key: str | None,
     measurements: Measurements,
-    gains: Mapping[str, GainEstimator],
     known: dict[tuple[Value, ...], Result],
 ) -> Opinion:
     """A rule's opinion of one instance; ``known`` are conditions judged before, by their values."""
@@ -188,26 +182,23 @@ def _judge(
         return Opinion(key, "error" if failed else "unknown", reason, result.comparisons)
     if not result.value:
         return Opinion(key, "pass", "", result.comparisons)
-    if not rule.gain:
-        return Opinion(key, "finding", "", result.comparisons)
-    return Opinion(key, "finding", "", result.comparisons, _gain(rule.gain, key, measurements, gains))
+    gain = None if rule.gain is None else _gain(rule.gain, key, measurements)
+    return Opinion(key, "finding", "", result.comparisons, gain)
 
 
-def _gain(
-    bound: AtMost | str, key: str | None, measurements: Measurements, gains: Mapping[str, GainEstimator]
-) -> Gain | Unknown:
-    if isinstance(bound, AtMost):
-        fact = measurements.facts.get(bound.fact)
-        if fact is None:
-            return Unknown(f"{bound.fact} was not measured")
-        gain = at_most(measurements, key, fact.definition, bound.assuming, host_stays=bound.within_host_work)
-    elif bound in gains:
-        gain = attempt(gains[bound], measurements, key)
-    else:
-        return Unknown(f"there is no estimator {bound}")
-    if isinstance(gain, Gain) and not math.isfinite(gain.high_ms):
+def _gain(bound: AtMost, key: str | None, measurements: Measurements) -> Gain | Unknown:
+    """The time of the fact that bounds a gain, for one rank or the run."""
+    fact = measurements.facts.get(bound.fact)
+    value = (
+        Unknown(f"{bound.fact} was not measured")
+        if fact is None
+        else measurements.value(fact.definition, key)
+    )
+    if isinstance(value, Unknown):
+        return value
+    if not isinstance(value, int | float) or not math.isfinite(value):
         return Unknown("the bound is not finite")
-    return gain
+    return Gain(0.0, max(float(value), 0.0), "ceiling", (bound.assuming,))
 
 
 def _verdict(rule: Rule, opinions: Sequence[Opinion]) -> Verdict:
@@ -245,26 +236,6 @@ def _is_error(value: Value) -> bool:
 
 def _together(reasons: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(reasons))
-
-
-def overlap(own: Times, others: Sequence[Times]) -> tuple[int, int]:
-    """The length of ``own`` evidence and how much of it the others cover, in nanoseconds.
-
-    Evidence without a step covers its interval in all.
-    """
-    theirs: dict[int, list[tuple[int | None, Spans]]] = defaultdict(list)
-    for other in others:
-        for (rank, step), spans in other.items():
-            theirs[rank].append((step, spans))
-    total_ns = covered_ns = 0
-    for (rank, step), spans in own.items():
-        cover = Spans.empty()
-        for their_step, their_spans in theirs.get(rank, ()):
-            if step is None or their_step is None or their_step == step:
-                cover = cover | their_spans
-        total_ns += spans.total_ns
-        covered_ns += (spans & cover).total_ns
-    return total_ns, covered_ns
 
 
 def spans_by_place(evidence: Iterable[Evidence]) -> dict[tuple[int, int | None], Spans]:

@@ -17,10 +17,9 @@ from tracedoc.units import UNITS
 
 
 class Vocabulary(msgspec.Struct, frozen=True, dict=True):
-    """Facts with their units and scopes, the names of estimators, and the facts that have evidence."""
+    """Facts with their units and scopes, and the facts that have evidence."""
 
     facts: Mapping[str, Fact]
-    gains: Collection[str]
     evidence: Collection[str]
 
     @cached_property
@@ -36,24 +35,23 @@ class Vocabulary(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def words(self) -> Mapping[str, Collection[str]]:
         """All words that a rule may use, by the title of their type in :mod:`tracedoc.judge.rule`."""
-        named = {"fact": self.facts, "gain": self.gains, "evidence": self.evidence}
+        named = {"fact": self.facts, "evidence": self.evidence}
         return {**named, "need": NEEDS, "unit": UNITS, "limit": limits(), "cause": CAUSE_IDS}
 
 
 def installed_vocabulary() -> Vocabulary:
-    """Every fact and estimator of this installation."""
+    """Every fact of this installation."""
     # Late, because a caller with a vocabulary of its own needs none of the measuring code.
     from tracedoc.topics import load_facts
     from tracedoc.whatif.evidence import collectors
-    from tracedoc.whatif.gains import GAINS
 
-    return Vocabulary(load_facts(), GAINS, collectors())
+    return Vocabulary(load_facts(), collectors())
 
 
 def rule_schema() -> dict[str, Any]:
-    """The schema of a rule file, with every fact, estimator and change of this installation.
+    """The schema of a rule file, with every fact and change of this installation.
 
-    Conditions and templates are text here; what stands in them, units and ``yields_to`` are checked by
+    Conditions and templates are text here; what stands in them, and units, are checked by
     ``tracedoc rules check`` alone.
     """
     from tracedoc.whatif.changes.registry import CHANGES

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from tracedoc.diagnosis import Fix, Verdict
+from tracedoc.diagnosis import Fix
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.rule import OTHERWISE, RuleFix, Words, value_key
 from tracedoc.topics.step.rank import step_ms
@@ -133,13 +133,6 @@ def with_ranks(
         which = "the worst" if has_gain else "one"
         where.append(f"{which} of {ranks_text(keys)}")
     return before_full_stop(message, ", ".join(where)) if where else message
-
-
-def doubt_words(verdicts: Sequence[Verdict]) -> list[str]:
-    """The note that rules which may be part of a finding were not judged, or none."""
-    *others, last = [verdict.rule_id for verdict in verdicts] or [""]
-    named = " and ".join(one for one in (", ".join(others), last) if one)
-    return [f"{named} {'were' if others else 'was'} not judged and may be part of it"] if named else []
 
 
 def run_step(measurements: Measurements) -> Value:

@@ -97,9 +97,9 @@ class Document:
         if kind is bool:
             value = self._scalar(node, what)
             return value if isinstance(value, bool) else self._fail(node, f"{what} must be true or false")
-        # What is left is one struct, or text.
-        struct, text = parts
-        return self._read(node, struct if isinstance(node, yaml.MappingNode) else text, what)
+        # What is left is a struct or nothing, and what is left out is nothing.
+        struct, _ = parts
+        return self._read(node, struct, what)
 
     def _struct(self, node: yaml.Node, kind: type[msgspec.Struct], what: str) -> dict[str, Any]:
         known = {field.encode_name: field for field in msgspec.structs.fields(kind)}

@@ -86,7 +86,7 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
 
     Columns are those of :class:`RankProgram`, one rank after the other, with indices into the whole.
     ``point_base`` and ``event_base`` are where the points and events of each rank begin, and where the last
-    ones end.
+    ones end. At the points ``batch_point`` the host waited ``batch_ns`` for a batch of loader workers.
     """
 
     ranks: tuple[int, ...]
@@ -95,6 +95,8 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
     offset_ns: Int64Array
     point_base: Int64Array
     event_base: Int64Array
+    batch_point: Index
+    batch_ns: Int64Array
     joins: CollectiveParts
 
     @property
@@ -254,6 +256,7 @@ class Gathering:
         self._notes: list[RankNotes] = []
         self._columns = {name: _Column(count) for name in (*StepColumns.__struct_fields__, *_OF_PROGRAM)}
         self._early: list[tuple[Index, Index]] = []
+        self._batches: list[tuple[Index, Int64Array]] = []
         self._points = [0]
         self._events = [0]
         self._periodic = True
@@ -275,6 +278,8 @@ class Gathering:
         for name, column in self._columns.items():
             column.add(narrow(moved[name] if name in moved else getattr(program, name)))
         self._early.append((program.early_event + event, program.early_point + point))
+        waited = np.flatnonzero(program.ready_lag >= 0)
+        self._batches.append((waited + point, program.held[waited].astype(np.int64)))
         self._ranks.append(rank)
         told = {name: getattr(program, name) for name in RankNotes.__struct_fields__ if name != "lag_ns"}
         self._notes.append(RankNotes(lag_ns=int(program.lag.sum()), **told))
@@ -292,6 +297,8 @@ class Gathering:
             offset_ns=offset_ns,
             point_base=np.array(self._points, dtype=np.int64),
             event_base=np.array(self._events, dtype=np.int64),
+            batch_point=np.concatenate([point for point, _ in self._batches]),
+            batch_ns=np.concatenate([waited for _, waited in self._batches]),
             joins=joins,
             **{name: whole[name] for name in StepColumns.__struct_fields__},
         )

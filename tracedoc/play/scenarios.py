@@ -29,13 +29,19 @@ PACED_SHARE = 0.98
 step, it does not set the pace: something that the trace does not show holds it back for the GPU."""
 
 
+BEHIND_SHARE = 0.2
+"""Workers that are waited for this share of the time between two batches likely cannot keep up."""
+
+
 def as_scenario(program: RunProgram, scenario: Scenario) -> RunProgram:
-    """Return the program in one scenario.
+    """The program in one scenario.
 
     The slow one keeps what the causes leave unexplained, and orders that may or may not be needed; the fast
-    one leaves out what gathers of no known unit may be needed for.
+    one leaves out what gathers of no known unit may be needed for. A wait for a batch tells no more than that
+    it was not there: in the slow scenario workers take as long for each as between two of them, and a shorter
+    step waits longer; in the fast one what was waited is what handing over takes.
     """
-    program = _without_idle_hosts(program)
+    program = with_batches(_without_idle_hosts(program), scenario)
     contention = _contention(program, scenario)
     if scenario is Scenario.FAST:
         sure = program.active & (program.layout.cause_kind != Cause.USE)
@@ -43,6 +49,19 @@ def as_scenario(program: RunProgram, scenario: Scenario) -> RunProgram:
     if scenario is Scenario.LIKELY:
         return program.edited(scenario=scenario, contention=contention)
     return as_measured(program).edited(scenario=scenario, contention=contention)
+
+
+def with_batches(program: RunProgram, scenario: Scenario) -> RunProgram:
+    """The program whose loader workers keep up as a scenario has it: always, if they seem to, or never."""
+    point, waited = program.layout.batch_point, program.layout.batch_ns
+    if scenario is Scenario.LIKELY:
+        few = waited < BEHIND_SHARE * program.ready[point]
+        point, waited = point[few], waited[few]
+    if scenario is Scenario.SLOW or not point.size:
+        return program
+    own, ready = program.own.astype(np.int64), program.ready.astype(np.int64)
+    own[point], ready[point] = waited, NONE
+    return program.edited(own=own, ready=ready)
 
 
 def as_measured(program: RunProgram) -> RunProgram:

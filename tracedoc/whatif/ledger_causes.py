@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.play.run_program import RunProgram
+from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.scenarios import call_latency
 from tracedoc.ranks.run_view import RunView
@@ -46,6 +46,10 @@ class Family(msgspec.Struct, frozen=True, eq=False):
 
 def find_families(run: RunView, replay: RunReplay, program: RunProgram) -> dict[str, Family]:
     """The families of causes that a program has."""
+    # What a wait for a batch takes, whether workers keep up or not.
+    own = program.own.astype(np.int64)
+    own[program.layout.batch_point] = program.layout.batch_ns
+    program = program.edited(own=own, ready=replay.base[Scenario.SLOW].program.ready)
     even = _even(run, program)
     found = {
         "ranks": _ranks(program, even),
