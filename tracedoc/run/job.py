@@ -74,6 +74,20 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Samples:
+    """Stacks of the thread that trains, in steps far longer than usual: ms and frames, innermost first.
+
+    A frame reads ``train.py(12): main@15``, which runs line 15. ``loop`` are those around every step. Of
+    ``steps`` that the rank made ``long`` were sampled.
+    """
+
+    steps: int = 0
+    long: int = 0
+    loop: tuple[str, ...] = ()
+    stacks: tuple[tuple[float, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RankJob:
     """What one rank recorded about itself.
 
@@ -114,6 +128,7 @@ class RankJob:
     source: str = ""
     log: StepLog | None = None
     compiled: Mapping[str, int] = field(default_factory=dict)
+    samples: Samples = Samples()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +204,7 @@ def _rank(entry: ManifestRank, unusable: list[str], *, with_log: bool) -> RankJo
         source=str(_beside(entry, "source", folder, unusable) or ""),
         log=_log(entry, folder, unusable) if with_log else None,
         compiled=_values(_entry(framework, "compile"), int) | _values(_entry(part, "compile"), int),
+        samples=_samples(_entry(part, "samples")),
     )
 
 
@@ -261,6 +277,21 @@ def _buckets(entries: Sequence[Entry]) -> Buckets:
             as_view=_value(entry, "gradient_as_bucket_view", bool),
         )
     return Buckets()
+
+
+def _samples(entry: Entry) -> Samples:
+    stacks = [(_value(one, "ms", float), _texts(one, "frames")) for one in _entries(entry, "stacks")]
+    return Samples(
+        steps=_value(entry, "steps", int) or 0,
+        long=_value(entry, "long", int) or 0,
+        loop=_texts(entry, "loop"),
+        stacks=tuple((ms, frames) for ms, frames in stacks if ms and frames),
+    )
+
+
+def _texts(entry: Entry, key: str) -> tuple[str, ...]:
+    found = entry.get(key)
+    return tuple(one for one in found if isinstance(one, str)) if isinstance(found, list) else ()
 
 
 _FRAMEWORKS = {

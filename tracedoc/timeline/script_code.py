@@ -84,7 +84,8 @@ class CodePlace(msgspec.Struct, frozen=True):
         if not self.file:
             return f"the range `{self.function}`"
         if self.function == TOP_LEVEL:
-            return f"{f'`{self.call}`' if self.call else 'code'} at the top level of `{self.file}`"
+            place = f"(`{self.file}:{self.line}`)" if self.line else f"of `{self.file}`"
+            return f"{f'`{self.call}`' if self.call else 'code'} at the top level {place}"
         function = f"`{self.function}` (`{self.file}:{self.line}`)"
         return f"`{self.call}` in {function}" if self.call else function
 
@@ -110,16 +111,38 @@ def places_of_source_step(trace: Trace) -> tuple[CodePlace, ...]:
 
     Time in torch's own functions is left out, but for what they call of the script's, such as a data set.
     """
-    steps = trace.rows_named(lambda name: vocabulary.step_number(name) is not None, Kind.ANNOTATION)
-    if steps.size == 0:
+    step = _longest_step(trace)
+    if step is None:
         return ()
-    step = int(steps[trace.dur_ns[steps].argmax()])
-    operators = trace.rows(Kind.CPU_OP)
-    busy = Spans.of(trace.ts_ns[operators], trace.end_ns[operators])
-    whole = Spans.from_pairs([(int(trace.ts_ns[step]), int(trace.end_ns[step]))])
     loads = trace.rows_named(lambda name: vocabulary.data_loader(name) is not None, Kind.ANNOTATION)
     loading = Spans.of(trace.ts_ns[loads], trace.end_ns[loads])
-    return _places(trace, np.array([trace.thread[step]]), whole - busy, loading)
+    return _places(trace, np.array([trace.thread[step]]), _outside_operators(trace, step), loading)
+
+
+def background_places(trace: Trace) -> tuple[CodePlace, ...]:
+    """The functions of the script that other threads run in the longest step while its own is in no operator.
+
+    Calls of C code, which waits or works without the interpreter, are left out: what is left holds it, or
+    waits for it.
+    """
+    step = _longest_step(trace)
+    if step is None:
+        return ()
+    rows = trace.rows(Kind.PYTHON)
+    threads = distinct(trace.thread[rows])
+    quiet = _outside_operators(trace, step)
+    return _places(trace, threads[threads != trace.thread[step]], quiet, Spans.empty(), through_calls=False)
+
+
+def _longest_step(trace: Trace) -> int | None:
+    steps = trace.rows_named(lambda name: vocabulary.step_number(name) is not None, Kind.ANNOTATION)
+    return int(steps[trace.dur_ns[steps].argmax()]) if steps.size else None
+
+
+def _outside_operators(trace: Trace, step: int) -> Spans:
+    operators = trace.rows(Kind.CPU_OP)
+    busy = Spans.of(trace.ts_ns[operators], trace.end_ns[operators])
+    return Spans.from_pairs([(int(trace.ts_ns[step]), int(trace.end_ns[step]))]) - busy
 
 
 def place_around(trace: Trace, row: int) -> CodePlace | None:
@@ -135,10 +158,19 @@ def place_around(trace: Trace, row: int) -> CodePlace | None:
     return None
 
 
-def _places(trace: Trace, threads: np.ndarray, wanted: Spans, loading: Spans) -> tuple[CodePlace, ...]:
-    """Return the innermost function or range of the script at each wanted time, most time first."""
+def _places(
+    trace: Trace, threads: np.ndarray, wanted: Spans, loading: Spans, *, through_calls: bool = True
+) -> tuple[CodePlace, ...]:
+    """Return the innermost function or range of the script at each wanted time, most time first.
+
+    Without ``through_calls`` time in C code is nobody's.
+    """
+    if len(wanted) == 0:
+        return ()
     frames = trace.rows(Kind.PYTHON, Kind.ANNOTATION)
     owners = {index: _owner(trace.names[index]) for index in distinct(trace.name[frames]).tolist()}
+    if not through_calls:
+        owners |= {index: _OPAQUE for index in owners if trace.names[index].startswith("<")}
     counting = is_among(trace.name[frames], [index for index, owner in owners.items() if owner != _THROUGH])
     long = trace.dur_ns[frames] >= wanted.total_ns * LEAST_CALL
     whole = (trace.ts_ns[frames] <= wanted.starts.min()) & (trace.end_ns[frames] >= wanted.ends.max())
@@ -198,7 +230,28 @@ def _owner(name: str) -> CodePlace | str:
     library = re.split(r"[/.]", file, maxsplit=1)[0] in _LIBRARIES or _INSTALLED.search(file)
     if library or _COMPREHENSION.fullmatch(frame["function"]):
         return _THROUGH
-    return CodePlace(file, int(frame["line"]), frame["function"], loading=False, time_ns=0)
+    # The top level begins nowhere: there a trace has the line that ran when it began.
+    line = 0 if frame["function"] == TOP_LEVEL else int(frame["line"])
+    return CodePlace(file, line, frame["function"], loading=False, time_ns=0)
+
+
+def place_of_stack(frames: Iterable[str], loop: Container[str]) -> CodePlace | None:
+    """The function of the script that a sampled stack is in, ``None`` where it does what all steps do.
+
+    Frames run from the innermost outwards, as ``train.py(12): main@15``. Functions of ``loop`` are around
+    every step: such a one has its line and what it calls, and ``None`` stands for torch working for it.
+    """
+    call, works = "", False
+    for frame in frames:
+        name, _, line = frame.rpartition("@")
+        owner = _owner(name)
+        if isinstance(owner, CodePlace):
+            if name not in loop:
+                return owner
+            return None if works else msgspec.structs.replace(owner, line=int(line or 0), call=call)
+        works |= owner == _OPAQUE
+        call = _called(name) or call
+    return None
 
 
 def _called(name: str) -> str:
@@ -339,14 +392,16 @@ class SourceStep(msgspec.Struct, frozen=True):
     """What the step with stacks of one rank shows.
 
     ``asking`` are the functions of the script that read values of tensors or let ranks meet, most calls
-    first; ``code`` is where the host spends time outside operators, most time first.
+    first; ``code`` is where the host spends time outside operators, most time first; ``background`` is what
+    other threads run meanwhile.
     """
 
     asking: tuple[SourceLine, ...] = ()
     code: tuple[CodePlace, ...] = ()
+    background: tuple[CodePlace, ...] = ()
 
 
 def read_source_step(path: str) -> SourceStep:
     """The places in the file of a step with stacks; raises :class:`InputError` where it is no trace."""
     trace = read_trace(path, python_functions=True)
-    return SourceStep(asking_lines(trace), places_of_source_step(trace))
+    return SourceStep(asking_lines(trace), places_of_source_step(trace), background_places(trace))
