@@ -38,6 +38,7 @@ def describe_loader(loader: Any) -> Plain:
     inner = probe(lambda: int(loader.batch_sampler.batch_size))
     return known(
         **{"batch_size": inner, **found},
+        batches=probe(len, loader),
         dataset=type(getattr(loader, "dataset", None)).__name__,
         sampler=type(sampler).__name__,
         sampler_replicas=replicas,

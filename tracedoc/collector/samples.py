@@ -54,7 +54,7 @@ class StackSamples:
         if self._began_ns:
             self._lengths.append(now - self._began_ns)
         elif not self._loop:
-            self._loop = _stack(sys._getframe())
+            self._loop = _stack(sys._getframe(), ours=True)
         self._began_ns, self._steps = now, self._steps + 1
 
     def skip(self) -> None:
@@ -105,12 +105,18 @@ class StackSamples:
                 self._stacks = Counter(dict(self._stacks.most_common(KEPT_STACKS)))
 
 
-def _stack(frame: FrameType | None) -> Stack:
-    """The frames from the innermost outwards without the collector's; nothing where that is the innermost."""
+def _stack(frame: FrameType | None, *, ours: bool = False) -> Stack:
+    """The frames from the innermost outwards without the collector's.
+
+    Nothing where the collector itself is at work, unless ``ours`` is asked for; all optimizers run in its
+    ``counted``.
+    """
     found: list[tuple[CodeType, int]] = []
     while frame is not None and len(found) < KEPT_FRAMES:
         if not frame.f_code.co_filename.startswith(_OURS):
             found.append((frame.f_code, frame.f_lineno))
+        elif not ours and frame.f_code.co_name != "counted":
+            return ()
         frame = frame.f_back
     return tuple(found)
 

@@ -44,13 +44,19 @@ Entry = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """The settings of a DataLoader; ``None`` where they are not known."""
+    """The settings of a DataLoader, ``None`` where they are not known; ``batches`` are those of an epoch.
+
+    ``sampler`` is the class that chooses samples, ``replicas`` among how many ranks it shares them out.
+    """
 
     batch_size: int | None = None
     workers: int | None = None
     prefetch_factor: int | None = None
     pin_memory: bool | None = None
     persistent_workers: bool | None = None
+    batches: int | None = None
+    sampler: str = ""
+    replicas: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +260,7 @@ def _cores(host: Entry) -> int | None:
 
 
 def _loader(entries: Sequence[Entry]) -> Loader:
-    """Return the loader that feeds the training: of several, the one with most workers."""
+    """Return the loader that feeds the training: of several, the one with most workers, then with a share."""
     loaders = [
         Loader(
             batch_size=_value(entry, "batch_size", int),
@@ -262,10 +268,13 @@ def _loader(entries: Sequence[Entry]) -> Loader:
             prefetch_factor=_value(entry, "prefetch_factor", int),
             pin_memory=_value(entry, "pin_memory", bool),
             persistent_workers=_value(entry, "persistent_workers", bool),
+            batches=_value(entry, "batches", int),
+            sampler=_value(entry, "sampler", str) or "",
+            replicas=_value(entry, "sampler_replicas", int),
         )
         for entry in entries
     ]
-    return max(loaders, key=lambda loader: loader.workers or 0, default=Loader())
+    return max(loaders, key=lambda one: (one.workers or 0, one.replicas or 0), default=Loader())
 
 
 def _buckets(entries: Sequence[Entry]) -> Buckets:

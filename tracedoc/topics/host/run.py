@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -279,15 +279,24 @@ def threads_per_core(run: RunView) -> dict[str, Value]:
     Ranks of a host that name the same cores share them. Above 1 threads wait for each other's cores
     as soon as all ranks compute.
     """
-    found: dict[str, Value] = {
-        str(digest.rank): Unknown("the manifest has no threads") for digest in run.digests
-    }
+    return _of_shared_cores(run, lambda cores, mates: sum(one.threads or 0 for one in mates) / cores)
+
+
+@run_fact(unit="count", scope="rank")
+def fair_threads(run: RunView) -> dict[str, Value]:
+    """Threads for one operator with which the ranks on a rank's cores have a core for each, at least 1."""
+    return _of_shared_cores(run, lambda cores, mates: max(cores // len(mates), 1))
+
+
+def _of_shared_cores(run: RunView, value: Callable[[int, list[RankJob]], Value]) -> dict[str, Value]:
+    """A value of the cores of each rank, and of the ranks that share them."""
     ranks = [one for one in run.job.ranks if one.threads] if run.job is not None else []
-    threads: Counter[tuple[str, str]] = Counter()
+    mates: dict[tuple[str, str], list[RankJob]] = defaultdict(list)
     for one in ranks:
-        threads[one.host, one.affinity] += one.threads or 0
-    shares = {str(one.rank): threads[one.host, one.affinity] / one.cores for one in ranks if one.cores}
-    return found | {rank: shares[rank] for rank in found.keys() & shares.keys()}
+        mates[one.host, one.affinity].append(one)
+    of_rank = {one.rank: value(one.cores, mates[one.host, one.affinity]) for one in ranks if one.cores}
+    unknown = Unknown("the manifest has no threads")
+    return {str(digest.rank): of_rank.get(digest.rank, unknown) for digest in run.digests}
 
 
 _NO_CORE_WAIT = Unknown("whether processes share cores is not known: the manifest has no times of threads")
