@@ -82,6 +82,7 @@ def test_a_thread_that_waits_in_c_code_holds_nothing(tmp_path: Path) -> None:
     assert diagnosis.facts["background_code"].value == "none"
 
 
-def test_ranks_that_share_cores_add_their_threads(tmp_path: Path) -> None:
-    """Two ranks of four threads each on the same four cores."""
-    assert diagnosed(tmp_path, 0).facts["threads_per_core"].values == {"0": 2.0, "1": 2.0}
+def test_ranks_that_name_the_same_cores_share_them(tmp_path: Path) -> None:
+    facts = diagnosed(tmp_path, 0).facts
+    assert facts["operator_threads"].values == {"0": 4, "1": 4}
+    assert facts["fair_threads"].values == {"0": 2, "1": 2}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +15,7 @@ from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.host import PHASES
 from tracedoc.timeline.script_code import CodePlace, SourceLine
 from tracedoc.timeline.syncs import SPELLINGS
-from tracedoc.topics.capture.run import compiled
+from tracedoc.topics.capture.run import compiled, recorded
 from tracedoc.topics.host.rank import host_away_idle_ms, unexplained_idle_ms
 from tracedoc.topics.step.rank import NO_STEP
 from tracedoc.values import Unknown, Value
@@ -272,31 +272,23 @@ def core_wait_ms(rank: RankJob) -> Value:
     return waited / 1000 / steps if steps > 0 and waited is not None else _NO_CORE_WAIT
 
 
-@run_fact(unit="ratio", scope="rank")
-def threads_per_core(run: RunView) -> dict[str, Value]:
-    """Threads that the ranks on a rank's cores use for one operator of torch, over the number of those cores.
-
-    Ranks of a host that name the same cores share them. Above 1 threads wait for each other's cores
-    as soon as all ranks compute.
-    """
-    return _of_shared_cores(run, lambda cores, mates: sum(one.threads or 0 for one in mates) / cores)
+@manifest_fact(unit="count")
+def operator_threads(rank: RankJob) -> Value:
+    """Threads that torch uses for one operator on the CPU (``torch.get_num_threads()``)."""
+    return recorded(rank.threads, "the manifest has no threads")
 
 
 @run_fact(unit="count", scope="rank")
 def fair_threads(run: RunView) -> dict[str, Value]:
-    """Threads for one operator with which the ranks on a rank's cores have a core for each, at least 1."""
-    return _of_shared_cores(run, lambda cores, mates: max(cores // len(mates), 1))
+    """Threads for one operator with which each rank on a rank's cores has a core for each, at least 1.
 
-
-def _of_shared_cores(run: RunView, value: Callable[[int, list[RankJob]], Value]) -> dict[str, Value]:
-    """A value of the cores of each rank, and of the ranks that share them."""
-    ranks = [one for one in run.job.ranks if one.threads] if run.job is not None else []
-    mates: dict[tuple[str, str], list[RankJob]] = defaultdict(list)
-    for one in ranks:
-        mates[one.host, one.affinity].append(one)
-    of_rank = {one.rank: value(one.cores, mates[one.host, one.affinity]) for one in ranks if one.cores}
-    unknown = Unknown("the manifest has no threads")
-    return {str(digest.rank): of_rank.get(digest.rank, unknown) for digest in run.digests}
+    Ranks of a host that name the same cores share them.
+    """
+    ranks = run.job.ranks if run.job is not None else ()
+    sharing = Counter((one.host, one.affinity) for one in ranks)
+    fair = {one.rank: max(one.cores // sharing[one.host, one.affinity], 1) for one in ranks if one.cores}
+    unknown = Unknown("the manifest has no cores")
+    return {str(digest.rank): fair.get(digest.rank, unknown) for digest in run.digests}
 
 
 _NO_CORE_WAIT = Unknown("whether processes share cores is not known: the manifest has no times of threads")
