@@ -80,12 +80,12 @@ def summarise(
         found = "no finding" if not findings else "only minor findings"
         sentences = [f"{which}: {found} in the {format_ms(step)} step."]
     else:
-        sentences = [healthy(measurements, findings, run, step)]
+        sentences = [healthy(measurements, findings, run, step, ledger)]
     failed = [one.rule_id for one in judgement.verdicts if one.outcome == "error"]
     if failed and not worth:
         which = "rule" if len(failed) == 1 else "rules"
         sentences.append(f"The {which} {', '.join(failed)} failed and could not be judged.")
-    return " ".join([*sentences, *([caution] if caution else [])])
+    return " ".join(one for one in (*sentences, caution) if one)
 
 
 def _caution(measurements: Measurements) -> str:
@@ -214,7 +214,9 @@ def _without(measurements: Measurements, named: Sequence[Finding], ledger: Ledge
             mean = "" if abs(of - step) <= SAME_STEP * step else ", the mean step"
             return f"Without {what}{mean}: {format_step_change(of, after)}."
     largest = max((one.gain.high_ms for one in named if one.gain is not None), default=0.0)
-    return f"Without {what}: {format_ms(step)} -> {format_ms(max(step - largest, 0.0))} at best."
+    return (
+        f"Without {what}: {format_ms(step)} -> {format_ms(step - largest)} at best." if largest < step else ""
+    )
 
 
 def _number_of(finding_id: str, findings: Sequence[Finding]) -> str:

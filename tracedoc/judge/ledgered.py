@@ -218,8 +218,6 @@ def _heard(
     alone = _alone_ms(claim.causes, measurements)
     # Of causes either of which gives all, each has half of the share.
     if max(claim.share_ms, alone[0] if rule.cause else 0.0) < least:
-        if ledger.confidence == UNSURE and not measurements.is_cpu and claim.size_ms >= least:
-            return as_bounded
         costs = f"{format_ms(claim.share_ms)} of the {format_ms(ledger.step_ms)} step"
         return _Dropped("pass", f"it costs {costs}, less than {format_percent(WORTH)}")
     left = claimed.left_ms(claim)

@@ -50,9 +50,9 @@ def with_predictions(
     for finding in judgement.findings:
         finding = _predicted(finding, known, measurements)
         rule = judgement.rules.get(finding.rule_id)
-        if rule is not None and _of_ranks(rule) and not measurements.is_cpu:
-            finding = _of_mean_step(finding, ledger)
-        findings.append(replace(finding, gain=_gain(finding, run)))
+        late = rule is not None and _of_ranks(rule) and not measurements.is_cpu
+        finding = _of_mean_step(finding, ledger) if late else finding
+        findings.append(replace(finding, gain=_gain(finding, run, of_mean_step=late)))
     # Shares of time of a CPU run prove little: a note is not planned with.
     planned = [one for one in findings if not measurements.is_cpu or one.severity != "note"]
     plan = make_plan(replay, [_fitting(finding, measurements) for finding in planned], alone)
@@ -88,19 +88,20 @@ def _of_mean_step(finding: Finding, ledger: Ledger) -> Finding:
     return replace(finding, fixes=tuple(fixes))
 
 
-def _gain(finding: Finding, run: RunInfo) -> Gain | None:
+def _gain(finding: Finding, run: RunInfo, *, of_mean_step: bool) -> Gain | None:
     """The gain of the fix that stands first where it was played, at most what the causes cost; else that.
 
-    A larger batch is counted per unit of today's work, which the causes do not bound.
+    A larger batch is counted per unit of today's work, which the causes do not bound. Fixes are played on the
+    analysed step, but for those that are ``of_mean_step``.
     """
     first = next(iter(fitting_first(finding.fixes, run)), None)
     if first is None or first.predicted is None:
         return finding.gain
     low, likely, high = (max(ms, 0.0) for ms in first.predicted.gain_ms)
     mean = None
-    if finding.gain is not None:
-        mean = finding.gain.mean_step_ms
-        high = high if changes_training(first) else max(high, finding.gain.high_ms)
+    if finding.gain is not None and not changes_training(first):
+        high = max(high, finding.gain.high_ms)
+        mean = finding.gain.mean_step_ms if of_mean_step else None
     return Gain(low, high, "replay", first.predicted.assumptions, likely, mean)
 
 
@@ -172,7 +173,7 @@ def _with_prediction(finding: Finding, fix: Fix, predicted: Predicted, measureme
 def _within(predicted: Predicted, bound: Gain) -> Predicted:
     """A prediction whose gain is at most that of a bound, and as unsure."""
     low, likely, high = predicted.gain_ms
-    gains = (min(low, bound.low_ms), min(likely, bound.high_ms), min(high, bound.high_ms))
+    gains = (min(low, bound.low_ms), min(likely, bound.size_ms), min(high, bound.high_ms))
     today = predicted.step_ms[1] + likely
     steps = (today - gains[2], today - gains[1], today - gains[0])
     return replace(predicted, step_ms=steps, gain_ms=gains)

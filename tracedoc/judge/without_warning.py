@@ -1,4 +1,4 @@
-"""What is said where nothing is worth a warning: what fills the step, who waits, and the largest note."""
+"""What is said where nothing is worth a warning: what fills the step, and what costs most of it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from tracedoc.diagnosis import Finding, RunInfo
 from tracedoc.facts.catalog import Fact
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.idle_causes import WORDS
-from tracedoc.judge.ledgered import INHERENT
-from tracedoc.topics.communication.run import exposed_wait_ms, pipeline_wait_ms
+from tracedoc.judge.ledgered import INHERENT, WORTH
+from tracedoc.ledger import Ledger
 from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
 from tracedoc.units import format_ms, format_percent
 
 CPU_IDLE_WORDS = {cause: words.on_cpu for cause, words in WORDS.items() if words.on_cpu}
 """What the first line says of a CPU step that is mostly idle for a reason that no rule looks for."""
-
-WAIT_WORTH_NAMING = 0.10
-"""Waiting for peers is named from this share of the step on."""
 
 IDLE_WORTH_NAMING = 0.50
 """In a CPU trace what the host does instead of running operators is named from this share of the step on."""
@@ -28,15 +25,15 @@ LITTLE_EXPOSED = 0.10
 COMPUTE_BOUND = 0.80
 """With this share of compute in the step and no finding, compute is what the step is made of."""
 
-MINOR = 0.05
-"""What saves less than this share of the step is minor."""
+CPU_WORTH_NAMING = 0.05
+"""In a CPU run, whose processes share cores, what costs less than this share of the step is not named."""
 
-NO_GAIN = 0.001
-"""What saves less than this share of the step is not named."""
+NAMED_COSTS = 2
+"""So many causes are named where none is worth a warning."""
 
 
 def number(measurements: Measurements, fact: Fact) -> float | None:
-    """Return the run's value of a fact, ``None`` where it is unknown or no number."""
+    """The run's value of a fact, ``None`` where it is unknown or no number."""
     value = measurements.value(fact)
     return float(value) if isinstance(value, (int, float)) else None
 
@@ -52,35 +49,8 @@ def gain_words(finding: Finding) -> str:
     return f"{'about' if likely else 'up to'} {format_ms(gain_ms(finding))}"
 
 
-def waits_for_peers(measurements: Measurements, step: float) -> str:
-    """Say whom the other ranks wait for, where that is a part of the step worth a sentence; else ""."""
-    rank, wait_ms = _longest(measurements, exposed_wait_ms)
-    late = measurements.run.blame.waited_for(int(rank)) if wait_ms >= WAIT_WORTH_NAMING * step else None
-    if late is None:
-        return ""
-    return f" Rank {rank} waits {format_ms(wait_ms)} a step for its peers, mostly for rank {late}."
-
-
-def in_pipeline(measurements: Measurements, step: float) -> str:
-    """Say how long the rank that waits longest for its pipeline neighbours does; "" where that is little."""
-    rank, wait_ms = _longest(measurements, pipeline_wait_ms)
-    if wait_ms < WAIT_WORTH_NAMING * step:
-        return ""
-    return f" Rank {rank} waits {format_ms(wait_ms)} a step in the pipeline."
-
-
-def _longest(measurements: Measurements, fact: Fact) -> tuple[str, float]:
-    """Return the rank with the largest value of a fact in ms, and that; ("", 0.0) where none is known."""
-    known = {
-        rank: float(value)
-        for rank, value in measurements.facts[fact.name].values.items()
-        if isinstance(value, (int, float))
-    }
-    return max(known.items(), key=lambda item: item[1], default=("", 0.0))
-
-
 def idle_on_cpu(measurements: Measurements, step: float) -> str:
-    """Say what the host does for most of a CPU step instead of running operators; "" where it runs them."""
+    """What the host does for most of a CPU step instead of running operators; "" where it runs them."""
     digest = measurements.run.representative_digest
     judged = digest.judged_step if digest is not None else None
     if judged is None or not judged.complete:
@@ -92,20 +62,46 @@ def idle_on_cpu(measurements: Measurements, step: float) -> str:
     return f" For {format_ms(idle)} of it {CPU_IDLE_WORDS[cause]}."
 
 
-def healthy(measurements: Measurements, noted: Sequence[Finding], run: RunInfo, step: float) -> str:
-    """What fills the step of a run without warnings, the largest loss, and the largest finding of a note."""
+def healthy(
+    measurements: Measurements, noted: Sequence[Finding], run: RunInfo, step: float, ledger: Ledger | None
+) -> str:
+    """What fills the step of a run without warnings, and what costs most of it."""
     compute = number(measurements, compute_ms)
     if measurements.is_cpu:
-        waits = waits_for_peers(measurements, step) + in_pipeline(measurements, step)
-        return f"{_on_cpu(noted, step)}{idle_on_cpu(measurements, step)}{waits}"
+        costs = _costs(noted, ledger, step, CPU_WORTH_NAMING)
+        found = f"CPU run (times are indicative): {costs}." if costs else ""
+        return f"{found or _nothing_on_cpu(step)}{idle_on_cpu(measurements, step)}"
     if compute is None:
         return f"No answer: how the {format_ms(step)} step splits is not in this capture."
-    small = _minor(noted, step)
-    share = format_percent(compute / step)
-    if not is_compute_bound(measurements, step):
-        waits = waits_for_peers(measurements, step) + in_pipeline(measurements, step)
-        return f"No single cause: compute fills {share} of the {format_ms(step)} step.{waits}{small}"
-    return f"{compute_bound(measurements, run, step)}{small}"
+    costs = _costs(noted, ledger, step, WORTH)
+    if is_compute_bound(measurements, step):
+        return (
+            f"{compute_bound(measurements, run, step)}{f' {costs[0].upper()}{costs[1:]}.' if costs else ''}"
+        )
+    costs = costs or f"no cause costs {format_percent(WORTH)} of it"
+    return f"Compute fills {format_percent(compute / step)} of the {format_ms(step)} step; {costs}."
+
+
+def _nothing_on_cpu(step: float) -> str:
+    return f"CPU run: nothing found to change in the {format_ms(step)} step."
+
+
+def _costs(noted: Sequence[Finding], ledger: Ledger | None, step: float, least: float) -> str:
+    """The largest findings with what each costs of the mean step, from ``least`` of it on; "" without any."""
+    of = ledger.step_ms if ledger is not None and ledger.step_ms else step
+    sized = [(cost_ms(one, ledger), one) for one in noted if one.rule_id not in INHERENT]
+    large = sorted((one for one in sized if one[0] >= least * of), key=lambda one: -one[0])[:NAMED_COSTS]
+    return " and ".join(
+        f"{_short_name(one)} costs {format_ms(ms)}{f' of the {format_ms(of)} step' if not place else ''}"
+        for place, (ms, one) in enumerate(large)
+    )
+
+
+def cost_ms(finding: Finding, ledger: Ledger | None) -> float:
+    """What a finding costs the mean step, in ms: its causes' shares, else what its rule bounds."""
+    causes = () if ledger is None else ledger.causes
+    shares = [one.share_ms for one in causes if finding.rule_id in one.told_by]
+    return sum(shares) if shares else gain_ms(finding)
 
 
 def is_compute_bound(measurements: Measurements, step: float) -> bool:
@@ -128,25 +124,7 @@ def compute_bound(measurements: Measurements, run: RunInfo, step: float) -> str:
     return f"Compute-bound: {share} of the {format_ms(step)} step is compute."
 
 
-def _minor(noted: Sequence[Finding], step: float) -> str:
-    """Name the largest finding that is only a note; "" where none saves time."""
-    first = max((one for one in noted if one.rule_id not in INHERENT), key=gain_ms, default=None)
-    if first is None or gain_ms(first) <= 0:
-        return ""
-    return f" Minor: {_short_name(first)}, {gain_words(first)}."
-
-
 def _short_name(finding: Finding) -> str:
     name = finding.title.partition(": ")[0]
     first = name.partition(" ")[0]
     return name[0].lower() + name[1:] if first[1:].islower() or len(first) == 1 else name
-
-
-def _on_cpu(noted: Sequence[Finding], step: float) -> str:
-    """The words for a CPU run without warnings: shares of its time prove little about GPUs."""
-    first = next((one for one in noted if one.topic != "capture" and gain_ms(one) >= NO_GAIN * step), None)
-    if first is None:
-        return f"CPU run: nothing found to change in the {format_ms(step)} step."
-    of = step if first.gain is None or first.gain.mean_step_ms is None else first.gain.mean_step_ms
-    minor = " only minor findings:" if gain_ms(first) < MINOR * of else ""
-    return f"CPU run:{minor} {_short_name(first)}, {gain_words(first)} of the {format_ms(of)} step."

@@ -14,7 +14,7 @@ from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.whatif.ledger_causes import Family, find_families
 from tracedoc.whatif.ledger_places import place_of, ranks_of
-from tracedoc.whatif.ledger_steps import StepsApart, late_error_ms, late_over_steps, steps_apart
+from tracedoc.whatif.ledger_steps import StepsApart, late_error_ms, late_over_steps, recurring_ms, steps_apart
 from tracedoc.whatif.predictions import WIDENING, run_replay
 from tracedoc.whatif.removal import Removal, without
 
@@ -159,10 +159,13 @@ def alone_of(run: RunView, ids: tuple[str, ...]) -> Range | None:
     least, likely = max(low for low, _, _ in single), max(likely for _, likely, _ in single)
     likely = max(gains[Scenario.LIKELY], likely)
     spread = min(WIDENING * book.replay.model_error_frac * book.replay.step_ms, likely)
-    spread += late_error_ms(run) if any(name.startswith(RANKS) for name in causes) else 0.0
-    high = min(max(gains.values()) + spread, book.ledger.step_ms)
-    low = min(max(min(gains.values()) - spread, least), likely)
-    return low, likely, max(high, likely)
+    late = [name for name in causes if name.startswith(RANKS)]
+    if late:
+        spread += late_error_ms(run)
+    low, high = max(min(gains.values()) - spread, least), max(gains.values()) + spread
+    if len(late) == len(causes):
+        low, likely = as_sure_as_steps(run, low), as_sure_as_steps(run, likely)
+    return min(low, likely), likely, max(min(high, book.ledger.step_ms), likely)
 
 
 def _together(plays: Plays, entries: Sequence[Entry]) -> float:
@@ -202,7 +205,7 @@ def _book(run: RunView) -> _Book:
         replay.step_ms, (replay.step,)
     )
     causes = _with_apart(_told(run, replay, by_scenario, entries), apart)
-    causes = [_as_sure_as_steps(run, one) for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
+    causes = [_late(run, one) for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
     shares = sum(one.share_ms for one in causes)
     if shares > apart.step_ms:  # a replay that takes longer than the step
         causes = [replace(one, share_ms=one.share_ms * apart.step_ms / shares) for one in causes]
@@ -353,12 +356,22 @@ def find_partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
     return found
 
 
-def _as_sure_as_steps(run: RunView, cause: LedgerCause) -> LedgerCause:
-    """A cause whose range holds what clocks and few steps leave open of who is late, and by how much."""
-    if not cause.id.startswith(RANKS) or cause.alone_ms[1] <= 0:
-        return cause
+def as_sure_as_steps(run: RunView, late_ms: float) -> float:
+    """What late ranks cost, in ms: in a CPU run at most what recurs.
+
+    Processes on shared cores also slow each other down by chance.
+    """
+    recurring = recurring_ms(run) if run.digests[0].is_cpu else 0.0
+    return min(late_ms, recurring) if recurring else late_ms
+
+
+def _late(run: RunView, cause: LedgerCause) -> LedgerCause:
+    """A cause of late ranks whose range holds what clocks and few steps leave open."""
     low, likely, high = cause.alone_ms
+    if not cause.id.startswith(RANKS) or likely <= 0:
+        return cause
     error = late_error_ms(run)
+    low, likely = (as_sure_as_steps(run, ms) for ms in (low, likely))
     return replace(cause, alone_ms=(max(low - error, 0.0), likely, high + error))
 
 
