@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tracedoc.collector.delays import CollectionWatch, CoreWait, ThreadSchedule
+from tracedoc.collector.delays import CollectionWatch, CoreWait, StackSamples, ThreadSchedule
 from tracedoc.collector.devices import (
     COMMANDS,
     DeviceSampler,
@@ -35,7 +35,6 @@ from tracedoc.collector.frameworks import describe, describe_compile, find_live
 from tracedoc.collector.loaders import BatchWatch
 from tracedoc.collector.nccl import read_nccl_log
 from tracedoc.collector.probe import known, probe
-from tracedoc.collector.samples import StackSamples
 from tracedoc.collector.steps import StepLogWriter
 
 Facts = dict[str, object]

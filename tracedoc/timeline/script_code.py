@@ -333,7 +333,8 @@ class SourceLine(msgspec.Struct, frozen=True):
     def place(self) -> CodePlace:
         """The function as a place without time of its own."""
         call = self.call if self.function == TOP_LEVEL else ""
-        return CodePlace(self.file, self.line, self.function, loading=False, time_ns=0, call=call)
+        line = 0 if call else self.line
+        return CodePlace(self.file, line, self.function, loading=False, time_ns=0, call=call)
 
 
 def asking_lines(trace: Trace) -> tuple[SourceLine, ...]:

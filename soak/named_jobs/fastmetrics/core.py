@@ -1,3 +1,5 @@
+"""Sends values somewhere, slowly."""
+
 import time
 
 

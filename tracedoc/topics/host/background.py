@@ -40,7 +40,7 @@ def background_code_ms(run: RunView) -> Value:
     return min(place.time_ns / 1e6, max(known)) if place is not None else 0.0
 
 
-def _longest(run: RunView) -> CodePlace | None | Unknown:
+def _longest(run: RunView) -> CodePlace | Unknown | None:
     if not run.source_steps:
         return NO_STACKS
     places = [place for _, step in sorted(run.source_steps.items()) for place in step.background]
