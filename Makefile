@@ -7,6 +7,7 @@
 # make refresh golden files, schemas and outputs in documents made anew, to read what changed
 # make pythons the tests that need no torch, on each other Python that is supported and found
 # make mutate  change definitions one at a time, and hold that a test fails for each (MUTANTS="NAME ...")
+# make shipped what users get: wheels, and the code that fixes and plans print, each built or run as it is
 # make soak    what takes minutes: wheels, printed code, hard inputs, jobs that go wrong: an hour and more (SOAK="--share 0.01")
 # make bench   measure speed and memory side by side with other tools (BENCH="--rounds 1" for options)
 # make bench-plan   hold predicted steps and peaks of `tracedoc plan` against published runs (ROWS=--rows: each run)
@@ -33,8 +34,8 @@ BIN := .venv/bin
 PIP := -m pip install -qq --disable-pip-version-check
 PINNED := $(PIP) --constraint requirements/constraints.txt
 
-.PHONY: demo test lint docs refresh oldest newest pythons mutate soak bench bench-plan bench-truth bench-replay fuzz
-.PHONY: constraints clean
+.PHONY: demo test lint docs refresh oldest newest pythons mutate shipped soak bench bench-plan bench-truth bench-replay
+.PHONY: fuzz constraints clean
 
 demo: .venv/installed
 	$(BIN)/tracedoc diagnose $(RUN) -o - -o report.html
@@ -71,6 +72,9 @@ pythons:
 
 mutate: .venv/test-installed
 	$(BIN)/python tests/mutate.py $(MUTANTS)
+
+shipped: .venv/test-installed loaders
+	$(BIN)/python -m pytest -m soak tests/project tests/planner tests/rules
 
 soak: .venv/test-installed loaders peers
 	$(BIN)/python -m pytest -m soak

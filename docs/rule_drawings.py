@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from html import escape
 
 from tracedoc.testing.cases import Case
+from tracedoc.testing.document import OPERATIONS
 from tracedoc.testing.lane_words import COMPUTE, Drawing, Segment, read_lanes
-from tracedoc.testing.names import OPERATIONS
 
 WIDTH, LABEL, ROW, GAP = 760, 150, 22, 6
 COLOURS = {"compute": "#3a7d44", "communication": "#c8553d", "host": "#5b7fa6", "other": "#8d99ae"}

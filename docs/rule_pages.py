@@ -21,7 +21,7 @@ from docs.facts_page import facts_page  # noqa: E402
 from docs.rule_drawings import drawing  # noqa: E402
 from tracedoc.judge.expression import parse  # noqa: E402
 from tracedoc.judge.load import load_rules  # noqa: E402
-from tracedoc.judge.rule import TOPICS, AtMost  # noqa: E402
+from tracedoc.judge.rule import TOPICS  # noqa: E402
 from tracedoc.testing.cases import Case, load_cases  # noqa: E402
 from tracedoc.topics import load_facts  # noqa: E402
 from tracedoc.units import format_quantity  # noqa: E402

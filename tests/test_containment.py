@@ -144,7 +144,7 @@ def test_a_rule_that_failed_is_named_where_no_cause_is(
     assert summary.endswith("The rule tiny-batch failed and could not be judged.")
 
 
-@pytest.mark.parametrize("step", ["_weighed", "_yield", "_finding"])
+@pytest.mark.parametrize("step", ["_weighed", "_finding"])
 def test_a_rule_fails_alone(run: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Each step of judging fails for one rule: that verdict is an error, the others are what they were."""
     said = tracedoc.diagnose([run]).verdicts

@@ -20,14 +20,12 @@ from typing import Any
 
 import pytest
 
-import tracedoc.executors.local
+import tracedoc.executors.run
 import tracedoc.pipeline
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.diagnosis_json import to_json
 from tracedoc.errors import InputError
-from tracedoc.executors.local import _start_method
-from tracedoc.executors.run import run_each
-from tracedoc.executors.work import Lost, OnBytes
+from tracedoc.executors.run import Lost, OnBytes, _start_method, run_each
 from tracedoc.pipeline import Options, ProgressEvent, diagnose
 
 RUN = "synthetic_ddp_tiny_batch"
@@ -363,7 +361,7 @@ def kind(path, on_bytes):
 SCRIPT = """
 import sys, threading
 from tracedoc.executors.run import run_each
-from tracedoc.executors.work import Lost
+from tracedoc.executors.run import Lost
 from work import kind
 
 _, beside, *paths = sys.argv
@@ -412,7 +410,7 @@ def test_where_no_process_may_be_started_this_one_reads(monkeypatch: pytest.Monk
     def refuse() -> int:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(tracedoc.executors.local, "_start_method", lambda: "fork")
+    monkeypatch.setattr(tracedoc.executors.run, "_start_method", lambda: "fork")
     monkeypatch.setattr(os, "fork", refuse)
     assert dict(run_each(length, {"abc": 3, "de": 2}, jobs=2)) == {"abc": 3, "de": 2}
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 import tracedoc.pipeline
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.pipeline import diagnose
+from tracedoc.pipeline import Options, diagnose
 from tracedoc.whatif.evidence import MAX_FOUND
 from tracedoc.worker import digest_file
 
@@ -33,7 +33,7 @@ def many(sample_traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             yield path, replace(digest, rank=rank, source=path, world_size=RANKS, collectives=operations)
 
     monkeypatch.setattr(tracedoc.pipeline, "run_each", copies)
-    return diagnose(paths)
+    return diagnose(paths, Options(select=("host-bound-launches",)))
 
 
 def test_every_rank_is_judged_and_every_group_matched(many: Diagnosis):

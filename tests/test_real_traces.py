@@ -74,12 +74,12 @@ def test_the_healthy_run_gets_a_clean_bill(shared_traces: Path) -> None:
 def test_one_rank_of_a_communication_bound_run_cannot_tell_transfer_from_waiting(shared_traces: Path) -> None:
     diagnosis = diagnose([shared_traces / "ddp_resnet_mi300_8rank_r0"])
     found = found_in(diagnosis)
-    exposed = found["exposed-communication"]
-    assert "one rank alone cannot separate them" in exposed.message
     assert "host-bound-launches" not in found
     # Hiding 11.8 ms is promised by no one: the host itself needs 16.8 of the 19.0 ms.
-    assert exposed.gain is not None
-    assert exposed.gain.high_ms == pytest.approx(2.2, abs=0.3)
+    assert diagnosis.ledger is not None
+    causes = {one.id: one for one in diagnosis.ledger.causes}
+    assert causes["link.transfer"].alone_ms[2] < 2.2
+    assert "tiny-batch" in causes["link.transfer"].told_by
     assert diagnosis.budget is not None
     assert diagnosis.budget.blocking_comm_ms == pytest.approx(11.1, abs=0.2)
 
@@ -107,7 +107,7 @@ def test_the_starved_run_stalls_on_input_and_its_twin_with_workers_does_not(shar
 def test_eight_launch_bound_ranks_wait_for_each_other_and_not_for_the_network(shared_traces: Path) -> None:
     diagnosis = diagnose([shared_traces / "dlrm_8rank_v100"])
     found = found_in(diagnosis)
-    assert {"host-bound-launches", "tiny-batch"} <= set(found)
+    assert "tiny-batch" in found
     assert not {"exposed-communication", "small-collectives"} & set(found)
     transfers = diagnosis.facts["exposed_transfer_ms"].values
     waits = diagnosis.facts["exposed_wait_ms"].values

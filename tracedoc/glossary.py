@@ -1,4 +1,4 @@
-"""What the codes of limits and the words of an answer mean; ``glossary.yaml`` beside this file says it."""
+"""What codes of limits, and words of an answer or a plan mean; ``glossary.yaml`` beside this file says it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ def limits() -> dict[str, str]:
 def answer_words() -> dict[str, str]:
     """The explanation of each word of an answer."""
     return _texts()["words"]
+
+
+def plan_words() -> dict[str, str]:
+    """The explanation of each word of a plan: a table of what it shards, costs and is for."""
+    return _texts()["plans"]
 
 
 @cache

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import Failures, InputError, Limit
-from tracedoc.executors.run import run_each
-from tracedoc.executors.work import Lost
+from tracedoc.executors.run import Lost, run_each
 from tracedoc.facts.measure_run import Measurements, measure_run
 from tracedoc.judge.budgets import judge_budgets, parse_budgets
 from tracedoc.judge.compose import compose, run_info

@@ -13,9 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tracedoc.cli import main
-from tracedoc.glossary import limits
+from tracedoc.glossary import limits, plan_words
 from tracedoc.ledger import CAUSE_IDS
-from tracedoc.planner.words import WORDS
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def test_words_of_plans_are_explained_in_about_ten_lines(word: str):
     lines = result.stdout.strip().splitlines()
     assert 7 <= len(lines) <= 14
     assert max(map(len, lines)) < 100
-    assert WORDS.keys() == set(WORDS_OF_PLANS)
+    assert plan_words().keys() == set(WORDS_OF_PLANS)
 
 
 @pytest.mark.parametrize("code", sorted(limits()))

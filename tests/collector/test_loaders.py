@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.collector.loaders import describe_loaders
+from tracedoc.collector.frameworks import describe_loaders
 
 data = pytest.importorskip("torch.utils.data", reason="describes live DataLoaders of torch")
 

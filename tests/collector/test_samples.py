@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.collector import delays
-from tracedoc.collector.delays import StackSamples
+from tracedoc.collector import samples
+from tracedoc.collector.samples import StackSamples
 
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> StackSamples:
     """Samples of this thread after four steps; a step is long from 1 ms more than usual on."""
-    monkeypatch.setattr(delays, "LEAST_NS", 1_000_000)
+    monkeypatch.setattr(samples, "LEAST_NS", 1_000_000)
     found = StackSamples()
     for _ in range(6):
         found.step()
@@ -34,7 +34,7 @@ def test_a_long_step_shows_what_it_does(watched: StackSamples) -> None:
     frames = told["stacks"][0]["frames"]
     first = evaluate.__code__.co_firstlineno
     assert any(f"test_samples.py({first}): evaluate@" in frame for frame in frames)
-    assert not any("collector/delays.py" in frame for frame in frames)
+    assert not any("collector/samples.py" in frame for frame in frames)
     assert any("watched@" in frame for frame in told["loop"])
 
 

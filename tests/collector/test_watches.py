@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tracedoc.collector import delays
-from tracedoc.collector.delays import CollectionWatch
+from tracedoc.collector import evidence
 from tracedoc.collector.devices import HostCommands, summarise_samples
 from tracedoc.collector.environment import difference, numbers, ranges, read_counters
+from tracedoc.collector.evidence import CollectionWatch
 from tracedoc.collector.steps import StepLogWriter
 from tracedoc.run import steplog
 from tracedoc.run.steplog import parse_step_log, read_step_log
@@ -101,12 +101,12 @@ def test_counters_tell_what_was_added() -> None:
 
 def test_a_thread_tells_how_long_it_waited_for_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = tmp_path / "schedstat"
-    monkeypatch.setattr(delays, "_SCHEDULE", schedule)
-    watch = delays.CoreWait()
-    watch.step(delays.ThreadSchedule().scheduled_ns())
+    monkeypatch.setattr(evidence, "_SCHEDULE", schedule)
+    watch = evidence.CoreWait()
+    watch.step(evidence.ThreadSchedule().scheduled_ns())
     assert watch.describe() is None
     schedule.touch()
-    counted = delays.ThreadSchedule()
+    counted = evidence.ThreadSchedule()
     for ran_ms, waited_ms in [(100, 50), (160, 60), (300, 90)]:
         schedule.write_text(f"{ran_ms * 10**6} {waited_ms * 10**6} 7\n")
         watch.step(counted.scheduled_ns())
@@ -118,7 +118,7 @@ def test_a_thread_tells_how_long_it_waited_for_cores(tmp_path: Path, monkeypatch
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux counts this")
 def test_each_thread_is_told_its_own_times() -> None:
     """This thread has run for longer than one that has just begun."""
-    counted = delays.ThreadSchedule()
+    counted = evidence.ThreadSchedule()
     with ThreadPoolExecutor(1) as other:
         here, there, again = (
             counted.scheduled_ns(),

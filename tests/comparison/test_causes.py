@@ -10,8 +10,8 @@ from msgspec.structs import replace
 import tracedoc
 from tests.comparison.test_scaling import on
 from tests.example_diagnoses import sharded
-from tracedoc.comparison.causes import cause_waterfall, step_lengths
 from tracedoc.comparison.compare import compare
+from tracedoc.comparison.waterfall import cause_waterfall, step_lengths
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.ledger import Ledger, LedgerCause
 from tracedoc.report.comparison_sheet import comparison_sheet

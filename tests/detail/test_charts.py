@@ -114,7 +114,7 @@ def test_of_very_many_ranks_those_that_are_waited_for_are_listed(
 def test_a_picture_closes_gaps_until_it_has_few_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, closed_ms: float, pieces: int
 ):
-    monkeypatch.setattr("tracedoc.detail.step_picture.MOST_INTERVALS", most)
+    monkeypatch.setattr("tracedoc.detail.charts.MOST_INTERVALS", most)
     # 20 kernels of 1 ms that start 2 ms apart: the gaps between them are 1 ms.
     lanes = "step: 150\nlead: 30\ncompute 0-40 x20 1ms 100-150"
     picture = detail(parse_lanes(lanes, ranks=1), tmp_path).picture

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 import tracedoc
 from tracedoc.cli import main
-from tracedoc.crosscheck.definitions import stages
+from tracedoc.crosscheck.agreement import stages
 from tracedoc.diagnosis import CaptureBudget
 
 MI300 = "ddp_resnet_mi300_8rank_r0/resnet_act_checkpoint.json.gz"

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from tracedoc.errors import InputError
 from tracedoc.planner.activations import block_activations
 from tracedoc.planner.candidates import rank
+from tracedoc.planner.configurations import megatron_arguments, torchtitan_toml
 from tracedoc.planner.families import read_model_config
 from tracedoc.planner.hardware import Cluster, LinkKind, find_gpu, find_link, link_of
-from tracedoc.planner.launch_files import megatron_arguments, torchtitan_toml
 from tracedoc.planner.layouts import Layout, data_parallel, layouts, stage_blocks
 from tracedoc.planner.memory import model_states, peak_memory
 from tracedoc.planner.plan import Plan, advise, plan

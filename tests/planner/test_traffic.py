@@ -8,7 +8,7 @@ from tracedoc.planner.hardware import Cluster, Gpu, LinkKind
 from tracedoc.planner.layouts import data_parallel
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import shape_from_parameters
-from tracedoc.planner.traffic import bandwidth, seconds, sent_in_an_update, transfers
+from tracedoc.planner.traffic import Transfer, bandwidth, sent_in_an_update, transfers
 
 P = 1_000_000_000
 LINK = LinkKind("link", "a link", False, gbps=100, efficiency=0.5, latency_us=0, source="test")
@@ -22,6 +22,12 @@ def question(gpus: int = 8, nodes: int = 1, **training: object) -> Question:
 
 def sent(strategy: str, **where: object) -> float:
     return sum(t.sent for t in transfers(question(**where), data_parallel(question(**where), strategy)))
+
+
+def seconds(transfer: Transfer, asked: Question, cluster: Cluster) -> float:
+    link = bandwidth(transfer, asked, cluster)
+    assert link is not None
+    return transfer.seconds(*link)
 
 
 @pytest.mark.parametrize(

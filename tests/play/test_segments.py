@@ -9,7 +9,7 @@ from tests.play.drawn_programs import draw_run
 from tests.play.kernel_loop import play_loop
 from tracedoc.play.run_program import RunProgram
 from tracedoc.play.segments import find_sync_graph, reduce_stretches, weigh
-from tracedoc.play.solver import make_plan, solve
+from tracedoc.play.solver import MOST_PERIODS, STEADY, make_plan, solve
 
 PERIODS = 3
 
@@ -19,7 +19,7 @@ def ends_by_rank(program: RunProgram, ends: np.ndarray) -> list[int]:
     return [int(ends[rank == one].max()) for one in range(len(program.layout.ranks))]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(40), 1030, 2791])  # the steps of the last one take turns
 def test_segments_equal_the_kernel_loop(seed):
     program = draw_run(seed)
     graph = find_sync_graph(program)
@@ -29,11 +29,11 @@ def test_segments_equal_the_kernel_loop(seed):
     if not program.layout.periodic:
         assert solution.step_ns[:, 0].tolist() == played_once(program, played[0].end, played[0].start)
         return
-    last, before, earlier = (ends_by_rank(program, one.end) for one in reversed(played[-3:]))
-    lengths = [a - b for a, b in zip(last, before, strict=True)]
-    if solution.periods == 8 and solution.step_ns[:, 0].tolist() != lengths:
-        lengths = [(a - c) / 2 for a, c in zip(last, earlier, strict=True)]
-    assert solution.step_ns[:, 0].tolist() == lengths
+    ends = np.array([ends_by_rank(program, one.end) for one in played[-3:]])
+    before, last = np.diff(ends, axis=0)
+    if solution.periods == MOST_PERIODS and (np.abs(last - before) > STEADY * last).any():
+        last = (last + before) / 2  # steps that take turns: what two of them take on average
+    assert solution.step_ns[:, 0].tolist() == last.tolist()
 
 
 def played_once(program: RunProgram, ends: np.ndarray, points: np.ndarray) -> list[int]:

@@ -168,8 +168,8 @@ def test_on_a_busy_host_what_a_rank_does_in_every_step_is_its_cause(tmp_path: Pa
     assert finding.ranks == (1,)
     assert "30 ms more than the other ranks in code that no operator covers" in finding.message
     assert "The other ranks wait 100 ms (median)" in finding.message
-    assert finding.gain is not None  # without the sleep the shared core remains
-    assert (finding.gain.low_ms, finding.gain.high_ms) == pytest.approx((30.0, 30.0), abs=1.5)
+    assert finding.gain is not None  # without the sleep the shared core may remain
+    assert (finding.gain.low_ms, finding.gain.likely_ms) == pytest.approx((30.0, 30.0), abs=1.5)
 
 
 def test_a_late_rank_costs_what_the_peers_of_its_own_groups_wait(tmp_path: Path) -> None:

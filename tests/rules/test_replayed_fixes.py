@@ -32,7 +32,7 @@ def test_each_fix_is_predicted_with_its_range(stalled: Diagnosis):
 
 
 def test_a_finding_gains_what_the_fix_that_stands_first_does(stalled: Diagnosis):
-    """At most what its causes cost. Gathering one block ahead gives 2 ms more, in words of FSDP1, which this job does not use."""
+    """At most what its causes cost. One block ahead gives 2 ms more, in words of FSDP1, which is not used."""
     (finding,) = [one for one in stalled.findings if one.rule_id == "sharded-gather-stall"]
     first, *others = [fix for fix in finding.fixes if fix.predicted is not None]
     assert (first.framework, first.title) == ("deepspeed", "Prefetch two blocks")

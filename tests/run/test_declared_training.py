@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.run.declared_training import training_settings
+from tracedoc.run.job import training_settings
 
 PART = {
     "framework": {

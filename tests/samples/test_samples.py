@@ -205,11 +205,12 @@ def test_gather_stall_is_named_first_with_cause_place_and_gain() -> None:
     assert finding.gain is not None
     assert finding.gain.basis == "replay"
     assert finding.gain.likely_ms == pytest.approx(25.0, abs=0.3)
-    assert finding.gain.high_ms < 31 * 0.95  # what latency and contention leave of it
+    assert finding.gain.high_ms < 33 * 0.96  # all gathers, without what they transfer at the end
     assert len(finding.evidence) == 31
     assert any('"stage3_prefetch_bucket_size": 436224000' in fix.change for fix in finding.fixes)
-    (yielded,) = (one for one in diagnosis.verdicts if one.outcome == "yielded")
-    assert yielded.rule_id == "exposed-communication"
+    yielded = [one for one in diagnosis.verdicts if one.outcome == "yielded"]
+    assert "exposed-communication" in {one.rule_id for one in yielded}
+    assert {one.reason.split(" tells ")[0] for one in yielded} == {"sharded-gather-stall"}
 
 
 def test_fine_wrapping_is_named_first_and_explains_its_symptoms() -> None:

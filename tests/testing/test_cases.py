@@ -62,10 +62,10 @@ def test_case_takes_its_defaults(tmp_path: Path) -> None:
     ("text", "place", "message"),
     [
         ("rule: r\ncases:\n  - nam: a\n", "3:5", "did you mean 'name'"),
-        ("rule: r\nrule: s\n", "2:1", "stands twice"),
-        ("rule: r\ncases: []\n", "2:8", "list of cases"),
-        ("cases:\n  - name: a\n", "1:1", "'rule' is missing"),
-        ("rule: r\ncases:\n  - name: a\n", "3:5", "expects nothing"),
+        ("rule: r\nrule: s\n", "2:1", "stands here twice"),
+        ("rule: r\ncases: []\n", "2:8", "no case in it"),
+        ("cases:\n  - name: a\n", "1:1", "a case file has no rule"),
+        ("rule: r\ncases:\n  - name: a\n", "3:5", "a case has no expect"),
         ("rule: r\ncases:\n  - name: a\n    expect: {outcome: find}\n", "4:23", "did you mean 'finding'"),
         (
             "rule: r\ncases:\n  - name: a\n    ranks: two\n    expect: {outcome: pass}\n",
@@ -79,6 +79,11 @@ def test_case_takes_its_defaults(tmp_path: Path) -> None:
         ),
         (
             "rule: r\ncases:\n  - name: a\n    expect: {outcome: finding, gain_ms: [5]}\n",
+            "4:41",
+            "a list of 2",
+        ),
+        (
+            "rule: r\ncases:\n  - name: a\n    expect: {outcome: finding, gain_ms: [5, 4]}\n",
             "4:41",
             "[low, high]",
         ),
@@ -103,12 +108,12 @@ def test_wrong_lane_says_its_line_in_the_file(tmp_path: Path) -> None:
 
 
 def test_missing_ranks_are_not_written(tmp_path: Path) -> None:
-    case = Case("a", Expectation("pass"), "f", 1, ranks=3, missing_ranks=(1,))
+    case = Case("a", Expectation("pass"), ranks=3, missing_ranks=(1,))
     assert [path.name for path in write_traces(case, tmp_path)] == ["rank-0.json", "rank-2.json"]
 
 
 def test_truncated_files_end_in_the_middle(tmp_path: Path) -> None:
-    (path,) = write_traces(Case("a", Expectation("pass"), "f", 1, ranks=1, truncate=0.5), tmp_path)
+    (path,) = write_traces(Case("a", Expectation("pass"), ranks=1, truncate=0.5), tmp_path)
     with pytest.raises(json.JSONDecodeError):
         json.loads(path.read_text())
 

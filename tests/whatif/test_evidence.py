@@ -12,10 +12,10 @@ from tracedoc.testing.lanes import parse_lanes
 MS = 1_000_000
 
 
-def drawn(folder: Path, text: str, *, ranks: int = 2) -> Diagnosis:
+def drawn(folder: Path, text: str, *, ranks: int = 2, select: tuple[str, ...] = ()) -> Diagnosis:
     for builder in parse_lanes(text, ranks=ranks):
         builder.write(folder / f"rank-{builder.rank}.json")
-    return tracedoc.diagnose([folder], tracedoc.Options(jobs=1))
+    return tracedoc.diagnose([folder], tracedoc.Options(jobs=1, select=select))
 
 
 def places(diagnosis: Diagnosis, rule: str) -> list[Evidence]:
@@ -42,7 +42,8 @@ def test_the_longest_places_come_in_order_of_time(tmp_path: Path) -> None:
     for length in lengths:
         lanes.append(f"compute {now}-{now + 3}\nallreduce {now + 3}-{now + 3 + length} 64MiB")
         now += 3 + length
-    diagnosis = drawn(tmp_path, "\n".join([*lanes, f"backward 0-{now}", f"step: {now}"]))
+    text = "\n".join([*lanes, f"backward 0-{now}", f"step: {now}"])
+    diagnosis = drawn(tmp_path, text, select=("exposed-communication",))
     values = [place.value for place in places(diagnosis, "exposed-communication")]
     assert (values[0], values[-1]) == (6, 5)
     assert sorted(values, reverse=True)[:5] == [6, 5, 3, 3, 2]

@@ -251,6 +251,32 @@ def test_the_partner_of_a_cause_is_what_hides_it_and_not_what_gives_most():
     }
 
 
+@pytest.mark.parametrize(
+    ("alone_ms", "both_ms", "partners"),
+    [
+        # Alone the link gives less than half of its share, and 12 ms more with launches: these hide it.
+        (0.0, 24.0, {"link.transfer": "host.launch"}),
+        # Alone it gives more than half of its share: what more it gives with launches hides nothing.
+        (11.0, 35.0, {}),
+        # With launches it gives less than half of its share more: they do not hide it.
+        (0.0, 20.0, {}),
+    ],
+)
+def test_a_cause_hides_behind_what_is_worth_half_of_its_share(alone_ms, both_ms, partners):
+    """Launches give 12 ms alone, of a share of 18; the share of the link is 20 ms."""
+    alone = {"host.launch": 12.0, "link.transfer": alone_ms}
+
+    def gains(lists):
+        return [both_ms if len(removals) > 1 else alone[removals[0].name] for removals in lists]
+
+    shares = {"host.launch": 18.0, "link.transfer": 20.0}
+    entries = [
+        Entry(name, share, Weights(alone[name], share), (SimpleNamespace(name=name),))
+        for name, share in shares.items()
+    ]
+    assert find_partners(SimpleNamespace(gains=gains), entries) == partners
+
+
 def test_parts_of_a_step_that_is_shorter_than_its_replay_are_scaled_to_it(tmp_path, monkeypatch):
     """Causes of 55 ms, of which 40 are communication, in steps of 33 ms: each keeps three fifths."""
     whole = ledger_of(tmp_path, reduced(late_ms=15.0))

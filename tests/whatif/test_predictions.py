@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 import tracedoc
 from tracedoc.errors import ChangeError
+from tracedoc.play.run_replay import RunReplay, replay_run
 from tracedoc.predicted import NotPredicted, Predicted, WhatIf
 from tracedoc.testing import TraceBuilder
+from tracedoc.whatif.changes.registry import request
+from tracedoc.whatif.predictions import Prediction, predict
 
 
 def ddp(folder, *, late_ms: float = 0.0, steps: int = 4):
@@ -53,6 +57,25 @@ def test_a_late_rank_that_is_like_the_others_saves_its_excess(tmp_path):
     assert isinstance(other, Predicted)
     assert late.gain_ms[1] == pytest.approx(15.0, abs=0.1)
     assert other.gain_ms[1] == pytest.approx(0.0, abs=0.1)
+
+
+@pytest.mark.parametrize("excess_ms", [15.0, 2.0])
+def test_a_gain_is_as_wide_as_half_of_the_replays_error(tmp_path, excess_ms):
+    """Half of an error of a tenth of 116 ms are 5.8 ms, on both sides; no more than the gain itself."""
+    run = tracedoc.measure([ddp(tmp_path, late_ms=excess_ms)]).measurements.run
+    replay = replay_run(run)
+    assert isinstance(replay, RunReplay)
+    exact, wide = (
+        predict(
+            replace(replay, step_ms=116.0, model_error_frac=error), [[request("even-rank", {"rank": 1.0})]]
+        )[0]
+        for error in (0.0, 0.1)
+    )
+    assert isinstance(exact, Prediction)
+    assert isinstance(wide, Prediction)
+    low, likely, high = exact.gain_ms
+    spread = min(5.8, likely)
+    assert wide.gain_ms == pytest.approx((low - spread, likely, high + spread))
 
 
 @pytest.mark.parametrize(("share", "step_ms"), [(1.0, 80.0), (0.5, 40.0), (0.125, 30.0), (0.0, 30.0)])

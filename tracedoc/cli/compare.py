@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -21,13 +20,12 @@ from tracedoc.cli.output import (
     targets,
     write_sheet,
 )
-from tracedoc.cli.reading import Reading, diagnosis_in, holds_diagnosis, reading_options, run_pipeline
+from tracedoc.cli.reading import Reading, reading_options, run_or_diagnosis
 from tracedoc.errors import InputError
 
 if TYPE_CHECKING:
     from tracedoc.comparison.compare import RunComparison
     from tracedoc.diagnosis import Diagnosis
-    from tracedoc.pipeline import Options
     from tracedoc.report.sheet import Sheet
 
 Found = TypeVar("Found")
@@ -107,7 +105,7 @@ def compare(
     from tracedoc.pipeline import Options
 
     options = Options(**reading)
-    sides = [_side(path, options) for path in runs]
+    sides = [run_or_diagnosis(path, options) for path in runs]
     if len(sides) > 2:
         if fail_on_regression is not None:
             raise InputError("--fail-on-regression needs two runs", "compare them two at a time")
@@ -116,13 +114,6 @@ def compare(
     found = _two(sides, places, scaling, samples_per_step)
     if fail_on_regression is not None:
         _gate(found, fail_on_regression)
-
-
-def _side(path: str, options: Options) -> Diagnosis:
-    """Return the diagnosis of a run, or the one that a file holds: JSON, or a page."""
-    if not os.path.isfile(path) or not holds_diagnosis(path):
-        return run_pipeline((path,), options)
-    return diagnosis_in(path)
 
 
 def _two(

@@ -10,7 +10,7 @@ import click
 
 from tracedoc.cli.completion import files
 from tracedoc.cli.output import report_options, say, targets, write
-from tracedoc.cli.reading import Reading, reading_options, rules_option, run_pipeline
+from tracedoc.cli.reading import Reading, names_in, reading_options, rules_option, run_pipeline
 from tracedoc.config import LEVELS, Config, find_config
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def diagnose(
     from tracedoc.pipeline import Options
 
     options = Options(
-        select=config.select if select is None else _names(select),
-        ignore=config.ignore if ignore is None else _names(ignore),
+        select=config.select if select is None else names_in(select),
+        ignore=config.ignore if ignore is None else names_in(ignore),
         rule_directories=rule_directories,
         **reading,
         budgets=budgets or config.budgets,
@@ -113,10 +113,6 @@ def _settings() -> Config:
     except FileNotFoundError:  # it has been removed
         return Config()
     return find_config(folder)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _gating(diagnosis: Diagnosis, level: str) -> int:

@@ -13,8 +13,7 @@ from click.shell_completion import CompletionItem
 from tracedoc.cli.output import format_option, json_text, quiet_option, text_width, to_stdout
 from tracedoc.cli.reading import rules_option
 from tracedoc.errors import TracedocError
-from tracedoc.glossary import answer_words, limits
-from tracedoc.planner.words import WORDS
+from tracedoc.glossary import answer_words, limits, plan_words
 
 if TYPE_CHECKING:
     from tracedoc.facts.catalog import Fact
@@ -122,8 +121,8 @@ def _meanings(
     if name in answer_words():
         text = f"{name}  (word of an answer)\n\n{_paragraph(answer_words()[name])}\n"
         yield "word", answer_words()[name], text
-    elif name in WORDS:
-        yield "word", WORDS[name], WORDS[name]
+    elif name in plan_words():
+        yield "word", plan_words()[name], plan_words()[name]
 
 
 def _is_part(cause: str, family: str) -> bool:
@@ -150,7 +149,7 @@ def _all_names(rules: Mapping[str, Rule], facts: Mapping[str, Fact]) -> list[str
     from tracedoc.ledger import CAUSE_IDS
 
     aliases = [alias for rule in rules.values() for alias in rule.aliases]
-    return [*rules, *facts, *dict.fromkeys(aliases), *limits(), *WORDS, *answer_words(), *CAUSE_IDS]
+    return [*rules, *facts, *dict.fromkeys(aliases), *limits(), *plan_words(), *answer_words(), *CAUSE_IDS]
 
 
 def _unknown(name: str, known: list[str]) -> TracedocError:

@@ -13,6 +13,7 @@ from tracedoc.cli.output import format_option, json_text, text_width, to_stdout
 from tracedoc.cli.reading import Reading, reading_options, run_measurement, run_pipeline
 
 if TYPE_CHECKING:
+    from tracedoc.crosscheck.agreement import CrossCheck, RankCheck
     from tracedoc.diagnosis import FactRecord, Scalar
     from tracedoc.pipeline import Options
 
@@ -62,7 +63,6 @@ def facts(
 
 
 def _cross_check(paths: tuple[str, ...], options: Options, report_format: str | None) -> None:
-    pass
     from tracedoc.crosscheck.agreement import cross_check
 
     digests = run_measurement(paths, options).run.digests
@@ -127,9 +127,6 @@ def _cells(unknown: str | None, value: Scalar | None, unit: str) -> tuple[str, s
         return "", value
     return format_quantity(value, unit), ""
 
-
-if TYPE_CHECKING:
-    from tracedoc.crosscheck.agreement import CrossCheck, RankCheck
 
 NAMES = {
     "span_ms": "whole capture",

@@ -11,12 +11,11 @@ import click
 
 from tracedoc.cli.completion import folders
 from tracedoc.cli.output import SHEET_FORMATS, are_shared, format_option, output_option, targets, write_sheet
-from tracedoc.cli.reading import Reading, diagnosis_in, holds_diagnosis, reading_options, run_pipeline
+from tracedoc.cli.reading import Reading, holds_diagnosis, reading_options, run_or_diagnosis
 from tracedoc.errors import InputError, TracedocError
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
-    from tracedoc.pipeline import Options
 
 _PAGES = (".json", ".html", ".htm")
 
@@ -54,7 +53,7 @@ def history(
     if not os.path.isdir(folder):
         raise InputError(f"{folder} is no folder", "give the folder that holds the runs")
     places = targets(report_format, outputs, (folder,), SHEET_FORMATS)
-    from tracedoc.comparison.history import history as history_of
+    from tracedoc.comparison.series import history as history_of
     from tracedoc.pipeline import Options
     from tracedoc.report.series_sheets import history_sheet
     from tracedoc.report.texts import redacted
@@ -64,7 +63,7 @@ def history(
     unread: list[tuple[str, str]] = []
     for path in _entries(folder, {os.path.abspath(place.path) for place in places if place.path != "-"}):
         try:
-            runs.append((path.name, _diagnosis(path, options)))
+            runs.append((path.name, run_or_diagnosis(str(path), options)))
         except TracedocError as error:
             unread.append((path.name, error.message))
     if all(one.run.captured_at for _, one in runs):
@@ -80,10 +79,6 @@ def history(
         names = [(name, "cannot be read") for name, _ in unread]
         shared = history_sheet(history_of(folder, hidden, scaling=scaling, unread=names))
     write_sheet(places, found, sheet, shared)
-
-
-def _diagnosis(path: Path, options: Options) -> Diagnosis:
-    return diagnosis_in(str(path)) if path.is_file() else run_pipeline((str(path),), options)
 
 
 def _entries(folder: str, written: set[str]) -> Iterator[Path]:

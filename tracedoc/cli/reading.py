@@ -36,6 +36,11 @@ def step_range(ctx: click.Context, param: click.Parameter, value: str | None) ->
     return int(match[1]), int(match[2] or match[1])
 
 
+def names_in(text: str) -> tuple[str, ...]:
+    """The names between the commas of an option's text."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Return the bytes of ``500MB`` or ``2GiB``, or of a plain number; an option's callback."""
     if value is None:
@@ -178,6 +183,12 @@ def diagnosis_of(data: bytes, name: str) -> Diagnosis:
         return from_json(diagnosis_in_page(data) if is_page(data) else data)
     except InputError as error:
         raise InputError(f"{name}: {error.message}", error.hint) from error
+
+
+def run_or_diagnosis(path: str, options: Options) -> Diagnosis:
+    """The diagnosis of a run, or the one that a file holds: JSON, or a page."""
+    is_one = os.path.isfile(path) and holds_diagnosis(path)
+    return diagnosis_in(path) if is_one else run_pipeline((path,), options)
 
 
 def holds_diagnosis(path: str) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from tracedoc.collector.loaders import describe_loaders
 from tracedoc.collector.probe import Plain, attributes, known, loaded, plain, probe
 from tracedoc.collector.wrappers import (
     FSDP2_HOMES,
@@ -331,3 +331,112 @@ def describe_lightning(trainers: list[Any]) -> Plain:
         strategy = getattr(trainer, "strategy", None)
         return known(**found, strategy=type(strategy).__name__ if strategy is not None else None)
     return {}
+
+
+def describe_loaders(live: Mapping[str, list[Any]], most: int) -> list[Plain]:
+    """Return the settings of the live DataLoaders, ``most`` of them at most.
+
+    ``for batch in DataLoader(...)`` keeps only the iterator, so without a DataLoader those are described.
+    """
+    loaders = live.get("loader", [])[:most]
+    if loaders:
+        return [describe_loader(one) for one in loaders]
+    return [describe_iterator(one) for one in live.get("loader_iterator", [])[:most]]
+
+
+_OF_LOADER = (
+    "num_workers",
+    "pin_memory",
+    "persistent_workers",
+    "prefetch_factor",
+    "drop_last",
+    "timeout",
+    "in_order",
+)
+
+
+def describe_loader(loader: Any) -> Plain:
+    """Return the settings of one DataLoader."""
+    own = _describe(loader, "", probe(getattr, loader, "batch_sampler"), getattr(loader, "sampler", None))
+    return known(
+        **(own | attributes(loader, "batch_size")),
+        batches=probe(len, loader),
+        collate=probe(lambda: getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__)),
+        start_method=probe(lambda: loader.multiprocessing_context.get_start_method()),
+    )
+
+
+def describe_iterator(iterator: Any) -> Plain:
+    """Return the settings that the iterator of a DataLoader has taken over from it."""
+    batches: Any = getattr(iterator, "_index_sampler", None)
+    return _describe(iterator, "_", batches, getattr(batches, "sampler", batches))
+
+
+def _describe(owner: Any, mark: str, batches: Any, sampler: Any) -> Plain:
+    """The settings that a loader and its iterator both have; the iterator's begin with a ``mark``."""
+    return known(
+        batch_size=probe(lambda: int(batches.batch_size)),
+        **attributes(owner, *(mark + name for name in _OF_LOADER)),
+        dataset=type(getattr(owner, f"{mark}dataset", None)).__name__,
+        sampler=type(sampler).__name__,
+        sampler_replicas=probe(getattr, sampler, "num_replicas"),
+    )
+
+
+MAX_TENSORS = 32
+BATCH_DEPTH = 4
+
+
+class BatchWatch:
+    """Watches the next batch of any DataLoader of this process, then steps aside."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self.tensors: list[Plain] = []
+
+    def begin(self) -> None:
+        """Watch from now on; without a DataLoader in use nothing happens."""
+        home = getattr(loaded("torch.utils.data.dataloader"), "_BaseDataLoaderIter", None)
+        if home is None:
+            return
+        usual = home.__next__
+
+        def watched(iterator: Any) -> Any:
+            batch = usual(iterator)
+            if home.__next__ is watched:
+                home.__next__ = usual
+            if not self.tensors and os.getpid() == self._owner:
+                self.tensors = probe(describe_batch, batch) or []
+            return batch
+
+        home.__next__ = watched
+
+
+def describe_batch(batch: Any) -> list[Plain]:
+    """Return name, shape and dtype of each tensor in a batch: nested lists and dicts are looked into."""
+    found = []
+    for name, tensor in _tensors(batch, "", 0):
+        found.append(
+            known(
+                name=name,
+                shape=[int(length) for length in tensor.shape],
+                dtype=plain(tensor.dtype),
+                device=plain(tensor.device),
+                pinned=probe(tensor.is_pinned) or None,
+            )
+        )
+        if len(found) == MAX_TENSORS:
+            break
+    return found
+
+
+def _tensors(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+    torch = loaded("torch")
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif depth < BATCH_DEPTH and isinstance(value, Mapping):
+        for key in list(value)[:MAX_TENSORS]:
+            yield from _tensors(value[key], f"{name}.{key}"[:80].lstrip("."), depth + 1)
+    elif depth < BATCH_DEPTH and isinstance(value, list | tuple):
+        for number, item in enumerate(value[:MAX_TENSORS]):
+            yield from _tensors(item, f"{name}.{number}"[:80].lstrip("."), depth + 1)

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tracedoc.collector.guard import ForeignProfilers
 from tracedoc.collector.options import CONFIG_NAME, Options, level_of, read_options
+from tracedoc.collector.recorder import ForeignProfilers
 from tracedoc.collector.session import Session
 from tracedoc.collector.steps import Listener, StepClock, count_outermost
-from tracedoc.run.manifest import MANIFEST_SCHEMA, PART_SUFFIX, rank_stem, write_json
+from tracedoc.run.manifest import MANIFEST_SCHEMA, PART_SUFFIX, is_running, rank_stem, write_json
 
 _RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
@@ -179,7 +179,7 @@ def _is_boundary(engine: Any) -> bool:
 
 
 def identify(torch: ModuleType, options: Options) -> dict[str, Any]:
-    """Return who this process is in its job: from its process group, else from the launcher's variables."""
+    """This process's rank and the size of its job: of its process group, else of the launcher's variables."""
     rank, world_size = 0, 1
     for rank_name, size_name in _RANK_VARIABLES:
         if os.environ.get(rank_name, "").isdecimal():
@@ -240,16 +240,8 @@ def _claim(folder: Path, identity: dict[str, Any]) -> bool:
             return False
         if other.get("file") or other.get("host") != identity["host"]:
             return False
-        return not _is_running(int(other.get("pid", 0)))
+        return not is_running(int(other.get("pid", 0)))
     except OSError:
         # The folder cannot be written; the session says so once, where a person sees it.
         return True
-    return True
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
     return True

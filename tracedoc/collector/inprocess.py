@@ -19,7 +19,7 @@ from tracedoc.errors import InputError, did_you_mean
 from tracedoc.run.manifest import MANIFEST_NAME, PART_SUFFIX
 
 if TYPE_CHECKING:
-    from tracedoc.collector.guard import ForeignProfilers
+    from tracedoc.collector.recorder import ForeignProfilers
     from tracedoc.collector.session import Session
 
 _NOT_HERE = frozenset({"folder", "run", "nccl_log", "exit_after_capture"})
@@ -131,7 +131,7 @@ _process = _Process()
 def _begin(options: Options, stepped: object | None) -> Session | None:
     """Return the session of this rank after its first step, ``None`` where a launcher captures it already."""
     from tracedoc.collector import hook
-    from tracedoc.collector.guard import ForeignProfilers
+    from tracedoc.collector.recorder import ForeignProfilers
     from tracedoc.collector.session import Session
     from tracedoc.collector.steps import StepClock
 

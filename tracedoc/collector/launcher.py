@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 
 import tracedoc
@@ -31,8 +31,10 @@ from tracedoc.run.manifest import (
     Manifest,
     Part,
     best_attempt,
+    is_running,
     locked,
     read_parts,
+    timestamp,
     write_json,
     write_manifest,
 )
@@ -146,12 +148,14 @@ def _open_folder(options: Options, job: str, command: Sequence[str]) -> tuple[Op
     except FileExistsError:
         raise InputError(f"{folder} is a file", "name a new folder with -o") from None
     except OSError as error:
-        raise InputError(
-            f"{folder} cannot be written: {error.strerror}", "name another folder with -o"
-        ) from None
+        raise _unwritable(folder, error) from None
     if run is None:
         raise InputError(f"{folder} exists already", "name a new folder with -o, or leave -o out")
     return options, part
+
+
+def _unwritable(folder: Path, error: OSError) -> InputError:
+    return InputError(f"{folder} cannot be written: {error.strerror}", "name another folder with -o")
 
 
 def _node(options: Options, job: str, command: Sequence[str]) -> dict[str, object]:
@@ -168,7 +172,7 @@ def _node(options: Options, job: str, command: Sequence[str]) -> dict[str, objec
         "cwd": os.getcwd(),
         "tracedoc": tracedoc.__version__,
         "options": asdict(options),
-        "started": _now(),
+        "started": timestamp(),
     }
 
 
@@ -195,11 +199,7 @@ def _is_same_job(node: Part, job: str, command: Sequence[str], environ: Mapping[
     # On one host two jobs are two, unless one of several launchers started this.
     if node.get("name") != _name(command) or not _is_one_of_several(command, environ):
         return False
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
+    return is_running(pid)
 
 
 def _is_one_of_several(command: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -268,12 +268,10 @@ def collect(command: Sequence[str], options: Options) -> Outcome:
     try:
         hook_folder = _hook_folder(options)
     except OSError as error:
-        raise InputError(
-            f"{folder} cannot be written: {error.strerror}", "name another folder with -o"
-        ) from None
+        raise _unwritable(folder, error) from None
     try:
         code = _run(command, options, os.environ | environment(hook_folder, options, os.environ))
-        node.update(ended=_now(), exit_code=code)
+        node.update(ended=timestamp(), exit_code=code)
         with contextlib.suppress(OSError):  # the disk may be full by now
             write_json(part, node)
     finally:
@@ -380,10 +378,6 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError:
         return ""
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 # One process, to compare with.

@@ -1,4 +1,8 @@
-"""Sessions of torch's profiler: the captured steps, and one more step with Python stacks."""
+"""Sessions of torch's profiler: those of the job, to which ours give way, the captured steps, and one more.
+
+Two profiler sessions at a time end badly: the second silently takes over, and exporting the emptied first
+one crashes the process.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,77 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tracedoc.collector.guard import ForeignProfilers
 from tracedoc.collector.options import Options, listed_ranks
+
+
+class ForeignProfilers:
+    """The profiler sessions that are not ours: whether one is open, and a call before one opens."""
+
+    def __init__(self, torch: ModuleType, before_one_opens: Callable[[], None]) -> None:
+        self.seen = 0
+        self.active = False
+        self._torch = torch
+        self._open: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._before_one_opens = before_one_opens
+        self._own_thread = 0
+
+    @contextlib.contextmanager
+    def ours(self) -> Iterator[None]:
+        """Mark what this thread does to a profiler as our own doing."""
+        before, self._own_thread = self._own_thread, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._own_thread = before
+
+    def one_is_open(self) -> bool:
+        """True if a profiler of the job is armed or records; asked while ours does neither."""
+        autograd = self._torch.autograd
+        return bool(self._open) or autograd.profiler._is_profiler_enabled or autograd._profiler_enabled()
+
+    def watch(self) -> None:
+        """Wrap the two points that every profiler session of torch goes through, and its end."""
+        profiler = self._torch.autograd.profiler
+        prepare, leave = profiler.profile._prepare_trace, profiler.profile.__exit__
+        start = profiler._run_on_profiler_start
+
+        def _prepare_trace(session: Any) -> Any:
+            self._opens(session)
+            return prepare(session)
+
+        def __exit__(session: Any, *exception: Any) -> Any:  # noqa: N807
+            try:
+                return leave(session, *exception)
+            finally:
+                self._open.discard(session)
+                self.active = bool(self._open)
+
+        def _run_on_profiler_start() -> Any:
+            # emit_nvtx and emit_itt have no _prepare_trace.
+            self._opens(None)
+            return start()
+
+        profiler.profile._prepare_trace = _prepare_trace
+        profiler.profile.__exit__ = __exit__
+        profiler._run_on_profiler_start = _run_on_profiler_start
+
+    def _opens(self, session: Any) -> None:
+        if self._own_thread == threading.get_ident():
+            return
+        if session is not None:
+            self.seen += 1
+            self._open.add(session)
+            self.active = True
+        self._before_one_opens()
+
 
 _LEAST_FREE_DEVICE_FRAC = 0.10
 """With less device memory free, shapes are not recorded: the profiler would hold on to tensors for them."""
@@ -125,6 +191,34 @@ class Recorder:
             # Kineto writes through a stream that does not complain about a full disk.
             if not file.read().rstrip().endswith(b"}"):
                 raise OSError(f"{path} was cut off at {size} bytes")
+
+    def export(
+        self, target: Path, grown: int, seconds: float, made: Callable[[int | OSError], None]
+    ) -> tuple[int, threading.Thread]:
+        """Save the trace on the node's disk; its bytes, and the thread, not begun, that compresses it.
+
+        ``grown`` is about how many bytes it takes. ``made`` gets the size of ``target``, or what kept it from
+        being written within ``seconds``. Raises ``OSError`` where the trace cannot be saved.
+        """
+        raw = local_path(target.name, 2 * grown, target.parent)
+        try:
+            self.save(raw)
+            size = raw.stat().st_size
+        except OSError:
+            with contextlib.suppress(OSError):
+                raw.unlink()
+            raise
+        deadline = time.monotonic() + seconds
+
+        def write() -> None:
+            try:
+                packed = compress(raw, target, deadline)
+            except OSError as error:
+                made(error)
+            else:
+                made(packed)
+
+        return size, threading.Thread(target=write, name=f"tracedoc-{target.name}", daemon=True)
 
     def _open_range(self, step: int) -> None:
         self._range = self._torch.profiler.record_function(f"ProfilerStep#{step}")
@@ -303,21 +397,13 @@ class SourceStep:
         self._recorder.stop()
         if self._recorder.is_empty or grown > self._options.max_mb * 1e6:
             return
-        folder = Path(self._options.folder)
-        raw = local_path(f"{self._stem}.source", 2 * grown, folder)
-        try:
-            self._recorder.save(raw)
-        except OSError:
-            raw.unlink(missing_ok=True)
-            raise
-        deadline = time.monotonic() + self._options.max_seconds
+        target = Path(self._options.folder) / (self._stem + SOURCE_SUFFIX)
 
-        def write() -> None:
-            with contextlib.suppress(OSError):
-                compress(raw, folder / (self._stem + SOURCE_SUFFIX), deadline)
-                written(self._stem + SOURCE_SUFFIX)
+        def made(size: int | OSError) -> None:
+            if not isinstance(size, OSError):
+                written(target.name)
 
-        self._writer = threading.Thread(target=write, name="tracedoc-source", daemon=True)
+        _, self._writer = self._recorder.export(target, grown, self._options.max_seconds, made)
         self._writer.start()
 
     def wait(self) -> None:

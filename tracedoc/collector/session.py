@@ -8,21 +8,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tracedoc.collector import evidence
-from tracedoc.collector.guard import ForeignProfilers
 from tracedoc.collector.options import Options
 from tracedoc.collector.recorder import (
+    ForeignProfilers,
     Recorder,
     SourceStep,
     common_step,
-    compress,
     is_source_rank,
-    local_path,
 )
 from tracedoc.collector.signals import LONGEST_LAST_WORDS_S, SIGTERM, EndWatch
 from tracedoc.collector.steps import SAMPLED_STEPS, StepClock, StepTimes
@@ -34,6 +31,7 @@ from tracedoc.run.manifest import (
     RECORDING,
     WAITING,
     WRITING,
+    timestamp,
     write_json,
 )
 
@@ -91,7 +89,7 @@ class Session:
         """Begin: the step that just ended shows that the process is a rank."""
         self.count = 1
         self.part["clock"] = self._clock.name
-        self.part["started"] = _now()
+        self.part["started"] = timestamp()
         if not self._level:
             self.part.update(state=NOTHING, reason="not among the ranks that were asked for (--ranks)")
         config = {name: getattr(self._options, name) for name in self._options.__slots__}
@@ -155,7 +153,7 @@ class Session:
             self._writing_source.wait()
         self._end_watch()
         self._ask(evidence.on_exit)
-        self.part.update(ended=_now(), end=reason)
+        self.part.update(ended=timestamp(), end=reason)
         self.write_part()
 
     def interrupt(self, reason: str) -> None:
@@ -319,32 +317,23 @@ class Session:
                 self._end_watch()
 
     def _save(self, recorder: Recorder, grown: int, state: str, reason: str) -> None:
-        name = f"{self._stem}.json.gz"
+        target = self._folder / f"{self._stem}.json.gz"
+
+        def made(size: int | OSError) -> None:
+            if isinstance(size, OSError):
+                self._settle(NOTHING, _because(reason, f"the trace could not be written: {size}"))
+            else:
+                self.part.update(file=target.name, bytes=size)
+                self._settle(state, reason)
+
         try:
-            raw = local_path(self._stem, 2 * grown, self._folder)
-            try:
-                recorder.save(raw)
-                self.part["json_bytes"] = raw.stat().st_size
-            except OSError:
-                with contextlib.suppress(OSError):
-                    raw.unlink()
-                raise
+            size, writer = recorder.export(target, grown, self._options.max_seconds, made)
         except OSError as error:
             self._settle(NOTHING, _because(reason, f"the trace could not be saved: {error}"))
             return
-        deadline = time.monotonic() + self._options.max_seconds
-
-        def write() -> None:
-            try:
-                size = compress(raw, self._folder / name, deadline)
-            except OSError as error:
-                self._settle(NOTHING, _because(reason, f"the trace could not be written: {error}"))
-            else:
-                self.part.update(file=name, bytes=size)
-                self._settle(state, reason)
-
-        self._writer = threading.Thread(target=write, name="tracedoc-writer", daemon=True)
-        self._writer.start()
+        self.part["json_bytes"] = size
+        self._writer = writer
+        writer.start()
 
     # The step with stacks.
 
@@ -430,7 +419,3 @@ class Session:
 
 def _because(reason: str, trouble: str) -> str:
     return f"{reason}; {trouble}" if reason else trouble
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

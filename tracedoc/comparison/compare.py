@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from tracedoc.comparison.causes import cause_waterfall
 from tracedoc.comparison.differences import (
     CollectiveChange,
     FactChange,
@@ -21,7 +20,7 @@ from tracedoc.comparison.differences import (
 )
 from tracedoc.comparison.scaling import Scaling, scaling_of
 from tracedoc.comparison.step_change import StepChange, StepVerdict, step_change, verdict_on
-from tracedoc.comparison.waterfall import Waterfall, waterfall
+from tracedoc.comparison.waterfall import Waterfall, cause_waterfall, waterfall
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError, Limit
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tracedoc.comparison.causes import step_lengths
+from tracedoc.comparison.waterfall import step_lengths
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError
 

@@ -1,4 +1,4 @@
-"""From the ideal step to the measured one, in signed parts that add up to it; of runs without a ledger."""
+"""From the ideal step to the measured one, in signed parts that add up: causes, or parts of a budget."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import Budget, BudgetLocation, Diagnosis, KernelRow
 from tracedoc.idle_causes import WORDS
-from tracedoc.units import format_bytes, format_ms
+from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
+from tracedoc.units import format_bytes, format_ms, format_ranges
 
 _HOST = ("launch", "optimizer", "dispatch", "python", "sync", "allocator", "compile", "gc", "profiler")
 _SPLIT_ALIKE = 0.1
@@ -309,3 +310,65 @@ def offload_words(base: Diagnosis, head: Diagnosis) -> str:
     """Return the bytes that offloading moves, where a side moves any."""
     sizes = [side.number("offloaded_bytes_per_step") or 0.0 for side in (base, head)]
     return f"offloaded: {format_bytes(sizes[0])} -> {format_bytes(sizes[1])} a step" if any(sizes) else ""
+
+
+def cause_waterfall(base: Diagnosis, head: Diagnosis, work_frac: float = 1.0) -> Waterfall | None:
+    """The causes by which BASE's mean step, at HEAD's work per GPU, becomes HEAD's.
+
+    ``None`` where a side has no ledger.
+    """
+    before, after = base.ledger, head.ledger
+    if before is None or after is None or before.step_ms <= 0 or after.step_ms <= 0:
+        return None
+    return Waterfall(
+        ideal_ms=before.step_ms * work_frac,
+        measured_ms=after.step_ms,
+        work_frac=work_frac,
+        parts=tuple(_cause_parts(base, head, before, after, work=work_frac)),
+        by_cause=True,
+    )
+
+
+def step_lengths(base: Diagnosis, head: Diagnosis) -> tuple[float, float]:
+    """The steps that are compared, in ms: the mean ones where both sides have a ledger, else the analysed."""
+    if (fall := cause_waterfall(base, head)) is not None:
+        return fall.ideal_ms, fall.measured_ms
+    before, after = compared_budget(base), compared_budget(head)
+    return (before.step_ms if before is not None else 0.0), (after.step_ms if after is not None else 0.0)
+
+
+def _cause_parts(
+    base: Diagnosis, head: Diagnosis, before: Ledger, after: Ledger, *, work: float
+) -> Iterator[WaterfallPart]:
+    """Yield compute at its rate, what each cause costs, and what is not explained."""
+    rest = [side.ideal_ms - side.unexplained_ms for side in (before, after)]
+    kernels = kernel_words(base, head, work)
+    yield _of("compute", "compute at its rate", rest[0] * work, rest[1], kernels)
+    old, new = ({one.id: one for one in side.causes} for side in (before, after))
+    known = [cause for cause in CAUSE_WORDS if cause in old or cause in new]
+    for cause in dict.fromkeys((*known, *old, *new)):
+        ideal, measured = (side[cause].share_ms if cause in side else 0.0 for side in (old, new))
+        ideal *= work
+        more = measured > ideal
+        seen = (new if more else old).get(cause)
+        words = [_where(seen)] if seen is not None else []
+        words.append(_evidence(cause, base, head, more=more))
+        label = CAUSE_WORDS.get(cause, cause)
+        yield _of(cause, label, ideal, measured, "; ".join(filter(None, words)))
+    yield _of("unexplained", "unexplained", before.unexplained_ms * work, after.unexplained_ms, "")
+
+
+def _where(cause: LedgerCause) -> str:
+    ranks = f"rank{'s' * (len(cause.ranks) > 1)} {format_ranges(cause.ranks)}" if cause.ranks else ""
+    return ", ".join(filter(None, (ranks, cause.place)))
+
+
+def _evidence(cause: str, base: Diagnosis, head: Diagnosis, *, more: bool) -> str:
+    """What else differs between the sides that speaks of a cause; "" for nothing."""
+    family = cause.partition(".")[0]
+    if family == "ranks":
+        return waiting_words(head if more else base)
+    if cause == "host.offload":
+        return offload_words(base, head)
+    words = {"link": transfer_words, "input": workers_words}.get(family)
+    return words(base, head) if words is not None else ""

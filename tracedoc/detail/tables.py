@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
@@ -103,19 +102,34 @@ def collective_rows(run: RunView, digest: RankDigest) -> tuple[CollectiveRow, ..
     return tuple(_across_ranks(row, run, digest, places) for row, places in rows[:MAX_ROWS])
 
 
-def _across_ranks(row: CollectiveRow, run: RunView, digest: RankDigest, rows: np.ndarray) -> CollectiveRow:
-    """The row completed with what matching over the ranks gives for such operations."""
-    found = operation_class(run, digest, rows)
-    if found is None:
+def _across_ranks(
+    row: CollectiveRow, run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]
+) -> CollectiveRow:
+    """The row completed with medians over all matched operations of its kind and group, in all steps."""
+    matching = run.matching
+    operations = run.operations[digest.rank][rows]
+    operations = operations[operations != NO_OPERATION]
+    if operations.size == 0:
         return row
+    op, group = matching.op[operations[0]], int(matching.group[operations[0]])
+    alike = np.flatnonzero((matching.op == op) & (matching.group == group))
+    split = alike[matching.has_latest_start[alike]]
+    last, counts = np.unique(matching.part_rank[matching.last_part[split]], return_counts=True)
+    first = np.minimum.reduceat(matching.start_ns, matching.first[:-1])[alike]
+    curve, sizes = run.curves[group], matching.nbytes[alike]
+    sized = sizes[sizes != NONE]
+    known = curve is not None and sized.size and row.busbw_gbps is not None
     return replace(
         row,
-        expected_gbps=found.expected_gbps if row.busbw_gbps is not None else None,
-        median_transfer_ms=found.transfer_ms,
-        arrival_spread_ms=found.spread_ms,
-        matched_calls=found.calls,
-        partial_calls=found.partial_calls,
-        last_arrivals=found.last_arrivals,
+        expected_gbps=curve.expected_gbps(float(np.median(sized))) if curve and known else None,
+        median_transfer_ms=float(np.median(matching.transfer_ns[alike])) / 1e6,
+        arrival_spread_ms=float(np.median(matching.latest_start_ns[alike] - first)) / 1e6,
+        matched_calls=int(alike.size),
+        partial_calls=int((~matching.complete[alike]).sum()),
+        last_arrivals={
+            str(matching.ranks[rank]): count
+            for rank, count in zip(last.tolist(), counts.tolist(), strict=True)
+        },
     )
 
 
@@ -256,41 +270,3 @@ def _ahead(times: CallTimes | None, mine: npt.NDArray[np.intp]) -> int | None:
 
 def _median_ms(values: Int64Array) -> float | None:
     return float(np.median(values)) / 1e6 if values.size else None
-
-
-class OperationClass(msgspec.Struct, frozen=True):
-    """All matched operations of one kind in one group: medians, and how often each rank came last."""
-
-    calls: int
-    partial_calls: int
-    transfer_ms: float
-    spread_ms: float
-    expected_gbps: float | None
-    last_arrivals: dict[str, int]
-
-
-def operation_class(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) -> OperationClass | None:
-    """The matched operations of the kind and group that some rows of a rank are of, in all steps."""
-    matching = run.matching
-    operations = run.operations[digest.rank][rows]
-    operations = operations[operations != NO_OPERATION]
-    if operations.size == 0:
-        return None
-    op, group = matching.op[operations[0]], int(matching.group[operations[0]])
-    alike = np.flatnonzero((matching.op == op) & (matching.group == group))
-    split = alike[matching.has_latest_start[alike]]
-    last, counts = np.unique(matching.part_rank[matching.last_part[split]], return_counts=True)
-    first = np.minimum.reduceat(matching.start_ns, matching.first[:-1])[alike]
-    curve, sizes = run.curves[group], matching.nbytes[alike]
-    sized = sizes[sizes != NONE]
-    return OperationClass(
-        calls=int(alike.size),
-        partial_calls=int((~matching.complete[alike]).sum()),
-        transfer_ms=float(np.median(matching.transfer_ns[alike])) / 1e6,
-        spread_ms=float(np.median(matching.latest_start_ns[alike] - first)) / 1e6,
-        expected_gbps=curve.expected_gbps(float(np.median(sized))) if curve and sized.size else None,
-        last_arrivals={
-            str(matching.ranks[rank]): count
-            for rank, count in zip(last.tolist(), counts.tolist(), strict=True)
-        },
-    )

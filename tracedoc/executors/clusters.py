@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tracedoc.errors import InputError, how_to_install
-from tracedoc.executors.local import interrupts_wait, usable_cores
-from tracedoc.executors.work import Lost, OnBytes, Outcomes, Result, Work, user_error
+from tracedoc.executors.run import (
+    Lost,
+    OnBytes,
+    Outcomes,
+    Result,
+    Work,
+    interrupts_wait,
+    usable_cores,
+    user_error,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future

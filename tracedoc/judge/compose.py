@@ -8,8 +8,7 @@ from datetime import datetime, timezone
 from msgspec.structs import replace
 
 import tracedoc
-from tracedoc.detail.charts import memory_curve, transfer_table, unit_timeline, wait_table
-from tracedoc.detail.step_picture import step_picture
+from tracedoc.detail.charts import memory_curve, step_picture, transfer_table, unit_timeline, wait_table
 from tracedoc.detail.tables import collective_rows, host_detail, kernel_rows, phase_rows, unit_rows
 from tracedoc.diagnosis import (
     Budget,
@@ -106,10 +105,10 @@ def _detail(run: RunView, representative: RankDigest, failures: Failures) -> Det
     return Detail(
         collectives=contain("the table of collectives", lambda: collective_rows(run, representative), ()),
         kernels=contain("the table of kernels", lambda: kernel_rows(representative), ()),
-        picture=contain("the timeline", lambda: step_picture(run), None),
         units=contain("the table of sharded units", lambda: unit_rows(run), ()),
         host=contain("the tables of the host", lambda: host_detail(representative), None),
         phases=contain("the table of phases", lambda: phase_rows(representative), ()),
+        picture=contain("the timeline", lambda: step_picture(run), None),
         waits=contain("who waits for whom", lambda: wait_table(run), None),
         transfers=contain("the table of transfers", lambda: transfer_table(run), None),
         unit_timeline=contain("the timeline of sharded units", lambda: unit_timeline(run), None),

@@ -50,7 +50,7 @@ def gain_words(finding: Finding) -> str:
 
 
 def idle_on_cpu(measurements: Measurements, step: float) -> str:
-    """What the host does for most of a CPU step instead of running operators; "" where it runs them."""
+    """The commonest idle cause of a CPU step as a sentence; "" where the host runs operators."""
     digest = measurements.run.representative_digest
     judged = digest.judged_step if digest is not None else None
     if judged is None or not judged.complete:

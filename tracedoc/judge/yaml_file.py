@@ -8,7 +8,7 @@ what may stand where is said by the struct's types.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
@@ -61,9 +61,9 @@ class Document:
             node = node.value[part] if isinstance(part, int) else _entry(node, part)[1]
         return node
 
-    def has(self, key: str) -> bool:
-        """Whether the document has a field."""
-        return any(name.value == key for name, _ in self._root.value)
+    def has(self, key: str, *place: str | int) -> bool:
+        """Whether the document, or the mapping at a place, has a field."""
+        return any(name.value == key for name, _ in self.node(*place).value)
 
     def fail(self, message: str, *place: str | int, column: int = 0) -> NoReturn:
         """Raise the error that the value at a place is wrong."""
@@ -86,6 +86,8 @@ class Document:
             entry = what.removesuffix("s") if what != "words" else what
             fields = self._mapping(node, what)
             return {key: self._read(value, parts[1], f"{entry} {key!r}") for key, value in fields.items()}
+        if origin is tuple and parts[-1] is not Ellipsis:
+            return self._entries(node, parts, what)
         if origin in (tuple, frozenset):
             return self._list(node, parts[0], what)
         if origin is Literal:
@@ -97,9 +99,15 @@ class Document:
         if kind is bool:
             value = self._scalar(node, what)
             return value if isinstance(value, bool) else self._fail(node, f"{what} must be true or false")
-        # What is left is a struct or nothing, and what is left out is nothing.
-        struct, _ = parts
-        return self._read(node, struct, what)
+        if kind in (int, float):
+            return self._number(node, kind, what)
+        if kind is str:
+            return self._text(node, what)
+        if origin is Mapping:
+            self._mapping(node, what)
+            return yaml.SafeLoader("").construct_document(node)  # plain values: tags are refused
+        # What is left may be left out.
+        return self._read(node, parts[0], what)
 
     def _struct(self, node: yaml.Node, kind: type[msgspec.Struct], what: str) -> dict[str, Any]:
         known = {field.encode_name: field for field in msgspec.structs.fields(kind)}
@@ -127,7 +135,7 @@ class Document:
     def _list(self, node: yaml.Node, kind: Any, what: str) -> list[Any]:
         if not isinstance(node, yaml.SequenceNode):
             self._fail(node, f"{what} must be a list")
-        entry = "a fix" if what == "fixes" else f"an entry of {what}"
+        entry = {"fixes": "a fix", "cases": "a case"}.get(what, f"an entry of {what}")
         entries: list[Any] = []
         for one in node.value:
             value = self._read(one, kind, entry)
@@ -135,6 +143,18 @@ class Document:
                 self._fail(one, f"{value!r} stands twice in {what}")
             entries.append(value)
         return entries
+
+    def _entries(self, node: yaml.Node, kinds: Sequence[Any], what: str) -> list[Any]:
+        """As many entries as there are kinds, of these kinds."""
+        if not isinstance(node, yaml.SequenceNode) or len(node.value) != len(kinds):
+            self._fail(node, f"{what} must be a list of {len(kinds)}")
+        return [self._read(one, kind, what) for one, kind in zip(node.value, kinds, strict=True)]
+
+    def _number(self, node: yaml.Node, kind: type[int] | type[float], what: str) -> Scalar:
+        value = self._scalar(node, what)
+        if isinstance(value, bool) or not isinstance(value, (int, kind)):
+            self._fail(node, f"{what} must be a {'whole ' if kind is int else ''}number")
+        return value
 
     def _annotated(self, node: yaml.Node, meta: msgspec.Meta, what: str) -> str:
         if meta.title is not None:

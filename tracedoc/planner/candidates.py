@@ -77,7 +77,7 @@ def surely_fits(memory: Memory, available: float) -> bool:
 
 
 def families(framework: str) -> tuple[str, ...]:
-    """Return whose strategies a project may be advised: one on DeepSpeed stays there; stage 0 is DDP."""
+    """The families whose strategies fit a project: one on DeepSpeed stays there; stage 0 is DDP."""
     if framework in PARALLEL_FRAMEWORKS:
         return (framework,)
     return ("ddp", "deepspeed") if framework == "deepspeed" else ("ddp", "fsdp")

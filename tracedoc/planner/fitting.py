@@ -149,10 +149,6 @@ def _activations(run: KnownRun) -> float | str:
     return max(0.0, run.peak_bytes - states)
 
 
-def _larger_micro_batch(run: KnownRun) -> float | str:
-    return _activations(run)
-
-
 def _no_checkpointing(run: KnownRun) -> float | str:
     if not run.checkpointing:
         return "activations are not checkpointed"
@@ -178,7 +174,7 @@ def _optimizer_on_gpu(run: KnownRun) -> float | str:
 _ADDED = {
     "do-not-shard": _do_not_shard,
     "do-not-reshard": _do_not_reshard,
-    "larger-micro-batch": _larger_micro_batch,
+    "larger-micro-batch": _activations,
     "no-checkpointing": _no_checkpointing,
     "optimizer-on-gpu": _optimizer_on_gpu,
 }

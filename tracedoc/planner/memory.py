@@ -19,7 +19,6 @@ from tracedoc.planner.activations import (
 from tracedoc.planner.layouts import Layout, Strategy, can_offload, stage_blocks
 from tracedoc.planner.setup import (
     NF4_BYTES,
-    NF4_DOUBLE_BYTES,
     OPTIMIZERS,
     PRECISIONS,
     Question,
@@ -317,9 +316,9 @@ def block_weights(question: Question, layout: Layout) -> Weights:
     return Weights(every - experts, experts / layout.expert)
 
 
-def model_states(question: Question, layout: Layout, number: int = 0) -> ModelStates:
-    """The model states of one GPU of a stage."""
-    return _states(question, layout, number)[0]
+def model_states(question: Question, layout: Layout) -> ModelStates:
+    """The model states of one GPU of the first stage."""
+    return _states(question, layout, 0)[0]
 
 
 def _states(question: Question, layout: Layout, number: int) -> tuple[ModelStates, float]:
@@ -414,8 +413,7 @@ def frozen_bytes(question: Question) -> float:
     inside = ((m, model.blocks if m.blocks is None else m.blocks) for m in model.linears)
     matrices = sum(m.inputs * m.outputs * m.count * times for m, times in inside)
     quantised = min(matrices, model.blocks * model.block_parameters)
-    bytes_each = NF4_DOUBLE_BYTES if question.training.double_quantisation else NF4_BYTES
-    return quantised * bytes_each + (question.frozen - quantised) * wide
+    return quantised * NF4_BYTES + (question.frozen - quantised) * wide
 
 
 def unit_bytes(question: Question, layout: Layout) -> tuple[float, float]:

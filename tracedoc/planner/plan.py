@@ -31,7 +31,7 @@ from tracedoc.units import format_gb, format_percent
 PLAN_SCHEMA = "1"
 
 
-class Asked(msgspec.Struct, frozen=True):
+class QuestionSummary(msgspec.Struct, frozen=True):
     """The question in the words and numbers that the answer repeats."""
 
     model: str
@@ -56,7 +56,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     schema_version: str
     summary: str
-    asked: Asked
+    asked: QuestionSummary
     recommended: str | None
     rule: str
     because: str
@@ -101,7 +101,7 @@ def plan(question: Question, request: PlanRequest, *, notes: tuple[str, ...] = (
     return Plan(
         schema_version=PLAN_SCHEMA,
         summary=_summary(advice),
-        asked=Asked(
+        asked=QuestionSummary(
             model=model.name,
             parameters=model.parameters,
             trainable_parameters=question.trainable,

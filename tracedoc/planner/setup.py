@@ -85,17 +85,18 @@ OFFLOADS = ("none", "optimizer", "all", "nvme")
 CHECKPOINTING = ("auto", "on", "selective", "off")
 LOSSES = ("eager", "fused", "chunked")
 
-NF4_BYTES = 0.5 + 4 / 64
-"""Bytes of a 4-bit weight with one fp32 constant for 64 weights (Dettmers et al. 2023, arXiv 2305.14314)."""
-NF4_DOUBLE_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""The same with the constants quantised to 8 bits in blocks of 256: 4.127 bits a weight."""
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a 4-bit weight, one constant in 8 bits for 64: double quantisation, 4.127 bits a weight.
+
+Dettmers et al. 2023, arXiv 2305.14314; constants are quantised in blocks of 256.
+"""
 
 
 class Training(msgspec.Struct, frozen=True):
     """How the model is trained. Sizes are per GPU and micro-step; ``sequence`` is in tokens.
 
-    ``lora_rank`` 0 means that all parameters are trained. ``base_bits`` 4 is QLoRA with double quantisation
-    unless ``double_quantisation`` is off. ``fused_attention`` keeps no attention scores (flash attention,
+    ``lora_rank`` 0 means that all parameters are trained. ``base_bits`` 4 is QLoRA with double quantisation.
+    ``fused_attention`` keeps no attention scores (flash attention,
     PyTorch's SDPA). ``loss`` "eager" is that of Transformers, which computes in fp32; "fused" keeps the
     logits once, in place; "chunked" a part of them at a time. ``accumulation`` is micro-batches for each
     update. ``optimizer_in_backward`` updates each parameter as its gradient comes, and frees that.
@@ -111,7 +112,6 @@ class Training(msgspec.Struct, frozen=True):
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
     base_bits: int = 16
-    double_quantisation: bool = True
     checkpointing: str = "auto"
     fused_attention: bool = True
     offload: str = "none"

@@ -217,7 +217,7 @@ def _communication(
         if link is None:
             return None
         gbps, latency = link
-        taken = transfer.calls * latency + transfer.sent / (gbps * 1e9)
+        taken = transfer.seconds(gbps, latency)
         if transfer.phase == "step":
             after += taken
             continue

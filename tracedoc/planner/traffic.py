@@ -59,6 +59,10 @@ class Transfer(msgspec.Struct, frozen=True):
             return self.size
         return self.size * (2 if self.op == "all-reduce" else 1) * (self.group - 1) / self.group
 
+    def seconds(self, gbps: float, latency: float) -> float:
+        """How long it takes in all its calls over a link of :func:`bandwidth`."""
+        return self.calls * latency + self.sent / (gbps * 1e9)
+
     @property
     def of_states(self) -> bool:
         """Whether it carries parameters or gradients, beside computation that does not wait for each call."""
@@ -218,12 +222,3 @@ def overlaps_experts(question: Question, layout: Layout) -> bool:
     interleaved = layout.pipeline == 1 or layout.chunks > 1
     apart = _spans_nodes(question, layout.expert, layout.tensor)
     return layout.family == "megatron" and layout.expert > 1 and apart and interleaved
-
-
-def seconds(transfer: Transfer, question: Question, cluster: Cluster) -> float | None:
-    """How long a transfer takes in all its calls, ``None`` where its link is not known."""
-    link = bandwidth(transfer, question, cluster)
-    if link is None:
-        return None
-    gbps, latency = link
-    return transfer.calls * latency + transfer.sent / (gbps * 1e9)

@@ -79,7 +79,7 @@ def _contention(program: RunProgram, scenario: Scenario) -> float:
 
 
 def splits(program: RunProgram) -> dict[Scenario, Split]:
-    """Return in each scenario what of the transfers stays when their bytes become fewer."""
+    """For each scenario, the nanoseconds of each transfer that stay when its bytes become fewer."""
     return {scenario: split_transfers(program.layout.joins, scenario) for scenario in Scenario}
 
 

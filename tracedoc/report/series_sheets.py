@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracedoc.comparison.history import History, HistoryRun
-from tracedoc.comparison.series import Extrapolation, Point, Series
+from tracedoc.comparison.series import Extrapolation, History, HistoryRun, Point, Series
 from tracedoc.diagnosis import BUDGET_PARTS
 from tracedoc.report.comparison_sheet import comparison_sheet, fixed_words, percent_change
 from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetBox, SheetTable

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from tracedoc.errors import Limit
-from tracedoc.run.declared_training import training_settings
 from tracedoc.run.manifest import Manifest, ManifestRank, StepTime
 from tracedoc.run.steplog import StepLog, read_step_log
 from tracedoc.run.untrusted import MissingError, UnusableError, inside
@@ -379,3 +378,61 @@ def _of_rank(rank: RankJob) -> Iterator[tuple[str, str]]:
 
 def _shown(value: int | bool) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+PARAMETERS, TRAINED = "parameters", "trained parameters"
+BLOCKS, BLOCK_PARAMETERS, BLOCK_CLASS = "blocks", "parameters of a block", "class of the blocks"
+HELD_DTYPE, MIXED_PRECISION = "type of parameters", "mixed precision"
+OPTIMIZER, CHECKPOINTING = "optimizer", "gradient checkpointing"
+MICRO_BATCH, SEQUENCE = "sequences of a micro-batch", "tokens of a sequence"
+
+_LONGEST_SETTING = 100
+
+
+def training_settings(part: Entry) -> dict[str, str]:
+    """The settings by name that one rank's part tells; what is missing or of another type is left out."""
+    return dict(_settings(part))
+
+
+def _settings(part: Entry) -> Iterator[tuple[str, str]]:
+    framework = _entry(part, "framework")
+    model = _entry(framework, "model")
+    block = _entry(model, "block")
+    counts = (
+        (PARAMETERS, model.get("parameters")),
+        (TRAINED, model.get("trained_parameters")),
+        (BLOCKS, block.get("count")),
+        (BLOCK_PARAMETERS, block.get("parameters")),
+    )
+    for name, value in (*counts, *_batch(part)):
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 60:
+            yield name, str(value)
+    first: Entry = next(iter(_entries(framework, "optimizers")), {})
+    dtypes = list(_entry(model, "parameter_dtypes"))
+    texts = (
+        (BLOCK_CLASS, block.get("class")),
+        (HELD_DTYPE, dtypes[0] if dtypes else None),
+        (MIXED_PRECISION, _mixed_precision(framework)),
+        (OPTIMIZER, first.get("inner") or first.get("name")),
+    )
+    for name, value in texts:
+        if isinstance(value, str) and 0 < len(value) <= _LONGEST_SETTING:
+            yield name, value
+    checkpointing = _value(model, "gradient_checkpointing", bool)
+    if checkpointing is not None:
+        yield CHECKPOINTING, _shown(checkpointing)
+
+
+def _mixed_precision(framework: Entry) -> object:
+    said = _entry(framework, "accelerate").get("mixed_precision")
+    trainer = _entry(framework, "trainer")
+    return next((short for short in ("bf16", "fp16") if said == short or trainer.get(short) is True), None)
+
+
+def _batch(part: Entry) -> tuple[tuple[str, object], ...]:
+    """Return the shape of the first tensor of whole numbers with two dimensions: the ids of tokens."""
+    for tensor in _entries(part, "batch"):
+        shape, dtype = tensor.get("shape"), str(tensor.get("dtype"))
+        if isinstance(shape, list) and len(shape) == 2 and dtype.endswith(("int64", "int32")):
+            return (MICRO_BATCH, shape[0]), (SEQUENCE, shape[1])
+    return ()

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 from tracedoc.errors import InputError
@@ -225,6 +226,20 @@ def write_json(path: Path, content: Part) -> None:
         raise
 
 
+def timestamp() -> str:
+    """This moment in UTC, as parts of a manifest say when something began or ended."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process of this host is there and this user's."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
 def rank_stem(rank: int, restart: int) -> str:
     """The beginning of the names of a rank's files; a restarted job keeps those of each attempt."""
     return f"rank-{rank}" if restart == 0 else f"rank-{rank}.restart-{restart}"
@@ -278,7 +293,6 @@ def _is_rank(value: object) -> bool:
 
 def best_attempt(ranks: Sequence[Part]) -> int:
     """Return the restart whose captures count: most complete ranks, then most traces, then the latest."""
-
     worth: dict[int, list[int]] = {}
     for part in ranks:
         of_attempt = worth.setdefault(_attempt(part), [0, 0])

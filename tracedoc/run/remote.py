@@ -57,10 +57,9 @@ def public_name(path: str) -> str:
 
 def remote_size(path: str) -> int:
     """Return the stored size of a remote file, 0 where the server does not say."""
-    with _in_words(path):
-        filesystem, inner = _open_filesystem(path)
-        return int(filesystem.info(inner).get("size") or 0)
-    raise AssertionError
+    with _filesystem(path) as (filesystem, inner):
+        size = int(filesystem.info(inner).get("size") or 0)
+    return size
 
 
 def is_remote_folder(path: str) -> bool:
@@ -68,39 +67,34 @@ def is_remote_folder(path: str) -> bool:
     if _is_web(path):
         # Others would be downloaded whole, in search of links.
         return urlsplit(path).path.endswith("/")
-    with _in_words(path):
-        filesystem, inner = _open_filesystem(path)
-        return bool(filesystem.isdir(inner))
-    raise AssertionError
+    with _filesystem(path) as (filesystem, inner):
+        is_folder = bool(filesystem.isdir(inner))
+    return is_folder
 
 
 def list_remote(path: str) -> list[RemoteEntry]:
     """The files of a remote folder, one level deep."""
-    with _in_words(path):
-        filesystem, inner = _open_filesystem(path)
-        entries = []
+    entries = []
+    with _filesystem(path) as (filesystem, inner):
         for found in filesystem.ls(inner, detail=True):
             name = urlsplit(found["name"]).path.rstrip("/").rpartition("/")[2]
             is_folder = found["type"] == "directory"
             url = filesystem.unstrip_protocol(found["name"])
             entries.append(RemoteEntry(url, name, int(found.get("size") or 0), is_folder))
-        return entries
-    raise AssertionError
+    return entries
 
 
 def read_remote(path: str) -> bytes:
     """Return a small remote file whole."""
-    with _in_words(path):
-        filesystem, inner = _open_filesystem(path)
-        return bytes(filesystem.cat_file(inner))
-    raise AssertionError
+    with _filesystem(path) as (filesystem, inner):
+        content = bytes(filesystem.cat_file(inner))
+    return content
 
 
 @contextmanager
 def open_remote(path: str) -> Iterator[BinaryIO]:
     """Open a remote file to be read once from front to back; blocks of it are fetched as they are needed."""
-    with _in_words(path):
-        filesystem, inner = _open_filesystem(path)
+    with _filesystem(path) as (filesystem, inner):
         # Not every web server gives parts of a file; one answer is read as it comes.
         block = 0 if _is_web(path) else _BLOCK_BYTES
         with filesystem.open(inner, "rb", block_size=block, cache_type="readahead") as stream:
@@ -108,11 +102,11 @@ def open_remote(path: str) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _in_words(path: str) -> Iterator[None]:
-    """Turn what networks raise into words about the path."""
+def _filesystem(path: str) -> Iterator[tuple[Any, str]]:
+    """The file system of a URL, and the path in it; what networks raise becomes words about the URL."""
     name = public_name(path)
     try:
-        yield
+        yield _open_filesystem(path)
     except FileNotFoundError as error:
         # fsspec calls all refusals of web servers so.
         status = getattr(error.__cause__, "status", 404)

@@ -104,7 +104,7 @@ def loader_rows(trace: Trace, threads: npt.NDArray[np.int32]) -> Rows:
 
 
 def ready_lags(trace: Trace, calls: Calls, own_ns: Int64Array) -> Int64Array:
-    """Return for each wait for a batch of workers how long after the one before it ended; fill in its own.
+    """For each wait for a batch of workers, the nanoseconds from the end of the one before; fill in its own.
 
     ``NONE`` for all other calls.
     """
@@ -122,7 +122,7 @@ def ready_lags(trace: Trace, calls: Calls, own_ns: Int64Array) -> Int64Array:
 
 
 def frees_memory(trace: Trace, rows: Rows) -> npt.NDArray[np.bool_]:
-    """Tell which calls give memory back, and so wait for the device."""
+    """Mask over ``rows``: calls that give memory back, and so wait for the device."""
     frees = trace.named(lambda name: FREES.match(name) is not None)
     return frees[trace.name[rows]]
 

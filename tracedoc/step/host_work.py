@@ -20,11 +20,11 @@ from tracedoc.timeline.host import (
     work_before_collectives,
 )
 from tracedoc.timeline.script_code import CodePlace, places_of_timeline
-from tracedoc.timeline.syncs import Syncs, askers, is_library
+from tracedoc.timeline.syncs import Syncs, is_library, wait_causes
 from tracedoc.trace.columns import Kind
 
 MAX_SYNCS = 40
-"""The table of waits keeps this many askers, those that cost most."""
+"""The table of waits keeps this many causes, those that cost most."""
 
 
 MAX_GAPS = 50
@@ -107,10 +107,10 @@ def sync_totals(timeline: RankTimeline, host: HostPhases) -> tuple[SyncTotal, ..
         return ()
     phases = host.at(syncs.start_ns[chosen])
     totals: dict[tuple[str, str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for place, asker in enumerate(askers(timeline.trace, syncs.rows[chosen])):
+    for place, cause in enumerate(wait_causes(timeline.trace, syncs.rows[chosen])):
         idle = int(syncs.idle_ns[chosen[place]])
-        where = asker.where or PHASES[phases[place]]
-        total = totals[asker.operator, asker.call, where, asker.line]
+        where = cause.where or PHASES[phases[place]]
+        total = totals[cause.operator, cause.call, where, cause.line]
         total[0] += 1
         total[1] += idle > 0
         total[2] += int(syncs.blocked_ns[chosen[place]])

@@ -256,7 +256,7 @@ def _waits_of(
 def _same_of_step_before(
     graph: StepGraph, events: npt.NDArray[np.intp], local: Int64Array, position: int | None
 ) -> Int64Array:
-    """Return for the events of the step before which event of this step stands in the same place.
+    """For each event of the step before, the event of this step in the same place.
 
     Places are counted from the end of each stream, for what is waited for there is what came last.
     """

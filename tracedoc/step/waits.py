@@ -255,7 +255,7 @@ def _host_waits(
 
 
 def is_launch(calls: Calls) -> npt.NDArray[np.bool_]:
-    """Tell which calls launch kernels."""
+    """Mask over calls: those that launch kernels."""
     return np.asarray((calls.kind == Call.LAUNCH) | (calls.kind == Call.COMM))
 
 

@@ -15,17 +15,21 @@ from typing import Final, Literal
 
 import msgspec
 
-from tracedoc.testing.document import DEVICES_A_HOST, Document, Event, Layout, render
-from tracedoc.testing.names import (
+from tracedoc.testing.document import (
+    DEVICES_A_HOST,
     DTYPE_BYTES,
     INPUT_TYPE,
     KERNEL_ARGUMENT,
     KERNEL_DTYPE,
     OPERATIONS,
+    Document,
+    Event,
+    Layout,
     Operation,
     collective_arguments,
     gloo_shapes,
     gloo_values,
+    render,
 )
 
 GEMM_KERNEL: Final = "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT"
@@ -218,14 +222,12 @@ class TraceBuilder:
         end_ms: float,
         nbytes: int = 1 << 20,
         *,
-        stream: int = _COMPUTE_STREAM,
         launch_ms: float | None = None,
-        thread: str = "main",
     ) -> TraceBuilder:
         """Add a memset and its ``cudaMemsetAsync``."""
         self._transfer(
             "gpu_memset", "Memset (Device)", "cudaMemsetAsync", "aten::zero_", start_ms, end_ms, nbytes,
-            _How(stream, launch_ms, thread), blocks=False,
+            _How(_COMPUTE_STREAM, launch_ms, "main"), blocks=False,
         )  # fmt: skip
         return self
 

@@ -26,12 +26,10 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
-import yaml
 
 from tracedoc.diagnosis import OUTCOMES, SEVERITIES
 from tracedoc.errors import RuleError, TracedocError
@@ -43,47 +41,49 @@ from tracedoc.testing.lanes import parse_lanes
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis, Finding, Verdict
     from tracedoc.judge.rule import Rule
+    from tracedoc.judge.yaml_file import Document
     from tracedoc.pipeline import Measured
 
 GAIN_TOLERANCE: Final = 0.02
 _GAIN_ZERO_MS: Final = 0.01  # an expected 0 is met by what would print as 0
 _DEFAULT_LANES: Final = "compute 0-100"
 _DEFAULT_DEVICE: Final = "NVIDIA H100 80GB HBM3"
-_CASE_KEYS: Final = (
-    "name", "lanes", "ranks", "steps", "lead", "device", "hosts", "world_size", "missing_ranks", "cpu",
-    "truncate", "manifest", "step_log", "expect",
-)  # fmt: skip
-_EXPECT_KEYS: Final = ("outcome", "severity", "gain_ms", "message", "reason")
 
 
 class Expectation(msgspec.Struct, frozen=True):
     """What the verdict of the rule must be; ``None`` leaves a part open."""
 
-    outcome: str
-    severity: str | None = None
+    outcome: Annotated[str, msgspec.Meta(title="outcome")]
+    severity: Annotated[str, msgspec.Meta(title="severity")] | None = None
     gain_ms: tuple[float, float] | None = None
     message: str | None = None
     reason: str | None = None
 
 
-class Case(msgspec.Struct, frozen=True):
-    """One case of a rule. ``source`` and ``lanes_line`` say where its lanes begin, for error messages."""
+class CaseText(msgspec.Struct, frozen=True):
+    """One case as a file states it."""
 
     name: str
     expect: Expectation
-    source: str
-    lanes_line: int
     lanes: str = _DEFAULT_LANES
     ranks: int = 2
     steps: int = DEFAULT_STEPS
     lead: float = LANE_LEAD_MS
-    device: str | None = _DEFAULT_DEVICE
+    device: str = _DEFAULT_DEVICE
     hosts: int = 1
     world_size: int | None = None
     missing_ranks: tuple[int, ...] = ()
+    cpu: bool = False
     truncate: float = 1.0
     manifest: Mapping[str, object] | None = None
     step_log: str = ""
+
+
+class Case(CaseText, frozen=True):
+    """One case of a rule. ``source`` and ``lanes_line`` say where its lanes begin, for error messages."""
+
+    source: str = ""
+    lanes_line: int = 0
 
 
 class CaseFile(msgspec.Struct, frozen=True):
@@ -91,6 +91,11 @@ class CaseFile(msgspec.Struct, frozen=True):
 
     rule: str
     cases: tuple[Case, ...]
+
+
+class _FileText(msgspec.Struct, frozen=True):
+    rule: str
+    cases: tuple[CaseText, ...]
 
 
 class CaseResult(msgspec.Struct, frozen=True):
@@ -111,13 +116,6 @@ def run_case_file(path: str | Path, rule_directories: Sequence[str | Path] = ())
     loaded = load_cases(path)
     rules = load_rules(rule_directories)
     return [_run(loaded.rule, case, rules) for case in loaded.cases]
-
-
-def run_case(rule: str, case: Case, rule_directories: Sequence[str | Path] = ()) -> CaseResult:
-    """Run one case of ``rule``."""
-    from tracedoc.judge.load import load_rules
-
-    return _run(rule, case, load_rules(rule_directories))
 
 
 def _run(rule: str, case: Case, rules: Sequence[Rule]) -> CaseResult:
@@ -151,7 +149,7 @@ def write_traces(case: Case, folder: Path) -> list[Path]:
     try:
         builders = parse_lanes(
             case.lanes, ranks=case.ranks, steps=case.steps, lead=case.lead,
-            world_size=case.world_size, device=case.device, hosts=case.hosts,
+            world_size=case.world_size, device=None if case.cpu else case.device, hosts=case.hosts,
         )  # fmt: skip
     except LanesError as error:
         raise RuleError(f"{case.source}:{case.lanes_line + error.line}:1: {error.message}") from error
@@ -224,167 +222,50 @@ def _why(verdict: Verdict) -> str:
 
 def load_cases(path: str | Path) -> CaseFile:
     """Read a case file strictly: unknown and duplicate keys are errors, as are values of a wrong type."""
-    source = str(path)
-    try:
-        with open(path, encoding="utf-8") as stream:
-            root = yaml.compose(stream, Loader=yaml.SafeLoader)
-    except OSError as error:
-        raise RuleError(f"{source}:1:1: cannot be read: {error.strerror}") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
-        raise RuleError(f"{source}:{place}: not YAML: {error.problem}") from error
-    if root is None:
-        raise RuleError(f"{source}:1:1: the file is empty")
-    fields = _mapping(root, ("rule", "cases"), source)
-    rule = _required(fields, "rule", str, root, source)
-    cases = fields.get("cases")
-    if not isinstance(cases, yaml.SequenceNode) or not cases.value:
-        raise _wrong(cases or root, source, "expected a list of cases under `cases`")
-    return CaseFile(rule, tuple(_case(node, source) for node in cases.value))
+    from tracedoc.judge.yaml_file import Document
 
-
-def _case(node: yaml.Node, source: str) -> Case:
-    fields = _mapping(node, _CASE_KEYS, source)
-    name = _required(fields, "name", str, node, source)
-    if "expect" not in fields:
-        raise _wrong(node, source, f"case {name!r} expects nothing: add `expect`")
-    cpu = _value(fields, "cpu", bool, source, False)
-    if cpu and "device" in fields:
-        raise _wrong(fields["device"], source, "a CPU trace has no device")
-    ranks = _value(fields, "ranks", int, source, 2)
-    missing = _value(fields, "missing_ranks", list, source, [])
-    missing_ranks = tuple(rank for rank in missing if type(rank) is int and 0 <= rank < ranks)
-    if len(missing_ranks) != len(missing):
-        raise _wrong(fields["missing_ranks"], source, f"missing_ranks are of 0 to {ranks - 1}")
-    truncate = _value(fields, "truncate", float, source, 1.0)
-    if not 0 < truncate <= 1:
-        raise _wrong(fields["truncate"], source, "truncate is the share that is kept: above 0, at most 1")
-    lanes = fields.get("lanes")
-    return Case(
-        name=name,
-        expect=_expectation(fields["expect"], source),
-        source=source,
-        lanes_line=_line_before(lanes) if lanes is not None else node.start_mark.line,
-        lanes=_value(fields, "lanes", str, source, _DEFAULT_LANES),
-        ranks=ranks,
-        steps=_value(fields, "steps", int, source, DEFAULT_STEPS),
-        lead=_value(fields, "lead", float, source, LANE_LEAD_MS),
-        device=None if cpu else _value(fields, "device", str, source, _DEFAULT_DEVICE),
-        hosts=_value(fields, "hosts", int, source, 1),
-        world_size=_value(fields, "world_size", int, source, 0) or None,
-        missing_ranks=missing_ranks,
-        truncate=truncate,
-        manifest=_manifest(fields["manifest"], source) if "manifest" in fields else None,
-        step_log=_step_log(fields, source),
+    document = Document(Path(path), {"outcome": OUTCOMES, "severity": SEVERITIES})
+    text = document.read(_FileText, "a case file")
+    if not text.cases:
+        document.fail("there is no case in it", "cases")
+    for number, case in enumerate(text.cases):
+        _check(case, document, number)
+    return CaseFile(
+        text.rule,
+        tuple(
+            Case(**msgspec.structs.asdict(case), source=str(path), lanes_line=_lanes_line(document, number))
+            for number, case in enumerate(text.cases)
+        ),
     )
 
 
-def _manifest(node: yaml.Node, source: str) -> Mapping[str, object]:
-    value: object = yaml.SafeLoader("").construct_document(node)
-    if not isinstance(value, dict):
-        raise _wrong(node, source, "manifest is what each rank says: keys and values")
-    return value
-
-
-def _step_log(fields: Mapping[str, yaml.Node], source: str) -> str:
-    words = _value(fields, "step_log", str, source, "")
+def _check(case: CaseText, document: Document, number: int) -> None:
+    """Raise :class:`RuleError` for what the parts of a case cannot be beside each other."""
+    place, expect = ("cases", number), case.expect
+    if case.cpu and document.has("device", *place):
+        document.fail("a CPU trace has no device", *place, "device")
+    if any(not 0 <= rank < case.ranks for rank in case.missing_ranks):
+        document.fail(f"missing_ranks are of 0 to {case.ranks - 1}", *place, "missing_ranks")
+    if not 0 < case.truncate <= 1:
+        document.fail("truncate is the share that is kept: above 0, at most 1", *place, "truncate")
     try:
-        draw_log(words)
+        draw_log(case.step_log)
     except ValueError:
-        raise _wrong(
-            fields["step_log"], source, "step_log is lengths in ms, as: 100 x50  400 gc 300"
-        ) from None
-    return words
+        document.fail("step_log is lengths in ms, as: 100 x50  400 gc 300", *place, "step_log")
+    for name in ("severity", "gain_ms", "message"):
+        if getattr(expect, name) is not None and expect.outcome != "finding":
+            document.fail(f"only a finding has {name}", *place, "expect", name)
+    if expect.gain_ms is not None and expect.gain_ms[0] > expect.gain_ms[1]:
+        document.fail("gain_ms is [low, high], in ms a step", *place, "expect", "gain_ms")
 
 
-def _expectation(node: yaml.Node, source: str) -> Expectation:
-    fields = _mapping(node, _EXPECT_KEYS, source)
-    outcome = _required(fields, "outcome", str, node, source)
-    if outcome not in OUTCOMES:
-        raise _wrong(fields["outcome"], source, f"unknown outcome {outcome!r}{_suggest(outcome, OUTCOMES)}")
-    severity = _value(fields, "severity", str, source, "") or None
-    if severity is not None and severity not in SEVERITIES:
-        raise _wrong(
-            fields["severity"], source, f"unknown severity {severity!r}{_suggest(severity, SEVERITIES)}"
-        )
-    about_finding = [key for key in ("severity", "gain_ms", "message") if key in fields]
-    if about_finding and outcome != "finding":
-        raise _wrong(fields[about_finding[0]], source, f"only a finding has {about_finding[0]}")
-    gain: tuple[float, float] | None = None
-    if "gain_ms" in fields:
-        pair = _value(fields, "gain_ms", list, source, [])
-        bounds = [float(one) for one in pair if isinstance(one, int | float)]
-        if len(pair) != 2 or len(bounds) != 2 or bounds[0] > bounds[1]:
-            raise _wrong(fields["gain_ms"], source, "gain_ms is [low, high], in ms a step")
-        gain = (bounds[0], bounds[1])
-    return Expectation(
-        outcome=outcome,
-        severity=severity,
-        gain_ms=gain,
-        message=_value(fields, "message", str, source, "") or None,
-        reason=_value(fields, "reason", str, source, "") or None,
-    )
-
-
-def _mapping(node: yaml.Node, allowed: Sequence[str], source: str) -> dict[str, yaml.Node]:
-    if not isinstance(node, yaml.MappingNode):
-        raise _wrong(node, source, f"expected keys of {', '.join(allowed)}")
-    fields: dict[str, yaml.Node] = {}
-    for key, value in node.value:
-        name = str(key.value)
-        if name not in allowed:
-            raise _wrong(key, source, f"unknown key {name!r}{_suggest(name, allowed)}")
-        if name in fields:
-            raise _wrong(key, source, f"key {name!r} stands twice")
-        fields[name] = value
-    return fields
-
-
-Kind = TypeVar("Kind", str, int, float, bool, list[object])
-_KIND_NAMES: Final = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-}
-
-
-def _required(
-    fields: Mapping[str, yaml.Node], key: str, kind: type[Kind], parent: yaml.Node, source: str
-) -> Kind:
-    if key not in fields:
-        raise _wrong(parent, source, f"key {key!r} is missing")
-    return _value(fields, key, kind, source, kind())
-
-
-def _value(fields: Mapping[str, yaml.Node], key: str, kind: type[Kind], source: str, default: Kind) -> Kind:
-    node = fields.get(key)
-    if node is None:
-        return default
-    value: object = yaml.SafeLoader("").construct_document(node)
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise _wrong(node, source, f"{key} is {_KIND_NAMES[kind]}, not {value!r}")
-    return value
-
-
-def _line_before(node: yaml.Node) -> int:
-    """Return the line (from 1) before the first line of a text; that of ``lanes: |`` itself."""
-    block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
-    return int(node.start_mark.line) + (1 if block else 0)
-
-
-def _suggest(name: str, known: Sequence[str]) -> str:
-    close = get_close_matches(name, known, 1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
-
-
-def _wrong(node: yaml.Node, source: str, message: str) -> RuleError:
-    mark = node.start_mark
-    return RuleError(f"{source}:{mark.line + 1}:{mark.column + 1}: {message}")
+def _lanes_line(document: Document, number: int) -> int:
+    """The line (from 1) before the first line of a case's lanes; that of ``lanes: |`` itself."""
+    place = ("cases", number)
+    if not document.has("lanes", *place):
+        return int(document.node(*place).start_mark.line)
+    lanes: Any = document.node(*place, "lanes")
+    return int(lanes.start_mark.line) + (lanes.style in ("|", ">"))
 
 
 _BEGAN_NS = 1_700_000_000_000_000_000

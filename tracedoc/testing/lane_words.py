@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.testing.names import OPERATIONS, SHARDED_LANES, STRATEGIES
+from tracedoc.testing.document import OPERATIONS, SHARDED_LANES, STRATEGIES
 
 Direction = Literal["HtoD", "DtoH", "DtoD", "PtoP"]
 

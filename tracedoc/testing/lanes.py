@@ -63,6 +63,7 @@ from msgspec.structs import replace
 
 from tracedoc.spans import Spans
 from tracedoc.testing.builder import GEMM_KERNEL, TraceBuilder
+from tracedoc.testing.document import OPERATIONS, ZERO3_OPERATOR, UnitUse, ranges_around, unit_of_part
 from tracedoc.testing.lane_words import (
     BLOCKING,
     COMPUTE,
@@ -74,7 +75,6 @@ from tracedoc.testing.lane_words import (
     Segment,
     read_lanes,
 )
-from tracedoc.testing.names import OPERATIONS, ZERO3_OPERATOR, UnitUse, ranges_around, unit_of_part
 
 _GPU_ONLY: Final = ("copy", "memset", *BLOCKING)
 _OPTIMIZER: Final = (

@@ -186,7 +186,7 @@ Names = tuple[int, ...]
 """Names of ranges around a call, from the outermost on, as numbers in ``Trace.names``."""
 
 
-class Asker(msgspec.Struct, frozen=True):
+class WaitCause(msgspec.Struct, frozen=True):
     """What caused a wait: an operator (else the call itself), the call, the range and line around it.
 
     ``line`` is the innermost Python frame outside torch that the capture holds, as ``train.py(42): log``:
@@ -199,23 +199,23 @@ class Asker(msgspec.Struct, frozen=True):
     line: str = ""
 
 
-def askers(trace: Trace, rows: Rows) -> list[Asker]:
+def wait_causes(trace: Trace, rows: Rows) -> list[WaitCause]:
     """The cause of each wait whose call is in ``rows``.
 
     The operator is the outermost one of a library around the call; the range the innermost annotation
     that a person or a framework set (not the step itself).
     """
     around = (_enclosing(trace, rows, kind) for kind in (Kind.CPU_OP, Kind.ANNOTATION, Kind.PYTHON))
-    found: dict[tuple[int, Names, Names, Names], Asker] = {}
+    found: dict[tuple[int, Names, Names, Names], WaitCause] = {}
     # Most waits are of few kinds, which stand in the same ranges.
     keys = list(zip(trace.name[rows].tolist(), *around, strict=True))
     for key in dict.fromkeys(keys):
         call, *names = key
-        found[key] = _asker(trace.names[call], *([trace.names[name] for name in held] for held in names))
+        found[key] = _wait_cause(trace.names[call], *([trace.names[name] for name in held] for held in names))
     return [found[key] for key in keys]
 
 
-def _asker(call: str, operators: list[str], ranges: list[str], frames: list[str]) -> Asker:
+def _wait_cause(call: str, operators: list[str], ranges: list[str], frames: list[str]) -> WaitCause:
     library = [name for name in operators if is_library(name)]
     shown = [
         name
@@ -224,7 +224,7 @@ def _asker(call: str, operators: list[str], ranges: list[str], frames: list[str]
     ]
     operator = library[0] if library else (operators[-1] if operators else call)
     line = next((name for name in reversed(frames) if ".py(" in name), "")
-    return Asker(operator, call, shown[-1] if shown else "", line)
+    return WaitCause(operator, call, shown[-1] if shown else "", line)
 
 
 def is_library(name: str) -> bool:

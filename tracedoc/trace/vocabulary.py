@@ -327,7 +327,7 @@ _DIRECTIONS = frozenset({"HtoD", "DtoH", "DtoD", "PtoP", "HtoH"})
 
 @lru_cache(maxsize=1024)
 def copy_kind(name: str) -> CopyKind:
-    """Return the direction of a copy and where it comes from (``Memcpy HtoD (Pageable -> Device)``)."""
+    """The direction of a copy and the memory it reads (``Memcpy HtoD (Pageable -> Device)``)."""
     match = _CUDA_COPY.match(name)
     if match:
         direction = match.group(1).replace("A", "D")  # CUDA arrays live on the device.

@@ -23,7 +23,7 @@ LEAST_SHARE = 0.01
 
 
 def replay_report(replay: RunReplay | Refusal) -> ReplayReport:
-    """Return how a run was replayed, as results keep it."""
+    """The replay of a run as results keep it: its step in ms and its error, or why it was refused."""
     if isinstance(replay, Refusal):
         return ReplayReport("refused", replay.reason)
     return ReplayReport(

@@ -69,7 +69,7 @@ def _fine_wrapping(measurements: Measurements, key: str | None) -> tuple[Evidenc
 def _waits_for_straggler(
     measurements: Measurements, key: str | None, *, uneven: bool = False
 ) -> tuple[Evidence, ...]:
-    """Return where the late rank ``key`` came from in its analysed step, and where the longest waits were.
+    """The place that made rank ``key`` late in its analysed step, and the places of the longest waits for it.
 
     ``None`` stands for every late rank, with ``uneven`` for those that had more work than others.
     """

@@ -164,7 +164,7 @@ def alone_of(run: RunView, ids: tuple[str, ...]) -> Range | None:
         spread += late_error_ms(run)
     low, high = max(min(gains.values()) - spread, least), max(gains.values()) + spread
     if len(late) == len(causes):
-        low, likely = as_sure_as_steps(run, low), as_sure_as_steps(run, likely)
+        low, likely, high = _recurring(run, (low, likely, high))
     return min(low, likely), likely, max(min(high, book.ledger.step_ms), likely)
 
 
@@ -356,22 +356,22 @@ def find_partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
     return found
 
 
-def as_sure_as_steps(run: RunView, late_ms: float) -> float:
-    """What late ranks cost, in ms: in a CPU run at most what recurs.
+def _recurring(run: RunView, alone_ms: Range) -> Range:
+    """What late ranks cost; in a CPU run what recurs is likely, and sure but for waits for a core.
 
     Processes on shared cores also slow each other down by chance.
     """
-    recurring = recurring_ms(run) if run.digests[0].is_cpu else 0.0
-    return min(late_ms, recurring) if recurring else late_ms
+    low, likely, high = alone_ms
+    surely, recurs = recurring_ms(run) if run.digests[0].is_cpu else (0.0, 0.0)
+    return (min(low, surely), min(likely, recurs), high) if recurs else alone_ms
 
 
 def _late(run: RunView, cause: LedgerCause) -> LedgerCause:
     """A cause of late ranks whose range holds what clocks and few steps leave open."""
-    low, likely, high = cause.alone_ms
-    if not cause.id.startswith(RANKS) or likely <= 0:
+    if not cause.id.startswith(RANKS) or cause.alone_ms[1] <= 0:
         return cause
     error = late_error_ms(run)
-    low, likely = (as_sure_as_steps(run, ms) for ms in (low, likely))
+    low, likely, high = _recurring(run, cause.alone_ms)
     return replace(cause, alone_ms=(max(low - error, 0.0), likely, high + error))
 
 

@@ -19,7 +19,7 @@ from tracedoc.timeline.stalls import AWAY_LAUNCHES
 from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
-from tracedoc.whatif.changes.change import Ask, Mask, NotApplicable, Value, of_scenario
+from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
 from tracedoc.whatif.changes.gathers import unit_gathers
 from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
@@ -30,7 +30,7 @@ from tracedoc.whatif.changes.scale_out import POINT_TO_POINT
 from tracedoc.whatif.changes.split_units import split_units
 from tracedoc.whatif.removal import Removal, Times
 
-Edit = Callable[[RunProgram, Ask], RunProgram | NotApplicable]
+Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
 
 
 class Family(msgspec.Struct, frozen=True, eq=False):
@@ -222,13 +222,13 @@ def _rewired(
     replay: RunReplay, program: RunProgram, edit: Edit, values: Mapping[str, Value] | None = None
 ) -> Removal | None:
     """What an edit does, ``None`` where it cannot be made."""
-    ask = Ask(values or {}, replay.splits)
+    arguments = Arguments(values or {}, replay.splits)
 
     def rewired(given: RunProgram) -> RunProgram:
-        edited = edit(given, ask)
+        edited = edit(given, arguments)
         return given if isinstance(edited, NotApplicable) else edited
 
-    return None if isinstance(edit(program, ask), NotApplicable) else Removal(rewired=rewired)
+    return None if isinstance(edit(program, arguments), NotApplicable) else Removal(rewired=rewired)
 
 
 CALL_SHARES = (1.0, 0.5, 0.0)
@@ -367,7 +367,7 @@ def _pipeline(program: RunProgram) -> Family | None:
     if not passes.any():
         return None
     transfer = np.where(passes, program.transfer, 0)
-    shared = share_work(program, Ask({}, {}))
+    shared = share_work(program, Arguments({}, {}))
     members: dict[str, Removal | None] = {"pipeline.transfer": Removal(transfer=transfer)}
     if not isinstance(shared, NotApplicable):
         # The longest stages become like the mean one.

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from tracedoc.play.run_replay import LOSING
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView, habitual
+from tracedoc.topics.host.run import core_wait_ms
 from tracedoc.topics.straggler.late_ranks import stragglers
 
 Floats = npt.NDArray[np.float64]
@@ -57,9 +58,15 @@ def late_over_steps(run: RunView, cause: str) -> tuple[int, ...]:
     return tuple(sorted(rank for rank, ns in costs.items() if ns >= worst / 2 > 0))
 
 
-def recurring_ms(run: RunView) -> float:
-    """What late ranks do longer than their peers in nearly every step, in ms; 0 where none is late."""
-    return sum(float(habitual(np.maximum(one.excess_us, 0)).sum()) / 1e3 for one in stragglers(run))
+def recurring_ms(run: RunView) -> tuple[float, float]:
+    """What late ranks do longer than their peers in nearly every step, in ms: surely, and likely.
+
+    Not sure is what they waited for a core. Both are 0 where none is late.
+    """
+    recurs = sum(float(habitual(np.maximum(one.excess_us, 0)).sum()) / 1e3 for one in stragglers(run))
+    waits = core_wait_ms.by_rank(run)
+    waited = sum(float(ms) for one in stragglers(run) if isinstance(ms := waits[str(one.rank)], float))
+    return max(recurs - waited, 0.0), recurs
 
 
 def steps_apart(run: RunView, replayed: int, replayed_ms: float, late_ms: float) -> StepsApart | None:

@@ -127,7 +127,7 @@ def _stretches(
 
 
 def _most(drawn: _Pieces, key: int, start_ns: int, end_ns: int) -> str:
-    """Return what the path does longest between two instants on the rank and resource of a key."""
+    """The word for what takes longest on the path between two instants, on the rank and resource of a key."""
     covered = np.minimum(drawn.end_ns, end_ns) - np.maximum(drawn.start_ns, start_ns)
     mine = (drawn.key == key) & (covered > 0)
     total = np.bincount(drawn.what[mine], weights=covered[mine], minlength=len(drawn.words))

@@ -12,7 +12,7 @@ from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import Refusal, RunReplay, replay_run
 from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView, once
-from tracedoc.whatif.changes.change import Ask, Change, NotApplicable
+from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable
 from tracedoc.whatif.changes.registry import CHANGES, Request
 
 NARROW = 0.05
@@ -127,7 +127,7 @@ def apply_changes(
     """Return the run's program in one scenario after changes."""
     program = replay.base[scenario].program
     for request in requests:
-        edited = CHANGES[request.name].edit(program, Ask(request.values, replay.splits))
+        edited = CHANGES[request.name].edit(program, Arguments(request.values, replay.splits))
         if isinstance(edited, NotApplicable):
             return edited
         program = edited
@@ -171,6 +171,6 @@ def _confidence(replay: RunReplay, step_ms: tuple[float, float, float]) -> str:
 
 
 def applicable(replay: RunReplay, change: Change, request: Request) -> NotApplicable | None:
-    """Return why a change cannot be made to this run, ``None`` if it can."""
-    edited = change.edit(replay.base[Scenario.LIKELY].program, Ask(request.values, replay.splits))
+    """The reason why a change cannot be made to this run; ``None`` if it can."""
+    edited = change.edit(replay.base[Scenario.LIKELY].program, Arguments(request.values, replay.splits))
     return edited if isinstance(edited, NotApplicable) else None

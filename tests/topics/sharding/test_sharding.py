@@ -75,9 +75,6 @@ def test_one_rank_cannot_tell_waiting_from_transfer(tmp_path: Path) -> None:
     diagnosis = diagnose([tmp_path], Options(jobs=1, replay=False))
     assert [(row.wait_ms, row.transfer_ms) for row in diagnosis.detail.units] == [(None, None)] * 8
     assert value(diagnosis, "gather_stall_wait_ms") == 0
-    (stall,) = (one for one in diagnosis.findings if one.rule_id == "sharded-gather-stall")
-    assert stall.gain is not None
-    assert any("one rank alone cannot show" in one for one in stall.gain.assumptions)
 
 
 def test_a_gather_that_waited_beside_compute_is_late_because_of_its_peer(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tracedoc.diagnosis_json import from_json
 from tracedoc.errors import InputError
 from tracedoc.planner.shape import ModelShape, shape_from_parameters
 from tracedoc.predicted import Predicted
-from tracedoc.run.declared_training import (
+from tracedoc.run.job import (
     BLOCK_CLASS,
     BLOCK_PARAMETERS,
     BLOCKS,

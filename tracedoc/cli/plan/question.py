@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.cli.plan.scripted import Scripted, scripted
+from tracedoc.cli.reading import names_in
 from tracedoc.errors import InputError, did_you_mean
 from tracedoc.planner.families import read_model_config
 from tracedoc.planner.hardware import (
@@ -81,7 +82,6 @@ def question_of(options: Options) -> tuple[Question, PlanRequest, tuple[str, ...
 
     Raises :class:`InputError` for options that contradict each other.
     """
-
     _one_of("objective", options.objective, OBJECTIVES)
     _one_of("framework", options.framework, FRAMEWORKS)
     if options.utilisation is not None and not 0 < options.utilisation <= 1:
@@ -112,7 +112,6 @@ def _measured(
     Where the run does not tell its tokens, its computation stands for every strategy, as long as nothing
     else is asked about.
     """
-
     now = found.present
     if now.compute_ms is None or options.utilisation is not None:
         return request, notes
@@ -151,7 +150,6 @@ def _replayed(
     question: Question, seen: Question, request: PlanRequest, found: Captured, notes: tuple[str, ...]
 ) -> tuple[PlanRequest, tuple[str, ...]]:
     """Let the replay of the run stand for estimates; ``seen`` is asked about as the run trains."""
-
     now = found.present
     run = seen.changed(gpus=found.gpus or seen.gpus, nodes=found.nodes)
     steps = replayed_steps(
@@ -229,7 +227,7 @@ def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captu
         micro_batch=_micro_batch(options.micro_batch, now.micro_batch or 1),
         accumulation=_given(options.accumulation, now.accumulation or 1),
         lora_rank=rank,
-        lora_targets=_names(options.lora_targets),
+        lora_targets=names_in(options.lora_targets or ""),
         base_bits=4 if options.qlora else 16,
         checkpointing=options.checkpointing,
         fused_attention=not options.no_fused_attention,
@@ -246,7 +244,6 @@ def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captu
 
 def _as_scripted(options: Options, script: Scripted) -> Training:
     """Return the training that the script does; another micro-batch or accumulation may be asked about."""
-
     return Training(
         precision=script.precision,
         optimizer=script.optimizer,
@@ -333,7 +330,6 @@ def _captured(options: Options) -> Captured | None:
 
 
 def _model(options: Options, found: Captured | None) -> ModelShape:
-
     if options.config:
         return read_model_config(options.config)
     if options.params:
@@ -345,7 +341,6 @@ def _model(options: Options, found: Captured | None) -> ModelShape:
 
 
 def _gpu(options: Options, found: Captured | None) -> tuple[Gpu | None, float]:
-
     name = options.gpu_name
     gpu = find_gpu(name) if name else (gpu_of_device(found.device, found.memory_bytes) if found else None)
     if options.gpu_memory:
@@ -361,7 +356,6 @@ def _gpu(options: Options, found: Captured | None) -> tuple[Gpu | None, float]:
 
 
 def _cluster(options: Options, gpu: Gpu | None, nodes: int, found: Captured | None) -> Cluster:
-
     link, network = options.link, options.network
     if network and nodes == 1:
         raise InputError("--network has no effect inside one node", "add: --nodes 2")
@@ -379,7 +373,6 @@ def _cluster(options: Options, gpu: Gpu | None, nodes: int, found: Captured | No
 
 def _as_measured(link: LinkKind, found: Captured) -> LinkKind:
     """Return the link with what the run's collectives reached, which may include the latency of a call."""
-
     measured = replace_gbps(link, found.busbw_gbps or link.gbps, measured=True)
     return replace(measured, latency_us=found.latency_us or 0.0)
 
@@ -401,10 +394,6 @@ def nodes_of_8(gpus: int) -> int:
     """Return the fewest nodes of at most 8 GPUs that split them evenly: what is usual."""
     fewest = -(-gpus // 8)
     return next(n for n in range(max(1, fewest), max(1, gpus) + 1) if gpus % n == 0)
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def _one_of(option: str, word: str, known: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,19 +39,20 @@ def from_step(step: FirstStep, script: str) -> Scripted:
     micro_batch = step.batch[0] if step.batch else 1
     reads_tokens = step.whole_numbers and len(step.batch) == 2
     sequence = step.batch[1] if reads_tokens else 1
+    counted = msgspec.convert({**asdict(step), "tokens": micro_batch * sequence}, OneStep)
     return Scripted(
-        model=_shape(step, micro_batch * sequence),
+        model=_shape(step, counted),
         micro_batch=micro_batch,
         sequence=sequence,
         accumulation=step.rounds,
         precision=_precision(step),
         optimizer=_OPTIMIZERS.get(step.optimizer.lower()) or _by_states(step.states),
         compiled=step.compiled,
-        notes=_notes(step, script),
+        notes=_notes(step, counted, script),
     )
 
 
-def _shape(step: FirstStep, tokens: int) -> ModelShape:
+def _shape(step: FirstStep, counted: OneStep) -> ModelShape:
     blocks = max(1, step.blocks)
     block = step.block_parameters or step.parameters
     path = step.path.removeprefix("module.")
@@ -72,21 +74,7 @@ def _shape(step: FirstStep, tokens: int) -> ModelShape:
         has_logits=False,
         wrap_classes=(step.block,) if step.block else (),
         layers_path=f"model.{path}" if path else "model.children()",
-        step=_one_step(step, tokens),
-    )
-
-
-def _one_step(step: FirstStep, tokens: int) -> OneStep:
-    return OneStep(
-        tokens=tokens,
-        trained=step.trained,
-        blocks=step.blocks,
-        block_bytes=step.block_bytes,
-        input_bytes=step.input_bytes,
-        output_bytes=step.output_bytes,
-        activation_bytes=step.activation_bytes,
-        matmul_flops=step.matmul_flops,
-        attention_flops=step.attention_flops,
+        step=counted,
     )
 
 
@@ -106,7 +94,7 @@ def _by_states(states: float) -> str:
     return ("sgd", "sgd-momentum", "adamw")[min(2, round(states))]
 
 
-def _notes(step: FirstStep, script: str) -> tuple[str, ...]:
+def _notes(step: FirstStep, counted: OneStep, script: str) -> tuple[str, ...]:
     shape = " x ".join(str(n) for n in step.batch) or "unknown"
     notes = [
         f"Estimate: the first step of {script}, run under fake tensors up to its first update, with the CPU's"
@@ -114,7 +102,7 @@ def _notes(step: FirstStep, script: str) -> tuple[str, ...]:
         f"From the script: {step.parameters:,} parameters, a batch of shape {shape}, {step.optimizer};"
         f" {format_gb(step.peak_bytes)} at the peak of its step on one GPU, before the optimizer has states.",
     ]
-    if _one_step(step, 1).checkpointed:
+    if counted.checkpointed:
         notes.append("The script checkpoints the activations of its blocks already.")
     if not step.blocks:
         notes.append("No list of equal blocks was found in the model: it is one unit.")

@@ -9,14 +9,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tracedoc.errors import InputError, did_you_mean
-from tracedoc.planner.families import decoders, encoders, experts
+from tracedoc.planner.families import decoders, encoders
 from tracedoc.planner.families.config import Config
 from tracedoc.planner.shape import ModelShape
 
 LARGEST_CONFIG_BYTES = 4 << 20
 
 FAMILIES: dict[str, Callable[[Config, str], ModelShape]] = {
-    kind: read for family in (decoders, experts, encoders) for read, kinds in family.READERS for kind in kinds
+    kind: read for family in (decoders, encoders) for read, kinds in family.READERS for kind in kinds
 }
 """How to read each ``model_type``."""
 

@@ -274,7 +274,7 @@ def _phases(
 
 
 def _inside_any(trace: Trace, outer: Rows, inner: Rows) -> npt.NDArray[np.bool_]:
-    """Return for each inner row whether it starts inside some outer range on its thread; ranges may nest."""
+    """Mask over inner rows: those that start inside some outer range on their thread; ranges may nest."""
     found = np.zeros(inner.size, dtype=np.bool_)
     for thread in distinct(trace.thread[inner]).tolist():
         rows = outer[trace.thread[outer] == thread]

@@ -9,7 +9,7 @@ from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.steps import Window
-from tracedoc.timeline.syncs import askers, is_library
+from tracedoc.timeline.syncs import is_library, wait_causes
 from tracedoc.topics.step.rank import NO_STEP, idle_of_cause
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
@@ -86,8 +86,8 @@ def exposed_copy_operators(timeline: RankTimeline) -> Value:
     total: dict[str, int] = {}
     if not linked.all():
         total["other code"] = int(times[~linked].sum())
-    for asker, time in zip(askers(trace, calls[linked]), times[linked].tolist(), strict=True):
-        name = asker.operator if is_library(asker.operator) else "other code"
+    for cause, time in zip(wait_causes(trace, calls[linked]), times[linked].tolist(), strict=True):
+        name = cause.operator if is_library(cause.operator) else "other code"
         total[name] = total.get(name, 0) + time
     longest = sorted(total.items(), key=lambda item: -item[1])[:3]
     return ", ".join(f"{name} {format_ms(ns / 1e6)}" for name, ns in longest)

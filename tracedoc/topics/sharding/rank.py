@@ -303,20 +303,6 @@ def gather_order_changes_frac(timeline: RankTimeline) -> Value:
 NO_HOOKS = Unknown("no range of FSDP is in this trace")
 
 
-@rank_fact(unit="ms", needs=("host_ops",))
-def sharding_hook_host_ms(timeline: RankTimeline) -> Value:
-    """Host time of the median step inside the hooks of FSDP: before and after each unit, on all threads.
-
-    The forward pass of the modules themselves is not in it. ZeRO-3 writes no such ranges.
-    """
-    step = timeline.judged_host_step
-    if timeline.units is None or not len(timeline.units.units.hooks):
-        return NO_HOOKS
-    if step is None or not step.finished:
-        return Unknown("the host's step is not complete")
-    return timeline.units.units.hooks.clip(step.start_ns, step.end_ns).total_ns / 1e6
-
-
 @rank_fact(
     unit="ms",
     needs=("host_ops", "launches"),

@@ -12,7 +12,7 @@ from tracedoc.play.scenarios import call_latency
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
-from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_scenario
+from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, Parameter, of_scenario
 from tracedoc.whatif.changes.gathers import joined, without_collectives
 from tracedoc.whatif.changes.reductions import backward_pass
 
@@ -21,25 +21,25 @@ MOST_PIECES = 64
 """A message is cut into so many pieces at most: more of them would change little."""
 
 
-def merge_buckets(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def merge_buckets(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Send this many messages of gradients as one, counted from the last."""
-    together = int(ask.number("count"))
+    together = int(arguments.number("count"))
 
     def messages(parts: Index) -> Index:
         return -((parts.size - 1 - np.arange(parts.size)) // together)
 
-    merged = _merged(program, ask, messages)
+    merged = _merged(program, arguments, messages)
     return merged or NotApplicable("the step has no gradients in several messages")
 
 
-def cap_buckets(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def cap_buckets(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Send gradients in messages of at most a size: small ones are put together, large ones cut."""
     joins = program.layout.joins
     if not (joins.nbytes[_reductions(program)] > 0).all():
         return NotApplicable("the sizes of the step's gradient messages are not known")
-    largest = ask.number("mib") * MIB
-    merged = _merged(program, ask, lambda parts: _filled(joins.nbytes[parts], largest))
-    cut = cut_reductions(merged or program, largest, ask.splits[program.scenario].latency_ns)
+    largest = arguments.number("mib") * MIB
+    merged = _merged(program, arguments, lambda parts: _filled(joins.nbytes[parts], largest))
+    cut = cut_reductions(merged or program, largest, arguments.splits[program.scenario].latency_ns)
     return cut or merged or NotApplicable("the step's gradient messages are about that large")
 
 
@@ -59,7 +59,7 @@ def _queues(program: RunProgram) -> Iterator[Index]:
 
 
 def _filled(nbytes: Int64Array, largest: float) -> Index:
-    """Return which message each part goes into, if each is filled before the next one is begun."""
+    """The message of each part, counted from 0, if each is filled before the next one is begun."""
     message, held = np.zeros(nbytes.size, dtype=np.intp), 0.0
     for place, size in enumerate(nbytes.tolist()):
         begins = held > 0 and held + size > largest
@@ -68,7 +68,9 @@ def _filled(nbytes: Int64Array, largest: float) -> Index:
     return message
 
 
-def _merged(program: RunProgram, ask: Ask, messages: Callable[[Index], Index]) -> RunProgram | None:
+def _merged(
+    program: RunProgram, arguments: Arguments, messages: Callable[[Index], Index]
+) -> RunProgram | None:
     """Return the program with parts of one message as one; it goes when the last of them is ready.
 
     ``messages`` numbers, in rising order, the message of each part of a queue. ``None`` if none is merged.
@@ -77,7 +79,7 @@ def _merged(program: RunProgram, ask: Ask, messages: Callable[[Index], Index]) -
     for parts in _queues(program):
         message = messages(parts)
         last[parts] = parts[np.searchsorted(message, message, side="right") - 1]
-    return merged_into_last(program, last, call_latency(program, ask.splits, program.scenario))
+    return merged_into_last(program, last, call_latency(program, arguments.splits, program.scenario))
 
 
 def merged_into_last(program: RunProgram, last: Index, latency: Int64Array) -> RunProgram | None:
@@ -167,7 +169,7 @@ def _large(program: RunProgram, largest: float) -> Iterator[tuple[int, int, int]
 
 
 def nearest(rising: Int64Array, values: npt.NDArray[np.float64]) -> Index:
-    """Return which entry of a rising column is nearest to each value."""
+    """The index of the entry of a rising column that is nearest to each value."""
     after = np.minimum(np.searchsorted(rising, values), rising.size - 1)
     before = np.maximum(after - 1, 0)
     return np.where(values - rising[before] < rising[after] - values, before, after)

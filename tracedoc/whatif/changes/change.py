@@ -37,8 +37,8 @@ class Parameter(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
 
 
-class Ask(msgspec.Struct, frozen=True, eq=False):
-    """What a change is asked: the values of its parameters, and what the run's transfers consist of."""
+class Arguments(msgspec.Struct, frozen=True, eq=False):
+    """What a change is given: the values of its parameters, and what the run's transfers consist of."""
 
     values: Mapping[str, Value]
     splits: Mapping[Scenario, Split]
@@ -52,7 +52,7 @@ class Ask(msgspec.Struct, frozen=True, eq=False):
         return str(self.values[name])
 
 
-Edit = Callable[[RunProgram, Ask], RunProgram | NotApplicable]
+Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ import numpy as np
 from tracedoc.play.run_program import AddedEdges, Index, RunProgram
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
-from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_scenario
+from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, Parameter, of_scenario
 from tracedoc.whatif.changes.transfers import collectives_of
 
 PASSES = {
@@ -17,12 +17,12 @@ PASSES = {
 }
 
 
-def gather_ahead(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def gather_ahead(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Start each gather when the one some units before it starts today, and launch it then."""
-    chosen = gathers_of(program, ask.word("pass"))
-    moved, model = pairs(program, chosen, int(ask.number("units")))
+    chosen = gathers_of(program, arguments.word("pass"))
+    moved, model = pairs(program, chosen, int(arguments.number("units")))
     if moved.size == 0:
-        return NotApplicable(f"the step has no {ask.word('pass')} gathers to move")
+        return NotApplicable(f"the step has no {arguments.word('pass')} gathers to move")
     return started_as(program, moved, model, model)
 
 
@@ -58,7 +58,7 @@ def started_as(program: RunProgram, moved: Index, calls: Index, causes: Index) -
     return program.edited(active=program.active & ~dropped, launched=on_launch, extra=joined(program, extra))
 
 
-def keep_gathered(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def keep_gathered(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Gather parameters once a step: those of the backward pass are still there."""
     chosen = gathers_of(program, "backward")
     if not chosen.any() or not gathers_of(program, "forward").any():
@@ -102,20 +102,20 @@ def joined(program: RunProgram, extra: AddedEdges) -> AddedEdges:
 
 
 def gathers_of(program: RunProgram, name: str) -> Mask:
-    """Return which parts gather parameters in a pass."""
+    """Mask over parts: those that gather parameters in a pass."""
     part = program.layout.event_part[program.layout.joins.event]
     return np.asarray(collectives_of(program, "parameters") & np.isin(part, PASSES[name]) & program.launched)
 
 
 def unit_gathers(program: RunProgram) -> Mask:
-    """Return which parts gather sharded units: those of named units, else all gathers of both passes."""
+    """Mask over parts: gathers of sharded units, by name where units are named, else those of both passes."""
     gathers = collectives_of(program, "parameters") & (program.launched | (program.transfer > 0))
     named = gathers & (program.layout.joins.block != NONE)
     return np.asarray(named if named.any() else gathers_of(program, "both"))
 
 
 def of_units(program: RunProgram, chosen: Mask) -> Mask:
-    """Return which of the chosen parts belong to sharded units, as far as the capture tells."""
+    """Mask over parts: the chosen ones of sharded units; all chosen where the capture names no unit."""
     of_block = chosen & (program.layout.joins.block != NONE)
     return np.asarray(of_block if of_block.any() else chosen)
 

@@ -10,7 +10,15 @@ from tracedoc.step.program import Call, Cause, Group
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import AWAY_LAUNCHES
-from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_scenario, scaled
+from tracedoc.whatif.changes.change import (
+    Arguments,
+    Change,
+    Mask,
+    NotApplicable,
+    Parameter,
+    of_scenario,
+    scaled,
+)
 
 PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
 CAPTURED_HOST = (0.03, 0.06, 0.2)
@@ -32,7 +40,7 @@ FED = (0.75, 0.85, 1.0)
 ON_CPUS = NotApplicable("the ranks compute on CPUs: the time of the host is the work itself")
 
 
-def no_sync(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def no_sync(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Never wait for the GPU: synchronisation, and copies to the host that block."""
     if program.layout.is_cpu:
         return ON_CPUS
@@ -50,28 +58,28 @@ def no_sync(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     return program.edited(active=program.active & ~waits, own=own)
 
 
-def faster_host(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def faster_host(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Let the host take a part of its time between calls."""
     if program.layout.is_cpu:
         return ON_CPUS
-    return _paced(program, ask.number("by"), _working(program))
+    return _paced(program, arguments.number("by"), _working(program))
 
 
-def compile_model(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def compile_model(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Let the host take a part of its time for the kernels of the forward and backward pass."""
     if program.layout.is_cpu:
         return ON_CPUS
     return _paced(program, of_scenario(program.scenario, *COMPILED_HOST), _launching_passes(program))
 
 
-def capture_graph(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def capture_graph(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Let the kernels of the forward and backward pass cost the host next to nothing."""
     if program.layout.is_cpu:
         return ON_CPUS
     return _paced(program, of_scenario(program.scenario, *CAPTURED_HOST), _launching_passes(program))
 
 
-def fuse_optimizer(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def fuse_optimizer(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Let the optimizer cost the host little, and its kernels less."""
     if program.layout.is_cpu:
         return ON_CPUS
@@ -84,7 +92,7 @@ def fuse_optimizer(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     return edited.edited(dur=scaled(edited.dur, chosen, of_scenario(program.scenario, *FUSED_KERNELS)))
 
 
-def calm_allocator(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def calm_allocator(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Take no time for allocating and freeing device memory."""
     layout = program.layout
     calls = layout.kind == Call.ALLOCATION
@@ -96,7 +104,7 @@ def calm_allocator(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     return program.edited(own=np.where(calls, 0, program.own), active=program.active & ~freed)
 
 
-def feed_input(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def feed_input(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Let workers make batches ahead, in a share of the time that passes between two today."""
     layout = program.layout
     loads = layout.kind == Call.INPUT
@@ -105,10 +113,10 @@ def feed_input(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     own = np.where(loads, np.minimum(program.own, READY_NS), program.own)
     # A batch that the training thread makes takes what its call does; of workers, what passes between two.
     made = np.where(program.ready >= 0, program.ready, np.where(loads, program.own, NONE))
-    return program.edited(own=own, ready=scaled(made, made >= 0, ask.number("by")))
+    return program.edited(own=own, ready=scaled(made, made >= 0, arguments.number("by")))
 
 
-def pin_copies(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def pin_copies(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Copy batches from pinned memory: the call does not block, and the copy is faster.
 
     At best it runs beside compute, on a stream of its own.

@@ -7,7 +7,7 @@ import numpy as np
 from tracedoc.play.run_program import RunProgram
 from tracedoc.step.program import Call, Group
 from tracedoc.timeline.phases import Phase
-from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter, of_scenario, scaled
+from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, Parameter, of_scenario, scaled
 from tracedoc.whatif.changes.host import PASSES
 
 GROUPS = {
@@ -22,16 +22,16 @@ DOUBLED = (1.6, 1.8, 2.0)
 """Kernels of twice the batch take this many times as long: small ones leave part of the device idle."""
 
 
-def faster_kernels(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def faster_kernels(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Let kernels of a group take less time."""
     layout = program.layout
-    chosen = np.isin(layout.group, GROUPS[ask.word("of")]) & layout.computes
+    chosen = np.isin(layout.group, GROUPS[arguments.word("of")]) & layout.computes
     if not chosen.any():
-        return NotApplicable(f"the step has no kernel of the group {ask.word('of')}")
-    return program.edited(dur=scaled(program.dur, chosen, 1.0 / ask.number("by")))
+        return NotApplicable(f"the step has no kernel of the group {arguments.word('of')}")
+    return program.edited(dur=scaled(program.dur, chosen, 1.0 / arguments.number("by")))
 
 
-def double_batch(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def double_batch(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Do twice the work a step: kernels of both passes, copies of the batch, and its loading."""
     layout = program.layout
     works = np.isin(layout.event_part, PASSES) & layout.computes
@@ -49,7 +49,7 @@ def double_batch(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     )
 
 
-def no_recompute(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def no_recompute(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Keep activations: nothing is computed twice."""
     layout = program.layout
     again = (layout.event_part == Phase.RECOMPUTE) & layout.computes

@@ -12,7 +12,7 @@ from tracedoc.play.scenarios import call_latency
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.buckets import merged_into_last
-from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter, of_scenario
+from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, Parameter, of_scenario
 from tracedoc.whatif.changes.gathers import (
     joined,
     of_units,
@@ -37,7 +37,7 @@ class Queue:
         self.group = np.cumsum(np.isin(np.arange(parts.size), self.first)) - 1
 
 
-def merge_units(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def merge_units(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Gather and reduce the units of a block in one call each.
 
     A block is gathered when its first unit is needed, as many blocks ahead as units are today; its gradients
@@ -46,11 +46,11 @@ def merge_units(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     chosen = unit_gathers(program)
     if not chosen.any():
         return NotApplicable("the step gathers no sharded units")
-    count = int(ask.number("count"))
+    count = int(arguments.number("count"))
     queues = [Queue(parts, _groups(program, parts, count)) for parts in _queues(program, chosen)]
     if all(one.first.size == one.parts.size for one in queues):
         return NotApplicable("no block has several units")
-    latency = call_latency(program, ask.splits, program.scenario)
+    latency = call_latency(program, arguments.splits, program.scenario)
     merged = _gathered_together(program, queues, latency)
     reductions = of_units(program, program.layout.joins.gradients & program.launched)
     last = np.full(reductions.size, NONE, dtype=np.intp)
@@ -75,7 +75,7 @@ def _queues(program: RunProgram, chosen: Mask) -> Iterator[Index]:
 
 
 def _groups(program: RunProgram, parts: Index, count: int) -> Index:
-    """Return which group each part of a queue belongs to: that of its block, or so many in a row."""
+    """The number of each part's group in a queue: one for each block, or for each ``count`` in a row."""
     if count:
         backward = program.layout.event_part[program.layout.joins.event[parts[0]]] == Phase.BACKWARD
         place = np.arange(parts.size)
@@ -146,7 +146,7 @@ def _as_far_ahead(program: RunProgram, queue: Queue) -> tuple[Index, Index, Inde
 
 
 def _distances(program: RunProgram, parts: Index) -> tuple[int, int]:
-    """Return how many units ahead of its use a gather is called, and may start (medians).
+    """Units between a gather's call and its use, and between its earliest start and its use (medians).
 
     A unit is used from the first compute on that waits for its gather. A gather may start before the unit
     before has computed if what it waits for was launched before the last compute of that unit.

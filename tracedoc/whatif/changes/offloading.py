@@ -7,7 +7,7 @@ import numpy as np
 from tracedoc.play.run_program import AddedEdges, RunProgram
 from tracedoc.step.program import Group
 from tracedoc.timeline.collective_table import NONE
-from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, of_scenario
+from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, of_scenario
 from tracedoc.whatif.changes.gathers import joined
 
 UPDATE_SHARES = (0.1, 0.2, 0.35)
@@ -17,7 +17,7 @@ It moves some 14 times their bytes (AdamW in mixed precision: 28 bytes a paramet
 memory that is 40 to 140 times as fast as the link to the host."""
 
 
-def no_offload(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def no_offload(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Copy nothing to the host and back, and update on the GPU, right after the last gradients."""
     layout = program.layout
     copies = layout.offload_event

@@ -8,7 +8,7 @@ from tracedoc.play.run_program import AddedEdges, Index, RunProgram
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.buckets import nearest
-from tracedoc.whatif.changes.change import Ask, Mask, NotApplicable
+from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable
 from tracedoc.whatif.changes.gathers import joined, pairs, started_as, unit_gathers
 from tracedoc.whatif.changes.reductions import backward_pass
 
@@ -32,7 +32,7 @@ def deferred_reductions(program: RunProgram) -> Mask:
     )
 
 
-def reduce_when_ready(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def reduce_when_ready(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Reduce gradients in the backward pass as they become ready, which in some jobs begins after it.
 
     The gradients of each message but the last one are ready when as much of the backward pass has been
@@ -81,7 +81,7 @@ def _begun_after(program: RunProgram, moved: Index, ready: Index) -> RunProgram:
     return program.edited(active=program.active & ~dropped, launched=launched, extra=joined(program, extra))
 
 
-def gather_in_time(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def gather_in_time(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Gather each unit while the one before it computes, ahead of other collectives of its stream.
 
     A gather begins when the one before it could and has ended, and what that one was put before. What stands

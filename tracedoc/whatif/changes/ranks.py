@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tracedoc.play.run_program import RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import Codes, Lags
-from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter
+from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, Parameter
 
 EXCESS_NS = 100_000
 EXCESS_SHARE = 0.5
@@ -22,10 +22,10 @@ AT_ONCE = 20_000
 """So many times are compared at once."""
 
 
-def even_rank(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def even_rank(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Let one rank take no longer than its peers do at the median."""
     ranks = program.layout.ranks
-    rank = int(ask.number("rank"))
+    rank = int(arguments.number("rank"))
     if rank not in ranks:
         return NotApplicable(f"rank {rank} was not captured")
     if len(ranks) < 2:
@@ -33,14 +33,14 @@ def even_rank(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     return evened(program, (ranks.index(rank),))
 
 
-def even_ranks(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def even_ranks(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Let no rank take longer than its peers do at the median."""
     if len(program.layout.ranks) < 2:
         return NotApplicable("one rank has no peers")
     return evened(program, tuple(range(len(program.layout.ranks))))
 
 
-def share_work(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def share_work(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Give every rank the mean compute of all: what balanced stages or batches give."""
     layout = program.layout
     count = len(layout.ranks)

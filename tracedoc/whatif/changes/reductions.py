@@ -6,11 +6,11 @@ import numpy as np
 
 from tracedoc.play.run_program import Index, RunProgram
 from tracedoc.timeline.phases import Phase
-from tracedoc.whatif.changes.change import Ask, Change, NotApplicable
+from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable
 from tracedoc.whatif.changes.gathers import without_collectives
 
 
-def reduce_once(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def reduce_once(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Reduce gradients in the last backward pass of a step only."""
     joins = program.layout.joins
     number = backward_pass(program)
@@ -24,7 +24,7 @@ def reduce_once(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
 
 
 def backward_pass(program: RunProgram) -> Index:
-    """Return for each part of a collective which backward pass of its rank's step it was called in."""
+    """The number of the backward pass of its rank's step that each part of a collective was called in."""
     layout, joins = program.layout, program.layout.joins
     backward = np.isin(layout.part, (Phase.BACKWARD, Phase.RECOMPUTE))
     forward = layout.part == Phase.FORWARD

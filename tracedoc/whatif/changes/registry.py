@@ -54,7 +54,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def request(name: str, given: Mapping[str, Value]) -> Request:
-    """Return a change to ask for; raises :class:`ChangeError` where name or parameters are wrong."""
+    """The change of a name with its parameters; raises :class:`ChangeError` where one is wrong."""
     if name not in CHANGES:
         raise ChangeError(
             f"there is no change {name!r}{did_you_mean(name, CHANGES)}",

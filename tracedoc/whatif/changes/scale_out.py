@@ -11,13 +11,13 @@ import numpy as np
 from tracedoc.play.run_program import RunProgram
 from tracedoc.step.program import Lags, narrow
 from tracedoc.trace.vocabulary import busbw_factor
-from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter, of_scenario
+from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, Parameter, of_scenario
 from tracedoc.whatif.changes.ranks import AT_ONCE, evened
 
 POINT_TO_POINT = ("send", "recv")
 
 
-def more_ranks(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def more_ranks(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Let the job have more ranks on the same kind of link, with the work of each as today.
 
     Bytes cross the link as often as the operation needs with so many ranks (nccl-tests' bus bandwidth).
@@ -34,9 +34,9 @@ def more_ranks(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
     if any(joins.kinds[kind] in POINT_TO_POINT for kind in set(joins.kind.tolist())):
         return NotApplicable("a pipeline can grow in stages or in copies of itself")
     now = sizes.pop()
-    then = round(now * ask.number("by"))
+    then = round(now * arguments.number("by"))
     scenario = program.scenario
-    split = ask.splits[scenario]
+    split = arguments.splits[scenario]
     tree, ring = log2(then) / log2(now), (then - 1) / (now - 1)
     longer = of_scenario(scenario, tree, (tree * ring) ** 0.5, ring)
     latency = np.minimum(split.latency_ns, program.transfer)

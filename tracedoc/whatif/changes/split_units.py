@@ -10,13 +10,13 @@ from tracedoc.play.scenarios import call_latency
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.buckets import cut_reductions, nearest
-from tracedoc.whatif.changes.change import Ask, Change, NotApplicable, Parameter
+from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, Parameter
 from tracedoc.whatif.changes.gathers import joined, of_units, unit_gathers
 
 PASSES = ((Phase.FORWARD,), (Phase.BACKWARD, Phase.RECOMPUTE))
 
 
-def split_units(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def split_units(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Gather and reduce the largest unit in equal pieces, the next one while one computes.
 
     The pieces of a reduction are ready one after the other in the backward pass.
@@ -29,10 +29,10 @@ def split_units(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
         return NotApplicable("the sizes of the units are not known")
     if program.layout.is_cpu:
         return NotApplicable("the ranks compute on CPUs: what runs beside a gather there slows it down")
-    pieces = int(ask.number("count"))
+    pieces = int(arguments.number("count"))
     largest = joins.nbytes[chosen].max()
     # In the fast scenario, where a call less saves most, a further one costs least.
-    latency = call_latency(program, ask.splits, program.scenario.opposite)
+    latency = call_latency(program, arguments.splits, program.scenario.opposite)
     large = np.flatnonzero(chosen & (2 * joins.nbytes > largest))
     gathered = _in_pieces(program, large, pieces, latency)
     reductions = of_units(program, joins.gradients & program.launched)

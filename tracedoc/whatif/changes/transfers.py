@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from tracedoc.play.run_program import RunProgram
-from tracedoc.whatif.changes.change import Ask, Change, Mask, NotApplicable, Parameter
+from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, Parameter
 
 KINDS = ("all", "gradients", "parameters")
 
 
 def collectives_of(program: RunProgram, kind: str) -> Mask:
-    """Return which parts belong to collectives of a kind: gradients, gathered parameters, or all."""
+    """Mask over parts: those of collectives of a kind (gradients, gathered parameters, or all)."""
     joins = program.layout.joins
     if kind == "gradients":
         return joins.gradients
@@ -21,22 +21,24 @@ def collectives_of(program: RunProgram, kind: str) -> Mask:
     return np.ones(joins.event.size, dtype=bool)
 
 
-def scale_bytes(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def scale_bytes(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Move fewer bytes; latency stays."""
-    return _scaled(program, ask, ask.word("of"), ask.number("by"))
+    return _scaled(program, arguments, arguments.word("of"), arguments.number("by"))
 
 
-def faster_link(program: RunProgram, ask: Ask) -> RunProgram | NotApplicable:
+def faster_link(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Move the same bytes faster; latency stays."""
-    return _scaled(program, ask, ask.word("of"), 1.0 / ask.number("by"))
+    return _scaled(program, arguments, arguments.word("of"), 1.0 / arguments.number("by"))
 
 
-def _scaled(program: RunProgram, ask: Ask, kind: str, factor: float) -> RunProgram | NotApplicable:
+def _scaled(
+    program: RunProgram, arguments: Arguments, kind: str, factor: float
+) -> RunProgram | NotApplicable:
     chosen = collectives_of(program, kind)
     if not chosen.any():
         what = "collective" if kind == "all" else f"collective that moves {kind}"
         return NotApplicable(f"the step has no {what}")
-    fixed = ask.splits[program.scenario].fixed_ns
+    fixed = arguments.splits[program.scenario].fixed_ns
     # Another change may have been made before: what it left of the transfer is scaled.
     kept = np.minimum(fixed, program.transfer)
     moved = np.rint((program.transfer - kept) * factor).astype(np.int64)
