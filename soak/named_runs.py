@@ -61,7 +61,7 @@ def main() -> int:
     missed = 0
     for name in asked.names:
         line = first_line(name, asked.into)
-        named = re.search(JOBS[name], line) if name in JOBS else re.match("CPU run: ", line)
+        named = re.search(JOBS[name], line) if name in JOBS else re.match("CPU run", line)
         missed += named is None
         print(f"{'named' if named else 'MISSED':7} {name}: {line}", flush=True)
     print(f"{len(asked.names)} jobs: {missed} not named")
