@@ -65,7 +65,7 @@ def summarise(
     if unreliable := _why_unreliable(measurements, limits, step, ledger):
         return f"No diagnosis: {unreliable}."
     caution = _caution(measurements)
-    worth = [one for one in findings if one.gain is not None and one.severity != "note"]
+    worth = [one for one in findings if (one.gain is not None or one.says) and one.severity != "note"]
     if not worth and caution and not measurements.is_cpu:
         large = [one for one in findings if gain_ms(one) >= WORTH_NAMING * step]
         worth = [one for one in large if one.rule_id not in INHERENT]
@@ -182,6 +182,8 @@ def outcome(
         same_work = " for as many samples" if changes_training(first) else ""
         also = "" if changes_training(first) else _or_batch(batch, after[1])
         return f"{first.title}: {format_step_change(step, after)}{same_work}{also}."
+    if first is not None and all(one.gain is None for one in named):
+        return f"{first.title}: what that saves cannot be told from this run."
     return _without(measurements, named, ledger, step)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -62,16 +63,30 @@ def straggler_cause(run: RunView) -> dict[str, Value]:
     is turns of another process (:func:`foreign_turns_ms`).
     """
 
-    def word(late: Straggler) -> Value:
-        if late.cause == "kernels":
-            return kernel_cause(late, run)
-        turns = foreign_turns_ms.of(run.digest(late.rank))
-        excess = float(np.median(late.cause_ns)) / 1e6
-        if late.cause == "dependency" and isinstance(turns, float) and turns >= CAUSE_SHARE * excess:
-            return SHARED_GPU
-        return late.cause or "none"
+    return of_late(run, lambda late: _cause(run, late), "none")
 
-    return of_late(run, word, "none")
+
+def _cause(run: RunView, late: Straggler) -> str:
+    if late.cause == "kernels":
+        return kernel_cause(late, run)
+    turns = foreign_turns_ms.of(run.digest(late.rank))
+    excess = float(np.median(late.cause_ns)) / 1e6
+    if late.cause == "dependency" and isinstance(turns, float) and turns >= CAUSE_SHARE * excess:
+        return SHARED_GPU
+    return late.cause or "none"
+
+
+@run_fact(unit="text", needs=("collectives", "multi_rank", foreign_turns_ms))
+def straggler_any_cause(run: RunView) -> Value:
+    """What late ranks do, whichever they are: the :func:`straggler_cause` of half of all waiting or more.
+
+    "none" where no cause explains so much, and where nobody is late.
+    """
+    waited: Counter[str] = Counter()
+    for late in stragglers(run):
+        waited[_cause(run, late)] += int(late.gain_ns.sum())
+    cause, most = max(waited.items(), key=lambda one: one[1], default=("none", 0))
+    return cause if most >= CAUSE_SHARE * waited.total() else "none"
 
 
 @run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
