@@ -257,7 +257,7 @@ def test_a_note_of_a_cpu_run_does_not_stand_for_the_first_finding(sample_traces:
     ("share_ms", "said"),
     [
         (4.9, "CPU run: nothing found to change in the 90 ms step."),
-        (5.0, "CPU run (times are indicative): CPU contention costs 5 ms of the 100 ms step."),
+        (5.0, "CPU run (times are indicative): 5 ms of the 100 ms step go to CPU contention."),
     ],
 )
 def test_a_note_of_a_cpu_run_is_named_by_what_its_cause_costs(

@@ -75,9 +75,7 @@ def healthy(
         return f"No answer: how the {format_ms(step)} step splits is not in this capture."
     costs = _costs(noted, ledger, step, WORTH)
     if is_compute_bound(measurements, step):
-        return (
-            f"{compute_bound(measurements, run, step)}{f' {costs[0].upper()}{costs[1:]}.' if costs else ''}"
-        )
+        return compute_bound(measurements, run, step) + (f" {costs}." if costs else "")
     costs = costs or f"no cause costs {format_percent(WORTH)} of it"
     return f"Compute fills {format_percent(compute / step)} of the {format_ms(step)} step; {costs}."
 
@@ -91,10 +89,11 @@ def _costs(noted: Sequence[Finding], ledger: Ledger | None, step: float, least: 
     of = ledger.step_ms if ledger is not None and ledger.step_ms else step
     sized = [(cost_ms(one, ledger), one) for one in noted if one.rule_id not in INHERENT]
     large = sorted((one for one in sized if one[0] >= least * of), key=lambda one: -one[0])[:NAMED_COSTS]
-    return " and ".join(
-        f"{_short_name(one)} costs {format_ms(ms)}{f' of the {format_ms(of)} step' if not place else ''}"
+    parts = [
+        f"{format_ms(ms)} {'to' if place else f'of the {format_ms(of)} step go to'} {_short_name(one)}"
         for place, (ms, one) in enumerate(large)
-    )
+    ]
+    return " and ".join(parts)
 
 
 def cost_ms(finding: Finding, ledger: Ledger | None) -> float:
