@@ -36,8 +36,9 @@ MOSTLY = 0.5
 INHERENT = ("pipeline.bubble",)
 """Causes that a training strategy has by itself: told, but never a warning, and behind other notes."""
 
-BETWEEN_RANKS = ("ranks", "pipeline", "order", "link")
-"""Families of causes that are not told where a rank is left out: the others may have waited for it."""
+BETWEEN_RANKS, AWAITED = ("ranks", "pipeline"), ("order", "link")
+"""Families of causes where a rank is left out: the first are not told, and of the second it is not known how
+much is waiting for that rank."""
 
 TOPIC_OF_FAMILY = {
     "input": "input",
@@ -385,6 +386,9 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Fi
     costs = f"{format_ms(cause.share_ms)} of the {format_ms(ledger.step_ms)} step"
     says = f"{costs}{f' ({where})' if where else ''}"
     alone, confidence = cause.alone_ms, measurements.confidence
+    gain = _of_causes(alone, ledger, measurements)
+    if measurements.run.left_out and cause.id.partition(".")[0] in AWAITED:
+        gain = Gain(0.0, gain.high_ms, "ceiling", ("none of it is waiting for the rank that is left out",))
     return Finding(
         id=cause.id,
         rule_id=cause.id,
@@ -397,7 +401,7 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Fi
         ranks=cause.ranks or measurements.ranks,
         steps=ledger.steps,
         evidence=(),
-        gain=_of_causes(alone, ledger, measurements),
+        gain=gain,
         fixes=(),
         says=says,
     )
