@@ -31,11 +31,12 @@ from tracedoc.timeline.idle import (
     foreign_turns,
     host_spans,
     idle_causes,
-    long_launches,
+    launches_graphs,
 )
 from tracedoc.timeline.known import known_part, known_windows
 from tracedoc.timeline.launches import Launches, link_launches
 from tracedoc.timeline.phases import PhaseBudget, Phases, cpu_phase_budgets, find_phases, gpu_phase_budgets
+from tracedoc.timeline.quiet import Quiet, find_quiet
 from tracedoc.timeline.shards.times import UnitTable, unit_table
 from tracedoc.timeline.steps import (
     HostStep,
@@ -61,9 +62,6 @@ QUEUED_IDLE_SHARE = 0.10
 
 QUEUED_NS = 1_000_000
 """A kernel that starts so long after its launch, with nothing of its step before, waited for its turn."""
-
-COLD_SHARE = 0.05
-"""Where loading kernels leaves the GPU idle for more than this share of the step, it is not a warm one."""
 
 
 class RankTimeline(msgspec.Struct, frozen=True, eq=False):
@@ -102,6 +100,7 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     phase_budgets: tuple[PhaseBudget, ...] = ()
     positions: Mapping[int, int] = {}
     cut: bool = False
+    quiet: Quiet | None = None
     launching_threads: npt.NDArray[np.int32] = msgspec.field(
         default_factory=lambda: np.empty(0, dtype=np.int32)
     )
@@ -216,7 +215,9 @@ def _gpu_timeline(
     numbers = np.array([step.index for step in host.steps] + [-1, -1], dtype=np.int64)[position]
     collectives = gpu_collectives(trace, events, device, numbers).with_exposure(activity.exposed_comm)
     reach = (min([w.start_ns for w in windows]), max([w.end_ns for w in windows]))
-    idle, syncs = idle_causes(trace, events, activity, device, delays, reach)
+    threads = launching_threads(trace, events)
+    quiet = find_quiet(trace, events, threads)
+    idle, syncs = idle_causes(trace, events, activity, device, delays, quiet, reach)
     return RankTimeline(
         trace=trace,
         is_cpu=False,
@@ -233,7 +234,8 @@ def _gpu_timeline(
         windows=windows,
         collectives=collectives,
         limits=(*host.limits, *limits),
-        launching_threads=launching_threads(trace, events),
+        launching_threads=threads,
+        quiet=quiet,
     )
 
 
@@ -310,7 +312,11 @@ def _unread_device(trace: Trace) -> tuple[TraceLimit, ...] | None:
         return None
     if not launched and trace.rows_named(vocabulary.is_cpu_operator, Kind.CPU_OP).size:
         return None
-    what = "the trace is of a GPU job, yet holds no GPU activity"
+    what = "the trace is of a GPU job, yet holds no GPU activity: " + (
+        "kernels were launched, but what ran of them was not recorded"
+        if launched
+        else "neither kernels nor launches were recorded"
+    )
     effect = "nothing is said about this rank's device time"
     return (TraceLimit("no-gpu-activity", trace.info.source, what, effect),)
 
@@ -397,7 +403,7 @@ def _judge(timeline: RankTimeline) -> RankTimeline:
         timeline,
         judged=judged,
         judged_budget=activity.budget(judged.start_ns, judged.end_ns) if judged and activity else None,
-        limits=(*limits, *((doubt,) if doubt else ()), *_cold_start(timeline, judged)),
+        limits=(*limits, *((doubt,) if doubt else ())),
     )
 
 
@@ -409,26 +415,6 @@ def _phase_budgets(timeline: RankTimeline) -> tuple[PhaseBudget, ...]:
         return cpu_phase_budgets(timeline.trace, phases, activity, window)
     lane = (timeline.device, timeline.stream)
     return gpu_phase_budgets(timeline.events, phases, window, lane=lane)
-
-
-def _cold_start(timeline: RankTimeline, judged: Window | None) -> tuple[TraceLimit, ...]:
-    """Return a limit where the GPU idles for long while kernels are loaded that run for the first time."""
-    if judged is None or timeline.idle is None or judged.end_ns <= judged.start_ns:
-        return ()
-    first, _ = long_launches(timeline.trace, timeline.events)
-    idle = (first & timeline.idle.spans["compile"]).clip(judged.start_ns, judged.end_ns)
-    share = idle.total_ns / (judged.end_ns - judged.start_ns)
-    if share <= COLD_SHARE:
-        return ()
-    return (
-        TraceLimit(
-            "cold-start",
-            timeline.trace.info.source,
-            f"for {format_percent(share)} of the step the GPU is idle while "
-            "kernels are launched for the first time, and loaded",
-            "a warm step is shorter: profile after some steps of warm-up",
-        ),
-    )
 
 
 def _queued_idle(timeline: RankTimeline, judged: Window | None) -> TraceLimit | None:
@@ -443,6 +429,7 @@ def _queued_idle(timeline: RankTimeline, judged: Window | None) -> TraceLimit | 
         "idle-with-work-queued",
         timeline.trace.info.source,
         f"for {format_percent(share)} of the step work was queued and nothing ran",
-        "that idle time is unreliable: kernels of CUDA graphs may be missing, or another device is "
-        "waited for",
+        "that idle time is unreliable: "
+        + ("kernels of CUDA graphs may be missing, or " if launches_graphs(timeline.trace) else "")
+        + "another device, or a process that shares this one, is waited for",
     )

@@ -69,7 +69,7 @@ _COLUMNS: dict[str, type[np.generic]] = {
 
 
 class Columns:
-    """The columns of a trace while it is read."""
+    """The columns of a trace while it is read; ``descriptions`` counts its metadata events."""
 
     def __init__(self, tables: Tables) -> None:
         self._heads, self._places = tables.heads, tables.places
@@ -78,6 +78,7 @@ class Columns:
         self._rows = 0
         self._collectives: dict[int, CollectiveArgs] = {}
         self._shapes: dict[int, Shapes] = {}
+        self.descriptions = 0
         self._process_names: dict[str, str] = {}
         self._thread_names: dict[tuple[str, str], str] = {}
 
@@ -86,8 +87,15 @@ class Columns:
         """The categories of all events so far, as the file holds them."""
         return self._heads.categories.keys()
 
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """Names of the processes of all events so far: their ids, and what metadata calls them."""
+        ids = (category_text(pid) for pid, _ in self._heads.threads)
+        return (*ids, *self._process_names.values())
+
     def append(self, part: Part) -> None:
         """Append the columns of one chunk."""
+        self.descriptions += len(part.metadata)
         for item in part.metadata:
             self._add_metadata(item)
         for name, values in part.events.items():

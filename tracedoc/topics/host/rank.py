@@ -16,6 +16,8 @@ from tracedoc.timeline.stalls import (
     CLEARLY_HIGH,
     CLEARLY_LOW,
     host_away_idle,
+    idle_of,
+    late_idle,
     launch_interval_ns,
     launch_pace_idle,
     profiler_cost_ns,
@@ -38,15 +40,17 @@ def late_launch_idle_ms(timeline: RankTimeline) -> Value:
 
     Time that input, allocation, a blocking sync, compilation or garbage collection explains is not in it.
     """
-    return total_ms(idle_of_cause(timeline, "launch"))
+    late = late_idle(timeline)
+    return NO_STEP if late is None else late.total_ns / 1e6
 
 
 @rank_fact(unit="ms", needs=("launches",), interval="GPU idle: the next kernel is not launched yet")
 def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """GPU idle time of the median step that the pace of the host's launches explains.
 
-    Late-launch gaps up to twenty times the median time between two launches; in a longer gap the host is not
-    slow at launching, it does something else (:func:`host_away_idle_ms`). Unknown between 10 % and 20 % of
+    Late-launch gaps up to twenty times the median time between two launches, or 2 ms if that is less; in a
+    longer gap, and in an operator that computes on the CPU, the host is not slow at launching, it does
+    something else (:func:`host_away_idle_ms`). Unknown between 10 % and 20 % of
     the step where less than 10 % is left without the profiler's own cost on the host (0.5 us for each event
     that it recorded there): a trace alone does not show whether an unprofiled step has such gaps.
     """
@@ -64,7 +68,8 @@ def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
 
 @rank_fact(unit="ms", needs=("launches",), interval="GPU idle: the host launches nothing for long")
 def host_away_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
-    """Late-launch idle time of the median step in gaps too long for the pace of launches to explain."""
+    """Late-launch idle time of the median step that the pace of launches does not explain: long gaps, and
+    operators that compute on the CPU for 0.2 ms or more without a call."""
     return _known(host_away_idle(timeline))
 
 
@@ -84,6 +89,19 @@ def sync_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     allocation come first.
     """
     return idle_of_cause(timeline, "sync")
+
+
+@rank_fact(unit="ms", needs=("launches",), interval="GPU idle: code is loaded or compiled")
+def warm_up_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Idle time of the median step in which kernels and libraries are loaded, or code is compiled.
+
+    A kernel is loaded when it is launched for the first time: the call, and what its operator does before it,
+    take a millisecond or more. A time before the first launch of a kernel that a fuser generated is that of
+    compiling it.
+    """
+    if timeline.judged is None or timeline.idle is None:
+        return NO_STEP
+    return idle_of(timeline, "loading") | idle_of(timeline, "compile")
 
 
 @rank_fact(unit="ms", needs=("kernels",))
