@@ -108,31 +108,6 @@ def test_a_rank_that_is_late_in_some_steps_costs_what_it_costs_on_average(tmp_pa
     assert of(ledger, "slow_steps") == 0.0
 
 
-def test_a_rank_that_is_late_once_is_late_also_where_its_host_waits_for_the_reduction(tmp_path):
-    """Rank 1 is away for 200 ms in one of four complete steps: 50 ms of the mean, whose transfer is 10 ms.
-
-    No kernel follows the reduction in its step, so that the host alone waits for it.
-    """
-
-    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
-        away = 200.0 if index == 2 else 0.0
-        mine = start + 60.0 + (away if rank == 1 else 0.0)
-        end = start + 70.0 + away
-        builder.kernel(PRODUCT, start, start + 50.0, launch_ms=start - 0.01)
-        builder.backward(start + 0.02, start + 0.1)
-        builder.kernel(PRODUCT, mine - 10.0, mine, launch_ms=mine - 10.01)
-        builder.collective("allreduce", mine, end, nbytes=64 * MIB, launch_ms=mine - 9.9)
-        builder.runtime("cudaDeviceSynchronize", mine - 9.8, end + 0.01)
-        return end
-
-    ledger = ledger_of(tmp_path, draw)
-    late = one_of(ledger, "ranks.host")
-    assert ledger.step_ms == pytest.approx(121.0, abs=0.5)
-    assert late.share_ms == pytest.approx(50.0, abs=1.0)
-    assert late.ranks == (1,)
-    assert of(ledger, "slow_steps") == pytest.approx(0.0, abs=0.1)
-
-
 def test_a_step_far_longer_than_the_others_is_told_by_itself(tmp_path):
     """Both hosts are away for 60 ms before one of four complete steps ends: 15 ms of the mean."""
 
