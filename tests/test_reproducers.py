@@ -39,6 +39,18 @@ def test_iterations_of_a_loop_on_a_cpu_are_steps(diagnosed: Diagnosis) -> None:
     assert 40 < diagnosed.budget.step_ms < 70
 
 
+@pytest.mark.parametrize("diagnosed", ["bound_above_step"], indirect=True)
+def test_no_gain_is_more_than_the_step_that_it_is_of(diagnosed: Diagnosis) -> None:
+    """Two steps of 28.9 and 74.1 ms: what both causes leave is less than 9.5 of their mean of 51.5 ms."""
+    assert diagnosed.ledger is not None
+    assert round(diagnosed.ledger.step_ms, 1) == 51.5
+    gains = [one.gain for one in diagnosed.findings if one.gain is not None]
+    assert {round(one.mean_step_ms or 0.0, 1) for one in gains} == {51.5}
+    assert max(one.high_ms for one in gains) <= diagnosed.ledger.step_ms
+    assert "at best" not in diagnosed.summary
+    assert " (0.00 to " not in diagnosed.summary
+
+
 @pytest.mark.parametrize("diagnosed", ["cpu_run_on_gpu_machine"], indirect=True)
 def test_operators_of_the_cpu_make_a_cpu_run(diagnosed: Diagnosis) -> None:
     assert diagnosed.run.device == "CPU"

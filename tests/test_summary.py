@@ -13,6 +13,7 @@ from tracedoc.judge.without_warning import gain_words, healthy
 from tracedoc.ledger import Ledger, LedgerCause
 from tracedoc.pipeline import Options, diagnose, measure
 from tracedoc.predicted import PlanStep
+from tracedoc.report.view import gain_text
 from tracedoc.testing.cases import write_job
 from tracedoc.testing.lanes import parse_lanes
 
@@ -153,9 +154,9 @@ def test_a_cpu_trace_tells_what_preview_rules_find(tmp_path: Path) -> None:
     # 55 steps count, 19 of them from the sixth on take 100 ms longer.
     assert [one.severity for one in found.findings if one.rule_id == "step-outliers"] == ["critical"]
     assert found.summary == (
-        "Slow steps: a step takes 100 ms longer than the usual 100 ms every 3 steps (counted from step 6); "
+        "Slow steps: a step takes 100 ms longer than the usual 100 ms every 3 steps (the first is step 6); "
         "that is 34.5 ms a step on average over the whole run; the captured steps show none of them. "
-        "Without it: 100 ms -> 65.5 ms at best."
+        "Without it, the mean step: 135 ms -> 100 ms at best."
     )
 
 
@@ -181,6 +182,20 @@ def test_a_cpu_step_that_compiles_for_most_of_it_says_so(tmp_path: Path) -> None
     assert found.summary == (
         "Recompilation: it takes 70 ms of each 100 ms step. Without it: 100 ms -> 30 ms at best."
     )
+
+
+def test_what_slow_steps_of_the_whole_run_cost_is_no_part_of_the_captured_step(tmp_path: Path) -> None:
+    """Every tenth of 45 logged steps takes 1700 ms: 178 of a mean of 278, more than a captured one of 70."""
+    for builder in parse_lanes("compute 0-60\nallreduce 60-70", ranks=2):
+        builder.write(tmp_path / f"rank-{builder.rank}.json")
+    write_job(tmp_path, range(2), {}, "100 x9 1700 " * 5)
+    found = diagnose([tmp_path])
+    (slow,) = [one for one in found.findings if one.rule_id == "step-outliers"]
+    assert slow.gain is not None
+    assert slow.gain.mean_step_ms == pytest.approx((40 * 100 + 5 * 1700) / 45)
+    assert slow.gain.high_ms == pytest.approx(5 * 1600 / 45)
+    assert found.summary.endswith("Without the first, the mean step: 278 ms -> 100 ms at best.")
+    assert "of the mean step of 278 ms" in gain_text(slow.gain)
 
 
 PIPELINE = """

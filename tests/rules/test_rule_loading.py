@@ -130,6 +130,7 @@ def test_the_fact_that_bounds_the_gain_is_the_evidence_if_it_has_intervals(tmp_p
     [
         ("{at_most: step_ms}", "11:7: gain has no assuming"),
         ("{at_most: strategy, assuming: x}", "11:17: strategy is not a time in ms"),
+        ("{at_most: step_ms, of_step: strategy, assuming: x}", "11:35: strategy is not a time in ms"),
         ("{at_most: exposed_com_ms, assuming: x}", "(did you mean 'exposed_comm_ms'?)"),
         ("{least: 0, at_most: step_ms, assuming: x}", "11:8: gain has no field 'least'"),
         ("[step_ms]", "11:7: gain must be a mapping (name: value)"),

@@ -147,9 +147,11 @@ def severity_by_share(share: float, confidence: str) -> str:
 
 
 def _share_of_step(gain: Gain | Unknown | None, measurements: Measurements) -> float | None:
-    """The share of the run's step that a fix gives back; ``None`` if either is unknown."""
-    length = run_step(measurements)
-    if not isinstance(gain, Gain) or isinstance(length, str | Unknown) or not length > 0:
+    """The share of the step that its gain is of which a fix gives back; ``None`` if either is unknown."""
+    if not isinstance(gain, Gain):
+        return None
+    length = gain.mean_step_ms or run_step(measurements)
+    if isinstance(length, str | Unknown) or not length > 0:
         return None
     return gain.size_ms / length
 

@@ -224,10 +224,15 @@ def _without(measurements: Measurements, named: Sequence[Finding], ledger: Ledge
             after = (max(of - high, 0.0), max(of - likely, 0.0), max(of - low, 0.0))
             mean = "" if abs(of - step) <= SAME_STEP * step else ", the mean step"
             return f"Without {what}{mean}: {format_step_change(of, after)}."
-    largest = max((one.gain.high_ms for one in named if one.gain is not None), default=0.0)
-    return (
-        f"Without {what}: {format_ms(step)} -> {format_ms(step - largest)} at best." if largest < step else ""
+    # Bounds may cover the same time or not: none but its own is that of a finding.
+    place, largest = max(
+        ((place, one.gain) for place, one in enumerate(named) if one.gain is not None),
+        key=lambda one: one[1].high_ms,
     )
+    of, most = largest.mean_step_ms or step, largest.high_ms
+    what = "it" if len(named) == 1 else ("the first", "the second")[place]
+    mean = "" if largest.mean_step_ms is None else ", the mean step"
+    return f"Without {what}{mean}: {format_ms(of)} -> {format_ms(of - most)} at best." if most < of else ""
 
 
 def _number_of(finding_id: str, findings: Sequence[Finding]) -> str:

@@ -105,8 +105,9 @@ def _completed(rule: Rule, at: Document, known: Vocabulary) -> Rule:
     evidence = rule.evidence
     if rule.gain is not None:
         fact = rule.gain.fact
-        if known.facts[fact].unit != "ms":
-            at.fail(f"{fact} is not a time in ms", "gain", "at_most")
+        for name, place in ((fact, "at_most"), (rule.gain.step, "of_step")):
+            if name is not None and known.facts[name].unit != "ms":
+                at.fail(f"{name} is not a time in ms", "gain", place)
         evidence = evidence or (fact if fact in known.evidence else "")
     elif not at.has("on_cpu"):
         rule = replace(rule, on_cpu="as_usual")

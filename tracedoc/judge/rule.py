@@ -69,10 +69,14 @@ class Param(_Part, frozen=True):
 
 
 class AtMost(_Part, frozen=True):
-    """A gain that a fact bounds: the fix gives back at most its time, ``assuming`` what it says."""
+    """A gain that a fact bounds: the fix gives back at most its time, ``assuming`` what it says.
+
+    ``step`` is the fact with the length of the step that this time is of, where that is not the analysed one.
+    """
 
     fact: FactName = field(name="at_most")
     assuming: Text
+    step: FactName | None = field(name="of_step", default=None)
 
 
 OTHERWISE = "otherwise"

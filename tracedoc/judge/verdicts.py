@@ -187,7 +187,7 @@ def _judge(
 
 
 def _gain(bound: AtMost, key: str | None, measurements: Measurements) -> Gain | Unknown:
-    """The time of the fact that bounds a gain, for one rank or the run."""
+    """The time of the fact that bounds a gain, for one rank or the run, and the step that it is of."""
     fact = measurements.facts.get(bound.fact)
     value = (
         Unknown(f"{bound.fact} was not measured")
@@ -198,7 +198,10 @@ def _gain(bound: AtMost, key: str | None, measurements: Measurements) -> Gain | 
         return value
     if not isinstance(value, int | float) or not math.isfinite(value):
         return Unknown("the bound is not finite")
-    return Gain(0.0, max(float(value), 0.0), "ceiling", (bound.assuming,))
+    of_step = measurements.facts.get(bound.step) if bound.step is not None else None
+    mean = of_step.value if of_step is not None and isinstance(of_step.value, float) else None
+    most = max(float(value), 0.0)
+    return Gain(0.0, most if mean is None else min(most, mean), "ceiling", (bound.assuming,), None, mean)
 
 
 def _verdict(rule: Rule, opinions: Sequence[Opinion]) -> Verdict:

@@ -371,16 +371,17 @@ class _State:
         reached = max(self.now[rank] + work, launched)
         if action == Action.READY:
             self.ready[item] = reached if lag else NEVER
-        elif action == Action.JOIN:
-            # A rank that nobody waited for is on time from here on.
+        elif action in (Action.JOIN, Action.AWAIT):
+            # A rank that nobody waited for is on time from here on, where its stream or its host waits.
             behind = self.late[item] - (self.caught_up[rank] - self.caught_up_at[item])
             if behind > 0:
                 self.caught_up[rank] += behind
                 shifts[-1] -= behind
                 reached -= behind
-            reached = max(reached, self.ends[item])
-        elif action == Action.AWAIT:
-            self.awaited[rank] = self.ends[item]
+            if action == Action.JOIN:
+                reached = max(reached, self.ends[item])
+            else:
+                self.awaited[rank] = self.ends[item]
         elif action == Action.SYNC:
             called = plan.at_ns[place] - lag + shifts[-1]
             shifts.append(max(called, reached, self.awaited[rank]) + item - plan.at_ns[place])

@@ -145,6 +145,13 @@ def logged_step_ms(run: RunView) -> dict[str, Value]:
     )
 
 
+@run_fact(unit="ms")
+def logged_mean_step_ms(run: RunView) -> Value:
+    """Mean time of the logged steps that all ranks share: what costs of the whole run are a part of."""
+    steps = job_steps(run)
+    return steps if isinstance(steps, Unknown) else float(steps.length_ns.mean()) / 1e6
+
+
 @run_fact(unit="ms", scope="rank")
 def longest_gc_pause_ms(run: RunView) -> dict[str, Value]:
     """Most time that garbage collections took in one of these steps."""
